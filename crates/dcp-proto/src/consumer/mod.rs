@@ -1,0 +1,1 @@
+//! The consumer: one machine per connection, one per stream.

@@ -1,0 +1,119 @@
+//! The failover log as a consumer keeps it.
+
+use dcp_wire::message::{FailoverEntries, FailoverEntry};
+use dcp_wire::{DecodeError, Seqno, Vbuuid};
+use thiserror::Error;
+
+/// Why entries are not a failover log.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InvalidFailoverLog {
+    /// A log has at least one entry.
+    #[error("a failover log has at least one entry")]
+    Empty,
+    /// The bytes are not a list of entries.
+    #[error("{0}")]
+    Decode(#[from] DecodeError),
+}
+
+/// The history branches of a vBucket, newest first; never empty (protocol.md §12).
+///
+/// The log that came with a stream belongs to the positions that stream delivers; a log fetched
+/// later may name branches those positions never lay on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailoverLog {
+    entries: Vec<FailoverEntry>,
+}
+
+impl FailoverLog {
+    /// A log of `entries`, newest first.
+    ///
+    /// # Errors
+    /// [`InvalidFailoverLog::Empty`] if there are none.
+    pub fn new(entries: Vec<FailoverEntry>) -> Result<Self, InvalidFailoverLog> {
+        if entries.is_empty() {
+            return Err(InvalidFailoverLog::Empty);
+        }
+        Ok(Self { entries })
+    }
+
+    /// The log in the value of a response.
+    ///
+    /// # Errors
+    /// [`InvalidFailoverLog`] if the value is empty or not a list of entries.
+    pub fn decode(value: &[u8]) -> Result<Self, InvalidFailoverLog> {
+        Self::new(FailoverEntries::decode(value)?.collect())
+    }
+
+    /// The entries, newest first.
+    #[must_use]
+    pub fn entries(&self) -> &[FailoverEntry] {
+        &self.entries
+    }
+
+    /// The branch that is current on the server.
+    #[must_use]
+    pub fn newest(&self) -> FailoverEntry {
+        self.entries[0]
+    }
+
+    /// The branch that holds the change `seqno`: the newest one that begins below it, or the
+    /// oldest.
+    ///
+    /// Asked with a snapshot's end it also names the branch to resume that snapshot on.
+    #[must_use]
+    pub fn branch_of(&self, seqno: Seqno) -> FailoverEntry {
+        let oldest = self.entries[self.entries.len() - 1];
+        self.entries.iter().copied().find(|entry| entry.seqno < seqno).unwrap_or(oldest)
+    }
+
+    /// Forgets the branches that begin above `seqno`, as after a rollback to it; the oldest stays.
+    pub fn prune(&mut self, seqno: Seqno) {
+        let oldest = self.entries[self.entries.len() - 1];
+        self.entries.retain(|entry| entry.seqno <= seqno);
+        if self.entries.is_empty() {
+            self.entries.push(oldest);
+        }
+    }
+
+    /// Whether the log names `vbuuid`.
+    #[must_use]
+    pub fn contains(&self, vbuuid: Vbuuid) -> bool {
+        self.entries.iter().any(|entry| entry.vbuuid == vbuuid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log(entries: &[(u64, u64)]) -> FailoverLog {
+        FailoverLog::new(
+            entries
+                .iter()
+                .map(|&(vbuuid, seqno)| FailoverEntry {
+                    vbuuid: Vbuuid(vbuuid),
+                    seqno: Seqno(seqno),
+                })
+                .collect(),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_change_lies_on_the_newest_branch_that_begins_below_it() {
+        let log = log(&[(3, 200), (2, 100), (1, 0)]);
+        for (seqno, vbuuid) in [(0, 1), (1, 1), (100, 1), (101, 2), (200, 2), (201, 3)] {
+            assert_eq!(log.branch_of(Seqno(seqno)).vbuuid, Vbuuid(vbuuid), "seqno {seqno}");
+        }
+    }
+
+    #[test]
+    fn pruning_keeps_the_oldest_branch() {
+        let mut pruned = log(&[(3, 200), (2, 100)]);
+        pruned.prune(Seqno(150));
+        assert_eq!(pruned, log(&[(2, 100)]));
+        pruned.prune(Seqno(50));
+        assert_eq!(pruned, log(&[(2, 100)]));
+    }
+}

@@ -1,0 +1,97 @@
+//! Where a consumer stands in one vBucket.
+
+use dcp_wire::{ManifestUid, Seqno, Vbuuid};
+
+use crate::FailoverLog;
+
+/// The range of the snapshot a position lies in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// First seqno of the snapshot, or one below it.
+    pub start: Seqno,
+    /// Last seqno of the snapshot.
+    pub end: Seqno,
+}
+
+/// Where a consumer stands in one vBucket: everything a later stream request needs in order to
+/// go on exactly there, or to be told to roll back.
+///
+/// A snapshot enters a position with its first item, never with its marker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Last seqno processed.
+    pub seqno: Seqno,
+    /// Snapshot that seqno lies in.
+    pub snapshot: Snapshot,
+    /// Log that came with the stream which delivered the position; `None` before any stream.
+    pub failover_log: Option<FailoverLog>,
+    /// Collections manifest current at that seqno.
+    pub manifest_uid: ManifestUid,
+    /// Purge seqno from the last marker that carried one.
+    pub purge_seqno: Seqno,
+    /// How many rollbacks this consumer has seen on the vBucket.
+    pub epoch: u32,
+}
+
+impl Position {
+    /// Before the first change.
+    pub const EARLIEST: Self = Self {
+        seqno: Seqno::ZERO,
+        snapshot: Snapshot { start: Seqno::ZERO, end: Seqno::ZERO },
+        failover_log: None,
+        manifest_uid: ManifestUid(0),
+        purge_seqno: Seqno::ZERO,
+        epoch: 0,
+    };
+
+    /// The snapshot range a stream request from here carries: a complete snapshot collapses to
+    /// its end (design: "positions", rule 2).
+    #[must_use]
+    pub fn resume_snapshot(&self) -> Snapshot {
+        if self.seqno == self.snapshot.end {
+            return Snapshot { start: self.seqno, end: self.seqno };
+        }
+        self.snapshot
+    }
+
+    /// The history branch a stream request from here names: the newest one that begins below the
+    /// snapshot's end, in the log that delivered the position; 0 from the beginning.
+    #[must_use]
+    pub fn vbuuid(&self) -> Vbuuid {
+        match &self.failover_log {
+            Some(log) if self.seqno != Seqno::ZERO => {
+                log.branch_of(self.resume_snapshot().end).vbuuid
+            }
+            _ => Vbuuid(0),
+        }
+    }
+
+    /// Whether the position is at the end of its snapshot, so that everything up to it is there.
+    #[must_use]
+    pub fn is_snapshot_complete(&self) -> bool {
+        self.seqno == self.snapshot.end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dcp_wire::message::FailoverEntry;
+
+    use super::*;
+
+    #[test]
+    fn the_branch_is_chosen_by_the_end_of_the_snapshot() {
+        let entry = |vbuuid, seqno| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
+        let log = FailoverLog::new(vec![entry(0xb, 100), entry(0xa, 0)]).unwrap();
+        let mut position = Position {
+            seqno: Seqno(50),
+            snapshot: Snapshot { start: Seqno(0), end: Seqno(150) },
+            failover_log: Some(log),
+            ..Position::EARLIEST
+        };
+        assert_eq!(position.vbuuid(), Vbuuid(0xb), "inside [0, 150]");
+        position.snapshot.end = Seqno(50);
+        assert_eq!(position.vbuuid(), Vbuuid(0xa), "at the end of [0, 50]");
+        assert_eq!(position.resume_snapshot(), Snapshot { start: Seqno(50), end: Seqno(50) });
+    }
+}

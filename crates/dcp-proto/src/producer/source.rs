@@ -1,0 +1,154 @@
+//! What the producer's machines ask of the storage behind them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dcp_wire::message::SystemEventId;
+use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, ScopeId, Seqno, Vbid};
+
+use super::FailoverTable;
+
+/// What an item of a vBucket's history is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ItemKind {
+    /// A document was written.
+    Mutation,
+    /// A document was removed.
+    Deletion,
+    /// A document expired.
+    Expiration,
+    /// A collection or scope changed; key and value of the item are those of the event.
+    SystemEvent {
+        /// What happened.
+        id: SystemEventId,
+        /// Form of the payload.
+        version: u8,
+        /// Scope concerned.
+        scope_id: ScopeId,
+    },
+}
+
+/// One item of a vBucket's history, shared by everything that holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// What it is.
+    pub kind: ItemKind,
+    /// Position in the vBucket.
+    pub seqno: Seqno,
+    /// How many times the document has changed.
+    pub rev_seqno: RevSeqno,
+    /// Version of the document.
+    pub cas: Cas,
+    /// Collection the document lies in, or that the event is about.
+    pub collection_id: CollectionId,
+    /// Key without its collection id.
+    pub key: Bytes,
+    /// Value as stored: the xattr section first if the datatype says so, snappy if it says so.
+    pub value: Bytes,
+    /// What the value is made of.
+    pub datatype: Datatype,
+    /// Application's own 32 bits.
+    pub flags: u32,
+    /// Seconds since 1970 at which the document expires; 0 never.
+    pub expiry: u32,
+    /// Seconds since 1970 at which the document was removed; 0 for a live one.
+    pub delete_time: u32,
+}
+
+/// State of a vBucket on its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VBucketState {
+    /// Takes reads and writes.
+    Active,
+    /// Follows an active one.
+    Replica,
+    /// About to become active.
+    Pending,
+    /// Refuses everything.
+    Dead,
+}
+
+/// What memory holds above a seqno.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemoryRead {
+    /// Nothing: the reader has everything.
+    UpToDate,
+    /// The next item is no longer in memory: read the disk.
+    NeedsBackfill,
+    /// The rest of one checkpoint, in seqno order, each key once.
+    Items {
+        /// First seqno the checkpoint ever held, gone items counted.
+        checkpoint_start: Seqno,
+        /// Whether these items begin a checkpoint the reader has seen nothing of.
+        begins_checkpoint: bool,
+        /// The items.
+        items: Vec<Arc<Item>>,
+    },
+}
+
+/// A consistent image of what is on disk, fixed when it was opened.
+pub struct Backfill {
+    /// Highest seqno in the image.
+    pub end_seqno: Seqno,
+    /// Seqno up to which tombstones were purged when it was opened.
+    pub purge_seqno: Seqno,
+    /// The newest version of each key, tombstones included, in seqno order.
+    pub items: Box<dyn Iterator<Item = Arc<Item>> + Send>,
+}
+
+impl core::fmt::Debug for Backfill {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Backfill")
+            .field("end_seqno", &self.end_seqno)
+            .field("purge_seqno", &self.purge_seqno)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One vBucket as its storage shows it.
+pub trait VBucketSource {
+    /// State on this node.
+    fn state(&self) -> VBucketState;
+
+    /// History branches.
+    fn failover_table(&self) -> &FailoverTable;
+
+    /// Highest seqno assigned.
+    fn high_seqno(&self) -> Seqno;
+
+    /// Highest seqno on disk.
+    fn persisted_seqno(&self) -> Seqno;
+
+    /// Seqno up to which tombstones were purged.
+    fn purge_seqno(&self) -> Seqno;
+
+    /// Highest seqno of a collection, its events counted; `None` if the vBucket lacks it.
+    fn collection_high_seqno(&self, collection: CollectionId) -> Option<Seqno>;
+
+    /// What memory holds above `after`.
+    fn read_memory(&self, after: Seqno) -> MemoryRead;
+
+    /// Opens an image of the disk from the item above `after`.
+    fn open_backfill(&self, after: Seqno) -> Backfill;
+}
+
+/// One node's part of a bucket as its storage shows it.
+pub trait BucketSource {
+    /// Access to one vBucket; storage may hold a lock while it lives.
+    type VBucket<'a>: VBucketSource
+    where
+        Self: 'a;
+
+    /// The vBucket, `None` if this node does not have it.
+    fn vbucket(&self, vbid: Vbid) -> Option<Self::VBucket<'_>>;
+
+    /// The cluster map as JSON, sent with NOT_MY_VBUCKET; `None` if none is set.
+    fn cluster_map(&self) -> Option<Bytes>;
+
+    /// The collections manifest's uid.
+    fn manifest_uid(&self) -> dcp_wire::ManifestUid;
+
+    /// The collections of a scope; `None` if there is no such scope.
+    fn scope_collections(&self, scope: ScopeId) -> Option<Vec<CollectionId>>;
+}

@@ -1,0 +1,146 @@
+//! Where changes go: a sink appends them to columns as they are walked in the read buffer.
+
+use dcp_wire::message::SystemEventId;
+use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
+use thiserror::Error;
+
+use crate::Snapshot;
+
+/// What happened to a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// It was written.
+    Mutation,
+    /// It was removed.
+    Deletion,
+    /// It expired.
+    Expiration,
+}
+
+/// One change of a document, borrowed from the read buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change<'a> {
+    /// What happened.
+    pub op: Op,
+    /// vBucket the document lies in.
+    pub vbid: Vbid,
+    /// Position in the vBucket.
+    pub seqno: Seqno,
+    /// History branch that holds the change.
+    pub vbuuid: Vbuuid,
+    /// How many rollbacks this consumer had seen on the vBucket.
+    pub epoch: u32,
+    /// Snapshot the change came in.
+    pub snapshot: Snapshot,
+    /// Collection the document lies in.
+    pub collection_id: CollectionId,
+    /// Key without its collection id.
+    pub key: &'a [u8],
+    /// Value as sent: snappy and the xattr section are the sink's to undo, by `datatype`.
+    pub value: &'a [u8],
+    /// What the value is made of.
+    pub datatype: Datatype,
+    /// Version of the document.
+    pub cas: Cas,
+    /// How many times the document has changed.
+    pub rev_seqno: RevSeqno,
+    /// Application's own 32 bits (mutations; otherwise 0).
+    pub flags: u32,
+    /// Seconds since 1970 at which the document expires; 0 never (mutations).
+    pub expiry: u32,
+    /// Seconds since 1970 at which the document was removed, 0 unknown (deletions, expirations).
+    pub delete_time: u32,
+}
+
+/// A vBucket's history was cut back: what came above `seqno` is no longer true and comes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rollback {
+    /// vBucket concerned.
+    pub vbid: Vbid,
+    /// Restart point: a complete snapshot ended here, everything above it comes again.
+    pub seqno: Seqno,
+    /// Last seqno that had been delivered.
+    pub from_seqno: Seqno,
+    /// Branch left.
+    pub old_vbuuid: Vbuuid,
+    /// Branch that holds the restart point, 0 for the beginning.
+    pub new_vbuuid: Vbuuid,
+    /// Rollbacks seen on the vBucket, this one counted.
+    pub epoch: u32,
+}
+
+/// A collection or scope changed, borrowed from the read buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SystemEventRecord<'a> {
+    /// vBucket the event was seen on; each vBucket has its own copy of an event.
+    pub vbid: Vbid,
+    /// Position in the vBucket.
+    pub seqno: Seqno,
+    /// Rollbacks seen on the vBucket.
+    pub epoch: u32,
+    /// What happened.
+    pub id: SystemEventId,
+    /// Form of the payload.
+    pub version: u8,
+    /// Name of the collection or scope, where the event has one.
+    pub key: &'a [u8],
+    /// Payload.
+    pub value: &'a [u8],
+}
+
+/// Why a sink cannot go on.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SinkError {
+    /// A change cannot be represented.
+    #[error("{vbid} seqno {seqno}: {what}")]
+    Unrepresentable {
+        /// vBucket of the change.
+        vbid: Vbid,
+        /// Its seqno.
+        seqno: Seqno,
+        /// What is wrong and what to do about it; holds no part of the document.
+        what: String,
+    },
+}
+
+/// Takes what can become a row, in order per vBucket.
+pub trait ChangeSink {
+    /// Appends one change. What is borrowed is gone after the call.
+    ///
+    /// # Errors
+    /// [`SinkError`] if the change cannot be represented.
+    fn change(&mut self, change: &Change<'_>) -> Result<(), SinkError>;
+
+    /// Appends a rollback.
+    ///
+    /// # Errors
+    /// [`SinkError`] if it cannot be represented.
+    fn rollback(&mut self, rollback: &Rollback) -> Result<(), SinkError>;
+
+    /// Takes a system event; ignored unless the sink wants them.
+    ///
+    /// # Errors
+    /// [`SinkError`] if it cannot be represented.
+    fn system_event(&mut self, _event: &SystemEventRecord<'_>) -> Result<(), SinkError> {
+        Ok(())
+    }
+}
+
+/// A sink that hands out what it holds as batches.
+pub trait BatchSink: ChangeSink + Send + 'static {
+    /// A finished batch.
+    type Batch: Send + 'static;
+
+    /// Rows held.
+    fn rows(&self) -> usize;
+
+    /// Bytes held in columns, about.
+    fn size_bytes(&self) -> usize;
+
+    /// Takes everything held as a batch and starts empty again.
+    ///
+    /// # Errors
+    /// [`SinkError`] if a row held cannot be represented.
+    fn take_batch(&mut self) -> Result<Self::Batch, SinkError>;
+}

@@ -1,0 +1,1 @@
+//! Cluster maps, collection manifests and connection strings.

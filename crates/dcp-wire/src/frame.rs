@@ -1,0 +1,261 @@
+//! One whole packet as a view of the bytes it was read from.
+
+use bytes::BufMut;
+
+use crate::framing_extras::{FrameInfo, FrameInfos};
+use crate::reader::saturating_u32;
+use crate::{
+    Cas, Datatype, DecodeError, EncodeError, Header, Magic, Opaque, Opcode, Reader, Status,
+    StreamId, Vbid,
+};
+
+/// A packet: its header and borrowed parts.
+///
+/// Parsing copies nothing. To build a packet start from [`Frame::request`] or
+/// [`Frame::response`], add parts and [`encode`](Frame::encode) it; the header's length fields
+/// are computed then, whatever they were before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<'a> {
+    /// The header.
+    pub header: Header,
+    /// Framing extras (present with the alternative magics only).
+    pub framing_extras: &'a [u8],
+    /// Extras: the fixed-size fields of the opcode.
+    pub extras: &'a [u8],
+    /// Key.
+    pub key: &'a [u8],
+    /// Value.
+    pub value: &'a [u8],
+}
+
+impl<'a> Frame<'a> {
+    /// Takes one packet off the front of `input`, of which it uses the returned number of bytes.
+    ///
+    /// `None` means that more bytes are needed; [`Frame::wanted`] says how many. A body over
+    /// `max_body` bytes is refused as soon as its header is complete.
+    ///
+    /// # Errors
+    /// [`DecodeError::InvalidMagic`], [`DecodeError::InvalidLength`] or
+    /// [`DecodeError::FrameTooLarge`]: the connection cannot be read any further.
+    #[inline]
+    pub fn parse(input: &'a [u8], max_body: usize) -> Result<Option<(Self, usize)>, DecodeError> {
+        let Some((header, body)) = Self::checked_header(input, max_body)? else {
+            return Ok(None);
+        };
+        let Some(body) = body.get(..header.body_len as usize) else {
+            return Ok(None);
+        };
+        let mut reader = Reader::new(body, "packet");
+        let frame = Self {
+            header,
+            framing_extras: reader.bytes(usize::from(header.framing_extras_len))?,
+            extras: reader.bytes(usize::from(header.extras_len))?,
+            key: reader.bytes(usize::from(header.key_len))?,
+            value: reader.rest(),
+        };
+        Ok(Some((frame, header.packet_len())))
+    }
+
+    /// How many bytes the packet at the front of `input` has in all: 24 until its header is
+    /// complete.
+    ///
+    /// # Errors
+    /// As [`Frame::parse`].
+    pub fn wanted(input: &[u8], max_body: usize) -> Result<usize, DecodeError> {
+        Ok(Self::checked_header(input, max_body)?.map_or(Header::LEN, |(h, _)| h.packet_len()))
+    }
+
+    #[inline]
+    fn checked_header(
+        input: &[u8],
+        max_body: usize,
+    ) -> Result<Option<(Header, &[u8])>, DecodeError> {
+        let Some((head, body)) = input.split_first_chunk::<{ Header::LEN }>() else {
+            // A wrong first byte is told at once: a peer that speaks something else may send
+            // fewer than 24 bytes and then wait.
+            if let Some(&first) = input.first()
+                && Magic(first).name().is_none()
+            {
+                return Err(DecodeError::InvalidMagic(first));
+            }
+            return Ok(None);
+        };
+        let header = Header::decode(head)?;
+        if header.body_len as usize > max_body {
+            return Err(DecodeError::FrameTooLarge {
+                len: header.body_len,
+                max: saturating_u32(max_body),
+            });
+        }
+        Ok(Some((header, body)))
+    }
+
+    /// Length of the whole packet in bytes, as flow control counts it.
+    #[must_use]
+    pub const fn packet_len(&self) -> usize {
+        self.header.packet_len()
+    }
+
+    /// Decoded framing extras.
+    #[must_use]
+    pub const fn frame_infos(&self) -> FrameInfos<'a> {
+        FrameInfos::new(self.framing_extras)
+    }
+
+    /// The stream id this packet carries, if any.
+    ///
+    /// # Errors
+    /// [`DecodeError`] if the framing extras are malformed.
+    #[inline]
+    pub fn stream_id(&self) -> Result<Option<StreamId>, DecodeError> {
+        if self.framing_extras.is_empty() {
+            return Ok(None);
+        }
+        for info in self.frame_infos() {
+            if let FrameInfo { id: FrameInfo::STREAM_ID, payload } = info? {
+                let payload = <[u8; 2]>::try_from(payload)
+                    .map_err(|_| DecodeError::InvalidField("stream id frame"))?;
+                return Ok(Some(StreamId(u16::from_be_bytes(payload))));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A request with nothing but an opcode.
+    #[must_use]
+    pub const fn request(opcode: Opcode) -> Self {
+        Self::empty(Magic::CLIENT_REQUEST, opcode, 0)
+    }
+
+    /// A response with nothing but an opcode and a status.
+    #[must_use]
+    pub const fn response(opcode: Opcode, status: Status) -> Self {
+        Self::empty(Magic::CLIENT_RESPONSE, opcode, status.0)
+    }
+
+    /// A request of the server outside DCP with nothing but an opcode.
+    #[must_use]
+    pub const fn server_request(opcode: Opcode) -> Self {
+        Self::empty(Magic::SERVER_REQUEST, opcode, 0)
+    }
+
+    const fn empty(magic: Magic, opcode: Opcode, vbid_or_status: u16) -> Self {
+        Self {
+            header: Header {
+                magic,
+                opcode,
+                framing_extras_len: 0,
+                key_len: 0,
+                extras_len: 0,
+                datatype: Datatype::RAW,
+                vbid_or_status,
+                body_len: 0,
+                opaque: Opaque(0),
+                cas: Cas(0),
+            },
+            framing_extras: &[],
+            extras: &[],
+            key: &[],
+            value: &[],
+        }
+    }
+
+    /// This packet for `vbid`.
+    #[must_use]
+    pub const fn with_vbid(mut self, vbid: Vbid) -> Self {
+        self.header.vbid_or_status = vbid.0;
+        self
+    }
+
+    /// This packet with `opaque`.
+    #[must_use]
+    pub const fn with_opaque(mut self, opaque: Opaque) -> Self {
+        self.header.opaque = opaque;
+        self
+    }
+
+    /// This packet with `cas`.
+    #[must_use]
+    pub const fn with_cas(mut self, cas: Cas) -> Self {
+        self.header.cas = cas;
+        self
+    }
+
+    /// This packet with `datatype`.
+    #[must_use]
+    pub const fn with_datatype(mut self, datatype: Datatype) -> Self {
+        self.header.datatype = datatype;
+        self
+    }
+
+    /// This packet with `extras`.
+    #[must_use]
+    pub const fn with_extras(mut self, extras: &'a [u8]) -> Self {
+        self.extras = extras;
+        self
+    }
+
+    /// This packet with `key`.
+    #[must_use]
+    pub const fn with_key(mut self, key: &'a [u8]) -> Self {
+        self.key = key;
+        self
+    }
+
+    /// This packet with `value`.
+    #[must_use]
+    pub const fn with_value(mut self, value: &'a [u8]) -> Self {
+        self.value = value;
+        self
+    }
+
+    /// This packet with framing extras, in the alternative form unless they are empty.
+    #[must_use]
+    pub const fn with_framing_extras(mut self, framing_extras: &'a [u8]) -> Self {
+        self.framing_extras = framing_extras;
+        if !framing_extras.is_empty() {
+            self.header.magic = if self.header.magic.is_response() {
+                Magic::ALT_CLIENT_RESPONSE
+            } else {
+                Magic::ALT_CLIENT_REQUEST
+            };
+        }
+        self
+    }
+
+    /// Appends the packet to `out`.
+    ///
+    /// # Errors
+    /// [`EncodeError`] if a part is longer than its length field; nothing is written then.
+    pub fn encode(&self, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        let max_key = if self.header.magic.is_alt() { 0xff } else { 0xffff };
+        let key_len = fit("key", self.key.len(), max_key)?;
+        let body_len = self
+            .framing_extras
+            .len()
+            .saturating_add(self.extras.len())
+            .saturating_add(self.key.len())
+            .saturating_add(self.value.len());
+        let header = Header {
+            framing_extras_len: fit("framing extras", self.framing_extras.len(), 0xff)?,
+            key_len,
+            extras_len: fit("extras", self.extras.len(), 0xff)?,
+            body_len: fit("body", body_len, u32::MAX as usize)?,
+            ..self.header
+        };
+        out.put_slice(&header.encode());
+        out.put_slice(self.framing_extras);
+        out.put_slice(self.extras);
+        out.put_slice(self.key);
+        out.put_slice(self.value);
+        Ok(())
+    }
+}
+
+fn fit<T: TryFrom<usize>>(what: &'static str, len: usize, max: usize) -> Result<T, EncodeError> {
+    let error = EncodeError { what, len, max };
+    if len > max {
+        return Err(error);
+    }
+    T::try_from(len).map_err(|_| error)
+}

@@ -1,0 +1,35 @@
+//! DCP_BUFFER_ACK (0x5d): bytes returned to the producer's window.
+
+use bytes::BufMut;
+
+use super::{expect, extras, no_key, no_value};
+use crate::{DecodeError, EncodeError, Frame, Opcode};
+
+/// Bytes the client has processed (protocol.md §15); never answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferAck {
+    /// How many bytes.
+    pub bytes: u32,
+}
+
+impl BufferAck {
+    /// Reads the request.
+    ///
+    /// # Errors
+    /// [`DecodeError`] if the packet is not well-formed.
+    pub fn decode(frame: &Frame<'_>) -> Result<Self, DecodeError> {
+        expect(frame, Opcode::DCP_BUFFER_ACK)?;
+        no_key(frame)?;
+        no_value(frame)?;
+        Ok(Self { bytes: u32::from_be_bytes(extras(frame)?) })
+    }
+
+    /// Appends the packet to `out`.
+    ///
+    /// # Errors
+    /// Never: every part has a fixed size.
+    pub fn encode(&self, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        let extras = self.bytes.to_be_bytes();
+        Frame::request(Opcode::DCP_BUFFER_ACK).with_extras(&extras).encode(out)
+    }
+}

@@ -1,0 +1,64 @@
+//! DCP_CONTROL (0x5e): one connection setting.
+
+use bytes::BufMut;
+
+use super::{expect, extras};
+use crate::{DecodeError, EncodeError, Frame, Opaque, Opcode};
+
+/// One connection setting (protocol.md §5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Control<'a> {
+    /// Name of the setting.
+    pub key: &'a [u8],
+    /// Its value, as text.
+    pub value: &'a [u8],
+}
+
+impl Control<'_> {
+    /// Key: flow-control window in bytes.
+    pub const CONNECTION_BUFFER_SIZE: &'static str = "connection_buffer_size";
+    /// Key: whether the producer sends noops.
+    pub const ENABLE_NOOP: &'static str = "enable_noop";
+    /// Key: seconds between noops.
+    pub const SET_NOOP_INTERVAL: &'static str = "set_noop_interval";
+    /// Key: expirations as such instead of deletions.
+    pub const ENABLE_EXPIRY_OPCODE: &'static str = "enable_expiry_opcode";
+    /// Key: compress values.
+    pub const FORCE_VALUE_COMPRESSION: &'static str = "force_value_compression";
+    /// Key: several streams per vBucket.
+    pub const ENABLE_STREAM_ID: &'static str = "enable_stream_id";
+    /// Key: a stream end also answers a close.
+    pub const SEND_STREAM_END_ON_CLIENT_CLOSE_STREAM: &'static str =
+        "send_stream_end_on_client_close_stream";
+    /// Key: out-of-sequence-order backfills.
+    pub const ENABLE_OUT_OF_ORDER_SNAPSHOTS: &'static str = "enable_out_of_order_snapshots";
+    /// Key: newest snapshot marker version understood.
+    pub const MAX_MARKER_VERSION: &'static str = "max_marker_version";
+}
+
+impl<'a> Control<'a> {
+    /// Reads the request.
+    ///
+    /// # Errors
+    /// [`DecodeError`] if the packet is not well-formed.
+    pub fn decode(frame: &Frame<'a>) -> Result<Self, DecodeError> {
+        expect(frame, Opcode::DCP_CONTROL)?;
+        extras::<0>(frame)?;
+        if frame.key.is_empty() || frame.value.is_empty() {
+            return Err(DecodeError::InvalidLength { what: "control key or value", len: 0 });
+        }
+        Ok(Self { key: frame.key, value: frame.value })
+    }
+
+    /// Appends the packet to `out`.
+    ///
+    /// # Errors
+    /// [`EncodeError`] if key or value do not fit a packet.
+    pub fn encode(&self, opaque: Opaque, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        Frame::request(Opcode::DCP_CONTROL)
+            .with_opaque(opaque)
+            .with_key(self.key)
+            .with_value(self.value)
+            .encode(out)
+    }
+}

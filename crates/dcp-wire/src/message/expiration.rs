@@ -1,0 +1,75 @@
+//! DCP_EXPIRATION (0x59): a document expired.
+
+use bytes::BufMut;
+
+use super::deletion::tombstone_datatype;
+use super::{StreamAddress, expect, extras};
+use crate::{Cas, Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, RevSeqno, Seqno};
+
+const EXTRAS_LEN: usize = 20;
+
+/// A document expired (protocol.md §7).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Expiration<'a> {
+    /// Position in the vBucket.
+    pub seqno: Seqno,
+    /// How many times the document has changed.
+    pub rev_seqno: RevSeqno,
+    /// Version of the tombstone.
+    pub cas: Cas,
+    /// What the value is made of.
+    pub datatype: Datatype,
+    /// When the document expired, in seconds since 1970.
+    pub delete_time: u32,
+    /// Key, with its collection id on connections with collections.
+    pub key: &'a [u8],
+    /// Xattr section, or empty.
+    pub value: &'a [u8],
+}
+
+impl<'a> Expiration<'a> {
+    /// Length of the extras in bytes.
+    pub const EXTRAS_LEN: usize = EXTRAS_LEN;
+
+    /// Reads an expiration.
+    ///
+    /// # Errors
+    /// [`DecodeError`] if the packet is not a well-formed expiration.
+    pub fn decode(frame: &Frame<'a>) -> Result<Self, DecodeError> {
+        expect(frame, Opcode::DCP_EXPIRATION)?;
+        let extras = extras::<EXTRAS_LEN>(frame)?;
+        let mut reader = Reader::new(&extras, "expiration");
+        let expiration = Self {
+            seqno: Seqno(reader.u64()?),
+            rev_seqno: RevSeqno(reader.u64()?),
+            delete_time: reader.u32()?,
+            cas: frame.header.cas,
+            datatype: tombstone_datatype(frame)?,
+            key: frame.key,
+            value: frame.value,
+        };
+        if expiration.seqno == Seqno::ZERO {
+            return Err(DecodeError::InvalidField("seqno 0"));
+        }
+        Ok(expiration)
+    }
+
+    /// Appends the packet to `out`.
+    ///
+    /// # Errors
+    /// [`EncodeError`] if key or value do not fit a packet.
+    pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        let mut extras = [0; EXTRAS_LEN];
+        let mut cursor = extras.as_mut_slice();
+        cursor.put_u64(self.seqno.0);
+        cursor.put_u64(self.rev_seqno.0);
+        cursor.put_u32(self.delete_time);
+        let frame = Frame::request(Opcode::DCP_EXPIRATION)
+            .with_datatype(self.datatype)
+            .with_cas(self.cas)
+            .with_extras(&extras)
+            .with_key(self.key)
+            .with_value(self.value);
+        to.encode(frame, out)
+    }
+}

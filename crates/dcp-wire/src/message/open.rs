@@ -1,0 +1,75 @@
+//! DCP_OPEN (0x50): turn a connection into a DCP connection.
+
+use bitflags::bitflags;
+use bytes::BufMut;
+
+use super::{expect, extras};
+use crate::{Datatype, DecodeError, EncodeError, Frame, Opaque, Opcode, Reader};
+
+bitflags! {
+    /// What a DCP connection asks for (protocol.md §4); unknown bits are kept.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct OpenFlags: u32 {
+        /// The server produces.
+        const PRODUCER = 0x001;
+        /// Send xattrs.
+        const INCLUDE_XATTRS = 0x004;
+        /// Leave document bodies out.
+        const NO_VALUE = 0x008;
+        /// Deletions carry their time.
+        const INCLUDE_DELETE_TIMES = 0x020;
+        /// Leave document bodies out but keep the stored datatype.
+        const NO_VALUE_WITH_UNDERLYING_DATATYPE = 0x040;
+        /// Deletions keep user xattrs.
+        const INCLUDE_DELETED_USER_XATTRS = 0x100;
+        /// Leave deletions out of a first backfill.
+        const SKIP_DELETES_IN_INITIAL_BACKFILL = 0x200;
+        const _ = !0;
+    }
+}
+
+/// Turns a connection into a DCP connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Open<'a> {
+    /// What the connection asks for.
+    pub flags: OpenFlags,
+    /// Name of the connection; an older connection of the same name is ended by the server.
+    pub name: &'a [u8],
+    /// Nothing, or JSON with `consumer_name` (consumer connections only).
+    pub value: &'a [u8],
+    /// Datatype of the value.
+    pub datatype: Datatype,
+}
+
+impl<'a> Open<'a> {
+    /// Reads the request.
+    ///
+    /// # Errors
+    /// [`DecodeError`] if the packet is not well-formed.
+    pub fn decode(frame: &Frame<'a>) -> Result<Self, DecodeError> {
+        expect(frame, Opcode::DCP_OPEN)?;
+        let extras = extras::<8>(frame)?;
+        let mut reader = Reader::new(&extras, "open");
+        reader.u32()?;
+        let flags = OpenFlags::from_bits_retain(reader.u32()?);
+        if frame.key.is_empty() {
+            return Err(DecodeError::InvalidLength { what: "connection name", len: 0 });
+        }
+        Ok(Self { flags, name: frame.key, value: frame.value, datatype: frame.header.datatype })
+    }
+
+    /// Appends the packet to `out`.
+    ///
+    /// # Errors
+    /// [`EncodeError`] if the name does not fit a packet.
+    pub fn encode(&self, opaque: Opaque, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        let [a, b, c, d] = self.flags.bits().to_be_bytes();
+        Frame::request(Opcode::DCP_OPEN)
+            .with_opaque(opaque)
+            .with_datatype(self.datatype)
+            .with_extras(&[0, 0, 0, 0, a, b, c, d])
+            .with_key(self.name)
+            .with_value(self.value)
+            .encode(out)
+    }
+}

@@ -1,0 +1,45 @@
+//! DCP_OSO_SNAPSHOT (0x65): an out-of-sequence-order snapshot begins or ends.
+
+use bytes::BufMut;
+
+use super::{StreamAddress, expect, extras, no_key, no_value};
+use crate::{DecodeError, EncodeError, Frame, Opcode};
+
+/// An out-of-sequence-order snapshot begins or ends (protocol.md §13.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OsoSnapshot {
+    /// Items in key order follow.
+    Start,
+    /// The items are complete.
+    End,
+}
+
+impl OsoSnapshot {
+    /// Reads the message.
+    ///
+    /// # Errors
+    /// [`DecodeError`] if the packet is not well-formed.
+    pub fn decode(frame: &Frame<'_>) -> Result<Self, DecodeError> {
+        expect(frame, Opcode::DCP_OSO_SNAPSHOT)?;
+        no_key(frame)?;
+        no_value(frame)?;
+        match u32::from_be_bytes(extras(frame)?) {
+            1 => Ok(Self::Start),
+            2 => Ok(Self::End),
+            _ => Err(DecodeError::InvalidField("OSO snapshot flags")),
+        }
+    }
+
+    /// Appends the packet to `out`.
+    ///
+    /// # Errors
+    /// Never: every part has a fixed size.
+    pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        let flags: u32 = match self {
+            Self::Start => 1,
+            Self::End => 2,
+        };
+        let extras = flags.to_be_bytes();
+        to.encode(Frame::request(Opcode::DCP_OSO_SNAPSHOT).with_extras(&extras), out)
+    }
+}

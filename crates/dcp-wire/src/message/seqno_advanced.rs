@@ -1,0 +1,35 @@
+//! DCP_SEQNO_ADVANCED (0x64): nothing for this stream up to a seqno.
+
+use bytes::BufMut;
+
+use super::{StreamAddress, expect, extras, no_key, no_value};
+use crate::{DecodeError, EncodeError, Frame, Opcode, Seqno};
+
+/// Nothing up to this seqno is meant for the stream (protocol.md §13.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeqnoAdvanced {
+    /// The seqno.
+    pub seqno: Seqno,
+}
+
+impl SeqnoAdvanced {
+    /// Reads the message.
+    ///
+    /// # Errors
+    /// [`DecodeError`] if the packet is not well-formed.
+    pub fn decode(frame: &Frame<'_>) -> Result<Self, DecodeError> {
+        expect(frame, Opcode::DCP_SEQNO_ADVANCED)?;
+        no_key(frame)?;
+        no_value(frame)?;
+        Ok(Self { seqno: Seqno(u64::from_be_bytes(extras(frame)?)) })
+    }
+
+    /// Appends the packet to `out`.
+    ///
+    /// # Errors
+    /// Never: every part has a fixed size.
+    pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        let extras = self.seqno.0.to_be_bytes();
+        to.encode(Frame::request(Opcode::DCP_SEQNO_ADVANCED).with_extras(&extras), out)
+    }
+}

@@ -1,0 +1,192 @@
+//! DCP_SNAPSHOT_MARKER (0x56): a snapshot begins.
+
+use core::fmt;
+
+use bitflags::bitflags;
+use bytes::{BufMut, BytesMut};
+
+use super::{StreamAddress, expect, no_key};
+use crate::{Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, Seqno};
+
+bitflags! {
+    /// What kind of snapshot it is (protocol.md §8.3); unknown bits are kept.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct SnapshotFlags: u32 {
+        /// Read from memory.
+        const MEMORY = 0x01;
+        /// Read from disk.
+        const DISK = 0x02;
+        /// Begins a checkpoint.
+        const CHECKPOINT = 0x04;
+        /// Is to be answered once its end was processed.
+        const ACK = 0x08;
+        /// Keeps every version of a document.
+        const HISTORY = 0x10;
+        /// May hold a key more than once.
+        const MAY_CONTAIN_DUPLICATES = 0x20;
+        const _ = !0;
+    }
+}
+
+/// A snapshot begins: the changes that follow lie in `[start_seqno, end_seqno]` (protocol.md §8).
+///
+/// Which of the optional fields are present decides the encoding: none V1, purge or high-prepared
+/// seqno V2.2, otherwise V2.0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotMarker {
+    /// First seqno of the snapshot, or one below it.
+    pub start_seqno: Seqno,
+    /// Last seqno of the snapshot.
+    pub end_seqno: Seqno,
+    /// What kind of snapshot it is.
+    pub flags: SnapshotFlags,
+    /// Highest committed seqno in the snapshot (V2.x).
+    pub max_visible_seqno: Option<Seqno>,
+    /// Highest completed prepare (V2.x, disk snapshots only).
+    pub high_completed_seqno: Option<Seqno>,
+    /// Seqno up to which tombstones were purged (V2.2).
+    pub purge_seqno: Option<Seqno>,
+    /// Highest prepare (V2.2, disk snapshots only).
+    pub high_prepared_seqno: Option<Seqno>,
+}
+
+/// Version byte of a V2 marker, the only byte of its extras.
+struct Version(u8);
+
+impl Version {
+    const V2_0: u8 = 0;
+    const V2_1: u8 = 1;
+    const V2_2: u8 = 2;
+
+    /// Length of the value in bytes.
+    const fn value_len(&self) -> Option<usize> {
+        match self.0 {
+            Self::V2_0 => Some(36),
+            Self::V2_2 => Some(52),
+            _ => None,
+        }
+    }
+}
+
+impl SnapshotMarker {
+    /// Length of V1's extras in bytes.
+    pub const EXTRAS_LEN_V1: usize = 20;
+
+    /// A V1 marker.
+    #[must_use]
+    pub fn new(start_seqno: Seqno, end_seqno: Seqno, flags: SnapshotFlags) -> Self {
+        Self { start_seqno, end_seqno, flags, ..Self::default() }
+    }
+
+    /// Reads a marker of version 1, 2.0 or 2.2.
+    ///
+    /// # Errors
+    /// [`DecodeError`] if the packet is not a well-formed marker; the removed version 2.1 is
+    /// refused by name.
+    pub fn decode(frame: &Frame<'_>) -> Result<Self, DecodeError> {
+        expect(frame, Opcode::DCP_SNAPSHOT_MARKER)?;
+        no_key(frame)?;
+        if frame.header.datatype != Datatype::RAW {
+            return Err(DecodeError::InvalidField("datatype of a snapshot marker"));
+        }
+        match *frame.extras {
+            [version] => Self::decode_v2(&Version(version), frame),
+            _ if frame.extras.len() == Self::EXTRAS_LEN_V1 => Self::decode_v1(frame),
+            _ => Err(DecodeError::InvalidLength {
+                what: "extras of a snapshot marker",
+                len: u32::from(frame.header.extras_len),
+            }),
+        }
+    }
+
+    fn decode_v1(frame: &Frame<'_>) -> Result<Self, DecodeError> {
+        super::no_value(frame)?;
+        let mut reader = Reader::new(frame.extras, "snapshot marker");
+        Ok(Self {
+            start_seqno: Seqno(reader.u64()?),
+            end_seqno: Seqno(reader.u64()?),
+            flags: SnapshotFlags::from_bits_retain(reader.u32()?),
+            ..Self::default()
+        })
+    }
+
+    fn decode_v2(version: &Version, frame: &Frame<'_>) -> Result<Self, DecodeError> {
+        let Some(value_len) = version.value_len() else {
+            return Err(DecodeError::InvalidField(if version.0 == Version::V2_1 {
+                "snapshot marker version 2.1, which servers since 8.0 do not send"
+            } else {
+                "snapshot marker version"
+            }));
+        };
+        if frame.value.len() != value_len {
+            return Err(DecodeError::InvalidLength {
+                what: "value of a snapshot marker",
+                len: frame.header.value_len(),
+            });
+        }
+        let mut reader = Reader::new(frame.value, "snapshot marker");
+        let mut marker = Self {
+            start_seqno: Seqno(reader.u64()?),
+            end_seqno: Seqno(reader.u64()?),
+            flags: SnapshotFlags::from_bits_retain(reader.u32()?),
+            max_visible_seqno: Some(Seqno(reader.u64()?)),
+            ..Self::default()
+        };
+        let disk = marker.flags.contains(SnapshotFlags::DISK);
+        // The bytes are there in memory snapshots as well, but mean nothing in them.
+        let high_completed_seqno = Seqno(reader.u64()?);
+        marker.high_completed_seqno = disk.then_some(high_completed_seqno);
+        if version.0 == Version::V2_2 {
+            marker.purge_seqno = Some(Seqno(reader.u64()?));
+            let high_prepared_seqno = Seqno(reader.u64()?);
+            marker.high_prepared_seqno = disk.then_some(high_prepared_seqno);
+        }
+        Ok(marker)
+    }
+
+    /// Whether the packet needs version 2.2, 2.0, or neither.
+    fn version(&self) -> Option<Version> {
+        if self.purge_seqno.is_some() || self.high_prepared_seqno.is_some() {
+            return Some(Version(Version::V2_2));
+        }
+        (self.max_visible_seqno.is_some() || self.high_completed_seqno.is_some())
+            .then_some(Version(Version::V2_0))
+    }
+
+    /// Appends the packet to `out`.
+    ///
+    /// # Errors
+    /// [`EncodeError`] never in practice: every part has a fixed size.
+    ///
+    /// # Panics
+    /// In debug builds, if a high-completed or high-prepared seqno is given for a snapshot that
+    /// is not from disk.
+    pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        debug_assert!(
+            self.flags.contains(SnapshotFlags::DISK)
+                || (self.high_completed_seqno.is_none() && self.high_prepared_seqno.is_none()),
+            "high-completed and high-prepared seqnos belong to disk snapshots"
+        );
+        let mut fields = BytesMut::with_capacity(52);
+        fields.put_u64(self.start_seqno.0);
+        fields.put_u64(self.end_seqno.0);
+        fields.put_u32(self.flags.bits());
+        let frame = Frame::request(Opcode::DCP_SNAPSHOT_MARKER);
+        let Some(version) = self.version() else {
+            return to.encode(frame.with_extras(&fields), out);
+        };
+        fields.put_u64(self.max_visible_seqno.unwrap_or_default().0);
+        fields.put_u64(self.high_completed_seqno.unwrap_or_default().0);
+        if version.0 == Version::V2_2 {
+            fields.put_u64(self.purge_seqno.unwrap_or_default().0);
+            fields.put_u64(self.high_prepared_seqno.unwrap_or_default().0);
+        }
+        to.encode(frame.with_extras(&[version.0]).with_value(&fields), out)
+    }
+}
+
+impl fmt::Display for SnapshotMarker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}, {}] flags {:#x}", self.start_seqno, self.end_seqno, self.flags.bits())
+    }
+}

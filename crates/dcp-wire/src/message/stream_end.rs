@@ -1,0 +1,59 @@
+//! DCP_STREAM_END (0x55): a stream ended.
+
+use bytes::BufMut;
+
+use super::{StreamAddress, expect, extras, no_key, no_value};
+use crate::{DecodeError, EncodeError, Frame, Opcode, wire_enum};
+
+wire_enum! {
+    /// Why a stream ended (protocol.md §14.1).
+    StreamEndReason(u32) {
+        /// The end was reached.
+        OK = 0, "Ok";
+        /// The client closed it.
+        CLOSED = 1, "Closed";
+        /// The vBucket changed its state, was removed or rolled back.
+        STATE_CHANGED = 2, "StateChanged";
+        /// The connection ended; never sent.
+        DISCONNECTED = 3, "Disconnected";
+        /// The client was too slow.
+        SLOW = 4, "Slow";
+        /// The producer could not read its disk.
+        BACKFILL_FAIL = 5, "BackfillFail";
+        /// The vBucket rolled back; sent as [`STATE_CHANGED`](Self::STATE_CHANGED).
+        ROLLBACK = 6, "Rollback";
+        /// Everything the filter names is gone.
+        FILTER_EMPTY = 7, "FilterEmpty";
+        /// The client lost a privilege.
+        LOST_PRIVILEGES = 8, "LostPrivileges";
+    }
+}
+
+/// A stream ended; nothing follows on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamEnd {
+    /// Why.
+    pub reason: StreamEndReason,
+}
+
+impl StreamEnd {
+    /// Reads a stream end.
+    ///
+    /// # Errors
+    /// [`DecodeError`] if the packet is not a well-formed stream end.
+    pub fn decode(frame: &Frame<'_>) -> Result<Self, DecodeError> {
+        expect(frame, Opcode::DCP_STREAM_END)?;
+        no_key(frame)?;
+        no_value(frame)?;
+        Ok(Self { reason: StreamEndReason(u32::from_be_bytes(extras(frame)?)) })
+    }
+
+    /// Appends the packet to `out`.
+    ///
+    /// # Errors
+    /// Never: every part has a fixed size.
+    pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        let extras = self.reason.0.to_be_bytes();
+        to.encode(Frame::request(Opcode::DCP_STREAM_END).with_extras(&extras), out)
+    }
+}

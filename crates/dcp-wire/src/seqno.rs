@@ -1,0 +1,51 @@
+//! The 64-bit numbers of the protocol, each with a type of its own.
+
+use core::fmt;
+
+macro_rules! number {
+    ($(#[$meta:meta])* $name:ident($int:ty)) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub $int);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl From<$int> for $name {
+            fn from(value: $int) -> Self {
+                Self(value)
+            }
+        }
+    };
+}
+
+number! {
+    /// Position of a change within its vBucket; the first change is 1, 0 means "nothing".
+    Seqno(u64)
+}
+number! {
+    /// How many times a document has changed.
+    RevSeqno(u64)
+}
+number! {
+    /// Version of a document: hybrid logical time in nanoseconds since 1970, low 16 bits logical.
+    Cas(u64)
+}
+number! {
+    /// Token a response repeats from its request, and a stream message from its stream request.
+    Opaque(u32)
+}
+number! {
+    /// Identity of one of several streams of a vBucket on one connection (1 to 65535).
+    StreamId(u16)
+}
+
+impl Seqno {
+    /// Before the first change.
+    pub const ZERO: Self = Self(0);
+    /// As an end: never.
+    pub const MAX: Self = Self(u64::MAX);
+}

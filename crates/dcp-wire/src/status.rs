@@ -1,0 +1,129 @@
+//! Response statuses.
+
+use crate::wire_enum;
+
+wire_enum! {
+    /// Status of a response (protocol.md §2).
+    Status(u16) {
+        /// Done.
+        SUCCESS = 0x00, "SUCCESS";
+        /// No such key, stream, bucket or uuid.
+        KEY_ENOENT = 0x01, "KEY_ENOENT";
+        /// It exists already, or the CAS differs.
+        KEY_EEXISTS = 0x02, "KEY_EEXISTS";
+        /// Too big.
+        E2BIG = 0x03, "E2BIG";
+        /// Malformed request.
+        EINVAL = 0x04, "EINVAL";
+        /// Not stored.
+        NOT_STORED = 0x05, "NOT_STORED";
+        /// The value is not a number.
+        DELTA_BADVAL = 0x06, "DELTA_BADVAL";
+        /// The node does not have the vBucket in a fitting state.
+        NOT_MY_VBUCKET = 0x07, "NOT_MY_VBUCKET";
+        /// No bucket is selected.
+        NO_BUCKET = 0x08, "NO_BUCKET";
+        /// The document is locked.
+        LOCKED = 0x09, "LOCKED";
+        /// There is no such stream (with v7 status codes).
+        DCP_STREAM_NOT_FOUND = 0x0a, "DCP_STREAM_NOT_FOUND";
+        /// The opaque is not the stream's (with v7 status codes).
+        OPAQUE_NO_MATCH = 0x0b, "OPAQUE_NO_MATCH";
+        /// The request would be throttled.
+        EWOULDTHROTTLE = 0x0c, "EWOULDTHROTTLE";
+        /// The bucket exists only as configuration.
+        ECONFIG_ONLY = 0x0d, "ECONFIG_ONLY";
+        /// The document is not locked.
+        NOT_LOCKED = 0x0e, "NOT_LOCKED";
+        /// The CAS is not valid.
+        CAS_VALUE_INVALID = 0x0f, "CAS_VALUE_INVALID";
+        /// Authentication must be renewed.
+        AUTH_STALE = 0x1f, "AUTH_STALE";
+        /// Authentication failed.
+        AUTH_ERROR = 0x20, "AUTH_ERROR";
+        /// Authentication needs another step.
+        AUTH_CONTINUE = 0x21, "AUTH_CONTINUE";
+        /// Seqnos are out of range.
+        ERANGE = 0x22, "ERANGE";
+        /// The client must roll back.
+        ROLLBACK = 0x23, "ROLLBACK";
+        /// A privilege is missing.
+        EACCESS = 0x24, "EACCESS";
+        /// The node is not initialised.
+        NOT_INITIALIZED = 0x25, "NOT_INITIALIZED";
+        /// Rate limit: network in.
+        RATE_LIMITED_NETWORK_INGRESS = 0x30, "RATE_LIMITED_NETWORK_INGRESS";
+        /// Rate limit: network out.
+        RATE_LIMITED_NETWORK_EGRESS = 0x31, "RATE_LIMITED_NETWORK_EGRESS";
+        /// Rate limit: connections.
+        RATE_LIMITED_MAX_CONNECTIONS = 0x32, "RATE_LIMITED_MAX_CONNECTIONS";
+        /// Rate limit: commands.
+        RATE_LIMITED_MAX_COMMANDS = 0x33, "RATE_LIMITED_MAX_COMMANDS";
+        /// The scope holds too much data.
+        SCOPE_SIZE_LIMIT_EXCEEDED = 0x34, "SCOPE_SIZE_LIMIT_EXCEEDED";
+        /// The bucket is paused.
+        BUCKET_PAUSED = 0x50, "BUCKET_PAUSED";
+        /// The request was cancelled.
+        CANCELLED = 0x51, "CANCELLED";
+        /// Unknown framing extra.
+        UNKNOWN_FRAME_INFO = 0x80, "UNKNOWN_FRAME_INFO";
+        /// Unknown opcode.
+        UNKNOWN_COMMAND = 0x81, "UNKNOWN_COMMAND";
+        /// Out of memory.
+        ENOMEM = 0x82, "ENOMEM";
+        /// Not supported in this context.
+        NOT_SUPPORTED = 0x83, "NOT_SUPPORTED";
+        /// Internal error.
+        EINTERNAL = 0x84, "EINTERNAL";
+        /// Busy.
+        EBUSY = 0x85, "EBUSY";
+        /// Temporary failure.
+        ETMPFAIL = 0x86, "ETMPFAIL";
+        /// Malformed xattrs.
+        XATTR_EINVAL = 0x87, "XATTR_EINVAL";
+        /// There is no such collection.
+        UNKNOWN_COLLECTION = 0x88, "UNKNOWN_COLLECTION";
+        /// No collections manifest is set.
+        NO_COLLECTIONS_MANIFEST = 0x89, "NO_COLLECTIONS_MANIFEST";
+        /// The collections manifest cannot be applied.
+        CANNOT_APPLY_COLLECTIONS_MANIFEST = 0x8a, "CANNOT_APPLY_COLLECTIONS_MANIFEST";
+        /// The client's collections manifest is newer.
+        COLLECTIONS_MANIFEST_IS_AHEAD = 0x8b, "COLLECTIONS_MANIFEST_IS_AHEAD";
+        /// There is no such scope.
+        UNKNOWN_SCOPE = 0x8c, "UNKNOWN_SCOPE";
+        /// The stream id is missing, unexpected or 0.
+        DCP_STREAMID_INVALID = 0x8d, "DCP_STREAMID_INVALID";
+        /// Unknown durability level.
+        DURABILITY_INVALID_LEVEL = 0xa0, "DURABILITY_INVALID_LEVEL";
+        /// Too few replicas for the durability level.
+        DURABILITY_IMPOSSIBLE = 0xa1, "DURABILITY_IMPOSSIBLE";
+        /// A durable write of the key is in progress.
+        SYNC_WRITE_IN_PROGRESS = 0xa2, "SYNC_WRITE_IN_PROGRESS";
+        /// Whether the durable write succeeded is not known.
+        SYNC_WRITE_AMBIGUOUS = 0xa3, "SYNC_WRITE_AMBIGUOUS";
+        /// A durable write of the key is being committed again.
+        SYNC_WRITE_RE_COMMIT_IN_PROGRESS = 0xa4, "SYNC_WRITE_RE_COMMIT_IN_PROGRESS";
+        /// The vBucket uuid differs.
+        VB_UUID_NOT_EQUAL = 0xa8, "VB_UUID_NOT_EQUAL";
+        /// The path does not exist in the document.
+        SUBDOC_PATH_ENOENT = 0xc0, "SUBDOC_PATH_ENOENT";
+        /// The path does not fit the document.
+        SUBDOC_PATH_MISMATCH = 0xc1, "SUBDOC_PATH_MISMATCH";
+        /// The path is malformed.
+        SUBDOC_PATH_EINVAL = 0xc2, "SUBDOC_PATH_EINVAL";
+        /// The document is not JSON.
+        SUBDOC_DOC_NOTJSON = 0xc6, "SUBDOC_DOC_NOTJSON";
+        /// The path exists already.
+        SUBDOC_PATH_EEXISTS = 0xc9, "SUBDOC_PATH_EEXISTS";
+        /// Some of several paths failed.
+        SUBDOC_MULTI_PATH_FAILURE = 0xcc, "SUBDOC_MULTI_PATH_FAILURE";
+    }
+}
+
+impl Status {
+    /// Whether the request succeeded.
+    #[must_use]
+    pub const fn is_success(self) -> bool {
+        self.0 == Self::SUCCESS.0
+    }
+}
