@@ -45,9 +45,12 @@ mod magic;
 pub mod message;
 mod opcode;
 mod reader;
+pub mod sasl;
 mod seqno;
+pub mod snappy;
 mod status;
 mod vbucket;
+pub mod xattr;
 
 pub use datatype::Datatype;
 pub use error::{DecodeError, EncodeError};
