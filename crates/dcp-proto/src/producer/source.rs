@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dcp_wire::message::SystemEventId;
-use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, ScopeId, Seqno, Vbid};
+use dcp_wire::{Cas, CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno, Vbid};
+use thiserror::Error;
 
 use super::FailoverTable;
 
@@ -87,20 +88,30 @@ pub enum MemoryRead {
     },
 }
 
+/// The disk could not be read any further.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("the disk could not be read")]
+pub struct BackfillFailed;
+
 /// A consistent image of what is on disk, fixed when it was opened.
 pub struct Backfill {
     /// Highest seqno in the image.
     pub end_seqno: Seqno,
+    /// Seqno of the last document of the default collection in the image, tombstones included;
+    /// 0 if there is none. Where a snapshot ends for clients without collections.
+    pub default_end_seqno: Seqno,
     /// Seqno up to which tombstones were purged when it was opened.
     pub purge_seqno: Seqno,
-    /// The newest version of each key, tombstones included, in seqno order.
-    pub items: Box<dyn Iterator<Item = Arc<Item>> + Send>,
+    /// The newest version of each key, tombstones included, in seqno order; nothing is asked for
+    /// after a failure.
+    pub items: Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>,
 }
 
 impl core::fmt::Debug for Backfill {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Backfill")
             .field("end_seqno", &self.end_seqno)
+            .field("default_end_seqno", &self.default_end_seqno)
             .field("purge_seqno", &self.purge_seqno)
             .finish_non_exhaustive()
     }
@@ -126,7 +137,10 @@ pub trait VBucketSource {
     /// Highest seqno of a collection, its events counted; `None` if the vBucket lacks it.
     fn collection_high_seqno(&self, collection: CollectionId) -> Option<Seqno>;
 
-    /// What memory holds above `after`.
+    /// What memory holds above `after`: the rest of the one checkpoint the next item lies in.
+    ///
+    /// A snapshot is announced for exactly these items, so they must be all that checkpoint holds
+    /// at this moment; later items of it make a snapshot of their own.
     fn read_memory(&self, after: Seqno) -> MemoryRead;
 
     /// Opens an image of the disk from the item above `after`.
@@ -147,7 +161,7 @@ pub trait BucketSource {
     fn cluster_map(&self) -> Option<Bytes>;
 
     /// The collections manifest's uid.
-    fn manifest_uid(&self) -> dcp_wire::ManifestUid;
+    fn manifest_uid(&self) -> ManifestUid;
 
     /// The collections of a scope; `None` if there is no such scope.
     fn scope_collections(&self, scope: ScopeId) -> Option<Vec<CollectionId>>;

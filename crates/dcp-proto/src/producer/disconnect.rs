@@ -1,0 +1,29 @@
+//! Why a producer ends a connection.
+
+use core::time::Duration;
+
+use dcp_wire::{Opcode, Status};
+use thiserror::Error;
+
+/// The connection must be closed, once what was written so far is sent.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Disconnect {
+    /// The request belongs to the other role of a DCP connection.
+    #[error("{0} does not fit the role of the connection")]
+    UnexpectedRequest(Opcode),
+    /// A response nothing was waiting for, or with a status that makes no sense.
+    #[error("unexpected response to {opcode} with status {status}")]
+    UnexpectedResponse {
+        /// Opcode of the response.
+        opcode: Opcode,
+        /// Its status.
+        status: Status,
+    },
+    /// The answer is a status the client cannot know without XERROR.
+    #[error("status {0} cannot be sent to a client that did not negotiate XERROR")]
+    StatusNeedsXerror(Status),
+    /// Nothing was received for too long although noops are on.
+    #[error("nothing received for {} s", .0.as_secs())]
+    Idle(Duration),
+}

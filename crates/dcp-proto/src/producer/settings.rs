@@ -1,0 +1,94 @@
+//! What a connection has agreed on: features, open flags, controls.
+
+use core::time::Duration;
+
+use dcp_wire::message::OpenFlags;
+
+/// The features a connection negotiated with HELLO, as far as they change DCP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// Keys carry their collection id, stream requests may carry a filter.
+    pub collections: bool,
+    /// Real error codes instead of closed connections.
+    pub xerror: bool,
+    /// Values may be sent compressed.
+    pub snappy: bool,
+    /// Error bodies are marked as JSON.
+    pub json: bool,
+    /// Responses may overtake each other, which excludes DCP.
+    pub unordered_execution: bool,
+}
+
+/// What the server side of a connection is configured with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionConfig {
+    /// How long a connection with noops may be silent before it is closed.
+    pub idle_timeout: Duration,
+    /// Whether streams with xattrs or collections need noops to be enabled first.
+    pub noop_mandatory: bool,
+    /// Shortest interval between noops a client may ask for.
+    pub min_noop_interval: Duration,
+    /// How many streams a connection may have, ended ones whose end is unsent included; a
+    /// request beyond that is refused with ENOMEM.
+    pub max_streams: usize,
+}
+
+impl Default for ConnectionConfig {
+    fn default() -> Self {
+        Self {
+            idle_timeout: Duration::from_secs(360),
+            noop_mandatory: true,
+            min_noop_interval: Duration::from_millis(100),
+            max_streams: 65_536,
+        }
+    }
+}
+
+/// Which markers a connection gets besides version 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum SyncWrites {
+    /// None.
+    #[default]
+    Off,
+    /// The client understands prepares.
+    Visible,
+    /// The client is a replica: markers carry what it needs to commit by itself.
+    Replication,
+}
+
+/// The settings of one connection: its open flags and every control it has sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Settings {
+    pub(super) flags: OpenFlags,
+    pub(super) buffer_size: u32,
+    pub(super) noop_enabled: bool,
+    pub(super) noop_interval: Duration,
+    pub(super) expiry_opcode: bool,
+    pub(super) force_compression: bool,
+    pub(super) stream_ids: bool,
+    pub(super) stream_end_on_close: bool,
+    pub(super) v7_status_codes: bool,
+    pub(super) purge_seqno_markers: bool,
+    pub(super) sync_writes: SyncWrites,
+    pub(super) consumer_name: bool,
+}
+
+impl Settings {
+    /// A connection that was just opened with `flags`.
+    pub(super) const fn new(flags: OpenFlags) -> Self {
+        Self {
+            flags,
+            buffer_size: 0,
+            noop_enabled: false,
+            noop_interval: Duration::from_secs(20),
+            expiry_opcode: false,
+            force_compression: false,
+            stream_ids: false,
+            stream_end_on_close: false,
+            v7_status_codes: false,
+            purge_seqno_markers: false,
+            sync_writes: SyncWrites::Off,
+            consumer_name: false,
+        }
+    }
+}
