@@ -1,0 +1,160 @@
+# Everything a developer or CI runs. `make` alone lists the targets.
+#
+# `make demo` and `make test` do all of their own set-up: they build the wheel, make a virtual
+# environment in .state/ with the pinned packages of requirements/, and install the wheel into it.
+# What is up to date is not done again.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+STATE := .state
+LOG := $(STATE)/log
+WHEELS := $(STATE)/wheel
+PY := $(STATE)/venv/bin/python
+BUILD_PY := $(STATE)/build-venv/bin/python
+PIP := -m pip --disable-pip-version-check --quiet
+CARGO := cargo
+# Arguments for pytest, as in: make test-python ARGS="-k checkpoint"
+ARGS ?=
+
+SOURCES := Cargo.toml Cargo.lock pyproject.toml README.md LICENSE \
+	$(shell find crates python -type f -not -name '*.pyc' -not -name '*.so')
+PYTHON_SOURCES := python scripts tests demo benches
+
+##@ The two commands
+
+demo: .java .installed-demo ## Load real documents through the Couchbase SDK and read them in Spark
+	@$(PY) demo/airports.py
+
+test: .java static test-rust test-python test-spark ## Run every check and every test
+	@$(PY) scripts/tally.py $(LOG)/rust.log $(LOG)/python.log $(LOG)/spark.log
+
+##@ Parts of the tests
+
+static: .installed-test ## Check format, lints, layers, types and docs
+	@$(MAKE) fmt-check lint layers types docs
+
+test-rust: .rust ## Run the Rust tests and doctests (debug build)
+	@mkdir -p $(LOG)
+	@$(CARGO) test --workspace --locked 2>&1 | tee $(LOG)/rust.log
+
+test-python: .installed-test ## Run the Python tests against the installed wheel
+	@mkdir -p $(LOG)
+	@$(PY) -m pytest tests/python $(ARGS) 2>&1 | tee $(LOG)/python.log
+
+test-spark: .java .installed-test ## Run the Spark tests against the installed wheel
+	@mkdir -p $(LOG)
+	@$(PY) -m pytest tests/spark $(ARGS) 2>&1 | tee $(LOG)/spark.log
+
+fmt-check: .installed-test .rust
+	@$(CARGO) fmt --all --check
+	@$(PY) -m ruff format --quiet --check .
+
+lint: .installed-test .rust ## Run clippy and ruff
+	@$(CARGO) clippy --workspace --all-targets --locked --quiet -- -D warnings
+	@$(PY) -m ruff check --quiet .
+
+layers: .installed-test .rust ## Check which crate and which module may use which
+	@$(PY) scripts/check_layers.py
+	@$(PY) scripts/check_layers.py --self-test
+
+types: .installed-test ## Check the Python types and the extension module's stub
+	@$(PY) -m mypy python/dcp_rs scripts demo
+	@$(PY) -m mypy.stubtest dcp_rs._dcp_rs
+
+docs: .rust ## Build the Rust documentation without a warning
+	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --locked --quiet
+
+##@ Building
+
+wheel: $(STATE)/wheel.stamp ## Build the wheel into .state/wheel
+	@ls $(WHEELS)/*.whl
+
+build: .installed-test ## Build the wheel and install it in .state/venv, with the test packages
+
+fmt: .installed-test .rust ## Format the Rust and the Python code
+	@$(CARGO) fmt --all
+	@$(PY) -m ruff format --quiet .
+	@$(PY) -m ruff check --quiet --fix-only .
+
+lock: $(STATE)/build-venv.stamp ## Resolve the Python packages again into requirements/
+	@$(BUILD_PY) $(PIP) install uv
+	@scripts/lock.sh $(STATE)/build-venv/bin/uv
+
+##@ Measuring and endurance
+
+bench: .rust ## Run the benchmarks
+	@$(CARGO) bench -p dcp-benches --locked
+
+bench-short: .rust ## Run the benchmarks in short mode
+	@DCP_BENCH_SHORT=1 $(CARGO) bench -p dcp-benches --locked
+
+long: .installed-test .rust ## Run the properties with many more cases (half an hour and more)
+	@PROPTEST_CASES=20000 $(CARGO) test --workspace --release --locked
+	@$(PY) -m pytest tests/python --hypothesis-profile=long --timeout=1800
+
+##@ The rest
+
+ci: ## What CI runs: the tests, then the benchmarks in short mode
+	@.ci/run
+
+clean: ## Remove the virtual environments, the wheel and the build
+	rm -rf $(STATE) .mypy_cache .ruff_cache .pytest_cache
+	$(CARGO) clean --quiet
+
+help: ## List the targets
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ----- set-up: each stamp says that its part is as its prerequisites want it -----
+
+.rust:
+	@scripts/require.sh rust
+
+.java:
+	@scripts/require.sh java
+
+$(STATE)/build-venv.stamp: requirements/build.txt
+	@mkdir -p $(STATE)
+	@python=$$(scripts/require.sh python) && "$$python" -m venv $(STATE)/build-venv
+	@$(BUILD_PY) $(PIP) install -r requirements/build.txt
+	@touch $@
+
+$(STATE)/venv.stamp:
+	@mkdir -p $(STATE)
+	@python=$$(scripts/require.sh python) && "$$python" -m venv --clear $(STATE)/venv
+	@touch $@
+
+$(STATE)/demo-packages.stamp: requirements/demo.txt $(STATE)/venv.stamp
+	@echo "installing the pinned packages of requirements/demo.txt (Spark is 450 MB)"
+	@$(PY) $(PIP) install -r requirements/demo.txt
+	@touch $@
+
+$(STATE)/test-packages.stamp: requirements/test.txt $(STATE)/venv.stamp
+	@echo "installing the pinned packages of requirements/test.txt (Spark is 450 MB)"
+	@$(PY) $(PIP) install -r requirements/test.txt
+	@touch $@
+
+$(STATE)/wheel.stamp: $(STATE)/build-venv.stamp $(SOURCES)
+	@scripts/require.sh rust
+	@rm -rf $(WHEELS)
+	@echo "building the wheel"
+	@$(BUILD_PY) -m maturin build --release --quiet --out $(WHEELS)
+	@touch $@
+
+# The wheel alone, from the file and without its dependencies: those are pinned above.
+$(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
+	@$(PY) $(PIP) install --no-index --no-deps --force-reinstall $(WHEELS)/*.whl
+	@touch $@
+
+# Kept in this order: a missing tool is named before anything is fetched.
+.installed-demo: .rust $(STATE)/demo-packages.stamp $(STATE)/installed.stamp
+.installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
+
+.PHONY: demo test static test-rust test-python test-spark fmt-check lint layers types docs wheel \
+	build fmt lock bench bench-short long ci clean help .rust .java .installed-demo .installed-test

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Writes requirements/*.txt from pyproject.toml: every package pinned, with the hashes of its
+# files and without any index's address, for every Python and platform that we support.
+# Usage: scripts/lock.sh UV   (UV: the uv program)
+set -euo pipefail
+uv=$1
+lock() {
+    local name=$1
+    shift
+    "$uv" pip compile pyproject.toml "$@" --quiet --universal --python-version 3.11 \
+        --fork-strategy fewest --generate-hashes --no-emit-index-url --no-annotate --no-header \
+        --output-file "requirements/$name.txt"
+}
+lock build --group build
+lock demo --extra demo
+lock test --extra demo --group test

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Checks that this machine has what the Makefile needs, and stops with one line if not.
+# Usage: scripts/require.sh rust | java | python   (python: prints the interpreter found)
+#
+# The one thing it installs is a JDK, and only as root on Debian or Ubuntu.
+set -euo pipefail
+
+stop() {
+    echo "dcp_rs: $*" >&2
+    exit 1
+}
+
+# version_at_least HAVE WANT: compares dotted numbers.
+version_at_least() {
+    [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]
+}
+
+require_rust() {
+    local want have
+    want=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    if ! command -v cargo >/dev/null || ! have=$(rustc --version 2>/dev/null | cut -d' ' -f2); then
+        stop "Rust is missing: install cargo and rustc $want or newer (with rustup)"
+    fi
+    version_at_least "$have" "$want" ||
+        stop "rustc $have is too old: install Rust $want or newer (rustup update)"
+    command -v cc >/dev/null || stop "no C linker (cc): install gcc (apt-get install gcc libc6-dev)"
+}
+
+require_python() {
+    local candidate
+    for candidate in "${PYTHON:-python3.11}" python3.12 python3.13 python3; do
+        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+            2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    stop "no Python 3.11 or newer with venv: install python3.11 and python3.11-venv"
+}
+
+java_major() {
+    local java=java
+    [ -z "${JAVA_HOME:-}" ] || java="$JAVA_HOME/bin/java"
+    { "$java" -version 2>&1 || true; } | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1
+}
+
+require_java() {
+    local major package
+    major=$(java_major)
+    [ "${major:-0}" -lt 17 ] || return 0
+    if [ "$(id -u)" = 0 ] && [ -z "${JAVA_HOME:-}" ] && command -v apt-get >/dev/null &&
+        grep -qsE '^(ID|ID_LIKE)=.*(debian|ubuntu)' /etc/os-release; then
+        echo "dcp_rs: no Java 17 or newer: installing a JDK with apt-get" >&2
+        apt-get update -qq
+        for package in openjdk-17-jre-headless openjdk-21-jre-headless; do
+            if DEBIAN_FRONTEND=noninteractive \
+                apt-get install -qq -y --no-install-recommends "$package" >/dev/null </dev/null; then
+                break
+            fi
+        done
+        major=$(java_major)
+    fi
+    [ "${major:-0}" -ge 17 ] ||
+        stop "Spark needs Java 17 or newer: install openjdk-17-jre-headless, or set JAVA_HOME"
+}
+
+case "${1:-}" in
+rust) require_rust ;;
+java) require_java ;;
+python) require_python ;;
+*) stop "usage: scripts/require.sh rust | java | python" ;;
+esac
