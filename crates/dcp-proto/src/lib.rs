@@ -25,6 +25,7 @@
 //! * [`Position`] and [`FailoverLog`]: where a vBucket's consumer stands and on which history.
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 pub mod consumer;
 mod failover_log;
 pub mod flow_control;

@@ -1,0 +1,142 @@
+//! What a connection is made with.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use dcp_proto::topology::NetworkSelection;
+use zeroize::Zeroizing;
+
+/// A user name and password. The password is erased when dropped and never shown.
+#[derive(Clone)]
+pub struct Credentials {
+    username: String,
+    password: Zeroizing<String>,
+}
+
+impl Credentials {
+    /// Credentials of a user.
+    #[must_use]
+    pub fn new(username: impl Into<String>, password: impl Into<String>) -> Self {
+        Self { username: username.into(), password: Zeroizing::new(password.into()) }
+    }
+
+    /// User name.
+    #[must_use]
+    pub fn username(&self) -> &str {
+        &self.username
+    }
+
+    pub(crate) const fn password(&self) -> &Zeroizing<String> {
+        &self.password
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("username", &self.username).finish_non_exhaustive()
+    }
+}
+
+/// PEM text, from a file or from memory.
+#[derive(Clone)]
+pub enum Pem {
+    /// Read when connecting.
+    File(PathBuf),
+    /// The text itself.
+    Text(Zeroizing<Vec<u8>>),
+}
+
+impl fmt::Debug for Pem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => f.debug_tuple("File").field(path).finish(),
+            Self::Text(_) => f.write_str("Text(..)"),
+        }
+    }
+}
+
+/// How `couchbases://` connections are encrypted. Certificates and host names are always verified.
+#[derive(Clone, Debug, Default)]
+pub struct TlsOptions {
+    /// Certificate authorities to trust; the operating system's if not given.
+    pub ca: Option<Pem>,
+    /// Client certificate chain and private key, instead of a user name and password.
+    pub client_certificate: Option<ClientCertificate>,
+}
+
+/// A client certificate and its key.
+#[derive(Clone, Debug)]
+pub struct ClientCertificate {
+    /// Certificate chain, the client's own first.
+    pub chain: Pem,
+    /// Private key of the client's own certificate.
+    pub key: Pem,
+}
+
+/// How to connect.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ConnectOptions {
+    /// `couchbase://host1,host2/bucket`, or `couchbases://` for TLS.
+    pub connection_string: String,
+    /// Bucket, where the connection string names none; it must not name another.
+    pub bucket: Option<String>,
+    /// Who connects; not needed with a client certificate.
+    pub credentials: Option<Credentials>,
+    /// Longest time for name resolution, TCP, TLS and set-up of one connection together.
+    pub connect_timeout: Duration,
+    /// How connections are encrypted, with `couchbases://`.
+    pub tls: TlsOptions,
+    /// Name and version of the program, shown in the server's logs.
+    pub agent: String,
+    /// Which of the nodes' names to use.
+    pub network: NetworkSelection,
+}
+
+impl ConnectOptions {
+    /// Longest time for one connection to be set up, unless told otherwise.
+    pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+    /// Options with defaults for everything but the address.
+    #[must_use]
+    pub fn new(connection_string: impl Into<String>) -> Self {
+        Self {
+            connection_string: connection_string.into(),
+            bucket: None,
+            credentials: None,
+            connect_timeout: Self::DEFAULT_CONNECT_TIMEOUT,
+            tls: TlsOptions::default(),
+            agent: concat!("dcp_rs/", env!("CARGO_PKG_VERSION")).to_owned(),
+            network: NetworkSelection::Auto,
+        }
+    }
+
+    /// The same with a bucket.
+    #[must_use]
+    pub fn with_bucket(mut self, bucket: impl Into<String>) -> Self {
+        self.bucket = Some(bucket.into());
+        self
+    }
+
+    /// The same with credentials.
+    #[must_use]
+    pub fn with_credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = Some(credentials);
+        self
+    }
+
+    /// The same with another connect timeout.
+    #[must_use]
+    pub const fn with_connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// The same with TLS options.
+    #[must_use]
+    pub fn with_tls(mut self, tls: TlsOptions) -> Self {
+        self.tls = tls;
+        self
+    }
+}

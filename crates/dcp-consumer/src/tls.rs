@@ -1,0 +1,1 @@
+//! TLS: certificates read and verified.

@@ -1,0 +1,327 @@
+//! What a bootstrap is asked for, and what comes of it.
+
+use core::fmt;
+
+use bytes::Bytes;
+use dcp_wire::message::{Control, OpenFlags};
+use dcp_wire::sasl::SaslError;
+use dcp_wire::{DecodeError, Feature, Opcode, Status};
+use thiserror::Error;
+use zeroize::Zeroizing;
+
+use crate::topology::{BucketConfig, GlobalConfig, InvalidConfig, InvalidManifest, Manifest};
+
+/// Who connects.
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum Auth {
+    /// A client certificate has said so already; SASL is skipped.
+    Certificate,
+    /// A user name and password.
+    Password {
+        /// User name.
+        username: String,
+        /// Password; erased when dropped.
+        password: Zeroizing<String>,
+        /// Random printable ASCII without a comma, 24 characters or more, never used twice.
+        nonce: String,
+        /// Whether the password itself may be sent where the server offers nothing better: only
+        /// on encrypted connections.
+        allow_plain: bool,
+    },
+}
+
+impl fmt::Debug for Auth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Certificate => f.write_str("Certificate"),
+            Self::Password { username, allow_plain, .. } => f
+                .debug_struct("Password")
+                .field("username", username)
+                .field("allow_plain", allow_plain)
+                .finish_non_exhaustive(),
+        }
+    }
+}
+
+/// One DCP_CONTROL to send after DCP_OPEN.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlSetting {
+    /// Name of the setting; see the constants of [`Control`].
+    pub key: &'static str,
+    /// Its value.
+    pub value: String,
+    /// Whether the bootstrap fails if the server refuses it.
+    pub required: bool,
+    /// Feature without which the server would refuse it, so that it is not even sent.
+    pub needs: Option<Feature>,
+}
+
+impl ControlSetting {
+    /// A setting the connection cannot do without.
+    #[must_use]
+    pub fn required(key: &'static str, value: impl fmt::Display) -> Self {
+        Self { key, value: value.to_string(), required: true, needs: None }
+    }
+
+    /// A setting servers may refuse, as old ones do.
+    #[must_use]
+    pub fn optional(key: &'static str, value: impl fmt::Display) -> Self {
+        Self { key, value: value.to_string(), required: false, needs: None }
+    }
+
+    /// The same, sent only where the server granted `feature`.
+    #[must_use]
+    pub const fn needing(mut self, feature: Feature) -> Self {
+        self.needs = Some(feature);
+        self
+    }
+}
+
+/// How to turn the connection into a DCP connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DcpOpen {
+    /// Name of the connection, at most 200 bytes; the server ends an older one of the same name.
+    pub name: String,
+    /// What to send; [`OpenFlags::PRODUCER`] is added.
+    pub flags: OpenFlags,
+    /// Settings, in the order they are sent.
+    pub controls: Vec<ControlSetting>,
+}
+
+impl DcpOpen {
+    /// A producer connection with the settings every consumer wants: noops each
+    /// `noop_interval_secs`, and a flow-control window of `buffer_size` bytes.
+    #[must_use]
+    pub fn new(
+        name: impl Into<String>,
+        flags: OpenFlags,
+        buffer_size: u32,
+        noop_interval_secs: u32,
+    ) -> Self {
+        let controls = vec![
+            // Streams with xattrs or collections are refused until noops are on.
+            ControlSetting::required(Control::ENABLE_NOOP, true),
+            ControlSetting::required(Control::SET_NOOP_INTERVAL, noop_interval_secs),
+            ControlSetting::required(Control::CONNECTION_BUFFER_SIZE, buffer_size),
+            ControlSetting::optional(Control::ENABLE_EXPIRY_OPCODE, true),
+            ControlSetting::optional(Control::SEND_STREAM_END_ON_CLIENT_CLOSE_STREAM, true),
+            ControlSetting::optional(Control::MAX_MARKER_VERSION, "2.2")
+                .needing(Feature::COLLECTIONS),
+        ];
+        Self { name: name.into(), flags, controls }
+    }
+
+    /// The same with one more setting.
+    #[must_use]
+    pub fn with(mut self, setting: ControlSetting) -> Self {
+        self.controls.push(setting);
+        self
+    }
+}
+
+/// What a bootstrap does.
+#[derive(Clone, Debug)]
+pub struct BootstrapConfig {
+    /// Name and version of the program, shown in the server's logs.
+    pub agent: String,
+    /// Identity of the connection, shown in the server's logs; at most 33 bytes are sent.
+    pub connection_id: String,
+    /// Who connects.
+    pub auth: Auth,
+    /// Bucket to select; without one the cluster's configuration is fetched.
+    pub bucket: Option<String>,
+    /// Host the connection goes to, put where a configuration leaves a node's name open.
+    pub connected_host: String,
+    /// Features to ask for.
+    pub features: Vec<Feature>,
+    /// Features without which the bootstrap fails.
+    pub required_features: Vec<Feature>,
+    /// Whether to fetch the collections manifest, where the server has collections.
+    pub manifest: bool,
+    /// How to open DCP; `None` leaves an ordinary connection.
+    pub dcp: Option<DcpOpen>,
+}
+
+impl BootstrapConfig {
+    /// The features a consumer asks for by default.
+    pub const FEATURES: [Feature; 9] = [
+        Feature::XATTR,
+        Feature::XERROR,
+        Feature::SELECT_BUCKET,
+        Feature::SNAPPY,
+        Feature::JSON,
+        Feature::DUPLEX,
+        Feature::CLUSTER_MAP_CHANGE_NOTIFICATION,
+        Feature::ALT_REQUEST_SUPPORT,
+        Feature::COLLECTIONS,
+    ];
+
+    /// A bootstrap that selects `bucket`, if any, and fetches the configuration.
+    #[must_use]
+    pub fn new(auth: Auth, bucket: Option<String>, connected_host: impl Into<String>) -> Self {
+        Self {
+            agent: concat!("dcp_rs/", env!("CARGO_PKG_VERSION")).to_owned(),
+            connection_id: String::new(),
+            auth,
+            bucket,
+            connected_host: connected_host.into(),
+            features: Self::FEATURES.to_vec(),
+            // Without it the server hides most errors behind a closed connection.
+            required_features: vec![Feature::XERROR],
+            manifest: true,
+            dcp: None,
+        }
+    }
+}
+
+/// The configuration a connection was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClusterConfig {
+    /// Of the bucket selected.
+    Bucket(BucketConfig),
+    /// Of the cluster, no bucket being selected.
+    Global(GlobalConfig),
+}
+
+impl ClusterConfig {
+    /// The bucket's configuration, if a bucket is selected.
+    #[must_use]
+    pub const fn bucket(&self) -> Option<&BucketConfig> {
+        match self {
+            Self::Bucket(config) => Some(config),
+            Self::Global(_) => None,
+        }
+    }
+}
+
+/// What a finished bootstrap leaves.
+#[derive(Clone, Debug)]
+pub struct BootstrapOutcome {
+    /// Features asked for and granted, ascending.
+    pub features: Vec<Feature>,
+    /// The configuration.
+    pub config: ClusterConfig,
+    /// The same as JSON, as it came.
+    pub config_json: Bytes,
+    /// The collections manifest; `None` if not asked for or the server has no collections.
+    pub manifest: Option<Manifest>,
+    /// Keys of the controls the server took.
+    pub controls: Vec<&'static str>,
+}
+
+impl BootstrapOutcome {
+    /// Whether the server granted a feature.
+    #[must_use]
+    pub fn has_feature(&self, feature: Feature) -> bool {
+        self.features.contains(&feature)
+    }
+
+    /// Whether the server took a control.
+    #[must_use]
+    pub fn has_control(&self, key: &str) -> bool {
+        self.controls.contains(&key)
+    }
+}
+
+/// Why a connection could not be set up. Holds names of buckets and settings, never a secret.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BootstrapError {
+    /// The server refuses the user name or password.
+    #[error("authentication failed: check user name and password")]
+    AuthenticationFailed,
+    /// The SASL exchange failed on this side: no usable mechanism, a wrong server signature.
+    #[error("authentication failed: {0}")]
+    Sasl(#[from] SaslError),
+    /// There is no such bucket, or the user may not know of it.
+    #[error("bucket '{bucket}' not found: check its name and that the user may access it")]
+    BucketNotFound {
+        /// Name asked for.
+        bucket: String,
+    },
+    /// The user may not use the bucket.
+    #[error("no access to bucket '{bucket}': check that it exists and the user's roles")]
+    BucketAccess {
+        /// Name asked for.
+        bucket: String,
+    },
+    /// The user may not open DCP connections.
+    #[error(
+        "the user may not open DCP connections: it needs the role 'Data DCP Reader' \
+         (data_dcp_reader) on the bucket"
+    )]
+    DcpAccess,
+    /// The server does not grant a feature that is needed.
+    #[error("the server does not support {0:?}, which is needed here")]
+    FeatureMissing(Feature),
+    /// The server refuses a setting that is needed.
+    #[error("the server refuses the setting {key}={value} ({status})")]
+    ControlRefused {
+        /// Name of the setting.
+        key: &'static str,
+        /// Value asked for.
+        value: String,
+        /// What the server answered.
+        status: Status,
+    },
+    /// The server has no configuration (yet), as while it starts or the bucket is being made.
+    #[error("the server has no cluster configuration yet ({status}): try again later")]
+    NoConfig {
+        /// What the server answered.
+        status: Status,
+    },
+    /// The configuration cannot be used.
+    #[error("{0}")]
+    Config(#[from] InvalidConfig),
+    /// The collections manifest cannot be used.
+    #[error("{0}")]
+    Manifest(#[from] InvalidManifest),
+    /// A step failed in a way that has no variant of its own.
+    #[error("the server answered {opcode} with {status}")]
+    Status {
+        /// Step that failed.
+        opcode: Opcode,
+        /// What the server answered.
+        status: Status,
+    },
+    /// A response has the wrong form.
+    #[error("malformed response to {opcode}: {source}")]
+    Malformed {
+        /// Step concerned.
+        opcode: Opcode,
+        /// What is wrong with it.
+        source: DecodeError,
+    },
+    /// The bytes are not packets: the peer is no data service.
+    #[error("{0}")]
+    Decode(#[from] DecodeError),
+    /// A packet that has no place here.
+    #[error("the server sent an unexpected packet ({opcode}) during connection set-up")]
+    Unexpected {
+        /// Its opcode.
+        opcode: Opcode,
+    },
+    /// A setting of ours cannot be put into a packet.
+    #[error("{what} does not fit a packet: use a shorter one")]
+    TooLong {
+        /// The setting.
+        what: &'static str,
+    },
+}
+
+impl BootstrapError {
+    /// The status the server answered with, where it did.
+    #[must_use]
+    pub const fn status(&self) -> Option<Status> {
+        match self {
+            Self::AuthenticationFailed => Some(Status::AUTH_ERROR),
+            Self::BucketNotFound { .. } => Some(Status::KEY_ENOENT),
+            Self::BucketAccess { .. } | Self::DcpAccess => Some(Status::EACCESS),
+            Self::ControlRefused { status, .. }
+            | Self::NoConfig { status }
+            | Self::Status { status, .. } => Some(*status),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! The configuration of one bucket: its nodes and its vBucket map.
+
+use dcp_wire::{ManifestUid, Vbid};
+
+use super::config_json::{ConfigJson, NodeJson, ServerMapJson, split_server};
+use super::node::{Endpoint, Node, Ports};
+use super::{InvalidConfig, MAX_VBUCKETS};
+
+/// Version of a configuration; the larger (epoch, rev) pair is the newer one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Revision {
+    /// Grows when revisions start over, as after an unsafe failover; 0 on servers before 7.1.
+    pub epoch: i64,
+    /// Grows with each change within an epoch.
+    pub rev: i64,
+}
+
+/// What a bucket keeps on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BucketType {
+    /// Documents are persisted.
+    Couchbase,
+    /// Documents live in memory only.
+    Ephemeral,
+}
+
+/// The configuration of one bucket.
+///
+/// Node indexes are positions in [`nodes`](Self::nodes); all of them were checked when parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketConfig {
+    revision: Revision,
+    name: String,
+    uuid: String,
+    bucket_type: BucketType,
+    capabilities: Vec<String>,
+    manifest_uid: Option<ManifestUid>,
+    num_replicas: u8,
+    nodes: Vec<Node>,
+    /// Row per vBucket, active first; `None` where no node holds that copy.
+    copies: Vec<Box<[Option<u16>]>>,
+}
+
+impl BucketConfig {
+    /// Reads the answer to GET_CLUSTER_CONFIG, a pushed configuration, or the body of a
+    /// NOT_MY_VBUCKET response.
+    ///
+    /// `connected_host` is the host the bytes came from: nodes may leave their name to it.
+    ///
+    /// # Errors
+    /// [`InvalidConfig`] if a member is missing or wrong, or the bucket has no vBuckets.
+    pub fn parse(json: &[u8], connected_host: &str) -> Result<Self, InvalidConfig> {
+        let json = ConfigJson::parse(json)?;
+        let revision = revision(&json)?;
+        if json.node_locator.as_deref().is_some_and(|locator| locator != "vbucket") {
+            return Err(InvalidConfig::NoVbuckets);
+        }
+        let map = json.vbucket_server_map.ok_or(InvalidConfig::Missing("vBucketServerMap"))?;
+        let nodes = data_nodes(json.nodes_ext, &map.server_list, connected_host)?;
+        let copies = copies(&map, nodes.len())?;
+        let manifest_uid = match json.collections_manifest_uid.as_deref() {
+            None => None,
+            Some(uid) => Some(ManifestUid(
+                u64::from_str_radix(uid, 16)
+                    .map_err(|_| InvalidConfig::Impossible("collectionsManifestUid"))?,
+            )),
+        };
+        let ephemeral = json.bucket_type.as_deref() == Some("ephemeral");
+        Ok(Self {
+            revision,
+            name: json.name.ok_or(InvalidConfig::Missing("name"))?,
+            uuid: json.uuid.ok_or(InvalidConfig::Missing("uuid"))?,
+            bucket_type: if ephemeral { BucketType::Ephemeral } else { BucketType::Couchbase },
+            capabilities: json.bucket_capabilities.unwrap_or_default(),
+            manifest_uid,
+            num_replicas: map.num_replicas.unwrap_or(0),
+            nodes,
+            copies,
+        })
+    }
+
+    /// Version of the configuration.
+    #[must_use]
+    pub const fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// Whether this configuration replaces `other`: only a strictly newer one does.
+    #[must_use]
+    pub fn is_newer_than(&self, other: &Self) -> bool {
+        self.revision > other.revision
+    }
+
+    /// Name of the bucket.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Identity of the bucket: another one under the same name means it was made anew, and no
+    /// position in the old one means anything.
+    #[must_use]
+    pub fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// What the bucket keeps on disk.
+    #[must_use]
+    pub const fn bucket_type(&self) -> BucketType {
+        self.bucket_type
+    }
+
+    /// Whether the bucket lives in memory only.
+    #[must_use]
+    pub const fn is_ephemeral(&self) -> bool {
+        matches!(self.bucket_type, BucketType::Ephemeral)
+    }
+
+    /// What the bucket can do, in the server's words: `collections`, `durableWrite`, ...
+    #[must_use]
+    pub fn capabilities(&self) -> &[String] {
+        &self.capabilities
+    }
+
+    /// Whether the bucket can do `capability`.
+    #[must_use]
+    pub fn has_capability(&self, capability: &str) -> bool {
+        self.capabilities.iter().any(|known| known == capability)
+    }
+
+    /// Collections manifest current when the configuration was made, if it says.
+    #[must_use]
+    pub const fn manifest_uid(&self) -> Option<ManifestUid> {
+        self.manifest_uid
+    }
+
+    /// How many replicas a vBucket should have.
+    #[must_use]
+    pub const fn num_replicas(&self) -> u8 {
+        self.num_replicas
+    }
+
+    /// How many vBuckets the bucket has; at least 1.
+    #[must_use]
+    pub fn num_vbuckets(&self) -> u16 {
+        // At most MAX_VBUCKETS, checked when parsed.
+        u16::try_from(self.copies.len()).unwrap_or(u16::MAX)
+    }
+
+    /// The nodes that hold data, in the order of the node indexes.
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The node a vBucket is active on; `None` while nobody has it, or if there is no such
+    /// vBucket.
+    #[must_use]
+    pub fn active(&self, vbid: Vbid) -> Option<usize> {
+        let active = self.copies.get(vbid.index())?.first()?;
+        active.map(usize::from)
+    }
+
+    /// The nodes that hold replicas of a vBucket, in replica order; `None` where one is missing.
+    pub fn replicas(&self, vbid: Vbid) -> impl Iterator<Item = Option<usize>> + '_ {
+        let copies = self.copies.get(vbid.index()).into_iter().flatten();
+        copies.skip(1).map(|node| node.map(usize::from))
+    }
+
+    /// The vBuckets active on a node, ascending.
+    pub fn active_on(&self, node: usize) -> impl Iterator<Item = Vbid> + '_ {
+        (0..self.num_vbuckets()).map(Vbid).filter(move |&vbid| self.active(vbid) == Some(node))
+    }
+
+    /// The vBucket a document key lies in; `key` is without its collection prefix.
+    #[must_use]
+    pub fn vbucket_of_key(&self, key: &[u8]) -> Vbid {
+        super::vbucket_of_key(key, self.num_vbuckets())
+    }
+}
+
+pub(super) fn revision(json: &ConfigJson) -> Result<Revision, InvalidConfig> {
+    let rev = json.rev.ok_or(InvalidConfig::Missing("rev"))?;
+    if rev < 0 {
+        return Err(InvalidConfig::Impossible("rev"));
+    }
+    Ok(Revision { epoch: json.rev_epoch.unwrap_or(0), rev })
+}
+
+/// The nodes of the server list, whose positions the map uses, with what `nodesExt` knows of them.
+///
+/// `nodesExt` begins with the same nodes in the same order. Where it does not, the entry that
+/// names the same data endpoint is taken, and failing that the server list's own address.
+fn data_nodes(
+    nodes_ext: Vec<NodeJson>,
+    server_list: &[String],
+    connected_host: &str,
+) -> Result<Vec<Node>, InvalidConfig> {
+    let extended: Vec<Node> =
+        nodes_ext.into_iter().map(|node| node.into_node(connected_host)).collect();
+    if server_list.is_empty() {
+        return Ok(extended);
+    }
+    let mut nodes = Vec::with_capacity(server_list.len());
+    for (index, entry) in server_list.iter().enumerate() {
+        let (hostname, port) = split_server(entry, connected_host)?;
+        let names_it =
+            |node: &&Node| node.default.ports.kv == Some(port) && node.default.hostname == hostname;
+        let in_place = extended.get(index);
+        let node = in_place
+            .filter(names_it)
+            .or_else(|| extended.iter().find(names_it))
+            .or_else(|| in_place.filter(|node| offers_data(node)));
+        nodes.push(node.cloned().unwrap_or_else(|| Node {
+            default: Endpoint { hostname, ports: Ports { kv: Some(port), ..Ports::default() } },
+            external: None,
+            this_node: false,
+        }));
+    }
+    Ok(nodes)
+}
+
+const fn offers_data(node: &Node) -> bool {
+    node.default.ports.kv.is_some() || node.default.ports.kv_ssl.is_some()
+}
+
+fn copies(map: &ServerMapJson, nodes: usize) -> Result<Vec<Box<[Option<u16>]>>, InvalidConfig> {
+    let vbuckets = map.vbucket_map.len();
+    if vbuckets == 0 {
+        return Err(InvalidConfig::NoVbuckets);
+    }
+    if vbuckets > MAX_VBUCKETS {
+        return Err(InvalidConfig::Impossible("number of vBuckets"));
+    }
+    let vbids = (0..=u16::MAX).map(Vbid);
+    vbids.zip(&map.vbucket_map).map(|(vbid, row)| copies_of(vbid, row, nodes)).collect()
+}
+
+fn copies_of(vbid: Vbid, row: &[i64], nodes: usize) -> Result<Box<[Option<u16>]>, InvalidConfig> {
+    row.iter()
+        .map(|&index| match u16::try_from(index) {
+            _ if index == -1 => Ok(None),
+            Ok(node) if usize::from(node) < nodes => Ok(Some(node)),
+            _ => Err(InvalidConfig::NodeIndex { vbid, index, nodes }),
+        })
+        .collect()
+}

@@ -1,0 +1,126 @@
+//! The JSON of a cluster configuration, and how its node list is read.
+
+use serde::Deserialize;
+
+use super::node::{Endpoint, Node, Ports};
+use super::{InvalidConfig, MAX_CONFIG_LEN};
+
+/// Stands for the address the configuration was asked from.
+const HOST_PLACEHOLDER: &str = "$HOST";
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ConfigJson {
+    pub(super) rev: Option<i64>,
+    pub(super) rev_epoch: Option<i64>,
+    pub(super) name: Option<String>,
+    pub(super) uuid: Option<String>,
+    pub(super) bucket_type: Option<String>,
+    pub(super) bucket_capabilities: Option<Vec<String>>,
+    pub(super) node_locator: Option<String>,
+    pub(super) collections_manifest_uid: Option<String>,
+    #[serde(default)]
+    pub(super) nodes_ext: Vec<NodeJson>,
+    #[serde(rename = "vBucketServerMap")]
+    pub(super) vbucket_server_map: Option<ServerMapJson>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ServerMapJson {
+    #[serde(default)]
+    pub(super) server_list: Vec<String>,
+    #[serde(rename = "vBucketMap", default)]
+    pub(super) vbucket_map: Vec<Vec<i64>>,
+    pub(super) num_replicas: Option<u8>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct NodeJson {
+    #[serde(default)]
+    services: PortsJson,
+    hostname: Option<String>,
+    #[serde(default)]
+    this_node: bool,
+    #[serde(default)]
+    alternate_addresses: AlternateJson,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PortsJson {
+    kv: Option<u16>,
+    #[serde(rename = "kvSSL")]
+    kv_ssl: Option<u16>,
+    mgmt: Option<u16>,
+    #[serde(rename = "mgmtSSL")]
+    mgmt_ssl: Option<u16>,
+}
+
+#[derive(Default, Deserialize)]
+struct AlternateJson {
+    external: Option<ExternalJson>,
+}
+
+#[derive(Deserialize)]
+struct ExternalJson {
+    hostname: Option<String>,
+    ports: Option<PortsJson>,
+}
+
+impl From<PortsJson> for Ports {
+    fn from(json: PortsJson) -> Self {
+        // Port 0 is how "not offered" is spelled by some.
+        let port = |port: Option<u16>| port.filter(|&port| port != 0);
+        Self {
+            kv: port(json.kv),
+            kv_ssl: port(json.kv_ssl),
+            mgmt: port(json.mgmt),
+            mgmt_ssl: port(json.mgmt_ssl),
+        }
+    }
+}
+
+impl ConfigJson {
+    pub(super) fn parse(json: &[u8]) -> Result<Self, InvalidConfig> {
+        if json.len() > MAX_CONFIG_LEN {
+            return Err(InvalidConfig::TooLarge { len: json.len() });
+        }
+        serde_json::from_slice(json)
+            .map_err(|error| InvalidConfig::Json { line: error.line(), column: error.column() })
+    }
+}
+
+impl NodeJson {
+    /// The node, named as `connected_host` where it leaves its name to whoever asks.
+    pub(super) fn into_node(self, connected_host: &str) -> Node {
+        let ports = Ports::from(self.services);
+        let hostname = resolve(self.hostname.as_deref(), connected_host);
+        let external = self.alternate_addresses.external.map(|external| Endpoint {
+            hostname: resolve(external.hostname.as_deref(), connected_host),
+            // No port list: the usual ports are forwarded as they are.
+            ports: external.ports.map_or(ports, Ports::from),
+        });
+        Node { default: Endpoint { hostname, ports }, external, this_node: self.this_node }
+    }
+}
+
+fn resolve(hostname: Option<&str>, connected_host: &str) -> String {
+    let hostname = match hostname {
+        None | Some("" | HOST_PLACEHOLDER) => connected_host,
+        Some(hostname) => hostname,
+    };
+    hostname.trim_start_matches('[').trim_end_matches(']').to_owned()
+}
+
+/// Splits an entry of the server list; the port is the data service's.
+pub(super) fn split_server(
+    entry: &str,
+    connected_host: &str,
+) -> Result<(String, u16), InvalidConfig> {
+    let wrong = InvalidConfig::Impossible("server list entry");
+    let (host, port) = entry.rsplit_once(':').ok_or_else(|| wrong.clone())?;
+    let port = port.parse().map_err(|_| wrong)?;
+    Ok((resolve(Some(host), connected_host), port))
+}

@@ -1,0 +1,217 @@
+//! Connection strings: `couchbase://host1,host2:11210/bucket?option=value`.
+
+use core::fmt;
+use core::str::FromStr;
+
+use thiserror::Error;
+
+use super::Address;
+
+/// Whether connections are encrypted, and the default port that comes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// `couchbase://`: plain TCP, port 11210.
+    Couchbase,
+    /// `couchbases://`: TLS, port 11207.
+    Couchbases,
+}
+
+impl Scheme {
+    /// Port of the data service where the connection string names none.
+    #[must_use]
+    pub const fn default_port(self) -> u16 {
+        match self {
+            Self::Couchbase => 11210,
+            Self::Couchbases => 11207,
+        }
+    }
+
+    /// Whether connections are encrypted.
+    #[must_use]
+    pub const fn is_tls(self) -> bool {
+        matches!(self, Self::Couchbases)
+    }
+}
+
+/// Why text is not a connection string. Never repeats the text: a password may be in it.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InvalidConnectionString {
+    /// The scheme is neither `couchbase` nor `couchbases`.
+    #[error(
+        "connection string must start with couchbase:// or couchbases:// (http addresses of the \
+         web console do not work: use the data service, port 11210 or 11207)"
+    )]
+    Scheme,
+    /// A user name or password is in it.
+    #[error("connection string must not hold a user name or password: pass them as credentials")]
+    Credentials,
+    /// There is no host in it, or an empty one.
+    #[error("connection string has an empty host: write couchbase://host1,host2")]
+    EmptyHost,
+    /// A port is not a number from 1 to 65535.
+    #[error("connection string has a port that is not a number from 1 to 65535")]
+    Port,
+    /// The port is the web console's, which does not speak the protocol.
+    #[error(
+        "port {0} is the cluster manager's: leave the port out, or use the data service's \
+         (11210, with TLS 11207)"
+    )]
+    ManagerPort(u16),
+    /// An IPv6 literal lacks its brackets, or one of them.
+    #[error("connection string has an IPv6 address without brackets: write [::1]:11210")]
+    Ipv6,
+    /// A `%` is not followed by two hexadecimal digits, or what they spell is not UTF-8.
+    #[error("connection string has an invalid percent escape")]
+    Escape,
+    /// More than one path segment.
+    #[error("connection string may name one bucket after the hosts, and no further path")]
+    Path,
+}
+
+/// Where a cluster is found, and what the string asks for besides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectionString {
+    scheme: Scheme,
+    addresses: Vec<Address>,
+    bucket: Option<String>,
+    params: Vec<(String, String)>,
+}
+
+impl ConnectionString {
+    /// Whether connections are encrypted.
+    #[must_use]
+    pub const fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// The nodes to try first, in the order written; at least one.
+    #[must_use]
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// The bucket named after the hosts.
+    #[must_use]
+    pub fn bucket(&self) -> Option<&str> {
+        self.bucket.as_deref()
+    }
+
+    /// Names and values after the `?`, in order.
+    #[must_use]
+    pub fn params(&self) -> &[(String, String)] {
+        &self.params
+    }
+
+    /// The last value given for a parameter.
+    #[must_use]
+    pub fn param(&self, name: &str) -> Option<&str> {
+        self.params.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+}
+
+impl FromStr for ConnectionString {
+    type Err = InvalidConnectionString;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (scheme, rest) = match text.trim().split_once("://") {
+            Some((scheme, rest)) if scheme.eq_ignore_ascii_case("couchbase") => {
+                (Scheme::Couchbase, rest)
+            }
+            Some((scheme, rest)) if scheme.eq_ignore_ascii_case("couchbases") => {
+                (Scheme::Couchbases, rest)
+            }
+            _ => return Err(InvalidConnectionString::Scheme),
+        };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+        if hosts.contains('@') {
+            return Err(InvalidConnectionString::Credentials);
+        }
+        let bucket = unescape(path.strip_suffix('/').unwrap_or(path))?;
+        if path.strip_suffix('/').unwrap_or(path).contains('/') {
+            return Err(InvalidConnectionString::Path);
+        }
+        Ok(Self {
+            scheme,
+            addresses: hosts
+                .split([',', ';'])
+                .map(|host| address(host.trim(), scheme))
+                .collect::<Result<_, _>>()?,
+            bucket: (!bucket.is_empty()).then_some(bucket),
+            params: params(query)?,
+        })
+    }
+}
+
+impl fmt::Display for ConnectionString {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.scheme.is_tls() { "couchbases://" } else { "couchbase://" })?;
+        for (index, address) in self.addresses.iter().enumerate() {
+            write!(f, "{}{address}", if index == 0 { "" } else { "," })?;
+        }
+        match &self.bucket {
+            Some(bucket) => write!(f, "/{bucket}"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn address(text: &str, scheme: Scheme) -> Result<Address, InvalidConnectionString> {
+    let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+        let (host, rest) = rest.split_once(']').ok_or(InvalidConnectionString::Ipv6)?;
+        match rest.strip_prefix(':') {
+            Some(port) => (host, Some(port)),
+            None if rest.is_empty() => (host, None),
+            None => return Err(InvalidConnectionString::Ipv6),
+        }
+    } else {
+        match text.split_once(':') {
+            Some((_, port)) if port.contains(':') => return Err(InvalidConnectionString::Ipv6),
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        }
+    };
+    if host.is_empty() {
+        return Err(InvalidConnectionString::EmptyHost);
+    }
+    let port = match port {
+        None => scheme.default_port(),
+        Some(port) => match port.parse() {
+            Ok(port @ (8091 | 18091)) => return Err(InvalidConnectionString::ManagerPort(port)),
+            Ok(port) if port != 0 => port,
+            _ => return Err(InvalidConnectionString::Port),
+        },
+    };
+    Ok(Address::new(host, port))
+}
+
+fn params(query: &str) -> Result<Vec<(String, String)>, InvalidConnectionString> {
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    pairs
+        .map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            Ok((unescape(name)?, unescape(value)?))
+        })
+        .collect()
+}
+
+fn unescape(text: &str) -> Result<String, InvalidConnectionString> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        rest = tail;
+        if first != b'%' {
+            bytes.push(first);
+            continue;
+        }
+        let (digits, tail) = tail.split_at_checked(2).ok_or(InvalidConnectionString::Escape)?;
+        rest = tail;
+        let digits = core::str::from_utf8(digits).map_err(|_| InvalidConnectionString::Escape)?;
+        if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(InvalidConnectionString::Escape);
+        }
+        bytes.push(u8::from_str_radix(digits, 16).map_err(|_| InvalidConnectionString::Escape)?);
+    }
+    String::from_utf8(bytes).map_err(|_| InvalidConnectionString::Escape)
+}

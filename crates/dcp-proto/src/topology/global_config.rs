@@ -1,0 +1,42 @@
+//! The configuration of the cluster as a whole, which a connection without a bucket is given.
+
+use super::bucket_config::{Revision, revision};
+use super::config_json::ConfigJson;
+use super::{InvalidConfig, Node};
+
+/// The nodes of the cluster, without any bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GlobalConfig {
+    revision: Revision,
+    nodes: Vec<Node>,
+}
+
+impl GlobalConfig {
+    /// Reads the answer to GET_CLUSTER_CONFIG on a connection without a bucket.
+    ///
+    /// `connected_host` is the host the bytes came from.
+    ///
+    /// # Errors
+    /// [`InvalidConfig`] if a member is missing or wrong.
+    pub fn parse(json: &[u8], connected_host: &str) -> Result<Self, InvalidConfig> {
+        let json = ConfigJson::parse(json)?;
+        let revision = revision(&json)?;
+        if json.nodes_ext.is_empty() {
+            return Err(InvalidConfig::Missing("nodesExt"));
+        }
+        let nodes = json.nodes_ext.into_iter().map(|node| node.into_node(connected_host));
+        Ok(Self { revision, nodes: nodes.collect() })
+    }
+
+    /// Version of the configuration.
+    #[must_use]
+    pub const fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// All nodes, those without data included.
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+}

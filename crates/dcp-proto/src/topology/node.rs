@@ -1,0 +1,149 @@
+//! Nodes, and the addresses they are reached under.
+
+use core::fmt;
+
+/// Where to connect: a host name or IP literal, and a port.
+///
+/// An IPv6 literal is held without brackets and displayed with them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address {
+    /// Host name or IP literal.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+}
+
+impl Address {
+    /// An address; brackets around an IPv6 literal are taken off.
+    #[must_use]
+    pub fn new(host: impl Into<String>, port: u16) -> Self {
+        let host = host.into();
+        match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+            Some(bare) => Self { host: bare.to_owned(), port },
+            None => Self { host, port },
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            return write!(f, "[{}]:{}", self.host, self.port);
+        }
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+/// The ports a node offers the data service and the cluster manager on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ports {
+    pub(super) kv: Option<u16>,
+    pub(super) kv_ssl: Option<u16>,
+    pub(super) mgmt: Option<u16>,
+    pub(super) mgmt_ssl: Option<u16>,
+}
+
+/// A name and ports of a node on one network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Endpoint {
+    pub(super) hostname: String,
+    pub(super) ports: Ports,
+}
+
+impl Endpoint {
+    fn data(&self, tls: bool) -> Option<Address> {
+        let port = if tls { self.ports.kv_ssl } else { self.ports.kv }?;
+        Some(Address::new(self.hostname.as_str(), port))
+    }
+
+    fn manager(&self, tls: bool) -> Option<Address> {
+        let port = if tls { self.ports.mgmt_ssl } else { self.ports.mgmt }?;
+        Some(Address::new(self.hostname.as_str(), port))
+    }
+
+    fn is(&self, address: &Address) -> bool {
+        self.hostname.eq_ignore_ascii_case(&address.host)
+            && [self.ports.kv, self.ports.kv_ssl].contains(&Some(address.port))
+    }
+}
+
+/// Under which of their two names the nodes are reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Network {
+    /// The names the nodes know each other by.
+    #[default]
+    Default,
+    /// The alternate addresses, for clients outside the nodes' own network.
+    External,
+}
+
+/// How the [`Network`] is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum NetworkSelection {
+    /// By the address the first connection was made to.
+    #[default]
+    Auto,
+    /// Always this one.
+    Fixed(Network),
+}
+
+impl NetworkSelection {
+    /// The network to use for `nodes`, the first connection having been made to `bootstrap`.
+    ///
+    /// `Auto` takes the network that names exactly that address, the default one first. Where
+    /// neither does (a load balancer, a DNS alias) it takes the external one if any node has it:
+    /// whoever configures alternate addresses means them for those who come by another name.
+    #[must_use]
+    pub fn network(self, nodes: &[Node], bootstrap: &Address) -> Network {
+        let external = |node: &Node, test: &dyn Fn(&Endpoint) -> bool| {
+            node.external.as_ref().is_some_and(test)
+        };
+        match self {
+            Self::Fixed(network) => network,
+            Self::Auto if nodes.iter().any(|node| node.default.is(bootstrap)) => Network::Default,
+            Self::Auto if nodes.iter().any(|node| external(node, &|_| true)) => Network::External,
+            Self::Auto => Network::Default,
+        }
+    }
+}
+
+/// A node of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    pub(super) default: Endpoint,
+    pub(super) external: Option<Endpoint>,
+    pub(super) this_node: bool,
+}
+
+impl Node {
+    /// Name of the node on its own network.
+    #[must_use]
+    pub fn hostname(&self) -> &str {
+        &self.default.hostname
+    }
+
+    /// Whether the node is the one that sent the configuration.
+    #[must_use]
+    pub const fn is_this_node(&self) -> bool {
+        self.this_node
+    }
+
+    /// Where the data service listens; `None` if it is not offered on that network in that way.
+    #[must_use]
+    pub fn data_address(&self, network: Network, tls: bool) -> Option<Address> {
+        self.endpoint(network)?.data(tls)
+    }
+
+    /// Where the cluster manager listens; `None` if not offered.
+    #[must_use]
+    pub fn manager_address(&self, network: Network, tls: bool) -> Option<Address> {
+        self.endpoint(network)?.manager(tls)
+    }
+
+    const fn endpoint(&self, network: Network) -> Option<&Endpoint> {
+        match network {
+            Network::Default => Some(&self.default),
+            Network::External => self.external.as_ref(),
+        }
+    }
+}
