@@ -2,8 +2,10 @@
 
 mod bootstrap;
 mod bootstrap_config;
+mod stats;
 
 pub use bootstrap::Bootstrap;
 pub use bootstrap_config::{
     Auth, BootstrapConfig, BootstrapError, BootstrapOutcome, ClusterConfig, ControlSetting, DcpOpen,
 };
+pub use stats::ConnectionStats;

@@ -1,0 +1,153 @@
+//! What a stream of changes is asked for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use dcp_proto::checkpoint::Checkpoint;
+use dcp_wire::{Seqno, Vbid};
+
+/// Where a stream begins.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub enum Start {
+    /// Before the first change of every vBucket.
+    #[default]
+    Earliest,
+    /// After the newest change of every vBucket at the moment the stream is opened.
+    Latest,
+    /// Where an earlier stream of the same bucket and filter stood.
+    Checkpoint(Checkpoint),
+}
+
+/// Where a stream ends.
+///
+/// A finite stream delivers to the end of the snapshot that holds the end seqno: a key rewritten
+/// meanwhile has moved above it and would be missing otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum End {
+    /// Never.
+    #[default]
+    Never,
+    /// With the newest change of every vBucket at the moment the stream is opened.
+    Now,
+    /// With these seqnos; vBuckets that are not named are not streamed.
+    At(BTreeMap<Vbid, Seqno>),
+}
+
+/// Which parts of a document the server sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// Whether values are sent; without them their datatype is still known.
+    pub values: bool,
+    /// Whether extended attributes are sent, in front of the value.
+    pub xattrs: bool,
+}
+
+impl Default for Content {
+    /// Values without extended attributes.
+    fn default() -> Self {
+        Self { values: true, xattrs: false }
+    }
+}
+
+/// Which documents the server sends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Filter {
+    /// All of the bucket.
+    #[default]
+    All,
+    /// Those of one scope, collections created later included.
+    Scope(String),
+    /// Those of these collections, each as `scope.collection`.
+    Collections(Vec<String>),
+}
+
+/// When a batch is handed over.
+///
+/// A batch ends with whichever comes first. Lingering ends one only while the application has
+/// nothing else to take, so that a slow application sees larger batches instead of more of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchPolicy {
+    /// Most rows in a batch.
+    pub max_rows: usize,
+    /// Size of a batch in bytes above which it ends; one document may overshoot it. At most
+    /// [`BatchPolicy::MAX_BYTES`].
+    pub max_bytes: usize,
+    /// How long the first row of a batch waits for others.
+    pub linger: Duration,
+}
+
+impl BatchPolicy {
+    /// Largest `max_bytes`: larger batches cost more in allocation than they save.
+    pub const MAX_BYTES: usize = 16 * 1024 * 1024;
+}
+
+impl Default for BatchPolicy {
+    /// 10,000 rows, 4 MiB, 100 ms.
+    fn default() -> Self {
+        Self { max_rows: 10_000, max_bytes: 4 * 1024 * 1024, linger: Duration::from_millis(100) }
+    }
+}
+
+/// What happens when the server asks for a rollback.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnRollback {
+    /// A rollback record says from where on the vBucket's changes come again, and they come.
+    #[default]
+    Emit,
+    /// The stream ends with an error of kind [`ErrorKind::Rollback`](crate::ErrorKind::Rollback).
+    Raise,
+    /// As [`OnRollback::Emit`], but from the beginning of the vBucket.
+    Resync,
+}
+
+/// What a stream of changes is asked for; [`StreamOptions::default`] is an endless stream of
+/// everything.
+#[derive(Clone, Debug)]
+pub struct StreamOptions {
+    /// Where to begin.
+    pub start: Start,
+    /// Where to end.
+    pub end: End,
+    /// vBuckets to stream; `None` all.
+    pub vbuckets: Option<Vec<Vbid>>,
+    /// Which parts of a document to send.
+    pub content: Content,
+    /// Which documents to send.
+    pub filter: Filter,
+    /// When a batch is handed over.
+    pub batch: BatchPolicy,
+    /// Flow-control window of each node's connection in bytes: so much may be received and not
+    /// yet taken by the application, and one document more.
+    pub buffer_size: u32,
+    /// What happens when the server asks for a rollback.
+    pub on_rollback: OnRollback,
+    /// Seconds between the signs of life the server sends; a connection on which nothing arrives
+    /// for twice as long is taken for dead.
+    pub noop_interval: Duration,
+}
+
+impl StreamOptions {
+    /// Smallest [`buffer_size`](Self::buffer_size): below it the server would wait for
+    /// acknowledgements after every few documents.
+    pub const MIN_BUFFER_SIZE: u32 = 64 * 1024;
+}
+
+impl Default for StreamOptions {
+    fn default() -> Self {
+        Self {
+            start: Start::default(),
+            end: End::default(),
+            vbuckets: None,
+            content: Content::default(),
+            filter: Filter::default(),
+            batch: BatchPolicy::default(),
+            buffer_size: 8 * 1024 * 1024,
+            on_rollback: OnRollback::default(),
+            noop_interval: Duration::from_secs(20),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! What a connection counts.
+
+/// Numbers a connection counts from its beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConnectionStats {
+    /// Packets received.
+    pub packets: u64,
+    /// Bytes received in whole packets.
+    pub bytes: u64,
+    /// Changes given to the sink.
+    pub changes: u64,
+    /// Rollbacks carried out.
+    pub rollbacks: u64,
+    /// Packets of a stream that is not, or no longer, there; their bytes were returned.
+    pub stale_packets: u64,
+    /// Answers to requests that were replaced meanwhile.
+    pub stale_responses: u64,
+    /// Changes with the seqno of the SEQNO_ADVANCED just before them, a known defect of servers;
+    /// they were taken as changes.
+    pub repeated_seqnos: u64,
+    /// Signs of life answered.
+    pub noops: u64,
+    /// Acknowledgements sent to the producer's window.
+    pub acks: u64,
+}
+
+impl ConnectionStats {
+    /// Adds what another connection counted.
+    pub const fn add(&mut self, other: &Self) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+        self.changes += other.changes;
+        self.rollbacks += other.rollbacks;
+        self.stale_packets += other.stale_packets;
+        self.stale_responses += other.stale_responses;
+        self.repeated_seqnos += other.repeated_seqnos;
+        self.noops += other.noops;
+        self.acks += other.acks;
+    }
+}
