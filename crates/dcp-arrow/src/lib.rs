@@ -1,1 +1,57 @@
-//! Placeholder.
+//! Couchbase changes as Arrow record batches.
+//!
+//! A [`TableSchema`] is a choice of columns from the change table ([`COLUMNS`]). An [`ArrowSink`]
+//! of that schema takes changes as they lie in the read buffer and copies each value once, to the
+//! place where it stays. What it hands out is a [`PendingBatch`]: columns that are complete but
+//! not yet checked. [`PendingBatch::finish`] inflates, checks UTF-8, resolves collection names and
+//! makes the `RecordBatch`; whoever takes the batch calls it, so that none of that work delays
+//! the task that reads the socket.
+//!
+//! ```
+//! use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, TableOptions, TableSchema};
+//! use dcp_proto::{BatchSink, Change, ChangeSink, Op, Snapshot};
+//! use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
+//!
+//! let schema = TableSchema::new(&TableOptions::default())?;
+//! let mut sink = ArrowSink::new(schema, CollectionNames::default(), BatchLimits::default());
+//! sink.change(&Change {
+//!     op: Op::Mutation,
+//!     vbid: Vbid(7),
+//!     seqno: Seqno(1),
+//!     vbuuid: Vbuuid(0xabc),
+//!     epoch: 0,
+//!     snapshot: Snapshot { start: Seqno(0), end: Seqno(1) },
+//!     collection_id: CollectionId::DEFAULT,
+//!     key: b"airline_10",
+//!     value: br#"{"name":"40-Mile Air"}"#,
+//!     datatype: Datatype::JSON,
+//!     cas: Cas(1_700_000_000_000_000_000),
+//!     rev_seqno: RevSeqno(1),
+//!     flags: 0,
+//!     expiry: 0,
+//!     delete_time: 0,
+//! })?;
+//! let batch = sink.take_batch()?.finish()?;
+//! assert_eq!((batch.num_rows(), batch.num_columns()), (1, 10));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod limits;
+mod names;
+mod pending;
+mod pool;
+mod schema;
+mod sink;
+mod system_event;
+mod values;
+mod xattrs;
+
+pub use limits::BatchLimits;
+pub use names::{CollectionName, CollectionNames};
+pub use pending::PendingBatch;
+pub use pool::BufferPool;
+pub use schema::{
+    COLUMNS, Column, ColumnSet, ColumnSpec, Detail, KeyType, SchemaError, TableOptions, TableSchema,
+};
+pub use sink::ArrowSink;

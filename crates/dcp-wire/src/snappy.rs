@@ -36,6 +36,18 @@ pub fn decompress_into(input: &[u8], max: usize, out: &mut Vec<u8>) -> Result<()
     }
 }
 
+/// Inflates a value into a place of exactly the length [`decompressed_len`] tells.
+///
+/// # Errors
+/// [`DecodeError::Decompress`] for an invalid block or one of another length; what `out` holds is
+/// unspecified then.
+pub fn decompress_exact(input: &[u8], out: &mut [u8]) -> Result<(), DecodeError> {
+    match Decoder::new().decompress(input, out) {
+        Ok(len) if len == out.len() => Ok(()),
+        _ => Err(DecodeError::Decompress("damaged block")),
+    }
+}
+
 /// The length a block declares, refused if it exceeds `max` or could not come from `input`.
 ///
 /// # Errors

@@ -1,0 +1,35 @@
+//! How large a batch may grow.
+
+/// How large one batch may grow before its sink refuses more.
+///
+/// These are the sink's own bounds, against running out of 32-bit offsets or memory; when a batch
+/// is cut in normal operation is the consumer's decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLimits {
+    /// Rows to reserve room for when a batch begins.
+    pub expected_rows: usize,
+    /// Bytes of values to reserve room for when a batch begins.
+    pub expected_bytes: usize,
+    /// Largest number of bytes in one column of values, inflated.
+    ///
+    /// A batch cut at 16 MiB still takes the one row that crosses the line, of up to 30 MiB.
+    pub max_column_bytes: usize,
+    /// Largest inflated value in bytes.
+    pub max_value_bytes: usize,
+}
+
+impl BatchLimits {
+    /// Most bytes a column can hold with Arrow's 32-bit offsets.
+    pub const OFFSET_LIMIT: usize = i32::MAX as usize;
+}
+
+impl Default for BatchLimits {
+    fn default() -> Self {
+        Self {
+            expected_rows: 4096,
+            expected_bytes: 1024 * 1024,
+            max_column_bytes: 128 * 1024 * 1024,
+            max_value_bytes: dcp_wire::MAX_BODY_LEN,
+        }
+    }
+}

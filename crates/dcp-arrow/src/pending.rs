@@ -1,0 +1,505 @@
+//! A batch whose rows are all there, to be checked and made into Arrow arrays.
+
+use std::sync::Arc;
+
+use arrow_array::{
+    ArrayRef, BinaryArray, Int32Array, Int64Array, RecordBatch, StringArray,
+    TimestampMicrosecondArray,
+};
+use arrow_buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
+use dcp_proto::{Change, Rollback, SinkError, SystemEventRecord};
+use dcp_wire::{CollectionId, Datatype, Seqno, Vbid};
+
+use crate::names::CollectionName;
+use crate::schema::UTC;
+use crate::sink::unrepresentable;
+use crate::values::{BytesColumn, ValueColumn};
+use crate::xattrs::{XattrsColumn, nulls};
+use crate::{BatchLimits, BufferPool, CollectionNames, Column, KeyType, TableSchema};
+
+/// What a row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowKind {
+    Mutation,
+    Deletion,
+    Expiration,
+    Rollback,
+    SystemEvent,
+}
+
+impl RowKind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Mutation => "mutation",
+            Self::Deletion => "deletion",
+            Self::Expiration => "expiration",
+            Self::Rollback => "rollback",
+            Self::SystemEvent => "system_event",
+        }
+    }
+
+    const fn is_document(self) -> bool {
+        matches!(self, Self::Mutation | Self::Deletion | Self::Expiration)
+    }
+}
+
+/// Stands for "no collection" in a column of collection ids, which are 32 bits wide.
+const NO_COLLECTION: i64 = -1;
+
+/// The columns of a batch being filled; those the table does not show are `None`.
+#[derive(Debug)]
+pub(crate) struct Columns {
+    kinds: Vec<RowKind>,
+    /// Kept whether shown or not: errors name them.
+    vbuckets: Vec<i32>,
+    seqnos: Vec<i64>,
+    pub(crate) keys: Option<BytesColumn>,
+    pub(crate) values: Option<ValueColumn>,
+    pub(crate) xattrs: Option<XattrsColumn>,
+    collection_ids: Option<Vec<i64>>,
+    epochs: Option<Vec<i32>>,
+    cas: Option<Vec<i64>>,
+    revs: Option<Vec<i64>>,
+    expiries: Option<Vec<i64>>,
+    delete_times: Option<Vec<i64>>,
+    flags: Option<Vec<i64>>,
+    json: Option<Vec<bool>>,
+    vbuuids: Option<Vec<i64>>,
+    snapshot_starts: Option<Vec<i64>>,
+    snapshot_ends: Option<Vec<i64>>,
+    bytes_per_row: usize,
+}
+
+#[inline]
+fn push<T>(column: &mut Option<Vec<T>>, value: impl FnOnce() -> T) {
+    if let Some(column) = column {
+        column.push(value());
+    }
+}
+
+impl Columns {
+    pub(crate) fn new(schema: &TableSchema, limits: BatchLimits, pool: &BufferPool) -> Self {
+        let rows = limits.expected_rows;
+        let longs = |columns: &[Column]| {
+            columns.iter().any(|column| schema.has(*column)).then(|| Vec::with_capacity(rows))
+        };
+        Self {
+            kinds: Vec::with_capacity(rows),
+            vbuckets: Vec::with_capacity(rows),
+            seqnos: Vec::with_capacity(rows),
+            keys: schema.has(Column::Key).then(|| {
+                BytesColumn::new(rows, pool.take(rows.saturating_mul(EXPECTED_KEY_BYTES)), limits)
+            }),
+            values: schema
+                .has(Column::Value)
+                .then(|| ValueColumn::new(rows, pool.take(limits.expected_bytes), limits)),
+            xattrs: schema.has(Column::Xattrs).then(|| XattrsColumn::new(rows, limits)),
+            collection_ids: longs(&[Column::Scope, Column::Collection, Column::CollectionId]),
+            epochs: schema.has(Column::Epoch).then(|| Vec::with_capacity(rows)),
+            cas: longs(&[Column::Cas, Column::Timestamp]),
+            revs: longs(&[Column::Rev]),
+            expiries: longs(&[Column::Expiry]),
+            delete_times: longs(&[Column::DeletedAt]),
+            flags: longs(&[Column::Flags]),
+            json: schema.has(Column::Datatype).then(|| Vec::with_capacity(rows)),
+            vbuuids: longs(&[Column::Vbuuid]),
+            snapshot_starts: longs(&[Column::SnapshotStart]),
+            snapshot_ends: longs(&[Column::SnapshotEnd]),
+            // Eight bytes each is near enough for cutting batches.
+            bytes_per_row: 8 * schema.columns().len(),
+        }
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.kinds.len()
+    }
+
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.keys.as_ref().map_or(0, BytesColumn::len_bytes)
+            + self.values.as_ref().map_or(0, ValueColumn::len_bytes)
+            + self.xattrs.as_ref().map_or(0, XattrsColumn::len_bytes)
+            + self.rows() * self.bytes_per_row
+    }
+
+    /// Appends everything but value and xattrs, which have been appended before; the caller has
+    /// checked that the key has room.
+    #[inline]
+    pub(crate) fn push_change(&mut self, change: &Change<'_>) {
+        self.push_place(change.op.into(), change.vbid, change.seqno, change.key);
+        push(&mut self.collection_ids, || i64::from(change.collection_id.0));
+        push(&mut self.epochs, || bits32(change.epoch));
+        push(&mut self.cas, || bits(change.cas.0));
+        push(&mut self.revs, || bits(change.rev_seqno.0));
+        push(&mut self.expiries, || i64::from(change.expiry));
+        push(&mut self.delete_times, || i64::from(change.delete_time));
+        push(&mut self.flags, || i64::from(change.flags));
+        push(&mut self.json, || change.datatype.contains(Datatype::JSON));
+        push(&mut self.vbuuids, || bits(change.vbuuid.0));
+        push(&mut self.snapshot_starts, || bits(change.snapshot.start.0));
+        push(&mut self.snapshot_ends, || bits(change.snapshot.end.0));
+    }
+
+    pub(crate) fn push_rollback(&mut self, rollback: &Rollback) {
+        self.push_place(RowKind::Rollback, rollback.vbid, rollback.seqno, &[]);
+        push(&mut self.vbuuids, || bits(rollback.new_vbuuid.0));
+        self.push_no_document(NO_COLLECTION, rollback.epoch);
+    }
+
+    pub(crate) fn push_system_event(
+        &mut self,
+        event: &SystemEventRecord<'_>,
+        collection_id: Option<CollectionId>,
+    ) {
+        self.push_place(RowKind::SystemEvent, event.vbid, event.seqno, event.key);
+        push(&mut self.vbuuids, || 0);
+        let collection_id = collection_id.map_or(NO_COLLECTION, |id| i64::from(id.0));
+        self.push_no_document(collection_id, event.epoch);
+    }
+
+    #[inline]
+    fn push_place(&mut self, kind: RowKind, vbid: Vbid, seqno: Seqno, key: &[u8]) {
+        self.kinds.push(kind);
+        self.vbuckets.push(i32::from(vbid.0));
+        self.seqnos.push(bits(seqno.0));
+        if let Some(keys) = &mut self.keys {
+            keys.push(key);
+        }
+    }
+
+    /// Appends what documents have; [`RowKind`] makes it null.
+    fn push_no_document(&mut self, collection_id: i64, epoch: u32) {
+        push(&mut self.collection_ids, || collection_id);
+        push(&mut self.epochs, || bits32(epoch));
+        for column in [
+            &mut self.cas,
+            &mut self.revs,
+            &mut self.expiries,
+            &mut self.delete_times,
+            &mut self.flags,
+            &mut self.snapshot_starts,
+            &mut self.snapshot_ends,
+        ] {
+            push(column, || 0);
+        }
+        push(&mut self.json, || false);
+    }
+}
+
+/// Room reserved per key in bytes.
+const EXPECTED_KEY_BYTES: usize = 24;
+
+/// The number's bits, as documented for the columns of 64-bit numbers.
+#[inline]
+const fn bits(number: u64) -> i64 {
+    number.cast_signed()
+}
+
+#[inline]
+const fn bits32(number: u32) -> i32 {
+    number.cast_signed()
+}
+
+/// Everything an [`ArrowSink`](crate::ArrowSink) held, not yet checked.
+///
+/// [`finish`](Self::finish) does the work that the reading task is spared.
+#[derive(Debug)]
+pub struct PendingBatch {
+    schema: TableSchema,
+    names: CollectionNames,
+    pool: BufferPool,
+    columns: Columns,
+}
+
+impl PendingBatch {
+    pub(crate) const fn new(
+        schema: TableSchema,
+        names: CollectionNames,
+        pool: BufferPool,
+        columns: Columns,
+    ) -> Self {
+        Self { schema, names, pool, columns }
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn num_rows(&self) -> usize {
+        self.columns.rows()
+    }
+
+    /// Memory held in bytes, about.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        self.columns.size_bytes()
+    }
+
+    /// Inflates compressed documents, checks that keys are UTF-8, looks up collection names and
+    /// makes the record batch.
+    ///
+    /// Plain documents stay where they are. The batch's memory returns to the sink's pool when
+    /// its last user drops it.
+    ///
+    /// # Errors
+    /// [`SinkError`] with the vBucket and seqno of the row, if a document cannot be inflated or a
+    /// key of a `string` column is not UTF-8.
+    pub fn finish(self) -> Result<RecordBatch, SinkError> {
+        let Self { schema, names, pool, mut columns } = self;
+        let places = Places { vbuckets: columns.vbuckets.clone(), seqnos: columns.seqnos.clone() };
+        let kinds = std::mem::take(&mut columns.kinds);
+        let mut rows = Rows {
+            documents: validity(&kinds, RowKind::is_document),
+            mutations: validity(&kinds, |kind| kind == RowKind::Mutation),
+            kinds,
+            names: CollectionColumns::default(),
+            places,
+        };
+        let arrays = schema
+            .columns()
+            .iter()
+            .map(|column| columns.array(*column, &mut rows, schema.key_type(), &names, &pool))
+            .collect::<Result<Vec<_>, _>>()?;
+        RecordBatch::try_new(schema.arrow(), arrays)
+            .map_err(|error| rows.places.error(0, format!("columns do not fit: {error}")))
+    }
+}
+
+/// Where each row lies, for errors.
+struct Places {
+    vbuckets: Vec<i32>,
+    seqnos: Vec<i64>,
+}
+
+impl Places {
+    #[cold]
+    fn error(&self, row: usize, what: String) -> SinkError {
+        let vbid = self.vbuckets.get(row).and_then(|vbid| u16::try_from(*vbid).ok());
+        let seqno = self.seqnos.get(row).copied().unwrap_or_default().cast_unsigned();
+        unrepresentable(Vbid(vbid.unwrap_or_default()), Seqno(seqno), what)
+    }
+}
+
+/// What the arrays of one batch share.
+struct Rows {
+    kinds: Vec<RowKind>,
+    documents: Option<NullBuffer>,
+    mutations: Option<NullBuffer>,
+    names: CollectionColumns,
+    places: Places,
+}
+
+fn validity(kinds: &[RowKind], is_valid: impl Fn(RowKind) -> bool) -> Option<NullBuffer> {
+    // Most batches have no null at all.
+    if kinds.iter().all(|kind| is_valid(*kind)) {
+        return None;
+    }
+    Some(kinds.iter().map(|kind| is_valid(*kind)).collect())
+}
+
+fn longs(values: Option<Vec<i64>>, nulls: Option<NullBuffer>) -> ArrayRef {
+    Arc::new(Int64Array::new(values.unwrap_or_default().into(), nulls))
+}
+
+/// Seconds since 1970 as microseconds; 0 is null.
+fn seconds(values: Option<Vec<i64>>) -> ArrayRef {
+    let mut values = values.unwrap_or_default();
+    let valid: Vec<bool> = values.iter().map(|seconds| *seconds != 0).collect();
+    for seconds in &mut values {
+        *seconds *= 1_000_000;
+    }
+    timestamps(values, nulls(&valid))
+}
+
+fn timestamps(values: Vec<i64>, nulls: Option<NullBuffer>) -> ArrayRef {
+    Arc::new(TimestampMicrosecondArray::new(values.into(), nulls).with_timezone(UTC))
+}
+
+/// The clock part of a CAS in microseconds: its low 16 bits count, the rest are nanoseconds.
+fn cas_micros(cas: i64) -> i64 {
+    const LOGICAL_BITS: u64 = 0xffff;
+    i64::try_from((cas.cast_unsigned() & !LOGICAL_BITS) / 1000).unwrap_or(i64::MAX)
+}
+
+fn cas_timestamps(cas: &[i64]) -> ArrayRef {
+    let valid: Vec<bool> = cas.iter().map(|cas| *cas != 0).collect();
+    timestamps(cas.iter().map(|cas| cas_micros(*cas)).collect(), nulls(&valid))
+}
+
+impl Columns {
+    /// Makes the array of one column; each column is asked for once.
+    fn array(
+        &mut self,
+        column: Column,
+        rows: &mut Rows,
+        key_type: KeyType,
+        names: &CollectionNames,
+        pool: &BufferPool,
+    ) -> Result<ArrayRef, SinkError> {
+        let documents = rows.documents.clone();
+        Ok(match column {
+            Column::Op => Arc::new(ops(&rows.kinds)),
+            Column::Key => self.key_array(rows, key_type, pool)?,
+            Column::Value => self.value_array(rows, pool)?,
+            Column::Scope | Column::Collection => {
+                rows.names.resolve(self.collection_ids.as_deref().unwrap_or_default(), names);
+                let is_scope = column == Column::Scope;
+                Arc::new(rows.names.array(is_scope))
+            }
+            Column::CollectionId => collection_ids(self.collection_ids.clone().unwrap_or_default()),
+            Column::Vbucket => Arc::new(Int32Array::from(std::mem::take(&mut self.vbuckets))),
+            Column::Seqno => longs(Some(std::mem::take(&mut self.seqnos)), None),
+            Column::Epoch => Arc::new(Int32Array::from(self.epochs.take().unwrap_or_default())),
+            Column::Cas => longs(self.cas.clone(), documents),
+            Column::Timestamp => cas_timestamps(self.cas.as_deref().unwrap_or_default()),
+            Column::Rev => longs(self.revs.take(), documents),
+            Column::Expiry => seconds(self.expiries.take()),
+            Column::DeletedAt => seconds(self.delete_times.take()),
+            Column::Flags => longs(self.flags.take(), rows.mutations.clone()),
+            Column::Datatype => Arc::new(datatypes(
+                self.json.as_deref().unwrap_or_default(),
+                rows.mutations.clone(),
+            )),
+            Column::Vbuuid => longs(
+                self.vbuuids.take(),
+                validity(&rows.kinds, |kind| kind != RowKind::SystemEvent),
+            ),
+            Column::SnapshotStart => longs(self.snapshot_starts.take(), documents),
+            Column::SnapshotEnd => longs(self.snapshot_ends.take(), documents),
+            Column::Xattrs => match self.xattrs.take() {
+                Some(xattrs) => xattrs
+                    .finish(pool)
+                    .map_err(|error| rows.places.error(0, format!("xattrs: {error}")))?,
+                None => return Err(rows.places.error(0, "xattrs were not collected".to_owned())),
+            },
+        })
+    }
+
+    fn key_array(
+        &mut self,
+        rows: &Rows,
+        key_type: KeyType,
+        pool: &BufferPool,
+    ) -> Result<ArrayRef, SinkError> {
+        let Some(keys) = self.keys.take() else {
+            return Err(rows.places.error(0, "keys were not collected".to_owned()));
+        };
+        // Documents have keys; of the other rows only a system event may have one, a name.
+        let nulls = rows.documents.as_ref().and_then(|_| {
+            let valid: Vec<bool> = (0..rows.kinds.len())
+                .map(|row| rows.kinds[row].is_document() || !keys.value(row).is_empty())
+                .collect();
+            nulls(&valid)
+        });
+        if key_type == KeyType::Binary {
+            let (offsets, bytes) = keys.finish(pool);
+            return Ok(Arc::new(BinaryArray::new(offsets, bytes, nulls)));
+        }
+        if let Some(row) = first_invalid_utf8(&keys, rows.kinds.len()) {
+            let what = "the key is not UTF-8: read the bucket with key_type=\"binary\"";
+            return Err(rows.places.error(row, what.to_owned()));
+        }
+        let (offsets, bytes) = keys.finish(pool);
+        StringArray::try_new(offsets, bytes, nulls)
+            .map(|keys| Arc::new(keys) as ArrayRef)
+            .map_err(|error| rows.places.error(0, format!("keys: {error}")))
+    }
+
+    fn value_array(&mut self, rows: &Rows, pool: &BufferPool) -> Result<ArrayRef, SinkError> {
+        let Some(values) = self.values.take() else {
+            return Err(rows.places.error(0, "values were not collected".to_owned()));
+        };
+        let (offsets, bytes) =
+            values.finish(pool).map_err(|bad| rows.places.error(bad.row, bad.error.to_string()))?;
+        let nulls = rows.mutations.as_ref().and_then(|_| {
+            validity(&rows.kinds, |kind| matches!(kind, RowKind::Mutation | RowKind::SystemEvent))
+        });
+        Ok(Arc::new(BinaryArray::new(offsets, bytes, nulls)))
+    }
+}
+
+fn ops(kinds: &[RowKind]) -> StringArray {
+    texts(kinds.iter().map(|kind| Some(kind.name())), None)
+}
+
+fn datatypes(json: &[bool], mutations: Option<NullBuffer>) -> StringArray {
+    texts(json.iter().map(|json| Some(if *json { "json" } else { "binary" })), mutations)
+}
+
+/// A column of short texts; `None` is null, as is what `nulls` says.
+fn texts<'a>(
+    texts: impl ExactSizeIterator<Item = Option<&'a str>>,
+    nulls: Option<NullBuffer>,
+) -> StringArray {
+    let mut offsets = Vec::with_capacity(texts.len() + 1);
+    let mut bytes = String::with_capacity(texts.len() * 9);
+    let mut missing = Vec::new();
+    offsets.push(0);
+    for (row, text) in texts.enumerate() {
+        match text {
+            Some(text) => bytes.push_str(text),
+            None => missing.push(row),
+        }
+        offsets.push(i32::try_from(bytes.len()).unwrap_or(i32::MAX));
+    }
+    let offsets = OffsetBuffer::new(ScalarBuffer::from(offsets));
+    let nulls = if missing.is_empty() {
+        nulls
+    } else {
+        let mut valid = vec![true; offsets.len() - 1];
+        for row in missing {
+            valid[row] = false;
+        }
+        Some(NullBuffer::from(valid))
+    };
+    StringArray::new(offsets, bytes.into_bytes().into(), nulls)
+}
+
+fn collection_ids(ids: Vec<i64>) -> ArrayRef {
+    let valid: Vec<bool> = ids.iter().map(|id| *id != NO_COLLECTION).collect();
+    longs(Some(ids), nulls(&valid))
+}
+
+/// The first row whose key is not UTF-8.
+fn first_invalid_utf8(keys: &BytesColumn, rows: usize) -> Option<usize> {
+    // Whole columns are nearly always ASCII, and then so is each key.
+    if keys.is_ascii() {
+        return None;
+    }
+    (0..rows).find(|row| std::str::from_utf8(keys.value(*row)).is_err())
+}
+
+/// The names of each row's collection, looked up once per collection.
+#[derive(Default)]
+struct CollectionColumns {
+    names: Vec<Option<CollectionName>>,
+    /// Index into `names`, by row.
+    rows: Vec<usize>,
+}
+
+impl CollectionColumns {
+    fn resolve(&mut self, ids: &[i64], names: &CollectionNames) {
+        if self.rows.len() == ids.len() {
+            return;
+        }
+        let mut known = std::collections::HashMap::new();
+        let mut last = None;
+        for id in ids {
+            let index = match last {
+                Some((last, index)) if last == id => index,
+                _ => *known.entry(*id).or_insert_with(|| {
+                    let id = u32::try_from(*id).ok().map(CollectionId);
+                    self.names.push(id.and_then(|id| names.name(id)));
+                    self.names.len() - 1
+                }),
+            };
+            last = Some((id, index));
+            self.rows.push(index);
+        }
+    }
+
+    fn array(&self, is_scope: bool) -> StringArray {
+        let name = |index: &usize| {
+            let name = self.names.get(*index)?.as_ref()?;
+            Some(if is_scope { &*name.scope } else { &*name.collection })
+        };
+        texts(self.rows.iter().map(name), None)
+    }
+}

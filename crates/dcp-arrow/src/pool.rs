@@ -1,0 +1,146 @@
+//! Memory of columns, used again once Arrow has let go of it.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arrow_buffer::Buffer;
+
+/// Keeps freed column memory for the next batch, up to a bound in bytes.
+///
+/// Megabyte-sized blocks are returned to the system when they are freed and cost a page fault for
+/// each of their pages when they are asked for again; that is several times the cost of copying
+/// the documents into them.
+#[derive(Clone)]
+pub struct BufferPool {
+    shared: Arc<Mutex<Free>>,
+}
+
+#[derive(Default)]
+struct Free {
+    blocks: Vec<Vec<u8>>,
+    held_bytes: usize,
+    max_bytes: usize,
+}
+
+impl BufferPool {
+    /// Blocks smaller than this are left to the allocator, which keeps them anyway.
+    const MIN_BLOCK_BYTES: usize = 64 * 1024;
+
+    /// A pool that keeps up to `max_bytes` of free memory.
+    #[must_use]
+    pub fn new(max_bytes: usize) -> Self {
+        Self { shared: Arc::new(Mutex::new(Free { max_bytes, ..Free::default() })) }
+    }
+
+    /// Free memory held now, in bytes.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.lock().held_bytes
+    }
+
+    /// An empty block with room for `capacity` bytes or more.
+    pub(crate) fn take(&self, capacity: usize) -> Vec<u8> {
+        let mut free = self.lock();
+        // The newest block is the one still in the caches.
+        if let Some(index) = free.blocks.iter().rposition(|block| block.capacity() >= capacity) {
+            let block = free.blocks.swap_remove(index);
+            free.held_bytes = free.held_bytes.saturating_sub(block.capacity());
+            return block;
+        }
+        drop(free);
+        Vec::with_capacity(capacity)
+    }
+
+    fn give_back(&self, mut block: Vec<u8>) {
+        if block.capacity() < Self::MIN_BLOCK_BYTES {
+            return;
+        }
+        block.clear();
+        let mut free = self.lock();
+        if free.held_bytes.saturating_add(block.capacity()) <= free.max_bytes {
+            free.held_bytes = free.held_bytes.saturating_add(block.capacity());
+            free.blocks.push(block);
+        }
+    }
+
+    /// `block` as an Arrow buffer that returns to the pool when its last user drops it.
+    pub(crate) fn buffer(&self, block: Vec<u8>) -> Buffer {
+        if block.capacity() < Self::MIN_BLOCK_BYTES {
+            return Buffer::from_vec(block);
+        }
+        Buffer::from(bytes::Bytes::from_owner(Lent { block, pool: self.clone() }))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Free> {
+        // Nothing in here can be left half done by a panic.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for BufferPool {
+    /// Keeps what a few batches of the default size use.
+    fn default() -> Self {
+        Self::new(32 * 1024 * 1024)
+    }
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let free = self.lock();
+        f.debug_struct("BufferPool")
+            .field("held_bytes", &free.held_bytes)
+            .field("max_bytes", &free.max_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A block while Arrow uses it.
+struct Lent {
+    block: Vec<u8>,
+    pool: BufferPool,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.block
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.pool.give_back(std::mem::take(&mut self.block));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_comes_back_when_its_buffer_is_dropped() {
+        let pool = BufferPool::new(1024 * 1024);
+        let mut block = pool.take(100_000);
+        block.extend_from_slice(&[7; 100_000]);
+        let address = block.as_ptr();
+        let buffer = pool.buffer(block);
+        let view = buffer.slice(99_000);
+        drop(buffer);
+        assert_eq!(pool.held_bytes(), 0, "a view still uses it");
+        assert_eq!(view.as_slice(), [7; 1000]);
+        drop(view);
+        assert_eq!(pool.held_bytes(), 100_000);
+        let again = pool.take(50_000);
+        assert_eq!((again.as_ptr(), again.len()), (address, 0));
+        assert_eq!(pool.held_bytes(), 0);
+    }
+
+    #[test]
+    fn what_exceeds_the_bound_is_freed() {
+        let pool = BufferPool::new(250_000);
+        let blocks: Vec<_> = (0..4).map(|_| pool.buffer(pool.take(100_000))).collect();
+        drop(blocks);
+        assert_eq!(pool.held_bytes(), 200_000);
+        let block = pool.take(10);
+        assert_eq!((block.capacity(), pool.held_bytes()), (100_000, 100_000));
+    }
+}

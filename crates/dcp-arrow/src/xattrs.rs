@@ -1,0 +1,104 @@
+//! The column of extended attributes.
+
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, MapArray, StringArray, StructArray};
+use arrow_buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_schema::{ArrowError, DataType};
+use dcp_wire::{DecodeError, xattr};
+
+use crate::schema::xattrs_entries;
+use crate::values::{BytesColumn, Full};
+use crate::{BatchLimits, BufferPool};
+
+/// A map column of names to JSON texts being filled.
+#[derive(Debug)]
+pub(crate) struct XattrsColumn {
+    offsets: Vec<i32>,
+    present: Vec<bool>,
+    names: BytesColumn,
+    values: BytesColumn,
+    entries: i32,
+}
+
+impl XattrsColumn {
+    pub(crate) fn new(rows: usize, limits: BatchLimits) -> Self {
+        let mut offsets = Vec::with_capacity(rows.saturating_add(1));
+        offsets.push(0);
+        Self {
+            offsets,
+            present: Vec::with_capacity(rows),
+            names: BytesColumn::new(0, Vec::new(), limits),
+            values: BytesColumn::new(0, Vec::new(), limits),
+            entries: 0,
+        }
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.names.len_bytes() + self.values.len_bytes() + 8 * self.entries as usize
+    }
+
+    /// Whether a section of `len` bytes can be appended.
+    pub(crate) fn check_room(&self, len: usize) -> Result<(), Full> {
+        self.names.check_room(len)?;
+        self.values.check_room(len)
+    }
+
+    /// Appends a row without attributes.
+    #[inline]
+    pub(crate) fn push_none(&mut self) {
+        self.offsets.push(self.entries);
+        self.present.push(false);
+    }
+
+    /// Appends a row with these attributes, or nothing if they are malformed.
+    pub(crate) fn push(&mut self, xattrs: xattr::Xattrs<'_>) -> Result<(), DecodeError> {
+        check(xattrs)?;
+        for xattr in xattrs.flatten() {
+            self.names.push(xattr.name);
+            self.values.push(xattr.value);
+            // A section has at least seven bytes per attribute, so this is bounded with them.
+            self.entries += 1;
+        }
+        self.offsets.push(self.entries);
+        self.present.push(true);
+        Ok(())
+    }
+
+    /// The map array; its fields are those of the schema.
+    pub(crate) fn finish(self, pool: &BufferPool) -> Result<ArrayRef, ArrowError> {
+        let (offsets, bytes) = self.names.finish(pool);
+        let names = StringArray::try_new(offsets, bytes, None)?;
+        let (offsets, bytes) = self.values.finish(pool);
+        let values = StringArray::try_new(offsets, bytes, None)?;
+        let entries = xattrs_entries();
+        let DataType::Struct(fields) = entries.data_type().clone() else {
+            return Err(ArrowError::SchemaError("map entries are not a struct".to_owned()));
+        };
+        let columns: Vec<ArrayRef> = vec![Arc::new(names), Arc::new(values)];
+        let map = MapArray::try_new(
+            Arc::new(entries),
+            OffsetBuffer::new(ScalarBuffer::from(self.offsets)),
+            StructArray::try_new(fields, columns, None)?,
+            nulls(&self.present),
+            false,
+        )?;
+        Ok(Arc::new(map))
+    }
+}
+
+/// Attributes as a column can hold them: well-formed and UTF-8.
+pub(crate) fn check(xattrs: xattr::Xattrs<'_>) -> Result<(), DecodeError> {
+    for xattr in xattrs {
+        let xattr = xattr?;
+        if std::str::from_utf8(xattr.name).is_err() || std::str::from_utf8(xattr.value).is_err() {
+            return Err(DecodeError::InvalidField("xattr: not UTF-8"));
+        }
+    }
+    Ok(())
+}
+
+/// A null buffer, or none if every row is there.
+pub(crate) fn nulls(valid: &[bool]) -> Option<NullBuffer> {
+    valid.contains(&false).then(|| NullBuffer::from(valid))
+}
