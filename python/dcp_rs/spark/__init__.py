@@ -1,0 +1,44 @@
+"""Couchbase changes in Spark, read by Rust inside the executors.
+
+Spark gets one task per *split*: some vBuckets of one node, each from one seqno to another. The
+driver makes the splits, once; every task then reads its own and hands Arrow batches to the JVM.
+
+    import dcp_rs.spark
+
+    options = {
+        "connectionString": "couchbase://cb.example.org",
+        "username": "reader",
+        "passwordFile": "/run/secrets/couchbase",
+        "bucket": "travel",
+    }
+    task = dcp_rs.spark.map_in_arrow(options)
+    n = len(task)
+    changes = spark.range(0, n, 1, n).mapInArrow(task, dcp_rs.spark.schema(options))
+
+Delivery is at least once and, within a vBucket, in seqno order. A read ends at the bound that the
+splits were made with, or at the end of the snapshot which holds that bound. DCP keeps the latest
+version of a key only: if Spark runs a task again, a key that was rewritten meanwhile comes in its
+new version, so take the latest change per key by `(epoch, seqno)`.
+
+Needs the extra `spark`: `pip install "dcp-rs[spark]"`. Importing this module does not import
+PySpark or PyArrow; calling it does.
+"""
+
+from __future__ import annotations
+
+from dcp_rs.spark.errors import SparkReadError
+from dcp_rs.spark.options import ReadOptions
+from dcp_rs.spark.partitions import Split, splits
+from dcp_rs.spark.schema import schema
+from dcp_rs.spark.worker import MapInArrowTask, map_in_arrow, read_split
+
+__all__ = [
+    "MapInArrowTask",
+    "ReadOptions",
+    "SparkReadError",
+    "Split",
+    "map_in_arrow",
+    "read_split",
+    "schema",
+    "splits",
+]

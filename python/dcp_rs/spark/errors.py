@@ -1,0 +1,51 @@
+"""Errors whose text says everything: only the text of an exception survives Spark."""
+
+from __future__ import annotations
+
+from dcp_rs import exceptions
+
+_CODES: dict[type[BaseException], str] = {
+    exceptions.AuthenticationError: "AUTHENTICATION",
+    exceptions.ConfigError: "CONFIG",
+    exceptions.ClosedError: "CLOSED",
+    exceptions.ForkedProcessError: "FORKED_PROCESS",
+    exceptions.ProtocolError: "PROTOCOL",
+    exceptions.RollbackError: "ROLLBACK",
+    exceptions.StreamEndedError: "STREAM_ENDED",
+    exceptions.ConnectError: "CONNECT",
+    exceptions.TimeoutError: "TIMEOUT",
+}
+
+
+class SparkReadError(exceptions.DcpError):
+    """A read failed in the driver or in a task.
+
+    Attributes:
+        code: What went wrong, as in `COUCHBASE_DCP_CONNECT`. It is also in the text, in square
+            brackets, because Spark hands on nothing but the text of an exception.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"[{code}] {message}")
+        self.code = code
+        self._message = message
+
+    def __reduce__(self) -> tuple[type[SparkReadError], tuple[str, str]]:
+        """Pickles with both arguments, which `Exception` alone would lose."""
+        return type(self), (self.code, self._message)
+
+
+def coded(error: exceptions.DcpError, doing: str) -> SparkReadError:
+    """Wraps an error of the engine, with its code and what was being done."""
+    if isinstance(error, SparkReadError):
+        return error
+    name = next((code for kind, code in _CODES.items() if isinstance(error, kind)), "FAILED")
+    return SparkReadError(f"COUCHBASE_DCP_{name}", f"{doing}: {error}")
+
+
+def missing_library(error: ImportError) -> ImportError:
+    """Says which extra brings a library that is missing."""
+    return ImportError(
+        f"dcp_rs.spark needs pyspark and pyarrow ({error}): "
+        'install them with pip install "dcp-rs[spark]"'
+    )

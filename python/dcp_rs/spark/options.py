@@ -1,0 +1,260 @@
+"""Options of a read: strings as Spark passes them, checked once, in the driver."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Literal, Self
+
+from dcp_rs.exceptions import ConfigError
+
+_Parser = Callable[[str, object], object]
+
+_TRUE = frozenset({"true", "1", "yes"})
+_FALSE = frozenset({"false", "0", "no"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What to read and how.
+
+    Made from a mapping by [`ReadOptions.parse`][dcp_rs.spark.ReadOptions.parse]. The option's name
+    is the field's in camelCase, whatever its case; a value may be text or of the field's type.
+    Pickles, with the password if it was given as such: prefer `passwordFile` or `passwordEnv`,
+    which every process resolves for itself.
+    """
+
+    connection_string: str
+    """`couchbase://host1,host2`, or `couchbases://` for TLS."""
+    bucket: str
+    """Name of the bucket; may also be the connection string's path."""
+    username: str = ""
+    password: str | None = field(default=None, repr=False)
+    """The password itself. Not shown in the repr."""
+    password_file: str | None = None
+    """File with the password, on the driver and on every executor; a final newline is dropped."""
+    password_env: str | None = None
+    """Environment variable with the password, on the driver and on every executor."""
+    connect_timeout: float = 10.0
+    """Seconds for one connection to be set up."""
+    scope: str | None = None
+    """Scope to read; every scope if not given."""
+    collections: tuple[str, ...] | None = None
+    """Collections to read, as `collection` within `scope` or as `scope.collection`."""
+    vbuckets: tuple[int, ...] | None = None
+    """vBuckets to read, as in `0-15,64`; all if not given."""
+    starting_offsets: str = "earliest"
+    """`earliest`, `latest`, or a checkpoint as JSON."""
+    columns: tuple[str, ...] | None = None
+    """Columns to read, in their order; those of `metadata` if not given."""
+    metadata: Literal["basic", "full"] = "basic"
+    """`full` adds revision, expiry, flags, datatype and history."""
+    include_value: bool = True
+    """Without values the server does not send them."""
+    include_xattrs: bool = False
+    """Adds the column `xattrs`."""
+    key_type: Literal["string", "binary"] = "string"
+    """`binary` for keys that are not UTF-8."""
+    on_rollback: Literal["emit", "fail"] = "emit"
+    """`emit` a row with op `rollback` and go on, or `fail` the task."""
+    num_partitions: int | None = None
+    """How many splits to make; four per node if not given."""
+    batch_rows: int | None = None
+    """Most rows of a batch; the engine's default if not given."""
+    batch_bytes: int | None = None
+    """Most bytes of a batch, as `4194304` or `4m`; the engine's default if not given."""
+    flow_control_buffer_bytes: int | None = None
+    """Most bytes in flight per connection; the engine's default if not given."""
+    worker_gc_freeze: bool = True
+    """Takes what is loaded out of the sight of Python's cycle collector, once per worker: Spark
+    runs a full collection after every task, which otherwise looks at every module again."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, object]) -> Self:
+        """Checks options by name and value.
+
+        Args:
+            options: Option names, in any case, to values.
+
+        Raises:
+            ConfigError: An option is unknown (the nearest name is given), doubled, missing or its
+                value is not what it should be.
+        """
+        names = {_camel(each.name).lower(): each.name for each in fields(cls)}
+        values: dict[str, object] = {}
+        for given, value in options.items():
+            name = names.get(given.lower())
+            if name is None:
+                raise ConfigError(_unknown(given, [_camel(each) for each in names.values()]))
+            if name in values:
+                raise ConfigError(f"option {_camel(name)} is given twice")
+            if value is not None:
+                values[name] = _PARSERS.get(name, _text)(_camel(name), value)
+        if "connection_string" not in values:
+            raise ConfigError("option connectionString is missing")
+        values.setdefault("bucket", _bucket_in(str(values["connection_string"])))
+        parsed = cls(**values)  # type: ignore[arg-type]  # each parser returns its field's type
+        parsed._check()
+        return parsed
+
+    def _check(self) -> None:
+        if not self.bucket:
+            raise ConfigError("option bucket is missing")
+        sources = [self.password, self.password_file, self.password_env]
+        if sum(source is not None for source in sources) > 1:
+            raise ConfigError("give one of the options password, passwordFile and passwordEnv")
+        if self.vbuckets is not None and not self.vbuckets:
+            raise ConfigError("option vbuckets names no vBucket")
+
+    def resolve_password(self) -> str:
+        """Fetches the password from where the options say it is, in this process.
+
+        Raises:
+            ConfigError: The file cannot be read, or the variable is not set.
+        """
+        if self.password_file is not None:
+            try:
+                text = Path(self.password_file).read_text(encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(f"option passwordFile: {error}") from error
+            return text.removesuffix("\n").removesuffix("\r")
+        if self.password_env is not None:
+            found = os.environ.get(self.password_env)
+            if found is None:
+                raise ConfigError(f"option passwordEnv: {self.password_env} is not set")
+            return found
+        return self.password or ""
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _unknown(given: str, known: list[str]) -> str:
+    lower = {name.lower(): name for name in known}
+    nearest = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.0)
+    return f"there is no option {given}; did you mean {lower[nearest[0]]}?"
+
+
+def _bucket_in(connection_string: str) -> str:
+    _, _, address = connection_string.rpartition("://")
+    _, _, bucket = address.partition("?")[0].partition("/")
+    return bucket
+
+
+def _wrong(name: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(f"option {name}: {str(value)!r} is not {expected}")
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _wrong(name, type(value).__name__, "text")
+    return value
+
+
+def _boolean(name: str, value: object) -> bool:
+    text = str(value).strip().lower()
+    if text not in _TRUE | _FALSE:
+        raise _wrong(name, value, "true or false")
+    return text in _TRUE
+
+
+def _number(name: str, value: object) -> int:
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise _wrong(name, value, "a whole number above 0")
+    return number
+
+
+def _size(name: str, value: object) -> int:
+    text = str(value).strip().lower().removesuffix("b")
+    unit = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(text[-1:], 1)
+    try:
+        size = int(text.rstrip("kmg")) * unit
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise _wrong(name, value, "a size in bytes, such as 4194304 or 4m")
+    return size
+
+
+def _seconds(name: str, value: object) -> float:
+    try:
+        seconds = float(str(value).strip().lower().removesuffix("s"))
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise _wrong(name, value, "a number of seconds above 0")
+    return seconds
+
+
+def _names(name: str, value: object) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not parts:
+        raise _wrong(name, value, "a list of names with commas between")
+    found = tuple(str(part).strip() for part in parts)
+    if not all(found):
+        raise _wrong(name, value, "a list of names with commas between")
+    return found
+
+
+def _vbuckets(name: str, value: object) -> tuple[int, ...]:
+    """Parses `0-15,64`, or takes any iterable of numbers."""
+    expected = "a list of vBuckets such as 0-15,64"
+    found: set[int] = set()
+    try:
+        parts = value.split(",") if isinstance(value, str) else list(value)  # type: ignore[call-overload]
+        for part in parts:
+            first, _, last = str(part).partition("-")
+            low, high = int(first), int(last or first)
+            if not 0 <= low <= high <= 0xFFFF:
+                raise _wrong(name, value, expected)
+            found.update(range(low, high + 1))
+    except (TypeError, ValueError) as error:
+        raise _wrong(name, value, expected) from error
+    return tuple(sorted(found))
+
+
+def _one_of(*choices: str) -> _Parser:
+    def parse(name: str, value: object) -> str:
+        text = str(value).strip().lower()
+        if text not in choices:
+            raise _wrong(name, value, " or ".join(choices))
+        return text
+
+    return parse
+
+
+def _start(name: str, value: object) -> str:
+    text = _text(name, value).strip()
+    if text.lower() in {"earliest", "latest"}:
+        return text.lower()
+    if not text.startswith("{"):
+        raise _wrong(name, value, "earliest, latest or a checkpoint as JSON")
+    return text
+
+
+_PARSERS: dict[str, _Parser] = {
+    "batch_bytes": _size,
+    "batch_rows": _number,
+    "collections": _names,
+    "columns": _names,
+    "connect_timeout": _seconds,
+    "flow_control_buffer_bytes": _size,
+    "include_value": _boolean,
+    "include_xattrs": _boolean,
+    "key_type": _one_of("string", "binary"),
+    "metadata": _one_of("basic", "full"),
+    "num_partitions": _number,
+    "on_rollback": _one_of("emit", "fail"),
+    "starting_offsets": _start,
+    "vbuckets": _vbuckets,
+    "worker_gc_freeze": _boolean,
+}

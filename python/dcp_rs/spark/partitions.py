@@ -1,0 +1,175 @@
+"""Splits: what one Spark task reads, planned once in the driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import dcp_rs
+from dcp_rs.exceptions import ConfigError, DcpError
+from dcp_rs.spark.errors import SparkReadError, coded
+from dcp_rs.spark.options import ReadOptions
+from dcp_rs.spark.schema import column_names
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Tasks of a backfill: enough that an uneven bucket still fills the cores, few enough that the
+# 50 ms which a Python task costs Spark do not count.
+_SPLITS_PER_NODE = 4
+
+
+@dataclass(frozen=True)
+class VBucketRange:
+    """The changes of one vBucket above `from_seqno`, up to and including `to_seqno`."""
+
+    vbucket: int
+    from_seqno: int
+    to_seqno: int
+
+    @property
+    def size(self) -> int:
+        """Most changes that it can hold; de-duplication leaves fewer."""
+        return self.to_seqno - self.from_seqno
+
+
+@dataclass(frozen=True)
+class Split:
+    """What one task reads. Plain data: it pickles, and holds no connection.
+
+    Attributes:
+        options: What to read and how; the repr shows no password.
+        bucket_uuid: The bucket that was planned for. A task refuses to read another.
+        node: Where the vBuckets were when the split was made: `host:port`. A task follows them.
+        ranges: vBuckets and seqnos to read, by vBucket.
+    """
+
+    options: ReadOptions
+    bucket_uuid: str
+    node: str
+    ranges: tuple[VBucketRange, ...]
+
+    @property
+    def vbuckets(self) -> tuple[int, ...]:
+        """The vBuckets of the split, ascending."""
+        return tuple(each.vbucket for each in self.ranges)
+
+    @property
+    def size(self) -> int:
+        """Most changes that the split can hold."""
+        return sum(each.size for each in self.ranges)
+
+
+def splits(options: Mapping[str, object] | ReadOptions) -> list[Split]:
+    """Plans a read of everything up to now.
+
+    Connects, asks every node for its high seqnos once, and deals the vBuckets out: by node, so
+    that a task needs one connection, and then by size. All splits share that one bound, however
+    late Spark runs them. vBuckets without a change to read are left out.
+
+    Args:
+        options: See [`ReadOptions`][dcp_rs.spark.ReadOptions].
+
+    Returns:
+        The splits, none of them empty; an empty list if there is nothing to read.
+
+    Raises:
+        ConfigError: An option is wrong.
+        SparkReadError: The bucket cannot be reached, or the checkpoint is not of this bucket.
+    """
+    parsed = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
+    if parsed.starting_offsets == "latest":
+        raise ConfigError("option startingOffsets: a read up to now cannot start at latest")
+    column_names(parsed)
+    try:
+        with connect(parsed) as client:
+            bucket_uuid = client.bucket_uuid
+            start = _starting_seqnos(parsed, bucket_uuid)
+            wanted = _wanted(parsed, client.num_vbuckets)
+            high = client.high_seqnos()
+            by_node = {
+                node: [
+                    VBucketRange(vbucket, start.get(vbucket, 0), high[vbucket])
+                    for vbucket in sorted(vbuckets)
+                    if vbucket in wanted and high.get(vbucket, 0) > start.get(vbucket, 0)
+                ]
+                for node, vbuckets in client.vbuckets_by_node().items()
+            }
+    except ConfigError:
+        raise
+    except DcpError as error:
+        raise coded(error, f"planning a read of bucket {parsed.bucket}") from error
+    by_node = {node: ranges for node, ranges in by_node.items() if ranges}
+    return [
+        Split(parsed, bucket_uuid, node, tuple(ranges))
+        for node, count in _shares(by_node, parsed.num_partitions).items()
+        for ranges in deal(by_node[node], count)
+    ]
+
+
+def connect(options: ReadOptions) -> dcp_rs.Client:
+    """Connects as the options say, with the password fetched in this process."""
+    return dcp_rs.connect(
+        options.connection_string,
+        username=options.username,
+        password=options.resolve_password(),
+        bucket=options.bucket,
+        connect_timeout=options.connect_timeout,
+    )
+
+
+def _wanted(options: ReadOptions, num_vbuckets: int) -> frozenset[int]:
+    everything = frozenset(range(num_vbuckets))
+    if options.vbuckets is None:
+        return everything
+    wanted = frozenset(options.vbuckets)
+    if not wanted <= everything:
+        raise ConfigError(
+            f"option vbuckets: there is no vBucket {max(wanted)}, the bucket has {num_vbuckets}"
+        )
+    return wanted
+
+
+def _starting_seqnos(options: ReadOptions, bucket_uuid: str) -> dict[int, int]:
+    """Gives the seqno that each vBucket starts above; vBuckets that start at 0 are left out."""
+    if options.starting_offsets == "earliest":
+        return {}
+    checkpoint = dcp_rs.Checkpoint.from_json(options.starting_offsets)
+    if checkpoint.bucket_uuid != bucket_uuid:
+        raise SparkReadError(
+            "COUCHBASE_DCP_BUCKET_CHANGED",
+            f"the checkpoint in startingOffsets is of bucket {checkpoint.bucket_uuid}, "
+            f"{options.bucket} is {bucket_uuid}: the bucket was deleted and made again, or it is "
+            "another cluster",
+        )
+    return dict(checkpoint.seqnos)
+
+
+def _shares(by_node: Mapping[str, list[VBucketRange]], total: int | None) -> dict[str, int]:
+    """Decides how many splits each node gets: at least one, and in proportion to its changes."""
+    if total is None:
+        return {node: min(_SPLITS_PER_NODE, len(ranges)) for node, ranges in by_node.items()}
+    shares = dict.fromkeys(by_node, 1)
+    sizes = {node: sum(each.size for each in ranges) for node, ranges in by_node.items()}
+    for _ in range(total - len(shares)):
+        # The node whose splits are the fattest and can still be cut.
+        divisible = [node for node in shares if shares[node] < len(by_node[node])]
+        if not divisible:
+            break
+        shares[max(divisible, key=lambda node: sizes[node] / shares[node])] += 1
+    return shares
+
+
+def deal(ranges: list[VBucketRange], count: int) -> list[list[VBucketRange]]:
+    """Deals vBuckets into `count` hands of about the same size, largest first.
+
+    Each hand is in vBucket order. `count` must not exceed the number of ranges.
+    """
+    hands: list[list[VBucketRange]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for each in sorted(ranges, key=lambda one: (-one.size, one.vbucket)):
+        # The emptiest hand; among equals the one with the fewest vBuckets.
+        smallest = min(range(count), key=lambda hand: (sizes[hand], len(hands[hand])))
+        hands[smallest].append(each)
+        sizes[smallest] += each.size
+    return [sorted(hand, key=lambda one: one.vbucket) for hand in hands]

@@ -1,0 +1,230 @@
+"""What runs in Spark's Python workers: reading one split as Arrow batches."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dcp_rs.exceptions import ClosedError, ConnectError, DcpError
+from dcp_rs.spark.errors import SparkReadError, coded, missing_library
+from dcp_rs.spark.partitions import Split, connect, splits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+
+    import dcp_rs
+    from dcp_rs.spark.options import ReadOptions
+
+
+class _Clients:
+    """The connections of this process, by what they were made with.
+
+    Spark keeps a worker for many tasks and forks new ones at any time; it kills them after a
+    minute of idleness or when a task is cancelled. So a client is kept for the next task, and
+    nothing depends on its being there. A forked child sees its parent's entries under another
+    process id and leaves them alone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[tuple[int, object], dcp_rs.Client] = {}
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        # Another thread of the parent may have held it at the fork.
+        self._lock = threading.Lock()
+
+    def get(self, options: ReadOptions) -> tuple[dcp_rs.Client, bool]:
+        """Gives a client, and whether it was there already."""
+        key = self._key(options)
+        with self._lock:
+            client = self._clients.get(key)
+            if client is not None:
+                return client, True
+            client = self._clients[key] = connect(options)
+            return client, False
+
+    def forget(self, options: ReadOptions) -> None:
+        """Closes the client of these options, if there is one."""
+        with self._lock:
+            client = self._clients.pop(self._key(options), None)
+        if client is not None:
+            client.close()
+
+    @staticmethod
+    def _key(options: ReadOptions) -> tuple[int, object]:
+        return os.getpid(), (
+            options.connection_string,
+            options.bucket,
+            options.username,
+            options.password,
+            options.password_file,
+            options.password_env,
+            options.connect_timeout,
+        )
+
+
+_CLIENTS = _Clients()
+
+
+def read_split(split: Split) -> Iterator[pa.RecordBatch]:
+    """Reads one split, in seqno order within each vBucket.
+
+    The connection is shared with the other reads of this process and kept for the next one. The
+    stream is closed when the iterator is exhausted, closed or dropped.
+
+    Args:
+        split: From [`splits`][dcp_rs.spark.splits].
+
+    Yields:
+        Batches of the schema that [`schema`][dcp_rs.spark.schema] gives.
+
+    Raises:
+        SparkReadError: The read failed; the text begins with a code in square brackets.
+        ImportError: PyArrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise missing_library(error) from error
+
+    if split.options.worker_gc_freeze:
+        _freeze_once()
+    doing = f"reading {len(split.ranges)} vBuckets of bucket {split.options.bucket}"
+    delivered = False
+    while True:
+        reused = False
+        try:
+            client, reused = _CLIENTS.get(split.options)
+            for batch in _stream(client, split):
+                delivered = True
+                yield pa.record_batch(batch)
+        except DcpError as error:
+            _CLIENTS.forget(split.options)
+            # A connection kept from an earlier task may have died since; a new one may not.
+            if reused and not delivered and isinstance(error, ClosedError | ConnectError):
+                continue
+            raise coded(error, doing) from error
+        return
+
+
+def _stream(client: dcp_rs.Client, split: Split) -> Iterator[dcp_rs.ChangeBatch]:
+    options = split.options
+    if client.bucket_uuid != split.bucket_uuid:
+        raise SparkReadError(
+            "COUCHBASE_DCP_BUCKET_CHANGED",
+            f"bucket {options.bucket} is {client.bucket_uuid}, but {split.bucket_uuid} when the "
+            "read was planned: it was deleted and made again",
+        )
+    with client.stream(
+        start=_start(options),
+        until={each.vbucket: each.to_seqno for each in split.ranges},
+        vbuckets=list(split.vbuckets),
+        **_content(options),
+    ) as stream:
+        yield from stream
+
+
+def _start(options: ReadOptions) -> str | dcp_rs.Checkpoint:
+    if options.starting_offsets == "earliest":
+        return "earliest"
+    from dcp_rs import Checkpoint
+
+    return Checkpoint.from_json(options.starting_offsets)
+
+
+def _content(options: ReadOptions) -> dict[str, Any]:
+    """Gives the arguments of `Client.stream` that say what a row holds and how rows are cut."""
+    content: dict[str, Any] = {
+        "columns": list(options.columns) if options.columns is not None else None,
+        "metadata": options.metadata,
+        "include_value": options.include_value,
+        "include_xattrs": options.include_xattrs,
+        "key_type": options.key_type,
+        "scope": options.scope,
+        "collections": list(options.collections) if options.collections is not None else None,
+        "on_rollback": options.on_rollback,
+    }
+    limits = {
+        "batch_rows": options.batch_rows,
+        "batch_bytes": options.batch_bytes,
+        "buffer_size": options.flow_control_buffer_bytes,
+    }
+    return content | {name: value for name, value in limits.items() if value is not None}
+
+
+_frozen_in: int | None = None
+
+
+def _freeze_once() -> None:
+    """Spares Spark's collection after every task the modules that will never be garbage.
+
+    Only in a Spark worker: elsewhere the process is not ours to tune.
+    """
+    global _frozen_in  # noqa: PLW0603 - the state of the process is what it is about
+    context = sys.modules.get("pyspark.taskcontext")
+    if context is None or context.TaskContext.get() is None or _frozen_in == os.getpid():
+        return
+    gc.collect()
+    gc.freeze()
+    _frozen_in = os.getpid()
+
+
+@dataclass(frozen=True)
+class MapInArrowTask:
+    """The function that `DataFrame.mapInArrow` runs: reads the splits whose numbers it is given.
+
+    Its length is the number of splits, which is the number of rows and of partitions that the
+    data frame must have: `spark.range(0, n, 1, n)`.
+    """
+
+    splits: tuple[Split, ...]
+
+    def __len__(self) -> int:
+        """Gives the number of splits."""
+        return len(self.splits)
+
+    def __bool__(self) -> bool:
+        """Is true even if there is nothing to read: it is a function."""
+        return True
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Reads the splits numbered in the first column of `batches`, one after the other."""
+        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        for number in numbers:
+            if not 0 <= number < len(self.splits):
+                raise SparkReadError(
+                    "COUCHBASE_DCP_CONFIG",
+                    f"there is no split {number}: use spark.range(0, {len(self)}, 1, {len(self)})",
+                )
+            yield from read_split(self.splits[number])
+
+
+def map_in_arrow(
+    options: Mapping[str, object] | ReadOptions, splits: list[Split] | None = None
+) -> MapInArrowTask:
+    """Makes the function for `DataFrame.mapInArrow`.
+
+    Args:
+        options: See [`ReadOptions`][dcp_rs.spark.ReadOptions].
+        splits: What to read; planned now if not given.
+
+    Returns:
+        A function that pickles. With `task = map_in_arrow(options)` and `n = len(task)` the data
+        frame is `spark.range(0, n, 1, n).mapInArrow(task, schema(options))`.
+
+    Raises:
+        ConfigError: An option is wrong.
+        SparkReadError: The bucket cannot be reached.
+    """
+    return MapInArrowTask(tuple(_plan(options) if splits is None else splits))
+
+
+# The parameter of `map_in_arrow` has the name of the function.
+_plan = splits
