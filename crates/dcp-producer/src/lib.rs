@@ -1,1 +1,28 @@
-//! Placeholder.
+//! An embedded Couchbase cluster: nodes in this process that speak KV and DCP.
+//!
+//! [`Producer::start`] opens one loopback port per node. Couchbase SDKs write documents to it,
+//! DCP clients stream its changes, and the program that holds the [`Producer`] can do both
+//! directly, and things no client can: persist at a given moment, purge, roll a vBucket back.
+//!
+//! * `bucket` stores documents: seqnos, checkpoints in memory, an image of the disk, failover
+//!   tables. It has no tasks and no clock.
+//! * `kv` answers the commands of one connection, DCP excepted; what a DCP connection does is
+//!   decided by [`dcp_proto::producer`].
+//! * `cluster` knows which node has which vBucket and what clients are told about it.
+//! * `server` moves bytes between sockets and those machines.
+//!
+//! Nothing is written to disk: "persisted" documents live in a second structure in memory that
+//! stands for it, with the same consequences for seqnos, snapshots and rollbacks.
+#![forbid(unsafe_code)]
+
+mod bucket;
+mod cluster;
+mod error;
+mod options;
+mod producer;
+mod server;
+mod value;
+
+pub use error::{DocumentError, Error};
+pub use options::{Document, MutationToken, ProducerOptions, WriteOptions};
+pub use producer::Producer;

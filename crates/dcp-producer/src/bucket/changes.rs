@@ -1,0 +1,87 @@
+//! Tells connections and the flusher which vBuckets changed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use dcp_wire::Vbid;
+use tokio::sync::Notify;
+
+/// A set of vBuckets that many may add to while one takes.
+#[derive(Debug)]
+pub(crate) struct VbidSet {
+    words: Box<[AtomicU64]>,
+}
+
+impl VbidSet {
+    fn new(count: u16) -> Self {
+        Self { words: (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Adds a vBucket; `false` if it was in already.
+    fn insert(&self, vbid: Vbid) -> bool {
+        let Some(word) = self.words.get(vbid.index() / 64) else {
+            return false;
+        };
+        let bit = 1u64 << (vbid.0 % 64);
+        // Looking first keeps a busy writer from taking the cache line each time.
+        word.load(Ordering::SeqCst) & bit == 0 && word.fetch_or(bit, Ordering::SeqCst) & bit == 0
+    }
+
+    /// Takes everything out.
+    pub(crate) fn take(&self, mut each: impl FnMut(Vbid)) {
+        for (index, word) in self.words.iter().enumerate() {
+            let mut bits = word.swap(0, Ordering::SeqCst);
+            while bits != 0 {
+                let vbid = index * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                each(Vbid(u16::try_from(vbid).unwrap_or(u16::MAX)));
+            }
+        }
+    }
+}
+
+/// Someone who wants to know which vBuckets changed.
+#[derive(Debug)]
+pub(crate) struct Subscriber {
+    /// vBuckets that grew, were rolled back or moved.
+    pub(crate) changed: VbidSet,
+    /// Told whenever something was added to the set.
+    pub(crate) notify: Notify,
+}
+
+/// Who wants to know which vBuckets changed.
+#[derive(Debug)]
+pub(crate) struct Changes {
+    subscribers: RwLock<Arc<[Arc<Subscriber>]>>,
+    count: u16,
+}
+
+impl Changes {
+    pub(crate) fn new(count: u16) -> Self {
+        Self { subscribers: RwLock::new(Arc::new([])), count }
+    }
+
+    /// A new subscriber, told of every change from now on until it unsubscribes.
+    pub(crate) fn subscribe(&self) -> Arc<Subscriber> {
+        let subscriber =
+            Arc::new(Subscriber { changed: VbidSet::new(self.count), notify: Notify::new() });
+        let mut all = self.subscribers.write().unwrap_or_else(PoisonError::into_inner);
+        *all = all.iter().chain([&subscriber]).cloned().collect();
+        subscriber
+    }
+
+    pub(crate) fn unsubscribe(&self, subscriber: &Arc<Subscriber>) {
+        let mut all = self.subscribers.write().unwrap_or_else(PoisonError::into_inner);
+        *all = all.iter().filter(|other| !Arc::ptr_eq(other, subscriber)).cloned().collect();
+    }
+
+    /// Tells that a vBucket grew, was rolled back or moved.
+    pub(crate) fn announce(&self, vbid: Vbid) {
+        let all = self.subscribers.read().unwrap_or_else(PoisonError::into_inner);
+        for subscriber in all.iter() {
+            if subscriber.changed.insert(vbid) {
+                subscriber.notify.notify_one();
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Recent changes in memory, cut into checkpoints.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use dcp_proto::producer::{Item, MemoryRead};
+use dcp_wire::Seqno;
+
+/// Changes a checkpoint holds before the next one is opened.
+const MAX_CHECKPOINT_ITEMS: usize = 10_000;
+/// Bytes of keys and values a checkpoint takes before the next one is opened.
+const MAX_CHECKPOINT_BYTES: usize = 16 << 20;
+
+/// A run of consecutive seqnos, each with its change unless a later one replaced it.
+#[derive(Debug)]
+struct Checkpoint {
+    /// Seqno of the first change.
+    start: u64,
+    /// The change of seqno `start + index`.
+    items: Vec<Option<Arc<Item>>>,
+    /// Bytes of keys and values taken in, replaced ones counted.
+    bytes: usize,
+}
+
+impl Checkpoint {
+    const fn new(start: u64) -> Self {
+        Self { start, items: Vec::new(), bytes: 0 }
+    }
+
+    /// Seqno after the last one.
+    const fn end(&self) -> u64 {
+        self.start + self.items.len() as u64
+    }
+
+    /// The changes above `after`, in order.
+    fn above(&self, after: Seqno) -> impl Iterator<Item = &Arc<Item>> {
+        let skip = (after.0 + 1).saturating_sub(self.start);
+        let skip = usize::try_from(skip).unwrap_or(usize::MAX).min(self.items.len());
+        self.items.iter().skip(skip).flatten()
+    }
+}
+
+/// The checkpoints of a vBucket: closed ones and one open, never none, without gaps between them.
+///
+/// Only the open one de-duplicates, so the last change of each is always present.
+#[derive(Debug)]
+pub(crate) struct CheckpointLog {
+    closed: VecDeque<Checkpoint>,
+    open: Checkpoint,
+}
+
+impl CheckpointLog {
+    /// A log whose first change will be the one after `high_seqno`.
+    pub(crate) const fn after(high_seqno: Seqno) -> Self {
+        Self { closed: VecDeque::new(), open: Checkpoint::new(high_seqno.0 + 1) }
+    }
+
+    /// Takes in the next change, which replaces `replaced`.
+    pub(crate) fn push(&mut self, item: Arc<Item>, replaced: Option<Seqno>) {
+        debug_assert_eq!(item.seqno.0, self.open.end(), "seqnos are consecutive");
+        if self.open.items.len() >= MAX_CHECKPOINT_ITEMS || self.open.bytes >= MAX_CHECKPOINT_BYTES
+        {
+            self.close_open();
+        }
+        if let Some(replaced) = replaced
+            && let Some(index) = replaced.0.checked_sub(self.open.start)
+            && let Some(slot) =
+                self.open.items.get_mut(usize::try_from(index).unwrap_or(usize::MAX))
+        {
+            *slot = None;
+        }
+        self.open.bytes += item.key.len() + item.value.len();
+        self.open.items.push(Some(item));
+    }
+
+    /// Closes the open checkpoint, unless it is empty.
+    pub(crate) fn close_open(&mut self) {
+        if self.open.items.is_empty() {
+            return;
+        }
+        let next = Checkpoint::new(self.open.end());
+        self.closed.push_back(std::mem::replace(&mut self.open, next));
+    }
+
+    /// Drops closed checkpoints that are on disk.
+    pub(crate) fn drop_persisted(&mut self, persisted: Seqno) {
+        while self.closed.front().is_some_and(|checkpoint| checkpoint.end() <= persisted.0 + 1) {
+            self.closed.pop_front();
+        }
+    }
+
+    /// The changes above `after`, replaced ones left out within each checkpoint.
+    pub(crate) fn above(&self, after: Seqno) -> impl Iterator<Item = &Arc<Item>> {
+        let passed = self.closed.partition_point(|checkpoint| checkpoint.end() <= after.0 + 1);
+        self.closed
+            .range(passed..)
+            .chain(std::iter::once(&self.open))
+            .flat_map(move |checkpoint| checkpoint.above(after))
+    }
+
+    /// The rest of the checkpoint that holds the change after `after`.
+    pub(crate) fn read(&self, after: Seqno) -> MemoryRead {
+        let next = after.0.saturating_add(1);
+        if next >= self.open.end() {
+            return MemoryRead::UpToDate;
+        }
+        if next < self.closed.front().unwrap_or(&self.open).start {
+            return MemoryRead::NeedsBackfill;
+        }
+        let index = self.closed.partition_point(|checkpoint| checkpoint.end() <= next);
+        let checkpoint = self.closed.get(index).unwrap_or(&self.open);
+        MemoryRead::Items {
+            checkpoint_start: Seqno(checkpoint.start),
+            begins_checkpoint: next <= checkpoint.start,
+            items: checkpoint.above(after).cloned().collect(),
+        }
+    }
+}

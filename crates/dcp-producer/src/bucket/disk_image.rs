@@ -1,0 +1,161 @@
+//! What counts as being on disk: the newest persisted version of everything, in seqno order.
+
+use std::sync::Arc;
+
+use dcp_proto::producer::Item;
+use dcp_wire::Seqno;
+
+/// Items of a full chunk.
+const CHUNK_ITEMS: usize = 512;
+
+type Chunk = Vec<Arc<Item>>;
+
+/// Items in seqno order, in chunks that an open image shares until they change.
+///
+/// Opening an image copies one pointer per 512 items; a change to a chunk that an image still
+/// shares copies that chunk.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DiskImage {
+    /// No chunk is empty.
+    chunks: Vec<Arc<Chunk>>,
+}
+
+impl DiskImage {
+    /// The image of `items`, which are in seqno order.
+    pub(crate) fn from_sorted(items: Vec<Arc<Item>>) -> Self {
+        let mut image = Self::default();
+        for item in items {
+            image.push(item);
+        }
+        image
+    }
+
+    /// Adds an item above all others.
+    pub(crate) fn push(&mut self, item: Arc<Item>) {
+        match self.chunks.last_mut() {
+            Some(last) if last.len() < CHUNK_ITEMS => Arc::make_mut(last).push(item),
+            _ => {
+                let mut chunk = Chunk::with_capacity(CHUNK_ITEMS);
+                chunk.push(item);
+                self.chunks.push(Arc::new(chunk));
+            }
+        }
+    }
+
+    /// Removes the item of `seqno` if there is one.
+    pub(crate) fn remove(&mut self, seqno: Seqno) {
+        let index = self.chunk_of(seqno);
+        let Some(shared) = self.chunks.get_mut(index) else {
+            return;
+        };
+        let Ok(at) = shared.binary_search_by_key(&seqno, |item| item.seqno) else {
+            return;
+        };
+        let chunk = Arc::make_mut(shared);
+        chunk.remove(at);
+        if chunk.is_empty() {
+            self.chunks.remove(index);
+        } else if chunk.len() < CHUNK_ITEMS / 4 {
+            self.merge_with_next(index);
+        }
+    }
+
+    /// Keeps chunks of a much rewritten vBucket from staying nearly empty.
+    fn merge_with_next(&mut self, index: usize) {
+        let Some(next) = self.chunks.get(index + 1) else {
+            return;
+        };
+        // The last chunk is the one that grows: merged early it would be split at once.
+        if index + 2 == self.chunks.len() || next.len() > CHUNK_ITEMS / 2 {
+            return;
+        }
+        let next = self.chunks.remove(index + 1);
+        if let Some(chunk) = self.chunks.get_mut(index) {
+            Arc::make_mut(chunk).extend(next.iter().cloned());
+        }
+    }
+
+    /// Index of the chunk that holds `seqno` if any does.
+    fn chunk_of(&self, seqno: Seqno) -> usize {
+        self.chunks.partition_point(|chunk| chunk.last().is_some_and(|last| last.seqno < seqno))
+    }
+
+    /// The items above `after`, as they are now.
+    pub(crate) fn items_above(&self, after: Seqno) -> ImageItems {
+        let first = self.chunk_of(Seqno(after.0.saturating_add(1)));
+        let chunks: Vec<_> = self.chunks.get(first..).unwrap_or_default().to_vec();
+        let next =
+            chunks.first().map_or(0, |chunk| chunk.partition_point(|item| item.seqno <= after));
+        ImageItems { chunks: chunks.into_iter(), current: None, next }
+    }
+
+    /// Seqno of the last item that `is_wanted`; 0 if there is none.
+    pub(crate) fn last_seqno_where(&self, is_wanted: impl Fn(&Item) -> bool) -> Seqno {
+        let mut items = self.chunks.iter().rev().flat_map(|chunk| chunk.iter().rev());
+        items.find(|item| is_wanted(item)).map_or(Seqno::ZERO, |item| item.seqno)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn seqnos(&self) -> Vec<u64> {
+        self.items_above(Seqno::ZERO).map(|item| item.seqno.0).collect()
+    }
+}
+
+/// Iterates over an image; lets go of each chunk once it is through.
+#[derive(Debug)]
+pub(crate) struct ImageItems {
+    chunks: std::vec::IntoIter<Arc<Chunk>>,
+    current: Option<Arc<Chunk>>,
+    /// Index of the next item in the current chunk.
+    next: usize,
+}
+
+impl Iterator for ImageItems {
+    type Item = Arc<Item>;
+
+    fn next(&mut self) -> Option<Arc<Item>> {
+        loop {
+            if self.current.is_none() {
+                self.current = Some(self.chunks.next()?);
+            }
+            if let Some(item) = self.current.as_ref().and_then(|chunk| chunk.get(self.next)) {
+                self.next += 1;
+                return Some(Arc::clone(item));
+            }
+            self.current = None;
+            self.next = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::bucket::tests::item;
+
+    proptest! {
+        #[test]
+        fn an_image_is_its_items_in_order_whatever_is_removed(
+            count in 1u64..3000,
+            removed in prop::collection::vec(1u64..3000, 0..2500),
+            after in 0u64..3100,
+        ) {
+            let mut image = DiskImage::default();
+            let mut expected: std::collections::BTreeSet<u64> = (1..=count).collect();
+            for seqno in 1..=count {
+                image.push(Arc::new(item(seqno)));
+            }
+            let opened = image.items_above(Seqno(after));
+            for seqno in removed {
+                image.remove(Seqno(seqno));
+                expected.remove(&seqno);
+            }
+            prop_assert_eq!(image.seqnos(), expected.into_iter().collect::<Vec<_>>());
+            prop_assert!(image.chunks.iter().all(|chunk| !chunk.is_empty()));
+            let seen: Vec<u64> = opened.map(|item| item.seqno.0).collect();
+            prop_assert_eq!(seen, (after + 1..=count).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Operations on single documents.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dcp_proto::producer::{Item, ItemKind};
+use dcp_wire::{Cas, Datatype, DocKey, RevSeqno, Seqno};
+
+use super::clock::Now;
+use super::vbucket::{VBucket, Written};
+use super::{is_expired, system_xattrs};
+use crate::DocumentError;
+
+/// Longest value in bytes: 20 MiB of document and 1 MiB of system xattrs.
+pub(crate) const MAX_VALUE_LEN: usize = 21 << 20;
+
+/// When a write is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// Always.
+    Any,
+    /// Only if the document does not exist.
+    Absent,
+    /// Only if it exists.
+    Present,
+}
+
+/// A document to be written.
+#[derive(Clone, Debug)]
+pub(crate) struct DocumentWrite<'a> {
+    pub(crate) key: DocKey<'a>,
+    /// Value, xattr section first if the datatype says so; never compressed.
+    pub(crate) value: Bytes,
+    pub(crate) datatype: Datatype,
+    pub(crate) flags: u32,
+    /// Seconds since 1970; 0 never.
+    pub(crate) expiry: u32,
+    /// Version the document must have; 0 for any.
+    pub(crate) cas: Cas,
+    pub(crate) condition: Condition,
+}
+
+/// A version made elsewhere.
+#[derive(Clone, Debug)]
+pub(crate) struct MetaWrite<'a> {
+    pub(crate) key: DocKey<'a>,
+    pub(crate) kind: ItemKind,
+    pub(crate) value: Bytes,
+    pub(crate) datatype: Datatype,
+    pub(crate) flags: u32,
+    /// Expiry of a live document, delete time of a tombstone, in seconds since 1970.
+    pub(crate) time: u32,
+    pub(crate) rev_seqno: RevSeqno,
+    /// Version to store.
+    pub(crate) cas: Cas,
+    /// Version the document must have; 0 for any.
+    pub(crate) expected_cas: Cas,
+    /// Whether the document must not exist.
+    pub(crate) add_only: bool,
+    /// Whether an older version may replace a newer one.
+    pub(crate) force: bool,
+}
+
+/// Refuses keys the protocol cannot carry.
+pub(crate) fn check_key(key: DocKey<'_>) -> Result<(), DocumentError> {
+    let max =
+        if key.collection_id.0 == 0 { DocKey::MAX_DEFAULT_LEN } else { DocKey::MAX_COLLECTION_LEN };
+    if key.key.is_empty() || key.key.len() > max {
+        return Err(DocumentError::InvalidKey { len: key.key.len(), max });
+    }
+    Ok(())
+}
+
+impl VBucket {
+    /// The document if it lives; one whose expiry has passed is expired now.
+    pub(crate) fn live(&mut self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
+        let item = self.newest(key)?;
+        if item.kind != ItemKind::Mutation {
+            return None;
+        }
+        let item = Arc::clone(item);
+        if is_expired(&item, now) {
+            self.bury(now, &item, ItemKind::Expiration);
+            return None;
+        }
+        Some(item)
+    }
+
+    /// Newest version of the document, tombstones included; expires it if its time has passed.
+    pub(crate) fn newest_now(&mut self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
+        if let Some(item) = self.live(now, key) {
+            return Some(item);
+        }
+        self.newest(key).cloned()
+    }
+
+    /// Writes a document.
+    pub(crate) fn store(
+        &mut self,
+        now: Now,
+        write: DocumentWrite<'_>,
+    ) -> Result<Written, DocumentError> {
+        check_key(write.key)?;
+        if write.value.len() > MAX_VALUE_LEN {
+            return Err(DocumentError::ValueTooLarge {
+                len: write.value.len(),
+                max: MAX_VALUE_LEN,
+            });
+        }
+        self.check_collection(write.key)?;
+        let previous = self.newest_now(now, write.key);
+        let live = previous.as_ref().filter(|item| item.kind == ItemKind::Mutation);
+        match live {
+            Some(_) if write.condition == Condition::Absent => return Err(DocumentError::Exists),
+            Some(item) if write.cas != Cas(0) && write.cas != item.cas => {
+                return Err(DocumentError::CasMismatch(write.cas));
+            }
+            None if write.condition == Condition::Present || write.cas != Cas(0) => {
+                return Err(DocumentError::NotFound);
+            }
+            _ => {}
+        }
+        self.memory().check(write.value.len())?;
+        let key = match &previous {
+            Some(item) => item.key.clone(),
+            None => Bytes::copy_from_slice(write.key.key),
+        };
+        let rev_seqno = RevSeqno(self.next_rev(previous.as_ref()));
+        let cas = self.clock.tick(now);
+        Ok(self.append(Item {
+            kind: ItemKind::Mutation,
+            seqno: Seqno::ZERO,
+            rev_seqno,
+            cas,
+            collection_id: write.key.collection_id,
+            key,
+            value: write.value,
+            datatype: write.datatype,
+            flags: write.flags,
+            expiry: write.expiry,
+            delete_time: 0,
+        }))
+    }
+
+    /// Removes a document, as asked for or because its time has passed.
+    pub(crate) fn remove(
+        &mut self,
+        now: Now,
+        key: DocKey<'_>,
+        cas: Cas,
+        kind: ItemKind,
+    ) -> Result<Written, DocumentError> {
+        check_key(key)?;
+        self.check_collection(key)?;
+        let item = self.live(now, key).ok_or(DocumentError::NotFound)?;
+        if cas != Cas(0) && cas != item.cas {
+            return Err(DocumentError::CasMismatch(cas));
+        }
+        Ok(self.bury(now, &item, kind))
+    }
+
+    /// Changes when a document expires; returns the document as it is then.
+    pub(crate) fn touch(
+        &mut self,
+        now: Now,
+        key: DocKey<'_>,
+        expiry: u32,
+    ) -> Result<Arc<Item>, DocumentError> {
+        check_key(key)?;
+        self.check_collection(key)?;
+        let item = self.live(now, key).ok_or(DocumentError::NotFound)?;
+        if item.expiry == expiry {
+            return Ok(item);
+        }
+        let cas = self.clock.tick(now);
+        let rev_seqno = RevSeqno(self.next_rev(Some(&item)));
+        self.append(Item { cas, rev_seqno, expiry, ..Item::clone(&item) });
+        Ok(self.newest(key).map_or(item, Arc::clone))
+    }
+
+    /// Stores a version made elsewhere.
+    pub(crate) fn store_with_meta(
+        &mut self,
+        now: Now,
+        write: MetaWrite<'_>,
+    ) -> Result<Written, DocumentError> {
+        check_key(write.key)?;
+        if write.value.len() > MAX_VALUE_LEN {
+            return Err(DocumentError::ValueTooLarge {
+                len: write.value.len(),
+                max: MAX_VALUE_LEN,
+            });
+        }
+        self.check_collection(write.key)?;
+        let previous = self.newest_now(now, write.key);
+        let live = previous.as_ref().filter(|item| item.kind == ItemKind::Mutation);
+        match live {
+            Some(_) if write.add_only => return Err(DocumentError::Exists),
+            Some(item) if write.expected_cas != Cas(0) && write.expected_cas != item.cas => {
+                return Err(DocumentError::CasMismatch(write.expected_cas));
+            }
+            None if write.expected_cas != Cas(0) => return Err(DocumentError::NotFound),
+            _ => {}
+        }
+        if !write.force && previous.as_ref().is_some_and(|item| !write.wins_over(item)) {
+            return Err(DocumentError::Exists);
+        }
+        self.memory().check(write.value.len())?;
+        self.clock.observe(write.cas);
+        let live = write.kind == ItemKind::Mutation;
+        Ok(self.append(Item {
+            kind: write.kind,
+            seqno: Seqno::ZERO,
+            rev_seqno: write.rev_seqno,
+            cas: write.cas,
+            collection_id: write.key.collection_id,
+            key: Bytes::copy_from_slice(write.key.key),
+            value: write.value,
+            datatype: write.datatype,
+            flags: write.flags,
+            expiry: if live { write.time } else { 0 },
+            delete_time: if live { 0 } else { write.time },
+        }))
+    }
+
+    /// Expires every document whose time has passed; returns how many.
+    pub(crate) fn expire_due(&mut self, now: Now) -> usize {
+        let keys = self.expired_keys(now);
+        for (collection_id, key) in &keys {
+            self.live(now, DocKey { collection_id: *collection_id, key });
+        }
+        keys.len()
+    }
+
+    /// Puts a tombstone in the place of `item`; system xattrs outlive the document.
+    fn bury(&mut self, now: Now, item: &Arc<Item>, kind: ItemKind) -> Written {
+        let value = system_xattrs(item);
+        let cas = self.clock.tick(now);
+        let rev_seqno = RevSeqno(self.next_rev(Some(item)));
+        self.append(Item {
+            kind,
+            seqno: Seqno::ZERO,
+            rev_seqno,
+            cas,
+            collection_id: item.collection_id,
+            key: item.key.clone(),
+            datatype: if value.is_empty() { Datatype::RAW } else { Datatype::XATTR },
+            value,
+            flags: 0,
+            expiry: 0,
+            delete_time: now.seconds(),
+        })
+    }
+
+    fn check_collection(&self, key: DocKey<'_>) -> Result<(), DocumentError> {
+        if self.collections.contains_key(&key.collection_id) {
+            return Ok(());
+        }
+        Err(DocumentError::UnknownCollection(key.collection_id))
+    }
+}
+
+impl MetaWrite<'_> {
+    /// Conflict resolution by rev seqno, then by the rest of the metadata.
+    fn wins_over(&self, item: &Item) -> bool {
+        let time = if item.kind == ItemKind::Mutation { item.expiry } else { item.delete_time };
+        (self.rev_seqno, self.cas, self.time, self.flags)
+            > (item.rev_seqno, item.cas, time, item.flags)
+    }
+}

@@ -1,0 +1,97 @@
+//! The newest version of everything a vBucket holds, by identity.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use dcp_proto::producer::{Item, ItemKind};
+use dcp_wire::message::SystemEventId;
+use dcp_wire::{CollectionId, ScopeId, Seqno};
+use hashbrown::hash_table::{Entry as TableEntry, OccupiedEntry};
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+/// What makes two items versions of the same thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Identity<'a> {
+    Document(CollectionId, &'a [u8]),
+    Collection(CollectionId),
+    Scope(ScopeId),
+}
+
+impl<'a> Identity<'a> {
+    pub(crate) fn of(item: &'a Item) -> Self {
+        match item.kind {
+            ItemKind::SystemEvent { id, scope_id, .. } => match id {
+                SystemEventId::CREATE_SCOPE | SystemEventId::DROP_SCOPE => Self::Scope(scope_id),
+                _ => Self::Collection(item.collection_id),
+            },
+            _ => Self::Document(item.collection_id, &item.key),
+        }
+    }
+}
+
+/// A version and where the disk stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Slot {
+    /// Newest version.
+    pub(crate) newest: Arc<Item>,
+    /// Seqno of the version in the disk image; 0 if there is none.
+    pub(crate) persisted: Seqno,
+}
+
+/// Newest version by identity, tombstones and system events included.
+#[derive(Debug, Default)]
+pub(crate) struct ItemTable {
+    slots: HashTable<Slot>,
+    hasher: DefaultHashBuilder,
+}
+
+impl ItemTable {
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn find(&self, identity: Identity<'_>) -> Option<&Slot> {
+        let hash = self.hasher.hash_one(identity);
+        self.slots.find(hash, |slot| Identity::of(&slot.newest) == identity)
+    }
+
+    pub(crate) fn find_mut(&mut self, identity: Identity<'_>) -> Option<&mut Slot> {
+        let hash = self.hasher.hash_one(identity);
+        self.slots.find_mut(hash, |slot| Identity::of(&slot.newest) == identity)
+    }
+
+    /// Makes `item` the newest version; returns the one before it.
+    pub(crate) fn replace(&mut self, item: Arc<Item>) -> Option<Arc<Item>> {
+        let hash = self.hasher.hash_one(Identity::of(&item));
+        let entry = self.slots.entry(
+            hash,
+            |slot| Identity::of(&slot.newest) == Identity::of(&item),
+            |slot| self.hasher.hash_one(Identity::of(&slot.newest)),
+        );
+        match entry {
+            TableEntry::Occupied(mut slot) => {
+                Some(std::mem::replace(&mut slot.get_mut().newest, item))
+            }
+            TableEntry::Vacant(slot) => {
+                slot.insert(Slot { newest: item, persisted: Seqno::ZERO });
+                None
+            }
+        }
+    }
+
+    pub(crate) fn remove(&mut self, identity: Identity<'_>) -> Option<Slot> {
+        let hash = self.hasher.hash_one(identity);
+        self.slots
+            .find_entry(hash, |slot| Identity::of(&slot.newest) == identity)
+            .ok()
+            .map(|entry: OccupiedEntry<'_, Slot>| entry.remove().0)
+    }
+
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&mut Slot) -> bool) {
+        self.slots.retain(|slot| keep(slot));
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.iter()
+    }
+}

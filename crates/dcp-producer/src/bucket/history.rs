@@ -1,0 +1,82 @@
+//! Overwritten versions, kept so that a vBucket can be rolled back.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use dcp_proto::producer::Item;
+use dcp_wire::Seqno;
+
+/// A version and the change that replaced it.
+#[derive(Debug)]
+struct Superseded {
+    item: Arc<Item>,
+    by: Seqno,
+}
+
+/// Overwritten versions of a vBucket, the oldest let go when there are too many.
+#[derive(Debug)]
+pub(crate) struct History {
+    /// In the order of `by`.
+    versions: VecDeque<Superseded>,
+    bytes: usize,
+    max_bytes: usize,
+    /// Lowest seqno whose state can be restored.
+    floor: Seqno,
+}
+
+impl History {
+    pub(crate) const fn new(max_bytes: usize) -> Self {
+        Self { versions: VecDeque::new(), bytes: 0, max_bytes, floor: Seqno::ZERO }
+    }
+
+    /// Bytes held.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Lowest seqno whose state can be restored.
+    pub(crate) const fn floor(&self) -> Seqno {
+        self.floor
+    }
+
+    /// Keeps `item`, which the change `by` replaced.
+    pub(crate) fn push(&mut self, item: Arc<Item>, by: Seqno) {
+        self.bytes += super::footprint(&item);
+        self.versions.push_back(Superseded { item, by });
+        while self.bytes > self.max_bytes
+            && let Some(oldest) = self.versions.pop_front()
+        {
+            self.bytes -= super::footprint(&oldest.item);
+            self.floor = oldest.by;
+        }
+    }
+
+    /// Forgets how things were below `seqno`.
+    pub(crate) fn forget_below(&mut self, seqno: Seqno) {
+        self.floor = self.floor.max(seqno);
+        while self.versions.front().is_some_and(|version| version.by <= seqno)
+            && let Some(oldest) = self.versions.pop_front()
+        {
+            self.bytes -= super::footprint(&oldest.item);
+        }
+    }
+
+    /// Forgets everything: the vBucket starts over.
+    pub(crate) fn reset(&mut self) {
+        *self = Self::new(self.max_bytes);
+    }
+
+    /// Takes out the versions that were the newest ones at `seqno` and no longer are.
+    pub(crate) fn restore(&mut self, seqno: Seqno) -> Vec<Arc<Item>> {
+        let mut restored = Vec::new();
+        while self.versions.back().is_some_and(|version| version.by > seqno)
+            && let Some(version) = self.versions.pop_back()
+        {
+            self.bytes -= super::footprint(&version.item);
+            if version.item.seqno <= seqno {
+                restored.push(version.item);
+            }
+        }
+        restored
+    }
+}

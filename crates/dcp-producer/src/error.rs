@@ -1,0 +1,116 @@
+//! What the embedded producer refuses, and why.
+
+use std::net::IpAddr;
+
+use dcp_wire::{Cas, CollectionId, Seqno, Vbid};
+use thiserror::Error;
+
+/// Why the producer could not start or do what it was asked for.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An option has a value the producer cannot work with.
+    #[error("invalid option {option}: {reason}")]
+    InvalidOption {
+        /// Name of the option.
+        option: &'static str,
+        /// What it must be instead.
+        reason: String,
+    },
+    /// The address to listen on is reachable from other machines.
+    #[error("refusing to listen on {host}: choose a loopback address such as 127.0.0.1")]
+    NotLoopback {
+        /// Address asked for.
+        host: IpAddr,
+    },
+    /// A node could not open its port.
+    #[error("cannot listen on {host}:{port}")]
+    Listen {
+        /// Address asked for.
+        host: IpAddr,
+        /// Port asked for; 0 for any.
+        port: u16,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A document operation was refused.
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    /// The bucket has no such vBucket.
+    #[error("{vbid} does not exist: the bucket has {count} vBuckets")]
+    UnknownVbucket {
+        /// vBucket asked for.
+        vbid: Vbid,
+        /// How many the bucket has.
+        count: u16,
+    },
+    /// A rollback would go forward.
+    #[error("cannot roll {vbid} back to seqno {to}: its high seqno is {high_seqno}")]
+    RollbackBeyondHighSeqno {
+        /// vBucket concerned.
+        vbid: Vbid,
+        /// Seqno asked for.
+        to: Seqno,
+        /// Highest seqno of the vBucket.
+        high_seqno: Seqno,
+    },
+    /// The versions that were current at a seqno are no longer kept.
+    #[error(
+        "cannot roll {vbid} back to seqno {to}: overwritten documents are kept from seqno {oldest} \
+         on; roll back to {oldest} or later, to 0, or raise `history_bytes`"
+    )]
+    RollbackHistoryGone {
+        /// vBucket concerned.
+        vbid: Vbid,
+        /// Seqno asked for.
+        to: Seqno,
+        /// Lowest seqno other than 0 that can be restored.
+        oldest: Seqno,
+    },
+}
+
+/// Why a document operation was refused.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DocumentError {
+    /// There is no such document.
+    #[error("the document does not exist")]
+    NotFound,
+    /// The document exists although it must not.
+    #[error("the document exists already")]
+    Exists,
+    /// The document has another version than the one named.
+    #[error("the document has another CAS than {0}: read it again and retry")]
+    CasMismatch(Cas),
+    /// The key is empty or too long.
+    #[error("a key has 1 to {max} bytes, not {len}")]
+    InvalidKey {
+        /// Length of the key in bytes.
+        len: usize,
+        /// Longest key in its collection in bytes.
+        max: usize,
+    },
+    /// The value is too long.
+    #[error("a value has at most {max} bytes, not {len}")]
+    ValueTooLarge {
+        /// Length of the value in bytes.
+        len: usize,
+        /// Longest value in bytes.
+        max: usize,
+    },
+    /// The value is not what its datatype says.
+    #[error("the value is not what its datatype says")]
+    InvalidValue,
+    /// The document is not a decimal number, or the result would not be one.
+    #[error("the document is not a decimal number of 64 bits")]
+    NotANumber,
+    /// There is no such collection.
+    #[error("collection {0} does not exist")]
+    UnknownCollection(CollectionId),
+    /// The bucket's memory quota is used up.
+    #[error("the memory quota of {quota} bytes is used up: raise `memory_quota_bytes`")]
+    NoMemory {
+        /// The quota in bytes.
+        quota: usize,
+    },
+}

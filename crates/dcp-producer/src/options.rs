@@ -1,0 +1,175 @@
+//! How a producer is set up and how documents are written.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
+
+use crate::Error;
+
+/// How an embedded cluster is set up.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct ProducerOptions {
+    /// Number of nodes, each with a port of its own (1 to 64). Default 1.
+    pub nodes: usize,
+    /// Number of vBuckets, spread evenly over the nodes (1 to 1024). Default 64.
+    pub vbuckets: u16,
+    /// Number of replicas of each vBucket. Only 0, the default, is offered.
+    pub replicas: u8,
+    /// Name of the bucket. Default `default`.
+    pub bucket: String,
+    /// Name clients authenticate with. Default `Administrator`.
+    pub username: String,
+    /// Password clients authenticate with. Default `password`.
+    pub password: String,
+    /// Address to listen on; must be a loopback address. Default 127.0.0.1.
+    pub host: IpAddr,
+    /// Port of the first node, the others following; 0, the default, lets the system choose.
+    pub port: u16,
+    /// Connections a node serves at a time; more are closed at once. Default 1024.
+    pub max_connections: usize,
+    /// Bytes of documents and tombstones the bucket may hold. Default 8 GiB.
+    pub memory_quota_bytes: usize,
+    /// Bytes of overwritten documents kept so that vBuckets can be rolled back. Default 256 MiB.
+    pub history_bytes: usize,
+    /// How long a change waits in memory before it is persisted. Default 50 ms.
+    pub persist_delay: Duration,
+}
+
+impl Default for ProducerOptions {
+    fn default() -> Self {
+        Self {
+            nodes: 1,
+            vbuckets: 64,
+            replicas: 0,
+            bucket: "default".to_owned(),
+            username: "Administrator".to_owned(),
+            password: "password".to_owned(),
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            port: 0,
+            max_connections: 1024,
+            memory_quota_bytes: 8 << 30,
+            history_bytes: 256 << 20,
+            persist_delay: Duration::from_millis(50),
+        }
+    }
+}
+
+impl fmt::Debug for ProducerOptions {
+    /// Leaves the password out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProducerOptions")
+            .field("nodes", &self.nodes)
+            .field("vbuckets", &self.vbuckets)
+            .field("replicas", &self.replicas)
+            .field("bucket", &self.bucket)
+            .field("username", &self.username)
+            .field("host", &self.host)
+            .field("port", &self.port)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ProducerOptions {
+    const MAX_NODES: usize = 64;
+    const MAX_VBUCKETS: u16 = 1024;
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let invalid = |option, reason: String| Err(Error::InvalidOption { option, reason });
+        if !self.host.is_loopback() {
+            return Err(Error::NotLoopback { host: self.host });
+        }
+        if !(1..=Self::MAX_NODES).contains(&self.nodes) {
+            return invalid("nodes", format!("must be 1 to {}", Self::MAX_NODES));
+        }
+        if !(1..=Self::MAX_VBUCKETS).contains(&self.vbuckets) {
+            return invalid("vbuckets", format!("must be 1 to {}", Self::MAX_VBUCKETS));
+        }
+        if self.replicas != 0 {
+            return invalid("replicas", "replicas are not offered: must be 0".to_owned());
+        }
+        if self.bucket.is_empty()
+            || self.bucket.len() > 100
+            || !self.bucket.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.%".contains(&b))
+        {
+            return invalid(
+                "bucket",
+                "must be 1 to 100 letters, digits, `_`, `-`, `.` or `%`".to_owned(),
+            );
+        }
+        if self.username.is_empty() || self.username.contains('\0') {
+            return invalid("username", "must not be empty or contain NUL".to_owned());
+        }
+        if self.password.is_empty() || self.password.contains('\0') {
+            return invalid("password", "must not be empty or contain NUL".to_owned());
+        }
+        if self.max_connections == 0 {
+            return invalid("max_connections", "must be at least 1".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// How a document is written or removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WriteOptions {
+    /// Collection the document lies in.
+    pub collection_id: CollectionId,
+    /// Version the document must have; 0 for any.
+    pub cas: Cas,
+    /// Application's own 32 bits.
+    pub flags: u32,
+    /// When the document expires: 0 never, up to 30 days in seconds from now, above in seconds
+    /// since 1970.
+    pub expiry: u32,
+    /// What the value is made of; `None` looks whether it is JSON.
+    pub datatype: Option<Datatype>,
+}
+
+/// Where a write lies in the history of its vBucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MutationToken {
+    /// vBucket written to.
+    pub vbid: Vbid,
+    /// History branch written to.
+    pub vbuuid: Vbuuid,
+    /// Position of the write.
+    pub seqno: Seqno,
+    /// Version the document has now.
+    pub cas: Cas,
+}
+
+/// A document as it is stored.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Document {
+    /// Value as stored; begins with the xattr section if the datatype says so.
+    pub value: Bytes,
+    /// What the value is made of.
+    pub datatype: Datatype,
+    /// Version.
+    pub cas: Cas,
+    /// Position in its vBucket.
+    pub seqno: Seqno,
+    /// How many times the document has changed.
+    pub rev_seqno: RevSeqno,
+    /// Application's own 32 bits.
+    pub flags: u32,
+    /// Seconds since 1970 at which it expires; 0 never.
+    pub expiry: u32,
+}
+
+impl fmt::Debug for Document {
+    /// Leaves the value out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Document")
+            .field("value_bytes", &self.value.len())
+            .field("datatype", &self.datatype)
+            .field("cas", &self.cas)
+            .field("seqno", &self.seqno)
+            .finish_non_exhaustive()
+    }
+}

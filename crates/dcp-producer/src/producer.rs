@@ -1,0 +1,275 @@
+//! The handle of an embedded cluster.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use dcp_proto::producer::ItemKind;
+use dcp_wire::{DocKey, Seqno, Vbid};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+use crate::bucket::{Bucket, Condition, DocumentWrite, Now, VBucket, Written};
+use crate::cluster::Cluster;
+use crate::server::{self, Listeners};
+use crate::{Document, DocumentError, Error, MutationToken, ProducerOptions, WriteOptions};
+
+/// An embedded cluster: it runs from [`start`](Self::start) until [`shutdown`](Self::shutdown) or
+/// until it is dropped.
+///
+/// The document methods need no async runtime and may be called from any thread.
+#[derive(Debug)]
+pub struct Producer {
+    cluster: Arc<Cluster>,
+    tasks: TaskTracker,
+    _stop: DropGuard,
+    stop: CancellationToken,
+}
+
+impl Producer {
+    /// Starts a cluster; its tasks run on the current tokio runtime.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`], [`Error::NotLoopback`], or [`Error::Listen`] if a port cannot be
+    /// opened.
+    pub async fn start(options: ProducerOptions) -> Result<Self, Error> {
+        options.check()?;
+        let listeners = Listeners::bind(&options).await?;
+        let bucket =
+            Bucket::new(options.vbuckets, options.memory_quota_bytes, options.history_bytes);
+        let cluster = Cluster::new(bucket, options.bucket.clone(), listeners.nodes());
+        let cluster = Arc::new(cluster);
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        server::spawn(listeners, &cluster, &options, &tasks, &stop)?;
+        tasks.close();
+        Ok(Self { cluster, tasks, _stop: stop.clone().drop_guard(), stop })
+    }
+
+    /// Where clients connect to, as `couchbase://127.0.0.1:port`.
+    #[must_use]
+    pub fn connection_string(&self) -> String {
+        let nodes: Vec<_> = self.cluster.nodes().iter().map(|node| node.kv.to_string()).collect();
+        format!("couchbase://{}", nodes.join(","))
+    }
+
+    /// Name of the bucket.
+    #[must_use]
+    pub fn bucket_name(&self) -> &str {
+        &self.cluster.bucket_name
+    }
+
+    /// Identity of the bucket: 32 hex digits, drawn at the start.
+    #[must_use]
+    pub fn bucket_uuid(&self) -> String {
+        self.cluster.bucket_uuid.clone()
+    }
+
+    /// Number of vBuckets.
+    #[must_use]
+    pub fn num_vbuckets(&self) -> u16 {
+        self.cluster.bucket.vbucket_count()
+    }
+
+    /// The vBucket a key lies in.
+    #[must_use]
+    pub fn vbid_of(&self, key: &[u8]) -> Vbid {
+        self.cluster.bucket.vbid_of(key)
+    }
+
+    /// Writes a document, whether it exists or not.
+    ///
+    /// # Errors
+    /// [`DocumentError`]: the key or value is too long, the CAS differs, the collection does not
+    /// exist, the value is not what its datatype says, or memory is used up.
+    pub fn upsert(
+        &self,
+        key: &[u8],
+        value: Bytes,
+        options: WriteOptions,
+    ) -> Result<MutationToken, DocumentError> {
+        self.write(key, value, options, Condition::Any)
+    }
+
+    /// Writes a document that does not exist yet.
+    ///
+    /// # Errors
+    /// [`DocumentError::Exists`], or as [`upsert`](Self::upsert).
+    pub fn insert(
+        &self,
+        key: &[u8],
+        value: Bytes,
+        options: WriteOptions,
+    ) -> Result<MutationToken, DocumentError> {
+        self.write(key, value, options, Condition::Absent)
+    }
+
+    fn write(
+        &self,
+        key: &[u8],
+        value: Bytes,
+        options: WriteOptions,
+        condition: Condition,
+    ) -> Result<MutationToken, DocumentError> {
+        let now = now();
+        let datatype = match options.datatype {
+            None => crate::value::detect(&value),
+            Some(datatype) if crate::value::is_valid(&value, datatype) => datatype,
+            Some(_) => return Err(DocumentError::InvalidValue),
+        };
+        let write = DocumentWrite {
+            key: DocKey { collection_id: options.collection_id, key },
+            value,
+            datatype,
+            flags: options.flags,
+            expiry: now.absolute_expiry(options.expiry),
+            cas: options.cas,
+            condition,
+        };
+        self.on_vbucket_of(key, |vbucket| vbucket.store(now, write))
+    }
+
+    /// Removes a document.
+    ///
+    /// # Errors
+    /// [`DocumentError::NotFound`], or as [`upsert`](Self::upsert).
+    pub fn remove(
+        &self,
+        key: &[u8],
+        options: WriteOptions,
+    ) -> Result<MutationToken, DocumentError> {
+        self.bury(key, options, ItemKind::Deletion)
+    }
+
+    /// Expires a document as if its time had passed.
+    ///
+    /// # Errors
+    /// As [`remove`](Self::remove).
+    pub fn expire(
+        &self,
+        key: &[u8],
+        options: WriteOptions,
+    ) -> Result<MutationToken, DocumentError> {
+        self.bury(key, options, ItemKind::Expiration)
+    }
+
+    fn bury(
+        &self,
+        key: &[u8],
+        options: WriteOptions,
+        kind: ItemKind,
+    ) -> Result<MutationToken, DocumentError> {
+        let doc_key = DocKey { collection_id: options.collection_id, key };
+        self.on_vbucket_of(key, |vbucket| vbucket.remove(now(), doc_key, options.cas, kind))
+    }
+
+    fn on_vbucket_of(
+        &self,
+        key: &[u8],
+        op: impl FnOnce(&mut VBucket) -> Result<Written, DocumentError>,
+    ) -> Result<MutationToken, DocumentError> {
+        let vbid = self.vbid_of(key);
+        // The hash never names a vBucket the bucket lacks.
+        let written = self.cluster.bucket.with(vbid, op).unwrap_or(Err(DocumentError::NotFound))?;
+        let Written { vbuuid, seqno, cas } = written;
+        Ok(MutationToken { vbid, vbuuid, seqno, cas })
+    }
+
+    /// The document, `None` if it does not exist. One whose time has passed is expired by this.
+    #[must_use]
+    pub fn get(&self, key: &[u8]) -> Option<Document> {
+        let live = |vbucket: &mut VBucket| vbucket.live(now(), crate::bucket::default_key(key));
+        let item = self.cluster.bucket.with(self.vbid_of(key), live)??;
+        Some(Document {
+            value: item.value.clone(),
+            datatype: item.datatype,
+            cas: item.cas,
+            seqno: item.seqno,
+            rev_seqno: item.rev_seqno,
+            flags: item.flags,
+            expiry: item.expiry,
+        })
+    }
+
+    /// Highest seqno of each vBucket.
+    #[must_use]
+    pub fn high_seqnos(&self) -> BTreeMap<Vbid, Seqno> {
+        let bucket = &self.cluster.bucket;
+        let high = |vbid| Some((vbid, bucket.lock(vbid)?.high_seqno));
+        bucket.vbids().filter_map(high).collect()
+    }
+
+    /// Expires every document whose time has passed; returns how many. Otherwise that happens
+    /// when one is next accessed.
+    pub fn expire_due(&self) -> usize {
+        let bucket = &self.cluster.bucket;
+        let expire = |vbid| bucket.with(vbid, |vbucket| vbucket.expire_due(now()));
+        bucket.vbids().filter_map(expire).sum()
+    }
+
+    /// Persists everything and lets it leave memory: a stream that starts from 0 is then read
+    /// from disk. Otherwise changes are persisted after a short while, and recent ones are kept in
+    /// memory as well.
+    pub fn persist(&self) {
+        let bucket = &self.cluster.bucket;
+        for vbid in bucket.vbids() {
+            bucket.with(vbid, VBucket::persist_and_evict);
+            bucket.changes().announce(vbid);
+        }
+    }
+
+    /// Persists everything, then forgets the tombstones of a vBucket up to seqno `to`; its last
+    /// change is kept whatever it is.
+    ///
+    /// # Errors
+    /// [`Error::UnknownVbucket`].
+    pub fn purge(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
+        let purged = self.cluster.bucket.with(vbid, |vbucket| vbucket.purge(to));
+        purged.ok_or_else(|| self.unknown_vbucket(vbid))
+    }
+
+    /// Takes a vBucket back to how it was at seqno `to`, as a failover to a replica that had
+    /// received no more: changes above it are gone, a new history branch begins there, and streams
+    /// of the vBucket end with "state changed".
+    ///
+    /// # Errors
+    /// [`Error::UnknownVbucket`], [`Error::RollbackBeyondHighSeqno`], or
+    /// [`Error::RollbackHistoryGone`] if overwritten documents that are needed are no longer kept.
+    pub fn roll_back(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
+        self.cluster.bucket.roll_back(vbid, to).ok_or_else(|| self.unknown_vbucket(vbid))?
+    }
+
+    /// Moves a vBucket to another node, numbered from 0, as a finished rebalance does: its streams
+    /// end with "state changed" and clients get a new cluster map.
+    ///
+    /// # Errors
+    /// [`Error::UnknownVbucket`], or [`Error::InvalidOption`] for a node there is not.
+    pub fn move_vbucket(&self, vbid: Vbid, node: usize) -> Result<(), Error> {
+        let nodes = self.cluster.nodes().len();
+        if node >= nodes {
+            let reason = format!("must be below {nodes}, the number of nodes");
+            return Err(Error::InvalidOption { option: "node", reason });
+        }
+        if vbid.0 >= self.num_vbuckets() {
+            return Err(self.unknown_vbucket(vbid));
+        }
+        self.cluster.move_vbucket(vbid, node);
+        Ok(())
+    }
+
+    fn unknown_vbucket(&self, vbid: Vbid) -> Error {
+        Error::UnknownVbucket { vbid, count: self.num_vbuckets() }
+    }
+
+    /// Closes all connections and waits until every task has ended.
+    pub async fn shutdown(self) {
+        self.stop.cancel();
+        self.tasks.wait().await;
+    }
+}
+
+/// The present moment.
+pub(crate) fn now() -> Now {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Now(u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX))
+}

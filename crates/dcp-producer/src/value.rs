@@ -1,0 +1,36 @@
+//! What a document's value is made of.
+
+use dcp_wire::{Datatype, xattr};
+use serde::de::IgnoredAny;
+
+/// The datatype of a plain value nobody declared: JSON if it is.
+pub(crate) fn detect(value: &[u8]) -> Datatype {
+    if is_json(value) { Datatype::JSON } else { Datatype::RAW }
+}
+
+/// Whether an uncompressed value is what its datatype says.
+pub(crate) fn is_valid(value: &[u8], datatype: Datatype) -> bool {
+    if !datatype.is_valid() || datatype.contains(Datatype::SNAPPY) {
+        return false;
+    }
+    let body = if datatype.contains(Datatype::XATTR) {
+        let Ok((mut xattrs, body)) = xattr::split(value) else {
+            return false;
+        };
+        if !xattrs.all(|xattr| xattr.is_ok_and(|xattr| is_json(xattr.value))) {
+            return false;
+        }
+        body
+    } else {
+        value
+    };
+    !datatype.contains(Datatype::JSON) || is_json(body)
+}
+
+/// Whether `bytes` are one JSON value.
+pub(crate) fn is_json(bytes: &[u8]) -> bool {
+    // Most values that are not JSON do not begin like it.
+    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
+    matches!(first, Some(b'{' | b'[' | b'"' | b'-' | b'0'..=b'9' | b't' | b'f' | b'n'))
+        && serde_json::from_slice::<IgnoredAny>(bytes).is_ok()
+}
