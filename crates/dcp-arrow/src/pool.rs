@@ -41,8 +41,11 @@ impl BufferPool {
     /// An empty block with room for `capacity` bytes or more.
     pub(crate) fn take(&self, capacity: usize) -> Vec<u8> {
         let mut free = self.lock();
-        // The newest block is the one still in the caches.
-        if let Some(index) = free.blocks.iter().rposition(|block| block.capacity() >= capacity) {
+        // The smallest that fits: a column of keys must not take the block of a column of documents.
+        let fits = |(index, block): (usize, &Vec<u8>)| {
+            (block.capacity() >= capacity).then_some((block.capacity(), index))
+        };
+        if let Some((_, index)) = free.blocks.iter().enumerate().filter_map(fits).min() {
             let block = free.blocks.swap_remove(index);
             free.held_bytes = free.held_bytes.saturating_sub(block.capacity());
             return block;

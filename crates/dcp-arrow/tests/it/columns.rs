@@ -1,0 +1,263 @@
+//! Every column, for every kind of row.
+
+use dcp_arrow::{
+    ArrowSink, BatchLimits, COLUMNS, CollectionName, CollectionNames, Detail, KeyType,
+    TableOptions, TableSchema,
+};
+use dcp_proto::{BatchSink, Change, ChangeSink, Op, Rollback, SystemEventRecord};
+use dcp_wire::message::SystemEventId;
+use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
+
+use crate::{CHANGE, batch_of, bytes, columns, maps, numbers, sink, texts};
+
+fn every_column() -> TableOptions {
+    columns(&COLUMNS.iter().map(|spec| spec.name).collect::<Vec<_>>())
+}
+
+fn number(column: &str, change: Change<'_>) -> Option<i64> {
+    numbers(&batch_of(&every_column(), &[change]), column)[0]
+}
+
+#[test]
+fn a_mutation_fills_every_column() {
+    let change = Change { expiry: 1_800_000_000, ..CHANGE };
+    let batch = batch_of(&every_column(), &[change]);
+    let text = |column| texts(&batch, column)[0].clone().unwrap();
+    let number = |column| numbers(&batch, column)[0].unwrap();
+    assert_eq!(batch.num_rows(), 1);
+    assert_eq!(text("op"), "mutation");
+    assert_eq!(text("key"), "airline_10");
+    assert_eq!(bytes(&batch, "value")[0].as_deref(), Some(CHANGE.value));
+    assert_eq!((text("scope"), text("collection")), ("_default".into(), "_default".into()));
+    assert_eq!(number("vbucket"), 7);
+    assert_eq!(number("seqno"), 41);
+    assert_eq!(number("epoch"), 2);
+    assert_eq!(number("cas"), 1_700_000_000_123_456_789);
+    assert_eq!(number("rev"), 3);
+    assert_eq!(number("expiry"), 1_800_000_000_000_000);
+    assert_eq!(number("flags"), 0x0200_0006);
+    assert_eq!(text("datatype"), "json");
+    assert_eq!(number("vbuuid"), 0xbeef_0000_0001);
+    assert_eq!((number("snapshot_start"), number("snapshot_end")), (40, 50));
+    assert_eq!(number("collection_id"), 0);
+    assert_eq!(numbers(&batch, "deleted_at"), [None]);
+    assert_eq!(maps(&batch), [None]);
+}
+
+#[test]
+fn the_timestamp_is_the_clock_of_the_cas() {
+    // 2023-11-14T22:13:20.123456Z with a count of 3 in the low 16 bits.
+    let nanos = 1_700_000_000_123_456_000_u64 & !0xffff;
+    let at = |cas| number("timestamp", Change { cas: Cas(cas), ..CHANGE });
+    let expected = i64::try_from(nanos / 1000).unwrap();
+    assert_eq!(at(nanos), Some(expected));
+    assert_eq!(at(nanos | 3), Some(expected), "the count is not time");
+    assert_eq!(at(0), None);
+    assert_eq!(at(u64::MAX), Some(18_446_744_073_709_486), "beyond 2^63 nanoseconds");
+}
+
+#[test]
+fn unsigned_numbers_beyond_the_signed_ones_are_twos_complement() {
+    let change = Change { cas: Cas(u64::MAX), rev_seqno: RevSeqno(1 << 63), ..CHANGE };
+    assert_eq!(number("cas", change), Some(-1));
+    assert_eq!(number("rev", change), Some(i64::MIN));
+    assert_eq!(number("flags", Change { flags: u32::MAX, ..CHANGE }), Some(0xffff_ffff));
+    let latest = Change { expiry: u32::MAX, ..CHANGE };
+    assert_eq!(number("expiry", latest), Some(4_294_967_295_000_000));
+}
+
+#[test]
+fn a_tombstone_has_no_document() {
+    for (op, name) in [(Op::Deletion, "deletion"), (Op::Expiration, "expiration")] {
+        let change = Change {
+            op,
+            value: b"",
+            datatype: Datatype::RAW,
+            delete_time: 1_700_000_000,
+            ..CHANGE
+        };
+        let batch = batch_of(&every_column(), &[change, CHANGE]);
+        assert_eq!(texts(&batch, "op"), [Some(name.to_owned()), Some("mutation".to_owned())]);
+        assert_eq!(bytes(&batch, "value"), [None, Some(CHANGE.value.to_vec())]);
+        assert_eq!(numbers(&batch, "deleted_at"), [Some(1_700_000_000_000_000), None]);
+        assert_eq!(numbers(&batch, "flags"), [None, Some(0x0200_0006)]);
+        assert_eq!(texts(&batch, "datatype"), [None, Some("json".to_owned())]);
+        assert_eq!(numbers(&batch, "cas"), [Some(1_700_000_000_123_456_789); 2]);
+    }
+}
+
+#[test]
+fn an_empty_document_is_not_null() {
+    let change = Change { value: b"", datatype: Datatype::RAW, ..CHANGE };
+    let batch = batch_of(&every_column(), &[change]);
+    assert_eq!(bytes(&batch, "value"), [Some(Vec::new())]);
+    assert_eq!(texts(&batch, "datatype"), [Some("binary".to_owned())]);
+}
+
+#[test]
+fn a_rollback_says_where_everything_comes_again_from() {
+    let mut sink = sink(&every_column());
+    sink.change(&CHANGE).unwrap();
+    sink.rollback(&Rollback {
+        vbid: Vbid(9),
+        seqno: Seqno(30),
+        from_seqno: Seqno(41),
+        old_vbuuid: Vbuuid(0xa),
+        new_vbuuid: Vbuuid(0xb),
+        epoch: 3,
+    })
+    .unwrap();
+    assert_eq!(sink.rows(), 2);
+    let batch = sink.take_batch().unwrap().finish().unwrap();
+    assert_eq!(texts(&batch, "op")[1].as_deref(), Some("rollback"));
+    for (column, expected) in [("vbucket", 9), ("seqno", 30), ("epoch", 3), ("vbuuid", 0xb)] {
+        assert_eq!(numbers(&batch, column)[1], Some(expected), "{column}");
+    }
+    for column in ["key", "scope", "collection", "datatype"] {
+        assert_eq!(texts(&batch, column)[1], None, "{column}");
+    }
+    for column in [
+        "cas",
+        "timestamp",
+        "rev",
+        "expiry",
+        "deleted_at",
+        "flags",
+        "snapshot_start",
+        "snapshot_end",
+        "collection_id",
+    ] {
+        assert_eq!(numbers(&batch, column)[1], None, "{column}");
+    }
+    assert_eq!(bytes(&batch, "value")[1], None);
+    assert_eq!(maps(&batch)[1], None);
+    assert_eq!(texts(&batch, "key")[0].as_deref(), Some("airline_10"), "the row before it");
+}
+
+#[test]
+fn collection_names_come_from_the_manifest_and_are_asked_for_once() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&asked);
+    let names = CollectionNames::new(move |id| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        (id.0 == 8).then(|| CollectionName::new("inventory", "airline"))
+    });
+    let schema = TableSchema::new(&every_column()).unwrap();
+    let mut sink = ArrowSink::new(schema, names, BatchLimits::default());
+    for id in [8, 8, 9, 8, 9] {
+        sink.change(&Change { collection_id: CollectionId(id), ..CHANGE }).unwrap();
+    }
+    let batch = sink.take_batch().unwrap().finish().unwrap();
+    let known = |name: &str| Some(name.to_owned());
+    let airline = known("airline");
+    let expected = [airline.clone(), airline.clone(), None, airline, None];
+    assert_eq!(texts(&batch, "collection"), expected);
+    assert_eq!(texts(&batch, "scope")[0], known("inventory"));
+    assert_eq!(numbers(&batch, "collection_id"), [8, 8, 9, 8, 9].map(Some));
+    assert_eq!(asked.load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn a_key_that_is_not_utf8_is_named_by_its_place_only() {
+    let mut sink = sink(&columns(&["op"]));
+    sink.change(&Change { key: b"\xff", ..CHANGE }).unwrap();
+    assert!(sink.take_batch().unwrap().finish().is_ok(), "keys that are not shown do not matter");
+
+    let mut sink = crate::sink(&TableOptions::default());
+    sink.change(&CHANGE).unwrap();
+    sink.change(&Change { key: "schlüssel".as_bytes(), seqno: Seqno(42), ..CHANGE }).unwrap();
+    sink.change(&Change { key: b"\xc3secret", seqno: Seqno(43), ..CHANGE }).unwrap();
+    let error = sink.take_batch().unwrap().finish().unwrap_err().to_string();
+    let expected = "vb:7 seqno 43: the key is not UTF-8: read the bucket with key_type=\"binary\"";
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn keys_that_are_only_together_utf8_are_refused() {
+    let mut sink = sink(&TableOptions::default());
+    sink.change(&Change { key: b"\xc3", ..CHANGE }).unwrap();
+    sink.change(&Change { key: b"\xa9", ..CHANGE }).unwrap();
+    assert!(sink.take_batch().unwrap().finish().unwrap_err().to_string().contains("seqno 41"));
+}
+
+#[test]
+fn binary_keys_take_any_bytes() {
+    let options = TableOptions { key_type: KeyType::Binary, ..TableOptions::default() };
+    let batch = batch_of(&options, &[Change { key: b"\xff\x00", ..CHANGE }]);
+    assert_eq!(bytes(&batch, "key"), [Some(b"\xff\x00".to_vec())]);
+}
+
+#[test]
+fn a_sink_is_empty_after_its_batch_was_taken() {
+    let options = TableOptions { detail: Detail::Full, ..TableOptions::default() };
+    let mut sink = sink(&options);
+    assert_eq!((sink.rows(), sink.size_bytes()), (0, 0));
+    let empty = sink.take_batch().unwrap().finish().unwrap();
+    assert_eq!((empty.num_rows(), empty.schema()), (0, sink.schema().arrow()));
+    for seqno in 1..=3 {
+        sink.change(&Change { seqno: Seqno(seqno), ..CHANGE }).unwrap();
+        assert_eq!(sink.rows(), 1);
+        assert!(sink.size_bytes() > CHANGE.key.len() + CHANGE.value.len());
+        let batch = sink.take_batch().unwrap();
+        assert_eq!((sink.rows(), sink.size_bytes()), (0, 0));
+        let batch = batch.finish().unwrap();
+        assert_eq!(numbers(&batch, "seqno"), [Some(seqno.try_into().unwrap())]);
+    }
+}
+
+fn system_event<'a>(id: SystemEventId, version: u8, value: &'a [u8]) -> SystemEventRecord<'a> {
+    SystemEventRecord {
+        vbid: Vbid(1),
+        seqno: Seqno(4),
+        epoch: 0,
+        id,
+        version,
+        key: b"mycollection",
+        value,
+    }
+}
+
+/// Manifest 2, scope 0, collection 8, life of documents 72,000 s.
+const BEGIN_COLLECTION_V1: [u8; 20] = *b"\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x08\0\x01\x19\x40";
+
+#[test]
+fn a_system_event_is_a_row_only_when_asked_for() {
+    let event = system_event(SystemEventId::BEGIN_COLLECTION, 1, &BEGIN_COLLECTION_V1);
+    let mut without = sink(&every_column());
+    without.system_event(&event).unwrap();
+    assert_eq!(without.rows(), 0);
+
+    let mut with = sink(&TableOptions { system_events: true, ..every_column() });
+    with.system_event(&event).unwrap();
+    let batch = with.take_batch().unwrap().finish().unwrap();
+    assert_eq!(texts(&batch, "op"), [Some("system_event".to_owned())]);
+    assert_eq!(texts(&batch, "key"), [Some("mycollection".to_owned())]);
+    assert_eq!(numbers(&batch, "collection_id"), [Some(8)]);
+    let value = bytes(&batch, "value")[0].clone().unwrap();
+    let value: serde_json::Value = serde_json::from_slice(&value).unwrap();
+    let expected = serde_json::json!({
+        "event": "BeginCollection",
+        "manifest_uid": "2",
+        "scope_id": "0",
+        "collection_id": "8",
+        "max_ttl": 72_000,
+    });
+    assert_eq!(value, expected);
+    assert_eq!(numbers(&batch, "vbuuid"), [None]);
+}
+
+#[test]
+fn a_damaged_system_event_is_an_error_and_an_unknown_one_is_named() {
+    let mut sink = sink(&TableOptions { system_events: true, ..every_column() });
+    for len in 0..BEGIN_COLLECTION_V1.len() {
+        let value = &BEGIN_COLLECTION_V1[..len];
+        let damaged = system_event(SystemEventId::BEGIN_COLLECTION, 1, value);
+        assert!(sink.system_event(&damaged).is_err(), "{len} bytes");
+    }
+    assert_eq!(sink.rows(), 0);
+    sink.system_event(&system_event(SystemEventId(77), 0, b"?")).unwrap();
+    let batch = sink.take_batch().unwrap().finish().unwrap();
+    assert_eq!(bytes(&batch, "value")[0].as_deref(), Some(&br#"{"event":"0x4d"}"#[..]));
+}

@@ -1,0 +1,170 @@
+//! Values that are more than plain bytes, and bounds.
+
+use dcp_arrow::{ArrowSink, BatchLimits, BufferPool, CollectionNames, TableOptions, TableSchema};
+use dcp_proto::{BatchSink, Change, ChangeSink, Op};
+use dcp_wire::xattr::Xattr;
+use dcp_wire::{Datatype, snappy, xattr};
+
+use crate::{CHANGE, batch_of, bytes, columns, maps, sink, sink_with};
+
+const BODY: &[u8] = br#"{"a":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}"#;
+
+fn section(pairs: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
+    let pairs: Vec<_> = pairs
+        .iter()
+        .map(|(name, value)| Xattr { name: name.as_bytes(), value: value.as_bytes() })
+        .collect();
+    let mut value = Vec::new();
+    xattr::encode(pairs, &mut value).unwrap();
+    value.extend_from_slice(body);
+    value
+}
+
+const BOTH: Datatype = Datatype::SNAPPY.with(Datatype::XATTR);
+
+fn with(value: &[u8], datatype: Datatype) -> Change<'_> {
+    Change { value, datatype: datatype.with(Datatype::JSON), ..CHANGE }
+}
+
+fn pairs(expected: &[(&str, &str)]) -> Option<Vec<(String, String)>> {
+    Some(expected.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect())
+}
+
+#[test]
+fn every_encoding_of_a_document_shows_the_same_document() {
+    let attributes = section(&[("_sync", "{\"rev\":1}"), ("x", "1")], BODY);
+    let (packed, packed_both) =
+        (snappy::compress(BODY).unwrap(), snappy::compress(&attributes).unwrap());
+    let changes = [
+        with(BODY, Datatype::RAW),
+        with(&packed, Datatype::SNAPPY),
+        with(&attributes, Datatype::XATTR),
+        with(&packed_both, BOTH),
+        with(&packed, Datatype::SNAPPY),
+        with(BODY, Datatype::RAW),
+    ];
+    let both = TableOptions { include_xattrs: true, ..TableOptions::default() };
+    let batch = batch_of(&both, &changes);
+    assert_eq!(bytes(&batch, "value"), vec![Some(BODY.to_vec()); 6]);
+    let attributes = pairs(&[("_sync", "{\"rev\":1}"), ("x", "1")]);
+    assert_eq!(maps(&batch), [None, None, attributes.clone(), attributes.clone(), None, None]);
+
+    let values_only = batch_of(&TableOptions::default(), &changes);
+    assert_eq!(bytes(&values_only, "value"), vec![Some(BODY.to_vec()); 6]);
+    let attributes_only = batch_of(&columns(&["xattrs"]), &changes);
+    assert_eq!(maps(&attributes_only), maps(&batch));
+}
+
+#[test]
+fn a_tombstone_keeps_its_attributes() {
+    let value = section(&[("_sync", "{}")], b"");
+    let change = Change { op: Op::Deletion, ..with(&value, Datatype::XATTR) };
+    let batch = batch_of(&columns(&["value", "xattrs"]), &[change]);
+    assert_eq!(bytes(&batch, "value"), [None]);
+    assert_eq!(maps(&batch), [pairs(&[("_sync", "{}")])]);
+}
+
+#[test]
+fn a_section_without_pairs_is_an_empty_map() {
+    let value = section(&[], BODY);
+    let batch = batch_of(&columns(&["xattrs", "value"]), &[with(&value, Datatype::XATTR)]);
+    assert_eq!(maps(&batch), [pairs(&[])]);
+    assert_eq!(bytes(&batch, "value"), [Some(BODY.to_vec())]);
+}
+
+#[test]
+fn a_stripped_document_may_say_snappy_over_a_plain_section() {
+    let plain = section(&[("x", "1")], b"");
+    let packed = snappy::compress(&section(&[("x", "1")], b"")).unwrap();
+    let options =
+        TableOptions { include_value: false, include_xattrs: true, ..TableOptions::default() };
+    let changes = [with(&plain, BOTH), with(&packed, BOTH), with(b"", BOTH)];
+    let batch = batch_of(&options, &changes);
+    assert_eq!(maps(&batch), [pairs(&[("x", "1")]), pairs(&[("x", "1")]), None]);
+}
+
+#[test]
+fn damaged_values_are_named_by_their_place() {
+    let mut damaged = snappy::compress(BODY).unwrap();
+    damaged.truncate(damaged.len() - 1);
+    let mut sink = sink(&TableOptions::default());
+    sink.change(&CHANGE).unwrap();
+    sink.change(&with(&damaged, Datatype::SNAPPY)).unwrap();
+    let error = sink.take_batch().unwrap().finish().unwrap_err().to_string();
+    assert_eq!(error, "vb:7 seqno 41: invalid snappy value: damaged block");
+
+    let options = TableOptions { include_xattrs: true, ..TableOptions::default() };
+    let mut sink = crate::sink(&options);
+    let whole = section(&[("x", "1")], BODY);
+    for value in [&b"\0\0\0\x09x"[..], b"\xff", &whole[..6], b"\0\0\0\x08\0\0\0\x04\xff\x001\0"] {
+        assert!(sink.change(&with(value, Datatype::XATTR)).is_err());
+        assert!(sink.change(&with(value, BOTH)).is_err());
+    }
+    assert_eq!(sink.rows(), 0, "a refused change leaves nothing behind");
+    sink.change(&CHANGE).unwrap();
+    assert_eq!(sink.take_batch().unwrap().finish().unwrap().num_rows(), 1);
+}
+
+#[test]
+fn an_inflated_value_over_the_limit_is_refused_before_it_is_inflated() {
+    let limits = BatchLimits { max_value_bytes: BODY.len() - 1, ..BatchLimits::default() };
+    let packed = snappy::compress(BODY).unwrap();
+    let mut sink = sink_with(&TableOptions::default(), limits);
+    let error = sink.change(&with(&packed, Datatype::SNAPPY)).unwrap_err().to_string();
+    assert!(error.contains("declared length exceeds the limit"), "{error}");
+    assert!(sink.change(&with(&packed, BOTH)).is_err());
+    assert_eq!(sink.rows(), 0);
+}
+
+#[test]
+fn a_full_batch_refuses_the_next_row_whole() {
+    let limits = BatchLimits { max_column_bytes: 2 * BODY.len(), ..BatchLimits::default() };
+    let mut sink = sink_with(&TableOptions::default(), limits);
+    let packed = snappy::compress(BODY).unwrap();
+    sink.change(&with(BODY, Datatype::RAW)).unwrap();
+    sink.change(&with(&packed, Datatype::SNAPPY)).unwrap();
+    for change in [with(BODY, Datatype::RAW), with(&packed, Datatype::SNAPPY)] {
+        let error = sink.change(&change).unwrap_err().to_string();
+        assert!(error.contains("the batch is full"), "{error}");
+    }
+    let batch = sink.take_batch().unwrap().finish().unwrap();
+    assert_eq!(bytes(&batch, "value"), vec![Some(BODY.to_vec()); 2]);
+    sink.change(&with(BODY, Datatype::RAW)).unwrap();
+}
+
+#[test]
+fn compressed_documents_count_with_the_length_they_inflate_to() {
+    let zeros = vec![b'0'; 1 << 20];
+    let packed = snappy::compress(&zeros).unwrap();
+    let mut sink = sink(&columns(&["value"]));
+    sink.change(&with(&packed, Datatype::SNAPPY)).unwrap();
+    assert!(sink.size_bytes() >= zeros.len() + packed.len(), "{}", sink.size_bytes());
+}
+
+#[test]
+fn memory_is_used_again_after_a_batch_is_dropped() {
+    let pool = BufferPool::new(16 << 20);
+    let schema = TableSchema::new(&TableOptions::default()).unwrap();
+    let mut sink = ArrowSink::with_pool(
+        schema,
+        CollectionNames::default(),
+        BatchLimits::default(),
+        pool.clone(),
+    );
+    let document = vec![b'x'; 1 << 20];
+    let mut fill = || {
+        for _ in 0..4 {
+            sink.change(&Change { value: &document, ..CHANGE }).unwrap();
+        }
+        sink.take_batch().unwrap().finish().unwrap()
+    };
+    let (first, second) = (fill(), fill());
+    assert_eq!(pool.held_bytes(), 0);
+    drop(first);
+    let held = pool.held_bytes();
+    assert!(held >= 4 << 20, "{held}");
+    let third = fill();
+    assert_eq!(pool.held_bytes(), 0, "the third batch lies where the first lay");
+    drop((second, third));
+    assert!(pool.held_bytes() >= 8 << 20);
+}
