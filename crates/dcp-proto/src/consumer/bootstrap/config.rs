@@ -9,7 +9,9 @@ use dcp_wire::{DecodeError, Feature, Opcode, Status};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-use crate::topology::{BucketConfig, GlobalConfig, InvalidConfig, InvalidManifest, Manifest};
+use crate::topology::{
+    BucketConfig, GlobalConfig, InvalidConfig, InvalidManifest, Manifest, Revision,
+};
 
 /// Who connects.
 #[derive(Clone)]
@@ -185,6 +187,15 @@ pub enum ClusterConfig {
 }
 
 impl ClusterConfig {
+    /// Version of the configuration.
+    #[must_use]
+    pub const fn revision(&self) -> Revision {
+        match self {
+            Self::Bucket(config) => config.revision(),
+            Self::Global(config) => config.revision(),
+        }
+    }
+
     /// The bucket's configuration, if a bucket is selected.
     #[must_use]
     pub const fn bucket(&self) -> Option<&BucketConfig> {
@@ -232,7 +243,7 @@ pub enum BootstrapError {
     #[error("authentication failed: check user name and password")]
     AuthenticationFailed,
     /// The SASL exchange failed on this side: no usable mechanism, a wrong server signature.
-    #[error("authentication failed: {0}")]
+    #[error(transparent)]
     Sasl(#[from] SaslError),
     /// There is no such bucket, or the user may not know of it.
     #[error("bucket '{bucket}' not found: check its name and that the user may access it")]
@@ -272,10 +283,10 @@ pub enum BootstrapError {
         status: Status,
     },
     /// The configuration cannot be used.
-    #[error("{0}")]
+    #[error(transparent)]
     Config(#[from] InvalidConfig),
     /// The collections manifest cannot be used.
-    #[error("{0}")]
+    #[error(transparent)]
     Manifest(#[from] InvalidManifest),
     /// A step failed in a way that has no variant of its own.
     #[error("the server answered {opcode} with {status}")]
@@ -286,7 +297,7 @@ pub enum BootstrapError {
         status: Status,
     },
     /// A response has the wrong form.
-    #[error("malformed response to {opcode}: {source}")]
+    #[error("malformed response to {opcode}")]
     Malformed {
         /// Step concerned.
         opcode: Opcode,
@@ -294,7 +305,7 @@ pub enum BootstrapError {
         source: DecodeError,
     },
     /// The bytes are not packets: the peer is no data service.
-    #[error("{0}")]
+    #[error(transparent)]
     Decode(#[from] DecodeError),
     /// A packet that has no place here.
     #[error("the server sent an unexpected packet ({opcode}) during connection set-up")]

@@ -1,0 +1,287 @@
+//! The set-up of a connection as one machine.
+
+mod config;
+mod requests;
+mod responses;
+#[cfg(test)]
+mod tests;
+
+pub use config::{
+    Auth, BootstrapConfig, BootstrapError, BootstrapOutcome, ClusterConfig, ControlSetting, DcpOpen,
+};
+
+use core::fmt;
+
+use bytes::{Bytes, BytesMut};
+use dcp_wire::sasl::{Mechanism, ScramClient};
+use dcp_wire::{Feature, Frame, Magic, Opaque, Opcode, Status};
+use zeroize::{Zeroize, Zeroizing};
+
+use crate::topology::{MAX_CONFIG_LEN, Manifest};
+
+/// Longest body accepted during set-up: a configuration and what goes around it.
+const MAX_BODY_LEN: usize = MAX_CONFIG_LEN + 64 * 1024;
+
+/// Longest name of a DCP connection, as the server advises.
+const MAX_NAME_LEN: usize = 200;
+
+/// What a packet we sent was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Hello,
+    ListMechanisms,
+    Authenticate,
+    ProveIdentity,
+    SelectBucket,
+    ClusterConfig,
+    Manifest,
+    Open,
+    /// Index into the controls asked for.
+    Control(usize),
+}
+
+impl Step {
+    const fn opcode(self) -> Opcode {
+        match self {
+            Self::Hello => Opcode::HELLO,
+            Self::ListMechanisms => Opcode::SASL_LIST_MECHS,
+            Self::Authenticate => Opcode::SASL_AUTH,
+            Self::ProveIdentity => Opcode::SASL_STEP,
+            Self::SelectBucket => Opcode::SELECT_BUCKET,
+            Self::ClusterConfig => Opcode::GET_CLUSTER_CONFIG,
+            Self::Manifest => Opcode::GET_COLLECTIONS_MANIFEST,
+            Self::Open => Opcode::DCP_OPEN,
+            Self::Control(_) => Opcode::DCP_CONTROL,
+        }
+    }
+}
+
+/// What comes once nothing is pending any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    /// HELLO and SASL_LIST_MECHS are out.
+    Negotiate,
+    /// SASL is going on, or over and the bucket's steps are out behind it.
+    Configure,
+    /// DCP_OPEN and its controls are out.
+    Open,
+    Done,
+    Failed(BootstrapError),
+}
+
+/// Sets up one connection: HELLO, SASL, SELECT_BUCKET, configuration, manifest, and DCP_OPEN with
+/// its controls if asked for (protocol §3).
+///
+/// ```text
+///            HELLO, SASL_LIST_MECHS            SASL_AUTH
+/// Negotiate ------------------------> Configure ------> SASL_STEP, SELECT_BUCKET,
+///                                                       GET_CLUSTER_CONFIG, manifest
+///                                         | all answered
+///                                         v
+///                             Open: DCP_OPEN, CONTROL x n ------> Done
+/// ```
+///
+/// Packets that do not need each other's answers go out together, so the whole takes four round
+/// trips. Answers are matched by opaque, in whatever order they come; the first one that is an
+/// error ends it. A server's own requests are served on the way: a pushed configuration is taken
+/// if it is newer, a noop is answered.
+pub struct Bootstrap {
+    config: BootstrapConfig,
+    phase: Phase,
+    pending: Vec<(Opaque, Step)>,
+    next_opaque: u32,
+    /// May hold a password, so it is erased.
+    out: Zeroizing<Vec<u8>>,
+    mechanism: Option<Mechanism>,
+    scram: Option<ScramClient>,
+    features: Vec<Feature>,
+    cluster: Option<(ClusterConfig, Bytes)>,
+    manifest: Option<Manifest>,
+    controls: Vec<&'static str>,
+}
+
+impl fmt::Debug for Bootstrap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bootstrap")
+            .field("phase", &self.phase)
+            .field("pending", &self.pending)
+            .field("features", &self.features)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Bootstrap {
+    /// Begins; the first packets are ready to be sent.
+    ///
+    /// # Errors
+    /// [`BootstrapError::TooLong`] or [`BootstrapError::FeatureMissing`] if the configuration
+    /// cannot be carried out by any server.
+    pub fn new(config: BootstrapConfig) -> Result<Self, BootstrapError> {
+        if config.dcp.as_ref().is_some_and(|dcp| !(1..=MAX_NAME_LEN).contains(&dcp.name.len())) {
+            return Err(BootstrapError::TooLong { what: "the connection name" });
+        }
+        let mut bootstrap = Self {
+            phase: Phase::Negotiate,
+            pending: Vec::new(),
+            next_opaque: 1,
+            out: Zeroizing::new(Vec::with_capacity(4096)),
+            mechanism: None,
+            scram: None,
+            features: Vec::new(),
+            cluster: None,
+            manifest: None,
+            controls: Vec::new(),
+            config,
+        };
+        bootstrap.send_hello()?;
+        if matches!(bootstrap.config.auth, Auth::Password { .. }) {
+            bootstrap.send(Step::ListMechanisms, Frame::request(Opcode::SASL_LIST_MECHS))?;
+        }
+        Ok(bootstrap)
+    }
+
+    /// Whether every step is done.
+    #[must_use]
+    pub const fn is_done(&self) -> bool {
+        matches!(self.phase, Phase::Done)
+    }
+
+    /// Input: bytes that arrived. Whole packets are taken off the front until the bootstrap is
+    /// done; what follows stays for whoever goes on with the connection.
+    ///
+    /// # Errors
+    /// [`BootstrapError`]; the connection is of no use then.
+    pub fn handle_bytes(&mut self, input: &mut BytesMut) -> Result<(), BootstrapError> {
+        while !self.is_done() {
+            let len = match Frame::parse(input, MAX_BODY_LEN) {
+                Ok(None) => return Ok(()),
+                Ok(Some((frame, len))) => {
+                    self.handle_frame(&frame)?;
+                    len
+                }
+                Err(error) => return Err(self.fail(error.into())),
+            };
+            bytes::Buf::advance(input, len);
+        }
+        Ok(())
+    }
+
+    /// Input: one packet.
+    ///
+    /// # Errors
+    /// [`BootstrapError`]; the connection is of no use then, and the same error comes again.
+    pub fn handle_frame(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
+        if let Phase::Failed(error) = &self.phase {
+            return Err(error.clone());
+        }
+        let handled = match frame.header.magic {
+            Magic::CLIENT_RESPONSE | Magic::ALT_CLIENT_RESPONSE => self.handle_response(frame),
+            Magic::SERVER_REQUEST => {
+                self.handle_push(frame);
+                Ok(())
+            }
+            Magic::CLIENT_REQUEST if frame.header.opcode == Opcode::DCP_NOOP => self.answer(frame),
+            _ => Err(BootstrapError::Unexpected { opcode: frame.header.opcode }),
+        };
+        handled.and_then(|()| self.advance()).map_err(|error| self.fail(error))
+    }
+
+    /// Output: appends the bytes to send to `out`; false if there are none.
+    ///
+    /// They may hold a password: erase them once sent.
+    pub fn poll_transmit(&mut self, out: &mut BytesMut) -> bool {
+        if self.out.is_empty() {
+            return false;
+        }
+        out.extend_from_slice(&self.out);
+        self.out.zeroize();
+        true
+    }
+
+    /// The result, once done; `None` before, and when it has been taken.
+    pub fn take_outcome(&mut self) -> Option<BootstrapOutcome> {
+        if !self.is_done() {
+            return None;
+        }
+        let (config, config_json) = self.cluster.take()?;
+        Some(BootstrapOutcome {
+            features: core::mem::take(&mut self.features),
+            config,
+            config_json,
+            manifest: self.manifest.take(),
+            controls: core::mem::take(&mut self.controls),
+        })
+    }
+
+    fn fail(&mut self, error: BootstrapError) -> BootstrapError {
+        self.phase = Phase::Failed(error.clone());
+        self.pending.clear();
+        self.scram = None;
+        self.out.zeroize();
+        error
+    }
+
+    fn handle_response(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
+        let opaque = frame.header.opaque;
+        let opcode = frame.header.opcode;
+        let Some(at) = self.pending.iter().position(|&(sent, _)| sent == opaque) else {
+            if (1..self.next_opaque).contains(&opaque.0) {
+                tracing::debug!(%opcode, "a response came twice during connection set-up");
+                return Ok(());
+            }
+            return Err(BootstrapError::Unexpected { opcode });
+        };
+        let (_, step) = self.pending.remove(at);
+        if opcode != step.opcode() {
+            return Err(BootstrapError::Unexpected { opcode });
+        }
+        match step {
+            Step::Hello => self.on_hello(frame),
+            Step::ListMechanisms => self.on_mechanisms(frame),
+            Step::Authenticate => self.on_authenticate(frame),
+            Step::ProveIdentity => self.on_authenticate_step(frame),
+            Step::SelectBucket => self.on_select_bucket(frame.header.status()),
+            Step::ClusterConfig => self.on_cluster_config(frame),
+            Step::Manifest => self.on_manifest(frame),
+            Step::Open => match frame.header.status() {
+                Status::SUCCESS => Ok(()),
+                Status::EACCESS => Err(BootstrapError::DcpAccess),
+                status => Err(BootstrapError::Status { opcode, status }),
+            },
+            Step::Control(index) => self.on_control(index, frame.header.status()),
+        }
+    }
+
+    /// Goes on to the next phase once everything is answered.
+    fn advance(&mut self) -> Result<(), BootstrapError> {
+        if !self.pending.is_empty() {
+            return Ok(());
+        }
+        match self.phase {
+            Phase::Negotiate => {
+                self.phase = Phase::Configure;
+                match self.mechanism {
+                    Some(mechanism) => self.send_authenticate(mechanism),
+                    None => self.send_configure(),
+                }
+            }
+            Phase::Configure => match self.config.dcp.take() {
+                Some(dcp) => {
+                    self.phase = Phase::Open;
+                    let sent = self.send_open(&dcp);
+                    self.config.dcp = Some(dcp);
+                    sent
+                }
+                None => {
+                    self.phase = Phase::Done;
+                    Ok(())
+                }
+            },
+            Phase::Open => {
+                self.phase = Phase::Done;
+                Ok(())
+            }
+            Phase::Done | Phase::Failed(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What a bootstrap sends.
+
+use dcp_wire::message::{Control, Open, OpenFlags};
+use dcp_wire::sasl::{Mechanism, ScramClient, encode_plain};
+use dcp_wire::{Datatype, EncodeError, Feature, Frame, Opaque, Opcode, Status};
+
+use super::config::{Auth, BootstrapError, DcpOpen};
+use super::{Bootstrap, Step};
+
+/// Longest HELLO key, as clients agree on.
+const MAX_AGENT_LEN: usize = 200;
+
+/// Longest connection id the server keeps.
+const MAX_CONNECTION_ID_LEN: usize = 33;
+
+impl Bootstrap {
+    pub(super) fn send(&mut self, step: Step, frame: Frame<'_>) -> Result<(), BootstrapError> {
+        let opaque = self.issue(step);
+        let what = match step {
+            Step::SelectBucket => "the bucket name",
+            Step::Authenticate | Step::ProveIdentity => "user name or password",
+            _ => "a setting",
+        };
+        frame
+            .with_opaque(opaque)
+            .encode(&mut *self.out)
+            .map_err(|_: EncodeError| BootstrapError::TooLong { what })
+    }
+
+    fn issue(&mut self, step: Step) -> Opaque {
+        let opaque = Opaque(self.next_opaque);
+        self.next_opaque = self.next_opaque.saturating_add(1);
+        self.pending.push((opaque, step));
+        opaque
+    }
+
+    pub(super) fn send_hello(&mut self) -> Result<(), BootstrapError> {
+        let agent = agent_json(&self.config.agent, &self.config.connection_id);
+        let features: Vec<u8> =
+            self.config.features.iter().flat_map(|feature| feature.0.to_be_bytes()).collect();
+        let hello = Frame::request(Opcode::HELLO);
+        self.send(Step::Hello, hello.with_key(agent.as_bytes()).with_value(&features))
+    }
+
+    pub(super) fn send_authenticate(&mut self, mechanism: Mechanism) -> Result<(), BootstrapError> {
+        let Auth::Password { username, password, nonce, .. } = &self.config.auth else {
+            return self.send_configure();
+        };
+        let request = Frame::request(Opcode::SASL_AUTH).with_key(mechanism.name().as_bytes());
+        if mechanism == Mechanism::Plain {
+            let message = encode_plain(username, password)?;
+            self.send(Step::Authenticate, request.with_value(&message))?;
+            return self.send_configure();
+        }
+        let scram = ScramClient::new(mechanism, username, password, nonce)?;
+        let message = scram.first_message();
+        self.scram = Some(scram);
+        self.send(Step::Authenticate, request.with_value(&message))
+    }
+
+    pub(super) fn send_configure(&mut self) -> Result<(), BootstrapError> {
+        let bucket = self.config.bucket.take();
+        if let Some(bucket) = &bucket {
+            let select = Frame::request(Opcode::SELECT_BUCKET).with_key(bucket.as_bytes());
+            self.send(Step::SelectBucket, select)?;
+        }
+        self.config.bucket = bucket;
+        self.send(Step::ClusterConfig, Frame::request(Opcode::GET_CLUSTER_CONFIG))?;
+        let collections = self.features.contains(&Feature::COLLECTIONS);
+        if self.config.manifest && collections && self.config.bucket.is_some() {
+            self.send(Step::Manifest, Frame::request(Opcode::GET_COLLECTIONS_MANIFEST))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn send_open(&mut self, dcp: &DcpOpen) -> Result<(), BootstrapError> {
+        let open = Open {
+            flags: dcp.flags | OpenFlags::PRODUCER,
+            name: dcp.name.as_bytes(),
+            value: &[],
+            datatype: Datatype::RAW,
+        };
+        let opaque = self.issue(Step::Open);
+        open.encode(opaque, &mut *self.out)
+            .map_err(|_| BootstrapError::TooLong { what: "the connection name" })?;
+        for (index, setting) in dcp.controls.iter().enumerate() {
+            match setting.needs {
+                Some(feature) if !self.features.contains(&feature) => {
+                    if setting.required {
+                        return Err(BootstrapError::FeatureMissing(feature));
+                    }
+                    continue;
+                }
+                _ => {}
+            }
+            let control = Control { key: setting.key.as_bytes(), value: setting.value.as_bytes() };
+            let opaque = self.issue(Step::Control(index));
+            control
+                .encode(opaque, &mut *self.out)
+                .map_err(|_| BootstrapError::TooLong { what: setting.key })?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn answer(&mut self, noop: &Frame<'_>) -> Result<(), BootstrapError> {
+        Frame::response(Opcode::DCP_NOOP, Status::SUCCESS)
+            .with_opaque(noop.header.opaque)
+            .encode(&mut *self.out)
+            .map_err(|_| BootstrapError::TooLong { what: "an answer" })
+    }
+}
+
+/// The HELLO key, `{"a":agent,"i":id}`, cut to what servers take.
+fn agent_json(agent: &str, connection_id: &str) -> String {
+    let id = cut(connection_id, MAX_CONNECTION_ID_LEN);
+    let mut agent = agent;
+    loop {
+        let json = serde_json::json!({ "a": agent, "i": id }).to_string();
+        if json.len() <= MAX_AGENT_LEN || agent.is_empty() {
+            return json;
+        }
+        // Escapes make the text longer than the name, so what is over is cut until it fits.
+        let over = json.len() - MAX_AGENT_LEN;
+        agent = cut(agent, agent.len().saturating_sub(over.div_ceil(6)));
+    }
+}
+
+/// The longest prefix of `text` that has at most `len` bytes.
+fn cut(text: &str, len: usize) -> &str {
+    let boundary = (0..=len.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
+    boundary.and_then(|at| text.get(..at)).unwrap_or_default()
+}

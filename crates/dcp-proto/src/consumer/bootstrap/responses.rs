@@ -1,0 +1,186 @@
+//! What a bootstrap makes of the answers, and of what a server sends by itself.
+
+use bytes::Bytes;
+use dcp_wire::sasl::{Mechanism, SaslError, select_mechanism};
+use dcp_wire::{Datatype, Feature, Frame, Opcode, Reader, Status, snappy};
+use zeroize::Zeroizing;
+
+use super::config::{Auth, BootstrapError, ClusterConfig};
+use super::{Bootstrap, Step};
+use crate::topology::{BucketConfig, GlobalConfig, MAX_CONFIG_LEN, Manifest};
+
+impl Bootstrap {
+    pub(super) fn on_hello(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
+        let opcode = Opcode::HELLO;
+        success(frame)?;
+        let mut reader = Reader::new(frame.value, "feature list");
+        while !reader.is_empty() {
+            let feature =
+                reader.u16().map_err(|source| BootstrapError::Malformed { opcode, source })?;
+            let feature = Feature(feature);
+            // A server may grant what nobody asked for: it is not made use of.
+            if self.config.features.contains(&feature) && !self.features.contains(&feature) {
+                self.features.push(feature);
+            }
+        }
+        self.features.sort_unstable();
+        let missing =
+            self.config.required_features.iter().find(|&feature| !self.features.contains(feature));
+        missing.map_or(Ok(()), |&feature| Err(BootstrapError::FeatureMissing(feature)))
+    }
+
+    pub(super) fn on_mechanisms(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
+        success(frame)?;
+        if let Auth::Password { allow_plain, .. } = self.config.auth {
+            self.mechanism = Some(select_mechanism(frame.value, allow_plain)?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_authenticate(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
+        let Some(scram) = &mut self.scram else {
+            // PLAIN: the answer says it all.
+            return authenticated(frame);
+        };
+        match frame.header.status() {
+            Status::AUTH_CONTINUE => {}
+            // A server that skips the exchange has not shown that it knows the password.
+            Status::SUCCESS => return Err(SaslError::ServerSignature.into()),
+            _ => return authenticated(frame),
+        }
+        let message = Zeroizing::new(scram.respond(frame.value)?);
+        let name = self.mechanism.map_or("", Mechanism::name);
+        let step = Frame::request(Opcode::SASL_STEP).with_key(name.as_bytes());
+        self.send(Step::ProveIdentity, step.with_value(&message))?;
+        self.send_configure()
+    }
+
+    pub(super) fn on_authenticate_step(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
+        authenticated(frame)?;
+        match self.scram.take() {
+            Some(mut scram) => Ok(scram.verify(frame.value)?),
+            None => Err(BootstrapError::Unexpected { opcode: Opcode::SASL_STEP }),
+        }
+    }
+
+    pub(super) fn on_select_bucket(&self, status: Status) -> Result<(), BootstrapError> {
+        let bucket = self.config.bucket.clone().unwrap_or_default();
+        match status {
+            Status::SUCCESS => Ok(()),
+            Status::KEY_ENOENT => Err(BootstrapError::BucketNotFound { bucket }),
+            Status::EACCESS => Err(BootstrapError::BucketAccess { bucket }),
+            Status::NOT_SUPPORTED if self.features.contains(&Feature::COLLECTIONS) => {
+                Err(BootstrapError::FeatureMissing(Feature::COLLECTIONS))
+            }
+            status => Err(BootstrapError::Status { opcode: Opcode::SELECT_BUCKET, status }),
+        }
+    }
+
+    pub(super) fn on_cluster_config(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
+        match frame.header.status() {
+            Status::SUCCESS => {}
+            status @ (Status::KEY_ENOENT | Status::NO_BUCKET | Status::ECONFIG_ONLY) => {
+                return Err(BootstrapError::NoConfig { status });
+            }
+            status => {
+                return Err(BootstrapError::Status { opcode: Opcode::GET_CLUSTER_CONFIG, status });
+            }
+        }
+        let json = body(frame)?;
+        let parsed = self.parse_config(&json)?;
+        self.keep_newer(parsed, json);
+        Ok(())
+    }
+
+    fn parse_config(&self, json: &[u8]) -> Result<ClusterConfig, BootstrapError> {
+        let host = &self.config.connected_host;
+        Ok(match self.config.bucket {
+            Some(_) => ClusterConfig::Bucket(BucketConfig::parse(json, host)?),
+            None => ClusterConfig::Global(GlobalConfig::parse(json, host)?),
+        })
+    }
+
+    fn keep_newer(&mut self, config: ClusterConfig, json: Bytes) {
+        match &self.cluster {
+            Some((current, _)) if config.revision() <= current.revision() => {}
+            _ => self.cluster = Some((config, json)),
+        }
+    }
+
+    pub(super) fn on_manifest(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
+        self.manifest = Some(match frame.header.status() {
+            Status::SUCCESS => Manifest::parse(&body(frame)?)?,
+            // 6.x before the first manifest, and servers that know the feature by name only.
+            Status::NO_COLLECTIONS_MANIFEST
+            | Status::EINVAL
+            | Status::NOT_SUPPORTED
+            | Status::UNKNOWN_COMMAND => Manifest::default(),
+            status => {
+                let opcode = Opcode::GET_COLLECTIONS_MANIFEST;
+                return Err(BootstrapError::Status { opcode, status });
+            }
+        });
+        Ok(())
+    }
+
+    pub(super) fn on_control(
+        &mut self,
+        index: usize,
+        status: Status,
+    ) -> Result<(), BootstrapError> {
+        let setting = self.config.dcp.as_ref().and_then(|dcp| dcp.controls.get(index));
+        let Some(setting) = setting else { return Ok(()) };
+        if status.is_success() {
+            self.controls.push(setting.key);
+            return Ok(());
+        }
+        if setting.required {
+            let (key, value) = (setting.key, setting.value.clone());
+            return Err(BootstrapError::ControlRefused { key, value, status });
+        }
+        tracing::debug!(key = setting.key, %status, "the server does not take a setting");
+        Ok(())
+    }
+
+    /// A server's own request. None needs an answer; a configuration that cannot be used is no
+    /// loss, since one has been asked for.
+    pub(super) fn handle_push(&mut self, frame: &Frame<'_>) {
+        let ours = self.config.bucket.as_ref().is_some_and(|name| name.as_bytes() == frame.key);
+        if frame.header.opcode != Opcode::CLUSTER_MAP_CHANGE || !ours || frame.value.is_empty() {
+            return;
+        }
+        let parsed = body(frame).and_then(|json| Ok((self.parse_config(&json)?, json)));
+        match parsed {
+            Ok((config, json)) => self.keep_newer(config, json),
+            Err(error) => tracing::debug!(%error, "a pushed configuration is of no use"),
+        }
+    }
+}
+
+fn success(frame: &Frame<'_>) -> Result<(), BootstrapError> {
+    let status = frame.header.status();
+    if status.is_success() {
+        return Ok(());
+    }
+    Err(BootstrapError::Status { opcode: frame.header.opcode, status })
+}
+
+fn authenticated(frame: &Frame<'_>) -> Result<(), BootstrapError> {
+    match frame.header.status() {
+        Status::AUTH_ERROR | Status::EACCESS | Status::KEY_ENOENT => {
+            Err(BootstrapError::AuthenticationFailed)
+        }
+        _ => success(frame),
+    }
+}
+
+/// The value of a response, inflated if it is compressed.
+fn body(frame: &Frame<'_>) -> Result<Bytes, BootstrapError> {
+    let opcode = frame.header.opcode;
+    if !frame.header.datatype.contains(Datatype::SNAPPY) {
+        return Ok(Bytes::copy_from_slice(frame.value));
+    }
+    snappy::decompress(frame.value, MAX_CONFIG_LEN)
+        .map(Bytes::from)
+        .map_err(|source| BootstrapError::Malformed { opcode, source })
+}
