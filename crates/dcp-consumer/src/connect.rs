@@ -1,13 +1,31 @@
-//! Making one connection: name resolution, TCP, TLS and bootstrap under one timeout.
+//! Making one connection: name resolution, TCP, TLS and set-up under one timeout.
 
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::BytesMut;
-use dcp_proto::consumer::{BootstrapOutcome, DcpOpen};
-use dcp_proto::topology::{Address, ConnectionString};
+use dcp_proto::consumer::{
+    Auth, Bootstrap, BootstrapConfig, BootstrapError, BootstrapOutcome, DcpOpen,
+};
+use dcp_proto::topology::{Address, ConnectionString, Network, NetworkSelection};
+use dcp_wire::DecodeError;
+use rand::Rng;
+use rand::distr::Alphanumeric;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsConnector;
+use zeroize::Zeroize;
 
-use crate::{ConnectOptions, Error};
+pub use crate::socket::Socket;
+use crate::{ConnectOptions, Error, ErrorKind, tls};
+
+/// Length of a SCRAM nonce, in characters of 62.
+const NONCE_LEN: usize = 32;
 
 /// What every connection of a client is made with: options checked, certificates read.
 ///
@@ -20,10 +38,22 @@ pub struct Connector {
 struct Shared {
     options: ConnectOptions,
     connection_string: ConnectionString,
-    bucket: Option<String>,
+    network: NetworkSelection,
+    tls: Option<TlsConnector>,
+    /// First half of the connection ids the server logs: which client it is.
+    client_id: u64,
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector")
+            .field("connection_string", &self.shared.connection_string)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A connection that has been set up.
+#[derive(Debug)]
 pub struct Connected {
     /// The socket, encrypted or not.
     pub socket: Socket,
@@ -35,27 +65,36 @@ pub struct Connected {
     pub address: Address,
 }
 
-/// A TCP connection, with TLS or without.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Socket {
-    /// Without TLS.
-    Plain(TcpStream),
+/// How far a connection has come: what a timeout is about.
+#[derive(Clone, Copy)]
+enum Stage {
+    Resolve,
+    Tcp,
+    Tls,
+    Bootstrap { heard: bool },
 }
 
 impl Connector {
     /// Checks the options and reads the certificates.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for a wrong option,
-    /// [`ErrorKind::Tls`](crate::ErrorKind::Tls) for certificates that cannot be used.
+    /// [`ErrorKind::Config`] for a wrong option, [`ErrorKind::Tls`] for certificates that cannot
+    /// be used.
     pub fn new(options: ConnectOptions) -> Result<Self, Error> {
-        let connection_string: ConnectionString =
-            options.connection_string.parse().map_err(|error| {
-                Error::new(crate::ErrorKind::Config, "invalid connection string").with_source(error)
-            })?;
-        let bucket = options.bucket.clone();
-        Ok(Self { shared: Arc::new(Shared { options, connection_string, bucket }) })
+        let connection_string: ConnectionString = options.connection_string.parse().map_err(
+            |error: dcp_proto::topology::InvalidConnectionString| {
+                Error::new(ErrorKind::Config, error.to_string())
+            },
+        )?;
+        check(&options, &connection_string)?;
+        let network = network(&options, &connection_string)?;
+        let tls = match connection_string.scheme().is_tls() {
+            true => Some(tls::connector(&options.tls)?),
+            false => None,
+        };
+        let client_id = rand::rng().random();
+        let shared = Shared { options, connection_string, network, tls, client_id };
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// The options as given.
@@ -73,7 +112,44 @@ impl Connector {
     /// The bucket, from the options or the connection string.
     #[must_use]
     pub fn bucket(&self) -> Option<&str> {
-        self.shared.bucket.as_deref()
+        self.shared.options.bucket.as_deref().or(self.shared.connection_string.bucket())
+    }
+
+    /// Which of the nodes' names to use, from the options or the connection string.
+    #[must_use]
+    pub fn network(&self) -> NetworkSelection {
+        self.shared.network
+    }
+
+    /// Whether connections are encrypted.
+    #[must_use]
+    pub fn is_tls(&self) -> bool {
+        self.shared.tls.is_some()
+    }
+
+    /// Connects to the first node of the connection string that answers, without DCP.
+    ///
+    /// The connect timeout is for all of them together. Errors that another node would repeat, as
+    /// a wrong password, end the search. Cancellation-safe.
+    ///
+    /// # Errors
+    /// [`Error`] of the last node tried.
+    pub async fn connect_any(&self) -> Result<Connected, Error> {
+        let addresses = self.shared.connection_string.addresses();
+        let deadline = Instant::now() + self.shared.options.connect_timeout;
+        let mut last = Error::new(ErrorKind::Config, "the connection string names no host");
+        for (index, address) in addresses.iter().enumerate() {
+            let share = share(deadline, addresses.len().saturating_sub(index));
+            match self.connect_within(share, address, |_| {}).await {
+                Ok(connected) => return Ok(connected),
+                Err(error) if is_about_node(error.kind()) || error.is_retryable() => {
+                    tracing::debug!(%address, %error, "a node cannot be reached");
+                    last = error;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last)
     }
 
     /// Connects to one node and sets the connection up, with DCP opened if `dcp` is given.
@@ -87,8 +163,302 @@ impl Connector {
         address: &Address,
         dcp: Option<DcpOpen>,
     ) -> Result<Connected, Error> {
-        let _ = (address, dcp);
-        std::future::ready(()).await;
-        Err(Error::new(crate::ErrorKind::Unsupported, "connecting is not in place yet"))
+        self.connect_with(address, |config| config.dcp = dcp).await
     }
+
+    /// The same, with a say in what is asked of the server.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn connect_with(
+        &self,
+        address: &Address,
+        adjust: impl FnOnce(&mut BootstrapConfig),
+    ) -> Result<Connected, Error> {
+        self.connect_within(self.shared.options.connect_timeout, address, adjust).await
+    }
+
+    async fn connect_within(
+        &self,
+        limit: Duration,
+        address: &Address,
+        adjust: impl FnOnce(&mut BootstrapConfig),
+    ) -> Result<Connected, Error> {
+        let mut config = self.bootstrap_config(address);
+        adjust(&mut config);
+        let mut stage = Stage::Resolve;
+        let attempt = Box::pin(self.attempt(Instant::now() + limit, address, config, &mut stage));
+        match timeout(limit, attempt).await {
+            Ok(result) => result,
+            Err(_) => Err(stage.timed_out(address, limit)),
+        }
+    }
+
+    async fn attempt(
+        &self,
+        deadline: Instant,
+        address: &Address,
+        config: BootstrapConfig,
+        stage: &mut Stage,
+    ) -> Result<Connected, Error> {
+        let resolved = resolve(address).await?;
+        *stage = Stage::Tcp;
+        let stream = connect_tcp(deadline, address, &resolved).await?;
+        let mut socket = match &self.shared.tls {
+            None => Socket::Plain(stream),
+            Some(tls) => {
+                *stage = Stage::Tls;
+                Socket::Tls(Box::new(encrypt(tls, address, stream).await?))
+            }
+        };
+        *stage = Stage::Bootstrap { heard: false };
+        let (outcome, leftover) = bootstrap(&mut socket, address, config, stage).await?;
+        Ok(Connected { socket, leftover, outcome, address: address.clone() })
+    }
+
+    fn bootstrap_config(&self, address: &Address) -> BootstrapConfig {
+        let options = &self.shared.options;
+        let auth = match &options.credentials {
+            None => Auth::Certificate,
+            Some(credentials) => Auth::Password {
+                username: credentials.username().to_owned(),
+                password: credentials.password().clone(),
+                nonce: rand::rng()
+                    .sample_iter(Alphanumeric)
+                    .take(NONCE_LEN)
+                    .map(char::from)
+                    .collect(),
+                allow_plain: self.is_tls(),
+            },
+        };
+        let bucket = self.bucket().map(ToOwned::to_owned);
+        let mut config = BootstrapConfig::new(auth, bucket, address.host.as_str());
+        config.agent.clone_from(&options.agent);
+        let connection_id: u64 = rand::rng().random();
+        config.connection_id = format!("{:016x}/{connection_id:016x}", self.shared.client_id);
+        config
+    }
+}
+
+fn check(options: &ConnectOptions, connection_string: &ConnectionString) -> Result<(), Error> {
+    let wrong = |message: &str| Err(Error::new(ErrorKind::Config, message));
+    if let (Some(option), Some(written)) = (&options.bucket, connection_string.bucket())
+        && option != written
+    {
+        return wrong("the connection string names another bucket than the options: name it once");
+    }
+    if options.bucket.as_deref() == Some("") {
+        return wrong("the bucket name is empty");
+    }
+    if options.connect_timeout.is_zero() {
+        return wrong("the connect timeout must be more than zero");
+    }
+    let certificate = options.tls.client_certificate.is_some();
+    match (&options.credentials, certificate) {
+        (None, false) => wrong("give a user name and password, or a client certificate"),
+        (Some(_), true) => {
+            wrong("give either a user name and password or a client certificate, not both")
+        }
+        (None, true) if !connection_string.scheme().is_tls() => {
+            wrong("a client certificate needs couchbases://")
+        }
+        _ if options.tls.ca.is_some() && !connection_string.scheme().is_tls() => wrong(
+            "a CA certificate is given but the connection would not be encrypted: use couchbases://",
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn network(
+    options: &ConnectOptions,
+    connection_string: &ConnectionString,
+) -> Result<NetworkSelection, Error> {
+    match connection_string.param("network") {
+        None => Ok(options.network),
+        Some("auto") => Ok(NetworkSelection::Auto),
+        Some("default") => Ok(NetworkSelection::Fixed(Network::Default)),
+        Some("external") => Ok(NetworkSelection::Fixed(Network::External)),
+        Some(_) => {
+            let message = "network in the connection string must be auto, default or external";
+            Err(Error::new(ErrorKind::Config, message))
+        }
+    }
+}
+
+/// Whether an error is about one node, so that another may do.
+const fn is_about_node(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::NotCouchbase | ErrorKind::Protocol | ErrorKind::Tls)
+}
+
+/// What `deadline` leaves for each of `attempts`.
+fn share(deadline: Instant, attempts: usize) -> Duration {
+    let left = deadline.saturating_duration_since(Instant::now());
+    left / u32::try_from(attempts).unwrap_or(u32::MAX).max(1)
+}
+
+async fn resolve(address: &Address) -> Result<Vec<SocketAddr>, Error> {
+    let failed = || {
+        let message = format!(
+            "host name '{}' could not be resolved: check the connection string",
+            address.host
+        );
+        Error::new(ErrorKind::Connect, message)
+    };
+    let lookup = tokio::net::lookup_host((address.host.as_str(), address.port)).await;
+    let resolved: Vec<_> = lookup.map_err(|error| failed().with_source(error))?.collect();
+    if resolved.is_empty() { Err(failed()) } else { Ok(resolved) }
+}
+
+/// Tries the addresses in turn; none may use up the time of those after it.
+async fn connect_tcp(
+    deadline: Instant,
+    address: &Address,
+    resolved: &[SocketAddr],
+) -> Result<TcpStream, Error> {
+    let mut last = None;
+    for (index, &socket_address) in resolved.iter().enumerate() {
+        let share = share(deadline, resolved.len().saturating_sub(index));
+        match timeout_at(Instant::now() + share, TcpStream::connect(socket_address)).await {
+            Ok(Ok(stream)) => {
+                // Requests are small and each is waited for.
+                if let Err(error) = stream.set_nodelay(true) {
+                    tracing::debug!(%error, "TCP_NODELAY is not available");
+                }
+                return Ok(stream);
+            }
+            Ok(Err(error)) => last = Some(error),
+            Err(_) => last = Some(io::ErrorKind::TimedOut.into()),
+        }
+    }
+    let error = last.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into());
+    let message = match error.kind() {
+        io::ErrorKind::ConnectionRefused => format!(
+            "connection to {address} refused: check the port (11210, with TLS 11207) and that \
+             the data service runs"
+        ),
+        io::ErrorKind::TimedOut => {
+            return Err(Stage::Tcp.timed_out(address, share(deadline, 1)).with_source(error));
+        }
+        _ => format!("{address} is unreachable: check the host name and the network"),
+    };
+    Err(Error::new(ErrorKind::Connect, message).with_source(error))
+}
+
+async fn encrypt(
+    tls: &TlsConnector,
+    address: &Address,
+    stream: TcpStream,
+) -> Result<tokio_rustls::client::TlsStream<TcpStream>, Error> {
+    let name = ServerName::try_from(address.host.clone()).map_err(|error| {
+        let message = format!("'{}' is no host name a certificate can hold", address.host);
+        Error::new(ErrorKind::Config, message).with_source(error)
+    })?;
+    tls.connect(name, stream).await.map_err(|error| {
+        let message = format!("TLS handshake with {address} failed: {}", tls::advice(&error));
+        Error::new(ErrorKind::Tls, message).with_source(error)
+    })
+}
+
+async fn bootstrap(
+    socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    address: &Address,
+    config: BootstrapConfig,
+    stage: &mut Stage,
+) -> Result<(BootstrapOutcome, BytesMut), Error> {
+    let refused = |error| set_up_failed(address, &error);
+    let mut machine = Bootstrap::new(config).map_err(refused)?;
+    let mut input = BytesMut::with_capacity(64 * 1024);
+    let mut output = BytesMut::new();
+    let mut heard = false;
+    loop {
+        while machine.poll_transmit(&mut output) {
+            let sent = async {
+                socket.write_all(&output).await?;
+                socket.flush().await
+            };
+            let sent = sent.await;
+            output.zeroize();
+            output.clear();
+            sent.map_err(|error| lost(address, heard).with_source(error))?;
+        }
+        if let Some(outcome) = machine.take_outcome() {
+            return Ok((outcome, input));
+        }
+        match socket.read_buf(&mut input).await {
+            Ok(0) => return Err(lost(address, heard)),
+            Ok(_) => heard = true,
+            Err(error) => return Err(lost(address, heard).with_source(error)),
+        }
+        *stage = Stage::Bootstrap { heard };
+        machine.handle_bytes(&mut input).map_err(refused)?;
+    }
+}
+
+impl Stage {
+    fn timed_out(self, address: &Address, limit: Duration) -> Error {
+        let what = match self {
+            Self::Resolve => "the host name was not resolved: check it and the name servers",
+            Self::Tcp => "the host does not answer: check the address, the port and firewalls",
+            Self::Tls => {
+                "the TLS handshake was not answered: check that the port speaks TLS (11207)"
+            }
+            Self::Bootstrap { heard: false } => {
+                "connected, but the peer says nothing: check that the port is the data service's \
+                 (11210, with TLS 11207)"
+            }
+            Self::Bootstrap { heard: true } => {
+                "the server began to answer but did not finish: it may be overloaded or starting"
+            }
+        };
+        let message = format!("connecting to {address} took longer than {limit:?}: {what}");
+        Error::new(ErrorKind::Timeout, message)
+    }
+}
+
+/// The connection ended during set-up.
+fn lost(address: &Address, heard: bool) -> Error {
+    if heard {
+        let message = format!("{address} closed the connection during set-up");
+        return Error::new(ErrorKind::ConnectionLost, message);
+    }
+    let message = format!(
+        "{address} closed the connection without an answer: check that the port is the data \
+         service's, and use couchbases:// if it speaks TLS"
+    );
+    Error::new(ErrorKind::NotCouchbase, message)
+}
+
+fn set_up_failed(address: &Address, error: &BootstrapError) -> Error {
+    use BootstrapError as E;
+
+    let kind = match error {
+        E::AuthenticationFailed | E::Sasl(_) => ErrorKind::Authentication,
+        E::BucketNotFound { .. } => ErrorKind::BucketNotFound,
+        E::BucketAccess { .. } | E::DcpAccess => ErrorKind::AccessDenied,
+        E::FeatureMissing(_) | E::ControlRefused { .. } => ErrorKind::Unsupported,
+        // A node that has just started learns it within seconds.
+        E::NoConfig { .. } => ErrorKind::Connect,
+        E::Status { .. } => ErrorKind::Status,
+        E::TooLong { .. } => ErrorKind::Config,
+        E::Decode(DecodeError::InvalidMagic(first)) => {
+            return not_couchbase(address, *first);
+        }
+        _ => ErrorKind::Protocol,
+    };
+    let failed = Error::new(kind, format!("{address}: {error}"));
+    match error.status() {
+        Some(status) => failed.with_status(status),
+        None => failed,
+    }
+}
+
+/// The first byte of an answer tells what is listening there.
+fn not_couchbase(address: &Address, first: u8) -> Error {
+    let what = match first {
+        0x15 | 0x16 => "it speaks TLS: use couchbases://, or the plain port (11210)",
+        b'H' => "it speaks HTTP: use the data service's port (11210, with TLS 11207)",
+        _ => "use the data service's port (11210, with TLS 11207)",
+    };
+    let message = format!("{address} is not a Couchbase data service port: {what}");
+    Error::new(ErrorKind::NotCouchbase, message)
 }

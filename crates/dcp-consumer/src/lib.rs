@@ -6,6 +6,7 @@ mod config;
 pub mod connect;
 mod error;
 mod options;
+mod socket;
 mod stats;
 mod stream;
 mod tls;
