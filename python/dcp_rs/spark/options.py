@@ -58,8 +58,9 @@ class ReadOptions:
     """Adds the column `xattrs`."""
     key_type: Literal["string", "binary"] = "string"
     """`binary` for keys that are not UTF-8."""
-    on_rollback: Literal["emit", "fail"] = "emit"
-    """`emit` a row with op `rollback` and go on, or `fail` the task."""
+    on_rollback: Literal["emit", "fail", "resync"] = "emit"
+    """`emit` a row with op `rollback` and go on, `fail` the task, or `resync`: emit the row and
+    read the vBucket from its beginning."""
     num_partitions: int | None = None
     """How many splits to make; four per node if not given."""
     batch_rows: int | None = None
@@ -253,7 +254,7 @@ _PARSERS: dict[str, _Parser] = {
     "key_type": _one_of("string", "binary"),
     "metadata": _one_of("basic", "full"),
     "num_partitions": _number,
-    "on_rollback": _one_of("emit", "fail"),
+    "on_rollback": _one_of("emit", "fail", "resync"),
     "starting_offsets": _start,
     "vbuckets": _vbuckets,
     "worker_gc_freeze": _boolean,

@@ -149,7 +149,7 @@ def _content(options: ReadOptions) -> dict[str, Any]:
         "key_type": options.key_type,
         "scope": options.scope,
         "collections": list(options.collections) if options.collections is not None else None,
-        "on_rollback": options.on_rollback,
+        "on_rollback": "raise" if options.on_rollback == "fail" else options.on_rollback,
     }
     limits = {
         "batch_rows": options.batch_rows,
