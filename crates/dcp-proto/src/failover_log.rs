@@ -1,5 +1,7 @@
 //! The failover log as a consumer keeps it.
 
+use std::sync::Arc;
+
 use dcp_wire::message::{FailoverEntries, FailoverEntry};
 use dcp_wire::{DecodeError, Seqno, Vbuuid};
 use thiserror::Error;
@@ -19,10 +21,11 @@ pub enum InvalidFailoverLog {
 /// The history branches of a vBucket, newest first; never empty (protocol.md §12).
 ///
 /// The log that came with a stream belongs to the positions that stream delivers; a log fetched
-/// later may name branches those positions never lay on.
+/// later may name branches those positions never lay on. Cheap to clone, since every position holds
+/// one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailoverLog {
-    entries: Vec<FailoverEntry>,
+    entries: Arc<[FailoverEntry]>,
 }
 
 impl FailoverLog {
@@ -34,7 +37,7 @@ impl FailoverLog {
         if entries.is_empty() {
             return Err(InvalidFailoverLog::Empty);
         }
-        Ok(Self { entries })
+        Ok(Self { entries: entries.into() })
     }
 
     /// The log in the value of a response.
@@ -69,11 +72,16 @@ impl FailoverLog {
 
     /// Forgets the branches that begin above `seqno`, as after a rollback to it; the oldest stays.
     pub fn prune(&mut self, seqno: Seqno) {
-        let oldest = self.entries[self.entries.len() - 1];
-        self.entries.retain(|entry| entry.seqno <= seqno);
-        if self.entries.is_empty() {
-            self.entries.push(oldest);
+        if self.entries.iter().all(|entry| entry.seqno <= seqno) {
+            return;
         }
+        let oldest = self.entries[self.entries.len() - 1];
+        let mut kept: Vec<_> =
+            self.entries.iter().copied().filter(|entry| entry.seqno <= seqno).collect();
+        if kept.is_empty() {
+            kept.push(oldest);
+        }
+        self.entries = kept.into();
     }
 
     /// Whether the log names `vbuuid`.

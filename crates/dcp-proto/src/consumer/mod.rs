@@ -1,10 +1,26 @@
 //! The consumer: one machine per connection, one per stream.
 
+mod answers;
 mod bootstrap;
+mod connection;
+mod error;
+mod event;
+mod history;
+mod opaque;
+mod request;
 mod stats;
+mod stream;
+mod window;
 
 pub use bootstrap::{
     Auth, Bootstrap, BootstrapConfig, BootstrapError, BootstrapOutcome, ClusterConfig,
     ControlSetting, DcpOpen,
 };
+pub use connection::{Connection, ConnectionConfig, Limit, RollbackPolicy, Walk};
+pub use error::{
+    ApiMisuse, ConnectionError, Misbehaviour, OpenStreamError, ProtocolError, ProtocolErrorKind,
+};
+pub use event::{EndCause, Event, Resume};
+pub use history::History;
+pub use request::StreamFilter;
 pub use stats::ConnectionStats;

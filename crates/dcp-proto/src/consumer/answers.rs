@@ -1,0 +1,150 @@
+//! What the server answers to stream requests.
+
+use bytes::Bytes;
+use dcp_wire::message::rollback_seqno;
+use dcp_wire::{Frame, ManifestUid, Opcode, Seqno, Status, Vbid};
+use serde::Deserialize;
+
+use super::connection::{Connection, RollbackPolicy, send_close};
+use super::opaque::vbid_of;
+use super::request::RequestContext;
+use super::stream::{Fault, State};
+use super::{EndCause, Event, Misbehaviour, OpenStreamError};
+use crate::{ChangeSink, FailoverLog};
+
+impl Connection {
+    pub(super) fn handle_response<S: ChangeSink>(
+        &mut self,
+        frame: &Frame<'_>,
+        sink: &mut S,
+    ) -> Result<(), Fault> {
+        match frame.header.opcode {
+            Opcode::DCP_STREAM_REQ => self.stream_answered(frame, sink),
+            Opcode::DCP_CLOSE_STREAM => {
+                self.stream_closed(frame);
+                Ok(())
+            }
+            Opcode::GET_CLUSTER_CONFIG => {
+                if frame.header.status().is_success() {
+                    self.cluster_map(frame.value);
+                }
+                Ok(())
+            }
+            // An acknowledgement is answered only if it was malformed, which ours are not.
+            _ => Err(Misbehaviour::UnexpectedPacket.into()),
+        }
+    }
+
+    fn cluster_map(&mut self, json: &[u8]) {
+        if !json.is_empty() {
+            self.events.push_back(Event::ClusterMap(Bytes::copy_from_slice(json)));
+        }
+    }
+
+    fn stream_answered<S: ChangeSink>(
+        &mut self,
+        frame: &Frame<'_>,
+        sink: &mut S,
+    ) -> Result<(), Fault> {
+        let vbid = vbid_of(frame.header.opaque);
+        let current = self.streams.get_mut(vbid.index()).and_then(Option::as_mut);
+        let Some(stream) = current.filter(|stream| {
+            stream.opaque == frame.header.opaque && stream.state == State::Requested
+        }) else {
+            self.stats.stale_responses += 1;
+            return Ok(());
+        };
+        match frame.header.status() {
+            Status::SUCCESS => {
+                let log = FailoverLog::decode(frame.value)
+                    .map_err(|_| Misbehaviour::InvalidFailoverLog)?;
+                stream.opened(log);
+                self.events.push_back(Event::StreamOpened(vbid));
+                Ok(())
+            }
+            Status::ROLLBACK => {
+                let to = rollback_seqno(frame)?;
+                self.roll_back(vbid, to, sink)
+            }
+            Status::KEY_EEXISTS if !stream.reopened => {
+                // Taking it for ours would leave us with somebody else's position: close it,
+                // then ask again.
+                stream.state = State::Closing;
+                stream.reopen = true;
+                stream.reopened = true;
+                send_close(stream, &mut self.transmit);
+                Ok(())
+            }
+            status => {
+                self.refused(vbid, status, frame.value);
+                Ok(())
+            }
+        }
+    }
+
+    fn roll_back<S: ChangeSink>(
+        &mut self,
+        vbid: Vbid,
+        to: Seqno,
+        sink: &mut S,
+    ) -> Result<(), Fault> {
+        let policy = self.config.on_rollback;
+        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return Ok(()) };
+        if stream.resume.position.seqno == Seqno::ZERO {
+            self.end(vbid, EndCause::Refused(OpenStreamError::RollbackAtZero));
+            return Ok(());
+        }
+        let rollback = stream.roll_back(to, policy == RollbackPolicy::FromZero);
+        self.stats.rollbacks += 1;
+        if policy == RollbackPolicy::Stop {
+            // Not delivered, so that the position stays where the application knows it.
+            stream.dirty = false;
+            self.end(vbid, EndCause::RolledBack(rollback));
+            return Ok(());
+        }
+        sink.rollback(&rollback)?;
+        self.dirty.push(vbid);
+        stream.restart(self.opaques.stream(vbid));
+        RequestContext::new(&self.config).encode(stream, &mut self.transmit);
+        Ok(())
+    }
+
+    fn refused(&mut self, vbid: Vbid, status: Status, body: &[u8]) {
+        let mut manifest_uid = None;
+        match status {
+            Status::NOT_MY_VBUCKET => self.cluster_map(body),
+            Status::UNKNOWN_COLLECTION | Status::UNKNOWN_SCOPE => {
+                manifest_uid = manifest_uid_of(body);
+            }
+            _ => {}
+        }
+        self.end(vbid, EndCause::Refused(OpenStreamError::Refused { status, manifest_uid }));
+    }
+
+    fn stream_closed(&mut self, frame: &Frame<'_>) {
+        let vbid = vbid_of(frame.header.opaque);
+        let current = self.streams.get_mut(vbid.index()).and_then(Option::as_mut);
+        let Some(stream) = current.filter(|stream| {
+            stream.opaque == frame.header.opaque && stream.state == State::Closing
+        }) else {
+            self.stats.stale_responses += 1;
+            return;
+        };
+        if !std::mem::take(&mut stream.reopen) {
+            self.end(vbid, EndCause::Closed);
+            return;
+        }
+        stream.restart(self.opaques.stream(vbid));
+        RequestContext::new(&self.config).encode(stream, &mut self.transmit);
+    }
+}
+
+/// The manifest uid in the JSON body of a refusal, if it names one.
+fn manifest_uid_of(body: &[u8]) -> Option<ManifestUid> {
+    #[derive(Deserialize)]
+    struct Body {
+        manifest_uid: String,
+    }
+    let body: Body = serde_json::from_slice(body).ok()?;
+    u64::from_str_radix(&body.manifest_uid, 16).ok().map(ManifestUid)
+}

@@ -1,0 +1,521 @@
+//! One DCP connection: packets in, changes to the sink, requests out.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use dcp_wire::message::{BufferAck, CloseStream, StreamAddress, StreamEnd, StreamEndReason};
+use dcp_wire::{Frame, Magic, Opcode, Seqno, Status, Vbid};
+
+use super::opaque::Opaques;
+use super::request::{RequestContext, StreamFilter};
+use super::stream::{Fault, State, Stream};
+use super::window::Window;
+use super::{
+    ApiMisuse, ConnectionError, ConnectionStats, EndCause, Event, Misbehaviour, ProtocolError,
+    Resume,
+};
+use crate::flow_control::counted_bytes;
+use crate::{ChangeSink, Position};
+
+/// Intervals without any packet after which a connection is dead. The producer sends a noop each
+/// interval whatever else it sends, so that one can be lost in a stall and the second is late.
+const DEAD_AFTER_INTERVALS: u32 = 2;
+
+/// What a rollback does to a stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RollbackPolicy {
+    /// The record is given to the sink and the stream goes on from the restart point.
+    #[default]
+    Resume,
+    /// The same, with the beginning of the vBucket as the restart point.
+    FromZero,
+    /// The stream ends with [`EndCause::RolledBack`].
+    Stop,
+}
+
+/// How a connection was set up.
+#[derive(Clone, Debug)]
+pub struct ConnectionConfig {
+    /// vBuckets of the bucket.
+    pub num_vbuckets: u16,
+    /// Whether keys carry their collection id.
+    pub collections: bool,
+    /// Flow-control window in bytes; 0 if flow control is off.
+    pub window: u32,
+    /// Interval of the producer's noops; `None` if they are off, when a dead connection is not
+    /// noticed.
+    pub noop_interval: Option<Duration>,
+    /// What every stream asks for.
+    pub filter: StreamFilter,
+    /// Whether the server takes a purge seqno in stream requests (marker version 2.2).
+    pub purge_seqno: bool,
+    /// What a rollback does to a stream.
+    pub on_rollback: RollbackPolicy,
+    /// Longest packet body accepted, in bytes.
+    pub max_body_len: usize,
+}
+
+/// How much one walk over the read buffer may give to the sink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// Rows.
+    pub rows: usize,
+    /// Bytes of packets with rows; one packet may overshoot it.
+    pub bytes: usize,
+}
+
+impl Limit {
+    /// No limit.
+    pub const NONE: Self = Self { rows: usize::MAX, bytes: usize::MAX };
+}
+
+/// What one walk over the read buffer did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Walk {
+    /// Bytes taken off the front: whole packets.
+    pub consumed: usize,
+    /// Rows given to the sink.
+    pub rows: usize,
+    /// Whether it stopped at the limit and not for want of a whole packet.
+    pub limited: bool,
+}
+
+/// One DCP connection after its set-up (public DCP pages "flow-control", "dead-connections" and
+/// those of the messages).
+///
+/// # Driving it
+///
+/// * inputs: [`handle_input`](Self::handle_input), [`handle_timeout`](Self::handle_timeout);
+/// * commands: [`open_stream`](Self::open_stream), [`close_stream`](Self::close_stream),
+///   [`release`](Self::release), [`request_cluster_map`](Self::request_cluster_map);
+/// * outputs: [`poll_transmit`](Self::poll_transmit), [`poll_event`](Self::poll_event),
+///   [`take_positions`](Self::take_positions), [`take_held`](Self::take_held),
+///   [`poll_timeout`](Self::poll_timeout).
+///
+/// A connection that returned an error is over: take what it holds with
+/// [`into_streams`](Self::into_streams) and drop it.
+///
+/// # Flow control
+///
+/// Every byte that counts is *held* from the moment it is received until the driver takes it with
+/// `take_held` and, once the application has done with what came with it, gives it back with
+/// `release`. A caller that never releases stalls the producer after one window; a producer that
+/// sends more than the window and one packet is disconnected, which is what bounds memory here.
+#[derive(Debug)]
+pub struct Connection {
+    pub(super) config: ConnectionConfig,
+    /// By vBucket.
+    pub(super) streams: Vec<Option<Box<Stream>>>,
+    /// vBuckets whose position has moved since positions were last taken.
+    pub(super) dirty: Vec<Vbid>,
+    /// Last positions of streams that are gone, not taken yet.
+    left: Vec<(Vbid, Position)>,
+    pub(super) opaques: Opaques,
+    window: Window,
+    /// Counted bytes received and not yet taken by the driver.
+    held: u64,
+    pub(super) transmit: BytesMut,
+    pub(super) events: VecDeque<Event>,
+    last_read: Instant,
+    pub(super) stats: ConnectionStats,
+}
+
+impl Connection {
+    /// A connection whose set-up has just finished.
+    #[must_use]
+    pub fn new(config: ConnectionConfig, now: Instant) -> Self {
+        Self {
+            streams: (0..config.num_vbuckets).map(|_| None).collect(),
+            dirty: Vec::new(),
+            left: Vec::new(),
+            opaques: Opaques::new(),
+            window: Window::new(config.window),
+            held: 0,
+            transmit: BytesMut::new(),
+            events: VecDeque::new(),
+            last_read: now,
+            stats: ConnectionStats::default(),
+            config,
+        }
+    }
+
+    /// Input: bytes that arrived, from the first one not consumed before. Walks whole packets
+    /// and gives changes to `sink` until there is no whole packet left or `limit` is reached.
+    ///
+    /// # Errors
+    /// [`ConnectionError`]: the connection is over. What was given to the sink before stays good.
+    pub fn handle_input<S: ChangeSink>(
+        &mut self,
+        now: Instant,
+        input: &[u8],
+        limit: Limit,
+        sink: &mut S,
+    ) -> Result<Walk, ConnectionError> {
+        let mut walk = Walk::default();
+        let mut row_bytes = 0;
+        let mut rest = input;
+        while let Some((frame, used)) =
+            Frame::parse(rest, self.config.max_body_len).map_err(ConnectionError::Framing)?
+        {
+            let rows = self.handle_frame(&frame, sink).map_err(|fault| over(&frame, fault))?;
+            (_, rest) = rest.split_at(used);
+            walk.consumed += used;
+            self.stats.packets += 1;
+            if rows == 0 {
+                continue;
+            }
+            walk.rows += rows;
+            row_bytes += used;
+            if walk.rows >= limit.rows || row_bytes >= limit.bytes {
+                walk.limited = true;
+                break;
+            }
+        }
+        self.stats.bytes += walk.consumed as u64;
+        if !input.is_empty() {
+            self.last_read = now;
+        }
+        Ok(walk)
+    }
+
+    /// Input: time has passed.
+    ///
+    /// # Errors
+    /// [`ConnectionError::Idle`] if the connection is dead.
+    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), ConnectionError> {
+        if self.dead_at().is_some_and(|at| now >= at) {
+            return Err(ConnectionError::Idle);
+        }
+        self.acknowledge(now);
+        Ok(())
+    }
+
+    /// Command: asks for a stream that goes on from `resume` up to the snapshot that holds
+    /// `end_seqno` ([`Seqno::MAX`]: endless).
+    ///
+    /// # Errors
+    /// [`ApiMisuse`] if there is no such vBucket, or it has a stream here.
+    pub fn open_stream(
+        &mut self,
+        vbid: Vbid,
+        end_seqno: Seqno,
+        resume: Resume,
+    ) -> Result<(), ApiMisuse> {
+        let slot = self.streams.get_mut(vbid.index()).ok_or(ApiMisuse::UnknownVbucket(vbid))?;
+        if slot.is_some() {
+            return Err(ApiMisuse::AlreadyOpen(vbid));
+        }
+        let stream = Stream::new(vbid, self.opaques.stream(vbid), end_seqno, resume);
+        RequestContext::new(&self.config).encode(&stream, &mut self.transmit);
+        *slot = Some(Box::new(stream));
+        Ok(())
+    }
+
+    /// Command: closes a stream, if there is one. [`Event::StreamEnded`] follows.
+    pub fn close_stream(&mut self, vbid: Vbid) {
+        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
+        if stream.state != State::Closing {
+            stream.state = State::Closing;
+            stream.reopen = false;
+            send_close(stream, &mut self.transmit);
+        }
+    }
+
+    /// Command: asks for the cluster map; [`Event::ClusterMap`] follows.
+    pub fn request_cluster_map(&mut self) {
+        send(&Frame::request(Opcode::GET_CLUSTER_CONFIG), &mut self.transmit);
+    }
+
+    /// Command: the application has done with `bytes` of what was held.
+    pub fn release(&mut self, now: Instant, bytes: u64) {
+        self.window.release(now, bytes);
+        self.acknowledge(now);
+    }
+
+    /// Output: moves the bytes to send to the end of `out`; `false` if there are none.
+    pub fn poll_transmit(&mut self, out: &mut BytesMut) -> bool {
+        if self.transmit.is_empty() {
+            return false;
+        }
+        out.extend_from_slice(&self.transmit);
+        self.transmit.clear();
+        true
+    }
+
+    /// Output: what happened, oldest first.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Output: the positions that have moved since the last call, each after the last item of
+    /// its vBucket that was given to the sink.
+    pub fn take_positions(&mut self) -> Vec<(Vbid, Position)> {
+        let streams = &mut self.streams;
+        let mut positions = std::mem::take(&mut self.left);
+        positions.reserve(self.dirty.len());
+        for vbid in self.dirty.drain(..) {
+            if let Some(Some(stream)) = streams.get_mut(vbid.index())
+                && std::mem::take(&mut stream.dirty)
+            {
+                positions.push((vbid, stream.resume.position.clone()));
+            }
+        }
+        positions
+    }
+
+    /// Output: bytes received since the last call that count towards the window; give them back
+    /// with [`release`](Self::release).
+    pub const fn take_held(&mut self) -> u64 {
+        std::mem::replace(&mut self.held, 0)
+    }
+
+    /// Output: when [`handle_timeout`](Self::handle_timeout) wants to be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        [self.dead_at(), self.window.deadline()].into_iter().flatten().min()
+    }
+
+    /// Bytes received that [`take_held`](Self::take_held) would return.
+    #[must_use]
+    pub const fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// Whether positions have moved since they were last taken.
+    #[must_use]
+    pub fn has_moved(&self) -> bool {
+        !self.dirty.is_empty() || !self.left.is_empty()
+    }
+
+    /// Whether the producer stands still until bytes are released.
+    #[must_use]
+    pub const fn is_window_full(&self) -> bool {
+        self.window.is_full()
+    }
+
+    /// Bytes received and not acknowledged to the producer.
+    #[must_use]
+    pub const fn unacknowledged(&self) -> u64 {
+        self.window.outstanding()
+    }
+
+    /// What was counted so far.
+    #[must_use]
+    pub const fn stats(&self) -> &ConnectionStats {
+        &self.stats
+    }
+
+    /// Everything the connection's streams need to go on elsewhere.
+    #[must_use]
+    pub fn into_streams(self) -> Vec<(Vbid, Resume)> {
+        let open = |stream: &Stream| stream.state != State::Finished;
+        let streams = self.streams.into_iter().flatten().filter(|stream| open(stream));
+        streams.map(|stream| (stream.vbid, stream.resume)).collect()
+    }
+
+    fn dead_at(&self) -> Option<Instant> {
+        Some(self.last_read + self.config.noop_interval? * DEAD_AFTER_INTERVALS)
+    }
+
+    fn acknowledge(&mut self, now: Instant) {
+        if let Some(bytes) = self.window.take_ack(now) {
+            self.stats.acks += 1;
+            // Every part has a fixed size, so that encoding cannot fail.
+            let _ = BufferAck { bytes }.encode(&mut self.transmit);
+        }
+    }
+
+    /// Handles one packet; returns how many rows the sink was given.
+    #[inline]
+    fn handle_frame<S: ChangeSink>(
+        &mut self,
+        frame: &Frame<'_>,
+        sink: &mut S,
+    ) -> Result<usize, Fault> {
+        let counted = counted_bytes(&frame.header);
+        if !self.window.receive(counted) {
+            return Err(Misbehaviour::WindowOverrun.into());
+        }
+        self.held += counted;
+        match frame.header.magic {
+            Magic::CLIENT_REQUEST | Magic::ALT_CLIENT_REQUEST => self.handle_request(frame, sink),
+            Magic::CLIENT_RESPONSE | Magic::ALT_CLIENT_RESPONSE => {
+                self.handle_response(frame, sink)?;
+                Ok(0)
+            }
+            Magic::SERVER_REQUEST => {
+                self.handle_server_request(frame);
+                Ok(0)
+            }
+            _ => Err(Misbehaviour::UnexpectedPacket.into()),
+        }
+    }
+
+    #[inline]
+    fn handle_request<S: ChangeSink>(
+        &mut self,
+        frame: &Frame<'_>,
+        sink: &mut S,
+    ) -> Result<usize, Fault> {
+        let vbid = frame.header.vbid();
+        let collections = self.config.collections;
+        if frame.header.opcode == Opcode::DCP_NOOP {
+            self.stats.noops += 1;
+            let answer = Frame::response(Opcode::DCP_NOOP, Status::SUCCESS);
+            send(&answer.with_opaque(frame.header.opaque), &mut self.transmit);
+            return Ok(0);
+        }
+        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else {
+            return self.stale(frame);
+        };
+        if stream.opaque != frame.header.opaque || stream.state != State::Streaming {
+            return self.not_streaming(frame);
+        }
+        let (progress, rows) = match frame.header.opcode {
+            Opcode::DCP_MUTATION => (stream.mutation(frame, collections, sink)?, 1),
+            Opcode::DCP_DELETION => (stream.deletion(frame, collections, sink)?, 1),
+            Opcode::DCP_EXPIRATION => (stream.expiration(frame, collections, sink)?, 1),
+            Opcode::DCP_SYSTEM_EVENT => (stream.system_event(frame, sink)?, 0),
+            Opcode::DCP_SEQNO_ADVANCED => (stream.seqno_advanced(frame)?, 0),
+            Opcode::DCP_OSO_SNAPSHOT => (stream.oso_snapshot(frame)?, 0),
+            Opcode::DCP_SNAPSHOT_MARKER => {
+                stream.snapshot_marker(frame)?;
+                return Ok(0);
+            }
+            Opcode::DCP_STREAM_END => {
+                let reason = StreamEnd::decode(frame)?.reason;
+                self.stream_ended(vbid, reason);
+                return Ok(0);
+            }
+            _ => return Err(Misbehaviour::UnexpectedPacket.into()),
+        };
+        self.stats.changes += rows as u64;
+        if !stream.dirty {
+            stream.dirty = true;
+            self.dirty.push(vbid);
+        }
+        if progress.is_notable() {
+            self.note(vbid, &progress);
+        }
+        Ok(rows)
+    }
+
+    /// What only some items bring with them.
+    #[cold]
+    fn note(&mut self, vbid: Vbid, progress: &super::stream::Progress) {
+        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
+        self.stats.repeated_seqnos += u64::from(progress.repeated_seqno);
+        if progress.acknowledge_marker {
+            let answer = Frame::response(Opcode::DCP_SNAPSHOT_MARKER, Status::SUCCESS);
+            send(&answer.with_opaque(stream.opaque), &mut self.transmit);
+        }
+        if progress.reached_end {
+            // The server's STREAM_END may never come; what is wanted is there.
+            stream.state = State::Finished;
+            let resume = Box::new(stream.resume.clone());
+            self.events.push_back(Event::StreamEnded { vbid, cause: EndCause::Complete, resume });
+        }
+    }
+
+    /// A message for a stream that does not take any: too late, or too early.
+    #[cold]
+    fn not_streaming(&mut self, frame: &Frame<'_>) -> Result<usize, Fault> {
+        let vbid = frame.header.vbid();
+        let Some(Some(stream)) = self.streams.get(vbid.index()) else { return self.stale(frame) };
+        if stream.opaque != frame.header.opaque {
+            return self.stale(frame);
+        }
+        if frame.header.opcode == Opcode::DCP_STREAM_END {
+            let reason = StreamEnd::decode(frame)?.reason;
+            match stream.state {
+                State::Finished => {
+                    self.remove(vbid);
+                }
+                State::Requested => return Err(Misbehaviour::UnexpectedPacket.into()),
+                // The answer to the close is still to come.
+                State::Closing => {}
+                State::Streaming => self.stream_ended(vbid, reason),
+            }
+            return Ok(0);
+        }
+        if stream.state == State::Requested {
+            return Err(Misbehaviour::UnexpectedPacket.into());
+        }
+        self.stale(frame)
+    }
+
+    /// A message of a stream that is not, or no longer, there: dropped, its bytes are held.
+    #[cold]
+    fn stale(&mut self, frame: &Frame<'_>) -> Result<usize, Fault> {
+        if !frame.header.opcode.is_dcp() {
+            return Err(Misbehaviour::UnexpectedPacket.into());
+        }
+        self.stats.stale_packets += 1;
+        Ok(0)
+    }
+
+    fn stream_ended(&mut self, vbid: Vbid, reason: StreamEndReason) {
+        let Some(Some(stream)) = self.streams.get(vbid.index()) else { return };
+        let finite = stream.end_seqno != Seqno::MAX;
+        let cause = match reason {
+            StreamEndReason::OK if finite => EndCause::Complete,
+            reason => EndCause::Ended(reason),
+        };
+        self.end(vbid, cause);
+    }
+
+    /// Takes a stream out and tells so.
+    pub(super) fn end(&mut self, vbid: Vbid, cause: EndCause) {
+        if let Some(stream) = self.remove(vbid) {
+            let resume = Box::new(stream.resume);
+            self.events.push_back(Event::StreamEnded { vbid, cause, resume });
+        }
+    }
+
+    /// Takes a stream out. Its position still goes with the next batch.
+    fn remove(&mut self, vbid: Vbid) -> Option<Box<Stream>> {
+        let stream = self.streams.get_mut(vbid.index())?.take()?;
+        if stream.dirty {
+            self.left.push((vbid, stream.resume.position.clone()));
+        }
+        Some(stream)
+    }
+
+    fn handle_server_request(&mut self, frame: &Frame<'_>) {
+        // Other requests (authentication changes) concern nobody here and need no answer.
+        if frame.header.opcode != Opcode::CLUSTER_MAP_CHANGE {
+            return;
+        }
+        self.events.push_back(if frame.value.is_empty() {
+            Event::ClusterMapChanged
+        } else {
+            Event::ClusterMap(Bytes::copy_from_slice(frame.value))
+        });
+    }
+}
+
+fn over(frame: &Frame<'_>, fault: Fault) -> ConnectionError {
+    match fault {
+        Fault::Sink(error) => error.into(),
+        Fault::Protocol(kind) => ProtocolError {
+            kind,
+            opcode: frame.header.opcode,
+            vbid: frame.header.vbid(),
+            opaque: frame.header.opaque,
+        }
+        .into(),
+    }
+}
+
+/// Queues a packet of fixed small parts, whose encoding cannot fail.
+fn send(frame: &Frame<'_>, transmit: &mut BytesMut) {
+    let encoded = frame.encode(transmit);
+    debug_assert!(encoded.is_ok(), "a packet of small parts fits");
+}
+
+pub(super) fn send_close(stream: &Stream, transmit: &mut BytesMut) {
+    let to = StreamAddress { vbid: stream.vbid, opaque: stream.opaque, stream_id: None };
+    let encoded = CloseStream.encode(to, transmit);
+    debug_assert!(encoded.is_ok(), "a packet of small parts fits");
+}

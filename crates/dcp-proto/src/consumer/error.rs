@@ -1,0 +1,128 @@
+//! What goes wrong on a connection.
+
+use dcp_wire::{DecodeError, ManifestUid, Opaque, Opcode, Seqno, Status, Vbid};
+use thiserror::Error;
+
+use crate::SinkError;
+
+/// What the server did that the protocol does not allow.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Misbehaviour {
+    /// A seqno does not lie above the one before it.
+    #[error("seqno {seqno} does not follow {last}")]
+    SeqnoNotAscending {
+        /// The seqno.
+        seqno: Seqno,
+        /// The one before it.
+        last: Seqno,
+    },
+    /// A seqno lies outside its snapshot.
+    #[error("seqno {seqno} is outside its snapshot [{start}, {end}]")]
+    OutsideSnapshot {
+        /// The seqno.
+        seqno: Seqno,
+        /// First seqno of the snapshot.
+        start: Seqno,
+        /// Last seqno of the snapshot.
+        end: Seqno,
+    },
+    /// A message that belongs to a snapshot came before any snapshot.
+    #[error("message outside a snapshot")]
+    NoSnapshot,
+    /// A snapshot marker whose range or fields contradict each other.
+    #[error("snapshot marker [{start}, {end}] is impossible after seqno {last}")]
+    InvalidMarker {
+        /// First seqno of the snapshot.
+        start: Seqno,
+        /// Last seqno of the snapshot.
+        end: Seqno,
+        /// The seqno before it.
+        last: Seqno,
+    },
+    /// An out-of-sequence-order snapshot began in another, or ended outside one.
+    #[error("misplaced out-of-sequence-order snapshot")]
+    MisplacedOso,
+    /// A failover log that is empty or not a list of entries.
+    #[error("invalid failover log")]
+    InvalidFailoverLog,
+    /// A packet nobody asked for.
+    #[error("unexpected packet")]
+    UnexpectedPacket,
+    /// More bytes than the flow-control window allows.
+    #[error("flow-control window overrun")]
+    WindowOverrun,
+}
+
+/// What is wrong with a packet.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProtocolErrorKind {
+    /// The bytes are not what the opcode says.
+    #[error("malformed packet: {0}")]
+    InvalidMessage(#[from] DecodeError),
+    /// The packet is well-formed and must not come now.
+    #[error("{0}")]
+    PeerMisbehaved(#[from] Misbehaviour),
+}
+
+/// The server broke the protocol: the connection cannot be trusted any further.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("{vbid} {opcode}: {kind}")]
+pub struct ProtocolError {
+    /// What is wrong.
+    pub kind: ProtocolErrorKind,
+    /// Opcode of the packet.
+    pub opcode: Opcode,
+    /// vBucket of the packet.
+    pub vbid: Vbid,
+    /// Opaque of the packet.
+    pub opaque: Opaque,
+}
+
+/// Why a connection is over.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConnectionError {
+    /// The server broke the protocol.
+    #[error("the server broke the protocol: {0}")]
+    Protocol(#[from] ProtocolError),
+    /// The packet boundaries are lost.
+    #[error("the server sent bytes that are no packet: {0}")]
+    Framing(DecodeError),
+    /// Nothing arrived for twice the noop interval.
+    #[error("nothing arrived for twice the noop interval: the connection is dead")]
+    Idle,
+    /// The sink cannot go on; reconnecting does not help.
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+}
+
+/// Why a stream was not opened.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpenStreamError {
+    /// The server asked to go back although the request started at 0.
+    #[error("the server asked to roll back a stream that starts at seqno 0")]
+    RollbackAtZero,
+    /// The server refused.
+    #[error("the server refused the stream: {status}")]
+    Refused {
+        /// Its answer.
+        status: Status,
+        /// The collections manifest the refusal names, if it does.
+        manifest_uid: Option<ManifestUid>,
+    },
+}
+
+/// A command that contradicts an earlier one; the caller's mistake.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ApiMisuse {
+    /// The vBucket is outside the bucket's.
+    #[error("{0} does not exist in this bucket")]
+    UnknownVbucket(Vbid),
+    /// The vBucket has a stream on this connection.
+    #[error("{0} already has a stream on this connection")]
+    AlreadyOpen(Vbid),
+}

@@ -1,0 +1,67 @@
+//! What a connection tells its driver.
+
+use bytes::Bytes;
+use dcp_wire::Vbid;
+use dcp_wire::message::StreamEndReason;
+
+use super::{History, OpenStreamError};
+use crate::{Position, Rollback};
+
+/// Everything a vBucket's next stream needs to go on where the last one stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resume {
+    /// Where the vBucket stands: everything up to here was given to the sink.
+    pub position: Position,
+    /// Positions a rollback can go back to.
+    pub history: History,
+}
+
+impl Resume {
+    /// From a position alone, as after a restart.
+    #[must_use]
+    pub fn new(position: Position) -> Self {
+        let mut history = History::default();
+        history.push(&position);
+        Self { position, history }
+    }
+}
+
+/// Why a stream is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EndCause {
+    /// The end asked for was reached: the snapshot that holds it is complete, or the server said
+    /// so.
+    Complete,
+    /// The server ended it.
+    Ended(StreamEndReason),
+    /// It was never opened.
+    Refused(OpenStreamError),
+    /// The server asked for a rollback and [`RollbackPolicy::Stop`](super::RollbackPolicy::Stop)
+    /// is in force.
+    RolledBack(Rollback),
+    /// [`close_stream`](super::Connection::close_stream) was called.
+    Closed,
+}
+
+/// What a connection tells its driver; nothing in it can be a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The server accepted a stream.
+    StreamOpened(Vbid),
+    /// A stream is over. Everything of it that the sink holds comes before what another
+    /// connection delivers of the same vBucket.
+    StreamEnded {
+        /// Its vBucket.
+        vbid: Vbid,
+        /// Why.
+        cause: EndCause,
+        /// From where to go on.
+        resume: Box<Resume>,
+    },
+    /// A cluster map, pushed or sent with a refusal, as JSON.
+    ClusterMap(Bytes),
+    /// The cluster map has changed and the new one was not sent along: ask for it.
+    ClusterMapChanged,
+}

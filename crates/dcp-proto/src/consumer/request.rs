@@ -1,0 +1,88 @@
+//! Stream requests: where to go on from, and what to leave out.
+
+use core::fmt::Write as _;
+
+use bytes::BytesMut;
+use dcp_wire::message::{StreamRequest, StreamRequestFlags};
+use dcp_wire::{CollectionId, ScopeId, Seqno};
+
+use super::ConnectionConfig;
+use super::stream::Stream;
+
+/// What a stream asks for (public DCP page "stream-request", JSON value).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum StreamFilter {
+    /// The whole bucket.
+    #[default]
+    All,
+    /// One scope, collections made later included.
+    Scope(ScopeId),
+    /// Some collections.
+    Collections(Vec<CollectionId>),
+}
+
+/// What all stream requests of a connection have in common.
+pub(super) struct RequestContext<'a> {
+    config: &'a ConnectionConfig,
+}
+
+impl<'a> RequestContext<'a> {
+    pub(super) const fn new(config: &'a ConnectionConfig) -> Self {
+        Self { config }
+    }
+
+    /// Appends the request for `stream` to `out`.
+    pub(super) fn encode(&self, stream: &Stream, out: &mut BytesMut) {
+        let position = &stream.resume.position;
+        let snapshot = position.resume_snapshot();
+        let value = self.value(stream);
+        let encoded = StreamRequest {
+            vbid: stream.vbid,
+            opaque: stream.opaque,
+            // A replica's history may be shorter than what was read from the active vBucket.
+            flags: StreamRequestFlags::ACTIVE_VB_ONLY,
+            start_seqno: position.seqno,
+            end_seqno: stream.end_seqno,
+            vbuuid: position.vbuuid(),
+            snapshot_start: snapshot.start,
+            snapshot_end: snapshot.end,
+            value: value.as_bytes(),
+        }
+        .encode(out);
+        debug_assert!(encoded.is_ok(), "a filter fits a packet");
+    }
+
+    /// The JSON value; empty where there is nothing to say, since an object without any known
+    /// member is refused.
+    fn value(&self, stream: &Stream) -> String {
+        if !self.config.collections {
+            return String::new();
+        }
+        let position = &stream.resume.position;
+        let mut members = String::new();
+        let mut member = |name: &str, value: &str| {
+            let separator = if members.is_empty() { "" } else { "," };
+            // Writing to a string cannot fail.
+            let _ = write!(members, "{separator}\"{name}\":{value}");
+        };
+        match &self.config.filter {
+            StreamFilter::All => {}
+            StreamFilter::Scope(scope) => member("scope", &format!("\"{scope}\"")),
+            StreamFilter::Collections(ids) => {
+                let ids: Vec<_> = ids.iter().map(|id| format!("\"{id}\"")).collect();
+                member("collections", &format!("[{}]", ids.join(",")));
+            }
+        }
+        if self.config.filter != StreamFilter::All && position.manifest_uid.0 != 0 {
+            // Servers before 7.0 refuse a vBucket that has not reached this manifest yet.
+            member("uid", &format!("\"{}\"", position.manifest_uid));
+        }
+        if self.config.purge_seqno
+            && position.seqno != Seqno::ZERO
+            && position.purge_seqno != Seqno::ZERO
+        {
+            member("purge_seqno", &format!("\"{}\"", position.purge_seqno));
+        }
+        if members.is_empty() { members } else { format!("{{{members}}}") }
+    }
+}

@@ -1,0 +1,480 @@
+//! One vBucket's stream.
+
+use dcp_wire::message::{
+    Deletion, Expiration, Mutation, OsoSnapshot, SeqnoAdvanced, SnapshotFlags, SnapshotMarker,
+    SystemEvent,
+};
+use dcp_wire::{
+    CollectionId, DecodeError, DocKey, Frame, ManifestUid, Opaque, Seqno, Vbid, Vbuuid,
+};
+
+use super::{Misbehaviour, ProtocolErrorKind, Resume};
+use crate::{
+    Change, ChangeSink, FailoverLog, Op, Rollback, SinkError, Snapshot, SystemEventRecord,
+};
+
+/// Why a stream message could not be taken.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// The server's.
+    Protocol(ProtocolErrorKind),
+    /// The sink's.
+    Sink(SinkError),
+}
+
+impl From<DecodeError> for Fault {
+    fn from(error: DecodeError) -> Self {
+        Self::Protocol(error.into())
+    }
+}
+
+impl From<Misbehaviour> for Fault {
+    fn from(error: Misbehaviour) -> Self {
+        Self::Protocol(error.into())
+    }
+}
+
+impl From<SinkError> for Fault {
+    fn from(error: SinkError) -> Self {
+        Self::Sink(error)
+    }
+}
+
+/// Where a stream is in its life.
+///
+/// ```text
+///            SUCCESS                 end reached
+/// Requested ─────────► Streaming ──────────────────► Finished
+///   ▲   │                 │ │                            │
+///   └───┘ ROLLBACK        │ └────────────┐ close         │
+///   (at once, from the    │              ▼               │ STREAM_END
+///   restart point)        │ STREAM_END  Closing          ▼
+///                         └───────────► gone ◄───────────┘
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Asked for; nothing but the answer may come.
+    Requested,
+    /// Its messages are taken.
+    Streaming,
+    /// The end was reached and told; what still comes is dropped.
+    Finished,
+    /// A close was sent; what still comes is dropped.
+    Closing,
+}
+
+/// What an item did to the stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// The marker's snapshot ended with it, and the marker wants an answer.
+    pub(super) acknowledge_marker: bool,
+    /// The end asked for was reached.
+    pub(super) reached_end: bool,
+    /// The seqno was that of the SEQNO_ADVANCED before it.
+    pub(super) repeated_seqno: bool,
+}
+
+impl Progress {
+    /// Whether there is anything to do about it.
+    #[inline]
+    pub(super) const fn is_notable(&self) -> bool {
+        self.acknowledge_marker | self.reached_end | self.repeated_seqno
+    }
+}
+
+/// The snapshot items must lie in.
+#[derive(Clone, Copy, Debug)]
+struct Marker {
+    snapshot: Snapshot,
+    purge_seqno: Option<Seqno>,
+    /// No item has come: the snapshot is not part of the position yet.
+    pending: bool,
+    /// Its answer is owed: the opaque it came with.
+    acknowledge: bool,
+}
+
+/// The branch that holds the seqnos in `(above, up_to]`.
+#[derive(Clone, Copy, Debug)]
+struct Branch {
+    vbuuid: Vbuuid,
+    above: Seqno,
+    up_to: Seqno,
+}
+
+impl Branch {
+    /// Holds nothing, so that the first item looks its branch up.
+    const NONE: Self = Self { vbuuid: Vbuuid(0), above: Seqno::MAX, up_to: Seqno::ZERO };
+
+    fn of(log: &FailoverLog, seqno: Seqno) -> Self {
+        let entry = log.branch_of(seqno);
+        let newer = log.entries().iter().take_while(|newer| newer.vbuuid != entry.vbuuid);
+        Self {
+            vbuuid: entry.vbuuid,
+            above: if entry.seqno < seqno { entry.seqno } else { Seqno::ZERO },
+            up_to: newer.map(|newer| newer.seqno).min().unwrap_or(Seqno::MAX),
+        }
+    }
+}
+
+/// One vBucket's stream on one connection.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) vbid: Vbid,
+    pub(super) opaque: Opaque,
+    pub(super) state: State,
+    /// Last seqno wanted; [`Seqno::MAX`] without an end.
+    pub(super) end_seqno: Seqno,
+    /// Where the stream stands.
+    pub(super) resume: Resume,
+    /// Whether the position has moved since it was last taken.
+    pub(super) dirty: bool,
+    /// Whether it is to be asked for again once it is closed.
+    pub(super) reopen: bool,
+    /// Whether that has been done since it was opened last.
+    pub(super) reopened: bool,
+    /// Log the server accepted the stream with. It enters the position with the first item, like
+    /// the snapshot: until then the position lies where an earlier stream left it.
+    log: Option<FailoverLog>,
+    marker: Option<Marker>,
+    /// Highest seqno of the out-of-sequence-order snapshot in progress.
+    oso: Option<Seqno>,
+    /// Whether the position's seqno is that of a SEQNO_ADVANCED.
+    advanced: bool,
+    branch: Branch,
+}
+
+impl Stream {
+    pub(super) fn new(vbid: Vbid, opaque: Opaque, end_seqno: Seqno, resume: Resume) -> Self {
+        Self {
+            vbid,
+            opaque,
+            state: State::Requested,
+            end_seqno,
+            resume,
+            dirty: false,
+            reopen: false,
+            reopened: false,
+            log: None,
+            marker: None,
+            oso: None,
+            advanced: false,
+            branch: Branch::NONE,
+        }
+    }
+
+    /// The server accepted the request; what it sends lies on `log`.
+    pub(super) fn opened(&mut self, log: FailoverLog) {
+        self.state = State::Streaming;
+        self.reopened = false;
+        self.branch = Branch::NONE;
+        self.log = Some(log);
+    }
+
+    /// Goes back at the server's wish and returns the record of it; the stream has to be asked
+    /// for again. `from_zero` goes back to the beginning whatever was kept.
+    pub(super) fn roll_back(&mut self, to: Seqno, from_zero: bool) -> Rollback {
+        let left = &self.resume.position;
+        let (from_seqno, old_vbuuid, epoch) =
+            (left.seqno, left.vbuuid(), left.epoch.saturating_add(1));
+        let to = if from_zero { Seqno::ZERO } else { to };
+        let mut position = self.resume.history.roll_back(to, from_seqno);
+        position.epoch = epoch;
+        let rollback = Rollback {
+            vbid: self.vbid,
+            seqno: position.seqno,
+            from_seqno,
+            old_vbuuid,
+            new_vbuuid: position.vbuuid(),
+            epoch,
+        };
+        self.resume.position = position;
+        self.dirty = true;
+        rollback
+    }
+
+    /// The stream is asked for again, with a new opaque, from where it stands.
+    pub(super) fn restart(&mut self, opaque: Opaque) {
+        self.opaque = opaque;
+        self.state = State::Requested;
+        self.log = None;
+        self.marker = None;
+        self.oso = None;
+        self.advanced = false;
+        self.branch = Branch::NONE;
+    }
+
+    /// A snapshot begins.
+    pub(super) fn snapshot_marker(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
+        let marker = SnapshotMarker::decode(frame)?;
+        if self.oso.is_some() {
+            return Err(Misbehaviour::MisplacedOso.into());
+        }
+        let last = self.resume.position.seqno;
+        let (start, end) = (marker.start_seqno, marker.end_seqno);
+        let exceeds_end = |seqno: Option<Seqno>| seqno.is_some_and(|seqno| seqno > end);
+        if start > end
+            || (start < last && end <= last)
+            || exceeds_end(marker.max_visible_seqno)
+            || exceeds_end(marker.purge_seqno)
+            || exceeds_end(marker.high_prepared_seqno)
+        {
+            return Err(Misbehaviour::InvalidMarker { start, end, last }.into());
+        }
+        self.marker = Some(Marker {
+            snapshot: Snapshot { start, end },
+            purge_seqno: marker.purge_seqno,
+            pending: true,
+            acknowledge: marker.flags.contains(SnapshotFlags::ACK),
+        });
+        Ok(())
+    }
+
+    /// An out-of-sequence-order snapshot begins or ends.
+    pub(super) fn oso_snapshot(&mut self, frame: &Frame<'_>) -> Result<Progress, Fault> {
+        match (OsoSnapshot::decode(frame)?, self.oso) {
+            (OsoSnapshot::Start, None) => {
+                self.oso = Some(self.resume.position.seqno);
+                self.marker = None;
+                Ok(Progress::default())
+            }
+            (OsoSnapshot::End, Some(highest)) => {
+                self.oso = None;
+                self.resume.position.snapshot = Snapshot { start: highest, end: highest };
+                self.resume.position.failover_log.clone_from(&self.log);
+                Ok(self.processed(highest))
+            }
+            _ => Err(Misbehaviour::MisplacedOso.into()),
+        }
+    }
+
+    /// A document was written.
+    #[inline]
+    pub(super) fn mutation<S: ChangeSink>(
+        &mut self,
+        frame: &Frame<'_>,
+        collections: bool,
+        sink: &mut S,
+    ) -> Result<Progress, Fault> {
+        let mutation = Mutation::decode(frame)?;
+        let (collection_id, key) = split_key(mutation.key, collections)?;
+        let repeated_seqno = self.check_item(mutation.seqno)?;
+        let change = Change {
+            op: Op::Mutation,
+            vbid: self.vbid,
+            seqno: mutation.seqno,
+            vbuuid: self.branch_of(mutation.seqno),
+            epoch: self.resume.position.epoch,
+            snapshot: self.row_snapshot(mutation.seqno),
+            collection_id,
+            key,
+            value: mutation.value,
+            datatype: mutation.datatype,
+            cas: mutation.cas,
+            rev_seqno: mutation.rev_seqno,
+            flags: mutation.flags,
+            expiry: mutation.expiry,
+            delete_time: 0,
+        };
+        sink.change(&change)?;
+        Ok(Progress { repeated_seqno, ..self.processed(mutation.seqno) })
+    }
+
+    /// A document was removed.
+    pub(super) fn deletion<S: ChangeSink>(
+        &mut self,
+        frame: &Frame<'_>,
+        collections: bool,
+        sink: &mut S,
+    ) -> Result<Progress, Fault> {
+        let deletion = Deletion::decode(frame)?;
+        let delete_time = deletion.delete_time.unwrap_or(0);
+        self.tombstone(Op::Deletion, &deletion, delete_time, collections, sink)
+    }
+
+    /// A document expired.
+    pub(super) fn expiration<S: ChangeSink>(
+        &mut self,
+        frame: &Frame<'_>,
+        collections: bool,
+        sink: &mut S,
+    ) -> Result<Progress, Fault> {
+        let Expiration { seqno, rev_seqno, cas, datatype, delete_time, key, value } =
+            Expiration::decode(frame)?;
+        let deletion = Deletion { seqno, rev_seqno, cas, datatype, key, value, delete_time: None };
+        self.tombstone(Op::Expiration, &deletion, delete_time, collections, sink)
+    }
+
+    fn tombstone<S: ChangeSink>(
+        &mut self,
+        op: Op,
+        tombstone: &Deletion<'_>,
+        delete_time: u32,
+        collections: bool,
+        sink: &mut S,
+    ) -> Result<Progress, Fault> {
+        let (collection_id, key) = split_key(tombstone.key, collections)?;
+        let repeated_seqno = self.check_item(tombstone.seqno)?;
+        let change = Change {
+            op,
+            vbid: self.vbid,
+            seqno: tombstone.seqno,
+            vbuuid: self.branch_of(tombstone.seqno),
+            epoch: self.resume.position.epoch,
+            snapshot: self.row_snapshot(tombstone.seqno),
+            collection_id,
+            key,
+            value: tombstone.value,
+            datatype: tombstone.datatype,
+            cas: tombstone.cas,
+            rev_seqno: tombstone.rev_seqno,
+            flags: 0,
+            expiry: 0,
+            delete_time,
+        };
+        sink.change(&change)?;
+        Ok(Progress { repeated_seqno, ..self.processed(tombstone.seqno) })
+    }
+
+    /// A collection or scope changed.
+    pub(super) fn system_event<S: ChangeSink>(
+        &mut self,
+        frame: &Frame<'_>,
+        sink: &mut S,
+    ) -> Result<Progress, Fault> {
+        let event = SystemEvent::decode(frame)?;
+        let repeated_seqno = self.check_item(event.seqno)?;
+        sink.system_event(&SystemEventRecord {
+            vbid: self.vbid,
+            seqno: event.seqno,
+            epoch: self.resume.position.epoch,
+            id: event.id,
+            version: event.version,
+            key: event.key,
+            value: event.value,
+        })?;
+        // Every payload before FlatBuffers begins with the manifest's uid.
+        if event.version <= 1
+            && let Some((uid, _)) = event.value.split_first_chunk::<8>()
+        {
+            self.resume.position.manifest_uid = ManifestUid(u64::from_be_bytes(*uid));
+        }
+        Ok(Progress { repeated_seqno, ..self.processed(event.seqno) })
+    }
+
+    /// Nothing up to a seqno is meant for the stream.
+    pub(super) fn seqno_advanced(&mut self, frame: &Frame<'_>) -> Result<Progress, Fault> {
+        let seqno = SeqnoAdvanced::decode(frame)?.seqno;
+        let last = self.resume.position.seqno;
+        if self.oso.is_none() {
+            if seqno < last {
+                return Err(Misbehaviour::SeqnoNotAscending { seqno, last }.into());
+            }
+            self.enter_snapshot(seqno)?;
+        }
+        let progress = self.processed(seqno);
+        self.advanced = true;
+        Ok(progress)
+    }
+
+    /// Checks an item's seqno and takes a pending marker into the position; `true` if the seqno
+    /// is that of the SEQNO_ADVANCED before it.
+    #[inline]
+    fn check_item(&mut self, seqno: Seqno) -> Result<bool, Misbehaviour> {
+        if self.oso.is_some() {
+            return Ok(false);
+        }
+        let last = self.resume.position.seqno;
+        let mut repeated = false;
+        if seqno <= last {
+            repeated = seqno == last && self.advanced;
+            if !repeated {
+                return Err(Misbehaviour::SeqnoNotAscending { seqno, last });
+            }
+        }
+        self.enter_snapshot(seqno)?;
+        Ok(repeated)
+    }
+
+    #[inline]
+    fn enter_snapshot(&mut self, seqno: Seqno) -> Result<(), Misbehaviour> {
+        let Some(marker) = &mut self.marker else {
+            return Err(Misbehaviour::NoSnapshot);
+        };
+        let Snapshot { start, end } = marker.snapshot;
+        if seqno < start || seqno > end {
+            return Err(Misbehaviour::OutsideSnapshot { seqno, start, end });
+        }
+        if marker.pending {
+            marker.pending = false;
+            self.resume.position.snapshot = marker.snapshot;
+            self.resume.position.failover_log.clone_from(&self.log);
+            if let Some(purge_seqno) = marker.purge_seqno {
+                self.resume.position.purge_seqno = purge_seqno;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the position over `seqno`.
+    #[inline]
+    fn processed(&mut self, seqno: Seqno) -> Progress {
+        if let Some(highest) = &mut self.oso {
+            *highest = seqno.max(*highest);
+            return Progress::default();
+        }
+        self.advanced = false;
+        self.resume.position.seqno = seqno;
+        if seqno == self.resume.position.snapshot.end {
+            self.completed()
+        } else {
+            Progress::default()
+        }
+    }
+
+    /// The snapshot is complete.
+    #[cold]
+    fn completed(&mut self) -> Progress {
+        self.resume.history.push(&self.resume.position);
+        let owed =
+            self.marker.as_mut().is_some_and(|marker| std::mem::take(&mut marker.acknowledge));
+        Progress {
+            acknowledge_marker: owed,
+            reached_end: self.resume.position.seqno >= self.end_seqno,
+            repeated_seqno: false,
+        }
+    }
+
+    /// The snapshot a row shows. The end of an out-of-sequence-order snapshot is not known before
+    /// it is over, so that a row in one shows its own seqno.
+    #[inline]
+    fn row_snapshot(&self, seqno: Seqno) -> Snapshot {
+        if self.oso.is_some() {
+            return Snapshot { start: self.resume.position.seqno, end: seqno };
+        }
+        self.resume.position.snapshot
+    }
+
+    /// The branch that holds `seqno`, looked up when the last one found does not.
+    #[inline]
+    fn branch_of(&mut self, seqno: Seqno) -> Vbuuid {
+        if (seqno <= self.branch.above || seqno > self.branch.up_to)
+            && let Some(log) = &self.log
+        {
+            self.branch = Branch::of(log, seqno);
+        }
+        self.branch.vbuuid
+    }
+}
+
+/// Collection and key of a document.
+#[inline]
+fn split_key(bytes: &[u8], collections: bool) -> Result<(CollectionId, &[u8]), DecodeError> {
+    if collections {
+        let DocKey { collection_id, key } = DocKey::decode(bytes)?;
+        return Ok((collection_id, key));
+    }
+    if bytes.is_empty() || bytes.len() > DocKey::MAX_DEFAULT_LEN {
+        return Err(DecodeError::InvalidField("key"));
+    }
+    Ok((CollectionId::DEFAULT, bytes))
+}

@@ -1,0 +1,151 @@
+//! The consumer's side of flow control (public DCP page "flow-control").
+
+use std::time::{Duration, Instant};
+
+/// How long returned bytes may wait before they are acknowledged, so that the last ones of a
+/// quiet stream do not shrink the producer's window for ever.
+const ACK_AFTER: Duration = Duration::from_secs(1);
+
+/// Part of the window that is acknowledged at once, as its divisor. The protocol's guide says a
+/// fifth, or 50 KB; half of an 8 MiB window keeps the producer sending at full speed with a
+/// hundredth of the acknowledgements.
+const ACK_SHARE: u64 = 2;
+
+/// Bytes received against bytes acknowledged on one connection.
+///
+/// `outstanding` is never more than what the producer believes, since it counts a packet when it
+/// sends it and an acknowledgement when it receives it. A producer stops once it believes the
+/// window to be full, so that one packet may exceed it and nothing more.
+#[derive(Debug)]
+pub(super) struct Window {
+    size: u64,
+    /// Received and not acknowledged.
+    outstanding: u64,
+    /// Part of `outstanding` the application has done with.
+    released: u64,
+    /// When the oldest byte of `released` was returned.
+    released_at: Option<Instant>,
+}
+
+impl Window {
+    /// A window of `size` bytes; 0 if flow control is off, when nothing is ever acknowledged.
+    pub(super) const fn new(size: u32) -> Self {
+        Self { size: size as u64, outstanding: 0, released: 0, released_at: None }
+    }
+
+    /// Counts bytes received; `false` if the producer sent more than the window allows.
+    #[inline]
+    pub(super) const fn receive(&mut self, bytes: u64) -> bool {
+        let allowed = self.size == 0 || self.outstanding < self.size;
+        self.outstanding += bytes;
+        allowed || bytes == 0
+    }
+
+    /// Returns bytes the application has done with.
+    pub(super) fn release(&mut self, now: Instant, bytes: u64) {
+        debug_assert!(self.released + bytes <= self.outstanding, "more released than received");
+        self.released = (self.released + bytes).min(self.outstanding);
+        if self.released > 0 && self.released_at.is_none() {
+            self.released_at = Some(now);
+        }
+    }
+
+    /// Bytes to acknowledge now: half the window, or what waited a second, or what there is while
+    /// the producer stands still.
+    pub(super) fn take_ack(&mut self, now: Instant) -> Option<u32> {
+        if self.size == 0 || self.released == 0 {
+            return None;
+        }
+        let due = self.released.saturating_mul(ACK_SHARE) >= self.size
+            || self.is_full()
+            || self.released_at.is_some_and(|at| now >= at + ACK_AFTER);
+        if !due {
+            return None;
+        }
+        let bytes = u32::try_from(self.released).unwrap_or(u32::MAX);
+        self.released -= u64::from(bytes);
+        self.outstanding -= u64::from(bytes);
+        self.released_at = (self.released > 0).then_some(now);
+        Some(bytes)
+    }
+
+    /// When [`take_ack`](Self::take_ack) will have something because time has passed.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        if self.size == 0 {
+            return None;
+        }
+        self.released_at.map(|at| at + ACK_AFTER)
+    }
+
+    /// Whether the producer stands still until bytes are acknowledged.
+    pub(super) const fn is_full(&self) -> bool {
+        self.size != 0 && self.outstanding >= self.size
+    }
+
+    /// Bytes received and not acknowledged.
+    pub(super) const fn outstanding(&self) -> u64 {
+        self.outstanding
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[expect(clippy::disallowed_methods, reason = "some moment to count from")]
+    fn start() -> Instant {
+        Instant::now()
+    }
+
+    #[test]
+    fn half_the_window_is_acknowledged_at_once() {
+        let now = start();
+        let mut window = Window::new(1000);
+        assert!(window.receive(600));
+        window.release(now, 499);
+        assert_eq!(window.take_ack(now), None);
+        window.release(now, 1);
+        assert_eq!(window.take_ack(now), Some(500));
+        assert_eq!((window.outstanding(), window.deadline()), (100, None));
+    }
+
+    #[test]
+    fn less_is_acknowledged_after_a_second() {
+        let now = start();
+        let mut window = Window::new(1000);
+        assert!(window.receive(100));
+        window.release(now, 1);
+        let deadline = window.deadline().unwrap();
+        assert_eq!(deadline, now + ACK_AFTER);
+        assert_eq!(window.take_ack(now + ACK_AFTER / 2), None);
+        assert_eq!(window.take_ack(deadline), Some(1));
+    }
+
+    #[test]
+    fn anything_is_acknowledged_while_the_producer_stands_still() {
+        let now = start();
+        let mut window = Window::new(1000);
+        assert!(window.receive(1000));
+        assert!(window.is_full());
+        window.release(now, 10);
+        assert_eq!(window.take_ack(now), Some(10));
+        assert!(!window.is_full());
+    }
+
+    #[test]
+    fn one_packet_may_exceed_the_window_and_the_next_may_not_come() {
+        let mut window = Window::new(1000);
+        assert!(window.receive(999));
+        assert!(window.receive(20_000_000));
+        assert!(!window.receive(1));
+    }
+
+    #[test]
+    fn nothing_is_acknowledged_without_flow_control() {
+        let now = start();
+        let mut window = Window::new(0);
+        assert!(window.receive(u64::from(u32::MAX)));
+        window.release(now, 5);
+        assert_eq!((window.take_ack(now + ACK_AFTER), window.deadline()), (None, None));
+    }
+}
