@@ -1,1 +1,30 @@
-//! Placeholder.
+//! Test support: recorded traffic, golden packets and a server that replays a recording.
+//!
+//! * [`traces`] reads the packets recorded from real servers.
+//! * [`vectors`] reads golden packets, written by hand from the protocol's documents.
+//! * [`scripted_server`] plays the server's side of a recording to a client over loopback.
+//!
+//! Both ends built in this workspace share one codec, so their agreement proves nothing about
+//! bytes: recordings and golden packets do.
+
+pub mod scripted_server;
+pub mod traces;
+pub mod vectors;
+
+use std::path::{Path, PathBuf};
+
+/// A path below the workspace's `tests` folder.
+fn tests_folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(name)
+}
+
+/// Bytes of hex digits; spaces are ignored.
+fn parse_hex(text: &str) -> Option<Vec<u8>> {
+    let digits: Vec<u8> = text
+        .chars()
+        .filter(|c| !c.is_ascii_whitespace())
+        .map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok()))
+        .collect::<Option<_>>()?;
+    let (pairs, rest) = digits.as_chunks::<2>();
+    rest.is_empty().then(|| pairs.iter().map(|[high, low]| (high << 4) | low).collect())
+}

@@ -121,6 +121,12 @@ impl<'a> Frame<'a> {
         Ok(None)
     }
 
+    /// The packet without its extras, key and value.
+    #[must_use]
+    pub const fn envelope(&self) -> Self {
+        Self { extras: &[], key: &[], value: &[], ..*self }
+    }
+
     /// A request with nothing but an opcode.
     #[must_use]
     pub const fn request(opcode: Opcode) -> Self {

@@ -111,12 +111,30 @@ wire_enum! {
         SUBDOC_PATH_MISMATCH = 0xc1, "SUBDOC_PATH_MISMATCH";
         /// The path is malformed.
         SUBDOC_PATH_EINVAL = 0xc2, "SUBDOC_PATH_EINVAL";
+        /// The path is too long.
+        SUBDOC_PATH_E2BIG = 0xc3, "SUBDOC_PATH_E2BIG";
+        /// The document is nested too deeply.
+        SUBDOC_DOC_E2DEEP = 0xc4, "SUBDOC_DOC_E2DEEP";
+        /// The value cannot be inserted there.
+        SUBDOC_VALUE_CANTINSERT = 0xc5, "SUBDOC_VALUE_CANTINSERT";
         /// The document is not JSON.
         SUBDOC_DOC_NOTJSON = 0xc6, "SUBDOC_DOC_NOTJSON";
+        /// The number at the path is out of range.
+        SUBDOC_NUM_ERANGE = 0xc7, "SUBDOC_NUM_ERANGE";
+        /// The number to add is not one.
+        SUBDOC_DELTA_EINVAL = 0xc8, "SUBDOC_DELTA_EINVAL";
         /// The path exists already.
         SUBDOC_PATH_EEXISTS = 0xc9, "SUBDOC_PATH_EEXISTS";
+        /// The value would nest too deeply.
+        SUBDOC_VALUE_ETOODEEP = 0xca, "SUBDOC_VALUE_ETOODEEP";
+        /// The operations cannot be combined.
+        SUBDOC_INVALID_COMBO = 0xcb, "SUBDOC_INVALID_COMBO";
         /// Some of several paths failed.
         SUBDOC_MULTI_PATH_FAILURE = 0xcc, "SUBDOC_MULTI_PATH_FAILURE";
+        /// Done, on a tombstone.
+        SUBDOC_SUCCESS_DELETED = 0xcd, "SUBDOC_SUCCESS_DELETED";
+        /// Some of several paths failed, on a tombstone.
+        SUBDOC_MULTI_PATH_FAILURE_DELETED = 0xd3, "SUBDOC_MULTI_PATH_FAILURE_DELETED";
     }
 }
 

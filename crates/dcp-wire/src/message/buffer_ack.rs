@@ -29,7 +29,11 @@ impl BufferAck {
     /// # Errors
     /// Never: every part has a fixed size.
     pub fn encode(&self, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        let extras = self.bytes.to_be_bytes();
-        Frame::request(Opcode::DCP_BUFFER_ACK).with_extras(&extras).encode(out)
+        self.write(Frame::request(Opcode::DCP_BUFFER_ACK), out)
+    }
+
+    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        frame.with_extras(&self.bytes.to_be_bytes()).encode(out)
     }
 }

@@ -27,6 +27,6 @@ impl CloseStream {
     /// # Errors
     /// Never: every part has a fixed size.
     pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        to.encode(Frame::request(Opcode::DCP_CLOSE_STREAM), out)
+        to.encode(Opcode::DCP_CLOSE_STREAM, |frame| frame.encode(out))
     }
 }

@@ -55,10 +55,11 @@ impl<'a> Control<'a> {
     /// # Errors
     /// [`EncodeError`] if key or value do not fit a packet.
     pub fn encode(&self, opaque: Opaque, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        Frame::request(Opcode::DCP_CONTROL)
-            .with_opaque(opaque)
-            .with_key(self.key)
-            .with_value(self.value)
-            .encode(out)
+        self.write(Frame::request(Opcode::DCP_CONTROL).with_opaque(opaque), out)
+    }
+
+    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        frame.with_key(self.key).with_value(self.value).encode(out)
     }
 }

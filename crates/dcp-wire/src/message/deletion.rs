@@ -81,6 +81,11 @@ impl<'a> Deletion<'a> {
     /// # Errors
     /// [`EncodeError`] if key or value do not fit a packet.
     pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        to.encode(Opcode::DCP_DELETION, |frame| self.write(frame, out))
+    }
+
+    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let mut buffer = [0; Self::EXTRAS_LEN_V2];
         let mut cursor = buffer.as_mut_slice();
         cursor.put_u64(self.seqno.0);
@@ -92,13 +97,13 @@ impl<'a> Deletion<'a> {
             }
             None => buffer.split_at(Self::EXTRAS_LEN_V1).0,
         };
-        let frame = Frame::request(Opcode::DCP_DELETION)
+        frame
             .with_datatype(self.datatype)
             .with_cas(self.cas)
             .with_extras(extras)
             .with_key(self.key)
-            .with_value(self.value);
-        to.encode(frame, out)
+            .with_value(self.value)
+            .encode(out)
     }
 }
 

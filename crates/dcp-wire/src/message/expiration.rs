@@ -59,17 +59,22 @@ impl<'a> Expiration<'a> {
     /// # Errors
     /// [`EncodeError`] if key or value do not fit a packet.
     pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        to.encode(Opcode::DCP_EXPIRATION, |frame| self.write(frame, out))
+    }
+
+    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let mut extras = [0; EXTRAS_LEN];
         let mut cursor = extras.as_mut_slice();
         cursor.put_u64(self.seqno.0);
         cursor.put_u64(self.rev_seqno.0);
         cursor.put_u32(self.delete_time);
-        let frame = Frame::request(Opcode::DCP_EXPIRATION)
+        frame
             .with_datatype(self.datatype)
             .with_cas(self.cas)
             .with_extras(&extras)
             .with_key(self.key)
-            .with_value(self.value);
-        to.encode(frame, out)
+            .with_value(self.value)
+            .encode(out)
     }
 }

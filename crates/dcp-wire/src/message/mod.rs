@@ -4,40 +4,106 @@
 //! checks the layout; borrowed parts keep pointing into the packet. `encode` appends the whole
 //! packet.
 
+mod add_stream;
+mod any;
+mod bootstrap;
 mod buffer_ack;
+mod cache_transfer;
 mod close_stream;
+mod cluster_config;
+mod collections;
+mod commit;
 mod control;
 mod deletion;
+mod document;
 mod expiration;
 mod failover_log;
+mod hello;
+mod metadata;
 mod mutation;
 mod open;
 mod oso_snapshot;
+mod prepare;
+mod request;
+mod response;
+mod sasl;
 mod seqno_advanced;
 mod snapshot_marker;
 mod stream_end;
 mod stream_request;
+mod subdocument;
 mod system_event;
+mod vbucket_seqnos;
+mod vbucket_state;
 
+pub use add_stream::AddStream;
+pub use any::{Message, RawMessage};
+pub use bootstrap::{GetErrorMap, SelectBucket};
 pub use buffer_ack::BufferAck;
+pub use cache_transfer::{CacheTransfer, CachedDocument};
 pub use close_stream::CloseStream;
+pub use cluster_config::{
+    ClusterMapChange, ConfigVersion, GetClusterConfig, PushedVersion, SetClusterConfig,
+};
+pub use collections::{ResolveName, ResolvedName};
+pub use commit::{Abort, Commit, SeqnoAck};
 pub use control::Control;
 pub use deletion::Deletion;
+pub use document::{Counter, KeyRequest, MutationToken, Store, Touch};
 pub use expiration::Expiration;
 pub use failover_log::{FailoverEntries, FailoverEntry, encode_failover_log};
+pub use hello::{Features, Hello, encode_features};
+pub use metadata::{GetMeta, Metadata, WithMeta, WithMetaOptions};
 pub use mutation::Mutation;
 pub use open::{Open, OpenFlags};
 pub use oso_snapshot::OsoSnapshot;
+pub use prepare::{DurabilityLevel, Prepare};
+pub use request::{Request, Reserved};
+pub use response::Response;
+pub use sasl::Sasl;
 pub use seqno_advanced::SeqnoAdvanced;
 pub use snapshot_marker::{SnapshotFlags, SnapshotMarker};
 pub use stream_end::{StreamEnd, StreamEndReason};
 pub use stream_request::{StreamRequest, StreamRequestFlags, rollback_seqno};
+pub use subdocument::{
+    LookupResults, MutationResults, PathResult, PathSpec, SubdocLookup, SubdocMutation,
+};
 pub use system_event::{SystemEvent, SystemEventId};
-
-use bytes::BufMut;
+pub use vbucket_seqnos::{
+    GetAllVbSeqnos, ObserveSeqno, ObservedSeqno, SeqnoPersistence, VbSeqnos, encode_vb_seqnos,
+};
+pub use vbucket_state::{SetVbucketState, VbucketState};
 
 use crate::framing_extras::stream_id_frame;
 use crate::{DecodeError, EncodeError, Frame, Opaque, Opcode, StreamId, Vbid};
+
+/// Defines `encode` of a message that belongs to a stream.
+macro_rules! encode_stream_message {
+    ($opcode:ident) => {
+        /// Appends the packet to `out`.
+        ///
+        /// # Errors
+        /// [`EncodeError`] if a part does not fit a packet.
+        pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
+            to.encode(Opcode::$opcode, |frame| self.write(frame, out))
+        }
+    };
+}
+use encode_stream_message;
+
+/// Defines `encode` of a request that concerns no vBucket.
+macro_rules! encode_request {
+    ($opcode:ident) => {
+        /// Appends the packet to `out`.
+        ///
+        /// # Errors
+        /// [`EncodeError`] if a part does not fit a packet.
+        pub fn encode(&self, opaque: Opaque, out: &mut impl BufMut) -> Result<(), EncodeError> {
+            self.write(Frame::request(Opcode::$opcode).with_opaque(opaque), out)
+        }
+    };
+}
+use encode_request;
 
 /// What the header of every stream message says about its stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,11 +129,17 @@ impl StreamAddress {
         })
     }
 
-    fn encode(self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        let frame = frame.with_vbid(self.vbid).with_opaque(self.opaque);
+    /// Hands a request of this stream to `write`, which fills in the rest of it.
+    #[inline]
+    fn encode(
+        self,
+        opcode: Opcode,
+        write: impl FnOnce(Frame<'_>) -> Result<(), EncodeError>,
+    ) -> Result<(), EncodeError> {
+        let frame = Frame::request(opcode).with_vbid(self.vbid).with_opaque(self.opaque);
         match self.stream_id {
-            None => frame.encode(out),
-            Some(id) => frame.with_framing_extras(&stream_id_frame(id)).encode(out),
+            None => write(frame),
+            Some(id) => write(frame.with_framing_extras(&stream_id_frame(id))),
         }
     }
 }

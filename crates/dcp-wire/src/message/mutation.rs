@@ -73,6 +73,12 @@ impl<'a> Mutation<'a> {
     /// [`EncodeError`] if key or value do not fit a packet.
     #[inline]
     pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        to.encode(Opcode::DCP_MUTATION, |frame| self.write(frame, out))
+    }
+
+    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    #[inline]
+    pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let mut extras = [0; EXTRAS_LEN];
         let mut cursor = extras.as_mut_slice();
         cursor.put_u64(self.seqno.0);
@@ -82,12 +88,12 @@ impl<'a> Mutation<'a> {
         cursor.put_u32(self.lock_time);
         cursor.put_u16(0);
         cursor.put_u8(self.nru);
-        let frame = Frame::request(Opcode::DCP_MUTATION)
+        frame
             .with_datatype(self.datatype)
             .with_cas(self.cas)
             .with_extras(&extras)
             .with_key(self.key)
-            .with_value(self.value);
-        to.encode(frame, out)
+            .with_value(self.value)
+            .encode(out)
     }
 }

@@ -63,11 +63,23 @@ impl<'a> Open<'a> {
     /// # Errors
     /// [`EncodeError`] if the name does not fit a packet.
     pub fn encode(&self, opaque: Opaque, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        let [a, b, c, d] = self.flags.bits().to_be_bytes();
-        Frame::request(Opcode::DCP_OPEN)
-            .with_opaque(opaque)
+        self.write(Frame::request(Opcode::DCP_OPEN).with_opaque(opaque), 0, out)
+    }
+
+    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    pub(super) fn write(
+        &self,
+        frame: Frame<'_>,
+        reserved: u32,
+        out: &mut impl BufMut,
+    ) -> Result<(), EncodeError> {
+        let mut extras = [0; 8];
+        let mut cursor = extras.as_mut_slice();
+        cursor.put_u32(reserved);
+        cursor.put_u32(self.flags.bits());
+        frame
             .with_datatype(self.datatype)
-            .with_extras(&[0, 0, 0, 0, a, b, c, d])
+            .with_extras(&extras)
             .with_key(self.name)
             .with_value(self.value)
             .encode(out)

@@ -35,11 +35,15 @@ impl OsoSnapshot {
     /// # Errors
     /// Never: every part has a fixed size.
     pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        to.encode(Opcode::DCP_OSO_SNAPSHOT, |frame| self.write(frame, out))
+    }
+
+    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let flags: u32 = match self {
             Self::Start => 1,
             Self::End => 2,
         };
-        let extras = flags.to_be_bytes();
-        to.encode(Frame::request(Opcode::DCP_OSO_SNAPSHOT).with_extras(&extras), out)
+        frame.with_extras(&flags.to_be_bytes()).encode(out)
     }
 }

@@ -162,6 +162,11 @@ impl SnapshotMarker {
     /// In debug builds, if a high-completed or high-prepared seqno is given for a snapshot that
     /// is not from disk.
     pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        to.encode(Opcode::DCP_SNAPSHOT_MARKER, |frame| self.write(frame, out))
+    }
+
+    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         debug_assert!(
             self.flags.contains(SnapshotFlags::DISK)
                 || (self.high_completed_seqno.is_none() && self.high_prepared_seqno.is_none()),
@@ -171,9 +176,8 @@ impl SnapshotMarker {
         fields.put_u64(self.start_seqno.0);
         fields.put_u64(self.end_seqno.0);
         fields.put_u32(self.flags.bits());
-        let frame = Frame::request(Opcode::DCP_SNAPSHOT_MARKER);
         let Some(version) = self.version() else {
-            return to.encode(frame.with_extras(&fields), out);
+            return frame.with_extras(&fields).encode(out);
         };
         fields.put_u64(self.max_visible_seqno.unwrap_or_default().0);
         fields.put_u64(self.high_completed_seqno.unwrap_or_default().0);
@@ -181,7 +185,7 @@ impl SnapshotMarker {
             fields.put_u64(self.purge_seqno.unwrap_or_default().0);
             fields.put_u64(self.high_prepared_seqno.unwrap_or_default().0);
         }
-        to.encode(frame.with_extras(&[version.0]).with_value(&fields), out)
+        frame.with_extras(&[version.0]).with_value(&fields).encode(out)
     }
 }
 

@@ -53,7 +53,11 @@ impl StreamEnd {
     /// # Errors
     /// Never: every part has a fixed size.
     pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        let extras = self.reason.0.to_be_bytes();
-        to.encode(Frame::request(Opcode::DCP_STREAM_END).with_extras(&extras), out)
+        to.encode(Opcode::DCP_STREAM_END, |frame| self.write(frame, out))
+    }
+
+    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        frame.with_extras(&self.reason.0.to_be_bytes()).encode(out)
     }
 }

@@ -89,21 +89,27 @@ impl<'a> StreamRequest<'a> {
     /// # Errors
     /// [`EncodeError`] if the value does not fit a packet.
     pub fn encode(&self, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        let frame = Frame::request(Opcode::DCP_STREAM_REQ);
+        self.write(frame.with_vbid(self.vbid).with_opaque(self.opaque), 0, out)
+    }
+
+    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    pub(super) fn write(
+        &self,
+        frame: Frame<'_>,
+        reserved: u32,
+        out: &mut impl BufMut,
+    ) -> Result<(), EncodeError> {
         let mut extras = [0; 48];
         let mut cursor = extras.as_mut_slice();
         cursor.put_u32(self.flags.bits());
-        cursor.put_u32(0);
+        cursor.put_u32(reserved);
         cursor.put_u64(self.start_seqno.0);
         cursor.put_u64(self.end_seqno.0);
         cursor.put_u64(self.vbuuid.0);
         cursor.put_u64(self.snapshot_start.0);
         cursor.put_u64(self.snapshot_end.0);
-        Frame::request(Opcode::DCP_STREAM_REQ)
-            .with_vbid(self.vbid)
-            .with_opaque(self.opaque)
-            .with_extras(&extras)
-            .with_value(self.value)
-            .encode(out)
+        frame.with_extras(&extras).with_value(self.value).encode(out)
     }
 }
 

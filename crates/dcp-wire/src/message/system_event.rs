@@ -63,15 +63,16 @@ impl<'a> SystemEvent<'a> {
     /// # Errors
     /// [`EncodeError`] if key or value do not fit a packet.
     pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        to.encode(Opcode::DCP_SYSTEM_EVENT, |frame| self.write(frame, out))
+    }
+
+    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let mut extras = [0; 13];
         let mut cursor = extras.as_mut_slice();
         cursor.put_u64(self.seqno.0);
         cursor.put_u32(self.id.0);
         cursor.put_u8(self.version);
-        let frame = Frame::request(Opcode::DCP_SYSTEM_EVENT)
-            .with_extras(&extras)
-            .with_key(self.key)
-            .with_value(self.value);
-        to.encode(frame, out)
+        frame.with_extras(&extras).with_key(self.key).with_value(self.value).encode(out)
     }
 }

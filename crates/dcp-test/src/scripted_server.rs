@@ -1,0 +1,1 @@
+//! A server that plays the server's side of a recording.

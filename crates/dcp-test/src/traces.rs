@@ -1,0 +1,204 @@
+//! Packets recorded from real servers: `tests/traces`, described in its README.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::{parse_hex, tests_folder};
+
+/// Environment variable that names another folder of recordings.
+pub const FOLDER_VARIABLE: &str = "DCP_TRACES";
+
+/// A recording that could not be read.
+#[derive(Debug, Error)]
+pub enum TraceError {
+    /// The file or folder could not be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A line is not what the format says.
+    #[error("{path}, line {line}: {reason}")]
+    Format {
+        /// Which file.
+        path: PathBuf,
+        /// Line, counted from 1.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// One recorded scenario.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Name of the file without its ending: version and scenario.
+    pub name: String,
+    /// Which server.
+    pub server: String,
+    /// What was done, in words.
+    pub what: String,
+    /// vBuckets in play.
+    pub vbuckets: Vec<u16>,
+    /// Facts known from outside the DCP stream.
+    pub expected: serde_json::Value,
+    /// What happened, in order.
+    pub events: Vec<Event>,
+}
+
+/// Something that happened on a connection.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// Which connection of the scenario.
+    pub conn: u32,
+    /// What happened.
+    pub kind: EventKind,
+}
+
+/// What happened on a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// The client sent a packet.
+    ClientPacket(Vec<u8>),
+    /// The server sent a packet.
+    ServerPacket(Vec<u8>),
+    /// The server closed the connection.
+    ServerClosed,
+}
+
+impl Event {
+    /// The packet, whoever sent it.
+    #[must_use]
+    pub fn packet(&self) -> Option<&[u8]> {
+        match &self.kind {
+            EventKind::ClientPacket(bytes) | EventKind::ServerPacket(bytes) => Some(bytes),
+            EventKind::ServerClosed => None,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct MetaLine {
+    meta: Meta,
+}
+
+#[derive(Deserialize)]
+struct Meta {
+    server: String,
+    what: String,
+    #[serde(default)]
+    vbuckets: Vec<u16>,
+    #[serde(default)]
+    expected: serde_json::Value,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EventLine {
+    dir: String,
+    #[serde(default)]
+    conn: u32,
+    hex: Option<String>,
+    #[serde(default)]
+    eof: bool,
+}
+
+/// The folder of recordings: the one [`FOLDER_VARIABLE`] names, or the repository's.
+#[must_use]
+pub fn folder() -> PathBuf {
+    std::env::var_os(FOLDER_VARIABLE).map_or_else(|| tests_folder("traces"), PathBuf::from)
+}
+
+/// Paths of all recordings, in order.
+///
+/// # Errors
+/// [`TraceError::Read`] if the folder cannot be read.
+pub fn paths() -> Result<Vec<PathBuf>, TraceError> {
+    let folder = folder();
+    let read = |source| TraceError::Read { path: folder.clone(), source };
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(&folder).map_err(read)? {
+        let path = entry.map_err(read)?.path();
+        if path.extension().is_some_and(|extension| extension == "jsonl") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+impl Scenario {
+    /// The recording named `name`, for example `8.0.2-noop`.
+    ///
+    /// # Errors
+    /// [`TraceError`] if there is none or it is malformed.
+    pub fn load(name: &str) -> Result<Self, TraceError> {
+        Self::read(&folder().join(format!("{name}.jsonl")))
+    }
+
+    /// All recordings.
+    ///
+    /// # Errors
+    /// [`TraceError`] if one is malformed.
+    pub fn load_all() -> Result<Vec<Self>, TraceError> {
+        paths()?.iter().map(|path| Self::read(path)).collect()
+    }
+
+    /// Reads a recording.
+    ///
+    /// # Errors
+    /// [`TraceError`] if it cannot be read or is malformed.
+    pub fn read(path: &Path) -> Result<Self, TraceError> {
+        let text = fs::read_to_string(path)
+            .map_err(|source| TraceError::Read { path: path.to_owned(), source })?;
+        let format = |line: usize, reason: String| TraceError::Format {
+            path: path.to_owned(),
+            line,
+            reason,
+        };
+        let mut lines = text.lines().enumerate();
+        let (_, first) = lines.next().ok_or_else(|| format(1, "the file is empty".to_owned()))?;
+        let MetaLine { meta } =
+            serde_json::from_str(first).map_err(|error| format(1, error.to_string()))?;
+        let mut events = Vec::new();
+        for (index, line) in lines {
+            let event = parse_event(line).map_err(|reason| format(index + 1, reason))?;
+            events.push(event);
+        }
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let Meta { server, what, vbuckets, expected } = meta;
+        Ok(Self { name, server, what, vbuckets, expected, events })
+    }
+
+    /// Numbers of the connections, in order of first use.
+    #[must_use]
+    pub fn connections(&self) -> Vec<u32> {
+        let mut connections = Vec::new();
+        for event in &self.events {
+            if !connections.contains(&event.conn) {
+                connections.push(event.conn);
+            }
+        }
+        connections
+    }
+}
+
+fn parse_event(line: &str) -> Result<Event, String> {
+    let line: EventLine = serde_json::from_str(line).map_err(|error| error.to_string())?;
+    let packet = match &line.hex {
+        None => None,
+        Some(hex) => Some(parse_hex(hex).ok_or("the packet is not hex")?),
+    };
+    let kind = match (line.dir.as_str(), packet, line.eof) {
+        ("c2s", Some(bytes), false) => EventKind::ClientPacket(bytes),
+        ("s2c", Some(bytes), false) => EventKind::ServerPacket(bytes),
+        ("s2c", None, true) => EventKind::ServerClosed,
+        _ => return Err("neither a packet nor the end of a connection".to_owned()),
+    };
+    Ok(Event { conn: line.conn, kind })
+}

@@ -1,0 +1,3 @@
+//! The wire crate against recorded traffic, golden packets and arbitrary bytes.
+
+mod traces;
