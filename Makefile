@@ -44,7 +44,7 @@ test-rust: .rust ## Run the Rust tests and doctests (debug build)
 
 test-python: .installed-test ## Run the Python tests against the installed wheel
 	@mkdir -p $(LOG)
-	@$(PY) -m pytest tests/python $(ARGS) 2>&1 | tee $(LOG)/python.log
+	@$(PY) -m pytest tests/python tests/scripts $(ARGS) 2>&1 | tee $(LOG)/python.log
 
 test-spark: .java .installed-test ## Run the Spark tests against the installed wheel
 	@mkdir -p $(LOG)

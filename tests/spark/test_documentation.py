@@ -1,0 +1,26 @@
+"""What the guides list is what there is."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from dcp_rs.spark import ReadOptions
+from dcp_rs.spark.options import _camel
+from dcp_rs.spark.schema import _ALL
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def first_column(path):
+    """The names in the first column of a guide's table."""
+    return re.findall(r"^\| `(\w+)`", path.read_text(), flags=re.MULTILINE)
+
+
+def test_the_spark_guide_lists_every_option():
+    listed = first_column(DOCS / "guides" / "spark.md")
+    assert len(listed) > 15
+    assert sorted(listed) == sorted(_camel(each.name) for each in fields(ReadOptions))
+
+
+def test_the_change_table_lists_every_column():
+    assert first_column(DOCS / "change-table.md") == list(_ALL)

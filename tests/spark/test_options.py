@@ -1,0 +1,110 @@
+"""Options, as text from Spark or as Python values."""
+
+import pickle
+
+import pytest
+
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.spark import ReadOptions
+
+MINIMAL = {"connectionString": "couchbase://localhost/travel"}
+
+
+def parse(**options):
+    return ReadOptions.parse(MINIMAL | options)
+
+
+def test_the_bucket_may_be_in_the_connection_string():
+    assert parse().bucket == "travel"
+    assert parse(bucket="other").bucket == "other"
+    with pytest.raises(ConfigError, match="option bucket is missing"):
+        ReadOptions.parse({"connectionString": "couchbase://localhost?x=/y"})
+
+
+def test_the_connection_string_is_needed():
+    with pytest.raises(ConfigError, match="option connectionString is missing"):
+        ReadOptions.parse({"bucket": "travel"})
+
+
+def test_names_are_taken_in_any_case():
+    assert parse(NUMPARTITIONS="7", includevalue="FALSE").num_partitions == 7
+    with pytest.raises(ConfigError, match="option numPartitions is given twice"):
+        parse(numPartitions="7", numpartitions="8")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "nearest"),
+    [("vbucket", "vbuckets"), ("startOffsets", "startingOffsets"), ("passwort", "password")],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_name(wrong, nearest):
+    with pytest.raises(ConfigError, match=f"no option {wrong}; did you mean {nearest}?"):
+        parse(**{wrong: "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "field", "parsed"),
+    [
+        ("vbuckets", "0-3, 64", "vbuckets", (0, 1, 2, 3, 64)),
+        ("vbuckets", [5, 3], "vbuckets", (3, 5)),
+        ("vbuckets", range(2), "vbuckets", (0, 1)),
+        ("batchBytes", "4m", "batch_bytes", 4 << 20),
+        ("batchBytes", "64kb", "batch_bytes", 64 << 10),
+        ("batchBytes", 1024, "batch_bytes", 1024),
+        ("connectTimeout", "2.5s", "connect_timeout", 2.5),
+        ("collections", "a.b, c.d", "collections", ("a.b", "c.d")),
+        ("columns", ["op", "key"], "columns", ("op", "key")),
+        ("includeXattrs", True, "include_xattrs", True),
+        ("startingOffsets", "EARLIEST", "starting_offsets", "earliest"),
+        ("metadata", "Full", "metadata", "full"),
+        ("scope", None, "scope", None),
+    ],
+)
+def test_values_are_text_or_of_their_type(name, given, field, parsed):
+    assert getattr(parse(**{name: given}), field) == parsed
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("vbuckets", "3-1"),
+        ("vbuckets", "x"),
+        ("vbuckets", "70000"),
+        ("vbuckets", -1),
+        ("vbuckets", 5.5),
+        ("numPartitions", "0"),
+        ("numPartitions", "many"),
+        ("batchBytes", "4 megabytes"),
+        ("connectTimeout", "nan"),
+        ("connectTimeout", "-1"),
+        ("includeValue", "perhaps"),
+        ("metadata", "most"),
+        ("collections", "a,,b"),
+        ("collections", 5),
+        ("startingOffsets", "yesterday"),
+        ("username", 5),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_options_name(name, wrong):
+    with pytest.raises(ConfigError, match=f"option {name}: "):
+        parse(**{name: wrong})
+
+
+def test_the_password_is_given_in_one_way(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="one of the options password"):
+        parse(password="a", passwordEnv="B")
+    secret = tmp_path / "password"
+    secret.write_text("from a file\n")
+    monkeypatch.setenv("CB_PASSWORD", "from the environment")
+    assert parse(password="as it is").resolve_password() == "as it is"
+    assert parse(passwordFile=str(secret)).resolve_password() == "from a file"
+    assert parse(passwordEnv="CB_PASSWORD").resolve_password() == "from the environment"
+    with pytest.raises(ConfigError, match="NOT_THERE is not set"):
+        parse(passwordEnv="NOT_THERE").resolve_password()
+    with pytest.raises(ConfigError, match="option passwordFile"):
+        parse(passwordFile=str(tmp_path / "none")).resolve_password()
+
+
+def test_the_repr_shows_no_password():
+    options = parse(password="hunter2")
+    assert "hunter2" not in repr(options)
+    assert pickle.loads(pickle.dumps(options)) == options

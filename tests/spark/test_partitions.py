@@ -1,0 +1,103 @@
+"""Planning: who reads what."""
+
+import pickle
+
+import pytest
+
+import dcp_rs
+import dcp_rs.spark
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.spark import SparkReadError
+from dcp_rs.spark.partitions import VBucketRange, _shares, deal
+
+
+def ranges(*sizes):
+    return [VBucketRange(vbucket, 100, 100 + size) for vbucket, size in enumerate(sizes)]
+
+
+def test_hands_are_of_about_the_same_size():
+    hands = deal(ranges(9, 1, 1, 1, 5, 3), 2)
+    assert [sum(each.size for each in hand) for hand in hands] == [10, 10]
+    assert [[each.vbucket for each in hand] for hand in hands] == [[0, 2], [1, 3, 4, 5]]
+
+
+def test_a_hand_is_never_empty():
+    assert [len(hand) for hand in deal(ranges(1000, 1, 1), 3)] == [1, 1, 1]
+
+
+def test_partitions_go_to_the_nodes_with_most_changes():
+    by_node = {"a": ranges(*[10] * 8), "b": ranges(*[10] * 2)}
+    assert _shares(by_node, 5) == {"a": 4, "b": 1}
+    assert _shares(by_node, None) == {"a": 4, "b": 2}
+
+
+def test_no_more_partitions_than_vbuckets_and_no_fewer_than_nodes():
+    by_node = {"a": ranges(1, 1), "b": ranges(1)}
+    assert _shares(by_node, 100) == {"a": 2, "b": 1}
+    assert _shares(by_node, 1) == {"a": 1, "b": 1}
+
+
+def test_splits_cover_each_changed_vbucket_once_by_node(producer, options, load):
+    load(500)
+    splits = dcp_rs.spark.splits(options)
+    high = {vbucket: seqno for vbucket, seqno in producer.high_seqnos().items() if seqno}
+    planned = {
+        each.vbucket: (each.from_seqno, each.to_seqno) for split in splits for each in split.ranges
+    }
+    assert sum(len(split.ranges) for split in splits) == len(planned) > 50
+    assert planned == {vbucket: (0, seqno) for vbucket, seqno in high.items()}
+    assert len({split.node for split in splits}) == 2
+    assert len(splits) == 8
+    assert {split.bucket_uuid for split in splits} == {producer.bucket_uuid}
+
+
+def test_splits_of_an_empty_bucket_are_none(options):
+    assert dcp_rs.spark.splits(options) == []
+
+
+def test_a_split_is_plain_data_without_a_password_in_its_repr(options, load):
+    load(50)
+    for split in dcp_rs.spark.splits(options):
+        assert pickle.loads(pickle.dumps(split)) == split
+        assert options["password"] not in repr(split)
+
+
+def test_vbuckets_choose_and_are_checked(options, load):
+    load(500)
+    splits = dcp_rs.spark.splits(options | {"vbuckets": "3,7-9"})
+    assert sorted(vbucket for split in splits for vbucket in split.vbuckets) == [3, 7, 8, 9]
+    with pytest.raises(ConfigError, match="there is no vBucket 64, the bucket has 64"):
+        dcp_rs.spark.splits(options | {"vbuckets": "64"})
+
+
+def test_latest_leaves_nothing_to_read(options):
+    with pytest.raises(ConfigError, match="cannot start at latest"):
+        dcp_rs.spark.splits(options | {"startingOffsets": "latest"})
+
+
+def test_unknown_columns_are_refused_before_connecting(options):
+    with pytest.raises(ConfigError, match="there is no column sequence"):
+        dcp_rs.spark.splits(options | {"columns": "sequence", "connectionString": "couchbase://x"})
+
+
+def test_a_wrong_password_has_its_code_in_the_text(options):
+    wrong = options | {"password": "not this one"}
+    with pytest.raises(SparkReadError, match=r"^\[COUCHBASE_DCP_AUTHENTICATION\]") as caught:
+        dcp_rs.spark.splits(wrong)
+    assert "not this one" not in str(caught.value)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.code, str(again)) == (caught.value.code, str(caught.value))
+
+
+def test_a_checkpoint_of_another_bucket_is_refused(options, load):
+    load(10)
+    with dcp_rs.Producer(username="u", password="p") as other:  # noqa: SIM117
+        with dcp_rs.connect(
+            other.connection_string, username="u", password="p", bucket="default"
+        ) as client:
+            other.upsert(b"key", b"{}")
+            with client.stream(until="now") as stream:
+                list(stream)
+                elsewhere = stream.checkpoint.to_json()
+    with pytest.raises(SparkReadError, match="COUCHBASE_DCP_BUCKET_CHANGED"):
+        dcp_rs.spark.splits(options | {"startingOffsets": elsewhere})

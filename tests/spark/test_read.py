@@ -1,0 +1,194 @@
+"""Reading through Spark's Python workers."""
+
+import os
+import pickle
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+import dcp_rs
+import dcp_rs.spark
+from dcp_rs.spark import SparkReadError
+
+pytestmark = pytest.mark.spark
+
+
+def changes(spark, options, task=None):
+    task = task or dcp_rs.spark.map_in_arrow(options)
+    n = len(task)
+    return spark.range(0, n, 1, n).mapInArrow(task, dcp_rs.spark.schema(options))
+
+
+def as_documents(rows):
+    """Latest document per key; None for a removed one."""
+    latest = {}
+    for row in sorted(rows, key=lambda row: (row.vbucket, row.epoch, row.seqno)):
+        latest[row.key] = bytes(row.value) if row.op == "mutation" else None
+    return latest
+
+
+def test_every_document_arrives(spark, options, load):
+    expected = load(3000)
+    rows = changes(spark, options).collect()
+    assert as_documents(rows) == expected
+    assert Counter(row.op for row in rows)["deletion"] == 300
+
+
+def test_order_holds_within_a_vbucket(options, load):
+    load(2000)
+    checked = 0
+    for split in dcp_rs.spark.splits(options):
+        last = {}
+        for batch in dcp_rs.spark.read_split(split):
+            columns = batch.select(["vbucket", "seqno"]).to_pydict()
+            for vbucket, seqno in zip(columns["vbucket"], columns["seqno"], strict=True):
+                assert last.get(vbucket, 0) < seqno
+                last[vbucket] = seqno
+                checked += 1
+    assert checked >= 2000
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"metadata": "full"},
+        {"metadata": "full", "includeXattrs": "true"},
+        {"includeValue": "false"},
+        {"keyType": "binary"},
+        {"columns": "seqno,key,vbucket,collection_id,op"},
+    ],
+    ids=lambda more: ",".join(more) or "default",
+)
+def test_the_schema_is_exactly_that_of_the_batches(spark, options, load, more):
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    load(20)
+    chosen = options | more
+    declared = to_arrow_schema(dcp_rs.spark.schema(chosen), timezone="UTC")
+    seen = 0
+    for split in dcp_rs.spark.splits(chosen):
+        for batch in dcp_rs.spark.read_split(split):
+            assert isinstance(batch, pa.RecordBatch)
+            assert batch.schema.equals(declared), (batch.schema, declared)
+            seen += 1
+    assert seen > 0
+    assert changes(spark, chosen).count() == 20
+
+
+def test_all_tasks_share_the_bound_of_the_plan(spark, options, producer, load):
+    load(200)
+    task = dcp_rs.spark.map_in_arrow(options)
+    bound = {each.vbucket: each.to_seqno for split in task.splits for each in split.ranges}
+    # Other keys: nothing that was there is rewritten, so nothing may be missing either.
+    for n in range(200):
+        producer.upsert(b"later_%d" % n, b"{}")
+    rows = changes(spark, options, task).collect()
+    original = [row for row in rows if row.key.startswith("doc_")]
+    assert len(original) == 200
+    assert {row.vbucket for row in rows} <= set(bound)
+
+
+def test_a_second_action_reads_again(spark, options, load):
+    load(300)
+    frame = changes(spark, options)
+    assert frame.count() == frame.count() == 300
+
+
+def test_an_empty_bucket_is_an_empty_table(spark, options):
+    task = dcp_rs.spark.map_in_arrow(options)
+    assert len(task) == 0
+    assert changes(spark, options, task).collect() == []
+
+
+def test_a_read_resumes_from_a_checkpoint(spark, options, producer, load):
+    load(400)
+    with (
+        dcp_rs.connect(
+            options["connectionString"],
+            username=options["username"],
+            password=options["password"],
+            bucket=options["bucket"],
+        ) as client,
+        client.stream(until="now") as stream,
+    ):
+        assert stream.read_all().num_rows == 400
+        checkpoint = stream.checkpoint.to_json()
+    for n in range(100):
+        producer.upsert(b"new_%d" % n, b"{}")
+    rows = changes(spark, options | {"startingOffsets": checkpoint}).collect()
+    assert sorted(row.key for row in rows) == sorted(f"new_{n}" for n in range(100))
+
+
+def test_the_task_pickles_and_holds_no_connection(options, load):
+    load(30)
+    task = dcp_rs.spark.map_in_arrow(options)
+    again = pickle.loads(pickle.dumps(task))
+    assert again == task
+    numbers = pa.record_batch({"id": list(range(len(again)))})
+    assert sum(batch.num_rows for batch in again([numbers])) == 30
+
+
+def test_a_worker_keeps_its_connection(spark, options, load):
+    """Counts the connections the workers make: one for each process, not for each task."""
+    load(500)
+    splits = dcp_rs.spark.splits(options | {"numPartitions": 16})
+
+    def task(batches):
+        from dcp_rs.spark import worker
+
+        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        for number in numbers:
+            rows = sum(batch.num_rows for batch in dcp_rs.spark.read_split(splits[number]))
+            clients = len(worker._CLIENTS._clients)
+            yield pa.record_batch({"pid": [os.getpid()], "clients": [clients], "rows": [rows]})
+
+    n = len(splits)
+    rows = spark.range(0, n, 1, n).mapInArrow(task, "pid long, clients long, rows long").collect()
+    assert sum(row.rows for row in rows) == 500
+    assert len(rows) == 16 > len({row.pid for row in rows})
+    # Every task of a worker found the one client there is for these options. Earlier tests left
+    # theirs, of other clusters, in the same workers.
+    by_worker = {}
+    for row in rows:
+        by_worker.setdefault(row.pid, set()).add(row.clients)
+    assert all(len(counts) == 1 for counts in by_worker.values()), by_worker
+
+
+def test_a_dead_connection_is_replaced(options, load):
+    load(40)
+    split = dcp_rs.spark.splits(options | {"numPartitions": 2})[0]
+    from dcp_rs.spark import worker
+
+    before = sum(batch.num_rows for batch in dcp_rs.spark.read_split(split))
+    client, reused = worker._CLIENTS.get(split.options)
+    assert reused
+    client.close()
+    assert sum(batch.num_rows for batch in dcp_rs.spark.read_split(split)) == before > 0
+    assert worker._CLIENTS.get(split.options)[0] is not client
+
+
+def test_limit_ends_the_tasks_early(spark, options, load):
+    load(2000)
+    assert len(changes(spark, options).limit(5).collect()) == 5
+    assert changes(spark, options).count() == 2000
+
+
+def test_a_failing_task_hands_on_its_code(spark, options, load):
+    load(10)
+    task = dcp_rs.spark.map_in_arrow(options)
+    forged = pickle.loads(
+        pickle.dumps(task).replace(
+            task.splits[0].bucket_uuid.encode(), b"0" * len(task.splits[0].bucket_uuid)
+        )
+    )
+    with pytest.raises(Exception, match="COUCHBASE_DCP_BUCKET_CHANGED"):
+        changes(spark, options, forged).collect()
+
+
+def test_a_split_number_that_does_not_exist_is_an_error(options, load):
+    load(10)
+    task = dcp_rs.spark.map_in_arrow(options)
+    with pytest.raises(SparkReadError, match=r"use spark.range\(0, "):
+        list(task([pa.record_batch({"id": [len(task)]})]))
