@@ -88,10 +88,10 @@ lock: $(STATE)/build-venv.stamp ## Resolve the Python packages again into requir
 ##@ Measuring and endurance
 
 bench: .rust ## Run the benchmarks
-	@$(CARGO) bench -p dcp-benches --locked
+	@$(CARGO) bench -p dcp-benches --locked --quiet
 
 bench-short: .rust ## Run the benchmarks in short mode
-	@DCP_BENCH_SHORT=1 $(CARGO) bench -p dcp-benches --locked
+	@$(CARGO) bench -p dcp-benches --locked --quiet -- --short
 
 long: .installed-test .rust ## Run the properties with many more cases (half an hour and more)
 	@PROPTEST_CASES=20000 $(CARGO) test --workspace --release --locked

@@ -1,0 +1,2 @@
+//! Over loopback.
+fn main() {}

@@ -1,0 +1,103 @@
+//! Bytes in memory to columns, one thread: how far the decoder is from what the memory allows.
+//!
+//! The source is one pass of 1 MiB, which lies in the caches as bytes just copied by the kernel
+//! do. Times are processor times of the thread.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use dcp_benches::Error;
+use dcp_benches::columns::Columns;
+use dcp_benches::frames::{Frames, KEY_LEN, Shape};
+use dcp_benches::measure::{Case, Options, ThreadClock, compare};
+use dcp_benches::report::{Group, run};
+
+const VBUCKETS: u16 = 16;
+const PASS_BYTES: usize = 1024 * 1024;
+const BATCH_ROWS: usize = 8192;
+const BATCH_BYTES: usize = 4 * 1024 * 1024;
+
+fn main() -> ExitCode {
+    run("memory", |options, report| {
+        for value_len in [64, 256, 1024, 4096] {
+            report.add(measure(options, value_len)?);
+        }
+        Ok(())
+    })
+}
+
+fn measure(options: &Options, value_len: usize) -> Result<Group, Error> {
+    let shape = Shape { value_len, vbuckets: VBUCKETS, pass_bytes: PASS_BYTES };
+    let frames = Frames::new(shape)?;
+    let passes = options.pick(200, 1000);
+    let (rows, bytes) = (frames.rows() * passes, frames.bytes().len() as u64 * passes);
+    drop(frames);
+    let cases = vec![
+        Case::reference("memcpy", || copy(shape, passes)),
+        Case::reference("hand-written loop, 13 buffers", || columns(shape, passes)),
+    ];
+    Ok(Group {
+        name: format!("memory to columns, {value_len} B values"),
+        shape: format!(
+            "{VBUCKETS} vBuckets, {KEY_LEN} B keys, 1 MiB source in cache, \
+             batches of {BATCH_ROWS} rows or 4 MiB"
+        ),
+        rows,
+        bytes,
+        series: compare(options.rounds, cases)?,
+    })
+}
+
+/// Feeds `passes` passes to `take` and returns the time it took, without the time it takes to
+/// make each pass out of the one before it.
+fn feed(
+    shape: Shape,
+    passes: u64,
+    mut take: impl FnMut(&[u8]) -> Result<(), Error>,
+) -> Result<Duration, Error> {
+    let mut frames = Frames::new(shape)?;
+    let mut elapsed = Duration::ZERO;
+    for _ in 0..passes {
+        let clock = ThreadClock::start();
+        take(frames.bytes())?;
+        elapsed += clock.elapsed();
+        frames.advance();
+    }
+    Ok(elapsed)
+}
+
+fn copy(shape: Shape, passes: u64) -> Result<Duration, Error> {
+    let mut target = vec![0; Frames::new(shape)?.bytes().len()];
+    feed(shape, passes, |bytes| {
+        target.copy_from_slice(bytes);
+        std::hint::black_box(&target);
+        Ok(())
+    })
+}
+
+fn columns(shape: Shape, passes: u64) -> Result<Duration, Error> {
+    let mut columns = Columns::default();
+    let mut rows = 0;
+    let elapsed = feed(shape, passes, |bytes| {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            rest = &rest[columns.append(rest, BATCH_ROWS, BATCH_BYTES)?..];
+            if columns.rows() >= BATCH_ROWS || columns.bytes() >= BATCH_BYTES {
+                rows += columns.rows() as u64;
+                std::hint::black_box(&columns);
+                columns.clear();
+            }
+        }
+        Ok(())
+    })?;
+    expect_rows(shape, passes, rows + columns.rows() as u64)?;
+    Ok(elapsed)
+}
+
+fn expect_rows(shape: Shape, passes: u64, rows: u64) -> Result<(), Error> {
+    let expected = Frames::new(shape)?.rows() * passes;
+    if rows != expected {
+        return Err(format!("{rows} rows came out instead of {expected}").into());
+    }
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! Measuring: rounds in turn, medians, ratios.
+
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::Error;
+
+/// How a benchmark was called.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Short runs, for continuous integration.
+    pub short: bool,
+    /// JSON lines instead of tables.
+    pub json: bool,
+    /// Rounds that count; each runs every case once.
+    pub rounds: usize,
+}
+
+impl Options {
+    /// Reads the command line: `--short`, `--json`, `--rounds N`.
+    ///
+    /// # Errors
+    /// For anything else on the command line, and for fewer than five rounds.
+    pub fn from_command_line() -> Result<Self, Error> {
+        let mut options = Self { short: false, json: false, rounds: 0 };
+        let mut arguments = std::env::args().skip(1);
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--short" => options.short = true,
+                "--json" => options.json = true,
+                // Cargo's own way of saying that this is a bench run.
+                "--bench" => {}
+                "--rounds" => {
+                    options.rounds = arguments.next().ok_or("--rounds needs a number")?.parse()?;
+                    if options.rounds < 5 {
+                        return Err("a median needs at least five rounds".into());
+                    }
+                }
+                other => {
+                    return Err(format!(
+                        "unknown argument {other:?}: use --short, --json or --rounds N"
+                    )
+                    .into());
+                }
+            }
+        }
+        if options.rounds == 0 {
+            options.rounds = if options.short { 5 } else { 11 };
+        }
+        Ok(options)
+    }
+
+    /// `short` in a short run, otherwise `full`.
+    #[must_use]
+    pub fn pick<T>(&self, short: T, full: T) -> T {
+        if self.short { short } else { full }
+    }
+}
+
+/// Measures elapsed time.
+#[derive(Clone, Copy, Debug)]
+pub struct WallClock(Instant);
+
+impl WallClock {
+    /// Starts now.
+    #[must_use]
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Time since the start.
+    #[must_use]
+    pub fn elapsed(self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+/// Measures the processor time of the calling thread: what work of one thread takes, whatever
+/// else the machine runs meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct ThreadClock(Duration);
+
+impl ThreadClock {
+    /// Starts now.
+    #[must_use]
+    pub fn start() -> Self {
+        Self(Self::now())
+    }
+
+    /// Time since the start.
+    #[must_use]
+    pub fn elapsed(self) -> Duration {
+        Self::now().saturating_sub(self.0)
+    }
+
+    fn now() -> Duration {
+        let now = clock_gettime(ClockId::ThreadCPUTime);
+        Duration::try_from(now).unwrap_or_default()
+    }
+}
+
+/// One way of doing the work.
+pub struct Case<'a> {
+    name: String,
+    reference: bool,
+    run: Box<dyn FnMut() -> Result<Duration, Error> + 'a>,
+}
+
+impl std::fmt::Debug for Case<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Case").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Case<'a> {
+    /// What is to be compared; `run` does the work once and says how long it took.
+    pub fn new(name: impl Into<String>, run: impl FnMut() -> Result<Duration, Error> + 'a) -> Self {
+        Self { name: name.into(), reference: false, run: Box::new(run) }
+    }
+
+    /// What the others are compared with.
+    pub fn reference(
+        name: impl Into<String>,
+        run: impl FnMut() -> Result<Duration, Error> + 'a,
+    ) -> Self {
+        Self { reference: true, ..Self::new(name, run) }
+    }
+}
+
+/// How long one case took, with one sample per round.
+#[derive(Clone, Debug)]
+pub struct Series {
+    /// Name of the case.
+    pub name: String,
+    /// Whether the others are compared with it.
+    pub reference: bool,
+    samples: Vec<Duration>,
+}
+
+impl Series {
+    /// Middle sample.
+    #[must_use]
+    pub fn median(&self) -> Duration {
+        let mut samples = self.samples.clone();
+        samples.sort_unstable();
+        samples[samples.len() / 2]
+    }
+
+    /// Shortest sample.
+    #[must_use]
+    pub fn min(&self) -> Duration {
+        self.samples.iter().min().copied().unwrap_or_default()
+    }
+
+    /// Longest sample.
+    #[must_use]
+    pub fn max(&self) -> Duration {
+        self.samples.iter().max().copied().unwrap_or_default()
+    }
+
+    /// Number of samples.
+    #[must_use]
+    pub const fn rounds(&self) -> usize {
+        self.samples.len()
+    }
+
+    /// Speed of this case as a fraction of the speed of `reference`: the median of the rounds'
+    /// own ratios, since the two samples of a round shared the machine's mood.
+    #[must_use]
+    pub fn speed_ratio(&self, reference: &Self) -> f64 {
+        let mut ratios: Vec<f64> = self
+            .samples
+            .iter()
+            .zip(&reference.samples)
+            .map(|(own, other)| other.as_secs_f64() / own.as_secs_f64())
+            .collect();
+        ratios.sort_unstable_by(f64::total_cmp);
+        ratios[ratios.len() / 2]
+    }
+}
+
+/// Runs every case once without counting it, then `rounds` times in turn.
+///
+/// # Errors
+/// The first error of a case; nothing measured so far is returned then.
+pub fn compare(rounds: usize, mut cases: Vec<Case<'_>>) -> Result<Vec<Series>, Error> {
+    let mut all: Vec<Series> = cases
+        .iter()
+        .map(|case| Series {
+            name: case.name.clone(),
+            reference: case.reference,
+            samples: Vec::with_capacity(rounds),
+        })
+        .collect();
+    for round in 0..=rounds {
+        for (case, series) in cases.iter_mut().zip(&mut all) {
+            let sample = (case.run)().map_err(|error| format!("{}: {error}", case.name))?;
+            if sample.is_zero() {
+                return Err(format!("{}: too short to measure", case.name).into());
+            }
+            if round > 0 {
+                series.samples.push(sample);
+            }
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(samples: &[u64]) -> Series {
+        Series {
+            name: String::new(),
+            reference: false,
+            samples: samples.iter().copied().map(Duration::from_millis).collect(),
+        }
+    }
+
+    #[test]
+    fn a_ratio_compares_the_samples_of_the_same_round() {
+        // The machine was four times slower during the last two rounds.
+        let reference = series(&[10, 10, 10, 40, 40]);
+        let own = series(&[20, 20, 20, 80, 80]);
+        assert!((own.speed_ratio(&reference) - 0.5).abs() < 1e-9);
+        assert_eq!(own.median(), Duration::from_millis(20));
+        assert_eq!((own.min(), own.max()), (Duration::from_millis(20), Duration::from_millis(80)));
+    }
+
+    #[test]
+    fn a_failure_leaves_no_figures() {
+        let ok = Case::reference("ok", || Ok(Duration::from_millis(1)));
+        let mut left = 3;
+        let fails = Case::new("fails", || {
+            left -= 1;
+            if left == 0 { Err("broken".into()) } else { Ok(Duration::from_millis(1)) }
+        });
+        let error = compare(5, vec![ok, fails]).unwrap_err();
+        assert_eq!(error.to_string(), "fails: broken");
+    }
+
+    #[test]
+    fn the_thread_clock_stands_still_while_the_thread_sleeps() {
+        let (cpu, wall) = (ThreadClock::start(), WallClock::start());
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(wall.elapsed() >= Duration::from_millis(50));
+        assert!(cpu.elapsed() < Duration::from_millis(40));
+    }
+}

@@ -1,0 +1,386 @@
+//! A scripted node that sends ready-made frames: it answers what a client asks while it connects
+//! and then does nothing but write, so that it is no limit a client could be measured against.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+
+use dcp_wire::message::{BufferAck, Control, FailoverEntry, StreamRequest, encode_failover_log};
+use dcp_wire::{Datatype, Feature, Frame, MAX_BODY_LEN, Opcode, Seqno, Status, Vbid, Vbuuid};
+use serde_json::json;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::Error;
+use crate::frames::{Frames, Shape};
+
+/// Name of the bucket the node has.
+pub const BUCKET: &str = "frames";
+
+/// Largest single write in bytes: smaller ones cost the sender more than everything else.
+const WRITE_LEN: usize = 256 * 1024;
+
+/// A node whose every DCP connection sends the same stream: `passes` passes of the frames on all
+/// vBuckets, then the ends of the streams.
+#[derive(Debug)]
+pub struct Sender {
+    address: SocketAddr,
+    congestion_control: String,
+    plan: Plan,
+    rows: u64,
+    bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    shape: Shape,
+    passes: u64,
+    port: u16,
+    high_seqno: u64,
+}
+
+impl Sender {
+    /// Listens on a loopback port and serves it until the process ends. With
+    /// `congestion_control` the connections use it instead of the system's default.
+    ///
+    /// # Errors
+    /// If the system refuses the port or the congestion control.
+    pub fn start(
+        shape: Shape,
+        passes: u64,
+        congestion_control: Option<&str>,
+    ) -> Result<Self, Error> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+        if let Some(name) = congestion_control {
+            socket.set_tcp_congestion(name.as_bytes())?;
+        }
+        let in_force = socket.tcp_congestion()?;
+        let in_force = in_force.split(|&byte| byte == 0).next().unwrap_or_default();
+        let congestion_control = String::from_utf8_lossy(in_force).into_owned();
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+        socket.listen(16)?;
+        let listener = TcpListener::from(socket);
+        let address = listener.local_addr()?;
+        let frames = Frames::new(shape)?;
+        let plan = Plan {
+            shape,
+            passes,
+            port: address.port(),
+            high_seqno: frames.rows_per_vbucket() * passes,
+        };
+        let bytes = frames.bytes().len() as u64 * passes + frames.stream_ends()?.len() as u64;
+        thread::Builder::new().name("sender".to_owned()).spawn(move || {
+            while let Ok((socket, _)) = listener.accept() {
+                thread::spawn(move || {
+                    if let Err(error) = Connection::serve(socket, plan) {
+                        // The client at the other end fails as well, and says so.
+                        let _ = writeln!(std::io::stderr(), "sender: {error}");
+                    }
+                });
+            }
+        })?;
+        Ok(Self { address, congestion_control, plan, rows: frames.rows() * passes, bytes })
+    }
+
+    /// Where the node listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The connection string of the node.
+    #[must_use]
+    pub fn connection_string(&self) -> String {
+        format!("couchbase://127.0.0.1:{}", self.address.port())
+    }
+
+    /// The congestion control in force on its connections.
+    #[must_use]
+    pub fn congestion_control(&self) -> &str {
+        &self.congestion_control
+    }
+
+    /// Mutations each DCP connection is sent.
+    #[must_use]
+    pub const fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Bytes each DCP connection is sent once its streams are open.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Number of vBuckets.
+    #[must_use]
+    pub const fn vbuckets(&self) -> u16 {
+        self.plan.shape.vbuckets
+    }
+}
+
+struct Connection {
+    plan: Plan,
+    reader: TcpStream,
+    writer: Arc<Mutex<TcpStream>>,
+    window: Arc<Window>,
+    frames: Option<Frames>,
+    opened: u16,
+}
+
+impl Connection {
+    fn serve(socket: TcpStream, plan: Plan) -> Result<(), Error> {
+        socket.set_nodelay(true)?;
+        let mut connection = Self {
+            plan,
+            writer: Arc::new(Mutex::new(socket.try_clone()?)),
+            reader: socket,
+            window: Arc::default(),
+            frames: None,
+            opened: 0,
+        };
+        let mut input = Vec::new();
+        let mut chunk = vec![0; 64 * 1024];
+        loop {
+            let used = connection.take_packets(&input)?;
+            input.drain(..used);
+            match connection.reader.read(&mut chunk) {
+                Ok(0) | Err(_) => break,
+                Ok(len) => input.extend_from_slice(&chunk[..len]),
+            }
+        }
+        // A sender that waits for the window must not wait for ever.
+        connection.window.close();
+        Ok(())
+    }
+
+    fn take_packets(&mut self, input: &[u8]) -> Result<usize, Error> {
+        let mut used = 0;
+        while let Some((frame, len)) = Frame::parse(&input[used..], MAX_BODY_LEN)? {
+            if !frame.header.magic.is_response() {
+                self.answer(&frame)?;
+            }
+            used += len;
+        }
+        Ok(used)
+    }
+
+    fn answer(&mut self, request: &Frame<'_>) -> Result<(), Error> {
+        match request.header.opcode {
+            Opcode::HELLO => {
+                let wanted = request.value.as_chunks::<2>().0;
+                let granted: Vec<u8> = wanted
+                    .iter()
+                    .filter(|code| {
+                        Feature(u16::from_be_bytes(**code))
+                            != Feature::CLUSTER_MAP_CHANGE_NOTIFICATION
+                    })
+                    .flatten()
+                    .copied()
+                    .collect();
+                self.respond(request, Status::SUCCESS, &granted)
+            }
+            Opcode::GET_CLUSTER_CONFIG => {
+                self.respond_json(request, self.plan.config().to_string().as_bytes())
+            }
+            Opcode::GET_COLLECTIONS_MANIFEST => {
+                self.respond_json(request, manifest().to_string().as_bytes())
+            }
+            Opcode::GET_ALL_VB_SEQNOS => {
+                let mut value = Vec::new();
+                for vbid in 0..self.plan.shape.vbuckets {
+                    value.extend_from_slice(&vbid.to_be_bytes());
+                    value.extend_from_slice(&self.plan.high_seqno.to_be_bytes());
+                }
+                self.respond(request, Status::SUCCESS, &value)
+            }
+            Opcode::DCP_GET_FAILOVER_LOG | Opcode::GET_FAILOVER_LOG => {
+                self.respond(request, Status::SUCCESS, &failover_log(request.header.vbid()))
+            }
+            Opcode::DCP_CONTROL => {
+                let control = Control::decode(request)?;
+                if control.key == Control::CONNECTION_BUFFER_SIZE.as_bytes() {
+                    self.window.set_limit(std::str::from_utf8(control.value)?.parse()?);
+                }
+                self.respond(request, Status::SUCCESS, &[])
+            }
+            Opcode::DCP_BUFFER_ACK => {
+                self.window.give_back(u64::from(BufferAck::decode(request)?.bytes));
+                Ok(())
+            }
+            Opcode::DCP_STREAM_REQ => self.open_stream(request),
+            Opcode::SELECT_BUCKET | Opcode::DCP_OPEN | Opcode::DCP_CLOSE_STREAM | Opcode::NOOP => {
+                self.respond(request, Status::SUCCESS, &[])
+            }
+            _ => self.respond(request, Status::UNKNOWN_COMMAND, &[]),
+        }
+    }
+
+    fn respond(&self, request: &Frame<'_>, status: Status, value: &[u8]) -> Result<(), Error> {
+        let response = Frame::response(request.header.opcode, status)
+            .with_opaque(request.header.opaque)
+            .with_value(value);
+        self.write(&response)
+    }
+
+    fn respond_json(&self, request: &Frame<'_>, value: &[u8]) -> Result<(), Error> {
+        let response = Frame::response(request.header.opcode, Status::SUCCESS)
+            .with_opaque(request.header.opaque)
+            .with_datatype(Datatype::JSON)
+            .with_value(value);
+        self.write(&response)
+    }
+
+    fn write(&self, frame: &Frame<'_>) -> Result<(), Error> {
+        let mut packet = Vec::new();
+        frame.encode(&mut packet)?;
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner).write_all(&packet)?;
+        Ok(())
+    }
+
+    /// Once every vBucket's stream is open the frames begin to flow.
+    fn open_stream(&mut self, request: &Frame<'_>) -> Result<(), Error> {
+        let stream = StreamRequest::decode(request)?;
+        if self.frames.is_none() {
+            self.frames = Some(Frames::new(self.plan.shape)?);
+        }
+        let Some(frames) = &mut self.frames else { return Ok(()) };
+        if stream.start_seqno != Seqno::ZERO || stream.vbid.0 >= self.plan.shape.vbuckets {
+            return self.respond(request, Status::EINVAL, &[]);
+        }
+        frames.set_opaque(stream.vbid, stream.opaque);
+        self.respond(request, Status::SUCCESS, &failover_log(stream.vbid))?;
+        self.opened += 1;
+        if self.opened == self.plan.shape.vbuckets
+            && let Some(frames) = self.frames.take()
+        {
+            let (writer, window) = (Arc::clone(&self.writer), Arc::clone(&self.window));
+            let passes = self.plan.passes;
+            thread::spawn(move || {
+                if send(frames, passes, &writer, &window).is_err() {
+                    // Whoever reads learns of it by the end of the connection.
+                    let writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
+                    let _ = writer.shutdown(Shutdown::Both);
+                }
+            });
+        }
+        Ok(())
+    }
+}
+
+fn send(
+    mut frames: Frames,
+    passes: u64,
+    writer: &Mutex<TcpStream>,
+    window: &Window,
+) -> Result<(), Error> {
+    let pieces = frames.pieces(WRITE_LEN);
+    let write = |bytes: &[u8]| -> Result<(), Error> {
+        window.take(bytes.len() as u64)?;
+        writer.lock().unwrap_or_else(PoisonError::into_inner).write_all(bytes)?;
+        Ok(())
+    };
+    for _ in 0..passes {
+        for piece in &pieces {
+            write(&frames.bytes()[piece.clone()])?;
+        }
+        frames.advance();
+    }
+    write(&frames.stream_ends()?)
+}
+
+/// The flow-control window of a connection.
+#[derive(Debug, Default)]
+struct Window {
+    state: Mutex<WindowState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct WindowState {
+    /// 0 for no window at all.
+    limit: u64,
+    outstanding: u64,
+    closed: bool,
+}
+
+impl Window {
+    fn change(&self, change: impl FnOnce(&mut WindowState)) {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.notify_all();
+    }
+
+    fn set_limit(&self, limit: u64) {
+        self.change(|state| state.limit = limit);
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.change(|state| state.outstanding = state.outstanding.saturating_sub(bytes));
+    }
+
+    fn close(&self) {
+        self.change(|state| state.closed = true);
+    }
+
+    /// Waits until `bytes` more fit; a piece larger than the window waits until it is empty.
+    fn take(&self, bytes: u64) -> Result<(), Error> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while state.limit > 0
+            && state.outstanding > 0
+            && state.outstanding + bytes > state.limit
+            && !state.closed
+        {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.closed {
+            return Err("the connection was closed".into());
+        }
+        state.outstanding += bytes;
+        Ok(())
+    }
+}
+
+impl Plan {
+    fn config(&self) -> serde_json::Value {
+        let map: Vec<[u8; 1]> = vec![[0]; usize::from(self.shape.vbuckets)];
+        json!({
+            "rev": 1,
+            "revEpoch": 1,
+            "name": BUCKET,
+            "uuid": "5c1f0e1d2b3a49788796a5b4c3d2e1f0",
+            "nodeLocator": "vbucket",
+            "bucketType": "membase",
+            "collectionsManifestUid": "0",
+            "bucketCapabilities": ["dcp", "collections", "xattr", "cccp", "nodesExt"],
+            "nodesExt": [{
+                "hostname": "127.0.0.1",
+                "services": {"kv": self.port},
+                "thisNode": true,
+            }],
+            "vBucketServerMap": {
+                "hashAlgorithm": "CRC",
+                "numReplicas": 0,
+                "serverList": [format!("127.0.0.1:{}", self.port)],
+                "vBucketMap": map,
+            },
+        })
+    }
+}
+
+fn manifest() -> serde_json::Value {
+    json!({
+        "uid": "0",
+        "scopes": [{
+            "name": "_default",
+            "uid": "0",
+            "collections": [{"name": "_default", "uid": "0"}],
+        }],
+    })
+}
+
+fn failover_log(vbid: Vbid) -> Vec<u8> {
+    let vbuuid = Vbuuid(0xdc9_0000_0000 + u64::from(vbid.0));
+    let mut log = Vec::new();
+    encode_failover_log([FailoverEntry { vbuuid, seqno: Seqno::ZERO }], &mut log);
+    log
+}
