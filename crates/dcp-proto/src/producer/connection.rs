@@ -3,10 +3,29 @@
 use std::time::Instant;
 
 use bytes::BytesMut;
-use dcp_wire::{Frame, Status, Vbid};
+use dcp_wire::message::StreamEndReason;
+use dcp_wire::{Frame, Magic, Opcode, Status, StreamId, Vbid};
+use tracing::debug;
 
+use super::noop::Noop;
+use super::open::{Role, check_open};
+use super::outlet::Outlet;
+use super::refusal::Refusal;
+use super::reply::{handle_response, refuse, succeed};
+use super::requests::Handler;
 use super::settings::Settings;
+use super::shape::Scratch;
+use super::streams::Streams;
+use super::window::Window;
 use super::{BucketSource, ConnectionConfig, Disconnect, Features};
+
+/// Bytes a stream writes before the next one has its turn: enough to make a turn cheap, little
+/// enough that no stream waits long behind the others.
+const TURN: usize = 32 * 1024;
+
+/// Turns in one call of [`Connection::poll_transmit`]: streams that find nothing to say, or only
+/// items they do not carry, write nothing against the budget.
+const MAX_TURNS: usize = 256;
 
 /// What one call of [`Connection::poll_transmit`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,18 +38,36 @@ pub struct Transmit {
 }
 
 /// The DCP part of one server connection.
+///
+/// Feed it every packet with a DCP opcode, tell it when a vBucket it may be streaming changed
+/// ([`notify`](Self::notify)), and after either drain [`poll_transmit`](Self::poll_transmit).
+/// Requests are answered in order, at once. Everything it keeps is bounded: streams by
+/// [`ConnectionConfig::max_streams`], output by the budget of the caller, who should not feed it
+/// further requests while much output is unsent.
 #[derive(Debug)]
 pub struct Connection {
     config: ConnectionConfig,
-    opened: Option<Settings>,
+    features: Features,
+    opened: Option<Opened>,
+}
+
+/// What a connection has once it is opened.
+#[derive(Debug)]
+pub(super) struct Opened {
     name: Vec<u8>,
+    role: Role,
+    pub(super) settings: Settings,
+    pub(super) window: Window,
+    noop: Noop,
+    pub(super) streams: Streams,
+    scratch: Scratch,
 }
 
 impl Connection {
-    /// A connection that was accepted at `now` and has not been opened for DCP yet.
+    /// A connection that has not been opened for DCP yet.
     #[must_use]
-    pub fn new(config: ConnectionConfig, _now: Instant) -> Self {
-        Self { config, opened: None, name: Vec::new() }
+    pub const fn new(config: ConnectionConfig) -> Self {
+        Self { config, features: Features::NONE, opened: None }
     }
 
     /// What the connection is configured with.
@@ -39,20 +76,42 @@ impl Connection {
         &self.config
     }
 
+    /// Changes how long the connection may be silent, from now on.
+    pub const fn set_idle_timeout(&mut self, timeout: core::time::Duration) {
+        self.config.idle_timeout = timeout;
+    }
+
     /// Name given by DCP_OPEN; `None` before. When a connection gets one, the caller closes the
     /// older connection of the same name.
     #[must_use]
     pub fn name(&self) -> Option<&[u8]> {
-        self.opened.as_ref().map(|_| self.name.as_slice())
+        self.opened.as_ref().map(|opened| opened.name.as_slice())
+    }
+
+    /// Streams of the connection, ended ones whose end is still to be sent included.
+    #[must_use]
+    pub fn stream_count(&self) -> usize {
+        self.opened.as_ref().map_or(0, |opened| opened.streams.len())
+    }
+
+    /// Bytes sent and not acknowledged; 0 without flow control.
+    #[must_use]
+    pub fn unacked_bytes(&self) -> u64 {
+        self.opened.as_ref().map_or(0, |opened| opened.window.outstanding())
     }
 
     /// Notes that a packet arrived which is handled elsewhere: the connection is not idle.
-    pub fn handle_received(&mut self, _now: Instant) {}
+    pub const fn handle_received(&mut self, now: Instant) {
+        if let Some(opened) = &mut self.opened {
+            opened.noop.received(now);
+        }
+    }
 
     /// Handles one DCP packet (opcodes 0x50 to 0x67, requests and responses); the answer, if there
     /// is one, is appended to `out` at once.
     ///
-    /// `source` is the bucket the connection has selected, `None` without one.
+    /// `source` is the bucket the connection has selected, `None` without one; `features` what
+    /// its last HELLO negotiated.
     ///
     /// # Errors
     /// [`Disconnect`]: close the connection after writing what is in `out`.
@@ -60,49 +119,199 @@ impl Connection {
         &mut self,
         now: Instant,
         frame: &Frame<'_>,
-        _source: Option<&S>,
-        _features: Features,
+        source: Option<&S>,
+        features: Features,
         out: &mut BytesMut,
     ) -> Result<(), Disconnect> {
+        self.features = features;
         self.handle_received(now);
-        let _ = Frame::response(frame.header.opcode, Status::UNKNOWN_COMMAND)
-            .with_opaque(frame.header.opaque)
-            .encode(out);
+        let opcode = frame.header.opcode;
+        match frame.header.magic {
+            Magic::CLIENT_REQUEST | Magic::ALT_CLIENT_REQUEST => {}
+            Magic::CLIENT_RESPONSE | Magic::ALT_CLIENT_RESPONSE => {
+                return self.handle_response(frame);
+            }
+            _ => return Err(Disconnect::UnexpectedRequest(opcode)),
+        }
+        let outcome = match self.handle_request(now, frame, source, out)? {
+            Ok(()) => return Ok(()),
+            Err(refusal) => refusal,
+        };
+        debug!(%opcode, status = %outcome.status(), "refused a request");
+        let cluster_map = source.and_then(BucketSource::cluster_map);
+        refuse(frame, &outcome, cluster_map.as_deref(), features, out)
+    }
+
+    fn handle_response(&mut self, response: &Frame<'_>) -> Result<(), Disconnect> {
+        match &mut self.opened {
+            Some(opened) => handle_response(response, &opened.settings, &mut opened.noop),
+            None => Err(Disconnect::UnexpectedResponse {
+                opcode: response.header.opcode,
+                status: response.header.status(),
+            }),
+        }
+    }
+
+    /// The outer error ends the connection, the inner one is answered.
+    fn handle_request<S: BucketSource>(
+        &mut self,
+        now: Instant,
+        request: &Frame<'_>,
+        source: Option<&S>,
+        out: &mut BytesMut,
+    ) -> Result<Result<(), Refusal>, Disconnect> {
+        let stream_id = match stream_id(request) {
+            Ok(id) => id,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        if self.features.unordered_execution {
+            return Ok(Err(Refusal::Status(Status::NOT_SUPPORTED)));
+        }
+        if request.header.opcode == Opcode::DCP_OPEN {
+            return match self.handle_open(now, request, source.is_some()) {
+                Ok(()) => succeed(request, out).map(Ok),
+                Err(refusal) => Ok(Err(refusal)),
+            };
+        }
+        let Some(opened) = &mut self.opened else {
+            return Ok(Err(Refusal::invalid("the connection is not opened for DCP")));
+        };
+        let Some(source) = source else {
+            return Ok(Err(Refusal::Status(Status::NO_BUCKET)));
+        };
+        let role = opened.role;
+        let (config, features) = (&self.config, self.features);
+        let mut handler = Handler { config, features, opened, request, stream_id, source, out };
+        match role {
+            Role::Producer => handler.handle_as_producer(),
+            Role::Consumer => handler.handle_as_consumer(),
+        }
+    }
+
+    fn handle_open(
+        &mut self,
+        now: Instant,
+        request: &Frame<'_>,
+        has_bucket: bool,
+    ) -> Result<(), Refusal> {
+        let (open, role) = check_open(request)?;
+        if self.opened.is_some() {
+            return Err(Refusal::invalid("the connection is already opened for DCP"));
+        }
+        if !has_bucket {
+            return Err(Refusal::Status(Status::NO_BUCKET));
+        }
+        self.opened = Some(Opened {
+            name: open.name.to_vec(),
+            role,
+            settings: Settings::new(open.flags),
+            window: Window::default(),
+            noop: Noop::new(now),
+            streams: Streams::default(),
+            scratch: Scratch::default(),
+        });
         Ok(())
     }
 
-    /// Notes that the vBucket has new items, or another state, or is gone.
-    pub fn notify(&mut self, _vbid: Vbid) {}
+    /// Notes that the vBucket has new items, or another state, or is gone. Costs nothing if it is
+    /// not streamed.
+    pub fn notify(&mut self, vbid: Vbid) {
+        if let Some(opened) = &mut self.opened {
+            opened.streams.wake(vbid);
+        }
+    }
 
-    /// Appends stream messages and noops to `out` until `budget` bytes are written, the
-    /// flow-control window is used up, or there is nothing to send.
+    /// Ends the vBucket's streams with `reason`, as an operator or a fault would.
+    pub fn end_streams(&mut self, vbid: Vbid, reason: StreamEndReason) {
+        if let Some(opened) = &mut self.opened {
+            opened.streams.end_all(vbid, reason);
+        }
+    }
+
+    /// Appends noops and stream messages to `out` until `budget` bytes are written (one message
+    /// may exceed it), the flow-control window is used up, or there is nothing to send.
     pub fn poll_transmit<S: BucketSource>(
         &mut self,
-        _now: Instant,
-        _source: &S,
-        _out: &mut BytesMut,
-        _budget: usize,
+        now: Instant,
+        source: &S,
+        out: &mut BytesMut,
+        budget: usize,
     ) -> Transmit {
-        Transmit::default()
+        let Some(opened) = &mut self.opened else {
+            return Transmit::default();
+        };
+        let before = out.len();
+        opened.write_noop(now, out);
+        let limit = before.saturating_add(budget);
+        let mut more = false;
+        for turn in 0.. {
+            if !opened.streams.has_ready() || !opened.window.is_open() {
+                break;
+            }
+            if turn == MAX_TURNS || out.len() >= limit {
+                more = true;
+                break;
+            }
+            let limit = out.len().saturating_add(TURN).min(limit);
+            let Opened { streams, window, scratch, .. } = &mut *opened;
+            streams.take_turn(source, &mut Outlet::new(out, window, scratch, limit));
+        }
+        Transmit { written: out.len() - before, more }
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) wants to be called; `None` never.
     #[must_use]
-    pub const fn poll_timeout(&self) -> Option<Instant> {
-        None
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let opened = self.opened.as_ref()?;
+        if !opened.settings.noop_enabled {
+            return None;
+        }
+        opened.noop.deadline(opened.settings.noop_interval, self.config.idle_timeout)
     }
 
-    /// Lets time pass: makes a due noop ready for
+    /// Lets time pass. A noop that is due is written by the next
     /// [`poll_transmit`](Self::poll_transmit).
     ///
     /// # Errors
     /// [`Disconnect::Idle`] if nothing was received for too long.
-    pub fn handle_timeout(&mut self, _now: Instant) -> Result<(), Disconnect> {
-        Ok(())
+    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Disconnect> {
+        match &self.opened {
+            Some(opened)
+                if opened.settings.noop_enabled
+                    && opened.noop.silence(now) >= self.config.idle_timeout =>
+            {
+                Err(Disconnect::Idle(opened.noop.silence(now)))
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// Forgets all streams: the connection is closed.
+    /// Forgets everything: the connection is closed, its name is free.
     pub fn handle_closed(&mut self) {
         self.opened = None;
     }
+}
+
+impl Opened {
+    fn write_noop(&mut self, now: Instant, out: &mut BytesMut) {
+        if !self.settings.noop_enabled {
+            return;
+        }
+        if let Some(opaque) = self.noop.take_due(now, self.settings.noop_interval) {
+            let written = Frame::request(Opcode::DCP_NOOP).with_opaque(opaque).encode(out);
+            debug_assert!(written.is_ok(), "a noop has a fixed size");
+        }
+    }
+}
+
+/// The stream id of a request; other known framing extras mean nothing to DCP.
+fn stream_id(request: &Frame<'_>) -> Result<Option<StreamId>, Refusal> {
+    /// Highest request object a server knows.
+    const LAST_KNOWN: u16 = 7;
+    for info in request.frame_infos() {
+        if info?.id > LAST_KNOWN {
+            return Err(Refusal::Status(Status::UNKNOWN_FRAME_INFO));
+        }
+    }
+    Ok(request.stream_id()?)
 }

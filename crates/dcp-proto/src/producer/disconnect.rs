@@ -23,6 +23,9 @@ pub enum Disconnect {
     /// The answer is a status the client cannot know without XERROR.
     #[error("status {0} cannot be sent to a client that did not negotiate XERROR")]
     StatusNeedsXerror(Status),
+    /// The answer does not fit a packet; only a cluster map of 4 GiB could be so long.
+    #[error("a response of {0} bytes does not fit a packet")]
+    ResponseTooLong(usize),
     /// Nothing was received for too long although noops are on.
     #[error("nothing received for {} s", .0.as_secs())]
     Idle(Duration),

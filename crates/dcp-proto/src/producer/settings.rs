@@ -19,6 +19,17 @@ pub struct Features {
     pub unordered_execution: bool,
 }
 
+impl Features {
+    /// Nothing negotiated.
+    pub const NONE: Self = Self {
+        collections: false,
+        xerror: false,
+        snappy: false,
+        json: false,
+        unordered_execution: false,
+    };
+}
+
 /// What the server side of a connection is configured with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionConfig {
@@ -44,7 +55,9 @@ impl Default for ConnectionConfig {
     }
 }
 
-/// Which markers a connection gets besides version 1.
+/// How far a client takes part in durable writes.
+///
+/// Storage holds no prepares, so all it changes is the markers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SyncWrites {
     /// None.
@@ -71,6 +84,7 @@ pub(super) struct Settings {
     pub(super) purge_seqno_markers: bool,
     pub(super) sync_writes: SyncWrites,
     pub(super) consumer_name: bool,
+    pub(super) hifi_mfu: bool,
 }
 
 impl Settings {
@@ -89,6 +103,7 @@ impl Settings {
             purge_seqno_markers: false,
             sync_writes: SyncWrites::Off,
             consumer_name: false,
+            hifi_mfu: false,
         }
     }
 }

@@ -1,0 +1,124 @@
+//! DCP_CONTROL: the settings of a connection (DCP page "control").
+
+use core::time::Duration;
+
+use dcp_wire::Status;
+use dcp_wire::message::{Control, OpenFlags};
+
+use super::settings::{Settings, SyncWrites};
+use super::{ConnectionConfig, Features};
+
+/// The keys a client may abbreviate: servers up to 8.0 compare only as many bytes as were sent.
+const ABBREVIABLE: [&str; 8] = [
+    Control::CONNECTION_BUFFER_SIZE,
+    "stream_buffer_size",
+    Control::ENABLE_NOOP,
+    Control::FORCE_VALUE_COMPRESSION,
+    "supports_hifi_MFU",
+    Control::SET_NOOP_INTERVAL,
+    "set_priority",
+    Control::ENABLE_EXPIRY_OPCODE,
+];
+
+impl Settings {
+    /// Applies one control; a refused one changes nothing.
+    ///
+    /// EINVAL for unknown keys and values is how clients probe for features, so what is not
+    /// supported (change streams, FlatBuffers events) is refused the way servers without it do.
+    pub(super) fn apply(
+        &mut self,
+        control: &Control<'_>,
+        features: Features,
+        config: &ConnectionConfig,
+    ) -> Result<(), Status> {
+        let key = ABBREVIABLE
+            .into_iter()
+            .map(str::as_bytes)
+            .find(|full| full.starts_with(control.key))
+            .unwrap_or(control.key);
+        let key = str::from_utf8(key).map_err(|_| Status::EINVAL)?;
+        // Where any value is allowed, one that is not text is like any other.
+        let value = str::from_utf8(control.value).unwrap_or_default();
+        match (key, value) {
+            (Control::CONNECTION_BUFFER_SIZE, size) => {
+                self.buffer_size = decimal(size).ok_or(Status::EINVAL)?;
+            }
+            ("stream_buffer_size", _) => return Err(Status::NOT_SUPPORTED),
+            (Control::ENABLE_NOOP, on) => self.noop_enabled = on == "true",
+            (Control::SET_NOOP_INTERVAL, seconds) => {
+                self.noop_interval = noop_interval(seconds, config).ok_or(Status::EINVAL)?;
+            }
+            // Streams take turns whatever their priority, and are never dropped from memory.
+            ("set_priority", "high" | "medium" | "low")
+            | ("supports_cursor_dropping" | "supports_cursor_dropping_vulcan", _)
+            // Backfills are read while they are sent, in turns as well.
+            | ("backfill_order", "round-robin" | "sequential")
+            // Permission only: the seqno order of a normal backfill is always allowed.
+            | (
+                Control::ENABLE_OUT_OF_ORDER_SNAPSHOTS,
+                "true" | "true_with_seqno_advanced",
+            ) => {}
+            ("supports_hifi_MFU", on) => self.hifi_mfu = on == "true",
+            (Control::FORCE_VALUE_COMPRESSION, on) => {
+                if !features.snappy {
+                    return Err(Status::EINVAL);
+                }
+                self.force_compression = on == "true";
+            }
+            (Control::SEND_STREAM_END_ON_CLIENT_CLOSE_STREAM, on) => {
+                self.stream_end_on_close |= on == "true";
+            }
+            (Control::ENABLE_EXPIRY_OPCODE, on) => {
+                // The layout has a delete time, so it needs the flag; the answer is the same.
+                self.expiry_opcode =
+                    on == "true" && self.flags.contains(OpenFlags::INCLUDE_DELETE_TIMES);
+            }
+            ("include_deleted_user_xattrs", "true")
+                if self.flags.contains(OpenFlags::INCLUDE_DELETED_USER_XATTRS) => {}
+            ("v7_dcp_status_codes", "true") => self.v7_status_codes = true,
+            (Control::ENABLE_STREAM_ID, "true") => {
+                if self.sync_writes != SyncWrites::Off {
+                    return Err(Status::NOT_SUPPORTED);
+                }
+                self.stream_ids = true;
+            }
+            ("enable_sync_writes", "true") => {
+                if self.stream_ids {
+                    return Err(Status::NOT_SUPPORTED);
+                }
+                self.sync_writes = self.sync_writes.max(SyncWrites::Visible);
+                self.replicate_if_named();
+            }
+            ("consumer_name", _) => {
+                self.consumer_name = true;
+                self.replicate_if_named();
+            }
+            (Control::MAX_MARKER_VERSION, _) if !features.collections => {
+                return Err(Status::NOT_SUPPORTED);
+            }
+            (Control::MAX_MARKER_VERSION, "2.2") => self.purge_seqno_markers = true,
+            ("change_streams", "true") => return Err(Status::NOT_SUPPORTED),
+            _ => return Err(Status::EINVAL),
+        }
+        Ok(())
+    }
+
+    /// A client becomes a replica once it has said both who it is and that it takes prepares.
+    fn replicate_if_named(&mut self) {
+        if self.consumer_name && self.sync_writes == SyncWrites::Visible {
+            self.sync_writes = SyncWrites::Replication;
+        }
+    }
+}
+
+fn decimal(text: &str) -> Option<u32> {
+    if !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    text.parse().ok()
+}
+
+fn noop_interval(text: &str, config: &ConnectionConfig) -> Option<Duration> {
+    let interval = Duration::try_from_secs_f64(text.parse().ok()?).ok()?;
+    (interval >= config.min_noop_interval).then_some(interval)
+}

@@ -1,0 +1,264 @@
+//! What of a vBucket a stream carries.
+
+use dcp_wire::message::SystemEventId;
+use dcp_wire::{CollectionId, ScopeId, Seqno, StreamId};
+use rustc_hash::FxHashSet;
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+use super::{BucketSource, Item, ItemKind, VBucketSource};
+
+/// Why the JSON value of a stream request is refused.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub(super) enum InvalidFilter {
+    #[error("the value is longer than {} bytes", RequestValue::MAX_LEN)]
+    TooLong,
+    #[error("the value is not a JSON object")]
+    NotAnObject,
+    #[error("the value has no member this server knows")]
+    NothingKnown,
+    #[error("{0:?} has the wrong type")]
+    WrongType(&'static str),
+    #[error("a scope and collections exclude each other")]
+    ScopeAndCollections,
+}
+
+/// The members of a stream request's value (DCP page "stream-request-value"); none for an empty
+/// one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct RequestValue {
+    pub(super) collections: Option<Vec<CollectionId>>,
+    pub(super) scope: Option<ScopeId>,
+    /// As sent, cut to 16 bits; 0 is not a valid id.
+    pub(super) stream_id: Option<StreamId>,
+    pub(super) purge_seqno: Seqno,
+}
+
+impl RequestValue {
+    /// Longest value read, in bytes: ten times what naming every collection a bucket may have
+    /// takes.
+    const MAX_LEN: usize = 256 * 1024;
+
+    /// Reads the value; unknown members next to a known one are ignored.
+    pub(super) fn parse(value: &[u8]) -> Result<Self, InvalidFilter> {
+        if value.is_empty() {
+            return Ok(Self::default());
+        }
+        if value.len() > Self::MAX_LEN {
+            return Err(InvalidFilter::TooLong);
+        }
+        let object: Map<String, Value> =
+            serde_json::from_slice(value).map_err(|_| InvalidFilter::NotAnObject)?;
+        let known = ["uid", "collections", "scope", "sid", "purge_seqno"];
+        if !known.iter().any(|&name| object.contains_key(name)) {
+            return Err(InvalidFilter::NothingKnown);
+        }
+        let parsed = Self {
+            collections: member(&object, "collections", collections)?,
+            scope: member(&object, "scope", |value| hex(value).map(ScopeId))?,
+            stream_id: member(&object, "sid", stream_id)?,
+            purge_seqno: member(&object, "purge_seqno", decimal)?.unwrap_or_default(),
+        };
+        if parsed.scope.is_some() && parsed.collections.is_some() {
+            return Err(InvalidFilter::ScopeAndCollections);
+        }
+        Ok(parsed)
+    }
+
+    /// Whether it names what is to be streamed, instead of everything.
+    pub(super) const fn is_filtered(&self) -> bool {
+        self.collections.is_some() || self.scope.is_some()
+    }
+}
+
+fn member<T>(
+    object: &Map<String, Value>,
+    name: &'static str,
+    read: impl Fn(&Value) -> Option<T>,
+) -> Result<Option<T>, InvalidFilter> {
+    object.get(name).map(|value| read(value).ok_or(InvalidFilter::WrongType(name))).transpose()
+}
+
+fn hex(value: &Value) -> Option<u32> {
+    let digits = value.as_str()?;
+    if digits.starts_with('+') {
+        return None;
+    }
+    u32::from_str_radix(digits, 16).ok()
+}
+
+fn collections(value: &Value) -> Option<Vec<CollectionId>> {
+    value.as_array()?.iter().map(|id| hex(id).map(CollectionId)).collect()
+}
+
+fn decimal(value: &Value) -> Option<Seqno> {
+    let digits = value.as_str()?;
+    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    digits.parse().ok().map(Seqno)
+}
+
+fn stream_id(value: &Value) -> Option<StreamId> {
+    // Longer numbers lose their upper bits, as the server's do.
+    let [.., high, low] = value.as_u64()?.to_be_bytes();
+    Some(StreamId(u16::from_be_bytes([high, low])))
+}
+
+/// What a stream has to do with an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Passage {
+    /// Send it.
+    Passes,
+    /// It is the stream's, but the client cannot be told: only its seqno is.
+    Hidden,
+    /// It is none of the stream's.
+    Foreign,
+}
+
+/// What of a vBucket a stream carries (DCP page "collections"); it follows the collections that
+/// are created and dropped as the stream passes their events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Filter {
+    rule: Rule,
+    /// Nothing can pass any more.
+    exhausted: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Rule {
+    /// Everything.
+    PassThrough,
+    /// The documents of the default collection, for clients without collections.
+    DefaultDocuments,
+    /// The collections named.
+    Collections(FxHashSet<CollectionId>),
+    /// A scope, with the collections it has at this point of the stream.
+    Scope { id: ScopeId, collections: FxHashSet<CollectionId> },
+}
+
+/// What a filter names does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Missing {
+    Collection,
+    Scope,
+}
+
+impl Filter {
+    /// The filter of a stream of a client with collections.
+    pub(super) fn new<S: BucketSource>(
+        value: &RequestValue,
+        source: &S,
+        vbucket: &impl VBucketSource,
+    ) -> Result<Self, Missing> {
+        if let Some(ids) = &value.collections {
+            if ids.iter().any(|&id| vbucket.collection_high_seqno(id).is_none()) {
+                return Err(Missing::Collection);
+            }
+            let ids: FxHashSet<_> = ids.iter().copied().collect();
+            let exhausted = ids.is_empty();
+            return Ok(Self { rule: Rule::Collections(ids), exhausted });
+        }
+        let Some(id) = value.scope else {
+            return Ok(Self { rule: Rule::PassThrough, exhausted: false });
+        };
+        let collections = source.scope_collections(id).ok_or(Missing::Scope)?;
+        let collections = collections.into_iter().collect();
+        Ok(Self { rule: Rule::Scope { id, collections }, exhausted: false })
+    }
+
+    /// The filter of a stream of a client without collections.
+    pub(super) fn default_documents(vbucket: &impl VBucketSource) -> Result<Self, Missing> {
+        if vbucket.collection_high_seqno(CollectionId::DEFAULT).is_none() {
+            return Err(Missing::Collection);
+        }
+        Ok(Self { rule: Rule::DefaultDocuments, exhausted: false })
+    }
+
+    /// Whether the client knows of collections.
+    pub(super) const fn is_collection_aware(&self) -> bool {
+        !matches!(self.rule, Rule::DefaultDocuments)
+    }
+
+    /// Whether nothing can pass any more.
+    pub(super) const fn is_exhausted(&self) -> bool {
+        self.exhausted
+    }
+
+    /// Highest seqno of what passes: `None` without a filter, `Err` if the vBucket lacks one of
+    /// its collections.
+    pub(super) fn high_seqno(
+        &self,
+        vbucket: &impl VBucketSource,
+    ) -> Result<Option<Seqno>, Missing> {
+        let highest = |ids: &FxHashSet<CollectionId>| {
+            ids.iter().try_fold(Seqno::ZERO, |high, &id| {
+                vbucket.collection_high_seqno(id).map(|seqno| high.max(seqno))
+            })
+        };
+        let high = match &self.rule {
+            Rule::PassThrough => return Ok(None),
+            Rule::DefaultDocuments => vbucket.collection_high_seqno(CollectionId::DEFAULT),
+            Rule::Collections(ids) | Rule::Scope { collections: ids, .. } => highest(ids),
+        };
+        high.map(Some).ok_or(Missing::Collection)
+    }
+
+    /// What the stream has to do with `item`, the next one of its vBucket.
+    pub(super) fn check(&mut self, item: &Item) -> Passage {
+        match item.kind {
+            ItemKind::SystemEvent { id, scope_id, .. } => {
+                self.check_event(id, scope_id, item.collection_id)
+            }
+            ItemKind::Mutation | ItemKind::Deletion | ItemKind::Expiration => {
+                let passes = match &self.rule {
+                    Rule::PassThrough => true,
+                    Rule::DefaultDocuments => item.collection_id == CollectionId::DEFAULT,
+                    Rule::Collections(ids) | Rule::Scope { collections: ids, .. } => {
+                        ids.contains(&item.collection_id)
+                    }
+                };
+                if passes && !self.exhausted { Passage::Passes } else { Passage::Foreign }
+            }
+        }
+    }
+
+    fn check_event(
+        &mut self,
+        event: SystemEventId,
+        scope: ScopeId,
+        collection: CollectionId,
+    ) -> Passage {
+        let of_scope = matches!(event, SystemEventId::CREATE_SCOPE | SystemEventId::DROP_SCOPE);
+        let passes = match &mut self.rule {
+            Rule::PassThrough => true,
+            Rule::DefaultDocuments => {
+                self.exhausted |=
+                    event == SystemEventId::END_COLLECTION && collection == CollectionId::DEFAULT;
+                false
+            }
+            Rule::Collections(_) if of_scope => false,
+            Rule::Collections(ids) if event == SystemEventId::END_COLLECTION => {
+                let removed = ids.remove(&collection);
+                self.exhausted |= ids.is_empty();
+                removed
+            }
+            Rule::Collections(ids) => ids.contains(&collection),
+            Rule::Scope { id, .. } if *id != scope => false,
+            Rule::Scope { collections, .. } => {
+                match event {
+                    SystemEventId::BEGIN_COLLECTION => _ = collections.insert(collection),
+                    SystemEventId::END_COLLECTION => _ = collections.remove(&collection),
+                    SystemEventId::DROP_SCOPE => self.exhausted = true,
+                    _ => {}
+                }
+                true
+            }
+        };
+        if !passes {
+            return Passage::Foreign;
+        }
+        // There is no form of this event but FlatBuffers.
+        if event == SystemEventId::MODIFY_COLLECTION { Passage::Hidden } else { Passage::Passes }
+    }
+}

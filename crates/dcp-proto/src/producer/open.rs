@@ -1,0 +1,73 @@
+//! DCP_OPEN: what a connection may be opened with (DCP page "open-connection").
+
+use dcp_wire::message::{Open, OpenFlags};
+use dcp_wire::{Datatype, Frame};
+use serde_json::{Map, Value};
+
+use super::refusal::Refusal;
+
+/// Which end of DCP the server is on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It sends changes.
+    Producer,
+    /// It would take changes. Accepted because servers accept it; nothing can be done with it.
+    Consumer,
+}
+
+/// Longest connection name in bytes.
+const MAX_NAME_LEN: usize = 250;
+
+/// Flags this server knows.
+const KNOWN_FLAGS: OpenFlags = OpenFlags::PRODUCER
+    .union(OpenFlags::INCLUDE_XATTRS)
+    .union(OpenFlags::NO_VALUE)
+    .union(OpenFlags::INCLUDE_DELETE_TIMES)
+    .union(OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE)
+    .union(OpenFlags::INCLUDE_DELETED_USER_XATTRS);
+
+/// Checks a DCP_OPEN on its own, in the server's order.
+pub(super) fn check_open<'a>(frame: &Frame<'a>) -> Result<(Open<'a>, Role), Refusal> {
+    let open = Open::decode(frame)?;
+    if open.name.len() > MAX_NAME_LEN {
+        return Err(Refusal::invalid("connection name of more than 250 bytes"));
+    }
+    let flags = open.flags;
+    let unknown = flags.difference(KNOWN_FLAGS);
+    if !unknown.is_empty() {
+        return Err(Refusal::UnknownFlags(unknown.bits()));
+    }
+    if flags.contains(OpenFlags::NO_VALUE | OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE) {
+        return Err(Refusal::invalid("no-value flags exclude each other"));
+    }
+    if flags.contains(OpenFlags::INCLUDE_DELETED_USER_XATTRS)
+        && !flags.contains(OpenFlags::INCLUDE_XATTRS)
+    {
+        return Err(Refusal::invalid("deleted user xattrs need the xattrs flag"));
+    }
+    let role = if flags.contains(OpenFlags::PRODUCER) { Role::Producer } else { Role::Consumer };
+    check_value(&open, role)?;
+    Ok((open, role))
+}
+
+/// A value is JSON, says so, and only names the consumer of a consumer connection.
+fn check_value(open: &Open<'_>, role: Role) -> Result<(), Refusal> {
+    if open.value.is_empty() {
+        return match open.datatype {
+            Datatype::RAW => Ok(()),
+            _ => Err(Refusal::invalid("datatype without a value")),
+        };
+    }
+    if open.datatype != Datatype::JSON {
+        return Err(Refusal::invalid("value without the JSON datatype"));
+    }
+    if role == Role::Producer {
+        return Err(Refusal::invalid("value for a producer connection"));
+    }
+    let object: Map<String, Value> = serde_json::from_slice(open.value)
+        .map_err(|_| Refusal::invalid("value is not a JSON object"))?;
+    if object.iter().all(|(name, value)| name == "consumer_name" && value.is_string()) {
+        return Ok(());
+    }
+    Err(Refusal::invalid("value with a member other than consumer_name"))
+}

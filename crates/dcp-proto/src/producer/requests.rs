@@ -1,0 +1,199 @@
+//! The requests of an opened connection.
+
+use bytes::BytesMut;
+use dcp_wire::message::{
+    BufferAck, CloseStream, Control, Deletion, Expiration, Mutation, OsoSnapshot, SeqnoAdvanced,
+    SnapshotMarker, StreamAddress, StreamEnd, StreamRequest, SystemEvent, encode_failover_log,
+};
+use dcp_wire::{Datatype, DecodeError, Frame, Opcode, Status, StreamId};
+use tracing::debug;
+
+use super::connection::Opened;
+use super::refusal::Refusal;
+use super::reply::{succeed, succeed_with};
+use super::settings::SyncWrites;
+use super::shape::Shape;
+use super::stream::Stream;
+use super::stream_request::Checks;
+use super::{BucketSource, ConnectionConfig, Disconnect, Features, VBucketSource};
+
+/// What became of a request: the outer error ends the connection, the inner one is answered.
+pub(super) type Outcome = Result<Result<(), Refusal>, Disconnect>;
+
+/// One request on an opened connection.
+#[derive(Debug)]
+pub(super) struct Handler<'a, S> {
+    pub(super) config: &'a ConnectionConfig,
+    pub(super) features: Features,
+    pub(super) opened: &'a mut Opened,
+    pub(super) request: &'a Frame<'a>,
+    pub(super) stream_id: Option<StreamId>,
+    pub(super) source: &'a S,
+    pub(super) out: &'a mut BytesMut,
+}
+
+impl<S: BucketSource> Handler<'_, S> {
+    /// The request of a client that gets changes from here.
+    pub(super) fn handle_as_producer(&mut self) -> Outcome {
+        let request = self.request;
+        let opcode = request.header.opcode;
+        match opcode {
+            Opcode::DCP_STREAM_REQ => self.answer(Self::stream_request),
+            Opcode::DCP_CLOSE_STREAM => self.answer(Self::close_stream),
+            Opcode::DCP_GET_FAILOVER_LOG => self.answer(Self::failover_log),
+            Opcode::DCP_CONTROL => self.answer(Self::control),
+            Opcode::DCP_BUFFER_ACK => Ok(self.buffer_ack()),
+            Opcode::DCP_SEQNO_ACK => Ok(self.seqno_ack()),
+            Opcode::DCP_FLUSH => Ok(Err(Refusal::Status(Status::NOT_SUPPORTED))),
+            Opcode::DCP_CACHE_TRANSFER | Opcode::DCP_CACHE_TRANSFER_END => {
+                Ok(Err(Refusal::Status(Status::UNKNOWN_COMMAND)))
+            }
+            _ => match check_stream_message(request) {
+                Err(error) => Ok(Err(error.into())),
+                Ok(()) => Err(Disconnect::UnexpectedRequest(opcode)),
+            },
+        }
+    }
+
+    /// The request of a peer that would send changes here: this server takes none.
+    pub(super) fn handle_as_consumer(&mut self) -> Outcome {
+        let opcode = self.request.header.opcode;
+        if self.stream_id.is_some() {
+            return Ok(Err(Refusal::invalid("stream id on a consumer connection")));
+        }
+        match opcode {
+            Opcode::DCP_NOOP => succeed(self.request, self.out).map(Ok),
+            Opcode::DCP_ADD_STREAM => Ok(Err(Refusal::Status(Status::NOT_SUPPORTED))),
+            Opcode::DCP_CONTROL => Ok(Err(Refusal::Status(Status::EINVAL))),
+            Opcode::DCP_STREAM_REQ
+            | Opcode::DCP_GET_FAILOVER_LOG
+            | Opcode::DCP_BUFFER_ACK
+            | Opcode::DCP_SEQNO_ACK => Err(Disconnect::UnexpectedRequest(opcode)),
+            // There is no stream it could belong to.
+            _ => Ok(Err(Refusal::Status(Status::KEY_ENOENT))),
+        }
+    }
+
+    /// Runs `handle`, whose value is that of the success response.
+    fn answer(&mut self, handle: fn(&mut Self) -> Result<Vec<u8>, Refusal>) -> Outcome {
+        match handle(self) {
+            Ok(value) => succeed_with(self.request, &value, self.out).map(Ok),
+            Err(refusal) => Ok(Err(refusal)),
+        }
+    }
+
+    fn raw_datatype(&self) -> Result<(), Refusal> {
+        match self.request.header.datatype {
+            Datatype::RAW => Ok(()),
+            _ => Err(Refusal::invalid("datatype")),
+        }
+    }
+
+    fn stream_request(&mut self) -> Result<Vec<u8>, Refusal> {
+        let request = StreamRequest::decode(self.request)?;
+        let Opened { settings, streams, .. } = &mut *self.opened;
+        let checks = Checks { settings, features: self.features, config: self.config };
+        checks.check_packet(&request)?;
+        let is_live = |stream_id| streams.is_live(request.vbid, stream_id);
+        let accepted = checks.check(&request, self.source, is_live)?;
+        if streams.len() >= self.config.max_streams {
+            return Err(Refusal::Status(Status::ENOMEM));
+        }
+        debug!(
+            vbid = %request.vbid, start = %accepted.start_seqno, end = %accepted.end_seqno,
+            "stream begins"
+        );
+        let mut log = Vec::new();
+        encode_failover_log(accepted.failover_log.iter().copied(), &mut log);
+        let to = StreamAddress {
+            vbid: request.vbid,
+            opaque: request.opaque,
+            stream_id: accepted.stream_id,
+        };
+        let shape = Shape::new(settings, self.features);
+        streams.insert(Stream::new(to, accepted, shape, settings));
+        Ok(log)
+    }
+
+    fn close_stream(&mut self) -> Result<Vec<u8>, Refusal> {
+        CloseStream::decode(self.request)?;
+        self.raw_datatype()?;
+        let (vbid, stream_id) = (self.request.header.vbid(), self.stream_id);
+        let Opened { settings, streams, .. } = &mut *self.opened;
+        let wrong_id = Refusal::Status(Status::DCP_STREAMID_INVALID);
+        if settings.stream_ids && stream_id.is_none() {
+            return Err(wrong_id);
+        }
+        let fits = stream_id.is_some() == settings.stream_ids;
+        if fits && streams.close(vbid, stream_id, settings.stream_end_on_close) {
+            return Ok(Vec::new());
+        }
+        if stream_id.is_some() && streams.has_live(vbid) {
+            return Err(wrong_id);
+        }
+        Err(Refusal::Status(Status::KEY_ENOENT))
+    }
+
+    fn failover_log(&mut self) -> Result<Vec<u8>, Refusal> {
+        let Frame { extras, key, value, .. } = self.request;
+        self.raw_datatype()?;
+        for (what, part) in [("extras", extras), ("key", key), ("value", value)] {
+            if !part.is_empty() {
+                let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
+                return Err(DecodeError::InvalidLength { what, len }.into());
+            }
+        }
+        let vbucket =
+            self.source.vbucket(self.request.header.vbid()).ok_or(Refusal::NotMyVbucket)?;
+        let mut log = Vec::new();
+        vbucket.failover_table().encode(&mut log);
+        Ok(log)
+    }
+
+    fn control(&mut self) -> Result<Vec<u8>, Refusal> {
+        let control = Control::decode(self.request)?;
+        self.raw_datatype()?;
+        let Opened { settings, window, .. } = &mut *self.opened;
+        settings.apply(&control, self.features, self.config).map_err(Refusal::Status)?;
+        window.resize(settings.buffer_size);
+        Ok(Vec::new())
+    }
+
+    /// Never answered unless it is malformed.
+    fn buffer_ack(&mut self) -> Result<(), Refusal> {
+        let ack = BufferAck::decode(self.request)?;
+        self.raw_datatype()?;
+        self.opened.window.acknowledged(ack.bytes);
+        Ok(())
+    }
+
+    /// Replicas acknowledge prepares; none are ever sent, so there is nothing to do.
+    fn seqno_ack(&self) -> Result<(), Refusal> {
+        if self.request.extras.len() != 8 || !self.request.key.is_empty() {
+            return Err(Refusal::invalid("seqno acknowledgement"));
+        }
+        if self.opened.settings.sync_writes != SyncWrites::Replication {
+            return Err(Refusal::Status(Status::EINVAL));
+        }
+        Ok(())
+    }
+}
+
+/// Checks the layout of a message only a producer may send: a malformed one is told so, a
+/// well-formed one ends the connection.
+fn check_stream_message(frame: &Frame<'_>) -> Result<(), DecodeError> {
+    match frame.header.opcode {
+        Opcode::DCP_MUTATION => Mutation::decode(frame).map(drop),
+        Opcode::DCP_DELETION => Deletion::decode(frame).map(drop),
+        Opcode::DCP_EXPIRATION => Expiration::decode(frame).map(drop),
+        Opcode::DCP_SNAPSHOT_MARKER => SnapshotMarker::decode(frame).map(drop),
+        Opcode::DCP_STREAM_END => StreamEnd::decode(frame).map(drop),
+        Opcode::DCP_SYSTEM_EVENT => SystemEvent::decode(frame).map(drop),
+        Opcode::DCP_SEQNO_ADVANCED => SeqnoAdvanced::decode(frame).map(drop),
+        Opcode::DCP_OSO_SNAPSHOT => OsoSnapshot::decode(frame).map(drop),
+        Opcode::DCP_NOOP if frame.header.body_len != 0 => {
+            Err(DecodeError::InvalidLength { what: "noop", len: frame.header.body_len })
+        }
+        _ => Ok(()),
+    }
+}

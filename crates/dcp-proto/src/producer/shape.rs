@@ -1,0 +1,257 @@
+//! How an item becomes a message: keys, values and layouts as the connection asked for them.
+
+use bytes::BytesMut;
+use dcp_wire::message::{Deletion, Expiration, Mutation, OpenFlags, StreamAddress, SystemEvent};
+use dcp_wire::xattr::{self, Xattr};
+use dcp_wire::{Datatype, DecodeError, EncodeError, leb128, snappy};
+use thiserror::Error;
+
+use super::settings::Settings;
+use super::{Features, Item, ItemKind};
+
+/// Longest value inflated, in bytes: a document and its system xattrs.
+const MAX_VALUE_LEN: usize = 21 * 1024 * 1024;
+
+/// Buffers kept between messages grow to the largest value seen; beyond this they are let go.
+const KEPT_CAPACITY: usize = 1024 * 1024;
+
+/// What a document's access frequency is told as: storage keeps none, so all are like new.
+const INITIAL_NRU: u8 = 2;
+const INITIAL_MFU: u8 = 4;
+
+/// A stored item that cannot be sent.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub(super) enum Unsendable {
+    #[error(transparent)]
+    Value(#[from] DecodeError),
+    #[error(transparent)]
+    Size(#[from] EncodeError),
+}
+
+/// How much of a document is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Body {
+    Whole,
+    /// No body.
+    Omitted,
+    /// No body, but the datatype still says what it was.
+    OmittedButNamed,
+}
+
+/// How items become messages on one stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    collections: bool,
+    body: Body,
+    xattrs: bool,
+    deleted_user_xattrs: bool,
+    delete_times: bool,
+    expiry_opcode: bool,
+    snappy: bool,
+    force_compression: bool,
+    nru: u8,
+}
+
+/// Buffers for values that cannot be sent as they are stored.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    key: Vec<u8>,
+    plain: Vec<u8>,
+    section: Vec<u8>,
+    compressed: Vec<u8>,
+}
+
+impl Scratch {
+    fn trim(&mut self) {
+        for buffer in [&mut self.plain, &mut self.section, &mut self.compressed] {
+            if buffer.capacity() > KEPT_CAPACITY {
+                *buffer = Vec::new();
+            }
+        }
+    }
+}
+
+impl Shape {
+    pub(super) const fn new(settings: &Settings, features: Features) -> Self {
+        let flags = settings.flags;
+        Self {
+            collections: features.collections,
+            body: if flags.contains(OpenFlags::NO_VALUE) {
+                Body::Omitted
+            } else if flags.contains(OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE) {
+                Body::OmittedButNamed
+            } else {
+                Body::Whole
+            },
+            xattrs: flags.contains(OpenFlags::INCLUDE_XATTRS),
+            deleted_user_xattrs: flags.contains(OpenFlags::INCLUDE_DELETED_USER_XATTRS),
+            delete_times: flags.contains(OpenFlags::INCLUDE_DELETE_TIMES),
+            expiry_opcode: settings.expiry_opcode,
+            snappy: features.snappy,
+            force_compression: settings.force_compression,
+            nru: if settings.hifi_mfu { INITIAL_MFU } else { INITIAL_NRU },
+        }
+    }
+
+    /// Appends the message of `item` to `out`.
+    pub(super) fn write(
+        &self,
+        item: &Item,
+        to: StreamAddress,
+        scratch: &mut Scratch,
+        out: &mut BytesMut,
+    ) -> Result<(), Unsendable> {
+        let Scratch { key, plain, section, compressed } = scratch;
+        let key = self.key(item, key);
+        match item.kind {
+            ItemKind::Mutation => {
+                let (datatype, value) = self.live_value(item, plain, compressed)?;
+                let message = Mutation {
+                    seqno: item.seqno,
+                    rev_seqno: item.rev_seqno,
+                    cas: item.cas,
+                    datatype,
+                    flags: item.flags,
+                    expiry: item.expiry,
+                    lock_time: 0,
+                    nru: self.nru,
+                    key,
+                    value,
+                };
+                message.encode(to, out)?;
+            }
+            ItemKind::Expiration if self.expiry_opcode => {
+                let (datatype, value) = self.tombstone_value(item, plain, section, compressed)?;
+                let message = Expiration {
+                    seqno: item.seqno,
+                    rev_seqno: item.rev_seqno,
+                    cas: item.cas,
+                    datatype,
+                    delete_time: item.delete_time,
+                    key,
+                    value,
+                };
+                message.encode(to, out)?;
+            }
+            ItemKind::Deletion | ItemKind::Expiration => {
+                let (datatype, value) = self.tombstone_value(item, plain, section, compressed)?;
+                let message = Deletion {
+                    seqno: item.seqno,
+                    rev_seqno: item.rev_seqno,
+                    cas: item.cas,
+                    datatype,
+                    delete_time: self.delete_times.then_some(item.delete_time),
+                    key,
+                    value,
+                };
+                message.encode(to, out)?;
+            }
+            ItemKind::SystemEvent { id, version, .. } => {
+                let (key, value) = (&item.key[..], &item.value[..]);
+                SystemEvent { seqno: item.seqno, id, version, key, value }.encode(to, out)?;
+            }
+        }
+        scratch.trim();
+        Ok(())
+    }
+
+    fn key<'a>(&self, item: &'a Item, buffer: &'a mut Vec<u8>) -> &'a [u8] {
+        if !self.collections {
+            return &item.key;
+        }
+        buffer.clear();
+        buffer.extend_from_slice(leb128::encode(item.collection_id.0).as_slice());
+        buffer.extend_from_slice(&item.key);
+        buffer
+    }
+
+    /// The value of a live document.
+    fn live_value<'a>(
+        &self,
+        item: &'a Item,
+        plain: &'a mut Vec<u8>,
+        compressed: &'a mut Vec<u8>,
+    ) -> Result<(Datatype, &'a [u8]), Unsendable> {
+        let has_xattrs = item.datatype.contains(Datatype::XATTR);
+        if self.body == Body::Whole && (self.xattrs || !has_xattrs) {
+            let is_compressed = item.datatype.contains(Datatype::SNAPPY);
+            // Force compression implies snappy, and leaves what is compressed already alone.
+            if if is_compressed { self.snappy } else { !self.force_compression } {
+                return Ok((item.datatype, &item.value));
+            }
+            let value = inflate(item, plain)?;
+            return self.finish(item.datatype.without(Datatype::SNAPPY), value, compressed);
+        }
+        if self.body != Body::Whole && !(self.xattrs && has_xattrs) {
+            return Ok((self.named(Datatype::RAW, item.datatype), &[]));
+        }
+        let value = inflate(item, plain)?;
+        let (_, body) = xattr::split(value)?;
+        if self.body == Body::Whole {
+            let datatype = item.datatype.without(Datatype::SNAPPY).without(Datatype::XATTR);
+            return self.finish(datatype, body, compressed);
+        }
+        let section = value.get(..value.len() - body.len()).unwrap_or_default();
+        let (datatype, value) = self.finish(Datatype::XATTR, section, compressed)?;
+        Ok((self.named(datatype, item.datatype), value))
+    }
+
+    /// The value of a tombstone: the xattrs that outlive the document, if they are asked for.
+    fn tombstone_value<'a>(
+        &self,
+        item: &'a Item,
+        plain: &'a mut Vec<u8>,
+        section: &'a mut Vec<u8>,
+        compressed: &'a mut Vec<u8>,
+    ) -> Result<(Datatype, &'a [u8]), Unsendable> {
+        if !item.datatype.contains(Datatype::XATTR) {
+            return Ok((Datatype::RAW, &[]));
+        }
+        section.clear();
+        if self.xattrs {
+            let keep_user = self.deleted_user_xattrs && item.kind == ItemKind::Deletion;
+            let (xattrs, _) = xattr::split(inflate(item, plain)?)?;
+            let all = xattrs.collect::<Result<Vec<Xattr<'_>>, _>>()?;
+            let kept = all.iter().copied().filter(|xattr| keep_user || xattr.is_system());
+            if kept.clone().next().is_some() {
+                xattr::encode(kept, section)?;
+            }
+        }
+        if section.is_empty() {
+            return Ok((self.named(Datatype::RAW, item.datatype), &[]));
+        }
+        let (datatype, value) = self.finish(Datatype::XATTR, section, compressed)?;
+        Ok((self.named(datatype, item.datatype), value))
+    }
+
+    /// The datatype to send: what the value is, or what the document was if that is wanted.
+    fn named(&self, sent: Datatype, stored: Datatype) -> Datatype {
+        if self.body == Body::OmittedButNamed { stored } else { sent }
+    }
+
+    /// An uncompressed value as it is sent: compressed if the client forces that and it helps.
+    fn finish<'a>(
+        &self,
+        datatype: Datatype,
+        value: &'a [u8],
+        compressed: &'a mut Vec<u8>,
+    ) -> Result<(Datatype, &'a [u8]), Unsendable> {
+        if !self.force_compression || value.is_empty() {
+            return Ok((datatype, value));
+        }
+        *compressed = snappy::compress(value)?;
+        if compressed.len() >= value.len() {
+            return Ok((datatype, value));
+        }
+        Ok((datatype.with(Datatype::SNAPPY), compressed))
+    }
+}
+
+/// The value uncompressed.
+fn inflate<'a>(item: &'a Item, plain: &'a mut Vec<u8>) -> Result<&'a [u8], DecodeError> {
+    if !item.datatype.contains(Datatype::SNAPPY) {
+        return Ok(&item.value);
+    }
+    snappy::decompress_into(&item.value, MAX_VALUE_LEN, plain)?;
+    Ok(plain)
+}

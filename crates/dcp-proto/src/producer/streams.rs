@@ -1,0 +1,166 @@
+//! The streams of one connection and whose turn it is.
+
+use std::collections::VecDeque;
+
+use dcp_wire::message::StreamEndReason;
+use dcp_wire::{StreamId, Vbid};
+use rustc_hash::FxHashMap;
+use slab::Slab;
+
+use super::BucketSource;
+use super::outlet::Outlet;
+use super::stream::{Pause, Stream};
+
+#[derive(Debug)]
+struct Slot {
+    stream: Stream,
+    /// Whether it waits in the queue.
+    queued: bool,
+}
+
+/// The streams of one connection.
+///
+/// Streams that have something to say wait in a queue and take turns; the others cost nothing
+/// until their vBucket changes.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    slots: Slab<Slot>,
+    /// The streams of each vBucket: one, unless they have stream ids.
+    by_vbid: FxHashMap<Vbid, Vec<usize>>,
+    queue: VecDeque<usize>,
+}
+
+impl Streams {
+    /// Streams that are live, and ended ones whose end is still to be sent.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether any stream waits for its turn.
+    pub(super) fn has_ready(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    fn of(&self, vbid: Vbid) -> &[usize] {
+        self.by_vbid.get(&vbid).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    fn live_key(&self, vbid: Vbid, stream_id: Option<StreamId>) -> Option<usize> {
+        self.of(vbid).iter().copied().find(|&key| {
+            self.slots.get(key).is_some_and(|slot| {
+                slot.stream.is_live() && slot.stream.address().stream_id == stream_id
+            })
+        })
+    }
+
+    /// Whether the vBucket has a live stream with that stream id.
+    pub(super) fn is_live(&self, vbid: Vbid, stream_id: Option<StreamId>) -> bool {
+        self.live_key(vbid, stream_id).is_some()
+    }
+
+    /// Whether the vBucket has any live stream.
+    pub(super) fn has_live(&self, vbid: Vbid) -> bool {
+        self.of(vbid)
+            .iter()
+            .any(|&key| self.slots.get(key).is_some_and(|slot| slot.stream.is_live()))
+    }
+
+    /// Adds a stream, which gets its turn.
+    pub(super) fn insert(&mut self, stream: Stream) {
+        let vbid = stream.vbid();
+        let key = self.slots.insert(Slot { stream, queued: true });
+        self.by_vbid.entry(vbid).or_default().push(key);
+        self.queue.push_back(key);
+    }
+
+    /// Ends the live stream with that stream id, with a message or without one; `false` if there
+    /// is none.
+    pub(super) fn close(
+        &mut self,
+        vbid: Vbid,
+        stream_id: Option<StreamId>,
+        with_message: bool,
+    ) -> bool {
+        let Some(key) = self.live_key(vbid, stream_id) else {
+            return false;
+        };
+        if with_message {
+            self.end(key, StreamEndReason::CLOSED);
+        } else {
+            self.remove(key);
+        }
+        true
+    }
+
+    /// Ends every live stream of the vBucket with a message.
+    pub(super) fn end_all(&mut self, vbid: Vbid, reason: StreamEndReason) {
+        for key in self.of(vbid).to_vec() {
+            self.end(key, reason);
+        }
+    }
+
+    fn end(&mut self, key: usize, reason: StreamEndReason) {
+        if let Some(slot) = self.slots.get_mut(key) {
+            slot.stream.end(reason);
+            enqueue(key, slot, &mut self.queue);
+        }
+    }
+
+    /// Gives the vBucket's streams their turn.
+    pub(super) fn wake(&mut self, vbid: Vbid) {
+        let Some(keys) = self.by_vbid.get(&vbid) else {
+            return;
+        };
+        for &key in keys {
+            if let Some(slot) = self.slots.get_mut(key) {
+                enqueue(key, slot, &mut self.queue);
+            }
+        }
+    }
+
+    fn remove(&mut self, key: usize) {
+        let Some(slot) = self.slots.try_remove(key) else {
+            return;
+        };
+        if slot.queued {
+            self.queue.retain(|&queued| queued != key);
+        }
+        let vbid = slot.stream.vbid();
+        if let Some(keys) = self.by_vbid.get_mut(&vbid) {
+            keys.retain(|&other| other != key);
+            if keys.is_empty() {
+                self.by_vbid.remove(&vbid);
+            }
+        }
+    }
+
+    /// Lets the next stream of the queue write; `false` if none waits. The outlet must take a
+    /// message.
+    pub(super) fn take_turn<S: BucketSource>(
+        &mut self,
+        source: &S,
+        outlet: &mut Outlet<'_>,
+    ) -> bool {
+        let Some(key) = self.queue.pop_front() else {
+            return false;
+        };
+        let Some(slot) = self.slots.get_mut(key) else {
+            return true;
+        };
+        slot.queued = false;
+        let vbucket = source.vbucket(slot.stream.vbid());
+        match slot.stream.write(vbucket.as_ref(), outlet) {
+            Pause::Ready => enqueue(key, slot, &mut self.queue),
+            Pause::Idle => {}
+            Pause::Ended => self.remove(key),
+        }
+        true
+    }
+}
+
+fn enqueue(key: usize, slot: &mut Slot, queue: &mut VecDeque<usize>) {
+    if !slot.queued {
+        slot.queued = true;
+        queue.push_back(key);
+    }
+}
