@@ -70,7 +70,7 @@ pub enum InvalidConnectionString {
 }
 
 /// Where a cluster is found, and what the string asks for besides.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ConnectionString {
     scheme: Scheme,
     addresses: Vec<Address>,
@@ -157,6 +157,13 @@ impl fmt::Display for ConnectionString {
     }
 }
 
+impl fmt::Debug for ConnectionString {
+    /// Without the options' values: a secret may be among them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ConnectionString").field(&format_args!("{self}")).finish()
+    }
+}
+
 fn address(text: &str, scheme: Scheme) -> Result<Address, InvalidConnectionString> {
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
         let (host, rest) = rest.split_once(']').ok_or(InvalidConnectionString::Ipv6)?;
@@ -214,4 +221,76 @@ fn unescape(text: &str) -> Result<String, InvalidConnectionString> {
         bytes.push(u8::from_str_radix(digits, 16).map_err(|_| InvalidConnectionString::Escape)?);
     }
     String::from_utf8(bytes).map_err(|_| InvalidConnectionString::Escape)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<ConnectionString, InvalidConnectionString> {
+        text.parse()
+    }
+
+    #[test]
+    fn hosts_ports_bucket_and_options_are_read() {
+        let parsed =
+            parse("couchbases://n0, [fd00::1]:9999;n2:11207/travel?network=external&x=%2F&flag")
+                .unwrap();
+        assert_eq!(parsed.scheme(), Scheme::Couchbases);
+        let addresses: Vec<_> = parsed.addresses().iter().map(ToString::to_string).collect();
+        assert_eq!(addresses, ["n0:11207", "[fd00::1]:9999", "n2:11207"]);
+        assert_eq!(parsed.addresses()[1].host, "fd00::1");
+        assert_eq!(parsed.bucket(), Some("travel"));
+        assert_eq!(parsed.param("network"), Some("external"));
+        assert_eq!((parsed.param("x"), parsed.param("flag")), (Some("/"), Some("")));
+        assert_eq!(parsed.params().len(), 3);
+    }
+
+    #[test]
+    fn defaults_are_the_data_services_ports() {
+        let parsed = parse("couchbase://localhost").unwrap();
+        assert_eq!(parsed.addresses(), [Address::new("localhost", 11210)]);
+        assert_eq!((parsed.bucket(), parsed.params().len()), (None, 0));
+        assert_eq!(parse("COUCHBASES://[::1]/").unwrap().addresses()[0].port, 11207);
+        assert_eq!(parse("couchbase://h/a%20b").unwrap().bucket(), Some("a b"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told() {
+        use InvalidConnectionString as E;
+
+        for (text, error) in [
+            ("", E::Scheme),
+            ("localhost", E::Scheme),
+            ("http://localhost:8091", E::Scheme),
+            ("couchbase://", E::EmptyHost),
+            ("couchbase://a,,b", E::EmptyHost),
+            ("couchbase://:11210", E::EmptyHost),
+            ("couchbase:///bucket", E::EmptyHost),
+            ("couchbase://h:0", E::Port),
+            ("couchbase://h:65536", E::Port),
+            ("couchbase://h:", E::Port),
+            ("couchbase://h:8091", E::ManagerPort(8091)),
+            ("couchbases://h:18091", E::ManagerPort(18091)),
+            ("couchbase://::1", E::Ipv6),
+            ("couchbase://[::1", E::Ipv6),
+            ("couchbase://[::1]x", E::Ipv6),
+            ("couchbase://user:secret@h", E::Credentials),
+            ("couchbase://h/b/c", E::Path),
+            ("couchbase://h/%zz", E::Escape),
+            ("couchbase://h/%f", E::Escape),
+            ("couchbase://h/%ff", E::Escape),
+        ] {
+            assert_eq!(parse(text), Err(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_not_repeated() {
+        let error = parse("couchbase://user:secret@h").unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("secret"));
+        let parsed = parse("couchbase://h?password=secret").unwrap();
+        assert!(!parsed.to_string().contains("secret"));
+        assert!(!format!("{parsed:?}").contains("secret"));
+    }
 }

@@ -1,1 +1,566 @@
+use bytes::BytesMut;
+use dcp_wire::DecodeError;
+use dcp_wire::message::{Control, OpenFlags};
+use dcp_wire::sasl::{PlainMessage, SaslError, ScramCredentials, ScramServer};
+use proptest::prelude::*;
 
+use super::*;
+use crate::topology::InvalidConfig;
+
+const CONFIG: &[u8] =
+    br#"{"rev":3,"revEpoch":1,"name":"default","uuid":"ab","nodeLocator":"vbucket",
+    "nodesExt":[{"services":{"kv":11210},"thisNode":true}],
+    "vBucketServerMap":{"serverList":["$HOST:11210"],"numReplicas":0,"vBucketMap":[[0],[0]]}}"#;
+const GLOBAL: &[u8] = br#"{"rev":3,"nodesExt":[{"services":{"kv":11210},"thisNode":true}]}"#;
+const MANIFEST: &[u8] = br#"{"uid":"2","scopes":[{"name":"_default","uid":"0","collections":[]}]}"#;
+
+/// A request as the server sees it.
+#[derive(Clone, Debug)]
+struct Request {
+    opcode: Opcode,
+    opaque: Opaque,
+    key: Vec<u8>,
+    value: Vec<u8>,
+}
+
+fn drain(bootstrap: &mut Bootstrap) -> Vec<Request> {
+    let mut out = BytesMut::new();
+    while bootstrap.poll_transmit(&mut out) {}
+    let mut requests = Vec::new();
+    let mut rest = &out[..];
+    while let Some((frame, len)) = Frame::parse(rest, MAX_BODY_LEN).unwrap() {
+        requests.push(Request {
+            opcode: frame.header.opcode,
+            opaque: frame.header.opaque,
+            key: frame.key.to_vec(),
+            value: frame.value.to_vec(),
+        });
+        rest = &rest[len..];
+    }
+    assert!(rest.is_empty(), "whole packets only");
+    requests
+}
+
+/// A server that answers as told where it matters and well otherwise.
+struct Server {
+    scram: Option<ScramServer>,
+    mechanisms: &'static [u8],
+    features: Vec<Feature>,
+    /// Answers to give in place of the usual ones.
+    instead: Vec<(Opcode, Status, &'static [u8])>,
+    seen: Vec<Request>,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            scram: None,
+            mechanisms: b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN",
+            features: BootstrapConfig::FEATURES.to_vec(),
+            instead: Vec::new(),
+            seen: Vec::new(),
+        }
+    }
+}
+
+impl Server {
+    fn answering(opcode: Opcode, status: Status, value: &'static [u8]) -> Self {
+        Self { instead: vec![(opcode, status, value)], ..Self::default() }
+    }
+
+    fn answer(&mut self, request: &Request) -> (Status, Vec<u8>) {
+        self.seen.push(request.clone());
+        let instead = self.instead.iter().find(|(opcode, ..)| *opcode == request.opcode);
+        if let Some(&(_, status, value)) = instead {
+            return (status, value.to_vec());
+        }
+        let ok = |value: &[u8]| (Status::SUCCESS, value.to_vec());
+        match request.opcode {
+            Opcode::HELLO => {
+                ok(&self.features.iter().flat_map(|f| f.0.to_be_bytes()).collect::<Vec<_>>())
+            }
+            Opcode::SASL_LIST_MECHS => ok(self.mechanisms),
+            Opcode::SASL_AUTH => self.authenticate(request),
+            Opcode::SASL_STEP => match self.scram.take().unwrap().verify(&request.value) {
+                Ok(last) => (Status::SUCCESS, last),
+                Err(_) => (Status::AUTH_ERROR, Vec::new()),
+            },
+            Opcode::GET_CLUSTER_CONFIG => {
+                let selected = self.seen.iter().any(|seen| seen.opcode == Opcode::SELECT_BUCKET);
+                ok(if selected { CONFIG } else { GLOBAL })
+            }
+            Opcode::GET_COLLECTIONS_MANIFEST => ok(MANIFEST),
+            Opcode::SELECT_BUCKET | Opcode::DCP_OPEN | Opcode::DCP_CONTROL => ok(b""),
+            other => panic!("unexpected {other}"),
+        }
+    }
+
+    fn authenticate(&mut self, request: &Request) -> (Status, Vec<u8>) {
+        let mechanism = Mechanism::from_name(&request.key).unwrap();
+        if mechanism == Mechanism::Plain {
+            let right = PlainMessage::decode(&request.value).unwrap().matches("user", "secret");
+            return (if right { Status::SUCCESS } else { Status::AUTH_ERROR }, Vec::new());
+        }
+        let credentials =
+            ScramCredentials::derive(mechanism, "secret", b"0123456789abcdef", 16).unwrap();
+        let mut scram = ScramServer::read(&request.value).unwrap();
+        let challenge = scram.challenge(credentials, "serverNonce").unwrap();
+        self.scram = Some(scram);
+        (Status::AUTH_CONTINUE, challenge)
+    }
+
+    /// Runs a bootstrap to its end; one list of requests per round trip.
+    fn run(&mut self, bootstrap: &mut Bootstrap) -> Result<Vec<Vec<Opcode>>, BootstrapError> {
+        let mut rounds = Vec::new();
+        while !bootstrap.is_done() {
+            let requests = drain(bootstrap);
+            assert!(!requests.is_empty(), "stuck: {bootstrap:?}");
+            rounds.push(requests.iter().map(|request| request.opcode).collect());
+            for request in requests {
+                let (status, value) = self.answer(&request);
+                respond(bootstrap, &request, status, &value)?;
+            }
+        }
+        Ok(rounds)
+    }
+}
+
+fn respond(
+    bootstrap: &mut Bootstrap,
+    request: &Request,
+    status: Status,
+    value: &[u8],
+) -> Result<(), BootstrapError> {
+    let mut bytes = BytesMut::new();
+    Frame::response(request.opcode, status)
+        .with_opaque(request.opaque)
+        .with_value(value)
+        .encode(&mut bytes)
+        .unwrap();
+    bootstrap.handle_bytes(&mut bytes)
+}
+
+fn config() -> BootstrapConfig {
+    let auth = Auth::Password {
+        username: "user".to_owned(),
+        password: Zeroizing::new("secret".to_owned()),
+        nonce: "clientNonceOf24Characters".to_owned(),
+        allow_plain: false,
+    };
+    let mut config = BootstrapConfig::new(auth, Some("default".to_owned()), "10.0.0.1");
+    config.dcp = Some(DcpOpen::new("name", OpenFlags::INCLUDE_DELETE_TIMES, 1024, 20));
+    config
+}
+
+fn failure(server: &mut Server, config: BootstrapConfig) -> BootstrapError {
+    let mut bootstrap = Bootstrap::new(config).unwrap();
+    server.run(&mut bootstrap).unwrap_err()
+}
+
+#[test]
+fn a_connection_is_set_up_in_four_round_trips() {
+    let mut server = Server::default();
+    let mut bootstrap = Bootstrap::new(config()).unwrap();
+    let rounds = server.run(&mut bootstrap).unwrap();
+    assert_eq!(
+        rounds,
+        [
+            vec![Opcode::HELLO, Opcode::SASL_LIST_MECHS],
+            vec![Opcode::SASL_AUTH],
+            vec![
+                Opcode::SASL_STEP,
+                Opcode::SELECT_BUCKET,
+                Opcode::GET_CLUSTER_CONFIG,
+                Opcode::GET_COLLECTIONS_MANIFEST
+            ],
+            [vec![Opcode::DCP_OPEN], vec![Opcode::DCP_CONTROL; 6]].concat(),
+        ]
+    );
+    let outcome = bootstrap.take_outcome().unwrap();
+    let bucket = outcome.config.bucket().unwrap();
+    assert_eq!((bucket.name(), bucket.num_vbuckets()), ("default", 2));
+    assert_eq!(bucket.nodes()[0].hostname(), "10.0.0.1");
+    assert_eq!(&outcome.config_json[..], CONFIG);
+    assert_eq!(outcome.manifest.as_ref().unwrap().uid().0, 2);
+    assert!(outcome.has_feature(Feature::COLLECTIONS));
+    assert!(outcome.has_control(Control::MAX_MARKER_VERSION));
+    assert!(bootstrap.take_outcome().is_none(), "handed out once");
+}
+
+#[test]
+fn noops_are_turned_on_before_anything_that_needs_them() {
+    let mut server = Server::default();
+    server.run(&mut Bootstrap::new(config()).unwrap()).unwrap();
+    let control = server.seen.iter().find(|seen| seen.opcode == Opcode::DCP_CONTROL).unwrap();
+    assert_eq!((&control.key[..], &control.value[..]), (&b"enable_noop"[..], &b"true"[..]));
+}
+
+#[test]
+fn the_strongest_mechanism_is_chosen_and_the_password_stays_here() {
+    for (offered, chosen) in [
+        (&b"PLAIN SCRAM-SHA1 SCRAM-SHA512 SCRAM-SHA256"[..], &b"SCRAM-SHA512"[..]),
+        (b"OAUTHBEARER SCRAM-SHA1 SCRAM-SHA256", b"SCRAM-SHA256"),
+        (b"SCRAM-SHA1", b"SCRAM-SHA1"),
+    ] {
+        let mut server = Server { mechanisms: offered, ..Server::default() };
+        server.run(&mut Bootstrap::new(config()).unwrap()).unwrap();
+        let auth = server.seen.iter().find(|seen| seen.opcode == Opcode::SASL_AUTH).unwrap();
+        assert_eq!(auth.key, chosen);
+        for request in &server.seen {
+            assert!(!request.value.windows(6).any(|part| part == b"secret"), "{request:?}");
+        }
+    }
+}
+
+#[test]
+fn plain_is_used_only_where_it_is_allowed() {
+    let mut server = Server { mechanisms: b"PLAIN", ..Server::default() };
+    let error = failure(&mut server, config());
+    assert_eq!(error, BootstrapError::Sasl(SaslError::NoMechanism));
+
+    let mut allowed = config();
+    let Auth::Password { allow_plain, .. } = &mut allowed.auth else { unreachable!() };
+    *allow_plain = true;
+    let mut server = Server { mechanisms: b"PLAIN", ..Server::default() };
+    let rounds = server.run(&mut Bootstrap::new(allowed).unwrap()).unwrap();
+    assert_eq!(rounds.len(), 3, "PLAIN saves a round trip");
+}
+
+#[test]
+fn a_wrong_password_is_an_authentication_failure() {
+    let mut wrong = config();
+    let Auth::Password { password, .. } = &mut wrong.auth else { unreachable!() };
+    *password = Zeroizing::new("guess".to_owned());
+    assert_eq!(failure(&mut Server::default(), wrong), BootstrapError::AuthenticationFailed);
+}
+
+#[test]
+fn a_server_that_does_not_know_the_password_is_not_trusted() {
+    let mut forged = Server::answering(Opcode::SASL_STEP, Status::SUCCESS, b"v=AAAA");
+    let error = failure(&mut forged, config());
+    assert!(matches!(error, BootstrapError::Sasl(SaslError::ServerSignature)), "{error:?}");
+
+    let mut skipped = Server::answering(Opcode::SASL_AUTH, Status::SUCCESS, b"");
+    assert_eq!(
+        failure(&mut skipped, config()),
+        BootstrapError::Sasl(SaslError::ServerSignature),
+        "a server may not leave the proof out"
+    );
+}
+
+#[test]
+fn a_client_certificate_needs_no_sasl() {
+    let mut server = Server::default();
+    let mut certified = config();
+    certified.auth = Auth::Certificate;
+    server.run(&mut Bootstrap::new(certified).unwrap()).unwrap();
+    assert!(server.seen.iter().all(|seen| seen.opcode != Opcode::SASL_AUTH));
+}
+
+#[test]
+fn without_a_bucket_the_global_configuration_is_fetched() {
+    let mut server = Server::default();
+    let mut global = config();
+    (global.bucket, global.dcp) = (None, None);
+    let mut bootstrap = Bootstrap::new(global).unwrap();
+    server.run(&mut bootstrap).unwrap();
+    let outcome = bootstrap.take_outcome().unwrap();
+    assert!(matches!(outcome.config, ClusterConfig::Global(_)));
+    assert!(outcome.manifest.is_none());
+    assert!(server.seen.iter().all(|seen| seen.opcode != Opcode::DCP_OPEN));
+}
+
+#[test]
+fn each_refused_step_has_its_error() {
+    let bucket = || "default".to_owned();
+    let refused = |opcode, status| failure(&mut Server::answering(opcode, status, b""), config());
+    assert_eq!(
+        refused(Opcode::SELECT_BUCKET, Status::KEY_ENOENT),
+        BootstrapError::BucketNotFound { bucket: bucket() }
+    );
+    assert_eq!(
+        refused(Opcode::SELECT_BUCKET, Status::EACCESS),
+        BootstrapError::BucketAccess { bucket: bucket() }
+    );
+    assert_eq!(
+        refused(Opcode::SELECT_BUCKET, Status::NOT_SUPPORTED),
+        BootstrapError::FeatureMissing(Feature::COLLECTIONS)
+    );
+    assert_eq!(
+        refused(Opcode::GET_CLUSTER_CONFIG, Status::KEY_ENOENT),
+        BootstrapError::NoConfig { status: Status::KEY_ENOENT }
+    );
+    assert_eq!(
+        refused(Opcode::GET_CLUSTER_CONFIG, Status::ETMPFAIL).status(),
+        Some(Status::ETMPFAIL)
+    );
+    assert_eq!(refused(Opcode::DCP_OPEN, Status::EACCESS), BootstrapError::DcpAccess);
+    assert_eq!(
+        refused(Opcode::HELLO, Status::UNKNOWN_COMMAND),
+        BootstrapError::Status { opcode: Opcode::HELLO, status: Status::UNKNOWN_COMMAND }
+    );
+    let error = refused(Opcode::DCP_CONTROL, Status::EINVAL);
+    assert!(matches!(error, BootstrapError::ControlRefused { key: "enable_noop", .. }), "{error}");
+}
+
+#[test]
+fn an_unusable_configuration_is_an_error() {
+    let mut server = Server::answering(Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS, b"{");
+    assert!(matches!(
+        failure(&mut server, config()),
+        BootstrapError::Config(InvalidConfig::Json { .. })
+    ));
+    let mut server = Server::answering(Opcode::GET_COLLECTIONS_MANIFEST, Status::SUCCESS, b"[]");
+    assert!(matches!(failure(&mut server, config()), BootstrapError::Manifest(_)));
+}
+
+#[test]
+fn an_old_server_without_a_manifest_has_the_default_collection() {
+    for status in [Status::NO_COLLECTIONS_MANIFEST, Status::UNKNOWN_COMMAND] {
+        let mut server = Server::answering(Opcode::GET_COLLECTIONS_MANIFEST, status, b"");
+        let mut bootstrap = Bootstrap::new(config()).unwrap();
+        server.run(&mut bootstrap).unwrap();
+        assert_eq!(bootstrap.take_outcome().unwrap().manifest, Some(Manifest::default()));
+    }
+}
+
+#[test]
+fn features_nobody_asked_for_are_not_used() {
+    let extra = [Feature::UNORDERED_EXECUTION, Feature(0x7777), Feature::XERROR, Feature::XERROR];
+    let mut server = Server::default();
+    server.features.extend(extra);
+    let mut bootstrap = Bootstrap::new(config()).unwrap();
+    server.run(&mut bootstrap).unwrap();
+    assert_eq!(bootstrap.take_outcome().unwrap().features, BootstrapConfig::FEATURES);
+}
+
+#[test]
+fn a_server_without_collections_is_asked_for_nothing_that_needs_them() {
+    let mut server = Server { features: vec![Feature::XERROR], ..Server::default() };
+    let mut bootstrap = Bootstrap::new(config()).unwrap();
+    server.run(&mut bootstrap).unwrap();
+    let outcome = bootstrap.take_outcome().unwrap();
+    assert!(outcome.manifest.is_none());
+    assert!(!server.seen.iter().any(|seen| seen.key == b"max_marker_version"));
+
+    let mut strict = config();
+    strict.required_features.push(Feature::COLLECTIONS);
+    assert_eq!(failure(&mut server, strict), BootstrapError::FeatureMissing(Feature::COLLECTIONS));
+    let mut strict = config();
+    let setting = ControlSetting::required("x", 1).needing(Feature::COLLECTIONS);
+    strict.dcp = strict.dcp.map(|dcp| dcp.with(setting));
+    assert_eq!(failure(&mut server, strict), BootstrapError::FeatureMissing(Feature::COLLECTIONS));
+}
+
+#[test]
+fn settings_a_server_does_not_know_are_left_out_unless_needed() {
+    let mut lenient = config();
+    lenient.dcp = Some(
+        DcpOpen { name: "n".to_owned(), flags: OpenFlags::empty(), controls: vec![] }
+            .with(ControlSetting::optional("unknown", 1)),
+    );
+    let mut server = Server::answering(Opcode::DCP_CONTROL, Status::EINVAL, b"");
+    let mut bootstrap = Bootstrap::new(lenient).unwrap();
+    server.run(&mut bootstrap).unwrap();
+    assert!(bootstrap.take_outcome().unwrap().controls.is_empty());
+}
+
+#[test]
+fn answers_may_come_in_any_order_and_twice() {
+    let mut server = Server::default();
+    let mut bootstrap = Bootstrap::new(config()).unwrap();
+    while !bootstrap.is_done() {
+        let requests = drain(&mut bootstrap);
+        let answers: Vec<_> = requests.iter().map(|request| server.answer(request)).collect();
+        for (request, (status, value)) in requests.iter().zip(&answers).rev() {
+            respond(&mut bootstrap, request, *status, value).unwrap();
+            respond(&mut bootstrap, request, *status, value).unwrap();
+        }
+    }
+    assert!(bootstrap.take_outcome().is_some());
+}
+
+#[test]
+fn an_answer_to_nothing_is_an_error() {
+    let stray = |opcode, opaque| {
+        let mut bootstrap = Bootstrap::new(config()).unwrap();
+        let request = Request { opcode, opaque: Opaque(opaque), key: vec![], value: vec![] };
+        respond(&mut bootstrap, &request, Status::SUCCESS, b"").unwrap_err()
+    };
+    let opcode = Opcode::HELLO;
+    assert_eq!(stray(opcode, 99), BootstrapError::Unexpected { opcode });
+    let opcode = Opcode::GET;
+    assert_eq!(stray(opcode, 1), BootstrapError::Unexpected { opcode }, "another request's opaque");
+}
+
+#[test]
+fn a_failed_bootstrap_stays_failed() {
+    let mut server = Server::answering(Opcode::SELECT_BUCKET, Status::KEY_ENOENT, b"");
+    let mut bootstrap = Bootstrap::new(config()).unwrap();
+    let error = server.run(&mut bootstrap).unwrap_err();
+    let frame = Frame::response(Opcode::HELLO, Status::SUCCESS);
+    assert_eq!(bootstrap.handle_frame(&frame).unwrap_err(), error);
+    assert!(drain(&mut bootstrap).is_empty());
+    assert!(bootstrap.take_outcome().is_none());
+}
+
+#[test]
+fn a_pushed_configuration_counts_if_it_is_newer() {
+    let newer = String::from_utf8(CONFIG.to_vec()).unwrap().replace(r#""rev":3"#, r#""rev":4"#);
+    let push = |bucket: &[u8], value: &[u8]| {
+        let mut bytes = BytesMut::new();
+        Frame::server_request(Opcode::CLUSTER_MAP_CHANGE)
+            .with_key(bucket)
+            .with_value(value)
+            .encode(&mut bytes)
+            .unwrap();
+        bytes
+    };
+    for (pushed, rev) in [
+        (push(b"default", newer.as_bytes()), 4),
+        (push(b"other", newer.as_bytes()), 3),
+        (push(b"default", b"{broken"), 3),
+        (push(b"default", b""), 3),
+    ] {
+        let mut bootstrap = Bootstrap::new(config()).unwrap();
+        bootstrap.handle_bytes(&mut pushed.clone()).unwrap();
+        Server::default().run(&mut bootstrap).unwrap();
+        assert_eq!(bootstrap.take_outcome().unwrap().config.revision().rev, rev);
+    }
+}
+
+#[test]
+fn a_noop_is_answered_on_the_way() {
+    let mut bootstrap = Bootstrap::new(config()).unwrap();
+    drain(&mut bootstrap);
+    let noop = Frame::request(Opcode::DCP_NOOP).with_opaque(Opaque(0xabcd));
+    bootstrap.handle_frame(&noop).unwrap();
+    let answers = drain(&mut bootstrap);
+    assert_eq!((answers[0].opcode, answers[0].opaque), (Opcode::DCP_NOOP, Opaque(0xabcd)));
+}
+
+#[test]
+fn what_follows_the_last_answer_is_left_alone() {
+    let mut server = Server::default();
+    let mut bootstrap = Bootstrap::new(config()).unwrap();
+    while !bootstrap.is_done() {
+        let mut bytes = BytesMut::new();
+        for request in drain(&mut bootstrap) {
+            let (status, value) = server.answer(&request);
+            let answer = Frame::response(request.opcode, status).with_opaque(request.opaque);
+            answer.with_value(&value).encode(&mut bytes).unwrap();
+        }
+        bytes.extend_from_slice(b"\x80leftover");
+        bootstrap.handle_bytes(&mut bytes).unwrap();
+        assert_eq!(&bytes[..], b"\x80leftover");
+    }
+}
+
+#[test]
+fn another_protocol_is_told_by_its_first_byte() {
+    let mut bootstrap = Bootstrap::new(config()).unwrap();
+    let mut http = BytesMut::from(&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..]);
+    assert_eq!(
+        bootstrap.handle_bytes(&mut http).unwrap_err(),
+        BootstrapError::Decode(DecodeError::InvalidMagic(b'H'))
+    );
+}
+
+#[test]
+fn the_connection_name_fits_what_servers_take() {
+    for agent in ["a".repeat(1000), "\u{1}".repeat(500), "ü".repeat(300), String::new()] {
+        let mut named = config();
+        named.agent = agent;
+        named.connection_id = "0123456789abcdef/0123456789abcdef-and-more".to_owned();
+        let hello = drain(&mut Bootstrap::new(named).unwrap()).remove(0);
+        assert!(hello.key.len() <= 200, "{}", hello.key.len());
+        let json: serde_json::Value = serde_json::from_slice(&hello.key).unwrap();
+        assert_eq!(json["i"], "0123456789abcdef/0123456789abcdef");
+    }
+    let mut nameless = config();
+    nameless.dcp = Some(DcpOpen::new("", OpenFlags::empty(), 0, 20));
+    assert!(matches!(Bootstrap::new(nameless), Err(BootstrapError::TooLong { .. })));
+}
+
+#[test]
+fn no_secret_is_shown() {
+    let mut bootstrap = Bootstrap::new(config()).unwrap();
+    let shown = format!("{:?} {:?}", config(), bootstrap);
+    assert!(!shown.contains("secret") && !shown.contains("clientNonce"), "{shown}");
+    let mut wrong = Server::answering(Opcode::SASL_STEP, Status::AUTH_ERROR, b"secret");
+    let error = wrong.run(&mut bootstrap).unwrap_err();
+    assert!(!format!("{error} {error:?} {bootstrap:?}").contains("secret"));
+}
+
+#[test]
+fn the_recorded_answers_of_a_real_server_are_understood() {
+    let trace = include_str!("../../../../../tests/traces/8.0.2-sdk-python-scram.jsonl");
+    let lines: Vec<serde_json::Value> =
+        trace.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let packets = lines.iter().filter(|line| line["conn"] == 1 && line["hex"].is_string());
+    let decode = |line: &serde_json::Value| {
+        let hex = line["hex"].as_str().unwrap();
+        let digits = (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16));
+        (line["dir"] == "c2s", digits.collect::<Result<Vec<_>, _>>().unwrap())
+    };
+    let packets: Vec<(bool, Vec<u8>)> = packets.map(decode).take(20).collect();
+    let sent = |from_client, opcode: Opcode| {
+        let matches = |p: &&(bool, Vec<u8>)| p.0 == from_client && p.1[1] == opcode.0;
+        packets.iter().find(matches).map(|(_, bytes)| bytes.clone())
+    };
+    let first = sent(true, Opcode::SASL_AUTH).unwrap();
+    let first = Frame::parse(&first, MAX_BODY_LEN).unwrap().unwrap().0;
+    let nonce = str::from_utf8(first.value).unwrap().split_once(",r=").unwrap().1.to_owned();
+
+    let auth = Auth::Password {
+        username: "@admin".to_owned(),
+        password: Zeroizing::new("password".to_owned()),
+        nonce,
+        allow_plain: false,
+    };
+    let mut config = BootstrapConfig::new(auth, Some("default".to_owned()), "127.0.0.1");
+    config.manifest = false;
+    let mut bootstrap = Bootstrap::new(config).unwrap();
+    while !bootstrap.is_done() {
+        for request in drain(&mut bootstrap) {
+            if request.opcode == Opcode::SASL_STEP {
+                let proof = sent(true, Opcode::SASL_STEP).unwrap();
+                let proof = Frame::parse(&proof, MAX_BODY_LEN).unwrap().unwrap().0;
+                assert_eq!(request.value, proof.value, "the proof the SDK gave");
+            }
+            let mut answer = BytesMut::from(&sent(false, request.opcode).unwrap()[..]);
+            answer[12..16].copy_from_slice(&request.opaque.0.to_be_bytes());
+            bootstrap.handle_bytes(&mut answer).unwrap();
+        }
+    }
+    let outcome = bootstrap.take_outcome().unwrap();
+    assert_eq!(outcome.config.bucket().unwrap().num_vbuckets(), 64);
+    assert!(outcome.has_feature(Feature::COLLECTIONS));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic(chunks in proptest::collection::vec(any::<Vec<u8>>(), 0..8)) {
+        let mut bootstrap = Bootstrap::new(config()).unwrap();
+        for chunk in chunks {
+            let _ = bootstrap.handle_bytes(&mut BytesMut::from(&chunk[..]));
+        }
+    }
+
+    #[test]
+    fn no_answer_makes_it_panic(
+        answers in proptest::collection::vec(
+            (0..12_u32, prop::sample::select(vec![0x1f_u8, 0x20, 0x21, 0x22, 0x89, 0xb5, 0xba, 0x50, 0x5e]),
+             prop::sample::select(vec![0_u16, 0, 0, 0x21, 0x20, 4]),
+             any::<Vec<u8>>()),
+            0..30,
+        ),
+    ) {
+        let mut bootstrap = Bootstrap::new(config()).unwrap();
+        for (opaque, opcode, status, value) in answers {
+            let request =
+                Request { opcode: Opcode(opcode), opaque: Opaque(opaque), key: vec![], value: vec![] };
+            let _ = respond(&mut bootstrap, &request, Status(status), &value);
+        }
+    }
+}

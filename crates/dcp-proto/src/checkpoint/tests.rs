@@ -1,0 +1,199 @@
+use dcp_wire::message::FailoverEntry;
+use dcp_wire::{ManifestUid, Seqno, Vbuuid};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{FailoverLog, Snapshot};
+
+const FILTER: FilterHash = FilterHash(0xfeed);
+
+fn position(seqno: u64, log: &[(u64, u64)]) -> Position {
+    let entry = |&(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
+    Position {
+        seqno: Seqno(seqno),
+        snapshot: Snapshot { start: Seqno(seqno / 2), end: Seqno(seqno + 3) },
+        failover_log: FailoverLog::new(log.iter().map(entry).collect()).ok(),
+        manifest_uid: ManifestUid(0x1f),
+        purge_seqno: Seqno(seqno / 4),
+        epoch: 2,
+    }
+}
+
+fn checkpoint() -> Checkpoint {
+    Checkpoint::new("bucket-uuid", FILTER)
+        .with_position(Vbid(0), position(10, &[(0xabc, 4), (u64::MAX, 0)]))
+        .with_position(Vbid(31), position(11, &[]))
+        .with_position(Vbid(1023), position(u64::MAX - 3, &[(1, 0)]))
+}
+
+#[test]
+fn a_checkpoint_survives_being_written() {
+    let checkpoint = checkpoint();
+    let read = Checkpoint::from_json(checkpoint.to_json().as_bytes()).unwrap();
+    assert_eq!(read, checkpoint);
+    assert_eq!(read.position(Vbid(31)), Some(&position(11, &[])));
+    assert_eq!(read.position(Vbid(32)), None);
+    assert_eq!(read.positions().map(|(vbid, _)| vbid.0).collect::<Vec<_>>(), [0, 31, 1023]);
+}
+
+#[test]
+fn version_1_documents_stay_readable() {
+    // As the first release wrote it; never to be changed.
+    let document = br#"{"format":"dcp_rs checkpoint","version":1,"crc32":"6c134e0e","content":{"bucket_uuid":"b","filter":"000000000000feed","positions":{"7":{"seqno":5,"snapshot":[0,9],"failover_log":[["0000000000000abc",4]],"manifest":"000000000000001f","purge_seqno":1,"epoch":2}}}}"#;
+    let read = Checkpoint::from_json(document).unwrap();
+    let expected = Position {
+        snapshot: Snapshot { start: Seqno(0), end: Seqno(9) },
+        ..position(5, &[(0xabc, 4)])
+    };
+    assert_eq!(read.position(Vbid(7)), Some(&expected));
+    assert_eq!((read.bucket_uuid(), read.filter_hash()), ("b", FILTER));
+    assert_eq!(read.to_json().as_bytes(), document, "and this release writes the same");
+}
+
+#[test]
+fn a_document_may_be_reformatted_but_not_changed() {
+    let value: serde_json::Value = serde_json::from_str(&checkpoint().to_json()).unwrap();
+    let pretty = serde_json::to_string_pretty(&value).unwrap();
+    assert_eq!(Checkpoint::from_json(pretty.as_bytes()).unwrap(), checkpoint());
+    let changed = pretty.replace("\"seqno\": 10", "\"seqno\": 11");
+    assert_ne!(changed, pretty);
+    assert_eq!(
+        Checkpoint::from_json(changed.as_bytes()),
+        Err(CheckpointError::Damaged("checksum mismatch"))
+    );
+}
+
+#[test]
+fn damage_to_any_byte_is_an_error() {
+    let json = checkpoint().to_json().into_bytes();
+    for at in 0..json.len() {
+        for flip in [0x01, 0x02, 0x10, 0x20, 0x80] {
+            let mut damaged = json.clone();
+            damaged[at] ^= flip;
+            assert!(
+                Checkpoint::from_json(&damaged).is_err(),
+                "byte {at} flipped by {flip:#x}: {}",
+                String::from_utf8_lossy(&damaged)
+            );
+        }
+        assert!(Checkpoint::from_json(&json[..at]).is_err(), "cut to {at} bytes");
+    }
+}
+
+#[test]
+fn nothing_is_never_an_empty_checkpoint() {
+    for nothing in ["", "{}", "null", "[]", "\0\0\0\0", r#"{"version":1}"#] {
+        assert!(Checkpoint::from_json(nothing.as_bytes()).is_err(), "{nothing}");
+    }
+    let empty = Checkpoint::new("b", FILTER);
+    assert!(Checkpoint::from_json(empty.to_json().as_bytes()).unwrap().is_empty());
+}
+
+#[test]
+fn a_newer_release_is_named_as_the_reason() {
+    let newer = checkpoint().to_json().replace("\"version\":1", "\"version\":2");
+    assert_eq!(
+        Checkpoint::from_json(newer.as_bytes()),
+        Err(CheckpointError::Version { found: 2, supported: 1 })
+    );
+}
+
+#[test]
+fn another_bucket_or_filter_is_refused() {
+    let checkpoint = checkpoint();
+    assert_eq!(checkpoint.check("bucket-uuid", FILTER), Ok(()));
+    assert!(matches!(
+        checkpoint.check("recreated", FILTER),
+        Err(CheckpointError::OtherBucket { .. })
+    ));
+    assert!(matches!(
+        checkpoint.check("bucket-uuid", FilterHash(1)),
+        Err(CheckpointError::OtherFilter { .. })
+    ));
+}
+
+#[test]
+fn clones_keep_their_positions() {
+    let mut checkpoint = checkpoint();
+    let before = checkpoint.clone();
+    checkpoint.set(Vbid(0), position(99, &[]));
+    checkpoint.remove(Vbid(31));
+    assert_eq!(before.position(Vbid(0)), Some(&position(10, &[(0xabc, 4), (u64::MAX, 0)])));
+    assert!(before.position(Vbid(31)).is_some());
+    assert_eq!(checkpoint.position(Vbid(31)), None);
+    assert_ne!(before, checkpoint);
+}
+
+#[test]
+fn checkpoints_are_equal_by_their_positions() {
+    let mut grown = checkpoint();
+    grown.set(Vbid(5000), position(1, &[]));
+    grown.remove(Vbid(5000));
+    assert_eq!(grown, checkpoint());
+}
+
+#[test]
+fn parts_can_be_taken_and_joined() {
+    let whole = checkpoint();
+    let part = whole.restricted_to([Vbid(31), Vbid(77)]);
+    assert_eq!(part.positions().count(), 1);
+    let mut joined = whole.restricted_to([Vbid(0), Vbid(1023)]);
+    joined.merge(&part).unwrap();
+    assert_eq!(joined, whole);
+    assert!(joined.merge(&Checkpoint::new("other", FILTER)).is_err());
+}
+
+#[test]
+fn filters_have_hashes_that_last() {
+    assert_eq!(FilterHash::of([]).to_string(), "cbf29ce484222325");
+    assert_ne!(FilterHash::of(["ab", "c"]), FilterHash::of(["a", "bc"]));
+    assert_ne!(FilterHash::of(["a", ""]), FilterHash::of(["a"]));
+    assert_eq!(FilterHash::of(["scope", "inventory"]), FilterHash::of(["scope", "inventory"]));
+}
+
+#[test]
+fn a_checkpoint_of_1024_vbuckets_is_of_a_sane_size() {
+    let mut checkpoint = Checkpoint::new("0123456789abcdef0123456789abcdef", FILTER);
+    for vbid in (0..1024).map(Vbid) {
+        let log = [(u64::MAX, 1 << 40), (u64::MAX - 1, 1 << 39), (u64::MAX - 2, 0)];
+        checkpoint.set(vbid, position(1 << 41, &log));
+    }
+    let json = checkpoint.to_json();
+    assert!(json.len() < 300 * 1024, "{} bytes", json.len());
+    assert_eq!(Checkpoint::from_json(json.as_bytes()).unwrap(), checkpoint);
+}
+
+proptest! {
+    #[test]
+    fn any_checkpoint_survives_being_written(
+        uuid in ".*",
+        filter: u64,
+        positions in proptest::collection::btree_map(
+            any::<u16>(),
+            (any::<[u64; 3]>(), any::<[u64; 2]>(), any::<u32>(),
+             proptest::collection::vec(any::<(u64, u64)>(), 0..5)),
+            0..20,
+        ),
+    ) {
+        let mut checkpoint = Checkpoint::new(&uuid, FilterHash(filter));
+        for (vbid, (mut range, [manifest, purge], epoch, log)) in positions {
+            range.sort_unstable();
+            let [start, seqno, end] = range.map(Seqno);
+            checkpoint.set(Vbid(vbid), Position {
+                seqno,
+                snapshot: Snapshot { start, end },
+                manifest_uid: ManifestUid(manifest),
+                purge_seqno: Seqno(purge),
+                epoch,
+                ..position(0, &log)
+            });
+        }
+        let read = Checkpoint::from_json(checkpoint.to_json().as_bytes());
+        prop_assert_eq!(read, Ok(checkpoint));
+    }
+
+    #[test]
+    fn no_bytes_make_the_reader_panic(bytes: Vec<u8>) {
+        prop_assert!(Checkpoint::from_json(&bytes).is_err());
+    }
+}
