@@ -7,7 +7,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use dcp_wire::message::{BufferAck, Control, FailoverEntry, StreamRequest, encode_failover_log};
-use dcp_wire::{Datatype, Feature, Frame, MAX_BODY_LEN, Opcode, Seqno, Status, Vbid, Vbuuid};
+use dcp_wire::{
+    Datatype, Feature, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid,
+};
 use serde_json::json;
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -376,6 +378,28 @@ fn manifest() -> serde_json::Value {
             "collections": [{"name": "_default", "uid": "0"}],
         }],
     })
+}
+
+/// The answers that accept every stream request among `requests`, and the opaques the streams'
+/// packets must carry.
+///
+/// # Errors
+/// If the bytes are not packets.
+pub fn answer_stream_requests(requests: &[u8]) -> Result<(Vec<u8>, Vec<(Vbid, Opaque)>), Error> {
+    let (mut answers, mut opaques) = (Vec::new(), Vec::new());
+    let mut rest = requests;
+    while let Some((frame, used)) = Frame::parse(rest, MAX_BODY_LEN)? {
+        if frame.header.opcode == Opcode::DCP_STREAM_REQ {
+            let (vbid, opaque) = (frame.header.vbid(), frame.header.opaque);
+            Frame::response(Opcode::DCP_STREAM_REQ, Status::SUCCESS)
+                .with_opaque(opaque)
+                .with_value(&failover_log(vbid))
+                .encode(&mut answers)?;
+            opaques.push((vbid, opaque));
+        }
+        rest = &rest[used..];
+    }
+    Ok((answers, opaques))
 }
 
 fn failover_log(vbid: Vbid) -> Vec<u8> {
