@@ -242,10 +242,10 @@ def _copy_manifests(root: Path, target: Path) -> None:
         if (manifest.parent / "clippy.toml").exists():
             shutil.copy(manifest.parent / "clippy.toml", folder / "clippy.toml")
         (folder / "src" / "lib.rs").write_text("#![forbid(unsafe_code)]\n", encoding="utf-8")
-        for kind in ("benches", "examples", "src/bin", "tests"):
-            for source in (manifest.parent / kind).glob("*.rs"):
-                (folder / kind).mkdir(exist_ok=True)
-                (folder / kind / source.name).write_text("fn main() {}\n", encoding="utf-8")
+        declared = tomllib.loads(manifest.read_text(encoding="utf-8"))
+        for each in (each for kind in ("bench", "bin", "test") for each in declared.get(kind, [])):
+            (folder / each["path"]).parent.mkdir(parents=True, exist_ok=True)
+            (folder / each["path"]).write_text("fn main() {}\n", encoding="utf-8")
 
 
 FORGED_CRATES = [

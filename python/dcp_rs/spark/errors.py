@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from dcp_rs import exceptions
-
-_CODES: dict[type[BaseException], str] = {
-    exceptions.AuthenticationError: "AUTHENTICATION",
-    exceptions.ConfigError: "CONFIG",
-    exceptions.ClosedError: "CLOSED",
-    exceptions.ForkedProcessError: "FORKED_PROCESS",
-    exceptions.ProtocolError: "PROTOCOL",
-    exceptions.RollbackError: "ROLLBACK",
-    exceptions.StreamEndedError: "STREAM_ENDED",
-    exceptions.ConnectError: "CONNECT",
-    exceptions.TimeoutError: "TIMEOUT",
-}
+from dcp_rs.exceptions import DcpError
 
 
-class SparkReadError(exceptions.DcpError):
+class SparkReadError(DcpError):
     """A read failed in the driver or in a task.
 
     Attributes:
@@ -35,12 +23,11 @@ class SparkReadError(exceptions.DcpError):
         return type(self), (self.code, self._message)
 
 
-def coded(error: exceptions.DcpError, doing: str) -> SparkReadError:
+def coded(error: DcpError, doing: str) -> SparkReadError:
     """Wraps an error of the engine, with its code and what was being done."""
     if isinstance(error, SparkReadError):
         return error
-    name = next((code for kind, code in _CODES.items() if isinstance(error, kind)), "FAILED")
-    return SparkReadError(f"COUCHBASE_DCP_{name}", f"{doing}: {error}")
+    return SparkReadError(f"COUCHBASE_DCP_{(error.code or 'failed').upper()}", f"{doing}: {error}")
 
 
 def missing_library(error: ImportError) -> ImportError:
