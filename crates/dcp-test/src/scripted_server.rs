@@ -1,1 +1,0 @@
-//! A server that plays the server's side of a recording.

@@ -1,0 +1,191 @@
+//! A server that plays the server's side of a recording to a real client, over loopback.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use dcp_test::scripted_server::ScriptedServer;
+//! use dcp_test::traces::Scenario;
+//!
+//! let scenario = Scenario::load("8.0.2-crash-rollback")?;
+//! let server = ScriptedServer::start(&scenario).await?;
+//! // Point a client at `server.connection_string()`: any user, password `password`, bucket
+//! // `default`; stream `server.vbids()` only. Compare what it delivers with the recording.
+//! let report = server.finish().await;
+//! assert_eq!(report.streams_left, 0);
+//! assert!(report.problems.is_empty(), "{:?}", report.problems);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What is played: each stream request of the client takes the next recorded stream of its
+//! vBucket, in the order of the recording and across its connections. The client gets the recorded
+//! response and messages, with the opaque of its own request. A recorded close by the server
+//! follows once every stream of that recorded connection was played; the client is expected to
+//! come back and go on with the next recorded connection. A vBucket without a recorded stream left
+//! gets an idle stream.
+//!
+//! What is not played, because clients may differ in it: the bootstrap. The server grants the
+//! features of the recorded connection (of those the client asks for), knows PLAIN and SCRAM,
+//! makes up a cluster map of one node, and takes its seqnos, failover logs and collections
+//! manifest from the recording. Recorded answers to controls are used where key and value are the
+//! same.
+//!
+//! Flow control is real: with `connection_buffer_size` set, the server stops at a full window until
+//! the client acknowledges. A client that never does is reported, not waited for: everything ends
+//! after [`TIME_LIMIT`].
+
+mod answers;
+mod conversation;
+mod script;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dcp_wire::Vbid;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, timeout_at};
+
+use crate::traces::Scenario;
+use conversation::Conversation;
+use script::Script;
+
+/// How long a server lives at most.
+pub const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// Connections a server accepts at most, over its whole life.
+const MAX_CONNECTIONS: usize = 256;
+
+/// A server that plays a recording. Dropping it ends it.
+#[derive(Debug)]
+pub struct ScriptedServer {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+/// What has been played.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Connections the client opened.
+    pub connections: usize,
+    /// Recorded streams played.
+    pub streams_played: usize,
+    /// Recorded streams the client did not ask for.
+    pub streams_left: usize,
+    /// Stream messages that were sent.
+    pub messages_sent: usize,
+    /// What the client did that no server would put up with.
+    pub problems: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    script: Mutex<Script>,
+}
+
+impl Shared {
+    fn script(&self) -> std::sync::MutexGuard<'_, Script> {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ScriptedServer {
+    /// Starts a server that plays every connection of a recording.
+    ///
+    /// # Errors
+    /// If no loopback port is to be had.
+    pub async fn start(scenario: &Scenario) -> io::Result<Self> {
+        Self::start_script(Script::new(scenario, None)).await
+    }
+
+    /// Starts a server that plays one connection of a recording and ignores the others.
+    ///
+    /// # Errors
+    /// If no loopback port is to be had.
+    pub async fn start_connection(scenario: &Scenario, conn: u32) -> io::Result<Self> {
+        Self::start_script(Script::new(scenario, Some(conn))).await
+    }
+
+    async fn start_script(script: Script) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let addr = listener.local_addr()?;
+        let shared = Arc::new(Shared { script: Mutex::new(script) });
+        let (stop, stopped) = watch::channel(false);
+        let deadline = Instant::now() + TIME_LIMIT;
+        let serving = serve(listener, addr, Arc::clone(&shared), stopped);
+        let task = tokio::spawn(async move {
+            // Elapsing drops every connection with it.
+            let _ = timeout_at(deadline, serving).await;
+        });
+        Ok(Self { addr, shared, stop, task })
+    }
+
+    /// Where the server listens.
+    #[must_use]
+    pub const fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The address as clients take it.
+    #[must_use]
+    pub fn connection_string(&self) -> String {
+        format!("couchbase://{}", self.addr)
+    }
+
+    /// vBuckets the recording has streams of.
+    #[must_use]
+    pub fn vbids(&self) -> Vec<Vbid> {
+        self.shared.script().vbids()
+    }
+
+    /// What has been played so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.shared.script().report()
+    }
+
+    /// Ends the server: no connection is accepted any more, open ones are closed.
+    pub async fn finish(mut self) -> Report {
+        self.stop.send_replace(true);
+        // Its only way to fail is to have been cancelled.
+        let _ = (&mut self.task).await;
+        self.report()
+    }
+}
+
+impl Drop for ScriptedServer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Accepts connections until told to stop.
+async fn serve(
+    listener: TcpListener,
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let mut conversations = JoinSet::new();
+    for _ in 0..MAX_CONNECTIONS {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stopped.changed() => return,
+        };
+        let Ok((socket, _)) = accepted else { return };
+        // Replay must not wait for acknowledgements of small packets.
+        if socket.set_nodelay(true).is_err() {
+            continue;
+        }
+        shared.script().connections += 1;
+        let conversation = Conversation::new(addr, Arc::clone(&shared));
+        conversations.spawn(conversation.run(socket));
+    }
+    let _ = stopped.changed().await;
+}

@@ -1,0 +1,296 @@
+//! A recording as streams that wait to be played.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use dcp_wire::message::{Message, Request, Response};
+use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, StreamId, Vbid};
+
+use super::Report;
+use crate::traces::{EventKind, Scenario};
+
+/// What is left to play, and what happened.
+#[derive(Debug)]
+pub(super) struct Script {
+    waiting: BTreeMap<Vbid, VecDeque<RecordedStream>>,
+    /// Failover log of each vBucket as last played, or as it will be played first.
+    failover_logs: BTreeMap<Vbid, Vec<u8>>,
+    recorded: BTreeMap<u32, RecordedConnection>,
+    pub(super) manifest: serde_json::Value,
+    pub(super) connections: usize,
+    pub(super) messages_sent: usize,
+    pub(super) problems: Vec<String>,
+    streams_played: usize,
+}
+
+/// One recorded stream.
+#[derive(Clone, Debug)]
+pub(super) struct RecordedStream {
+    pub(super) conn: u32,
+    vbid: Vbid,
+    opaque: Opaque,
+    stream_id: Option<StreamId>,
+    /// `None` if the server closed the connection instead of answering.
+    pub(super) response: Option<Vec<u8>>,
+    /// What came by itself.
+    pub(super) messages: Vec<Vec<u8>>,
+    /// What came once the client had closed the stream.
+    pub(super) after_close: Vec<Vec<u8>>,
+    closed: bool,
+}
+
+/// What is known of a recorded connection besides its streams.
+#[derive(Clone, Debug, Default)]
+struct RecordedConnection {
+    /// Value of the answer to HELLO.
+    features: Vec<u8>,
+    /// Control key and value to the answer.
+    controls: BTreeMap<(Vec<u8>, Vec<u8>), Vec<u8>>,
+    /// Noops sent while no stream had been asked for.
+    pushes: Vec<Vec<u8>>,
+    closed_by_server: bool,
+}
+
+impl Script {
+    pub(super) fn new(scenario: &Scenario, only: Option<u32>) -> Self {
+        let mut recorder = Recorder::default();
+        for event in &scenario.events {
+            if only.is_some_and(|conn| conn != event.conn) {
+                continue;
+            }
+            match &event.kind {
+                EventKind::ServerClosed => recorder.connection(event.conn).closed_by_server = true,
+                EventKind::ClientPacket(bytes) => recorder.client_packet(event.conn, bytes),
+                EventKind::ServerPacket(bytes) => recorder.server_packet(event.conn, bytes),
+            }
+        }
+        let mut waiting: BTreeMap<Vbid, VecDeque<RecordedStream>> = BTreeMap::new();
+        let mut failover_logs = BTreeMap::new();
+        for stream in recorder.streams {
+            if let Some(log) = stream.failover_log() {
+                failover_logs.entry(stream.vbid).or_insert(log);
+            }
+            waiting.entry(stream.vbid).or_default().push_back(stream);
+        }
+        Self {
+            waiting,
+            failover_logs,
+            recorded: recorder.connections,
+            manifest: manifest(&scenario.expected),
+            connections: 0,
+            messages_sent: 0,
+            problems: Vec::new(),
+            streams_played: 0,
+        }
+    }
+
+    pub(super) fn vbids(&self) -> Vec<Vbid> {
+        self.waiting.keys().copied().collect()
+    }
+
+    pub(super) fn report(&self) -> Report {
+        Report {
+            connections: self.connections,
+            streams_played: self.streams_played,
+            streams_left: self.waiting.values().map(VecDeque::len).sum(),
+            messages_sent: self.messages_sent,
+            problems: self.problems.clone(),
+        }
+    }
+
+    /// The recorded connection a client that connects now will play.
+    pub(super) fn current_connection(&self) -> u32 {
+        let next = self.waiting.values().flatten().map(|stream| stream.conn).min();
+        next.or_else(|| self.recorded.keys().next_back().copied()).unwrap_or_default()
+    }
+
+    /// Features granted on a recorded connection.
+    pub(super) fn features(&self, conn: u32) -> &[u8] {
+        self.recorded.get(&conn).map_or(&[], |recorded| &recorded.features)
+    }
+
+    /// The recorded answer to a control.
+    pub(super) fn control_answer(&self, conn: u32, key: &[u8], value: &[u8]) -> Option<&[u8]> {
+        let answers = &self.recorded.get(&conn)?.controls;
+        answers.get(&(key.to_vec(), value.to_vec())).map(Vec::as_slice)
+    }
+
+    /// Noops the server sent before any stream; each is sent once.
+    pub(super) fn take_pushes(&mut self, conn: u32) -> Vec<Vec<u8>> {
+        self.recorded
+            .get_mut(&conn)
+            .map(|recorded| core::mem::take(&mut recorded.pushes))
+            .unwrap_or_default()
+    }
+
+    /// The next recorded stream of `vbid`.
+    pub(super) fn take(&mut self, vbid: Vbid) -> Option<RecordedStream> {
+        let stream = self.waiting.get_mut(&vbid)?.pop_front()?;
+        self.streams_played += 1;
+        if let Some(log) = stream.failover_log() {
+            self.failover_logs.insert(vbid, log);
+        }
+        Some(stream)
+    }
+
+    /// Whether the server closed recorded connection `conn` and nothing of it is left to play.
+    pub(super) fn is_over(&self, conn: u32) -> bool {
+        self.recorded.get(&conn).is_some_and(|recorded| recorded.closed_by_server)
+            && !self.waiting.values().flatten().any(|stream| stream.conn == conn)
+    }
+
+    /// The failover log of `vbid` as the value of a response.
+    pub(super) fn failover_log(&self, vbid: Vbid) -> Vec<u8> {
+        self.failover_logs.get(&vbid).cloned().unwrap_or_else(|| {
+            // A vBucket without a recording: one branch, from the beginning.
+            let mut log = (0x5c21_0000_0000 | u64::from(vbid.0)).to_be_bytes().to_vec();
+            log.extend_from_slice(&[0; 8]);
+            log
+        })
+    }
+
+    /// High seqnos as a server would tell them now: where the next recorded stream leads to.
+    pub(super) fn high_seqno(&self, vbid: Vbid) -> Seqno {
+        let streams = self.waiting.get(&vbid).into_iter().flatten();
+        let mut seqnos = streams.map(RecordedStream::high_seqno);
+        seqnos.find(|seqno| *seqno > Seqno::ZERO).unwrap_or_default()
+    }
+}
+
+impl RecordedStream {
+    /// The failover log of the response, if the request was granted.
+    fn failover_log(&self) -> Option<Vec<u8>> {
+        let (frame, message) = decode(self.response.as_deref()?)?;
+        matches!(message, Message::Response(Response::FailoverLog(_))).then(|| frame.value.to_vec())
+    }
+
+    /// Highest seqno the stream tells of.
+    fn high_seqno(&self) -> Seqno {
+        let seqnos = self.messages.iter().filter_map(|bytes| match decode(bytes)?.1 {
+            Message::Request(request) => match request {
+                Request::SnapshotMarker(marker) => Some(marker.end_seqno),
+                Request::Mutation(mutation) => Some(mutation.seqno),
+                Request::Deletion(deletion) => Some(deletion.seqno),
+                Request::Expiration(expiration) => Some(expiration.seqno),
+                Request::SeqnoAdvanced(advanced) => Some(advanced.seqno),
+                _ => None,
+            },
+            _ => None,
+        });
+        seqnos.max().unwrap_or_default()
+    }
+}
+
+/// Sorts a recording's packets into streams.
+#[derive(Default)]
+struct Recorder {
+    streams: Vec<RecordedStream>,
+    connections: BTreeMap<u32, RecordedConnection>,
+    /// Controls and closes without an answer so far, by connection and opaque.
+    controls: BTreeMap<(u32, Opaque), (Vec<u8>, Vec<u8>)>,
+    closes: BTreeMap<(u32, Opaque), (Vbid, Option<StreamId>)>,
+}
+
+impl Recorder {
+    fn connection(&mut self, conn: u32) -> &mut RecordedConnection {
+        self.connections.entry(conn).or_default()
+    }
+
+    /// The newest stream of a connection with an opaque.
+    fn stream(&mut self, conn: u32, opaque: Opaque) -> Option<&mut RecordedStream> {
+        let mut streams = self.streams.iter_mut().rev();
+        streams.find(|stream| stream.conn == conn && stream.opaque == opaque)
+    }
+
+    fn client_packet(&mut self, conn: u32, bytes: &[u8]) {
+        self.connection(conn);
+        let Some((frame, Message::Request(request))) = decode(bytes) else { return };
+        let key = (conn, frame.header.opaque);
+        match request {
+            Request::StreamRequest(request, _) => self.streams.push(RecordedStream {
+                conn,
+                vbid: request.vbid,
+                opaque: request.opaque,
+                stream_id: stream_id(request.value),
+                response: None,
+                messages: Vec::new(),
+                after_close: Vec::new(),
+                closed: false,
+            }),
+            Request::CloseStream(_) => {
+                let stream_id = frame.stream_id().ok().flatten();
+                self.closes.insert(key, (frame.header.vbid(), stream_id));
+            }
+            Request::Control(control) => {
+                self.controls.insert(key, (control.key.to_vec(), control.value.to_vec()));
+            }
+            _ => {}
+        }
+    }
+
+    fn server_packet(&mut self, conn: u32, bytes: &[u8]) {
+        let Some((frame, message)) = decode(bytes) else { return };
+        let opaque = frame.header.opaque;
+        match (frame.header.opcode, message) {
+            (Opcode::HELLO, Message::Response(Response::Hello(features))) => {
+                self.connection(conn).features = features.as_bytes().to_vec();
+            }
+            (Opcode::DCP_CONTROL, Message::Response(_)) => {
+                if let Some(control) = self.controls.remove(&(conn, opaque)) {
+                    self.connection(conn).controls.insert(control, bytes.to_vec());
+                }
+            }
+            (Opcode::DCP_STREAM_REQ, Message::Response(_)) => {
+                if let Some(stream) = self.stream(conn, opaque) {
+                    stream.response = Some(bytes.to_vec());
+                }
+            }
+            (Opcode::DCP_CLOSE_STREAM, Message::Response(Response::Empty)) => {
+                if let Some((vbid, stream_id)) = self.closes.remove(&(conn, opaque)) {
+                    for stream in &mut self.streams {
+                        stream.closed |= stream.conn == conn
+                            && stream.vbid == vbid
+                            && stream.stream_id == stream_id;
+                    }
+                }
+            }
+            (Opcode::DCP_NOOP, Message::Request(_)) => {
+                let mut streams = self.streams.iter_mut().rev();
+                match streams.find(|stream| stream.conn == conn) {
+                    Some(stream) => stream.messages.push(bytes.to_vec()),
+                    None => self.connection(conn).pushes.push(bytes.to_vec()),
+                }
+            }
+            (opcode, Message::Request(_)) if opcode.is_dcp() => {
+                if let Some(stream) = self.stream(conn, opaque) {
+                    let list =
+                        if stream.closed { &mut stream.after_close } else { &mut stream.messages };
+                    list.push(bytes.to_vec());
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The stream id a stream request asks for.
+fn stream_id(value: &[u8]) -> Option<StreamId> {
+    let value: serde_json::Value = serde_json::from_slice(value).ok()?;
+    value.get("sid")?.as_u64()?.try_into().ok().map(StreamId)
+}
+
+/// The newest collections manifest the recording knows.
+fn manifest(expected: &serde_json::Value) -> serde_json::Value {
+    let newest = expected.get("manifests").and_then(|manifests| manifests.as_array()?.last());
+    newest.or_else(|| expected.get("manifest")).cloned().unwrap_or_else(|| {
+        serde_json::json!({"uid": "0", "scopes": [
+            {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]}
+        ]})
+    })
+}
+
+/// A recorded packet taken apart, if it is one.
+fn decode(bytes: &[u8]) -> Option<(Frame<'_>, Message<'_>)> {
+    let (frame, _) = Frame::parse(bytes, MAX_BODY_LEN).ok()??;
+    let message = Message::decode(&frame).ok()?;
+    Some((frame, message))
+}
