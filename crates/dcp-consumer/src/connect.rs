@@ -379,15 +379,15 @@ async fn bootstrap(
             let sent = sent.await;
             output.zeroize();
             output.clear();
-            sent.map_err(|error| lost(address, heard).with_source(error))?;
+            sent.map_err(|error| lost(address, heard, Some(error)))?;
         }
         if let Some(outcome) = machine.take_outcome() {
             return Ok((outcome, input));
         }
         match socket.read_buf(&mut input).await {
-            Ok(0) => return Err(lost(address, heard)),
+            Ok(0) => return Err(lost(address, heard, None)),
             Ok(_) => heard = true,
-            Err(error) => return Err(lost(address, heard).with_source(error)),
+            Err(error) => return Err(lost(address, heard, Some(error))),
         }
         *stage = Stage::Bootstrap { heard };
         machine.handle_bytes(&mut input).map_err(refused)?;
@@ -416,16 +416,25 @@ impl Stage {
 }
 
 /// The connection ended during set-up.
-fn lost(address: &Address, heard: bool) -> Error {
-    if heard {
+fn lost(address: &Address, heard: bool, error: Option<io::Error>) -> Error {
+    let tls_alert = error.as_ref().and_then(tls::alert_advice);
+    let lost = if let Some(advice) = tls_alert {
+        // With TLS 1.3 a server judges the client's certificate after the handshake.
+        Error::new(ErrorKind::Tls, format!("{address} ended the TLS connection: {advice}"))
+    } else if heard {
         let message = format!("{address} closed the connection during set-up");
-        return Error::new(ErrorKind::ConnectionLost, message);
+        Error::new(ErrorKind::ConnectionLost, message)
+    } else {
+        let message = format!(
+            "{address} closed the connection without an answer: check that the port is the data \
+             service's, and use couchbases:// if it speaks TLS"
+        );
+        Error::new(ErrorKind::NotCouchbase, message)
+    };
+    match error {
+        Some(error) => lost.with_source(error),
+        None => lost,
     }
-    let message = format!(
-        "{address} closed the connection without an answer: check that the port is the data \
-         service's, and use couchbases:// if it speaks TLS"
-    );
-    Error::new(ErrorKind::NotCouchbase, message)
 }
 
 fn set_up_failed(address: &Address, error: &BootstrapError) -> Error {

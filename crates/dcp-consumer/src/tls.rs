@@ -81,16 +81,24 @@ fn read(pem: &Pem, what: &str) -> Result<Zeroizing<Vec<u8>>, Error> {
     }
 }
 
+/// What to check after a connection ended with an alert of the server.
+pub(crate) fn alert_advice(error: &std::io::Error) -> Option<&'static str> {
+    matches!(rustls_error(error)?, rustls::Error::AlertReceived(_)).then(|| advice(error))
+}
+
+fn rustls_error(error: &std::io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
 /// What to check after a handshake failed.
 pub(crate) fn advice(error: &std::io::Error) -> &'static str {
-    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    match inner {
+    match rustls_error(error) {
         Some(rustls::Error::InvalidCertificate(certificate)) => certificate_advice(certificate),
         Some(rustls::Error::InvalidMessage(_)) => {
             "the port does not speak TLS: use couchbase://, or the TLS port (11207)"
         }
         Some(rustls::Error::AlertReceived(_)) => {
-            "the server ended the handshake: check whether it wants a client certificate"
+            "check whether the server wants a client certificate, and trusts the one given"
         }
         None => {
             "the peer closed the connection: check that the port speaks TLS (11207), else use \
@@ -102,7 +110,8 @@ pub(crate) fn advice(error: &std::io::Error) -> &'static str {
 
 fn certificate_advice(error: &CertificateError) -> &'static str {
     match error {
-        CertificateError::UnknownIssuer => {
+        // A wrong signature is that of an authority with the same name as a trusted one.
+        CertificateError::BadSignature | CertificateError::UnknownIssuer => {
             "no trusted authority signed the server's certificate: give the cluster's CA \
              certificate"
         }
@@ -115,7 +124,7 @@ fn certificate_advice(error: &CertificateError) -> &'static str {
         | CertificateError::NotValidYetContext { .. } => {
             "the server's certificate is not valid now: check its dates and this machine's clock"
         }
-        _ => "the server's certificate is not acceptable",
+        _ => "the server's certificate is not acceptable: the cause says why",
     }
 }
 

@@ -1,0 +1,254 @@
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use dcp_consumer::connect::{Connected, Connector};
+use dcp_consumer::{ClientCertificate, ConnectOptions, Credentials, Error, ErrorKind, Pem};
+use dcp_proto::consumer::DcpOpen;
+use dcp_proto::topology::{Network, NetworkSelection};
+use dcp_wire::message::OpenFlags;
+use dcp_wire::{Opcode, Status};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::data_service::{DataService, PASSWORD, options, serve};
+
+fn plain(address: SocketAddr) -> ConnectOptions {
+    options(format!("couchbase://{address}"))
+}
+
+async fn connect(options: ConnectOptions) -> Result<Connected, Error> {
+    let connector = Connector::new(options)?;
+    let address = connector.connection_string().addresses()[0].clone();
+    let dcp = DcpOpen::new("test", OpenFlags::empty(), 1 << 20, 20);
+    connector.connect(&address, Some(dcp)).await
+}
+
+/// The error, which holds no secret and came within the connect timeout.
+async fn failure(options: ConnectOptions) -> Error {
+    let (started, limit) = (Instant::now(), options.connect_timeout);
+    let error = connect(options).await.unwrap_err();
+    assert!(started.elapsed() < limit + Duration::from_secs(2), "took {:?}", started.elapsed());
+    assert!(!format!("{error} {error:?}").contains(PASSWORD), "{error:?}");
+    error
+}
+
+#[track_caller]
+fn assert_error(error: &Error, kind: ErrorKind, says: &str) {
+    assert_eq!(error.kind(), kind, "{error:?}");
+    assert!(error.to_string().contains(says), "'{error}' does not say '{says}'");
+}
+
+#[tokio::test]
+async fn a_connection_is_set_up_and_what_follows_is_kept() {
+    let service = DataService { trailer: b"\x80then", ..DataService::default() };
+    let connected = connect(plain(service.start().await)).await.unwrap();
+    assert_eq!(&connected.leftover[..], b"\x80then");
+    assert_eq!(connected.outcome.config.bucket().unwrap().num_vbuckets(), 2);
+    assert!(connected.outcome.has_control("enable_noop"));
+    assert!(!connected.socket.is_tls());
+}
+
+#[tokio::test]
+async fn answers_in_single_bytes_are_put_together() {
+    let service = DataService { dribbles: true, ..DataService::default() };
+    assert!(connect(plain(service.start().await)).await.is_ok());
+}
+
+#[tokio::test]
+async fn an_http_port_is_recognised() {
+    let address = serve(|mut stream| async move {
+        let mut request = [0; 24];
+        let _ = stream.read_exact(&mut request).await;
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n").await;
+    });
+    let error = failure(plain(address.await)).await;
+    assert_error(&error, ErrorKind::NotCouchbase, "HTTP");
+    assert!(!error.is_retryable());
+}
+
+#[tokio::test]
+async fn a_silent_port_is_given_up_in_time() {
+    let address = serve(|stream| async move {
+        let _open = stream;
+        std::future::pending::<()>().await;
+    });
+    let options = plain(address.await).with_connect_timeout(Duration::from_millis(200));
+    let error = failure(options).await;
+    assert_error(&error, ErrorKind::Timeout, "the peer says nothing");
+    assert!(error.is_retryable());
+}
+
+#[tokio::test]
+async fn a_flood_of_packets_does_not_extend_the_timeout() {
+    let address = serve(|mut stream| async move {
+        let push = [&[0x82_u8, 0x01], &[0; 22][..]].concat().repeat(100);
+        while stream.write_all(&push).await.is_ok() {}
+    });
+    let options = plain(address.await).with_connect_timeout(Duration::from_millis(300));
+    assert_error(&failure(options).await, ErrorKind::Timeout, "did not finish");
+}
+
+#[tokio::test]
+async fn a_port_that_closes_at_once_is_no_data_service() {
+    let address = serve(|stream| async move { drop(stream) });
+    let error = failure(plain(address.await)).await;
+    assert_error(&error, ErrorKind::NotCouchbase, "without an answer");
+}
+
+#[tokio::test]
+async fn a_connection_lost_on_the_way_can_be_made_again() {
+    let service = DataService { closes_at: Some(Opcode::SASL_STEP), ..DataService::default() };
+    let error = failure(plain(service.start().await)).await;
+    assert_error(&error, ErrorKind::ConnectionLost, "during set-up");
+    assert!(error.is_retryable());
+}
+
+#[tokio::test]
+async fn an_announced_gigabyte_is_refused_unread() {
+    let address = serve(|mut stream| async move {
+        let mut header = [0; 24];
+        (header[0], header[1]) = (0x81, 0x1f);
+        header[8..12].fill(0xff);
+        let _ = stream.write_all(&header).await;
+        std::future::pending::<()>().await;
+    });
+    assert_error(&failure(plain(address.await)).await, ErrorKind::Protocol, "exceeds the limit");
+}
+
+#[tokio::test]
+async fn a_refused_connection_says_where() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let error = failure(plain(address)).await;
+    assert_error(&error, ErrorKind::Connect, &format!("connection to {address} refused"));
+    assert!(error.is_retryable());
+}
+
+#[tokio::test]
+async fn a_name_that_does_not_exist_is_told() {
+    // Too long for a label, so that no name server is asked.
+    let host = format!("{}.invalid", "a".repeat(64));
+    let error = failure(options(format!("couchbase://{host}"))).await;
+    assert_error(&error, ErrorKind::Connect, "could not be resolved");
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_told() {
+    let address = DataService::default().start().await;
+    let options = plain(address).with_credentials(Credentials::new("user", "guess"));
+    let error = failure(options).await;
+    assert_error(&error, ErrorKind::Authentication, "check user name and password");
+    assert_eq!(error.status(), Some(Status::AUTH_ERROR));
+    assert!(!error.is_retryable());
+}
+
+#[tokio::test]
+async fn a_password_is_not_given_to_whoever_asks_for_it_in_the_clear() {
+    let service = DataService { mechanisms: Some(b"PLAIN"), ..DataService::default() };
+    let error = failure(plain(service.start().await)).await;
+    assert_error(&error, ErrorKind::Authentication, "no usable SASL mechanism");
+}
+
+#[tokio::test]
+async fn refused_steps_are_told_apart() {
+    for (opcode, status, kind, says) in [
+        (Opcode::SELECT_BUCKET, Status::KEY_ENOENT, ErrorKind::BucketNotFound, "'default'"),
+        (Opcode::SELECT_BUCKET, Status::EACCESS, ErrorKind::AccessDenied, "'default'"),
+        (Opcode::DCP_OPEN, Status::EACCESS, ErrorKind::AccessDenied, "data_dcp_reader"),
+        (Opcode::DCP_CONTROL, Status::EINVAL, ErrorKind::Unsupported, "enable_noop"),
+        (Opcode::HELLO, Status::UNKNOWN_COMMAND, ErrorKind::Status, "HELLO"),
+    ] {
+        let address = DataService::refusing(opcode, status).start().await;
+        let error = failure(plain(address)).await;
+        assert_error(&error, kind, says);
+        assert_eq!(error.status(), Some(status));
+        assert!(!error.is_retryable(), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_starting_server_is_worth_another_try() {
+    for (opcode, status) in [
+        (Opcode::GET_CLUSTER_CONFIG, Status::KEY_ENOENT),
+        (Opcode::SELECT_BUCKET, Status::ETMPFAIL),
+    ] {
+        let address = DataService::refusing(opcode, status).start().await;
+        assert!(failure(plain(address)).await.is_retryable(), "{opcode}");
+    }
+}
+
+#[tokio::test]
+async fn another_node_stands_in_for_one_that_is_down() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let down = listener.local_addr().unwrap();
+    drop(listener);
+    let silent = serve(|stream| async move {
+        let _open = stream;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let up = DataService::default().start().await;
+    let hosts = format!("couchbase://{down},{silent},{up}");
+    let timeout = Duration::from_secs(2);
+    let connector = Connector::new(options(hosts).with_connect_timeout(timeout)).unwrap();
+    let connected = connector.connect_any().await.unwrap();
+    assert_eq!(connected.address.port, up.port());
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_not_tried_on_every_node() {
+    let first = DataService::default().start().await;
+    let second = serve(|_| async { panic!("the second node was asked as well") }).await;
+    let options = options(format!("couchbase://{first},{second}"))
+        .with_credentials(Credentials::new("user", "guess"));
+    let error = Connector::new(options).unwrap().connect_any().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Authentication);
+}
+
+#[test]
+fn wrong_options_are_refused_before_anything_is_sent() {
+    let certificate = || {
+        let pem = || Pem::Text(b"none".to_vec().into());
+        Some(ClientCertificate { chain: pem(), key: pem() })
+    };
+    let with = |connection_string: &str, change: &dyn Fn(&mut ConnectOptions)| {
+        let mut options = options(connection_string);
+        change(&mut options);
+        Connector::new(options).unwrap_err()
+    };
+    for (error, says) in [
+        (with("localhost", &|_| {}), "couchbase://"),
+        (with("couchbase://h:8091", &|_| {}), "cluster manager"),
+        (with("couchbase://h/other", &|_| {}), "another bucket"),
+        (with("couchbase://h?network=moon", &|_| {}), "network"),
+        (with("couchbase://h", &|o| o.bucket = Some(String::new())), "empty"),
+        (with("couchbase://h", &|o| o.credentials = None), "user name and password"),
+        (with("couchbase://h", &|o| o.connect_timeout = Duration::ZERO), "timeout"),
+        (with("couchbases://h", &|o| o.tls.client_certificate = certificate()), "not both"),
+        (
+            with("couchbase://h", &|o| {
+                o.credentials = None;
+                o.tls.client_certificate = certificate();
+            }),
+            "couchbases://",
+        ),
+        (with("couchbase://h", &|o| o.tls.ca = Some(Pem::File("ca.pem".into()))), "couchbases://"),
+    ] {
+        assert_error(&error, ErrorKind::Config, says);
+    }
+}
+
+#[test]
+fn the_connection_string_may_choose_bucket_and_network() {
+    let options = ConnectOptions::new("couchbase://h/travel?network=external")
+        .with_credentials(Credentials::new("user", PASSWORD));
+    let connector = Connector::new(options).unwrap();
+    assert_eq!(connector.bucket(), Some("travel"));
+    assert_eq!(connector.network(), NetworkSelection::Fixed(Network::External));
+}
+
+#[test]
+fn options_do_not_show_the_password() {
+    let shown = format!("{:?}", options(format!("couchbase://h?x={PASSWORD}")).credentials);
+    assert!(shown.contains("user") && !shown.contains(PASSWORD), "{shown}");
+}

@@ -1,0 +1,6 @@
+//! The consumer against sockets on loopback.
+
+mod checkpoint_file;
+mod connect;
+mod data_service;
+mod tls;
