@@ -18,6 +18,7 @@
 mod bucket;
 mod cluster;
 mod error;
+mod kv;
 mod options;
 mod producer;
 mod server;

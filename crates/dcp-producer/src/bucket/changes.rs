@@ -77,8 +77,17 @@ impl Changes {
 
     /// Tells that a vBucket grew, was rolled back or moved.
     pub(crate) fn announce(&self, vbid: Vbid) {
+        self.tell(vbid, |_| true);
+    }
+
+    /// Tells everyone but the one who persisted it that a vBucket is on disk.
+    pub(crate) fn announce_persisted(&self, vbid: Vbid, by: &Arc<Subscriber>) {
+        self.tell(vbid, |subscriber| !Arc::ptr_eq(subscriber, by));
+    }
+
+    fn tell(&self, vbid: Vbid, whom: impl Fn(&Arc<Subscriber>) -> bool) {
         let all = self.subscribers.read().unwrap_or_else(PoisonError::into_inner);
-        for subscriber in all.iter() {
+        for subscriber in all.iter().filter(|subscriber| whom(subscriber)) {
             if subscriber.changed.insert(vbid) {
                 subscriber.notify.notify_one();
             }

@@ -223,6 +223,11 @@ impl VBucket {
         }))
     }
 
+    /// A new version for a document.
+    pub(crate) fn next_cas(&mut self, now: Now) -> Cas {
+        self.clock.tick(now)
+    }
+
     /// Expires every document whose time has passed; returns how many.
     pub(crate) fn expire_due(&mut self, now: Now) -> usize {
         let keys = self.expired_keys(now);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dcp_proto::producer::{Item, ItemKind};
 use dcp_wire::message::SystemEventId;
 use dcp_wire::{CollectionId, ScopeId, Seqno};
-use hashbrown::hash_table::{Entry as TableEntry, OccupiedEntry};
+use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 /// What makes two items versions of the same thing.
@@ -69,22 +69,12 @@ impl ItemTable {
             |slot| self.hasher.hash_one(Identity::of(&slot.newest)),
         );
         match entry {
-            TableEntry::Occupied(mut slot) => {
-                Some(std::mem::replace(&mut slot.get_mut().newest, item))
-            }
-            TableEntry::Vacant(slot) => {
+            Entry::Occupied(mut slot) => Some(std::mem::replace(&mut slot.get_mut().newest, item)),
+            Entry::Vacant(slot) => {
                 slot.insert(Slot { newest: item, persisted: Seqno::ZERO });
                 None
             }
         }
-    }
-
-    pub(crate) fn remove(&mut self, identity: Identity<'_>) -> Option<Slot> {
-        let hash = self.hasher.hash_one(identity);
-        self.slots
-            .find_entry(hash, |slot| Identity::of(&slot.newest) == identity)
-            .ok()
-            .map(|entry: OccupiedEntry<'_, Slot>| entry.remove().0)
     }
 
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&mut Slot) -> bool) {

@@ -122,7 +122,7 @@ fn is_expired(item: &Item, now: Now) -> bool {
 }
 
 /// The xattr section that outlives a document; empty if there is none.
-fn system_xattrs(item: &Item) -> Bytes {
+pub(crate) fn system_xattrs(item: &Item) -> Bytes {
     if !item.datatype.contains(Datatype::XATTR) {
         return Bytes::new();
     }

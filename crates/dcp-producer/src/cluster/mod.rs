@@ -8,9 +8,31 @@ use std::sync::{Arc, PoisonError, RwLock};
 use bytes::Bytes;
 use dcp_proto::producer::BucketSource;
 use dcp_wire::{CollectionId, ManifestUid, ScopeId, Vbid};
+use serde_json::json;
 use tokio::sync::watch;
 
 use crate::bucket::{Bucket, VBucketGuard};
+
+/// Version of the collections manifest: there are the default scope and collection only.
+pub(crate) const MANIFEST_UID: ManifestUid = ManifestUid(0);
+
+/// The collections manifest as clients get it.
+pub(crate) fn manifest_json() -> String {
+    let collections = [json!({"name": "_default", "uid": CollectionId::DEFAULT.to_string()})];
+    let scopes = [json!({
+        "name": "_default",
+        "uid": DEFAULT_SCOPE.to_string(),
+        "collections": collections,
+    })];
+    json!({"uid": MANIFEST_UID.to_string(), "scopes": scopes}).to_string()
+}
+
+/// Whether the bucket has a collection.
+pub(crate) fn has_collection(id: CollectionId) -> bool {
+    id == CollectionId::DEFAULT
+}
+
+const DEFAULT_SCOPE: ScopeId = ScopeId(0);
 
 /// A node's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,10 +187,10 @@ impl BucketSource for NodeBucket<'_> {
     }
 
     fn manifest_uid(&self) -> ManifestUid {
-        ManifestUid(0)
+        MANIFEST_UID
     }
 
     fn scope_collections(&self, scope: ScopeId) -> Option<Vec<CollectionId>> {
-        (scope == ScopeId(0)).then(|| vec![CollectionId::DEFAULT])
+        (scope == DEFAULT_SCOPE).then(|| vec![CollectionId::DEFAULT])
     }
 }

@@ -1,0 +1,284 @@
+//! One request and the way to answer it.
+
+use std::time::Instant;
+
+use bytes::{Bytes, BytesMut};
+use dcp_wire::framing_extras::{FrameInfo, server_duration_frame};
+use dcp_wire::{CollectionId, Datatype, DecodeError, DocKey, Frame, Opcode, Status, Vbid, snappy};
+use serde_json::json;
+
+use super::Session;
+use super::failure::Failure;
+use crate::bucket::{MAX_VALUE_LEN, Now, VBucket};
+use crate::value;
+
+/// Does what a request asks for and answers it.
+type Handler<'a, 'f> = fn(&mut Command<'a, 'f>) -> Result<(), Failure>;
+
+/// One request in the hands of its session.
+pub(super) struct Command<'a, 'f> {
+    pub(super) session: &'a mut Session,
+    pub(super) frame: &'a Frame<'f>,
+    pub(super) now: Now,
+    /// When handling began, if the client wants to know how long it took.
+    started: Option<Instant>,
+    out: &'a mut BytesMut,
+}
+
+/// What the framing extras of a request ask for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RequestOptions {
+    /// Keep the document's expiry.
+    pub(super) preserve_expiry: bool,
+}
+
+impl<'a, 'f> Command<'a, 'f> {
+    pub(super) fn new(
+        session: &'a mut Session,
+        frame: &'a Frame<'f>,
+        now: Now,
+        started: Option<Instant>,
+        out: &'a mut BytesMut,
+    ) -> Self {
+        Self { session, frame, now, started, out }
+    }
+
+    /// Whether the opcode is one that needs a bucket.
+    pub(super) fn knows(opcode: Opcode) -> bool {
+        !matches!(opcode, Opcode::HELLO) && Self::handler(opcode).is_some()
+    }
+
+    /// Does what the request asks for and answers it.
+    pub(super) fn run(&mut self) -> Result<(), Failure> {
+        match Self::handler(self.frame.header.opcode) {
+            Some(handler) => handler(self),
+            None => Err(Status::UNKNOWN_COMMAND.into()),
+        }
+    }
+
+    fn handler(opcode: Opcode) -> Option<Handler<'a, 'f>> {
+        Some(match opcode {
+            Opcode::HELLO => Self::hello,
+            Opcode::GET_ERROR_MAP => Self::error_map,
+            Opcode::SASL_LIST_MECHS => Self::list_mechanisms,
+            Opcode::SASL_AUTH | Opcode::SASL_STEP => Self::authenticate,
+            Opcode::SELECT_BUCKET => Self::select_bucket,
+            Opcode::GET_CLUSTER_CONFIG => Self::cluster_config,
+            Opcode::NOOP => Self::noop,
+            Opcode::VERSION => Self::version,
+            Opcode::STAT => Self::stats,
+            Opcode::GET => Self::get,
+            Opcode::SET | Opcode::ADD | Opcode::REPLACE => Self::store,
+            Opcode::DELETE => Self::delete,
+            Opcode::INCREMENT | Opcode::DECREMENT => Self::count,
+            Opcode::APPEND | Opcode::PREPEND => Self::extend,
+            Opcode::TOUCH | Opcode::GET_AND_TOUCH => Self::touch,
+            Opcode::GET_META => Self::get_meta,
+            Opcode::SET_WITH_META | Opcode::ADD_WITH_META => Self::set_with_meta,
+            Opcode::DELETE_WITH_META => Self::delete_with_meta,
+            Opcode::GET_ALL_VB_SEQNOS => Self::all_seqnos,
+            Opcode::OBSERVE_SEQNO => Self::observe_seqno,
+            Opcode::GET_FAILOVER_LOG => Self::failover_log,
+            Opcode::SEQNO_PERSISTENCE => Self::seqno_persistence,
+            Opcode::GET_COLLECTIONS_MANIFEST => Self::manifest,
+            Opcode::GET_COLLECTION_ID => Self::collection_id,
+            Opcode::GET_SCOPE_ID => Self::scope_id,
+            _ => return None,
+        })
+    }
+
+    fn noop(&mut self) -> Result<(), Failure> {
+        self.expect_parts(false, false)?;
+        self.succeed(self.success())
+    }
+
+    fn version(&mut self) -> Result<(), Failure> {
+        self.expect_parts(false, false)?;
+        // What clients look for here is which features they may rely on.
+        self.succeed(self.success().with_value(b"8.0.2"))
+    }
+
+    /// A successful response with nothing in it yet.
+    pub(super) fn success(&self) -> Frame<'static> {
+        Frame::response(self.frame.header.opcode, Status::SUCCESS)
+    }
+
+    /// A response of `status` with nothing in it yet.
+    pub(super) fn response(&self, status: Status) -> Frame<'static> {
+        Frame::response(self.frame.header.opcode, status)
+    }
+
+    /// Appends a response.
+    pub(super) fn succeed(&mut self, response: Frame<'_>) -> Result<(), Failure> {
+        let duration = self.started.map(|started| server_duration_frame(encode_duration(started)));
+        response
+            .with_opaque(self.frame.header.opaque)
+            .with_framing_extras(duration.as_ref().map_or(&[], |frame| frame.as_slice()))
+            .encode(self.out)?;
+        Ok(())
+    }
+
+    /// Appends the response to a request that failed.
+    ///
+    /// # Errors
+    /// [`Failure::Close`]: there is no response, the connection must be closed.
+    pub(super) fn refuse(&mut self, failure: Failure) -> Result<(), Failure> {
+        let features = &self.session.features;
+        let (status, body) = match failure {
+            Failure::Close => return Err(Failure::Close),
+            // A client that did not negotiate them cannot know these statuses.
+            Failure::Status(Status::EACCESS | Status::NO_BUCKET) if !features.xerror => {
+                return Err(Failure::Close);
+            }
+            Failure::Unknown(_) if !features.collections => (Status::EINVAL, None),
+            Failure::Status(status) => (status, None),
+            Failure::Invalid(context) => (
+                Status::EINVAL,
+                Some(Bytes::from(json!({"error": {"context": context}}).to_string())),
+            ),
+            Failure::Unknown(status) => {
+                (status, Some(Bytes::from(json!({"manifest_uid": "0"}).to_string())))
+            }
+            Failure::NotMyVbucket => (Status::NOT_MY_VBUCKET, self.map_for_stranger()),
+        };
+        let body = body.unwrap_or_default();
+        let json = features_json(self.session, &body);
+        self.succeed(self.response(status).with_datatype(json).with_value(&body))
+    }
+
+    /// The map that goes with NOT_MY_VBUCKET, unless the client has it already.
+    fn map_for_stranger(&mut self) -> Option<Bytes> {
+        let map = self.session.cluster.map();
+        let deduplicated = self.session.features.dedupe_maps;
+        if deduplicated && self.session.map_sent >= Some(map.version) {
+            return None;
+        }
+        self.session.map_sent = Some(map.version);
+        map.view(self.session.node).map(|view| view.bucket.clone())
+    }
+
+    /// The datatype to announce for a value that is JSON.
+    pub(super) fn json(&self) -> Datatype {
+        if self.session.features.json { Datatype::JSON } else { Datatype::RAW }
+    }
+
+    /// Refuses extras, and key and value unless they are expected.
+    pub(super) fn expect_parts(&self, key: bool, value: bool) -> Result<(), Failure> {
+        if !self.frame.extras.is_empty() {
+            return Err(Failure::Invalid("the request must not have extras"));
+        }
+        self.expect_key_value(key, value)
+    }
+
+    /// Refuses a key or value that is missing or not expected.
+    pub(super) fn expect_key_value(&self, key: bool, value: bool) -> Result<(), Failure> {
+        if self.frame.key.is_empty() == key {
+            return Err(Failure::Invalid("the request has or lacks a key against the rules"));
+        }
+        if !value && !self.frame.value.is_empty() {
+            return Err(Failure::Invalid("the request must not have a value"));
+        }
+        Ok(())
+    }
+
+    /// The extras as an array.
+    pub(super) fn extras<const N: usize>(&self) -> Result<[u8; N], Failure> {
+        <[u8; N]>::try_from(self.frame.extras)
+            .map_err(|_| Failure::Invalid("the extras have a wrong length"))
+    }
+
+    /// The document the request is about.
+    pub(super) fn key(&self) -> Result<DocKey<'f>, Failure> {
+        let malformed = |_: DecodeError| Failure::Invalid("malformed key");
+        if self.session.features.collections {
+            return DocKey::decode(self.frame.key).map_err(malformed);
+        }
+        if self.frame.key.is_empty() || self.frame.key.len() > DocKey::MAX_DEFAULT_LEN {
+            return Err(Failure::Invalid("malformed key"));
+        }
+        Ok(DocKey { collection_id: CollectionId::DEFAULT, key: self.frame.key })
+    }
+
+    pub(super) fn vbid(&self) -> Vbid {
+        self.frame.header.vbid()
+    }
+
+    /// Works on the vBucket the request is about, if this node has it.
+    pub(super) fn with_vbucket<T>(
+        &mut self,
+        op: impl FnOnce(&mut VBucket) -> T,
+    ) -> Result<T, Failure> {
+        let cluster = &self.session.cluster;
+        if !cluster.map().owns(self.session.node, self.vbid()) {
+            return Err(Failure::NotMyVbucket);
+        }
+        cluster.bucket.with(self.vbid(), op).ok_or(Failure::NotMyVbucket)
+    }
+
+    /// The value of the request, inflated, and its datatype without the bit for that.
+    pub(super) fn value(&self) -> Result<(Bytes, Datatype), Failure> {
+        let (features, datatype) = (&self.session.features, self.frame.header.datatype);
+        let mut allowed = Datatype::RAW;
+        for (bit, negotiated) in [
+            (Datatype::JSON, features.json),
+            (Datatype::SNAPPY, features.snappy),
+            (Datatype::XATTR, features.xattr),
+        ] {
+            if negotiated {
+                allowed = allowed.with(bit);
+            }
+        }
+        if !allowed.contains(datatype) {
+            return Err(Failure::Invalid("the datatype was not negotiated"));
+        }
+        let value = if datatype.contains(Datatype::SNAPPY) {
+            let inflated = snappy::decompress(self.frame.value, MAX_VALUE_LEN)
+                .map_err(|_| Failure::Invalid("the value is not valid snappy"))?;
+            Bytes::from(inflated)
+        } else {
+            Bytes::copy_from_slice(self.frame.value)
+        };
+        Ok((value, datatype.without(Datatype::SNAPPY)))
+    }
+
+    /// The value of a request that writes a document: clients' word for JSON is not relied on.
+    pub(super) fn plain_value(&self) -> Result<(Bytes, Datatype), Failure> {
+        let (value, datatype) = self.value()?;
+        if datatype.contains(Datatype::XATTR) {
+            return Err(Failure::Invalid("xattrs cannot be written this way"));
+        }
+        let datatype = value::detect(&value);
+        Ok((value, datatype))
+    }
+
+    /// What the framing extras ask for.
+    pub(super) fn options(&self) -> Result<RequestOptions, Failure> {
+        const BARRIER: u16 = 0;
+        const PRESERVE_TTL: u16 = 5;
+        let mut options = RequestOptions::default();
+        for info in self.frame.frame_infos() {
+            match info? {
+                FrameInfo { id: BARRIER, payload: [] } => {}
+                FrameInfo { id: PRESERVE_TTL, payload: [] } => options.preserve_expiry = true,
+                // There are no replicas to wait for, and no way to tell when a document is safe.
+                FrameInfo { id: FrameInfo::DURABILITY, .. } => {
+                    return Err(Status::NOT_SUPPORTED.into());
+                }
+                _ => return Err(Status::UNKNOWN_FRAME_INFO.into()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// JSON bodies of refusals are marked as such for clients that know the mark.
+fn features_json(session: &Session, body: &[u8]) -> Datatype {
+    if session.features.json && !body.is_empty() { Datatype::JSON } else { Datatype::RAW }
+}
+
+/// The server's encoding of how long a request took.
+fn encode_duration(started: Instant) -> u16 {
+    let micros = started.elapsed().as_secs_f64() * 1e6;
+    // Saturates, as casts from floats do.
+    (micros * 2.0).powf(1.0 / 1.74).round() as u16
+}

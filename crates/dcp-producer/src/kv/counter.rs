@@ -1,0 +1,62 @@
+//! INCREMENT and DECREMENT.
+
+use bytes::Bytes;
+use dcp_wire::{Cas, Datatype, Opcode, Reader};
+
+use super::command::Command;
+use super::document::split_xattrs;
+use super::failure::Failure;
+use crate::DocumentError;
+use crate::bucket::{Condition, DocumentWrite};
+
+/// Expiry that says: do not create the counter.
+const NO_CREATE: u32 = u32::MAX;
+
+impl Command<'_, '_> {
+    pub(super) fn count(&mut self) -> Result<(), Failure> {
+        self.expect_key_value(true, false)?;
+        let extras: [u8; 20] = self.extras()?;
+        let mut reader = Reader::new(&extras, "extras");
+        let (delta, initial, expiry) = (reader.u64()?, reader.u64()?, reader.u32()?);
+        // Counting never changes a document's expiry, so there is nothing to preserve.
+        self.options()?;
+        let increment = self.frame.header.opcode == Opcode::INCREMENT;
+        let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
+        let (written, number) = self.with_vbucket(|vbucket| {
+            let item = vbucket.live(now, key);
+            let (number, section, flags, expiry) = match &item {
+                Some(item) => {
+                    let (body, section) = split_xattrs(item);
+                    let number = parse(&body).ok_or(DocumentError::NotANumber)?;
+                    // Up it wraps, down it stops at 0.
+                    let number = if increment {
+                        number.wrapping_add(delta)
+                    } else {
+                        number.saturating_sub(delta)
+                    };
+                    (number, section, item.flags, item.expiry)
+                }
+                None if expiry == NO_CREATE || cas != Cas(0) => {
+                    return Err(DocumentError::NotFound);
+                }
+                None => (initial, Bytes::new(), 0, now.absolute_expiry(expiry)),
+            };
+            let xattr = if section.is_empty() { Datatype::RAW } else { Datatype::XATTR };
+            let write = DocumentWrite {
+                key,
+                value: [section.as_ref(), number.to_string().as_bytes()].concat().into(),
+                datatype: Datatype::JSON.with(xattr),
+                flags,
+                expiry,
+                cas,
+                condition: Condition::Any,
+            };
+            Ok((vbucket.store(now, write)?, number))
+        })??;
+        self.send_written_with(written, &number.to_be_bytes())
+    }
+}
+
+fn parse(body: &[u8]) -> Option<u64> {
+    str::from_utf8(body).ok()?.trim().parse().ok()
+}

@@ -1,0 +1,86 @@
+//! Who may use the cluster.
+
+use std::hash::{BuildHasher, RandomState};
+
+use dcp_wire::sasl::{Mechanism, PlainMessage, SaslError, ScramCredentials};
+
+use crate::Error;
+
+/// Rounds of SCRAM's key derivation: what the data service asks for.
+const ITERATIONS: u32 = 4096;
+
+/// The one user of an embedded cluster.
+pub(crate) struct Credentials {
+    username: String,
+    password: String,
+    scram: Vec<ScramCredentials>,
+    /// Gives unknown users the same salt each time they ask.
+    salts: RandomState,
+}
+
+impl Credentials {
+    /// Derives what SCRAM needs; takes some milliseconds.
+    pub(crate) fn new(username: &str, password: &str) -> Result<Self, Error> {
+        let derive = |mechanism| {
+            let salt: [u8; 16] = rand::random();
+            ScramCredentials::derive(mechanism, password, &salt, ITERATIONS)
+        };
+        let scram = Mechanism::ALL
+            .into_iter()
+            .filter(|mechanism| !mechanism.reveals_password())
+            .map(derive)
+            .collect::<Result<_, SaslError>>()
+            .map_err(|error| Error::InvalidOption {
+                option: "password",
+                reason: error.to_string(),
+            })?;
+        Ok(Self {
+            username: username.to_owned(),
+            password: password.to_owned(),
+            scram,
+            salts: RandomState::new(),
+        })
+    }
+
+    /// Whether a PLAIN message names the user and the password.
+    pub(crate) fn accepts(&self, message: &PlainMessage<'_>) -> bool {
+        message.matches(&self.username, &self.password)
+    }
+
+    /// What to challenge `username` with: for an unknown user something nobody can answer, so
+    /// that the exchange does not tell which users exist.
+    pub(crate) fn scram(
+        &self,
+        mechanism: Mechanism,
+        username: &str,
+    ) -> Result<ScramCredentials, SaslError> {
+        let known = self
+            .scram
+            .iter()
+            .find(|credentials| credentials.mechanism() == mechanism)
+            .ok_or(SaslError::NoMechanism)?;
+        if username == self.username {
+            return Ok(known.clone());
+        }
+        let low = self.salts.hash_one((username, 0u8)).to_be_bytes();
+        let high = self.salts.hash_one((username, 1u8)).to_be_bytes();
+        let len = match mechanism {
+            Mechanism::ScramSha1 => 20,
+            Mechanism::ScramSha256 => 32,
+            _ => 64,
+        };
+        let mut keys = [0u8; 128];
+        rand::fill(&mut keys);
+        let (stored, server) = keys.split_at(64);
+        let key = |bytes: &[u8]| bytes.iter().copied().take(len).collect::<Vec<u8>>().into();
+        let salt = [low, high].concat();
+        ScramCredentials::from_keys(mechanism, &salt, ITERATIONS, key(stored), key(server))
+    }
+}
+
+impl std::fmt::Debug for Credentials {
+    /// Leaves the secrets out.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Credentials").field("username", &self.username).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,168 @@
+//! Reading and writing documents.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use dcp_proto::producer::{Item, ItemKind};
+use dcp_wire::{Cas, Datatype, Frame, Opcode, Reader, Status, xattr};
+
+use super::command::Command;
+use super::failure::Failure;
+use crate::bucket::{Condition, DocumentWrite, Written};
+use crate::{DocumentError, value};
+
+/// Body of a document and its xattr section, as parts of its value.
+pub(super) fn split_xattrs(item: &Item) -> (Bytes, Bytes) {
+    if item.datatype.contains(Datatype::XATTR)
+        && let Ok((_, body)) = xattr::split(&item.value)
+    {
+        let section_len = item.value.len() - body.len();
+        return (item.value.slice(section_len..), item.value.slice(..section_len));
+    }
+    (item.value.clone(), Bytes::new())
+}
+
+impl Command<'_, '_> {
+    pub(super) fn get(&mut self) -> Result<(), Failure> {
+        self.expect_parts(true, false)?;
+        let (key, now) = (self.key()?, self.now);
+        let item = self.with_vbucket(|vbucket| vbucket.live(now, key))?;
+        let item = item.ok_or(Status::KEY_ENOENT)?;
+        self.send_document(&item)
+    }
+
+    fn send_document(&mut self, item: &Item) -> Result<(), Failure> {
+        let (body, _) = split_xattrs(item);
+        let mut datatype = item.datatype.without(Datatype::XATTR);
+        if !self.session.features.json {
+            datatype = datatype.without(Datatype::JSON);
+        }
+        let flags = item.flags.to_be_bytes();
+        let response = self.success().with_cas(item.cas).with_datatype(datatype);
+        self.succeed(response.with_extras(&flags).with_value(&body))
+    }
+
+    /// SET, ADD, REPLACE.
+    pub(super) fn store(&mut self) -> Result<(), Failure> {
+        self.expect_key_value(true, true)?;
+        let extras: [u8; 8] = self.extras()?;
+        let mut reader = Reader::new(&extras, "extras");
+        let (flags, expiry) = (reader.u32()?, reader.u32()?);
+        let options = self.options()?;
+        let (value, datatype) = self.plain_value()?;
+        let condition = match self.frame.header.opcode {
+            Opcode::ADD => Condition::Absent,
+            Opcode::REPLACE => Condition::Present,
+            _ => Condition::Any,
+        };
+        let now = self.now;
+        let mut write = DocumentWrite {
+            key: self.key()?,
+            value,
+            datatype,
+            flags,
+            expiry: now.absolute_expiry(expiry),
+            cas: self.frame.header.cas,
+            condition,
+        };
+        let written = self.with_vbucket(|vbucket| {
+            if let Some(item) = vbucket.live(now, write.key) {
+                if options.preserve_expiry {
+                    write.expiry = item.expiry;
+                }
+                keep_system_xattrs(&item, &mut write);
+            }
+            vbucket.store(now, write)
+        })??;
+        self.send_written(written)
+    }
+
+    pub(super) fn send_written(&mut self, written: Written) -> Result<(), Failure> {
+        self.send_written_with(written, &[])
+    }
+
+    /// Answers a write: its version, and its token if the client wants them.
+    pub(super) fn send_written_with(
+        &mut self,
+        written: Written,
+        value: &[u8],
+    ) -> Result<(), Failure> {
+        let mut extras = [0; 16];
+        let mut cursor = extras.as_mut_slice();
+        cursor.put_u64(written.vbuuid.0);
+        cursor.put_u64(written.seqno.0);
+        let extras: &[u8] = if self.session.features.mutation_tokens { &extras } else { &[] };
+        let response: Frame<'_> = self.success().with_cas(written.cas).with_extras(extras);
+        self.succeed(response.with_value(value))
+    }
+
+    pub(super) fn delete(&mut self) -> Result<(), Failure> {
+        self.expect_parts(true, false)?;
+        self.options()?;
+        let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
+        let written =
+            self.with_vbucket(|vbucket| vbucket.remove(now, key, cas, ItemKind::Deletion))??;
+        self.send_written(written)
+    }
+
+    /// APPEND, PREPEND.
+    pub(super) fn extend(&mut self) -> Result<(), Failure> {
+        self.expect_parts(true, true)?;
+        self.options()?;
+        let (addition, _) = self.plain_value()?;
+        let prepend = self.frame.header.opcode == Opcode::PREPEND;
+        let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
+        let written = self.with_vbucket(|vbucket| {
+            let Some(item) = vbucket.live(now, key) else {
+                return Err(Failure::Status(Status::NOT_STORED));
+            };
+            let (body, section) = split_xattrs(&item);
+            let mut value = BytesMut::with_capacity(section.len() + body.len() + addition.len());
+            value.put_slice(&section);
+            let (first, second) = if prepend { (&addition, &body) } else { (&body, &addition) };
+            value.put_slice(first);
+            value.put_slice(second);
+            let body_type = value::detect(value.get(section.len()..).unwrap_or_default());
+            let write = DocumentWrite {
+                key,
+                datatype: body_type.with(item.datatype.without(Datatype::JSON)),
+                value: value.freeze(),
+                flags: item.flags,
+                expiry: item.expiry,
+                cas,
+                condition: Condition::Present,
+            };
+            Ok(vbucket.store(now, write)?)
+        })??;
+        self.send_written(written)
+    }
+
+    /// TOUCH, GET_AND_TOUCH.
+    pub(super) fn touch(&mut self) -> Result<(), Failure> {
+        self.expect_key_value(true, false)?;
+        let expiry = u32::from_be_bytes(self.extras()?);
+        let (key, now) = (self.key()?, self.now);
+        let expiry = now.absolute_expiry(expiry);
+        let item = self.with_vbucket(|vbucket| vbucket.touch(now, key, expiry))??;
+        if self.frame.header.opcode == Opcode::TOUCH {
+            return self.succeed(self.success().with_cas(item.cas));
+        }
+        self.send_document(&item)
+    }
+}
+
+/// A write of the body leaves system xattrs as they are.
+fn keep_system_xattrs(item: &Item, write: &mut DocumentWrite<'_>) {
+    let section = crate::bucket::system_xattrs(item);
+    if section.is_empty() {
+        return;
+    }
+    write.value = [section.as_ref(), write.value.as_ref()].concat().into();
+    write.datatype = write.datatype.with(Datatype::XATTR);
+}
+
+/// A document that is about to be written must still be the one that was read.
+pub(super) fn check_cas(item: &Item, cas: Cas) -> Result<(), DocumentError> {
+    if cas == Cas(0) || cas == item.cas {
+        return Ok(());
+    }
+    Err(DocumentError::CasMismatch(cas))
+}

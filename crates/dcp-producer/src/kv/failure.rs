@@ -1,0 +1,56 @@
+//! Why a request was refused.
+
+use dcp_wire::{DecodeError, EncodeError, Status};
+
+use crate::DocumentError;
+
+/// Why a request was refused; turned into a response by the session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// A status that says it all.
+    Status(Status),
+    /// The request is malformed.
+    Invalid(&'static str),
+    /// The node does not have the vBucket; the response carries the cluster map.
+    NotMyVbucket,
+    /// No such collection or scope, with the status that says which; the response carries the
+    /// manifest's uid.
+    Unknown(Status),
+    /// The connection cannot go on.
+    Close,
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        Self::Status(status)
+    }
+}
+
+impl From<DecodeError> for Failure {
+    fn from(_: DecodeError) -> Self {
+        Self::Invalid("malformed request")
+    }
+}
+
+impl From<EncodeError> for Failure {
+    fn from(_: EncodeError) -> Self {
+        Self::Close
+    }
+}
+
+impl From<DocumentError> for Failure {
+    fn from(error: DocumentError) -> Self {
+        match error {
+            DocumentError::NotFound => Self::Status(Status::KEY_ENOENT),
+            DocumentError::Exists | DocumentError::CasMismatch(_) => {
+                Self::Status(Status::KEY_EEXISTS)
+            }
+            DocumentError::InvalidKey { .. } => Self::Invalid("the key is empty or too long"),
+            DocumentError::ValueTooLarge { .. } => Self::Status(Status::E2BIG),
+            DocumentError::InvalidValue => Self::Invalid("the value is not what its datatype says"),
+            DocumentError::NotANumber => Self::Status(Status::DELTA_BADVAL),
+            DocumentError::UnknownCollection(_) => Self::Unknown(Status::UNKNOWN_COLLECTION),
+            DocumentError::NoMemory { .. } => Self::Status(Status::ENOMEM),
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! HELLO: what a connection may use.
+
+use dcp_wire::Feature;
+
+use super::command::Command;
+use super::failure::Failure;
+
+/// What a connection negotiated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Features {
+    pub(crate) mutation_tokens: bool,
+    pub(crate) xattr: bool,
+    pub(crate) xerror: bool,
+    pub(crate) snappy: bool,
+    pub(crate) json: bool,
+    pub(crate) collections: bool,
+    pub(crate) tracing: bool,
+    pub(crate) alt_requests: bool,
+    pub(crate) known_map_version: bool,
+    pub(crate) dedupe_maps: bool,
+    pub(crate) map_push: MapPush,
+}
+
+/// How a connection learns of new cluster maps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum MapPush {
+    /// It asks.
+    #[default]
+    Off,
+    /// It is told that there is one.
+    Brief,
+    /// It is sent the map.
+    Full,
+}
+
+impl Features {
+    /// What of this concerns DCP.
+    pub(crate) fn dcp(&self) -> dcp_proto::producer::Features {
+        dcp_proto::producer::Features {
+            collections: self.collections,
+            xerror: self.xerror,
+            snappy: self.snappy,
+            json: self.json,
+            // Never offered.
+            unordered_execution: false,
+        }
+    }
+
+    /// The features among `wanted` that are offered, in that order, and what they mean.
+    fn negotiate(wanted: &[Feature]) -> (Vec<Feature>, Self) {
+        let mut features = Self::default();
+        let mut granted: Vec<Feature> = Vec::with_capacity(wanted.len());
+        let duplex = wanted.contains(&Feature::DUPLEX);
+        if duplex && wanted.contains(&Feature::CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF) {
+            features.map_push = MapPush::Brief;
+        } else if duplex && wanted.contains(&Feature::CLUSTER_MAP_CHANGE_NOTIFICATION) {
+            features.map_push = MapPush::Full;
+        }
+        for &feature in wanted {
+            if granted.contains(&feature) {
+                continue;
+            }
+            let offered = match feature {
+                Feature::MUTATION_SEQNO => set(&mut features.mutation_tokens),
+                Feature::XATTR => set(&mut features.xattr),
+                Feature::XERROR => set(&mut features.xerror),
+                Feature::SNAPPY => set(&mut features.snappy),
+                Feature::JSON => set(&mut features.json),
+                Feature::COLLECTIONS => set(&mut features.collections),
+                Feature::TRACING => set(&mut features.tracing),
+                Feature::ALT_REQUEST_SUPPORT => set(&mut features.alt_requests),
+                Feature::GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION => {
+                    set(&mut features.known_map_version)
+                }
+                Feature::DEDUPE_NOT_MY_VBUCKET_CLUSTER_MAP => set(&mut features.dedupe_maps),
+                Feature::CLUSTER_MAP_CHANGE_NOTIFICATION
+                | Feature::CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF => duplex,
+                Feature::TCP_NODELAY
+                | Feature::SELECT_BUCKET
+                | Feature::DUPLEX
+                | Feature::PRESERVE_TTL => true,
+                // Answers come in order, there are no durable writes, and what is left concerns
+                // forms of sub-document operations that are not offered.
+                _ => false,
+            };
+            if offered {
+                granted.push(feature);
+            }
+        }
+        (granted, features)
+    }
+}
+
+fn set(flag: &mut bool) -> bool {
+    *flag = true;
+    true
+}
+
+impl Command<'_, '_> {
+    pub(super) fn hello(&mut self) -> Result<(), Failure> {
+        if !self.frame.extras.is_empty() {
+            return Err(Failure::Invalid("the request must not have extras"));
+        }
+        let (codes, rest) = self.frame.value.as_chunks::<2>();
+        if !rest.is_empty() {
+            return Err(Failure::Invalid("features are two bytes each"));
+        }
+        let wanted: Vec<_> = codes.iter().map(|code| Feature(u16::from_be_bytes(*code))).collect();
+        let push = wanted.contains(&Feature::CLUSTER_MAP_CHANGE_NOTIFICATION)
+            || wanted.contains(&Feature::CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF);
+        if push && !wanted.contains(&Feature::DUPLEX) {
+            return Err(Failure::Invalid("cluster map notifications need duplex"));
+        }
+        let (granted, features) = Features::negotiate(&wanted);
+        self.session.features = features;
+        let value: Vec<u8> = granted.iter().flat_map(|feature| feature.0.to_be_bytes()).collect();
+        self.succeed(self.success().with_value(&value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_offered_features_are_granted_each_once_in_the_order_asked_for() {
+        let wanted = [
+            Feature::XERROR,
+            Feature::UNORDERED_EXECUTION,
+            Feature(0x7777),
+            Feature::JSON,
+            Feature::XERROR,
+            Feature::SYNC_REPLICATION,
+        ];
+        let (granted, features) = Features::negotiate(&wanted);
+        assert_eq!(granted, [Feature::XERROR, Feature::JSON]);
+        assert!(features.xerror && features.json && !features.collections);
+    }
+
+    #[test]
+    fn the_brief_notification_wins() {
+        let full = Feature::CLUSTER_MAP_CHANGE_NOTIFICATION;
+        let brief = Feature::CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF;
+        let push = |wanted: &[Feature]| Features::negotiate(wanted).1.map_push;
+        assert_eq!(push(&[full, Feature::DUPLEX]), MapPush::Full);
+        assert_eq!(push(&[brief, full, Feature::DUPLEX]), MapPush::Brief);
+        assert_eq!(push(&[Feature::DUPLEX]), MapPush::Off);
+    }
+}

@@ -1,0 +1,23 @@
+//! What a connection is answered, DCP excepted.
+//!
+//! A [`Session`] takes whole requests in order and appends the answer to each to a buffer. It does
+//! no IO and starts no tasks; every operation finishes before the next request is looked at.
+
+mod cluster_map;
+mod collections;
+mod command;
+mod counter;
+mod credentials;
+mod document;
+mod error_map;
+mod failure;
+mod hello;
+mod login;
+mod meta;
+mod seqnos;
+mod session;
+mod stats;
+
+pub(crate) use credentials::Credentials;
+pub(crate) use hello::MapPush;
+pub(crate) use session::{Flow, Session};

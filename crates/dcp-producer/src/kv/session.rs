@@ -1,0 +1,129 @@
+//! One connection's state outside DCP, and the way of a request through it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::BytesMut;
+use dcp_wire::{Frame, Opcode, Status};
+
+use super::Credentials;
+use super::command::Command;
+use super::failure::Failure;
+use super::hello::Features;
+use super::login::Login;
+use crate::bucket::Now;
+use crate::cluster::{Cluster, MapVersion};
+
+/// What is to be done after a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    /// Go on with the next one.
+    Continue,
+    /// Close the connection once the answers are written.
+    Close,
+    /// Nothing was done: the request belongs to DCP.
+    Dcp,
+}
+
+/// One connection's state outside DCP.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) node: usize,
+    pub(super) features: Features,
+    pub(super) login: Login,
+    pub(super) bucket_selected: bool,
+    /// Newest map this connection was sent with NOT_MY_VBUCKET.
+    pub(super) map_sent: Option<MapVersion>,
+}
+
+impl Session {
+    pub(crate) fn new(cluster: Arc<Cluster>, node: usize, credentials: Arc<Credentials>) -> Self {
+        Self {
+            cluster,
+            node,
+            features: Features::default(),
+            login: Login::new(credentials),
+            bucket_selected: false,
+            map_sent: None,
+        }
+    }
+
+    pub(crate) fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+
+    pub(crate) fn node(&self) -> usize {
+        self.node
+    }
+
+    pub(crate) fn features(&self) -> &Features {
+        &self.features
+    }
+
+    pub(crate) fn is_authenticated(&self) -> bool {
+        self.login.is_done()
+    }
+
+    pub(crate) fn has_bucket(&self) -> bool {
+        self.bucket_selected
+    }
+
+    /// Answers one request. `dcp_open` tells whether the connection has become a DCP one.
+    pub(crate) fn handle(
+        &mut self,
+        now: Now,
+        frame: &Frame<'_>,
+        dcp_open: bool,
+        out: &mut BytesMut,
+    ) -> Flow {
+        if frame.header.magic.is_response() {
+            // Answers to pushed cluster maps say nothing.
+            let dcp = frame.header.opcode.is_dcp() && dcp_open;
+            return if dcp { Flow::Dcp } else { Flow::Continue };
+        }
+        let started = self.features.tracing.then(Instant::now);
+        let result = match self.admit(frame, dcp_open) {
+            Ok(()) if frame.header.opcode.is_dcp() => return Flow::Dcp,
+            Ok(()) if frame.header.opcode == Opcode::QUIT => Err(Failure::Close),
+            Ok(()) => Command::new(self, frame, now, started, out).run(),
+            Err(failure) => Err(failure),
+        };
+        let Err(failure) = result else {
+            return Flow::Continue;
+        };
+        match Command::new(self, frame, now, started, out).refuse(failure) {
+            Ok(()) => Flow::Continue,
+            Err(_) => Flow::Close,
+        }
+    }
+
+    /// Whether the connection has come far enough for the request.
+    fn admit(&self, frame: &Frame<'_>, dcp_open: bool) -> Result<(), Failure> {
+        let opcode = frame.header.opcode;
+        if frame.header.magic.is_alt() && !self.features.alt_requests && !opcode.is_dcp() {
+            return Err(Failure::Invalid("framing extras were not negotiated"));
+        }
+        match opcode {
+            Opcode::HELLO | Opcode::GET_ERROR_MAP | Opcode::QUIT => Ok(()),
+            Opcode::SASL_LIST_MECHS
+            | Opcode::SASL_AUTH
+            | Opcode::SASL_STEP
+            | Opcode::SELECT_BUCKET
+                if dcp_open =>
+            {
+                Err(Status::NOT_SUPPORTED.into())
+            }
+            Opcode::SASL_LIST_MECHS | Opcode::SASL_AUTH | Opcode::SASL_STEP => Ok(()),
+            _ if !self.is_authenticated() => Err(Status::EACCESS.into()),
+            Opcode::SELECT_BUCKET
+            | Opcode::GET_CLUSTER_CONFIG
+            | Opcode::NOOP
+            | Opcode::VERSION
+            | Opcode::STAT => Ok(()),
+            _ if opcode.is_dcp() => Ok(()),
+            _ if !self.bucket_selected && Command::knows(opcode) => Err(Status::NO_BUCKET.into()),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! One client connection: bytes in, answers and stream messages out.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use bytes::{Buf, BytesMut};
+use dcp_proto::producer::{self, ConnectionConfig};
+use dcp_wire::{DecodeError, Frame, MAX_BODY_LEN};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::dcp_names::DcpNames;
+use super::push;
+use crate::bucket::Subscriber;
+use crate::cluster::{MapVersion, NodeBucket};
+use crate::kv::{Flow, MapPush, Session};
+
+/// Bytes that may wait for the socket before no more requests are looked at and no more stream
+/// messages are made.
+const OUTPUT_LIMIT: usize = 512 << 10;
+/// Bytes asked of the socket at a time.
+const READ_SIZE: usize = 64 << 10;
+/// Longest body of a client that has not authenticated, in bytes.
+const MAX_ANONYMOUS_BODY_LEN: usize = 64 << 10;
+/// Buffers larger than this are given back once they are empty, in bytes.
+const KEPT_CAPACITY: usize = 2 << 20;
+
+/// One client connection.
+pub(super) struct Connection {
+    socket: TcpStream,
+    session: Session,
+    dcp: producer::Connection,
+    /// What the connection follows since it became a DCP one.
+    following: Option<Following>,
+    map_version: watch::Receiver<MapVersion>,
+    input: BytesMut,
+    output: BytesMut,
+    /// Nothing more is read; what is written goes out.
+    closing: bool,
+    names: Arc<DcpNames>,
+    id: u64,
+    /// Ends the connection: the cluster stops, or its name is given to a newer one.
+    evicted: CancellationToken,
+}
+
+/// A DCP connection's name and how it learns of changes.
+struct Following {
+    name: Vec<u8>,
+    subscriber: Arc<Subscriber>,
+}
+
+/// Why a connection ends.
+enum End {
+    /// As agreed.
+    Done,
+    /// The socket failed or the client left.
+    Io(io::Error),
+    /// The client does not keep to the protocol.
+    Protocol(DecodeError),
+    /// The DCP machine says so.
+    Dcp(producer::Disconnect),
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl Connection {
+    pub(super) fn new(
+        socket: TcpStream,
+        session: Session,
+        names: Arc<DcpNames>,
+        stop: &CancellationToken,
+    ) -> Self {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let map_version = session.cluster().follow_map();
+        Self {
+            socket,
+            session,
+            dcp: producer::Connection::new(ConnectionConfig::default(), Instant::now()),
+            following: None,
+            map_version,
+            input: BytesMut::new(),
+            output: BytesMut::new(),
+            closing: false,
+            names,
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            evicted: stop.child_token(),
+        }
+    }
+
+    /// Serves the connection until it ends.
+    pub(super) async fn run(mut self) {
+        match self.serve().await {
+            End::Done => {}
+            End::Io(error) => tracing::debug!(id = self.id, %error, "connection lost"),
+            End::Protocol(error) => tracing::debug!(id = self.id, %error, "connection closed"),
+            End::Dcp(reason) => tracing::debug!(id = self.id, %reason, "connection closed"),
+        }
+        self.dcp.handle_closed();
+        if let Some(following) = self.following.take() {
+            self.names.release(&following.name, self.id);
+            self.session.cluster().bucket.changes().unsubscribe(&following.subscriber);
+        }
+    }
+
+    async fn serve(&mut self) -> End {
+        loop {
+            match self.turn() {
+                Ok(true) => tokio::task::yield_now().await,
+                Ok(false) => {
+                    if self.closing && self.output.is_empty() {
+                        return End::Done;
+                    }
+                    if let Err(end) = self.wait().await {
+                        return end;
+                    }
+                }
+                Err(end) => return end,
+            }
+            if self.evicted.is_cancelled() {
+                return End::Done;
+            }
+        }
+    }
+
+    /// Does what can be done without waiting; `false` if that was nothing.
+    fn turn(&mut self) -> Result<bool, End> {
+        let read = self.read()?;
+        let handled = self.handle_input()?;
+        self.push_map();
+        let produced = self.produce();
+        let written = self.write()?;
+        Ok(read || handled || produced || written)
+    }
+
+    /// Whether requests are taken: not while the client does not read its answers.
+    fn takes_input(&self) -> bool {
+        !self.closing && self.output.len() < OUTPUT_LIMIT
+    }
+
+    /// Takes what the socket has.
+    fn read(&mut self) -> Result<bool, End> {
+        if !self.takes_input() {
+            return Ok(false);
+        }
+        // Grows with what has arrived, never by a length the client merely claims.
+        self.input.reserve(READ_SIZE);
+        match self.socket.try_read_buf(&mut self.input) {
+            Ok(0) => Err(End::Io(io::ErrorKind::UnexpectedEof.into())),
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Handles the whole requests that have arrived.
+    fn handle_input(&mut self) -> Result<bool, End> {
+        let mut input = std::mem::take(&mut self.input);
+        let mut used = 0;
+        let result = self.handle_requests(&input, &mut used);
+        input.advance(used);
+        if input.is_empty() && input.capacity() > KEPT_CAPACITY {
+            input = BytesMut::new();
+        }
+        self.input = input;
+        result.map(|()| used > 0)
+    }
+
+    fn handle_requests(&mut self, input: &[u8], used: &mut usize) -> Result<(), End> {
+        while self.takes_input() {
+            let limit =
+                if self.session.is_authenticated() { MAX_BODY_LEN } else { MAX_ANONYMOUS_BODY_LEN };
+            let rest = input.get(*used..).unwrap_or_default();
+            let Some((frame, len)) = Frame::parse(rest, limit).map_err(End::Protocol)? else {
+                return Ok(());
+            };
+            *used += len;
+            self.handle(&frame)?;
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, frame: &Frame<'_>) -> Result<(), End> {
+        let dcp_open = self.following.is_some();
+        let now = crate::producer::now();
+        match self.session.handle(now, frame, dcp_open, &mut self.output) {
+            Flow::Continue => self.dcp.handle_received(Instant::now()),
+            Flow::Close => self.closing = true,
+            Flow::Dcp => self.handle_dcp(frame)?,
+        }
+        Ok(())
+    }
+
+    fn handle_dcp(&mut self, frame: &Frame<'_>) -> Result<(), End> {
+        let cluster = Arc::clone(self.session.cluster());
+        let map = cluster.map();
+        let source = NodeBucket { cluster: &cluster, map: &map, node: self.session.node() };
+        let features = self.session.features().dcp();
+        let handled = self.dcp.handle_frame(
+            Instant::now(),
+            frame,
+            self.session.has_bucket().then_some(&source),
+            features,
+            &mut self.output,
+        );
+        if let Err(reason) = handled {
+            tracing::debug!(id = self.id, %reason, "closing the connection");
+            self.closing = true;
+        }
+        if self.following.is_none()
+            && let Some(name) = self.dcp.name()
+        {
+            let name = name.to_vec();
+            self.names.claim(&name, self.id, self.evicted.clone());
+            let subscriber = cluster.bucket.changes().subscribe();
+            self.following = Some(Following { name, subscriber });
+        }
+        Ok(())
+    }
+
+    /// Sends a new cluster map to a client that wants them pushed.
+    fn push_map(&mut self) {
+        let wanted = self.session.features().map_push != MapPush::Off;
+        if wanted
+            && self.session.is_authenticated()
+            && matches!(self.map_version.has_changed(), Ok(true))
+        {
+            self.map_version.mark_unchanged();
+            push::push_map(&self.session, &mut self.output);
+        }
+    }
+
+    /// Appends stream messages; `false` if there were none.
+    fn produce(&mut self) -> bool {
+        let Some(following) = &self.following else {
+            return false;
+        };
+        following.subscriber.changed.take(|vbid| self.dcp.notify(vbid));
+        let Some(budget) = OUTPUT_LIMIT.checked_sub(self.output.len()).filter(|_| !self.closing)
+        else {
+            return false;
+        };
+        let cluster = Arc::clone(self.session.cluster());
+        let map = cluster.map();
+        let source = NodeBucket { cluster: &cluster, map: &map, node: self.session.node() };
+        let sent = self.dcp.poll_transmit(Instant::now(), &source, &mut self.output, budget);
+        sent.written > 0
+    }
+
+    /// Hands the socket what it takes.
+    fn write(&mut self) -> Result<bool, End> {
+        if self.output.is_empty() {
+            return Ok(false);
+        }
+        match self.socket.try_write(&self.output) {
+            Ok(written) => {
+                self.output.advance(written);
+                if self.output.is_empty() {
+                    if self.output.capacity() > KEPT_CAPACITY {
+                        self.output = BytesMut::new();
+                    } else {
+                        self.output.clear();
+                    }
+                }
+                Ok(written > 0)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits until there may be something to do.
+    async fn wait(&mut self) -> Result<(), End> {
+        let timeout = self.dcp.poll_timeout();
+        let (reads, writes) = (self.takes_input(), !self.output.is_empty());
+        let pushes = self.session.features().map_push != MapPush::Off;
+        let changed = self.following.as_ref().map(|following| &following.subscriber.notify);
+        // While the socket takes nothing, new changes would only be made into messages that wait.
+        let follows = !self.closing && self.output.len() < OUTPUT_LIMIT;
+        tokio::select! {
+            biased;
+            () = self.evicted.cancelled() => Err(End::Done),
+            ready = self.socket.writable(), if writes => Ok(ready?),
+            ready = self.socket.readable(), if reads => Ok(ready?),
+            () = optional(changed.map(tokio::sync::Notify::notified)), if follows => Ok(()),
+            () = optional(timeout.map(|at| tokio::time::sleep_until(at.into()))) => {
+                self.dcp.handle_timeout(Instant::now()).map_err(End::Dcp)
+            }
+            changed = self.map_version.changed(), if pushes => {
+                // Marked as seen by waiting for it: `push_map` is to find it.
+                self.map_version.mark_changed();
+                changed.map_err(|_| End::Done)
+            }
+        }
+    }
+}
+
+/// Waits for a future that may not be there, then for ever.
+async fn optional(future: Option<impl Future<Output = ()>>) {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
