@@ -82,7 +82,7 @@ impl Connection {
         Self {
             socket,
             session,
-            dcp: producer::Connection::new(ConnectionConfig::default(), Instant::now()),
+            dcp: producer::Connection::new(ConnectionConfig::default()),
             following: None,
             map_version,
             input: BytesMut::new(),
