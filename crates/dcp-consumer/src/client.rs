@@ -1,23 +1,33 @@
 //! A bucket to stream changes from.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use dcp_proto::BatchSink;
+use dcp_proto::checkpoint::{Checkpoint, FilterHash};
+use dcp_proto::consumer::Resume;
 use dcp_proto::topology::Manifest;
+use dcp_proto::{BatchSink, FailoverLog, Position, Snapshot};
 use dcp_wire::{Seqno, Vbid};
+use tokio_util::sync::CancellationToken;
 
-use crate::{ChangeStream, ConnectOptions, Error, ErrorKind, StreamOptions};
+use crate::bucket::{Bucket, Opening};
+use crate::cluster::{Cluster, SharedStats, StreamConfig};
+use crate::connect::Connector;
+use crate::queue::Queue;
+use crate::reconciler::Reconciler;
+use crate::survey::Survey;
+use crate::{
+    BatchPolicy, ChangeStream, ConnectOptions, End, Error, ErrorKind, Start, StreamOptions,
+};
+use crate::{filter, options};
 
 /// A bucket to stream changes from. Cheap to clone.
+///
+/// Belongs to the tokio runtime it was connected on.
 #[derive(Clone, Debug)]
 pub struct Client {
-    shared: Arc<Shared>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    bucket_name: String,
+    bucket: Arc<Bucket>,
+    closed: CancellationToken,
 }
 
 impl Client {
@@ -26,49 +36,55 @@ impl Client {
     ///
     /// # Errors
     /// [`Error`] saying what to check.
-    #[expect(clippy::unused_async, reason = "the engine is not in place yet")]
     pub async fn connect(options: ConnectOptions) -> Result<Self, Error> {
-        let bucket_name = options.bucket.ok_or_else(unfinished)?;
-        Ok(Self { shared: Arc::new(Shared { bucket_name }) })
+        let bucket = Box::pin(Bucket::connect(Connector::new(options)?)).await?;
+        Ok(Self { bucket: Arc::new(bucket), closed: CancellationToken::new() })
     }
 
     /// Name of the bucket.
     #[must_use]
     pub fn bucket_name(&self) -> &str {
-        &self.shared.bucket_name
+        self.bucket.name()
     }
 
     /// Identity of the bucket: another one under the same name means it was made anew.
     #[must_use]
     pub fn bucket_uuid(&self) -> &str {
-        ""
+        self.bucket.uuid()
     }
 
     /// How many vBuckets the bucket has.
     #[must_use]
     pub fn num_vbuckets(&self) -> u16 {
-        0
+        self.bucket.num_vbuckets()
     }
 
     /// Names and ids of the bucket's scopes and collections, as last seen.
     #[must_use]
     pub fn manifest(&self) -> Arc<Manifest> {
-        Arc::default()
+        self.bucket.manifest()
     }
 
-    /// The vBuckets by the address of the node that holds them, ascending.
+    /// The vBuckets by the address of the node that holds them, ascending. Those that no node
+    /// holds at the moment are left out.
     #[must_use]
     pub fn vbuckets_by_node(&self) -> Vec<(String, Vec<Vbid>)> {
-        Vec::new()
+        let by_address = self.bucket.by_address(self.all_vbuckets());
+        let named = |(address, vbids): (Option<_>, _)| {
+            address.map(|address: dcp_proto::topology::Address| (address.to_string(), vbids))
+        };
+        by_address.into_iter().filter_map(named).collect()
     }
 
     /// The highest seqno of every vBucket, asked of every node.
     ///
     /// # Errors
     /// [`Error`] if some vBucket's node did not answer within the connect timeout.
-    #[expect(clippy::unused_async, reason = "the engine is not in place yet")]
     pub async fn high_seqnos(&self) -> Result<BTreeMap<Vbid, Seqno>, Error> {
-        Err(unfinished())
+        self.check_open()?;
+        let mut survey = Survey::new(Arc::clone(&self.bucket), None);
+        let vbids = self.all_vbuckets().collect();
+        Box::pin(survey.high_seqnos(&vbids)).await
     }
 
     /// Opens a stream of changes. `make_sink` makes one sink for each connection to a node.
@@ -76,20 +92,189 @@ impl Client {
     /// # Errors
     /// [`Error`] if the options contradict each other, the checkpoint does not belong to this
     /// bucket and filter or is ahead of the server, or the server refuses.
-    #[expect(clippy::unused_async, reason = "the engine is not in place yet")]
     pub async fn stream<S: BatchSink>(
         &self,
-        _options: StreamOptions,
-        _make_sink: impl Fn() -> S + Send + Sync + 'static,
+        options: StreamOptions,
+        make_sink: impl Fn() -> S + Send + Sync + 'static,
     ) -> Result<ChangeStream<S::Batch>, Error> {
-        Err(unfinished())
+        self.check_open()?;
+        let plan = Box::pin(self.plan(&options)).await?;
+        let Plan { config, checkpoint, vbuckets, connections } = plan;
+        let now = tokio::time::Instant::now().into_std();
+        let reconciler = Reconciler::new(vbuckets, options.retry_timeout, now);
+        let queue = Arc::new(Queue::new());
+        let stats = Arc::new(SharedStats::default());
+        let cancel = self.closed.child_token();
+        let cluster = Cluster::new(
+            Arc::clone(&self.bucket),
+            config,
+            reconciler,
+            Box::new(make_sink),
+            Arc::clone(&queue),
+            Arc::clone(&stats),
+            cancel.clone(),
+        );
+        tokio::spawn(cluster.run(connections));
+        Ok(ChangeStream::new(queue, checkpoint, stats, cancel))
     }
 
-    /// Closes the client: no stream can be opened any more. Streams that are open go on.
-    #[expect(clippy::unused_async, reason = "the engine is not in place yet")]
-    pub async fn close(&self) {}
+    /// Closes the client and the streams it has opened: each ends with an error of kind
+    /// [`ErrorKind::Closed`].
+    pub async fn close(&self) {
+        self.closed.cancel();
+        // Lets the tasks see it, so that sockets are closed soon.
+        tokio::task::yield_now().await;
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        if self.closed.is_cancelled() {
+            return Err(Error::new(ErrorKind::Closed, "the client is closed"));
+        }
+        self.bucket.check_identity()
+    }
+
+    fn all_vbuckets(&self) -> impl Iterator<Item = Vbid> + use<> {
+        (0..self.num_vbuckets()).map(Vbid)
+    }
+
+    /// Works out where each vBucket begins and ends, asking the nodes where need be.
+    async fn plan(&self, options: &StreamOptions) -> Result<Plan, Error> {
+        options::check_batch(&options.batch)?;
+        let opening = Opening::new(options)?;
+        let filter = filter::resolve(&options.filter, &self.manifest())?;
+        let hash = filter::hash(&filter);
+        let vbids = self.vbuckets(options)?;
+        let mut survey = Survey::new(Arc::clone(&self.bucket), Some(opening.clone()));
+        survey.connect(&vbids).await?;
+        let asks =
+            !matches!((&options.start, &options.end), (Start::Earliest, End::Never | End::At(_)));
+        let high = if asks { survey.high_seqnos(&vbids).await? } else { BTreeMap::new() };
+        let checkpoint = self.start(options, hash, &vbids, &high, &mut survey).await?;
+        let mut vbuckets = Vec::with_capacity(vbids.len());
+        for &vbid in &vbids {
+            let position = checkpoint.position(vbid).cloned().unwrap_or(Position::EARLIEST);
+            let end = match &options.end {
+                End::Never => Seqno::MAX,
+                End::Now => high.get(&vbid).copied().unwrap_or_default(),
+                End::At(seqnos) => seqnos.get(&vbid).copied().unwrap_or_default(),
+            };
+            if let Some(end) = effective_end(&position, end) {
+                vbuckets.push((vbid, end, Resume::new(position)));
+            }
+        }
+        let config = StreamConfig {
+            opening,
+            filter,
+            on_rollback: options.on_rollback,
+            batch: BatchPolicy {
+                max_bytes: options.batch.max_bytes.min(BatchPolicy::MAX_BYTES),
+                ..options.batch
+            },
+        };
+        Ok(Plan { config, checkpoint, vbuckets, connections: survey.into_connections() })
+    }
+
+    /// The vBuckets to stream.
+    fn vbuckets(&self, options: &StreamOptions) -> Result<BTreeSet<Vbid>, Error> {
+        let mut vbids: BTreeSet<Vbid> = match &options.vbuckets {
+            None => self.all_vbuckets().collect(),
+            Some(vbids) => vbids.iter().copied().collect(),
+        };
+        if let End::At(seqnos) = &options.end {
+            vbids.retain(|vbid| seqnos.contains_key(vbid));
+        }
+        let num_vbuckets = self.num_vbuckets();
+        if let Some(vbid) = vbids.iter().find(|vbid| vbid.0 >= num_vbuckets) {
+            let message = format!("{vbid} does not exist: the bucket has {num_vbuckets} vBuckets");
+            return Err(Error::new(ErrorKind::Config, message).with_vbid(*vbid));
+        }
+        Ok(vbids)
+    }
+
+    /// Where the stream starts.
+    async fn start(
+        &self,
+        options: &StreamOptions,
+        hash: FilterHash,
+        vbids: &BTreeSet<Vbid>,
+        high: &BTreeMap<Vbid, Seqno>,
+        survey: &mut Survey,
+    ) -> Result<Checkpoint, Error> {
+        let mut checkpoint = Checkpoint::new(self.bucket_uuid(), hash);
+        match &options.start {
+            Start::Earliest => {}
+            Start::Latest => {
+                let written = high.iter().filter(|(_, seqno)| **seqno != Seqno::ZERO);
+                let logs = survey.failover_logs(&written.map(|(vbid, _)| *vbid).collect()).await?;
+                for (vbid, log) in logs {
+                    let seqno = high.get(&vbid).copied().unwrap_or_default();
+                    checkpoint.set(vbid, latest(seqno, log));
+                }
+            }
+            Start::Checkpoint(given) => {
+                given.check(self.bucket_uuid(), hash)?;
+                check_not_ahead(given, vbids, high, survey).await?;
+                checkpoint = given.clone();
+            }
+        }
+        Ok(checkpoint)
+    }
 }
 
-fn unfinished() -> Error {
-    Error::new(ErrorKind::Unsupported, "streaming is not in place yet")
+/// What a stream is opened with.
+struct Plan {
+    config: StreamConfig,
+    checkpoint: Checkpoint,
+    vbuckets: Vec<(Vbid, Seqno, Resume)>,
+    connections: Vec<crate::connect::Connected>,
+}
+
+/// The position after the newest change.
+fn latest(seqno: Seqno, log: FailoverLog) -> Position {
+    let snapshot = Snapshot { start: seqno, end: seqno };
+    Position { seqno, snapshot, failover_log: Some(log), ..Position::EARLIEST }
+}
+
+/// The seqno to ask for in order to reach `end` from `position`; `None` if it is reached.
+///
+/// A position inside a snapshot is not past any end in it: the snapshot's rest may be newer
+/// versions of keys at or below the end.
+fn effective_end(position: &Position, end: Seqno) -> Option<Seqno> {
+    if end > position.seqno {
+        return Some(end);
+    }
+    let inside = !position.is_snapshot_complete() && end > position.snapshot.start;
+    inside.then_some(position.snapshot.end)
+}
+
+/// Refuses a checkpoint that knows changes the server does not have, though no failover accounts
+/// for that: going on would silently pass over what is written next.
+async fn check_not_ahead(
+    checkpoint: &Checkpoint,
+    vbids: &BTreeSet<Vbid>,
+    high: &BTreeMap<Vbid, Seqno>,
+    survey: &mut Survey,
+) -> Result<(), Error> {
+    let ahead: BTreeSet<Vbid> = vbids
+        .iter()
+        .copied()
+        .filter(|vbid| {
+            let high = high.get(vbid).copied().unwrap_or_default();
+            checkpoint.position(*vbid).is_some_and(|position| position.seqno > high)
+        })
+        .collect();
+    let logs = survey.failover_logs(&ahead).await?;
+    for (vbid, log) in logs {
+        let Some(position) = checkpoint.position(vbid) else { continue };
+        if position.vbuuid() == log.newest().vbuuid {
+            let message = format!(
+                "the checkpoint is ahead of the server ({vbid}: seqno {} against {}): it belongs \
+                 to another copy of the bucket, or the bucket was restored; start without it",
+                position.seqno,
+                high.get(&vbid).copied().unwrap_or_default()
+            );
+            return Err(Error::new(ErrorKind::Checkpoint, message).with_vbid(vbid));
+        }
+    }
+    Ok(())
 }

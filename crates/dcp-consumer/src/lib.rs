@@ -1,14 +1,24 @@
 //! Couchbase DCP consumer on tokio.
 
+mod bucket;
 mod checkpoint_file;
 mod client;
+mod cluster;
 mod config;
 pub mod connect;
+mod driver;
 mod error;
+mod filter;
 mod options;
+mod probe;
+mod queue;
+mod read_buffer;
+mod reconciler;
+mod retry;
 mod socket;
 mod stats;
 mod stream;
+mod survey;
 mod tls;
 
 pub use checkpoint_file::{load_checkpoint, save_checkpoint};

@@ -6,6 +6,8 @@ use std::time::Duration;
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_wire::{Seqno, Vbid};
 
+use crate::{Error, ErrorKind};
+
 /// Where a stream begins.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -125,9 +127,12 @@ pub struct StreamOptions {
     pub buffer_size: u32,
     /// What happens when the server asks for a rollback.
     pub on_rollback: OnRollback,
-    /// Seconds between the signs of life the server sends; a connection on which nothing arrives
+    /// Time between the signs of life the server sends; a connection on which nothing arrives
     /// for twice as long is taken for dead.
     pub noop_interval: Duration,
+    /// Longest time a vBucket may be without a stream, while it is tried again and again, before
+    /// the whole stream ends with an error.
+    pub retry_timeout: Duration,
 }
 
 impl StreamOptions {
@@ -148,6 +153,16 @@ impl Default for StreamOptions {
             buffer_size: 8 * 1024 * 1024,
             on_rollback: OnRollback::default(),
             noop_interval: Duration::from_secs(20),
+            retry_timeout: Duration::from_secs(300),
         }
     }
+}
+
+/// Refuses batches of nothing.
+pub(crate) fn check_batch(policy: &BatchPolicy) -> Result<(), Error> {
+    if policy.max_rows == 0 || policy.max_bytes == 0 {
+        let message = "a batch must have room for at least one row and one byte";
+        return Err(Error::new(ErrorKind::Config, message));
+    }
+    Ok(())
 }

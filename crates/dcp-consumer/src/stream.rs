@@ -1,7 +1,12 @@
 //! The application's end of a stream of changes.
 
-use dcp_proto::checkpoint::Checkpoint;
+use std::sync::Arc;
 
+use dcp_proto::checkpoint::Checkpoint;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::cluster::SharedStats;
+use crate::queue::{Credit, Entry, Queue};
 use crate::{Error, StreamStats};
 
 /// One batch of changes and what to keep in order to go on after it.
@@ -18,14 +23,47 @@ pub struct Delivered<B> {
 
 /// Changes of a bucket, batch by batch.
 ///
+/// Within a vBucket changes come in the order of their seqnos, and a rollback comes as a record
+/// among them. A batch may hold changes of many vBuckets, all of one node.
+///
 /// Dropping it ends its connections.
 #[derive(Debug)]
 pub struct ChangeStream<B> {
-    queue: std::collections::VecDeque<Delivered<B>>,
+    queue: Arc<Queue<B>>,
     checkpoint: Checkpoint,
+    /// Bytes of the batch returned last.
+    credit: Option<Credit>,
+    stats: Arc<SharedStats>,
+    batches: u64,
+    rows: u64,
+    /// Nothing comes any more.
+    over: bool,
+    cancel: CancellationToken,
+    /// Ends the tasks with the stream.
+    _guard: DropGuard,
 }
 
 impl<B: Send + 'static> ChangeStream<B> {
+    pub(crate) fn new(
+        queue: Arc<Queue<B>>,
+        checkpoint: Checkpoint,
+        stats: Arc<SharedStats>,
+        cancel: CancellationToken,
+    ) -> Self {
+        let guard = cancel.clone().drop_guard();
+        Self {
+            queue,
+            checkpoint,
+            credit: None,
+            stats,
+            batches: 0,
+            rows: 0,
+            over: false,
+            cancel,
+            _guard: guard,
+        }
+    }
+
     /// The next batch; `None` once a finite stream is complete, the stream was closed, or an
     /// error was returned.
     ///
@@ -33,10 +71,40 @@ impl<B: Send + 'static> ChangeStream<B> {
     /// a batch is either returned or still there for the next call.
     ///
     /// # Errors
-    /// [`Error`] once, if the stream cannot go on.
-    #[expect(clippy::unused_async, reason = "the engine is not in place yet")]
+    /// [`Error`] once, if the stream cannot go on. What was delivered before stays good, and so
+    /// does its checkpoint.
     pub async fn next(&mut self) -> Option<Result<Delivered<B>, Error>> {
-        self.queue.pop_front().map(Ok)
+        if let Some(credit) = self.credit.take() {
+            credit.give_back();
+        }
+        while !self.over {
+            match self.queue.pop().await {
+                Entry::Batch(queued) => {
+                    for (vbid, position) in queued.positions {
+                        self.checkpoint.set(vbid, position);
+                    }
+                    self.credit = Some(queued.credit);
+                    self.batches += 1;
+                    self.rows += queued.rows as u64;
+                    return Some(Ok(Delivered {
+                        batch: queued.batch,
+                        rows: queued.rows,
+                        checkpoint: self.checkpoint.clone(),
+                    }));
+                }
+                Entry::Positions(positions) => {
+                    for (vbid, position) in positions {
+                        self.checkpoint.set(vbid, position);
+                    }
+                }
+                Entry::Error(error) => {
+                    self.close();
+                    return Some(Err(error));
+                }
+                Entry::Finished => self.close(),
+            }
+        }
+        None
     }
 
     /// Where the stream stands after the batch returned last: everything up to here was returned.
@@ -45,14 +113,17 @@ impl<B: Send + 'static> ChangeStream<B> {
         self.checkpoint.clone()
     }
 
-    /// Ends the stream and its connections. Batches not taken yet are dropped.
+    /// Ends the stream and its connections. Batches not taken yet are dropped, and the checkpoint
+    /// does not count them.
     pub fn close(&mut self) {
+        self.over = true;
+        self.cancel.cancel();
         self.queue.clear();
     }
 
     /// What the stream is doing.
     #[must_use]
     pub fn stats(&self) -> StreamStats {
-        StreamStats::default()
+        StreamStats { batches: self.batches, rows: self.rows, ..self.stats.snapshot() }
     }
 }

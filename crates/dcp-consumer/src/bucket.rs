@@ -1,0 +1,231 @@
+//! One bucket: its map, its manifest, and connections to its nodes.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dcp_proto::consumer::{BootstrapOutcome, ClusterConfig, DcpOpen};
+use dcp_proto::topology::{Address, BucketConfig, Manifest, Network};
+use dcp_wire::Vbid;
+use dcp_wire::message::OpenFlags;
+use rand::Rng;
+
+use crate::connect::{Connected, Connector};
+use crate::{Content, Error, ErrorKind, StreamOptions};
+
+/// How the DCP connections of a stream are opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Opening {
+    flags: OpenFlags,
+    /// Flow-control window in bytes.
+    pub(crate) buffer_size: u32,
+    noop_interval_secs: u32,
+}
+
+impl Opening {
+    pub(crate) fn new(options: &StreamOptions) -> Result<Self, Error> {
+        let Content { values, xattrs } = options.content;
+        let mut flags = OpenFlags::INCLUDE_DELETE_TIMES;
+        flags.set(OpenFlags::INCLUDE_XATTRS, xattrs);
+        // Leaving values out in the other way turns tombstones of a backfill into mutations on
+        // servers 7.6 and 8.0.
+        flags.set(OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE, !values);
+        let secs = u32::try_from(options.noop_interval.as_secs()).unwrap_or(u32::MAX);
+        if secs == 0 {
+            let message = "the noop interval must be at least one second";
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        if options.buffer_size < StreamOptions::MIN_BUFFER_SIZE {
+            let least = StreamOptions::MIN_BUFFER_SIZE;
+            let message = format!("the buffer size must be at least {least} bytes");
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        Ok(Self { flags, buffer_size: options.buffer_size, noop_interval_secs: secs })
+    }
+
+    /// Interval of the server's signs of life.
+    pub(crate) fn noop_interval(&self) -> Duration {
+        Duration::from_secs(self.noop_interval_secs.into())
+    }
+
+    fn request(&self) -> DcpOpen {
+        // An older connection of the same name would be ended by the server: nobody else's is.
+        let name = format!("dcp_rs/{:032x}", rand::rng().random::<u128>());
+        DcpOpen::new(name, self.flags, self.buffer_size, self.noop_interval_secs)
+    }
+}
+
+/// One bucket: its map, its manifest, and connections to its nodes.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    connector: Connector,
+    name: String,
+    uuid: String,
+    num_vbuckets: u16,
+    network: Network,
+    state: Mutex<State>,
+    /// Another bucket has taken the name.
+    replaced: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    config: Arc<BucketConfig>,
+    manifest: Arc<Manifest>,
+}
+
+impl Bucket {
+    /// Connects to the first node that answers and learns the bucket from it.
+    pub(crate) async fn connect(connector: Connector) -> Result<Self, Error> {
+        if connector.bucket().is_none() {
+            let message = "no bucket is named: write couchbase://host/bucket, or pass a bucket";
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        let Connected { outcome, address, .. } = connector.connect_any().await?;
+        let BootstrapOutcome { config, manifest, .. } = outcome;
+        let ClusterConfig::Bucket(config) = config else {
+            return Err(Error::new(ErrorKind::Protocol, "the server sent no bucket configuration"));
+        };
+        let network = connector.network().network(config.nodes(), &address);
+        Ok(Self {
+            name: config.name().to_owned(),
+            uuid: config.uuid().to_owned(),
+            num_vbuckets: config.num_vbuckets(),
+            network,
+            state: Mutex::new(State {
+                config: Arc::new(config),
+                manifest: Arc::new(manifest.unwrap_or_default()),
+            }),
+            replaced: AtomicBool::new(false),
+            connector,
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    pub(crate) const fn num_vbuckets(&self) -> u16 {
+        self.num_vbuckets
+    }
+
+    /// Longest time to set up one connection.
+    pub(crate) fn connect_timeout(&self) -> Duration {
+        self.connector.options().connect_timeout
+    }
+
+    /// The newest map known.
+    pub(crate) fn config(&self) -> Arc<BucketConfig> {
+        Arc::clone(&self.state().config)
+    }
+
+    /// The newest manifest known.
+    pub(crate) fn manifest(&self) -> Arc<Manifest> {
+        Arc::clone(&self.state().manifest)
+    }
+
+    /// Takes a map if it is newer.
+    pub(crate) fn apply(&self, config: BucketConfig) {
+        if config.uuid() != self.uuid || config.num_vbuckets() != self.num_vbuckets {
+            // An old node may still show what was there before.
+            if config.is_newer_than(&self.config()) {
+                self.replaced.store(true, Ordering::Relaxed);
+            }
+            return;
+        }
+        let mut state = self.state();
+        if config.is_newer_than(&state.config) {
+            tracing::debug!(revision = ?config.revision(), "a newer cluster map");
+            state.config = Arc::new(config);
+        }
+    }
+
+    /// Checks that the bucket is still the one that was connected to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BucketNotFound`] if another bucket has its name.
+    pub(crate) fn check_identity(&self) -> Result<(), Error> {
+        if self.replaced.load(Ordering::Relaxed) {
+            let message = format!(
+                "bucket '{}' was made anew: connect again, and start without a checkpoint",
+                self.name
+            );
+            return Err(Error::new(ErrorKind::BucketNotFound, message));
+        }
+        Ok(())
+    }
+
+    /// Where the node listens on which a vBucket is active; `None` while there is none.
+    pub(crate) fn address_of(&self, config: &BucketConfig, vbid: Vbid) -> Option<Address> {
+        let node = config.nodes().get(config.active(vbid)?)?;
+        node.data_address(self.network, self.connector.is_tls())
+    }
+
+    /// The vBuckets by the node they are active on; those without one under `None`.
+    pub(crate) fn by_address(
+        &self,
+        vbids: impl IntoIterator<Item = Vbid>,
+    ) -> BTreeMap<Option<Address>, Vec<Vbid>> {
+        let config = self.config();
+        let mut by_address = BTreeMap::<_, Vec<Vbid>>::new();
+        for vbid in vbids {
+            by_address.entry(self.address_of(&config, vbid)).or_default().push(vbid);
+        }
+        by_address
+    }
+
+    /// A connection with DCP opened.
+    pub(crate) async fn connect_dcp(
+        &self,
+        address: &Address,
+        opening: &Opening,
+    ) -> Result<Connected, Error> {
+        let connected = self.connector.connect(address, Some(opening.request())).await?;
+        self.learn(&connected.outcome)?;
+        Ok(connected)
+    }
+
+    /// A connection for questions.
+    pub(crate) async fn connect_plain(&self, address: &Address) -> Result<Connected, Error> {
+        let connected = self.connector.connect(address, None).await?;
+        self.learn(&connected.outcome)?;
+        Ok(connected)
+    }
+
+    /// Learns the newest map from any node that answers: those of the map, then those of the
+    /// connection string.
+    pub(crate) async fn fetch_map(&self) -> Result<(), Error> {
+        let all = (0..self.num_vbuckets).map(Vbid);
+        for address in self.by_address(all).into_keys().flatten() {
+            match self.connect_plain(&address).await {
+                Ok(_) => return Ok(()),
+                Err(error) => tracing::debug!(%address, %error, "a node cannot be reached"),
+            }
+        }
+        let connected = self.connector.connect_any().await?;
+        self.learn(&connected.outcome)
+    }
+
+    fn learn(&self, outcome: &BootstrapOutcome) -> Result<(), Error> {
+        if let Some(config) = outcome.config.bucket() {
+            self.apply(config.clone());
+        }
+        if let Some(manifest) = &outcome.manifest {
+            let mut state = self.state();
+            if manifest.uid() > state.manifest.uid() {
+                state.manifest = Arc::new(manifest.clone());
+            }
+        }
+        self.check_identity()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,393 @@
+//! The task of one connection: reads, walks, cuts batches, writes.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Instant;
+
+use bytes::{Buf, Bytes, BytesMut};
+use dcp_proto::consumer::{Connection, ConnectionError, EndCause, Event, Limit, Resume};
+use dcp_proto::{BatchSink, SinkError};
+use dcp_wire::{Seqno, Vbid};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::queue::{Credit, Entry, Link, Queue, Queued};
+use crate::read_buffer::ReadBuffer;
+use crate::{BatchPolicy, Error, ErrorKind};
+
+/// Identity of one connection among all a stream has ever had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct ConnectionId(pub(crate) u64);
+
+/// What a connection's task is told to do.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Open a stream.
+    Open { vbid: Vbid, end_seqno: Seqno, resume: Box<Resume> },
+    /// Close a stream; it is reported as ended.
+    Close(Vbid),
+    /// Fetch the cluster map.
+    FetchMap,
+}
+
+/// What a connection's task reports. Whatever a vBucket delivered on the connection is in the
+/// queue before the report that it has ended, so that another connection may go on with it.
+#[derive(Debug)]
+pub(crate) enum Report {
+    /// A stream was opened.
+    Opened(Vbid),
+    /// A stream is over.
+    Ended { vbid: Vbid, cause: EndCause, resume: Box<Resume> },
+    /// A cluster map, as JSON.
+    Map(Bytes),
+    /// The connection is over; these were its streams.
+    Lost { streams: Vec<(Vbid, Resume)>, error: Error },
+    /// The sink cannot go on.
+    SinkFailed(SinkError),
+}
+
+/// How a connection's task ends.
+enum Over {
+    /// The connection is of no use any more.
+    Lost(Error),
+    /// The sink cannot go on.
+    Sink(SinkError),
+    /// Nobody wants anything from the task any more.
+    Dismissed,
+}
+
+impl From<ConnectionError> for Over {
+    fn from(error: ConnectionError) -> Self {
+        let kind = match &error {
+            ConnectionError::Sink(error) => return Self::Sink(error.clone()),
+            ConnectionError::Idle => ErrorKind::ConnectionLost,
+            _ => ErrorKind::Protocol,
+        };
+        Self::Lost(Error::new(kind, "a connection was given up").with_source(error))
+    }
+}
+
+impl From<SinkError> for Over {
+    fn from(error: SinkError) -> Self {
+        Self::Sink(error)
+    }
+}
+
+/// What a connection's task is made of.
+pub(crate) struct Driver<S: BatchSink> {
+    pub(crate) id: ConnectionId,
+    pub(crate) machine: Connection,
+    pub(crate) sink: S,
+    pub(crate) policy: BatchPolicy,
+    /// Flow-control window in bytes.
+    pub(crate) window: u64,
+    pub(crate) max_body_len: usize,
+    pub(crate) queue: Arc<Queue<S::Batch>>,
+    pub(crate) link: Arc<Link>,
+    pub(crate) commands: mpsc::UnboundedReceiver<Command>,
+    pub(crate) reports: mpsc::UnboundedSender<(ConnectionId, Report)>,
+    pub(crate) cancel: CancellationToken,
+}
+
+impl<S: BatchSink> Driver<S> {
+    /// Drives the connection until it is lost or nobody wants it any more. `leftover` came after
+    /// the last answer of its set-up.
+    pub(crate) async fn run<IO>(self, io: IO, leftover: BytesMut)
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send,
+    {
+        let buffer = ReadBuffer::new(&leftover, self.max_body_len);
+        let task = Task {
+            driver: self,
+            io,
+            buffer,
+            out: BytesMut::new(),
+            flush: false,
+            open_streams: 0,
+            opened_at: None,
+            deferred: Vec::new(),
+        };
+        task.run().await;
+    }
+}
+
+/// The task as it runs.
+struct Task<S: BatchSink, IO> {
+    driver: Driver<S>,
+    io: IO,
+    buffer: ReadBuffer,
+    /// Bytes to write.
+    out: BytesMut,
+    /// Whether something was written and may still sit in an encryption layer.
+    flush: bool,
+    /// Streams that have not ended.
+    open_streams: usize,
+    /// When the open batch got its first row, or a position moved without one.
+    opened_at: Option<Instant>,
+    /// Reports that wait until what the sink holds is in the queue.
+    deferred: Vec<Report>,
+}
+
+/// What the socket was ready for.
+enum Io {
+    Read(usize),
+    Wrote,
+}
+
+impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
+    async fn run(mut self) {
+        let over = loop {
+            if let Err(over) = self.turn().await {
+                break over;
+            }
+        };
+        self.finish(over);
+    }
+
+    /// One turn: walk what arrived, then wait for whatever comes first. The work of a turn is
+    /// bounded by the read buffer.
+    async fn turn(&mut self) -> Result<(), Over> {
+        self.process()?;
+        self.driver.machine.poll_transmit(&mut self.out);
+        let deadline = self.deadline();
+        let sleep = async {
+            match deadline {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        let space = self.buffer.space().map_err(ConnectionError::Framing)?;
+        tokio::select! {
+            biased;
+            () = self.driver.cancel.cancelled() => return Err(Over::Dismissed),
+            command = self.driver.commands.recv() => match command {
+                Some(command) => self.command(command),
+                None => return Err(Over::Dismissed),
+            },
+            () = self.driver.link.wake.notified() => {}
+            ready = ready(&mut self.io, space, &mut self.out, &mut self.flush) => match ready {
+                Ok(Io::Read(len)) => self.buffer.filled_by(len),
+                Ok(Io::Wrote) => {}
+                Err(error) => {
+                    let message = "a connection was lost";
+                    let error = Error::new(ErrorKind::ConnectionLost, message).with_source(error);
+                    return Err(Over::Lost(error));
+                }
+            },
+            () = sleep => self.driver.machine.handle_timeout(now())?,
+        }
+        Ok(())
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Open { vbid, end_seqno, resume } => {
+                let fallback = resume.clone();
+                match self.driver.machine.open_stream(vbid, end_seqno, *resume) {
+                    Ok(()) => self.open_streams += 1,
+                    Err(misuse) => {
+                        // Told as an end, so that the vBucket is opened again and not forgotten.
+                        tracing::error!(%misuse, "a stream could not be asked for");
+                        let (cause, resume) = (EndCause::Closed, fallback);
+                        self.report(Report::Ended { vbid, cause, resume });
+                    }
+                }
+            }
+            Command::Close(vbid) => self.driver.machine.close_stream(vbid),
+            Command::FetchMap => self.driver.machine.request_cluster_map(),
+        }
+    }
+
+    /// Walks what arrived and cuts batches.
+    fn process(&mut self) -> Result<(), Over> {
+        let now = now();
+        let returned = self.driver.link.take_returned();
+        if returned > 0 {
+            self.driver.machine.release(now, returned);
+        }
+        loop {
+            let limit = self.limit();
+            let Driver { machine, sink, .. } = &mut self.driver;
+            let walk = machine.handle_input(now, self.buffer.filled(), limit, sink)?;
+            self.buffer.consume(walk.consumed);
+            let released = self.drain_events();
+            if released || self.is_full() {
+                self.cut(now)?;
+            }
+            if !walk.limited {
+                break;
+            }
+        }
+        let driver = &mut self.driver;
+        if driver.sink.rows() == 0 {
+            // Nothing the application could take would bring these bytes back.
+            let held = driver.machine.take_held();
+            if held > 0 {
+                driver.machine.release(now, held);
+            }
+        }
+        if self.opened_at.is_none() && self.has_open_batch() {
+            self.opened_at = Some(now);
+        }
+        if self.has_lingered(now) {
+            self.cut(now)?;
+        }
+        let driver = &self.driver;
+        driver.link.publish(*driver.machine.stats(), driver.machine.unacknowledged());
+        Ok(())
+    }
+
+    /// What the open batch still has room for.
+    fn limit(&self) -> Limit {
+        let Driver { sink, policy, .. } = &self.driver;
+        Limit {
+            rows: policy.max_rows.saturating_sub(sink.rows()).max(1),
+            bytes: policy.max_bytes.saturating_sub(sink.size_bytes()).max(1),
+        }
+    }
+
+    /// Whether the open batch must be handed over: it is as large as asked for, it holds half of
+    /// the window, so that the producer can fill the other half meanwhile, or the producer stands
+    /// still and the application has nothing else to take.
+    fn is_full(&self) -> bool {
+        let Driver { machine, sink, policy, window, link, .. } = &self.driver;
+        if sink.rows() == 0 {
+            return false;
+        }
+        sink.rows() >= policy.max_rows
+            || sink.size_bytes() >= policy.max_bytes
+            || (*window > 0 && machine.held() * 2 >= *window)
+            || (machine.is_window_full() && !link.has_queued())
+    }
+
+    fn has_open_batch(&self) -> bool {
+        let Driver { machine, sink, .. } = &self.driver;
+        sink.rows() > 0 || machine.has_moved() || !self.deferred.is_empty()
+    }
+
+    /// When the open batch is handed over as it is: never while the application has another one
+    /// of this connection to take.
+    fn linger_until(&self) -> Option<Instant> {
+        let at = self.opened_at? + self.driver.policy.linger;
+        (!self.driver.link.has_queued()).then_some(at)
+    }
+
+    fn has_lingered(&self, now: Instant) -> bool {
+        self.linger_until().is_some_and(|at| now >= at)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let timeouts = [self.driver.machine.poll_timeout(), self.linger_until()];
+        timeouts.into_iter().flatten().min()
+    }
+
+    /// Takes what the machine has to tell; `true` if the open batch must be handed over first.
+    fn drain_events(&mut self) -> bool {
+        let mut cut = false;
+        while let Some(event) = self.driver.machine.poll_event() {
+            match event {
+                Event::StreamOpened(vbid) => self.report(Report::Opened(vbid)),
+                Event::StreamEnded { vbid, cause, resume } => {
+                    self.open_streams = self.open_streams.saturating_sub(1);
+                    // Nobody goes on with a vBucket that is complete, so that its rows may wait
+                    // for others; unless there are no others.
+                    cut |= cause != EndCause::Complete || self.open_streams == 0;
+                    self.deferred.push(Report::Ended { vbid, cause, resume });
+                }
+                Event::ClusterMap(json) => self.report(Report::Map(json)),
+                Event::ClusterMapChanged => self.driver.machine.request_cluster_map(),
+                event => tracing::debug!(?event, "an event nobody waits for"),
+            }
+        }
+        cut
+    }
+
+    /// Puts what the sink holds into the queue, then tells what waited for that.
+    fn cut(&mut self, now: Instant) -> Result<(), SinkError> {
+        let driver = &mut self.driver;
+        let positions = driver.machine.take_positions();
+        let held = driver.machine.take_held();
+        let rows = driver.sink.rows();
+        if rows > 0 {
+            let batch = driver.sink.take_batch()?;
+            let credit = Credit::new(Arc::clone(&driver.link), held);
+            driver.queue.push(Entry::Batch(Queued { batch, rows, positions, credit }));
+        } else {
+            if !positions.is_empty() {
+                driver.queue.push(Entry::Positions(positions));
+            }
+            driver.machine.release(now, held);
+        }
+        self.opened_at = None;
+        for report in std::mem::take(&mut self.deferred) {
+            self.report(report);
+        }
+        Ok(())
+    }
+
+    fn report(&self, report: Report) {
+        // Nobody listens any more only when the stream is over, and then nobody wants to know.
+        let _ = self.driver.reports.send((self.driver.id, report));
+    }
+
+    /// Hands over what the sink holds, then the streams to go on elsewhere. What came before an
+    /// error is good: rows and positions belong together, and the next connection goes on behind
+    /// them.
+    fn finish(mut self, over: Over) {
+        let error = match over {
+            Over::Dismissed => return,
+            Over::Sink(error) => return self.report(Report::SinkFailed(error)),
+            Over::Lost(error) => error,
+        };
+        if let Err(error) = self.cut(now()) {
+            return self.report(Report::SinkFailed(error));
+        }
+        let Driver { id, machine, reports, link, .. } = self.driver;
+        link.publish(*machine.stats(), 0);
+        let _ = reports.send((id, Report::Lost { streams: machine.into_streams(), error }));
+    }
+}
+
+/// Writes what is to be written, or else reads: a connection that is not read while it is written
+/// could wait for a server that waits for us.
+async fn ready<IO: AsyncRead + AsyncWrite + Unpin>(
+    io: &mut IO,
+    space: &mut [u8],
+    out: &mut BytesMut,
+    flush: &mut bool,
+) -> io::Result<Io> {
+    poll_fn(|cx| {
+        if !out.is_empty() {
+            if let Poll::Ready(written) = Pin::new(&mut *io).poll_write(cx, out) {
+                let written = written?;
+                if written == 0 {
+                    return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+                }
+                out.advance(written);
+                *flush = true;
+                return Poll::Ready(Ok(Io::Wrote));
+            }
+        } else if *flush && let Poll::Ready(flushed) = Pin::new(&mut *io).poll_flush(cx) {
+            flushed?;
+            *flush = false;
+        }
+        let mut read = ReadBuf::new(&mut *space);
+        match Pin::new(&mut *io).poll_read(cx, &mut read) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) if read.filled().is_empty() => {
+                Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()))
+            }
+            Poll::Ready(Ok(())) => Poll::Ready(Ok(Io::Read(read.filled().len()))),
+        }
+    })
+    .await
+}
+
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}

@@ -1,0 +1,100 @@
+//! A filter by names becomes one by ids.
+
+use dcp_proto::checkpoint::FilterHash;
+use dcp_proto::consumer::StreamFilter;
+use dcp_proto::topology::Manifest;
+
+use crate::{Error, ErrorKind, Filter};
+
+/// The ids a filter names, by the manifest.
+///
+/// # Errors
+/// [`ErrorKind::Config`] if there is no such scope or collection.
+pub(crate) fn resolve(filter: &Filter, manifest: &Manifest) -> Result<StreamFilter, Error> {
+    match filter {
+        Filter::All => Ok(StreamFilter::All),
+        Filter::Scope(name) => match manifest.scope_named(name) {
+            Some(scope) => Ok(StreamFilter::Scope(scope.id)),
+            None => Err(config(format!("there is no scope '{name}' in the bucket"))),
+        },
+        Filter::Collections(names) if names.is_empty() => {
+            Err(config("the filter names no collection: name one, or stream the bucket".to_owned()))
+        }
+        Filter::Collections(names) => {
+            let mut ids = Vec::with_capacity(names.len());
+            for name in names {
+                let Some((scope, collection)) = name.split_once('.') else {
+                    let message = format!("collection '{name}' must be given as scope.collection");
+                    return Err(config(message));
+                };
+                let Some(entry) = manifest.collection_named(scope, collection) else {
+                    return Err(config(format!("there is no collection '{name}' in the bucket")));
+                };
+                ids.push(entry.id);
+            }
+            ids.sort_unstable();
+            ids.dedup();
+            Ok(StreamFilter::Collections(ids))
+        }
+    }
+}
+
+/// Fingerprint of a filter. Made of ids, so that a collection made anew under its old name does
+/// not go on where the old one stopped.
+pub(crate) fn hash(filter: &StreamFilter) -> FilterHash {
+    match filter {
+        StreamFilter::All => FilterHash::of(["all"]),
+        StreamFilter::Scope(id) => FilterHash::of(["scope", &id.to_string()]),
+        StreamFilter::Collections(ids) => {
+            let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+            FilterHash::of(["collections"].into_iter().chain(ids.iter().map(String::as_str)))
+        }
+    }
+}
+
+fn config(message: String) -> Error {
+    Error::new(ErrorKind::Config, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use dcp_wire::CollectionId;
+
+    use super::*;
+
+    fn manifest() -> Manifest {
+        let json = r#"{"uid":"3","scopes":[{"name":"_default","uid":"0","collections":
+            [{"name":"_default","uid":"0"}]},{"name":"shop","uid":"8","collections":
+            [{"name":"orders","uid":"9"},{"name":"carts","uid":"a"}]}]}"#;
+        Manifest::parse(json.as_bytes()).unwrap()
+    }
+
+    fn collections(names: &[&str]) -> Result<StreamFilter, Error> {
+        let names = names.iter().map(ToString::to_string).collect();
+        resolve(&Filter::Collections(names), &manifest())
+    }
+
+    #[test]
+    fn the_order_of_collections_does_not_matter() {
+        let one = collections(&["shop.orders", "shop.carts"]).unwrap();
+        let other = collections(&["shop.carts", "shop.orders", "shop.carts"]).unwrap();
+        assert_eq!(one, StreamFilter::Collections(vec![CollectionId(9), CollectionId(10)]));
+        assert_eq!(hash(&one), hash(&other));
+    }
+
+    #[test]
+    fn names_that_do_not_exist_are_refused() {
+        for names in [&["shop.nope"][..], &["orders"], &[]] {
+            assert_eq!(collections(names).unwrap_err().kind(), ErrorKind::Config, "{names:?}");
+        }
+        let error = resolve(&Filter::Scope("nope".to_owned()), &manifest()).unwrap_err();
+        assert!(error.to_string().contains("no scope 'nope'"), "{error}");
+    }
+
+    #[test]
+    fn a_scope_and_its_only_collection_are_different_filters() {
+        let scope = resolve(&Filter::Scope("shop".to_owned()), &manifest()).unwrap();
+        assert_ne!(hash(&scope), hash(&collections(&["shop.orders"]).unwrap()));
+        assert_ne!(hash(&scope), hash(&StreamFilter::All));
+    }
+}

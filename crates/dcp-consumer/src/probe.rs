@@ -1,0 +1,165 @@
+//! Questions asked of a node before any stream is open.
+
+use std::collections::BTreeMap;
+
+use bytes::{Bytes, BytesMut};
+use dcp_proto::FailoverLog;
+use dcp_wire::{DecodeError, Frame, MAX_BODY_LEN, Opaque, Opcode, Reader, Seqno, Status, Vbid};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use crate::{Error, ErrorKind};
+
+/// State asked for by GET_ALL_VB_SEQNOS: active vBuckets.
+const ACTIVE: u32 = 1;
+
+/// An answer.
+struct Answer {
+    opaque: Opaque,
+    status: Status,
+    value: Bytes,
+}
+
+/// Highest seqnos of the node's active vBuckets.
+pub(crate) async fn high_seqnos<IO>(
+    io: &mut IO,
+    leftover: &mut BytesMut,
+) -> Result<BTreeMap<Vbid, Seqno>, Error>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let opcode = Opcode::GET_ALL_VB_SEQNOS;
+    let mut out = BytesMut::new();
+    let extras = ACTIVE.to_be_bytes();
+    encode(&Frame::request(opcode).with_extras(&extras), &mut out)?;
+    write(io, &out).await?;
+    let answer = answer(io, leftover, opcode).await?;
+    if !answer.status.is_success() {
+        return Err(refused(opcode, answer.status));
+    }
+    decode_seqnos(&answer.value).map_err(|error| malformed(opcode, error))
+}
+
+/// Failover logs of vBuckets active on the node; only on a connection with DCP opened. A vBucket
+/// that has moved meanwhile is left out.
+pub(crate) async fn failover_logs<IO>(
+    io: &mut IO,
+    leftover: &mut BytesMut,
+    vbids: &[Vbid],
+) -> Result<BTreeMap<Vbid, FailoverLog>, Error>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let opcode = Opcode::DCP_GET_FAILOVER_LOG;
+    let mut out = BytesMut::new();
+    for &vbid in vbids {
+        let request = Frame::request(opcode).with_vbid(vbid).with_opaque(Opaque(vbid.0.into()));
+        encode(&request, &mut out)?;
+    }
+    write(io, &out).await?;
+    let mut logs = BTreeMap::new();
+    for _ in vbids {
+        let answer = answer(io, leftover, opcode).await?;
+        match answer.status {
+            Status::SUCCESS => {}
+            Status::NOT_MY_VBUCKET => continue,
+            status => return Err(refused(opcode, status)),
+        }
+        let log = FailoverLog::decode(&answer.value).map_err(|error| malformed(opcode, error))?;
+        let vbid = vbids.iter().find(|vbid| Opaque(vbid.0.into()) == answer.opaque);
+        if let Some(&vbid) = vbid {
+            logs.insert(vbid, log);
+        }
+    }
+    Ok(logs)
+}
+
+/// The cluster map as JSON; empty if the node has none.
+pub(crate) async fn cluster_map<IO>(io: &mut IO, leftover: &mut BytesMut) -> Result<Bytes, Error>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let opcode = Opcode::GET_CLUSTER_CONFIG;
+    let mut out = BytesMut::new();
+    encode(&Frame::request(opcode), &mut out)?;
+    write(io, &out).await?;
+    let answer = answer(io, leftover, opcode).await?;
+    if answer.status.is_success() { Ok(answer.value) } else { Err(refused(opcode, answer.status)) }
+}
+
+fn decode_seqnos(value: &[u8]) -> Result<BTreeMap<Vbid, Seqno>, DecodeError> {
+    let mut reader = Reader::new(value, "seqnos");
+    let mut seqnos = BTreeMap::new();
+    while !reader.is_empty() {
+        seqnos.insert(Vbid(reader.u16()?), Seqno(reader.u64()?));
+    }
+    Ok(seqnos)
+}
+
+/// The next answer to `opcode`. Answers signs of life on the way; nothing else may come, since no
+/// stream is open.
+async fn answer<IO>(io: &mut IO, leftover: &mut BytesMut, opcode: Opcode) -> Result<Answer, Error>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    loop {
+        let parsed = Frame::parse(leftover, MAX_BODY_LEN).map_err(|e| malformed(opcode, e))?;
+        let Some((frame, used)) = parsed else {
+            let read = io.read_buf(leftover).await.map_err(lost)?;
+            if read == 0 {
+                return Err(lost(std::io::ErrorKind::UnexpectedEof.into()));
+            }
+            continue;
+        };
+        let header = frame.header;
+        let value = frame.value.len();
+        let packet = leftover.split_to(used).freeze();
+        if header.magic.is_response() && header.opcode == opcode {
+            let value = packet.slice(used - value..);
+            return Ok(Answer { opaque: header.opaque, status: header.status(), value });
+        }
+        if header.opcode == Opcode::DCP_NOOP && !header.magic.is_response() {
+            let mut out = BytesMut::new();
+            let noop = Frame::response(Opcode::DCP_NOOP, Status::SUCCESS);
+            encode(&noop.with_opaque(header.opaque), &mut out)?;
+            write(io, &out).await?;
+        }
+    }
+}
+
+async fn write<IO: AsyncWrite + Unpin>(io: &mut IO, bytes: &[u8]) -> Result<(), Error> {
+    io.write_all(bytes).await.map_err(lost)?;
+    io.flush().await.map_err(lost)
+}
+
+fn encode(frame: &Frame<'_>, out: &mut BytesMut) -> Result<(), Error> {
+    frame.encode(out).map_err(|error| {
+        Error::new(ErrorKind::Protocol, "a request does not fit a packet").with_source(error)
+    })
+}
+
+fn lost(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::ConnectionLost, "a connection was lost").with_source(error)
+}
+
+fn refused(opcode: Opcode, status: Status) -> Error {
+    Error::new(ErrorKind::Status, format!("the server refused {opcode} ({status})"))
+        .with_status(status)
+}
+
+fn malformed(opcode: Opcode, source: impl std::error::Error + Send + Sync + 'static) -> Error {
+    let message = format!("the server's answer to {opcode} makes no sense");
+    Error::new(ErrorKind::Protocol, message).with_source(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seqnos_come_in_entries_of_ten_bytes() {
+        let value = [0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 3, 0, 0, 0, 0, 0, 0, 1, 0];
+        let seqnos = decode_seqnos(&value).unwrap();
+        assert_eq!(seqnos, [(Vbid(1), Seqno(9)), (Vbid(3), Seqno(256))].into());
+        assert!(decode_seqnos(&value[..19]).is_err());
+    }
+}

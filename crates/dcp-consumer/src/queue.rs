@@ -1,0 +1,145 @@
+//! Between the connections' tasks and the application.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dcp_proto::Position;
+use dcp_proto::consumer::ConnectionStats;
+use dcp_wire::Vbid;
+use tokio::sync::Notify;
+
+use crate::Error;
+
+/// What one connection's task and the application tell each other besides batches.
+#[derive(Debug, Default)]
+pub(crate) struct Link {
+    /// Bytes the application has done with and the task has not returned to the server yet.
+    returned: AtomicU64,
+    /// Batches of this connection the application has not taken.
+    queued: AtomicUsize,
+    /// Bytes received and not acknowledged, as last told by the task.
+    unacknowledged: AtomicU64,
+    /// What the connection counted, as last told by the task.
+    stats: Mutex<ConnectionStats>,
+    /// Wakes the task when one of the first two changes.
+    pub(crate) wake: Notify,
+}
+
+impl Link {
+    /// Bytes to return to the server, once.
+    pub(crate) fn take_returned(&self) -> u64 {
+        self.returned.swap(0, Ordering::AcqRel)
+    }
+
+    /// Whether the application has a batch of this connection to take.
+    pub(crate) fn has_queued(&self) -> bool {
+        self.queued.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn publish(&self, stats: ConnectionStats, unacknowledged: u64) {
+        self.unacknowledged.store(unacknowledged, Ordering::Relaxed);
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+
+    pub(crate) fn stats(&self) -> (ConnectionStats, u64) {
+        let stats = *self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        (stats, self.unacknowledged.load(Ordering::Relaxed))
+    }
+}
+
+/// Bytes of a batch, owed to the connection they came on.
+#[derive(Debug)]
+pub(crate) struct Credit {
+    link: Arc<Link>,
+    bytes: u64,
+}
+
+impl Credit {
+    pub(crate) const fn new(link: Arc<Link>, bytes: u64) -> Self {
+        Self { link, bytes }
+    }
+
+    /// The application has done with the batch.
+    pub(crate) fn give_back(self) {
+        self.link.returned.fetch_add(self.bytes, Ordering::AcqRel);
+        self.link.wake.notify_one();
+    }
+}
+
+/// One batch on its way to the application.
+#[derive(Debug)]
+pub(crate) struct Queued<B> {
+    pub(crate) batch: B,
+    pub(crate) rows: usize,
+    /// Where its vBuckets stand after it.
+    pub(crate) positions: Vec<(Vbid, Position)>,
+    pub(crate) credit: Credit,
+}
+
+/// What the application takes next.
+#[derive(Debug)]
+pub(crate) enum Entry<B> {
+    Batch(Queued<B>),
+    /// vBuckets have moved over what is not for the application.
+    Positions(Vec<(Vbid, Position)>),
+    /// The stream cannot go on; the last entry.
+    Error(Error),
+    /// Everything was delivered; the last entry.
+    Finished,
+}
+
+/// Batches in the order they are delivered, from all connections of a stream.
+///
+/// It has no bound of its own: whatever is in it counts as unacknowledged on its connection, and
+/// a connection whose server sends more than the flow-control window and one packet is closed.
+/// So it holds at most that much per connection, and no task ever waits to put a batch in, which
+/// is what keeps signs of life answered while the application is slow.
+#[derive(Debug)]
+pub(crate) struct Queue<B> {
+    entries: Mutex<VecDeque<Entry<B>>>,
+    ready: Notify,
+}
+
+impl<B> Queue<B> {
+    pub(crate) fn new() -> Self {
+        Self { entries: Mutex::new(VecDeque::new()), ready: Notify::new() }
+    }
+
+    pub(crate) fn push(&self, entry: Entry<B>) {
+        if let Entry::Batch(batch) = &entry {
+            batch.credit.link.queued.fetch_add(1, Ordering::AcqRel);
+        }
+        self.lock().push_back(entry);
+        self.ready.notify_one();
+    }
+
+    /// The next entry. Cancellation-safe: an entry is either returned or still there.
+    pub(crate) async fn pop(&self) -> Entry<B> {
+        loop {
+            if let Some(entry) = self.try_pop() {
+                return entry;
+            }
+            self.ready.notified().await;
+        }
+    }
+
+    fn try_pop(&self) -> Option<Entry<B>> {
+        let entry = self.lock().pop_front()?;
+        if let Entry::Batch(batch) = &entry {
+            let link = &batch.credit.link;
+            link.queued.fetch_sub(1, Ordering::AcqRel);
+            link.wake.notify_one();
+        }
+        Some(entry)
+    }
+
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Entry<B>>> {
+        // Nothing panics while it is held, so that the entries are whole in any case.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,376 @@
+//! What every vBucket of a stream is doing: a value, without tasks or IO.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use dcp_proto::consumer::{EndCause, OpenStreamError, Resume};
+use dcp_wire::message::StreamEndReason;
+use dcp_wire::{Seqno, Status, Vbid};
+
+use crate::driver::ConnectionId;
+use crate::retry::Backoff;
+use crate::{Error, ErrorKind, StreamStats};
+
+/// How long a stream must have lived for its end not to count as one more failure in a row.
+const SETTLED: Duration = Duration::from_secs(10);
+
+/// How often an answer that should pass is taken, one after the other, before it is believed: a
+/// node that has not heard of a new collection, or is being told of its bucket.
+const DOUBTED: u32 = 8;
+
+/// What a vBucket is doing. Each is in exactly one of these states, and every one that is not
+/// final has somebody or some moment that takes it further.
+#[derive(Debug)]
+enum State {
+    /// Its stream is asked for on a connection, or will be once that connection is there; in the
+    /// second case it holds what the request needs.
+    Opening { on: ConnectionId, resume: Option<Box<Resume>> },
+    /// It streams on a connection.
+    Streaming { on: ConnectionId, since: Instant },
+    /// It is opened again at a moment.
+    BackingOff { until: Instant, resume: Box<Resume> },
+    /// Its end was reached.
+    Complete,
+    /// It cannot be streamed; the stream ends with the error.
+    Failed,
+}
+
+#[derive(Debug)]
+struct Entry {
+    state: State,
+    end_seqno: Seqno,
+    /// Failures in a row.
+    attempts: u32,
+    /// Since when it has not been streaming.
+    idle_since: Option<Instant>,
+}
+
+/// What is to be done about an ended stream.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// Nothing: its end was reached.
+    Complete,
+    /// It will be opened again; the server's map is doubtful.
+    Retry { fetch_map: bool },
+    /// The whole stream ends with this error.
+    Fatal(Error),
+}
+
+/// All vBuckets of a stream.
+#[derive(Debug)]
+pub(crate) struct Reconciler {
+    vbuckets: BTreeMap<Vbid, Entry>,
+    /// How long a vBucket may be without a stream.
+    patience: Duration,
+}
+
+impl Reconciler {
+    /// A stream of these vBuckets; each is due at once.
+    pub(crate) fn new(
+        vbuckets: impl IntoIterator<Item = (Vbid, Seqno, Resume)>,
+        patience: Duration,
+        now: Instant,
+    ) -> Self {
+        let entry = |(vbid, end_seqno, resume)| {
+            let state = State::BackingOff { until: now, resume: Box::new(resume) };
+            (vbid, Entry { state, end_seqno, attempts: 0, idle_since: Some(now) })
+        };
+        Self { vbuckets: vbuckets.into_iter().map(entry).collect(), patience }
+    }
+
+    /// The vBuckets whose wait is over.
+    pub(crate) fn due(&self, now: Instant) -> Vec<Vbid> {
+        let due =
+            |entry: &Entry| matches!(entry.state, State::BackingOff { until, .. } if until <= now);
+        self.vbuckets.iter().filter(|(_, entry)| due(entry)).map(|(&vbid, _)| vbid).collect()
+    }
+
+    /// When something is to be done because time has passed.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let waits = self.vbuckets.values().filter_map(|entry| match entry.state {
+            State::BackingOff { until, .. } => Some(until),
+            _ => None,
+        });
+        let patience = self.patience;
+        let limits = self
+            .vbuckets
+            .values()
+            .filter_map(|entry| entry.idle_since.map(|since| since + patience));
+        waits.chain(limits).min()
+    }
+
+    /// A vBucket is given to a connection; it is opened as soon as that is there.
+    pub(crate) fn assign(&mut self, vbid: Vbid, on: ConnectionId) {
+        let Some(entry) = self.vbuckets.get_mut(&vbid) else { return };
+        let state = std::mem::replace(&mut entry.state, State::Failed);
+        entry.state = match state {
+            State::BackingOff { resume, .. } => State::Opening { on, resume: Some(resume) },
+            other => other,
+        };
+    }
+
+    /// What a connection that has come up is to open.
+    pub(crate) fn take_requests(&mut self, up: ConnectionId) -> Vec<(Vbid, Seqno, Box<Resume>)> {
+        let mut requests = Vec::new();
+        for (&vbid, entry) in &mut self.vbuckets {
+            if let State::Opening { on, resume } = &mut entry.state
+                && *on == up
+                && let Some(resume) = resume.take()
+            {
+                requests.push((vbid, entry.end_seqno, resume));
+            }
+        }
+        requests
+    }
+
+    /// A vBucket has nowhere to go for now.
+    pub(crate) fn postpone(&mut self, vbid: Vbid, now: Instant) {
+        let Some(entry) = self.vbuckets.get_mut(&vbid) else { return };
+        if let State::BackingOff { until, .. } = &mut entry.state {
+            *until = now + Backoff::SHORT.wait(entry.attempts);
+            entry.attempts = entry.attempts.saturating_add(1);
+        }
+    }
+
+    /// A connection could not be made: what waited for it waits again.
+    pub(crate) fn unreachable(&mut self, lost: ConnectionId, now: Instant) {
+        for entry in self.vbuckets.values_mut() {
+            if let State::Opening { on, resume } = &mut entry.state
+                && *on == lost
+                && let Some(resume) = resume.take()
+            {
+                entry.back_off(Backoff::SHORT, resume, now);
+            }
+        }
+    }
+
+    /// A stream was opened.
+    pub(crate) fn opened(&mut self, vbid: Vbid, on: ConnectionId, now: Instant) {
+        let Some(entry) = self.vbuckets.get_mut(&vbid) else { return };
+        if entry.is_on(on) {
+            entry.state = State::Streaming { on, since: now };
+            entry.idle_since = None;
+        }
+    }
+
+    /// A connection is over, and with it the streams it had.
+    pub(crate) fn lost(&mut self, on: ConnectionId, streams: Vec<(Vbid, Resume)>, now: Instant) {
+        for (vbid, resume) in streams {
+            let Some(entry) = self.vbuckets.get_mut(&vbid) else { continue };
+            if entry.is_on(on) {
+                entry.settle(now);
+                entry.back_off(Backoff::SHORT, Box::new(resume), now);
+            }
+        }
+        self.unreachable(on, now);
+    }
+
+    /// A stream is over: decides what follows.
+    pub(crate) fn ended(
+        &mut self,
+        vbid: Vbid,
+        on: ConnectionId,
+        cause: EndCause,
+        resume: Box<Resume>,
+        now: Instant,
+    ) -> Verdict {
+        let Some(entry) = self.vbuckets.get_mut(&vbid) else {
+            return Verdict::Retry { fetch_map: false };
+        };
+        if !entry.is_on(on) {
+            return Verdict::Retry { fetch_map: false };
+        }
+        entry.settle(now);
+        let (backoff, fetch_map) = match decide(vbid, &cause, entry.attempts) {
+            Decision::Complete => {
+                entry.state = State::Complete;
+                entry.idle_since = None;
+                return Verdict::Complete;
+            }
+            Decision::Fatal(error) => {
+                entry.state = State::Failed;
+                entry.idle_since = None;
+                return Verdict::Fatal(error);
+            }
+            Decision::Retry(backoff) => (backoff, false),
+            Decision::Moved => (Backoff::SHORT, true),
+        };
+        tracing::debug!(%vbid, ?cause, attempts = entry.attempts, "a stream will be opened again");
+        entry.back_off(backoff, resume, now);
+        Verdict::Retry { fetch_map }
+    }
+
+    /// The connection a vBucket is on, or will be.
+    pub(crate) fn connection_of(&self, vbid: Vbid) -> Option<ConnectionId> {
+        match self.vbuckets.get(&vbid)?.state {
+            State::Opening { on, .. } | State::Streaming { on, .. } => Some(on),
+            _ => None,
+        }
+    }
+
+    /// The vBuckets that are on a connection.
+    pub(crate) fn placed(&self) -> Vec<(Vbid, ConnectionId)> {
+        let placed = |&vbid| Some((vbid, self.connection_of(vbid)?));
+        self.vbuckets.keys().filter_map(placed).collect()
+    }
+
+    /// Whether every vBucket has reached its end.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.vbuckets.values().all(|entry| matches!(entry.state, State::Complete))
+    }
+
+    /// Whether some vBucket is neither streaming nor done.
+    pub(crate) fn has_idle(&self) -> bool {
+        self.vbuckets.values().any(|entry| entry.idle_since.is_some())
+    }
+
+    /// A vBucket that has been without a stream for too long, and how long that is.
+    pub(crate) fn stalled(&self, now: Instant) -> Option<(Vbid, Duration)> {
+        self.vbuckets.iter().find_map(|(&vbid, entry)| {
+            let idle = now.saturating_duration_since(entry.idle_since?);
+            (idle >= self.patience).then_some((vbid, idle))
+        })
+    }
+
+    /// Checks that nobody has been forgotten: a vBucket that is not final has a moment, or a
+    /// connection that `is_alive`. Those that have neither are opened again.
+    ///
+    /// It would take a defect of this crate for one to be found.
+    pub(crate) fn check(&mut self, is_alive: impl Fn(ConnectionId) -> bool) -> Result<(), Error> {
+        for (&vbid, entry) in &mut self.vbuckets {
+            let (State::Opening { on, .. } | State::Streaming { on, .. }) = entry.state else {
+                continue;
+            };
+            if is_alive(on) {
+                continue;
+            }
+            debug_assert!(false, "{vbid} is on a connection that is gone");
+            entry.state = State::Failed;
+            let message = format!("{vbid} was forgotten by the client: please report this");
+            return Err(Error::new(ErrorKind::StreamEnded, message).with_vbid(vbid));
+        }
+        Ok(())
+    }
+
+    /// Counts vBuckets by state.
+    pub(crate) fn count(&self, stats: &mut StreamStats) {
+        (stats.opening, stats.streaming, stats.backing_off) = (0, 0, 0);
+        (stats.complete, stats.failed) = (0, 0);
+        for entry in self.vbuckets.values() {
+            let count = match entry.state {
+                State::Opening { .. } => &mut stats.opening,
+                State::Streaming { .. } => &mut stats.streaming,
+                State::BackingOff { .. } => &mut stats.backing_off,
+                State::Complete => &mut stats.complete,
+                State::Failed => &mut stats.failed,
+            };
+            *count += 1;
+        }
+    }
+}
+
+impl Entry {
+    const fn is_on(&self, connection: ConnectionId) -> bool {
+        match self.state {
+            State::Opening { on, .. } | State::Streaming { on, .. } => on.0 == connection.0,
+            _ => false,
+        }
+    }
+
+    /// Failures count in a row only if nothing went well for a while in between.
+    fn settle(&mut self, now: Instant) {
+        if let State::Streaming { since, .. } = self.state
+            && now.saturating_duration_since(since) >= SETTLED
+        {
+            self.attempts = 0;
+        }
+    }
+
+    fn back_off(&mut self, backoff: Backoff, resume: Box<Resume>, now: Instant) {
+        self.state = State::BackingOff { until: now + backoff.wait(self.attempts), resume };
+        self.attempts = self.attempts.saturating_add(1);
+        self.idle_since.get_or_insert(now);
+    }
+}
+
+/// What an end means.
+#[derive(Debug)]
+enum Decision {
+    Complete,
+    Retry(Backoff),
+    /// Retry once the cluster map is right again.
+    Moved,
+    Fatal(Error),
+}
+
+/// The table of stream ends and open errors; `attempts` is how often in a row it has failed.
+fn decide(vbid: Vbid, cause: &EndCause, attempts: u32) -> Decision {
+    match cause {
+        EndCause::Complete => Decision::Complete,
+        EndCause::Ended(reason) => decide_end(vbid, *reason),
+        EndCause::Refused(OpenStreamError::Refused { status, .. }) => {
+            decide_refusal(vbid, *status, attempts)
+        }
+        EndCause::RolledBack(rollback) => {
+            let message = format!(
+                "{vbid} was rolled back to seqno {}: what was read above it is no longer true",
+                rollback.seqno
+            );
+            let error = Error::new(ErrorKind::Rollback, message).with_vbid(vbid);
+            Decision::Fatal(error.with_rollback_seqno(rollback.seqno))
+        }
+        // Closed by us in order to move; a rollback at 0 is the server's error, which may pass.
+        _ => Decision::Retry(Backoff::SHORT),
+    }
+}
+
+fn decide_end(vbid: Vbid, reason: StreamEndReason) -> Decision {
+    match reason {
+        StreamEndReason::OK
+        | StreamEndReason::CLOSED
+        | StreamEndReason::DISCONNECTED
+        | StreamEndReason::SLOW => Decision::Retry(Backoff::SHORT),
+        StreamEndReason::STATE_CHANGED | StreamEndReason::ROLLBACK => Decision::Moved,
+        StreamEndReason::FILTER_EMPTY => {
+            tracing::warn!(%vbid, "everything the filter names was dropped: nothing more comes");
+            Decision::Complete
+        }
+        StreamEndReason::LOST_PRIVILEGES => {
+            let message = "the user has lost the right to read this: check its roles";
+            Decision::Fatal(Error::new(ErrorKind::AccessDenied, message).with_vbid(vbid))
+        }
+        _ => Decision::Retry(Backoff::LONG),
+    }
+}
+
+fn decide_refusal(vbid: Vbid, status: Status, attempts: u32) -> Decision {
+    let fatal = |kind, message: String| {
+        Decision::Fatal(Error::new(kind, message).with_vbid(vbid).with_status(status))
+    };
+    match status {
+        Status::NOT_MY_VBUCKET => Decision::Moved,
+        Status::EACCESS => fatal(
+            ErrorKind::AccessDenied,
+            "the user may not stream this bucket: it needs the role 'Data DCP Reader' \
+             (data_dcp_reader)"
+                .to_owned(),
+        ),
+        // A node may hear of a new collection later than we.
+        Status::UNKNOWN_COLLECTION | Status::UNKNOWN_SCOPE if attempts < DOUBTED => {
+            Decision::Retry(Backoff::SHORT)
+        }
+        Status::UNKNOWN_COLLECTION | Status::UNKNOWN_SCOPE => fatal(
+            ErrorKind::Config,
+            format!("the filter names a scope or collection that is gone ({status})"),
+        ),
+        Status::KEY_ENOENT
+        | Status::EINVAL
+        | Status::ERANGE
+        | Status::NOT_SUPPORTED
+        | Status::UNKNOWN_COMMAND
+        | Status::DCP_STREAMID_INVALID => {
+            fatal(ErrorKind::Status, format!("{vbid}: the server refused the stream ({status})"))
+        }
+        _ => Decision::Retry(Backoff::SHORT),
+    }
+}

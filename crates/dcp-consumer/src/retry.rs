@@ -1,0 +1,53 @@
+//! How long to wait before the next attempt.
+
+use std::time::Duration;
+
+use rand::Rng;
+
+/// Waits that double from a shortest to a longest, each shortened by up to half at random so
+/// that a thousand vBuckets do not come back in one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backoff {
+    shortest: Duration,
+    longest: Duration,
+}
+
+impl Backoff {
+    /// For what passes quickly: a vBucket on the move, a busy server, a lost connection.
+    pub(crate) const SHORT: Self =
+        Self { shortest: Duration::from_millis(50), longest: Duration::from_secs(10) };
+    /// For a server that could not read its disk.
+    pub(crate) const LONG: Self =
+        Self { shortest: Duration::from_secs(1), longest: Duration::from_secs(64) };
+
+    /// The wait before attempt number `attempts`, counted from 0.
+    pub(crate) fn wait(self, attempts: u32) -> Duration {
+        let full = self.full(attempts);
+        full.mul_f64(rand::rng().random_range(0.5..=1.0))
+    }
+
+    fn full(self, attempts: u32) -> Duration {
+        let factor = 1_u32.checked_shl(attempts.min(31)).unwrap_or(u32::MAX);
+        self.shortest.saturating_mul(factor).min(self.longest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_the_longest() {
+        let full = |attempts| Backoff::LONG.full(attempts).as_secs();
+        assert_eq!([0, 1, 5, 6, 7, 40].map(full), [1, 2, 32, 64, 64, 64]);
+    }
+
+    #[test]
+    fn a_wait_is_at_least_half_of_what_it_could_be() {
+        for attempts in 0..20 {
+            let wait = Backoff::SHORT.wait(attempts);
+            let full = Backoff::SHORT.full(attempts);
+            assert!(wait >= full / 2 && wait <= full, "{wait:?} of {full:?}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! What is asked of all nodes before streams are opened: highest seqnos and failover logs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dcp_proto::FailoverLog;
+use dcp_proto::topology::{Address, BucketConfig};
+use dcp_wire::{Seqno, Vbid};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::bucket::{Bucket, Opening};
+use crate::connect::Connected;
+use crate::{Error, ErrorKind, probe};
+
+/// Pause before nodes are asked again for what they did not answer.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Connections to nodes, and how to make more of them.
+pub(crate) struct Survey {
+    bucket: Arc<Bucket>,
+    /// With DCP opened so, or plain ones.
+    opening: Option<Opening>,
+    connections: BTreeMap<Address, Connected>,
+    deadline: Instant,
+}
+
+impl Survey {
+    /// Connections are made as `opening` says; everything together may take as long as one
+    /// connection.
+    pub(crate) fn new(bucket: Arc<Bucket>, opening: Option<Opening>) -> Self {
+        let deadline = Instant::now() + bucket.connect_timeout();
+        Self { bucket, opening, connections: BTreeMap::new(), deadline }
+    }
+
+    /// The connections made.
+    pub(crate) fn into_connections(self) -> Vec<Connected> {
+        self.connections.into_values().collect()
+    }
+
+    /// Connects to the nodes of these vBuckets.
+    ///
+    /// # Errors
+    /// [`Error`] of a node that cannot be reached before the deadline.
+    pub(crate) async fn connect(&mut self, vbids: &BTreeSet<Vbid>) -> Result<(), Error> {
+        loop {
+            let by_address = self.bucket.by_address(vbids.iter().copied());
+            let attempt = self.connect_to(by_address.into_keys().flatten()).await;
+            match attempt {
+                Err(error) if error.is_retryable() && Instant::now() + PAUSE < self.deadline => {
+                    tracing::debug!(%error, "a node cannot be reached, trying again");
+                    sleep(PAUSE).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Highest seqnos of these vBuckets.
+    ///
+    /// # Errors
+    /// [`Error`] if not every vBucket's node answers before the deadline.
+    pub(crate) async fn high_seqnos(
+        &mut self,
+        vbids: &BTreeSet<Vbid>,
+    ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
+        let mut seqnos = BTreeMap::new();
+        self.ask(vbids, &mut seqnos, async |connected, _| {
+            probe::high_seqnos(&mut connected.socket, &mut connected.leftover).await
+        })
+        .await?;
+        seqnos.retain(|vbid, _| vbids.contains(vbid));
+        Ok(seqnos)
+    }
+
+    /// Failover logs of these vBuckets.
+    ///
+    /// # Errors
+    /// [`Error`] if not every vBucket's node answers before the deadline.
+    pub(crate) async fn failover_logs(
+        &mut self,
+        vbids: &BTreeSet<Vbid>,
+    ) -> Result<BTreeMap<Vbid, FailoverLog>, Error> {
+        let mut logs = BTreeMap::new();
+        self.ask(vbids, &mut logs, async |connected, vbids| {
+            probe::failover_logs(&mut connected.socket, &mut connected.leftover, vbids).await
+        })
+        .await?;
+        Ok(logs)
+    }
+
+    /// Asks the nodes until every vBucket is answered.
+    async fn ask<T>(
+        &mut self,
+        vbids: &BTreeSet<Vbid>,
+        answers: &mut BTreeMap<Vbid, T>,
+        question: impl AsyncFn(&mut Connected, &[Vbid]) -> Result<BTreeMap<Vbid, T>, Error>,
+    ) -> Result<(), Error> {
+        loop {
+            let missing: BTreeSet<Vbid> =
+                vbids.iter().copied().filter(|vbid| !answers.contains_key(vbid)).collect();
+            let Some(&first) = missing.first() else { return Ok(()) };
+            let deadline = self.deadline;
+            let round = Box::pin(self.round(&missing, answers, &question));
+            let outcome = match timeout_at(deadline, round).await {
+                Ok(outcome) => outcome,
+                Err(_) => Err(unanswered(first)),
+            };
+            match outcome {
+                Ok(()) if missing.iter().all(|vbid| answers.contains_key(vbid)) => return Ok(()),
+                Err(error) if !error.is_retryable() => return Err(error),
+                outcome if Instant::now() + PAUSE >= deadline => {
+                    return Err(outcome.err().unwrap_or_else(|| unanswered(first)));
+                }
+                _ => sleep(PAUSE).await,
+            }
+        }
+    }
+
+    async fn round<T>(
+        &mut self,
+        missing: &BTreeSet<Vbid>,
+        answers: &mut BTreeMap<Vbid, T>,
+        question: impl AsyncFn(&mut Connected, &[Vbid]) -> Result<BTreeMap<Vbid, T>, Error>,
+    ) -> Result<(), Error> {
+        let by_address = self.bucket.by_address(missing.iter().copied());
+        self.connect_to(by_address.keys().flatten().cloned()).await?;
+        for (address, vbids) in by_address {
+            let Some(address) = address else { continue };
+            let Some(mut connected) = self.connections.remove(&address) else { continue };
+            // A connection that fails is not put back.
+            answers.extend(question(&mut connected, &vbids).await?);
+            self.connections.insert(address, connected);
+        }
+        if missing.iter().any(|vbid| !answers.contains_key(vbid)) {
+            self.refresh_map().await?;
+        }
+        Ok(())
+    }
+
+    /// Connects to the nodes there is no connection to, all at once.
+    async fn connect_to(&mut self, addresses: impl Iterator<Item = Address>) -> Result<(), Error> {
+        let mut attempts = JoinSet::new();
+        for address in addresses.filter(|address| !self.connections.contains_key(address)) {
+            let (bucket, opening) = (Arc::clone(&self.bucket), self.opening.clone());
+            attempts.spawn(async move {
+                match &opening {
+                    Some(opening) => bucket.connect_dcp(&address, opening).await,
+                    None => bucket.connect_plain(&address).await,
+                }
+            });
+        }
+        let mut failed = None;
+        while let Some(attempt) = attempts.join_next().await {
+            match attempt {
+                Ok(Ok(connected)) => {
+                    self.connections.insert(connected.address.clone(), connected);
+                }
+                Ok(Err(error)) => failed = Some(error),
+                Err(panic) => {
+                    let message = "a connection attempt was ended by the runtime";
+                    failed = Some(Error::new(ErrorKind::Closed, message).with_source(panic));
+                }
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    async fn refresh_map(&mut self) -> Result<(), Error> {
+        for (address, connected) in &mut self.connections {
+            let map = probe::cluster_map(&mut connected.socket, &mut connected.leftover).await?;
+            match BucketConfig::parse(&map, &address.host) {
+                Ok(map) => self.bucket.apply(map),
+                Err(error) => tracing::warn!(%address, %error, "a cluster map cannot be used"),
+            }
+        }
+        self.bucket.check_identity()
+    }
+}
+
+fn unanswered(vbid: Vbid) -> Error {
+    let message = format!("no node answered for {vbid} in time: check that the cluster is healthy");
+    Error::new(ErrorKind::Timeout, message).with_vbid(vbid)
+}
