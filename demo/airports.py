@@ -45,7 +45,7 @@ import dcp_rs
 import dcp_rs.spark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from couchbase.collection import Collection
     from pyspark.sql import DataFrame
@@ -96,7 +96,7 @@ def chunked(things: Iterable[Any]) -> Iterator[list[Any]]:
         yield chunk
 
 
-def progress(things: Iterable[Any], **options: Any) -> Any:
+def progress(things: Iterable[Any] | None = None, **options: Any) -> Any:
     """Shows a progress bar, where there is a terminal to show it on."""
     return tqdm(things, disable=None, leave=False, ncols=80, **options)
 
@@ -105,19 +105,19 @@ def progress(things: Iterable[Any], **options: Any) -> Any:
 
 
 @contextmanager
-def sdk_collection(connection_string: str, password: str) -> Iterator[Collection]:
+def sdk_collection(hosts: str, password: str) -> Iterator[Collection]:
     """Opens the bucket's default collection with the official SDK."""
     authenticator = PasswordAuthenticator(USERNAME, password)
-    cluster = Cluster(connection_string, ClusterOptions(authenticator))
+    cluster = Cluster(hosts, ClusterOptions(authenticator))
     try:
         yield cluster.bucket(BUCKET).default_collection()
     finally:
         cluster.close()
 
 
-def load(collection: Collection, airports: dict[str, dict[str, Any]]) -> Loaded:
+def load(collection: Collection, airports: Mapping[str, Mapping[str, Any]]) -> Loaded:
     """Writes all airports, then replaces some, removes some and lets some expire in a year."""
-    documents = {f"airport_{code}": airport for code, airport in airports.items()}
+    documents = {f"airport_{code}": dict(airport) for code, airport in airports.items()}
     loaded = Loaded(keys=list(documents))
     chunks = list(chunked(documents.items()))
     for chunk in progress(chunks, desc="   upsert", unit_scale=CHUNK, unit="doc"):
@@ -183,7 +183,7 @@ def _task_progress(spark: SparkSession, total: int) -> Iterator[None]:
     """Shows how many of the running job's tasks are done."""
     tracker = spark.sparkContext.statusTracker()
     done = threading.Event()
-    with progress(None, total=total, desc="   Spark", unit="task") as bar:
+    with progress(total=total, desc="   Spark", unit="task") as bar:
 
         def watch() -> None:
             while not done.wait(0.2):
@@ -287,8 +287,8 @@ def run(arguments: argparse.Namespace, folder: str) -> int:
         producer = dcp_rs.Producer(
             nodes=2, vbuckets=64, bucket=BUCKET, username=USERNAME, password=password
         )
-    with producer, sdk_collection(producer.connection_string, password) as collection:
-        with step(2, f"loading airports through the Couchbase SDK ({producer.connection_string})"):
+    with producer, sdk_collection(producer.hosts, password) as collection:
+        with step(2, f"loading airports through the Couchbase SDK ({producer.hosts})"):
             airports = dict(islice(airportsdata.load("ICAO").items(), arguments.documents))
             loaded = load(collection, airports)
             print(

@@ -95,13 +95,13 @@ def test_the_password_is_given_in_one_way(tmp_path, monkeypatch):
     secret = tmp_path / "password"
     secret.write_text("from a file\n")
     monkeypatch.setenv("CB_PASSWORD", "from the environment")
-    assert parse(password="as it is").resolve_password() == "as it is"
-    assert parse(passwordFile=str(secret)).resolve_password() == "from a file"
-    assert parse(passwordEnv="CB_PASSWORD").resolve_password() == "from the environment"
+    assert parse(password="as it is").connection().password == "as it is"
+    assert parse(passwordFile=str(secret)).connection().password == "from a file"
+    assert parse(passwordEnv="CB_PASSWORD").connection().password == "from the environment"
     with pytest.raises(ConfigError, match="NOT_THERE is not set"):
-        parse(passwordEnv="NOT_THERE").resolve_password()
+        parse(passwordEnv="NOT_THERE").connection()
     with pytest.raises(ConfigError, match="option passwordFile"):
-        parse(passwordFile=str(tmp_path / "none")).resolve_password()
+        parse(passwordFile=str(tmp_path / "none")).connection()
 
 
 def test_the_repr_shows_no_password():

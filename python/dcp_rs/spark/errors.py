@@ -13,6 +13,8 @@ class SparkReadError(DcpError):
             brackets, because Spark hands on nothing but the text of an exception.
     """
 
+    code: str
+
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"[{code}] {message}")
         self.code = code

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal, Self
 
+from dcp_rs.client import ConnectionOptions
 from dcp_rs.exceptions import ConfigError
 
 _Parser = Callable[[str, object], object]
@@ -31,7 +32,7 @@ class ReadOptions:
     """`couchbase://host1,host2`, or `couchbases://` for TLS."""
     bucket: str
     """Name of the bucket; may also be the connection string's path."""
-    username: str = ""
+    username: str | None = None
     password: str | None = field(default=None, repr=False)
     """The password itself. Not shown in the repr."""
     password_file: str | None = None
@@ -40,6 +41,14 @@ class ReadOptions:
     """Environment variable with the password, on the driver and on every executor."""
     connect_timeout: float = 10.0
     """Seconds for one connection to be set up."""
+    tls_ca: str | None = None
+    """PEM file with the certificate authorities to trust; the system's if not given."""
+    tls_certificate: str | None = None
+    """PEM file with a client certificate chain, in place of a user."""
+    tls_key: str | None = None
+    """PEM file with its private key."""
+    network: Literal["auto", "default", "external"] = "auto"
+    """Which of the nodes' addresses to use."""
     scope: str | None = None
     """Scope to read; every scope if not given."""
     collections: tuple[str, ...] | None = None
@@ -110,16 +119,29 @@ class ReadOptions:
         if self.vbuckets is not None and not self.vbuckets:
             raise ConfigError("option vbuckets names no vBucket")
 
-    def resolve_password(self) -> str:
-        """Fetches the password from where the options say it is, in this process.
+    def connection(self) -> ConnectionOptions:
+        """Gives what to connect with; the password is fetched by this process, now.
 
         Raises:
-            ConfigError: The file cannot be read, or the variable is not set.
+            ConfigError: The password's file cannot be read, or its variable is not set.
         """
+        return ConnectionOptions(
+            connection_string=self.connection_string,
+            username=self.username,
+            password=self._resolve_password(),
+            bucket=self.bucket,
+            connect_timeout=self.connect_timeout,
+            tls_ca=self.tls_ca,
+            tls_certificate=self.tls_certificate,
+            tls_key=self.tls_key,
+            network=self.network,
+        )
+
+    def _resolve_password(self) -> str | None:
         if self.password_file is not None:
             try:
                 text = Path(self.password_file).read_text(encoding="utf-8")
-            except OSError as error:
+            except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"option passwordFile: {error}") from error
             return text.removesuffix("\n").removesuffix("\r")
         if self.password_env is not None:
@@ -127,7 +149,7 @@ class ReadOptions:
             if found is None:
                 raise ConfigError(f"option passwordEnv: {self.password_env} is not set")
             return found
-        return self.password or ""
+        return self.password
 
 
 def _camel(name: str) -> str:
@@ -253,6 +275,7 @@ _PARSERS: dict[str, _Parser] = {
     "include_xattrs": _boolean,
     "key_type": _one_of("string", "binary"),
     "metadata": _one_of("basic", "full"),
+    "network": _one_of("auto", "default", "external"),
     "num_partitions": _number,
     "on_rollback": _one_of("emit", "fail", "resync"),
     "starting_offsets": _start,

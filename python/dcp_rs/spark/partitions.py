@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import dcp_rs
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.spark.errors import SparkReadError, coded
 from dcp_rs.spark.options import ReadOptions
-from dcp_rs.spark.schema import column_names
+from dcp_rs.spark.schema import table_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,18 +80,19 @@ def splits(options: Mapping[str, object] | ReadOptions) -> list[Split]:
     parsed = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
     if parsed.starting_offsets == "latest":
         raise ConfigError("option startingOffsets: a read up to now cannot start at latest")
-    column_names(parsed)
+    table_schema(parsed)
     try:
-        with connect(parsed) as client:
+        with dcp_rs.connect(parsed.connection()) as client:
             bucket_uuid = client.bucket_uuid
-            start = _starting_seqnos(parsed, bucket_uuid)
+            start = _starting_point(parsed, bucket_uuid)
+            seqnos = {} if start is None else start.positions
             wanted = _wanted(parsed, client.num_vbuckets)
             high = client.high_seqnos()
             by_node = {
                 node: [
-                    VBucketRange(vbucket, start.get(vbucket, 0), high[vbucket])
+                    VBucketRange(vbucket, _seqno(seqnos, vbucket), high[vbucket])
                     for vbucket in sorted(vbuckets)
-                    if vbucket in wanted and high.get(vbucket, 0) > start.get(vbucket, 0)
+                    if vbucket in wanted and high.get(vbucket, 0) > _seqno(seqnos, vbucket)
                 ]
                 for node, vbuckets in client.vbuckets_by_node().items()
             }
@@ -101,21 +102,15 @@ def splits(options: Mapping[str, object] | ReadOptions) -> list[Split]:
         raise coded(error, f"planning a read of bucket {parsed.bucket}") from error
     by_node = {node: ranges for node, ranges in by_node.items() if ranges}
     return [
-        Split(parsed, bucket_uuid, node, tuple(ranges))
+        _split(parsed, start, bucket_uuid, node, ranges)
         for node, count in _shares(by_node, parsed.num_partitions).items()
         for ranges in deal(by_node[node], count)
     ]
 
 
-def connect(options: ReadOptions) -> dcp_rs.Client:
-    """Connects as the options say, with the password fetched in this process."""
-    return dcp_rs.connect(
-        options.connection_string,
-        username=options.username,
-        password=options.resolve_password(),
-        bucket=options.bucket,
-        connect_timeout=options.connect_timeout,
-    )
+def _seqno(positions: Mapping[int, dcp_rs.Position], vbucket: int) -> int:
+    position = positions.get(vbucket)
+    return 0 if position is None else position.seqno
 
 
 def _wanted(options: ReadOptions, num_vbuckets: int) -> frozenset[int]:
@@ -130,10 +125,10 @@ def _wanted(options: ReadOptions, num_vbuckets: int) -> frozenset[int]:
     return wanted
 
 
-def _starting_seqnos(options: ReadOptions, bucket_uuid: str) -> dict[int, int]:
-    """Gives the seqno that each vBucket starts above; vBuckets that start at 0 are left out."""
+def _starting_point(options: ReadOptions, bucket_uuid: str) -> dcp_rs.Checkpoint | None:
+    """Reads the checkpoint to start from; none for the beginning."""
     if options.starting_offsets == "earliest":
-        return {}
+        return None
     checkpoint = dcp_rs.Checkpoint.from_json(options.starting_offsets)
     if checkpoint.bucket_uuid != bucket_uuid:
         raise SparkReadError(
@@ -142,7 +137,21 @@ def _starting_seqnos(options: ReadOptions, bucket_uuid: str) -> dict[int, int]:
             f"{options.bucket} is {bucket_uuid}: the bucket was deleted and made again, or it is "
             "another cluster",
         )
-    return dict(checkpoint.seqnos)
+    return checkpoint
+
+
+def _split(
+    options: ReadOptions,
+    start: dcp_rs.Checkpoint | None,
+    bucket_uuid: str,
+    node: str,
+    ranges: list[VBucketRange],
+) -> Split:
+    """Makes a split, which carries the positions of its own vBuckets only."""
+    if start is not None:
+        own = start.restricted_to(each.vbucket for each in ranges)
+        options = replace(options, starting_offsets=own.to_json())
+    return Split(options, bucket_uuid, node, tuple(ranges))
 
 
 def _shares(by_node: Mapping[str, list[VBucketRange]], total: int | None) -> dict[str, int]:

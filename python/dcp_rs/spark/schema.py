@@ -4,60 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dcp_rs.exceptions import ConfigError
+import dcp_rs
 from dcp_rs.spark.errors import missing_library
 from dcp_rs.spark.options import ReadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql.types import StructType
-
-# name -> (Spark type, whether it may be null). Order is the table's.
-_BASIC = {
-    "op": ("string", False),
-    "key": ("string", True),
-    "value": ("binary", True),
-    "scope": ("string", True),
-    "collection": ("string", True),
-    "vbucket": ("int", False),
-    "seqno": ("bigint", False),
-    "epoch": ("int", False),
-    "cas": ("bigint", True),
-    "timestamp": ("timestamp", True),
-}
-_FULL = {
-    "rev": ("bigint", True),
-    "expiry": ("timestamp", True),
-    "deleted_at": ("timestamp", True),
-    "flags": ("bigint", True),
-    "datatype": ("string", True),
-    "vbuuid": ("bigint", True),
-    "snapshot_start": ("bigint", True),
-    "snapshot_end": ("bigint", True),
-}
-_ON_REQUEST = {
-    "xattrs": ("map<string,string>", True),
-    "collection_id": ("bigint", True),
-}
-_ALL = _BASIC | _FULL | _ON_REQUEST
+    import pyarrow as pa
+    from pyspark.sql.types import DataType, StructType
 
 
-def column_names(options: ReadOptions) -> tuple[str, ...]:
-    """Names the columns of a read, in order.
+def table_schema(options: ReadOptions) -> dcp_rs.Schema:
+    """Gives the columns of a read.
 
     Raises:
-        ConfigError: `columns` names one that does not exist.
+        ConfigError: `columns` names one that does not exist, or contradicts another option.
     """
-    if options.columns is not None:
-        for name in options.columns:
-            if name not in _ALL:
-                raise ConfigError(f"option columns: there is no column {name}")
-        return options.columns
-    names = [*_BASIC, *(_FULL if options.metadata == "full" else ())]
-    if not options.include_value:
-        names.remove("value")
-    return (*names, "xattrs") if options.include_xattrs else tuple(names)
+    return dcp_rs.Schema(
+        columns=options.columns,
+        metadata=options.metadata,
+        include_value=options.include_value,
+        include_xattrs=options.include_xattrs,
+        key_type=options.key_type,
+    )
 
 
 def schema(options: Mapping[str, object] | ReadOptions) -> StructType:
@@ -73,24 +43,30 @@ def schema(options: Mapping[str, object] | ReadOptions) -> StructType:
         ConfigError: An option is wrong.
         ImportError: PySpark is not installed.
     """
+    parsed = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
     try:
-        from pyspark.sql import types
+        from pyspark.sql.types import StructField, StructType
+
+        fields = table_schema(parsed).to_pyarrow()
     except ImportError as error:
         raise missing_library(error) from error
+    return StructType(
+        [StructField(field.name, _spark_type(field.type), field.nullable) for field in fields]
+    )
 
-    parsed = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
-    spark_types: dict[str, types.DataType] = {
-        "bigint": types.LongType(),
-        "binary": types.BinaryType(),
-        "int": types.IntegerType(),
-        "map<string,string>": types.MapType(types.StringType(), types.StringType()),
-        "string": types.StringType(),
-        "timestamp": types.TimestampType(),
-    }
-    fields = []
-    for name in column_names(parsed):
-        kind, nullable = _ALL[name]
-        if name == "key" and parsed.key_type == "binary":
-            kind = "binary"
-        fields.append(types.StructField(name, spark_types[kind], nullable))
-    return types.StructType(fields)
+
+def _spark_type(arrow_type: pa.DataType) -> DataType:
+    """Gives the Spark type whose Arrow form `arrow_type` is."""
+    import pyarrow as pa
+    from pyspark.sql import types
+
+    if pa.types.is_map(arrow_type):
+        key, item = _spark_type(arrow_type.key_type), _spark_type(arrow_type.item_type)
+        return types.MapType(key, item)
+    return {
+        pa.binary(): types.BinaryType(),
+        pa.int32(): types.IntegerType(),
+        pa.int64(): types.LongType(),
+        pa.string(): types.StringType(),
+        pa.timestamp("us", "UTC"): types.TimestampType(),
+    }[arrow_type]

@@ -7,19 +7,35 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import dcp_rs
 from dcp_rs.exceptions import ClosedError, ConnectError, DcpError
 from dcp_rs.spark.errors import SparkReadError, coded, missing_library
-from dcp_rs.spark.partitions import Split, connect, splits
+from dcp_rs.spark.partitions import Split, splits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
-    import dcp_rs
     from dcp_rs.spark.options import ReadOptions
+
+
+# The options that a connection depends on.
+_CONNECTION = (
+    "connection_string",
+    "bucket",
+    "username",
+    "password",
+    "password_file",
+    "password_env",
+    "connect_timeout",
+    "tls_ca",
+    "tls_certificate",
+    "tls_key",
+    "network",
+)
 
 
 class _Clients:
@@ -47,7 +63,7 @@ class _Clients:
             client = self._clients.get(key)
             if client is not None:
                 return client, True
-            client = self._clients[key] = connect(options)
+            client = self._clients[key] = dcp_rs.connect(options.connection())
             return client, False
 
     def forget(self, options: ReadOptions) -> None:
@@ -59,15 +75,7 @@ class _Clients:
 
     @staticmethod
     def _key(options: ReadOptions) -> tuple[int, object]:
-        return os.getpid(), (
-            options.connection_string,
-            options.bucket,
-            options.username,
-            options.password,
-            options.password_file,
-            options.password_env,
-            options.connect_timeout,
-        )
+        return os.getpid(), tuple(getattr(options, name) for name in _CONNECTION)
 
 
 _CLIENTS = _Clients()
@@ -131,12 +139,10 @@ def _stream(client: dcp_rs.Client, split: Split) -> Iterator[dcp_rs.ChangeBatch]
         yield from stream
 
 
-def _start(options: ReadOptions) -> str | dcp_rs.Checkpoint:
+def _start(options: ReadOptions) -> Literal["earliest"] | dcp_rs.Checkpoint:
     if options.starting_offsets == "earliest":
         return "earliest"
-    from dcp_rs import Checkpoint
-
-    return Checkpoint.from_json(options.starting_offsets)
+    return dcp_rs.Checkpoint.from_json(options.starting_offsets)
 
 
 def _content(options: ReadOptions) -> dict[str, Any]:
@@ -149,7 +155,7 @@ def _content(options: ReadOptions) -> dict[str, Any]:
         "key_type": options.key_type,
         "scope": options.scope,
         "collections": list(options.collections) if options.collections is not None else None,
-        "on_rollback": "raise" if options.on_rollback == "fail" else options.on_rollback,
+        "on_rollback": options.on_rollback,
     }
     limits = {
         "batch_rows": options.batch_rows,
