@@ -1,0 +1,116 @@
+use bytes::BytesMut;
+use dcp_wire::sasl::{self, Mechanism, ScramClient};
+use dcp_wire::{Feature, Frame, Opaque, Opcode, Status};
+
+use super::raw_client::RawClient;
+use super::start_one;
+
+fn auth<'a>(mechanism: Mechanism, message: &'a [u8]) -> Frame<'a> {
+    Frame::request(Opcode::SASL_AUTH).with_key(mechanism.name().as_bytes()).with_value(message)
+}
+
+#[tokio::test]
+async fn every_scram_mechanism_proves_both_sides() {
+    let producer = start_one().await;
+    for mechanism in Mechanism::ALL.into_iter().filter(|mechanism| !mechanism.reveals_password()) {
+        let mut client = RawClient::connect(&producer, 0).await;
+        let mut scram =
+            ScramClient::new(mechanism, "Administrator", "password", "client nonce").unwrap();
+        let first = scram.first_message();
+        let challenge = client.ask(auth(mechanism, &first)).await;
+        assert_eq!(challenge.status(), Status::AUTH_CONTINUE);
+        let last = scram.respond(challenge.frame().value).unwrap();
+        let step = Frame::request(Opcode::SASL_STEP)
+            .with_key(mechanism.name().as_bytes())
+            .with_value(&last);
+        let proof = client.succeed(step).await;
+        scram.verify(proof.frame().value).unwrap();
+        client.succeed(Frame::request(Opcode::SELECT_BUCKET).with_key(b"default")).await;
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_password_and_an_unknown_user_are_refused_alike() {
+    let producer = start_one().await;
+    for (username, password) in [("Administrator", "wrong"), ("nobody", "password")] {
+        let mut client = RawClient::connect(&producer, 0).await;
+        client.hello(&[Feature::XERROR]).await;
+        let message = sasl::encode_plain(username, password).unwrap();
+        client.fail(auth(Mechanism::Plain, &message), Status::AUTH_ERROR).await;
+        let mut scram =
+            ScramClient::new(Mechanism::ScramSha256, username, password, "nonce").unwrap();
+        let first = scram.first_message();
+        let challenge = client.ask(auth(Mechanism::ScramSha256, &first)).await;
+        assert_eq!(challenge.status(), Status::AUTH_CONTINUE);
+        let last = scram.respond(challenge.frame().value).unwrap();
+        let step = Frame::request(Opcode::SASL_STEP).with_key(b"SCRAM-SHA256").with_value(&last);
+        client.fail(step, Status::AUTH_ERROR).await;
+        client.fail(Frame::request(Opcode::GET_CLUSTER_CONFIG), Status::EACCESS).await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_but_setting_up_works_before_authentication() {
+    let producer = start_one().await;
+    let mut client = RawClient::connect(&producer, 0).await;
+    client.hello(&[Feature::XERROR]).await;
+    client.succeed(Frame::request(Opcode::GET_ERROR_MAP).with_value(&[0, 2])).await;
+    client.succeed(Frame::request(Opcode::SASL_LIST_MECHS)).await;
+    for opcode in [
+        Opcode::GET,
+        Opcode::NOOP,
+        Opcode::GET_CLUSTER_CONFIG,
+        Opcode::STAT,
+        Opcode::DCP_OPEN,
+        Opcode::DCP_STREAM_REQ,
+    ] {
+        client.fail(Frame::request(opcode).with_key(b"key"), Status::EACCESS).await;
+    }
+    client.fail(Frame::request(Opcode::SELECT_BUCKET).with_key(b"default"), Status::EACCESS).await;
+}
+
+#[tokio::test]
+async fn a_client_without_xerror_is_cut_off_instead_of_told_a_new_status() {
+    let producer = start_one().await;
+    let mut client = RawClient::connect(&producer, 0).await;
+    let mut out = BytesMut::new();
+    Frame::request(Opcode::GET).with_key(b"key").encode(&mut out).unwrap();
+    client.send(&out).await;
+    client.expect_end().await;
+}
+
+#[tokio::test]
+async fn a_pipelined_set_up_is_answered_in_order() {
+    let producer = start_one().await;
+    let mut client = RawClient::connect(&producer, 0).await;
+    let message = sasl::encode_plain("Administrator", "password").unwrap();
+    let requests = [
+        Frame::request(Opcode::HELLO).with_value(&[0, 7, 0, 0x0b]),
+        Frame::request(Opcode::SASL_LIST_MECHS),
+        auth(Mechanism::Plain, &message),
+        Frame::request(Opcode::GET_ERROR_MAP).with_value(&[0, 2]),
+        Frame::request(Opcode::SELECT_BUCKET).with_key(b"default"),
+        Frame::request(Opcode::GET_CLUSTER_CONFIG),
+    ];
+    let mut out = BytesMut::new();
+    for (request, opaque) in requests.iter().zip(1..) {
+        request.with_opaque(Opaque(opaque)).encode(&mut out).unwrap();
+    }
+    client.send(&out).await;
+    for (request, opaque) in requests.iter().zip(1..) {
+        let answer = client.receive().await;
+        assert_eq!((answer.opcode(), answer.opaque()), (request.header.opcode, opaque));
+        assert_eq!(answer.status(), Status::SUCCESS);
+    }
+}
+
+#[tokio::test]
+async fn authentication_cannot_be_repeated_on_a_dcp_connection() {
+    let producer = start_one().await;
+    let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
+    client.open_dcp(b"reader", dcp_wire::message::OpenFlags::empty()).await;
+    let message = sasl::encode_plain("Administrator", "password").unwrap();
+    client.fail(auth(Mechanism::Plain, &message), Status::NOT_SUPPORTED).await;
+    let select = Frame::request(Opcode::SELECT_BUCKET).with_key(b"default");
+    client.fail(select, Status::NOT_SUPPORTED).await;
+}

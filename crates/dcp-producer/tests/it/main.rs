@@ -1,0 +1,24 @@
+//! The embedded producer as clients see it: raw sockets and packets.
+
+mod authentication;
+mod cluster_map;
+mod documents;
+mod limits;
+mod raw_client;
+mod seqnos;
+mod streams;
+
+use dcp_producer::{Producer, ProducerOptions};
+
+/// A cluster with the options that `set` changes.
+async fn start(set: impl FnOnce(&mut ProducerOptions)) -> Producer {
+    let mut options = ProducerOptions::default();
+    options.vbuckets = 4;
+    set(&mut options);
+    Producer::start(options).await.expect("loopback ports are there")
+}
+
+/// One node, four vBuckets.
+async fn start_one() -> Producer {
+    start(|_| {}).await
+}
