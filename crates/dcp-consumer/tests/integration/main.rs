@@ -3,4 +3,6 @@
 mod checkpoint_file;
 mod connect;
 mod data_service;
+mod replay;
+mod rows;
 mod tls;
