@@ -22,7 +22,7 @@ use tokio_rustls::TlsConnector;
 use zeroize::Zeroize;
 
 pub use crate::socket::Socket;
-use crate::{ConnectOptions, Error, ErrorKind, tls};
+use crate::{ConnectOptions, Error, ErrorKind, srv, tls};
 
 /// Length of a SCRAM nonce, in characters of 62.
 const NONCE_LEN: usize = 32;
@@ -135,8 +135,8 @@ impl Connector {
     /// # Errors
     /// [`Error`] of the last node tried.
     pub async fn connect_any(&self) -> Result<Connected, Error> {
-        let addresses = self.shared.connection_string.addresses();
         let deadline = Instant::now() + self.shared.options.connect_timeout;
+        let addresses = self.seeds(deadline).await;
         let mut last = Error::new(ErrorKind::Config, "the connection string names no host");
         for (index, address) in addresses.iter().enumerate() {
             let share = share(deadline, addresses.len().saturating_sub(index));
@@ -150,6 +150,31 @@ impl Connector {
             }
         }
         Err(last)
+    }
+
+    /// The nodes to try first: those written, or where a single name has no address of its own,
+    /// those DNS lists as its service.
+    async fn seeds(&self, deadline: Instant) -> Vec<Address> {
+        let written = self.shared.connection_string.addresses().to_vec();
+        let (Some(service), [host]) = (self.shared.connection_string.srv_name(), &written[..])
+        else {
+            return written;
+        };
+        // Half of the time at most: some must be left to connect in.
+        let lookup = async {
+            if resolve(host).await.is_ok() {
+                return None;
+            }
+            match srv::lookup(&srv::name_servers(), service, &host.host).await {
+                Ok(nodes) => Some(nodes),
+                Err(error) => {
+                    tracing::debug!(service, %error, "DNS lists no nodes");
+                    None
+                }
+            }
+        };
+        let listed = timeout(share(deadline, 2), lookup).await;
+        listed.ok().flatten().unwrap_or(written)
     }
 
     /// Connects to one node and sets the connection up, with DCP opened if `dcp` is given.

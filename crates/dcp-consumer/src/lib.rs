@@ -1,4 +1,5 @@
 //! Couchbase DCP consumer on tokio.
+#![forbid(unsafe_code)]
 
 mod bucket;
 mod checkpoint_file;
@@ -16,6 +17,7 @@ mod read_buffer;
 mod reconciler;
 mod retry;
 mod socket;
+mod srv;
 mod stats;
 mod stream;
 mod survey;

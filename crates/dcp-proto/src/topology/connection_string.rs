@@ -1,6 +1,7 @@
 //! Connection strings: `couchbase://host1,host2:11210/bucket?option=value`.
 
 use core::fmt;
+use core::net::Ipv4Addr;
 use core::str::FromStr;
 
 use thiserror::Error;
@@ -76,6 +77,7 @@ pub struct ConnectionString {
     addresses: Vec<Address>,
     bucket: Option<String>,
     params: Vec<(String, String)>,
+    srv_name: Option<String>,
 }
 
 impl ConnectionString {
@@ -89,6 +91,13 @@ impl ConnectionString {
     #[must_use]
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
+    }
+
+    /// The DNS service name under which the nodes may be listed: where a single host name without
+    /// a port is given, it may stand for all of them.
+    #[must_use]
+    pub fn srv_name(&self) -> Option<&str> {
+        self.srv_name.as_deref()
     }
 
     /// The bucket named after the hosts.
@@ -134,6 +143,7 @@ impl FromStr for ConnectionString {
         }
         Ok(Self {
             scheme,
+            srv_name: srv_name(hosts.trim(), scheme),
             addresses: hosts
                 .split([',', ';'])
                 .map(|host| address(host.trim(), scheme))
@@ -162,6 +172,12 @@ impl fmt::Debug for ConnectionString {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ConnectionString").field(&format_args!("{self}")).finish()
     }
+}
+
+fn srv_name(hosts: &str, scheme: Scheme) -> Option<String> {
+    let is_name = !hosts.contains([',', ';', ':']) && hosts.parse::<Ipv4Addr>().is_err();
+    let service = if scheme.is_tls() { "couchbases" } else { "couchbase" };
+    is_name.then(|| format!("_{service}._tcp.{hosts}"))
 }
 
 fn address(text: &str, scheme: Scheme) -> Result<Address, InvalidConnectionString> {
@@ -253,6 +269,19 @@ mod tests {
         assert_eq!((parsed.bucket(), parsed.params().len()), (None, 0));
         assert_eq!(parse("COUCHBASES://[::1]/").unwrap().addresses()[0].port, 11207);
         assert_eq!(parse("couchbase://h/a%20b").unwrap().bucket(), Some("a b"));
+    }
+
+    #[test]
+    fn a_single_name_without_a_port_may_be_a_service() {
+        let srv_name = |text: &str| parse(text).unwrap().srv_name().map(ToOwned::to_owned);
+        let tls = srv_name("couchbases://cb.example.com/b");
+        assert_eq!(tls.as_deref(), Some("_couchbases._tcp.cb.example.com"));
+        assert_eq!(srv_name("couchbase://h").as_deref(), Some("_couchbase._tcp.h"));
+        for text in
+            ["couchbase://h:11210", "couchbase://a,b", "couchbase://1.2.3.4", "couchbase://[::1]"]
+        {
+            assert_eq!(srv_name(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a bootstrap sends.
 
-use dcp_wire::message::{Control, Open, OpenFlags};
+use dcp_wire::message::{Control, Open, OpenFlags, encode_features};
 use dcp_wire::sasl::{Mechanism, ScramClient, encode_plain};
 use dcp_wire::{Datatype, EncodeError, Feature, Frame, Opaque, Opcode, Status};
 
@@ -36,8 +36,7 @@ impl Bootstrap {
 
     pub(super) fn send_hello(&mut self) -> Result<(), BootstrapError> {
         let agent = agent_json(&self.config.agent, &self.config.connection_id);
-        let features: Vec<u8> =
-            self.config.features.iter().flat_map(|feature| feature.0.to_be_bytes()).collect();
+        let features = encode_features(self.config.features.iter().copied());
         let hello = Frame::request(Opcode::HELLO);
         self.send(Step::Hello, hello.with_key(agent.as_bytes()).with_value(&features))
     }

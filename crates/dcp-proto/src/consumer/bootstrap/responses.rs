@@ -1,8 +1,9 @@
 //! What a bootstrap makes of the answers, and of what a server sends by itself.
 
 use bytes::Bytes;
+use dcp_wire::message::Features;
 use dcp_wire::sasl::{Mechanism, SaslError, select_mechanism};
-use dcp_wire::{Datatype, Feature, Frame, Opcode, Reader, Status, snappy};
+use dcp_wire::{Datatype, Feature, Frame, Opcode, Status, snappy};
 use zeroize::Zeroizing;
 
 use super::config::{Auth, BootstrapError, ClusterConfig};
@@ -11,13 +12,10 @@ use crate::topology::{BucketConfig, GlobalConfig, MAX_CONFIG_LEN, Manifest};
 
 impl Bootstrap {
     pub(super) fn on_hello(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
-        let opcode = Opcode::HELLO;
         success(frame)?;
-        let mut reader = Reader::new(frame.value, "feature list");
-        while !reader.is_empty() {
-            let feature =
-                reader.u16().map_err(|source| BootstrapError::Malformed { opcode, source })?;
-            let feature = Feature(feature);
+        let granted = Features::decode(frame.value)
+            .map_err(|source| BootstrapError::Malformed { opcode: Opcode::HELLO, source })?;
+        for feature in granted.iter() {
             // A server may grant what nobody asked for: it is not made use of.
             if self.config.features.contains(&feature) && !self.features.contains(&feature) {
                 self.features.push(feature);
