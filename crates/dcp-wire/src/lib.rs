@@ -8,6 +8,7 @@
 //! * [`message`] holds one type per packet kind, each with `decode` from a [`Frame`] and `encode`
 //!   to a buffer.
 //! * [`sasl`], [`xattr`], [`snappy`] and [`leb128`] are the values inside those packets.
+//! * [`describe`] turns any packet into names and values for people.
 //!
 //! ```
 //! use dcp_wire::{Frame, Opcode, message::StreamEnd};
@@ -34,6 +35,7 @@
 )]
 
 mod datatype;
+pub mod describe;
 mod error;
 mod feature;
 mod frame;

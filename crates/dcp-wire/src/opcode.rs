@@ -147,6 +147,28 @@ wire_enum! {
         GET_COLLECTION_ID = 0xbb, "GET_COLLECTION_ID";
         /// Resolve a scope's name.
         GET_SCOPE_ID = 0xbc, "GET_SCOPE_ID";
+        /// Read one path of a document.
+        SUBDOC_GET = 0xc5, "SUBDOC_GET";
+        /// Look whether a path exists.
+        SUBDOC_EXISTS = 0xc6, "SUBDOC_EXISTS";
+        /// Add a member to an object.
+        SUBDOC_DICT_ADD = 0xc7, "SUBDOC_DICT_ADD";
+        /// Set a member of an object.
+        SUBDOC_DICT_UPSERT = 0xc8, "SUBDOC_DICT_UPSERT";
+        /// Remove a path.
+        SUBDOC_DELETE = 0xc9, "SUBDOC_DELETE";
+        /// Replace a path.
+        SUBDOC_REPLACE = 0xca, "SUBDOC_REPLACE";
+        /// Append to an array.
+        SUBDOC_ARRAY_PUSH_LAST = 0xcb, "SUBDOC_ARRAY_PUSH_LAST";
+        /// Prepend to an array.
+        SUBDOC_ARRAY_PUSH_FIRST = 0xcc, "SUBDOC_ARRAY_PUSH_FIRST";
+        /// Insert into an array.
+        SUBDOC_ARRAY_INSERT = 0xcd, "SUBDOC_ARRAY_INSERT";
+        /// Append to an array what it does not hold yet.
+        SUBDOC_ARRAY_ADD_UNIQUE = 0xce, "SUBDOC_ARRAY_ADD_UNIQUE";
+        /// Count in a path.
+        SUBDOC_COUNTER = 0xcf, "SUBDOC_COUNTER";
         /// Read parts of a document.
         SUBDOC_MULTI_LOOKUP = 0xd0, "SUBDOC_MULTI_LOOKUP";
         /// Change parts of a document.

@@ -18,6 +18,7 @@ mod deletion;
 mod document;
 mod expiration;
 mod failover_log;
+mod flatbuffers;
 mod hello;
 mod metadata;
 mod mutation;
@@ -33,6 +34,7 @@ mod stream_end;
 mod stream_request;
 mod subdocument;
 mod system_event;
+mod system_event_payload;
 mod vbucket_seqnos;
 mod vbucket_state;
 
@@ -69,6 +71,7 @@ pub use subdocument::{
     LookupResults, MutationResults, PathResult, PathSpec, SubdocLookup, SubdocMutation,
 };
 pub use system_event::{SystemEvent, SystemEventId};
+pub use system_event_payload::SystemEventPayload;
 pub use vbucket_seqnos::{
     GetAllVbSeqnos, ObserveSeqno, ObservedSeqno, SeqnoPersistence, VbSeqnos, encode_vb_seqnos,
 };

@@ -156,22 +156,19 @@ impl SnapshotMarker {
     /// Appends the packet to `out`.
     ///
     /// # Errors
-    /// [`EncodeError`] never in practice: every part has a fixed size.
-    ///
-    /// # Panics
-    /// In debug builds, if a high-completed or high-prepared seqno is given for a snapshot that
-    /// is not from disk.
+    /// [`EncodeError`] if a high-completed or high-prepared seqno is given for a snapshot that is
+    /// not from disk: the packet has no place for it.
     pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
         to.encode(Opcode::DCP_SNAPSHOT_MARKER, |frame| self.write(frame, out))
     }
 
     /// Appends the packet to `out`, in a frame whose header is filled in already.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        debug_assert!(
-            self.flags.contains(SnapshotFlags::DISK)
-                || (self.high_completed_seqno.is_none() && self.high_prepared_seqno.is_none()),
-            "high-completed and high-prepared seqnos belong to disk snapshots"
-        );
+        let disk = self.flags.contains(SnapshotFlags::DISK);
+        if !disk && (self.high_completed_seqno.is_some() || self.high_prepared_seqno.is_some()) {
+            let what = "high-completed or high-prepared seqno of a memory snapshot";
+            return Err(EncodeError { what, len: 8, max: 0 });
+        }
         let mut fields = BytesMut::with_capacity(52);
         fields.put_u64(self.start_seqno.0);
         fields.put_u64(self.end_seqno.0);

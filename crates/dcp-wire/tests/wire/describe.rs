@@ -1,0 +1,133 @@
+//! Descriptions of packets.
+
+use dcp_test::traces::Scenario;
+use dcp_wire::describe::{Description, FieldValue, Keys, Packets, describe};
+use dcp_wire::message::{Sasl, StreamAddress, StreamEnd, StreamEndReason};
+use dcp_wire::sasl::encode_plain;
+use dcp_wire::{Datatype, DecodeError, Frame, MAX_BODY_LEN, Opaque, Opcode, snappy};
+
+use crate::frame;
+
+fn text(description: &Description<'_>, name: &str) -> String {
+    description.get(name).unwrap_or_else(|| panic!("no {name} in {description}")).to_string()
+}
+
+#[test]
+fn every_recorded_packet_that_decodes_is_described_without_a_problem() {
+    let (mut described, mut problems) = (0, 0);
+    for scenario in Scenario::load_all().unwrap() {
+        for bytes in scenario.events.iter().filter_map(|event| event.packet()) {
+            let Ok(Some((frame, _))) = Frame::parse(bytes, MAX_BODY_LEN) else { continue };
+            let description = describe(&frame, Keys::Plain);
+            let problem = description.get("problem").is_some();
+            assert_eq!(problem, dcp_wire::message::Message::decode(&frame).is_err());
+            let names: Vec<_> = description.fields.iter().map(|field| field.name).collect();
+            assert_eq!(names[..2], ["magic", "opcode"]);
+            assert_eq!(text(&description, "opaque"), format!("{:#x}", frame.header.opaque.0));
+            described += 1;
+            problems += usize::from(problem);
+        }
+    }
+    println!("{described} packets described, {problems} with a problem");
+    assert!(described > problems);
+}
+
+#[test]
+fn a_compressed_document_with_xattrs_is_shown_in_full() {
+    let plain = b"\0\0\0\x0f\0\0\0\x0b_k\0{\"a\":1}\0{\"name\":\"abcabcabcabcabcabc\"}";
+    let value = snappy::compress(plain).unwrap();
+    let mut out = Vec::new();
+    let datatype = Datatype::JSON.with(Datatype::SNAPPY).with(Datatype::XATTR);
+    Frame::request(Opcode::DCP_MUTATION)
+        .with_datatype(datatype)
+        .with_extras(&{
+            let mut extras = [0; 31];
+            extras[7] = 4;
+            extras
+        })
+        .with_key(b"\x09airline_10")
+        .with_value(&value)
+        .encode(&mut out)
+        .unwrap();
+    let frame = frame(&out);
+    let description = describe(&frame, Keys::WithCollection);
+    assert_eq!(text(&description, "datatype"), "json,snappy,xattr");
+    assert_eq!(text(&description, "seqno"), "4");
+    assert_eq!(text(&description, "collection_id"), "0x9");
+    assert_eq!(text(&description, "key"), "airline_10");
+    assert_eq!(text(&description, "xattrs"), r#"[{name=_k value="{\"a\":1}"}]"#);
+    let body = r#"{"name":"abcabcabcabcabcabc"}"#;
+    assert_eq!(description.get("value"), Some(&FieldValue::Text(body.into())));
+    // Without the agreement on collections the prefix is part of the key.
+    let description = describe(&frame, Keys::Plain);
+    assert_eq!(description.get("key"), Some(&FieldValue::Text("\tairline_10".into())));
+}
+
+#[test]
+fn a_damaged_value_is_shown_as_it_is() {
+    let mut out = Vec::new();
+    Frame::request(Opcode::SET)
+        .with_datatype(Datatype::SNAPPY)
+        .with_extras(&[0; 8])
+        .with_key(b"k")
+        .with_value(&[0xff, 0xff, 0xff])
+        .encode(&mut out)
+        .unwrap();
+    let frame = frame(&out);
+    let description = describe(&frame, Keys::Plain);
+    assert!(text(&description, "problem").contains("snappy"));
+    assert_eq!(text(&description, "value"), "0xffffff");
+}
+
+#[test]
+fn a_malformed_packet_is_shown_by_its_parts() {
+    let mut out = Vec::new();
+    let request = Frame::request(Opcode::DCP_STREAM_REQ).with_extras(&[7; 3]);
+    request.with_key(b"k").encode(&mut out).unwrap();
+    let frame = frame(&out);
+    let description = describe(&frame, Keys::Plain);
+    assert_eq!(text(&description, "problem"), "\"invalid length 1 of key\"");
+    assert_eq!(text(&description, "extras"), "0x070707");
+}
+
+#[test]
+fn a_password_is_not_shown() {
+    let message = encode_plain("user", "pencil").unwrap();
+    let mut out = Vec::new();
+    Sasl { mechanism: b"PLAIN", message: &message }.encode_auth(Opaque(1), &mut out).unwrap();
+    let frame = frame(&out);
+    let description = describe(&frame, Keys::Plain);
+    assert_eq!(text(&description, "username"), "user");
+    assert!(!format!("{description}{description:?}").contains("pencil"));
+}
+
+#[test]
+fn a_capture_is_taken_apart_packet_by_packet() {
+    let mut capture = Vec::new();
+    for _ in 0..3 {
+        let end = StreamEnd { reason: StreamEndReason::OK };
+        end.encode(StreamAddress::default(), &mut capture).unwrap();
+    }
+    let whole: Vec<_> = Packets::new(&capture, MAX_BODY_LEN).collect();
+    assert!(whole.len() == 3 && whole.iter().all(Result::is_ok));
+    capture.pop();
+    let cut: Vec<_> = Packets::new(&capture, MAX_BODY_LEN).collect();
+    assert_eq!(cut.len(), 3);
+    assert_eq!(cut[2], Err(DecodeError::UnexpectedEnd { what: "packet" }));
+    capture[28] = 0x42;
+    let broken: Vec<_> = Packets::new(&capture, MAX_BODY_LEN).collect();
+    assert_eq!(broken[1..], [Err(DecodeError::InvalidMagic(0x42))]);
+}
+
+#[test]
+fn long_values_are_cut_in_the_one_line_form_only() {
+    let value = vec![b'x'; 1000];
+    let mut out = Vec::new();
+    let request = Frame::request(Opcode::SET).with_extras(&[0; 8]).with_key(b"k");
+    request.with_value(&value).encode(&mut out).unwrap();
+    let frame = frame(&out);
+    let description = describe(&frame, Keys::Plain);
+    assert!(description.to_string().len() < 500);
+    let Some(FieldValue::Text(text)) = description.get("value") else { panic!("no value") };
+    assert_eq!(text.len(), 1000);
+}
