@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dcp_proto::topology::NetworkSelection;
+use dcp_proto::topology::{ConnectionString, NetworkSelection};
 use zeroize::Zeroizing;
 
 /// A user name and password. The password is erased when dropped and never shown.
@@ -75,7 +75,18 @@ pub struct ClientCertificate {
 }
 
 /// How to connect.
-#[derive(Clone, Debug)]
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use dcp_consumer::{ConnectOptions, Credentials};
+///
+/// let options = ConnectOptions::new("couchbase://node1,node2/travel")
+///     .with_credentials(Credentials::new("reader", "secret"))
+///     .with_connect_timeout(Duration::from_secs(5));
+/// assert!(!format!("{options:?}").contains("secret"));
+/// ```
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct ConnectOptions {
     /// `couchbase://host1,host2/bucket`, or `couchbases://` for TLS.
@@ -92,6 +103,25 @@ pub struct ConnectOptions {
     pub agent: String,
     /// Which of the nodes' names to use.
     pub network: NetworkSelection,
+}
+
+impl fmt::Debug for ConnectOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("ConnectOptions");
+        // As parsed, without options; one that cannot be parsed may hold a password.
+        match self.connection_string.parse::<ConnectionString>() {
+            Ok(parsed) => debug.field("connection_string", &format_args!("{parsed}")),
+            Err(error) => debug.field("connection_string", &error),
+        };
+        debug
+            .field("bucket", &self.bucket)
+            .field("credentials", &self.credentials)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("tls", &self.tls)
+            .field("agent", &self.agent)
+            .field("network", &self.network)
+            .finish()
+    }
 }
 
 impl ConnectOptions {

@@ -17,7 +17,7 @@ const MAX_NAME_LEN: usize = 253;
 
 /// Why a DNS message is of no use.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub(super) enum InvalidMessage {
+pub(crate) enum InvalidMessage {
     /// It answers another question.
     #[error("the answer is to another question")]
     NotOurs,

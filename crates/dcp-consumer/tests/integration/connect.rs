@@ -249,6 +249,9 @@ fn the_connection_string_may_choose_bucket_and_network() {
 
 #[test]
 fn options_do_not_show_the_password() {
-    let shown = format!("{:?}", options(format!("couchbase://h?x={PASSWORD}")).credentials);
-    assert!(shown.contains("user") && !shown.contains(PASSWORD), "{shown}");
+    for connection_string in ["h", &format!("h?x={PASSWORD}"), &format!("user:{PASSWORD}@h")] {
+        let options = options(format!("couchbase://{connection_string}"));
+        let shown = format!("{options:?} {:?}", Connector::new(options.clone()));
+        assert!(shown.contains("user") && !shown.contains(PASSWORD), "{shown}");
+    }
 }

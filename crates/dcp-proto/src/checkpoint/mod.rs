@@ -96,6 +96,21 @@ pub enum CheckpointError {
 /// Where a consumer stands in every vBucket of a bucket.
 ///
 /// A vBucket without a position has not been read: a stream from here starts it at the beginning.
+///
+/// ```
+/// use dcp_proto::Position;
+/// use dcp_proto::checkpoint::{Checkpoint, FilterHash};
+/// use dcp_wire::Vbid;
+///
+/// let start = Checkpoint::new("6cf5…", FilterHash::of(["inventory.airline"]));
+/// let later = start.clone().with_position(Vbid(7), Position::EARLIEST);
+/// assert!(start.is_empty());
+///
+/// let json = later.to_json();
+/// assert_eq!(Checkpoint::from_json(json.as_bytes())?, later);
+/// assert!(Checkpoint::from_json(&json.as_bytes()[..99]).is_err());
+/// # Ok::<(), dcp_proto::checkpoint::CheckpointError>(())
+/// ```
 #[derive(Clone)]
 pub struct Checkpoint {
     bucket_uuid: Arc<str>,

@@ -71,6 +71,16 @@ pub enum InvalidConnectionString {
 }
 
 /// Where a cluster is found, and what the string asks for besides.
+///
+/// ```
+/// use dcp_proto::topology::{Address, ConnectionString};
+///
+/// let parsed: ConnectionString = "couchbases://node1,[fd00::2]:9000/travel".parse()?;
+/// assert_eq!(parsed.addresses()[0], Address::new("node1", 11207));
+/// assert_eq!(parsed.addresses()[1].to_string(), "[fd00::2]:9000");
+/// assert_eq!(parsed.bucket(), Some("travel"));
+/// # Ok::<(), dcp_proto::topology::InvalidConnectionString>(())
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectionString {
     scheme: Scheme,
