@@ -1,1 +1,48 @@
-//! Python extension module of dcp_rs.
+//! The extension module of dcp_rs: `dcp_rs._dcp_rs`.
+//!
+//! A thin skin: every class holds an engine object of another crate, every error becomes an
+//! exception of `dcp_rs.exceptions`, and every wait goes through `runtime::wait`, which lets other
+//! Python threads run and Ctrl-C through. What users see is the Python package around it.
+#![forbid(unsafe_code)]
+
+mod arrow_stream;
+mod batch;
+mod checkpoint;
+mod client;
+mod decode;
+mod error;
+mod logging;
+mod options;
+mod producer;
+mod runtime;
+mod schema;
+mod stream;
+
+use pyo3::prelude::*;
+
+#[pymodule(gil_used = false)]
+mod _dcp_rs {
+    #[pymodule_export]
+    use super::batch::ChangeBatch;
+    #[pymodule_export]
+    use super::checkpoint::Checkpoint;
+    #[pymodule_export]
+    use super::client::Client;
+    #[pymodule_export]
+    use super::decode::{decode, wanted};
+    #[pymodule_export]
+    use super::producer::Producer;
+    #[pymodule_export]
+    use super::schema::{Schema, columns};
+    #[pymodule_export]
+    use super::stream::ChangeStream;
+    use super::{PyModule, PyResult, logging};
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("DEBUG_BUILD", cfg!(debug_assertions))?;
+        logging::install(module.py())
+    }
+}

@@ -1,0 +1,73 @@
+//! A stream of changes as an Arrow C stream.
+
+use std::sync::Arc;
+
+use arrow_array::{RecordBatch, RecordBatchReader};
+use arrow_schema::{ArrowError, SchemaRef};
+use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::prelude::*;
+
+use crate::runtime::{ProcessBound, wait};
+use crate::stream::Shared;
+
+/// What an Arrow library reads a stream through.
+///
+/// It may be called on any thread, attached to Python or not.
+#[derive(Debug)]
+pub(crate) struct StreamReader {
+    shared: ProcessBound<Arc<Shared>>,
+    schema: SchemaRef,
+}
+
+impl StreamReader {
+    pub(crate) fn new(py: Python<'_>, shared: Arc<Shared>) -> PyResult<Self> {
+        let schema = shared.table().arrow();
+        Ok(Self { shared: ProcessBound::new(py, "stream", shared)?, schema })
+    }
+}
+
+impl Iterator for StreamReader {
+    type Item = Result<RecordBatch, ArrowError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = Python::try_attach(|py| {
+            self.shared.get().and_then(|shared| shared.next(py)).map_err(|error| {
+                if error.is_instance_of::<PyKeyboardInterrupt>(py) {
+                    interrupt_again(py);
+                }
+                // The library reports the text of the error and nothing else.
+                ArrowError::ExternalError(error.to_string().into())
+            })
+        });
+        match next {
+            None => Some(Err(ArrowError::ExternalError("Python is shutting down".into()))),
+            Some(next) => next.map(|batch| batch.map(|batch| batch.batch)).transpose(),
+        }
+    }
+}
+
+/// Lets Ctrl-C through: the C interface has no exceptions, so the interrupt would be lost between
+/// here and the Python code that called the library.
+fn interrupt_again(py: Python<'_>) {
+    if let Ok(module) = py.import("_thread") {
+        let _ignored = module.call_method0("interrupt_main");
+    }
+}
+
+impl RecordBatchReader for StreamReader {
+    fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.schema)
+    }
+}
+
+impl Drop for StreamReader {
+    /// A library that stops early has no use for the rest.
+    fn drop(&mut self) {
+        Python::try_attach(|py| {
+            if let Ok(shared) = self.shared.get() {
+                // Nothing but a signal can make this fail, and its handler runs when it is due.
+                let _ignored = wait(py, || shared.close());
+            }
+        });
+    }
+}

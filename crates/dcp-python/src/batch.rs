@@ -1,0 +1,210 @@
+//! One batch of changes.
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Int32Type, Int64Type, TimestampMicrosecondType};
+use arrow_array::{Array, ArrayRef, RecordBatch, StructArray};
+use arrow_schema::DataType;
+use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyCapsule, PyDict, PyList, PyString, PyTuple};
+
+use crate::checkpoint::Checkpoint;
+use crate::error::{Failure, Kind};
+use crate::schema::schema_capsule;
+
+/// One batch of changes and the checkpoint that is right once it has been processed.
+#[pyclass(frozen, module = "dcp_rs._dcp_rs")]
+#[derive(Debug)]
+pub(crate) struct ChangeBatch {
+    pub(crate) batch: RecordBatch,
+    pub(crate) checkpoint: EngineCheckpoint,
+}
+
+#[pymethods]
+impl ChangeBatch {
+    #[getter]
+    fn num_rows(&self) -> usize {
+        self.batch.num_rows()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.batch.columns().iter().map(sliced_bytes).sum()
+    }
+
+    #[getter]
+    fn column_names(&self) -> Vec<String> {
+        self.batch.schema_ref().fields().iter().map(|field| field.name().clone()).collect()
+    }
+
+    #[getter]
+    fn checkpoint(&self) -> Checkpoint {
+        Checkpoint(self.checkpoint.clone())
+    }
+
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        schema_capsule(py, &self.batch.schema())
+    }
+
+    /// The schema that is asked for is a wish, which the protocol lets a producer pass over; the
+    /// caller sees what it got.
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let _wish = requested_schema;
+        let rows = StructArray::from(self.batch.clone());
+        let (array, _) = arrow_array::ffi::to_ffi(&rows.to_data())
+            .map_err(|error| Failure::new(Kind::Dcp, error.to_string()))?;
+        let schema = schema_capsule(py, &self.batch.schema())?;
+        let array = PyCapsule::new_with_value(py, array, c"arrow_array")?;
+        PyTuple::new(py, [schema, array])
+    }
+
+    /// The rows as a list of dicts.
+    fn to_dicts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let names: Vec<_> = self
+            .batch
+            .schema_ref()
+            .fields()
+            .iter()
+            .map(|field| PyString::intern(py, field.name()))
+            .collect();
+        let columns = self.cells(py)?;
+        let rows = PyList::empty(py);
+        for row in 0..self.batch.num_rows() {
+            let dict = PyDict::new(py);
+            for (name, column) in names.iter().zip(&columns) {
+                dict.set_item(name, &column[row])?;
+            }
+            rows.append(dict)?;
+        }
+        Ok(rows)
+    }
+
+    /// The columns as lists of Python values.
+    fn to_lists<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let columns: Vec<_> = self
+            .cells(py)?
+            .into_iter()
+            .map(|cells| PyList::new(py, cells))
+            .collect::<PyResult<_>>()?;
+        PyList::new(py, columns)
+    }
+}
+
+impl ChangeBatch {
+    fn cells<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyAny>>>> {
+        let times = Times::new(py)?;
+        self.batch.columns().iter().map(|column| cells(py, column, &times)).collect()
+    }
+}
+
+/// Memory of an array's rows in bytes, without what its buffers hold beyond them.
+fn sliced_bytes(array: &ArrayRef) -> usize {
+    array.to_data().get_slice_memory_size().unwrap_or_else(|_| array.get_buffer_memory_size())
+}
+
+/// Makes `datetime` objects from microseconds: `EPOCH + timedelta(0, 0, us)`, exact where a float
+/// of seconds would not be.
+struct Times<'py> {
+    epoch: Bound<'py, PyAny>,
+    timedelta: Bound<'py, PyAny>,
+}
+
+impl<'py> Times<'py> {
+    fn new(py: Python<'py>) -> PyResult<Self> {
+        let datetime = py.import("datetime")?;
+        let utc = datetime.getattr("UTC")?;
+        let epoch = datetime.getattr("datetime")?.call1((1970, 1, 1, 0, 0, 0, 0, utc))?;
+        Ok(Self { epoch, timedelta: datetime.getattr("timedelta")? })
+    }
+
+    fn datetime(&self, micros: i64) -> PyResult<Bound<'py, PyAny>> {
+        let delta = self.timedelta.call1((0, 0, micros))?;
+        self.epoch.add(delta)
+    }
+}
+
+/// The cells of one column as Python values.
+fn cells<'py>(
+    py: Python<'py>,
+    column: &ArrayRef,
+    times: &Times<'py>,
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    let none = || Ok(py.None().into_bound(py));
+    let valid = |row: &usize| column.is_valid(*row);
+    let rows = 0..column.len();
+    match column.data_type() {
+        DataType::Utf8 => {
+            let texts = column.as_string::<i32>();
+            // Names of operations, scopes and collections come in runs: one object per run.
+            let mut last: Option<(&str, Bound<'py, PyAny>)> = None;
+            rows.map(|row| {
+                if !valid(&row) {
+                    return none();
+                }
+                let text = texts.value(row);
+                if let Some((previous, object)) = &last
+                    && *previous == text
+                {
+                    return Ok(object.clone());
+                }
+                let object = PyString::new(py, text).into_any();
+                last = Some((text, object.clone()));
+                Ok(object)
+            })
+            .collect()
+        }
+        DataType::Binary => {
+            let bytes = column.as_binary::<i32>();
+            rows.map(|row| {
+                if valid(&row) { Ok(PyBytes::new(py, bytes.value(row)).into_any()) } else { none() }
+            })
+            .collect()
+        }
+        DataType::Int32 => numbers(py, column.as_primitive::<Int32Type>().iter()),
+        DataType::Int64 => numbers(py, column.as_primitive::<Int64Type>().iter()),
+        DataType::Timestamp(..) => column
+            .as_primitive::<TimestampMicrosecondType>()
+            .iter()
+            .map(|micros| micros.map_or_else(none, |micros| times.datetime(micros)))
+            .collect(),
+        DataType::Map(..) => {
+            let maps = column.as_map();
+            rows.map(|row| {
+                if !valid(&row) {
+                    return none();
+                }
+                let entries = maps.value(row);
+                let names = entries.column(0).as_string::<i32>();
+                let values = entries.column(1).as_string::<i32>();
+                let dict = PyDict::new(py);
+                for (name, value) in names.iter().zip(values) {
+                    dict.set_item(name, value)?;
+                }
+                Ok(dict.into_any())
+            })
+            .collect()
+        }
+        other => {
+            let message = format!("a column of type {other} has no Python value");
+            Err(Failure::new(Kind::Dcp, message).into())
+        }
+    }
+}
+
+fn numbers<'py, T: IntoPyObject<'py>>(
+    py: Python<'py>,
+    numbers: impl Iterator<Item = Option<T>>,
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    numbers
+        .map(|number| match number {
+            Some(number) => number.into_bound_py_any(py),
+            None => Ok(py.None().into_bound(py)),
+        })
+        .collect()
+}

@@ -1,0 +1,77 @@
+//! Checkpoints.
+
+use std::path::PathBuf;
+
+use dcp_consumer::{load_checkpoint, save_checkpoint};
+use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
+use dcp_wire::Vbid;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::Failure;
+
+/// Where a reader stands in every vBucket.
+#[pyclass(frozen, module = "dcp_rs._dcp_rs", from_py_object)]
+#[derive(Clone, Debug)]
+pub(crate) struct Checkpoint(pub(crate) EngineCheckpoint);
+
+#[pymethods]
+impl Checkpoint {
+    #[staticmethod]
+    fn from_json(text: &[u8]) -> PyResult<Self> {
+        Ok(Self(EngineCheckpoint::from_json(text).map_err(Failure::from)?))
+    }
+
+    fn to_json(&self, py: Python<'_>) -> String {
+        py.detach(|| self.0.to_json())
+    }
+
+    #[staticmethod]
+    fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        Ok(Self(py.detach(|| load_checkpoint(&path)).map_err(Failure::from)?))
+    }
+
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        Ok(py.detach(|| save_checkpoint(&self.0, &path)).map_err(Failure::from)?)
+    }
+
+    #[getter]
+    fn bucket_uuid(&self) -> &str {
+        self.0.bucket_uuid()
+    }
+
+    /// Positions by vBucket, each a dict.
+    fn positions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let positions = PyDict::new(py);
+        for (vbid, position) in self.0.positions() {
+            let fields = PyDict::new(py);
+            fields.set_item("seqno", position.seqno.0)?;
+            fields.set_item("snapshot_start", position.snapshot.start.0)?;
+            fields.set_item("snapshot_end", position.snapshot.end.0)?;
+            fields.set_item("vbuuid", position.vbuuid().0)?;
+            fields.set_item("epoch", position.epoch)?;
+            fields.set_item("manifest_uid", position.manifest_uid.0)?;
+            fields.set_item("purge_seqno", position.purge_seqno.0)?;
+            positions.set_item(vbid.0, fields)?;
+        }
+        Ok(positions)
+    }
+
+    fn restricted_to(&self, vbuckets: Vec<u16>) -> Self {
+        Self(self.0.restricted_to(vbuckets.into_iter().map(Vbid)))
+    }
+
+    fn merged_with(&self, other: &Self) -> PyResult<Self> {
+        let mut merged = self.0.clone();
+        merged.merge(&other.0).map_err(Failure::from)?;
+        Ok(Self(merged))
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.positions().count()
+    }
+}

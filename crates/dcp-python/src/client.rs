@@ -1,0 +1,101 @@
+//! Connections to a bucket.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, PoisonError};
+
+use dcp_arrow::{ArrowSink, BatchLimits, BufferPool, CollectionName, CollectionNames, TableSchema};
+use dcp_consumer::Client as EngineClient;
+use dcp_wire::CollectionId;
+use pyo3::prelude::*;
+
+use crate::error::Failure;
+use crate::options::{ConnectArgs, StreamArgs};
+use crate::runtime::{ProcessBound, wait};
+use crate::schema::TableArgs;
+use crate::stream::ChangeStream;
+
+/// A bucket to stream changes from.
+#[pyclass(frozen, module = "dcp_rs._dcp_rs")]
+#[derive(Debug)]
+pub(crate) struct Client {
+    client: ProcessBound<EngineClient>,
+}
+
+#[pymethods]
+impl Client {
+    #[staticmethod]
+    fn connect(py: Python<'_>, options: ConnectArgs) -> PyResult<Self> {
+        let options = options.into_options()?;
+        let client = wait(py, || EngineClient::connect(options))?.map_err(Failure::from)?;
+        Ok(Self { client: ProcessBound::new(py, "client", client)? })
+    }
+
+    #[getter]
+    fn bucket_name(&self) -> PyResult<String> {
+        Ok(self.client.get()?.bucket_name().to_owned())
+    }
+
+    #[getter]
+    fn bucket_uuid(&self) -> PyResult<String> {
+        Ok(self.client.get()?.bucket_uuid().to_owned())
+    }
+
+    #[getter]
+    fn num_vbuckets(&self) -> PyResult<u16> {
+        Ok(self.client.get()?.num_vbuckets())
+    }
+
+    fn vbuckets_by_node(&self, py: Python<'_>) -> PyResult<Vec<(String, Vec<u16>)>> {
+        let client = self.client.get()?;
+        let nodes = py.detach(|| client.vbuckets_by_node());
+        let numbers = |vbids: Vec<dcp_wire::Vbid>| vbids.into_iter().map(|vbid| vbid.0).collect();
+        Ok(nodes.into_iter().map(|(node, vbids)| (node, numbers(vbids))).collect())
+    }
+
+    fn high_seqnos(&self, py: Python<'_>) -> PyResult<BTreeMap<u16, u64>> {
+        let client = self.client.get()?;
+        let seqnos = wait(py, || client.high_seqnos())?.map_err(Failure::from)?;
+        Ok(seqnos.into_iter().map(|(vbid, seqno)| (vbid.0, seqno.0)).collect())
+    }
+
+    fn stream(
+        &self,
+        py: Python<'_>,
+        table: TableArgs,
+        options: StreamArgs,
+    ) -> PyResult<ChangeStream> {
+        let client = self.client.get()?;
+        let table = table.schema()?;
+        let options = options.into_options(&table)?;
+        let make_sink = sinks(client, &table);
+        let stream = wait(py, || client.stream(options, make_sink))?.map_err(Failure::from)?;
+        ChangeStream::new(py, stream, table)
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let client = self.client.get()?;
+        wait(py, || client.close())
+    }
+}
+
+/// Makes the sinks of one stream, which share their memory and their names.
+fn sinks(
+    client: &EngineClient,
+    table: &TableSchema,
+) -> impl Fn() -> ArrowSink + Send + Sync + use<> {
+    let (table, names, pool) = (table.clone(), names(client.clone()), BufferPool::default());
+    move || ArrowSink::with_pool(table.clone(), names.clone(), BatchLimits::default(), pool.clone())
+}
+
+/// Names as the client's manifest has them now, or had them last.
+fn names(client: EngineClient) -> CollectionNames {
+    // The last changes of a collection may arrive after its name has gone from the manifest.
+    let seen: Mutex<HashMap<CollectionId, CollectionName>> = Mutex::default();
+    CollectionNames::new(move |id| {
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((scope, collection)) = client.manifest().names(id) {
+            seen.insert(id, CollectionName::new(scope, collection));
+        }
+        seen.get(&id).cloned()
+    })
+}

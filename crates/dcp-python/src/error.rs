@@ -1,0 +1,221 @@
+//! Errors of the engine as exceptions of `dcp_rs.exceptions`.
+
+use std::error::Error as StdError;
+
+use dcp_arrow::SchemaError;
+use dcp_consumer::{Error as ConsumerError, ErrorKind};
+use dcp_producer::{DocumentError, Error as ProducerError};
+use dcp_proto::SinkError;
+use dcp_proto::checkpoint::CheckpointError;
+use dcp_wire::{DecodeError, Seqno, Status, Vbid};
+use pyo3::prelude::*;
+
+/// Classes of `dcp_rs.exceptions`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    AccessDenied,
+    Authentication,
+    BucketNotFound,
+    Checkpoint,
+    Closed,
+    Config,
+    Connect,
+    Data,
+    Dcp,
+    DocumentExists,
+    DocumentNotFound,
+    ForkedProcess,
+    Protocol,
+    Rollback,
+    Server,
+    StreamEnded,
+    Timeout,
+    Unsupported,
+}
+
+impl Kind {
+    const fn class(self) -> &'static str {
+        match self {
+            Self::AccessDenied => "AccessDeniedError",
+            Self::Authentication => "AuthenticationError",
+            Self::BucketNotFound => "BucketNotFoundError",
+            Self::Checkpoint => "CheckpointError",
+            Self::Closed => "ClosedError",
+            Self::Config => "ConfigError",
+            Self::Connect => "ConnectError",
+            Self::Data => "DataError",
+            Self::Dcp => "DcpError",
+            Self::DocumentExists => "DocumentExistsError",
+            Self::DocumentNotFound => "DocumentNotFoundError",
+            Self::ForkedProcess => "ForkedProcessError",
+            Self::Protocol => "ProtocolError",
+            Self::Rollback => "RollbackError",
+            Self::Server => "ServerError",
+            Self::StreamEnded => "StreamEndedError",
+            Self::Timeout => "TimeoutError",
+            Self::Unsupported => "UnsupportedError",
+        }
+    }
+}
+
+/// An exception to be.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    kind: Kind,
+    code: Option<&'static str>,
+    message: String,
+    vbid: Option<Vbid>,
+    seqno: Option<Seqno>,
+    status: Option<Status>,
+    is_retryable: bool,
+}
+
+impl Failure {
+    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            code: None,
+            message: message.into(),
+            vbid: None,
+            seqno: None,
+            status: None,
+            is_retryable: false,
+        }
+    }
+
+    fn into_exception(self, py: Python<'_>) -> PyResult<PyErr> {
+        let class = py.import("dcp_rs.exceptions")?.getattr(self.kind.class())?;
+        let exception = class.call1((self.message,))?;
+        if let Some(code) = self.code {
+            exception.setattr("code", code)?;
+        }
+        if let Some(vbid) = self.vbid {
+            exception.setattr("vbucket", vbid.0)?;
+        }
+        if let Some(seqno) = self.seqno {
+            exception.setattr("seqno", seqno.0)?;
+        }
+        if let Some(status) = self.status {
+            exception.setattr("status", status.0)?;
+        }
+        if self.is_retryable {
+            exception.setattr("is_retryable", true)?;
+        }
+        Ok(PyErr::from_value(exception))
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        Python::attach(|py| failure.into_exception(py).unwrap_or_else(|error| error))
+    }
+}
+
+/// An error and its causes in one line: Python shows the text of an exception and nothing else.
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+const fn class_and_code(kind: ErrorKind) -> (Kind, &'static str) {
+    match kind {
+        ErrorKind::AccessDenied => (Kind::AccessDenied, "access_denied"),
+        ErrorKind::Authentication => (Kind::Authentication, "authentication"),
+        ErrorKind::BucketNotFound => (Kind::BucketNotFound, "bucket_not_found"),
+        ErrorKind::Checkpoint => (Kind::Checkpoint, "checkpoint"),
+        ErrorKind::Closed => (Kind::Closed, "closed"),
+        ErrorKind::Config => (Kind::Config, "config"),
+        ErrorKind::Connect => (Kind::Connect, "connect"),
+        ErrorKind::ConnectionLost => (Kind::Connect, "connection_lost"),
+        ErrorKind::NotCouchbase => (Kind::Connect, "not_couchbase"),
+        ErrorKind::Protocol => (Kind::Protocol, "protocol"),
+        ErrorKind::Rollback => (Kind::Rollback, "rollback"),
+        ErrorKind::Sink => (Kind::Data, "data"),
+        ErrorKind::Status => (Kind::Server, "status"),
+        ErrorKind::StreamEnded => (Kind::StreamEnded, "stream_ended"),
+        ErrorKind::Timeout => (Kind::Timeout, "timeout"),
+        ErrorKind::Tls => (Kind::Connect, "tls"),
+        ErrorKind::Unsupported => (Kind::Unsupported, "unsupported"),
+        _ => (Kind::Dcp, "other"),
+    }
+}
+
+impl From<ConsumerError> for Failure {
+    fn from(error: ConsumerError) -> Self {
+        let (kind, code) = class_and_code(error.kind());
+        Self {
+            kind,
+            code: Some(code),
+            vbid: error.vbid(),
+            seqno: error.rollback_seqno(),
+            status: error.status(),
+            is_retryable: error.is_retryable(),
+            message: chain(&error),
+        }
+    }
+}
+
+impl From<SinkError> for Failure {
+    fn from(error: SinkError) -> Self {
+        let mut failure = Self::new(Kind::Data, error.to_string());
+        failure.code = Some("data");
+        if let SinkError::Unrepresentable { vbid, seqno, .. } = error {
+            failure.vbid = Some(vbid);
+            failure.seqno = Some(seqno);
+        }
+        failure
+    }
+}
+
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Self {
+        Self { code: Some("checkpoint"), ..Self::new(Kind::Checkpoint, error.to_string()) }
+    }
+}
+
+impl From<SchemaError> for Failure {
+    fn from(error: SchemaError) -> Self {
+        Self { code: Some("config"), ..Self::new(Kind::Config, error.to_string()) }
+    }
+}
+
+impl From<DecodeError> for Failure {
+    fn from(error: DecodeError) -> Self {
+        Self { code: Some("protocol"), ..Self::new(Kind::Protocol, error.to_string()) }
+    }
+}
+
+impl From<DocumentError> for Failure {
+    fn from(error: DocumentError) -> Self {
+        let (kind, code) = match error {
+            DocumentError::NotFound => (Kind::DocumentNotFound, "document_not_found"),
+            DocumentError::Exists => (Kind::DocumentExists, "document_exists"),
+            DocumentError::CasMismatch(_) => (Kind::DocumentExists, "cas_mismatch"),
+            DocumentError::InvalidKey { .. }
+            | DocumentError::ValueTooLarge { .. }
+            | DocumentError::InvalidValue => (Kind::Config, "config"),
+            _ => (Kind::Dcp, "document"),
+        };
+        Self { code: Some(code), ..Self::new(kind, error.to_string()) }
+    }
+}
+
+impl From<ProducerError> for Failure {
+    fn from(error: ProducerError) -> Self {
+        let (kind, code) = match &error {
+            ProducerError::Document(document) => return (*document).into(),
+            ProducerError::Listen { .. } => (Kind::Connect, "listen"),
+            _ => (Kind::Config, "config"),
+        };
+        Self { code: Some(code), ..Self::new(kind, chain(&error)) }
+    }
+}

@@ -1,0 +1,172 @@
+//! Options as the Python package hands them over: dataclasses whose types it has checked.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use dcp_arrow::{Column, TableSchema};
+use dcp_consumer::{
+    BatchPolicy, ClientCertificate, ConnectOptions, Content, Credentials, End, Filter, OnRollback,
+    Pem, Start, StreamOptions, TlsOptions,
+};
+use dcp_proto::topology::{Network, NetworkSelection};
+use dcp_wire::{Seqno, Vbid};
+use pyo3::prelude::*;
+
+use crate::checkpoint::Checkpoint;
+use crate::error::{Failure, Kind};
+use crate::schema::one_of;
+
+/// `dcp_rs.ConnectionOptions`.
+#[derive(FromPyObject)]
+pub(crate) struct ConnectArgs {
+    connection_string: String,
+    bucket: Option<String>,
+    username: Option<String>,
+    password: Option<String>,
+    connect_timeout: f64,
+    tls_ca: Option<PathBuf>,
+    tls_certificate: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    network: String,
+}
+
+impl ConnectArgs {
+    pub(crate) fn into_options(self) -> Result<ConnectOptions, Failure> {
+        let credentials = match (self.username, self.password) {
+            (Some(username), Some(password)) => Some(Credentials::new(username, password)),
+            (None, None) => None,
+            _ => {
+                let message = "username, password: give both or neither";
+                return Err(Failure::new(Kind::Config, message));
+            }
+        };
+        let client_certificate = match (self.tls_certificate, self.tls_key) {
+            (Some(chain), Some(key)) => {
+                Some(ClientCertificate { chain: Pem::File(chain), key: Pem::File(key) })
+            }
+            (None, None) => None,
+            _ => {
+                let message = "tls_certificate, tls_key: give both or neither";
+                return Err(Failure::new(Kind::Config, message));
+            }
+        };
+        let mut options = ConnectOptions::new(self.connection_string)
+            .with_connect_timeout(seconds("connect_timeout", self.connect_timeout)?)
+            .with_tls(TlsOptions { ca: self.tls_ca.map(Pem::File), client_certificate });
+        options.bucket = self.bucket;
+        options.credentials = credentials;
+        options.network = match self.network.as_str() {
+            "auto" => NetworkSelection::Auto,
+            "default" => NetworkSelection::Fixed(Network::Default),
+            "external" => NetworkSelection::Fixed(Network::External),
+            _ => return Err(one_of("network", &["auto", "default", "external"])),
+        };
+        Ok(options)
+    }
+}
+
+/// Where to begin.
+#[derive(FromPyObject)]
+enum StartArg {
+    Checkpoint(Checkpoint),
+    Word(String),
+}
+
+/// Where to end.
+#[derive(FromPyObject)]
+enum EndArg {
+    Word(String),
+    Seqnos(BTreeMap<u16, u64>),
+}
+
+/// What a stream is asked for, besides the columns of its table.
+#[derive(FromPyObject)]
+pub(crate) struct StreamArgs {
+    start: StartArg,
+    until: Option<EndArg>,
+    vbuckets: Option<Vec<u16>>,
+    scope: Option<String>,
+    collections: Option<Vec<String>>,
+    batch_rows: usize,
+    batch_bytes: usize,
+    linger: f64,
+    buffer_size: u32,
+    on_rollback: String,
+    noop_interval: f64,
+    retry_timeout: f64,
+}
+
+impl StreamArgs {
+    pub(crate) fn into_options(self, table: &TableSchema) -> Result<StreamOptions, Failure> {
+        let start = match self.start {
+            StartArg::Checkpoint(checkpoint) => Start::Checkpoint(checkpoint.0),
+            StartArg::Word(word) if word == "earliest" => Start::Earliest,
+            StartArg::Word(word) if word == "latest" => Start::Latest,
+            StartArg::Word(_) => {
+                let message = "start: must be earliest, latest or a Checkpoint";
+                return Err(Failure::new(Kind::Config, message));
+            }
+        };
+        let end = match self.until {
+            None => End::Never,
+            Some(EndArg::Word(word)) if word == "now" => End::Now,
+            Some(EndArg::Word(_)) => {
+                let message = "until: must be now, seqnos by vBucket, or None";
+                return Err(Failure::new(Kind::Config, message));
+            }
+            Some(EndArg::Seqnos(seqnos)) => End::At(
+                seqnos.into_iter().map(|(vbid, seqno)| (Vbid(vbid), Seqno(seqno))).collect(),
+            ),
+        };
+        let on_rollback = match self.on_rollback.as_str() {
+            "emit" => OnRollback::Emit,
+            "fail" => OnRollback::Raise,
+            "resync" => OnRollback::Resync,
+            _ => return Err(one_of("on_rollback", &["emit", "fail", "resync"])),
+        };
+        Ok(StreamOptions {
+            start,
+            end,
+            vbuckets: self.vbuckets.map(|vbids| vbids.into_iter().map(Vbid).collect()),
+            content: Content {
+                values: table.has(Column::Value),
+                xattrs: table.has(Column::Xattrs),
+            },
+            filter: filter(self.scope, self.collections)?,
+            batch: BatchPolicy {
+                max_rows: self.batch_rows,
+                max_bytes: self.batch_bytes,
+                linger: seconds("linger", self.linger)?,
+            },
+            buffer_size: self.buffer_size,
+            on_rollback,
+            noop_interval: seconds("noop_interval", self.noop_interval)?,
+            retry_timeout: seconds("retry_timeout", self.retry_timeout)?,
+        })
+    }
+}
+
+/// Collections may be named within `scope` or with their own, as `scope.collection`.
+fn filter(scope: Option<String>, collections: Option<Vec<String>>) -> Result<Filter, Failure> {
+    let Some(collections) = collections else {
+        return Ok(scope.map_or(Filter::All, Filter::Scope));
+    };
+    let qualify = |name: String| match (&scope, name.split_once('.')) {
+        (None, Some(_)) => Ok(name),
+        (None, None) => Ok(format!("_default.{name}")),
+        (Some(scope), None) => Ok(format!("{scope}.{name}")),
+        (Some(scope), Some((own, _))) if own == scope => Ok(name),
+        (Some(scope), Some(_)) => Err(Failure::new(
+            Kind::Config,
+            format!("collections: {name:?} is not in scope {scope:?}: name it alone, or no scope"),
+        )),
+    };
+    Ok(Filter::Collections(collections.into_iter().map(qualify).collect::<Result<_, _>>()?))
+}
+
+fn seconds(option: &str, seconds: f64) -> Result<Duration, Failure> {
+    Duration::try_from_secs_f64(seconds).map_err(|_| {
+        Failure::new(Kind::Config, format!("{option}: must be a number of seconds from 0 up"))
+    })
+}

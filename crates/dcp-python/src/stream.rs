@@ -1,0 +1,303 @@
+//! Streams of changes.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+use arrow_array::ffi_stream::FFI_ArrowArrayStream;
+use dcp_arrow::{PendingBatch, TableSchema};
+use dcp_consumer::{ChangeStream as EngineStream, Delivered};
+use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
+
+use crate::arrow_stream::StreamReader;
+use crate::batch::ChangeBatch;
+use crate::checkpoint::Checkpoint;
+use crate::error::{Failure, Kind};
+use crate::runtime::{ProcessBound, TICK, wait};
+use crate::schema::schema_capsule;
+
+/// A stream as its readers share it.
+///
+/// The engine's stream is locked for one tick at a time, so that another thread which closes it or
+/// asks for its numbers waits no longer than that.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    engine: tokio::sync::Mutex<Engine>,
+    /// Where the reader stands: after the last batch it was given.
+    checkpoint: Mutex<EngineCheckpoint>,
+    table: TableSchema,
+}
+
+#[derive(Debug)]
+struct Engine {
+    stream: EngineStream<PendingBatch>,
+    /// Fetched for an asynchronous reader that has not come for it yet.
+    fetched: Option<Result<Delivered<PendingBatch>, Failure>>,
+    /// Whether the stream has said that nothing more comes.
+    is_over: bool,
+    /// Whether the engine's checkpoint counts a batch that the reader will never get.
+    is_ahead: bool,
+}
+
+impl Engine {
+    /// Fetches the next batch within a tick; true if there is one now, or never will be.
+    async fn fetch(&mut self, limit: Duration) -> bool {
+        if self.fetched.is_some() || self.is_over {
+            return true;
+        }
+        // The engine's `next` may be dropped at any time without losing a batch.
+        match tokio::time::timeout(limit, self.stream.next()).await {
+            Err(_) => false,
+            Ok(next) => {
+                self.is_over = !matches!(next, Some(Ok(_)));
+                self.fetched = next.map(|next| next.map_err(Failure::from));
+                true
+            }
+        }
+    }
+}
+
+/// What a look for the next batch found.
+#[derive(Debug)]
+pub(crate) enum Next {
+    Batch(ChangeBatch),
+    Over,
+    NotYet,
+}
+
+impl Shared {
+    pub(crate) const fn table(&self) -> &TableSchema {
+        &self.table
+    }
+
+    /// Looks for the next batch for up to `limit`.
+    async fn next_within(&self, limit: Duration) -> Result<Next, Failure> {
+        let delivered = {
+            let mut engine = self.engine.lock().await;
+            let is_settled = engine.fetch(limit).await;
+            match engine.fetched.take() {
+                Some(fetched) => fetched?,
+                None => {
+                    // Positions move without a batch too: past what the filter leaves out.
+                    if !engine.is_ahead {
+                        self.keep(engine.stream.checkpoint());
+                    }
+                    return Ok(if is_settled { Next::Over } else { Next::NotYet });
+                }
+            }
+        };
+        // A batch that cannot be shown ends the stream: reading on would pass over its rows.
+        let batch: RecordBatch = match delivered.batch.finish() {
+            Ok(batch) => batch,
+            Err(error) => {
+                self.engine.lock().await.is_ahead = true;
+                self.close().await;
+                return Err(error.into());
+            }
+        };
+        self.keep(delivered.checkpoint.clone());
+        Ok(Next::Batch(ChangeBatch { batch, checkpoint: delivered.checkpoint }))
+    }
+
+    /// Waits for the next batch; `None` at the end of the stream.
+    pub(crate) fn next(&self, py: Python<'_>) -> PyResult<Option<ChangeBatch>> {
+        py.check_signals()?;
+        loop {
+            match wait(py, || self.next_within(TICK))?? {
+                Next::Batch(batch) => return Ok(Some(batch)),
+                Next::Over => return Ok(None),
+                Next::NotYet => py.check_signals()?,
+            }
+        }
+    }
+
+    /// Fetches the next batch and leaves it for [`Self::next_within`].
+    async fn fetched(&self) {
+        while !self.engine.lock().await.fetch(TICK).await {}
+    }
+
+    fn keep(&self, checkpoint: EngineCheckpoint) {
+        *self.checkpoint.lock().unwrap_or_else(PoisonError::into_inner) = checkpoint;
+    }
+
+    pub(crate) async fn close(&self) {
+        let mut engine = self.engine.lock().await;
+        engine.stream.close();
+        engine.is_ahead |= engine.fetched.take().is_some();
+        engine.is_over = true;
+    }
+}
+
+/// Who reads the stream; there is one way to read it, chosen by the first read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reader {
+    None,
+    Iterator,
+    Arrow,
+    Closed,
+}
+
+/// A stream of changes.
+#[pyclass(frozen, module = "dcp_rs._dcp_rs")]
+#[derive(Debug)]
+pub(crate) struct ChangeStream {
+    shared: ProcessBound<Arc<Shared>>,
+    reader: Mutex<Reader>,
+}
+
+impl ChangeStream {
+    pub(crate) fn new(
+        py: Python<'_>,
+        stream: EngineStream<PendingBatch>,
+        table: TableSchema,
+    ) -> PyResult<Self> {
+        let checkpoint = Mutex::new(stream.checkpoint());
+        let engine = tokio::sync::Mutex::new(Engine {
+            stream,
+            fetched: None,
+            is_over: false,
+            is_ahead: false,
+        });
+        let shared = Arc::new(Shared { engine, checkpoint, table });
+        Ok(Self {
+            shared: ProcessBound::new(py, "stream", shared)?,
+            reader: Mutex::new(Reader::None),
+        })
+    }
+
+    fn reader(&self) -> std::sync::MutexGuard<'_, Reader> {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The stream for a reader by iteration.
+    fn for_iterator(&self) -> PyResult<&Arc<Shared>> {
+        let shared = self.shared.get()?;
+        let mut reader = self.reader();
+        match *reader {
+            Reader::None | Reader::Iterator => *reader = Reader::Iterator,
+            Reader::Arrow => return Err(taken()),
+            Reader::Closed => return Err(closed()),
+        }
+        Ok(shared)
+    }
+}
+
+fn taken() -> PyErr {
+    let message = "the stream is read as an Arrow stream already, which is possible once: \
+                   open another one";
+    Failure::new(Kind::Closed, message).into()
+}
+
+fn closed() -> PyErr {
+    Failure::new(Kind::Closed, "the stream is closed: open another one").into()
+}
+
+#[pymethods]
+impl ChangeStream {
+    /// The next batch, `None` at the end.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<ChangeBatch>> {
+        self.for_iterator()?.next(py)
+    }
+
+    /// The next batch if it is there: `(batch, False)`; `(None, True)` at the end of the stream,
+    /// `(None, False)` if it is yet to come.
+    fn next_now(&self, py: Python<'_>) -> PyResult<(Option<ChangeBatch>, bool)> {
+        let shared = self.for_iterator()?;
+        Ok(match wait(py, || shared.next_within(Duration::ZERO))?? {
+            Next::Batch(batch) => (Some(batch), false),
+            Next::Over => (None, true),
+            Next::NotYet => (None, false),
+        })
+    }
+
+    /// Calls `notify` from another thread once the next batch is there, or never will be.
+    fn notify(&self, py: Python<'_>, notify: Py<PyAny>) -> PyResult<()> {
+        let shared = Arc::clone(self.for_iterator()?);
+        let runtime = crate::runtime::current(py)?;
+        runtime.spawn(async move {
+            shared.fetched().await;
+            // Attaching to Python may wait for other Python threads: not on the engine's.
+            let call = move || {
+                Python::try_attach(|py| {
+                    // The event loop may be closed by now; then nobody waits any more.
+                    let _ignored = notify.call0(py);
+                });
+            };
+            tokio::task::spawn_blocking(call);
+        });
+        Ok(())
+    }
+
+    #[getter]
+    fn checkpoint(&self) -> PyResult<Checkpoint> {
+        let checkpoint = &self.shared.get()?.checkpoint;
+        Ok(Checkpoint(checkpoint.lock().unwrap_or_else(PoisonError::into_inner).clone()))
+    }
+
+    #[getter]
+    fn column_names(&self) -> PyResult<Vec<&'static str>> {
+        let table = self.shared.get()?.table();
+        Ok(table.columns().iter().map(|column| column.name()).collect())
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let shared = self.shared.get()?;
+        let stats = wait(py, || async { shared.engine.lock().await.stream.stats() })?;
+        let dict = PyDict::new(py);
+        for (name, count) in [
+            ("opening", stats.opening),
+            ("streaming", stats.streaming),
+            ("backing_off", stats.backing_off),
+            ("complete", stats.complete),
+            ("failed", stats.failed),
+            ("connections", stats.connections),
+        ] {
+            dict.set_item(name, count)?;
+        }
+        for (name, count) in [
+            ("reconnects", stats.reconnects),
+            ("batches", stats.batches),
+            ("rows", stats.rows),
+            ("buffered_bytes", stats.buffered_bytes),
+        ] {
+            dict.set_item(name, count)?;
+        }
+        Ok(dict)
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let shared = self.shared.get()?;
+        *self.reader() = Reader::Closed;
+        wait(py, || shared.close())
+    }
+
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        schema_capsule(py, &self.shared.get()?.table().arrow())
+    }
+
+    /// The schema that is asked for is a wish, which the protocol lets a producer pass over; the
+    /// caller sees what it got.
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let _wish = requested_schema;
+        let shared = self.shared.get()?;
+        {
+            let mut reader = self.reader();
+            match *reader {
+                // One that iterated so far may hand over the rest.
+                Reader::None | Reader::Iterator => *reader = Reader::Arrow,
+                Reader::Arrow => return Err(taken()),
+                Reader::Closed => return Err(closed()),
+            }
+        }
+        let reader = StreamReader::new(py, Arc::clone(shared))?;
+        let stream = FFI_ArrowArrayStream::new(Box::new(reader));
+        PyCapsule::new_with_value(py, stream, c"arrow_array_stream")
+    }
+}

@@ -1,0 +1,75 @@
+"""Read a Couchbase bucket's changes as Arrow tables.
+
+    >>> import dcp_rs
+    >>> with dcp_rs.Producer() as producer:  # an embedded cluster, in place of a real one
+    ...     _ = producer.upsert("airline_10", {"name": "40-Mile Air"})
+    ...     with dcp_rs.connect(
+    ...         producer.connection_string,
+    ...         bucket="default",
+    ...         username="Administrator",
+    ...         password="password",
+    ...     ) as client:
+    ...         for batch in client.stream(until="now"):
+    ...             for row in batch.rows():
+    ...                 print(row["op"], row["key"], row["value"])
+    mutation airline_10 b'{"name":"40-Mile Air"}'
+
+Couchbase streams every change of a bucket over DCP, the Database Change Protocol. Delivery is at
+least once and, within a vBucket, in seqno order; a key that was written twice may come in its
+latest version only.
+
+* [`connect`][dcp_rs.connect] makes a [`Client`][dcp_rs.Client];
+  [`Client.stream`][dcp_rs.Client.stream] a [`ChangeStream`][dcp_rs.ChangeStream]: an iterator, an
+  async iterator and an Arrow C stream of [`ChangeBatch`][dcp_rs.ChangeBatch].
+* [`Checkpoint`][dcp_rs.Checkpoint] is where a reader stands, to go on from there.
+* [`Producer`][dcp_rs.Producer] is an embedded cluster which Couchbase SDKs and DCP clients take for
+  a real one.
+* [`decode`][dcp_rs.decode] shows recorded packets.
+* `dcp_rs.spark` reads a bucket in Spark; it is imported by itself.
+
+PyArrow is not required. What needs it says so.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from dcp_rs import exceptions
+from dcp_rs._dcp_rs import DEBUG_BUILD, __version__
+from dcp_rs.batch import ChangeBatch
+from dcp_rs.checkpoint import Checkpoint, Position
+from dcp_rs.client import Client, ConnectionOptions, connect
+from dcp_rs.exceptions import DcpError
+from dcp_rs.packets import Packet, decode
+from dcp_rs.producer import Document, MutationToken, Producer
+from dcp_rs.schema import ColumnInfo, Schema, columns
+from dcp_rs.stream import ChangeStream, StreamStats
+
+__all__ = [
+    "ChangeBatch",
+    "ChangeStream",
+    "Checkpoint",
+    "Client",
+    "ColumnInfo",
+    "ConnectionOptions",
+    "DcpError",
+    "Document",
+    "MutationToken",
+    "Packet",
+    "Position",
+    "Producer",
+    "Schema",
+    "StreamStats",
+    "__version__",
+    "columns",
+    "connect",
+    "decode",
+    "exceptions",
+]
+
+if DEBUG_BUILD:
+    warnings.warn(
+        "dcp_rs was built without optimizations: build it with `maturin build --release`",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,134 @@
+"""`dcp-rs decode`: packets as lines."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dcp_rs.exceptions import ProtocolError
+from dcp_rs.packets import Decoder, Packet
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Iterator
+
+_DIRECTIONS = {"c2s": "->", "s2c": "<-"}
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Bytes of one direction of one connection; `None` where it was closed."""
+
+    connection: int
+    direction: str | None
+    data: bytes | None
+
+
+def add_to(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command's options."""
+    parser = commands.add_parser(
+        "decode",
+        help="show recorded packets",
+        description="Shows packets, a line each. FILE is a trace (JSON lines with `dir` and `hex`),"
+        " a hex dump, or the bytes themselves; which of them shows by itself.",
+    )
+    parser.add_argument("file", metavar="FILE", help="file to read; - for standard input")
+    parser.add_argument("--json", action="store_true", help="a JSON document per packet")
+    parser.add_argument(
+        "--collections",
+        action="store_true",
+        help="keys carry collection ids, where no answer to HELLO says so",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs the command."""
+    data = sys.stdin.buffer.read() if options.file == "-" else Path(options.file).read_bytes()
+    show = _as_json if options.json else _as_line
+    for piece, packet in _packets(_pieces(data), collections=options.collections):
+        print(show(piece, packet))
+
+
+def _packets(
+    pieces: Iterable[_Piece], *, collections: bool
+) -> Iterator[tuple[_Piece, Packet | None]]:
+    decoders: dict[tuple[int, str | None], Decoder] = {}
+    for piece in pieces:
+        if piece.data is None:
+            yield piece, None
+            continue
+        where = (piece.connection, piece.direction)
+        if where not in decoders:
+            same = next((decoders[other] for other in decoders if other[0] == where[0]), None)
+            decoders[where] = same.other_way() if same else Decoder(collections=collections)
+        for packet in decoders[where].feed(piece.data):
+            yield piece, packet
+    for decoder in decoders.values():
+        if decoder.missing:
+            missing = f"{decoder.missing} bytes are missing"
+            raise ProtocolError(f"the last packet is cut short: {missing}")
+
+
+def _pieces(data: bytes) -> Iterator[_Piece]:
+    if data.lstrip()[:1] == b"{":
+        return _trace(data)
+    hex_bytes = _hex_dump(data)
+    return iter([_Piece(0, None, data if hex_bytes is None else hex_bytes)])
+
+
+def _trace(data: bytes) -> Iterator[_Piece]:
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            if "meta" in record:
+                continue
+            content = None if record.get("eof") else bytes.fromhex(record["hex"])
+            piece = _Piece(int(record.get("conn", 0)), record["dir"], content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ProtocolError(f"line {number} of the trace is not a packet: {error!r}") from error
+        yield piece
+
+
+def _hex_dump(data: bytes) -> bytes | None:
+    """Gives the bytes of a hex dump; `None` if it is none.
+
+    Takes bare digits, `0x` in front of them, and the output of `xxd` and `hexdump -C`, whose
+    offsets and characters are left out.
+    """
+    try:
+        text = data.decode("ascii")
+    except UnicodeDecodeError:
+        return None
+    digits = []
+    for line in text.splitlines():
+        words = line.partition("|")[0]
+        words = re.sub(r"^\s*[0-9a-fA-F]{6,8}(:|\s{2})", "", words)
+        words = re.split(r"\s{2,}(?=\S{1,16}$)", words)[0] if ":" in line[:12] else words
+        digits.append(re.sub(r"0x|[\s,:]", "", words))
+    joined = "".join(digits)
+    if not joined or len(joined) % 2 or re.fullmatch(r"[0-9a-fA-F]+", joined) is None:
+        return None
+    return bytes.fromhex(joined)
+
+
+def _as_line(piece: _Piece, packet: Packet | None) -> str:
+    words = []
+    if piece.direction is not None:
+        words.append(f"{piece.connection} {_DIRECTIONS.get(piece.direction, piece.direction)}")
+    words.append("closed" if packet is None else str(packet))
+    return " ".join(words)
+
+
+def _as_json(piece: _Piece, packet: Packet | None) -> str:
+    record: dict[str, object] = {}
+    if piece.direction is not None:
+        record |= {"conn": piece.connection, "dir": piece.direction}
+    record |= {"eof": True} if packet is None else packet.to_dict()
+    return json.dumps(record)

@@ -1,0 +1,314 @@
+"""Connections to a bucket."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NoReturn, Self
+
+from dcp_rs import _checks, _dcp_rs
+from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.schema import TableOptions, names
+from dcp_rs.stream import ChangeStream, StreamOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions:
+    """How to connect: plain data that pickles, unlike a connection.
+
+    The repr does not show the password; a pickle holds it.
+
+    Attributes:
+        connection_string: `couchbase://host1,host2/bucket`, or `couchbases://` for TLS. The bucket
+            may be left out here or given here only.
+        username: Who connects; not needed with a client certificate.
+        password: Their password.
+        bucket: The bucket, where the connection string names none.
+        connect_timeout: Longest time for one connection to be made and set up, in seconds.
+        tls_ca: PEM file with the certificate authorities to trust; the system's if not given.
+        tls_certificate: PEM file with a client certificate chain, in place of a user.
+        tls_key: PEM file with its private key.
+        network: Which of the nodes' addresses to use: `default`, `external`, or `auto`, which
+            takes those that the connection string's host is one of.
+    """
+
+    connection_string: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    bucket: str | None = None
+    connect_timeout: float = 10.0
+    tls_ca: str | os.PathLike[str] | None = None
+    tls_certificate: str | os.PathLike[str] | None = None
+    tls_key: str | os.PathLike[str] | None = None
+    network: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Checks types and ranges.
+
+        Raises:
+            ConfigError: An option is wrong.
+        """
+        _checks.text("connection_string", self.connection_string)
+        for option in ("username", "password", "bucket"):
+            _checks.text(option, getattr(self, option), optional=True)
+        _checks.seconds("connect_timeout", self.connect_timeout, 0.001, 86_400)
+        for option in ("tls_ca", "tls_certificate", "tls_key"):
+            value = getattr(self, option)
+            if value is not None and not isinstance(value, str | os.PathLike):
+                raise _checks.wrong_type(option, value, "a path")
+        _checks.word("network", self.network, ["auto", "default", "external"])
+
+
+def connect(
+    connection_string: str | ConnectionOptions,
+    *,
+    username: str | None = None,
+    password: str | None = None,
+    bucket: str | None = None,
+    connect_timeout: float = 10.0,
+    tls_ca: str | os.PathLike[str] | None = None,
+    tls_certificate: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
+    network: Literal["auto", "default", "external"] = "auto",
+) -> Client:
+    """Connects to a bucket.
+
+        >>> with Producer() as producer:
+        ...     with connect(
+        ...         producer.connection_string,
+        ...         bucket="default",
+        ...         username="Administrator",
+        ...         password="password",
+        ...     ) as client:
+        ...         client.bucket_name, client.num_vbuckets
+        ('default', 64)
+
+    Args:
+        connection_string: `couchbase://host1,host2/bucket`, or `couchbases://` for TLS; or
+            [`ConnectionOptions`][dcp_rs.ConnectionOptions], and nothing else then.
+        username: See [`ConnectionOptions`][dcp_rs.ConnectionOptions], as for all that follow.
+        password: The user's password.
+        bucket: The bucket, where the connection string names none.
+        connect_timeout: Longest time for one connection to be made and set up, in seconds.
+        tls_ca: PEM file with the certificate authorities to trust.
+        tls_certificate: PEM file with a client certificate chain.
+        tls_key: PEM file with its private key.
+        network: `auto`, `default` or `external`.
+
+    Raises:
+        ConfigError: An option is wrong, or no bucket is named.
+        ConnectError: No node could be reached, or what answered is no Couchbase node.
+        AuthenticationError: User name or password were refused.
+        BucketNotFoundError: There is no such bucket.
+        TimeoutError: It took longer than `connect_timeout`.
+    """
+    if isinstance(connection_string, ConnectionOptions):
+        return Client(connection_string)
+    return Client(
+        ConnectionOptions(
+            connection_string=connection_string,
+            username=username,
+            password=password,
+            bucket=bucket,
+            connect_timeout=connect_timeout,
+            tls_ca=tls_ca,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            network=network,
+        )
+    )
+
+
+class Client:
+    """A bucket to stream changes from; made by [`connect`][dcp_rs.connect].
+
+    A context manager. Usable from any thread, but not in a forked child, and it does not pickle:
+    its `options` do.
+    """
+
+    __slots__ = ("_inner", "_options")
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        self._options = options
+        self._inner = _dcp_rs.Client.connect(options)
+
+    @property
+    def options(self) -> ConnectionOptions:
+        """What it was connected with."""
+        return self._options
+
+    @property
+    def bucket_name(self) -> str:
+        """Name of the bucket."""
+        return self._inner.bucket_name
+
+    @property
+    def bucket_uuid(self) -> str:
+        """Identity of the bucket: another one under the same name means it was made anew."""
+        return self._inner.bucket_uuid
+
+    @property
+    def num_vbuckets(self) -> int:
+        """How many vBuckets the bucket has."""
+        return self._inner.num_vbuckets
+
+    def vbuckets_by_node(self) -> dict[str, list[int]]:
+        """Gives the vBuckets by the address of the node that holds them."""
+        return dict(self._inner.vbuckets_by_node())
+
+    def high_seqnos(self) -> dict[int, int]:
+        """Asks every node for the highest seqno of each vBucket.
+
+        Raises:
+            TimeoutError: A node did not answer within the connect timeout.
+            ConnectError: A node cannot be reached.
+        """
+        return self._inner.high_seqnos()
+
+    def stream(
+        self,
+        *,
+        start: Literal["earliest", "latest"] | Checkpoint = "earliest",
+        until: Literal["now"] | Mapping[int, int] | None = None,
+        vbuckets: Iterable[int] | None = None,
+        columns: Sequence[str] | None = None,
+        metadata: Literal["basic", "full"] = "basic",
+        include_value: bool = True,
+        include_xattrs: bool = False,
+        key_type: Literal["string", "binary"] = "string",
+        system_events: bool = False,
+        scope: str | None = None,
+        collections: Iterable[str] | None = None,
+        batch_rows: int = 10_000,
+        batch_bytes: int = 4 * 1024 * 1024,
+        linger: float = 0.1,
+        buffer_size: int = 8 * 1024 * 1024,
+        on_rollback: Literal["emit", "fail", "resync"] = "emit",
+        noop_interval: float = 20.0,
+        retry_timeout: float = 300.0,
+    ) -> ChangeStream:
+        """Opens a stream of changes.
+
+            >>> with Producer() as producer, producer.connect() as client:
+            ...     for n in range(3):
+            ...         _ = producer.upsert(f"key_{n}", b"{}")
+            ...     with client.stream(until="now", columns=["op", "key"]) as stream:
+            ...         sorted(row["key"] for batch in stream for row in batch.rows())
+            ['key_0', 'key_1', 'key_2']
+
+        Args:
+            start: `earliest`, `latest`, or a checkpoint to go on from.
+            until: `None` never ends; `"now"` ends with the changes there are at this moment; a
+                mapping of vBucket to seqno ends there, and streams the vBuckets it names only. Both
+                deliver to the end of the snapshot that holds the last seqno.
+            vbuckets: vBuckets to stream, all if not given.
+            columns: Columns of the table in their order; those of `metadata` if not given. Without
+                `value` the server does not send documents. See [`columns`][dcp_rs.columns].
+            metadata: `basic`, or `full` for revision, expiry, flags, datatype and history too.
+            include_value: Whether documents are part of the table.
+            include_xattrs: Whether the column `xattrs` is.
+            key_type: `string`, or `binary` for keys that are not UTF-8.
+            system_events: Whether changes of collections and scopes are rows too.
+            scope: Scope to stream, with collections that are made in it later; all if not given.
+            collections: Collections to stream, as `scope.collection`, or as `collection` within
+                `scope` or else within `_default`.
+            batch_rows: Most rows of a batch.
+            batch_bytes: Size of a batch in bytes above which it ends, at most 16 MiB.
+            linger: How long the first row of a batch waits for others, in seconds.
+            buffer_size: Flow-control window of each node's connection in bytes: so much may be
+                received and not yet taken.
+            on_rollback: `emit` a row that says where a vBucket's changes come again from and go on
+                there; `resync` does the same from the vBucket's beginning; `fail` raises.
+            noop_interval: Seconds between the server's signs of life; a connection that is silent
+                for twice as long is taken for dead.
+            retry_timeout: How long a vBucket may be without a stream, while it is tried again and
+                again, before the whole stream fails, in seconds.
+
+        Raises:
+            ConfigError: An option is wrong.
+            CheckpointError: The checkpoint belongs to another bucket or filter, or is ahead.
+            ClosedError: The client is closed.
+            ForkedProcessError: The client was made before a fork.
+        """
+        _check_start(start)
+        _check_until(until)
+        table = TableOptions(
+            columns=names(columns),
+            metadata=metadata,
+            include_value=include_value,
+            include_xattrs=include_xattrs,
+            key_type=key_type,
+            system_events=system_events,
+        )
+        options = StreamOptions(
+            start=start._inner if isinstance(start, Checkpoint) else start,  # noqa: SLF001
+            until=until if until is None or isinstance(until, str) else dict(until),
+            vbuckets=None if vbuckets is None else list(vbuckets),
+            scope=scope,
+            collections=None if collections is None else _names("collections", collections),
+            batch_rows=batch_rows,
+            batch_bytes=batch_bytes,
+            linger=linger,
+            buffer_size=buffer_size,
+            on_rollback=on_rollback,
+            noop_interval=noop_interval,
+            retry_timeout=retry_timeout,
+        )
+        return ChangeStream(self._inner.stream(table, options))
+
+    def close(self) -> None:
+        """Closes the client; no stream can be opened any more."""
+        self._inner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to pickle."""
+        raise TypeError(
+            "a connection does not pickle: pickle its options (client.options) and connect again "
+            "with dcp_rs.connect(options)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<dcp_rs.Client {self._options!r}>"
+
+
+def _names(option: str, values: Iterable[str]) -> list[str]:
+    if isinstance(values, str):
+        raise _checks.wrong_type(option, values, "a list of names")
+    found = list(values)
+    for value in found:
+        _checks.text(option, value)
+    return found
+
+
+def _check_start(start: object) -> None:
+    if not isinstance(start, Checkpoint):
+        if not isinstance(start, str):
+            raise _checks.wrong_type("start", start, "'earliest', 'latest' or a Checkpoint")
+        _checks.word("start", start, ["earliest", "latest"])
+
+
+def _check_until(until: object) -> None:
+    if until is None:
+        return
+    if isinstance(until, str):
+        _checks.word("until", until, ["now"])
+        return
+    try:
+        seqnos = dict(until)  # type: ignore[call-overload]  # anything a dict can be made of
+    except (TypeError, ValueError):
+        raise _checks.wrong_type("until", until, "None, 'now' or seqnos by vBucket") from None
+    if not seqnos:
+        raise ConfigError("until: names no vBucket")
+    for vbucket, seqno in seqnos.items():
+        _checks.integer("until: vBucket", vbucket, 0, 0xFFFF)
+        _checks.integer("until: seqno", seqno, 0, (1 << 64) - 1)

@@ -1,0 +1,222 @@
+"""Streams of changes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from dcp_rs import _checks
+from dcp_rs._arrow import require_pyarrow
+from dcp_rs.batch import ChangeBatch
+from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dcp_rs import _dcp_rs
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions:
+    """The arguments of `Client.stream` that are not about columns, checked."""
+
+    start: str | _dcp_rs.Checkpoint
+    until: str | dict[int, int] | None
+    vbuckets: list[int] | None
+    scope: str | None
+    collections: list[str] | None
+    batch_rows: int
+    batch_bytes: int
+    linger: float
+    buffer_size: int
+    on_rollback: str
+    noop_interval: float
+    retry_timeout: float
+
+    def __post_init__(self) -> None:
+        if self.vbuckets is not None:
+            if not self.vbuckets:
+                raise ConfigError("vbuckets: names no vBucket")
+            for vbucket in self.vbuckets:
+                _checks.integer("vbuckets", vbucket, 0, 0xFFFF)
+        _checks.text("scope", self.scope, optional=True)
+        if self.collections is not None and not self.collections:
+            raise ConfigError("collections: names no collection")
+        _checks.integer("batch_rows", self.batch_rows, 1, 10_000_000)
+        _checks.integer("batch_bytes", self.batch_bytes, 1, 16 * 1024 * 1024)
+        _checks.seconds("linger", self.linger, 0.0, 3600)
+        _checks.integer("buffer_size", self.buffer_size, 64 * 1024, (1 << 32) - 1)
+        _checks.word("on_rollback", self.on_rollback, ["emit", "fail", "resync"])
+        _checks.seconds("noop_interval", self.noop_interval, 1.0, 3600)
+        _checks.seconds("retry_timeout", self.retry_timeout, 0.0, 86_400)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamStats:
+    """What a stream is doing. Each vBucket is counted in exactly one of the states.
+
+    Attributes:
+        opening: vBuckets whose stream is being opened.
+        streaming: vBuckets that are streaming.
+        backing_off: vBuckets that wait before they are opened again.
+        complete: vBuckets that have reached their end.
+        failed: vBuckets that cannot be streamed.
+        connections: Connections in use.
+        reconnects: Connections lost and made again.
+        batches: Batches taken.
+        rows: Rows in those batches.
+        buffered_bytes: Bytes received and not yet taken.
+    """
+
+    opening: int
+    streaming: int
+    backing_off: int
+    complete: int
+    failed: int
+    connections: int
+    reconnects: int
+    batches: int
+    rows: int
+    buffered_bytes: int
+
+
+class ChangeStream:
+    """Changes of a bucket, batch by batch; opened by [`Client.stream`][dcp_rs.Client.stream].
+
+    Read it in one of three ways:
+
+    * `for batch in stream`, which waits; other threads run meanwhile, and Ctrl-C ends the wait;
+    * `async for batch in stream`, which cancelling leaves intact: no batch is lost;
+    * as an Arrow C stream: `pyarrow.table(stream)`, `polars.DataFrame(stream)`,
+      `duckdb.from_arrow(pyarrow.RecordBatchReader.from_stream(stream))`. That takes the stream: it
+      can be done once, and not be iterated over afterwards.
+
+    Asking for the next batch acknowledges the one before it, which lets the server send more.
+    Batches may be kept for as long as one likes.
+
+    A context manager, for `with` and `async with`. Closing it ends its connections.
+
+        >>> import asyncio
+        >>> async def count(stream):
+        ...     async with stream:
+        ...         return sum([batch.num_rows async for batch in stream])
+        >>> with Producer() as producer, producer.connect() as client:
+        ...     for n in range(3):
+        ...         _ = producer.upsert(f"key_{n}", b"{}")
+        ...     asyncio.run(count(client.stream(until="now")))
+        3
+    """
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: _dcp_rs.ChangeStream) -> None:
+        self._inner = inner
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ChangeBatch:
+        batch = self._inner.next()
+        if batch is None:
+            raise StopIteration
+        return ChangeBatch(batch)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ChangeBatch:
+        while True:
+            batch, is_over = self._inner.next_now()
+            if batch is not None:
+                return ChangeBatch(batch)
+            if is_over:
+                raise StopAsyncIteration
+            # What the notification is about stays in the stream: cancelled here, nothing is lost.
+            loop = asyncio.get_running_loop()
+            there = loop.create_future()
+            self._inner.notify(lambda: loop.call_soon_threadsafe(_settle, there))  # noqa: B023
+            await there
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Where the reader stands: after the last batch that it was given."""
+        return Checkpoint._of(self._inner.checkpoint)  # noqa: SLF001 - the package's own
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns in order."""
+        return self._inner.column_names
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of every batch, as a `pyarrow.Schema`.
+
+        Raises:
+            ImportError: PyArrow is not installed.
+        """
+        return require_pyarrow("ChangeStream.schema").schema(_SchemaOf(self._inner))
+
+    def stats(self) -> StreamStats:
+        """Gives the numbers of what the stream is doing."""
+        return StreamStats(**self._inner.stats())
+
+    def read_all(self) -> pa.Table:
+        """Reads to the end of a stream with an `until` and gives one `pyarrow.Table`.
+
+        Raises:
+            ImportError: PyArrow is not installed.
+        """
+        pa = require_pyarrow("ChangeStream.read_all")
+        batches = [pa.record_batch(batch) for batch in self]
+        return pa.Table.from_batches(batches, schema=self.schema)
+
+    def close(self) -> None:
+        """Ends the stream and its connections. Batches that were not taken are dropped."""
+        self._inner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Hands the stream over, once, by the Arrow PyCapsule interface."""
+        return self._inner.__arrow_c_stream__(requested_schema)
+
+    def __arrow_c_schema__(self) -> object:
+        """Exports the schema over the Arrow PyCapsule interface; reads nothing."""
+        return self._inner.__arrow_c_schema__()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to pickle."""
+        raise TypeError(
+            "a stream does not pickle: pickle the client's options and the stream's checkpoint, "
+            "and open another one with them"
+        )
+
+    def __repr__(self) -> str:
+        return f"<dcp_rs.ChangeStream columns=[{', '.join(self.column_names)}]>"
+
+
+class _SchemaOf:
+    """Shows PyArrow the schema of a stream and nothing to read."""
+
+    def __init__(self, inner: _dcp_rs.ChangeStream) -> None:
+        self._inner = inner
+
+    def __arrow_c_schema__(self) -> object:
+        return self._inner.__arrow_c_schema__()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
