@@ -10,6 +10,8 @@ mod opaque;
 mod request;
 mod stats;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod window;
 
 pub use bootstrap::{

@@ -1,0 +1,180 @@
+//! Flow control to the byte, signs of life, dead connections.
+
+use std::time::Duration;
+
+use dcp_wire::message::{SnapshotFlags, SnapshotMarker, StreamEndReason};
+use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status};
+
+use super::harness::{Harness, Sent, config};
+use crate::consumer::{ConnectionConfig, ConnectionError, Limit, Misbehaviour, Resume};
+use crate::{Position, SinkError};
+
+fn with_window(window: u32) -> ConnectionConfig {
+    ConnectionConfig { window, ..config() }
+}
+
+#[test]
+fn every_counted_byte_is_held_and_nothing_else() {
+    // FC-05, FC-06, FC-09, FC-12 to FC-14, FC-19, FC-23, FC-28, FC-29.
+    let mut server = Harness::streaming(with_window(100_000));
+    assert_eq!(server.machine.take_held(), 0, "answers do not count");
+    let v2 = SnapshotMarker {
+        max_visible_seqno: Some(Seqno(100)),
+        ..SnapshotMarker::new(Seqno(3), Seqno(100), SnapshotFlags::MEMORY)
+    };
+    type Put<'a> = &'a dyn Fn(&mut Harness);
+    let rows: [(&str, u64, Put<'_>); 8] = [
+        ("marker V1", 44, &|server| {
+            server.marker(0, 100);
+        }),
+        ("mutation", 55 + 3 + 5, &|server| {
+            server.mutation(1);
+        }),
+        ("deletion V1", 42 + 3, &|server| {
+            server.deletion(2, None);
+        }),
+        ("deletion V2", 45 + 3, &|server| {
+            server.deletion(3, Some(9));
+        }),
+        ("marker V2.0", 61, &|server| {
+            server.marker_of(&v2);
+        }),
+        ("expiration", 44 + 3, &|server| {
+            server.expiration(4);
+        }),
+        ("system event", 37 + 5 + 16, &|server| {
+            server.system_event(5, 1);
+        }),
+        ("seqno advanced", 32, &|server| {
+            server.advanced(6);
+        }),
+    ];
+    for (what, bytes, put) in rows {
+        put(&mut server);
+        server.play();
+        assert_eq!(server.machine.take_held(), bytes, "{what}");
+    }
+    noop(&mut server, 17);
+    server.play();
+    assert_eq!(server.machine.take_held(), 0, "noop");
+    server.end(StreamEndReason::OK).play();
+    assert_eq!(server.machine.take_held(), 28, "stream end");
+    server.mutation(7).play();
+    assert_eq!(server.machine.take_held(), 63, "a mutation of a stream that is gone");
+    let total: u64 = rows.iter().map(|(_, bytes, _)| bytes).sum::<u64>() + 28 + 63;
+    assert_eq!(server.machine.unacknowledged(), total);
+    server.machine.release(server.now, total);
+    server.now += Duration::from_secs(1);
+    server.machine.handle_timeout(server.now).unwrap();
+    assert_eq!(server.sent()[1..], [Sent::Ack(u32::try_from(total).unwrap())]);
+    assert_eq!(server.machine.unacknowledged(), 0);
+}
+
+fn noop(server: &mut Harness, opaque: u32) {
+    let noop = Frame::request(Opcode::DCP_NOOP).with_opaque(Opaque(opaque));
+    noop.encode(&mut server.wire).unwrap();
+}
+
+#[test]
+fn half_the_window_is_acknowledged_and_the_rest_after_a_second() {
+    let mut server = Harness::streaming(with_window(1000));
+    server.marker(0, 100).mutations(1..=10).play();
+    let held = server.machine.take_held();
+    assert_eq!(held, 44 + 10 * 63);
+    server.machine.release(server.now, 499);
+    assert_eq!(server.sent(), []);
+    server.machine.release(server.now, 1);
+    assert_eq!(server.sent(), [Sent::Ack(500)]);
+    server.machine.release(server.now, held - 500);
+    assert_eq!(server.sent(), []);
+    server.now += Duration::from_secs(1);
+    assert!(server.machine.poll_timeout().unwrap() <= server.now);
+    server.machine.handle_timeout(server.now).unwrap();
+    assert_eq!(server.sent(), [Sent::Ack(174)]);
+    assert_eq!(server.machine.stats().acks, 2);
+}
+
+#[test]
+fn a_server_that_overruns_the_window_is_disconnected() {
+    let mut server = Harness::streaming(with_window(100));
+    // FC-30: it may send while less than the window is outstanding.
+    server.marker(0, 9).mutation(1).play();
+    assert!(server.machine.is_window_full());
+    server.mutation(2);
+    assert_eq!(server.misbehaves(), Misbehaviour::WindowOverrun);
+}
+
+#[test]
+fn noops_are_answered_at_once_while_the_window_is_full() {
+    let mut server = Harness::streaming(with_window(100));
+    server.marker(0, 9).mutation(1).play();
+    noop(&mut server, 0x0098_9681);
+    server.play();
+    let (opcode, opaque, status) = (Opcode::DCP_NOOP, Opaque(0x0098_9681), Status::SUCCESS);
+    assert_eq!(server.sent(), [Sent::Response { opcode, opaque, status }]);
+}
+
+#[test]
+fn a_silent_connection_is_dead_after_two_intervals() {
+    let mut server = Harness::streaming(config());
+    server.now += Duration::from_secs(39);
+    server.machine.handle_timeout(server.now).unwrap();
+    noop(&mut server, 1);
+    server.play();
+    server.now += Duration::from_secs(39);
+    server.machine.handle_timeout(server.now).unwrap();
+    server.now += Duration::from_secs(1);
+    assert_eq!(server.machine.handle_timeout(server.now), Err(ConnectionError::Idle));
+}
+
+#[test]
+fn a_walk_stops_at_its_limit_and_goes_on_there() {
+    let mut server = Harness::streaming(config());
+    server.marker(0, 100).mutations(1..=10);
+    let wire = std::mem::take(&mut server.wire);
+    let limit = Limit { rows: usize::MAX, bytes: 100 };
+    let (mut rest, mut walks) = (&wire[..], Vec::new());
+    while !rest.is_empty() {
+        let walk = server.machine.handle_input(server.now, rest, limit, &mut server.sink).unwrap();
+        rest = &rest[walk.consumed..];
+        walks.push((walk.rows, walk.limited));
+    }
+    assert_eq!(walks, [(2, true); 5], "63 bytes each, one may overshoot");
+    assert_eq!(server.seqnos(), (1..=10).collect::<Vec<u64>>());
+}
+
+#[test]
+fn what_came_before_an_error_stays_good() {
+    let mut server = Harness::streaming(config());
+    server.marker(0, 10).mutation(1).mutation(2).mutation(2);
+    server.misbehaves();
+    assert_eq!(server.seqnos(), [1, 2]);
+    assert_eq!(server.moved().unwrap().seqno, Seqno(2));
+    let request = server.reconnect(config());
+    assert_eq!((request.start, request.snapshot), (2, (0, 10)));
+}
+
+#[test]
+fn a_change_the_sink_refuses_is_not_passed_over() {
+    let mut server = Harness::streaming(config());
+    server.sink.refuse = Some(Seqno(2));
+    server.marker(0, 10).mutations(1..=3);
+    let error = server.try_play().unwrap_err();
+    assert!(matches!(error, ConnectionError::Sink(SinkError::Unrepresentable { .. })), "{error}");
+    assert_eq!(server.moved().unwrap().seqno, Seqno(1));
+}
+
+#[test]
+fn a_refused_stream_gives_the_map_that_came_with_it() {
+    use crate::consumer::{EndCause, Event, OpenStreamError};
+    let mut server = Harness::new(config());
+    server.open(Resume::new(Position::EARLIEST));
+    server.answer(Status::NOT_MY_VBUCKET, b"{\"rev\":7}").play();
+    let events = server.events();
+    let [Event::ClusterMap(map), Event::StreamEnded { cause, .. }] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(&map[..], b"{\"rev\":7}");
+    let (status, manifest_uid) = (Status::NOT_MY_VBUCKET, None);
+    assert_eq!(*cause, EndCause::Refused(OpenStreamError::Refused { status, manifest_uid }));
+}

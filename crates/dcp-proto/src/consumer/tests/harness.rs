@@ -1,0 +1,341 @@
+//! A connection machine with a server's hand on the other end.
+
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use dcp_wire::message::{
+    Deletion, Expiration, FailoverEntry, Mutation, OsoSnapshot, SeqnoAdvanced, SnapshotFlags,
+    SnapshotMarker, StreamAddress, StreamEnd, StreamEndReason, StreamRequest, SystemEvent,
+    SystemEventId, encode_failover_log,
+};
+use dcp_wire::{Cas, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
+
+use crate::consumer::{
+    Connection, ConnectionConfig, ConnectionError, Event, Limit, Misbehaviour, ProtocolErrorKind,
+    Resume, RollbackPolicy, StreamFilter, Walk,
+};
+use crate::{
+    Change, ChangeSink, FailoverLog, Op, Position, Rollback, SinkError, Snapshot, SystemEventRecord,
+};
+
+pub(super) const VB: Vbid = Vbid(7);
+
+/// What the sink was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Item {
+    Change { op: Op, vbid: Vbid, seqno: u64, vbuuid: u64, epoch: u32, snapshot: (u64, u64) },
+    Rollback(Rollback),
+    SystemEvent(u64),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Sink {
+    pub(super) items: Vec<Item>,
+    /// The change with this seqno cannot be represented.
+    pub(super) refuse: Option<Seqno>,
+}
+
+impl ChangeSink for Sink {
+    fn change(&mut self, change: &Change<'_>) -> Result<(), SinkError> {
+        if self.refuse == Some(change.seqno) {
+            let (vbid, seqno, what) = (change.vbid, change.seqno, "refused".to_owned());
+            return Err(SinkError::Unrepresentable { vbid, seqno, what });
+        }
+        self.items.push(Item::Change {
+            op: change.op,
+            vbid: change.vbid,
+            seqno: change.seqno.0,
+            vbuuid: change.vbuuid.0,
+            epoch: change.epoch,
+            snapshot: (change.snapshot.start.0, change.snapshot.end.0),
+        });
+        Ok(())
+    }
+
+    fn rollback(&mut self, rollback: &Rollback) -> Result<(), SinkError> {
+        self.items.push(Item::Rollback(*rollback));
+        Ok(())
+    }
+
+    fn system_event(&mut self, event: &SystemEventRecord<'_>) -> Result<(), SinkError> {
+        self.items.push(Item::SystemEvent(event.seqno.0));
+        Ok(())
+    }
+}
+
+/// A stream request as the server sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) opaque: Opaque,
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) vbuuid: u64,
+    pub(super) snapshot: (u64, u64),
+    pub(super) value: String,
+}
+
+/// A packet the machine sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    StreamRequest(Request),
+    Close(Opaque),
+    Ack(u32),
+    Response { opcode: Opcode, opaque: Opaque, status: Status },
+    Other(Opcode),
+}
+
+/// A connection, with one stream in hand.
+pub(super) struct Harness {
+    pub(super) machine: Connection,
+    pub(super) sink: Sink,
+    pub(super) now: Instant,
+    pub(super) opaque: Opaque,
+    /// Bytes of the packets the server sends next.
+    pub(super) wire: Vec<u8>,
+}
+
+#[expect(clippy::disallowed_methods, reason = "some moment to count from")]
+pub(super) fn start() -> Instant {
+    Instant::now()
+}
+
+pub(super) fn config() -> ConnectionConfig {
+    ConnectionConfig {
+        num_vbuckets: 16,
+        collections: false,
+        window: 0,
+        noop_interval: Some(Duration::from_secs(20)),
+        filter: StreamFilter::All,
+        purge_seqno: true,
+        on_rollback: RollbackPolicy::Resume,
+        max_body_len: MAX_BODY_LEN,
+    }
+}
+
+pub(super) fn log(entries: &[(u64, u64)]) -> FailoverLog {
+    let entry = |&(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
+    FailoverLog::new(entries.iter().map(entry).collect()).unwrap()
+}
+
+pub(super) fn position(seqno: u64, snapshot: (u64, u64), entries: &[(u64, u64)]) -> Position {
+    Position {
+        seqno: Seqno(seqno),
+        snapshot: Snapshot { start: Seqno(snapshot.0), end: Seqno(snapshot.1) },
+        failover_log: Some(log(entries)),
+        ..Position::EARLIEST
+    }
+}
+
+impl Harness {
+    pub(super) fn new(config: ConnectionConfig) -> Self {
+        let now = start();
+        Self {
+            machine: Connection::new(config, now),
+            sink: Sink::default(),
+            now,
+            opaque: Opaque(0),
+            wire: Vec::new(),
+        }
+    }
+
+    /// With a stream from the beginning that the server has accepted.
+    pub(super) fn streaming(config: ConnectionConfig) -> Self {
+        let mut harness = Self::new(config);
+        harness.open(Resume::new(Position::EARLIEST));
+        harness.accept(&[(1, 0)]);
+        harness
+    }
+
+    pub(super) fn open(&mut self, resume: Resume) -> Request {
+        self.open_until(resume, Seqno::MAX)
+    }
+
+    pub(super) fn open_until(&mut self, resume: Resume, end: Seqno) -> Request {
+        self.machine.open_stream(VB, end, resume).unwrap();
+        self.requested()
+    }
+
+    /// The stream request the machine has just sent, and nothing else; its opaque is used from
+    /// now on.
+    pub(super) fn requested(&mut self) -> Request {
+        let sent = self.sent();
+        let [Sent::StreamRequest(request)] = &sent[..] else { panic!("{sent:?}") };
+        self.opaque = request.opaque;
+        request.clone()
+    }
+
+    pub(super) fn sent(&mut self) -> Vec<Sent> {
+        let mut bytes = BytesMut::new();
+        self.machine.poll_transmit(&mut bytes);
+        let mut rest = &bytes[..];
+        let mut sent = Vec::new();
+        while let Some((frame, used)) = Frame::parse(rest, MAX_BODY_LEN).unwrap() {
+            rest = &rest[used..];
+            sent.push(decode_sent(&frame));
+        }
+        assert_eq!(rest, b"", "whole packets are sent");
+        sent
+    }
+
+    pub(super) fn events(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.machine.poll_event()).collect()
+    }
+
+    fn to(&self) -> StreamAddress {
+        StreamAddress { vbid: VB, opaque: self.opaque, stream_id: None }
+    }
+
+    pub(super) fn marker(&mut self, start: u64, end: u64) -> &mut Self {
+        self.marker_of(&SnapshotMarker::new(Seqno(start), Seqno(end), SnapshotFlags::MEMORY))
+    }
+
+    pub(super) fn marker_of(&mut self, marker: &SnapshotMarker) -> &mut Self {
+        marker.encode(self.to(), &mut self.wire).unwrap();
+        self
+    }
+
+    pub(super) fn mutation(&mut self, seqno: u64) -> &mut Self {
+        let mutation = Mutation {
+            seqno: Seqno(seqno),
+            cas: Cas(1),
+            key: b"key",
+            value: b"value",
+            ..Default::default()
+        };
+        mutation.encode(self.to(), &mut self.wire).unwrap();
+        self
+    }
+
+    pub(super) fn mutations(&mut self, seqnos: impl IntoIterator<Item = u64>) -> &mut Self {
+        for seqno in seqnos {
+            self.mutation(seqno);
+        }
+        self
+    }
+
+    pub(super) fn deletion(&mut self, seqno: u64, delete_time: Option<u32>) -> &mut Self {
+        let deletion =
+            Deletion { seqno: Seqno(seqno), key: b"key", delete_time, ..Default::default() };
+        deletion.encode(self.to(), &mut self.wire).unwrap();
+        self
+    }
+
+    pub(super) fn expiration(&mut self, seqno: u64) -> &mut Self {
+        let expiration = Expiration { seqno: Seqno(seqno), key: b"key", ..Default::default() };
+        expiration.encode(self.to(), &mut self.wire).unwrap();
+        self
+    }
+
+    pub(super) fn advanced(&mut self, seqno: u64) -> &mut Self {
+        SeqnoAdvanced { seqno: Seqno(seqno) }.encode(self.to(), &mut self.wire).unwrap();
+        self
+    }
+
+    pub(super) fn system_event(&mut self, seqno: u64, manifest_uid: u64) -> &mut Self {
+        let mut value = manifest_uid.to_be_bytes().to_vec();
+        value.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 9]);
+        let event = SystemEvent {
+            seqno: Seqno(seqno),
+            id: SystemEventId::BEGIN_COLLECTION,
+            version: 0,
+            key: b"fruit",
+            value: &value,
+        };
+        event.encode(self.to(), &mut self.wire).unwrap();
+        self
+    }
+
+    pub(super) fn oso(&mut self, oso: OsoSnapshot) -> &mut Self {
+        oso.encode(self.to(), &mut self.wire).unwrap();
+        self
+    }
+
+    pub(super) fn end(&mut self, reason: StreamEndReason) -> &mut Self {
+        StreamEnd { reason }.encode(self.to(), &mut self.wire).unwrap();
+        self
+    }
+
+    /// The answer to the stream request in hand.
+    pub(super) fn answer(&mut self, status: Status, value: &[u8]) -> &mut Self {
+        let answer = Frame::response(Opcode::DCP_STREAM_REQ, status);
+        answer.with_opaque(self.opaque).with_value(value).encode(&mut self.wire).unwrap();
+        self
+    }
+
+    pub(super) fn accept(&mut self, entries: &[(u64, u64)]) {
+        let mut value = Vec::new();
+        encode_failover_log(log(entries).entries().iter().copied(), &mut value);
+        self.answer(Status::SUCCESS, &value).play();
+        assert_eq!(self.events(), [Event::StreamOpened(VB)]);
+    }
+
+    /// Feeds what was put on the wire.
+    pub(super) fn try_play(&mut self) -> Result<Walk, ConnectionError> {
+        let wire = std::mem::take(&mut self.wire);
+        let walk = self.machine.handle_input(self.now, &wire, Limit::NONE, &mut self.sink)?;
+        assert_eq!(walk.consumed, wire.len(), "whole packets are consumed");
+        Ok(walk)
+    }
+
+    pub(super) fn play(&mut self) -> Walk {
+        self.try_play().unwrap()
+    }
+
+    /// Feeds what was put on the wire and returns what the server did wrong.
+    pub(super) fn misbehaves(&mut self) -> Misbehaviour {
+        match self.try_play() {
+            Err(ConnectionError::Protocol(error)) => match error.kind {
+                ProtocolErrorKind::PeerMisbehaved(misbehaviour) => misbehaviour,
+                ProtocolErrorKind::InvalidMessage(error) => panic!("{error}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Where the stream stands as the driver would deliver it; `None` if it has not moved.
+    pub(super) fn moved(&mut self) -> Option<Position> {
+        let mut positions = self.machine.take_positions();
+        assert!(positions.iter().all(|(vbid, _)| *vbid == VB));
+        positions.pop().map(|(_, position)| position)
+    }
+
+    /// Loses the connection and goes on with another one: the next stream request.
+    pub(super) fn reconnect(&mut self, config: ConnectionConfig) -> Request {
+        let old = std::mem::replace(&mut self.machine, Connection::new(config, self.now));
+        self.wire.clear();
+        let [(_, resume)] = &old.into_streams()[..] else { panic!("one stream") };
+        self.open(resume.clone())
+    }
+
+    pub(super) fn seqnos(&self) -> Vec<u64> {
+        let seqno = |item: &Item| match item {
+            Item::Change { seqno, .. } | Item::SystemEvent(seqno) => *seqno,
+            Item::Rollback(rollback) => rollback.seqno.0,
+        };
+        self.sink.items.iter().map(seqno).collect()
+    }
+}
+
+fn decode_sent(frame: &Frame<'_>) -> Sent {
+    let header = frame.header;
+    if header.magic.is_response() {
+        let status = header.status();
+        return Sent::Response { opcode: header.opcode, opaque: header.opaque, status };
+    }
+    match header.opcode {
+        Opcode::DCP_STREAM_REQ => {
+            let request = StreamRequest::decode(frame).unwrap();
+            Sent::StreamRequest(Request {
+                opaque: request.opaque,
+                start: request.start_seqno.0,
+                end: request.end_seqno.0,
+                vbuuid: request.vbuuid.0,
+                snapshot: (request.snapshot_start.0, request.snapshot_end.0),
+                value: String::from_utf8(request.value.to_vec()).unwrap(),
+            })
+        }
+        Opcode::DCP_CLOSE_STREAM => Sent::Close(header.opaque),
+        Opcode::DCP_BUFFER_ACK => Sent::Ack(u32::from_be_bytes(frame.extras.try_into().unwrap())),
+        opcode => Sent::Other(opcode),
+    }
+}

@@ -1,0 +1,7 @@
+//! Scripts of whole connections: what the server sends, what comes of it.
+
+mod conformance;
+mod flow;
+mod harness;
+mod hostile;
+mod rules;

@@ -1,0 +1,390 @@
+//! The rules of positions, each by its number.
+
+use dcp_wire::message::{OsoSnapshot, SnapshotFlags, SnapshotMarker, StreamEndReason};
+use dcp_wire::{CollectionId, Opcode, Seqno, Status, Vbuuid};
+
+use super::harness::{Harness, Item, Sent, VB, config, log, position};
+use crate::consumer::{
+    ConnectionConfig, EndCause, Event, Limit, Misbehaviour, OpenStreamError, Resume,
+    RollbackPolicy, StreamFilter,
+};
+use crate::{Position, Rollback, Snapshot};
+
+const LOG: &[(u64, u64)] = &[(1, 0)];
+
+fn snapshot(start: u64, end: u64) -> Snapshot {
+    Snapshot { start: Seqno(start), end: Seqno(end) }
+}
+
+/// A stream that has delivered complete snapshots up to 20 and 40 and is at 60 of [40, 80].
+fn inside_the_third_snapshot(config: ConnectionConfig) -> Harness {
+    let mut server = Harness::streaming(config);
+    server.marker(0, 20).mutation(20);
+    server.marker(20, 40).mutation(40);
+    server.marker(40, 80).mutation(60).play();
+    server.sink.items.clear();
+    server
+}
+
+#[test]
+fn rule_1_a_pending_marker_is_no_part_of_a_position() {
+    let mut server = Harness::streaming(config());
+    server.marker(0, 19).mutation(19).marker(20, 30).play();
+    let position = server.moved().unwrap();
+    assert_eq!((position.seqno, position.snapshot), (Seqno(19), snapshot(0, 19)));
+    let request = server.reconnect(config());
+    assert_eq!((request.start, request.snapshot), (19, (19, 19)));
+}
+
+#[test]
+fn rule_1_a_marker_counts_with_its_first_item() {
+    let mut server = Harness::streaming(config());
+    server.marker(0, 19).mutation(19).marker(20, 30).mutation(25).play();
+    let request = server.reconnect(config());
+    assert_eq!((request.start, request.snapshot), (25, (20, 30)));
+}
+
+#[test]
+fn rule_2_a_complete_snapshot_collapses_to_its_end() {
+    let mut server = Harness::streaming(config());
+    server.marker(20, 30).mutation(30).play();
+    let request = server.reconnect(config());
+    assert_eq!((request.start, request.snapshot), (30, (30, 30)));
+}
+
+#[test]
+fn rule_3_the_vbuuid_is_chosen_by_the_end_of_the_snapshot() {
+    let entries = &[(0xb, 100), (0xa, 0)];
+    let mut server = Harness::new(config());
+    server.open(Resume::new(Position::EARLIEST));
+    server.accept(entries);
+    server.marker(0, 150).mutations([50, 100, 101]).play();
+    let vbuuid = |item: &Item| match item {
+        Item::Change { vbuuid, .. } => *vbuuid,
+        other => panic!("{other:?}"),
+    };
+    let rows: Vec<u64> = server.sink.items.iter().map(vbuuid).collect();
+    assert_eq!(rows, [0xa, 0xa, 0xb], "a row names the branch that holds its own seqno");
+    let request = server.reconnect(config());
+    assert_eq!((request.start, request.vbuuid), (101, 0xb));
+
+    let mut server = Harness::new(config());
+    let request = server.open(Resume::new(position(50, (0, 150), entries)));
+    assert_eq!(request.vbuuid, 0xb, "seqno 50 of a snapshot that ends at 150");
+}
+
+#[test]
+fn rule_3_a_log_that_came_with_no_item_is_not_the_positions() {
+    let mut server = Harness::new(config());
+    server.open(Resume::new(position(50, (50, 50), &[(0xa, 0)])));
+    server.accept(&[(0xb, 40), (0xa, 0)]);
+    assert_eq!(server.moved(), None);
+    let request = server.reconnect(config());
+    assert_eq!(request.vbuuid, 0xa);
+    server.accept(&[(0xb, 40), (0xa, 0)]);
+    server.marker(50, 51).mutation(51).play();
+    assert_eq!(server.moved().unwrap().failover_log, Some(log(&[(0xb, 40), (0xa, 0)])));
+}
+
+#[test]
+fn rule_4_everything_moves_the_position_in_order() {
+    let mut server = Harness::streaming(config());
+    server.marker(0, 5).mutation(1).system_event(2, 3).mutation(4).advanced(5);
+    let wire = std::mem::take(&mut server.wire);
+    let one = Limit { rows: 1, ..Limit::NONE };
+    let (now, sink) = (server.now, &mut server.sink);
+    let walk = server.machine.handle_input(now, &wire, one, sink).unwrap();
+    assert!(walk.limited);
+    let first = server.machine.take_positions().pop().unwrap().1;
+    assert_eq!(first.seqno, Seqno(1), "what was not walked yet has not moved it");
+    let rest = &wire[walk.consumed..];
+    let walk = server.machine.handle_input(now, rest, one, sink).unwrap();
+    let second = server.machine.take_positions().pop().unwrap().1;
+    assert_eq!((second.seqno, second.manifest_uid.0), (Seqno(4), 3));
+    server.machine.handle_input(now, &rest[walk.consumed..], one, sink).unwrap();
+    let last = server.machine.take_positions().pop().unwrap().1;
+    assert_eq!((last.seqno, last.is_snapshot_complete()), (Seqno(5), true));
+    assert_eq!(server.seqnos(), [1, 2, 4]);
+}
+
+#[test]
+fn rule_5_the_position_waits_for_the_end_of_an_out_of_order_snapshot() {
+    let mut server = Harness::streaming(config());
+    server.oso(OsoSnapshot::Start).mutations([9, 3, 17]).advanced(18).play();
+    assert_eq!(server.seqnos(), [9, 3, 17]);
+    assert_eq!(server.moved().unwrap().seqno, Seqno(0));
+    let request = server.reconnect(config());
+    assert_eq!((request.start, request.snapshot, request.vbuuid), (0, (0, 0), 0));
+}
+
+#[test]
+fn rule_5_after_an_out_of_order_snapshot_the_highest_seqno_counts() {
+    let mut server = Harness::streaming(config());
+    server.oso(OsoSnapshot::Start).mutations([9, 3, 17]).oso(OsoSnapshot::End).play();
+    let position = server.moved().unwrap();
+    assert_eq!((position.seqno, position.snapshot), (Seqno(17), snapshot(17, 17)));
+    server.marker(17, 18).mutation(18).play();
+    let request = server.reconnect(config());
+    assert_eq!((request.start, request.snapshot), (18, (18, 18)));
+}
+
+#[test]
+fn rule_6_a_rollback_restarts_at_the_newest_complete_snapshot() {
+    let mut server = inside_the_third_snapshot(config());
+    server.reconnect(config());
+    server.answer(Status::ROLLBACK, &30_u64.to_be_bytes()).play();
+    let request = server.requested();
+    assert_eq!((request.start, request.snapshot, request.vbuuid), (20, (20, 20), 1));
+    let rollback = Rollback {
+        vbid: VB,
+        seqno: Seqno(20),
+        from_seqno: Seqno(60),
+        old_vbuuid: Vbuuid(1),
+        new_vbuuid: Vbuuid(1),
+        epoch: 1,
+    };
+    assert_eq!(server.sink.items, [Item::Rollback(rollback)]);
+    let position = server.moved().unwrap();
+    assert_eq!((position.seqno, position.epoch), (Seqno(20), 1));
+    assert_eq!(server.events(), [], "the stream is not over");
+}
+
+#[test]
+fn rule_6_a_rollback_into_a_snapshot_is_not_a_restart_point() {
+    let mut server = inside_the_third_snapshot(config());
+    server.reconnect(config());
+    server.answer(Status::ROLLBACK, &55_u64.to_be_bytes()).play();
+    assert_eq!(server.requested().start, 40, "55 lies inside [40, 80]");
+}
+
+#[test]
+fn rule_6_nothing_complete_means_the_beginning() {
+    let mut server = Harness::streaming(config());
+    server.marker(0, 80).mutation(60).play();
+    server.reconnect(config());
+    server.answer(Status::ROLLBACK, &50_u64.to_be_bytes()).play();
+    let request = server.requested();
+    assert_eq!((request.start, request.snapshot, request.vbuuid), (0, (0, 0), 0));
+}
+
+#[test]
+fn rule_6_a_second_rollback_is_legal() {
+    let mut server = inside_the_third_snapshot(config());
+    server.reconnect(config());
+    server.answer(Status::ROLLBACK, &45_u64.to_be_bytes()).play();
+    assert_eq!(server.requested().start, 40);
+    server.answer(Status::ROLLBACK, &40_u64.to_be_bytes()).play();
+    assert_eq!(server.requested().start, 20, "never the same request again");
+    let epoch = |item: &Item| match item {
+        Item::Rollback(rollback) => rollback.epoch,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(server.sink.items.iter().map(epoch).collect::<Vec<_>>(), [1, 2]);
+}
+
+#[test]
+fn rule_6_a_rollback_at_0_is_the_servers_error() {
+    let mut server = Harness::new(config());
+    server.open(Resume::new(Position::EARLIEST));
+    server.answer(Status::ROLLBACK, &0_u64.to_be_bytes()).play();
+    let events = server.events();
+    let [Event::StreamEnded { cause, .. }] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(*cause, EndCause::Refused(OpenStreamError::RollbackAtZero));
+    assert_eq!((server.sent(), server.sink.items.len()), (vec![], 0));
+}
+
+#[test]
+fn rule_6_a_rollback_can_go_to_the_beginning_or_stop_the_stream() {
+    let from_zero = ConnectionConfig { on_rollback: RollbackPolicy::FromZero, ..config() };
+    let mut server = inside_the_third_snapshot(config());
+    server.reconnect(from_zero);
+    server.answer(Status::ROLLBACK, &30_u64.to_be_bytes()).play();
+    assert_eq!(server.requested().start, 0);
+    assert_eq!(server.seqnos(), [0], "the record says that everything comes again");
+
+    let stop = ConnectionConfig { on_rollback: RollbackPolicy::Stop, ..config() };
+    let mut server = inside_the_third_snapshot(config());
+    server.reconnect(stop);
+    server.answer(Status::ROLLBACK, &30_u64.to_be_bytes()).play();
+    let events = server.events();
+    let [Event::StreamEnded { cause: EndCause::RolledBack(rollback), .. }] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(rollback.seqno, Seqno(20));
+    assert_eq!((server.sent(), server.sink.items.len(), server.moved()), (vec![], 0, None));
+}
+
+#[test]
+fn rule_7_changes_below_the_old_seqno_come_after_a_rollback() {
+    let mut server = inside_the_third_snapshot(config());
+    server.reconnect(config());
+    server.answer(Status::ROLLBACK, &30_u64.to_be_bytes()).play();
+    server.requested();
+    server.accept(&[(2, 30), (1, 0)]);
+    server.marker(20, 45).mutations([25, 35, 45]).play();
+    let rows = &server.sink.items[1..];
+    let row = |seqno, vbuuid| Item::Change {
+        op: crate::Op::Mutation,
+        vbid: VB,
+        seqno,
+        vbuuid,
+        epoch: 1,
+        snapshot: (20, 45),
+    };
+    assert_eq!(rows, [row(25, 1), row(35, 2), row(45, 2)]);
+}
+
+#[test]
+fn rule_8_an_existing_stream_is_closed_and_opened_again() {
+    let mut server = Harness::new(config());
+    let first = server.open(Resume::new(Position::EARLIEST));
+    server.answer(Status::KEY_EEXISTS, &[]).play();
+    assert_eq!(server.sent(), [Sent::Close(first.opaque)]);
+    // What somebody else's stream still sends is not ours.
+    server.marker(0, 5).mutation(5).play();
+    assert_eq!(server.seqnos(), Vec::<u64>::new());
+    closed(&mut server, first.opaque);
+    let second = server.requested();
+    assert_ne!(first.opaque, second.opaque);
+    assert_eq!(first.start, second.start);
+    // Not for ever.
+    server.answer(Status::KEY_EEXISTS, &[]).play();
+    let events = server.events();
+    assert!(matches!(events[..], [Event::StreamEnded { .. }]), "{events:?}");
+}
+
+fn closed(server: &mut Harness, opaque: dcp_wire::Opaque) {
+    let answer = dcp_wire::Frame::response(Opcode::DCP_CLOSE_STREAM, Status::SUCCESS);
+    answer.with_opaque(opaque).encode(&mut server.wire).unwrap();
+    server.play();
+}
+
+#[test]
+fn rule_9_what_is_dropped_counts_all_the_same() {
+    let mut server = Harness::streaming(config());
+    server.machine.take_held();
+    server.machine.close_stream(VB);
+    server.marker(0, 5).mutation(5).play();
+    assert_eq!(server.machine.held(), 44 + 55 + 8);
+    assert_eq!(server.seqnos(), Vec::<u64>::new());
+    assert_eq!(server.machine.stats().stale_packets, 2);
+}
+
+#[test]
+fn rule_10_a_finite_stream_is_complete_with_the_snapshot_that_holds_its_end() {
+    let mut server = Harness::new(config());
+    assert_eq!(server.open_until(Resume::new(Position::EARLIEST), Seqno(4)).end, 4);
+    server.accept(LOG);
+    server.marker(0, 6).mutations([2, 4]).play();
+    assert_eq!(server.events(), [], "the end lies inside the snapshot");
+    server.mutation(6).play();
+    let events = server.events();
+    let [Event::StreamEnded { cause: EndCause::Complete, resume, .. }] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(resume.position.seqno, Seqno(6));
+    server.end(StreamEndReason::OK).play();
+    assert_eq!(server.events(), [], "told once");
+}
+
+#[test]
+fn rule_10_the_servers_end_completes_what_a_filter_left_short() {
+    let mut server = Harness::new(config());
+    server.open_until(Resume::new(Position::EARLIEST), Seqno(40));
+    server.accept(LOG);
+    server.marker(0, 6).mutation(6).end(StreamEndReason::OK).play();
+    let events = server.events();
+    assert!(
+        matches!(events[..], [Event::StreamEnded { cause: EndCause::Complete, .. }]),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn rule_10_any_other_end_is_not_completion() {
+    let mut server = Harness::new(config());
+    server.open_until(Resume::new(Position::EARLIEST), Seqno(40));
+    server.accept(LOG);
+    server.marker(0, 6).mutation(6).end(StreamEndReason::STATE_CHANGED).play();
+    let events = server.events();
+    let [Event::StreamEnded { cause, .. }] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(*cause, EndCause::Ended(StreamEndReason::STATE_CHANGED));
+    assert_eq!(server.moved().unwrap().seqno, Seqno(6), "its last position is not lost");
+}
+
+#[test]
+fn rule_12_a_marker_that_asks_is_answered_when_its_snapshot_is_complete() {
+    let mut server = Harness::streaming(config());
+    let flags = SnapshotFlags::MEMORY | SnapshotFlags::ACK;
+    server.marker_of(&SnapshotMarker::new(Seqno(0), Seqno(2), flags)).mutation(1).play();
+    assert_eq!(server.sent(), []);
+    server.mutation(2).play();
+    let (opcode, opaque) = (Opcode::DCP_SNAPSHOT_MARKER, server.opaque);
+    assert_eq!(server.sent(), [Sent::Response { opcode, opaque, status: Status::SUCCESS }]);
+}
+
+#[test]
+fn a_seqno_repeated_after_seqno_advanced_is_taken_and_counted() {
+    let mut server = Harness::streaming(config());
+    server.marker(16, 17).advanced(17).mutation(17).play();
+    assert_eq!(server.seqnos(), [17]);
+    assert_eq!(server.machine.stats().repeated_seqnos, 1);
+    server.mutation(17);
+    let error = Misbehaviour::SeqnoNotAscending { seqno: Seqno(17), last: Seqno(17) };
+    assert_eq!(server.misbehaves(), error, "once only");
+}
+
+#[test]
+fn the_purge_seqno_of_a_marker_goes_with_the_next_request() {
+    let collections = ConnectionConfig { collections: true, ..config() };
+    let mut server = Harness::streaming(collections.clone());
+    let disk = SnapshotMarker {
+        purge_seqno: Some(Seqno(15)),
+        ..SnapshotMarker::new(Seqno(0), Seqno(20), SnapshotFlags::DISK)
+    };
+    server.marker_of(&disk).advanced(20).play();
+    assert_eq!(server.moved().unwrap().purge_seqno, Seqno(15));
+    assert_eq!(server.reconnect(collections.clone()).value, r#"{"purge_seqno":"15"}"#);
+    let old = ConnectionConfig { purge_seqno: false, ..collections };
+    assert_eq!(server.reconnect(old).value, "", "servers before 8.0 refuse it");
+}
+
+#[test]
+fn a_filter_is_sent_as_hex_ids() {
+    let filter = StreamFilter::Collections(vec![CollectionId(8), CollectionId(0x8a)]);
+    let mut server = Harness::new(ConnectionConfig { collections: true, filter, ..config() });
+    let request = server.open(Resume::new(Position::EARLIEST));
+    assert_eq!(request.value, r#"{"collections":["8","8a"]}"#);
+}
+
+#[test]
+fn an_answer_to_a_replaced_request_is_dropped() {
+    let mut server = inside_the_third_snapshot(config());
+    let refused = server.reconnect(config());
+    server.answer(Status::ROLLBACK, &30_u64.to_be_bytes()).play();
+    let current = server.requested();
+    server.opaque = refused.opaque;
+    server.answer(Status::ROLLBACK, &0_u64.to_be_bytes()).play();
+    assert_eq!((server.sent(), server.machine.stats().stale_responses), (vec![], 1));
+    server.opaque = current.opaque;
+    server.accept(LOG);
+}
+
+#[test]
+fn a_new_opaque_is_used_each_time_a_vbucket_is_opened() {
+    let mut server = Harness::streaming(config());
+    let first = server.opaque;
+    server.marker(0, 1).mutation(1).end(StreamEndReason::STATE_CHANGED).play();
+    let events = server.events();
+    let [Event::StreamEnded { resume, .. }] = &events[..] else { panic!("{events:?}") };
+    let request = server.open((**resume).clone());
+    assert_ne!(request.opaque, first);
+    server.accept(LOG);
+    // A late packet of the first stream.
+    let second = std::mem::replace(&mut server.opaque, first);
+    server.mutation(1).end(StreamEndReason::OK).play();
+    assert_eq!((server.seqnos(), server.events().len()), (vec![1], 0));
+    server.opaque = second;
+    server.marker(1, 2).mutation(2).play();
+    assert_eq!(server.seqnos(), [1, 2]);
+}
