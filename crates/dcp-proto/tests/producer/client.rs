@@ -1,0 +1,256 @@
+//! A client of a connection machine: sends requests, reads what comes back as text.
+
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use dcp_proto::producer::{Connection, ConnectionConfig, Disconnect, Features};
+use dcp_wire::message::{
+    BufferAck, CloseStream, Control, Deletion, Expiration, Mutation, Open, OpenFlags,
+    SeqnoAdvanced, SnapshotMarker, StreamAddress, StreamEnd, StreamRequest, StreamRequestFlags,
+    SystemEvent,
+};
+use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, StreamId, Vbid};
+
+use crate::storage::{BRANCH, Bucket};
+
+pub(crate) const COLLECTIONS: Features = Features { collections: true, ..LEGACY };
+pub(crate) const LEGACY: Features = Features { xerror: true, json: true, ..Features::NONE };
+
+/// The opaque of every stream request.
+pub(crate) const OPAQUE: Opaque = Opaque(0x77);
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Response {
+    pub(crate) status: Status,
+    pub(crate) datatype: Datatype,
+    pub(crate) opaque: Opaque,
+    pub(crate) value: Vec<u8>,
+}
+
+pub(crate) struct Client {
+    pub(crate) connection: Connection,
+    pub(crate) bucket: Bucket,
+    pub(crate) features: Features,
+    pub(crate) now: Instant,
+    out: BytesMut,
+}
+
+/// Where time begins; machines only ever see differences.
+#[expect(clippy::disallowed_methods, reason = "there is no other way to get an instant")]
+pub(crate) fn some_instant() -> Instant {
+    Instant::now()
+}
+
+/// A request for everything of vBucket 0, from the beginning, for ever.
+pub(crate) fn from_scratch() -> StreamRequest<'static> {
+    StreamRequest {
+        vbid: Vbid(0),
+        opaque: OPAQUE,
+        flags: StreamRequestFlags::empty(),
+        start_seqno: Seqno(0),
+        end_seqno: Seqno::MAX,
+        vbuuid: BRANCH,
+        snapshot_start: Seqno(0),
+        snapshot_end: Seqno(0),
+        value: &[],
+    }
+}
+
+/// A request that resumes inside a snapshot.
+pub(crate) fn resume(start: u64, snapshot: (u64, u64)) -> StreamRequest<'static> {
+    StreamRequest {
+        start_seqno: Seqno(start),
+        snapshot_start: Seqno(snapshot.0),
+        snapshot_end: Seqno(snapshot.1),
+        ..from_scratch()
+    }
+}
+
+impl Client {
+    /// A connection that is not opened yet.
+    pub(crate) fn new(bucket: Bucket, features: Features) -> Self {
+        Self {
+            connection: Connection::new(ConnectionConfig::default()),
+            bucket,
+            features,
+            now: some_instant(),
+            out: BytesMut::new(),
+        }
+    }
+
+    /// A producer connection with noops.
+    pub(crate) fn open(bucket: Bucket, features: Features) -> Self {
+        Self::open_with(bucket, features, OpenFlags::PRODUCER, &[("enable_noop", "true")])
+    }
+
+    pub(crate) fn open_with(
+        bucket: Bucket,
+        features: Features,
+        flags: OpenFlags,
+        controls: &[(&str, &str)],
+    ) -> Self {
+        let mut client = Self::new(bucket, features);
+        assert_eq!(client.send_open(flags), Status::SUCCESS);
+        for (key, value) in controls {
+            assert_eq!(client.control(key, value), Status::SUCCESS, "{key}={value}");
+        }
+        client
+    }
+
+    pub(crate) fn send_open(&mut self, flags: OpenFlags) -> Status {
+        let open = Open { flags, name: b"test", value: &[], datatype: Datatype::RAW };
+        let mut packet = BytesMut::new();
+        open.encode(Opaque(1), &mut packet).unwrap();
+        self.status(&packet)
+    }
+
+    pub(crate) fn control(&mut self, key: &str, value: &str) -> Status {
+        let mut packet = BytesMut::new();
+        let control = Control { key: key.as_bytes(), value: value.as_bytes() };
+        control.encode(Opaque(2), &mut packet).unwrap();
+        self.status(&packet)
+    }
+
+    pub(crate) fn request(&mut self, request: &StreamRequest<'_>) -> Status {
+        self.ask(request).status
+    }
+
+    pub(crate) fn ask(&mut self, request: &StreamRequest<'_>) -> Response {
+        let mut packet = BytesMut::new();
+        request.encode(&mut packet).unwrap();
+        self.exchange(&packet).expect("no disconnect").expect("an answer")
+    }
+
+    pub(crate) fn close(&mut self, stream_id: Option<u16>) -> Status {
+        let to = StreamAddress { stream_id: stream_id.map(StreamId), ..StreamAddress::default() };
+        let mut packet = BytesMut::new();
+        CloseStream.encode(to, &mut packet).unwrap();
+        self.status(&packet)
+    }
+
+    pub(crate) fn ack(&mut self, bytes: u32) {
+        let mut packet = BytesMut::new();
+        BufferAck { bytes }.encode(&mut packet).unwrap();
+        assert_eq!(self.exchange(&packet), Ok(None), "an acknowledgement has no answer");
+    }
+
+    pub(crate) fn status(&mut self, packet: &[u8]) -> Status {
+        self.exchange(packet).expect("no disconnect").expect("an answer").status
+    }
+
+    /// Sends a packet; returns the response if there is one.
+    pub(crate) fn exchange(&mut self, packet: &[u8]) -> Result<Option<Response>, Disconnect> {
+        let (frame, used) = Frame::parse(packet, MAX_BODY_LEN).unwrap().expect("a whole packet");
+        assert_eq!(used, packet.len());
+        let mut out = BytesMut::new();
+        let source = Some(&self.bucket);
+        self.connection.handle_frame(self.now, &frame, source, self.features, &mut out)?;
+        if out.is_empty() {
+            return Ok(None);
+        }
+        let (response, used) = Frame::parse(&out, MAX_BODY_LEN).unwrap().expect("whole");
+        assert_eq!(used, out.len(), "one response");
+        assert!(response.header.magic.is_response());
+        assert_eq!(response.header.opcode, frame.header.opcode);
+        assert_eq!(response.header.opaque, frame.header.opaque);
+        Ok(Some(Response {
+            status: response.header.status(),
+            datatype: response.header.datatype,
+            opaque: response.header.opaque,
+            value: response.value.to_vec(),
+        }))
+    }
+
+    /// Answers something the producer pushed.
+    pub(crate) fn respond(
+        &mut self,
+        opcode: Opcode,
+        status: Status,
+        opaque: Opaque,
+    ) -> Result<(), Disconnect> {
+        let mut packet = BytesMut::new();
+        Frame::response(opcode, status).with_opaque(opaque).encode(&mut packet).unwrap();
+        self.exchange(&packet).map(|answer| assert_eq!(answer, None))
+    }
+
+    /// Writes to vBucket 0 and tells the connection.
+    pub(crate) fn write(&mut self, items: impl IntoIterator<Item = dcp_proto::producer::Item>) {
+        for item in items {
+            self.bucket.vb().write(item);
+        }
+        self.connection.notify(Vbid(0));
+    }
+
+    pub(crate) fn pass(&mut self, time: Duration) {
+        self.now += time;
+    }
+
+    /// Everything the connection has to send, as text.
+    pub(crate) fn receive(&mut self) -> Vec<String> {
+        self.receive_packets().iter().map(|packet| describe(packet)).collect()
+    }
+
+    /// Everything the connection has to send, packet by packet.
+    pub(crate) fn receive_packets(&mut self) -> Vec<Vec<u8>> {
+        self.out.clear();
+        while self.connection.poll_transmit(self.now, &self.bucket, &mut self.out, usize::MAX).more
+        {
+        }
+        packets(&self.out)
+    }
+}
+
+pub(crate) fn packets(mut bytes: &[u8]) -> Vec<Vec<u8>> {
+    let mut packets = Vec::new();
+    while let Some((_, used)) = Frame::parse(bytes, MAX_BODY_LEN).unwrap() {
+        packets.push(bytes[..used].to_vec());
+        bytes = &bytes[used..];
+    }
+    assert!(bytes.is_empty(), "only whole packets");
+    packets
+}
+
+pub(crate) fn frame(packet: &[u8]) -> Frame<'_> {
+    Frame::parse(packet, MAX_BODY_LEN).unwrap().unwrap().0
+}
+
+/// One stream message in a few words: `MARK [0-3] 0x5`, `MUT 1`, `SYS 2`, `ADV 4`, `END 0`.
+pub(crate) fn describe(packet: &[u8]) -> String {
+    let frame = frame(packet);
+    if frame.header.opcode != Opcode::DCP_NOOP {
+        assert_eq!(frame.header.opaque, OPAQUE, "the opaque is the stream request's");
+    }
+    let text = match frame.header.opcode {
+        Opcode::DCP_SNAPSHOT_MARKER => describe_marker(&SnapshotMarker::decode(&frame).unwrap()),
+        Opcode::DCP_MUTATION => format!("MUT {}", Mutation::decode(&frame).unwrap().seqno),
+        Opcode::DCP_DELETION => format!("DEL {}", Deletion::decode(&frame).unwrap().seqno),
+        Opcode::DCP_EXPIRATION => format!("EXP {}", Expiration::decode(&frame).unwrap().seqno),
+        Opcode::DCP_SYSTEM_EVENT => format!("SYS {}", SystemEvent::decode(&frame).unwrap().seqno),
+        Opcode::DCP_SEQNO_ADVANCED => {
+            format!("ADV {}", SeqnoAdvanced::decode(&frame).unwrap().seqno)
+        }
+        Opcode::DCP_STREAM_END => format!("END {}", StreamEnd::decode(&frame).unwrap().reason.0),
+        Opcode::DCP_NOOP => format!("NOOP {}", frame.header.opaque),
+        other => panic!("unexpected {other}"),
+    };
+    match frame.stream_id().unwrap() {
+        Some(id) => format!("{text} sid {id}"),
+        None => text,
+    }
+}
+
+fn describe_marker(marker: &SnapshotMarker) -> String {
+    let mut text =
+        format!("MARK [{}-{}] {:#x}", marker.start_seqno, marker.end_seqno, marker.flags.bits());
+    for (name, seqno) in [
+        ("visible", marker.max_visible_seqno),
+        ("completed", marker.high_completed_seqno),
+        ("purge", marker.purge_seqno),
+        ("prepared", marker.high_prepared_seqno),
+    ] {
+        if let Some(seqno) = seqno {
+            text += &format!(" {name} {seqno}");
+        }
+    }
+    text
+}

@@ -1,0 +1,144 @@
+//! Whatever arrives is answered or ends the connection; nothing panics.
+
+use dcp_proto::producer::Features;
+use dcp_wire::message::OpenFlags;
+use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, Magic, Opcode, Status};
+use proptest::prelude::*;
+
+use crate::client::{COLLECTIONS, Client, LEGACY, from_scratch};
+use crate::storage::{Bucket, VBucket, docs};
+
+fn client(features: Features) -> Client {
+    let bucket = Bucket::with(VBucket::new().on_disk(docs(1..=3)).checkpoint(4, docs(4..=6)));
+    Client::open(bucket, features)
+}
+
+/// Feeds bytes as a connection would: as long as they are packets and it stays open.
+fn feed(client: &mut Client, mut bytes: &[u8]) {
+    while let Ok(Some((frame, used))) = Frame::parse(bytes, MAX_BODY_LEN) {
+        let mut out = bytes::BytesMut::new();
+        let (now, features) = (client.now, client.features);
+        let source = Some(&client.bucket);
+        if client.connection.handle_frame(now, &frame, source, features, &mut out).is_err() {
+            return;
+        }
+        assert!(out.len() < 4096, "an answer is small");
+        client.connection.poll_transmit(now, &client.bucket, &mut out, 1000);
+        bytes = &bytes[used..];
+    }
+}
+
+prop_compose! {
+    /// A packet with lengths that add up and anything else in its parts.
+    fn packet()(
+        magic in prop_oneof![Just(0x80u8), Just(0x08), Just(0x81), Just(0x82)],
+        opcode in 0x50u8..=0x68,
+        framing in prop::collection::vec(any::<u8>(), 0..5),
+        extras in prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..60),
+            prop::collection::vec(0u8..3, 48),
+            prop::collection::vec(0u8..2, 8),
+        ],
+        key in prop::collection::vec(any::<u8>(), 0..20),
+        value in prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..40),
+            r#"\{"(sid|collections|scope|uid|purge_seqno)":[\[\]"0-9a-f{}]{0,8}\}"#
+                .prop_map(String::into_bytes),
+        ],
+        datatype in 0u8..8,
+        vbid in 0u16..3,
+    ) -> Vec<u8> {
+        let framing = if magic == 0x08 { framing } else { Vec::new() };
+        let mut frame = Frame::request(Opcode(opcode));
+        frame.header.magic = Magic(magic);
+        frame.header.datatype = Datatype(datatype);
+        frame.header.vbid_or_status = vbid;
+        frame.framing_extras = &framing;
+        frame.extras = &extras;
+        frame.key = &key;
+        frame.value = &value;
+        let mut packet = Vec::new();
+        frame.encode(&mut packet).expect("the parts are short");
+        packet
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_sequence_of_packets_is_survived(
+        packets in prop::collection::vec(packet(), 1..20),
+        collections: bool,
+        stream_ids: bool,
+    ) {
+        let mut client = client(if collections { COLLECTIONS } else { LEGACY });
+        if stream_ids {
+            client.control("enable_stream_id", "true");
+        } else {
+            client.request(&from_scratch());
+        }
+        feed(&mut client, &packets.concat());
+    }
+
+    #[test]
+    fn any_packet_before_the_connection_is_opened_is_survived(packet in packet()) {
+        let mut client = Client::new(Bucket::with(VBucket::new()), LEGACY);
+        feed(&mut client, &packet);
+    }
+
+    #[test]
+    fn any_value_of_a_stream_request_is_answered(
+        value in prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..200),
+            "[\\[{\"a-z:,0-9]{0,200}".prop_map(String::into_bytes),
+        ],
+    ) {
+        let mut client = client(COLLECTIONS);
+        let request = dcp_wire::message::StreamRequest { value: &value, ..from_scratch() };
+        let status = client.request(&request);
+        prop_assert!(status == Status::EINVAL || value.is_empty(), "{status}");
+    }
+}
+
+#[test]
+fn deeply_nested_json_is_refused() {
+    let mut client = client(COLLECTIONS);
+    let value = [br#"{"uid":"#.to_vec(), b"[".repeat(100_000)].concat();
+    let request = dcp_wire::message::StreamRequest { value: &value, ..from_scratch() };
+    assert_eq!(client.request(&request), Status::EINVAL);
+}
+
+#[test]
+fn a_value_too_long_to_be_a_filter_is_refused_unread() {
+    let mut client = client(COLLECTIONS);
+    let ids = vec![r#""0""#; 100_000].join(",");
+    let value = format!(r#"{{"collections":[{ids}]}}"#);
+    let request = dcp_wire::message::StreamRequest { value: value.as_bytes(), ..from_scratch() };
+    assert_eq!(client.request(&request), Status::EINVAL);
+}
+
+#[test]
+fn dcp_excludes_unordered_execution() {
+    let features = Features { unordered_execution: true, ..LEGACY };
+    let mut client = Client::new(Bucket::with(VBucket::new()), features);
+    assert_eq!(client.send_open(OpenFlags::PRODUCER), Status::NOT_SUPPORTED);
+}
+
+#[test]
+fn ax_06_an_unknown_framing_extra_is_refused() {
+    let mut client = client(LEGACY);
+    let mut packet = Vec::new();
+    Frame::request(Opcode::DCP_CLOSE_STREAM)
+        .with_framing_extras(&[0x90])
+        .encode(&mut packet)
+        .unwrap();
+    assert_eq!(client.status(&packet), Status::UNKNOWN_FRAME_INFO);
+}
+
+#[test]
+fn a_stream_id_error_closes_the_connection_of_a_client_without_xerror() {
+    let mut client = client(Features { xerror: false, ..COLLECTIONS });
+    let request = dcp_wire::message::StreamRequest { value: br#"{"sid":1}"#, ..from_scratch() };
+    let mut packet = Vec::new();
+    request.encode(&mut packet).unwrap();
+    assert!(client.exchange(&packet).is_err());
+}

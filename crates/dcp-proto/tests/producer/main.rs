@@ -1,0 +1,15 @@
+//! The producer's machines against rows of the protocol's conformance tables.
+//!
+//! Rows that are nothing but inputs and outcomes lie in `tests/data/*.json`; a failure names the
+//! row. Scenarios are tests of their own, with the rows they stand for in their names.
+
+mod client;
+mod collections;
+mod flow_control;
+mod hostile;
+mod noop;
+mod rows;
+mod snapshots;
+mod storage;
+mod stream_end;
+mod values;
