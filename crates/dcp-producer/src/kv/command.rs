@@ -73,6 +73,8 @@ impl<'a, 'f> Command<'a, 'f> {
             Opcode::INCREMENT | Opcode::DECREMENT => Self::count,
             Opcode::APPEND | Opcode::PREPEND => Self::extend,
             Opcode::TOUCH | Opcode::GET_AND_TOUCH => Self::touch,
+            Opcode::SUBDOC_MULTI_LOOKUP => Self::subdoc_lookup,
+            Opcode::SUBDOC_MULTI_MUTATION => Self::subdoc_mutation,
             Opcode::GET_META => Self::get_meta,
             Opcode::SET_WITH_META | Opcode::ADD_WITH_META => Self::set_with_meta,
             Opcode::DELETE_WITH_META => Self::delete_with_meta,

@@ -17,6 +17,7 @@ mod meta;
 mod seqnos;
 mod session;
 mod stats;
+mod subdoc;
 
 pub(crate) use credentials::Credentials;
 pub(crate) use hello::MapPush;

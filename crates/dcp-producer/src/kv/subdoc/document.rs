@@ -1,0 +1,179 @@
+//! A document as sub-document operations see it: a body and an object of xattrs.
+
+use bytes::{Bytes, BytesMut};
+use dcp_proto::producer::{Item, ItemKind};
+use dcp_wire::message::PathSpec;
+use dcp_wire::xattr::{self, Xattr};
+use dcp_wire::{Datatype, Opcode, Status, Vbuuid};
+use serde_json::{Value, json};
+
+use super::edit::{self, op};
+use super::json_text;
+use super::path_flag;
+use crate::bucket::MAX_VALUE_LEN;
+use crate::kv::document::split_xattrs;
+use crate::value;
+
+/// The virtual xattr of a document's metadata.
+const DOCUMENT: &str = "$document";
+
+/// A document in parts.
+#[derive(Debug)]
+pub(super) struct Document {
+    body: Vec<u8>,
+    body_is_json: bool,
+    /// The xattrs as one JSON object.
+    xattrs: Vec<u8>,
+    /// What `$document` stands for, where it can be asked for.
+    metadata: Option<Vec<u8>>,
+}
+
+impl Document {
+    /// A stored document; `None` if its xattrs are malformed, which storing it rules out.
+    pub(super) fn of(item: &Item) -> Option<Self> {
+        let (body, _) = split_xattrs(item);
+        let mut xattrs = vec![b'{'];
+        if item.datatype.contains(Datatype::XATTR) {
+            for pair in xattr::split(&item.value).ok()?.0 {
+                let Xattr { name, value } = pair.ok()?;
+                if xattrs.len() > 1 {
+                    xattrs.push(b',');
+                }
+                let name = Value::from(str::from_utf8(name).ok()?).to_string();
+                xattrs.extend_from_slice(name.as_bytes());
+                xattrs.push(b':');
+                xattrs.extend_from_slice(value);
+            }
+        }
+        xattrs.push(b'}');
+        Some(Self {
+            body_is_json: item.datatype.contains(Datatype::JSON),
+            body: body.to_vec(),
+            xattrs,
+            metadata: None,
+        })
+    }
+
+    /// What a document begins with that the first path creates: an array if something is pushed
+    /// onto it as a whole, otherwise an object.
+    pub(super) fn empty_for(specs: &[PathSpec<'_>]) -> Self {
+        let body_spec = specs.iter().find(|spec| spec.flags & path_flag::XATTR == 0);
+        let is_array = body_spec.is_some_and(|spec| {
+            let pushes = [op::ARRAY_PUSH_FIRST, op::ARRAY_PUSH_LAST, op::ARRAY_ADD_UNIQUE];
+            spec.path.is_empty() && pushes.contains(&spec.opcode)
+        });
+        let body = if is_array { b"[]".to_vec() } else { b"{}".to_vec() };
+        Self { body, body_is_json: true, xattrs: b"{}".to_vec(), metadata: None }
+    }
+
+    /// Makes `$document` readable.
+    pub(super) fn add_virtual(&mut self, item: &Item, vbuuid: Vbuuid) {
+        const NANOS_PER_SECOND: u64 = 1_000_000_000;
+        let datatypes = [(Datatype::JSON, "json"), (Datatype::XATTR, "xattr")];
+        let mut datatypes: Vec<_> = datatypes
+            .into_iter()
+            .filter_map(|(bit, name)| item.datatype.contains(bit).then_some(name))
+            .collect();
+        if !item.datatype.contains(Datatype::JSON) {
+            datatypes.insert(0, "raw");
+        }
+        let metadata = json!({
+            "CAS": format!("{:#018x}", item.cas.0),
+            "vbucket_uuid": format!("{:#018x}", vbuuid.0),
+            "seqno": format!("{:#018x}", item.seqno.0),
+            "revid": item.rev_seqno.0.to_string(),
+            "exptime": item.expiry,
+            "value_bytes": self.body.len(),
+            "datatype": datatypes,
+            "deleted": item.kind != ItemKind::Mutation,
+            "flags": item.flags,
+            "last_modified": (item.cas.0 / NANOS_PER_SECOND).to_string(),
+        });
+        self.metadata = Some(json!({DOCUMENT: metadata}).to_string().into_bytes());
+    }
+
+    /// Reads what one path asks for.
+    pub(super) fn look_up(&self, spec: &PathSpec<'_>) -> Result<Vec<u8>, Status> {
+        if spec.flags & path_flag::CREATE_PATH != 0 {
+            return Err(Status::EINVAL);
+        }
+        if spec.flags & path_flag::XATTR != 0 {
+            let text = if spec.path.starts_with(b"$") {
+                let known = names_document(spec.path);
+                self.metadata.as_ref().filter(|_| known).ok_or(UNKNOWN_VIRTUAL_XATTR)?
+            } else {
+                &self.xattrs
+            };
+            return edit::look_up(text, spec.opcode, spec.path);
+        }
+        if spec.opcode == Opcode::GET {
+            return if spec.path.is_empty() { Ok(self.body.clone()) } else { Err(Status::EINVAL) };
+        }
+        self.check_body()?;
+        edit::look_up(&self.body, spec.opcode, spec.path)
+    }
+
+    /// Changes what one path asks for.
+    pub(super) fn mutate(&mut self, spec: &PathSpec<'_>) -> Result<Vec<u8>, Status> {
+        if spec.flags & path_flag::EXPAND_MACROS != 0 {
+            return Err(UNKNOWN_MACRO);
+        }
+        let create_path = spec.flags & path_flag::CREATE_PATH != 0;
+        if spec.flags & path_flag::XATTR != 0 {
+            if spec.path.starts_with(b"$") {
+                return Err(UNMODIFIABLE_VIRTUAL_XATTR);
+            }
+            // An xattr as a whole is a member of the object that stands for them.
+            if spec.path.is_empty() {
+                return Err(Status::SUBDOC_PATH_EINVAL);
+            }
+            return edit::mutate(&mut self.xattrs, spec.opcode, spec.path, spec.value, create_path);
+        }
+        if spec.opcode == Opcode::SET {
+            if !spec.path.is_empty() {
+                return Err(Status::EINVAL);
+            }
+            self.body = spec.value.to_vec();
+            self.body_is_json = value::is_json(&self.body);
+            return Ok(Vec::new());
+        }
+        self.check_body()?;
+        edit::mutate(&mut self.body, spec.opcode, spec.path, spec.value, create_path)
+    }
+
+    fn check_body(&self) -> Result<(), Status> {
+        if self.body_is_json { Ok(()) } else { Err(Status::SUBDOC_DOC_NOTJSON) }
+    }
+
+    /// The document as it is stored; `None` if its xattrs cannot be stored.
+    pub(super) fn into_value(self) -> Option<(Bytes, Datatype)> {
+        let json = if self.body_is_json { Datatype::JSON } else { Datatype::RAW };
+        let object = json_text::container(&self.xattrs, 0)?;
+        if object.elements.is_empty() {
+            return Some((self.body.into(), json));
+        }
+        let named = object.elements.iter().map(|element| {
+            let name = json_text::name_of(&self.xattrs, element)?;
+            Some((name, self.xattrs.get(element.value.clone())?))
+        });
+        let named = named.collect::<Option<Vec<_>>>()?;
+        let pairs = named.iter().map(|(name, value)| Xattr { name: name.as_bytes(), value });
+        let mut out = bytes::BufMut::limit(BytesMut::new(), MAX_VALUE_LEN);
+        xattr::encode(pairs, &mut out).ok()?;
+        let mut out = out.into_inner();
+        out.extend_from_slice(&self.body);
+        Some((out.freeze(), json.with(Datatype::XATTR)))
+    }
+}
+
+/// A macro that is not offered.
+const UNKNOWN_MACRO: Status = Status(0xd0);
+/// A virtual xattr that is not offered.
+const UNKNOWN_VIRTUAL_XATTR: Status = Status(0xd1);
+/// Virtual xattrs cannot be written.
+const UNMODIFIABLE_VIRTUAL_XATTR: Status = Status(0xd2);
+
+fn names_document(path: &[u8]) -> bool {
+    path.strip_prefix(DOCUMENT.as_bytes())
+        .is_some_and(|rest| matches!(rest.first(), None | Some(b'.' | b'[')))
+}

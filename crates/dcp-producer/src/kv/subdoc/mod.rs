@@ -1,0 +1,206 @@
+//! Sub-document operations: reading and changing parts of JSON documents and of their xattrs.
+//!
+//! Documents are edited as text, so that what an operation does not touch stays as it was
+//! written: the order of members, the form of numbers, white space.
+
+mod document;
+mod edit;
+mod json_text;
+mod path;
+
+use bytes::BufMut;
+use dcp_proto::producer::ItemKind;
+use dcp_wire::message::{PathSpec, SubdocLookup, SubdocMutation};
+use dcp_wire::{Cas, Opcode, Status};
+
+use super::command::Command;
+use super::document::check_cas;
+use super::failure::Failure;
+use crate::DocumentError;
+use crate::bucket::{Condition, DocumentWrite, Now, VBucket, Written};
+use document::Document;
+
+/// Most paths in one request.
+const MAX_PATHS: usize = 16;
+
+/// Flags of a path.
+mod path_flag {
+    /// Create what is missing on the way.
+    pub(super) const CREATE_PATH: u8 = 0x01;
+    /// The path is one of an xattr.
+    pub(super) const XATTR: u8 = 0x04;
+    /// The value is a macro.
+    pub(super) const EXPAND_MACROS: u8 = 0x10;
+    pub(super) const KNOWN: u8 = CREATE_PATH | XATTR | EXPAND_MACROS;
+}
+
+/// Flags of the whole document.
+mod doc_flag {
+    /// Create the document if it is missing.
+    pub(super) const CREATE: u8 = 0x01;
+    /// The document must be missing.
+    pub(super) const ADD: u8 = 0x02;
+    /// Tombstones can be read.
+    pub(super) const ACCESS_DELETED: u8 = 0x04;
+}
+
+/// What a request asks for its paths, and what is wrong with the request as a whole.
+fn collect<'a>(
+    specs: impl Iterator<Item = Result<PathSpec<'a>, dcp_wire::DecodeError>>,
+) -> Result<Vec<PathSpec<'a>>, Failure> {
+    let specs = specs.collect::<Result<Vec<_>, _>>()?;
+    if specs.is_empty() || specs.len() > MAX_PATHS {
+        return Err(Status::SUBDOC_INVALID_COMBO.into());
+    }
+    if specs.iter().any(|spec| spec.flags & !path_flag::KNOWN != 0) {
+        return Err(Failure::Invalid("unknown path flags"));
+    }
+    // Xattrs come first.
+    if !specs.is_sorted_by_key(|spec| spec.flags & path_flag::XATTR == 0) {
+        return Err(Status::SUBDOC_INVALID_COMBO.into());
+    }
+    Ok(specs)
+}
+
+/// What a mutation came to.
+enum Outcome {
+    Written(Written, Vec<(u8, Vec<u8>)>),
+    PathFailed(u8, Status),
+}
+
+impl Command<'_, '_> {
+    pub(super) fn subdoc_lookup(&mut self) -> Result<(), Failure> {
+        let lookup = SubdocLookup::decode(self.frame)?;
+        let specs = collect(lookup.lookups())?;
+        let flags = lookup.doc_flags.unwrap_or(0);
+        if flags & !doc_flag::ACCESS_DELETED != 0 {
+            return Err(Failure::Invalid("unknown document flags"));
+        }
+        let (key, now) = (self.key()?, self.now);
+        let (item, vbuuid) =
+            self.with_vbucket(|vbucket| (vbucket.newest_now(now, key), vbucket.vbuuid()))?;
+        let item = item.ok_or(Status::KEY_ENOENT)?;
+        let deleted = item.kind != ItemKind::Mutation;
+        if deleted && flags & doc_flag::ACCESS_DELETED == 0 {
+            return Err(Status::KEY_ENOENT.into());
+        }
+        let mut document = Document::of(&item).ok_or(Status::EINTERNAL)?;
+        document.add_virtual(&item, vbuuid);
+        let mut value = Vec::new();
+        let mut failed = false;
+        for spec in &specs {
+            let (status, found) = match document.look_up(spec) {
+                Ok(found) => (Status::SUCCESS, found),
+                Err(status) => (status, Vec::new()),
+            };
+            failed |= !status.is_success();
+            value.put_u16(status.0);
+            value.put_u32(u32::try_from(found.len()).unwrap_or(u32::MAX));
+            value.put_slice(&found);
+        }
+        let status = match (failed, deleted) {
+            (false, false) => Status::SUCCESS,
+            (false, true) => Status::SUBDOC_SUCCESS_DELETED,
+            (true, false) => Status::SUBDOC_MULTI_PATH_FAILURE,
+            (true, true) => Status::SUBDOC_MULTI_PATH_FAILURE_DELETED,
+        };
+        self.succeed(self.response(status).with_cas(item.cas).with_value(&value))
+    }
+
+    pub(super) fn subdoc_mutation(&mut self) -> Result<(), Failure> {
+        let mutation = SubdocMutation::decode(self.frame)?;
+        let specs = collect(mutation.mutations())?;
+        let flags = mutation.doc_flags.unwrap_or(0);
+        if flags & !(doc_flag::CREATE | doc_flag::ADD) != 0 {
+            // Writing to tombstones is not offered.
+            return Err(Status::NOT_SUPPORTED.into());
+        }
+        let options = self.options()?;
+        let now = self.now;
+        let request = Mutation {
+            key: self.key()?,
+            specs: &specs,
+            flags,
+            cas: self.frame.header.cas,
+            expiry: now.absolute_expiry(mutation.expiry.unwrap_or(0)),
+            preserve_expiry: options.preserve_expiry,
+        };
+        match self.with_vbucket(|vbucket| request.apply(now, vbucket))?? {
+            Outcome::PathFailed(index, status) => {
+                let mut value = vec![index];
+                value.put_u16(status.0);
+                let response = self.response(Status::SUBDOC_MULTI_PATH_FAILURE);
+                self.succeed(response.with_value(&value))
+            }
+            Outcome::Written(written, results) => {
+                let mut value = Vec::new();
+                for (index, result) in results {
+                    value.put_u8(index);
+                    value.put_u16(Status::SUCCESS.0);
+                    value.put_u32(u32::try_from(result.len()).unwrap_or(u32::MAX));
+                    value.put_slice(&result);
+                }
+                self.send_written_with(written, &value)
+            }
+        }
+    }
+}
+
+/// A mutation of parts of a document.
+struct Mutation<'a> {
+    key: dcp_wire::DocKey<'a>,
+    specs: &'a [PathSpec<'a>],
+    flags: u8,
+    cas: Cas,
+    expiry: u32,
+    preserve_expiry: bool,
+}
+
+impl Mutation<'_> {
+    /// Applies all paths or none.
+    fn apply(&self, now: Now, vbucket: &mut VBucket) -> Result<Outcome, Failure> {
+        let item = vbucket.live(now, self.key);
+        let mut document = match &item {
+            Some(_) if self.flags & doc_flag::ADD != 0 => {
+                return Err(DocumentError::Exists.into());
+            }
+            Some(item) => {
+                check_cas(item, self.cas)?;
+                Document::of(item).ok_or(Status::EINTERNAL)?
+            }
+            None if self.flags == 0 || self.cas != Cas(0) => {
+                return Err(DocumentError::NotFound.into());
+            }
+            None => Document::empty_for(self.specs),
+        };
+        let mut results = Vec::new();
+        for (index, spec) in (0u8..).zip(self.specs) {
+            if is_deletion(spec) {
+                let written = vbucket.remove(now, self.key, self.cas, ItemKind::Deletion)?;
+                return Ok(Outcome::Written(written, results));
+            }
+            match document.mutate(spec) {
+                Ok(result) if result.is_empty() => {}
+                Ok(result) => results.push((index, result)),
+                Err(status) => return Ok(Outcome::PathFailed(index, status)),
+            }
+        }
+        let (value, datatype) = document.into_value().ok_or(Status::XATTR_EINVAL)?;
+        let old_expiry = item.as_ref().map(|item| item.expiry).filter(|_| self.preserve_expiry);
+        let write = DocumentWrite {
+            key: self.key,
+            value,
+            datatype,
+            flags: item.as_ref().map_or(0, |item| item.flags),
+            expiry: old_expiry.unwrap_or(self.expiry),
+            cas: self.cas,
+            condition: Condition::Any,
+        };
+        Ok(Outcome::Written(vbucket.store(now, write)?, results))
+    }
+}
+
+/// Whether the path removes the whole document.
+fn is_deletion(spec: &PathSpec<'_>) -> bool {
+    spec.opcode == Opcode::DELETE && spec.flags & path_flag::XATTR == 0
+}
