@@ -2,6 +2,7 @@
 #![expect(clippy::print_stdout, reason = "a test over a folder tells how much it has seen")]
 
 mod describe;
+mod facts;
 mod framing;
 mod golden_packets;
 mod properties;

@@ -1,0 +1,259 @@
+//! What was written over the key-value protocol arrives on the stream: `expected.kv_ops`.
+
+use std::collections::BTreeSet;
+
+use dcp_wire::message::{OpenFlags, Request, Response, SystemEventId};
+use dcp_wire::{Cas, Datatype, Seqno, Vbid, Vbuuid, snappy, xattr};
+use serde_json::Value;
+use sha1::{Digest, Sha1};
+
+use super::{Facts, Packet, Recording, hex_u64};
+
+/// A change of a document as the stream tells it.
+struct Change<'a> {
+    vbid: Vbid,
+    seqno: Seqno,
+    cas: Cas,
+    deleted: bool,
+    flags: Option<u32>,
+    expiry: Option<u32>,
+    datatype: Datatype,
+    key: &'a [u8],
+    value: &'a [u8],
+    /// The connection leaves bodies out.
+    no_value: bool,
+}
+
+pub(super) fn check(recording: &Recording<'_>, facts: &mut Facts) {
+    let operations = recording.expected("kv_ops").and_then(Value::as_array);
+    let operations = operations.map_or(&[][..], Vec::as_slice);
+    let written: Vec<_> =
+        operations.iter().filter(|operation| operation.get("seqno").is_some()).collect();
+    let changes = changes(recording);
+    for change in &changes {
+        let same_seqno = |operation: &&&Value| {
+            let vbid = operation.get("vb").and_then(Value::as_u64);
+            operation["seqno"] == change.seqno.0
+                && vbid.is_none_or(|vbid| vbid == u64::from(change.vbid.0))
+        };
+        let candidates: Vec<_> = written.iter().filter(same_seqno).copied().collect();
+        if candidates.is_empty() {
+            continue;
+        }
+        // After a rollback a seqno may have been used twice: one of them is the right one.
+        let wrong: Vec<_> =
+            candidates.iter().map(|operation| differences(change, operation)).collect();
+        let agrees = wrong.iter().any(Vec::is_empty);
+        facts.check("written document", agrees, || format!("seqno {}: {wrong:?}", change.seqno));
+    }
+    let vbuuids = recording.vbuuids();
+    let streamed = |operation: &&&Value| {
+        recording.stream_requests().any(|(request, answer)| {
+            operation["vb"] == request.vbid.0
+                && matches!(answer.and_then(Packet::response), Some(Response::FailoverLog(_)))
+        })
+    };
+    let branches: BTreeSet<_> = written
+        .iter()
+        .filter(streamed)
+        .filter_map(|operation| hex_u64(operation.get("vbuuid")?))
+        .collect();
+    for branch in branches {
+        facts.check("branch of a write", vbuuids.contains(&Vbuuid(branch)), || {
+            format!("{branch:x} is in no failover log")
+        });
+    }
+    compressed(recording, &changes, facts);
+    system_events(recording, facts);
+}
+
+fn changes<'a>(recording: &Recording<'a>) -> Vec<Change<'a>> {
+    let mut no_value = BTreeSet::new();
+    let mut changes = Vec::new();
+    for packet in &recording.packets {
+        let Some(request) = packet.request() else { continue };
+        let header = packet.frame.header;
+        let change = Change {
+            vbid: header.vbid(),
+            seqno: Seqno::ZERO,
+            cas: header.cas,
+            deleted: false,
+            flags: None,
+            expiry: None,
+            datatype: header.datatype,
+            key: packet.frame.key,
+            value: packet.frame.value,
+            no_value: no_value.contains(&packet.conn),
+        };
+        match request {
+            Request::Open(open, _) => {
+                let without = OpenFlags::NO_VALUE | OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE;
+                if open.flags.intersects(without) {
+                    no_value.insert(packet.conn);
+                }
+            }
+            Request::Mutation(message) if !packet.from_client => changes.push(Change {
+                seqno: message.seqno,
+                flags: Some(message.flags),
+                expiry: Some(message.expiry),
+                ..change
+            }),
+            Request::Prepare(message) => changes.push(Change {
+                seqno: message.seqno,
+                deleted: message.deleted,
+                flags: Some(message.flags),
+                expiry: Some(message.expiry),
+                ..change
+            }),
+            Request::Deletion(message) => {
+                changes.push(Change { seqno: message.seqno, deleted: true, ..change });
+            }
+            _ => {}
+        }
+    }
+    changes
+}
+
+/// What the change says otherwise than the operation that made it.
+fn differences(change: &Change<'_>, operation: &Value) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut same = |name: &str, is: bool, is_not: String| {
+        if !is {
+            wrong.push(format!("{name}: {is_not}"));
+        }
+    };
+    let key = bytes(operation["key"].as_str().unwrap_or_default());
+    // The operation may have been on a connection without collections.
+    let key_fits = change.key == key || change.key.strip_prefix(b"\0") == Some(&key[..]);
+    same("key", key_fits, format!("{:?}", change.key));
+    // Without values servers since 7.6 rebuild what they read from disk from the key alone: with
+    // CAS 0, flags 0, expiry 0, and removed documents as if they were there.
+    if change.no_value && change.cas == Cas(0) {
+        return wrong;
+    }
+    let cas = hex_u64(&operation["cas"]).unwrap_or_default();
+    same("cas", change.cas == Cas(cas), format!("{:x}", change.cas.0));
+    match operation.get("op").and_then(Value::as_str) {
+        Some("set") => {
+            same("deleted", !change.deleted, String::new());
+            if let Some(flags) = operation["flags"].as_u64() {
+                let sent = change.flags.map(u64::from);
+                same("flags", sent == Some(flags), format!("{sent:?}"));
+            }
+            if let Some(expiry) = operation["exp"].as_u64() {
+                // Relative expiries arrive as absolute ones.
+                let sent = change.expiry.unwrap_or_default();
+                same("expiry", (sent > 0) == (expiry > 0) || expiry == 0, sent.to_string());
+            }
+            let value = operation["value"].as_str().unwrap_or_default();
+            if !change.no_value {
+                let body = body(change);
+                same("value", value_fits(value, operation, &body), format!("{body:02x?}"));
+            }
+        }
+        Some("delete") => same("deleted", change.deleted, String::new()),
+        Some("xattr_upsert")
+            if change.datatype.contains(Datatype::XATTR) && !change.value.is_empty() =>
+        {
+            let value = inflated(change);
+            let path = operation["path"].as_str().unwrap_or_default().as_bytes();
+            let expected = operation["xvalue"].as_str().unwrap_or_default().as_bytes();
+            let found = xattr::split(&value).is_ok_and(|(mut xattrs, _)| {
+                xattrs.any(|xattr| {
+                    xattr.is_ok_and(|xattr| xattr.name == path && xattr.value == expected)
+                })
+            });
+            same("xattr", found, format!("{value:02x?}"));
+        }
+        _ => {}
+    }
+    wrong
+}
+
+/// The value, inflated if the server compressed it.
+fn inflated(change: &Change<'_>) -> Vec<u8> {
+    if change.datatype.contains(Datatype::SNAPPY) {
+        return snappy::decompress(change.value, 1 << 20).unwrap();
+    }
+    change.value.to_vec()
+}
+
+/// The document without xattrs.
+fn body(change: &Change<'_>) -> Vec<u8> {
+    let value = inflated(change);
+    if change.datatype.contains(Datatype::XATTR) {
+        return xattr::split(&value).unwrap().1.to_vec();
+    }
+    value
+}
+
+/// Whether a body is the one an operation wrote: given in hex, or by length and digest.
+fn value_fits(expected: &str, operation: &Value, body: &[u8]) -> bool {
+    if let Some(rest) = expected.strip_prefix("len:") {
+        let digest: String = Sha1::digest(body).iter().map(|byte| format!("{byte:02x}")).collect();
+        return rest == format!("{} sha1:{digest}", body.len());
+    }
+    let written = bytes(expected);
+    if operation["dt"].as_u64().is_some_and(|datatype| datatype & 2 != 0) {
+        return snappy::decompress(&written, 1 << 20).as_deref() == Ok(body);
+    }
+    written == body
+}
+
+/// Values that arrive compressed inflate to the lengths that were written.
+fn compressed(recording: &Recording<'_>, changes: &[Change<'_>], facts: &mut Facts) {
+    let Some(lens) = recording.expected("plain_len") else { return };
+    for change in changes.iter().filter(|change| !change.deleted) {
+        let key = change.key.strip_prefix(b"\0").unwrap_or(change.key);
+        let Some(kind) = key.split(|&byte| byte == b'-').next() else { continue };
+        let Some(len) = lens.get(String::from_utf8_lossy(kind).as_ref()) else { continue };
+        let body = body(change);
+        facts.check("length of a value", *len == body.len(), || format!("{len} {}", body.len()));
+    }
+}
+
+/// Collections and scopes have the names and ids of the manifests that were set.
+fn system_events(recording: &Recording<'_>, facts: &mut Facts) {
+    let manifests = recording.expected("manifests").and_then(Value::as_array);
+    let manifests = manifests.map_or(&[][..], Vec::as_slice);
+    let single = recording.expected("manifest");
+    let known: Vec<_> = manifests.iter().chain(single).collect();
+    // With the first manifests missing, names and ids of older collections are not known.
+    let oldest = known.iter().filter_map(|manifest| hex_u64(&manifest["uid"])).min();
+    if oldest.is_none_or(|oldest| oldest > 2) {
+        return;
+    }
+    for packet in &recording.packets {
+        let Some(Request::SystemEvent(event)) = packet.request() else { continue };
+        let payload = event.payload().unwrap().unwrap();
+        let name = String::from_utf8_lossy(payload.name);
+        let (scope_id, id) = (payload.scope_id.to_string(), payload.collection_id);
+        let found = known.iter().filter_map(|manifest| manifest["scopes"].as_array()).flatten();
+        let mut found = found.filter(|scope| scope["uid"] == *scope_id);
+        let agrees = match event.id {
+            SystemEventId::CREATE_SCOPE => found.any(|scope| scope["name"] == *name),
+            SystemEventId::BEGIN_COLLECTION | SystemEventId::MODIFY_COLLECTION => found
+                .filter_map(|scope| scope["collections"].as_array())
+                .flatten()
+                .any(|collection| {
+                    collection["name"] == *name
+                        && collection["uid"] == id.unwrap().to_string()
+                        && collection["maxTTL"].as_u64() == payload.max_ttl.map(u64::from)
+                }),
+            SystemEventId::END_COLLECTION => found
+                .filter_map(|scope| scope["collections"].as_array())
+                .flatten()
+                .any(|collection| collection["uid"] == id.unwrap().to_string()),
+            _ => found.next().is_some(),
+        };
+        facts.check("collection or scope", agrees, || format!("{event:?}"));
+    }
+}
+
+/// Bytes as the recordings write them: text, or `hex:` and digits.
+fn bytes(text: &str) -> Vec<u8> {
+    let Some(digits) = text.strip_prefix("hex:") else { return text.as_bytes().to_vec() };
+    let digit = |byte: u8| char::from(byte).to_digit(16).unwrap() as u8;
+    let (pairs, _) = digits.as_bytes().as_chunks::<2>();
+    pairs.iter().map(|[high, low]| digit(*high) << 4 | digit(*low)).collect()
+}
