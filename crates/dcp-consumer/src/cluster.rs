@@ -163,15 +163,16 @@ impl<S: BatchSink> Cluster<S> {
         let last = loop {
             match self.turn(&cancel).await {
                 Ok(Some(())) => {}
-                // Closed by the application, which does not wait for anything.
-                Ok(None) => break None,
-                Err(last) => break Some(last),
+                // By the client; a stream that closes itself looks at its queue no more.
+                Ok(None) => {
+                    let error = Error::new(ErrorKind::Closed, "the client was closed");
+                    break Entry::Error(error);
+                }
+                Err(last) => break last,
             }
         };
         self.publish();
-        if let Some(last) = last {
-            self.queue.push(last);
-        }
+        self.queue.push(last);
         self.cancel.cancel();
     }
 

@@ -3,6 +3,7 @@
 mod checkpoint_file;
 mod connect;
 mod data_service;
+mod embedded;
 mod replay;
 mod rows;
 mod tls;

@@ -1,0 +1,438 @@
+//! The consumer against the embedded producer: what only a server that lives can show.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dcp_consumer::{
+    BatchPolicy, ChangeStream, Client, ConnectOptions, Credentials, End, ErrorKind, OnRollback,
+    Start, StreamOptions,
+};
+use dcp_producer::{Producer, ProducerOptions, WriteOptions};
+use dcp_proto::checkpoint::Checkpoint;
+use dcp_proto::{Op, Rollback};
+use dcp_wire::{Seqno, Vbid};
+use tokio::time::timeout;
+
+use crate::rows::{Item, Row, Rows};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn producer(nodes: usize, vbuckets: u16) -> Producer {
+    let mut options = ProducerOptions::default();
+    (options.nodes, options.vbuckets) = (nodes, vbuckets);
+    Producer::start(options).await.unwrap()
+}
+
+async fn connect(producer: &Producer) -> Client {
+    let options = ConnectOptions::new(producer.connection_string())
+        .with_bucket("default")
+        .with_credentials(Credentials::new("Administrator", "password"));
+    Client::connect(options).await.unwrap()
+}
+
+fn options(start: Start, end: End) -> StreamOptions {
+    let batch = BatchPolicy { linger: Duration::from_millis(5), ..BatchPolicy::default() };
+    StreamOptions { start, end, batch, ..StreamOptions::default() }
+}
+
+fn write(producer: &Producer, keys: impl Iterator<Item = u32>) {
+    for key in keys {
+        let value = Bytes::from(format!("{{\"n\":{key}}}"));
+        producer.upsert(format!("key-{key}").as_bytes(), value, WriteOptions::default()).unwrap();
+    }
+}
+
+fn row(item: Item) -> Row {
+    match item {
+        Item::Row(row) => row,
+        Item::Rollback(rollback) => panic!("unexpected {rollback:?}"),
+    }
+}
+
+/// Everything up to the end of a finite stream.
+async fn read_all(stream: &mut ChangeStream<Vec<Item>>) -> Vec<Item> {
+    let mut items = Vec::new();
+    while let Some(delivered) = timeout(PATIENCE, stream.next()).await.expect("the stream stalls") {
+        let delivered = delivered.unwrap();
+        assert_eq!(delivered.rows, delivered.batch.len());
+        items.extend(delivered.batch);
+    }
+    items
+}
+
+/// Items until there are `count`.
+async fn take(stream: &mut ChangeStream<Vec<Item>>, count: usize) -> Vec<Item> {
+    let mut items = Vec::new();
+    while items.len() < count {
+        let next = timeout(PATIENCE, stream.next()).await;
+        let next =
+            next.unwrap_or_else(|_| panic!("{} of {count}: {:?}", items.len(), stream.stats()));
+        items.extend(next.unwrap().unwrap().batch);
+    }
+    assert_eq!(items.len(), count);
+    items
+}
+
+/// Checks that seqnos ascend in every vBucket.
+fn assert_ascending(rows: &[Row]) {
+    let mut last = BTreeMap::new();
+    for row in rows {
+        let before = last.insert(row.vbid, row.seqno);
+        assert!(before.is_none_or(|before| before < row.seqno), "{row:?} after {before:?}");
+    }
+}
+
+fn keys(rows: &[Row]) -> BTreeSet<String> {
+    rows.iter().map(|row| String::from_utf8(row.key.clone()).unwrap()).collect()
+}
+
+fn names(keys: impl Iterator<Item = u32>) -> BTreeSet<String> {
+    keys.map(|key| format!("key-{key}")).collect()
+}
+
+#[tokio::test]
+async fn a_read_until_now_delivers_everything_once_and_a_checkpoint_goes_on_after_it() {
+    for in_memory in [true, false] {
+        let producer = producer(3, 64).await;
+        write(&producer, 0..5000);
+        if !in_memory {
+            producer.persist();
+        }
+        let client = connect(&producer).await;
+        assert_eq!(client.high_seqnos().await.unwrap(), producer.high_seqnos());
+        assert_eq!(client.vbuckets_by_node().len(), 3);
+        let mut stream =
+            client.stream(options(Start::Earliest, End::Now), Rows::default).await.unwrap();
+        let rows: Vec<Row> = read_all(&mut stream).await.into_iter().map(row).collect();
+        assert_eq!(rows.len(), 5000);
+        assert_ascending(&rows);
+        assert_eq!(keys(&rows), names(0..5000));
+        let stats = stream.stats();
+        assert_eq!((stats.complete, stats.rows, stats.failed), (64, 5000, 0));
+        let checkpoint = stream.checkpoint();
+        for (vbid, seqno) in producer.high_seqnos() {
+            assert_eq!(checkpoint.position(vbid).unwrap().seqno, seqno, "{vbid}");
+        }
+
+        write(&producer, 5000..5500);
+        producer.remove(b"key-3", WriteOptions::default()).unwrap();
+        producer.expire(b"key-4", WriteOptions::default()).unwrap();
+        let json = checkpoint.to_json();
+        let start = Start::Checkpoint(Checkpoint::from_json(json.as_bytes()).unwrap());
+        let mut stream = client.stream(options(start, End::Now), Rows::default).await.unwrap();
+        let rows: Vec<Row> = read_all(&mut stream).await.into_iter().map(row).collect();
+        assert_eq!(rows.len(), 502);
+        let op = |key: &[u8]| rows.iter().find(|row| row.key == key).map(|row| row.op);
+        assert_eq!(op(b"key-3"), Some(Op::Deletion));
+        assert_eq!(op(b"key-4"), Some(Op::Expiration));
+        assert_eq!(op(b"key-5123"), Some(Op::Mutation));
+        producer.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn a_bucket_without_changes_is_read_at_once() {
+    let producer = producer(2, 64).await;
+    let client = connect(&producer).await;
+    let mut stream =
+        client.stream(options(Start::Earliest, End::Now), Rows::default).await.unwrap();
+    assert_eq!(read_all(&mut stream).await, []);
+    assert!(stream.next().await.is_none(), "and stays over");
+}
+
+#[tokio::test]
+async fn every_checkpoint_on_the_way_is_one_to_go_on_from() {
+    let producer = producer(2, 16).await;
+    write(&producer, 0..400);
+    let client = connect(&producer).await;
+    let mut options = options(Start::Earliest, End::Now);
+    options.batch.max_rows = 37;
+    let mut stream = client.stream(options.clone(), Rows::default).await.unwrap();
+    let (mut seen, mut cuts) = (Vec::new(), Vec::new());
+    while let Some(delivered) = stream.next().await {
+        let delivered = delivered.unwrap();
+        assert!(delivered.rows <= 37);
+        seen.extend(delivered.batch.into_iter().map(row));
+        cuts.push((seen.clone(), delivered.checkpoint));
+    }
+    assert!(cuts.len() >= 400 / 37, "{}", cuts.len());
+    for (before, checkpoint) in cuts {
+        options.start = Start::Checkpoint(checkpoint);
+        let mut stream = client.stream(options.clone(), Rows::default).await.unwrap();
+        let after: Vec<Row> = read_all(&mut stream).await.into_iter().map(row).collect();
+        assert_eq!(before.len() + after.len(), 400);
+        assert_eq!(&keys(&before) | &keys(&after), names(0..400));
+    }
+}
+
+#[tokio::test]
+async fn a_slow_application_loses_nothing_and_is_not_buried() {
+    const WINDOW: u32 = StreamOptions::MIN_BUFFER_SIZE;
+    let producer = producer(1, 8).await;
+    let value = Bytes::from(vec![b'x'; 3000]);
+    for key in 0..1000 {
+        let key = format!("key-{key}");
+        producer.upsert(key.as_bytes(), value.clone(), WriteOptions::default()).unwrap();
+    }
+    let client = connect(&producer).await;
+    let mut options = options(Start::Earliest, End::Now);
+    options.buffer_size = WINDOW;
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    let (mut kept, mut most) = (Vec::new(), 0);
+    while let Some(delivered) = timeout(PATIENCE, stream.next()).await.expect("a deadlock") {
+        // Batches are kept, as by a reader that collects everything.
+        kept.extend(delivered.unwrap().batch);
+        if kept.len() % 5 == 0 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        most = most.max(stream.stats().buffered_bytes);
+    }
+    assert_eq!(kept.len(), 1000);
+    assert!(most <= u64::from(WINDOW) + 4000, "{most} bytes were buffered");
+    assert!(stream.stats().connection.acks >= 3_000_000 / u64::from(WINDOW));
+}
+
+#[tokio::test]
+async fn a_document_larger_than_the_window_passes() {
+    let producer = producer(1, 1).await;
+    let value = Bytes::from(vec![b'x'; 5_000_000]);
+    for key in ["a", "b", "c"] {
+        producer.upsert(key.as_bytes(), value.clone(), WriteOptions::default()).unwrap();
+    }
+    let client = connect(&producer).await;
+    let mut options = options(Start::Earliest, End::Now);
+    options.buffer_size = StreamOptions::MIN_BUFFER_SIZE;
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    let items = read_all(&mut stream).await;
+    assert_eq!(items.len(), 3);
+    assert!(items.into_iter().all(|item| row(item).value == value));
+}
+
+#[tokio::test]
+async fn next_can_be_given_up_at_any_moment() {
+    let producer = producer(2, 16).await;
+    let client = connect(&producer).await;
+    let mut options = options(Start::Earliest, End::Never);
+    options.batch.linger = Duration::ZERO;
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    let mut rows = Vec::new();
+    let mut given_up = 0;
+    for key in 0..300 {
+        write(&producer, key..key + 1);
+        match timeout(Duration::from_micros(u64::from(key) * 7), stream.next()).await {
+            Ok(delivered) => rows.extend(delivered.unwrap().unwrap().batch.into_iter().map(row)),
+            Err(_) => given_up += 1,
+        }
+    }
+    let left = 300 - rows.len();
+    rows.extend(take(&mut stream, left).await.into_iter().map(row));
+    assert!(given_up > 0);
+    assert_ascending(&rows);
+    assert_eq!(keys(&rows), names(0..300));
+}
+
+#[tokio::test]
+async fn the_latest_start_skips_what_was_written_before() {
+    let producer = producer(2, 16).await;
+    write(&producer, 0..100);
+    let client = connect(&producer).await;
+    let mut stream =
+        client.stream(options(Start::Latest, End::Never), Rows::default).await.unwrap();
+    for (vbid, seqno) in producer.high_seqnos() {
+        let checkpoint = stream.checkpoint();
+        let position = checkpoint.position(vbid).map_or(Seqno::ZERO, |position| position.seqno);
+        assert_eq!(position, seqno, "{vbid}: the start is a checkpoint already");
+    }
+    write(&producer, 100..140);
+    let rows: Vec<Row> = take(&mut stream, 40).await.into_iter().map(row).collect();
+    assert_eq!(keys(&rows), names(100..140));
+}
+
+#[tokio::test]
+async fn some_vbuckets_up_to_given_seqnos() {
+    let producer = producer(2, 8).await;
+    write(&producer, 0..200);
+    producer.persist();
+    let high = producer.high_seqnos();
+    let client = connect(&producer).await;
+    let end = End::At([(Vbid(1), high[&Vbid(1)]), (Vbid(6), high[&Vbid(6)])].into());
+    let mut options = options(Start::Earliest, end);
+    options.vbuckets = Some(vec![Vbid(1), Vbid(2), Vbid(6)]);
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    let rows: Vec<Row> = read_all(&mut stream).await.into_iter().map(row).collect();
+    assert_eq!(rows.len() as u64, high[&Vbid(1)].0 + high[&Vbid(6)].0);
+    assert!(rows.iter().all(|row| [Vbid(1), Vbid(6)].contains(&row.vbid)));
+}
+
+/// A stream of vBucket 0 that has delivered three closed snapshots of 10 changes each.
+async fn three_snapshots(producer: &Producer, on_rollback: OnRollback) -> ChangeStream<Vec<Item>> {
+    let client = connect(producer).await;
+    let mut options = options(Start::Earliest, End::Never);
+    options.on_rollback = on_rollback;
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    for round in 0..3 {
+        write(producer, round * 10..round * 10 + 10);
+        take(&mut stream, 10).await;
+    }
+    stream
+}
+
+fn rollback(item: &Item) -> &Rollback {
+    match item {
+        Item::Rollback(rollback) => rollback,
+        Item::Row(row) => panic!("a rollback was expected, not {row:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_rollback_is_a_record_and_everything_above_it_comes_again() {
+    let producer = producer(1, 1).await;
+    let mut stream = three_snapshots(&producer, OnRollback::Emit).await;
+    producer.roll_back(Vbid(0), Seqno(25)).unwrap();
+    // Snapshots were complete at 10, 20 and 30; seqno 25 lies inside the last one.
+    let items = take(&mut stream, 6).await;
+    let record = *rollback(&items[0]);
+    assert_eq!((record.seqno, record.from_seqno, record.epoch), (Seqno(20), Seqno(30), 1));
+    write(&producer, 100..110);
+    let mut rows: Vec<Row> = items[1..].iter().cloned().map(row).collect();
+    rows.extend(take(&mut stream, 10).await.into_iter().map(row));
+    assert_eq!(rows[0].seqno, Seqno(21), "nothing is passed over");
+    assert_eq!(rows[14].seqno, Seqno(35));
+    assert_ascending(&rows);
+    assert!(names(100..110).is_subset(&keys(&rows)));
+    assert_eq!(stream.checkpoint().position(Vbid(0)).unwrap().epoch, 1);
+    assert_eq!(stream.stats().connection.rollbacks, 1);
+}
+
+#[tokio::test]
+async fn a_rollback_can_begin_the_vbucket_again() {
+    let producer = producer(1, 1).await;
+    let mut stream = three_snapshots(&producer, OnRollback::Resync).await;
+    producer.roll_back(Vbid(0), Seqno(25)).unwrap();
+    let items = take(&mut stream, 26).await;
+    assert_eq!(rollback(&items[0]).seqno, Seqno(0));
+    let rows: Vec<Row> = items[1..].iter().cloned().map(row).collect();
+    assert_eq!(keys(&rows), names(0..25));
+}
+
+#[tokio::test]
+async fn a_rollback_can_end_the_stream() {
+    let producer = producer(1, 1).await;
+    let mut stream = three_snapshots(&producer, OnRollback::Raise).await;
+    producer.roll_back(Vbid(0), Seqno(25)).unwrap();
+    let error = timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap_err();
+    assert_eq!((error.kind(), error.vbid()), (ErrorKind::Rollback, Some(Vbid(0))));
+    assert!(error.rollback_seqno().unwrap() <= Seqno(25));
+    assert!(stream.next().await.is_none(), "an error is told once");
+    assert_eq!(stream.checkpoint().position(Vbid(0)).unwrap().seqno, Seqno(30));
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_is_not_of_this_bucket_is_refused() {
+    let (one, other) = (producer(1, 4).await, producer(1, 4).await);
+    write(&one, 0..20);
+    let client = connect(&one).await;
+    let mut stream =
+        client.stream(options(Start::Earliest, End::Now), Rows::default).await.unwrap();
+    read_all(&mut stream).await;
+    let checkpoint = stream.checkpoint();
+    let start = Start::Checkpoint(checkpoint.clone());
+    let client = connect(&other).await;
+    let error = client.stream(options(start, End::Now), Rows::default).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Checkpoint, "{error}");
+
+    // Right bucket, right branch, and more changes than there are: a restored copy.
+    let client = connect(&one).await;
+    let mut position = checkpoint.position(Vbid(2)).unwrap().clone();
+    position.seqno.0 += 100;
+    position.snapshot.end.0 += 100;
+    let ahead = Start::Checkpoint(checkpoint.with_position(Vbid(2), position));
+    let error = client.stream(options(ahead, End::Never), Rows::default).await.unwrap_err();
+    assert_eq!((error.kind(), error.vbid()), (ErrorKind::Checkpoint, Some(Vbid(2))), "{error}");
+}
+
+#[tokio::test]
+async fn vbuckets_that_move_are_followed_without_a_gap() {
+    let producer = producer(3, 12).await;
+    let client = connect(&producer).await;
+    let mut stream =
+        client.stream(options(Start::Earliest, End::Never), Rows::default).await.unwrap();
+    let mut rows = Vec::new();
+    let mut next = 0;
+    for round in 0..6_u16 {
+        write(&producer, next..next + 200);
+        for vbid in 0..12 {
+            producer.move_vbucket(Vbid(vbid), usize::from((vbid + round) % 3)).unwrap();
+        }
+        write(&producer, next + 200..next + 400);
+        next += 400;
+        rows.extend(take(&mut stream, 400).await.into_iter().map(row));
+    }
+    assert_ascending(&rows);
+    assert_eq!(keys(&rows), names(0..next));
+    let stats = stream.stats();
+    assert_eq!((stats.failed, stats.complete), (0, 0), "{stats:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_gone_is_told_in_the_end() {
+    let producer = producer(1, 4).await;
+    write(&producer, 0..10);
+    let client = connect(&producer).await;
+    let mut options = options(Start::Earliest, End::Never);
+    options.retry_timeout = Duration::from_millis(700);
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    take(&mut stream, 10).await;
+    producer.shutdown().await;
+    let error = timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert!(std::error::Error::source(&error).is_some(), "{error:?} says why");
+    assert!(stream.next().await.is_none());
+}
+
+#[tokio::test]
+async fn a_closed_client_ends_its_streams() {
+    let producer = producer(1, 4).await;
+    let client = connect(&producer).await;
+    let mut stream =
+        client.stream(options(Start::Earliest, End::Never), Rows::default).await.unwrap();
+    client.close().await;
+    let error = timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    let error = client.stream(options(Start::Earliest, End::Now), Rows::default).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_dropped_or_closed_leaves_no_task() {
+    let producer = producer(2, 16).await;
+    write(&producer, 0..100);
+    let client = connect(&producer).await;
+    let metrics = tokio::runtime::Handle::current().metrics();
+    let settled = async |expected: usize| {
+        for _ in 0..500 {
+            if metrics.num_alive_tasks() <= expected {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{} tasks, {expected} before", metrics.num_alive_tasks());
+    };
+    // The connection that learned the bucket may still be on its way out.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let before = metrics.num_alive_tasks();
+    for close in [false, true] {
+        let mut stream =
+            client.stream(options(Start::Earliest, End::Never), Rows::default).await.unwrap();
+        take(&mut stream, 100).await;
+        assert!(metrics.num_alive_tasks() > before);
+        if close {
+            stream.close();
+            assert!(stream.next().await.is_none());
+        } else {
+            drop(stream);
+        }
+        settled(before).await;
+    }
+}
