@@ -56,15 +56,16 @@ fn measure(options: &Options, value_len: usize) -> Result<Group, Error> {
             })
         }),
     ];
+    let name = format!("memory to columns, {value_len} B values");
     Ok(Group {
-        name: format!("memory to columns, {value_len} B values"),
+        series: compare(options, &name, cases)?,
+        name,
         shape: format!(
             "{VBUCKETS} vBuckets, {KEY_LEN} B keys, 1 MiB source in cache, \
              batches of {BATCH_ROWS} rows or 4 MiB"
         ),
         rows,
         bytes,
-        series: compare(options.rounds, cases)?,
     })
 }
 

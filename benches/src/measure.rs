@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::Error;
 
 /// How a benchmark was called.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Short runs, for continuous integration.
     pub short: bool,
@@ -15,15 +15,17 @@ pub struct Options {
     pub json: bool,
     /// Rounds that count; each runs every case once.
     pub rounds: usize,
+    /// Only cases with this in `group: case` are run, as under a profiler.
+    pub only: Option<String>,
 }
 
 impl Options {
-    /// Reads the command line: `--short`, `--json`, `--rounds N`.
+    /// Reads the command line: `--short`, `--json`, `--rounds N`, `--only TEXT`.
     ///
     /// # Errors
     /// For anything else on the command line, and for fewer than five rounds.
     pub fn from_command_line() -> Result<Self, Error> {
-        let mut options = Self { short: false, json: false, rounds: 0 };
+        let mut options = Self { short: false, json: false, rounds: 0, only: None };
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
@@ -37,9 +39,10 @@ impl Options {
                         return Err("a median needs at least five rounds".into());
                     }
                 }
+                "--only" => options.only = Some(arguments.next().ok_or("--only needs a text")?),
                 other => {
                     return Err(format!(
-                        "unknown argument {other:?}: use --short, --json or --rounds N"
+                        "unknown argument {other:?}: use --short, --json, --rounds N or --only TEXT"
                     )
                     .into());
                 }
@@ -180,25 +183,34 @@ impl Series {
     }
 }
 
-/// Runs every case once without counting it, then `rounds` times in turn.
+/// Runs every case of `group` once without counting it, then `options.rounds` times in turn.
 ///
 /// # Errors
 /// The first error of a case; nothing measured so far is returned then.
-pub fn compare(rounds: usize, mut cases: Vec<Case<'_>>) -> Result<Vec<Series>, Error> {
+pub fn compare(
+    options: &Options,
+    group: &str,
+    mut cases: Vec<Case<'_>>,
+) -> Result<Vec<Series>, Error> {
+    if let Some(only) = &options.only {
+        cases.retain(|case| format!("{group}: {}", case.name).contains(only.as_str()));
+    }
     let mut all: Vec<Series> = cases
         .iter()
         .map(|case| Series {
             name: case.name.clone(),
             reference: case.reference,
-            samples: Vec::with_capacity(rounds),
+            samples: Vec::with_capacity(options.rounds),
         })
         .collect();
-    for round in 0..=rounds {
+    for round in 0..=options.rounds {
         for (case, series) in cases.iter_mut().zip(&mut all) {
-            let sample = (case.run)().map_err(|error| format!("{}: {error}", case.name))?;
+            let sample =
+                (case.run)().map_err(|error| format!("{group}: {}: {error}", case.name))?;
             if sample.is_zero() {
-                return Err(format!("{}: too short to measure", case.name).into());
+                return Err(format!("{group}: {}: too short to measure", case.name).into());
             }
+            // The first one warms up.
             if round > 0 {
                 series.samples.push(sample);
             }
@@ -237,8 +249,9 @@ mod tests {
             left -= 1;
             if left == 0 { Err("broken".into()) } else { Ok(Duration::from_millis(1)) }
         });
-        let error = compare(5, vec![ok, fails]).unwrap_err();
-        assert_eq!(error.to_string(), "fails: broken");
+        let options = Options { short: true, json: false, rounds: 5, only: None };
+        let error = compare(&options, "work", vec![ok, fails]).unwrap_err();
+        assert_eq!(error.to_string(), "work: fails: broken");
     }
 
     #[test]

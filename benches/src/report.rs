@@ -42,7 +42,9 @@ impl Report {
 
     /// Adds measured cases.
     pub fn add(&mut self, group: Group) {
-        self.groups.push(group);
+        if !group.series.is_empty() {
+            self.groups.push(group);
+        }
     }
 
     fn print(&self, out: &mut impl Write) -> io::Result<()> {
@@ -139,7 +141,7 @@ pub fn run(
     fill: impl FnOnce(&Options, &mut Report) -> Result<(), Error>,
 ) -> ExitCode {
     let outcome = Options::from_command_line().and_then(|options| {
-        let mut report = Report::new(bench, options);
+        let mut report = Report::new(bench, options.clone());
         fill(&options, &mut report)?;
         report.print(&mut io::stdout().lock())?;
         Ok(())
