@@ -76,8 +76,8 @@ fn noop(server: &mut Harness, opaque: u32) {
 }
 
 #[test]
-fn half_the_window_is_acknowledged_and_the_rest_after_a_second() {
-    let mut server = Harness::streaming(with_window(1000));
+fn a_quarter_of_the_window_is_acknowledged_and_the_rest_after_a_second() {
+    let mut server = Harness::streaming(with_window(2000));
     server.marker(0, 100).mutations(1..=10).play();
     let held = server.machine.take_held();
     assert_eq!(held, 44 + 10 * 63);
