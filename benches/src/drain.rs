@@ -27,8 +27,10 @@ pub struct Target {
     pub address: SocketAddr,
     /// Its bucket.
     pub bucket: String,
-    /// Who connects.
-    pub auth: Auth,
+    /// Name to authenticate with.
+    pub username: String,
+    /// Password to authenticate with.
+    pub password: String,
     /// The vBuckets with the seqno at which each one's stream ends.
     pub ends: Vec<(Vbid, Seqno)>,
     /// Flow-control window in bytes.
@@ -97,11 +99,14 @@ pub fn drain(target: &Target) -> Result<Drained, Error> {
 }
 
 fn bootstrap(socket: &mut TcpStream, target: &Target) -> Result<BytesMut, Error> {
-    let mut config = BootstrapConfig::new(
-        target.auth.clone(),
-        Some(target.bucket.clone()),
-        target.address.ip().to_string(),
-    );
+    let auth = Auth::Password {
+        username: target.username.clone(),
+        password: target.password.clone().into(),
+        nonce: "a nonce of a client that only drains".replace(' ', "-"),
+        allow_plain: false,
+    };
+    let mut config =
+        BootstrapConfig::new(auth, Some(target.bucket.clone()), target.address.ip().to_string());
     config.dcp =
         Some(DcpOpen::new("dcp-benches-drain", OpenFlags::empty(), target.buffer_size, 20));
     let mut machine = Bootstrap::new(config)?;

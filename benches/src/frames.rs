@@ -216,7 +216,8 @@ fn key(vbid: Vbid, seqno: u64) -> Vec<u8> {
 }
 
 /// A JSON document of `len` bytes.
-fn json_value(len: usize) -> Vec<u8> {
+#[must_use]
+pub fn json_value(len: usize) -> Vec<u8> {
     let mut value = br#"{"body":""#.to_vec();
     value.extend((b'a'..=b'z').cycle().take(len.saturating_sub(value.len() + 2)));
     value.extend_from_slice(br#""}"#);

@@ -7,8 +7,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use dcp_wire::message::{BufferAck, Control, FailoverEntry, StreamRequest, encode_failover_log};
+use dcp_wire::sasl::{Mechanism, ScramCredentials, ScramServer};
 use dcp_wire::{
-    Datatype, Feature, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid,
+    Datatype, Feature, Frame, Header, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid,
 };
 use serde_json::json;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -18,6 +19,15 @@ use crate::frames::{Frames, Shape};
 
 /// Name of the bucket the node has.
 pub const BUCKET: &str = "frames";
+
+/// Name clients authenticate with.
+pub const USERNAME: &str = "reader";
+
+/// Password clients authenticate with.
+pub const PASSWORD: &str = "only for loopback";
+
+/// The one mechanism offered.
+const MECHANISM: Mechanism = Mechanism::ScramSha1;
 
 /// Largest single write in bytes: smaller ones cost the sender more than everything else.
 const WRITE_LEN: usize = 256 * 1024;
@@ -126,6 +136,8 @@ struct Connection {
     reader: TcpStream,
     writer: Arc<Mutex<TcpStream>>,
     window: Arc<Window>,
+    /// The exchange in progress.
+    scram: Option<ScramServer>,
     frames: Option<Frames>,
     opened: u16,
 }
@@ -138,6 +150,7 @@ impl Connection {
             writer: Arc::new(Mutex::new(socket.try_clone()?)),
             reader: socket,
             window: Arc::default(),
+            scram: None,
             frames: None,
             opened: 0,
         };
@@ -181,6 +194,21 @@ impl Connection {
                     .copied()
                     .collect();
                 self.respond(request, Status::SUCCESS, &granted)
+            }
+            Opcode::SASL_LIST_MECHS => {
+                self.respond(request, Status::SUCCESS, MECHANISM.name().as_bytes())
+            }
+            Opcode::SASL_AUTH => {
+                let credentials = ScramCredentials::derive(MECHANISM, PASSWORD, &[7; 16], 1)?;
+                let mut scram = ScramServer::read(request.value)?;
+                let challenge = scram.challenge(credentials, "a nonce of the scripted node")?;
+                self.scram = Some(scram);
+                self.respond(request, Status::AUTH_CONTINUE, &challenge)
+            }
+            Opcode::SASL_STEP => {
+                let scram = self.scram.take().ok_or("SASL_STEP without SASL_AUTH")?;
+                let last = scram.verify(request.value)?;
+                self.respond(request, Status::SUCCESS, &last)
             }
             Opcode::GET_CLUSTER_CONFIG => {
                 self.respond_json(request, self.plan.config().to_string().as_bytes())
@@ -277,9 +305,14 @@ fn send(
     window: &Window,
 ) -> Result<(), Error> {
     let pieces = frames.pieces(WRITE_LEN);
-    let write = |bytes: &[u8]| -> Result<(), Error> {
-        window.take(bytes.len() as u64)?;
-        writer.lock().unwrap_or_else(PoisonError::into_inner).write_all(bytes)?;
+    let write = |piece: &[u8]| -> Result<(), Error> {
+        let mut rest = piece;
+        while !rest.is_empty() {
+            let now;
+            (now, rest) = rest.split_at(first_frames(rest, window.room()?));
+            writer.lock().unwrap_or_else(PoisonError::into_inner).write_all(now)?;
+            window.sent(now.len() as u64);
+        }
         Ok(())
     };
     for _ in 0..passes {
@@ -289,6 +322,20 @@ fn send(
         frames.advance();
     }
     write(&frames.stream_ends()?)
+}
+
+/// Length of the frames that may be sent while there is `room`: the last one may exceed it.
+fn first_frames(frames: &[u8], room: u64) -> usize {
+    let mut end = 0;
+    if frames.len() as u64 <= room {
+        return frames.len();
+    }
+    while (end as u64) < room
+        && let Some(header) = frames[end..].first_chunk().and_then(|h| Header::decode(h).ok())
+    {
+        end += header.packet_len();
+    }
+    end
 }
 
 /// The flow-control window of a connection.
@@ -324,21 +371,25 @@ impl Window {
         self.change(|state| state.closed = true);
     }
 
-    /// Waits until `bytes` more fit; a piece larger than the window waits until it is empty.
-    fn take(&self, bytes: u64) -> Result<(), Error> {
+    fn sent(&self, bytes: u64) {
+        self.change(|state| state.outstanding += bytes);
+    }
+
+    /// Waits until something may be sent; returns how much fits the window.
+    fn room(&self) -> Result<u64, Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        while state.limit > 0
-            && state.outstanding > 0
-            && state.outstanding + bytes > state.limit
-            && !state.closed
-        {
+        loop {
+            if state.closed {
+                return Err("the connection was closed".into());
+            }
+            if state.limit == 0 {
+                return Ok(u64::MAX);
+            }
+            if state.outstanding < state.limit {
+                return Ok(state.limit - state.outstanding);
+            }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if state.closed {
-            return Err("the connection was closed".into());
-        }
-        state.outstanding += bytes;
-        Ok(())
     }
 }
 
