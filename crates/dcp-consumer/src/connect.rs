@@ -466,7 +466,7 @@ fn set_up_failed(address: &Address, error: &BootstrapError) -> Error {
     use BootstrapError as E;
 
     let kind = match error {
-        E::AuthenticationFailed | E::Sasl(_) => ErrorKind::Authentication,
+        E::AuthenticationFailed { .. } | E::Sasl(_) => ErrorKind::Authentication,
         E::BucketNotFound { .. } => ErrorKind::BucketNotFound,
         E::BucketAccess { .. } | E::DcpAccess => ErrorKind::AccessDenied,
         E::FeatureMissing(_) | E::ControlRefused { .. } => ErrorKind::Unsupported,

@@ -16,7 +16,7 @@ mod window;
 
 pub use bootstrap::{
     Auth, Bootstrap, BootstrapConfig, BootstrapError, BootstrapOutcome, ClusterConfig,
-    ControlSetting, DcpOpen,
+    ControlSetting, DcpOpen, ErrorContext,
 };
 pub use connection::{Connection, ConnectionConfig, Limit, RollbackPolicy, Walk};
 pub use error::{

@@ -33,25 +33,32 @@ fn with(change: impl FnOnce(&mut Value)) -> Value {
     json
 }
 
-/// The configurations recorded from real servers, as (host, JSON).
+/// The configurations recorded from real servers.
 fn recorded_configs() -> Vec<Vec<u8>> {
     let traces = [
         include_str!("../../../../tests/traces/8.0.2-sdk-python-scram.jsonl"),
         include_str!("../../../../tests/traces/8.0.2-sdk-python-plain.jsonl"),
         include_str!("../../../../tests/traces/8.0.2-cluster-failover.jsonl"),
     ];
-    let lines = traces.iter().flat_map(|trace| trace.lines());
-    let packets = lines.filter_map(|line| {
+    let is_it = |frame: &dcp_wire::Frame<'_>| {
+        frame.header.magic.is_response()
+            && frame.header.opcode == dcp_wire::Opcode::GET_CLUSTER_CONFIG
+    };
+    traces.iter().flat_map(|trace| bodies(trace, &is_it)).collect()
+}
+
+/// The values of the recorded packets that are wanted.
+fn bodies(trace: &str, wanted: &dyn Fn(&dcp_wire::Frame<'_>) -> bool) -> Vec<Vec<u8>> {
+    let packets = trace.lines().filter_map(|line| {
         let line: Value = serde_json::from_str(line).unwrap();
-        let hex = line["hex"].as_str()?.to_owned();
+        let hex = line["hex"].as_str()?;
         let digits = (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16));
-        (line["dir"] == "s2c").then(|| digits.collect::<Result<Vec<_>, _>>().unwrap())
+        Some(digits.collect::<Result<Vec<_>, _>>().unwrap())
     });
     packets
         .filter_map(|packet| {
-            let (frame, _) = dcp_wire::Frame::parse(&packet, MAX_CONFIG_LEN).unwrap().unwrap();
-            let wanted = frame.header.opcode == dcp_wire::Opcode::GET_CLUSTER_CONFIG;
-            wanted.then(|| frame.value.to_vec())
+            let (frame, _) = dcp_wire::Frame::parse(&packet, MAX_CONFIG_LEN).ok()??;
+            wanted(&frame).then(|| frame.value.to_vec())
         })
         .collect()
 }
@@ -84,6 +91,27 @@ fn the_configurations_of_real_servers_are_read() {
     assert!(after.is_newer_than(before) && !before.is_newer_than(after));
     assert!(!after.is_newer_than(after), "the same revision brings nothing new");
     assert!(after.has_capability("collections"));
+}
+
+#[test]
+fn the_configuration_in_a_not_my_vbucket_answer_is_read() {
+    let traces = [
+        include_str!("../../../../tests/traces/6.0.5-meta-commands.jsonl"),
+        include_str!("../../../../tests/traces/8.0.2-meta-commands.jsonl"),
+    ];
+    let revisions: Vec<_> = traces
+        .iter()
+        .map(|trace| {
+            let is_it = |frame: &dcp_wire::Frame<'_>| {
+                frame.header.magic.is_response()
+                    && frame.header.status() == dcp_wire::Status::NOT_MY_VBUCKET
+                    && !frame.value.is_empty()
+            };
+            let bodies = bodies(trace, &is_it);
+            BucketConfig::parse(bodies.first().unwrap(), "127.0.0.1").unwrap().revision()
+        })
+        .collect();
+    assert_eq!(revisions, [Revision { epoch: 0, rev: 5 }, Revision { epoch: 1, rev: 5 }]);
 }
 
 #[test]

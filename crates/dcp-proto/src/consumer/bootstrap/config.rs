@@ -235,13 +235,60 @@ impl BootstrapOutcome {
     }
 }
 
+/// What a server adds to a refusal: a sentence, and a reference into its own log (protocol §1.4).
+///
+/// Displayed with a colon in front, or not at all if the server added nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ErrorContext(String);
+
+impl ErrorContext {
+    /// Longest text kept, in characters.
+    const MAX_LEN: usize = 300;
+
+    /// Takes the text out of a response that is not a success.
+    #[must_use]
+    pub fn of(value: &[u8]) -> Self {
+        #[derive(serde::Deserialize)]
+        struct Body {
+            error: Text,
+        }
+        #[derive(serde::Deserialize)]
+        struct Text {
+            context: Option<String>,
+            #[serde(rename = "ref")]
+            reference: Option<String>,
+        }
+
+        let Ok(Body { error }) = serde_json::from_slice(value) else {
+            return Self::default();
+        };
+        let reference = error.reference.map(|reference| format!("reference {reference}"));
+        let parts: Vec<String> = error.context.into_iter().chain(reference).collect();
+        // What a peer wrote goes to terminals and logs.
+        let plain = parts.join(", ").replace(char::is_control, " ");
+        Self(plain.chars().take(Self::MAX_LEN).collect())
+    }
+}
+
+impl fmt::Display for ErrorContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        write!(f, ": {}", self.0)
+    }
+}
+
 /// Why a connection could not be set up. Holds names of buckets and settings, never a secret.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BootstrapError {
     /// The server refuses the user name or password.
-    #[error("authentication failed: check user name and password")]
-    AuthenticationFailed,
+    #[error("authentication failed: check user name and password{context}")]
+    AuthenticationFailed {
+        /// What the server says about that.
+        context: ErrorContext,
+    },
     /// The SASL exchange failed on this side: no usable mechanism, a wrong server signature.
     #[error(transparent)]
     Sasl(#[from] SaslError),
@@ -267,7 +314,7 @@ pub enum BootstrapError {
     #[error("the server does not support {0:?}, which is needed here")]
     FeatureMissing(Feature),
     /// The server refuses a setting that is needed.
-    #[error("the server refuses the setting {key}={value} ({status})")]
+    #[error("the server refuses the setting {key}={value} ({status}{context})")]
     ControlRefused {
         /// Name of the setting.
         key: &'static str,
@@ -275,6 +322,8 @@ pub enum BootstrapError {
         value: String,
         /// What the server answered.
         status: Status,
+        /// What it says about that.
+        context: ErrorContext,
     },
     /// The server has no configuration (yet), as while it starts or the bucket is being made.
     #[error("the server has no cluster configuration yet ({status}): try again later")]
@@ -289,12 +338,14 @@ pub enum BootstrapError {
     #[error(transparent)]
     Manifest(#[from] InvalidManifest),
     /// A step failed in a way that has no variant of its own.
-    #[error("the server answered {opcode} with {status}")]
+    #[error("the server answered {opcode} with {status}{context}")]
     Status {
         /// Step that failed.
         opcode: Opcode,
         /// What the server answered.
         status: Status,
+        /// What it says about that.
+        context: ErrorContext,
     },
     /// A response has the wrong form.
     #[error("malformed response to {opcode}")]
@@ -326,7 +377,7 @@ impl BootstrapError {
     #[must_use]
     pub const fn status(&self) -> Option<Status> {
         match self {
-            Self::AuthenticationFailed => Some(Status::AUTH_ERROR),
+            Self::AuthenticationFailed { .. } => Some(Status::AUTH_ERROR),
             Self::BucketNotFound { .. } => Some(Status::KEY_ENOENT),
             Self::BucketAccess { .. } | Self::DcpAccess => Some(Status::EACCESS),
             Self::ControlRefused { status, .. }

@@ -7,7 +7,8 @@ mod responses;
 mod tests;
 
 pub use config::{
-    Auth, BootstrapConfig, BootstrapError, BootstrapOutcome, ClusterConfig, ControlSetting, DcpOpen,
+    Auth, BootstrapConfig, BootstrapError, BootstrapOutcome, ClusterConfig, ControlSetting,
+    DcpOpen, ErrorContext,
 };
 
 use core::fmt;
@@ -240,15 +241,15 @@ impl Bootstrap {
             Step::ListMechanisms => self.on_mechanisms(frame),
             Step::Authenticate => self.on_authenticate(frame),
             Step::ProveIdentity => self.on_authenticate_step(frame),
-            Step::SelectBucket => self.on_select_bucket(frame.header.status()),
+            Step::SelectBucket => self.on_select_bucket(frame),
             Step::ClusterConfig => self.on_cluster_config(frame),
             Step::Manifest => self.on_manifest(frame),
             Step::Open => match frame.header.status() {
                 Status::SUCCESS => Ok(()),
                 Status::EACCESS => Err(BootstrapError::DcpAccess),
-                status => Err(BootstrapError::Status { opcode, status }),
+                _ => Err(responses::refused(frame)),
             },
-            Step::Control(index) => self.on_control(index, frame.header.status()),
+            Step::Control(index) => self.on_control(index, frame),
         }
     }
 

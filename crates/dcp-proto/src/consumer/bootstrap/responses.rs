@@ -6,7 +6,7 @@ use dcp_wire::sasl::{Mechanism, SaslError, select_mechanism};
 use dcp_wire::{Datatype, Feature, Frame, Opcode, Status, snappy};
 use zeroize::Zeroizing;
 
-use super::config::{Auth, BootstrapError, ClusterConfig};
+use super::config::{Auth, BootstrapError, ClusterConfig, ErrorContext};
 use super::{Bootstrap, Step};
 use crate::topology::{BucketConfig, GlobalConfig, MAX_CONFIG_LEN, Manifest};
 
@@ -61,16 +61,16 @@ impl Bootstrap {
         }
     }
 
-    pub(super) fn on_select_bucket(&self, status: Status) -> Result<(), BootstrapError> {
+    pub(super) fn on_select_bucket(&self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
         let bucket = self.config.bucket.clone().unwrap_or_default();
-        match status {
+        match frame.header.status() {
             Status::SUCCESS => Ok(()),
             Status::KEY_ENOENT => Err(BootstrapError::BucketNotFound { bucket }),
             Status::EACCESS => Err(BootstrapError::BucketAccess { bucket }),
             Status::NOT_SUPPORTED if self.features.contains(&Feature::COLLECTIONS) => {
                 Err(BootstrapError::FeatureMissing(Feature::COLLECTIONS))
             }
-            status => Err(BootstrapError::Status { opcode: Opcode::SELECT_BUCKET, status }),
+            _ => Err(refused(frame)),
         }
     }
 
@@ -80,9 +80,7 @@ impl Bootstrap {
             status @ (Status::KEY_ENOENT | Status::NO_BUCKET | Status::ECONFIG_ONLY) => {
                 return Err(BootstrapError::NoConfig { status });
             }
-            status => {
-                return Err(BootstrapError::Status { opcode: Opcode::GET_CLUSTER_CONFIG, status });
-            }
+            _ => return Err(refused(frame)),
         }
         let json = body(frame)?;
         let parsed = self.parse_config(&json)?;
@@ -113,10 +111,7 @@ impl Bootstrap {
             | Status::EINVAL
             | Status::NOT_SUPPORTED
             | Status::UNKNOWN_COMMAND => Manifest::default(),
-            status => {
-                let opcode = Opcode::GET_COLLECTIONS_MANIFEST;
-                return Err(BootstrapError::Status { opcode, status });
-            }
+            _ => return Err(refused(frame)),
         });
         Ok(())
     }
@@ -124,19 +119,21 @@ impl Bootstrap {
     pub(super) fn on_control(
         &mut self,
         index: usize,
-        status: Status,
+        frame: &Frame<'_>,
     ) -> Result<(), BootstrapError> {
         let setting = self.config.dcp.as_ref().and_then(|dcp| dcp.controls.get(index));
         let Some(setting) = setting else { return Ok(()) };
+        let status = frame.header.status();
+        let context = ErrorContext::of(frame.value);
         if status.is_success() {
             self.controls.push(setting.key);
             return Ok(());
         }
         if setting.required {
             let (key, value) = (setting.key, setting.value.clone());
-            return Err(BootstrapError::ControlRefused { key, value, status });
+            return Err(BootstrapError::ControlRefused { key, value, status, context });
         }
-        tracing::debug!(key = setting.key, %status, "the server does not take a setting");
+        tracing::debug!(key = setting.key, %status, %context, "the server does not take a setting");
         Ok(())
     }
 
@@ -160,13 +157,22 @@ fn success(frame: &Frame<'_>) -> Result<(), BootstrapError> {
     if status.is_success() {
         return Ok(());
     }
-    Err(BootstrapError::Status { opcode: frame.header.opcode, status })
+    Err(refused(frame))
+}
+
+/// A refusal that has no variant of its own.
+pub(super) fn refused(frame: &Frame<'_>) -> BootstrapError {
+    BootstrapError::Status {
+        opcode: frame.header.opcode,
+        status: frame.header.status(),
+        context: ErrorContext::of(frame.value),
+    }
 }
 
 fn authenticated(frame: &Frame<'_>) -> Result<(), BootstrapError> {
     match frame.header.status() {
         Status::AUTH_ERROR | Status::EACCESS | Status::KEY_ENOENT => {
-            Err(BootstrapError::AuthenticationFailed)
+            Err(BootstrapError::AuthenticationFailed { context: ErrorContext::of(frame.value) })
         }
         _ => success(frame),
     }

@@ -231,7 +231,8 @@ fn a_wrong_password_is_an_authentication_failure() {
     let mut wrong = config();
     let Auth::Password { password, .. } = &mut wrong.auth else { unreachable!() };
     *password = Zeroizing::new("guess".to_owned());
-    assert_eq!(failure(&mut Server::default(), wrong), BootstrapError::AuthenticationFailed);
+    let error = failure(&mut Server::default(), wrong);
+    assert!(matches!(error, BootstrapError::AuthenticationFailed { .. }), "{error:?}");
 }
 
 #[test]
@@ -297,10 +298,34 @@ fn each_refused_step_has_its_error() {
     assert_eq!(refused(Opcode::DCP_OPEN, Status::EACCESS), BootstrapError::DcpAccess);
     assert_eq!(
         refused(Opcode::HELLO, Status::UNKNOWN_COMMAND),
-        BootstrapError::Status { opcode: Opcode::HELLO, status: Status::UNKNOWN_COMMAND }
+        BootstrapError::Status {
+            opcode: Opcode::HELLO,
+            status: Status::UNKNOWN_COMMAND,
+            context: ErrorContext::default()
+        }
     );
     let error = refused(Opcode::DCP_CONTROL, Status::EINVAL);
     assert!(matches!(error, BootstrapError::ControlRefused { key: "enable_noop", .. }), "{error}");
+}
+
+#[test]
+fn what_the_server_says_about_a_refusal_is_passed_on() {
+    let shown = |opcode, status, body| {
+        failure(&mut Server::answering(opcode, status, body), config()).to_string()
+    };
+    assert_eq!(
+        shown(Opcode::SASL_AUTH, Status::AUTH_ERROR, br#"{"error":{"ref":"60d81660-ea47"}}"#),
+        "authentication failed: check user name and password: reference 60d81660-ea47"
+    );
+    let context = br#"{"error":{"context":"bad\u001b[31m interval","ref":"1"}}"#;
+    let text = shown(Opcode::DCP_CONTROL, Status::EINVAL, context);
+    assert!(text.ends_with("(EINVAL: bad [31m interval, reference 1)"), "{text}");
+    let long =
+        ErrorContext::of(format!(r#"{{"error":{{"context":"{}"}}}}"#, "x".repeat(9000)).as_bytes());
+    assert!(long.to_string().len() <= 302);
+    for nothing in [&b""[..], b"{}", b"[]", br#"{"error":{}}"#, br#"{"error":{"context":3}}"#] {
+        assert_eq!(ErrorContext::of(nothing).to_string(), "");
+    }
 }
 
 #[test]
