@@ -3,7 +3,7 @@
 use crate::wire_enum;
 
 wire_enum! {
-    /// What a packet asks or tells (protocol.md §3 to §9, §21).
+    /// What a packet asks or tells (BinaryProtocol and the DCP pages).
     Opcode(u8) {
         /// Read a document.
         GET = 0x00, "GET";

@@ -29,6 +29,9 @@
 //! manifest from the recording. Recorded answers to controls are used where key and value are the
 //! same.
 //!
+//! The two recordings named `replication` begin after the bootstrap, so that nothing is known of the
+//! features they had: keys of the one of 8.0.2 carry collection ids, but a client is told otherwise.
+//!
 //! Flow control is real: with `connection_buffer_size` set, the server stops at a full window until
 //! the client acknowledges. A client that never does is reported, not waited for: everything ends
 //! after [`TIME_LIMIT`].

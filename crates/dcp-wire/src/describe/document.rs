@@ -19,6 +19,25 @@ pub(super) fn key<'a>(key: &'a [u8], keys: Keys, fields: &mut Fields<'a>) {
     fields.readable("key", key);
 }
 
+/// JSON of a response, inflated if it is compressed.
+pub(super) fn json<'a>(
+    name: &'static str,
+    datatype: Datatype,
+    bytes: &'a [u8],
+    fields: &mut Fields<'a>,
+) {
+    if !datatype.contains(Datatype::SNAPPY) || bytes.is_empty() {
+        return fields.readable(name, bytes);
+    }
+    match snappy::decompress(bytes, MAX_BODY_LEN) {
+        Ok(inflated) => fields.push(name, readable(Cow::Owned(inflated))),
+        Err(error) => {
+            fields.text("problem", error.to_string());
+            fields.readable(name, bytes);
+        }
+    }
+}
+
 /// The value: inflated, and with its xattrs apart.
 pub(super) fn value<'a>(datatype: Datatype, value: &'a [u8], fields: &mut Fields<'a>) {
     let mut bytes = Cow::Borrowed(value);

@@ -32,8 +32,8 @@ use std::borrow::Cow;
 use std::fmt;
 
 use crate::framing_extras::FrameInfo;
-use crate::message::Message;
-use crate::{DecodeError, Frame, Magic, Opcode};
+use crate::message::{Message, Response};
+use crate::{DecodeError, Feature, Frame, Magic, Opcode};
 
 /// Whether keys of documents carry their collection id. A packet does not tell: that was agreed
 /// on by HELLO.
@@ -44,6 +44,24 @@ pub enum Keys {
     Plain,
     /// Keys begin with a collection id.
     WithCollection,
+}
+
+impl Keys {
+    /// What holds for the packets after `frame` on the same connection: the answer to HELLO
+    /// settles it.
+    #[must_use]
+    pub fn after(self, frame: &Frame<'_>) -> Self {
+        match Message::decode(frame) {
+            Ok(Message::Response(Response::Hello(granted))) => {
+                if granted.contains(Feature::COLLECTIONS) {
+                    Self::WithCollection
+                } else {
+                    Self::Plain
+                }
+            }
+            _ => self,
+        }
+    }
 }
 
 /// A packet as names and values.
@@ -319,14 +337,18 @@ impl fmt::Display for FieldValue<'_> {
     }
 }
 
-/// Plain words as they are, anything else in quotes.
+/// Plain words as they are, anything else in quotes; JSON stays readable.
 fn fmt_text(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.,:/@".contains(c);
     if !text.is_empty() && text.chars().all(plain) && text.len() <= MAX_SHOWN {
         return f.write_str(text);
     }
     let shown: String = text.chars().take(MAX_SHOWN).collect();
-    write!(f, "{shown:?}")?;
+    if shown.contains('"') && !shown.contains(|c: char| c == '\'' || c.is_control()) {
+        write!(f, "'{shown}'")?;
+    } else {
+        write!(f, "{shown:?}")?;
+    }
     cut(text.chars().count(), f)
 }
 

@@ -1,6 +1,6 @@
 //! Fields of responses.
 
-use super::document::{key, value};
+use super::document::{json, key, value};
 use super::request::features;
 use super::{FieldValue, Fields, Keys};
 use crate::message::{MutationToken, PathResult, Response};
@@ -12,11 +12,12 @@ pub(super) fn describe<'a>(
     keys: Keys,
     fields: &mut Fields<'a>,
 ) {
+    let datatype = frame.header.datatype;
     match response {
         Response::Empty => {}
-        Response::ClusterConfig(config) => fields.readable("config", config),
-        Response::CollectionsManifest(manifest) => fields.readable("manifest", manifest),
-        Response::ErrorMap(map) => fields.readable("error_map", map),
+        Response::ClusterConfig(config) => json("config", datatype, config, fields),
+        Response::CollectionsManifest(manifest) => json("manifest", datatype, manifest, fields),
+        Response::ErrorMap(map) => json("error_map", datatype, map, fields),
         Response::SaslMechanisms(names) => fields.readable("mechanisms", names),
         Response::SaslMessage(message) => {
             if !message.is_empty() {
@@ -26,7 +27,7 @@ pub(super) fn describe<'a>(
         Response::Version(version) => fields.readable("version", version),
         Response::Error(body) => {
             if !body.is_empty() {
-                fields.readable("error", body);
+                json("error", datatype, body, fields);
             }
         }
         Response::Counter(written, count) => {
@@ -38,7 +39,7 @@ pub(super) fn describe<'a>(
             if !document_key.is_empty() {
                 key(document_key, keys, fields);
             }
-            value(frame.header.datatype, document, fields);
+            value(datatype, document, fields);
         }
         Response::FailoverLog(entries) => {
             let list = entries.map(|entry| {

@@ -5,7 +5,7 @@ use bytes::BufMut;
 use super::{StreamRequestFlags, encode_request, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opaque, Opcode};
 
-/// Tells a consumer to open a stream of a vBucket (protocol.md §7); sent by the cluster manager.
+/// Tells a consumer to open a stream of a vBucket (DCP page `add-stream`); sent by the cluster manager.
 ///
 /// The answer's extras are the opaque of that stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use bytes::BufMut;
 use super::{expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opcode};
 
-/// Bytes the client has processed (protocol.md §15); never answered.
+/// Bytes the client has processed (DCP page `flow-control`); never answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferAck {
     /// How many bytes.

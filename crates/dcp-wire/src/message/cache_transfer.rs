@@ -12,7 +12,7 @@ const RECORD_LEN: usize = 40;
 /// Shortest key in bytes: collection prefix and one byte.
 const MIN_KEY_LEN: usize = 2;
 
-/// Cached documents (protocol.md §7); iterates over them, ending after the first error.
+/// Cached documents (DCP page `cache-transfer`); iterates over them, ending after the first error.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheTransfer<'a> {
     reader: Reader<'a>,

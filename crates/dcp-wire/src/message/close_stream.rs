@@ -5,7 +5,7 @@ use bytes::BufMut;
 use super::{StreamAddress, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opcode};
 
-/// Closes a stream (protocol.md §14.2).
+/// Closes a stream (DCP page `close-stream`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloseStream;
 

@@ -5,7 +5,7 @@ use bytes::BufMut;
 use super::{StreamAddress, encode_stream_message, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opcode, Reader, Seqno};
 
-/// A durable write succeeded (protocol.md §7).
+/// A durable write succeeded (DCP page `commit`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Commit<'a> {
     /// Where the write began.
@@ -36,7 +36,7 @@ impl<'a> Commit<'a> {
     }
 }
 
-/// A durable write was given up (protocol.md §7).
+/// A durable write was given up (DCP page `abort`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abort<'a> {
     /// Where the write began.
@@ -67,7 +67,7 @@ impl<'a> Abort<'a> {
     }
 }
 
-/// A replica tells that it holds every prepare up to a seqno (protocol.md §7).
+/// A replica tells that it holds every prepare up to a seqno (DCP page `seqno-acknowledged`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeqnoAck {
     /// The seqno.

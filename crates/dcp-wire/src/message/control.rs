@@ -5,7 +5,7 @@ use bytes::BufMut;
 use super::{expect, extras};
 use crate::{DecodeError, EncodeError, Frame, Opaque, Opcode};
 
-/// One connection setting (protocol.md §5).
+/// One connection setting (DCP page `control`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Control<'a> {
     /// Name of the setting.

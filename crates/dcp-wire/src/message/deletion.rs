@@ -5,7 +5,7 @@ use bytes::BufMut;
 use super::{StreamAddress, expect};
 use crate::{Cas, Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, RevSeqno, Seqno};
 
-/// A document was removed (protocol.md §7).
+/// A document was removed (DCP page `deletion`).
 ///
 /// The second layout, with a delete time, is used on connections opened with
 /// [`OpenFlags::INCLUDE_DELETE_TIMES`](super::OpenFlags::INCLUDE_DELETE_TIMES).

@@ -8,7 +8,7 @@ use crate::{Cas, Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, RevS
 
 const EXTRAS_LEN: usize = 20;
 
-/// A document expired (protocol.md §7).
+/// A document expired (DCP page `expiration`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expiration<'a> {
     /// Position in the vBucket.

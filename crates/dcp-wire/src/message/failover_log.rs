@@ -4,7 +4,7 @@ use bytes::BufMut;
 
 use crate::{DecodeError, Seqno, Vbuuid, reader::saturating_u32};
 
-/// One branch of a vBucket's history: `vbuuid` begins at `seqno` (protocol.md §12).
+/// One branch of a vBucket's history: `vbuuid` begins at `seqno` (DCP page `failover-log`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailoverEntry {
     /// Identity of the branch.

@@ -1,6 +1,6 @@
 //! One type per packet kind, in a file of its own.
 //!
-//! `decode` takes the fields out of a [`Frame`](crate::Frame) whose opcode is the message's and
+//! `decode` takes the fields out of a [`Frame`] whose opcode is the message's and
 //! checks the layout; borrowed parts keep pointing into the packet. `encode` appends the whole
 //! packet.
 

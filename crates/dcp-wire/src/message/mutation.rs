@@ -7,7 +7,7 @@ use crate::{Cas, Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, RevS
 
 const EXTRAS_LEN: usize = 31;
 
-/// A document was written (protocol.md §7).
+/// A document was written (DCP page `mutation`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mutation<'a> {
     /// Position in the vBucket.

@@ -7,7 +7,7 @@ use super::{expect, extras};
 use crate::{Datatype, DecodeError, EncodeError, Frame, Opaque, Opcode, Reader};
 
 bitflags! {
-    /// What a DCP connection asks for (protocol.md §4); unknown bits are kept.
+    /// What a DCP connection asks for (DCP page `open-connection`); unknown bits are kept.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct OpenFlags: u32 {
         /// The server produces.

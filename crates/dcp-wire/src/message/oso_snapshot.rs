@@ -5,7 +5,7 @@ use bytes::BufMut;
 use super::{StreamAddress, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opcode};
 
-/// An out-of-sequence-order snapshot begins or ends (protocol.md §13.4).
+/// An out-of-sequence-order snapshot begins or ends (DCP page `oso_snapshot`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OsoSnapshot {
     /// Items in key order follow.

@@ -21,9 +21,9 @@ wire_enum! {
 
 const EXTRAS_LEN: usize = 31;
 
-/// A durable write began (protocol.md §7); sent to consumers that enabled sync writes.
+/// A durable write began (DCP page `prepare`); sent to consumers that enabled sync writes.
 ///
-/// Flow control counts two bytes more for it than it has on the wire (protocol.md §15).
+/// Flow control counts two bytes more for it than it has on the wire (DCP page `flow-control`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prepare<'a> {
     /// Position in the vBucket.

@@ -105,6 +105,8 @@ impl<'a> Response<'a> {
                 Self::ObservedSeqno(ObservedSeqno::decode(only_value(frame)?)?)
             }
             Opcode::GET_COLLECTION_ID | Opcode::GET_SCOPE_ID => {
+                no_key(frame)?;
+                no_value(frame)?;
                 Self::ResolvedName(ResolvedName::decode(frame)?)
             }
             Opcode::STAT => {

@@ -5,7 +5,7 @@ use bytes::BufMut;
 use super::{StreamAddress, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opcode, Seqno};
 
-/// Nothing up to this seqno is meant for the stream (protocol.md §13.3).
+/// Nothing up to this seqno is meant for the stream (DCP page `seqno-advanced`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeqnoAdvanced {
     /// The seqno.

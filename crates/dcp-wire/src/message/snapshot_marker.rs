@@ -9,7 +9,7 @@ use super::{StreamAddress, expect, no_key};
 use crate::{Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, Seqno};
 
 bitflags! {
-    /// What kind of snapshot it is (protocol.md §8.3); unknown bits are kept.
+    /// What kind of snapshot it is (DCP page `snapshot-marker`); unknown bits are kept.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct SnapshotFlags: u32 {
         /// Read from memory.
@@ -28,7 +28,7 @@ bitflags! {
     }
 }
 
-/// A snapshot begins: the changes that follow lie in `[start_seqno, end_seqno]` (protocol.md §8).
+/// A snapshot begins: the changes that follow lie in `[start_seqno, end_seqno]` (DCP page `snapshot-marker`).
 ///
 /// Which of the optional fields are present decides the encoding: none V1, purge or high-prepared
 /// seqno V2.2, otherwise V2.0.

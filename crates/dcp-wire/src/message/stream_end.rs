@@ -6,7 +6,7 @@ use super::{StreamAddress, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opcode, wire_enum};
 
 wire_enum! {
-    /// Why a stream ended (protocol.md §14.1).
+    /// Why a stream ended (DCP page `stream-end`).
     StreamEndReason(u32) {
         /// The end was reached.
         OK = 0, "Ok";

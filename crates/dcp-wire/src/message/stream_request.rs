@@ -9,7 +9,7 @@ use crate::{
 };
 
 bitflags! {
-    /// How a stream is to be produced (protocol.md §9.2); unknown bits are kept.
+    /// How a stream is to be produced (DCP page `stream-request`); unknown bits are kept.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct StreamRequestFlags: u32 {
         /// Hand the vBucket over.
@@ -32,7 +32,7 @@ bitflags! {
     }
 }
 
-/// Opens a stream of a vBucket (protocol.md §9).
+/// Opens a stream of a vBucket (DCP page `stream-request`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamRequest<'a> {
     /// vBucket to stream.

@@ -6,7 +6,7 @@ use super::{StreamAddress, expect, extras};
 use crate::{DecodeError, EncodeError, Frame, Opcode, Reader, Seqno, wire_enum};
 
 wire_enum! {
-    /// What happened to a collection or scope (protocol.md §18.4).
+    /// What happened to a collection or scope (DCP page `system_event`).
     SystemEventId(u32) {
         /// A collection was created, or flushed.
         BEGIN_COLLECTION = 0, "BeginCollection";

@@ -4,7 +4,7 @@ use super::flatbuffers::Table;
 use super::{SystemEvent, SystemEventId};
 use crate::{CollectionId, DecodeError, ManifestUid, Reader, ScopeId};
 
-/// What a system event says about its collection or scope, in any form (protocol.md §18.4).
+/// What a system event says about its collection or scope, in any form (DCP page `system_event`).
 ///
 /// Of several events that one manifest update causes only the last carries the new uid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ wire_enum! {
     }
 }
 
-/// Tells the consumer to change a vBucket's state, at the end of a take-over (protocol.md §13.1).
+/// Tells the consumer to change a vBucket's state, at the end of a take-over (DCP page `set-vbucket-state`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetVbucketState {
     /// The state.

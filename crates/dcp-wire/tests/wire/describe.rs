@@ -55,7 +55,7 @@ fn a_compressed_document_with_xattrs_is_shown_in_full() {
     assert_eq!(text(&description, "seqno"), "4");
     assert_eq!(text(&description, "collection_id"), "0x9");
     assert_eq!(text(&description, "key"), "airline_10");
-    assert_eq!(text(&description, "xattrs"), r#"[{name=_k value="{\"a\":1}"}]"#);
+    assert_eq!(text(&description, "xattrs"), r#"[{name=_k value='{"a":1}'}]"#);
     let body = r#"{"name":"abcabcabcabcabcabc"}"#;
     assert_eq!(description.get("value"), Some(&FieldValue::Text(body.into())));
     // Without the agreement on collections the prefix is part of the key.
@@ -130,4 +130,56 @@ fn long_values_are_cut_in_the_one_line_form_only() {
     assert!(description.to_string().len() < 500);
     let Some(FieldValue::Text(text)) = description.get("value") else { panic!("no value") };
     assert_eq!(text.len(), 1000);
+}
+
+#[test]
+fn the_answer_to_hello_tells_how_keys_are_written() {
+    let (mut plain, mut with_collection) = (0, 0);
+    for scenario in Scenario::load_all().unwrap() {
+        for conn in scenario.connections() {
+            let mut keys = Keys::default();
+            // The recordings of replication begin after it.
+            let mut agreed = false;
+            let events = scenario.events.iter().filter(|event| event.conn == conn);
+            for bytes in events.filter_map(|event| event.packet()) {
+                let Ok(Some((frame, _))) = Frame::parse(bytes, MAX_BODY_LEN) else { continue };
+                keys = keys.after(&frame);
+                agreed |= frame.header.opcode == Opcode::HELLO;
+                if !agreed || frame.header.opcode != Opcode::DCP_MUTATION {
+                    continue;
+                }
+                // A key without a collection id would rarely begin with one.
+                let description = describe(&frame, keys);
+                assert_eq!(description.get("problem"), None, "{} {description}", scenario.name);
+                let collection = description.get("collection_id").is_some();
+                assert_eq!(collection, keys == Keys::WithCollection);
+                if collection {
+                    with_collection += 1;
+                } else {
+                    assert!(
+                        frame.key.first().is_some_and(u8::is_ascii_alphabetic)
+                            || !frame.key.is_ascii()
+                    );
+                    plain += 1;
+                }
+            }
+        }
+    }
+    assert!(plain > 0 && with_collection > 0);
+}
+
+#[test]
+fn compressed_json_of_a_response_is_inflated() {
+    let map = br#"{"rev":1,"name":"default","nodesExt":[],"padding":"aaaaaaaaaaaaaaaaaaaaaaaa"}"#;
+    let value = snappy::compress(map).unwrap();
+    let mut out = Vec::new();
+    Frame::response(Opcode::GET_CLUSTER_CONFIG, dcp_wire::Status::SUCCESS)
+        .with_datatype(Datatype::JSON.with(Datatype::SNAPPY))
+        .with_value(&value)
+        .encode(&mut out)
+        .unwrap();
+    let frame = frame(&out);
+    let description = describe(&frame, Keys::Plain);
+    let text = String::from_utf8(map.to_vec()).unwrap();
+    assert_eq!(description.get("config"), Some(&FieldValue::Text(text.into())));
 }

@@ -254,3 +254,12 @@ fn co_61_and_co_62_keys_have_a_longest_length() {
         assert!(DocKey::decode(&key).is_err());
     }
 }
+
+#[test]
+fn a_resolved_name_has_nothing_but_extras() {
+    let response = Frame::response(Opcode::GET_COLLECTION_ID, Status::SUCCESS);
+    let response = response.with_extras(&[0; 12]);
+    assert!(Message::decode(&frame(&packet(response))).is_ok());
+    assert!(Message::decode(&frame(&packet(response.with_value(b"v")))).is_err());
+    assert!(Message::decode(&frame(&packet(response.with_key(b"k")))).is_err());
+}

@@ -49,8 +49,15 @@ fn packet() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
+/// As many cases as `PROPTEST_CASES` says, or what takes a few seconds.
+fn config() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { default.cases } else { 4096 };
+    ProptestConfig { cases, failure_persistence: None, ..default }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn no_bytes_make_the_decoders_panic(bytes in vec(any::<u8>(), 0..200), magic in any::<u8>()) {
