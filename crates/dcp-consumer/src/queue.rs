@@ -60,6 +60,11 @@ impl Credit {
         Self { link, bytes }
     }
 
+    #[cfg(test)]
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// The application has done with the batch.
     pub(crate) fn give_back(self) {
         self.link.returned.fetch_add(self.bytes, Ordering::AcqRel);
@@ -132,6 +137,11 @@ impl<B> Queue<B> {
             link.wake.notify_one();
         }
         Some(entry)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
     }
 
     pub(crate) fn clear(&self) {

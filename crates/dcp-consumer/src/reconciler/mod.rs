@@ -374,3 +374,6 @@ fn decide_refusal(vbid: Vbid, status: Status, attempts: u32) -> Decision {
         _ => Decision::Retry(Backoff::SHORT),
     }
 }
+
+#[cfg(test)]
+mod tests;

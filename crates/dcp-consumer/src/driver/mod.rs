@@ -391,3 +391,6 @@ async fn ready<IO: AsyncRead + AsyncWrite + Unpin>(
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+use dcp_proto::{Position, Rollback};
+use dcp_wire::Vbuuid;
+
+use super::*;
+
+const VB: Vbid = Vbid(3);
+const ON: ConnectionId = ConnectionId(1);
+const PATIENCE: Duration = Duration::from_secs(300);
+
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn resume() -> Box<Resume> {
+    Box::new(Resume::new(Position::EARLIEST))
+}
+
+fn one(now: Instant) -> Reconciler {
+    Reconciler::new([(VB, Seqno::MAX, *resume())], PATIENCE, now)
+}
+
+/// One vBucket that streams on `ON`.
+fn streaming(now: Instant) -> Reconciler {
+    let mut reconciler = one(now);
+    reopen(&mut reconciler, now);
+    reconciler
+}
+
+fn reopen(reconciler: &mut Reconciler, now: Instant) {
+    assert_eq!(reconciler.due(now), [VB]);
+    reconciler.assign(VB, ON);
+    assert_eq!(reconciler.take_requests(ON).len(), 1);
+    assert_eq!(reconciler.take_requests(ON).len(), 0, "asked for once");
+    reconciler.opened(VB, ON, now);
+}
+
+fn counts(reconciler: &Reconciler) -> [usize; 5] {
+    let mut stats = StreamStats::default();
+    reconciler.count(&mut stats);
+    [stats.opening, stats.streaming, stats.backing_off, stats.complete, stats.failed]
+}
+
+/// What a table row expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expected {
+    Complete,
+    /// Opened again, soon or in a second or more.
+    Soon,
+    Later,
+    /// The same once the map has been fetched.
+    Moved,
+    Fatal(ErrorKind),
+}
+
+use Expected::{Complete, Fatal, Later, Moved, Soon};
+
+fn verdict(cause: EndCause) -> Expected {
+    let now = now();
+    let mut reconciler = streaming(now);
+    let verdict = reconciler.ended(VB, ON, cause, resume(), now);
+    let wait = reconciler.deadline().map(|at| at - now);
+    match verdict {
+        Verdict::Complete => {
+            assert_eq!(counts(&reconciler), [0, 0, 0, 1, 0]);
+            Complete
+        }
+        Verdict::Fatal(error) => {
+            assert_eq!(counts(&reconciler), [0, 0, 0, 0, 1]);
+            assert_eq!(error.vbid(), Some(VB));
+            Fatal(error.kind())
+        }
+        Verdict::Retry { fetch_map } => {
+            assert_eq!(counts(&reconciler), [0, 0, 1, 0, 0]);
+            let soon = wait.unwrap() <= Duration::from_millis(50);
+            if fetch_map {
+                Moved
+            } else if soon {
+                Soon
+            } else {
+                Later
+            }
+        }
+    }
+}
+
+#[test]
+fn every_end_has_its_consequence() {
+    let rows = [
+        (StreamEndReason::OK, Soon),
+        (StreamEndReason::CLOSED, Soon),
+        (StreamEndReason::STATE_CHANGED, Moved),
+        (StreamEndReason::DISCONNECTED, Soon),
+        (StreamEndReason::SLOW, Soon),
+        (StreamEndReason::BACKFILL_FAIL, Later),
+        (StreamEndReason::ROLLBACK, Moved),
+        (StreamEndReason::FILTER_EMPTY, Complete),
+        (StreamEndReason::LOST_PRIVILEGES, Fatal(ErrorKind::AccessDenied)),
+        (StreamEndReason(99), Later),
+    ];
+    for (reason, expected) in rows {
+        assert_eq!(verdict(EndCause::Ended(reason)), expected, "{reason}");
+    }
+    assert_eq!(verdict(EndCause::Complete), Complete);
+    assert_eq!(verdict(EndCause::Closed), Soon);
+}
+
+#[test]
+fn every_refusal_has_its_consequence() {
+    let status = Fatal(ErrorKind::Status);
+    let rows = [
+        (Status::KEY_ENOENT, status),
+        (Status::EINVAL, status),
+        (Status::KEY_EEXISTS, Soon),
+        (Status::NOT_MY_VBUCKET, Moved),
+        (Status::ERANGE, status),
+        (Status::ETMPFAIL, Soon),
+        (Status::EBUSY, Soon),
+        (Status::ENOMEM, Soon),
+        (Status::NOT_INITIALIZED, Soon),
+        (Status::COLLECTIONS_MANIFEST_IS_AHEAD, Soon),
+        (Status::UNKNOWN_COLLECTION, Soon),
+        (Status::UNKNOWN_SCOPE, Soon),
+        (Status::EACCESS, Fatal(ErrorKind::AccessDenied)),
+        (Status::DCP_STREAMID_INVALID, status),
+        (Status::NOT_SUPPORTED, status),
+        (Status::EINTERNAL, Soon),
+    ];
+    for (status, expected) in rows {
+        let refused = OpenStreamError::Refused { status, manifest_uid: None };
+        assert_eq!(verdict(EndCause::Refused(refused)), expected, "{status}");
+    }
+    assert_eq!(verdict(EndCause::Refused(OpenStreamError::RollbackAtZero)), Soon);
+}
+
+#[test]
+fn a_rollback_that_is_to_be_raised_ends_the_stream() {
+    let rollback = Rollback {
+        vbid: VB,
+        seqno: Seqno(20),
+        from_seqno: Seqno(30),
+        old_vbuuid: Vbuuid(1),
+        new_vbuuid: Vbuuid(1),
+        epoch: 1,
+    };
+    assert_eq!(verdict(EndCause::RolledBack(rollback)), Fatal(ErrorKind::Rollback));
+}
+
+#[test]
+fn a_collection_that_stays_unknown_is_believed_to_be_gone() {
+    let mut at = now();
+    let mut reconciler = streaming(at);
+    let status = Status::UNKNOWN_COLLECTION;
+    let refused = || EndCause::Refused(OpenStreamError::Refused { status, manifest_uid: None });
+    for attempt in 0.. {
+        match reconciler.ended(VB, ON, refused(), resume(), at) {
+            Verdict::Retry { .. } => {}
+            Verdict::Fatal(error) => {
+                assert_eq!((error.kind(), attempt), (ErrorKind::Config, DOUBTED));
+                return;
+            }
+            Verdict::Complete => panic!("not complete"),
+        }
+        at += Duration::from_secs(11);
+        assert_eq!(reconciler.due(at), [VB]);
+        reconciler.assign(VB, ON);
+    }
+}
+
+#[test]
+fn failures_in_a_row_wait_longer_and_longer_until_a_stream_has_lived() {
+    let mut at = now();
+    let mut reconciler = streaming(at);
+    let mut waits = Vec::new();
+    for _ in 0..6 {
+        reconciler.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), resume(), at);
+        waits.push(reconciler.deadline().unwrap() - at);
+        at = reconciler.deadline().unwrap();
+        reopen(&mut reconciler, at);
+    }
+    // Each is at least half of its full length, and full lengths double.
+    assert!(waits[5] > waits[0] * 8, "{waits:?}");
+    at += SETTLED;
+    reconciler.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), resume(), at);
+    assert!(reconciler.deadline().unwrap() - at <= Duration::from_millis(50));
+}
+
+#[test]
+fn a_lost_connection_gives_back_what_streamed_and_what_was_to_be_opened() {
+    let now = now();
+    let vbuckets = (0..3).map(|vbid| (Vbid(vbid), Seqno::MAX, *resume()));
+    let mut reconciler = Reconciler::new(vbuckets, PATIENCE, now);
+    assert_eq!(reconciler.due(now).len(), 3);
+    reconciler.assign(Vbid(0), ON);
+    reconciler.take_requests(ON);
+    reconciler.opened(Vbid(0), ON, now);
+    reconciler.assign(Vbid(1), ON);
+    reconciler.assign(Vbid(2), ConnectionId(2));
+    assert_eq!(counts(&reconciler), [2, 1, 0, 0, 0]);
+    reconciler.lost(ON, vec![(Vbid(0), *resume())], now);
+    assert_eq!(counts(&reconciler), [1, 0, 2, 0, 0], "the other connection is not concerned");
+    assert!(reconciler.check(|id| id == ConnectionId(2)).is_ok());
+}
+
+#[test]
+fn what_an_old_connection_reports_changes_nothing() {
+    let now = now();
+    let mut reconciler = streaming(now);
+    let old = ConnectionId(0);
+    reconciler.ended(VB, old, EndCause::Complete, resume(), now);
+    reconciler.lost(old, vec![(VB, *resume())], now);
+    reconciler.opened(VB, old, now);
+    assert_eq!(counts(&reconciler), [0, 1, 0, 0, 0]);
+}
+
+#[test]
+fn a_vbucket_without_a_stream_for_too_long_is_told() {
+    let start = now();
+    let mut reconciler = one(start);
+    assert_eq!(reconciler.stalled(start + PATIENCE - Duration::from_secs(1)), None);
+    assert!(reconciler.deadline().unwrap() <= start + PATIENCE);
+    let mut at = start;
+    while at < start + PATIENCE {
+        reconciler.postpone(VB, at);
+        at += Duration::from_secs(10);
+    }
+    assert_eq!(reconciler.stalled(at), Some((VB, at - start)));
+    reopen(&mut reconciler, at + Duration::from_secs(20));
+    assert_eq!(reconciler.stalled(at + PATIENCE * 2), None, "a stream counts from its last end");
+}
+
+#[test]
+#[cfg_attr(debug_assertions, should_panic(expected = "is on a connection that is gone"))]
+fn a_forgotten_vbucket_is_found() {
+    let mut reconciler = streaming(now());
+    let error = reconciler.check(|_| false).unwrap_err();
+    assert_eq!(error.vbid(), Some(VB));
+}
