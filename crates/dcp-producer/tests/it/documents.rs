@@ -1,1 +1,271 @@
+use std::time::Duration;
 
+use bytes::Bytes;
+use dcp_producer::{DocumentError, Producer, WriteOptions};
+use dcp_wire::{Cas, Datatype, Feature, Frame, Opcode, Seqno, Status, Vbid, snappy, xattr};
+
+use super::raw_client::{Packet, RawClient};
+use super::{start, start_one};
+
+const ALL: &[Feature] = &[
+    Feature::XERROR,
+    Feature::JSON,
+    Feature::SNAPPY,
+    Feature::XATTR,
+    Feature::MUTATION_SEQNO,
+    Feature::COLLECTIONS,
+    Feature::ALT_REQUEST_SUPPORT,
+    Feature::PRESERVE_TTL,
+];
+
+/// Flags 7 and the expiry of a write.
+fn store_extras(expiry: u32) -> [u8; 8] {
+    let [a, b, c, d] = expiry.to_be_bytes();
+    [0, 0, 0, 7, a, b, c, d]
+}
+
+/// A client and a key of vBucket 0 as that client sends it.
+async fn client_and_key(producer: &Producer) -> (RawClient, Vec<u8>) {
+    let client = RawClient::ready(producer, 0, ALL).await;
+    let key = (0..).map(|n| format!("key-{n}")).find(|key| producer.vbid_of(key.as_bytes()).0 == 0);
+    (client, [b"\0", key.unwrap().as_bytes()].concat())
+}
+
+async fn set(client: &mut RawClient, key: &[u8], value: &[u8]) -> Packet {
+    let extras = store_extras(0);
+    let request = Frame::request(Opcode::SET).with_key(key).with_extras(&extras);
+    client.succeed(request.with_value(value)).await
+}
+
+async fn body(client: &mut RawClient, key: &[u8]) -> Vec<u8> {
+    client.succeed(Frame::request(Opcode::GET).with_key(key)).await.frame().value.to_vec()
+}
+
+#[tokio::test]
+async fn a_document_is_written_read_replaced_and_removed() {
+    let producer = start_one().await;
+    let (mut client, key) = client_and_key(&producer).await;
+    let get = Frame::request(Opcode::GET).with_key(&key);
+    client.fail(get, Status::KEY_ENOENT).await;
+    let extras = store_extras(0);
+    let replace = Frame::request(Opcode::REPLACE).with_key(&key).with_extras(&extras);
+    client.fail(replace.with_value(b"1"), Status::KEY_ENOENT).await;
+    let add = Frame::request(Opcode::ADD).with_key(&key).with_extras(&extras);
+    let added = client.succeed(add.with_value(b"{\"a\":1}")).await;
+    assert_eq!(added.frame().extras.len(), 16);
+    assert_eq!(added.frame().extras[8..], 1u64.to_be_bytes());
+    client.fail(add.with_value(b"2"), Status::KEY_EEXISTS).await;
+    let got = client.succeed(get).await;
+    assert_eq!(got.frame().value, b"{\"a\":1}");
+    assert_eq!(got.frame().extras, [0, 0, 0, 7]);
+    assert_eq!(got.frame().header.datatype, Datatype::JSON);
+    let cas = got.frame().header.cas;
+    assert_eq!(cas, added.frame().header.cas);
+    client.fail(replace.with_cas(Cas(cas.0 + 1)).with_value(b"x"), Status::KEY_EEXISTS).await;
+    let replaced = client.succeed(replace.with_cas(cas).with_value(b"not json")).await;
+    assert!(replaced.frame().header.cas > cas);
+    let got = client.succeed(get).await;
+    assert_eq!((got.frame().value, got.frame().header.datatype), (&b"not json"[..], Datatype::RAW));
+    client.succeed(Frame::request(Opcode::DELETE).with_key(&key)).await;
+    client.fail(Frame::request(Opcode::DELETE).with_key(&key), Status::KEY_ENOENT).await;
+    client.fail(get, Status::KEY_ENOENT).await;
+}
+
+#[tokio::test]
+async fn the_handle_and_clients_see_the_same_documents() {
+    let producer = start_one().await;
+    let (mut client, key) = client_and_key(&producer).await;
+    let token =
+        producer.upsert(&key[1..], Bytes::from_static(b"[1]"), WriteOptions::default()).unwrap();
+    assert_eq!((token.vbid, token.seqno), (Vbid(0), Seqno(1)));
+    assert_eq!(body(&mut client, &key).await, b"[1]");
+    set(&mut client, &key, b"[2]").await;
+    let document = producer.get(&key[1..]).unwrap();
+    assert_eq!((document.value.as_ref(), document.seqno), (&b"[2]"[..], Seqno(2)));
+    assert_eq!((document.rev_seqno.0, document.flags), (2, 7));
+    assert_eq!(
+        producer.insert(&key[1..], Bytes::new(), WriteOptions::default()),
+        Err(DocumentError::Exists)
+    );
+    let mut stale = WriteOptions::default();
+    stale.cas = token.cas;
+    assert_eq!(producer.remove(&key[1..], stale), Err(DocumentError::CasMismatch(token.cas)));
+    producer.remove(&key[1..], WriteOptions::default()).unwrap();
+    assert_eq!(producer.get(&key[1..]), None);
+    assert_eq!(producer.remove(&key[1..], WriteOptions::default()), Err(DocumentError::NotFound));
+    let too_long = vec![b'k'; 251];
+    assert!(matches!(
+        producer.upsert(&too_long, Bytes::new(), WriteOptions::default()),
+        Err(DocumentError::InvalidKey { len: 251, max: 250 })
+    ));
+    assert_eq!(producer.high_seqnos()[&Vbid(0)], Seqno(3));
+}
+
+#[tokio::test]
+async fn counters_appends_and_touches_change_what_is_there() {
+    let producer = start_one().await;
+    let (mut client, key) = client_and_key(&producer).await;
+    let mut extras = [0; 20];
+    extras[7] = 5;
+    extras[15] = 10;
+    let increment = Frame::request(Opcode::INCREMENT).with_key(&key).with_extras(&extras);
+    for expected in [10u64, 15] {
+        let answer = client.succeed(increment).await;
+        assert_eq!(answer.frame().value, expected.to_be_bytes());
+    }
+    let decrement = Frame::request(Opcode::DECREMENT).with_key(&key).with_extras(&extras);
+    for expected in [10u64, 5, 0, 0] {
+        let answer = client.succeed(decrement).await;
+        assert_eq!(answer.frame().value, expected.to_be_bytes());
+    }
+    client.succeed(Frame::request(Opcode::APPEND).with_key(&key).with_value(b"7")).await;
+    client.succeed(Frame::request(Opcode::PREPEND).with_key(&key).with_value(b"x")).await;
+    assert_eq!(body(&mut client, &key).await, b"x07");
+    client.fail(increment, Status::DELTA_BADVAL).await;
+    let missing = Frame::request(Opcode::APPEND).with_key(b"\0no such key").with_value(b"7");
+    client.fail(missing, Status::NOT_STORED).await;
+    let in_an_hour = 3600u32.to_be_bytes();
+    let touch = Frame::request(Opcode::GET_AND_TOUCH).with_key(&key).with_extras(&in_an_hour);
+    assert_eq!(client.succeed(touch).await.frame().value, b"x07");
+    assert_ne!(producer.get(&key[1..]).unwrap().expiry, 0);
+}
+
+#[tokio::test]
+async fn a_document_whose_time_has_passed_is_gone_and_leaves_an_expiration() {
+    let producer = start_one().await;
+    let (mut client, key) = client_and_key(&producer).await;
+    let extras = store_extras(1);
+    let write = Frame::request(Opcode::SET).with_key(&key).with_extras(&extras);
+    client.succeed(write.with_value(b"{}")).await;
+    assert!(producer.get(&key[1..]).is_some());
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    assert_eq!(producer.high_seqnos()[&Vbid(0)], Seqno(1), "nothing happens by itself");
+    client.fail(Frame::request(Opcode::GET).with_key(&key), Status::KEY_ENOENT).await;
+    assert_eq!(producer.high_seqnos()[&Vbid(0)], Seqno(2));
+    assert_eq!(producer.expire_due(), 0);
+    client.succeed(write.with_value(b"{}")).await;
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    assert_eq!(producer.expire_due(), 1);
+    assert_eq!(producer.high_seqnos()[&Vbid(0)], Seqno(4));
+}
+
+#[tokio::test]
+async fn compressed_values_are_inflated_and_forged_ones_refused() {
+    let producer = start_one().await;
+    let (mut client, key) = client_and_key(&producer).await;
+    let value = vec![b'a'; 10_000];
+    let compressed = snappy::compress(&value).unwrap();
+    let extras = store_extras(0);
+    let write = Frame::request(Opcode::SET)
+        .with_key(&key)
+        .with_extras(&extras)
+        .with_datatype(Datatype::SNAPPY);
+    client.succeed(write.with_value(&compressed)).await;
+    assert_eq!(body(&mut client, &key).await, value);
+    client.fail(write.with_value(b"garbage"), Status::EINVAL).await;
+    // Claims to inflate to 4 GiB.
+    client.fail(write.with_value(&[0xff, 0xff, 0xff, 0xff, 0x0f, 0]), Status::EINVAL).await;
+    let xattr = write.with_datatype(Datatype::XATTR).with_value(b"\0\0\0\0{}");
+    client.fail(xattr, Status::EINVAL).await;
+    let mut plain = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
+    let write = Frame::request(Opcode::SET).with_key(&key[1..]).with_extras(&extras);
+    plain.fail(write.with_datatype(Datatype::JSON).with_value(b"{}"), Status::EINVAL).await;
+}
+
+#[tokio::test]
+async fn writes_with_metadata_keep_it_and_resolve_conflicts() {
+    let producer = start_one().await;
+    let (mut client, key) = client_and_key(&producer).await;
+    let meta = |rev: u64, cas: u64| {
+        let mut extras = vec![0, 0, 0, 9, 0, 0, 0, 0];
+        extras.extend_from_slice(&rev.to_be_bytes());
+        extras.extend_from_slice(&cas.to_be_bytes());
+        extras
+    };
+    let extras = meta(5, 1000);
+    let write = Frame::request(Opcode::SET_WITH_META).with_key(&key);
+    client.succeed(write.with_extras(&extras).with_value(b"{}")).await;
+    let get_meta = Frame::request(Opcode::GET_META).with_key(&key).with_extras(&[2]);
+    let got = client.succeed(get_meta).await;
+    assert_eq!(got.frame().header.cas, Cas(1000));
+    assert_eq!(got.frame().extras[..8], [0, 0, 0, 0, 0, 0, 0, 9]);
+    assert_eq!(got.frame().extras[12..], [0, 0, 0, 0, 0, 0, 0, 5, 1]);
+    let older = meta(4, 2000);
+    client.fail(write.with_extras(&older).with_value(b"{}"), Status::KEY_EEXISTS).await;
+    let mut forced = older.clone();
+    forced.extend_from_slice(&8u32.to_be_bytes());
+    client.succeed(write.with_extras(&forced).with_value(b"[]")).await;
+    let newer = meta(9, 3000);
+    let delete = Frame::request(Opcode::DELETE_WITH_META).with_key(&key);
+    client.fail(delete.with_extras(&newer).with_value(b"body"), Status::EINVAL).await;
+    client.succeed(delete.with_extras(&newer)).await;
+    let got = client.succeed(get_meta).await;
+    assert_eq!(got.frame().extras[..4], [0, 0, 0, 1], "a tombstone");
+    client.fail(Frame::request(Opcode::GET).with_key(&key), Status::KEY_ENOENT).await;
+    let written = set(&mut client, &key, b"1").await;
+    assert!(written.frame().header.cas > Cas(3000));
+    assert_eq!(producer.get(&key[1..]).unwrap().rev_seqno.0, 10);
+}
+
+#[tokio::test]
+async fn system_xattrs_outlive_the_document_and_user_xattrs_do_not() {
+    let producer = start_one().await;
+    let (mut client, key) = client_and_key(&producer).await;
+    let mut value = Vec::new();
+    let system = xattr::Xattr { name: b"_sync", value: b"1" };
+    let user = xattr::Xattr { name: b"tag", value: b"\"x\"" };
+    xattr::encode([system, user], &mut value).unwrap();
+    value.extend_from_slice(b"{}");
+    let mut options = WriteOptions::default();
+    options.datatype = Some(Datatype::XATTR.with(Datatype::JSON));
+    producer.upsert(&key[1..], value.into(), options).unwrap();
+    assert_eq!(body(&mut client, &key).await, b"{}", "readers get the body alone");
+    client.succeed(Frame::request(Opcode::DELETE).with_key(&key)).await;
+    // GET in the xattrs, of tombstones as well.
+    let lookup = |path: &[u8]| {
+        let mut spec = vec![0xc5, 0x04, 0, u8::try_from(path.len()).unwrap()];
+        spec.extend_from_slice(path);
+        spec
+    };
+    let request = Frame::request(Opcode::SUBDOC_MULTI_LOOKUP).with_key(&key).with_extras(&[4]);
+    let spec = lookup(b"_sync");
+    let found = client.fail(request.with_value(&spec), Status::SUBDOC_SUCCESS_DELETED).await;
+    assert_eq!(found.frame().value, [0, 0, 0, 0, 0, 1, b'1']);
+    let spec = lookup(b"tag");
+    let status = Status::SUBDOC_MULTI_PATH_FAILURE_DELETED;
+    let found = client.fail(request.with_value(&spec), status).await;
+    assert_eq!(found.frame().value[..2], Status::SUBDOC_PATH_ENOENT.0.to_be_bytes());
+}
+
+#[tokio::test]
+async fn a_full_bucket_refuses_writes_and_takes_them_after_room_is_made() {
+    let producer = start(|options| options.memory_quota_bytes = 1 << 20).await;
+    let (mut client, key) = client_and_key(&producer).await;
+    let value = vec![b'v'; 600_000];
+    set(&mut client, &key, &value).await;
+    let extras = store_extras(0);
+    let other = [key.as_slice(), b"x"].concat();
+    let vbid = producer.vbid_of(&other[1..]);
+    let write = Frame::request(Opcode::SET).with_vbid(vbid).with_key(&other).with_extras(&extras);
+    client.fail(write.with_value(&value), Status::ENOMEM).await;
+    client.succeed(Frame::request(Opcode::DELETE).with_key(&key)).await;
+    client.succeed(write.with_value(&value)).await;
+}
+
+#[tokio::test]
+async fn what_is_not_offered_is_said_so() {
+    let producer = start_one().await;
+    let (mut client, key) = client_and_key(&producer).await;
+    for opcode in [Opcode::GET_LOCKED, Opcode::UNLOCK, Opcode(0x77), Opcode::OBSERVE] {
+        client.fail(Frame::request(opcode).with_key(&key), Status::UNKNOWN_COMMAND).await;
+    }
+    let extras = store_extras(0);
+    let write = Frame::request(Opcode::SET).with_key(&key).with_extras(&extras).with_value(b"1");
+    // Durability "majority", and an object nobody knows.
+    client.fail(write.with_framing_extras(&[0x11, 1]), Status::NOT_SUPPORTED).await;
+    client.fail(write.with_framing_extras(&[0xd0]), Status::UNKNOWN_FRAME_INFO).await;
+    client.fail(Frame::request(Opcode::GET).with_key(b"\x08key"), Status::KEY_ENOENT).await;
+    let elsewhere = Frame::request(Opcode::SET).with_key(b"\x08key").with_extras(&extras);
+    let refused = client.fail(elsewhere.with_value(b"1"), Status::UNKNOWN_COLLECTION).await;
+    assert_eq!(refused.frame().value, b"{\"manifest_uid\":\"0\"}");
+}

@@ -137,6 +137,18 @@ impl RawClient {
         self.socket.write_all(bytes).await.unwrap();
     }
 
+    /// Sends to a server that may have closed the connection.
+    pub(crate) async fn try_send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.socket.write_all(bytes).await
+    }
+
+    /// Whether the server answers at all.
+    pub(crate) async fn try_hello(&mut self) -> bool {
+        let mut out = BytesMut::new();
+        Frame::request(Opcode::HELLO).encode(&mut out).unwrap();
+        self.try_send(&out).await.is_ok() && self.next().await.is_some()
+    }
+
     /// Sends a request and returns its answer.
     pub(crate) async fn ask(&mut self, request: Frame<'_>) -> Packet {
         self.next_opaque += 1;
