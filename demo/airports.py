@@ -153,6 +153,7 @@ def _must(result: Any) -> None:
 def spark_session() -> SparkSession:
     """Starts Spark on two cores, with as little noise as it can."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     session = (
         SparkSession.builder.master("local[2]")
         .appName("dcp_rs demo")
@@ -162,6 +163,7 @@ def spark_session() -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
@@ -287,8 +289,8 @@ def run(arguments: argparse.Namespace, folder: str) -> int:
         producer = dcp_rs.Producer(
             nodes=2, vbuckets=64, bucket=BUCKET, username=USERNAME, password=password
         )
-    with producer, sdk_collection(producer.hosts, password) as collection:
-        with step(2, f"loading airports through the Couchbase SDK ({producer.hosts})"):
+    with producer, sdk_collection(producer.connection_string, password) as collection:
+        with step(2, f"loading airports through the Couchbase SDK ({producer.connection_string})"):
             airports = dict(islice(airportsdata.load("ICAO").items(), arguments.documents))
             loaded = load(collection, airports)
             print(

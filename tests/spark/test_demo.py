@@ -56,7 +56,7 @@ def test_the_check_notices_each_kind_of_difference(spark, demo):
         dcp_rs.Producer(
             nodes=2, vbuckets=64, bucket=demo.BUCKET, username=demo.USERNAME, password="p"
         ) as producer,
-        demo.sdk_collection(producer.hosts, "p") as collection,
+        demo.sdk_collection(producer.connection_string, "p") as collection,
     ):
         airports = {f"A{n}": {"elevation": float(n), "country": "XX"} for n in range(100)}
         loaded = demo.load(collection, airports)

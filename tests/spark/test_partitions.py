@@ -76,7 +76,7 @@ def test_latest_leaves_nothing_to_read(options):
 
 
 def test_unknown_columns_are_refused_before_connecting(options):
-    with pytest.raises(ConfigError, match="there is no column sequence"):
+    with pytest.raises(ConfigError, match='no column "sequence"; did you mean "seqno"'):
         dcp_rs.spark.splits(options | {"columns": "sequence", "connectionString": "couchbase://x"})
 
 
