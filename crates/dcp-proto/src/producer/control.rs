@@ -5,6 +5,7 @@ use core::time::Duration;
 use dcp_wire::Status;
 use dcp_wire::message::{Control, OpenFlags};
 
+use super::refusal::Refusal;
 use super::settings::{Settings, SyncWrites};
 use super::{ConnectionConfig, Features};
 
@@ -30,23 +31,25 @@ impl Settings {
         control: &Control<'_>,
         features: Features,
         config: &ConnectionConfig,
-    ) -> Result<(), Status> {
+    ) -> Result<(), Refusal> {
+        const INVALID: Refusal = Refusal::Status(Status::EINVAL);
+        const UNSUPPORTED: Refusal = Refusal::Status(Status::NOT_SUPPORTED);
         let key = ABBREVIABLE
             .into_iter()
             .map(str::as_bytes)
             .find(|full| full.starts_with(control.key))
             .unwrap_or(control.key);
-        let key = str::from_utf8(key).map_err(|_| Status::EINVAL)?;
+        let key = str::from_utf8(key).map_err(|_| INVALID)?;
         // Where any value is allowed, one that is not text is like any other.
         let value = str::from_utf8(control.value).unwrap_or_default();
         match (key, value) {
             (Control::CONNECTION_BUFFER_SIZE, size) => {
-                self.buffer_size = decimal(size).ok_or(Status::EINVAL)?;
+                self.buffer_size = decimal(size).ok_or(INVALID)?;
             }
-            ("stream_buffer_size", _) => return Err(Status::NOT_SUPPORTED),
+            ("stream_buffer_size", _) => return Err(UNSUPPORTED),
             (Control::ENABLE_NOOP, on) => self.noop_enabled = on == "true",
             (Control::SET_NOOP_INTERVAL, seconds) => {
-                self.noop_interval = noop_interval(seconds, config).ok_or(Status::EINVAL)?;
+                self.noop_interval = noop_interval(seconds, config).ok_or(INVALID)?;
             }
             // Streams take turns whatever their priority, and are never dropped from memory.
             ("set_priority", "high" | "medium" | "low")
@@ -61,7 +64,7 @@ impl Settings {
             ("supports_hifi_MFU", on) => self.hifi_mfu = on == "true",
             (Control::FORCE_VALUE_COMPRESSION, on) => {
                 if !features.snappy {
-                    return Err(Status::EINVAL);
+                    return Err(Refusal::invalid("force_value_compression needs snappy"));
                 }
                 self.force_compression = on == "true";
             }
@@ -78,13 +81,13 @@ impl Settings {
             ("v7_dcp_status_codes", "true") => self.v7_status_codes = true,
             (Control::ENABLE_STREAM_ID, "true") => {
                 if self.sync_writes != SyncWrites::Off {
-                    return Err(Status::NOT_SUPPORTED);
+                    return Err(UNSUPPORTED);
                 }
                 self.stream_ids = true;
             }
             ("enable_sync_writes", "true") => {
                 if self.stream_ids {
-                    return Err(Status::NOT_SUPPORTED);
+                    return Err(UNSUPPORTED);
                 }
                 self.sync_writes = self.sync_writes.max(SyncWrites::Visible);
                 self.replicate_if_named();
@@ -94,11 +97,11 @@ impl Settings {
                 self.replicate_if_named();
             }
             (Control::MAX_MARKER_VERSION, _) if !features.collections => {
-                return Err(Status::NOT_SUPPORTED);
+                return Err(UNSUPPORTED);
             }
             (Control::MAX_MARKER_VERSION, "2.2") => self.purge_seqno_markers = true,
-            ("change_streams", "true") => return Err(Status::NOT_SUPPORTED),
-            _ => return Err(Status::EINVAL),
+            ("change_streams", "true") => return Err(UNSUPPORTED),
+            _ => return Err(INVALID),
         }
         Ok(())
     }

@@ -154,7 +154,7 @@ impl<S: BucketSource> Handler<'_, S> {
         let control = Control::decode(self.request)?;
         self.raw_datatype()?;
         let Opened { settings, window, .. } = &mut *self.opened;
-        settings.apply(&control, self.features, self.config).map_err(Refusal::Status)?;
+        settings.apply(&control, self.features, self.config)?;
         window.resize(settings.buffer_size);
         Ok(Vec::new())
     }

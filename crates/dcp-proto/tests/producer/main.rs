@@ -8,6 +8,7 @@ mod collections;
 mod flow_control;
 mod hostile;
 mod noop;
+mod recorded;
 mod rows;
 mod snapshots;
 mod storage;
