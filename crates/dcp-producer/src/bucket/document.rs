@@ -74,24 +74,17 @@ pub(crate) fn check_key(key: DocKey<'_>) -> Result<(), DocumentError> {
 impl VBucket {
     /// The document if it lives; one whose expiry has passed is expired now.
     pub(crate) fn live(&mut self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
-        let item = self.newest(key)?;
-        if item.kind != ItemKind::Mutation {
-            return None;
-        }
-        let item = Arc::clone(item);
-        if is_expired(&item, now) {
-            self.bury(now, &item, ItemKind::Expiration);
-            return None;
-        }
-        Some(item)
+        self.newest_now(now, key).filter(|item| item.kind == ItemKind::Mutation)
     }
 
     /// Newest version of the document, tombstones included; expires it if its time has passed.
     pub(crate) fn newest_now(&mut self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
-        if let Some(item) = self.live(now, key) {
-            return Some(item);
+        let item = Arc::clone(self.newest(key)?);
+        if is_expired(&item, now) {
+            self.bury(now, &item, ItemKind::Expiration);
+            return self.newest(key).cloned();
         }
-        self.newest(key).cloned()
+        Some(item)
     }
 
     /// Writes a document.

@@ -1,18 +1,277 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use dcp_proto::producer::{MemoryRead, VBucketSource};
+use dcp_wire::{Cas, CollectionId, RevSeqno};
+use proptest::prelude::*;
+
 use super::*;
+
+const VB: Vbid = Vbid(0);
 
 /// A document with no value.
 pub(super) fn item(seqno: u64) -> Item {
     Item {
         kind: ItemKind::Mutation,
         seqno: Seqno(seqno),
-        rev_seqno: dcp_wire::RevSeqno(1),
-        cas: dcp_wire::Cas(1),
-        collection_id: dcp_wire::CollectionId::DEFAULT,
+        rev_seqno: RevSeqno(1),
+        cas: Cas(1),
+        collection_id: CollectionId::DEFAULT,
         key: Bytes::from(format!("k{seqno}")),
         value: Bytes::new(),
         datatype: Datatype::RAW,
         flags: 0,
         expiry: 0,
         delete_time: 0,
+    }
+}
+
+fn write<'a>(key: &'a [u8], value: &'static [u8]) -> DocumentWrite<'a> {
+    DocumentWrite {
+        key: default_key(key),
+        value: Bytes::from_static(value),
+        datatype: Datatype::RAW,
+        flags: 0,
+        expiry: 0,
+        cas: Cas(0),
+        condition: Condition::Any,
+    }
+}
+
+fn one_vbucket() -> Bucket {
+    Bucket::new(1, 1 << 30, 1 << 20)
+}
+
+fn set(bucket: &Bucket, key: &[u8]) {
+    bucket.with(VB, |vbucket| vbucket.store(Now(1), write(key, b"v")).unwrap()).unwrap();
+}
+
+fn seqnos(read: MemoryRead) -> Option<(u64, bool, Vec<u64>)> {
+    match read {
+        MemoryRead::Items { checkpoint_start, begins_checkpoint, items } => {
+            let seqnos = items.iter().map(|item| item.seqno.0).collect();
+            Some((checkpoint_start.0, begins_checkpoint, seqnos))
+        }
+        MemoryRead::UpToDate | MemoryRead::NeedsBackfill => None,
+    }
+}
+
+#[test]
+fn the_open_checkpoint_holds_the_newest_version_of_each_key() {
+    let bucket = one_vbucket();
+    for key in [b"a", b"b", b"a", b"c"] {
+        set(&bucket, key);
+    }
+    let vbucket = bucket.lock(VB).unwrap();
+    assert_eq!(seqnos(vbucket.read_memory(Seqno(0))), Some((1, true, vec![2, 3, 4])));
+    assert_eq!(seqnos(vbucket.read_memory(Seqno(3))), Some((1, false, vec![4])));
+    assert_eq!(vbucket.read_memory(Seqno(4)), MemoryRead::UpToDate);
+}
+
+#[test]
+fn a_closed_checkpoint_keeps_versions_that_are_replaced_later() {
+    let bucket = one_vbucket();
+    set(&bucket, b"a");
+    bucket.lock(VB).unwrap().0.checkpoints.close_open();
+    set(&bucket, b"a");
+    let vbucket = bucket.lock(VB).unwrap();
+    assert_eq!(seqnos(vbucket.read_memory(Seqno(0))), Some((1, true, vec![1])));
+    assert_eq!(seqnos(vbucket.read_memory(Seqno(1))), Some((2, true, vec![2])));
+}
+
+#[test]
+fn persisted_checkpoints_leave_memory_and_an_open_image_stays_as_it_was() {
+    let bucket = one_vbucket();
+    for key in [b"a", b"b"] {
+        set(&bucket, key);
+    }
+    bucket.with(VB, VBucket::persist_and_evict);
+    let image = {
+        let vbucket = bucket.lock(VB).unwrap();
+        assert_eq!(vbucket.read_memory(Seqno(0)), MemoryRead::NeedsBackfill);
+        assert_eq!(vbucket.read_memory(Seqno(2)), MemoryRead::UpToDate);
+        vbucket.open_backfill(Seqno(0))
+    };
+    set(&bucket, b"a");
+    bucket.with(VB, VBucket::persist_and_evict);
+    assert_eq!(image.end_seqno, Seqno(2));
+    let seen: Vec<u64> = image.items.map(|item| item.unwrap().seqno.0).collect();
+    assert_eq!(seen, [1, 2]);
+    let vbucket = bucket.lock(VB).unwrap();
+    let seen: Vec<u64> =
+        vbucket.open_backfill(Seqno(0)).items.map(|item| item.unwrap().seqno.0).collect();
+    assert_eq!(seen, [2, 3]);
+}
+
+#[test]
+fn the_last_change_is_never_purged() {
+    let bucket = one_vbucket();
+    set(&bucket, b"a");
+    set(&bucket, b"b");
+    bucket
+        .with(VB, |vbucket| {
+            for key in [b"a", b"b"] {
+                vbucket.remove(Now(2), default_key(key), Cas(0), ItemKind::Deletion).unwrap();
+            }
+            vbucket.purge(Seqno::MAX);
+            assert_eq!((vbucket.purge_seqno, vbucket.high_seqno), (Seqno(3), Seqno(4)));
+            assert_eq!(vbucket.disk.seqnos(), [4]);
+            let rev = |vbucket: &VBucket| vbucket.newest(default_key(b"a")).unwrap().rev_seqno;
+            vbucket.store(Now(3), write(b"a", b"again")).unwrap();
+            assert_eq!(rev(vbucket), RevSeqno(3), "revs go on above what was purged");
+        })
+        .unwrap();
+}
+
+/// What can happen to a vBucket.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Set(u8),
+    Remove(u8),
+    Persist,
+    Evict,
+    CloseCheckpoint,
+    /// To this many percent of the high seqno.
+    RollBack(u64),
+    Purge(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        8 => (0u8..12).prop_map(Step::Set),
+        4 => (0u8..12).prop_map(Step::Remove),
+        2 => Just(Step::Persist),
+        1 => Just(Step::Evict),
+        1 => Just(Step::CloseCheckpoint),
+        1 => (0u64..=100).prop_map(Step::RollBack),
+        1 => (0u64..=100).prop_map(Step::Purge),
+    ];
+    prop::collection::vec(step, 1..120)
+}
+
+/// A reader of the vBucket's changes: what it knows, and up to where.
+#[derive(Clone, Debug, Default)]
+struct Reader {
+    after: u64,
+    documents: BTreeMap<Bytes, u64>,
+}
+
+impl Reader {
+    fn take(&mut self, items: impl Iterator<Item = Arc<Item>>) {
+        let mut keys = BTreeSet::new();
+        for item in items {
+            assert!(item.seqno.0 > self.after, "seqnos ascend");
+            assert!(keys.insert(item.key.clone()), "a snapshot has each key once");
+            self.after = item.seqno.0;
+            match item.kind {
+                ItemKind::Mutation => self.documents.insert(item.key.clone(), item.seqno.0),
+                _ => self.documents.remove(&item.key),
+            };
+        }
+    }
+
+    fn catch_up(&mut self, bucket: &Bucket) {
+        loop {
+            let vbucket = bucket.lock(VB).unwrap();
+            match vbucket.read_memory(Seqno(self.after)) {
+                MemoryRead::UpToDate => return,
+                MemoryRead::Items { items, .. } => self.take(items.into_iter()),
+                MemoryRead::NeedsBackfill => {
+                    let image = vbucket.open_backfill(Seqno(self.after));
+                    assert!(image.end_seqno.0 > self.after, "the disk has what memory lacks");
+                    self.take(image.items.map(Result::unwrap));
+                    self.after = image.end_seqno.0;
+                }
+            }
+        }
+    }
+}
+
+/// Every change of the branch: key, and whether the document lived afterwards.
+type Log = Vec<(Bytes, bool)>;
+
+fn documents_of(log: &Log) -> BTreeMap<Bytes, u64> {
+    let mut documents = BTreeMap::new();
+    for ((key, lives), seqno) in log.iter().zip(1u64..) {
+        if *lives {
+            documents.insert(key.clone(), seqno);
+        } else {
+            documents.remove(key);
+        }
+    }
+    documents
+}
+
+fn apply(bucket: &Bucket, step: Step, log: &mut Log, reader: &mut Reader, floor: &mut u64) {
+    let key = |n: u8| Bytes::from(format!("key-{n}"));
+    let percent = |share: u64, log: &Log| log.len() as u64 * share / 100;
+    match step {
+        Step::Set(n) => {
+            set(bucket, &key(n));
+            log.push((key(n), true));
+        }
+        Step::Remove(n) => {
+            let remove = |vbucket: &mut VBucket| {
+                vbucket.remove(Now(1), default_key(&key(n)), Cas(0), ItemKind::Deletion).is_ok()
+            };
+            let removed = bucket.with(VB, remove).unwrap();
+            assert_eq!(removed, documents_of(log).contains_key(&key(n)));
+            if removed {
+                log.push((key(n), false));
+            }
+        }
+        Step::Persist => drop(bucket.with(VB, VBucket::persist)),
+        Step::Evict => bucket.with(VB, VBucket::persist_and_evict).unwrap(),
+        Step::CloseCheckpoint => bucket.lock(VB).unwrap().0.checkpoints.close_open(),
+        Step::RollBack(share) => {
+            let to = percent(share, log);
+            let allowed = to == 0 || to >= *floor;
+            let branches = bucket.lock(VB).unwrap().failover.entries().len();
+            assert_eq!(bucket.roll_back(VB, Seqno(to)).unwrap().is_ok(), allowed);
+            if allowed {
+                log.truncate(usize::try_from(to).unwrap());
+                *reader = Reader::default();
+                *floor = if to == 0 { 0 } else { *floor };
+                let vbucket = bucket.lock(VB).unwrap();
+                let newest = vbucket.failover.newest();
+                assert_eq!(newest.seqno, Seqno(to));
+                assert!(vbucket.failover.entries().len() <= branches + 1);
+            }
+        }
+        Step::Purge(share) => {
+            let to = percent(share, log);
+            bucket.with(VB, |vbucket| vbucket.purge(Seqno(to))).unwrap();
+            *floor = bucket.lock(VB).unwrap().purge_seqno.0.max(*floor);
+        }
+    }
+}
+
+fn check(bucket: &Bucket, log: &Log) {
+    let vbucket = bucket.lock(VB).unwrap();
+    let documents = documents_of(log);
+    assert_eq!(vbucket.high_seqno.0, log.len() as u64);
+    assert_eq!(vbucket.live_counts().documents, documents.len() as u64);
+    let used: usize = vbucket.table.iter().map(|slot| footprint(&slot.newest)).sum();
+    assert_eq!(bucket.memory().used(), used);
+    let high = vbucket.collection_high_seqno(CollectionId::DEFAULT).unwrap();
+    assert!(high <= vbucket.high_seqno);
+    assert!(vbucket.persisted_seqno <= vbucket.high_seqno);
+}
+
+proptest! {
+    /// The reader that follows every change and one that starts from nothing agree with the log
+    /// of all changes, whatever is in memory, on disk, rolled back or purged.
+    #[test]
+    fn every_reader_ends_up_with_the_documents_of_the_log(steps in steps()) {
+        let bucket = one_vbucket();
+        let (mut log, mut reader, mut floor) = (Log::new(), Reader::default(), 0);
+        for step in steps {
+            apply(&bucket, step, &mut log, &mut reader, &mut floor);
+            check(&bucket, &log);
+            reader.catch_up(&bucket);
+            prop_assert_eq!(&reader.documents, &documents_of(&log), "after {:?}", step);
+            let mut fresh = Reader::default();
+            fresh.catch_up(&bucket);
+            prop_assert_eq!(&fresh.documents, &documents_of(&log), "from 0 after {:?}", step);
+        }
     }
 }

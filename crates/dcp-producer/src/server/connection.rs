@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, BytesMut};
 use dcp_proto::producer::{self, ConnectionConfig};
@@ -18,9 +18,15 @@ use crate::bucket::Subscriber;
 use crate::cluster::{MapVersion, NodeBucket};
 use crate::kv::{Flow, MapPush, Session};
 
-/// Bytes that may wait for the socket before no more requests are looked at and no more stream
-/// messages are made.
+/// Bytes that may wait for the socket before no more requests are looked at; also how much stream
+/// messages are made up to, so that each write is a large one.
 const OUTPUT_LIMIT: usize = 512 << 10;
+/// More stream messages are made once fewer bytes than this wait for the socket.
+const OUTPUT_LOW: usize = 64 << 10;
+/// How long a connection that is to be closed may take to read what it was told.
+const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
+/// How often the machine's timers are looked at while the socket takes nothing.
+const STUCK_TICK: Duration = Duration::from_secs(1);
 /// Bytes asked of the socket at a time.
 const READ_SIZE: usize = 64 << 10;
 /// Longest body of a client that has not authenticated, in bytes.
@@ -38,8 +44,8 @@ pub(super) struct Connection {
     map_version: watch::Receiver<MapVersion>,
     input: BytesMut,
     output: BytesMut,
-    /// Nothing more is read; what is written goes out.
-    closing: bool,
+    /// Since when nothing more is read while what is written goes out.
+    closing: Option<Instant>,
     names: Arc<DcpNames>,
     id: u64,
     /// Ends the connection: the cluster stops, or its name is given to a newer one.
@@ -87,7 +93,7 @@ impl Connection {
             map_version,
             input: BytesMut::new(),
             output: BytesMut::new(),
-            closing: false,
+            closing: None,
             names,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             evicted: stop.child_token(),
@@ -114,7 +120,7 @@ impl Connection {
             match self.turn() {
                 Ok(true) => tokio::task::yield_now().await,
                 Ok(false) => {
-                    if self.closing && self.output.is_empty() {
+                    if self.closing.is_some() && self.output.is_empty() {
                         return End::Done;
                     }
                     if let Err(end) = self.wait().await {
@@ -141,7 +147,12 @@ impl Connection {
 
     /// Whether requests are taken: not while the client does not read its answers.
     fn takes_input(&self) -> bool {
-        !self.closing && self.output.len() < OUTPUT_LIMIT
+        self.closing.is_none() && self.output.len() < OUTPUT_LIMIT
+    }
+
+    /// Whether stream messages are made.
+    fn streams(&self) -> bool {
+        self.closing.is_none() && self.output.len() < OUTPUT_LOW
     }
 
     /// Takes what the socket has.
@@ -191,7 +202,7 @@ impl Connection {
         let now = crate::producer::now();
         match self.session.handle(now, frame, dcp_open, &mut self.output) {
             Flow::Continue => self.dcp.handle_received(Instant::now()),
-            Flow::Close => self.closing = true,
+            Flow::Close => self.closing = Some(Instant::now()),
             Flow::Dcp => self.handle_dcp(frame)?,
         }
         Ok(())
@@ -211,7 +222,7 @@ impl Connection {
         );
         if let Err(reason) = handled {
             tracing::debug!(id = self.id, %reason, "closing the connection");
-            self.closing = true;
+            self.closing = Some(Instant::now());
         }
         if self.following.is_none()
             && let Some(name) = self.dcp.name()
@@ -224,33 +235,33 @@ impl Connection {
         Ok(())
     }
 
+    /// Whether a new cluster map is sent to the client by itself.
+    fn pushes(&self) -> bool {
+        self.session.features().map_push != MapPush::Off
+            && self.session.is_authenticated()
+            && self.takes_input()
+    }
+
     /// Sends a new cluster map to a client that wants them pushed.
     fn push_map(&mut self) {
-        let wanted = self.session.features().map_push != MapPush::Off;
-        if wanted
-            && self.session.is_authenticated()
-            && matches!(self.map_version.has_changed(), Ok(true))
-        {
+        if self.pushes() && matches!(self.map_version.has_changed(), Ok(true)) {
             self.map_version.mark_unchanged();
             push::push_map(&self.session, &mut self.output);
         }
     }
 
-    /// Appends stream messages; `false` if there were none.
+    /// Appends stream messages; `false` if there is nothing to go on with at once.
     fn produce(&mut self) -> bool {
-        let Some(following) = &self.following else {
+        let Some(following) = self.following.as_ref().filter(|_| self.streams()) else {
             return false;
         };
         following.subscriber.changed.take(|vbid| self.dcp.notify(vbid));
-        let Some(budget) = OUTPUT_LIMIT.checked_sub(self.output.len()).filter(|_| !self.closing)
-        else {
-            return false;
-        };
+        let budget = OUTPUT_LIMIT.saturating_sub(self.output.len());
         let cluster = Arc::clone(self.session.cluster());
         let map = cluster.map();
         let source = NodeBucket { cluster: &cluster, map: &map, node: self.session.node() };
         let sent = self.dcp.poll_transmit(Instant::now(), &source, &mut self.output, budget);
-        sent.written > 0
+        sent.written > 0 || sent.more
     }
 
     /// Hands the socket what it takes.
@@ -277,18 +288,21 @@ impl Connection {
 
     /// Waits until there may be something to do.
     async fn wait(&mut self) -> Result<(), End> {
-        let timeout = self.dcp.poll_timeout();
+        let now = Instant::now();
         let (reads, writes) = (self.takes_input(), !self.output.is_empty());
-        let pushes = self.session.features().map_push != MapPush::Off;
+        let (streams, pushes) = (self.streams(), self.pushes());
+        // While the socket takes nothing a due noop cannot be written: do not spin on it.
+        let timeout = self.dcp.poll_timeout();
+        let timeout = timeout.map(|at| if streams { at } else { at.max(now + STUCK_TICK) });
+        let given_up = self.closing.map(|since| since + CLOSING_PATIENCE);
         let changed = self.following.as_ref().map(|following| &following.subscriber.notify);
-        // While the socket takes nothing, new changes would only be made into messages that wait.
-        let follows = !self.closing && self.output.len() < OUTPUT_LIMIT;
         tokio::select! {
             biased;
             () = self.evicted.cancelled() => Err(End::Done),
             ready = self.socket.writable(), if writes => Ok(ready?),
             ready = self.socket.readable(), if reads => Ok(ready?),
-            () = optional(changed.map(tokio::sync::Notify::notified)), if follows => Ok(()),
+            () = optional(changed.map(tokio::sync::Notify::notified)), if streams => Ok(()),
+            () = optional(given_up.map(|at| tokio::time::sleep_until(at.into()))) => Err(End::Done),
             () = optional(timeout.map(|at| tokio::time::sleep_until(at.into()))) => {
                 self.dcp.handle_timeout(Instant::now()).map_err(End::Dcp)
             }
