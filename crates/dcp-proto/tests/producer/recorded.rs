@@ -67,12 +67,14 @@ struct Data {
     vbid: u16,
     items: BTreeMap<Seqno, Item>,
     log: Vec<(u64, u64)>,
+    purge_seqno: u64,
 }
 
 fn data(scenario: &str) -> Data {
     let scenario = Scenario::load(scenario).unwrap();
     let collections = features(&scenario).collections;
-    let mut data = Data { vbid: 0, items: BTreeMap::new(), log: Vec::new() };
+    let purge_seqno = scenario.expected["purge_seqno"].as_u64().unwrap_or_default();
+    let mut data = Data { vbid: 0, items: BTreeMap::new(), log: Vec::new(), purge_seqno };
     for event in &scenario.events {
         let EventKind::ServerPacket(packet) = &event.kind else { continue };
         let (frame, _) = Frame::parse(packet, MAX_BODY_LEN).unwrap().unwrap();
@@ -172,6 +174,8 @@ fn features(scenario: &Scenario) -> Features {
 enum Place {
     Memory,
     Disk,
+    /// All on disk, and in memory the checkpoint that begins at this seqno.
+    Both(u64),
 }
 
 /// The bucket as it was when the recording began: up to the end of the first snapshot. The rest
@@ -189,9 +193,18 @@ fn bucket(mut data: Data, place: Place, first_end: Seqno) -> (Bucket, BTreeMap<S
     let vbucket = match place {
         Place::Memory => VBucket::new().checkpoint(1, items),
         Place::Disk => VBucket::new().on_disk(items),
+        Place::Both(from) => {
+            let newer: Vec<_> = items.iter().filter(|item| item.seqno.0 >= from).cloned().collect();
+            VBucket::new().on_disk(items).checkpoint(from, newer)
+        }
     };
     let mut vbucket = vbucket.with_table(&data.log);
-    vbucket.memory_from = if place == Place::Memory { 1 } else { u64::MAX };
+    vbucket.memory_from = match place {
+        Place::Memory => 1,
+        Place::Disk => u64::MAX,
+        Place::Both(from) => from,
+    };
+    vbucket.purge = data.purge_seqno;
     (Bucket { vbuckets: [(data.vbid, vbucket)].into(), scopes, cluster_map: None }, later)
 }
 
@@ -405,6 +418,9 @@ fn recordings_that_show_all_their_data() {
         (Place::Memory, "8.0.2-memory-fresh"),
         (Place::Memory, "8.0.2-resume-mid-snapshot-memory"),
         (Place::Disk, "8.0.2-disk-only-flag"),
+        // The branch began at 10, and with it a checkpoint.
+        (Place::Both(11), "8.0.2-rollback-cases"),
+        (Place::Memory, "8.0.2-rollback-purge"),
         (Place::Memory, "8.0.2-close-stream"),
         (Place::Memory, "8.0.2-close-stream-with-end"),
     ] {
