@@ -178,9 +178,9 @@ pub(super) fn purge_may_hide_deletions(
     if start == Seqno::ZERO || start >= purge || client_purge == purge {
         return false;
     }
-    // A client that has everything of its collections misses nothing, as long as what was purged
-    // lies above their newest change.
-    !collection_high.is_some_and(|high| start >= high && high <= purge)
+    // A client that has everything of its collections misses nothing: what was purged since lies
+    // above their newest change.
+    !collection_high.is_some_and(|high| start >= high)
 }
 
 impl fmt::Display for ContinueReason {

@@ -80,6 +80,18 @@ fn ss_07_and_ss_08_only_the_first_disk_snapshot_starts_where_the_client_is() {
 }
 
 #[test]
+fn memory_after_a_second_disk_snapshot_begins_a_checkpoint_again() {
+    let (mut client, _) = stream(VBucket::new().checkpoint(1, docs(1..=2)), &from_scratch());
+    let vb = client.bucket.vb();
+    *vb = core::mem::replace(vb, VBucket::new()).on_disk(docs(3..=4));
+    vb.memory_from = 5;
+    client.connection.notify(dcp_wire::Vbid(0));
+    assert_eq!(client.receive(), ["MARK [3-4] 0x6", "MUT 3", "MUT 4"]);
+    client.write(docs(5..=5));
+    assert_eq!(client.receive(), ["MARK [5-5] 0x5", "MUT 5"]);
+}
+
+#[test]
 fn ss_09_a_checkpoint_that_began_before_the_clients_snapshot_does_not_move_its_start() {
     let mut vbucket = VBucket::new().checkpoint(1001, docs(1013..=1014));
     vbucket.memory_from = 1001;
