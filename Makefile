@@ -18,6 +18,8 @@ PY := $(STATE)/venv/bin/python
 BUILD_PY := $(STATE)/build-venv/bin/python
 PIP := -m pip --disable-pip-version-check --quiet
 CARGO := cargo
+# Compilers show their progress on a terminal and are silent elsewhere.
+QUIET := $(shell test -t 2 || echo --quiet)
 # Arguments for pytest, as in: make test-python ARGS="-k checkpoint"
 ARGS ?=
 
@@ -31,6 +33,7 @@ demo: .java .installed-demo ## Load real documents through the Couchbase SDK and
 	@$(PY) demo/airports.py
 
 test: .java static test-rust test-python test-spark ## Run every check and every test
+	@sed 's/^/recorded: /' $(LOG)/traces.log
 	@$(PY) scripts/tally.py $(LOG)/rust.log $(LOG)/python.log $(LOG)/spark.log
 
 ##@ Parts of the tests
@@ -41,6 +44,8 @@ static: .installed-test ## Check format, lints, layers, types and docs
 test-rust: .rust ## Run the Rust tests and doctests (debug build)
 	@mkdir -p $(LOG)
 	@$(CARGO) test --workspace --locked 2>&1 | tee $(LOG)/rust.log
+	@$(CARGO) test --workspace --locked --quiet --test wire -- --nocapture every_recorded \
+		decoded_packets_agree 2>&1 | grep -oE '[0-9]+ (packets|facts),? [^:{]*' | tee $(LOG)/traces.log
 
 test-python: .installed-test ## Run the Python tests against the installed wheel
 	@mkdir -p $(LOG)
@@ -144,7 +149,8 @@ $(STATE)/wheel.stamp: $(STATE)/build-venv.stamp $(SOURCES)
 	@scripts/require.sh rust
 	@rm -rf $(WHEELS)
 	@echo "building the wheel"
-	@$(BUILD_PY) -m maturin build --release --quiet --out $(WHEELS)
+	@$(CARGO) fetch --locked $(QUIET)
+	@$(BUILD_PY) -m maturin build --release $(QUIET) --out $(WHEELS)
 	@touch $@
 
 # The wheel alone, from the file and without its dependencies: those are pinned above.

@@ -6,6 +6,7 @@
 //!
 //! Both ends built in this workspace share one codec, so their agreement proves nothing about
 //! bytes: recordings and golden packets do.
+#![forbid(unsafe_code)]
 
 pub mod scripted_server;
 pub mod traces;
