@@ -99,9 +99,10 @@ impl Client {
     ) -> Result<ChangeStream<S::Batch>, Error> {
         self.check_open()?;
         let plan = Box::pin(self.plan(&options)).await?;
-        let Plan { config, checkpoint, vbuckets, connections } = plan;
+        let Plan { config, checkpoint, vbuckets, complete, connections } = plan;
         let now = tokio::time::Instant::now().into_std();
-        let reconciler = Reconciler::new(vbuckets, options.retry_timeout, now);
+        let mut reconciler = Reconciler::new(vbuckets, options.retry_timeout, now);
+        reconciler.add_complete(complete);
         let queue = Arc::new(Queue::new());
         let stats = Arc::new(SharedStats::default());
         let cancel = self.closed.child_token();
@@ -150,7 +151,7 @@ impl Client {
             !matches!((&options.start, &options.end), (Start::Earliest, End::Never | End::At(_)));
         let high = if asks { survey.high_seqnos(&vbids).await? } else { BTreeMap::new() };
         let checkpoint = self.start(options, hash, &vbids, &high, &mut survey).await?;
-        let mut vbuckets = Vec::with_capacity(vbids.len());
+        let (mut vbuckets, mut complete) = (Vec::with_capacity(vbids.len()), Vec::new());
         for &vbid in &vbids {
             let position = checkpoint.position(vbid).cloned().unwrap_or(Position::EARLIEST);
             let end = match &options.end {
@@ -158,8 +159,9 @@ impl Client {
                 End::Now => high.get(&vbid).copied().unwrap_or_default(),
                 End::At(seqnos) => seqnos.get(&vbid).copied().unwrap_or_default(),
             };
-            if let Some(end) = effective_end(&position, end) {
-                vbuckets.push((vbid, end, Resume::new(position)));
+            match effective_end(&position, end) {
+                Some(end) => vbuckets.push((vbid, end, Resume::new(position))),
+                None => complete.push(vbid),
             }
         }
         let config = StreamConfig {
@@ -171,7 +173,8 @@ impl Client {
                 ..options.batch
             },
         };
-        Ok(Plan { config, checkpoint, vbuckets, connections: survey.into_connections() })
+        let connections = survey.into_connections();
+        Ok(Plan { config, checkpoint, vbuckets, complete, connections })
     }
 
     /// The vBuckets to stream.
@@ -226,6 +229,8 @@ struct Plan {
     config: StreamConfig,
     checkpoint: Checkpoint,
     vbuckets: Vec<(Vbid, Seqno, Resume)>,
+    /// Those that stand at their ends already.
+    complete: Vec<Vbid>,
     connections: Vec<crate::connect::Connected>,
 }
 

@@ -78,6 +78,15 @@ impl Reconciler {
         Self { vbuckets: vbuckets.into_iter().map(entry).collect(), patience }
     }
 
+    /// The stream has these vBuckets too, and they stand at their ends already.
+    pub(crate) fn add_complete(&mut self, vbids: impl IntoIterator<Item = Vbid>) {
+        let end_seqno = Seqno::ZERO;
+        for vbid in vbids {
+            let state = State::Complete;
+            self.vbuckets.insert(vbid, Entry { state, end_seqno, attempts: 0, idle_since: None });
+        }
+    }
+
     /// The vBuckets whose wait is over.
     pub(crate) fn due(&self, now: Instant) -> Vec<Vbid> {
         let due =
