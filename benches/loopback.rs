@@ -161,9 +161,8 @@ impl Source {
             ));
         let client = Client::connect(options).await?;
         let schema = TableSchema::new(&TableOptions::default())?;
-        let mut options = StreamOptions::default();
-        options.end = End::Now;
-        options.buffer_size = WINDOW;
+        let options =
+            StreamOptions { end: End::Now, buffer_size: WINDOW, ..StreamOptions::default() };
         let clock = WallClock::start();
         let mut stream = client
             .stream(options, move || {

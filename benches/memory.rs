@@ -185,7 +185,8 @@ fn open_streams<S: BatchSink>(
     }
     let mut requests = BytesMut::new();
     connection.poll_transmit(&mut requests);
-    let (answers, opaques) = answer_stream_requests(&requests)?;
+    let mut answers = Vec::new();
+    let opaques = answer_stream_requests(&requests, &mut answers)?;
     connection.handle_input(Instant::now(), &answers, Limit::NONE, sink)?;
     while connection.poll_event().is_some() {}
     Ok(opaques)

@@ -431,13 +431,16 @@ fn manifest() -> serde_json::Value {
     })
 }
 
-/// The answers that accept every stream request among `requests`, and the opaques the streams'
-/// packets must carry.
+/// Appends the answers that accept every stream request among `requests`; returns the opaques the
+/// streams' packets must carry.
 ///
 /// # Errors
 /// If the bytes are not packets.
-pub fn answer_stream_requests(requests: &[u8]) -> Result<(Vec<u8>, Vec<(Vbid, Opaque)>), Error> {
-    let (mut answers, mut opaques) = (Vec::new(), Vec::new());
+pub fn answer_stream_requests(
+    requests: &[u8],
+    answers: &mut Vec<u8>,
+) -> Result<Vec<(Vbid, Opaque)>, Error> {
+    let mut opaques = Vec::new();
     let mut rest = requests;
     while let Some((frame, used)) = Frame::parse(rest, MAX_BODY_LEN)? {
         if frame.header.opcode == Opcode::DCP_STREAM_REQ {
@@ -445,12 +448,12 @@ pub fn answer_stream_requests(requests: &[u8]) -> Result<(Vec<u8>, Vec<(Vbid, Op
             Frame::response(Opcode::DCP_STREAM_REQ, Status::SUCCESS)
                 .with_opaque(opaque)
                 .with_value(&failover_log(vbid))
-                .encode(&mut answers)?;
+                .encode(answers)?;
             opaques.push((vbid, opaque));
         }
         rest = &rest[used..];
     }
-    Ok((answers, opaques))
+    Ok(opaques)
 }
 
 fn failover_log(vbid: Vbid) -> Vec<u8> {

@@ -1,0 +1,7 @@
+//! The embedded producer, the consumer and record batches, put together.
+
+mod finite;
+mod flow;
+mod resume;
+mod rollback;
+mod topology;
