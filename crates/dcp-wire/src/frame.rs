@@ -37,7 +37,7 @@ impl<'a> Frame<'a> {
     /// # Errors
     /// [`DecodeError::InvalidMagic`], [`DecodeError::InvalidLength`] or
     /// [`DecodeError::FrameTooLarge`]: the connection cannot be read any further.
-    #[inline]
+    #[inline(always)]
     pub fn parse(input: &'a [u8], max_body: usize) -> Result<Option<(Self, usize)>, DecodeError> {
         let Some((header, body)) = Self::checked_header(input, max_body)? else {
             return Ok(None);
@@ -65,7 +65,7 @@ impl<'a> Frame<'a> {
         Ok(Self::checked_header(input, max_body)?.map_or(Header::LEN, |(h, _)| h.packet_len()))
     }
 
-    #[inline]
+    #[inline(always)]
     fn checked_header(
         input: &[u8],
         max_body: usize,

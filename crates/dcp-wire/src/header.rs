@@ -36,7 +36,7 @@ impl Header {
     /// # Errors
     /// [`DecodeError::InvalidMagic`] for a first byte outside the protocol,
     /// [`DecodeError::InvalidLength`] if framing extras, extras and key exceed the body.
-    #[inline]
+    #[inline(always)]
     pub fn decode(bytes: &[u8; Self::LEN]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(bytes, "header");
         let magic = Magic(reader.u8()?);

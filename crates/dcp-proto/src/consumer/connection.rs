@@ -3,20 +3,16 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
-use dcp_wire::message::{BufferAck, CloseStream, StreamAddress, StreamEnd, StreamEndReason};
-use dcp_wire::{Frame, Magic, Opcode, Seqno, Status, Vbid};
+use bytes::BytesMut;
+use dcp_wire::message::{BufferAck, CloseStream, StreamAddress, StreamEndReason};
+use dcp_wire::{Frame, Opcode, Seqno, Vbid};
 
 use super::opaque::Opaques;
 use super::request::{RequestContext, StreamFilter};
-use super::stream::{Fault, State, Stream};
+use super::stream::{State, Stream};
 use super::window::Window;
-use super::{
-    ApiMisuse, ConnectionError, ConnectionStats, EndCause, Event, Misbehaviour, ProtocolError,
-    Resume,
-};
-use crate::flow_control::counted_bytes;
-use crate::{ChangeSink, Position};
+use super::{ApiMisuse, ConnectionError, ConnectionStats, EndCause, Event, Resume};
+use crate::Position;
 
 /// Intervals without any packet after which a connection is dead. The producer sends a noop each
 /// interval whatever else it sends, so that one can be lost in a stall and the second is late.
@@ -112,12 +108,12 @@ pub struct Connection {
     /// Last positions of streams that are gone, not taken yet.
     left: Vec<(Vbid, Position)>,
     pub(super) opaques: Opaques,
-    window: Window,
+    pub(super) window: Window,
     /// Counted bytes received and not yet taken by the driver.
-    held: u64,
+    pub(super) held: u64,
     pub(super) transmit: BytesMut,
     pub(super) events: VecDeque<Event>,
-    last_read: Instant,
+    pub(super) last_read: Instant,
     pub(super) stats: ConnectionStats,
 }
 
@@ -138,45 +134,6 @@ impl Connection {
             stats: ConnectionStats::default(),
             config,
         }
-    }
-
-    /// Input: bytes that arrived, from the first one not consumed before. Walks whole packets
-    /// and gives changes to `sink` until there is no whole packet left or `limit` is reached.
-    ///
-    /// # Errors
-    /// [`ConnectionError`]: the connection is over. What was given to the sink before stays good.
-    pub fn handle_input<S: ChangeSink>(
-        &mut self,
-        now: Instant,
-        input: &[u8],
-        limit: Limit,
-        sink: &mut S,
-    ) -> Result<Walk, ConnectionError> {
-        let mut walk = Walk::default();
-        let mut row_bytes = 0;
-        let mut rest = input;
-        while let Some((frame, used)) =
-            Frame::parse(rest, self.config.max_body_len).map_err(ConnectionError::Framing)?
-        {
-            let rows = self.handle_frame(&frame, sink).map_err(|fault| over(&frame, fault))?;
-            (_, rest) = rest.split_at(used);
-            walk.consumed += used;
-            self.stats.packets += 1;
-            if rows == 0 {
-                continue;
-            }
-            walk.rows += rows;
-            row_bytes += used;
-            if walk.rows >= limit.rows || row_bytes >= limit.bytes {
-                walk.limited = true;
-                break;
-            }
-        }
-        self.stats.bytes += walk.consumed as u64;
-        if !input.is_empty() {
-            self.last_read = now;
-        }
-        Ok(walk)
     }
 
     /// Input: time has passed.
@@ -326,136 +283,8 @@ impl Connection {
         }
     }
 
-    /// Handles one packet; returns how many rows the sink was given.
-    #[inline]
-    fn handle_frame<S: ChangeSink>(
-        &mut self,
-        frame: &Frame<'_>,
-        sink: &mut S,
-    ) -> Result<usize, Fault> {
-        let counted = counted_bytes(&frame.header);
-        if !self.window.receive(counted) {
-            return Err(Misbehaviour::WindowOverrun.into());
-        }
-        self.held += counted;
-        match frame.header.magic {
-            Magic::CLIENT_REQUEST | Magic::ALT_CLIENT_REQUEST => self.handle_request(frame, sink),
-            Magic::CLIENT_RESPONSE | Magic::ALT_CLIENT_RESPONSE => {
-                self.handle_response(frame, sink)?;
-                Ok(0)
-            }
-            Magic::SERVER_REQUEST => {
-                self.handle_server_request(frame);
-                Ok(0)
-            }
-            _ => Err(Misbehaviour::UnexpectedPacket.into()),
-        }
-    }
-
-    #[inline]
-    fn handle_request<S: ChangeSink>(
-        &mut self,
-        frame: &Frame<'_>,
-        sink: &mut S,
-    ) -> Result<usize, Fault> {
-        let vbid = frame.header.vbid();
-        let collections = self.config.collections;
-        if frame.header.opcode == Opcode::DCP_NOOP {
-            self.stats.noops += 1;
-            let answer = Frame::response(Opcode::DCP_NOOP, Status::SUCCESS);
-            send(&answer.with_opaque(frame.header.opaque), &mut self.transmit);
-            return Ok(0);
-        }
-        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else {
-            return self.stale(frame);
-        };
-        if stream.opaque != frame.header.opaque || stream.state != State::Streaming {
-            return self.not_streaming(frame);
-        }
-        let (progress, rows) = match frame.header.opcode {
-            Opcode::DCP_MUTATION => (stream.mutation(frame, collections, sink)?, 1),
-            Opcode::DCP_DELETION => (stream.deletion(frame, collections, sink)?, 1),
-            Opcode::DCP_EXPIRATION => (stream.expiration(frame, collections, sink)?, 1),
-            Opcode::DCP_SYSTEM_EVENT => (stream.system_event(frame, sink)?, 0),
-            Opcode::DCP_SEQNO_ADVANCED => (stream.seqno_advanced(frame)?, 0),
-            Opcode::DCP_OSO_SNAPSHOT => (stream.oso_snapshot(frame)?, 0),
-            Opcode::DCP_SNAPSHOT_MARKER => {
-                stream.snapshot_marker(frame)?;
-                return Ok(0);
-            }
-            Opcode::DCP_STREAM_END => {
-                let reason = StreamEnd::decode(frame)?.reason;
-                self.stream_ended(vbid, reason);
-                return Ok(0);
-            }
-            _ => return Err(Misbehaviour::UnexpectedPacket.into()),
-        };
-        self.stats.changes += rows as u64;
-        if !stream.dirty {
-            stream.dirty = true;
-            self.dirty.push(vbid);
-        }
-        if progress.is_notable() {
-            self.note(vbid, &progress);
-        }
-        Ok(rows)
-    }
-
-    /// What only some items bring with them.
-    #[cold]
-    fn note(&mut self, vbid: Vbid, progress: &super::stream::Progress) {
-        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
-        self.stats.repeated_seqnos += u64::from(progress.repeated_seqno);
-        if progress.acknowledge_marker {
-            let answer = Frame::response(Opcode::DCP_SNAPSHOT_MARKER, Status::SUCCESS);
-            send(&answer.with_opaque(stream.opaque), &mut self.transmit);
-        }
-        if progress.reached_end {
-            // The server's STREAM_END may never come; what is wanted is there.
-            stream.state = State::Finished;
-            let resume = Box::new(stream.resume.clone());
-            self.events.push_back(Event::StreamEnded { vbid, cause: EndCause::Complete, resume });
-        }
-    }
-
-    /// A message for a stream that does not take any: too late, or too early.
-    #[cold]
-    fn not_streaming(&mut self, frame: &Frame<'_>) -> Result<usize, Fault> {
-        let vbid = frame.header.vbid();
-        let Some(Some(stream)) = self.streams.get(vbid.index()) else { return self.stale(frame) };
-        if stream.opaque != frame.header.opaque {
-            return self.stale(frame);
-        }
-        if frame.header.opcode == Opcode::DCP_STREAM_END {
-            let reason = StreamEnd::decode(frame)?.reason;
-            match stream.state {
-                State::Finished => {
-                    self.remove(vbid);
-                }
-                State::Requested => return Err(Misbehaviour::UnexpectedPacket.into()),
-                // The answer to the close is still to come.
-                State::Closing => {}
-                State::Streaming => self.stream_ended(vbid, reason),
-            }
-            return Ok(0);
-        }
-        if stream.state == State::Requested {
-            return Err(Misbehaviour::UnexpectedPacket.into());
-        }
-        self.stale(frame)
-    }
-
-    /// A message of a stream that is not, or no longer, there: dropped, its bytes are held.
-    #[cold]
-    fn stale(&mut self, frame: &Frame<'_>) -> Result<usize, Fault> {
-        if !frame.header.opcode.is_dcp() {
-            return Err(Misbehaviour::UnexpectedPacket.into());
-        }
-        self.stats.stale_packets += 1;
-        Ok(0)
-    }
-
-    fn stream_ended(&mut self, vbid: Vbid, reason: StreamEndReason) {
+    /// The server ended a stream.
+    pub(super) fn stream_ended(&mut self, vbid: Vbid, reason: StreamEndReason) {
         let Some(Some(stream)) = self.streams.get(vbid.index()) else { return };
         let finite = stream.end_seqno != Seqno::MAX;
         let cause = match reason {
@@ -474,42 +303,17 @@ impl Connection {
     }
 
     /// Takes a stream out. Its position still goes with the next batch.
-    fn remove(&mut self, vbid: Vbid) -> Option<Box<Stream>> {
+    pub(super) fn remove(&mut self, vbid: Vbid) -> Option<Box<Stream>> {
         let stream = self.streams.get_mut(vbid.index())?.take()?;
         if stream.dirty {
             self.left.push((vbid, stream.resume.position.clone()));
         }
         Some(stream)
     }
-
-    fn handle_server_request(&mut self, frame: &Frame<'_>) {
-        // Other requests (authentication changes) concern nobody here and need no answer.
-        if frame.header.opcode != Opcode::CLUSTER_MAP_CHANGE {
-            return;
-        }
-        self.events.push_back(if frame.value.is_empty() {
-            Event::ClusterMapChanged
-        } else {
-            Event::ClusterMap(Bytes::copy_from_slice(frame.value))
-        });
-    }
-}
-
-fn over(frame: &Frame<'_>, fault: Fault) -> ConnectionError {
-    match fault {
-        Fault::Sink(error) => error.into(),
-        Fault::Protocol(kind) => ProtocolError {
-            kind,
-            opcode: frame.header.opcode,
-            vbid: frame.header.vbid(),
-            opaque: frame.header.opaque,
-        }
-        .into(),
-    }
 }
 
 /// Queues a packet of fixed small parts, whose encoding cannot fail.
-fn send(frame: &Frame<'_>, transmit: &mut BytesMut) {
+pub(super) fn send(frame: &Frame<'_>, transmit: &mut BytesMut) {
     let encoded = frame.encode(transmit);
     debug_assert!(encoded.is_ok(), "a packet of small parts fits");
 }

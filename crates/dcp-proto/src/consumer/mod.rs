@@ -12,6 +12,7 @@ mod stats;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod walk;
 mod window;
 
 pub use bootstrap::{

@@ -248,14 +248,14 @@ impl Stream {
     }
 
     /// A document was written.
-    #[inline]
+    #[inline(always)]
     pub(super) fn mutation<S: ChangeSink>(
         &mut self,
-        frame: &Frame<'_>,
+        frame: Frame<'_>,
         collections: bool,
         sink: &mut S,
     ) -> Result<Progress, Fault> {
-        let mutation = Mutation::decode(frame)?;
+        let mutation = Mutation::decode(&frame)?;
         let (collection_id, key) = split_key(mutation.key, collections)?;
         let repeated_seqno = self.check_item(mutation.seqno)?;
         let change = Change {
@@ -378,7 +378,7 @@ impl Stream {
 
     /// Checks an item's seqno and takes a pending marker into the position; `true` if the seqno
     /// is that of the SEQNO_ADVANCED before it.
-    #[inline]
+    #[inline(always)]
     fn check_item(&mut self, seqno: Seqno) -> Result<bool, Misbehaviour> {
         if self.oso.is_some() {
             return Ok(false);
@@ -395,9 +395,9 @@ impl Stream {
         Ok(repeated)
     }
 
-    #[inline]
+    #[inline(always)]
     fn enter_snapshot(&mut self, seqno: Seqno) -> Result<(), Misbehaviour> {
-        let Some(marker) = &mut self.marker else {
+        let Some(marker) = &self.marker else {
             return Err(Misbehaviour::NoSnapshot);
         };
         let Snapshot { start, end } = marker.snapshot;
@@ -405,18 +405,25 @@ impl Stream {
             return Err(Misbehaviour::OutsideSnapshot { seqno, start, end });
         }
         if marker.pending {
-            marker.pending = false;
-            self.resume.position.snapshot = marker.snapshot;
-            self.resume.position.failover_log.clone_from(&self.log);
-            if let Some(purge_seqno) = marker.purge_seqno {
-                self.resume.position.purge_seqno = purge_seqno;
-            }
+            self.promote();
         }
         Ok(())
     }
 
+    /// The pending marker's first item has come: the snapshot is the position's from now on.
+    #[cold]
+    fn promote(&mut self) {
+        let Some(marker) = &mut self.marker else { return };
+        marker.pending = false;
+        self.resume.position.snapshot = marker.snapshot;
+        self.resume.position.failover_log.clone_from(&self.log);
+        if let Some(purge_seqno) = marker.purge_seqno {
+            self.resume.position.purge_seqno = purge_seqno;
+        }
+    }
+
     /// Moves the position over `seqno`.
-    #[inline]
+    #[inline(always)]
     fn processed(&mut self, seqno: Seqno) -> Progress {
         if let Some(highest) = &mut self.oso {
             *highest = seqno.max(*highest);
@@ -446,7 +453,7 @@ impl Stream {
 
     /// The snapshot a row shows. The end of an out-of-sequence-order snapshot is not known before
     /// it is over, so that a row in one shows its own seqno.
-    #[inline]
+    #[inline(always)]
     fn row_snapshot(&self, seqno: Seqno) -> Snapshot {
         if self.oso.is_some() {
             return Snapshot { start: self.resume.position.seqno, end: seqno };
@@ -455,19 +462,24 @@ impl Stream {
     }
 
     /// The branch that holds `seqno`, looked up when the last one found does not.
-    #[inline]
+    #[inline(always)]
     fn branch_of(&mut self, seqno: Seqno) -> Vbuuid {
-        if (seqno <= self.branch.above || seqno > self.branch.up_to)
-            && let Some(log) = &self.log
-        {
-            self.branch = Branch::of(log, seqno);
+        if seqno <= self.branch.above || seqno > self.branch.up_to {
+            self.find_branch(seqno);
         }
         self.branch.vbuuid
+    }
+
+    #[cold]
+    fn find_branch(&mut self, seqno: Seqno) {
+        if let Some(log) = &self.log {
+            self.branch = Branch::of(log, seqno);
+        }
     }
 }
 
 /// Collection and key of a document.
-#[inline]
+#[inline(always)]
 fn split_key(bytes: &[u8], collections: bool) -> Result<(CollectionId, &[u8]), DecodeError> {
     if collections {
         let DocKey { collection_id, key } = DocKey::decode(bytes)?;

@@ -40,7 +40,7 @@ impl<'a> Mutation<'a> {
     ///
     /// # Errors
     /// [`DecodeError`] if the packet is not a well-formed mutation.
-    #[inline]
+    #[inline(always)]
     pub fn decode(frame: &Frame<'a>) -> Result<Self, DecodeError> {
         expect(frame, Opcode::DCP_MUTATION)?;
         let extras = extras::<EXTRAS_LEN>(frame)?;

@@ -1,0 +1,238 @@
+//! The walk over the read buffer: each packet to its stream, each change to the sink.
+//!
+//! What a mutation passes through is inlined into one loop and takes the packet by value: a
+//! packet's view that is passed on by reference is written to memory and read back, which costs
+//! more than everything else here. Whatever is rare is kept out of the loop.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use dcp_wire::message::StreamEnd;
+use dcp_wire::{Frame, Header, Magic, Opcode, Status, Vbid};
+
+use super::connection::{Connection, Limit, Walk, send};
+use super::stream::{Fault, Progress, State};
+use super::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError};
+use crate::ChangeSink;
+use crate::flow_control::counted_bytes;
+
+impl Connection {
+    /// Input: bytes that arrived, from the first one not consumed before. Walks whole packets
+    /// and gives changes to `sink` until there is no whole packet left or `limit` is reached.
+    ///
+    /// # Errors
+    /// [`ConnectionError`]: the connection is over. What was given to the sink before stays good.
+    pub fn handle_input<S: ChangeSink>(
+        &mut self,
+        now: Instant,
+        input: &[u8],
+        limit: Limit,
+        sink: &mut S,
+    ) -> Result<Walk, ConnectionError> {
+        let mut walk = Walk::default();
+        let (mut packets, mut row_bytes) = (0, 0);
+        let mut rest = input;
+        let max_body_len = self.config.max_body_len;
+        while let Some((frame, used)) =
+            Frame::parse(rest, max_body_len).map_err(ConnectionError::Framing)?
+        {
+            let rows = match self.handle_frame(frame, sink) {
+                Ok(rows) => rows,
+                Err(fault) => return Err(over(frame.header, fault)),
+            };
+            (_, rest) = rest.split_at(used);
+            packets += 1;
+            if rows == 0 {
+                continue;
+            }
+            walk.rows += rows;
+            row_bytes += used;
+            if walk.rows >= limit.rows || row_bytes >= limit.bytes {
+                walk.limited = true;
+                break;
+            }
+        }
+        walk.consumed = input.len() - rest.len();
+        self.stats.packets += packets;
+        self.stats.bytes += walk.consumed as u64;
+        self.stats.changes += walk.rows as u64;
+        if !input.is_empty() {
+            self.last_read = now;
+        }
+        Ok(walk)
+    }
+
+    /// Handles one packet; returns how many rows the sink was given.
+    #[inline(always)]
+    fn handle_frame<S: ChangeSink>(
+        &mut self,
+        frame: Frame<'_>,
+        sink: &mut S,
+    ) -> Result<usize, Fault> {
+        let counted = counted_bytes(&frame.header);
+        if !self.window.receive(counted) {
+            return Err(Misbehaviour::WindowOverrun.into());
+        }
+        self.held += counted;
+        let header = frame.header;
+        if header.opcode != Opcode::DCP_MUTATION || header.magic.is_response() {
+            return self.handle_other(frame, sink);
+        }
+        let vbid = header.vbid();
+        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else {
+            return self.handle_other(frame, sink);
+        };
+        if stream.opaque != header.opaque || stream.state != State::Streaming {
+            return self.handle_other(frame, sink);
+        }
+        let progress = stream.mutation(frame, self.config.collections, sink)?;
+        if !stream.dirty {
+            stream.dirty = true;
+            self.dirty.push(vbid);
+        }
+        if progress.is_notable() {
+            self.note(vbid, progress);
+        }
+        Ok(1)
+    }
+
+    /// Handles anything but a mutation that is expected.
+    #[inline(never)]
+    fn handle_other<S: ChangeSink>(
+        &mut self,
+        frame: Frame<'_>,
+        sink: &mut S,
+    ) -> Result<usize, Fault> {
+        match frame.header.magic {
+            Magic::CLIENT_REQUEST | Magic::ALT_CLIENT_REQUEST => self.handle_request(&frame, sink),
+            Magic::CLIENT_RESPONSE | Magic::ALT_CLIENT_RESPONSE => {
+                self.handle_response(&frame, sink)?;
+                Ok(0)
+            }
+            Magic::SERVER_REQUEST => {
+                self.handle_server_request(&frame);
+                Ok(0)
+            }
+            _ => Err(Misbehaviour::UnexpectedPacket.into()),
+        }
+    }
+
+    fn handle_request<S: ChangeSink>(
+        &mut self,
+        frame: &Frame<'_>,
+        sink: &mut S,
+    ) -> Result<usize, Fault> {
+        let vbid = frame.header.vbid();
+        let collections = self.config.collections;
+        if frame.header.opcode == Opcode::DCP_NOOP {
+            self.stats.noops += 1;
+            let answer = Frame::response(Opcode::DCP_NOOP, Status::SUCCESS);
+            send(&answer.with_opaque(frame.header.opaque), &mut self.transmit);
+            return Ok(0);
+        }
+        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else {
+            return self.stale(frame);
+        };
+        if stream.opaque != frame.header.opaque || stream.state != State::Streaming {
+            return self.not_streaming(frame);
+        }
+        let (progress, rows) = match frame.header.opcode {
+            Opcode::DCP_DELETION => (stream.deletion(frame, collections, sink)?, 1),
+            Opcode::DCP_EXPIRATION => (stream.expiration(frame, collections, sink)?, 1),
+            Opcode::DCP_SYSTEM_EVENT => (stream.system_event(frame, sink)?, 0),
+            Opcode::DCP_SEQNO_ADVANCED => (stream.seqno_advanced(frame)?, 0),
+            Opcode::DCP_OSO_SNAPSHOT => (stream.oso_snapshot(frame)?, 0),
+            Opcode::DCP_SNAPSHOT_MARKER => {
+                stream.snapshot_marker(frame)?;
+                return Ok(0);
+            }
+            Opcode::DCP_STREAM_END => {
+                let reason = StreamEnd::decode(frame)?.reason;
+                self.stream_ended(vbid, reason);
+                return Ok(0);
+            }
+            _ => return Err(Misbehaviour::UnexpectedPacket.into()),
+        };
+        if !stream.dirty {
+            stream.dirty = true;
+            self.dirty.push(vbid);
+        }
+        if progress.is_notable() {
+            self.note(vbid, progress);
+        }
+        Ok(rows)
+    }
+
+    /// What only some items bring with them.
+    #[cold]
+    fn note(&mut self, vbid: Vbid, progress: Progress) {
+        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
+        self.stats.repeated_seqnos += u64::from(progress.repeated_seqno);
+        if progress.acknowledge_marker {
+            let answer = Frame::response(Opcode::DCP_SNAPSHOT_MARKER, Status::SUCCESS);
+            send(&answer.with_opaque(stream.opaque), &mut self.transmit);
+        }
+        if progress.reached_end {
+            // The server's STREAM_END may never come; what is wanted is there.
+            stream.state = State::Finished;
+            let resume = Box::new(stream.resume.clone());
+            self.events.push_back(Event::StreamEnded { vbid, cause: EndCause::Complete, resume });
+        }
+    }
+
+    /// A message for a stream that does not take any: too late, or too early.
+    #[cold]
+    fn not_streaming(&mut self, frame: &Frame<'_>) -> Result<usize, Fault> {
+        let vbid = frame.header.vbid();
+        let Some(Some(stream)) = self.streams.get(vbid.index()) else { return self.stale(frame) };
+        if stream.opaque != frame.header.opaque {
+            return self.stale(frame);
+        }
+        match (stream.state, frame.header.opcode) {
+            (State::Requested, _) => return Err(Misbehaviour::UnexpectedPacket.into()),
+            (State::Finished, Opcode::DCP_STREAM_END) => {
+                self.remove(vbid);
+            }
+            // The answer to the close is still to come.
+            (State::Closing, Opcode::DCP_STREAM_END) => {}
+            _ => return self.stale(frame),
+        }
+        Ok(0)
+    }
+
+    /// A message of a stream that is not, or no longer, there: dropped, its bytes are held.
+    #[cold]
+    fn stale(&mut self, frame: &Frame<'_>) -> Result<usize, Fault> {
+        if !frame.header.opcode.is_dcp() {
+            return Err(Misbehaviour::UnexpectedPacket.into());
+        }
+        self.stats.stale_packets += 1;
+        Ok(0)
+    }
+
+    fn handle_server_request(&mut self, frame: &Frame<'_>) {
+        // Other requests (authentication changes) concern nobody here and need no answer.
+        if frame.header.opcode != Opcode::CLUSTER_MAP_CHANGE {
+            return;
+        }
+        self.events.push_back(if frame.value.is_empty() {
+            Event::ClusterMapChanged
+        } else {
+            Event::ClusterMap(Bytes::copy_from_slice(frame.value))
+        });
+    }
+}
+
+#[cold]
+fn over(header: Header, fault: Fault) -> ConnectionError {
+    match fault {
+        Fault::Sink(error) => error.into(),
+        Fault::Protocol(kind) => ProtocolError {
+            kind,
+            opcode: header.opcode,
+            vbid: header.vbid(),
+            opaque: header.opaque,
+        }
+        .into(),
+    }
+}
