@@ -1,13 +1,14 @@
 //! The cluster map as JSON, in the form clients expect of a server.
 
 use bytes::Bytes;
+use dcp_wire::message::ConfigVersion;
 use serde_json::{Value, json};
 
-use super::{MapVersion, Node};
+use super::Node;
 
 /// The map of a bucket as `this_node` tells it.
 pub(super) fn bucket(
-    version: MapVersion,
+    version: ConfigVersion,
     nodes: &[Node],
     this_node: usize,
     owners: &[usize],
@@ -49,7 +50,7 @@ pub(super) fn bucket(
 }
 
 /// The map without a bucket as `this_node` tells it.
-pub(super) fn global(version: MapVersion, nodes: &[Node], this_node: usize) -> Bytes {
+pub(super) fn global(version: ConfigVersion, nodes: &[Node], this_node: usize) -> Bytes {
     let config = json!({
         "rev": version.rev,
         "revEpoch": version.epoch,

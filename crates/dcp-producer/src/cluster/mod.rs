@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
 use dcp_proto::producer::BucketSource;
+use dcp_wire::message::ConfigVersion;
 use dcp_wire::{CollectionId, ManifestUid, ScopeId, Vbid};
 use serde_json::json;
 use tokio::sync::watch;
@@ -41,17 +42,10 @@ pub(crate) struct Node {
     pub(crate) mgmt: SocketAddr,
 }
 
-/// Version of a cluster map; a newer one is greater.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct MapVersion {
-    pub(crate) epoch: i64,
-    pub(crate) rev: i64,
-}
-
 /// One version of the cluster map, as each node tells it.
 #[derive(Debug)]
 pub(crate) struct ClusterMap {
-    pub(crate) version: MapVersion,
+    pub(crate) version: ConfigVersion,
     /// Node of each vBucket.
     owners: Vec<usize>,
     /// By node.
@@ -77,7 +71,7 @@ pub(crate) struct Cluster {
     nodes: Vec<Node>,
     map: RwLock<Arc<ClusterMap>>,
     /// Follows the version of the map.
-    version: watch::Sender<MapVersion>,
+    version: watch::Sender<ConfigVersion>,
 }
 
 impl Cluster {
@@ -87,7 +81,7 @@ impl Cluster {
         // Neighbours stay together: with 2 nodes the first has the lower half.
         let owners = (0..count).map(|vbid| vbid * nodes.len() / count.max(1)).collect();
         let bucket_uuid = format!("{:032x}", rand::random::<u128>());
-        let version = MapVersion { epoch: 1, rev: 1 };
+        let version = ConfigVersion { epoch: 1, rev: 1 };
         let map = ClusterMap::new(version, owners, &nodes, &bucket_name, &bucket_uuid);
         Self {
             bucket,
@@ -108,7 +102,7 @@ impl Cluster {
     }
 
     /// Follows the version of the map.
-    pub(crate) fn follow_map(&self) -> watch::Receiver<MapVersion> {
+    pub(crate) fn follow_map(&self) -> watch::Receiver<ConfigVersion> {
         self.version.subscribe()
     }
 
@@ -123,7 +117,7 @@ impl Cluster {
             return;
         }
         *owner = node;
-        let version = MapVersion { rev: current.version.rev + 1, ..current.version };
+        let version = ConfigVersion { rev: current.version.rev + 1, ..current.version };
         let map =
             ClusterMap::new(version, owners, &self.nodes, &self.bucket_name, &self.bucket_uuid);
         *current = Arc::new(map);
@@ -135,7 +129,7 @@ impl Cluster {
 
 impl ClusterMap {
     fn new(
-        version: MapVersion,
+        version: ConfigVersion,
         owners: Vec<usize>,
         nodes: &[Node],
         bucket_name: &str,

@@ -1,10 +1,10 @@
 //! SELECT_BUCKET and GET_CLUSTER_CONFIG.
 
-use dcp_wire::{Reader, Status};
+use dcp_wire::Status;
+use dcp_wire::message::GetClusterConfig;
 
 use super::command::Command;
 use super::failure::Failure;
-use crate::cluster::MapVersion;
 
 /// Name that unbinds a connection from its bucket.
 const NO_BUCKET_NAME: &[u8] = b"@no bucket@";
@@ -23,8 +23,9 @@ impl Command<'_, '_> {
     }
 
     pub(super) fn cluster_config(&mut self) -> Result<(), Failure> {
-        self.expect_key_value(false, false)?;
-        let known = self.known_version()?;
+        let GetClusterConfig { known } = GetClusterConfig::decode(self.frame)?;
+        // Only a client that said so understands an empty answer.
+        let known = known.filter(|_| self.session.features.known_map_version);
         let map = self.session.cluster.map();
         if known.is_some_and(|known| known >= map.version) {
             return self.succeed(self.success());
@@ -37,17 +38,5 @@ impl Command<'_, '_> {
             &view.global
         };
         self.succeed(self.success().with_datatype(self.json()).with_value(config))
-    }
-
-    /// The version the client has, if it says and may say so.
-    fn known_version(&self) -> Result<Option<MapVersion>, Failure> {
-        if self.frame.extras.is_empty() {
-            return Ok(None);
-        }
-        let mut reader = Reader::new(self.frame.extras, "known version");
-        let [epoch, rev] = [reader.u64()?, reader.u64()?].map(u64::cast_signed);
-        reader.finish()?;
-        let known = MapVersion { epoch, rev };
-        Ok(self.session.features.known_map_version.then_some(known))
     }
 }

@@ -183,12 +183,6 @@ impl<'a, 'f> Command<'a, 'f> {
         Ok(())
     }
 
-    /// The extras as an array.
-    pub(super) fn extras<const N: usize>(&self) -> Result<[u8; N], Failure> {
-        <[u8; N]>::try_from(self.frame.extras)
-            .map_err(|_| Failure::Invalid("the extras have a wrong length"))
-    }
-
     /// The document the request is about.
     pub(super) fn key(&self) -> Result<DocKey<'f>, Failure> {
         let malformed = |_: DecodeError| Failure::Invalid("malformed key");
@@ -217,8 +211,9 @@ impl<'a, 'f> Command<'a, 'f> {
         cluster.bucket.with(self.vbid(), op).ok_or(Failure::NotMyVbucket)
     }
 
-    /// The value of the request, inflated, and its datatype without the bit for that.
-    pub(super) fn value(&self) -> Result<(Bytes, Datatype), Failure> {
+    /// The value of the request, inflated if its datatype says that it is compressed, and that
+    /// datatype without the bit for it.
+    pub(super) fn inflate(&self, value: &[u8]) -> Result<(Bytes, Datatype), Failure> {
         let (features, datatype) = (&self.session.features, self.frame.header.datatype);
         let mut allowed = Datatype::RAW;
         for (bit, negotiated) in [
@@ -234,18 +229,18 @@ impl<'a, 'f> Command<'a, 'f> {
             return Err(Failure::Invalid("the datatype was not negotiated"));
         }
         let value = if datatype.contains(Datatype::SNAPPY) {
-            let inflated = snappy::decompress(self.frame.value, MAX_VALUE_LEN)
+            let inflated = snappy::decompress(value, MAX_VALUE_LEN)
                 .map_err(|_| Failure::Invalid("the value is not valid snappy"))?;
             Bytes::from(inflated)
         } else {
-            Bytes::copy_from_slice(self.frame.value)
+            Bytes::copy_from_slice(value)
         };
         Ok((value, datatype.without(Datatype::SNAPPY)))
     }
 
     /// The value of a request that writes a document: clients' word for JSON is not relied on.
     pub(super) fn plain_value(&self) -> Result<(Bytes, Datatype), Failure> {
-        let (value, datatype) = self.value()?;
+        let (value, datatype) = self.inflate(self.frame.value)?;
         if datatype.contains(Datatype::XATTR) {
             return Err(Failure::Invalid("xattrs cannot be written this way"));
         }

@@ -1,7 +1,8 @@
 //! INCREMENT and DECREMENT.
 
 use bytes::Bytes;
-use dcp_wire::{Cas, Datatype, Opcode, Reader};
+use dcp_wire::message::Counter;
+use dcp_wire::{Cas, Datatype, Opcode};
 
 use super::command::Command;
 use super::document::split_xattrs;
@@ -14,10 +15,7 @@ const NO_CREATE: u32 = u32::MAX;
 
 impl Command<'_, '_> {
     pub(super) fn count(&mut self) -> Result<(), Failure> {
-        self.expect_key_value(true, false)?;
-        let extras: [u8; 20] = self.extras()?;
-        let mut reader = Reader::new(&extras, "extras");
-        let (delta, initial, expiry) = (reader.u64()?, reader.u64()?, reader.u32()?);
+        let Counter { delta, initial, expiry, .. } = Counter::decode(self.frame)?;
         // Counting never changes a document's expiry, so there is nothing to preserve.
         self.options()?;
         let increment = self.frame.header.opcode == Opcode::INCREMENT;

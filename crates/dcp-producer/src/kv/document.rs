@@ -2,7 +2,8 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 use dcp_proto::producer::{Item, ItemKind};
-use dcp_wire::{Cas, Datatype, Frame, Opcode, Reader, Status, xattr};
+use dcp_wire::message::{MutationToken, Store, Touch};
+use dcp_wire::{Cas, Datatype, Frame, Opcode, Status, xattr};
 
 use super::command::Command;
 use super::failure::Failure;
@@ -42,10 +43,7 @@ impl Command<'_, '_> {
 
     /// SET, ADD, REPLACE.
     pub(super) fn store(&mut self) -> Result<(), Failure> {
-        self.expect_key_value(true, true)?;
-        let extras: [u8; 8] = self.extras()?;
-        let mut reader = Reader::new(&extras, "extras");
-        let (flags, expiry) = (reader.u32()?, reader.u32()?);
+        let Store { flags, expiry, .. } = Store::decode(self.frame)?;
         let options = self.options()?;
         let (value, datatype) = self.plain_value()?;
         let condition = match self.frame.header.opcode {
@@ -85,11 +83,8 @@ impl Command<'_, '_> {
         written: Written,
         value: &[u8],
     ) -> Result<(), Failure> {
-        let mut extras = [0; 16];
-        let mut cursor = extras.as_mut_slice();
-        cursor.put_u64(written.vbuuid.0);
-        cursor.put_u64(written.seqno.0);
-        let extras: &[u8] = if self.session.features.mutation_tokens { &extras } else { &[] };
+        let token = MutationToken { vbuuid: written.vbuuid, seqno: written.seqno }.encode();
+        let extras: &[u8] = if self.session.features.mutation_tokens { &token } else { &[] };
         let response: Frame<'_> = self.success().with_cas(written.cas).with_extras(extras);
         self.succeed(response.with_value(value))
     }
@@ -137,8 +132,7 @@ impl Command<'_, '_> {
 
     /// TOUCH, GET_AND_TOUCH.
     pub(super) fn touch(&mut self) -> Result<(), Failure> {
-        self.expect_key_value(true, false)?;
-        let expiry = u32::from_be_bytes(self.extras()?);
+        let Touch { expiry, .. } = Touch::decode(self.frame)?;
         let (key, now) = (self.key()?, self.now);
         let expiry = now.absolute_expiry(expiry);
         let item = self.with_vbucket(|vbucket| vbucket.touch(now, key, expiry))??;

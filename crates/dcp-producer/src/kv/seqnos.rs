@@ -1,22 +1,19 @@
 //! Where vBuckets stand: seqnos, history branches, persistence.
 
-use bytes::BufMut;
 use dcp_proto::producer::{VBucketSource, VBucketState};
-use dcp_wire::{CollectionId, Reader, Seqno, Status, Vbuuid};
+use dcp_wire::message::{
+    GetAllVbSeqnos, ObserveSeqno, ObservedSeqno, SeqnoPersistence, VbucketState, encode_vb_seqnos,
+};
+use dcp_wire::{CollectionId, Status};
 
 use super::command::Command;
 use super::failure::Failure;
 
 impl Command<'_, '_> {
     pub(super) fn all_seqnos(&mut self) -> Result<(), Failure> {
-        self.expect_key_value(false, false)?;
-        let mut reader = Reader::new(self.frame.extras, "extras");
-        let state = if reader.is_empty() { 0 } else { reader.u32()? };
-        let collection = if reader.is_empty() { None } else { Some(CollectionId(reader.u32()?)) };
-        reader.finish()?;
-        if state > 4 {
-            return Err(Failure::Invalid("there is no such vBucket state"));
-        }
+        let GetAllVbSeqnos { state, collection_id: collection } =
+            GetAllVbSeqnos::decode(self.frame)?;
+        let state = state.flatten();
         let collections = self.session.features.collections;
         if collection.is_some() && !collections {
             return Err(Failure::Invalid("collections were not negotiated"));
@@ -35,45 +32,36 @@ impl Command<'_, '_> {
             let Some(vbucket) = cluster.bucket.lock(vbid) else {
                 continue;
             };
-            let wanted = match vbucket.state() {
-                VBucketState::Active => matches!(state, 0 | 1),
-                VBucketState::Replica => matches!(state, 0 | 2),
-                VBucketState::Pending => matches!(state, 0 | 3),
-                VBucketState::Dead => state == 4,
+            let wanted = match state {
+                None => vbucket.state() != VBucketState::Dead,
+                Some(state) => wire_state(vbucket.state()) == state,
             };
             let seqno = match collection {
                 None => Some(vbucket.high_seqno()),
                 Some(id) => vbucket.collection_high_seqno(id),
             };
             if let Some(seqno) = seqno.filter(|_| wanted) {
-                value.put_u16(vbid.0);
-                value.put_u64(seqno.0);
+                encode_vb_seqnos([(vbid, seqno)], &mut value);
             }
         }
         self.succeed(self.success().with_value(&value))
     }
 
     pub(super) fn observe_seqno(&mut self) -> Result<(), Failure> {
-        self.expect_parts(false, true)?;
-        let uuid = <[u8; 8]>::try_from(self.frame.value)
-            .map_err(|_| Failure::Invalid("the value is a vBucket uuid"))?;
-        let (vbid, asked) = (self.vbid(), Vbuuid(u64::from_be_bytes(uuid)));
-        let value = self.with_vbucket(|vbucket| {
+        let (vbid, asked) = (self.vbid(), ObserveSeqno::decode(self.frame)?.vbuuid);
+        let observed = self.with_vbucket(|vbucket| {
             let current = vbucket.vbuuid();
             let last = vbucket.failover.upper_bound(asked, vbucket.high_seqno)?;
-            let mut value = Vec::with_capacity(43);
-            value.put_u8(u8::from(asked != current));
-            value.put_u16(vbid.0);
-            value.put_u64(current.0);
-            value.put_u64(vbucket.persisted_seqno.0);
-            value.put_u64(vbucket.high_seqno.0);
-            if asked != current {
-                value.put_u64(asked.0);
-                value.put_u64(last.0);
-            }
-            Some(value)
+            Some(ObservedSeqno {
+                vbid,
+                vbuuid: current,
+                persisted_seqno: vbucket.persisted_seqno,
+                current_seqno: vbucket.high_seqno,
+                failover: (asked != current).then_some((asked, last)),
+            })
         })?;
-        let value = value.ok_or(Status::KEY_ENOENT)?;
+        let mut value = Vec::with_capacity(43);
+        observed.ok_or(Status::KEY_ENOENT)?.encode(&mut value);
         self.succeed(self.success().with_value(&value))
     }
 
@@ -86,8 +74,7 @@ impl Command<'_, '_> {
 
     /// Waiting for a seqno to be persisted hurries the flusher: it is done at once.
     pub(super) fn seqno_persistence(&mut self) -> Result<(), Failure> {
-        self.expect_key_value(false, false)?;
-        let seqno = Seqno(u64::from_be_bytes(self.extras()?));
+        let SeqnoPersistence { seqno } = SeqnoPersistence::decode(self.frame)?;
         let reached = self.with_vbucket(|vbucket| {
             vbucket.persist();
             vbucket.persisted_seqno >= seqno
@@ -96,5 +83,15 @@ impl Command<'_, '_> {
             return Err(Status::ETMPFAIL.into());
         }
         self.succeed(self.success())
+    }
+}
+
+/// A vBucket's state as the protocol numbers it.
+const fn wire_state(state: VBucketState) -> VbucketState {
+    match state {
+        VBucketState::Active => VbucketState::ACTIVE,
+        VBucketState::Replica => VbucketState::REPLICA,
+        VBucketState::Pending => VbucketState::PENDING,
+        VBucketState::Dead => VbucketState::DEAD,
     }
 }

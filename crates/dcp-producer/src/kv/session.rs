@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::BytesMut;
+use dcp_wire::message::ConfigVersion;
 use dcp_wire::{Frame, Opcode, Status};
 
 use super::Credentials;
@@ -12,7 +13,7 @@ use super::failure::Failure;
 use super::hello::Features;
 use super::login::Login;
 use crate::bucket::Now;
-use crate::cluster::{Cluster, MapVersion};
+use crate::cluster::Cluster;
 
 /// What is to be done after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub(crate) struct Session {
     pub(super) login: Login,
     pub(super) bucket_selected: bool,
     /// Newest map this connection was sent with NOT_MY_VBUCKET.
-    pub(super) map_sent: Option<MapVersion>,
+    pub(super) map_sent: Option<ConfigVersion>,
 }
 
 impl Session {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, BytesMut};
 use dcp_proto::producer::{self, ConnectionConfig};
+use dcp_wire::message::ConfigVersion;
 use dcp_wire::{DecodeError, Frame, MAX_BODY_LEN};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -15,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::dcp_names::DcpNames;
 use super::push;
 use crate::bucket::Subscriber;
-use crate::cluster::{MapVersion, NodeBucket};
+use crate::cluster::NodeBucket;
 use crate::kv::{Flow, MapPush, Session};
 
 /// Bytes that may wait for the socket before no more requests are looked at; also how much stream
@@ -41,7 +42,7 @@ pub(super) struct Connection {
     dcp: producer::Connection,
     /// What the connection follows since it became a DCP one.
     following: Option<Following>,
-    map_version: watch::Receiver<MapVersion>,
+    map_version: watch::Receiver<ConfigVersion>,
     input: BytesMut,
     output: BytesMut,
     /// Since when nothing more is read while what is written goes out.
