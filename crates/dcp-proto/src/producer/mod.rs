@@ -1,4 +1,16 @@
 //! The producer: its decisions and its streams.
+//!
+//! A server gives each of its connections a [`Connection`], hands it every packet with a DCP
+//! opcode, and drains [`Connection::poll_transmit`] into its socket. What is streamed comes from
+//! a [`BucketSource`], which the server implements over its storage; when a vBucket changes it
+//! tells the connections that follow it ([`Connection::notify`]).
+//!
+//! * [`FailoverTable`]: the history branches of a vBucket;
+//! * [`rollback`]: whether a client may go on from where it stands, with the reason;
+//! * one stream machine per stream turns disk images and memory checkpoints into snapshots.
+//!
+//! Storage of durable writes, out-of-sequence-order backfills, change history and handing a
+//! vBucket over are not there; clients that ask are answered as by a server without them.
 
 mod connection;
 mod control;
@@ -14,6 +26,7 @@ mod requests;
 pub mod rollback;
 mod settings;
 mod shape;
+mod snapshot;
 mod source;
 mod stream;
 mod stream_request;

@@ -180,7 +180,7 @@ pub(super) fn purge_may_hide_deletions(
     }
     // A client that has everything of its collections misses nothing: what was purged since lies
     // above their newest change.
-    !collection_high.is_some_and(|high| start >= high)
+    collection_high.is_none_or(|high| start < high)
 }
 
 impl fmt::Display for ContinueReason {

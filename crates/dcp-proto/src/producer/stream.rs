@@ -29,6 +29,7 @@ use super::outlet::Outlet;
 use super::rollback::purge_may_hide_deletions;
 use super::settings::{Settings, SyncWrites};
 use super::shape::{Shape, Unsendable};
+use super::snapshot::{Items, Next, Sending};
 use super::stream_request::Accepted;
 use super::{BackfillFailed, Item, MemoryRead, VBucketSource, VBucketState};
 use crate::Snapshot;
@@ -51,43 +52,6 @@ struct MarkerFields {
     replication: bool,
 }
 
-/// A snapshot that is being sent.
-#[derive(Debug)]
-struct Sending {
-    items: Items,
-    /// Where the snapshot begins if it is not the stream's first.
-    natural_start: Seqno,
-    /// Where it ends for this client; `None` if nothing of it is the stream's.
-    end: Option<Seqno>,
-    /// Seqno the stream has read up to once the snapshot is done.
-    read_up_to: Seqno,
-    marker_sent: bool,
-    /// Highest seqno the client was told.
-    told: Seqno,
-    /// Item that waits for the marker to be sent.
-    next: Option<Arc<Item>>,
-}
-
-/// The items of a snapshot that are still to be sent.
-enum Items {
-    /// An image of the disk, still to be filtered.
-    Disk {
-        rest: Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>,
-        purge_seqno: Seqno,
-    },
-    /// What passes of a checkpoint.
-    Memory(std::vec::IntoIter<Arc<Item>>),
-}
-
-impl core::fmt::Debug for Items {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            Self::Disk { .. } => f.write_str("Disk"),
-            Self::Memory(items) => write!(f, "Memory({} items)", items.len()),
-        }
-    }
-}
-
 /// What one step of a snapshot came to.
 enum Step {
     /// A message was written.
@@ -96,14 +60,6 @@ enum Step {
     Scanned,
     /// Everything was written.
     Done,
-}
-
-/// The next item of a snapshot.
-enum Next {
-    Item(Arc<Item>),
-    /// None of many passed; there may be more.
-    Scanned,
-    None,
 }
 
 /// Why a snapshot cannot be sent to its end.
@@ -120,9 +76,6 @@ impl From<EncodeError> for Unreadable {
         Self::Item(error.into())
     }
 }
-
-/// How many items of other collections are read before other streams have a turn.
-const SCAN_LIMIT: usize = 4096;
 
 #[derive(Debug)]
 enum Phase {
@@ -403,7 +356,7 @@ impl Stream {
     ) -> Result<Step, Unreadable> {
         let next = match sending.next.take() {
             Some(item) => Next::Item(item),
-            None => self.next_item(&mut sending.items)?,
+            None => sending.items.next(&mut self.filter)?,
         };
         let to = self.to;
         match next {
@@ -430,22 +383,6 @@ impl Stream {
             }
         }
         Ok(Step::Sent)
-    }
-
-    fn next_item(&mut self, items: &mut Items) -> Result<Next, BackfillFailed> {
-        let rest = match items {
-            Items::Memory(items) => return Ok(items.next().map_or(Next::None, Next::Item)),
-            Items::Disk { rest, .. } => rest,
-        };
-        for _ in 0..SCAN_LIMIT {
-            let Some(item) = rest.next().transpose()? else {
-                return Ok(Next::None);
-            };
-            if self.filter.check(&item) == Passage::Passes {
-                return Ok(Next::Item(item));
-            }
-        }
-        Ok(Next::Scanned)
     }
 
     /// The seqno that the client still has to be told at the end of the snapshot, although its

@@ -342,3 +342,20 @@ fn rb_33_a_snapshot_end_the_vbucket_never_reached_is_forgotten() {
     client.write([doc(2, MEAT)]);
     assert!(client.receive().is_empty(), "the client waits for no end");
 }
+
+#[test]
+fn a_stream_that_only_reads_lets_others_have_a_turn() {
+    let foreign = (2..=10_001).map(|seqno| doc(seqno, MEAT));
+    let items = [begin(1, FRUIT)].into_iter().chain(foreign).chain([doc(10_002, FRUIT)]);
+    let mut client = Client::open(Bucket::with(on_disk(items)), COLLECTIONS);
+    client.bucket.vbuckets.insert(1, in_memory(docs(1..=1)));
+    let value = of(FRUIT);
+    let filtered = StreamRequest { value: value.as_bytes(), ..from_scratch() };
+    assert_eq!(client.request(&filtered), Status::SUCCESS);
+    let other = StreamRequest { vbid: dcp_wire::Vbid(1), ..from_scratch() };
+    assert_eq!(client.request(&other), Status::SUCCESS);
+    assert_eq!(
+        client.receive(),
+        ["MARK [0-10002] 0x6", "SYS 1", "MARK [0-1] 0x5", "MUT 1", "MUT 10002"]
+    );
+}

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
-use dcp_proto::producer::{Connection, ConnectionConfig, Features, Item, ItemKind};
+use dcp_proto::producer::{Connection, ConnectionConfig, Features, Item, ItemKind, VBucketState};
 use dcp_test::traces::{EventKind, Scenario};
 use dcp_wire::message::{
     Deletion, Expiration, FailoverEntries, Mutation, SnapshotMarker, SystemEvent,
@@ -432,4 +432,57 @@ fn recordings_that_show_all_their_data() {
 fn flow_control() {
     let names = ["8.0.2-flow-control", "8.0.2-flow-control-noack"];
     answers_like_the_server("8.0.2-flow-control", Place::Memory, &names);
+}
+
+#[test]
+fn errors() {
+    // The recording counts its connections; every one of them is about one refused request.
+    let scenario = Scenario::load("8.0.2-errors").unwrap();
+    let mut bucket = Bucket::with(VBucket::new());
+    bucket.vb().write(Item { key: Bytes::from_static(b"a"), ..doc(1, 0) });
+    let replica = VBucket { state: VBucketState::Replica, ..VBucket::new() };
+    bucket.vbuckets.insert(3, replica);
+    let now = some_instant();
+    let mut compared = 0;
+    for conn in scenario.connections() {
+        let events: Vec<_> = scenario.events.iter().filter(|event| event.conn == conn).collect();
+        let recorded = |wanted: Opcode, opaque: u32| {
+            events.iter().find_map(|event| match &event.kind {
+                EventKind::ServerPacket(packet) => seen(packet)
+                    .filter(|seen| seen.opcode == wanted && seen.opaque == opaque)
+                    .map(|seen| Status(seen.vbid_or_status)),
+                _ => None,
+            })
+        };
+        let has_bucket = events
+            .iter()
+            .filter_map(|event| event.packet())
+            .any(|packet| packet.starts_with(&[0x81, Opcode::SELECT_BUCKET.0]));
+        let xerror = events
+            .iter()
+            .filter_map(|event| event.packet())
+            .any(|packet| packet.starts_with(&[0x81, Opcode::HELLO.0]));
+        let features = Features { xerror, json: xerror, ..Features::NONE };
+        let mut connection = Connection::new(ConnectionConfig::default());
+        for event in &events {
+            let EventKind::ClientPacket(packet) = &event.kind else { continue };
+            let Ok(Some((frame, _))) = Frame::parse(packet, MAX_BODY_LEN) else { continue };
+            let (opcode, opaque) = (frame.header.opcode, frame.header.opaque.0);
+            // Privileges are the server's affair: connection 16 has none.
+            if !opcode.is_dcp() || conn == 16 {
+                continue;
+            }
+            let mut out = BytesMut::new();
+            let source = has_bucket.then_some(&bucket);
+            let outcome = connection.handle_frame(now, &frame, source, features, &mut out);
+            let ours = packets(&out).first().and_then(|packet| seen(packet));
+            let ours = ours.map(|seen| Status(seen.vbid_or_status));
+            let what = format!("connection {conn}: {opcode} with opaque {opaque:#x}");
+            assert_eq!(ours, recorded(opcode, opaque), "{what}");
+            let closed = matches!(events.last().unwrap().kind, EventKind::ServerClosed);
+            assert!(outcome.is_ok() || closed, "{what}: {outcome:?}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 50, "{compared} requests");
 }

@@ -1,0 +1,75 @@
+//! A snapshot on its way from the source to the client.
+
+use std::sync::Arc;
+
+use dcp_wire::Seqno;
+
+use super::filter::{Filter, Passage};
+use super::{BackfillFailed, Item};
+
+/// How many items of other collections are read before other streams have a turn.
+const SCAN_LIMIT: usize = 4096;
+
+/// A snapshot that is being sent.
+#[derive(Debug)]
+pub(super) struct Sending {
+    pub(super) items: Items,
+    /// Where the snapshot begins if it is not the stream's first.
+    pub(super) natural_start: Seqno,
+    /// Where it ends for this client; `None` if nothing of it is the stream's.
+    pub(super) end: Option<Seqno>,
+    /// Seqno the stream has read up to once the snapshot is done.
+    pub(super) read_up_to: Seqno,
+    pub(super) marker_sent: bool,
+    /// Highest seqno the client was told.
+    pub(super) told: Seqno,
+    /// Item that waits for the marker to be sent.
+    pub(super) next: Option<Arc<Item>>,
+}
+
+/// The items of a snapshot that are still to be sent.
+pub(super) enum Items {
+    /// An image of the disk, still to be filtered.
+    Disk {
+        rest: Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>,
+        purge_seqno: Seqno,
+    },
+    /// What passes of a checkpoint.
+    Memory(std::vec::IntoIter<Arc<Item>>),
+}
+
+impl core::fmt::Debug for Items {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Disk { .. } => f.write_str("Disk"),
+            Self::Memory(items) => write!(f, "Memory({} items)", items.len()),
+        }
+    }
+}
+
+/// The next item of a snapshot.
+pub(super) enum Next {
+    Item(Arc<Item>),
+    /// None of many passed; there may be more.
+    Scanned,
+    None,
+}
+
+impl Items {
+    /// The next item that passes `filter`; those of a checkpoint have passed already.
+    pub(super) fn next(&mut self, filter: &mut Filter) -> Result<Next, BackfillFailed> {
+        let rest = match self {
+            Self::Memory(items) => return Ok(items.next().map_or(Next::None, Next::Item)),
+            Self::Disk { rest, .. } => rest,
+        };
+        for _ in 0..SCAN_LIMIT {
+            let Some(item) = rest.next().transpose()? else {
+                return Ok(Next::None);
+            };
+            if filter.check(&item) == Passage::Passes {
+                return Ok(Next::Item(item));
+            }
+        }
+        Ok(Next::Scanned)
+    }
+}
