@@ -10,7 +10,19 @@ from dcp_rs.stream import StreamOptions
 
 __version__: Final[str]
 DEBUG_BUILD: Final[bool]
-__all__: list[str]
+__all__ = [
+    "DEBUG_BUILD",
+    "ChangeBatch",
+    "ChangeStream",
+    "Checkpoint",
+    "Client",
+    "Producer",
+    "Schema",
+    "__version__",
+    "columns",
+    "decode",
+    "wanted",
+]
 
 def columns() -> list[tuple[str, str, bool, str]]: ...
 def decode(data: bytes, collections: bool) -> tuple[list[dict[str, Any]], int, bool]: ...
@@ -27,7 +39,6 @@ class ChangeBatch:
     @property
     def checkpoint(self) -> Checkpoint: ...
     def to_dicts(self) -> list[dict[str, Any]]: ...
-    def to_lists(self) -> list[list[Any]]: ...
     def __arrow_c_array__(
         self, requested_schema: object | None = None
     ) -> tuple[object, object]: ...

@@ -91,7 +91,8 @@ class ChangeStream:
     * `async for batch in stream`, which cancelling leaves intact: no batch is lost;
     * as an Arrow C stream: `pyarrow.table(stream)`, `polars.DataFrame(stream)`,
       `duckdb.from_arrow(pyarrow.RecordBatchReader.from_stream(stream))`. That takes the stream: it
-      can be done once, and not be iterated over afterwards.
+      can be done once, and not be iterated over afterwards. Errors, Ctrl-C among them, are then
+      the library's own, with our text in them.
 
     Asking for the next batch acknowledges the one before it, which lets the server send more.
     Batches may be kept for as long as one likes.

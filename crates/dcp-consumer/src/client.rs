@@ -159,7 +159,11 @@ impl Client {
                 End::Now => high.get(&vbid).copied().unwrap_or_default(),
                 End::At(seqnos) => seqnos.get(&vbid).copied().unwrap_or_default(),
             };
-            match effective_end(&position, end) {
+            // A server that has less than the position was rolled back, which must be told even
+            // where the end lies below the position.
+            let is_cut_back = high.get(&vbid).is_some_and(|high| *high < position.seqno);
+            let end = if is_cut_back { Some(end) } else { effective_end(&position, end) };
+            match end {
                 Some(end) => vbuckets.push((vbid, end, Resume::new(position))),
                 None => complete.push(vbid),
             }

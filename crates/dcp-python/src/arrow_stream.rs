@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, SchemaRef};
-use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
 use crate::runtime::{ProcessBound, wait};
@@ -32,10 +31,8 @@ impl Iterator for StreamReader {
     fn next(&mut self) -> Option<Self::Item> {
         let next = Python::try_attach(|py| {
             self.shared.get().and_then(|shared| shared.next(py)).map_err(|error| {
-                if error.is_instance_of::<PyKeyboardInterrupt>(py) {
-                    interrupt_again(py);
-                }
-                // The library reports the text of the error and nothing else.
+                // The library that reads makes its own error of this text; the C interface has no
+                // exceptions.
                 ArrowError::ExternalError(error.to_string().into())
             })
         });
@@ -43,14 +40,6 @@ impl Iterator for StreamReader {
             None => Some(Err(ArrowError::ExternalError("Python is shutting down".into()))),
             Some(next) => next.map(|batch| batch.map(|batch| batch.batch)).transpose(),
         }
-    }
-}
-
-/// Lets Ctrl-C through: the C interface has no exceptions, so the interrupt would be lost between
-/// here and the Python code that called the library.
-fn interrupt_again(py: Python<'_>) {
-    if let Ok(module) = py.import("_thread") {
-        let _ignored = module.call_method0("interrupt_main");
     }
 }
 

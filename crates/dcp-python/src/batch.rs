@@ -84,16 +84,6 @@ impl ChangeBatch {
         }
         Ok(rows)
     }
-
-    /// The columns as lists of Python values.
-    fn to_lists<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let columns: Vec<_> = self
-            .cells(py)?
-            .into_iter()
-            .map(|cells| PyList::new(py, cells))
-            .collect::<PyResult<_>>()?;
-        PyList::new(py, columns)
-    }
 }
 
 impl ChangeBatch {

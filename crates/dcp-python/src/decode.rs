@@ -233,7 +233,7 @@ impl<'py> Fields<'py> {
             Request::ObserveSeqno(message) => self.set("vbuuid", message.vbuuid.0)?,
             Request::SeqnoPersistence(message) => self.set("seqno", message.seqno.0)?,
             Request::SetVbucketState(message) => {
-                self.set("state", format!("{:?}", message.state))?
+                self.set("state", format!("{:?}", message.state))?;
             }
             Request::ResolveName(message) => self.text("path", message.path)?,
             Request::Stat(group) => self.text("group", group)?,

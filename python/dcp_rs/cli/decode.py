@@ -106,16 +106,24 @@ def _hex_dump(data: bytes) -> bytes | None:
         text = data.decode("ascii")
     except UnicodeDecodeError:
         return None
-    digits = []
+    joined = ""
     for line in text.splitlines():
-        words = line.partition("|")[0]
-        words = re.sub(r"^\s*[0-9a-fA-F]{6,8}(:|\s{2})", "", words)
-        words = re.split(r"\s{2,}(?=\S{1,16}$)", words)[0] if ":" in line[:12] else words
-        digits.append(re.sub(r"0x|[\s,:]", "", words))
-    joined = "".join(digits)
+        joined += re.sub(r"0x|[\s,:]", "", _without_margins(line, len(joined) // 2))
     if not joined or len(joined) % 2 or re.fullmatch(r"[0-9a-fA-F]+", joined) is None:
         return None
     return bytes.fromhex(joined)
+
+
+def _without_margins(line: str, offset: int) -> str:
+    """Takes the offset in front of a line of a dump off, and the characters behind it."""
+    bytes_only = line.partition("|")[0]
+    margin = re.match(r"\s*([0-9a-fA-F]{7,8})(:|\s|$)", bytes_only)
+    # Without a dump's offsets the first eight digits are as good as any.
+    if margin is None or int(margin[1], 16) != offset:
+        return bytes_only
+    bytes_only = bytes_only[margin.end() :].strip()
+    # `xxd` has two spaces before the characters; `hexdump` has them between the halves too.
+    return bytes_only.partition("  ")[0] if margin[2] == ":" else bytes_only
 
 
 def _as_line(piece: _Piece, packet: Packet | None) -> str:

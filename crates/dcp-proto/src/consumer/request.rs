@@ -42,7 +42,9 @@ impl<'a> RequestContext<'a> {
             // A replica's history may be shorter than what was read from the active vBucket.
             flags: StreamRequestFlags::ACTIVE_VB_ONLY,
             start_seqno: position.seqno,
-            end_seqno: stream.end_seqno,
+            // A position can be past the end where the server has lost changes since. The rollback
+            // that it answers takes it back; a request whose end is below its start is malformed.
+            end_seqno: stream.end_seqno.max(position.seqno),
             vbuuid: position.vbuuid(),
             snapshot_start: snapshot.start,
             snapshot_end: snapshot.end,

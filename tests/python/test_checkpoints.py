@@ -1,0 +1,199 @@
+"""Going on from checkpoints, and rollbacks."""
+
+import json
+
+import pytest
+
+import dcp_rs
+from dcp_rs.exceptions import CheckpointError, ConfigError, RollbackError
+from reading import rows_of
+
+
+@pytest.fixture
+def checkpoint(client, fill):
+    fill(100)
+    stream = client.stream(until="now")
+    rows_of(stream)
+    return stream.checkpoint
+
+
+def test_a_stream_goes_on_after_each_batch(client, fill):
+    documents = fill(300)
+    stream = client.stream(until="now", batch_rows=25)
+    read = []
+    for batch in stream:
+        read += [row["key"] for row in batch.rows()]
+        rest = [row["key"] for row in rows_of(client.stream(start=batch.checkpoint, until="now"))]
+        assert sorted(read + rest) == sorted(documents)
+    assert sorted(read) == sorted(documents)
+
+
+def test_a_checkpoint_says_where_the_stream_stands(producer, client, checkpoint):
+    assert checkpoint.bucket_uuid == producer.bucket_uuid == client.bucket_uuid
+    high = {vbucket: seqno for vbucket, seqno in producer.high_seqnos().items() if seqno}
+    seqnos = {vbucket: seqno for vbucket, seqno in checkpoint.seqnos.items() if seqno}
+    assert seqnos == high
+    for vbucket, seqno in high.items():
+        position = checkpoint.positions[vbucket]
+        assert (position.seqno, position.snapshot_end, position.epoch) == (seqno, seqno, 0)
+        assert position.vbuuid > 0
+
+
+def test_it_survives_text_and_files(checkpoint, tmp_path):
+    text = checkpoint.to_json()
+    assert dcp_rs.Checkpoint.from_json(text) == checkpoint
+    assert dcp_rs.Checkpoint.from_json(text.encode()) == checkpoint
+    path = tmp_path / "positions.json"
+    checkpoint.save(path)
+    checkpoint.save(str(path))
+    assert dcp_rs.Checkpoint.load(path) == checkpoint
+    assert [each.name for each in tmp_path.iterdir()] == ["positions.json"]
+
+
+def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path):
+    text = checkpoint.to_json()
+    damaged = [text[:cut] for cut in range(0, len(text), 97)]
+    digit = next(i for i, char in enumerate(text) if char.isdigit())
+    damaged.append(text[:digit] + str((int(text[digit]) + 1) % 10) + text[digit + 1 :])
+    damaged += ["null", "[]", "{}", "\udcff"]
+    for each in damaged:
+        with pytest.raises(CheckpointError):
+            dcp_rs.Checkpoint.from_json(each)
+    path = tmp_path / "positions.json"
+    path.write_text(text[:-20])
+    with pytest.raises(CheckpointError):
+        dcp_rs.Checkpoint.load(path)
+    with pytest.raises(CheckpointError):
+        dcp_rs.Checkpoint.load(tmp_path / "missing.json")
+    with pytest.raises(CheckpointError):
+        checkpoint.save(tmp_path / "missing" / "positions.json")
+
+
+def test_a_checkpoint_of_another_bucket_is_refused(checkpoint):
+    with dcp_rs.Producer(vbuckets=16) as other, other.connect() as client:
+        other.upsert("a", b"1")
+        with pytest.raises(CheckpointError, match="another bucket"):
+            client.stream(start=checkpoint, until="now")
+
+
+def test_a_checkpoint_of_another_filter_is_refused(client, checkpoint):
+    with pytest.raises(CheckpointError, match="filter"):
+        client.stream(start=checkpoint, until="now", scope="_default")
+
+
+def test_parts_can_be_taken_and_joined(client, checkpoint):
+    left, right = checkpoint.restricted_to(range(8)), checkpoint.restricted_to(range(8, 16))
+    assert set(left.seqnos) <= set(range(8))
+    assert left != checkpoint
+    assert left.merged_with(right) == checkpoint
+    # A vBucket without a position is read from its beginning.
+    rows = rows_of(client.stream(start=left, until="now"))
+    assert {row["vbucket"] for row in rows} <= set(range(8, 16))
+    assert len(rows) == sum(right.seqnos.values())
+
+
+def test_a_checkpoint_is_not_made_by_hand():
+    with pytest.raises(TypeError, match="from_json"):
+        dcp_rs.Checkpoint()
+    with pytest.raises(ConfigError, match="text: must be"):
+        dcp_rs.Checkpoint.from_json(5)
+
+
+def test_no_key_is_in_it(checkpoint):
+    assert "key_" not in checkpoint.to_json()
+    json.loads(checkpoint.to_json())
+
+
+class Rolled:
+    """A vBucket that was read to seqno 6 and then rolled back to 3."""
+
+    def __init__(self, producer, client):
+        self.key = "a"
+        self.vbucket = producer.vbucket_of("a")
+        names = (f"a{n}" for n in range(10_000))
+        self.keys = [name for name in names if producer.vbucket_of(name) == self.vbucket][:8]
+        for key in self.keys[:3]:
+            producer.upsert(key, b"old")
+        stream = client.stream(until="now", vbuckets=[self.vbucket])
+        rows_of(stream)
+        for key in self.keys[3:6]:
+            producer.upsert(key, b"lost")
+        stream = client.stream(start=stream.checkpoint, until="now", vbuckets=[self.vbucket])
+        assert len(rows_of(stream)) == 3
+        self.checkpoint = stream.checkpoint
+        assert self.checkpoint.seqnos[self.vbucket] == 6
+        producer.roll_back(self.vbucket, 3)
+        producer.upsert(self.keys[6], b"new")
+
+
+def apply(rows):
+    """What a reader believes after these rows: values by key, changes above a rollback undone."""
+    history = []
+    for row in rows:
+        if row["op"] == "rollback":
+            history = [each for each in history if each["seqno"] <= row["seqno"]]
+        else:
+            history.append(row)
+    return {row["key"]: row["value"] for row in history if row["op"] == "mutation"}
+
+
+def test_a_rollback_is_a_row(producer, client):
+    rolled = Rolled(producer, client)
+    rows = rows_of(
+        client.stream(
+            start=rolled.checkpoint, until="now", vbuckets=[rolled.vbucket], metadata="full"
+        )
+    )
+    rollback, *rest = rows
+    assert (rollback["op"], rollback["vbucket"]) == ("rollback", rolled.vbucket)
+    assert rollback["key"] is rollback["value"] is rollback["cas"] is None
+    assert rollback["seqno"] <= 3
+    assert rollback["epoch"] == 1
+    assert {row["epoch"] for row in rest} == {1}
+    assert all(row["seqno"] > rollback["seqno"] for row in rest)
+    keys = [row["key"] for row in rest]
+    assert keys[-1] == rolled.keys[6]
+    assert not set(keys) & set(rolled.keys[3:6])
+
+
+def test_a_rollback_can_be_an_error(producer, client):
+    rolled = Rolled(producer, client)
+    with pytest.raises(RollbackError) as raised:
+        rows_of(
+            client.stream(
+                start=rolled.checkpoint,
+                until="now",
+                vbuckets=[rolled.vbucket],
+                on_rollback="fail",
+            )
+        )
+    assert raised.value.vbucket == rolled.vbucket
+    assert raised.value.seqno <= 3
+
+
+def test_a_rollback_can_be_answered_from_the_beginning(producer, client):
+    rolled = Rolled(producer, client)
+    rollback, *rest = rows_of(
+        client.stream(
+            start=rolled.checkpoint, until="now", vbuckets=[rolled.vbucket], on_rollback="resync"
+        )
+    )
+    assert (rollback["op"], rollback["seqno"]) == ("rollback", 0)
+    assert [row["key"] for row in rest] == [*rolled.keys[:3], rolled.keys[6]]
+
+
+def test_a_rollback_under_a_running_stream_is_a_row(producer, client):
+    vbucket = producer.vbucket_of("a")
+    names = (f"a{n}" for n in range(10_000))
+    keys = [name for name in names if producer.vbucket_of(name) == vbucket][:8]
+    rows = []
+    with client.stream(vbuckets=[vbucket], linger=0.0) as stream:
+        for key in keys[:6]:
+            producer.upsert(key, b"1")
+            rows += next(stream).rows()
+        producer.roll_back(vbucket, 3)
+        producer.upsert(keys[6], b"2")
+        while rows[-1]["key"] != keys[6]:
+            rows += next(stream).rows()
+    assert [row["op"] for row in rows].count("rollback") == 1
+    assert apply(rows) == {keys[0]: b"1", keys[1]: b"1", keys[2]: b"1", keys[6]: b"2"}

@@ -1,0 +1,178 @@
+"""The command `dcp-rs`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import dcp_rs
+from reading import TRACES
+
+PASSWORD = "secret word"
+
+
+def environment(**more):
+    return os.environ | {"PYTHONWARNINGS": "ignore::RuntimeWarning"} | more
+
+
+def run(*arguments, stdin=b"", **variables):
+    return subprocess.run(
+        [sys.executable, "-m", "dcp_rs", *map(str, arguments)],
+        input=stdin, capture_output=True, timeout=60, env=environment(**variables),
+    )  # fmt: skip
+
+
+def lines(done):
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode().splitlines()
+
+
+PACKET = "80550000040000030000000400001000000000000000000000000002"
+LINE = "DCP_STREAM_END vb=3 opaque=0x1000 reason=StateChanged"
+XXD = """00000000: 8055 0000 0400 0003 0000 0004 0000 1000  .U..............
+00000010: 0000 0000 0000 0000 0000 0002            ............
+"""
+GROUPS = " ".join(PACKET[at : at + 8] for at in range(0, len(PACKET), 8))
+HEXDUMP = """00000000  80 55 00 00 04 00 00 03  00 00 00 04 00 00 10 00  |.U..............|
+00000010  00 00 00 00 00 00 00 00  00 00 00 02              |............|
+0000001c
+"""
+
+
+def test_a_trace_is_shown_packet_by_packet():
+    trace = TRACES / "6.0.5-multi-vb.jsonl"
+    packets = sum("hex" in json.loads(line) for line in trace.read_text().splitlines())
+    shown = lines(run("decode", trace))
+    assert len(shown) == packets
+    assert shown[0].startswith("0 -> HELLO vb=0")
+    records = [json.loads(line) for line in lines(run("decode", "--json", trace))]
+    assert [record["name"] for record in records] == [line.split()[2] for line in shown]
+
+
+def test_an_end_of_connection_is_shown():
+    shown = lines(run("decode", TRACES / "6.0.5-same-name-disconnect.jsonl"))
+    assert any(line.endswith("<- closed") for line in shown)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        bytes.fromhex(PACKET),
+        PACKET.encode(),
+        XXD.encode(),
+        HEXDUMP.encode(),
+        b"0x" + PACKET.encode(),
+        GROUPS.encode(),
+    ],
+    ids=["bytes", "digits", "xxd", "hexdump", "prefix", "groups"],
+)
+def test_packets_are_read_in_every_form(tmp_path, content):
+    path = tmp_path / "packets"
+    path.write_bytes(content)
+    assert lines(run("decode", path)) == [LINE]
+    assert lines(run("decode", "-", stdin=content)) == [LINE]
+
+
+def test_what_is_no_packet_fails_with_one_line(tmp_path):
+    path = tmp_path / "packets"
+    for content in (b"GET / HTTP/1.1\r\n\r\n", bytes.fromhex(PACKET)[:-1], b'{"hex": 5}'):
+        path.write_bytes(content)
+        done = run("decode", path)
+        assert done.returncode == 1
+        assert len(done.stderr.splitlines()) == 1
+        assert done.stderr.startswith(b"dcp-rs: ")
+    assert run("decode", tmp_path / "missing").returncode == 1
+
+
+def test_a_wrong_command_line_exits_with_2():
+    assert run().returncode == 2
+    assert run("decod").returncode == 2
+    assert run("--version").stdout.split() == [b"dcp-rs", dcp_rs.__version__.encode()]
+
+
+@pytest.fixture
+def serving():
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "dcp_rs", "serve", "--json", "--nodes", "2", "--vbuckets", "8",
+            "--password-env", "SERVE_PASSWORD",
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment(SERVE_PASSWORD=PASSWORD),
+    )  # fmt: skip
+    facts = json.loads(process.stdout.readline())
+    yield process, facts
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_served_cluster_takes_clients_and_stops_cleanly(serving, number):
+    process, facts = serving
+    assert PASSWORD not in json.dumps(facts)
+    assert facts["pid"] == process.pid
+    with dcp_rs.connect(
+        facts["connection_string"],
+        bucket=facts["bucket"],
+        username=facts["username"],
+        password=PASSWORD,
+    ) as client:
+        assert client.bucket_uuid == facts["bucket_uuid"]
+        assert client.num_vbuckets == 8
+        process.send_signal(number)
+        out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (0, "", "dcp-rs: stopped after 0 changes\n")
+
+
+def test_changes_are_printed_and_a_checkpoint_is_kept(producer, fill, tmp_path):
+    fill(30)
+    address = f"{producer.connection_string}/default"
+    options = ["--username", "Administrator", "--until", "now", "--json"]
+    kept = tmp_path / "positions.json"
+
+    def cat(*more):
+        done = run("cat", address, *options, *more, DCP_RS_PASSWORD="password")
+        return [json.loads(line) for line in lines(done)]
+
+    rows = cat("--columns", "key,value,timestamp")
+    assert sorted(row["key"] for row in rows) == sorted(f"key_{n}" for n in range(30))
+    assert list(rows[0]) == ["key", "value", "timestamp"]
+    assert json.loads(rows[0]["value"])["pad"] == ""
+
+    assert len(cat("--checkpoint", kept)) == 30
+    producer.upsert("later", b"1")
+    assert [row["key"] for row in cat("--checkpoint", kept)] == ["later"]
+
+    shown = lines(run("checkpoint", "show", kept))
+    assert shown[0] == f"bucket_uuid={producer.bucket_uuid} vbuckets={len(shown) - 1}"
+    found = json.loads(lines(run("checkpoint", "show", kept, "--json"))[0])
+    assert {int(vb): p["seqno"] for vb, p in found["positions"].items() if p["seqno"]} == {
+        vb: seqno for vb, seqno in producer.high_seqnos().items() if seqno
+    }
+
+
+def test_a_reader_that_has_enough_is_no_error(producer, fill):
+    fill(2000, size=100)
+    command = f"{sys.executable} -m dcp_rs cat {producer.connection_string.split(',')[0]}/default"
+    done = subprocess.run(
+        f"{command} --username Administrator --until now | head -n 3; exit ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, timeout=60,
+        env=environment(DCP_RS_PASSWORD="password"),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert len(done.stdout.splitlines()) == 3
+
+
+def test_a_failure_is_one_line_and_shows_no_password(producer):
+    done = run(
+        "cat", f"{producer.connection_string.split(',')[0]}/default", "--username", "Administrator",
+        DCP_RS_PASSWORD="wrong word",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert b"wrong word" not in done.stderr
+    done = run("cat", "couchbase://h/b", "--username", "u", "--password-env", "NOT_SET_AT_ALL")
+    assert b"NOT_SET_AT_ALL" in done.stderr

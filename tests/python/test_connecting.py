@@ -1,0 +1,166 @@
+"""Connecting: what is wrong is said, by class and within the time allowed."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+import dcp_rs
+from dcp_rs import exceptions
+
+USER = {"username": "Administrator", "password": "password"}
+
+
+def connect(address, **options):
+    begun = time.monotonic()
+    try:
+        return dcp_rs.connect(
+            address, **({"bucket": "default", "connect_timeout": 2} | USER | options)
+        )
+    finally:
+        assert time.monotonic() - begun < 4
+
+
+def test_the_bucket_may_be_in_the_connection_string(producer):
+    address = f"{producer.connection_string.split(',')[0]}/default"
+    with dcp_rs.connect(address, **USER) as client:
+        assert client.bucket_name == "default"
+        assert client.bucket_uuid == producer.bucket_uuid
+        assert client.num_vbuckets == producer.num_vbuckets == 16
+
+
+def test_a_wrong_password_is_refused(producer):
+    for wrong in ({"password": "wrong"}, {"username": "nobody"}, {"password": ""}):
+        with pytest.raises(exceptions.AuthenticationError) as raised:
+            connect(producer.connection_string, **wrong)
+        assert isinstance(raised.value, PermissionError)
+        assert raised.value.code == "authentication"
+        assert not raised.value.is_retryable
+        assert "wrong" not in str(raised.value).split()
+
+
+def test_an_unknown_bucket_is_named(producer):
+    with pytest.raises(exceptions.BucketNotFoundError, match="no_such_bucket") as raised:
+        connect(producer.connection_string, bucket="no_such_bucket")
+    assert isinstance(raised.value, LookupError)
+
+
+def test_nobody_listening_is_a_connect_error():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(exceptions.ConnectError) as raised:
+        connect(f"couchbase://127.0.0.1:{port}")
+    assert isinstance(raised.value, ConnectionError)
+    assert raised.value.is_retryable
+
+
+def test_an_unknown_host_is_a_connect_error():
+    with pytest.raises((exceptions.ConnectError, exceptions.TimeoutError)) as raised:
+        connect("couchbase://no-such-host.invalid")
+    assert "no-such-host.invalid" in str(raised.value)
+
+
+def test_a_silent_peer_is_a_timeout():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(exceptions.TimeoutError) as raised,
+    ):
+        connect(f"couchbase://127.0.0.1:{silent.getsockname()[1]}", connect_timeout=0.5)
+    assert isinstance(raised.value, TimeoutError)
+
+
+@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00" * 100, b""])
+def test_a_peer_that_speaks_something_else_is_told_from_a_node(greeting):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer():
+            while True:
+                try:
+                    connection, _ = other.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(1)
+                    connection.sendall(greeting)
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises((exceptions.ConnectError, exceptions.ProtocolError)):
+            connect(f"couchbase://127.0.0.1:{other.getsockname()[1]}")
+
+
+def test_tls_to_a_plain_port_fails_in_time(producer):
+    address = producer.connection_string.split(",")[0].replace("couchbase://", "couchbases://")
+    with pytest.raises((exceptions.ConnectError, exceptions.TimeoutError)):
+        connect(address)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"connection_string": "http://host:8091"}, "couchbase://"),
+        ({"connection_string": "couchbase://user:secret@host"}, "user name or password"),
+        ({"connection_string": 5}, "connection_string: must be text, not int"),
+        ({"connect_timeout": 0}, "connect_timeout: 0 is not from"),
+        ({"connect_timeout": "10"}, "connect_timeout: must be a number of seconds"),
+        ({"network": "externl"}, "network: 'externl' is none of .* did you mean 'external'"),
+        ({"password": None}, "username, password: give both or neither"),
+        ({"username": 7}, "username: must be text, not int"),
+        ({"tls_key": "key.pem"}, "tls_certificate, tls_key: give both or neither"),
+        ({"bucket": None}, "bucket"),
+    ],
+)
+def test_a_wrong_option_is_named(options, message):
+    given = {"connection_string": "couchbase://127.0.0.1", "bucket": "b", **USER, **options}
+    address = given.pop("connection_string")
+    with pytest.raises(exceptions.ConfigError, match=message) as raised:
+        dcp_rs.connect(address, **given)
+    assert isinstance(raised.value, ValueError)
+    assert "secret" not in str(raised.value)
+
+
+def test_passwords_are_not_shown():
+    secret = "hunter2 hunter2"
+    options = dcp_rs.ConnectionOptions(
+        connection_string="couchbase://h", username="u", password=secret
+    )
+    with dcp_rs.Producer(password=secret) as other, other.connect() as connected:
+        for each in (options, other, connected, connected.options, other.connection_options):
+            assert secret not in repr(each)
+            assert secret not in str(each)
+    assert options.password == secret
+
+
+def test_a_port_in_use_is_an_error(producer):
+    port = int(producer.connection_string.rpartition(":")[2])
+    with pytest.raises(exceptions.ConnectError, match=str(port)):
+        dcp_rs.Producer(port=port)
+
+
+def test_the_producer_listens_on_loopback_only():
+    with pytest.raises(exceptions.ConfigError, match="loopback"):
+        dcp_rs.Producer(host="0.0.0.0")
+    with pytest.raises(exceptions.ConfigError, match="vbuckets: 2000 is not from 1 to 1024"):
+        dcp_rs.Producer(vbuckets=2000)
+
+
+def test_documents_are_checked(producer):
+    with pytest.raises(exceptions.DocumentNotFoundError):
+        producer.remove("missing")
+    assert producer.get("missing") is None
+    token = producer.insert("a", [1])
+    with pytest.raises(exceptions.DocumentExistsError):
+        producer.insert("a", [2])
+    with pytest.raises(exceptions.DocumentExistsError) as raised:
+        producer.upsert("a", [2], cas=token.cas + 1)
+    assert raised.value.code == "cas_mismatch"
+    assert producer.upsert("a", [3], cas=token.cas).seqno == token.seqno + 1
+    assert producer.get("a").value == b"[3]"
+    with pytest.raises(exceptions.ConfigError):
+        producer.upsert("k" * 251, b"1")
+    with pytest.raises(exceptions.ConfigError, match="value: must be bytes"):
+        producer.upsert("a", 5)
+    producer.close()
+    producer.close()
+    with pytest.raises(exceptions.ClosedError):
+        producer.get("a")

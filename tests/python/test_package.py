@@ -1,0 +1,106 @@
+"""The package itself: names, documentation, types."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import dcp_rs
+from dcp_rs import _dcp_rs, exceptions
+
+MODULES = sorted(
+    name
+    for _, name, _ in pkgutil.walk_packages(dcp_rs.__path__, "dcp_rs.")
+    if not name.startswith("dcp_rs.spark") and name not in {"dcp_rs._dcp_rs", "dcp_rs.__main__"}
+)
+
+
+@pytest.mark.parametrize("name", ["dcp_rs", *MODULES])
+def test_the_examples_in_the_documentation_run(name):
+    module = importlib.import_module(name)
+    names = {each: getattr(dcp_rs, each) for each in dcp_rs.__all__} | {"dcp_rs": dcp_rs}
+    result = doctest.testmod(module, extraglobs=names, raise_on_error=False)
+    assert result.failed == 0
+
+
+def test_there_are_examples():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    examples = sum(
+        len(test.examples)
+        for name in ["dcp_rs", *MODULES]
+        for test in finder.find(importlib.import_module(name))
+    )
+    assert examples >= 15
+
+
+def test_the_public_names_are_sorted_and_documented():
+    assert dcp_rs.__all__ == sorted(dcp_rs.__all__)
+    assert exceptions.__all__ == sorted(exceptions.__all__)
+    looked_at = 0
+    for name in dcp_rs.__all__:
+        each = getattr(dcp_rs, name)
+        if inspect.isclass(each):
+            assert each.__doc__, name
+            for member, value in vars(each).items():
+                if not member.startswith("_") and (callable(value) or isinstance(value, property)):
+                    looked_at += 1
+                    assert inspect.getdoc(value), f"{name}.{member}"
+        elif callable(each):
+            looked_at += 1
+            assert inspect.getdoc(each), name
+    assert looked_at > 50
+
+
+def test_every_error_is_caught_by_one_class():
+    for name in exceptions.__all__:
+        assert issubclass(getattr(exceptions, name), exceptions.DcpError)
+
+
+def test_every_class_of_the_extension_is_wrapped():
+    """Whatever the extension module can do, the package offers or uses."""
+    wrappers = {
+        "ChangeBatch": dcp_rs.ChangeBatch,
+        "ChangeStream": dcp_rs.ChangeStream,
+        "Checkpoint": dcp_rs.Checkpoint,
+        "Client": dcp_rs.Client,
+        "Producer": dcp_rs.Producer,
+        "Schema": dcp_rs.Schema,
+    }
+    classes = {name: each for name, each in vars(_dcp_rs).items() if inspect.isclass(each)}
+    assert classes.keys() == wrappers.keys()
+    looked_at = 0
+    for name, each in classes.items():
+        source = inspect.getsource(inspect.getmodule(wrappers[name]))
+        for member in vars(each):
+            if not member.startswith("__"):
+                looked_at += 1
+                assert f".{member}" in source, f"{name}.{member} is not used"
+    assert looked_at > 30
+
+
+def test_importing_it_imports_no_optional_library():
+    program = (
+        "import sys, dcp_rs; "
+        "print(sorted({'pyarrow', 'pandas', 'pyspark', 'polars', 'numpy'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_a_missing_pyarrow_is_named_with_its_extra(client, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for use in (
+        lambda: client.stream(until="now").read_all(),
+        lambda: client.stream(until="now").schema,
+        lambda: dcp_rs.Schema().to_pyarrow(),
+    ):
+        with pytest.raises(ImportError, match=r"dcp-rs\[arrow\]"):
+            use()
+    # Without it rows can be read all the same.
+    assert list(client.stream(until="now")) == []

@@ -1,0 +1,276 @@
+"""Signals, forks, pickles and processes that die."""
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+import dcp_rs
+from dcp_rs import exceptions
+from dcp_rs.exceptions import ForkedProcessError
+from reading import rows_of
+
+# Waits for changes that never come, by the way its first argument names.
+_WAIT = """
+import asyncio, sys, time
+import dcp_rs
+way, connection_string = sys.argv[1:]
+client = dcp_rs.connect(
+    connection_string, bucket="default", username="Administrator", password="password")
+stream = client.stream()
+async def wait():
+    async for batch in stream:
+        pass
+print("waiting", flush=True)
+try:
+    if way == "iterate":
+        next(stream)
+    elif way == "async":
+        asyncio.run(wait())
+    elif way == "arrow":
+        import pyarrow
+        print("waiting", flush=True)
+        pyarrow.RecordBatchReader.from_stream(stream).read_all()
+    elif way == "read_all":
+        stream.read_all()
+except KeyboardInterrupt:
+    print("interrupted", time.time(), flush=True)
+except Exception as error:
+    # The C interface of Arrow carries no exceptions, but their text.
+    assert way == "arrow" and "KeyboardInterrupt" in str(error), repr(error)
+    print("interrupted", time.time(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", ["iterate", "async", "read_all", "arrow"])
+def test_ctrl_c_ends_a_wait_at_once(producer, start_python, way):
+    process = start_python(_WAIT, way, producer.connection_string)
+    assert process.stdout.readline() == "waiting\n"
+    if way == "arrow":
+        assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.5)
+    sent = time.time()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert out.startswith("interrupted"), err
+    # 100 ms are promised; the rest is for a busy machine.
+    assert float(out.split()[1]) - sent < 0.3
+
+
+def test_ctrl_c_ends_connecting_to_a_host_that_is_silent(start_python):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        program = """
+import sys, time
+import dcp_rs
+print("waiting", flush=True)
+try:
+    dcp_rs.connect(sys.argv[1], bucket="b", username="u", password="p", connect_timeout=60)
+except KeyboardInterrupt:
+    print("interrupted", time.time(), flush=True)
+"""
+        address = f"couchbase://127.0.0.1:{silent.getsockname()[1]}"
+        process = start_python(program, address)
+        assert process.stdout.readline() == "waiting\n"
+        time.sleep(0.5)
+        sent = time.time()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=10)
+        assert out.startswith("interrupted"), err
+        assert float(out.split()[1]) - sent < 0.3
+
+
+def in_child(function):
+    """Runs `function` in a forked child; gives what it returns, or its exception."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            result = function()
+        except BaseException as error:  # noqa: BLE001 - handed to the parent
+            result = error
+        os.write(writing, pickle.dumps(result))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        result = pipe.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return pickle.loads(result)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_handles_made_before_a_fork_say_so_in_the_child(producer, client, fill):
+    fill(10)
+    stream = client.stream(until="now", batch_rows=3)
+    batch = next(stream)
+    for use in (
+        client.high_seqnos,
+        client.stream,
+        client.close,
+        lambda: next(stream),
+        stream.close,
+        stream.stats,
+        lambda: producer.upsert("a", b"1"),
+        producer.close,
+    ):
+        error = in_child(use)
+        assert isinstance(error, ForkedProcessError), error
+        assert "before a fork" in str(error)
+    # What is plain data works on both sides, and the parent's handles still do.
+    assert in_child(lambda: list(batch.rows())) == list(batch.rows())
+    assert in_child(lambda: batch.checkpoint) == batch.checkpoint
+    assert batch.num_rows + sum(each.num_rows for each in stream) == 10
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_makes_its_own(client, fill):
+    documents = fill(50)
+    options = client.options
+
+    def read():
+        with dcp_rs.connect(options) as own:
+            return sorted(row["key"] for row in rows_of(own.stream(until="now")))
+
+    assert in_child(read) == sorted(documents)
+
+    def run_producer():
+        with dcp_rs.Producer() as own, own.connect() as connected:
+            own.upsert("mine", b"1")
+            return [row["key"] for row in rows_of(connected.stream(until="now"))]
+
+    assert in_child(run_producer) == ["mine"]
+    assert sorted(row["key"] for row in rows_of(client.stream(until="now"))) == sorted(documents)
+
+
+def test_fork_before_the_first_use_is_safe(producer, start_python):
+    program = """
+import os, sys
+import dcp_rs
+for _ in range(2):
+    pid = os.fork()
+    if pid == 0:
+        client = dcp_rs.connect(
+            sys.argv[1], bucket="default", username="Administrator", password="password")
+        print(client.num_vbuckets, flush=True)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+    out, err = start_python(program, producer.connection_string).communicate(timeout=30)
+    assert out == "16\n16\n", err
+
+
+def test_options_pickle_and_connections_do_not(producer, client):
+    options = pickle.loads(pickle.dumps(client.options))
+    assert options == client.options
+    with dcp_rs.connect(options) as again:
+        assert again.bucket_uuid == client.bucket_uuid
+    for handle in (client, client.stream(until="now"), producer):
+        with pytest.raises(TypeError, match="does not pickle: pickle"):
+            pickle.dumps(handle)
+
+
+def test_checkpoints_pickle(client, fill):
+    fill(10)
+    stream = client.stream(until="now")
+    rows_of(stream)
+    checkpoint = stream.checkpoint
+    assert len(checkpoint) > 0
+    assert pickle.loads(pickle.dumps(checkpoint)) == checkpoint
+
+
+@pytest.mark.parametrize("name", exceptions.__all__)
+def test_exceptions_pickle_with_what_they_know(name):
+    error = getattr(exceptions, name)("vBucket 7 is gone")
+    error.vbucket, error.seqno, error.status, error.code = 7, 41, 1, "gone"
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == "vBucket 7 is gone"
+    assert (copy.vbucket, copy.seqno, copy.status, copy.code) == (7, 41, 1, "gone")
+
+
+# Reads batches, keeps each with its checkpoint, and is killed from outside half way.
+_READ = """
+import json, os, sys
+import dcp_rs
+connection_string, folder = sys.argv[1:]
+client = dcp_rs.connect(
+    connection_string, bucket="default", username="Administrator", password="password")
+checkpoint = os.path.join(folder, "checkpoint.json")
+start = dcp_rs.Checkpoint.load(checkpoint) if os.path.exists(checkpoint) else "earliest"
+with open(os.path.join(folder, "rows.jsonl"), "a") as rows:
+    for batch in client.stream(start=start, until="now", batch_rows=20, linger=0.0):
+        for row in batch.rows():
+            rows.write(json.dumps([row["vbucket"], row["seqno"], row["key"]]) + "\\n")
+        rows.flush()
+        batch.checkpoint.save(checkpoint)
+        print(batch.num_rows, flush=True)
+        sys.stdin.readline()
+print("done", flush=True)
+"""
+
+
+def test_a_killed_reader_goes_on_where_its_checkpoint_is(producer, start_python, fill, tmp_path):
+    import json
+
+    documents = fill(1000)
+    first = start_python(_READ, producer.connection_string, tmp_path)
+    read = 0
+    while read < 500:
+        read += int(first.stdout.readline())
+        if read < 500:
+            first.stdin.write("\n")
+            first.stdin.flush()
+    first.send_signal(signal.SIGKILL)
+    assert first.wait(timeout=10) == -signal.SIGKILL
+
+    second = start_python(_READ, producer.connection_string, tmp_path)
+    out, err = second.communicate("\n" * 2000, timeout=60)
+    assert out.endswith("done\n"), err
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert sorted(key for _, _, key in rows) == sorted(documents)
+    assert len({(vbucket, seqno) for vbucket, seqno, _ in rows}) == 1000
+    assert sum(map(int, out.split()[:-1])) == 1000 - read
+
+
+def test_an_open_stream_does_not_keep_the_process(producer, start_python):
+    program = """
+import sys
+import dcp_rs
+client = dcp_rs.connect(
+    sys.argv[1], bucket="default", username="Administrator", password="password")
+stream = client.stream()
+producer = dcp_rs.Producer()
+producer.upsert("a", b"1")
+print("end", flush=True)
+"""
+    process = start_python(program, producer.connection_string)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out) == (0, "end\n"), err
+
+
+def test_log_records_reach_python(producer):
+    program = """
+import logging, sys
+logging.basicConfig(level=logging.DEBUG, format="%(name)s %(levelname)s %(message)s")
+import dcp_rs
+client = dcp_rs.connect(
+    sys.argv[1], bucket="default", username="Administrator", password="password")
+print(client.num_vbuckets)
+"""
+    # Nobody listens at the first address.
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"couchbase://127.0.0.1:{closed.getsockname()[1]},"
+    address = producer.connection_string.replace("couchbase://", nobody)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, address],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    assert done.stdout == "16\n"
+    records = [line for line in done.stderr.splitlines() if "cannot be reached" in line]
+    assert records
+    assert records[0].startswith("dcp_rs.consumer.connect DEBUG ")
+    assert "password" not in done.stderr

@@ -1,0 +1,196 @@
+"""What rows say about changes."""
+
+import datetime as dt
+import json
+import time
+
+import pytest
+
+import dcp_rs
+from dcp_rs.exceptions import ConfigError, DataError
+from reading import rows_of
+
+
+def row_of(client, **options):
+    (row,) = rows_of(client.stream(until="now", **options))
+    return row
+
+
+def test_a_mutation_shows_its_document(producer, client):
+    before = dt.datetime.now(dt.UTC)
+    token = producer.upsert("airline_10", {"name": "40-Mile Air"}, flags=0x0200_0006)
+    row = row_of(client, metadata="full")
+    timestamp = row.pop("timestamp")
+    assert before - dt.timedelta(seconds=1) < timestamp < dt.datetime.now(dt.UTC)
+    snapshot = (row.pop("snapshot_start"), row.pop("snapshot_end"))
+    assert snapshot[0] <= token.seqno == snapshot[1]
+    assert row == {
+        "op": "mutation",
+        "key": "airline_10",
+        "value": b'{"name":"40-Mile Air"}',
+        "scope": "_default",
+        "collection": "_default",
+        "vbucket": producer.vbucket_of("airline_10"),
+        "seqno": token.seqno,
+        "epoch": 0,
+        "cas": token.cas,
+        "rev": 1,
+        "expiry": None,
+        "deleted_at": None,
+        "flags": 0x0200_0006,
+        "datatype": "json",
+        "vbuuid": token.vbuuid,
+    }
+
+
+def test_what_is_not_json_is_called_binary(producer, client):
+    producer.upsert("blob", b"\x00\xff")
+    row = row_of(client, metadata="full")
+    assert (row["datatype"], row["value"]) == ("binary", b"\x00\xff")
+
+
+def test_a_deletion_has_a_time_and_no_value(producer, client):
+    producer.upsert("a", b"1")
+    token = producer.remove("a")
+    row = row_of(client, metadata="full")
+    assert (row["op"], row["key"], row["value"]) == ("deletion", "a", None)
+    assert (row["seqno"], row["cas"], row["rev"]) == (token.seqno, token.cas, 2)
+    assert abs((dt.datetime.now(dt.UTC) - row["deleted_at"]).total_seconds()) < 5
+
+
+def test_an_expiration_is_told_from_a_deletion(producer, client):
+    producer.upsert("a", b"1")
+    producer.expire("a")
+    assert row_of(client)["op"] == "expiration"
+
+
+def test_a_document_shows_when_it_expires(producer, client):
+    expiry = int(time.time()) + 1000 * 86_400
+    producer.upsert("a", b"1", expiry=expiry)
+    assert row_of(client, metadata="full")["expiry"] == dt.datetime.fromtimestamp(expiry, dt.UTC)
+
+
+def test_rows_of_a_vbucket_come_in_the_order_of_their_seqnos(client, fill):
+    fill(500)
+    rows = rows_of(client.stream(until="now", batch_rows=7))
+    assert len(rows) == 500
+    for vbucket in range(16):
+        seqnos = [row["seqno"] for row in rows if row["vbucket"] == vbucket]
+        assert seqnos == sorted(seqnos)
+        assert len(set(seqnos)) == len(seqnos)
+
+
+def test_values_arrive_as_they_were_written(client, fill):
+    documents = fill(300, size=2000)
+    rows = rows_of(client.stream(until="now", columns=["value", "key"]))
+    assert {row["key"]: row["value"] for row in rows} == documents
+    assert list(rows[0]) == ["value", "key"]
+
+
+def test_without_values_everything_else_is_there(producer, client):
+    producer.upsert("a", {"x": 1})
+    with_values = row_of(client, metadata="full")
+    without = row_of(client, metadata="full", include_value=False)
+    assert with_values.pop("value") == b'{"x":1}'
+    assert without == with_values
+
+
+def test_every_column_can_be_asked_for_alone(producer, client):
+    producer.upsert("a", {"x": 1})
+    names = [column.name for column in dcp_rs.columns()]
+    assert len(names) == 20
+    everything = row_of(client, columns=names)
+    for name in names:
+        assert row_of(client, columns=[name]) == {name: everything[name]}
+
+
+def test_xattrs_are_a_column_when_asked_for(producer, client):
+    producer.upsert("a", {"x": 1})
+    assert row_of(client, include_xattrs=True)["xattrs"] is None
+
+
+def test_keys_that_are_not_text_need_binary_keys(producer, client):
+    token = producer.upsert(b"\xff\x00", b"1")
+    stream = client.stream(until="now")
+    with pytest.raises(DataError, match='key_type="binary"') as raised:
+        rows_of(stream)
+    assert (raised.value.vbucket, raised.value.seqno) == (token.vbucket, token.seqno)
+    assert "\xff" not in str(raised.value)
+    # The row that could not be shown is not passed over.
+    assert stream.checkpoint.seqnos.get(token.vbucket, 0) < token.seqno
+    assert row_of(client, key_type="binary")["key"] == b"\xff\x00"
+
+
+def test_a_wrong_column_names_the_nearest(client):
+    with pytest.raises(ConfigError, match=r'"seq_no"; did you mean "seqno"\?'):
+        client.stream(columns=["seq_no"])
+    with pytest.raises(ConfigError, match="columns: must be a list of column names, not str"):
+        client.stream(columns="seqno")
+    with pytest.raises(ConfigError, match="include_value"):
+        client.stream(columns=["value"], include_value=False)
+
+
+def test_columns_and_rows_agree_with_pyarrow(client, fill):
+    fill(50)
+    for batch in client.stream(until="now", metadata="full", include_xattrs=True):
+        record_batch = batch.to_pyarrow()
+        assert batch.num_rows == len(batch) == record_batch.num_rows
+        assert batch.column_names == record_batch.schema.names
+        assert batch.nbytes > 0
+        assert list(batch.rows()) == record_batch.to_pylist()
+
+
+def test_types_are_exact(client, producer):
+    import pyarrow as pa
+
+    expected = pa.schema(
+        [
+            pa.field("op", pa.string(), nullable=False),
+            pa.field("key", pa.string()),
+            pa.field("value", pa.binary()),
+            pa.field("scope", pa.string()),
+            pa.field("collection", pa.string()),
+            pa.field("vbucket", pa.int32(), nullable=False),
+            pa.field("seqno", pa.int64(), nullable=False),
+            pa.field("epoch", pa.int32(), nullable=False),
+            pa.field("cas", pa.int64()),
+            pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+            pa.field("rev", pa.int64()),
+            pa.field("expiry", pa.timestamp("us", tz="UTC")),
+            pa.field("deleted_at", pa.timestamp("us", tz="UTC")),
+            pa.field("flags", pa.int64()),
+            pa.field("datatype", pa.string()),
+            pa.field("vbuuid", pa.int64()),
+            pa.field("snapshot_start", pa.int64()),
+            pa.field("snapshot_end", pa.int64()),
+            pa.field("xattrs", pa.map_(pa.string(), pa.string())),
+        ]
+    )
+    producer.upsert("a", b"1")
+    stream = client.stream(until="now", metadata="full", include_xattrs=True)
+    assert stream.schema.equals(expected)
+    assert stream.column_names == expected.names
+    table = stream.read_all()
+    assert table.schema.equals(expected)
+    assert table.validate(full=True) is None
+    assert dcp_rs.Schema(metadata="full", include_xattrs=True).to_pyarrow().equals(expected)
+
+
+def test_the_documentation_has_every_column():
+    page = (dcp_rs_docs() / "change-table.md").read_text()
+    for column in dcp_rs.columns():
+        assert f"| `{column.name}` |" in page
+
+
+def dcp_rs_docs():
+    from pathlib import Path
+
+    return Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_json_survives(producer, client):
+    document = {"text": "ünïcödé \N{SNOWMAN}", "list": [1, None, {"deep": True}]}
+    producer.upsert("schlüssel", document)
+    row = row_of(client)
+    assert row["key"] == "schlüssel"
+    assert json.loads(row["value"]) == document
