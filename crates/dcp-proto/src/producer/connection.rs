@@ -138,6 +138,8 @@ impl Connection {
             Err(refusal) => refusal,
         };
         debug!(%opcode, status = %outcome.status(), "refused a request");
+        // Opening a connection for DCP lets it carry JSON, whatever its HELLO said.
+        let features = Features { json: features.json || self.opened.is_some(), ..features };
         let cluster_map = source.and_then(BucketSource::cluster_map);
         refuse(frame, &outcome, cluster_map.as_deref(), features, out)
     }

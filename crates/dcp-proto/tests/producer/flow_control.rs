@@ -1,7 +1,7 @@
 //! The flow-control window, to the byte.
 
 use bytes::Bytes;
-use dcp_proto::producer::Item;
+use dcp_proto::producer::{Item, ItemKind};
 use dcp_wire::message::{OpenFlags, StreamRequest};
 use dcp_wire::{Datatype, Frame, Opcode, Seqno, Status, Vbid};
 
@@ -202,4 +202,41 @@ fn a_thousand_streams_are_all_served() {
     client.bucket.vbuckets.get_mut(&700).unwrap().write(doc(3, 0));
     client.connection.notify(Vbid(700));
     assert_eq!(client.receive(), ["MARK [3-3] 0x1", "MUT 3"]);
+}
+
+#[test]
+fn fc_05_to_fc_20_every_message_counts_with_its_whole_packet() {
+    let tombstone = |kind| Item { kind, value: Bytes::new(), ..of_64_bytes(1) };
+    let named = |name: &'static str, len: usize| Item {
+        key: Bytes::from_static(name.as_bytes()),
+        value: Bytes::from(vec![0; len]),
+        ..begin(1, 8)
+    };
+    let plain = OpenFlags::PRODUCER;
+    let times = plain | OpenFlags::INCLUDE_DELETE_TIMES;
+    let noop = [("enable_noop", "true")];
+    let expiry = [("enable_noop", "true"), ("enable_expiry_opcode", "true")];
+    let replica = [("enable_noop", "true"), ("consumer_name", "n"), ("enable_sync_writes", "true")];
+    let deletion = || tombstone(ItemKind::Deletion);
+    for (row, item, features, flags, controls, marker, bytes) in [
+        ("FC-05, FC-09", of_64_bytes(1), LEGACY, plain, &noop[..], 44, 64),
+        ("FC-06", of_64_bytes(1), LEGACY, plain, &replica, 61, 64),
+        ("FC-09 with a collection id", of_64_bytes(1), COLLECTIONS, plain, &noop, 44, 65),
+        ("FC-12", deletion(), LEGACY, plain, &noop, 44, 46),
+        ("FC-13", deletion(), LEGACY, times, &noop, 44, 49),
+        ("FC-14", tombstone(ItemKind::Expiration), LEGACY, times, &expiry, 44, 48),
+        ("FC-19", named("fruit", 16), COLLECTIONS, plain, &noop, 44, 58),
+        ("FC-20", named("mycollection", 20), COLLECTIONS, plain, &noop, 44, 69),
+    ] {
+        let bucket = Bucket::with(VBucket::new().checkpoint(1, [item]));
+        let mut client = Client::open_with(bucket, features, flags, controls);
+        assert_eq!(client.control("connection_buffer_size", "1"), Status::SUCCESS);
+        assert_eq!(client.request(&from_scratch()), Status::SUCCESS);
+        assert_eq!(client.connection.unacked_bytes(), 0, "FC-29: answers do not count");
+        assert_eq!(client.receive().len(), 1, "{row}: a window of one byte");
+        assert_eq!(client.connection.unacked_bytes(), marker, "{row}: the marker");
+        client.ack(u32::MAX);
+        assert_eq!(client.receive().len(), 1, "{row}");
+        assert_eq!(client.connection.unacked_bytes(), bytes, "{row}");
+    }
 }

@@ -142,3 +142,17 @@ fn a_stream_id_error_closes_the_connection_of_a_client_without_xerror() {
     request.encode(&mut packet).unwrap();
     assert!(client.exchange(&packet).is_err());
 }
+
+#[test]
+fn an_error_body_is_marked_as_json_once_the_connection_is_open() {
+    let features = Features { json: false, ..LEGACY };
+    let mut malformed = Vec::new();
+    Frame::request(Opcode::DCP_CLOSE_STREAM).with_extras(&[0]).encode(&mut malformed).unwrap();
+    let bucket = || Bucket::with(VBucket::new());
+    let before = Client::new(bucket(), features).exchange(&malformed).unwrap().unwrap();
+    assert_eq!(before.datatype, Datatype::RAW);
+    let after = Client::open(bucket(), features).exchange(&malformed).unwrap().unwrap();
+    assert_eq!((after.status, after.datatype), (Status::EINVAL, Datatype::JSON));
+    let body: serde_json::Value = serde_json::from_slice(&after.value).unwrap();
+    assert!(body["error"]["context"].is_string());
+}

@@ -264,8 +264,12 @@ fn stream_requests_are_checked_by_the_rows() {
         if flag(row, "repeat") {
             assert_eq!(client.status(&request), Status::SUCCESS);
         }
-        let request =
-            request_packet(row, row["second_start"].as_u64().unwrap_or(number(row, "start")));
+        let mut second = row.clone();
+        if row["second_value"].is_string() {
+            second["value"] = row["second_value"].clone();
+        }
+        let start = row["second_start"].as_u64().unwrap_or(number(row, "start"));
+        let request = request_packet(&second, start);
         let answer = client.exchange(&request).map_err(|error| error.to_string())?.unwrap();
         expect(answer.status, status(&row["expect"]))?;
         expect(answer.opaque, OPAQUE)?;
