@@ -1,6 +1,6 @@
 //! The task of one stream: places its vBuckets on connections and keeps them there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,14 @@ impl SharedStats {
             stats.buffered_bytes += unacknowledged;
         }
         stats
+    }
+
+    /// Adds up what a connection that is gone has counted.
+    fn fold(&self, link: &Arc<Link>) {
+        self.update(|stats, links| {
+            stats.connection.add(&link.stats().0);
+            links.retain(|other| !Arc::ptr_eq(other, link));
+        });
     }
 
     fn update(&self, change: impl FnOnce(&mut StreamStats, &mut Vec<Arc<Link>>)) {
@@ -261,6 +269,7 @@ impl<S: BatchSink> Cluster<S> {
             }
             self.followed = Some(Arc::clone(&map));
         }
+        self.retire(&map);
         for vbid in self.reconciler.due(now) {
             match self.bucket.address_of(&map, vbid) {
                 Some(address) => self.place(vbid, &address, now),
@@ -314,6 +323,27 @@ impl<S: BatchSink> Cluster<S> {
         if let Some(Node { slot: Slot::Up { commands, .. }, .. }) = wrong {
             let _ = commands.send(Command::Close(vbid));
         }
+    }
+
+    /// Lets go of connections to nodes the map no longer names, once nothing is on them.
+    fn retire(&mut self, map: &BucketConfig) {
+        if self.nodes.len() <= map.nodes().len() {
+            return;
+        }
+        let named: HashSet<Address> = (0..self.bucket.num_vbuckets())
+            .filter_map(|vbid| self.bucket.address_of(map, Vbid(vbid)))
+            .collect();
+        let used: HashSet<ConnectionId> =
+            self.reconciler.placed().into_iter().map(|(_, on)| on).collect();
+        let stats = &self.stats;
+        self.nodes.retain(|address, node| {
+            let keep = named.contains(address) || node.id().is_some_and(|id| used.contains(&id));
+            if !keep && let Slot::Up { link, .. } = &node.slot {
+                // Its task ends when nobody can send it commands any more.
+                stats.fold(link);
+            }
+            keep
+        });
     }
 
     fn connect(&mut self, address: &Address) -> ConnectionId {
@@ -417,11 +447,7 @@ impl<S: BatchSink> Cluster<S> {
         node.failures = node.failures.max(1);
         let slot = std::mem::replace(&mut node.slot, Slot::Waiting(now()));
         if let Slot::Up { link, .. } = slot {
-            self.stats.update(|stats, links| {
-                let (counted, _) = link.stats();
-                stats.connection.add(&counted);
-                links.retain(|other| !Arc::ptr_eq(other, &link));
-            });
+            self.stats.fold(&link);
         }
     }
 

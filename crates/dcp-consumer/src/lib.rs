@@ -1,4 +1,42 @@
-//! Couchbase DCP consumer on tokio.
+//! Couchbase DCP consumer on tokio: the changes of a bucket, batch by batch.
+//!
+//! ```no_run
+//! use dcp_consumer::{Client, ConnectOptions, Credentials, End, StreamOptions};
+//! # async fn example<S: dcp_proto::BatchSink + Default>() -> Result<(), dcp_consumer::Error> {
+//! let options = ConnectOptions::new("couchbase://127.0.0.1/travel")
+//!     .with_credentials(Credentials::new("reader", "password"));
+//! let client = Client::connect(options).await?;
+//! let options = StreamOptions { end: End::Now, ..StreamOptions::default() };
+//! let mut stream = client.stream(options, S::default).await?;
+//! while let Some(delivered) = stream.next().await {
+//!     let delivered = delivered?;
+//!     // Store the batch, then (or with it) the checkpoint.
+//!     let _ = (delivered.batch, delivered.checkpoint);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is promised
+//!
+//! * Every change is delivered at least once, and within a vBucket in the order of seqnos.
+//! * A checkpoint covers what was delivered with it and before it, and nothing else. Going on from
+//!   it repeats nothing, unless the server asks for a rollback.
+//! * A rollback is a record among the changes, or the end of the stream, as
+//!   [`StreamOptions::on_rollback`] says; never silent.
+//! * A vBucket is opening, streaming, backing off, complete or failed, and [`StreamStats`] counts
+//!   each. One that cannot be streamed for [`StreamOptions::retry_timeout`] ends the stream with an
+//!   error.
+//!
+//! # How it works
+//!
+//! One task per node connection reads into one buffer, walks the packets in place
+//! ([`Connection`](dcp_proto::consumer::Connection)) and appends changes to that connection's sink.
+//! It cuts what the sink holds into batches and puts them into the stream's queue, which is bounded
+//! by the connections' flow-control windows. One task per stream places vBuckets on connections,
+//! follows the cluster map, and opens again what has ended. When a connection is lost, what its
+//! sink held is delivered and the next connection goes on behind it: rows and positions belong
+//! together. A vBucket's rows are in the queue before another connection is asked for more of them.
 #![forbid(unsafe_code)]
 
 mod bucket;

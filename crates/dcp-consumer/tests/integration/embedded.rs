@@ -220,10 +220,15 @@ async fn next_can_be_given_up_at_any_moment() {
     let mut given_up = 0;
     for key in 0..300 {
         write(&producer, key..key + 1);
-        match timeout(Duration::from_micros(u64::from(key) * 7), stream.next()).await {
-            Ok(delivered) => rows.extend(delivered.unwrap().unwrap().batch.into_iter().map(row)),
-            Err(_) => given_up += 1,
+        // Given up after one look, or after one more turn of everything else.
+        tokio::select! {
+            biased;
+            delivered = stream.next() => {
+                rows.extend(delivered.unwrap().unwrap().batch.into_iter().map(row));
+            }
+            () = async { if key % 2 == 0 { tokio::task::yield_now().await } } => given_up += 1,
         }
+        tokio::time::sleep(Duration::from_micros(u64::from(key))).await;
     }
     let left = 300 - rows.len();
     rows.extend(take(&mut stream, left).await.into_iter().map(row));
