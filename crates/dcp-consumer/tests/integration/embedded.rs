@@ -334,6 +334,23 @@ async fn a_rollback_can_end_the_stream() {
 }
 
 #[tokio::test]
+async fn a_finite_stream_does_not_wait_for_what_a_failover_lost() {
+    let producer = producer(1, 1).await;
+    let client = connect(&producer).await;
+    let end = End::At([(Vbid(0), Seqno(40))].into());
+    let mut stream = client.stream(options(Start::Earliest, end), Rows::default).await.unwrap();
+    for round in 0..3 {
+        write(&producer, round * 10..round * 10 + 10);
+        take(&mut stream, 10).await;
+    }
+    producer.roll_back(Vbid(0), Seqno(25)).unwrap();
+    let items = read_all(&mut stream).await;
+    assert_eq!(rollback(&items[0]).seqno, Seqno(20));
+    assert_eq!(items.len(), 6, "seqnos 21 to 25 are all there is");
+    assert_eq!(stream.stats().complete, 1);
+}
+
+#[tokio::test]
 async fn a_checkpoint_that_is_not_of_this_bucket_is_refused() {
     let (one, other) = (producer(1, 4).await, producer(1, 4).await);
     write(&one, 0..20);

@@ -75,6 +75,14 @@ impl Connection {
                 send_close(stream, &mut self.transmit);
                 Ok(())
             }
+            Status::ERANGE if stream.to_latest => {
+                // The newest change there lies below the start: without that flag the server says
+                // how far to go back.
+                stream.to_latest = false;
+                stream.restart(self.opaques.stream(vbid));
+                RequestContext::new(&self.config).encode(stream, &mut self.transmit);
+                Ok(())
+            }
             status => {
                 self.refused(vbid, status, frame.value);
                 Ok(())

@@ -14,6 +14,9 @@ pub struct Resume {
     pub position: Position,
     /// Positions a rollback can go back to.
     pub history: History,
+    /// Whether a server has accepted the stream before, so that it may have lost since what the
+    /// end was chosen by.
+    pub reopened: bool,
 }
 
 impl Resume {
@@ -22,7 +25,7 @@ impl Resume {
     pub fn new(position: Position) -> Self {
         let mut history = History::default();
         history.push(&position);
-        Self { position, history }
+        Self { position, history, reopened: false }
     }
 }
 

@@ -36,11 +36,13 @@ impl<'a> RequestContext<'a> {
         let position = &stream.resume.position;
         let snapshot = position.resume_snapshot();
         let value = self.value(stream);
+        // A replica's history may be shorter than what was read from the active vBucket.
+        let mut flags = StreamRequestFlags::ACTIVE_VB_ONLY;
+        flags.set(StreamRequestFlags::TO_LATEST, stream.to_latest);
         let encoded = StreamRequest {
             vbid: stream.vbid,
             opaque: stream.opaque,
-            // A replica's history may be shorter than what was read from the active vBucket.
-            flags: StreamRequestFlags::ACTIVE_VB_ONLY,
+            flags,
             start_seqno: position.seqno,
             // A position can be past the end where the server has lost changes since. The rollback
             // that it answers takes it back; a request whose end is below its start is malformed.

@@ -126,6 +126,9 @@ pub(super) struct Stream {
     pub(super) end_seqno: Seqno,
     /// Where the stream stands.
     pub(super) resume: Resume,
+    /// Whether the server is to end the stream with what it has: a failover may have lost the
+    /// change the end was chosen by, which would then never come.
+    pub(super) to_latest: bool,
     /// Whether the position has moved since it was last taken.
     pub(super) dirty: bool,
     /// Whether it is to be asked for again once it is closed.
@@ -150,6 +153,7 @@ impl Stream {
             opaque,
             state: State::Requested,
             end_seqno,
+            to_latest: resume.reopened && end_seqno != Seqno::MAX,
             resume,
             dirty: false,
             reopen: false,
@@ -166,6 +170,7 @@ impl Stream {
     pub(super) fn opened(&mut self, log: FailoverLog) {
         self.state = State::Streaming;
         self.reopened = false;
+        self.resume.reopened = true;
         self.branch = Branch::NONE;
         self.log = Some(log);
     }
@@ -188,6 +193,7 @@ impl Stream {
             epoch,
         };
         self.resume.position = position;
+        self.to_latest = self.resume.reopened && self.end_seqno != Seqno::MAX;
         self.dirty = true;
         rollback
     }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use dcp_wire::message::{
     Deletion, Expiration, FailoverEntry, Mutation, OsoSnapshot, SeqnoAdvanced, SnapshotFlags,
-    SnapshotMarker, StreamAddress, StreamEnd, StreamEndReason, StreamRequest, SystemEvent,
-    SystemEventId, encode_failover_log,
+    SnapshotMarker, StreamAddress, StreamEnd, StreamEndReason, StreamRequest, StreamRequestFlags,
+    SystemEvent, SystemEventId, encode_failover_log,
 };
 use dcp_wire::{Cas, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 
@@ -72,6 +72,7 @@ pub(super) struct Request {
     pub(super) vbuuid: u64,
     pub(super) snapshot: (u64, u64),
     pub(super) value: String,
+    pub(super) to_latest: bool,
 }
 
 /// A packet the machine sent.
@@ -307,6 +308,14 @@ impl Harness {
         self.open(resume.clone())
     }
 
+    /// The same for a stream with an end.
+    pub(super) fn reconnect_until(&mut self, config: ConnectionConfig, end: Seqno) -> Request {
+        let old = std::mem::replace(&mut self.machine, Connection::new(config, self.now));
+        self.wire.clear();
+        let [(_, resume)] = &old.into_streams()[..] else { panic!("one stream") };
+        self.open_until(resume.clone(), end)
+    }
+
     pub(super) fn seqnos(&self) -> Vec<u64> {
         let seqno = |item: &Item| match item {
             Item::Change { seqno, .. } | Item::SystemEvent(seqno) => *seqno,
@@ -332,6 +341,7 @@ fn decode_sent(frame: &Frame<'_>) -> Sent {
                 vbuuid: request.vbuuid.0,
                 snapshot: (request.snapshot_start.0, request.snapshot_end.0),
                 value: String::from_utf8(request.value.to_vec()).unwrap(),
+                to_latest: request.flags.contains(StreamRequestFlags::TO_LATEST),
             })
         }
         Opcode::DCP_CLOSE_STREAM => Sent::Close(header.opaque),

@@ -301,6 +301,31 @@ fn rule_10_the_servers_end_completes_what_a_filter_left_short() {
 }
 
 #[test]
+fn rule_10_an_end_that_a_failover_lost_is_not_waited_for() {
+    let end = Seqno(100);
+    let mut server = Harness::new(config());
+    assert!(!server.open_until(Resume::new(Position::EARLIEST), end).to_latest);
+    server.accept(LOG);
+    server.marker(0, 40).mutation(40).marker(40, 80).mutation(60).play();
+    let request = server.reconnect_until(config(), end);
+    assert!(request.to_latest, "whatever the server has is the end now");
+    // It has less than was read: the start is out of range, and only then is it told how far.
+    server.answer(Status::ERANGE, &[]).play();
+    let request = server.requested();
+    assert_eq!((request.start, request.to_latest), (60, false));
+    server.answer(Status::ROLLBACK, &50_u64.to_be_bytes()).play();
+    let request = server.requested();
+    assert_eq!((request.start, request.to_latest), (40, true));
+    server.accept(&[(2, 50), (1, 0)]);
+    server.marker(40, 50).mutation(50).end(StreamEndReason::OK).play();
+    let events = server.events();
+    assert!(
+        matches!(events[..], [Event::StreamEnded { cause: EndCause::Complete, .. }]),
+        "{events:?}"
+    );
+}
+
+#[test]
 fn rule_10_any_other_end_is_not_completion() {
     let mut server = Harness::new(config());
     server.open_until(Resume::new(Position::EARLIEST), Seqno(40));
