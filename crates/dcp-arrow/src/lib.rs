@@ -37,6 +37,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod columns;
 mod limits;
 mod names;
 mod pending;

@@ -3,7 +3,7 @@
 use dcp_proto::{BatchSink, Change, ChangeSink, Op, Rollback, SinkError, SystemEventRecord};
 use dcp_wire::{Datatype, DecodeError, Seqno, Vbid, snappy, xattr};
 
-use crate::pending::{Columns, RowKind};
+use crate::columns::{Columns, RowKind};
 use crate::system_event::SystemEventPayload;
 use crate::values::Full;
 use crate::{BatchLimits, BufferPool, CollectionNames, Column, PendingBatch, TableSchema};

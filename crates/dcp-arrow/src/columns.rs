@@ -1,0 +1,190 @@
+//! The columns of a batch being filled.
+
+use dcp_proto::{Change, Rollback, SystemEventRecord};
+use dcp_wire::{CollectionId, Datatype, Seqno, Vbid};
+
+use crate::values::{BytesColumn, ValueColumn};
+use crate::xattrs::XattrsColumn;
+use crate::{BatchLimits, BufferPool, Column, TableSchema};
+
+/// What a row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowKind {
+    Mutation,
+    Deletion,
+    Expiration,
+    Rollback,
+    SystemEvent,
+}
+
+impl RowKind {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Mutation => "mutation",
+            Self::Deletion => "deletion",
+            Self::Expiration => "expiration",
+            Self::Rollback => "rollback",
+            Self::SystemEvent => "system_event",
+        }
+    }
+
+    pub(crate) const fn is_document(self) -> bool {
+        matches!(self, Self::Mutation | Self::Deletion | Self::Expiration)
+    }
+}
+
+/// Stands for "no collection" in a column of collection ids, which are 32 bits wide.
+pub(crate) const NO_COLLECTION: i64 = -1;
+
+/// The columns of a batch being filled; those the table does not show are `None`.
+#[derive(Debug)]
+pub(crate) struct Columns {
+    pub(crate) kinds: Vec<RowKind>,
+    /// Kept whether shown or not: errors name them.
+    pub(crate) vbuckets: Vec<i32>,
+    pub(crate) seqnos: Vec<i64>,
+    pub(crate) keys: Option<BytesColumn>,
+    pub(crate) values: Option<ValueColumn>,
+    pub(crate) xattrs: Option<XattrsColumn>,
+    pub(crate) collection_ids: Option<Vec<i64>>,
+    pub(crate) epochs: Option<Vec<i32>>,
+    pub(crate) cas: Option<Vec<i64>>,
+    pub(crate) revs: Option<Vec<i64>>,
+    pub(crate) expiries: Option<Vec<i64>>,
+    pub(crate) delete_times: Option<Vec<i64>>,
+    pub(crate) flags: Option<Vec<i64>>,
+    pub(crate) json: Option<Vec<bool>>,
+    pub(crate) vbuuids: Option<Vec<i64>>,
+    pub(crate) snapshot_starts: Option<Vec<i64>>,
+    pub(crate) snapshot_ends: Option<Vec<i64>>,
+    bytes_per_row: usize,
+}
+
+#[inline]
+fn push<T>(column: &mut Option<Vec<T>>, value: impl FnOnce() -> T) {
+    if let Some(column) = column {
+        column.push(value());
+    }
+}
+
+impl Columns {
+    pub(crate) fn new(schema: &TableSchema, limits: BatchLimits, pool: &BufferPool) -> Self {
+        let rows = limits.expected_rows;
+        let longs = |columns: &[Column]| {
+            columns.iter().any(|column| schema.has(*column)).then(|| Vec::with_capacity(rows))
+        };
+        Self {
+            kinds: Vec::with_capacity(rows),
+            vbuckets: Vec::with_capacity(rows),
+            seqnos: Vec::with_capacity(rows),
+            keys: schema.has(Column::Key).then(|| {
+                BytesColumn::new(rows, pool.take(rows.saturating_mul(EXPECTED_KEY_BYTES)), limits)
+            }),
+            values: schema
+                .has(Column::Value)
+                .then(|| ValueColumn::new(rows, pool.take(limits.expected_bytes), limits)),
+            xattrs: schema.has(Column::Xattrs).then(|| XattrsColumn::new(rows, limits)),
+            collection_ids: longs(&[Column::Scope, Column::Collection, Column::CollectionId]),
+            epochs: schema.has(Column::Epoch).then(|| Vec::with_capacity(rows)),
+            cas: longs(&[Column::Cas, Column::Timestamp]),
+            revs: longs(&[Column::Rev]),
+            expiries: longs(&[Column::Expiry]),
+            delete_times: longs(&[Column::DeletedAt]),
+            flags: longs(&[Column::Flags]),
+            json: schema.has(Column::Datatype).then(|| Vec::with_capacity(rows)),
+            vbuuids: longs(&[Column::Vbuuid]),
+            snapshot_starts: longs(&[Column::SnapshotStart]),
+            snapshot_ends: longs(&[Column::SnapshotEnd]),
+            // Eight bytes each is near enough for cutting batches.
+            bytes_per_row: 8 * schema.columns().len(),
+        }
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.kinds.len()
+    }
+
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.keys.as_ref().map_or(0, BytesColumn::len_bytes)
+            + self.values.as_ref().map_or(0, ValueColumn::len_bytes)
+            + self.xattrs.as_ref().map_or(0, XattrsColumn::len_bytes)
+            + self.rows() * self.bytes_per_row
+    }
+
+    /// Appends everything but value and xattrs, which have been appended before; the caller has
+    /// checked that the key has room.
+    #[inline]
+    pub(crate) fn push_change(&mut self, change: &Change<'_>) {
+        self.push_place(change.op.into(), change.vbid, change.seqno, change.key);
+        push(&mut self.collection_ids, || i64::from(change.collection_id.0));
+        push(&mut self.epochs, || bits32(change.epoch));
+        push(&mut self.cas, || bits(change.cas.0));
+        push(&mut self.revs, || bits(change.rev_seqno.0));
+        push(&mut self.expiries, || i64::from(change.expiry));
+        push(&mut self.delete_times, || i64::from(change.delete_time));
+        push(&mut self.flags, || i64::from(change.flags));
+        push(&mut self.json, || change.datatype.contains(Datatype::JSON));
+        push(&mut self.vbuuids, || bits(change.vbuuid.0));
+        push(&mut self.snapshot_starts, || bits(change.snapshot.start.0));
+        push(&mut self.snapshot_ends, || bits(change.snapshot.end.0));
+    }
+
+    pub(crate) fn push_rollback(&mut self, rollback: &Rollback) {
+        self.push_place(RowKind::Rollback, rollback.vbid, rollback.seqno, &[]);
+        push(&mut self.vbuuids, || bits(rollback.new_vbuuid.0));
+        self.push_no_document(NO_COLLECTION, rollback.epoch);
+    }
+
+    pub(crate) fn push_system_event(
+        &mut self,
+        event: &SystemEventRecord<'_>,
+        collection_id: Option<CollectionId>,
+    ) {
+        self.push_place(RowKind::SystemEvent, event.vbid, event.seqno, event.key);
+        push(&mut self.vbuuids, || 0);
+        let collection_id = collection_id.map_or(NO_COLLECTION, |id| i64::from(id.0));
+        self.push_no_document(collection_id, event.epoch);
+    }
+
+    #[inline]
+    fn push_place(&mut self, kind: RowKind, vbid: Vbid, seqno: Seqno, key: &[u8]) {
+        self.kinds.push(kind);
+        self.vbuckets.push(i32::from(vbid.0));
+        self.seqnos.push(bits(seqno.0));
+        if let Some(keys) = &mut self.keys {
+            keys.push(key);
+        }
+    }
+
+    /// Appends what documents have; [`RowKind`] makes it null.
+    fn push_no_document(&mut self, collection_id: i64, epoch: u32) {
+        push(&mut self.collection_ids, || collection_id);
+        push(&mut self.epochs, || bits32(epoch));
+        for column in [
+            &mut self.cas,
+            &mut self.revs,
+            &mut self.expiries,
+            &mut self.delete_times,
+            &mut self.flags,
+            &mut self.snapshot_starts,
+            &mut self.snapshot_ends,
+        ] {
+            push(column, || 0);
+        }
+        push(&mut self.json, || false);
+    }
+}
+
+/// Room reserved per key in bytes.
+const EXPECTED_KEY_BYTES: usize = 24;
+
+/// The number's bits, as documented for the columns of 64-bit numbers.
+#[inline]
+const fn bits(number: u64) -> i64 {
+    number.cast_signed()
+}
+
+#[inline]
+const fn bits32(number: u32) -> i32 {
+    number.cast_signed()
+}
