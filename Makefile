@@ -55,6 +55,11 @@ test-spark: .java .installed-test ## Run the Spark tests against the installed w
 	@mkdir -p $(LOG)
 	@$(PY) -m pytest tests/spark $(ARGS) 2>&1 | tee $(LOG)/spark.log
 
+# Fetches the clients with Maven and the Go toolchain on its first run.
+interop: .installed-test ## Let clients written by others read from the embedded cluster
+	@mkdir -p $(LOG)
+	@$(PY) -m pytest tests/interop $(ARGS) 2>&1 | tee $(LOG)/interop.log
+
 fmt-check: .installed-test .rust
 	@$(CARGO) fmt --all --check
 	@$(PY) -m ruff format --quiet --check .
@@ -163,4 +168,4 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
 .PHONY: demo test static test-rust test-python test-spark fmt-check lint layers types docs wheel \
-	build fmt lock bench bench-short long ci clean help .rust .java .installed-demo .installed-test
+	build fmt lock bench bench-short long ci clean help interop .rust .java .installed-demo .installed-test

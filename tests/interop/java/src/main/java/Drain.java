@@ -1,0 +1,152 @@
+import com.couchbase.client.dcp.Client;
+import com.couchbase.client.dcp.config.CompressionMode;
+import com.couchbase.client.dcp.config.DcpControl;
+import com.couchbase.client.dcp.highlevel.FlowControlMode;
+import com.couchbase.client.dcp.state.PartitionState;
+import com.fasterxml.jackson.core.type.TypeReference;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * Drains a bucket with java-dcp-client and prints what it is sent as JSON lines.
+ *
+ * <p>Usage: {@code java Drain JOB}, with JOB a file that holds a {@link Job}. Exits with 1 after a
+ * surprise: something that a producer which keeps to the protocol does not do.
+ */
+public final class Drain {
+  /** How long anything may take. */
+  private static final Duration PATIENCE = Duration.ofSeconds(60);
+
+  private final Job job;
+  private final Report report = new Report();
+  private final Streams streams;
+  private final Map<Integer, Long> ends = new HashMap<>();
+
+  private Drain(Job job) {
+    this.job = job;
+    this.streams = new Streams(report, job.follow());
+  }
+
+  public static void main(String[] arguments) throws Exception {
+    if (arguments.length != 1) {
+      System.err.println("usage: Drain JOB");
+      System.exit(2);
+    }
+    Job job = Report.JSON.readValue(Path.of(arguments[0]).toFile(), Job.class);
+    Drain drain = new Drain(job);
+    boolean done = false;
+    try (Client client = drain.client()) {
+      drain.run(client);
+      done = true;
+    } finally {
+      int surprises = drain.report.flush();
+      if (surprises > 0) {
+        System.err.println(surprises + " surprises, see the lines of that kind");
+        done = false;
+      }
+      if (!done) {
+        System.err.flush();
+      }
+    }
+    System.exit(done ? 0 : 1);
+  }
+
+  private Client client() {
+    Client.Builder builder =
+        Client.builder()
+            .seedNodes(job.nodes())
+            .bucket(job.bucket())
+            .credentials(job.username(), job.password())
+            .userAgent("dcp-rs-interop", "0")
+            .collectionsAware(job.collections())
+            .noValue(job.noValue())
+            .xattrs(true)
+            .compression(
+                switch (job.compression()) {
+                  case "forced" -> CompressionMode.FORCED;
+                  case "on" -> CompressionMode.ENABLED;
+                  default -> CompressionMode.DISABLED;
+                })
+            .configRefreshInterval(Duration.ofSeconds(1));
+    if (job.filter() != null) {
+      builder.collectionIds(job.filter());
+    }
+    if (job.buffer() > 0) {
+      builder.flowControl(job.buffer());
+    }
+    if (job.noopSeconds() > 0) {
+      builder.controlParam(DcpControl.Names.SET_NOOP_INTERVAL, job.noopSeconds());
+    }
+    if (job.mitigateRollbacks() > 0) {
+      builder.mitigateRollbacks(job.mitigateRollbacks(), TimeUnit.MILLISECONDS);
+    }
+    Client client = builder.build();
+    client.listener(streams, FlowControlMode.MANUAL);
+    return client;
+  }
+
+  private void run(Client client) throws Exception {
+    client.connect().block(PATIENCE);
+    Map<Integer, Position> positions = positions();
+    Map<Integer, Long> high = highSeqnos(client);
+    if (high.size() != client.numPartitions()) {
+      throw new IllegalStateException(
+          "nodes tell the high seqnos of " + high.size() + " vBuckets, the map has "
+              + client.numPartitions());
+    }
+    client.sessionState().setToBeginningWithNoEnd(client.numPartitions());
+    high.forEach(
+        (vbucket, seqno) -> {
+          Position at = positions.getOrDefault(vbucket, Position.BEGINNING);
+          streams.add(vbucket, at);
+          PartitionState state = PartitionState.fromOffset(at.offset());
+          state.setEndSeqno(job.follow() ? -1 : seqno);
+          client.sessionState().set(vbucket, state);
+        });
+    client.startStreaming().block(PATIENCE);
+    if (job.follow()) {
+      report.print("streaming", "streams", high.size());
+      report.flush();
+      ends.putAll(Report.JSON.readValue(System.in, new TypeReference<Map<Integer, Long>>() {}));
+    }
+    await();
+    streams.close();
+    if (job.follow()) {
+      client.stopStreaming(high.keySet()).block(PATIENCE);
+    }
+    if (job.save() != null) {
+      Files.writeString(Path.of(job.save()), Report.JSON.writeValueAsString(streams.positions()));
+    }
+  }
+
+  private Map<Integer, Position> positions() throws Exception {
+    if (job.resume() == null) {
+      return Map.of();
+    }
+    return Report.JSON.readValue(
+        Path.of(job.resume()).toFile(), new TypeReference<Map<Integer, Position>>() {});
+  }
+
+  private static Map<Integer, Long> highSeqnos(Client client) {
+    return client
+        .getSeqnos()
+        .collectMap(entry -> entry.partition(), entry -> entry.seqno())
+        .block(PATIENCE);
+  }
+
+  /** Waits until every stream is where it is to end. */
+  private void await() throws InterruptedException {
+    long deadline = System.nanoTime() + PATIENCE.toNanos();
+    for (Integer missing; (missing = streams.missing(ends)) != null; Thread.sleep(20)) {
+      if (System.nanoTime() > deadline) {
+        throw new IllegalStateException(
+            "vBucket " + missing + " stays at " + streams.positions().get(missing).seqno()
+                + (job.follow() ? ", short of " + ends.get(missing) : " without an end"));
+      }
+    }
+  }
+}

@@ -1,0 +1,26 @@
+import com.fasterxml.jackson.annotation.JsonIgnoreProperties;
+import com.fasterxml.jackson.annotation.JsonProperty;
+import java.util.List;
+
+/**
+ * What a run is to do; the Go program reads the same document and explains it.
+ *
+ * @param noopSeconds seconds between noops; 0 for the client's own choice
+ * @param mitigateRollbacks milliseconds between looks at what is persisted; 0 for none
+ */
+@JsonIgnoreProperties(ignoreUnknown = true)
+record Job(
+    List<String> nodes,
+    String bucket,
+    String username,
+    String password,
+    String resume,
+    String save,
+    boolean follow,
+    int buffer,
+    boolean collections,
+    List<Long> filter,
+    @JsonProperty("no_value") boolean noValue,
+    String compression,
+    @JsonProperty("noop_seconds") int noopSeconds,
+    @JsonProperty("mitigate_rollbacks") int mitigateRollbacks) {}
