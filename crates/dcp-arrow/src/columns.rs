@@ -113,7 +113,7 @@ impl Columns {
 
     /// Appends everything but value and xattrs, which have been appended before; the caller has
     /// checked that the key has room.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_change(&mut self, change: &Change<'_>) {
         self.push_place(change.op.into(), change.vbid, change.seqno, change.key);
         push(&mut self.collection_ids, || i64::from(change.collection_id.0));

@@ -141,8 +141,8 @@ fn cas_micros(cas: i64) -> i64 {
 }
 
 fn cas_timestamps(cas: &[i64]) -> ArrayRef {
-    let valid: Vec<bool> = cas.iter().map(|cas| *cas != 0).collect();
-    timestamps(cas.iter().map(|cas| cas_micros(*cas)).collect(), nulls(&valid))
+    let nulls = cas.contains(&0).then(|| cas.iter().map(|cas| *cas != 0).collect());
+    timestamps(cas.iter().map(|cas| cas_micros(*cas)).collect(), nulls)
 }
 
 impl Columns {
@@ -238,7 +238,23 @@ impl Columns {
 }
 
 fn ops(kinds: &[RowKind]) -> StringArray {
-    texts(kinds.iter().map(|kind| Some(kind.name())), None)
+    // Most batches hold nothing but mutations.
+    match all_equal(kinds) {
+        Some(kind) => repeated(kind.name(), kinds.len()),
+        None => texts(kinds.iter().map(|kind| Some(kind.name())), None),
+    }
+}
+
+/// What every item is, if they are all the same.
+fn all_equal<T: PartialEq>(items: &[T]) -> Option<&T> {
+    let (first, rest) = items.split_first()?;
+    rest.iter().all(|item| item == first).then_some(first)
+}
+
+/// A column that says the same in every row, without looking at any.
+fn repeated(text: &str, rows: usize) -> StringArray {
+    let offsets = OffsetBuffer::from_repeated_length(text.len(), rows);
+    StringArray::new(offsets, text.repeat(rows).into_bytes().into(), None)
 }
 
 fn datatypes(json: &[bool], mutations: Option<NullBuffer>) -> StringArray {
@@ -292,13 +308,23 @@ fn first_invalid_utf8(keys: &BytesColumn, rows: usize) -> Option<usize> {
 #[derive(Default)]
 struct CollectionColumns {
     names: Vec<Option<CollectionName>>,
-    /// Index into `names`, by row.
-    rows: Vec<usize>,
+    /// Index into `names`, by row; empty while all rows have the first one.
+    indexes: Vec<usize>,
+    rows: usize,
 }
 
 impl CollectionColumns {
     fn resolve(&mut self, ids: &[i64], names: &CollectionNames) {
-        if self.rows.len() == ids.len() {
+        if self.rows == ids.len() {
+            return;
+        }
+        self.rows = ids.len();
+        let name = |id: i64| {
+            let id = u32::try_from(id).ok().map(CollectionId);
+            id.and_then(|id| names.name(id))
+        };
+        if let Some(id) = all_equal(ids) {
+            self.names.push(name(*id));
             return;
         }
         let mut known = std::collections::HashMap::new();
@@ -307,21 +333,26 @@ impl CollectionColumns {
             let index = match last {
                 Some((last, index)) if last == id => index,
                 _ => *known.entry(*id).or_insert_with(|| {
-                    let id = u32::try_from(*id).ok().map(CollectionId);
-                    self.names.push(id.and_then(|id| names.name(id)));
+                    self.names.push(name(*id));
                     self.names.len() - 1
                 }),
             };
             last = Some((id, index));
-            self.rows.push(index);
+            self.indexes.push(index);
         }
     }
 
     fn array(&self, is_scope: bool) -> StringArray {
-        let name = |index: &usize| {
-            let name = self.names.get(*index)?.as_ref()?;
+        let text = |index: usize| {
+            let name = self.names.get(index)?.as_ref()?;
             Some(if is_scope { &*name.scope } else { &*name.collection })
         };
-        texts(self.rows.iter().map(name), None)
+        if self.indexes.is_empty() {
+            return match text(0) {
+                Some(text) => repeated(text, self.rows),
+                None => StringArray::new_null(self.rows),
+            };
+        }
+        texts(self.indexes.iter().map(|index| text(*index)), None)
     }
 }

@@ -68,8 +68,16 @@ impl ArrowSink {
         self.columns.get_or_insert_with(|| Columns::new(&self.schema, self.limits, &self.pool))
     }
 
+    /// Appends one change of whatever kind.
+    #[inline(never)]
+    fn push_any(&mut self, change: &Change<'_>) -> Result<(), SinkError> {
+        self.check_key(change.vbid, change.seqno, change.key)?;
+        self.push_value(change).map_err(|error| error.at(change.vbid, change.seqno))?;
+        self.columns().push_change(change);
+        Ok(())
+    }
+
     /// Appends the parts of `value` that the table shows.
-    #[inline]
     fn push_value(&mut self, change: &Change<'_>) -> Result<(), ValueError> {
         let wants = self.wants;
         if !wants.value && !wants.xattrs {
@@ -218,10 +226,16 @@ impl ChangeSink for ArrowSink {
     /// Appends one row, or nothing if it cannot be represented.
     #[inline]
     fn change(&mut self, change: &Change<'_>) -> Result<(), SinkError> {
-        self.check_key(change.vbid, change.seqno, change.key)?;
-        self.push_value(change).map_err(|error| error.at(change.vbid, change.seqno))?;
-        self.columns().push_change(change);
-        Ok(())
+        // Nearly every row: a plain document into a batch that has begun.
+        if change.op == Op::Mutation
+            && !change.datatype.intersects(Datatype::SNAPPY.with(Datatype::XATTR))
+            && let Some(columns) = &mut self.columns
+        {
+            return columns
+                .push_plain_document(change)
+                .map_err(|full| full.at(change.vbid, change.seqno));
+        }
+        self.push_any(change)
     }
 
     fn rollback(&mut self, rollback: &Rollback) -> Result<(), SinkError> {
@@ -250,6 +264,23 @@ impl ChangeSink for ArrowSink {
 }
 
 impl Columns {
+    /// Appends a document whose value is the document and nothing else.
+    #[inline(always)]
+    fn push_plain_document(&mut self, change: &Change<'_>) -> Result<(), Full> {
+        if let Some(keys) = &self.keys {
+            keys.check_room(change.key.len())?;
+        }
+        if let Some(values) = &mut self.values {
+            values.check_room(change.value.len())?;
+            values.push(change.value);
+        }
+        if let Some(xattrs) = &mut self.xattrs {
+            xattrs.push_none();
+        }
+        self.push_change(change);
+        Ok(())
+    }
+
     /// Appends to value and xattrs what a row that is no document's change has there.
     fn push_empty_value(&mut self, vbid: Vbid, seqno: Seqno, text: &[u8]) -> Result<(), SinkError> {
         if let Some(values) = &mut self.values {

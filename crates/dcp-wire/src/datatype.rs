@@ -22,6 +22,12 @@ impl Datatype {
         self.0 & other.0 == other.0
     }
 
+    /// Whether any bit of `other` is set.
+    #[must_use]
+    pub const fn intersects(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
     /// This set with the bits of `other`.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
