@@ -18,7 +18,7 @@ pub enum InvalidFailoverLog {
     Decode(#[from] DecodeError),
 }
 
-/// The history branches of a vBucket, newest first; never empty (protocol.md §12).
+/// The history branches of a vBucket, newest first; never empty (server page "failure-scenarios").
 ///
 /// The log that came with a stream belongs to the positions that stream delivers; a log fetched
 /// later may name branches those positions never lay on. Cheap to clone, since every position holds

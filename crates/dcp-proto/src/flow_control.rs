@@ -1,4 +1,4 @@
-//! What counts towards the flow-control window, and how much (protocol.md §15).
+//! What counts towards the flow-control window, and how much (server page "flow-control").
 
 use dcp_wire::{Header, Opcode};
 

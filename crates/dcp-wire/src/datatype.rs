@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// What a value is made of: a set of bits (protocol §1.3).
+/// What a value is made of: a set of bits (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Datatype(pub u8);
 

@@ -3,7 +3,7 @@
 use crate::wire_enum;
 
 wire_enum! {
-    /// A feature a connection may ask for (protocol §3.1).
+    /// A feature a connection may ask for (server page "BinaryProtocol").
     Feature(u16) {
         /// Obsolete.
         TLS = 0x02, "Tls";

@@ -1,4 +1,4 @@
-//! Framing extras: small tagged objects in front of the extras (protocol §1.2).
+//! Framing extras: small tagged objects in front of the extras (server page "BinaryProtocol").
 
 use crate::{DecodeError, Reader, StreamId};
 

@@ -2,7 +2,7 @@
 
 use crate::{Cas, Datatype, DecodeError, Magic, Opaque, Opcode, Reader, Status, Vbid};
 
-/// The 24-byte packet header with its lengths checked against each other (protocol §1.1).
+/// The 24-byte packet header with its lengths checked against each other (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Direction and form.

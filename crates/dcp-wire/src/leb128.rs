@@ -1,4 +1,4 @@
-//! Unsigned LEB128, the form in which a collection id precedes a key (protocol §18.1).
+//! Unsigned LEB128, the form in which a collection id precedes a key (server page "Collections").
 
 use crate::DecodeError;
 

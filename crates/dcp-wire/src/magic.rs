@@ -3,7 +3,7 @@
 use crate::wire_enum;
 
 wire_enum! {
-    /// The first byte of a packet: its direction and form (protocol §1.1).
+    /// The first byte of a packet: its direction and form (server page "BinaryProtocol").
     Magic(u8) {
         /// A request with framing extras.
         ALT_CLIENT_REQUEST = 0x08, "AltClientRequest";

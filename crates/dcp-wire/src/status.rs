@@ -3,7 +3,7 @@
 use crate::wire_enum;
 
 wire_enum! {
-    /// Status of a response (protocol §2).
+    /// Status of a response (server page "BinaryProtocol").
     Status(u16) {
         /// Done.
         SUCCESS = 0x00, "SUCCESS";

@@ -1,4 +1,4 @@
-//! Extended attributes in front of a document's body (protocol §19).
+//! Extended attributes in front of a document's body (server page "Document").
 //!
 //! A value with [`Datatype::XATTR`](crate::Datatype::XATTR) starts with a section: its length,
 //! then pairs of a name and a JSON value. The body follows. Under

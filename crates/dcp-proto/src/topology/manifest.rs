@@ -55,7 +55,7 @@ pub struct CollectionEntry {
     pub max_ttl: Option<u32>,
 }
 
-/// Names and ids of a bucket's scopes and collections at one moment (protocol §18.2).
+/// Names and ids of a bucket's scopes and collections at one moment (server page "Collections").
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     uid: ManifestUid,

@@ -5,7 +5,7 @@ use bytes::BufMut;
 use super::{encode_request, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opaque, Opcode, Reader};
 
-/// Chooses the connection's bucket (protocol §3.4).
+/// Chooses the connection's bucket (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SelectBucket<'a> {
     /// Name of the bucket.
@@ -32,7 +32,7 @@ impl<'a> SelectBucket<'a> {
     }
 }
 
-/// Asks what the server's statuses mean (protocol §3.2); the answer's value is JSON.
+/// Asks what the server's statuses mean (server page "ErrorMap"); the answer's value is JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GetErrorMap {
     /// Newest version of the map the client understands.

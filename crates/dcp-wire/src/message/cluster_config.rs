@@ -5,7 +5,7 @@ use bytes::BufMut;
 use super::{encode_request, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Magic, Opaque, Opcode, Reader};
 
-/// Version of a cluster map: newer is greater, the epoch first (protocol §21.1).
+/// Version of a cluster map: newer is greater, the epoch first (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConfigVersion {
     /// Counts how often the cluster lost its quorum and went on.

@@ -7,7 +7,7 @@ use crate::{
     CollectionId, DecodeError, EncodeError, Frame, ManifestUid, Opaque, Opcode, Reader, ScopeId,
 };
 
-/// Asks for the id of a collection (`scope.collection`) or scope (protocol §18.2).
+/// Asks for the id of a collection (`scope.collection`) or scope (server page "Collections").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResolveName<'a> {
     /// The name; an empty part means the default one.

@@ -8,7 +8,7 @@ use bytes::BufMut;
 use super::{extras, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opcode, Reader, Seqno, Vbuuid};
 
-/// Reads (GET) or removes (DELETE) a document (protocol §21.4).
+/// Reads (GET) or removes (DELETE) a document (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyRequest<'a> {
     /// Key, with its collection id on connections with collections.
@@ -38,7 +38,7 @@ impl<'a> KeyRequest<'a> {
     }
 }
 
-/// Writes a document (SET, ADD, REPLACE; protocol §21.4).
+/// Writes a document (SET, ADD, REPLACE; server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Store<'a> {
     /// Application's own 32 bits, kept in the order of their bytes.

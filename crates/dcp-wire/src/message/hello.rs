@@ -6,7 +6,7 @@ use super::{encode_request, expect, extras};
 use crate::reader::saturating_u32;
 use crate::{DecodeError, EncodeError, Feature, Frame, Opaque, Opcode};
 
-/// Asks for features (protocol §3.1); the answer's value is the list of those granted.
+/// Asks for features (server page "BinaryProtocol"); the answer's value is the list of those granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello<'a> {
     /// Who the client is: free text, or JSON with `a` (agent) and `i` (connection id).

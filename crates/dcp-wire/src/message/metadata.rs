@@ -7,7 +7,7 @@ use super::document::some_key;
 use super::{extras, no_value};
 use crate::{Cas, Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, RevSeqno};
 
-/// Reads a document's metadata (protocol §21.4).
+/// Reads a document's metadata (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GetMeta<'a> {
     /// Form of the answer: `Some(2)` asks for the datatype as well.
@@ -104,7 +104,7 @@ bitflags! {
     }
 }
 
-/// Writes or removes a document with metadata of the caller's (protocol §21.4).
+/// Writes or removes a document with metadata of the caller's (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WithMeta<'a> {
     /// Application's own 32 bits, kept in the order of their bytes.

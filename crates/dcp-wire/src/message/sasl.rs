@@ -7,7 +7,7 @@ use bytes::BufMut;
 use super::extras;
 use crate::{DecodeError, EncodeError, Frame, Opaque, Opcode};
 
-/// One message of a client that authenticates (protocol §3.3).
+/// One message of a client that authenticates (server page "sasl").
 ///
 /// What it says is made by [`sasl`](crate::sasl). `Debug` does not show it.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -51,7 +51,7 @@ pub struct StreamRequest<'a> {
     pub snapshot_start: Seqno,
     /// Last seqno of that snapshot.
     pub snapshot_end: Seqno,
-    /// Nothing, or JSON: filter, stream id, purge seqno (§9.3).
+    /// Nothing, or JSON: filter, stream id, purge seqno (server page "stream-request-value").
     pub value: &'a [u8],
 }
 

@@ -8,7 +8,7 @@ use crate::{
     CollectionId, DecodeError, EncodeError, Frame, Opaque, Opcode, Reader, Seqno, Vbid, Vbuuid,
 };
 
-/// Asks for the high seqnos of a node's vBuckets (protocol §21.2).
+/// Asks for the high seqnos of a node's vBuckets (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GetAllVbSeqnos {
     /// Which vBuckets; `None` (no extras) and `Some(None)` (state 0) both mean all but dead ones.
@@ -111,7 +111,7 @@ pub fn encode_vb_seqnos(entries: impl IntoIterator<Item = (Vbid, Seqno)>, out: &
     }
 }
 
-/// Asks how far a vBucket is, on the history branch the client knows (protocol §21.2).
+/// Asks how far a vBucket is, on the history branch the client knows (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObserveSeqno {
     /// The branch.

@@ -235,7 +235,7 @@ impl BootstrapOutcome {
     }
 }
 
-/// What a server adds to a refusal: a sentence, and a reference into its own log (protocol §1.4).
+/// What a server adds to a refusal: a sentence, and a reference into its own log (server page "BinaryProtocol").
 ///
 /// Displayed with a colon in front, or not at all if the server added nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -71,7 +71,7 @@ enum Phase {
 }
 
 /// Sets up one connection: HELLO, SASL, SELECT_BUCKET, configuration, manifest, and DCP_OPEN with
-/// its controls if asked for (protocol §3).
+/// its controls if asked for (server page "BinaryProtocol").
 ///
 /// ```text
 ///            HELLO, SASL_LIST_MECHS            SASL_AUTH
