@@ -24,7 +24,8 @@ latest version only.
 * [`Checkpoint`][dcp_rs.Checkpoint] is where a reader stands, to go on from there.
 * [`Producer`][dcp_rs.Producer] is an embedded cluster which Couchbase SDKs and DCP clients take for
   a real one.
-* [`decode`][dcp_rs.decode] shows recorded packets.
+* [`decode`][dcp_rs.decode] shows recorded packets;
+  [`explain_rollback`][dcp_rs.explain_rollback] why a server told a client to roll back.
 * `dcp_rs.spark` reads a bucket in Spark; it is imported by itself.
 
 PyArrow is not required. What needs it says so.
@@ -42,6 +43,7 @@ from dcp_rs.client import Client, ConnectionOptions, connect
 from dcp_rs.exceptions import DcpError
 from dcp_rs.packets import Packet, decode
 from dcp_rs.producer import Document, MutationToken, Producer
+from dcp_rs.rollback import RollbackExplanation, explain_rollback
 from dcp_rs.schema import ColumnInfo, Schema, columns
 from dcp_rs.stream import ChangeStream, StreamStats
 
@@ -58,6 +60,7 @@ __all__ = [
     "Packet",
     "Position",
     "Producer",
+    "RollbackExplanation",
     "Schema",
     "StreamStats",
     "__version__",
@@ -65,6 +68,7 @@ __all__ = [
     "connect",
     "decode",
     "exceptions",
+    "explain_rollback",
 ]
 
 if DEBUG_BUILD:

@@ -5,6 +5,7 @@ from typing import Any, Final, final
 
 from dcp_rs.client import ConnectionOptions
 from dcp_rs.producer import ProducerOptions, _WriteOptions
+from dcp_rs.rollback import _Request
 from dcp_rs.schema import TableOptions
 from dcp_rs.stream import StreamOptions
 
@@ -21,11 +22,13 @@ __all__ = [
     "__version__",
     "columns",
     "decode",
+    "explain_rollback",
     "wanted",
 ]
 
 def columns() -> list[tuple[str, str, bool, str]]: ...
 def decode(data: bytes, collections: bool) -> tuple[list[dict[str, Any]], int, bool]: ...
+def explain_rollback(request: _Request) -> tuple[str, int | None, str]: ...
 def wanted(data: bytes) -> int: ...
 
 @final

@@ -14,6 +14,7 @@ mod error;
 mod logging;
 mod options;
 mod producer;
+mod rollback;
 mod runtime;
 mod schema;
 mod stream;
@@ -32,6 +33,8 @@ mod _dcp_rs {
     use super::decode::{decode, wanted};
     #[pymodule_export]
     use super::producer::Producer;
+    #[pymodule_export]
+    use super::rollback::explain_rollback;
     #[pymodule_export]
     use super::schema::{Schema, columns};
     #[pymodule_export]

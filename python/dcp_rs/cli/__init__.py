@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dcp_rs import __version__
-from dcp_rs.cli import cat, checkpoint, decode, serve
+from dcp_rs.cli import cat, checkpoint, decode, explain_rollback, serve
 from dcp_rs.exceptions import DcpError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"dcp-rs {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (cat, checkpoint, decode, serve):
+    for command in (cat, checkpoint, decode, explain_rollback, serve):
         command.add_to(commands)
     return parser
 

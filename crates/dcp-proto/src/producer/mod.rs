@@ -7,6 +7,7 @@
 //!
 //! * [`FailoverTable`]: the history branches of a vBucket;
 //! * [`rollback`]: whether a client may go on from where it stands, with the reason;
+//! * [`Explanation`]: that answer in a sentence, with the numbers it rests on;
 //! * one stream machine per stream turns disk images and memory checkpoints into snapshots.
 //!
 //! Storage of durable writes, out-of-sequence-order backfills, change history and handing a
@@ -15,6 +16,7 @@
 mod connection;
 mod control;
 mod disconnect;
+mod explanation;
 mod failover_table;
 mod filter;
 mod noop;
@@ -35,6 +37,7 @@ mod window;
 
 pub use connection::{Connection, Transmit};
 pub use disconnect::Disconnect;
+pub use explanation::Explanation;
 pub use failover_table::{FailoverTable, PrunedToZero};
 pub use settings::{ConnectionConfig, Features};
 pub use source::{

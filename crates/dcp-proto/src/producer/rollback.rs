@@ -104,6 +104,14 @@ pub enum OutOfRange {
         /// Snapshot given for it.
         snapshot: Snapshot,
     },
+    /// The start lies beyond the newest change, on a branch that once reached further.
+    #[error("start seqno {start} is greater than the vBucket's high seqno {high}")]
+    StartAboveHigh {
+        /// Start seqno.
+        start: Seqno,
+        /// Highest seqno assigned in the vBucket.
+        high: Seqno,
+    },
 }
 
 /// Checks the seqnos of a request against each other.
@@ -116,6 +124,21 @@ pub fn check_range(start: Seqno, end: Seqno, snapshot: Snapshot) -> Result<(), O
     }
     if start < snapshot.start || start > snapshot.end {
         return Err(OutOfRange::StartOutsideSnapshot { start, snapshot });
+    }
+    Ok(())
+}
+
+/// Checks the seqnos of a request that need not roll back against the vBucket: `end` is what the
+/// request's flags made of it.
+///
+/// # Errors
+/// [`OutOfRange`] names the rule that is broken.
+pub fn check_reachable(start: Seqno, end: Seqno, high: Seqno) -> Result<(), OutOfRange> {
+    if start > end {
+        return Err(OutOfRange::StartAfterEnd { start, end });
+    }
+    if start > high {
+        return Err(OutOfRange::StartAboveHigh { start, high });
     }
     Ok(())
 }
@@ -159,13 +182,20 @@ pub fn decide(query: &RollbackQuery<'_>) -> Verdict {
     Verdict::Rollback { seqno: snapshot_start, reason }
 }
 
-/// The complete answer to a request's seqnos: their relations first, then [`decide`].
+/// The complete answer to a request's seqnos, in the order of a stream request's checks: their
+/// relations, [`decide`], and whether the vBucket reaches that far. The end is taken as it is.
 #[must_use]
 pub fn explain(query: &RollbackQuery<'_>, end: Seqno) -> Verdict {
-    match check_range(query.start_seqno, end, query.snapshot) {
-        Ok(()) => decide(query),
-        Err(violation) => Verdict::OutOfRange(violation),
+    if let Err(violation) = check_range(query.start_seqno, end, query.snapshot) {
+        return Verdict::OutOfRange(violation);
     }
+    let verdict = decide(query);
+    if matches!(verdict, Verdict::Continue(_))
+        && let Err(violation) = check_reachable(query.start_seqno, end, query.high_seqno)
+    {
+        return Verdict::OutOfRange(violation);
+    }
+    verdict
 }
 
 /// Whether a deletion above `start` may be gone from a history purged up to `purge`.

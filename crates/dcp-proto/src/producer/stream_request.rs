@@ -7,7 +7,7 @@ use tracing::debug;
 
 use super::filter::{Filter, Missing, RequestValue};
 use super::refusal::Refusal;
-use super::rollback::{self, RollbackQuery, Verdict};
+use super::rollback::{self, OutOfRange, RollbackQuery, Verdict};
 use super::settings::{Settings, SyncWrites};
 use super::{BucketSource, ConnectionConfig, Features, VBucketSource, VBucketState};
 use crate::Snapshot;
@@ -93,9 +93,8 @@ impl Checks<'_> {
         }
         check_rollback(request, &value, &filter, &vbucket)?;
         let end_seqno = end_seqno(request, &filter, &vbucket).map_err(unknown)?;
-        if request.start_seqno > end_seqno || request.start_seqno > vbucket.high_seqno() {
-            return Err(Refusal::Status(Status::ERANGE));
-        }
+        rollback::check_reachable(request.start_seqno, end_seqno, vbucket.high_seqno())
+            .map_err(|violation| out_of_range(request, violation))?;
         Ok(Accepted {
             stream_id: value.stream_id,
             filter,
@@ -166,10 +165,13 @@ fn from_latest<'a>(request: &StreamRequest<'a>, vbucket: &impl VBucketSource) ->
 
 fn check_range(request: &StreamRequest<'_>, start: Seqno, end: Seqno) -> Result<(), Refusal> {
     let snapshot = Snapshot { start: request.snapshot_start, end: request.snapshot_end };
-    rollback::check_range(start, end, snapshot).map_err(|violation| {
-        debug!(vbid = %request.vbid, %violation, "refused a stream request");
-        Refusal::Status(Status::ERANGE)
-    })
+    rollback::check_range(start, end, snapshot)
+        .map_err(|violation| out_of_range(request, violation))
+}
+
+fn out_of_range(request: &StreamRequest<'_>, violation: OutOfRange) -> Refusal {
+    debug!(vbid = %request.vbid, %violation, "refused a stream request");
+    Refusal::Status(Status::ERANGE)
 }
 
 fn check_rollback(

@@ -376,3 +376,34 @@ fn an_explanation_names_status_seqno_and_reason() {
     let explained = rollback::explain(&query, Seqno::MAX).to_string();
     assert!(explained.starts_with("ok: "), "{explained}");
 }
+
+#[test]
+fn a_start_beyond_the_high_seqno_is_out_of_range_even_where_its_branch_reached_further() {
+    // Branch D is shared up to 600, although the vBucket now ends at 300.
+    let (mut vbucket, entries) = (VBucket::at(300), [(5, 600), (4, 450)]);
+    vbucket = vbucket.with_table(&entries);
+    let query = RollbackQuery {
+        table: &vbucket.table,
+        high_seqno: Seqno(300),
+        purge_seqno: Seqno(0),
+        start_seqno: Seqno(400),
+        vbuuid: Vbuuid(4),
+        snapshot: Snapshot { start: Seqno(400), end: Seqno(400) },
+        strict_vbuuid: false,
+        client_purge_seqno: Seqno(0),
+        collection_high_seqno: None,
+    };
+    assert!(matches!(rollback::decide(&query), Verdict::Continue(_)));
+    let explained = rollback::explain(&query, Seqno::MAX).to_string();
+    assert!(explained.starts_with("erange: start seqno 400 is greater than the vBucket's high"));
+    let request = StreamRequest {
+        start_seqno: Seqno(400),
+        snapshot_start: Seqno(400),
+        snapshot_end: Seqno(400),
+        vbuuid: Vbuuid(4),
+        ..from_scratch()
+    };
+    let vbucket = VBucket::at(300).with_table(&entries).with_collection(0, 300);
+    let answer = Client::open(Bucket::with(vbucket), LEGACY).ask(&request);
+    assert_eq!(answer.status, Status::ERANGE);
+}

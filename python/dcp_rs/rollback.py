@@ -1,0 +1,146 @@
+"""Why a server tells a client to roll back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+from dcp_rs import _checks, _dcp_rs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_MAX = (1 << 64) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollbackExplanation:
+    """What a server answers to a stream request, and why.
+
+    Attributes:
+        status: `ok` if the stream begins, `rollback` if the client must go back, `erange` if the
+            request's seqnos contradict each other or the vBucket.
+        seqno: Seqno to go back to; `None` unless `status` is `rollback`.
+        reason: The rule that decided, with its numbers, in a sentence.
+    """
+
+    status: Literal["ok", "rollback", "erange"]
+    seqno: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        to = "" if self.seqno is None else f" to {self.seqno}"
+        return f"{self.status}{to}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    failover_log: list[tuple[int, int]]
+    high_seqno: int
+    vbuuid: int
+    start_seqno: int
+    snapshot_start: int
+    snapshot_end: int
+    end_seqno: int
+    purge_seqno: int
+    client_purge_seqno: int
+    collections_high_seqno: int | None
+    strict_vbuuid: bool
+    ignore_purged_tombstones: bool
+
+    def __post_init__(self) -> None:
+        for vbuuid, seqno in self.failover_log:
+            _checks.integer("failover_log: vbuuid", vbuuid, 0, _MAX)
+            _checks.integer("failover_log: seqno", seqno, 0, _MAX)
+        for option in (
+            "high_seqno",
+            "vbuuid",
+            "start_seqno",
+            "snapshot_start",
+            "snapshot_end",
+            "end_seqno",
+            "purge_seqno",
+            "client_purge_seqno",
+        ):
+            _checks.integer(option, getattr(self, option), 0, _MAX)
+        if self.collections_high_seqno is not None:
+            _checks.integer("collections_high_seqno", self.collections_high_seqno, 0, _MAX)
+        for option in ("strict_vbuuid", "ignore_purged_tombstones"):
+            _checks.flag(option, getattr(self, option))
+
+
+def explain_rollback(
+    *,
+    failover_log: Iterable[tuple[int, int]],
+    high_seqno: int,
+    vbuuid: int,
+    start_seqno: int,
+    snapshot_start: int,
+    snapshot_end: int,
+    end_seqno: int = _MAX,
+    purge_seqno: int = 0,
+    client_purge_seqno: int = 0,
+    collections_high_seqno: int | None = None,
+    strict_vbuuid: bool = False,
+    ignore_purged_tombstones: bool = False,
+) -> RollbackExplanation:
+    """Says what a server answers to a stream request, and why.
+
+    It is the decision of the embedded [`Producer`][dcp_rs.Producer] itself, which follows the
+    server's order of checks: the request's seqnos among themselves, the rollback rules, and
+    whether the vBucket reaches that far. All seqnos are of one vBucket.
+
+        >>> print(explain_rollback(
+        ...     failover_log=[(0xBEEF, 900), (0xCAFE, 0)], high_seqno=950,
+        ...     vbuuid=0xCAFE, start_seqno=1000, snapshot_start=1000, snapshot_end=1000,
+        ... ))
+        rollback to 900: branch 0xcafe is shared up to seqno 900, where the next newer branch \
+0xbeef begins; the client stands at seqno 1000 and has changes beyond it that this history does \
+not have, so it must go back to seqno 900
+
+    Args:
+        failover_log: The server's history branches as `(vbuuid, seqno)`, newest first, as its
+            failover log lists them (1 to 25).
+        high_seqno: Highest seqno of the vBucket.
+        vbuuid: Branch the client believes it is on.
+        start_seqno: Last seqno the client has.
+        snapshot_start: Where the snapshot starts that `start_seqno` lies in.
+        snapshot_end: Where that snapshot ends; equal to `start_seqno` if it is complete.
+        end_seqno: Last seqno wanted.
+        purge_seqno: Seqno up to which the server purged deletions.
+        client_purge_seqno: Purge seqno the client was told in a snapshot marker; 0 for none.
+        collections_high_seqno: Highest seqno of the collections the client filters on; `None`
+            without a filter.
+        strict_vbuuid: Whether the request has the flag to check the branch at start 0 as well.
+        ignore_purged_tombstones: Whether it has the flag to go on in spite of purged deletions.
+
+    Raises:
+        ConfigError: An argument is not a seqno, or no server could have such a failover log.
+    """
+    request = _Request(
+        failover_log=_entries(failover_log),
+        high_seqno=high_seqno,
+        vbuuid=vbuuid,
+        start_seqno=start_seqno,
+        snapshot_start=snapshot_start,
+        snapshot_end=snapshot_end,
+        end_seqno=end_seqno,
+        purge_seqno=purge_seqno,
+        client_purge_seqno=client_purge_seqno,
+        collections_high_seqno=collections_high_seqno,
+        strict_vbuuid=strict_vbuuid,
+        ignore_purged_tombstones=ignore_purged_tombstones,
+    )
+    status, seqno, reason = _dcp_rs.explain_rollback(request)
+    return RollbackExplanation(
+        status=cast("Literal['ok', 'rollback', 'erange']", status), seqno=seqno, reason=reason
+    )
+
+
+def _entries(failover_log: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    try:
+        return [(vbuuid, seqno) for vbuuid, seqno in failover_log]
+    except (TypeError, ValueError):
+        raise _checks.wrong_type(
+            "failover_log", failover_log, "pairs of a vbuuid and a seqno"
+        ) from None
