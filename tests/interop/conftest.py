@@ -7,6 +7,7 @@ it is sent as JSON lines; see `Job` in go/job.go.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -106,6 +107,13 @@ class History:
             return self.random.randbytes(self.random.randrange(size))
         text = "words that compress well, " * self.random.randrange(1, size // 10)
         return json.dumps({"index": index, "text": text[:size]}).encode()
+
+    def write_to(self, vbucket: int, documents: int, *, prefix: str) -> None:
+        """Writes documents to one vBucket, under keys that were not there before."""
+        keys = (f"{prefix}-{vbucket}-{index}" for index in itertools.count())
+        mine = (key for key in keys if self.producer.vbucket_of(key) == vbucket)
+        for key in itertools.islice(mine, documents):
+            self.upsert(key, self._value(0, 200))
 
     def roll_back(self, vbucket: int, to: int) -> None:
         """Loses what came after `to`, as in a failover."""
