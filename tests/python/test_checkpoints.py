@@ -1,6 +1,7 @@
 """Going on from checkpoints, and rollbacks."""
 
 import json
+import zlib
 
 import pytest
 
@@ -74,6 +75,24 @@ def test_a_checkpoint_of_another_bucket_is_refused(checkpoint):
         other.upsert("a", b"1")
         with pytest.raises(CheckpointError, match="another bucket"):
             client.stream(start=checkpoint, until="now")
+
+
+def moved(checkpoint, vbucket, by):
+    """The checkpoint, well-formed, with one vBucket moved forward by `by` seqnos."""
+    document = json.loads(checkpoint.to_json())
+    position = document["content"]["positions"][str(vbucket)]
+    position["seqno"] += by
+    position["snapshot"] = [position["seqno"]] * 2
+    content = json.dumps(document["content"], separators=(",", ":")).encode()
+    document["crc32"] = f"{zlib.crc32(content):08x}"
+    return dcp_rs.Checkpoint.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize("until", ["now", None])
+def test_a_checkpoint_ahead_of_the_server_is_refused(client, checkpoint, until):
+    assert moved(checkpoint, 3, 0).seqnos == checkpoint.seqnos
+    with pytest.raises(CheckpointError, match=r"ahead of the server \(vb:3: seqno \d+ against"):
+        rows_of(client.stream(start=moved(checkpoint, 3, 1), until=until))
 
 
 def test_a_checkpoint_of_another_filter_is_refused(client, checkpoint):
