@@ -236,17 +236,18 @@ def _copy_manifests(root: Path, target: Path) -> None:
     """Copies what cargo needs to resolve the workspace, with empty sources."""
     for name in ("Cargo.toml", "Cargo.lock"):
         shutil.copy(root / name, target / name)
-    for manifest in [*root.glob("crates/*/Cargo.toml"), root / "benches" / "Cargo.toml"]:
+    metadata = json.loads(_cargo(root, "metadata", "--format-version", "1", "--no-deps"))
+    for package in metadata["packages"]:
+        manifest = Path(package["manifest_path"])
         folder = target / manifest.relative_to(root).parent
         (folder / "src").mkdir(parents=True)
-        shutil.copy(manifest, folder / "Cargo.toml")
-        if (manifest.parent / "clippy.toml").exists():
-            shutil.copy(manifest.parent / "clippy.toml", folder / "clippy.toml")
-        (folder / "src" / "lib.rs").write_text("#![forbid(unsafe_code)]\n", encoding="utf-8")
-        declared = tomllib.loads(manifest.read_text(encoding="utf-8"))
-        for each in (each for kind in ("bench", "bin", "test") for each in declared.get(kind, [])):
-            (folder / each["path"]).parent.mkdir(parents=True, exist_ok=True)
-            (folder / each["path"]).write_text("fn main() {}\n", encoding="utf-8")
+        for name in ("Cargo.toml", "clippy.toml"):
+            if (manifest.parent / name).exists():
+                shutil.copy(manifest.parent / name, folder / name)
+        for each in package["targets"]:
+            source = target / Path(each["src_path"]).relative_to(root)
+            source.parent.mkdir(parents=True, exist_ok=True)
+            source.write_text("#![forbid(unsafe_code)]\nfn main() {}\n", encoding="utf-8")
 
 
 FORGED_CRATES = [
