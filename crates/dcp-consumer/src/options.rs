@@ -100,7 +100,7 @@ pub enum OnRollback {
     /// A rollback record says from where on the vBucket's changes come again, and they come.
     #[default]
     Emit,
-    /// The stream ends with an error of kind [`ErrorKind::Rollback`](crate::ErrorKind::Rollback).
+    /// The stream ends with an error of kind [`ErrorKind::Rollback`].
     Raise,
     /// As [`OnRollback::Emit`], but from the beginning of the vBucket.
     Resync,
