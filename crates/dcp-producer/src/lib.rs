@@ -9,6 +9,7 @@
 //! * `kv` answers the commands of one connection, DCP excepted; what a DCP connection does is
 //!   decided by [`dcp_proto::producer`].
 //! * `cluster` knows which node has which vBucket and what clients are told about it.
+//! * `http` answers what clients ask a node's management port.
 //! * `server` moves bytes between sockets and those machines.
 //!
 //! Nothing is written to disk: "persisted" documents live in a second structure in memory that
@@ -18,6 +19,7 @@
 mod bucket;
 mod cluster;
 mod error;
+mod http;
 mod kv;
 mod options;
 mod producer;

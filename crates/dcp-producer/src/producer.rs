@@ -53,6 +53,12 @@ impl Producer {
         format!("couchbase://{}", nodes.join(","))
     }
 
+    /// Where the management port of each node answers, as `http://127.0.0.1:port`.
+    #[must_use]
+    pub fn management_urls(&self) -> Vec<String> {
+        self.cluster.nodes().iter().map(|node| format!("http://{}", node.mgmt)).collect()
+    }
+
     /// Name of the bucket.
     #[must_use]
     pub fn bucket_name(&self) -> &str {

@@ -14,6 +14,9 @@ use tokio::sync::watch;
 
 use crate::bucket::{Bucket, VBucketGuard};
 
+/// Version the nodes give, from which clients tell what they may rely on.
+pub(crate) const SERVER_VERSION: &str = "8.0.2";
+
 /// Version of the collections manifest: there are the default scope and collection only.
 pub(crate) const MANIFEST_UID: ManifestUid = ManifestUid(0);
 

@@ -10,6 +10,7 @@ use serde_json::json;
 use super::Session;
 use super::failure::Failure;
 use crate::bucket::{MAX_VALUE_LEN, Now, VBucket};
+use crate::cluster::SERVER_VERSION;
 use crate::value;
 
 /// Does what a request asks for and answers it.
@@ -97,7 +98,7 @@ impl<'a, 'f> Command<'a, 'f> {
     fn version(&mut self) -> Result<(), Failure> {
         self.expect_parts(false, false)?;
         // What clients look for here is which features they may rely on.
-        self.succeed(self.success().with_value(b"8.0.2"))
+        self.succeed(self.success().with_value(SERVER_VERSION.as_bytes()))
     }
 
     /// A successful response with nothing in it yet.

@@ -42,6 +42,11 @@ impl Credentials {
         })
     }
 
+    /// The user's name.
+    pub(crate) fn username(&self) -> &str {
+        &self.username
+    }
+
     /// Whether a PLAIN message names the user and the password.
     pub(crate) fn accepts(&self, message: &PlainMessage<'_>) -> bool {
         message.matches(&self.username, &self.password)

@@ -11,7 +11,7 @@ use crate::{Error, ProducerOptions};
 #[derive(Debug)]
 pub(crate) struct NodeListeners {
     pub(crate) kv: TcpListener,
-    /// Named in the cluster map, which must name one; nothing is served there.
+    /// HTTP.
     pub(crate) mgmt: TcpListener,
     addresses: Node,
 }

@@ -18,6 +18,7 @@ use dcp_names::DcpNames;
 pub(crate) use listeners::Listeners;
 
 use crate::cluster::Cluster;
+use crate::http::Management;
 use crate::kv::{Credentials, Session};
 use crate::{Error, ProducerOptions};
 
@@ -26,9 +27,12 @@ struct NodeServer {
     cluster: Arc<Cluster>,
     node: usize,
     credentials: Arc<Credentials>,
+    management: Arc<Management>,
     names: Arc<DcpNames>,
     /// One permit per connection.
     permits: Arc<Semaphore>,
+    /// One permit per connection to the management ports.
+    http_permits: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -43,25 +47,33 @@ pub(crate) fn spawn(
 ) -> Result<(), Error> {
     let credentials = Arc::new(Credentials::new(&options.username, &options.password)?);
     for (node, listeners) in listeners.nodes.into_iter().enumerate() {
+        let management =
+            Management::new(Arc::clone(cluster), node, Arc::clone(&credentials), stop.clone());
         let server = NodeServer {
+            management: Arc::new(management),
             cluster: Arc::clone(cluster),
             node,
             credentials: Arc::clone(&credentials),
             names: Arc::default(),
             permits: Arc::new(Semaphore::new(options.max_connections)),
+            http_permits: Arc::new(Semaphore::new(options.max_connections)),
             tasks: tasks.clone(),
             stop: stop.clone(),
         };
-        tasks.spawn(stop.clone().run_until_cancelled_owned(serve(listeners.kv, server)));
-        tasks.spawn(stop.clone().run_until_cancelled_owned(turn_away(listeners.mgmt)));
+        let server = Arc::new(server);
+        let (kv, mgmt) = (Arc::clone(&server), server);
+        let kv = accept(listeners.kv, move |socket| kv.admit(socket));
+        let mgmt = accept(listeners.mgmt, move |socket| mgmt.admit_http(socket));
+        tasks.spawn(stop.clone().run_until_cancelled_owned(kv));
+        tasks.spawn(stop.clone().run_until_cancelled_owned(mgmt));
     }
     let flusher = flusher::run(Arc::clone(cluster), options.persist_delay);
     tasks.spawn(stop.clone().run_until_cancelled_owned(flusher));
     Ok(())
 }
 
-/// Accepts a node's connections.
-async fn serve(listener: TcpListener, server: NodeServer) {
+/// Accepts connections and hands each to `admit`.
+async fn accept(listener: TcpListener, admit: impl Fn(TcpStream)) {
     loop {
         let socket = match listener.accept().await {
             Ok((socket, _)) => socket,
@@ -72,7 +84,7 @@ async fn serve(listener: TcpListener, server: NodeServer) {
                 continue;
             }
         };
-        server.admit(socket);
+        admit(socket);
     }
 }
 
@@ -96,14 +108,17 @@ impl NodeServer {
             drop(permit);
         });
     }
-}
 
-/// Closes connections to a port that the cluster map must name but where nothing is served.
-async fn turn_away(listener: TcpListener) {
-    loop {
-        if let Err(error) = listener.accept().await {
-            tracing::debug!(%error, "cannot accept a connection to the management port");
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+    /// As [`admit`](Self::admit), for the management port.
+    fn admit_http(&self, socket: TcpStream) {
+        let Ok(permit) = Arc::clone(&self.http_permits).try_acquire_owned() else {
+            tracing::warn!("too many management connections: closing a new one");
+            return;
+        };
+        let management = Arc::clone(&self.management);
+        self.tasks.spawn(async move {
+            management.serve(socket, false).await;
+            drop(permit);
+        });
     }
 }

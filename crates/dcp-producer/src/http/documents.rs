@@ -1,0 +1,160 @@
+//! The JSON documents of the management port, made from the cluster map.
+
+use serde_json::{Map, Value, json};
+
+use crate::cluster::{Cluster, SERVER_VERSION};
+
+/// How much is told of a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Detail {
+    /// What clients need to find vBuckets: the same as over KV.
+    Terse,
+    /// With settings and statistics.
+    Full,
+}
+
+/// `/pools`: what this server is.
+pub(super) fn pools(cluster: &Cluster) -> String {
+    let uuid = &cluster.bucket_uuid;
+    json!({
+        "isAdminCreds": true,
+        "isROAdminCreds": false,
+        "isEnterprise": true,
+        "allowedServices": ["kv"],
+        "pools": [{
+            "name": "default",
+            "uri": format!("/pools/default?uuid={uuid}"),
+            "streamingUri": format!("/poolsStreaming/default?uuid={uuid}"),
+        }],
+        "uuid": uuid,
+        "implementationVersion": implementation_version(),
+        "componentsVersion": {"ns_server": implementation_version()},
+    })
+    .to_string()
+}
+
+/// `/pools/default`: the nodes and where to ask for buckets.
+pub(super) fn pool(cluster: &Cluster, node: usize) -> Option<String> {
+    let bucket = &cluster.bucket_name;
+    let uuid = &cluster.bucket_uuid;
+    let pool = json!({
+        "name": "default",
+        "clusterName": "",
+        "nodes": nodes(cluster, node)?,
+        "balanced": true,
+        "rebalanceStatus": "none",
+        "bucketNames": [{"bucketName": bucket, "uuid": uuid}],
+        "buckets": {
+            "uri": format!("/pools/default/buckets?uuid={uuid}"),
+            "terseBucketsBase": "/pools/default/b/",
+            "terseStreamingBucketsBase": "/pools/default/bs/",
+        },
+        "nodeStatusUri": "/nodeStatuses",
+        "serverGroupsUri": "/pools/default/serverGroups",
+    });
+    Some(pool.to_string())
+}
+
+/// `/pools/default/nodeServices`: the map without a bucket.
+pub(super) fn node_services(cluster: &Cluster, node: usize) -> Option<String> {
+    let map = cluster.map();
+    String::from_utf8(map.view(node)?.global.to_vec()).ok()
+}
+
+/// `/pools/default/b/<bucket>` and `/pools/default/buckets/<bucket>`.
+pub(super) fn bucket(cluster: &Cluster, node: usize, detail: Detail) -> Option<String> {
+    match detail {
+        Detail::Terse => {
+            let map = cluster.map();
+            String::from_utf8(map.view(node)?.bucket.to_vec()).ok()
+        }
+        Detail::Full => Some(full_bucket(cluster, node)?.to_string()),
+    }
+}
+
+/// `/pools/default/buckets`.
+pub(super) fn buckets(cluster: &Cluster, node: usize) -> Option<String> {
+    Some(json!([full_bucket(cluster, node)?]).to_string())
+}
+
+/// `/whoami`.
+pub(super) fn whoami(username: &str) -> String {
+    json!({"id": username, "domain": "admin", "roles": [{"role": "admin"}]}).to_string()
+}
+
+fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
+    let map = cluster.map();
+    let mut bucket: Map<String, Value> = serde_json::from_slice(&map.view(node)?.bucket).ok()?;
+    let servers = bucket.get("vBucketServerMap");
+    let replicas = servers.and_then(|servers| servers.get("numReplicas")).cloned();
+    let name = &cluster.bucket_name;
+    let more = json!({
+        "authType": "sasl",
+        "replicaNumber": replicas,
+        "replicaIndex": false,
+        "storageBackend": "couchstore",
+        "evictionPolicy": "valueOnly",
+        "durabilityMinLevel": "none",
+        "conflictResolutionType": "seqno",
+        "compressionMode": "passive",
+        "maxTTL": 0,
+        "threadsNumber": 3,
+        "autoCompactionSettings": false,
+        "nodes": nodes(cluster, node)?,
+        "collectionsManifestUid": bucket.get("collectionsManifestUid"),
+        "localRandomKeyUri": format!("/pools/default/buckets/{name}/localRandomKey"),
+        "stats": {"uri": format!("/pools/default/buckets/{name}/stats")},
+    });
+    if let Value::Object(more) = more {
+        bucket.extend(more);
+    }
+    Some(Value::Object(bucket))
+}
+
+/// The nodes in the words of `/pools/default`.
+fn nodes(cluster: &Cluster, node: usize) -> Option<Vec<Value>> {
+    let map = cluster.map();
+    let global: Value = serde_json::from_slice(&map.view(node)?.global).ok()?;
+    let nodes = global.get("nodesExt")?.as_array()?;
+    Some(nodes.iter().filter_map(node_entry).collect())
+}
+
+fn node_entry(node: &Value) -> Option<Value> {
+    let host = node.get("hostname")?.as_str()?;
+    let services = node.get("services")?;
+    let management = services.get("mgmt")?.as_u64()?;
+    let hostname = if host.contains(':') {
+        format!("[{host}]:{management}")
+    } else {
+        format!("{host}:{management}")
+    };
+    let mut ports = Map::new();
+    for (port, service) in [("direct", "kv"), ("kvSSL", "kvSSL"), ("httpsMgmt", "mgmtSSL")] {
+        if let Some(number) = services.get(service) {
+            ports.insert(port.to_owned(), number.clone());
+        }
+    }
+    Some(json!({
+        "hostname": hostname,
+        "configuredHostname": hostname,
+        "otpNode": format!("ns_{management}@{host}"),
+        "thisNode": node.get("thisNode").is_some(),
+        "status": "healthy",
+        "clusterMembership": "active",
+        "recoveryType": "none",
+        "services": ["kv"],
+        "ports": ports,
+        "version": implementation_version(),
+        "clusterCompatibility": CLUSTER_COMPATIBILITY,
+        "os": std::env::consts::OS,
+        "cpuCount": 1,
+    }))
+}
+
+/// Version 8.0 as servers write it: 65536 per major version.
+const CLUSTER_COMPATIBILITY: u32 = 8 << 16;
+
+/// The version in the long form, which names a build and an edition.
+fn implementation_version() -> String {
+    format!("{SERVER_VERSION}-0000-enterprise")
+}

@@ -1,0 +1,125 @@
+//! The management port: what DCP clients and SDKs ask over HTTP before and while they use KV.
+//!
+//! Everything is read-only and made from the cluster map, so that HTTP and KV never disagree.
+
+mod authorization;
+mod body;
+mod documents;
+mod router;
+
+use std::convert::Infallible;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::Cluster;
+use crate::kv::Credentials;
+
+/// Longest request head in bytes: request line and all headers.
+const MAX_HEAD_LEN: usize = 16 << 10;
+/// Most headers of a request.
+const MAX_HEADERS: usize = 64;
+/// How long a client may take to send a request head; also how long a connection may be idle.
+const HEAD_PATIENCE: Duration = Duration::from_secs(60);
+/// How long answers may take to be read once the cluster stops.
+const CLOSING_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What the management port of one node knows.
+#[derive(Debug)]
+pub(crate) struct Management {
+    cluster: Arc<Cluster>,
+    node: usize,
+    credentials: Arc<Credentials>,
+    stop: CancellationToken,
+    head_patience: Duration,
+}
+
+impl Management {
+    pub(crate) fn new(
+        cluster: Arc<Cluster>,
+        node: usize,
+        credentials: Arc<Credentials>,
+        stop: CancellationToken,
+    ) -> Self {
+        Self { cluster, node, credentials, stop, head_patience: HEAD_PATIENCE }
+    }
+
+    /// Serves a connection until it ends. `is_certified` tells that the client's certificate
+    /// already says who it is.
+    pub(crate) async fn serve(
+        self: Arc<Self>,
+        socket: impl AsyncRead + AsyncWrite + Unpin + Send,
+        is_certified: bool,
+    ) {
+        let service = service_fn(|request| {
+            let response = self.answer(&request, is_certified);
+            // Bodies of requests are never read: hyper closes the connection after one.
+            async move { Ok::<_, Infallible>(response) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.head_patience)
+            .max_buf_size(MAX_HEAD_LEN)
+            .max_headers(MAX_HEADERS)
+            .serve_connection(TokioIo::new(socket), service);
+        let mut connection = pin!(connection);
+        let stopped = self.stop.cancelled();
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = stopped => {
+                connection.as_mut().graceful_shutdown();
+                let closed = tokio::time::timeout(CLOSING_PATIENCE, connection).await;
+                closed.unwrap_or(Ok(()))
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "management connection closed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::bucket::Bucket;
+
+    fn management() -> Arc<Management> {
+        let cluster = Cluster::new(Bucket::new(1, 1 << 20, 0), "default".to_owned(), Vec::new());
+        let credentials = Arc::new(Credentials::new("user", "word").unwrap());
+        let stop = CancellationToken::new();
+        let management = Management::new(Arc::new(cluster), 0, credentials, stop);
+        Arc::new(Management { head_patience: Duration::from_millis(50), ..management })
+    }
+
+    #[tokio::test]
+    async fn a_client_that_says_nothing_or_does_not_finish_is_cut_off() {
+        for said in ["", "GET /pools HTTP/1.1\r\nHost: no"] {
+            let (mut client, server) = tokio::io::duplex(1 << 10);
+            client.write_all(said.as_bytes()).await.unwrap();
+            let served = tokio::spawn(management().serve(server, false));
+            tokio::time::timeout(Duration::from_secs(5), served).await.unwrap().unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            assert!(!answer.contains(" 200 "), "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_closed_once_nothing_more_is_asked() {
+        let (mut client, server) = tokio::io::duplex(1 << 10);
+        let served = tokio::spawn(management().serve(server, true));
+        client.write_all(b"GET /whoami HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+        tokio::time::timeout(Duration::from_secs(5), served).await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,123 @@
+//! Which request gets which answer.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use hyper::header::{self, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use percent_encoding::percent_decode_str;
+
+use super::Management;
+use super::authorization;
+use super::body::{Body, Follower};
+use super::documents::{self, Detail};
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain");
+const REALM: HeaderValue =
+    HeaderValue::from_static("Basic realm=\"Couchbase Server Admin / REST\"");
+const NO_CACHE: HeaderValue = HeaderValue::from_static("no-cache,no-store,must-revalidate");
+const READ_ONLY: HeaderValue = HeaderValue::from_static("GET, HEAD");
+const SERVER: HeaderValue = HeaderValue::from_static("Couchbase Server");
+
+impl Management {
+    /// The answer to a request.
+    pub(super) fn answer<B>(&self, request: &Request<B>, is_certified: bool) -> Response<Body> {
+        let known =
+            is_certified || authorization::is_authorized(request.headers(), &self.credentials);
+        let mut response = if !known {
+            let mut refused = text(StatusCode::UNAUTHORIZED, "");
+            refused.headers_mut().insert(header::WWW_AUTHENTICATE, REALM);
+            refused
+        } else if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
+            refused.headers_mut().insert(header::ALLOW, READ_ONLY);
+            refused
+        } else {
+            self.route(request.uri()).unwrap_or_else(not_found)
+        };
+        let headers = response.headers_mut();
+        headers.insert(header::SERVER, SERVER);
+        headers.insert(header::CACHE_CONTROL, NO_CACHE);
+        response
+    }
+
+    /// `None` if there is nothing at that address.
+    fn route(&self, uri: &Uri) -> Option<Response<Body>> {
+        let (cluster, node) = (&*self.cluster, self.node);
+        let segments = uri.path().split('/').filter(|segment| !segment.is_empty());
+        let segments: Vec<_> = segments.map(decode).collect::<Option<_>>()?;
+        let segments: Vec<_> = segments.iter().map(AsRef::as_ref).collect();
+        match *segments {
+            ["pools"] => Some(json(documents::pools(cluster))),
+            ["pools", "default"] => documents::pool(cluster, node).map(json),
+            ["pools", "default", "nodeServices"] => {
+                documents::node_services(cluster, node).map(json)
+            }
+            ["pools", "default", "buckets"] => documents::buckets(cluster, node).map(json),
+            ["pools", "default", kind, bucket] => self.bucket(kind, bucket, uri),
+            ["pools", "default", "buckets", bucket, "scopes"] if self.has_bucket(bucket) => {
+                Some(json(crate::cluster::manifest_json()))
+            }
+            ["whoami"] => Some(json(documents::whoami(self.credentials.username()))),
+            _ => None,
+        }
+    }
+
+    fn bucket(&self, kind: &str, bucket: &str, uri: &Uri) -> Option<Response<Body>> {
+        let (detail, follow) = match kind {
+            "b" => (Detail::Terse, false),
+            "buckets" => (Detail::Full, false),
+            "bs" => (Detail::Terse, true),
+            "bucketsStreaming" => (Detail::Full, true),
+            _ => return None,
+        };
+        if !self.has_bucket(bucket) {
+            return None;
+        }
+        if asked_uuid(uri).is_some_and(|uuid| uuid != self.cluster.bucket_uuid) {
+            let reason = "Bucket uuid does not match the requested.\r\n";
+            return Some(text(StatusCode::NOT_FOUND, reason));
+        }
+        let document = documents::bucket(&self.cluster, self.node, detail)?;
+        if !follow {
+            return Some(json(document));
+        }
+        let follower =
+            Follower::new(Arc::clone(&self.cluster), self.node, detail, self.stop.clone());
+        let mut response = Response::new(Body::configs(follower));
+        response.headers_mut().insert(header::CONTENT_TYPE, JSON);
+        Some(response)
+    }
+
+    fn has_bucket(&self, bucket: &str) -> bool {
+        bucket == self.cluster.bucket_name
+    }
+}
+
+/// A part of a path as it is meant; `None` unless it is UTF-8.
+fn decode(segment: &str) -> Option<Cow<'_, str>> {
+    percent_decode_str(segment).decode_utf8().ok()
+}
+
+/// The bucket's identity that the client insists on.
+fn asked_uuid(uri: &Uri) -> Option<&str> {
+    uri.query()?.split('&').find_map(|pair| pair.strip_prefix("bucket_uuid="))
+}
+
+fn json(document: String) -> Response<Body> {
+    let mut response = Response::new(Body::from(document));
+    response.headers_mut().insert(header::CONTENT_TYPE, JSON);
+    response
+}
+
+fn not_found() -> Response<Body> {
+    text(StatusCode::NOT_FOUND, "Requested resource not found.\r\n")
+}
+
+fn text(status: StatusCode, text: &str) -> Response<Body> {
+    let mut response = Response::new(Body::from(text.to_owned()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, TEXT);
+    response
+}

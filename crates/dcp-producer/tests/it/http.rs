@@ -1,0 +1,325 @@
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use dcp_producer::Producer;
+use dcp_proto::topology::{BucketConfig, GlobalConfig, Manifest};
+use dcp_wire::{Frame, Opcode, Vbid};
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::raw_client::RawClient;
+use super::{start, start_one};
+
+/// Longest wait for something that must come.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// An answer with its head in lower case.
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> Option<&str> {
+        let lines = self.head.lines().filter_map(|line| line.split_once(": "));
+        lines.filter(|(found, _)| *found == name).map(|(_, value)| value).next()
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        assert_eq!(self.status, 200, "{}", self.body);
+        assert_eq!(self.header("content-type"), Some("application/json"));
+        serde_json::from_str(&self.body).unwrap()
+    }
+}
+
+pub(crate) fn basic(username: &str, password: &str) -> String {
+    let pair = BASE64_STANDARD.encode(format!("{username}:{password}"));
+    format!("Authorization: Basic {pair}\r\n")
+}
+
+fn known() -> String {
+    basic("Administrator", "password")
+}
+
+async fn dial(producer: &Producer, node: usize) -> TcpStream {
+    let url = &producer.management_urls()[node];
+    TcpStream::connect(url.strip_prefix("http://").unwrap()).await.unwrap()
+}
+
+/// What the server answers before it closes the connection.
+pub(crate) async fn exchange(
+    mut socket: impl AsyncRead + AsyncWriteExt + Unpin,
+    request: &[u8],
+) -> Answer {
+    socket.write_all(request).await.unwrap();
+    let mut answer = Vec::new();
+    let read = socket.read_to_end(&mut answer);
+    tokio::time::timeout(PATIENCE, read).await.expect("the answer comes").unwrap();
+    let answer = String::from_utf8(answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("the answer has a head");
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
+}
+
+pub(crate) fn request(method: &str, path: &str, headers: &str) -> Vec<u8> {
+    format!("{method} {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n{headers}\r\n")
+        .into_bytes()
+}
+
+async fn get(producer: &Producer, path: &str) -> Answer {
+    exchange(dial(producer, 0).await, &request("GET", path, &known())).await
+}
+
+/// Reads the configurations of an endless answer.
+pub(crate) struct Configs<S> {
+    socket: S,
+    input: Vec<u8>,
+}
+
+impl<S: AsyncRead + AsyncWriteExt + Unpin> Configs<S> {
+    pub(crate) async fn follow(mut socket: S, path: &str) -> Self {
+        socket.write_all(&request("GET", path, &known())).await.unwrap();
+        let mut configs = Self { socket, input: Vec::new() };
+        let head = configs.until(b"\r\n\r\n").await.expect("there is a head");
+        let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
+        assert!(head.starts_with("http/1.1 200"), "{head}");
+        assert!(head.contains("transfer-encoding: chunked"), "{head}");
+        configs
+    }
+
+    /// What comes before `end`, which is left out; `None` if the connection ends first.
+    async fn until(&mut self, end: &[u8]) -> Option<Vec<u8>> {
+        loop {
+            if let Some(at) = self.input.windows(end.len()).position(|window| window == end) {
+                let found = self.input[..at].to_vec();
+                self.input.drain(..at + end.len());
+                return Some(found);
+            }
+            let read = self.socket.read_buf(&mut self.input);
+            if tokio::time::timeout(PATIENCE, read).await.expect("more comes").unwrap() == 0 {
+                return None;
+            }
+        }
+    }
+
+    /// The next configuration; `None` once there are no more.
+    pub(crate) async fn next(&mut self) -> Option<Value> {
+        let mut text = Vec::new();
+        while !text.ends_with(b"\n\n\n\n") {
+            let len = String::from_utf8(self.until(b"\r\n").await?).unwrap();
+            let len = usize::from_str_radix(&len, 16).unwrap();
+            if len == 0 {
+                assert!(text.is_empty(), "the answer ends within a configuration");
+                return None;
+            }
+            while self.input.len() < len + 2 {
+                assert_ne!(self.socket.read_buf(&mut self.input).await.unwrap(), 0);
+            }
+            text.extend(self.input.drain(..len));
+            self.input.drain(..2);
+        }
+        Some(serde_json::from_slice(&text).unwrap())
+    }
+}
+
+#[tokio::test]
+async fn the_server_says_what_it_is_and_who_asks() {
+    let producer = start_one().await;
+    let pools = get(&producer, "/pools").await.json();
+    let version = pools["implementationVersion"].as_str().unwrap();
+    assert!(version.starts_with("8.0.2-") && version.ends_with("-enterprise"), "{version}");
+    assert_eq!(pools["pools"][0]["name"], "default");
+    let me = get(&producer, "/whoami").await.json();
+    assert_eq!((&me["id"], &me["domain"]), (&"Administrator".into(), &"admin".into()));
+}
+
+#[tokio::test]
+async fn nodes_are_told_apart_and_each_names_itself() {
+    let producer = start(|options| options.nodes = 2).await;
+    for index in 0..2 {
+        let socket = dial(&producer, index).await;
+        let pool = exchange(socket, &request("GET", "/pools/default", &known())).await.json();
+        let nodes = pool["nodes"].as_array().unwrap();
+        assert_eq!(nodes.len(), 2);
+        for (other, node) in nodes.iter().enumerate() {
+            assert_eq!(node["thisNode"], other == index);
+            let url = &producer.management_urls()[other];
+            assert_eq!(format!("http://{}", node["hostname"].as_str().unwrap()), *url);
+            assert!(node["ports"]["direct"].as_u64().unwrap() > 0);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_bucket_is_told_over_http_as_over_kv() {
+    let producer = start_one().await;
+    let mut client = RawClient::ready(&producer, 0, &[]).await;
+    let map = client.succeed(Frame::request(Opcode::GET_CLUSTER_CONFIG)).await;
+    let terse = get(&producer, "/pools/default/b/default").await;
+    assert_eq!(terse.body.as_bytes(), map.frame().value);
+    BucketConfig::parse(terse.body.as_bytes(), "127.0.0.1").unwrap();
+    let services = get(&producer, "/pools/default/nodeServices").await;
+    GlobalConfig::parse(services.body.as_bytes(), "127.0.0.1").unwrap();
+    let scopes = get(&producer, "/pools/default/buckets/default/scopes").await;
+    Manifest::parse(scopes.body.as_bytes()).unwrap();
+}
+
+#[tokio::test]
+async fn a_bucket_has_its_settings_in_the_full_form() {
+    let producer = start_one().await;
+    let bucket = get(&producer, "/pools/default/buckets/default").await.json();
+    assert_eq!(bucket["name"], "default");
+    assert_eq!(bucket["uuid"], producer.bucket_uuid());
+    assert_eq!(
+        (&bucket["bucketType"], &bucket["storageBackend"]),
+        (&"membase".into(), &"couchstore".into())
+    );
+    assert_eq!(bucket["nodes"][0]["thisNode"], true);
+    assert_eq!(get(&producer, "/pools/default/buckets").await.json(), serde_json::json!([bucket]));
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_not_found() {
+    let producer = start_one().await;
+    let other = format!("/pools/default/b/default?bucket_uuid={:032x}", 1);
+    for path in [
+        "/",
+        "/nothing",
+        "/pools/default/b/other",
+        "/pools/default/bs/other",
+        "/pools/default/buckets/other/scopes",
+        "/pools/default/x/default",
+        "/pools/default/b/%ff",
+        &other,
+    ] {
+        assert_eq!(get(&producer, path).await.status, 404, "{path}");
+    }
+    let same = format!("/pools/default/b/%64efault?bucket_uuid={}", producer.bucket_uuid());
+    assert_eq!(get(&producer, &same).await.status, 200);
+}
+
+#[tokio::test]
+async fn strangers_learn_nothing() {
+    let producer = start_one().await;
+    for headers in [
+        String::new(),
+        basic("Administrator", "wrong"),
+        basic("nobody", "password"),
+        "Authorization: Bearer x\r\n".to_owned(),
+    ] {
+        for path in ["/pools", "/pools/default/bs/default", "/nothing"] {
+            let socket = dial(&producer, 0).await;
+            let refused = exchange(socket, &request("GET", path, &headers)).await;
+            assert_eq!((refused.status, &*refused.body), (401, ""), "{path}");
+            assert!(refused.header("www-authenticate").unwrap().starts_with("basic realm="));
+        }
+    }
+}
+
+#[tokio::test]
+async fn nothing_can_be_changed() {
+    let producer = start_one().await;
+    for method in ["POST", "PUT", "DELETE"] {
+        let socket = dial(&producer, 0).await;
+        let refused = exchange(socket, &request(method, "/pools/default/buckets", &known())).await;
+        assert_eq!((refused.status, refused.header("allow")), (405, Some("get, head")));
+    }
+    let socket = dial(&producer, 0).await;
+    let head = exchange(socket, &request("HEAD", "/pools", &known())).await;
+    assert_eq!((head.status, &*head.body), (200, ""));
+}
+
+#[tokio::test]
+async fn a_connection_serves_one_request_after_the_other() {
+    let producer = start_one().await;
+    let mut socket = dial(&producer, 0).await;
+    let first = format!("GET /whoami HTTP/1.1\r\nHost: node\r\n{}\r\n", known());
+    socket.write_all(first.as_bytes()).await.unwrap();
+    let both = exchange(socket, &request("GET", "/whoami", &known())).await;
+    assert_eq!(both.status, 200);
+    assert!(both.body.contains("HTTP/1.1 200 OK"), "the second answer follows the first");
+}
+
+#[tokio::test]
+async fn a_changed_map_is_streamed_to_whoever_follows_it() {
+    let producer = start(|options| options.nodes = 2).await;
+    for (path, full) in
+        [("/pools/default/bs/default", false), ("/pools/default/bucketsStreaming/default", true)]
+    {
+        let mut configs = Configs::follow(dial(&producer, 1).await, path).await;
+        let first = configs.next().await.unwrap();
+        assert_eq!(first.get("storageBackend").is_some(), full, "{path}");
+        assert_eq!(first["nodesExt"][1]["thisNode"], true);
+        let owner = first["vBucketServerMap"]["vBucketMap"][0][0].as_u64().unwrap();
+        let next = 1 - usize::try_from(owner).unwrap();
+        producer.move_vbucket(Vbid(0), next).unwrap();
+        let second = configs.next().await.unwrap();
+        assert_eq!(second["vBucketServerMap"]["vBucketMap"][0][0], next);
+        assert!(second["rev"].as_u64() > first["rev"].as_u64());
+    }
+}
+
+#[tokio::test]
+async fn shutting_down_ends_what_is_followed_and_what_is_idle() {
+    let producer = start_one().await;
+    let mut configs = Configs::follow(dial(&producer, 0).await, "/pools/default/bs/default").await;
+    configs.next().await.unwrap();
+    let mut idle = dial(&producer, 0).await;
+    tokio::time::timeout(PATIENCE, producer.shutdown()).await.expect("the cluster stops");
+    assert!(configs.next().await.is_none());
+    assert!(matches!(idle.read(&mut [0; 16]).await, Ok(0) | Err(_)));
+}
+
+#[tokio::test]
+async fn garbage_and_endless_heads_harm_nobody_else() {
+    let producer = start_one().await;
+    let mut configs = Configs::follow(dial(&producer, 0).await, "/pools/default/bs/default").await;
+    configs.next().await.unwrap();
+    let endless = format!("GET /pools HTTP/1.1\r\nX: {}", "x".repeat(64 << 10));
+    let many: String = (0..1000).map(|index| format!("X{index}: x\r\n")).collect();
+    let many = format!("GET /pools HTTP/1.1\r\n{many}\r\n");
+    let garbage: [&[u8]; 5] = [
+        &[0x80, 0x1f, 0, 0],
+        b"\0\xff\r\n\r\n",
+        b"GET\r\n\r\n",
+        endless.as_bytes(),
+        many.as_bytes(),
+    ];
+    for bytes in garbage {
+        let mut socket = dial(&producer, 0).await;
+        // The server may close before it has read all.
+        let _ = socket.write_all(bytes).await;
+        let _ = socket.shutdown().await;
+        let mut answer = Vec::new();
+        let read = socket.read_to_end(&mut answer);
+        let _ = tokio::time::timeout(PATIENCE, read).await.expect("the connection is closed");
+        assert!(!answer.starts_with(b"HTTP/1.1 2"));
+    }
+    assert_eq!(get(&producer, "/pools").await.status, 200);
+    let mut client = RawClient::ready(&producer, 0, &[]).await;
+    client.succeed(Frame::request(Opcode::NOOP)).await;
+}
+
+#[tokio::test]
+async fn no_more_connections_are_served_than_allowed() {
+    let producer = start(|options| options.max_connections = 1).await;
+    let mut first = Configs::follow(dial(&producer, 0).await, "/pools/default/bs/default").await;
+    first.next().await.unwrap();
+    let mut second = dial(&producer, 0).await;
+    assert!(matches!(second.read(&mut [0; 16]).await, Ok(0) | Err(_)), "it is closed at once");
+    drop(first);
+    let again = async {
+        loop {
+            let mut socket = dial(&producer, 0).await;
+            let _ = socket.write_all(&request("GET", "/pools", &known())).await;
+            let mut answer = Vec::new();
+            if socket.read_to_end(&mut answer).await.is_ok() && !answer.is_empty() {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, again).await.expect("room is made when a connection ends");
+}
