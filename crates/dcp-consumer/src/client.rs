@@ -164,7 +164,10 @@ impl Client {
             let is_cut_back = high.get(&vbid).is_some_and(|high| *high < position.seqno);
             let end = if is_cut_back { Some(end) } else { effective_end(&position, end) };
             match end {
-                Some(end) => vbuckets.push((vbid, end, Resume::new(position))),
+                Some(end) => {
+                    let history = checkpoint.history(vbid).cloned().unwrap_or_default();
+                    vbuckets.push((vbid, end, Resume::with_history(position, history)));
+                }
                 None => complete.push(vbid),
             }
         }

@@ -4,9 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dcp_proto::Position;
-use dcp_proto::consumer::ConnectionStats;
-use dcp_wire::Vbid;
+use dcp_proto::consumer::{ConnectionStats, Moved};
 use tokio::sync::Notify;
 
 use crate::Error;
@@ -78,7 +76,7 @@ pub(crate) struct Queued<B> {
     pub(crate) batch: B,
     pub(crate) rows: usize,
     /// Where its vBuckets stand after it.
-    pub(crate) positions: Vec<(Vbid, Position)>,
+    pub(crate) positions: Vec<Moved>,
     pub(crate) credit: Credit,
 }
 
@@ -87,7 +85,7 @@ pub(crate) struct Queued<B> {
 pub(crate) enum Entry<B> {
     Batch(Queued<B>),
     /// vBuckets have moved over what is not for the application.
-    Positions(Vec<(Vbid, Position)>),
+    Positions(Vec<Moved>),
     /// The stream cannot go on; the last entry.
     Error(Error),
     /// Everything was delivered; the last entry.

@@ -80,8 +80,8 @@ impl<B: Send + 'static> ChangeStream<B> {
         while !self.over {
             match self.queue.pop().await {
                 Entry::Batch(queued) => {
-                    for (vbid, position) in queued.positions {
-                        self.checkpoint.set(vbid, position);
+                    for moved in queued.positions {
+                        self.checkpoint.advance(moved);
                     }
                     self.credit = Some(queued.credit);
                     self.batches += 1;
@@ -93,8 +93,8 @@ impl<B: Send + 'static> ChangeStream<B> {
                     }));
                 }
                 Entry::Positions(positions) => {
-                    for (vbid, position) in positions {
-                        self.checkpoint.set(vbid, position);
+                    for moved in positions {
+                        self.checkpoint.advance(moved);
                     }
                 }
                 Entry::Error(error) => {

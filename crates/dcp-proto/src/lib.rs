@@ -22,18 +22,21 @@
 //! * [`consumer`]: the consumer's connection and stream machines;
 //! * [`producer`]: the producer's decisions: failover table, rollback, stream requests, streams;
 //! * [`topology`]: cluster maps and collection manifests;
-//! * [`Position`] and [`FailoverLog`]: where a vBucket's consumer stands and on which history.
+//! * [`Position`], [`FailoverLog`] and [`History`]: where a vBucket's consumer stands, on which
+//!   history, and where it can go back to.
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
 pub mod consumer;
 mod failover_log;
 pub mod flow_control;
+mod history;
 mod position;
 pub mod producer;
 mod sink;
 pub mod topology;
 
 pub use failover_log::{FailoverLog, InvalidFailoverLog};
+pub use history::{CompletePoint, History};
 pub use position::{Position, Snapshot};
 pub use sink::{BatchSink, Change, ChangeSink, Op, Rollback, SinkError, SystemEventRecord};

@@ -283,7 +283,7 @@ async fn a_silent_server_is_given_up_with_what_it_sent_delivered() {
     assert_eq!(streams[0].1.position.seqno, Seqno(5), "the next connection goes on behind it");
     let batch = server.batch().await;
     assert_eq!(batch.batch, [1, 2, 3, 4, 5]);
-    assert_eq!(batch.positions[0].1.seqno, Seqno(5));
+    assert_eq!(batch.positions[0].position.seqno, Seqno(5));
 }
 
 #[tokio::test(start_paused = true)]

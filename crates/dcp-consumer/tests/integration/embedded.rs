@@ -311,6 +311,25 @@ async fn a_rollback_is_a_record_and_everything_above_it_comes_again() {
 }
 
 #[tokio::test]
+async fn a_rollback_right_after_a_restart_goes_to_the_newest_complete_snapshot() {
+    let producer = producer(1, 1).await;
+    let stream = three_snapshots(&producer, OnRollback::Emit).await;
+    let json = stream.checkpoint().to_json();
+    drop(stream);
+    producer.roll_back(Vbid(0), Seqno(25)).unwrap();
+    write(&producer, 100..110);
+    let start = Start::Checkpoint(Checkpoint::from_json(json.as_bytes()).unwrap());
+    let client = connect(&producer).await;
+    let mut stream = client.stream(options(start, End::Now), Rows::default).await.unwrap();
+    let items = read_all(&mut stream).await;
+    // Seqno 25 lies inside the snapshot from 21 to 30.
+    let record = rollback(&items[0]);
+    assert_eq!((record.seqno, record.from_seqno, record.epoch), (Seqno(20), Seqno(30), 1));
+    let rows: Vec<Row> = items[1..].iter().cloned().map(row).collect();
+    assert_eq!((rows[0].seqno, rows.len()), (Seqno(21), 15), "nothing at or below 20 comes again");
+}
+
+#[tokio::test]
 async fn a_rollback_can_begin_the_vbucket_again() {
     let producer = producer(1, 1).await;
     let mut stream = three_snapshots(&producer, OnRollback::Resync).await;

@@ -1,22 +1,25 @@
 //! The checkpoint as a JSON document.
 //!
-//! `{"format":"dcp_rs checkpoint","version":1,"crc32":"xxxxxxxx","content":{...}}`, where the CRC
+//! `{"format":"dcp_rs checkpoint","version":2,"crc32":"xxxxxxxx","content":{...}}`, where the CRC
 //! is that of the content written without spaces and in this order, so that a document may be
 //! reformatted but not changed. A later version adds a branch to [`read`] and keeps the others.
+//!
+//! Version 2 has, beside a position, the points below it that a rollback can go back to, oldest
+//! first; of each only what differs from the position.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dcp_wire::message::FailoverEntry;
 use dcp_wire::{ManifestUid, Seqno, Vbid, Vbuuid};
-use serde::de::Error as _;
+use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Checkpoint, CheckpointError, FilterHash};
-use crate::{FailoverLog, Position, Snapshot};
+use super::{Checkpoint, CheckpointError, FilterHash, Standing};
+use crate::{CompletePoint, FailoverLog, History, Position, Snapshot};
 
 const FORMAT: &str = "dcp_rs checkpoint";
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// What every version has; the rest is read once the version is known.
 #[derive(Deserialize)]
@@ -27,20 +30,19 @@ struct Preamble {
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct DocumentV1<'a> {
-    #[serde(borrow)]
-    format: std::borrow::Cow<'a, str>,
+struct Document<P> {
+    format: String,
     version: u64,
     crc32: Hex<u32>,
-    content: ContentV1,
+    content: Content<P>,
 }
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct ContentV1 {
+struct Content<P> {
     bucket_uuid: String,
     filter: Hex<u64>,
-    positions: BTreeMap<VbidKey, PositionV1>,
+    positions: BTreeMap<VbidKey, P>,
 }
 
 #[derive(Deserialize, Serialize)]
@@ -49,11 +51,41 @@ struct PositionV1 {
     seqno: u64,
     snapshot: [u64; 2],
     /// Newest first; empty if there was no stream yet.
-    failover_log: Vec<(Hex<u64>, u64)>,
+    failover_log: Log,
     manifest: Hex<u64>,
     purge_seqno: u64,
     epoch: u32,
 }
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct PositionV2 {
+    seqno: u64,
+    snapshot: [u64; 2],
+    /// Newest first; empty if there was no stream yet.
+    failover_log: Log,
+    manifest: Hex<u64>,
+    purge_seqno: u64,
+    epoch: u32,
+    /// Oldest first, below the position.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    earlier: Vec<PointV2>,
+}
+
+/// What is left out is as in the position.
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct PointV2 {
+    seqno: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    failover_log: Option<Log>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    manifest: Option<Hex<u64>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    purge_seqno: Option<u64>,
+}
+
+type Log = Vec<(Hex<u64>, u64)>;
 
 /// Fixed-width lower-case hexadecimal text.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -104,16 +136,16 @@ impl<'de> Deserialize<'de> for VbidKey {
 }
 
 pub(super) fn write(checkpoint: &Checkpoint) -> String {
-    let content = ContentV1 {
+    let content = Content {
         bucket_uuid: checkpoint.bucket_uuid.to_string(),
         filter: Hex(checkpoint.filter_hash.0),
         positions: checkpoint
-            .positions()
-            .map(|(vbid, position)| (VbidKey(vbid.0), PositionV1::from(position)))
+            .standings()
+            .map(|(vbid, standing)| (VbidKey(vbid.0), PositionV2::from(standing)))
             .collect(),
     };
-    let document = DocumentV1 {
-        format: FORMAT.into(),
+    let document = Document {
+        format: FORMAT.to_owned(),
         version: VERSION,
         crc32: Hex(crc32(&content)),
         content,
@@ -128,13 +160,18 @@ pub(super) fn read(json: &[u8]) -> Result<Checkpoint, CheckpointError> {
         return Err(CheckpointError::Damaged("another kind of document"));
     }
     match preamble.version {
-        1 => read_v1(json),
+        1 => read_version::<PositionV1>(json),
+        2 => read_version::<PositionV2>(json),
         found => Err(CheckpointError::Version { found, supported: VERSION }),
     }
 }
 
-fn read_v1(json: &[u8]) -> Result<Checkpoint, CheckpointError> {
-    let document: DocumentV1<'_> = serde_json::from_slice(json)
+/// Reads a version by its form of a position.
+fn read_version<P>(json: &[u8]) -> Result<Checkpoint, CheckpointError>
+where
+    P: DeserializeOwned + Serialize + TryInto<Standing, Error = CheckpointError>,
+{
+    let document: Document<P> = serde_json::from_slice(json)
         .map_err(|_| CheckpointError::Damaged("a member is missing or has the wrong form"))?;
     let content = document.content;
     if crc32(&content) != document.crc32.0 {
@@ -147,7 +184,7 @@ fn read_v1(json: &[u8]) -> Result<Checkpoint, CheckpointError> {
     Ok(checkpoint)
 }
 
-fn crc32(content: &ContentV1) -> u32 {
+fn crc32(content: &impl Serialize) -> u32 {
     crc32fast::hash(to_json(content).as_bytes())
 }
 
@@ -156,39 +193,82 @@ fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-impl From<&Position> for PositionV1 {
-    fn from(position: &Position) -> Self {
-        let log = position.failover_log.as_ref().map_or(&[][..], FailoverLog::entries);
+impl From<&Standing> for PositionV2 {
+    fn from(standing: &Standing) -> Self {
+        let Standing { position, history } = standing;
+        let changed = |point: &CompletePoint| PointV2 {
+            seqno: point.seqno.0,
+            failover_log: (point.failover_log != position.failover_log)
+                .then(|| write_log(point.failover_log.as_ref())),
+            manifest: (point.manifest_uid != position.manifest_uid)
+                .then_some(Hex(point.manifest_uid.0)),
+            purge_seqno: (point.purge_seqno != position.purge_seqno).then_some(point.purge_seqno.0),
+        };
         Self {
             seqno: position.seqno.0,
             snapshot: [position.snapshot.start.0, position.snapshot.end.0],
-            failover_log: log.iter().map(|entry| (Hex(entry.vbuuid.0), entry.seqno.0)).collect(),
+            failover_log: write_log(position.failover_log.as_ref()),
             manifest: Hex(position.manifest_uid.0),
             purge_seqno: position.purge_seqno.0,
             epoch: position.epoch,
+            earlier: history.points().iter().map(changed).collect(),
         }
     }
 }
 
-impl TryFrom<PositionV1> for Position {
+impl TryFrom<PositionV1> for Standing {
     type Error = CheckpointError;
 
     fn try_from(position: PositionV1) -> Result<Self, CheckpointError> {
-        let [start, end] = position.snapshot;
-        if start > position.seqno || position.seqno > end {
+        let PositionV1 { seqno, snapshot, failover_log, manifest, purge_seqno, epoch } = position;
+        let earlier = Vec::new();
+        PositionV2 { seqno, snapshot, failover_log, manifest, purge_seqno, epoch, earlier }
+            .try_into()
+    }
+}
+
+impl TryFrom<PositionV2> for Standing {
+    type Error = CheckpointError;
+
+    fn try_from(read: PositionV2) -> Result<Self, CheckpointError> {
+        let [start, end] = read.snapshot;
+        if start > read.seqno || read.seqno > end {
             return Err(CheckpointError::Damaged("a seqno lies outside its snapshot"));
         }
-        let entries = position
-            .failover_log
-            .into_iter()
-            .map(|(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid.0), seqno: Seqno(seqno) });
-        Ok(Self {
-            seqno: Seqno(position.seqno),
+        let position = Position {
+            seqno: Seqno(read.seqno),
             snapshot: Snapshot { start: Seqno(start), end: Seqno(end) },
-            failover_log: FailoverLog::new(entries.collect()).ok(),
-            manifest_uid: ManifestUid(position.manifest.0),
-            purge_seqno: Seqno(position.purge_seqno),
-            epoch: position.epoch,
-        })
+            failover_log: read_log(read.failover_log),
+            manifest_uid: ManifestUid(read.manifest.0),
+            purge_seqno: Seqno(read.purge_seqno),
+            epoch: read.epoch,
+        };
+        if read.earlier.last().is_some_and(|newest| newest.seqno > read.seqno) {
+            return Err(CheckpointError::Damaged("an earlier point lies above its position"));
+        }
+        let point = |point: PointV2| CompletePoint {
+            seqno: Seqno(point.seqno),
+            failover_log: point
+                .failover_log
+                .map_or_else(|| position.failover_log.clone(), read_log),
+            manifest_uid: point.manifest.map_or(position.manifest_uid, |uid| ManifestUid(uid.0)),
+            purge_seqno: point.purge_seqno.map_or(position.purge_seqno, Seqno),
+        };
+        let history = History::from_points(read.earlier.into_iter().map(point).collect())
+            .ok_or(CheckpointError::Damaged("earlier points are out of order"))?;
+        Ok(Self { position, history })
     }
+}
+
+fn write_log(log: Option<&FailoverLog>) -> Log {
+    let entries = log.map_or(&[][..], FailoverLog::entries);
+    entries.iter().map(|entry| (Hex(entry.vbuuid.0), entry.seqno.0)).collect()
+}
+
+fn read_log(log: Log) -> Option<FailoverLog> {
+    let entry = |(vbuuid, seqno): (Hex<u64>, u64)| FailoverEntry {
+        vbuuid: Vbuuid(vbuuid.0),
+        seqno: Seqno(seqno),
+    };
+    FailoverLog::new(log.into_iter().map(entry).collect()).ok()
 }

@@ -13,12 +13,20 @@ use std::sync::Arc;
 use dcp_wire::Vbid;
 use thiserror::Error;
 
-use crate::Position;
+use crate::consumer::Moved;
+use crate::{History, Position};
 
 /// vBuckets that share one allocation: what a change of one position copies.
 const CHUNK: usize = 32;
 
-type Chunk = [Option<Arc<Position>>; CHUNK];
+type Chunk = [Option<Arc<Standing>>; CHUNK];
+
+/// What is kept of one vBucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Standing {
+    position: Position,
+    history: History,
+}
 
 /// Fingerprint of what a stream was asked to contain.
 ///
@@ -140,11 +148,21 @@ impl Checkpoint {
     /// Where the consumer stands in a vBucket; `None` if it has not begun.
     #[must_use]
     pub fn position(&self, vbid: Vbid) -> Option<&Position> {
-        self.chunks.get(vbid.index() / CHUNK)?.get(vbid.index() % CHUNK)?.as_deref()
+        Some(&self.slot(vbid)?.position)
+    }
+
+    /// Where a rollback of a vBucket can go back to; `None` if the consumer has not begun.
+    #[must_use]
+    pub fn history(&self, vbid: Vbid) -> Option<&History> {
+        Some(&self.slot(vbid)?.history)
     }
 
     /// All positions, by vBucket, ascending.
     pub fn positions(&self) -> impl Iterator<Item = (Vbid, &Position)> {
+        self.standings().map(|(vbid, standing)| (vbid, &standing.position))
+    }
+
+    fn standings(&self) -> impl Iterator<Item = (Vbid, &Standing)> {
         let slots = self.chunks.iter().flat_map(|chunk| chunk.iter());
         (0..=u16::MAX)
             .map(Vbid)
@@ -158,9 +176,16 @@ impl Checkpoint {
         self.positions().next().is_none()
     }
 
-    /// Puts a vBucket's position; clones made before keep theirs.
+    /// Puts a vBucket's position, with nothing older to go back to; clones made before keep
+    /// theirs.
     pub fn set(&mut self, vbid: Vbid, position: Position) {
-        self.put(vbid, Some(Arc::new(position)));
+        self.advance(Moved { vbid, position, history: History::default() });
+    }
+
+    /// Takes over where a stream says that a vBucket stands; clones made before keep theirs.
+    pub fn advance(&mut self, moved: Moved) {
+        let Moved { vbid, position, history } = moved;
+        self.put(vbid, Some(Arc::new(Standing { position, history })));
     }
 
     /// The checkpoint with a vBucket at `position`.
@@ -182,8 +207,8 @@ impl Checkpoint {
     pub fn restricted_to(&self, vbids: impl IntoIterator<Item = Vbid>) -> Self {
         let mut part = Self::new(&self.bucket_uuid, self.filter_hash);
         for vbid in vbids {
-            if let Some(position) = self.slot(vbid) {
-                part.put(vbid, Some(Arc::clone(position)));
+            if let Some(standing) = self.slot(vbid) {
+                part.put(vbid, Some(Arc::clone(standing)));
             }
         }
         part
@@ -236,17 +261,17 @@ impl Checkpoint {
         document::read(json)
     }
 
-    fn slot(&self, vbid: Vbid) -> Option<&Arc<Position>> {
+    fn slot(&self, vbid: Vbid) -> Option<&Arc<Standing>> {
         self.chunks.get(vbid.index() / CHUNK)?.get(vbid.index() % CHUNK)?.as_ref()
     }
 
-    fn put(&mut self, vbid: Vbid, position: Option<Arc<Position>>) {
+    fn put(&mut self, vbid: Vbid, standing: Option<Arc<Standing>>) {
         let chunks = Arc::make_mut(&mut self.chunks);
         let chunk = vbid.index() / CHUNK;
         if chunks.len() <= chunk {
             chunks.resize_with(chunk + 1, Arc::default);
         }
-        Arc::make_mut(&mut chunks[chunk])[vbid.index() % CHUNK] = position;
+        Arc::make_mut(&mut chunks[chunk])[vbid.index() % CHUNK] = standing;
     }
 }
 
@@ -254,7 +279,7 @@ impl PartialEq for Checkpoint {
     fn eq(&self, other: &Self) -> bool {
         self.bucket_uuid == other.bucket_uuid
             && self.filter_hash == other.filter_hash
-            && (Arc::ptr_eq(&self.chunks, &other.chunks) || self.positions().eq(other.positions()))
+            && (Arc::ptr_eq(&self.chunks, &other.chunks) || self.standings().eq(other.standings()))
     }
 }
 

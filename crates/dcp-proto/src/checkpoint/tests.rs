@@ -3,7 +3,7 @@ use dcp_wire::{ManifestUid, Seqno, Vbuuid};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{FailoverLog, Snapshot};
+use crate::{CompletePoint, FailoverLog, Snapshot};
 
 const FILTER: FilterHash = FilterHash(0xfeed);
 
@@ -47,7 +47,47 @@ fn version_1_documents_stay_readable() {
     };
     assert_eq!(read.position(Vbid(7)), Some(&expected));
     assert_eq!((read.bucket_uuid(), read.filter_hash()), ("b", FILTER));
+    assert_eq!(read.history(Vbid(7)), Some(&History::default()));
+}
+
+#[test]
+fn version_2_documents_stay_readable() {
+    // As the release that brought earlier points wrote it; never to be changed.
+    let document = br#"{"format":"dcp_rs checkpoint","version":2,"crc32":"90d10a57","content":{"bucket_uuid":"b","filter":"000000000000feed","positions":{"7":{"seqno":5,"snapshot":[0,9],"failover_log":[["0000000000000abc",4]],"manifest":"000000000000001f","purge_seqno":1,"epoch":2,"earlier":[{"seqno":2,"failover_log":[["0000000000000def",0]],"manifest":"000000000000001e","purge_seqno":0},{"seqno":4}]}}}}"#;
+    let read = Checkpoint::from_json(document).unwrap();
+    let expected = Position {
+        snapshot: Snapshot { start: Seqno(0), end: Seqno(9) },
+        ..position(5, &[(0xabc, 4)])
+    };
+    assert_eq!(read.position(Vbid(7)), Some(&expected));
+    let points = [point(2, &[(0xdef, 0)], 0x1e, 0), point(4, &[(0xabc, 4)], 0x1f, 1)];
+    assert_eq!(read.history(Vbid(7)).unwrap().points(), points);
     assert_eq!(read.to_json().as_bytes(), document, "and this release writes the same");
+}
+
+fn point(seqno: u64, log: &[(u64, u64)], manifest: u64, purge: u64) -> CompletePoint {
+    CompletePoint {
+        seqno: Seqno(seqno),
+        failover_log: position(0, log).failover_log,
+        manifest_uid: ManifestUid(manifest),
+        purge_seqno: Seqno(purge),
+    }
+}
+
+#[test]
+fn earlier_points_that_cannot_be_are_damage() {
+    for (earlier, what) in [
+        (&[2, 2][..], "earlier points are out of order"),
+        (&[0, 2], "earlier points are out of order"),
+        (&[2, 6], "an earlier point lies above its position"),
+    ] {
+        let points = earlier.iter().map(|&seqno| point(seqno, &[], 0, 0)).collect::<Vec<_>>();
+        let history = History::unchecked(points);
+        let mut checkpoint = Checkpoint::new("b", FILTER);
+        checkpoint.advance(Moved { vbid: Vbid(7), position: position(5, &[]), history });
+        let read = Checkpoint::from_json(checkpoint.to_json().as_bytes());
+        assert_eq!(read, Err(CheckpointError::Damaged(what)), "{earlier:?}");
+    }
 }
 
 #[test]
@@ -91,10 +131,10 @@ fn nothing_is_never_an_empty_checkpoint() {
 
 #[test]
 fn a_newer_release_is_named_as_the_reason() {
-    let newer = checkpoint().to_json().replace("\"version\":1", "\"version\":2");
+    let newer = checkpoint().to_json().replace("\"version\":2", "\"version\":3");
     assert_eq!(
         Checkpoint::from_json(newer.as_bytes()),
-        Err(CheckpointError::Version { found: 2, supported: 1 })
+        Err(CheckpointError::Version { found: 3, supported: 2 })
     );
 }
 
@@ -156,10 +196,18 @@ fn a_checkpoint_of_1024_vbuckets_is_of_a_sane_size() {
     let mut checkpoint = Checkpoint::new("0123456789abcdef0123456789abcdef", FILTER);
     for vbid in (0..1024).map(Vbid) {
         let log = [(u64::MAX, 1 << 40), (u64::MAX - 1, 1 << 39), (u64::MAX - 2, 0)];
-        checkpoint.set(vbid, position(1 << 41, &log));
+        let position = position(1 << 41, &log);
+        let mut history = History::default();
+        for age in (0..40).rev() {
+            let seqno = Seqno((1 << 41) - (1 << age));
+            let snapshot = Snapshot { start: seqno, end: seqno };
+            history.push(&Position { seqno, snapshot, ..position.clone() });
+        }
+        assert_eq!(history.points().len(), 8);
+        checkpoint.advance(Moved { vbid, position, history });
     }
     let json = checkpoint.to_json();
-    assert!(json.len() < 300 * 1024, "{} bytes", json.len());
+    assert!(json.len() < 512 * 1024, "{} bytes", json.len());
     assert_eq!(Checkpoint::from_json(json.as_bytes()).unwrap(), checkpoint);
 }
 
@@ -171,22 +219,37 @@ proptest! {
         positions in proptest::collection::btree_map(
             any::<u16>(),
             (any::<[u64; 3]>(), any::<[u64; 2]>(), any::<u32>(),
-             proptest::collection::vec(any::<(u64, u64)>(), 0..5)),
+             proptest::collection::vec(any::<(u64, u64)>(), 0..5),
+             proptest::collection::vec(any::<(u64, bool, u64)>(), 0..12)),
             0..20,
         ),
     ) {
         let mut checkpoint = Checkpoint::new(&uuid, FilterHash(filter));
-        for (vbid, (mut range, [manifest, purge], epoch, log)) in positions {
+        for (vbid, (mut range, [manifest, purge], epoch, log, earlier)) in positions {
             range.sort_unstable();
             let [start, seqno, end] = range.map(Seqno);
-            checkpoint.set(Vbid(vbid), Position {
+            let position = Position {
                 seqno,
                 snapshot: Snapshot { start, end },
                 manifest_uid: ManifestUid(manifest),
                 purge_seqno: Seqno(purge),
                 epoch,
                 ..position(0, &log)
-            });
+            };
+            let mut history = History::default();
+            for (older, same, purge) in earlier {
+                let older = Seqno(older.min(seqno.0));
+                let mut at = Position {
+                    seqno: older,
+                    snapshot: Snapshot { start: older, end: older },
+                    ..position.clone()
+                };
+                if !same {
+                    (at.failover_log, at.purge_seqno) = (None, Seqno(purge));
+                }
+                history.push(&at);
+            }
+            checkpoint.advance(Moved { vbid: Vbid(vbid), position, history });
         }
         let read = Checkpoint::from_json(checkpoint.to_json().as_bytes());
         prop_assert_eq!(read, Ok(checkpoint));

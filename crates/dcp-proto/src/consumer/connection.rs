@@ -11,8 +11,7 @@ use super::opaque::Opaques;
 use super::request::{RequestContext, StreamFilter};
 use super::stream::{State, Stream};
 use super::window::Window;
-use super::{ApiMisuse, ConnectionError, ConnectionStats, EndCause, Event, Resume};
-use crate::Position;
+use super::{ApiMisuse, ConnectionError, ConnectionStats, EndCause, Event, Moved, Resume};
 
 /// Intervals without any packet after which a connection is dead. The producer sends a noop each
 /// interval whatever else it sends, so that one can be lost in a stall and the second is late.
@@ -106,7 +105,7 @@ pub struct Connection {
     /// vBuckets whose position has moved since positions were last taken.
     pub(super) dirty: Vec<Vbid>,
     /// Last positions of streams that are gone, not taken yet.
-    left: Vec<(Vbid, Position)>,
+    left: Vec<Moved>,
     pub(super) opaques: Opaques,
     pub(super) window: Window,
     /// Counted bytes received and not yet taken by the driver.
@@ -207,7 +206,7 @@ impl Connection {
 
     /// Output: the positions that have moved since the last call, each after the last item of
     /// its vBucket that was given to the sink.
-    pub fn take_positions(&mut self) -> Vec<(Vbid, Position)> {
+    pub fn take_positions(&mut self) -> Vec<Moved> {
         let streams = &mut self.streams;
         let mut positions = std::mem::take(&mut self.left);
         positions.reserve(self.dirty.len());
@@ -215,7 +214,7 @@ impl Connection {
             if let Some(Some(stream)) = streams.get_mut(vbid.index())
                 && std::mem::take(&mut stream.dirty)
             {
-                positions.push((vbid, stream.resume.position.clone()));
+                positions.push(stream.moved());
             }
         }
         positions
@@ -306,7 +305,7 @@ impl Connection {
     pub(super) fn remove(&mut self, vbid: Vbid) -> Option<Box<Stream>> {
         let stream = self.streams.get_mut(vbid.index())?.take()?;
         if stream.dirty {
-            self.left.push((vbid, stream.resume.position.clone()));
+            self.left.push(stream.moved());
         }
         Some(stream)
     }

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use dcp_wire::Vbid;
 use dcp_wire::message::StreamEndReason;
 
-use super::{History, OpenStreamError};
-use crate::{Position, Rollback};
+use super::OpenStreamError;
+use crate::{History, Position, Rollback};
 
 /// Everything a vBucket's next stream needs to go on where the last one stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,13 +20,29 @@ pub struct Resume {
 }
 
 impl Resume {
-    /// From a position alone, as after a restart.
+    /// From a position alone.
     #[must_use]
     pub fn new(position: Position) -> Self {
-        let mut history = History::default();
+        Self::with_history(position, History::default())
+    }
+
+    /// From what a checkpoint keeps, as after a restart.
+    #[must_use]
+    pub fn with_history(position: Position, mut history: History) -> Self {
         history.push(&position);
         Self { position, history, reopened: false }
     }
+}
+
+/// Where a vBucket stands now, and where a rollback could take it from there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// The vBucket.
+    pub vbid: Vbid,
+    /// After the last item of it that was given to the sink.
+    pub position: Position,
+    /// None of it lies above the position.
+    pub history: History,
 }
 
 /// Why a stream is over.

@@ -5,7 +5,6 @@ mod bootstrap;
 mod connection;
 mod error;
 mod event;
-mod history;
 mod opaque;
 mod request;
 mod stats;
@@ -23,7 +22,6 @@ pub use connection::{Connection, ConnectionConfig, Limit, RollbackPolicy, Walk};
 pub use error::{
     ApiMisuse, ConnectionError, Misbehaviour, OpenStreamError, ProtocolError, ProtocolErrorKind,
 };
-pub use event::{EndCause, Event, Resume};
-pub use history::History;
+pub use event::{EndCause, Event, Moved, Resume};
 pub use request::StreamFilter;
 pub use stats::ConnectionStats;

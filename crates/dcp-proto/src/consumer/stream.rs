@@ -8,7 +8,7 @@ use dcp_wire::{
     CollectionId, DecodeError, DocKey, Frame, ManifestUid, Opaque, Seqno, Vbid, Vbuuid,
 };
 
-use super::{Misbehaviour, ProtocolErrorKind, Resume};
+use super::{Misbehaviour, Moved, ProtocolErrorKind, Resume};
 use crate::{
     Change, ChangeSink, FailoverLog, Op, Rollback, SinkError, Snapshot, SystemEventRecord,
 };
@@ -173,6 +173,12 @@ impl Stream {
         self.resume.reopened = true;
         self.branch = Branch::NONE;
         self.log = Some(log);
+    }
+
+    /// Where the stream stands.
+    pub(super) fn moved(&self) -> Moved {
+        let Resume { position, history, .. } = &self.resume;
+        Moved { vbid: self.vbid, position: position.clone(), history: history.clone() }
     }
 
     /// Goes back at the server's wish and returns the record of it; the stream has to be asked

@@ -296,8 +296,8 @@ impl Harness {
     /// Where the stream stands as the driver would deliver it; `None` if it has not moved.
     pub(super) fn moved(&mut self) -> Option<Position> {
         let mut positions = self.machine.take_positions();
-        assert!(positions.iter().all(|(vbid, _)| *vbid == VB));
-        positions.pop().map(|(_, position)| position)
+        assert!(positions.iter().all(|moved| moved.vbid == VB));
+        positions.pop().map(|moved| moved.position)
     }
 
     /// Loses the connection and goes on with another one: the next stream request.

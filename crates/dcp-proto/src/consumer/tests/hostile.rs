@@ -5,8 +5,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::harness::{Harness, VB, config};
-use crate::Position;
-use crate::consumer::{ConnectionConfig, Limit, Resume};
+use crate::consumer::{ConnectionConfig, Limit, Moved, Resume};
+use crate::{CompletePoint, Position};
 
 /// A packet with plausible parts: mostly of our stream, mostly of the size its opcode wants.
 #[derive(Clone, Debug)]
@@ -121,12 +121,14 @@ proptest! {
             packet.encode(server.opaque, &mut server.wire);
             let over = server.try_play().is_err();
             let moved = server.machine.take_positions();
-            for (_, position) in &moved {
+            for Moved { position, history, .. } in &moved {
                 // Out of order only inside an out-of-sequence-order snapshot, which moves nothing.
                 prop_assert!(position.seqno.0 >= last);
                 last = position.seqno.0;
                 let snapshot = position.resume_snapshot();
                 prop_assert!(snapshot.start <= position.seqno && position.seqno <= snapshot.end);
+                let above = |point: &CompletePoint| point.seqno > position.seqno;
+                prop_assert!(!history.points().iter().any(above));
             }
             let held = server.machine.take_held();
             server.machine.release(server.now, held);

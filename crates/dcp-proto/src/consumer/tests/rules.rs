@@ -95,14 +95,14 @@ fn rule_4_everything_moves_the_position_in_order() {
     let (now, sink) = (server.now, &mut server.sink);
     let walk = server.machine.handle_input(now, &wire, one, sink).unwrap();
     assert!(walk.limited);
-    let first = server.machine.take_positions().pop().unwrap().1;
+    let first = server.machine.take_positions().pop().unwrap().position;
     assert_eq!(first.seqno, Seqno(1), "what was not walked yet has not moved it");
     let rest = &wire[walk.consumed..];
     let walk = server.machine.handle_input(now, rest, one, sink).unwrap();
-    let second = server.machine.take_positions().pop().unwrap().1;
+    let second = server.machine.take_positions().pop().unwrap().position;
     assert_eq!((second.seqno, second.manifest_uid.0), (Seqno(4), 3));
     server.machine.handle_input(now, &rest[walk.consumed..], one, sink).unwrap();
-    let last = server.machine.take_positions().pop().unwrap().1;
+    let last = server.machine.take_positions().pop().unwrap().position;
     assert_eq!((last.seqno, last.is_snapshot_complete()), (Seqno(5), true));
     assert_eq!(server.seqnos(), [1, 2, 4]);
 }

@@ -1,0 +1,179 @@
+//! Earlier points of a vBucket a rollback can go back to.
+
+use std::sync::Arc;
+
+use dcp_wire::{ManifestUid, Seqno};
+
+use crate::{FailoverLog, Position, Snapshot};
+
+/// How many are kept. Their distances double from the newest to the oldest, so that eight reach
+/// back over the whole of what was streamed.
+const KEPT: usize = 8;
+
+/// A point at which a snapshot was complete: what a [`Position`] there is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompletePoint {
+    /// End of the snapshot; never 0.
+    pub seqno: Seqno,
+    /// Log that came with the stream which delivered the snapshot.
+    pub failover_log: Option<FailoverLog>,
+    /// Collections manifest current at that seqno.
+    pub manifest_uid: ManifestUid,
+    /// Purge seqno known at that seqno.
+    pub purge_seqno: Seqno,
+}
+
+impl CompletePoint {
+    /// The position at the point, on the branches that begin at or below it.
+    fn into_position(self) -> Position {
+        let mut failover_log = self.failover_log;
+        if let Some(log) = &mut failover_log {
+            log.prune(self.seqno);
+        }
+        Position {
+            seqno: self.seqno,
+            snapshot: Snapshot { start: self.seqno, end: self.seqno },
+            failover_log,
+            manifest_uid: self.manifest_uid,
+            purge_seqno: self.purge_seqno,
+            epoch: 0,
+        }
+    }
+}
+
+/// Points at which a snapshot was complete, oldest first. Cheap to clone: each checkpoint holds
+/// one per vBucket.
+///
+/// Only such a point can be gone back to: inside a snapshot a version at or below a seqno may
+/// have been left out in favour of one above it, which after a rollback is no more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    points: Arc<Vec<CompletePoint>>,
+}
+
+impl History {
+    /// Points read back, oldest first; `None` unless their seqnos ascend from above 0.
+    pub(crate) fn from_points(points: Vec<CompletePoint>) -> Option<Self> {
+        let seqnos = points.iter().map(|point| point.seqno);
+        let ascends = seqnos.clone().zip(seqnos.skip(1)).all(|(older, newer)| older < newer);
+        let begins = points.first().is_none_or(|oldest| oldest.seqno > Seqno::ZERO);
+        (ascends && begins).then(|| Self { points: Arc::new(points) })
+    }
+
+    /// Points whatever they are.
+    #[cfg(test)]
+    pub(crate) fn unchecked(points: Vec<CompletePoint>) -> Self {
+        Self { points: Arc::new(points) }
+    }
+
+    /// Keeps a position; one in the middle of a snapshot, or at 0, is none to go back to.
+    pub fn push(&mut self, position: &Position) {
+        if !position.is_snapshot_complete() || position.seqno == Seqno::ZERO {
+            return;
+        }
+        let point = CompletePoint {
+            seqno: position.seqno,
+            failover_log: position.failover_log.clone(),
+            manifest_uid: position.manifest_uid,
+            purge_seqno: position.purge_seqno,
+        };
+        let points = Arc::make_mut(&mut self.points);
+        while points.last().is_some_and(|newest| newest.seqno >= point.seqno) {
+            points.pop();
+        }
+        points.push(point);
+        if points.len() > KEPT {
+            thin(points);
+        }
+    }
+
+    /// Goes back: forgets what lies above `seqno`, or at or above `before`, and returns the newest
+    /// position left, [`Position::EARLIEST`] if none is.
+    ///
+    /// `before` is where the refused request started; going back to it would ask the same again.
+    pub(crate) fn roll_back(&mut self, seqno: Seqno, before: Seqno) -> Position {
+        let points = Arc::make_mut(&mut self.points);
+        points.retain(|point| point.seqno <= seqno && point.seqno < before);
+        points.last().cloned().map_or(Position::EARLIEST, CompletePoint::into_position)
+    }
+
+    /// The points, oldest first.
+    #[must_use]
+    pub fn points(&self) -> &[CompletePoint] {
+        &self.points
+    }
+}
+
+/// Forgets the point whose loss widens a gap the least, in proportion to how long ago the gap is.
+/// The oldest and the newest stay.
+fn thin(points: &mut Vec<CompletePoint>) {
+    let newest = points.last().map_or(0, |point| point.seqno.0);
+    let mut cheapest = None;
+    for (i, window) in points.windows(3).enumerate() {
+        let [before, _, after] = window else { continue };
+        let gap = after.seqno.0 - before.seqno.0;
+        let age = newest - after.seqno.0 + 1;
+        let cost = u128::from(gap) * u128::from(u32::MAX) / u128::from(age);
+        if cheapest.is_none_or(|(least, _)| cost < least) {
+            cheapest = Some((cost, i + 1));
+        }
+    }
+    if let Some((_, i)) = cheapest {
+        points.remove(i);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complete(seqno: u64) -> Position {
+        Position {
+            seqno: Seqno(seqno),
+            snapshot: Snapshot { start: Seqno(seqno), end: Seqno(seqno) },
+            ..Position::EARLIEST
+        }
+    }
+
+    #[test]
+    fn a_position_inside_a_snapshot_is_not_kept() {
+        let mut history = History::default();
+        let mut position = complete(5);
+        position.snapshot.end = Seqno(9);
+        history.push(&position);
+        assert_eq!(history.points(), &[]);
+    }
+
+    #[test]
+    fn positions_kept_are_few_and_their_distances_grow_with_age() {
+        let mut history = History::default();
+        for seqno in 1..=10_000 {
+            history.push(&complete(seqno));
+        }
+        let seqnos: Vec<u64> = history.points().iter().map(|p| p.seqno.0).collect();
+        assert_eq!(seqnos.len(), KEPT);
+        assert_eq!((seqnos[0], seqnos[KEPT - 1]), (1, 10_000));
+        let gaps: Vec<u64> = seqnos.windows(2).map(|w| w[1] - w[0]).collect();
+        assert!(gaps.windows(2).all(|w| w[0] >= w[1]), "{seqnos:?}");
+        assert!(seqnos[KEPT - 2] >= 9_900, "one is near the newest: {seqnos:?}");
+    }
+
+    #[test]
+    fn a_rollback_never_returns_to_where_the_refused_request_started() {
+        let mut history = History::default();
+        history.push(&complete(20));
+        history.push(&complete(40));
+        assert_eq!(history.roll_back(Seqno(40), Seqno(40)).seqno, Seqno(20));
+        assert_eq!(history.roll_back(Seqno(20), Seqno(20)), Position::EARLIEST);
+    }
+
+    #[test]
+    fn clones_keep_their_points() {
+        let mut history = History::default();
+        history.push(&complete(20));
+        let before = history.clone();
+        history.push(&complete(40));
+        assert_eq!(history.roll_back(Seqno(0), Seqno(40)), Position::EARLIEST);
+        assert_eq!(before.points().len(), 1);
+    }
+}
