@@ -33,10 +33,13 @@ STATE = HERE.parents[1] / ".state" / "interop"
 PATIENCE = 100
 
 
-def missing(reason: str) -> None:
-    """Skips for want of a tool, except in CI, which must have it."""
+def find_tool(name: str, consequence: str) -> str:
+    """Finds a program; skips for want of it, except in CI, which must have it."""
+    if path := shutil.which(name):
+        return path
+    reason = f"{consequence}: there is no {name} on the path"
     if os.environ.get("CI"):
-        pytest.fail(f"CI must have it: {reason}")
+        pytest.fail(reason)
     pytest.skip(reason)
 
 
@@ -256,10 +259,15 @@ class ForeignClient:
 
 
 @pytest.fixture(scope="session")
+def require_tool() -> Callable[[str, str], str]:
+    """Finds a program, given its name and what is left out without it."""
+    return find_tool
+
+
+@pytest.fixture(scope="session")
 def gocbcore_program() -> list[str]:
     """The program on gocbcore, built."""
-    if shutil.which("go") is None:
-        missing("gocbcore is not tried: there is no Go toolchain (go)")
+    find_tool("go", "gocbcore is not tried")
     program = STATE / "go" / "drain"
     run_tool("go", "build", "-o", str(program), ".", cwd=HERE / "go")
     return [str(program)]
@@ -268,9 +276,8 @@ def gocbcore_program() -> list[str]:
 @pytest.fixture(scope="session")
 def java_program() -> list[str]:
     """The program on java-dcp-client, built."""
-    for tool in ("mvn", "javac"):
-        if shutil.which(tool) is None:
-            missing(f"java-dcp-client is not tried: there is no {tool} (Maven and a JDK)")
+    for tool in ("mvn", "javac", "java"):
+        find_tool(tool, "java-dcp-client is not tried")
     build = STATE / "java"
     sources = [path for path in (HERE / "java").rglob("*") if path.is_file()]
     stamp = build / "built"
