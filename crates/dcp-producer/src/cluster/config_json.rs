@@ -32,7 +32,9 @@ pub(super) fn bucket(
         "uri": format!("/pools/default/buckets/{name}?bucket_uuid={uuid}"),
         "streamingUri": format!("/pools/default/bucketsStreaming/{name}?bucket_uuid={uuid}"),
         "bucketCapabilitiesVer": "",
-        "bucketCapabilities": ["collections", "dcp", "cccp", "nodesExt", "xattr"],
+        // What is missing here, clients do not ask for even though it would be granted.
+        "bucketCapabilities":
+            ["collections", "dcp", "dcp.IgnorePurgedTombstones", "cccp", "nodesExt", "xattr"],
         "collectionsManifestUid": "0",
         "numVBuckets": owners.len(),
         "nodes": nodes.iter().map(member).collect::<Vec<_>>(),

@@ -35,6 +35,15 @@ async fn the_map_names_every_node_and_spreads_the_vbuckets_evenly() {
 }
 
 #[tokio::test]
+async fn the_map_tells_that_clients_may_let_purged_tombstones_go() {
+    let producer = start_one().await;
+    let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR, Feature::JSON]).await;
+    let map = json(&client.succeed(Frame::request(Opcode::GET_CLUSTER_CONFIG)).await);
+    let capabilities = map["bucketCapabilities"].as_array().unwrap();
+    assert!(capabilities.contains(&"dcp.IgnorePurgedTombstones".into()));
+}
+
+#[tokio::test]
 async fn without_a_bucket_the_map_is_the_global_one() {
     let producer = two_nodes().await;
     let mut client = RawClient::connect(&producer, 0).await;
