@@ -5,7 +5,7 @@
 use std::error::Error;
 use std::io::Write;
 
-use dcp_producer::{Producer, ProducerOptions};
+use dcp_producer::{Producer, ProducerOptions, TlsOptions};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -17,11 +17,16 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if let Some(vbuckets) = arguments.next() {
         options.vbuckets = vbuckets.parse()?;
     }
+    options.tls = Some(TlsOptions::default());
     let (username, password) = (options.username.clone(), options.password.clone());
     let producer = Producer::start(options).await?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", producer.connection_string())?;
     writeln!(out, "bucket {} user {username} password {password}", producer.bucket_name())?;
+    writeln!(out, "{}", producer.tls_connection_string().unwrap_or_default())?;
+    writeln!(out, "{}", producer.management_urls().join(" "))?;
+    // For the clients' trust stores.
+    write!(out, "{}", producer.ca_pem().unwrap_or_default())?;
     out.flush()?;
     drop(out);
     tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await??;

@@ -33,6 +33,14 @@ pub enum Error {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// TLS could not be set up for a reason that no option has.
+    #[error("TLS cannot be set up: {reason}")]
+    Tls {
+        /// What went wrong.
+        reason: String,
+        /// What the library said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A document operation was refused.
     #[error(transparent)]
     Document(#[from] DocumentError),

@@ -24,8 +24,10 @@ mod kv;
 mod options;
 mod producer;
 mod server;
+mod tls;
 mod value;
 
 pub use error::{DocumentError, Error};
 pub use options::{Document, MutationToken, ProducerOptions, WriteOptions};
 pub use producer::Producer;
+pub use tls::{NodeCertificate, TlsOptions};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
 
-use crate::Error;
+use crate::{Error, TlsOptions};
 
 /// How an embedded cluster is set up.
 #[derive(Clone)]
@@ -29,6 +29,14 @@ pub struct ProducerOptions {
     pub host: IpAddr,
     /// Port of the first node, the others following; 0, the default, lets the system choose.
     pub port: u16,
+    /// Port of the first node's management (HTTP), the others following; 0, the default, lets the
+    /// system choose.
+    pub management_port: u16,
+    /// Whether and how TLS is spoken too, on ports of its own. Default `None`: it is not.
+    pub tls: Option<TlsOptions>,
+    /// Port of the first node for KV over TLS, the others following; 0, the default, lets the
+    /// system choose.
+    pub tls_port: u16,
     /// Connections a node serves at a time; more are closed at once. Default 1024.
     pub max_connections: usize,
     /// Bytes of documents and tombstones the bucket may hold. Default 8 GiB.
@@ -50,6 +58,9 @@ impl Default for ProducerOptions {
             password: "password".to_owned(),
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: 0,
+            management_port: 0,
+            tls: None,
+            tls_port: 0,
             max_connections: 1024,
             memory_quota_bytes: 8 << 30,
             history_bytes: 256 << 20,
@@ -69,6 +80,7 @@ impl fmt::Debug for ProducerOptions {
             .field("username", &self.username)
             .field("host", &self.host)
             .field("port", &self.port)
+            .field("tls", &self.tls)
             .finish_non_exhaustive()
     }
 }
@@ -105,6 +117,9 @@ impl ProducerOptions {
         }
         if self.password.is_empty() || self.password.contains('\0') {
             return invalid("password", "must not be empty or contain NUL".to_owned());
+        }
+        if let Some(tls) = &self.tls {
+            tls.check()?;
         }
         if self.max_connections == 0 {
             return invalid("max_connections", "must be at least 1".to_owned());

@@ -11,8 +11,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::bucket::{Bucket, Condition, DocumentWrite, Now, VBucket, Written};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Node};
 use crate::server::{self, Listeners};
+use crate::tls::Tls;
 use crate::{Document, DocumentError, Error, MutationToken, ProducerOptions, WriteOptions};
 
 /// An embedded cluster: it runs from [`start`](Self::start) until [`shutdown`](Self::shutdown) or
@@ -22,6 +23,7 @@ use crate::{Document, DocumentError, Error, MutationToken, ProducerOptions, Writ
 #[derive(Debug)]
 pub struct Producer {
     cluster: Arc<Cluster>,
+    ca_pem: Option<String>,
     tasks: TaskTracker,
     _stop: DropGuard,
     stop: CancellationToken,
@@ -31,19 +33,21 @@ impl Producer {
     /// Starts a cluster; its tasks run on the current tokio runtime.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`], [`Error::NotLoopback`], or [`Error::Listen`] if a port cannot be
-    /// opened.
+    /// [`Error::InvalidOption`], [`Error::NotLoopback`], [`Error::Tls`], or [`Error::Listen`] if a
+    /// port cannot be opened.
     pub async fn start(options: ProducerOptions) -> Result<Self, Error> {
         options.check()?;
+        let tls = options.tls.as_ref().map(|tls| Tls::new(tls, options.host)).transpose()?;
         let listeners = Listeners::bind(&options).await?;
         let bucket =
             Bucket::new(options.vbuckets, options.memory_quota_bytes, options.history_bytes);
         let cluster = Cluster::new(bucket, options.bucket.clone(), listeners.nodes());
         let cluster = Arc::new(cluster);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        server::spawn(listeners, &cluster, &options, &tasks, &stop)?;
+        server::spawn(listeners, &cluster, &options, tls.as_ref(), &tasks, &stop)?;
         tasks.close();
-        Ok(Self { cluster, tasks, _stop: stop.clone().drop_guard(), stop })
+        let ca_pem = tls.and_then(|tls| tls.ca_pem);
+        Ok(Self { cluster, ca_pem, tasks, _stop: stop.clone().drop_guard(), stop })
     }
 
     /// Where clients connect to, as `couchbase://127.0.0.1:port`.
@@ -51,6 +55,30 @@ impl Producer {
     pub fn connection_string(&self) -> String {
         let nodes: Vec<_> = self.cluster.nodes().iter().map(|node| node.kv.to_string()).collect();
         format!("couchbase://{}", nodes.join(","))
+    }
+
+    /// Where clients connect to with TLS, as `couchbases://127.0.0.1:port`; `None` if the cluster
+    /// does not speak it.
+    #[must_use]
+    pub fn tls_connection_string(&self) -> Option<String> {
+        let address = |node: &Node| node.tls.map(|tls| tls.kv.to_string());
+        let nodes: Option<Vec<_>> = self.cluster.nodes().iter().map(address).collect();
+        nodes.map(|nodes| format!("couchbases://{}", nodes.join(",")))
+    }
+
+    /// The authority that signed the nodes' certificate, as PEM, for clients to trust; `None` if
+    /// the certificate was given or the cluster does not speak TLS.
+    #[must_use]
+    pub fn ca_pem(&self) -> Option<&str> {
+        self.ca_pem.as_deref()
+    }
+
+    /// Where the management port of each node answers with TLS, as `https://127.0.0.1:port`; empty
+    /// if the cluster does not speak it.
+    #[must_use]
+    pub fn tls_management_urls(&self) -> Vec<String> {
+        let addresses = self.cluster.nodes().iter().filter_map(|node| node.tls);
+        addresses.map(|tls| format!("https://{}", tls.mgmt)).collect()
     }
 
     /// Where the management port of each node answers, as `http://127.0.0.1:port`.

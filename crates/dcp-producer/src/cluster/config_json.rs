@@ -63,11 +63,21 @@ pub(super) fn global(version: ConfigVersion, nodes: &[Node], this_node: usize) -
     Bytes::from(config.to_string())
 }
 
+/// Ports by the names clients know them by.
+fn services(node: &Node) -> Value {
+    let mut services = json!({"kv": node.kv.port(), "mgmt": node.mgmt.port()});
+    if let (Some(tls), Some(services)) = (node.tls, services.as_object_mut()) {
+        services.insert("kvSSL".to_owned(), tls.kv.port().into());
+        services.insert("mgmtSSL".to_owned(), tls.mgmt.port().into());
+    }
+    services
+}
+
 fn nodes_ext(nodes: &[Node], this_node: usize) -> Vec<Value> {
     let entry = |(index, node): (usize, &Node)| {
         let mut entry = json!({
             "hostname": node.kv.ip().to_string(),
-            "services": {"kv": node.kv.port(), "mgmt": node.mgmt.port()},
+            "services": services(node),
         });
         if index == this_node
             && let Some(members) = entry.as_object_mut()

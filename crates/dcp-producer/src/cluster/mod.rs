@@ -38,11 +38,20 @@ pub(crate) fn has_collection(id: CollectionId) -> bool {
 
 const DEFAULT_SCOPE: ScopeId = ScopeId(0);
 
+/// Where a node speaks TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TlsAddresses {
+    pub(crate) kv: SocketAddr,
+    pub(crate) mgmt: SocketAddr,
+}
+
 /// A node's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) kv: SocketAddr,
     pub(crate) mgmt: SocketAddr,
+    /// With TLS, if the cluster speaks it.
+    pub(crate) tls: Option<TlsAddresses>,
 }
 
 /// One version of the cluster map, as each node tells it.

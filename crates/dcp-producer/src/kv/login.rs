@@ -21,6 +21,8 @@ enum State {
     Anonymous,
     Challenged(Mechanism, Box<ScramServer>),
     Done,
+    /// By a client certificate, which SASL cannot change.
+    Certified,
 }
 
 /// What a client is told.
@@ -35,7 +37,16 @@ impl Login {
     }
 
     pub(super) fn is_done(&self) -> bool {
-        matches!(self.state, State::Done)
+        matches!(self.state, State::Done | State::Certified)
+    }
+
+    /// The client's certificate is the user's.
+    pub(super) fn certify(&mut self) {
+        self.state = State::Certified;
+    }
+
+    pub(super) fn is_certified(&self) -> bool {
+        matches!(self.state, State::Certified)
     }
 
     /// Begins anew, whoever the client was before.

@@ -50,6 +50,17 @@ impl Session {
         }
     }
 
+    /// As [`new`](Self::new) for a client whose certificate is the user's.
+    pub(crate) fn certified(
+        cluster: Arc<Cluster>,
+        node: usize,
+        credentials: Arc<Credentials>,
+    ) -> Self {
+        let mut session = Self::new(cluster, node, credentials);
+        session.login.certify();
+        session
+    }
+
     pub(crate) fn cluster(&self) -> &Arc<Cluster> {
         &self.cluster
     }
@@ -112,6 +123,11 @@ impl Session {
             | Opcode::SASL_STEP
             | Opcode::SELECT_BUCKET
                 if dcp_open =>
+            {
+                Err(Status::NOT_SUPPORTED.into())
+            }
+            Opcode::SASL_LIST_MECHS | Opcode::SASL_AUTH | Opcode::SASL_STEP
+                if self.login.is_certified() =>
             {
                 Err(Status::NOT_SUPPORTED.into())
             }

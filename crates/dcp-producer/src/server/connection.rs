@@ -9,12 +9,12 @@ use bytes::{Buf, BytesMut};
 use dcp_proto::producer::{self, ConnectionConfig};
 use dcp_wire::message::ConfigVersion;
 use dcp_wire::{DecodeError, Frame, MAX_BODY_LEN};
-use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::dcp_names::DcpNames;
 use super::push;
+use super::socket::Socket;
 use crate::bucket::Subscriber;
 use crate::cluster::NodeBucket;
 use crate::kv::{Flow, MapPush, Session};
@@ -37,7 +37,7 @@ const KEPT_CAPACITY: usize = 2 << 20;
 
 /// One client connection.
 pub(super) struct Connection {
-    socket: TcpStream,
+    socket: Socket,
     session: Session,
     dcp: producer::Connection,
     /// What the connection follows since it became a DCP one.
@@ -79,7 +79,7 @@ impl From<io::Error> for End {
 
 impl Connection {
     pub(super) fn new(
-        socket: TcpStream,
+        socket: Socket,
         session: Session,
         names: Arc<DcpNames>,
         stop: &CancellationToken,
@@ -109,6 +109,7 @@ impl Connection {
             End::Protocol(error) => tracing::debug!(id = self.id, %error, "connection closed"),
             End::Dcp(reason) => tracing::debug!(id = self.id, %reason, "connection closed"),
         }
+        self.socket.close();
         self.dcp.handle_closed();
         if let Some(following) = self.following.take() {
             self.names.release(&following.name, self.id);
@@ -121,7 +122,7 @@ impl Connection {
             match self.turn() {
                 Ok(true) => tokio::task::yield_now().await,
                 Ok(false) => {
-                    if self.closing.is_some() && self.output.is_empty() {
+                    if self.closing.is_some() && !self.has_unsent() {
                         return End::Done;
                     }
                     if let Err(end) = self.wait().await {
@@ -144,6 +145,11 @@ impl Connection {
         let produced = self.produce();
         let written = self.write()?;
         Ok(read || handled || produced || written)
+    }
+
+    /// Whether anything waits to leave.
+    fn has_unsent(&self) -> bool {
+        !self.output.is_empty() || self.socket.has_unsent()
     }
 
     /// Whether requests are taken: not while the client does not read its answers.
@@ -268,7 +274,7 @@ impl Connection {
     /// Hands the socket what it takes.
     fn write(&mut self) -> Result<bool, End> {
         if self.output.is_empty() {
-            return Ok(false);
+            return Ok(self.socket.try_flush()?);
         }
         match self.socket.try_write(&self.output) {
             Ok(written) => {
@@ -290,7 +296,7 @@ impl Connection {
     /// Waits until there may be something to do.
     async fn wait(&mut self) -> Result<(), End> {
         let now = Instant::now();
-        let (reads, writes) = (self.takes_input(), !self.output.is_empty());
+        let (reads, writes) = (self.takes_input(), self.has_unsent());
         let (streams, pushes) = (self.streams(), self.pushes());
         // While the socket takes nothing a due noop cannot be written: do not spin on it.
         let timeout = self.dcp.poll_timeout();

@@ -1,10 +1,10 @@
 //! The ports of an embedded cluster.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use tokio::net::TcpListener;
 
-use crate::cluster::Node;
+use crate::cluster::{Node, TlsAddresses};
 use crate::{Error, ProducerOptions};
 
 /// The open ports of one node.
@@ -13,7 +13,16 @@ pub(crate) struct NodeListeners {
     pub(crate) kv: TcpListener,
     /// HTTP.
     pub(crate) mgmt: TcpListener,
+    pub(crate) tls: Option<TlsListeners>,
     addresses: Node,
+}
+
+/// The open ports of one node that speak TLS.
+#[derive(Debug)]
+pub(crate) struct TlsListeners {
+    pub(crate) kv: TcpListener,
+    /// HTTP.
+    pub(crate) mgmt: TcpListener,
 }
 
 /// The open ports of all nodes.
@@ -26,11 +35,7 @@ impl Listeners {
     pub(crate) async fn bind(options: &ProducerOptions) -> Result<Self, Error> {
         let mut nodes = Vec::with_capacity(options.nodes);
         for index in 0..options.nodes {
-            let port = kv_port(options, index)?;
-            let (kv, kv_address) = listen(SocketAddr::new(options.host, port)).await?;
-            let (mgmt, mgmt_address) = listen(SocketAddr::new(options.host, 0)).await?;
-            let addresses = Node { kv: kv_address, mgmt: mgmt_address };
-            nodes.push(NodeListeners { kv, mgmt, addresses });
+            nodes.push(NodeListeners::bind(options, index).await?);
         }
         Ok(Self { nodes })
     }
@@ -41,18 +46,39 @@ impl Listeners {
     }
 }
 
-fn kv_port(options: &ProducerOptions, index: usize) -> Result<u16, Error> {
-    if options.port == 0 {
+impl NodeListeners {
+    async fn bind(options: &ProducerOptions, index: usize) -> Result<Self, Error> {
+        let port = |option, first| port(option, first, index, options.nodes);
+        let (kv, kv_address) = listen(options.host, port("port", options.port)?).await?;
+        let mgmt_port = port("management_port", options.management_port)?;
+        let (mgmt, mgmt_address) = listen(options.host, mgmt_port).await?;
+        let mut addresses = Node { kv: kv_address, mgmt: mgmt_address, tls: None };
+        let mut tls = None;
+        if options.tls.is_some() {
+            let (kv, kv_address) =
+                listen(options.host, port("tls_port", options.tls_port)?).await?;
+            let (mgmt, mgmt_address) = listen(options.host, 0).await?;
+            addresses.tls = Some(TlsAddresses { kv: kv_address, mgmt: mgmt_address });
+            tls = Some(TlsListeners { kv, mgmt });
+        }
+        Ok(Self { kv, mgmt, tls, addresses })
+    }
+}
+
+/// Port of a node when those of all follow on `first`; 0 for any.
+fn port(option: &'static str, first: u16, index: usize, nodes: usize) -> Result<u16, Error> {
+    if first == 0 {
         return Ok(0);
     }
     let offset = u16::try_from(index).unwrap_or(u16::MAX);
-    options.port.checked_add(offset).ok_or_else(|| Error::InvalidOption {
-        option: "port",
-        reason: format!("{} nodes need as many ports up to 65535", options.nodes),
+    first.checked_add(offset).ok_or_else(|| Error::InvalidOption {
+        option,
+        reason: format!("{nodes} nodes need as many ports up to 65535"),
     })
 }
 
-async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
+async fn listen(host: IpAddr, port: u16) -> Result<(TcpListener, SocketAddr), Error> {
+    let address = SocketAddr::new(host, port);
     let failed = |source| Error::Listen { host: address.ip(), port: address.port(), source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     // Loopback has no congestion; an algorithm that paces by round-trip times costs throughput.

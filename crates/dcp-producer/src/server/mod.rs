@@ -3,23 +3,30 @@
 mod connection;
 mod dcp_names;
 mod flusher;
+mod handshake;
 mod listeners;
 mod push;
+mod socket;
 
 use std::sync::Arc;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use connection::Connection;
 use dcp_names::DcpNames;
+use handshake::Shaken;
 pub(crate) use listeners::Listeners;
+use listeners::NodeListeners;
+use socket::Socket;
 
 use crate::cluster::Cluster;
 use crate::http::Management;
 use crate::kv::{Credentials, Session};
+use crate::tls::Tls;
 use crate::{Error, ProducerOptions};
 
 /// What the connections of one node share.
@@ -42,6 +49,7 @@ pub(crate) fn spawn(
     listeners: Listeners,
     cluster: &Arc<Cluster>,
     options: &ProducerOptions,
+    tls: Option<&Tls>,
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> Result<(), Error> {
@@ -60,12 +68,7 @@ pub(crate) fn spawn(
             tasks: tasks.clone(),
             stop: stop.clone(),
         };
-        let server = Arc::new(server);
-        let (kv, mgmt) = (Arc::clone(&server), server);
-        let kv = accept(listeners.kv, move |socket| kv.admit(socket));
-        let mgmt = accept(listeners.mgmt, move |socket| mgmt.admit_http(socket));
-        tasks.spawn(stop.clone().run_until_cancelled_owned(kv));
-        tasks.spawn(stop.clone().run_until_cancelled_owned(mgmt));
+        Arc::new(server).listen(listeners, tls.map(|tls| &tls.acceptor));
     }
     let flusher = flusher::run(Arc::clone(cluster), options.persist_delay);
     tasks.spawn(stop.clone().run_until_cancelled_owned(flusher));
@@ -89,36 +92,96 @@ async fn accept(listener: TcpListener, admit: impl Fn(TcpStream)) {
 }
 
 impl NodeServer {
+    /// Accepts connections on all ports of the node.
+    fn listen(self: Arc<Self>, listeners: NodeListeners, tls: Option<&TlsAcceptor>) {
+        self.accept(listeners.kv, None, Self::admit);
+        self.accept(listeners.mgmt, None, Self::admit_http);
+        if let (Some(listeners), Some(tls)) = (listeners.tls, tls) {
+            self.accept(listeners.kv, Some(tls), Self::admit);
+            self.accept(listeners.mgmt, Some(tls), Self::admit_http);
+        }
+    }
+
+    fn accept(
+        self: &Arc<Self>,
+        listener: TcpListener,
+        tls: Option<&TlsAcceptor>,
+        admit: fn(&Arc<Self>, TcpStream, Option<TlsAcceptor>),
+    ) {
+        let (server, tls) = (Arc::clone(self), tls.cloned());
+        let accepting = accept(listener, move |socket| admit(&server, socket, tls.clone()));
+        self.tasks.spawn(self.stop.clone().run_until_cancelled_owned(accepting));
+    }
+
     /// Serves a connection in a task of its own, or closes it if there are too many.
-    fn admit(&self, socket: TcpStream) {
-        let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
-            tracing::warn!("too many connections: closing a new one");
+    fn admit(self: &Arc<Self>, socket: TcpStream, tls: Option<TlsAcceptor>) {
+        let Some(permit) = admit(&self.permits, &socket) else {
             return;
         };
-        // Answers are small and awaited one by one.
-        if let Err(error) = socket.set_nodelay(true) {
-            tracing::debug!(%error, "a connection died before it was served");
-            return;
-        }
-        let session =
-            Session::new(Arc::clone(&self.cluster), self.node, Arc::clone(&self.credentials));
-        let connection = Connection::new(socket, session, Arc::clone(&self.names), &self.stop);
+        let server = Arc::clone(self);
         self.tasks.spawn(async move {
-            connection.run().await;
+            match tls {
+                None => server.serve(Socket::Plain(socket), Session::new).await,
+                Some(tls) => {
+                    if let Some(Shaken { stream, is_certified }) = server.shake(&tls, socket).await
+                    {
+                        let (socket, session) = stream.into_inner();
+                        let open = if is_certified { Session::certified } else { Session::new };
+                        server.serve(Socket::tls(socket, session), open).await;
+                    }
+                }
+            }
             drop(permit);
         });
     }
 
+    async fn serve(
+        &self,
+        socket: Socket,
+        open: fn(Arc<Cluster>, usize, Arc<Credentials>) -> Session,
+    ) {
+        let session = open(Arc::clone(&self.cluster), self.node, Arc::clone(&self.credentials));
+        Connection::new(socket, session, Arc::clone(&self.names), &self.stop).run().await;
+    }
+
     /// As [`admit`](Self::admit), for the management port.
-    fn admit_http(&self, socket: TcpStream) {
-        let Ok(permit) = Arc::clone(&self.http_permits).try_acquire_owned() else {
-            tracing::warn!("too many management connections: closing a new one");
+    fn admit_http(self: &Arc<Self>, socket: TcpStream, tls: Option<TlsAcceptor>) {
+        let Some(permit) = admit(&self.http_permits, &socket) else {
             return;
         };
-        let management = Arc::clone(&self.management);
+        let server = Arc::clone(self);
         self.tasks.spawn(async move {
-            management.serve(socket, false).await;
+            let management = Arc::clone(&server.management);
+            match tls {
+                None => management.serve(socket, false).await,
+                Some(tls) => {
+                    if let Some(Shaken { stream, is_certified }) = server.shake(&tls, socket).await
+                    {
+                        management.serve(stream, is_certified).await;
+                    }
+                }
+            }
             drop(permit);
         });
     }
+
+    /// A client after its TLS handshake; `None` also if the cluster stops meanwhile.
+    async fn shake(&self, tls: &TlsAcceptor, socket: TcpStream) -> Option<Shaken> {
+        let shaking = handshake::shake(tls, socket, &self.credentials);
+        self.stop.run_until_cancelled(shaking).await?
+    }
+}
+
+/// Makes room for a connection; `None` if there is none or the connection is dead already.
+fn admit(permits: &Arc<Semaphore>, socket: &TcpStream) -> Option<OwnedSemaphorePermit> {
+    let Ok(permit) = Arc::clone(permits).try_acquire_owned() else {
+        tracing::warn!("too many connections: closing a new one");
+        return None;
+    };
+    // Answers are small and awaited one by one.
+    if let Err(error) = socket.set_nodelay(true) {
+        tracing::debug!(%error, "a connection died before it was served");
+        return None;
+    }
+    Some(permit)
 }

@@ -8,6 +8,7 @@ mod limits;
 mod raw_client;
 mod seqnos;
 mod streams;
+mod tls;
 
 use dcp_producer::{Producer, ProducerOptions};
 

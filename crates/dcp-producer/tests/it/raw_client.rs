@@ -5,8 +5,9 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use dcp_producer::Producer;
 use dcp_wire::message::{BufferAck, Control, Open, OpenFlags, StreamRequest, StreamRequestFlags};
+use dcp_wire::sasl::{Mechanism, ScramClient};
 use dcp_wire::{Feature, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid, sasl};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// Longest wait for something that must come.
@@ -37,10 +38,15 @@ impl Packet {
     }
 }
 
+/// What a client may speak over.
+pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send + std::fmt::Debug {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + std::fmt::Debug> Socket for S {}
+
 /// A connection to one node.
 #[derive(Debug)]
 pub(crate) struct RawClient {
-    socket: TcpStream,
+    socket: Box<dyn Socket>,
     input: BytesMut,
     next_opaque: u32,
 }
@@ -53,7 +59,12 @@ impl RawClient {
         let address = addresses.split(',').nth(node).unwrap();
         let socket = TcpStream::connect(address).await.unwrap();
         socket.set_nodelay(true).unwrap();
-        Self { socket, input: BytesMut::new(), next_opaque: 1000 }
+        Self::over(socket)
+    }
+
+    /// Speaks over a connection that is there already.
+    pub(crate) fn over(socket: impl Socket + 'static) -> Self {
+        Self { socket: Box::new(socket), input: BytesMut::new(), next_opaque: 1000 }
     }
 
     /// Connects, authenticates and selects the bucket.
@@ -69,6 +80,21 @@ impl RawClient {
         let codes: Vec<u8> = features.iter().flat_map(|feature| feature.0.to_be_bytes()).collect();
         let hello = Frame::request(Opcode::HELLO).with_key(b"raw client").with_value(&codes);
         self.succeed(hello).await
+    }
+
+    /// Proves the password without telling it.
+    pub(crate) async fn log_in_with_scram(&mut self, mechanism: Mechanism) {
+        let mut scram =
+            ScramClient::new(mechanism, "Administrator", "password", "client nonce").unwrap();
+        let name = mechanism.name().as_bytes();
+        let first = scram.first_message();
+        let auth = Frame::request(Opcode::SASL_AUTH).with_key(name).with_value(&first);
+        let challenge = self.ask(auth).await;
+        assert_eq!(challenge.status(), Status::AUTH_CONTINUE);
+        let last = scram.respond(challenge.frame().value).unwrap();
+        let step = Frame::request(Opcode::SASL_STEP).with_key(name).with_value(&last);
+        let proof = self.succeed(step).await;
+        scram.verify(proof.frame().value).unwrap();
     }
 
     pub(crate) async fn log_in(&mut self, username: &str, password: &str) {

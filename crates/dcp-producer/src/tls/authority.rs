@@ -1,0 +1,40 @@
+//! A certificate authority for one cluster.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SanType,
+};
+use rustls::pki_types::PrivateKeyDer;
+
+use super::Identity;
+
+/// A certificate for nodes at `host` and on loopback, and the PEM of the authority that signed it.
+/// The authority's key is forgotten.
+pub(super) fn issue(host: IpAddr) -> Result<(Identity, String), rcgen::Error> {
+    let mut authority = CertificateParams::default();
+    // Authorities of several clusters may be in one trust store: clients find them by name.
+    let name = format!("dcp_rs embedded cluster {:016x}", rand::random::<u64>());
+    authority.distinguished_name.push(DnType::CommonName, name);
+    authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let authority_key = KeyPair::generate()?;
+    let ca_pem = authority.self_signed(&authority_key)?.pem();
+    let issuer = Issuer::new(authority, authority_key);
+
+    let mut node = CertificateParams::new(vec!["localhost".to_owned()])?;
+    node.distinguished_name.push(DnType::CommonName, "dcp_rs embedded node");
+    let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    node.subject_alt_names.extend(loopback.map(SanType::IpAddress));
+    if !loopback.contains(&host) {
+        node.subject_alt_names.push(SanType::IpAddress(host));
+    }
+    node.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    node.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    node.use_authority_key_identifier_extension = true;
+    let node_key = KeyPair::generate()?;
+    let certificate = node.signed_by(&node_key, &issuer)?;
+    let key = PrivateKeyDer::Pkcs8(node_key.serialize_der().into());
+    Ok(((vec![certificate.der().clone()], key), ca_pem))
+}
