@@ -40,6 +40,10 @@ def fill(producer):
     return write
 
 
+# A shell's background job, as CI can be, hands on that SIGINT is ignored.
+_TAKES_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
 @pytest.fixture
 def start_python():
     """Starts Python programs, given as text, and ends those that still run."""
@@ -47,7 +51,7 @@ def start_python():
 
     def start(program, *arguments, **options):
         process = subprocess.Popen(
-            [sys.executable, "-c", program, *map(str, arguments)],
+            [sys.executable, "-c", _TAKES_CTRL_C + program, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
