@@ -10,6 +10,7 @@
 //!   decided by [`dcp_proto::producer`].
 //! * `cluster` knows which node has which vBucket and what clients are told about it.
 //! * `http` answers what clients ask a node's management port.
+//! * `fault` makes things go wrong on the way, by rules that are data.
 //! * `server` moves bytes between sockets and those machines.
 //!
 //! Nothing is written to disk: "persisted" documents live in a second structure in memory that
@@ -19,6 +20,7 @@
 mod bucket;
 mod cluster;
 mod error;
+mod fault;
 mod http;
 mod kv;
 mod options;
@@ -28,6 +30,9 @@ mod tls;
 mod value;
 
 pub use error::{DocumentError, Error};
+pub use fault::{
+    Condition, ConnectionIs, Direction, Probability, Reaction, Rule, RuleError, parse_rules,
+};
 pub use options::{Document, MutationToken, ProducerOptions, WriteOptions};
 pub use producer::Producer;
 pub use tls::{NodeCertificate, TlsOptions};

@@ -12,9 +12,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::bucket::{Bucket, Condition, DocumentWrite, Now, VBucket, Written};
 use crate::cluster::{Cluster, Node};
+use crate::fault::Faults;
 use crate::server::{self, Listeners};
 use crate::tls::Tls;
-use crate::{Document, DocumentError, Error, MutationToken, ProducerOptions, WriteOptions};
+use crate::{
+    Document, DocumentError, Error, MutationToken, ProducerOptions, Rule, RuleError, WriteOptions,
+};
 
 /// An embedded cluster: it runs from [`start`](Self::start) until [`shutdown`](Self::shutdown) or
 /// until it is dropped.
@@ -24,6 +27,7 @@ use crate::{Document, DocumentError, Error, MutationToken, ProducerOptions, Writ
 pub struct Producer {
     cluster: Arc<Cluster>,
     ca_pem: Option<String>,
+    faults: Arc<Faults>,
     tasks: TaskTracker,
     _stop: DropGuard,
     stop: CancellationToken,
@@ -44,10 +48,11 @@ impl Producer {
         let cluster = Cluster::new(bucket, options.bucket.clone(), listeners.nodes());
         let cluster = Arc::new(cluster);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        server::spawn(listeners, &cluster, &options, tls.as_ref(), &tasks, &stop)?;
+        let faults = Arc::default();
+        server::spawn(listeners, &cluster, &faults, &options, tls.as_ref(), &tasks, &stop)?;
         tasks.close();
         let ca_pem = tls.and_then(|tls| tls.ca_pem);
-        Ok(Self { cluster, ca_pem, tasks, _stop: stop.clone().drop_guard(), stop })
+        Ok(Self { cluster, faults, ca_pem, tasks, _stop: stop.clone().drop_guard(), stop })
     }
 
     /// Where clients connect to, as `couchbase://127.0.0.1:port`.
@@ -293,6 +298,28 @@ impl Producer {
 
     fn unknown_vbucket(&self, vbid: Vbid) -> Error {
         Error::UnknownVbucket { vbid, count: self.num_vbuckets() }
+    }
+
+    /// Makes things go wrong as the rules say, from the next packet of each connection on; in
+    /// place of all former rules, so that an empty list makes an end of it. Packets that are on
+    /// their way already are not looked at.
+    ///
+    /// # Errors
+    /// [`RuleError`] if a rule contradicts itself or there are too many; the former ones stay.
+    pub fn set_faults(&self, rules: Vec<Rule>) -> Result<(), RuleError> {
+        self.faults.set(rules)
+    }
+
+    /// The fault rules in force.
+    #[must_use]
+    pub fn faults(&self) -> Vec<Rule> {
+        self.faults.rules()
+    }
+
+    /// How often each rule of [`faults`](Self::faults) reacted since it was set.
+    #[must_use]
+    pub fn fault_counts(&self) -> Vec<u64> {
+        self.faults.counts()
     }
 
     /// Closes all connections and waits until every task has ended.

@@ -13,10 +13,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::dcp_names::DcpNames;
-use super::push;
 use super::socket::Socket;
+use super::{faulty, push};
 use crate::bucket::Subscriber;
 use crate::cluster::NodeBucket;
+use crate::fault::{Faults, RequestFault, Tap};
 use crate::kv::{Flow, MapPush, Session};
 
 /// Bytes that may wait for the socket before no more requests are looked at; also how much stream
@@ -30,6 +31,8 @@ const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
 const STUCK_TICK: Duration = Duration::from_secs(1);
 /// Bytes asked of the socket at a time.
 const READ_SIZE: usize = 64 << 10;
+/// Bytes of a client that are taken before its connection is closed, at most.
+const MAX_DISCARDED: usize = 1 << 20;
 /// Longest body of a client that has not authenticated, in bytes.
 const MAX_ANONYMOUS_BODY_LEN: usize = 64 << 10;
 /// Buffers larger than this are given back once they are empty, in bytes.
@@ -45,6 +48,8 @@ pub(super) struct Connection {
     map_version: watch::Receiver<ConfigVersion>,
     input: BytesMut,
     output: BytesMut,
+    /// What goes wrong on the way from `output` to the socket, if faults are asked for.
+    tap: Tap,
     /// Since when nothing more is read while what is written goes out.
     closing: Option<Instant>,
     names: Arc<DcpNames>,
@@ -82,10 +87,12 @@ impl Connection {
         socket: Socket,
         session: Session,
         names: Arc<DcpNames>,
+        faults: &Faults,
         stop: &CancellationToken,
     ) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let map_version = session.cluster().follow_map();
+        let tap = Tap::new(faults, session.node());
         Self {
             socket,
             session,
@@ -94,6 +101,7 @@ impl Connection {
             map_version,
             input: BytesMut::new(),
             output: BytesMut::new(),
+            tap,
             closing: None,
             names,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -122,7 +130,8 @@ impl Connection {
             match self.turn() {
                 Ok(true) => tokio::task::yield_now().await,
                 Ok(false) => {
-                    if self.closing.is_some() && !self.has_unsent() {
+                    if self.closing.is_some() && self.output.is_empty() && !self.has_unsent() {
+                        self.discard_input();
                         return End::Done;
                     }
                     if let Err(end) = self.wait().await {
@@ -137,8 +146,24 @@ impl Connection {
         }
     }
 
+    /// Takes what has arrived: a socket that is closed with unread bytes tells the client to throw
+    /// away what it has not read either.
+    fn discard_input(&mut self) {
+        for _ in 0..MAX_DISCARDED / READ_SIZE {
+            self.input.clear();
+            self.input.reserve(READ_SIZE);
+            if !matches!(self.socket.try_read_buf(&mut self.input), Ok(1..)) {
+                return;
+            }
+        }
+    }
+
     /// Does what can be done without waiting; `false` if that was nothing.
     fn turn(&mut self) -> Result<bool, End> {
+        self.tap.refresh(&self.output);
+        if self.tap.is_active() {
+            return self.faulty_turn();
+        }
         let read = self.read()?;
         let handled = self.handle_input()?;
         self.push_map();
@@ -149,12 +174,36 @@ impl Connection {
 
     /// Whether anything waits to leave.
     fn has_unsent(&self) -> bool {
-        !self.output.is_empty() || self.socket.has_unsent()
+        let ready =
+            if self.tap.is_active() { self.tap.has_wire() } else { !self.output.is_empty() };
+        ready || self.socket.has_unsent()
+    }
+
+    /// A turn with the tap between the machines and the socket.
+    fn faulty_turn(&mut self) -> Result<bool, End> {
+        let now = Instant::now();
+        self.tap.tick(now);
+        if self.tap.is_half_open() {
+            return Ok(false);
+        }
+        let read = self.read()?;
+        let handled = self.handle_input()?;
+        self.push_map();
+        let produced = self.produce();
+        let passed = self.tap.pass(now, &mut self.output);
+        for opaque in self.tap.take_lost_noops() {
+            self.handle_dcp(&faulty::noop_answer(opaque))?;
+        }
+        if self.tap.is_closing() && self.closing.is_none() {
+            self.closing = Some(now);
+        }
+        let written = self.write()?;
+        Ok(read || handled || produced || passed || written)
     }
 
     /// Whether requests are taken: not while the client does not read its answers.
     fn takes_input(&self) -> bool {
-        self.closing.is_none() && self.output.len() < OUTPUT_LIMIT
+        self.closing.is_none() && self.output.len() < OUTPUT_LIMIT && self.tap.takes_input()
     }
 
     /// Whether stream messages are made.
@@ -198,10 +247,34 @@ impl Connection {
             let Some((frame, len)) = Frame::parse(rest, limit).map_err(End::Protocol)? else {
                 return Ok(());
             };
+            if self.tap.is_active() && !self.meets_no_fault(&frame)? {
+                if self.tap.takes_input() {
+                    *used += len;
+                }
+                continue;
+            }
             *used += len;
             self.handle(&frame)?;
         }
         Ok(())
+    }
+
+    /// Whether a request is to be handled; otherwise a fault has done so, or it has to wait.
+    fn meets_no_fault(&mut self, frame: &Frame<'_>) -> Result<bool, End> {
+        match self.tap.request(Instant::now(), frame) {
+            RequestFault::None => return Ok(true),
+            RequestFault::Lose | RequestFault::Wait => {}
+            RequestFault::Refuse(refusal) => {
+                faulty::refuse(&self.session, frame, refusal, &mut self.output);
+            }
+            RequestFault::MoveEnd(count) => {
+                match faulty::with_later_end(&self.session, frame, count) {
+                    Some(extras) => self.handle(&frame.with_extras(&extras))?,
+                    None => return Ok(true),
+                }
+            }
+        }
+        Ok(false)
     }
 
     fn handle(&mut self, frame: &Frame<'_>) -> Result<(), End> {
@@ -235,6 +308,7 @@ impl Connection {
             && let Some(name) = self.dcp.name()
         {
             let name = name.to_vec();
+            self.tap.name_connection(&name);
             self.names.claim(&name, self.id, self.evicted.clone());
             let subscriber = cluster.bucket.changes().subscribe();
             self.following = Some(Following { name, subscriber });
@@ -273,17 +347,18 @@ impl Connection {
 
     /// Hands the socket what it takes.
     fn write(&mut self) -> Result<bool, End> {
-        if self.output.is_empty() {
+        let wire = if self.tap.is_active() { self.tap.wire() } else { &mut self.output };
+        if wire.is_empty() {
             return Ok(self.socket.try_flush()?);
         }
-        match self.socket.try_write(&self.output) {
+        match self.socket.try_write(wire) {
             Ok(written) => {
-                self.output.advance(written);
-                if self.output.is_empty() {
-                    if self.output.capacity() > KEPT_CAPACITY {
-                        self.output = BytesMut::new();
+                wire.advance(written);
+                if wire.is_empty() {
+                    if wire.capacity() > KEPT_CAPACITY {
+                        *wire = BytesMut::new();
                     } else {
-                        self.output.clear();
+                        wire.clear();
                     }
                 }
                 Ok(written > 0)
@@ -295,6 +370,10 @@ impl Connection {
 
     /// Waits until there may be something to do.
     async fn wait(&mut self) -> Result<(), End> {
+        if self.tap.is_half_open() {
+            self.evicted.cancelled().await;
+            return Err(End::Done);
+        }
         let now = Instant::now();
         let (reads, writes) = (self.takes_input(), self.has_unsent());
         let (streams, pushes) = (self.streams(), self.pushes());
@@ -310,6 +389,7 @@ impl Connection {
             ready = self.socket.readable(), if reads => Ok(ready?),
             () = optional(changed.map(tokio::sync::Notify::notified)), if streams => Ok(()),
             () = optional(given_up.map(|at| tokio::time::sleep_until(at.into()))) => Err(End::Done),
+            () = self.tap.wait(), if self.tap.waits() => Ok(()),
             () = optional(timeout.map(|at| tokio::time::sleep_until(at.into()))) => {
                 self.dcp.handle_timeout(Instant::now()).map_err(End::Dcp)
             }

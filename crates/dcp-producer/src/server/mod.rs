@@ -2,6 +2,7 @@
 
 mod connection;
 mod dcp_names;
+mod faulty;
 mod flusher;
 mod handshake;
 mod listeners;
@@ -24,6 +25,7 @@ use listeners::NodeListeners;
 use socket::Socket;
 
 use crate::cluster::Cluster;
+use crate::fault::Faults;
 use crate::http::Management;
 use crate::kv::{Credentials, Session};
 use crate::tls::Tls;
@@ -36,6 +38,7 @@ struct NodeServer {
     credentials: Arc<Credentials>,
     management: Arc<Management>,
     names: Arc<DcpNames>,
+    faults: Arc<Faults>,
     /// One permit per connection.
     permits: Arc<Semaphore>,
     /// One permit per connection to the management ports.
@@ -48,6 +51,7 @@ struct NodeServer {
 pub(crate) fn spawn(
     listeners: Listeners,
     cluster: &Arc<Cluster>,
+    faults: &Arc<Faults>,
     options: &ProducerOptions,
     tls: Option<&Tls>,
     tasks: &TaskTracker,
@@ -63,6 +67,7 @@ pub(crate) fn spawn(
             node,
             credentials: Arc::clone(&credentials),
             names: Arc::default(),
+            faults: Arc::clone(faults),
             permits: Arc::new(Semaphore::new(options.max_connections)),
             http_permits: Arc::new(Semaphore::new(options.max_connections)),
             tasks: tasks.clone(),
@@ -141,7 +146,8 @@ impl NodeServer {
         open: fn(Arc<Cluster>, usize, Arc<Credentials>) -> Session,
     ) {
         let session = open(Arc::clone(&self.cluster), self.node, Arc::clone(&self.credentials));
-        Connection::new(socket, session, Arc::clone(&self.names), &self.stop).run().await;
+        let names = Arc::clone(&self.names);
+        Connection::new(socket, session, names, &self.faults, &self.stop).run().await;
     }
 
     /// As [`admit`](Self::admit), for the management port.

@@ -3,6 +3,7 @@
 mod authentication;
 mod cluster_map;
 mod documents;
+mod faults;
 mod http;
 mod limits;
 mod raw_client;

@@ -241,4 +241,26 @@ impl RawClient {
         let packet = tokio::time::timeout(Duration::from_millis(200), self.next()).await;
         assert!(packet.is_err(), "{packet:?}");
     }
+
+    /// Every byte that comes until the server closes the connection.
+    pub(crate) async fn rest(mut self) -> Vec<u8> {
+        let read = self.socket.read_buf(&mut self.input);
+        let mut more = tokio::time::timeout(PATIENCE, read).await.expect("it stays open").unwrap();
+        while more > 0 {
+            let read = self.socket.read_buf(&mut self.input);
+            more = tokio::time::timeout(PATIENCE, read).await.expect("it stays open").unwrap();
+        }
+        self.input.to_vec()
+    }
+
+    /// Every byte that comes within a short time.
+    pub(crate) async fn bytes_for_a_while(&mut self) -> Vec<u8> {
+        let until = tokio::time::Instant::now() + Duration::from_millis(300);
+        while let Ok(read) =
+            tokio::time::timeout_at(until, self.socket.read_buf(&mut self.input)).await
+        {
+            assert_ne!(read.unwrap(), 0, "the server closed the connection");
+        }
+        self.input.split().to_vec()
+    }
 }

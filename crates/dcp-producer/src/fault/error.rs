@@ -1,0 +1,46 @@
+//! What is wrong with a rule.
+
+use thiserror::Error;
+
+/// Why a list of fault rules was refused. The rules that were in force stay so.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RuleError {
+    /// The text is not JSON.
+    #[error("the fault rules are not JSON")]
+    Json(#[from] serde_json::Error),
+    /// A name that means nothing there.
+    #[error("{path}: there is no {what} {name:?}; did you mean {nearest:?}?")]
+    UnknownName {
+        /// Where, as `[2].condition`.
+        path: String,
+        /// What kind of name it should be.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// The known name that looks most like it.
+        nearest: String,
+    },
+    /// A member that must be there is not.
+    #[error("{path}: {member:?} is missing")]
+    Missing {
+        /// Where.
+        path: String,
+        /// The member.
+        member: &'static str,
+    },
+    /// A member has a value of another kind, or one that contradicts the rest of the rule.
+    #[error("{path}: must be {expected}")]
+    Invalid {
+        /// Where.
+        path: String,
+        /// What it must be instead.
+        expected: String,
+    },
+}
+
+impl RuleError {
+    pub(super) fn invalid(path: impl Into<String>, expected: impl Into<String>) -> Self {
+        Self::Invalid { path: path.into(), expected: expected.into() }
+    }
+}

@@ -1,0 +1,24 @@
+//! Faults as data: rules of a condition and a reaction, changeable while the cluster runs.
+//!
+//! * [`Rule`], [`Condition`] and [`Reaction`] say what is to go wrong; [`parse_rules`] reads them
+//!   from JSON.
+//! * `registry` holds the rules of a cluster and counts how often each fired.
+//! * `tap` stands between the machines of one connection and its socket. Without rules it is one
+//!   look at a version number per turn of the connection, and no packet passes through it.
+
+mod error;
+mod json;
+mod matching;
+mod nearest;
+mod reaction;
+mod registry;
+mod rule;
+mod tap;
+
+pub use error::RuleError;
+pub use json::parse_rules;
+pub use reaction::Reaction;
+pub use rule::{Condition, ConnectionIs, Direction, Probability, Rule};
+
+pub(crate) use registry::Faults;
+pub(crate) use tap::{Refusal, RequestFault, Tap};

@@ -1,0 +1,107 @@
+//! What happens to a packet that meets a rule's condition.
+
+use core::time::Duration;
+
+use dcp_wire::{Opcode, Seqno, Status};
+
+use super::{Direction, RuleError};
+
+/// What happens to a packet.
+///
+/// What a client did not get still counts against its flow-control window, as it does when a
+/// network loses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reaction {
+    /// The packet is lost. A lost request is never answered.
+    Drop,
+    /// The packet, and what follows it on the connection, comes so much later.
+    Delay(Duration),
+    /// From this packet on nothing is read or written; the socket stays open.
+    HalfOpen,
+    /// The connection is closed instead; what came before is still written.
+    Disconnect,
+    /// So many more bytes are written, counted from the packet's first, then the connection is
+    /// closed.
+    DisconnectAfter(usize),
+    /// The request is not carried out but answered with a status and an empty body.
+    Answer(Status),
+    /// The request is answered with NOT_MY_VBUCKET.
+    NotMyVbucket {
+        /// Whether the answer carries the cluster map.
+        map: bool,
+    },
+    /// The stream request is answered with a rollback to a seqno.
+    Rollback(Seqno),
+    /// Streams never end: their last message is lost.
+    NoStreamEnd,
+    /// The requested stream goes on for up to so many changes beyond its end, as far as the
+    /// vBucket has them.
+    ItemsPastEnd(u64),
+    /// A snapshot marker comes alone: the stream's messages up to the next marker are lost.
+    MarkerWithoutItems,
+    /// Before an item comes a SEQNO_ADVANCED of the item's own seqno.
+    SeqnoAdvancedBeforeItem,
+    /// An out-of-order snapshot breaks off: the connection is closed after so many of its items,
+    /// at the latest before its end.
+    OsoCut(u64),
+    /// Only the packet's first bytes are written, half of it if not said; the next packet follows
+    /// at once.
+    Truncate(Option<usize>),
+    /// One byte of the packet is inverted: at this offset or the packet's last, or at one that the
+    /// rule's seed chooses.
+    Corrupt(Option<usize>),
+    /// No noops are sent, and none is missed.
+    NoNoop,
+}
+
+/// Messages that carry a document or an event with a seqno of its own.
+const ITEMS: &[Opcode] =
+    &[Opcode::DCP_MUTATION, Opcode::DCP_DELETION, Opcode::DCP_EXPIRATION, Opcode::DCP_SYSTEM_EVENT];
+
+/// Whether a message carries a document or an event.
+pub(super) fn is_item(opcode: Opcode) -> bool {
+    ITEMS.contains(&opcode)
+}
+
+impl Reaction {
+    /// Which way the packets go that it is about, unless the condition says otherwise.
+    pub(super) const fn direction(self) -> Direction {
+        match self {
+            Self::Answer(_)
+            | Self::NotMyVbucket { .. }
+            | Self::Rollback(_)
+            | Self::ItemsPastEnd(_) => Direction::ToServer,
+            _ => Direction::ToClient,
+        }
+    }
+
+    /// Whether the condition may say otherwise.
+    pub(super) const fn goes_both_ways(self) -> bool {
+        matches!(self, Self::Drop | Self::Delay(_) | Self::HalfOpen | Self::Disconnect)
+    }
+
+    /// The only opcodes it makes sense for; `None` for all.
+    pub(super) const fn opcodes(self) -> Option<&'static [Opcode]> {
+        match self {
+            Self::Rollback(_) | Self::ItemsPastEnd(_) => Some(&[Opcode::DCP_STREAM_REQ]),
+            Self::NoStreamEnd => Some(&[Opcode::DCP_STREAM_END]),
+            Self::MarkerWithoutItems => Some(&[Opcode::DCP_SNAPSHOT_MARKER]),
+            Self::SeqnoAdvancedBeforeItem => Some(ITEMS),
+            Self::OsoCut(_) => Some(&[Opcode::DCP_OSO_SNAPSHOT]),
+            Self::NoNoop => Some(&[Opcode::DCP_NOOP]),
+            _ => None,
+        }
+    }
+
+    pub(super) fn check(self, path: &str) -> Result<(), RuleError> {
+        /// Longest delay.
+        const MAX_DELAY: Duration = Duration::from_secs(24 * 60 * 60);
+        match self {
+            Self::Delay(delay) if delay > MAX_DELAY => {
+                Err(RuleError::invalid(path, "a delay of at most a day"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

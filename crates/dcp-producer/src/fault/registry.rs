@@ -1,0 +1,76 @@
+//! The rules of a cluster, and how often each fired.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::watch;
+
+use super::{Rule, RuleError};
+
+/// A rule in force.
+#[derive(Debug)]
+pub(super) struct Armed {
+    pub(super) rule: Rule,
+    /// Packets that met everything but the count.
+    pub(super) met: AtomicU64,
+    /// Packets it reacted to.
+    pub(super) fired: AtomicU64,
+}
+
+/// The rules in force, in the order they are asked.
+pub(super) type Rules = Arc<[Arc<Armed>]>;
+
+/// The rules of a cluster.
+#[derive(Debug)]
+pub(crate) struct Faults {
+    rules: watch::Sender<Rules>,
+    connections: AtomicU64,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self { rules: watch::Sender::new(Arc::new([])), connections: AtomicU64::new(0) }
+    }
+}
+
+impl Faults {
+    /// Most rules there may be: each is asked about each packet.
+    const MAX_RULES: usize = 1000;
+
+    /// Replaces all rules; counts begin anew.
+    pub(crate) fn set(&self, rules: Vec<Rule>) -> Result<(), RuleError> {
+        if rules.len() > Self::MAX_RULES {
+            let expected = format!("at most {} rules", Self::MAX_RULES);
+            return Err(RuleError::invalid("rules", expected));
+        }
+        for (index, rule) in rules.iter().enumerate() {
+            rule.check(&format!("[{index}]"))?;
+        }
+        let armed =
+            |rule| Arc::new(Armed { rule, met: AtomicU64::new(0), fired: AtomicU64::new(0) });
+        self.rules.send_replace(rules.into_iter().map(armed).collect());
+        Ok(())
+    }
+
+    /// The rules in force.
+    pub(crate) fn rules(&self) -> Vec<Rule> {
+        self.rules.borrow().iter().map(|armed| armed.rule.clone()).collect()
+    }
+
+    /// How often each rule fired, in their order.
+    pub(crate) fn counts(&self) -> Vec<u64> {
+        self.rules.borrow().iter().map(|armed| armed.fired.load(Ordering::Relaxed)).collect()
+    }
+
+    pub(super) fn follow(&self) -> watch::Receiver<Rules> {
+        let mut rules = self.rules.subscribe();
+        // A new connection has not seen the rules that are there.
+        rules.mark_changed();
+        rules
+    }
+
+    /// The number of a new connection, from 1.
+    pub(super) fn number_connection(&self) -> u64 {
+        self.connections.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
