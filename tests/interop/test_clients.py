@@ -92,14 +92,11 @@ def test_keys_come_without_values_when_asked_for(client, open_history):
         assert newest <= {(c.key, c.seqno, c.cas) for c in seen.changes(vbucket)}
 
 
-@pytest.mark.parametrize("compression", ["on", "forced"])
-def test_compressed_values_are_the_values_that_were_written(client, open_history, compression):
-    if (client.name, compression) == ("gocbcore", "forced"):
-        pytest.skip("gocbcore cannot ask for compression of every value")
+def test_compressed_values_are_the_values_that_were_written(client, open_history):
     history = open_history(client)
     history.write(1000, size=3000)
     history.producer.persist()
-    seen = client.drain(history.producer, compression=compression)
+    seen = client.drain(history.producer, compression="forced")
     assert_versions(history, seen)
 
 
@@ -189,6 +186,22 @@ def test_a_failover_and_a_rebalance_are_lived_through_while_streaming(client, op
     assert seen.of("end"), "no stream was moved"
 
 
+def test_writes_go_on_while_a_slow_client_reads(client, open_history):
+    history = open_history(client, nodes=3, persist_delay=0.001)
+    history.write(1500)
+    history.producer.persist()
+    run = client.start(history.producer, follow=True, buffer=2000)
+    for round_ in range(6):
+        # The same keys over and over: they change while their older versions are on their way.
+        history.write(1000, prefix="hot")
+        if round_ == 2:
+            run.await_streaming()
+        if round_ % 2:
+            history.producer.persist()
+    seen = run.finish(history.producer.high_seqnos())
+    assert_versions(history, seen)
+
+
 def test_idle_streams_stay_open_by_noops(java, open_history):
     history = open_history(java)
     run = java.start(history.producer, follow=True, noop_seconds=1)
@@ -212,6 +225,31 @@ def test_changes_are_withheld_until_persisted_by_a_client_that_mitigates_rollbac
     assert not [line for line in run.lines if line["line"] == "change"]
     history.producer.persist()
     assert_versions(history, run.finish(history.producer.high_seqnos()))
+
+
+def test_a_client_that_does_not_mind_purged_tombstones_resumes_below_them(
+    java, open_history, tmp_path
+):
+    history = open_history(java)
+    history.write_to(5, 10, prefix="doc")
+    gone = history.versions[5][6]
+    history.remove(gone.key)
+    history.write_to(5, 3, prefix="more")
+    state = tmp_path / "state.json"
+    seen = java.drain(history.producer, save=state)
+    positions = json.loads(state.read_text())
+    positions["5"] |= {"seqno": 8, "snapshot_start": 8, "snapshot_end": 8}
+    state.write_text(json.dumps(positions))
+    purged = history.versions[5][10].seqno
+    history.producer.purge(5, purged)
+    history.write_to(5, 1, prefix="last")
+    minding = java.drain(history.producer, resume=state)
+    assert [(line["vb"], line["to"]) for line in minding.of("rollback")] == [(5, 0)]
+    assert gone.key not in {change.key for change in minding.changes(5)}
+    lenient = java.drain(history.producer, resume=state, ignore_purged=True)
+    assert not lenient.of("rollback")
+    kept = [change for change in seen.changes(5) if change.seqno > 8 and change.seqno != purged]
+    assert lenient.changes(5)[:-1] == kept
 
 
 def test_expirations_come_as_such_when_asked_for(gocbcore, open_history):

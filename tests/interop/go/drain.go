@@ -38,7 +38,7 @@ func connect(job Job) (*gocbcore.DCPAgent, error) {
 			UseCollections:             job.Collections,
 			UseClusterMapNotifications: true,
 		},
-		CompressionConfig:  gocbcore.CompressionConfig{Enabled: job.Compression == "on"},
+		CompressionConfig:  gocbcore.CompressionConfig{Enabled: job.Compression != "off"},
 		ConfigPollerConfig: gocbcore.ConfigPollerConfig{CccpPollPeriod: 200 * time.Millisecond},
 		SecurityConfig: gocbcore.SecurityConfig{
 			Auth: gocbcore.PasswordAuthProvider{Username: job.Username, Password: job.Password},
@@ -325,7 +325,7 @@ func (d *drain) await() error {
 	}
 	for _, stream := range d.streams {
 		d.report.print("vbucket", map[string]any{
-			"vb": stream.vbucket, "sid": stream.streamID, "changes": stream.changes,
+			"vb": stream.vbucket, "sid": stream.streamID, "items": stream.items,
 			"seqno": stream.position().Seqno,
 		})
 	}

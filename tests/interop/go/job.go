@@ -28,7 +28,7 @@ type Job struct {
 	Expirations bool `json:"expirations"`
 	// NoValue asks for keys alone.
 	NoValue bool `json:"no_value"`
-	// Compression is "off" or "on".
+	// Compression is "off", "on" or "forced", which this client cannot ask for: it takes it for on.
 	Compression string `json:"compression"`
 	// StreamIDs opens a stream of each vBucket for each of them; none opens one without.
 	StreamIDs []uint16 `json:"stream_ids"`

@@ -27,7 +27,7 @@ type stream struct {
 	inside     bool
 	outOfOrder bool
 	end        uint64
-	changes    int
+	items      int
 	closing    bool
 	finished   bool
 }
@@ -62,7 +62,7 @@ func (s *stream) reach(seqno uint64) {
 	if !s.outOfOrder {
 		s.checkOrder(seqno)
 	}
-	s.changes++
+	s.items++
 	if seqno > s.at.Seqno {
 		s.at.Seqno = seqno
 	}

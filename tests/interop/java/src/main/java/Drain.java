@@ -2,6 +2,7 @@ import com.couchbase.client.dcp.Client;
 import com.couchbase.client.dcp.config.CompressionMode;
 import com.couchbase.client.dcp.config.DcpControl;
 import com.couchbase.client.dcp.highlevel.FlowControlMode;
+import com.couchbase.client.dcp.message.StreamFlag;
 import com.couchbase.client.dcp.state.PartitionState;
 import com.fasterxml.jackson.core.type.TypeReference;
 import java.nio.file.Files;
@@ -9,6 +10,7 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.TimeUnit;
 
 /**
@@ -42,17 +44,14 @@ public final class Drain {
     try (Client client = drain.client()) {
       drain.run(client);
       done = true;
-    } finally {
-      int surprises = drain.report.flush();
-      if (surprises > 0) {
-        System.err.println(surprises + " surprises, see the lines of that kind");
-        done = false;
-      }
-      if (!done) {
-        System.err.flush();
-      }
+    } catch (Exception e) {
+      e.printStackTrace();
     }
-    System.exit(done ? 0 : 1);
+    int surprises = drain.report.flush();
+    if (surprises > 0) {
+      System.err.println(surprises + " surprises, see the lines of that kind");
+    }
+    System.exit(done && surprises == 0 ? 0 : 1);
   }
 
   private Client client() {
@@ -77,6 +76,9 @@ public final class Drain {
     }
     if (job.buffer() > 0) {
       builder.flowControl(job.buffer());
+    }
+    if (job.ignorePurged()) {
+      builder.optionalStreamFlags(Set.of(StreamFlag.IGNORE_PURGED_TOMBSTONES));
     }
     if (job.noopSeconds() > 0) {
       builder.controlParam(DcpControl.Names.SET_NOOP_INTERVAL, job.noopSeconds());

@@ -5,6 +5,7 @@ import java.util.List;
 /**
  * What a run is to do; the Go program reads the same document and explains it.
  *
+ * @param ignorePurged whether the client may miss that documents are gone
  * @param noopSeconds seconds between noops; 0 for the client's own choice
  * @param mitigateRollbacks milliseconds between looks at what is persisted; 0 for none
  */
@@ -20,6 +21,7 @@ record Job(
     int buffer,
     boolean collections,
     List<Long> filter,
+    @JsonProperty("ignore_purged") boolean ignorePurged,
     @JsonProperty("no_value") boolean noValue,
     String compression,
     @JsonProperty("noop_seconds") int noopSeconds,

@@ -27,7 +27,7 @@ final class Streams implements DatabaseChangeListener {
 
   private static final class Stream {
     Position at;
-    long changes;
+    long items;
     boolean ended;
   }
 
@@ -67,7 +67,7 @@ final class Streams implements DatabaseChangeListener {
     streams.forEach(
         (vbucket, stream) ->
             report.print(
-                "vbucket", "vb", vbucket, "changes", stream.changes, "seqno", stream.at.seqno()));
+                "vbucket", "vb", vbucket, "items", stream.items, "seqno", stream.at.seqno()));
   }
 
   private synchronized void reach(int vbucket, StreamOffset offset) {
@@ -81,7 +81,7 @@ final class Streams implements DatabaseChangeListener {
       report.surprise(vbucket, "item " + seqno + " is of no branch");
     }
     stream.at = Position.of(offset);
-    stream.changes++;
+    stream.items++;
   }
 
   private void change(DocumentChange change, String operation) {
