@@ -270,6 +270,7 @@ def gocbcore_program() -> list[str]:
     find_tool("go", "gocbcore is not tried")
     program = STATE / "go" / "drain"
     run_tool("go", "build", "-o", str(program), ".", cwd=HERE / "go")
+    run_tool("go", "test", ".", cwd=HERE / "go")
     return [str(program)]
 
 
