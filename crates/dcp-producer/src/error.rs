@@ -52,6 +52,47 @@ pub enum Error {
         /// How many the bucket has.
         count: u16,
     },
+    /// No node that runs has the vBucket.
+    #[error("{vbid} is on no node that runs: restart its node, fail it over or rebalance")]
+    VbucketUnavailable {
+        /// vBucket asked for.
+        vbid: Vbid,
+    },
+    /// The vBucket has no such replica.
+    #[error("{vbid} has no replica {replica}: replicas are numbered from 1")]
+    UnknownReplica {
+        /// vBucket asked for.
+        vbid: Vbid,
+        /// Replica asked for.
+        replica: usize,
+    },
+    /// The node does not run.
+    #[error("node {node} does not run: restart it, or fail it over")]
+    NodeDown {
+        /// Number of the node.
+        node: usize,
+    },
+    /// The node was failed over.
+    #[error("node {node} does not belong to the cluster: restart it and rebalance")]
+    NotAMember {
+        /// Number of the node.
+        node: usize,
+    },
+    /// The last node cannot leave.
+    #[error("node {node} is the last one of the cluster: add another first")]
+    LastNode {
+        /// Number of the node.
+        node: usize,
+    },
+    /// The bucket is dropped.
+    #[error("there is no bucket: create it")]
+    NoBucket,
+    /// The bucket exists.
+    #[error("the bucket exists already: drop it first")]
+    BucketExists,
+    /// The collections manifest was not changed.
+    #[error("cannot change the collections: {0}")]
+    Manifest(&'static str),
     /// A rollback would go forward.
     #[error("cannot roll {vbid} back to seqno {to}: its high seqno is {high_seqno}")]
     RollbackBeyondHighSeqno {
@@ -112,6 +153,9 @@ pub enum DocumentError {
     /// The document is not a decimal number, or the result would not be one.
     #[error("the document is not a decimal number of 64 bits")]
     NotANumber,
+    /// No node that runs has the vBucket of the document.
+    #[error("{0} is on no node that runs: restart its node, fail it over or rebalance")]
+    Unavailable(Vbid),
     /// There is no such collection.
     #[error("collection {0} does not exist")]
     UnknownCollection(CollectionId),

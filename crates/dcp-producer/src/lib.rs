@@ -2,7 +2,8 @@
 //!
 //! [`Producer::start`] opens one loopback port per node. Couchbase SDKs write documents to it,
 //! DCP clients stream its changes, and the program that holds the [`Producer`] can do both
-//! directly, and things no client can: persist at a given moment, purge, roll a vBucket back.
+//! directly, and things no client can: persist at a given moment, purge, roll a vBucket back, fail
+//! a node over, kill it, restart it, rebalance, drop the bucket, create collections.
 //!
 //! * `bucket` stores documents: seqnos, checkpoints in memory, an image of the disk, failover
 //!   tables. It has no tasks and no clock.
@@ -19,6 +20,7 @@
 
 mod bucket;
 mod cluster;
+mod control;
 mod error;
 mod fault;
 mod http;

@@ -17,7 +17,8 @@ pub struct ProducerOptions {
     pub nodes: usize,
     /// Number of vBuckets, spread evenly over the nodes (1 to 1024). Default 64.
     pub vbuckets: u16,
-    /// Number of replicas of each vBucket. Only 0, the default, is offered.
+    /// Number of replicas of each vBucket, each on another node (0 to 3). Where there are too few
+    /// nodes for them there are fewer. Default 0.
     pub replicas: u8,
     /// Name of the bucket. Default `default`.
     pub bucket: String,
@@ -43,6 +44,12 @@ pub struct ProducerOptions {
     pub memory_quota_bytes: usize,
     /// Bytes of overwritten documents kept so that vBuckets can be rolled back. Default 256 MiB.
     pub history_bytes: usize,
+    /// Whether the bucket is an ephemeral one, which has no disk: what a node holds is gone when
+    /// it stops. Default `false`.
+    pub ephemeral: bool,
+    /// Name or address under which the nodes' ports are reached from elsewhere, which the cluster
+    /// map then gives as their alternate address. Default none.
+    pub alternate_host: Option<String>,
     /// How long a change waits in memory before it is persisted. Default 50 ms.
     pub persist_delay: Duration,
 }
@@ -64,6 +71,8 @@ impl Default for ProducerOptions {
             max_connections: 1024,
             memory_quota_bytes: 8 << 30,
             history_bytes: 256 << 20,
+            ephemeral: false,
+            alternate_host: None,
             persist_delay: Duration::from_millis(50),
         }
     }
@@ -88,6 +97,7 @@ impl fmt::Debug for ProducerOptions {
 impl ProducerOptions {
     const MAX_NODES: usize = 64;
     const MAX_VBUCKETS: u16 = 1024;
+    const MAX_REPLICAS: u8 = 3;
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         let invalid = |option, reason: String| Err(Error::InvalidOption { option, reason });
@@ -100,8 +110,8 @@ impl ProducerOptions {
         if !(1..=Self::MAX_VBUCKETS).contains(&self.vbuckets) {
             return invalid("vbuckets", format!("must be 1 to {}", Self::MAX_VBUCKETS));
         }
-        if self.replicas != 0 {
-            return invalid("replicas", "replicas are not offered: must be 0".to_owned());
+        if self.replicas > Self::MAX_REPLICAS {
+            return invalid("replicas", format!("must be 0 to {}", Self::MAX_REPLICAS));
         }
         if self.bucket.is_empty()
             || self.bucket.len() > 100

@@ -1,19 +1,20 @@
 //! The handle of an embedded cluster.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use dcp_proto::producer::ItemKind;
-use dcp_wire::{DocKey, Seqno, Vbid};
+use dcp_wire::{CollectionId, DocKey, Seqno, Vbid};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::bucket::{Bucket, Condition, DocumentWrite, Now, VBucket, Written};
 use crate::cluster::{Cluster, Node};
 use crate::fault::Faults;
-use crate::server::{self, Listeners};
+use crate::server::{Listeners, Servers};
 use crate::tls::Tls;
 use crate::{
     Document, DocumentError, Error, MutationToken, ProducerOptions, Rule, RuleError, WriteOptions,
@@ -23,14 +24,25 @@ use crate::{
 /// until it is dropped.
 ///
 /// The document methods need no async runtime and may be called from any thread.
-#[derive(Debug)]
 pub struct Producer {
-    cluster: Arc<Cluster>,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) servers: Servers,
     ca_pem: Option<String>,
     faults: Arc<Faults>,
     tasks: TaskTracker,
     _stop: DropGuard,
     stop: CancellationToken,
+}
+
+impl fmt::Debug for Producer {
+    /// Leaves the documents out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Producer")
+            .field("connection_string", &self.connection_string())
+            .field("bucket_name", &self.bucket_name())
+            .field("bucket_uuid", &self.bucket_uuid())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Producer {
@@ -43,22 +55,27 @@ impl Producer {
         options.check()?;
         let tls = options.tls.as_ref().map(|tls| Tls::new(tls, options.host)).transpose()?;
         let listeners = Listeners::bind(&options).await?;
-        let bucket =
-            Bucket::new(options.vbuckets, options.memory_quota_bytes, options.history_bytes);
-        let cluster = Cluster::new(bucket, options.bucket.clone(), listeners.nodes());
-        let cluster = Arc::new(cluster);
+        let (quota, history) = (options.memory_quota_bytes, options.history_bytes);
+        let mut bucket = Bucket::new(options.vbuckets, quota, history);
+        if options.ephemeral {
+            bucket = bucket.ephemeral();
+        }
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let cluster = Arc::new(Cluster::new(bucket, &options, &listeners.nodes(), &stop));
+        let ca_pem = tls.as_ref().and_then(|tls| tls.ca_pem.clone());
         let faults = Arc::default();
-        server::spawn(listeners, &cluster, &faults, &options, tls.as_ref(), &tasks, &stop)?;
-        tasks.close();
-        let ca_pem = tls.and_then(|tls| tls.ca_pem);
-        Ok(Self { cluster, faults, ca_pem, tasks, _stop: stop.clone().drop_guard(), stop })
+        let servers = Servers::start(&cluster, &faults, options, tls, &tasks, &stop)?;
+        for (node, listeners) in listeners.nodes.into_iter().enumerate() {
+            servers.serve(node, listeners);
+        }
+        let guard = stop.clone().drop_guard();
+        Ok(Self { cluster, servers, faults, ca_pem, tasks, _stop: guard, stop })
     }
 
     /// Where clients connect to, as `couchbase://127.0.0.1:port`.
     #[must_use]
     pub fn connection_string(&self) -> String {
-        let nodes: Vec<_> = self.cluster.nodes().iter().map(|node| node.kv.to_string()).collect();
+        let nodes: Vec<_> = self.cluster.members().iter().map(|node| node.kv.to_string()).collect();
         format!("couchbase://{}", nodes.join(","))
     }
 
@@ -67,7 +84,7 @@ impl Producer {
     #[must_use]
     pub fn tls_connection_string(&self) -> Option<String> {
         let address = |node: &Node| node.tls.map(|tls| tls.kv.to_string());
-        let nodes: Option<Vec<_>> = self.cluster.nodes().iter().map(address).collect();
+        let nodes: Option<Vec<_>> = self.cluster.members().iter().map(address).collect();
         nodes.map(|nodes| format!("couchbases://{}", nodes.join(",")))
     }
 
@@ -82,14 +99,14 @@ impl Producer {
     /// if the cluster does not speak it.
     #[must_use]
     pub fn tls_management_urls(&self) -> Vec<String> {
-        let addresses = self.cluster.nodes().iter().filter_map(|node| node.tls);
+        let addresses = self.cluster.members().into_iter().filter_map(|node| node.tls);
         addresses.map(|tls| format!("https://{}", tls.mgmt)).collect()
     }
 
     /// Where the management port of each node answers, as `http://127.0.0.1:port`.
     #[must_use]
     pub fn management_urls(&self) -> Vec<String> {
-        self.cluster.nodes().iter().map(|node| format!("http://{}", node.mgmt)).collect()
+        self.cluster.members().iter().map(|node| format!("http://{}", node.mgmt)).collect()
     }
 
     /// Name of the bucket.
@@ -98,10 +115,10 @@ impl Producer {
         &self.cluster.bucket_name
     }
 
-    /// Identity of the bucket: 32 hex digits, drawn at the start.
+    /// Identity of the bucket: 32 hex digits, drawn when it is created; empty while it is dropped.
     #[must_use]
     pub fn bucket_uuid(&self) -> String {
-        self.cluster.bucket_uuid.clone()
+        self.cluster.bucket_uuid()
     }
 
     /// Number of vBuckets.
@@ -208,8 +225,8 @@ impl Producer {
         op: impl FnOnce(&mut VBucket) -> Result<Written, DocumentError>,
     ) -> Result<MutationToken, DocumentError> {
         let vbid = self.vbid_of(key);
-        // The hash never names a vBucket the bucket lacks.
-        let written = self.cluster.bucket.with(vbid, op).unwrap_or(Err(DocumentError::NotFound))?;
+        let written = self.cluster.bucket.with(vbid, op);
+        let written = written.unwrap_or(Err(DocumentError::Unavailable(vbid)))?;
         let Written { vbuuid, seqno, cas } = written;
         Ok(MutationToken { vbid, vbuuid, seqno, cas })
     }
@@ -217,7 +234,13 @@ impl Producer {
     /// The document, `None` if it does not exist. One whose time has passed is expired by this.
     #[must_use]
     pub fn get(&self, key: &[u8]) -> Option<Document> {
-        let live = |vbucket: &mut VBucket| vbucket.live(now(), crate::bucket::default_key(key));
+        self.get_from(CollectionId::DEFAULT, key)
+    }
+
+    /// As [`get`](Self::get), from a collection.
+    #[must_use]
+    pub fn get_from(&self, collection_id: CollectionId, key: &[u8]) -> Option<Document> {
+        let live = |vbucket: &mut VBucket| vbucket.live(now(), DocKey { collection_id, key });
         let item = self.cluster.bucket.with(self.vbid_of(key), live)??;
         Some(Document {
             value: item.value.clone(),
@@ -252,7 +275,10 @@ impl Producer {
     pub fn persist(&self) {
         let bucket = &self.cluster.bucket;
         for vbid in bucket.vbids() {
-            bucket.with(vbid, VBucket::persist_and_evict);
+            bucket.each_copy(vbid, |vbucket| {
+                vbucket.persist_and_evict();
+                true
+            });
             bucket.changes().announce(vbid);
         }
     }
@@ -263,8 +289,12 @@ impl Producer {
     /// # Errors
     /// [`Error::UnknownVbucket`].
     pub fn purge(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
-        let purged = self.cluster.bucket.with(vbid, |vbucket| vbucket.purge(to));
-        purged.ok_or_else(|| self.unknown_vbucket(vbid))
+        let purge = |vbucket: &mut VBucket| {
+            vbucket.purge(to);
+            true
+        };
+        let purged = self.cluster.bucket.each_copy(vbid, purge);
+        purged.then_some(()).ok_or_else(|| self.no_vbucket(vbid))
     }
 
     /// Takes a vBucket back to how it was at seqno `to`, as a failover to a replica that had
@@ -275,29 +305,17 @@ impl Producer {
     /// [`Error::UnknownVbucket`], [`Error::RollbackBeyondHighSeqno`], or
     /// [`Error::RollbackHistoryGone`] if overwritten documents that are needed are no longer kept.
     pub fn roll_back(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
-        self.cluster.bucket.roll_back(vbid, to).ok_or_else(|| self.unknown_vbucket(vbid))?
-    }
-
-    /// Moves a vBucket to another node, numbered from 0, as a finished rebalance does: its streams
-    /// end with "state changed" and clients get a new cluster map.
-    ///
-    /// # Errors
-    /// [`Error::UnknownVbucket`], or [`Error::InvalidOption`] for a node there is not.
-    pub fn move_vbucket(&self, vbid: Vbid, node: usize) -> Result<(), Error> {
-        let nodes = self.cluster.nodes().len();
-        if node >= nodes {
-            let reason = format!("must be below {nodes}, the number of nodes");
-            return Err(Error::InvalidOption { option: "node", reason });
-        }
-        if vbid.0 >= self.num_vbuckets() {
-            return Err(self.unknown_vbucket(vbid));
-        }
-        self.cluster.move_vbucket(vbid, node);
+        self.cluster.bucket.roll_back(vbid, to).ok_or_else(|| self.no_vbucket(vbid))??;
+        self.cluster.bring_forward();
         Ok(())
     }
 
-    fn unknown_vbucket(&self, vbid: Vbid) -> Error {
-        Error::UnknownVbucket { vbid, count: self.num_vbuckets() }
+    pub(crate) fn no_vbucket(&self, vbid: Vbid) -> Error {
+        let count = self.num_vbuckets();
+        if vbid.0 < count {
+            return Error::VbucketUnavailable { vbid };
+        }
+        Error::UnknownVbucket { vbid, count }
     }
 
     /// Makes things go wrong as the rules say, from the next packet of each connection on; in
@@ -325,6 +343,7 @@ impl Producer {
     /// Closes all connections and waits until every task has ended.
     pub async fn shutdown(self) {
         self.stop.cancel();
+        self.tasks.close();
         self.tasks.wait().await;
     }
 }

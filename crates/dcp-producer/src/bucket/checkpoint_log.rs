@@ -42,7 +42,8 @@ impl Checkpoint {
 
 /// The checkpoints of a vBucket: closed ones and one open, never none, without gaps between them.
 ///
-/// Only the open one de-duplicates, so the last change of each is always present.
+/// Only the open one de-duplicates, so the last change of each is always present. A replica may
+/// receive fewer changes than there were: seqnos it never saw have no change.
 #[derive(Debug)]
 pub(crate) struct CheckpointLog {
     closed: VecDeque<Checkpoint>,
@@ -55,9 +56,9 @@ impl CheckpointLog {
         Self { closed: VecDeque::new(), open: Checkpoint::new(high_seqno.0 + 1) }
     }
 
-    /// Takes in the next change, which replaces `replaced`.
+    /// Takes in a change above all others, which replaces `replaced`.
     pub(crate) fn push(&mut self, item: Arc<Item>, replaced: Option<Seqno>) {
-        debug_assert_eq!(item.seqno.0, self.open.end(), "seqnos are consecutive");
+        debug_assert!(item.seqno.0 >= self.open.end(), "seqnos ascend");
         if self.open.items.len() >= MAX_CHECKPOINT_ITEMS || self.open.bytes >= MAX_CHECKPOINT_BYTES
         {
             self.close_open();
@@ -70,6 +71,8 @@ impl CheckpointLog {
             *slot = None;
         }
         self.open.bytes += item.key.len() + item.value.len();
+        let index = item.seqno.0.saturating_sub(self.open.start);
+        self.open.items.resize(usize::try_from(index).unwrap_or(usize::MAX), None);
         self.open.items.push(Some(item));
     }
 

@@ -95,6 +95,12 @@ impl DiskImage {
         items.find(|item| is_wanted(item)).map_or(Seqno::ZERO, |item| item.seqno)
     }
 
+    /// Removes every item that is not to be kept.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&Item) -> bool) {
+        let kept: Vec<_> = self.items_above(Seqno::ZERO).filter(|item| keep(item)).collect();
+        *self = Self::from_sorted(kept);
+    }
+
     #[cfg(test)]
     pub(crate) fn seqnos(&self) -> Vec<u64> {
         self.items_above(Seqno::ZERO).map(|item| item.seqno.0).collect()

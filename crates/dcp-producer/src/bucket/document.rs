@@ -130,7 +130,7 @@ impl VBucket {
             value: write.value,
             datatype: write.datatype,
             flags: write.flags,
-            expiry: write.expiry,
+            expiry: self.limited_expiry(now, write.key, write.expiry),
             delete_time: 0,
         }))
     }
@@ -250,8 +250,18 @@ impl VBucket {
         })
     }
 
+    /// When a document expires, given how long its collection lets documents live.
+    fn limited_expiry(&self, now: Now, key: DocKey<'_>, expiry: u32) -> u32 {
+        let Some(max_ttl) = self.collections.max_ttl(key.collection_id).filter(|&ttl| ttl != 0)
+        else {
+            return expiry;
+        };
+        let latest = now.seconds().saturating_add(max_ttl);
+        if expiry == 0 { latest } else { expiry.min(latest) }
+    }
+
     fn check_collection(&self, key: DocKey<'_>) -> Result<(), DocumentError> {
-        if self.collections.contains_key(&key.collection_id) {
+        if self.collections.contains(key.collection_id) {
             return Ok(());
         }
         Err(DocumentError::UnknownCollection(key.collection_id))

@@ -81,7 +81,7 @@ impl ItemTable {
         self.slots.retain(|slot| keep(slot));
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slot> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slot> + Clone {
         self.slots.iter()
     }
 }

@@ -34,6 +34,11 @@ impl History {
         self.bytes
     }
 
+    /// Most bytes held.
+    pub(crate) const fn max_bytes(&self) -> usize {
+        self.max_bytes
+    }
+
     /// Lowest seqno whose state can be restored.
     pub(crate) const fn floor(&self) -> Seqno {
         self.floor
@@ -77,6 +82,8 @@ impl History {
                 restored.push(version.item);
             }
         }
+        // What lies above is gone, so the state now is one that needs nothing kept.
+        self.floor = self.floor.min(seqno);
         restored
     }
 }

@@ -5,25 +5,30 @@
 mod changes;
 mod checkpoint_log;
 mod clock;
+mod collections;
+mod copies;
 mod disk_image;
 mod document;
 mod hash_table;
 mod history;
+mod manifest;
 mod memory;
 mod source;
 mod vbucket;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use dcp_proto::producer::{Item, ItemKind};
 use dcp_proto::topology::vbucket_of_key;
-use dcp_wire::{Datatype, DocKey, Seqno, Vbid, Vbuuid, xattr};
+use dcp_wire::{Datatype, Seqno, Vbid, Vbuuid, xattr};
 
 use crate::Error;
 pub(crate) use changes::{Changes, Subscriber};
 pub(crate) use clock::Now;
+pub(crate) use copies::{Copies, Copy, HELD};
 pub(crate) use document::{Condition, DocumentWrite, MAX_VALUE_LEN, MetaWrite};
+pub(crate) use manifest::{Manifest, Unchanged};
 pub(crate) use memory::MemoryUse;
 pub(crate) use source::VBucketGuard;
 pub(crate) use vbucket::{VBucket, Written};
@@ -31,22 +36,32 @@ pub(crate) use vbucket::{VBucket, Written};
 /// A bucket.
 #[derive(Debug)]
 pub(crate) struct Bucket {
-    vbuckets: Vec<Mutex<VBucket>>,
+    vbuckets: Vec<Mutex<Copies>>,
     memory: Arc<MemoryUse>,
     changes: Changes,
+    history_bytes: usize,
+    is_ephemeral: bool,
 }
 
 impl Bucket {
-    /// An empty bucket of `count` vBuckets.
+    /// A bucket of `count` vBuckets that no node has yet.
     pub(crate) fn new(count: u16, memory_quota: usize, history_bytes: usize) -> Self {
-        let memory = Arc::new(MemoryUse::new(memory_quota));
-        let history = history_bytes / usize::from(count.max(1));
-        let vbucket = |vbid| {
-            let memory = Arc::clone(&memory);
-            Mutex::new(VBucket::new(Vbid(vbid), random_vbuuid(), history, memory))
-        };
-        let vbuckets = (0..count).map(vbucket).collect();
-        Self { vbuckets, memory, changes: Changes::new(count) }
+        Self {
+            vbuckets: (0..count).map(|_| Mutex::default()).collect(),
+            memory: Arc::new(MemoryUse::new(memory_quota)),
+            changes: Changes::new(count),
+            history_bytes: history_bytes / usize::from(count.max(1)),
+            is_ephemeral: false,
+        }
+    }
+
+    /// The same bucket without a disk.
+    pub(crate) fn ephemeral(self) -> Self {
+        Self { is_ephemeral: true, ..self }
+    }
+
+    pub(crate) const fn is_ephemeral(&self) -> bool {
+        self.is_ephemeral
     }
 
     pub(crate) fn vbucket_count(&self) -> u16 {
@@ -71,33 +86,113 @@ impl Bucket {
         vbucket_of_key(key, self.vbucket_count())
     }
 
-    /// Locks a vBucket for looking at it.
-    pub(crate) fn lock(&self, vbid: Vbid) -> Option<VBucketGuard<'_>> {
-        let vbucket = self.vbuckets.get(vbid.index())?;
+    fn copies(&self, vbid: Vbid) -> Option<MutexGuard<'_, Copies>> {
+        let copies = self.vbuckets.get(vbid.index())?;
         // A panic elsewhere is a defect, but it leaves no vBucket that is worse than a crash
         // would: every operation checks first and changes then.
-        Some(VBucketGuard(vbucket.lock().unwrap_or_else(PoisonError::into_inner)))
+        Some(copies.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Locks a vBucket for an operation, and tells those who follow it if it changed it.
+    /// Locks a vBucket for looking at its active copy; `None` if no running node has it.
+    pub(crate) fn lock(&self, vbid: Vbid) -> Option<VBucketGuard<'_>> {
+        let copies = self.copies(vbid)?;
+        VBucketGuard::new(copies, Copies::active)
+    }
+
+    /// Locks a vBucket for looking at a node's copy.
+    pub(crate) fn lock_on(&self, node: usize, vbid: Vbid) -> Option<VBucketGuard<'_>> {
+        let copies = self.copies(vbid)?;
+        VBucketGuard::new(copies, |copies| copies.on(node))
+    }
+
+    /// Locks the active copy of a vBucket for an operation, and tells those who follow it if that
+    /// changed it.
     pub(crate) fn with<T>(&self, vbid: Vbid, op: impl FnOnce(&mut VBucket) -> T) -> Option<T> {
-        let mut guard = self.lock(vbid)?;
-        let before = guard.0.high_seqno;
-        let result = op(&mut guard.0);
-        let changed = guard.0.high_seqno != before;
-        drop(guard);
+        self.change(self.copies(vbid)?, Copies::active, op)
+    }
+
+    /// Locks a node's copy of a vBucket for an operation if it is the active one.
+    pub(crate) fn with_active_on<T>(
+        &self,
+        node: usize,
+        vbid: Vbid,
+        op: impl FnOnce(&mut VBucket) -> T,
+    ) -> Option<T> {
+        let here = |copies: &Copies| copies.active().filter(|_| copies.on(node) == Some(0));
+        self.change(self.copies(vbid)?, here, op)
+    }
+
+    /// Locks a node's copy of a vBucket, active or not, for an operation.
+    pub(crate) fn with_on<T>(
+        &self,
+        node: usize,
+        vbid: Vbid,
+        op: impl FnOnce(&mut VBucket) -> T,
+    ) -> Option<T> {
+        self.change(self.copies(vbid)?, |copies| copies.on(node), op)
+    }
+
+    fn change<T>(
+        &self,
+        mut copies: MutexGuard<'_, Copies>,
+        which: impl FnOnce(&Copies) -> Option<usize>,
+        op: impl FnOnce(&mut VBucket) -> T,
+    ) -> Option<T> {
+        let index = which(&copies)?;
+        let vbucket = &mut copies.get_mut(index)?.vbucket;
+        let (vbid, before) = (vbucket.vbid(), vbucket.high_seqno);
+        let result = op(vbucket);
+        let changed = vbucket.high_seqno != before;
+        if changed {
+            copies.replicate();
+        }
+        drop(copies);
         if changed {
             self.changes.announce(vbid);
         }
         Some(result)
     }
 
-    /// Goes back to how a vBucket was at `to`; its streams are to end. `None` if the bucket lacks
-    /// the vBucket.
+    /// Does something with every copy of a vBucket on a running node; returns whether it said
+    /// `true` for any.
+    pub(crate) fn each_copy(&self, vbid: Vbid, op: impl Fn(&mut VBucket) -> bool) -> bool {
+        let Some(mut copies) = self.copies(vbid) else {
+            return false;
+        };
+        copies.running().fold(false, |any, copy| op(&mut copy.vbucket) | any)
+    }
+
+    /// Rearranges the copies of a vBucket; its streams find out.
+    pub(crate) fn rearrange<T>(&self, vbid: Vbid, op: impl FnOnce(&mut Copies) -> T) -> Option<T> {
+        let mut copies = self.copies(vbid)?;
+        let result = op(&mut copies);
+        drop(copies);
+        self.changes.announce(vbid);
+        Some(result)
+    }
+
+    /// Nodes of the copies of each vBucket, the active one's first.
+    pub(crate) fn chains(&self) -> Vec<Vec<usize>> {
+        let nodes = |vbid| self.copies(vbid).map(|copies| copies.nodes()).unwrap_or_default();
+        self.vbids().map(nodes).collect()
+    }
+
+    /// A new, empty copy for a node.
+    pub(crate) fn new_copy(&self, node: usize, vbid: Vbid) -> Copy {
+        let memory = Arc::clone(&self.memory);
+        let mut vbucket = VBucket::new(vbid, random_vbuuid(), self.history_bytes, memory);
+        vbucket.settings.is_ephemeral = self.is_ephemeral;
+        Copy::new(node, vbucket)
+    }
+
+    /// Goes back to how a vBucket was at `to`; its streams are to end, its replicas go back with
+    /// it. `None` if no running node has the vBucket.
     pub(crate) fn roll_back(&self, vbid: Vbid, to: Seqno) -> Option<Result<(), Error>> {
-        let mut guard = self.lock(vbid)?;
-        let result = guard.0.roll_back(to, random_vbuuid());
-        drop(guard);
+        let mut copies = self.copies(vbid)?;
+        let active = copies.active()?;
+        let result = copies.get_mut(active)?.vbucket.roll_back(to, random_vbuuid());
+        copies.replicate();
+        drop(copies);
         if result.is_ok() {
             self.changes.announce(vbid);
         }
@@ -106,7 +201,7 @@ impl Bucket {
 }
 
 /// A random branch identity: 48 significant bits, never 0.
-fn random_vbuuid() -> Vbuuid {
+pub(crate) fn random_vbuuid() -> Vbuuid {
     Vbuuid(rand::random_range(1..1u64 << 48))
 }
 
@@ -135,11 +230,6 @@ pub(crate) fn system_xattrs(item: &Item) -> Bytes {
         return Bytes::new();
     }
     out.into_inner().freeze()
-}
-
-/// A key in the default collection.
-pub(crate) const fn default_key(key: &[u8]) -> DocKey<'_> {
-    DocKey { collection_id: dcp_wire::CollectionId::DEFAULT, key }
 }
 
 #[cfg(test)]

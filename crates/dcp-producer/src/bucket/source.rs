@@ -7,58 +7,82 @@ use dcp_proto::producer::{
 };
 use dcp_wire::{CollectionId, Seqno};
 
+use super::copies::Copies;
 use super::vbucket::VBucket;
 
-/// Access to one vBucket, which stays locked while this lives.
+/// Access to one copy of a vBucket, which stays locked while this lives.
 #[derive(Debug)]
-pub(crate) struct VBucketGuard<'a>(pub(super) MutexGuard<'a, VBucket>);
+pub(crate) struct VBucketGuard<'a> {
+    copies: MutexGuard<'a, Copies>,
+    /// Index of a copy that is there.
+    index: usize,
+}
+
+impl<'a> VBucketGuard<'a> {
+    /// Access to the copy that `which` names, if it is there.
+    pub(super) fn new(
+        copies: MutexGuard<'a, Copies>,
+        which: impl FnOnce(&Copies) -> Option<usize>,
+    ) -> Option<Self> {
+        let index = which(&copies)?;
+        copies.get(index)?;
+        Some(Self { copies, index })
+    }
+}
 
 impl core::ops::Deref for VBucketGuard<'_> {
     type Target = VBucket;
 
     fn deref(&self) -> &VBucket {
-        &self.0
+        self.copies.vbucket(self.index)
+    }
+}
+
+#[cfg(test)]
+impl core::ops::DerefMut for VBucketGuard<'_> {
+    fn deref_mut(&mut self) -> &mut VBucket {
+        &mut self.copies.get_mut(self.index).unwrap().vbucket
     }
 }
 
 impl VBucketSource for VBucketGuard<'_> {
     fn state(&self) -> VBucketState {
-        self.0.state
+        self.state
     }
 
     fn failover_table(&self) -> &FailoverTable {
-        &self.0.failover
+        &self.failover
     }
 
     fn high_seqno(&self) -> Seqno {
-        self.0.high_seqno
+        self.high_seqno
     }
 
     fn persisted_seqno(&self) -> Seqno {
-        self.0.persisted_seqno
+        self.persisted_seqno
     }
 
     fn purge_seqno(&self) -> Seqno {
-        self.0.purge_seqno
+        self.purge_seqno
     }
 
     fn collection_high_seqno(&self, collection: CollectionId) -> Option<Seqno> {
-        self.0.collections.get(&collection).copied()
+        self.collections.high_seqno(collection)
     }
 
     fn read_memory(&self, after: Seqno) -> MemoryRead {
-        self.0.checkpoints.read(after)
+        self.checkpoints.read(after)
     }
 
     fn open_backfill(&self, after: Seqno) -> Backfill {
         Backfill {
-            end_seqno: self.0.persisted_seqno,
-            default_end_seqno: self.0.disk.last_seqno_where(|item| {
+            end_seqno: self.persisted_seqno,
+            default_end_seqno: self.disk.last_seqno_where(|item| {
                 item.collection_id == CollectionId::DEFAULT
                     && !matches!(item.kind, ItemKind::SystemEvent { .. })
             }),
-            purge_seqno: self.0.purge_seqno,
-            items: Box::new(self.0.disk.items_above(after).map(Ok)),
+            purge_seqno: self.purge_seqno,
+            items: Box::new(self.disk.items_above(after).map(Ok)),
         }
     }
 }

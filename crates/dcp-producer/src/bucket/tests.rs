@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use dcp_proto::producer::{MemoryRead, VBucketSource};
-use dcp_wire::{Cas, CollectionId, RevSeqno};
+use dcp_wire::{Cas, CollectionId, DocKey, RevSeqno};
 use proptest::prelude::*;
 
 use super::*;
@@ -25,6 +25,11 @@ pub(super) fn item(seqno: u64) -> Item {
     }
 }
 
+/// A key in the default collection.
+const fn default_key(key: &[u8]) -> DocKey<'_> {
+    DocKey { collection_id: CollectionId::DEFAULT, key }
+}
+
 fn write<'a>(key: &'a [u8], value: &'static [u8]) -> DocumentWrite<'a> {
     DocumentWrite {
         key: default_key(key),
@@ -38,7 +43,9 @@ fn write<'a>(key: &'a [u8], value: &'static [u8]) -> DocumentWrite<'a> {
 }
 
 fn one_vbucket() -> Bucket {
-    Bucket::new(1, 1 << 30, 1 << 20)
+    let bucket = Bucket::new(1, 1 << 30, 1 << 20);
+    bucket.rearrange(VB, |copies| copies.set_active(bucket.new_copy(0, VB))).unwrap();
+    bucket
 }
 
 fn set(bucket: &Bucket, key: &[u8]) {
@@ -71,7 +78,7 @@ fn the_open_checkpoint_holds_the_newest_version_of_each_key() {
 fn a_closed_checkpoint_keeps_versions_that_are_replaced_later() {
     let bucket = one_vbucket();
     set(&bucket, b"a");
-    bucket.lock(VB).unwrap().0.checkpoints.close_open();
+    bucket.lock(VB).unwrap().checkpoints.close_open();
     set(&bucket, b"a");
     let vbucket = bucket.lock(VB).unwrap();
     assert_eq!(seqnos(vbucket.read_memory(Seqno(0))), Some((1, true, vec![1])));
@@ -221,7 +228,7 @@ fn apply(bucket: &Bucket, step: Step, log: &mut Log, reader: &mut Reader, floor:
         }
         Step::Persist => drop(bucket.with(VB, VBucket::persist)),
         Step::Evict => bucket.with(VB, VBucket::persist_and_evict).unwrap(),
-        Step::CloseCheckpoint => bucket.lock(VB).unwrap().0.checkpoints.close_open(),
+        Step::CloseCheckpoint => bucket.lock(VB).unwrap().checkpoints.close_open(),
         Step::RollBack(share) => {
             let to = percent(share, log);
             let allowed = to == 0 || to >= *floor;

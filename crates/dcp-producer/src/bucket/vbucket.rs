@@ -1,14 +1,15 @@
-//! One vBucket: what it holds and how it grows, is persisted, rolled back and purged.
+//! One copy of a vBucket: what it holds and how it grows, is persisted, rolled back and purged.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use dcp_proto::Snapshot;
 use dcp_proto::producer::{FailoverTable, Item, ItemKind, VBucketState};
 use dcp_wire::{Cas, CollectionId, DocKey, Seqno, Vbid, Vbuuid};
-use rustc_hash::FxHashMap;
 
 use super::checkpoint_log::CheckpointLog;
 use super::clock::{HybridClock, Now};
+use super::collections::VBucketCollections;
 use super::disk_image::DiskImage;
 use super::footprint;
 use super::hash_table::{Identity, ItemTable};
@@ -16,7 +17,7 @@ use super::history::History;
 use super::memory::MemoryUse;
 use crate::Error;
 
-/// One vBucket.
+/// One copy of a vBucket.
 ///
 /// Every change gets the next seqno, becomes the newest version in the table and joins the open
 /// checkpoint; `persist` carries it into the disk image. Nothing here looks at a clock.
@@ -28,17 +29,34 @@ pub(crate) struct VBucket {
     pub(super) table: ItemTable,
     pub(super) checkpoints: CheckpointLog,
     pub(super) disk: DiskImage,
-    history: History,
+    pub(super) history: History,
     pub(super) clock: HybridClock,
     pub(crate) high_seqno: Seqno,
     pub(crate) persisted_seqno: Seqno,
     pub(crate) purge_seqno: Seqno,
-    /// Highest seqno of each collection, its events counted.
-    pub(super) collections: FxHashMap<CollectionId, Seqno>,
+    /// Snapshot a replica is receiving; its last change is the newest one once it is complete.
+    pub(super) snapshot: Snapshot,
+    /// Snapshot the newest persisted change lies in.
+    persisted_snapshot: Snapshot,
+    pub(super) collections: VBucketCollections,
     /// Highest rev seqno of a purged tombstone: keys never seen start above it.
     max_purged_rev: u64,
     live: LiveCounts,
     memory: Arc<MemoryUse>,
+    /// Bytes of the newest versions, and whether they count against the quota: one copy's do, the
+    /// others share its items.
+    bytes: usize,
+    is_charged: bool,
+    pub(super) settings: CopySettings,
+}
+
+/// How a copy of a vBucket is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CopySettings {
+    /// There is no disk: everything is gone when the node stops.
+    pub(crate) is_ephemeral: bool,
+    /// Nothing is persisted until this is lifted.
+    pub(crate) holds_persistence: bool,
 }
 
 /// What the live documents of a vBucket amount to.
@@ -57,6 +75,8 @@ pub(crate) struct Written {
     pub(crate) seqno: Seqno,
     pub(crate) cas: Cas,
 }
+
+const NOTHING: Snapshot = Snapshot { start: Seqno::ZERO, end: Seqno::ZERO };
 
 impl VBucket {
     /// An empty, active vBucket whose history begins with `vbuuid`.
@@ -78,10 +98,15 @@ impl VBucket {
             high_seqno: Seqno::ZERO,
             persisted_seqno: Seqno::ZERO,
             purge_seqno: Seqno::ZERO,
-            collections: FxHashMap::from_iter([(CollectionId::DEFAULT, Seqno::ZERO)]),
+            snapshot: NOTHING,
+            persisted_snapshot: NOTHING,
+            collections: VBucketCollections::default(),
             max_purged_rev: 0,
             live: LiveCounts::default(),
             memory,
+            bytes: 0,
+            is_charged: true,
+            settings: CopySettings::default(),
         }
     }
 
@@ -102,6 +127,19 @@ impl VBucket {
         &self.memory
     }
 
+    /// Highest seqno on disk as clients are told it: 0 without a disk.
+    pub(crate) fn told_persisted_seqno(&self) -> Seqno {
+        if self.settings.is_ephemeral { Seqno::ZERO } else { self.persisted_seqno }
+    }
+
+    /// Highest seqno as clients are told it: a replica names the end of the snapshot it receives.
+    pub(crate) fn told_high_seqno(&self) -> Seqno {
+        match self.state {
+            VBucketState::Replica => self.high_seqno.max(self.snapshot.end),
+            _ => self.high_seqno,
+        }
+    }
+
     /// Newest version of a document, tombstones included.
     pub(super) fn newest(&self, key: DocKey<'_>) -> Option<&Arc<Item>> {
         let slot = self.table.find(Identity::Document(key.collection_id, key.key))?;
@@ -118,42 +156,99 @@ impl VBucket {
         let seqno = Seqno(self.high_seqno.0 + 1);
         item.seqno = seqno;
         let cas = item.cas;
+        self.take_in(Arc::new(item));
+        Written { vbuuid: self.vbuuid(), seqno, cas }
+    }
+
+    /// Makes `item`, whose seqno is above all others, the newest version.
+    pub(super) fn take_in(&mut self, item: Arc<Item>) {
+        let seqno = item.seqno;
         self.high_seqno = seqno;
-        if let Some(high) = self.collections.get_mut(&item.collection_id) {
-            *high = seqno;
-        }
+        let dropped = self.collections.note(&item);
         self.count(&item, true);
-        let item = Arc::new(item);
         let previous = self.table.replace(Arc::clone(&item));
         self.checkpoints.push(item, previous.as_ref().map(|previous| previous.seqno));
         if let Some(previous) = previous {
             self.count(&previous, false);
             self.history.push(previous, seqno);
         }
-        Written { vbuuid: self.vbuuid(), seqno, cas }
+        if let Some(collection) = dropped {
+            self.drop_documents(collection, seqno);
+        }
+        if self.settings.is_ephemeral {
+            // What is read back in seqno order is all there is of a disk.
+            self.flush();
+        }
+    }
+
+    /// Forgets the documents of a collection that the event at `by` dropped.
+    fn drop_documents(&mut self, collection: CollectionId, by: Seqno) {
+        let mut dropped = Vec::new();
+        self.table.retain(|slot| {
+            let keep = !is_document_of(&slot.newest, collection);
+            if !keep {
+                dropped.push(Arc::clone(&slot.newest));
+            }
+            keep
+        });
+        for item in dropped {
+            self.count(&item, false);
+            self.history.push(item, by);
+        }
     }
 
     /// Books a newest version in or out.
     fn count(&mut self, item: &Item, present: bool) {
         let live = item.kind == ItemKind::Mutation;
         let expiring = live && item.expiry != 0;
+        let bytes = footprint(item);
         if present {
-            self.memory.add(footprint(item));
+            self.bytes += bytes;
             self.live.documents += u64::from(live);
             self.live.expiring += u64::from(expiring);
         } else {
-            self.memory.sub(footprint(item));
+            self.bytes -= bytes;
             self.live.documents -= u64::from(live);
             self.live.expiring -= u64::from(expiring);
         }
+        if self.is_charged && present {
+            self.memory.add(bytes);
+        } else if self.is_charged {
+            self.memory.sub(bytes);
+        }
     }
 
-    /// Carries every change into the disk image; returns whether there was one.
+    /// Makes the copy count against the quota or not.
+    pub(super) fn charge(&mut self, is_charged: bool) {
+        match (self.is_charged, is_charged) {
+            (false, true) => self.memory.add(self.bytes),
+            (true, false) => self.memory.sub(self.bytes),
+            _ => {}
+        }
+        self.is_charged = is_charged;
+    }
+
+    /// Carries every change into the disk image; returns whether there was one. Does nothing while
+    /// persistence is held.
     pub(crate) fn persist(&mut self) -> bool {
-        if self.persisted_seqno == self.high_seqno {
+        if self.persisted_seqno == self.high_seqno || self.settings.holds_persistence {
             return false;
         }
+        self.flush();
+        true
+    }
+
+    /// Keeps the copy from persisting, or lets it persist what it has.
+    pub(crate) fn hold_persistence(&mut self, hold: bool) {
+        self.settings.holds_persistence = hold;
+        self.persist();
+    }
+
+    fn flush(&mut self) {
         for item in self.checkpoints.above(self.persisted_seqno) {
+            if let Some(collection) = super::collections::dropped_by(item) {
+                self.disk.retain(|other| !is_document_of(other, collection));
+            }
             let Some(slot) = self.table.find_mut(Identity::of(item)) else {
                 continue;
             };
@@ -168,8 +263,11 @@ impl VBucket {
             self.disk.push(Arc::clone(item));
         }
         self.persisted_seqno = self.high_seqno;
+        self.persisted_snapshot = match self.state {
+            VBucketState::Active => Snapshot { start: self.high_seqno, end: self.high_seqno },
+            _ => self.snapshot,
+        };
         self.checkpoints.drop_persisted(self.persisted_seqno);
-        true
     }
 
     /// Persists everything and lets it leave memory, so that a stream from 0 is read from disk.
@@ -179,8 +277,34 @@ impl VBucket {
         self.checkpoints.drop_persisted(self.persisted_seqno);
     }
 
+    /// Makes a replica the active copy, on the branch `vbuuid`; `None` continues the present one,
+    /// as when a node hands a vBucket over.
+    pub(super) fn promote(&mut self, vbuuid: Option<Vbuuid>) {
+        self.persist();
+        if let Some(vbuuid) = vbuuid {
+            let begins = self.consistent_seqno();
+            self.failover.create_entry(vbuuid, begins);
+        }
+        self.state = VBucketState::Active;
+        self.checkpoints.close_open();
+    }
+
+    /// Up to where the history is certainly the one others have seen: the end of the last snapshot
+    /// that is complete on disk, or the start of the one that is not.
+    fn consistent_seqno(&self) -> Seqno {
+        let Snapshot { start, end } = self.persisted_snapshot;
+        if self.persisted_seqno >= end { self.persisted_seqno } else { start }
+    }
+
     /// Goes back to how things were at `to` and continues on the new branch `vbuuid`.
     pub(crate) fn roll_back(&mut self, to: Seqno, vbuuid: Vbuuid) -> Result<(), Error> {
+        self.go_back(to)?;
+        self.failover.create_entry(vbuuid, to);
+        Ok(())
+    }
+
+    /// Goes back to how things were at `to`; the failover table stays.
+    pub(super) fn go_back(&mut self, to: Seqno) -> Result<(), Error> {
         let (vbid, high_seqno, oldest) = (self.vbid, self.high_seqno, self.history.floor());
         if to > high_seqno {
             return Err(Error::RollbackBeyondHighSeqno { vbid, to, high_seqno });
@@ -209,19 +333,73 @@ impl VBucket {
             self.history.reset();
             self.purge_seqno = Seqno::ZERO;
         }
+        self.stand_at(to);
+        Ok(())
+    }
+
+    /// Comes back from a crash with what is on disk. An active copy begins the branch `vbuuid`;
+    /// one without a disk starts over.
+    pub(super) fn recover(&mut self, vbuuid: Vbuuid) {
+        if self.settings.is_ephemeral {
+            self.start_over(vbuuid);
+            return;
+        }
+        let begins = self.consistent_seqno();
+        let mut gone = Vec::new();
+        self.table.retain(|slot| {
+            gone.push(Arc::clone(&slot.newest));
+            false
+        });
+        for item in gone {
+            self.count(&item, false);
+        }
+        for item in self.disk.items_above(Seqno::ZERO) {
+            self.count(&item, true);
+            self.table.replace(item);
+        }
+        drop(self.history.restore(self.persisted_seqno));
+        self.rebuild_disk();
+        let snapshot = self.persisted_snapshot;
+        self.stand_at(self.persisted_seqno);
+        (self.snapshot, self.persisted_snapshot) = (snapshot, snapshot);
+        if self.state == VBucketState::Active {
+            self.failover.create_entry(vbuuid, begins);
+        }
+    }
+
+    /// Stops in good order and comes back: everything is on disk, nothing in memory.
+    pub(super) fn stop_cleanly(&mut self, vbuuid: Vbuuid) {
+        if self.settings.is_ephemeral {
+            self.start_over(vbuuid);
+            return;
+        }
+        if self.persisted_seqno != self.high_seqno {
+            self.flush();
+        }
+        self.checkpoints = CheckpointLog::after(self.high_seqno);
+    }
+
+    /// Becomes empty, with a history that begins with `vbuuid`.
+    pub(super) fn start_over(&mut self, vbuuid: Vbuuid) {
+        self.memory.sub(if self.is_charged { self.bytes } else { 0 });
+        let memory = Arc::clone(&self.memory);
+        *self = Self {
+            state: self.state,
+            settings: self.settings,
+            is_charged: self.is_charged,
+            clock: self.clock,
+            ..Self::new(self.vbid, vbuuid, self.history.max_bytes(), memory)
+        };
+    }
+
+    /// Begins anew at `to`, which table and disk are at already.
+    fn stand_at(&mut self, to: Seqno) {
         self.checkpoints = CheckpointLog::after(to);
         self.high_seqno = to;
         self.persisted_seqno = to;
-        self.failover.create_entry(vbuuid, to);
-        for high in self.collections.values_mut() {
-            *high = Seqno::ZERO;
-        }
-        for slot in self.table.iter() {
-            if let Some(high) = self.collections.get_mut(&slot.newest.collection_id) {
-                *high = slot.newest.seqno.max(*high);
-            }
-        }
-        Ok(())
+        self.snapshot = Snapshot { start: to, end: to };
+        self.persisted_snapshot = self.snapshot;
+        self.collections = VBucketCollections::of(self.table.iter().map(|slot| &*slot.newest));
     }
 
     /// Makes the disk hold exactly the newest versions.
@@ -236,10 +414,10 @@ impl VBucket {
         self.disk = DiskImage::from_sorted(items);
     }
 
-    /// Removes tombstones up to `to`, the vBucket's last change excepted.
+    /// Removes persisted tombstones up to `to`, the vBucket's last change excepted.
     pub(crate) fn purge(&mut self, to: Seqno) {
         self.persist_and_evict();
-        let high_seqno = self.high_seqno;
+        let (high_seqno, to) = (self.high_seqno, to.min(self.persisted_seqno));
         let mut purged = Vec::new();
         self.table.retain(|slot| {
             let item = &slot.newest;
@@ -277,4 +455,8 @@ impl VBucket {
     pub(crate) fn history_bytes(&self) -> usize {
         self.history.bytes()
     }
+}
+
+fn is_document_of(item: &Item, collection: CollectionId) -> bool {
+    item.collection_id == collection && !matches!(item.kind, ItemKind::SystemEvent { .. })
 }

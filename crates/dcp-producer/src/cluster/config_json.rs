@@ -6,57 +6,78 @@ use serde_json::{Value, json};
 
 use super::Node;
 
-/// The map of a bucket as `this_node` tells it.
+/// A node as a map names it.
+#[derive(Clone, Debug)]
+pub(super) struct Member<'a> {
+    pub(super) node: Node,
+    /// Whether it is the one that tells the map.
+    pub(super) is_teller: bool,
+    /// Name under which the same ports are reached from elsewhere.
+    pub(super) alternate_host: Option<&'a str>,
+}
+
+/// What a map says of the bucket.
+#[derive(Clone, Debug)]
+pub(super) struct BucketView<'a> {
+    pub(super) name: &'a str,
+    pub(super) uuid: &'a str,
+    pub(super) is_ephemeral: bool,
+    pub(super) manifest_uid: String,
+    pub(super) replicas: u8,
+    /// Positions of each vBucket's copies among the members, -1 for none.
+    pub(super) chains: &'a [Vec<i32>],
+}
+
+/// The map of a bucket.
 pub(super) fn bucket(
     version: ConfigVersion,
-    nodes: &[Node],
-    this_node: usize,
-    owners: &[usize],
-    (name, uuid): (&str, &str),
+    members: &[Member<'_>],
+    bucket: &BucketView<'_>,
 ) -> Bytes {
-    let member = |node: &Node| {
+    let (name, uuid) = (bucket.name, bucket.uuid);
+    let member = |Member { node, .. }: &Member<'_>| {
         json!({
             "couchApiBase": format!("http://{}/{name}", node.mgmt),
             "hostname": node.mgmt.to_string(),
             "ports": {"direct": node.kv.port()},
         })
     };
-    let vbucket_map: Vec<[usize; 1]> = owners.iter().map(|&owner| [owner]).collect();
+    let servers: Vec<_> = members.iter().map(|member| member.node.kv.to_string()).collect();
     let config = json!({
         "rev": version.rev,
         "revEpoch": version.epoch,
         "name": name,
         "uuid": uuid,
         "nodeLocator": "vbucket",
-        "bucketType": "membase",
+        "bucketType": if bucket.is_ephemeral { "ephemeral" } else { "membase" },
         "uri": format!("/pools/default/buckets/{name}?bucket_uuid={uuid}"),
         "streamingUri": format!("/pools/default/bucketsStreaming/{name}?bucket_uuid={uuid}"),
         "bucketCapabilitiesVer": "",
         // What is missing here, clients do not ask for even though it would be granted.
         "bucketCapabilities":
             ["collections", "dcp", "dcp.IgnorePurgedTombstones", "cccp", "nodesExt", "xattr"],
-        "collectionsManifestUid": "0",
-        "numVBuckets": owners.len(),
-        "nodes": nodes.iter().map(member).collect::<Vec<_>>(),
-        "nodesExt": nodes_ext(nodes, this_node),
+        "collectionsManifestUid": bucket.manifest_uid,
+        "numVBuckets": bucket.chains.len(),
+        "nodes": members.iter().map(member).collect::<Vec<_>>(),
+        "nodesExt": nodes_ext(members),
         "clusterCapabilitiesVer": [1, 0],
         "clusterCapabilities": {},
         "vBucketServerMap": {
             "hashAlgorithm": "CRC",
-            "numReplicas": 0,
-            "serverList": nodes.iter().map(|node| node.kv.to_string()).collect::<Vec<_>>(),
-            "vBucketMap": vbucket_map,
+            "numReplicas": bucket.replicas,
+            "serverList": servers,
+            "vBucketMap": bucket.chains,
         },
     });
     Bytes::from(config.to_string())
 }
 
-/// The map without a bucket as `this_node` tells it.
-pub(super) fn global(version: ConfigVersion, nodes: &[Node], this_node: usize) -> Bytes {
+/// The map without a bucket.
+pub(super) fn global(version: ConfigVersion, members: &[Member<'_>]) -> Bytes {
     let config = json!({
         "rev": version.rev,
         "revEpoch": version.epoch,
-        "nodesExt": nodes_ext(nodes, this_node),
+        "nodesExt": nodes_ext(members),
         "clusterCapabilitiesVer": [1, 0],
         "clusterCapabilities": {},
     });
@@ -73,18 +94,22 @@ fn services(node: &Node) -> Value {
     services
 }
 
-fn nodes_ext(nodes: &[Node], this_node: usize) -> Vec<Value> {
-    let entry = |(index, node): (usize, &Node)| {
-        let mut entry = json!({
-            "hostname": node.kv.ip().to_string(),
-            "services": services(node),
-        });
-        if index == this_node
-            && let Some(members) = entry.as_object_mut()
-        {
-            members.insert("thisNode".to_owned(), Value::Bool(true));
+fn nodes_ext(members: &[Member<'_>]) -> Vec<Value> {
+    members.iter().map(node_ext).collect()
+}
+
+fn node_ext(member: &Member<'_>) -> Value {
+    let node = member.node;
+    let services = services(&node);
+    let mut entry = json!({"hostname": node.kv.ip().to_string(), "services": services});
+    if let Some(entry) = entry.as_object_mut() {
+        if member.is_teller {
+            entry.insert("thisNode".to_owned(), Value::Bool(true));
         }
-        entry
-    };
-    nodes.iter().enumerate().map(entry).collect()
+        if let Some(hostname) = member.alternate_host {
+            let external = json!({"external": {"hostname": hostname, "ports": services}});
+            entry.insert("alternateAddresses".to_owned(), external);
+        }
+    }
+    entry
 }

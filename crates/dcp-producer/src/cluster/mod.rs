@@ -1,42 +1,29 @@
 //! Which node has which vBucket, and what clients are told about it.
 
 mod config_json;
+mod layout;
+mod map;
+mod membership;
+mod node;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use bytes::Bytes;
 use dcp_proto::producer::BucketSource;
 use dcp_wire::message::ConfigVersion;
 use dcp_wire::{CollectionId, ManifestUid, ScopeId, Vbid};
-use serde_json::json;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
-use crate::bucket::{Bucket, VBucketGuard};
+use crate::ProducerOptions;
+use crate::bucket::{Bucket, Manifest, VBucketGuard};
+pub(crate) use map::ClusterMap;
+use map::MapNode;
+pub(crate) use node::NodePower;
 
 /// Version the nodes give, from which clients tell what they may rely on.
 pub(crate) const SERVER_VERSION: &str = "8.0.2";
-
-/// Version of the collections manifest: there are the default scope and collection only.
-pub(crate) const MANIFEST_UID: ManifestUid = ManifestUid(0);
-
-/// The collections manifest as clients get it.
-pub(crate) fn manifest_json() -> String {
-    let collections = [json!({"name": "_default", "uid": CollectionId::DEFAULT.to_string()})];
-    let scopes = [json!({
-        "name": "_default",
-        "uid": DEFAULT_SCOPE.to_string(),
-        "collections": collections,
-    })];
-    json!({"uid": MANIFEST_UID.to_string(), "scopes": scopes}).to_string()
-}
-
-/// Whether the bucket has a collection.
-pub(crate) fn has_collection(id: CollectionId) -> bool {
-    id == CollectionId::DEFAULT
-}
-
-const DEFAULT_SCOPE: ScopeId = ScopeId(0);
 
 /// Where a node speaks TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,63 +41,77 @@ pub(crate) struct Node {
     pub(crate) tls: Option<TlsAddresses>,
 }
 
-/// One version of the cluster map, as each node tells it.
-#[derive(Debug)]
-pub(crate) struct ClusterMap {
-    pub(crate) version: ConfigVersion,
-    /// Node of each vBucket.
-    owners: Vec<usize>,
-    /// By node.
-    views: Vec<MapView>,
-}
-
-/// The map as one node tells it.
-#[derive(Clone, Debug)]
-pub(crate) struct MapView {
-    /// With the bucket.
-    pub(crate) bucket: Bytes,
-    /// For connections without a bucket.
-    pub(crate) global: Bytes,
-}
-
 /// An embedded cluster with one bucket.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     pub(crate) bucket: Bucket,
     pub(crate) bucket_name: String,
-    /// 32 hex digits.
-    pub(crate) bucket_uuid: String,
-    nodes: Vec<Node>,
+    replicas: u8,
+    alternate_host: Option<String>,
+    /// By number; nodes that left keep theirs.
+    power: RwLock<Vec<Arc<NodePower>>>,
+    /// Ends everything.
+    stop: CancellationToken,
     map: RwLock<Arc<ClusterMap>>,
     /// Follows the version of the map.
     version: watch::Sender<ConfigVersion>,
+    /// Ends the connections that selected the bucket when it is dropped.
+    bucket_life: RwLock<CancellationToken>,
 }
 
 impl Cluster {
     /// A cluster whose `nodes` share the vBuckets of `bucket` evenly.
-    pub(crate) fn new(bucket: Bucket, bucket_name: String, nodes: Vec<Node>) -> Self {
-        let count = usize::from(bucket.vbucket_count());
-        // Neighbours stay together: with 2 nodes the first has the lower half.
-        let owners = (0..count).map(|vbid| vbid * nodes.len() / count.max(1)).collect();
-        let bucket_uuid = format!("{:032x}", rand::random::<u128>());
+    pub(crate) fn new(
+        bucket: Bucket,
+        options: &ProducerOptions,
+        nodes: &[Node],
+        stop: &CancellationToken,
+    ) -> Self {
+        let power = |_| Arc::new(NodePower::new(stop.clone()));
         let version = ConfigVersion { epoch: 1, rev: 1 };
-        let map = ClusterMap::new(version, owners, &nodes, &bucket_name, &bucket_uuid);
-        Self {
+        let cluster = Self {
             bucket,
-            bucket_name,
-            bucket_uuid,
-            nodes,
-            map: RwLock::new(Arc::new(map)),
+            bucket_name: options.bucket.clone(),
+            replicas: options.replicas,
+            alternate_host: options.alternate_host.clone(),
+            power: RwLock::new(nodes.iter().map(power).collect()),
+            stop: stop.clone(),
+            map: RwLock::new(Arc::new(ClusterMap::empty(version))),
             version: watch::Sender::new(version),
-        }
+            bucket_life: RwLock::default(),
+        };
+        let map_node = |&addresses| MapNode { addresses, is_member: true };
+        let nodes: Vec<_> = nodes.iter().map(map_node).collect();
+        cluster.lay_out(&nodes);
+        let map = ClusterMap::new(
+            &cluster,
+            version,
+            nodes,
+            Some(new_uuid()),
+            Arc::default(),
+            &cluster.bucket.chains(),
+        );
+        *cluster.write_map() = Arc::new(map);
+        cluster
     }
 
-    pub(crate) fn nodes(&self) -> &[Node] {
-        &self.nodes
+    /// Addresses of the nodes by number, those that left included.
+    pub(crate) fn nodes(&self) -> Vec<Node> {
+        self.map().nodes.iter().map(|node| node.addresses).collect()
+    }
+
+    /// Addresses of the nodes that belong to the cluster.
+    pub(crate) fn members(&self) -> Vec<Node> {
+        let map = self.map();
+        map.nodes.iter().filter(|node| node.is_member).map(|node| node.addresses).collect()
     }
 
     pub(crate) fn map(&self) -> Arc<ClusterMap> {
         Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn write_map(&self) -> RwLockWriteGuard<'_, Arc<ClusterMap>> {
+        self.map.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Follows the version of the map.
@@ -118,53 +119,28 @@ impl Cluster {
         self.version.subscribe()
     }
 
-    /// Moves a vBucket to another node, as a finished rebalance does.
-    pub(crate) fn move_vbucket(&self, vbid: Vbid, node: usize) {
-        let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
-        let mut owners = current.owners.clone();
-        let Some(owner) = owners.get_mut(vbid.index()) else {
-            return;
-        };
-        if *owner == node {
-            return;
-        }
-        *owner = node;
-        let version = ConfigVersion { rev: current.version.rev + 1, ..current.version };
-        let map =
-            ClusterMap::new(version, owners, &self.nodes, &self.bucket_name, &self.bucket_uuid);
-        *current = Arc::new(map);
-        drop(current);
-        self.version.send_replace(version);
-        self.bucket.changes().announce(vbid);
+    /// Whether a node runs, and how it is stopped; `None` for one there is not.
+    pub(crate) fn power(&self, node: usize) -> Option<Arc<NodePower>> {
+        self.power.read().unwrap_or_else(PoisonError::into_inner).get(node).cloned()
+    }
+
+    /// The bucket's identity: 32 hex digits; empty while it is dropped.
+    pub(crate) fn bucket_uuid(&self) -> String {
+        self.map().bucket_uuid.as_deref().unwrap_or_default().to_owned()
+    }
+
+    pub(crate) fn manifest(&self) -> Arc<Manifest> {
+        Arc::clone(&self.map().manifest)
+    }
+
+    /// What ends the connections that have the bucket selected.
+    pub(crate) fn bucket_life(&self) -> CancellationToken {
+        self.bucket_life.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl ClusterMap {
-    fn new(
-        version: ConfigVersion,
-        owners: Vec<usize>,
-        nodes: &[Node],
-        bucket_name: &str,
-        bucket_uuid: &str,
-    ) -> Self {
-        let bucket = (bucket_name, bucket_uuid);
-        let view = |this_node| MapView {
-            bucket: config_json::bucket(version, nodes, this_node, &owners, bucket),
-            global: config_json::global(version, nodes, this_node),
-        };
-        let views = (0..nodes.len()).map(view).collect();
-        Self { version, owners, views }
-    }
-
-    /// Whether `node` has the vBucket.
-    pub(crate) fn owns(&self, node: usize, vbid: Vbid) -> bool {
-        self.owners.get(vbid.index()) == Some(&node)
-    }
-
-    /// The map as `node` tells it.
-    pub(crate) fn view(&self, node: usize) -> Option<&MapView> {
-        self.views.get(node)
-    }
+fn new_uuid() -> Arc<str> {
+    format!("{:032x}", rand::random::<u128>()).into()
 }
 
 /// One node's part of the bucket.
@@ -182,21 +158,21 @@ impl BucketSource for NodeBucket<'_> {
         Self: 'a;
 
     fn vbucket(&self, vbid: Vbid) -> Option<VBucketGuard<'_>> {
-        if !self.map.owns(self.node, vbid) {
-            return None;
-        }
-        self.cluster.bucket.lock(vbid)
+        self.cluster.bucket.lock_on(self.node, vbid)
     }
 
     fn cluster_map(&self) -> Option<Bytes> {
-        self.map.view(self.node).map(|view| view.bucket.clone())
+        // Not the map from before: the vBucket may have been moved since. No vBucket is locked
+        // when this is asked for, which is what allows waiting for a map that is being changed.
+        self.cluster.map().view(self.node).map(|view| view.bucket.clone())
     }
 
     fn manifest_uid(&self) -> ManifestUid {
-        MANIFEST_UID
+        self.map.manifest.uid()
     }
 
     fn scope_collections(&self, scope: ScopeId) -> Option<Vec<CollectionId>> {
-        (scope == DEFAULT_SCOPE).then(|| vec![CollectionId::DEFAULT])
+        let scope = self.map.manifest.scope(scope)?;
+        Some(scope.collections.iter().map(|collection| collection.id).collect())
     }
 }

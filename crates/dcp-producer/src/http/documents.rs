@@ -15,7 +15,7 @@ pub(super) enum Detail {
 
 /// `/pools`: what this server is.
 pub(super) fn pools(cluster: &Cluster) -> String {
-    let uuid = &cluster.bucket_uuid;
+    let uuid = &cluster.bucket_uuid();
     json!({
         "isAdminCreds": true,
         "isROAdminCreds": false,
@@ -36,14 +36,16 @@ pub(super) fn pools(cluster: &Cluster) -> String {
 /// `/pools/default`: the nodes and where to ask for buckets.
 pub(super) fn pool(cluster: &Cluster, node: usize) -> Option<String> {
     let bucket = &cluster.bucket_name;
-    let uuid = &cluster.bucket_uuid;
+    let uuid = &cluster.bucket_uuid();
+    let exists = !uuid.is_empty();
+    let buckets = exists.then(|| json!({"bucketName": bucket, "uuid": uuid}));
     let pool = json!({
         "name": "default",
         "clusterName": "",
         "nodes": nodes(cluster, node)?,
         "balanced": true,
         "rebalanceStatus": "none",
-        "bucketNames": [{"bucketName": bucket, "uuid": uuid}],
+        "bucketNames": buckets.into_iter().collect::<Vec<_>>(),
         "buckets": {
             "uri": format!("/pools/default/buckets?uuid={uuid}"),
             "terseBucketsBase": "/pools/default/b/",
@@ -66,7 +68,9 @@ pub(super) fn bucket(cluster: &Cluster, node: usize, detail: Detail) -> Option<S
     match detail {
         Detail::Terse => {
             let map = cluster.map();
-            String::from_utf8(map.view(node)?.bucket.to_vec()).ok()
+            // There is none while the bucket is dropped.
+            let config = Some(&map.view(node)?.bucket).filter(|config| !config.is_empty())?;
+            String::from_utf8(config.to_vec()).ok()
         }
         Detail::Full => Some(full_bucket(cluster, node)?.to_string()),
     }
@@ -74,7 +78,9 @@ pub(super) fn bucket(cluster: &Cluster, node: usize, detail: Detail) -> Option<S
 
 /// `/pools/default/buckets`.
 pub(super) fn buckets(cluster: &Cluster, node: usize) -> Option<String> {
-    Some(json!([full_bucket(cluster, node)?]).to_string())
+    cluster.map().view(node)?;
+    let buckets: Vec<_> = full_bucket(cluster, node).into_iter().collect();
+    Some(Value::from(buckets).to_string())
 }
 
 /// `/whoami`.

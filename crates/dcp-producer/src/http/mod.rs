@@ -50,6 +50,16 @@ impl Management {
         Self { cluster, node, credentials, stop, head_patience: HEAD_PATIENCE }
     }
 
+    /// The same during another run of the node, which `stop` ends.
+    pub(crate) fn during(&self, stop: CancellationToken) -> Self {
+        Self {
+            cluster: Arc::clone(&self.cluster),
+            credentials: Arc::clone(&self.credentials),
+            stop,
+            ..*self
+        }
+    }
+
     /// Serves a connection until it ends. `is_certified` tells that the client's certificate
     /// already says who it is.
     pub(crate) async fn serve(
@@ -89,12 +99,13 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::ProducerOptions;
     use crate::bucket::Bucket;
 
     fn management() -> Arc<Management> {
-        let cluster = Cluster::new(Bucket::new(1, 1 << 20, 0), "default".to_owned(), Vec::new());
+        let (bucket, stop) = (Bucket::new(1, 1 << 20, 0), CancellationToken::new());
+        let cluster = Cluster::new(bucket, &ProducerOptions::default(), &[], &stop);
         let credentials = Arc::new(Credentials::new("user", "word").unwrap());
-        let stop = CancellationToken::new();
         let management = Management::new(Arc::new(cluster), 0, credentials, stop);
         Arc::new(Management { head_patience: Duration::from_millis(50), ..management })
     }

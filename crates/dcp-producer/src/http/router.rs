@@ -57,7 +57,7 @@ impl Management {
             ["pools", "default", "buckets"] => documents::buckets(cluster, node).map(json),
             ["pools", "default", kind, bucket] => self.bucket(kind, bucket, uri),
             ["pools", "default", "buckets", bucket, "scopes"] if self.has_bucket(bucket) => {
-                Some(json(crate::cluster::manifest_json()))
+                Some(json(cluster.manifest().to_json()))
             }
             ["whoami"] => Some(json(documents::whoami(self.credentials.username()))),
             _ => None,
@@ -75,7 +75,7 @@ impl Management {
         if !self.has_bucket(bucket) {
             return None;
         }
-        if asked_uuid(uri).is_some_and(|uuid| uuid != self.cluster.bucket_uuid) {
+        if asked_uuid(uri).is_some_and(|uuid| uuid != self.cluster.bucket_uuid()) {
             let reason = "Bucket uuid does not match the requested.\r\n";
             return Some(text(StatusCode::NOT_FOUND, reason));
         }

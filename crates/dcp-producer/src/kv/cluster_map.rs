@@ -12,10 +12,14 @@ const NO_BUCKET_NAME: &[u8] = b"@no bucket@";
 impl Command<'_, '_> {
     pub(super) fn select_bucket(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, false)?;
-        self.session.bucket_selected = if self.frame.key == NO_BUCKET_NAME {
-            false
-        } else if self.frame.key == self.session.cluster.bucket_name.as_bytes() {
-            true
+        let cluster = &self.session.cluster;
+        // Taken first: a bucket that is dropped meanwhile ends the connection.
+        let life = cluster.bucket_life();
+        let exists = cluster.map().bucket_uuid.is_some();
+        self.session.bucket = if self.frame.key == NO_BUCKET_NAME {
+            None
+        } else if exists && self.frame.key == cluster.bucket_name.as_bytes() {
+            Some(life)
         } else {
             return Err(Status::KEY_ENOENT.into());
         };
@@ -31,7 +35,7 @@ impl Command<'_, '_> {
             return self.succeed(self.success());
         }
         let view = map.view(self.session.node).ok_or(Status::KEY_ENOENT)?;
-        let config = if self.session.bucket_selected {
+        let config = if self.session.bucket.is_some() {
             self.session.map_sent = Some(map.version);
             &view.bucket
         } else {

@@ -5,14 +5,12 @@ use dcp_wire::Status;
 
 use super::command::Command;
 use super::failure::Failure;
-
-/// Name of the default scope and of the default collection.
-const DEFAULT: &[u8] = b"_default";
+use crate::bucket::Manifest;
 
 impl Command<'_, '_> {
     pub(super) fn manifest(&mut self) -> Result<(), Failure> {
         self.expect_parts(false, false)?;
-        let manifest = crate::cluster::manifest_json();
+        let manifest = self.session.cluster.manifest().to_json();
         self.succeed(self.success().with_datatype(self.json()).with_value(manifest.as_bytes()))
     }
 
@@ -23,22 +21,20 @@ impl Command<'_, '_> {
         else {
             return Err(Failure::Invalid("the path is scope.collection"));
         };
-        if !is_default(scope) {
-            return Err(Failure::Unknown(Status::UNKNOWN_SCOPE));
-        }
-        if !is_default(collection) {
-            return Err(Failure::Unknown(Status::UNKNOWN_COLLECTION));
-        }
-        self.send_id(0)
+        let manifest = self.session.cluster.manifest();
+        let scope = manifest.scope_named(scope).ok_or(Failure::Unknown(Status::UNKNOWN_SCOPE))?;
+        let collection = scope
+            .collection_named(collection)
+            .ok_or(Failure::Unknown(Status::UNKNOWN_COLLECTION))?;
+        self.send_id(&manifest, collection.id.0)
     }
 
     pub(super) fn scope_id(&mut self) -> Result<(), Failure> {
         let path = self.path()?;
         let scope = path.split(|&byte| byte == b'.').next().unwrap_or_default();
-        if !is_default(scope) {
-            return Err(Failure::Unknown(Status::UNKNOWN_SCOPE));
-        }
-        self.send_id(0)
+        let manifest = self.session.cluster.manifest();
+        let scope = manifest.scope_named(scope).ok_or(Failure::Unknown(Status::UNKNOWN_SCOPE))?;
+        self.send_id(&manifest, scope.id.0)
     }
 
     /// The path asked for: in the value, or as older clients send it, in the key.
@@ -50,16 +46,11 @@ impl Command<'_, '_> {
         Ok(path.to_vec())
     }
 
-    fn send_id(&mut self, id: u32) -> Result<(), Failure> {
+    fn send_id(&mut self, manifest: &Manifest, id: u32) -> Result<(), Failure> {
         let mut extras = [0; 12];
         let mut cursor = extras.as_mut_slice();
-        cursor.put_u64(crate::cluster::MANIFEST_UID.0);
+        cursor.put_u64(manifest.uid().0);
         cursor.put_u32(id);
         self.succeed(self.success().with_extras(&extras))
     }
-}
-
-/// An empty name means the default one.
-fn is_default(name: &[u8]) -> bool {
-    name.is_empty() || name == DEFAULT
 }

@@ -140,7 +140,8 @@ impl<'a, 'f> Command<'a, 'f> {
                 Some(Bytes::from(json!({"error": {"context": context}}).to_string())),
             ),
             Failure::Unknown(status) => {
-                (status, Some(Bytes::from(json!({"manifest_uid": "0"}).to_string())))
+                let uid = self.session.cluster.manifest().uid().to_string();
+                (status, Some(Bytes::from(json!({"manifest_uid": uid}).to_string())))
             }
             Failure::NotMyVbucket => (Status::NOT_MY_VBUCKET, self.map_for_stranger()),
         };
@@ -200,16 +201,22 @@ impl<'a, 'f> Command<'a, 'f> {
         self.frame.header.vbid()
     }
 
-    /// Works on the vBucket the request is about, if this node has it.
+    /// Works on the vBucket the request is about, if this node has the active copy.
     pub(super) fn with_vbucket<T>(
         &mut self,
         op: impl FnOnce(&mut VBucket) -> T,
     ) -> Result<T, Failure> {
-        let cluster = &self.session.cluster;
-        if !cluster.map().owns(self.session.node, self.vbid()) {
-            return Err(Failure::NotMyVbucket);
-        }
-        cluster.bucket.with(self.vbid(), op).ok_or(Failure::NotMyVbucket)
+        let (bucket, node) = (&self.session.cluster.bucket, self.session.node);
+        bucket.with_active_on(node, self.vbid(), op).ok_or(Failure::NotMyVbucket)
+    }
+
+    /// Works on this node's copy of the vBucket the request is about, active or not.
+    pub(super) fn with_copy<T>(
+        &mut self,
+        op: impl FnOnce(&mut VBucket) -> T,
+    ) -> Result<T, Failure> {
+        let (bucket, node) = (&self.session.cluster.bucket, self.session.node);
+        bucket.with_on(node, self.vbid(), op).ok_or(Failure::NotMyVbucket)
     }
 
     /// The value of the request, inflated if its datatype says that it is compressed, and that

@@ -50,6 +50,7 @@ impl From<DocumentError> for Failure {
             DocumentError::InvalidValue => Self::Invalid("the value is not what its datatype says"),
             DocumentError::NotANumber => Self::Status(Status::DELTA_BADVAL),
             DocumentError::UnknownCollection(_) => Self::Unknown(Status::UNKNOWN_COLLECTION),
+            DocumentError::Unavailable(_) => Self::NotMyVbucket,
             DocumentError::NoMemory { .. } => Self::Status(Status::ENOMEM),
         }
     }

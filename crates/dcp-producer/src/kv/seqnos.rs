@@ -22,14 +22,13 @@ impl Command<'_, '_> {
         let collection = collection.or((!collections).then_some(CollectionId::DEFAULT));
         let (cluster, node) = (&self.session.cluster, self.session.node);
         if let Some(id) = collection
-            && !crate::cluster::has_collection(id)
+            && !cluster.manifest().has_collection(id)
         {
             return Err(Failure::Unknown(Status::UNKNOWN_COLLECTION));
         }
-        let map = cluster.map();
         let mut value = Vec::new();
-        for vbid in cluster.bucket.vbids().filter(|&vbid| map.owns(node, vbid)) {
-            let Some(vbucket) = cluster.bucket.lock(vbid) else {
+        for vbid in cluster.bucket.vbids() {
+            let Some(vbucket) = cluster.bucket.lock_on(node, vbid) else {
                 continue;
             };
             let wanted = match state {
@@ -37,7 +36,7 @@ impl Command<'_, '_> {
                 Some(state) => wire_state(vbucket.state()) == state,
             };
             let seqno = match collection {
-                None => Some(vbucket.high_seqno()),
+                None => Some(vbucket.told_high_seqno()),
                 Some(id) => vbucket.collection_high_seqno(id),
             };
             if let Some(seqno) = seqno.filter(|_| wanted) {
@@ -49,13 +48,13 @@ impl Command<'_, '_> {
 
     pub(super) fn observe_seqno(&mut self) -> Result<(), Failure> {
         let (vbid, asked) = (self.vbid(), ObserveSeqno::decode(self.frame)?.vbuuid);
-        let observed = self.with_vbucket(|vbucket| {
+        let observed = self.with_copy(|vbucket| {
             let current = vbucket.vbuuid();
             let last = vbucket.failover.upper_bound(asked, vbucket.high_seqno)?;
             Some(ObservedSeqno {
                 vbid,
                 vbuuid: current,
-                persisted_seqno: vbucket.persisted_seqno,
+                persisted_seqno: vbucket.told_persisted_seqno(),
                 current_seqno: vbucket.high_seqno,
                 failover: (asked != current).then_some((asked, last)),
             })
@@ -68,16 +67,16 @@ impl Command<'_, '_> {
     pub(super) fn failover_log(&mut self) -> Result<(), Failure> {
         self.expect_parts(false, false)?;
         let mut value = Vec::new();
-        self.with_vbucket(|vbucket| vbucket.failover.encode(&mut value))?;
+        self.with_copy(|vbucket| vbucket.failover.encode(&mut value))?;
         self.succeed(self.success().with_value(&value))
     }
 
     /// Waiting for a seqno to be persisted hurries the flusher: it is done at once.
     pub(super) fn seqno_persistence(&mut self) -> Result<(), Failure> {
         let SeqnoPersistence { seqno } = SeqnoPersistence::decode(self.frame)?;
-        let reached = self.with_vbucket(|vbucket| {
+        let reached = self.with_copy(|vbucket| {
             vbucket.persist();
-            vbucket.persisted_seqno >= seqno
+            vbucket.told_persisted_seqno() >= seqno
         })?;
         if !reached {
             return Err(Status::ETMPFAIL.into());

@@ -6,6 +6,7 @@ use std::time::Instant;
 use bytes::BytesMut;
 use dcp_wire::message::ConfigVersion;
 use dcp_wire::{Frame, Opcode, Status};
+use tokio_util::sync::CancellationToken;
 
 use super::Credentials;
 use super::command::Command;
@@ -33,7 +34,8 @@ pub(crate) struct Session {
     pub(super) node: usize,
     pub(super) features: Features,
     pub(super) login: Login,
-    pub(super) bucket_selected: bool,
+    /// What ends the connection with its bucket; `None` while it has selected none.
+    pub(super) bucket: Option<CancellationToken>,
     /// Newest map this connection was sent with NOT_MY_VBUCKET.
     pub(super) map_sent: Option<ConfigVersion>,
 }
@@ -45,7 +47,7 @@ impl Session {
             node,
             features: Features::default(),
             login: Login::new(credentials),
-            bucket_selected: false,
+            bucket: None,
             map_sent: None,
         }
     }
@@ -78,7 +80,12 @@ impl Session {
     }
 
     pub(crate) fn has_bucket(&self) -> bool {
-        self.bucket_selected
+        self.bucket.is_some()
+    }
+
+    /// What ends the connection with its bucket, if it has selected one.
+    pub(crate) fn bucket_life(&self) -> Option<&CancellationToken> {
+        self.bucket.as_ref()
     }
 
     /// Answers one request. `dcp_open` tells whether the connection has become a DCP one.
@@ -139,7 +146,7 @@ impl Session {
             | Opcode::VERSION
             | Opcode::STAT => Ok(()),
             _ if opcode.is_dcp() => Ok(()),
-            _ if !self.bucket_selected && Command::knows(opcode) => Err(Status::NO_BUCKET.into()),
+            _ if self.bucket.is_none() && Command::knows(opcode) => Err(Status::NO_BUCKET.into()),
             _ => Ok(()),
         }
     }

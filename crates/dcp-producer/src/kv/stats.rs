@@ -1,5 +1,6 @@
 //! STAT: figures for people and tests.
 
+use dcp_proto::producer::VBucketState;
 use dcp_wire::{Status, Vbid};
 
 use super::command::Command;
@@ -28,7 +29,7 @@ impl Command<'_, '_> {
         let figures = match name {
             "" => self.bucket_figures(),
             "vbucket" => self.each_vbucket(vbid, |vbucket, out| {
-                out.push((format!("vb_{}", vbucket.vbid().0), "active".to_owned()));
+                out.push((format!("vb_{}", vbucket.vbid().0), state(vbucket).to_owned()));
             })?,
             "vbucket-seqno" => self.each_vbucket(vbid, seqno_figures)?,
             "vbucket-details" => self.each_vbucket(vbid, detail_figures)?,
@@ -64,18 +65,27 @@ impl Command<'_, '_> {
         figures: impl Fn(&VBucketGuard<'_>, &mut Figures),
     ) -> Result<Figures, Failure> {
         let (cluster, node) = (&self.session.cluster, self.session.node);
-        let map = cluster.map();
+        let bucket = &cluster.bucket;
         let mut out = Figures::new();
-        if only.is_some_and(|vbid| !map.owns(node, vbid)) {
-            return Err(Failure::NotMyVbucket);
+        if let Some(vbid) = only {
+            figures(&bucket.lock_on(node, vbid).ok_or(Failure::NotMyVbucket)?, &mut out);
+            return Ok(out);
         }
-        for vbid in cluster.bucket.vbids() {
-            let wanted = only.is_none_or(|only| only == vbid) && map.owns(node, vbid);
-            if let Some(vbucket) = cluster.bucket.lock(vbid).filter(|_| wanted) {
+        for vbid in bucket.vbids() {
+            if let Some(vbucket) = bucket.lock_on(node, vbid) {
                 figures(&vbucket, &mut out);
             }
         }
         Ok(out)
+    }
+}
+
+fn state(vbucket: &VBucketGuard<'_>) -> &'static str {
+    match vbucket.state {
+        VBucketState::Active => "active",
+        VBucketState::Replica => "replica",
+        VBucketState::Pending => "pending",
+        VBucketState::Dead => "dead",
     }
 }
 
@@ -84,7 +94,7 @@ fn seqno_figures(vbucket: &VBucketGuard<'_>, out: &mut Figures) {
     for (name, value) in [
         ("abs_high_seqno", vbucket.high_seqno.0),
         ("high_seqno", vbucket.high_seqno.0),
-        ("last_persisted_seqno", vbucket.persisted_seqno.0),
+        ("last_persisted_seqno", vbucket.told_persisted_seqno().0),
         ("purge_seqno", vbucket.purge_seqno.0),
         ("uuid", vbucket.vbuuid().0),
     ] {
@@ -94,7 +104,7 @@ fn seqno_figures(vbucket: &VBucketGuard<'_>, out: &mut Figures) {
 
 fn detail_figures(vbucket: &VBucketGuard<'_>, out: &mut Figures) {
     let vbid = vbucket.vbid().0;
-    out.push((format!("vb_{vbid}"), "active".to_owned()));
+    out.push((format!("vb_{vbid}"), state(vbucket).to_owned()));
     out.push((format!("vb_{vbid}:num_items"), vbucket.live_counts().documents.to_string()));
     seqno_figures(vbucket, out);
 }

@@ -140,7 +140,8 @@ impl Connection {
                 }
                 Err(end) => return end,
             }
-            if self.evicted.is_cancelled() {
+            let life = self.session.bucket_life();
+            if self.evicted.is_cancelled() || life.is_some_and(CancellationToken::is_cancelled) {
                 return End::Done;
             }
         }
@@ -385,6 +386,9 @@ impl Connection {
         tokio::select! {
             biased;
             () = self.evicted.cancelled() => Err(End::Done),
+            () = optional(self.session.bucket_life().map(CancellationToken::cancelled)) => {
+                Err(End::Done)
+            }
             ready = self.socket.writable(), if writes => Ok(ready?),
             ready = self.socket.readable(), if reads => Ok(ready?),
             () = optional(changed.map(tokio::sync::Notify::notified)), if streams => Ok(()),

@@ -16,7 +16,7 @@ pub(super) async fn run(cluster: Arc<Cluster>, delay: Duration) {
         let mut dirty = Vec::new();
         subscriber.changed.take(|vbid| dirty.push(vbid));
         for vbid in dirty {
-            if bucket.with(vbid, VBucket::persist) == Some(true) {
+            if bucket.each_copy(vbid, VBucket::persist) {
                 // Streams of what is on disk may be waiting for this.
                 bucket.changes().announce_persisted(vbid, &subscriber);
             }

@@ -14,7 +14,7 @@ pub(crate) struct NodeListeners {
     /// HTTP.
     pub(crate) mgmt: TcpListener,
     pub(crate) tls: Option<TlsListeners>,
-    addresses: Node,
+    pub(crate) addresses: Node,
 }
 
 /// The open ports of one node that speak TLS.
@@ -47,7 +47,8 @@ impl Listeners {
 }
 
 impl NodeListeners {
-    async fn bind(options: &ProducerOptions, index: usize) -> Result<Self, Error> {
+    /// Opens the ports of the node that has this number.
+    pub(crate) async fn bind(options: &ProducerOptions, index: usize) -> Result<Self, Error> {
         let port = |option, first| port(option, first, index, options.nodes);
         let (kv, kv_address) = listen(options.host, port("port", options.port)?).await?;
         let mgmt_port = port("management_port", options.management_port)?;
@@ -81,12 +82,18 @@ async fn listen(host: IpAddr, port: u16) -> Result<(TcpListener, SocketAddr), Er
     let address = SocketAddr::new(host, port);
     let failed = |source| Error::Listen { host: address.ip(), port: address.port(), source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
-    // Loopback has no congestion; an algorithm that paces by round-trip times costs throughput.
-    // Which ones a process may choose is up to the system: keep its own if it refuses.
-    #[cfg(target_os = "linux")]
-    if let Err(error) = socket2::SockRef::from(&listener).set_tcp_congestion(b"reno") {
-        tracing::debug!(%error, "keeping the system's congestion control");
-    }
+    choose_congestion_control(&socket2::SockRef::from(&listener));
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
+}
+
+/// Loopback has no congestion; an algorithm that paces by round-trip times costs throughput. Which
+/// ones a process may choose is up to the system: its own stays if it refuses.
+pub(super) fn choose_congestion_control(socket: &socket2::Socket) {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = socket.set_tcp_congestion(b"reno") {
+        tracing::debug!(%error, "keeping the system's congestion control");
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = socket;
 }

@@ -6,9 +6,11 @@ mod faulty;
 mod flusher;
 mod handshake;
 mod listeners;
+mod port;
 mod push;
 mod socket;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::net::{TcpListener, TcpStream};
@@ -20,11 +22,11 @@ use tokio_util::task::TaskTracker;
 use connection::Connection;
 use dcp_names::DcpNames;
 use handshake::Shaken;
-pub(crate) use listeners::Listeners;
-use listeners::NodeListeners;
+pub(crate) use listeners::{Listeners, NodeListeners};
+use port::Port;
 use socket::Socket;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, NodePower};
 use crate::fault::Faults;
 use crate::http::Management;
 use crate::kv::{Credentials, Session};
@@ -35,8 +37,9 @@ use crate::{Error, ProducerOptions};
 struct NodeServer {
     cluster: Arc<Cluster>,
     node: usize,
+    power: Arc<NodePower>,
     credentials: Arc<Credentials>,
-    management: Arc<Management>,
+    management: Management,
     names: Arc<DcpNames>,
     faults: Arc<Faults>,
     /// One permit per connection.
@@ -47,74 +50,107 @@ struct NodeServer {
     stop: CancellationToken,
 }
 
-/// Starts everything that runs by itself; it ends when `stop` is cancelled.
-pub(crate) fn spawn(
-    listeners: Listeners,
-    cluster: &Arc<Cluster>,
-    faults: &Arc<Faults>,
-    options: &ProducerOptions,
-    tls: Option<&Tls>,
-    tasks: &TaskTracker,
-    stop: &CancellationToken,
-) -> Result<(), Error> {
-    let credentials = Arc::new(Credentials::new(&options.username, &options.password)?);
-    for (node, listeners) in listeners.nodes.into_iter().enumerate() {
-        let management =
-            Management::new(Arc::clone(cluster), node, Arc::clone(&credentials), stop.clone());
-        let server = NodeServer {
-            management: Arc::new(management),
+/// What the nodes of a cluster share, so that more can be started.
+pub(crate) struct Servers {
+    cluster: Arc<Cluster>,
+    credentials: Arc<Credentials>,
+    faults: Arc<Faults>,
+    options: ProducerOptions,
+    tls: Option<Tls>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Servers {
+    /// Starts what runs without a node; everything ends when `stop` is cancelled.
+    pub(crate) fn start(
+        cluster: &Arc<Cluster>,
+        faults: &Arc<Faults>,
+        options: ProducerOptions,
+        tls: Option<Tls>,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Result<Self, Error> {
+        let credentials = Arc::new(Credentials::new(&options.username, &options.password)?);
+        let flusher = flusher::run(Arc::clone(cluster), options.persist_delay);
+        tasks.spawn(stop.clone().run_until_cancelled_owned(flusher));
+        Ok(Self {
             cluster: Arc::clone(cluster),
-            node,
-            credentials: Arc::clone(&credentials),
-            names: Arc::default(),
+            credentials,
             faults: Arc::clone(faults),
-            permits: Arc::new(Semaphore::new(options.max_connections)),
-            http_permits: Arc::new(Semaphore::new(options.max_connections)),
+            // Ports that nodes added later get are for the system to choose.
+            options: ProducerOptions { port: 0, management_port: 0, tls_port: 0, ..options },
+            tls,
             tasks: tasks.clone(),
             stop: stop.clone(),
-        };
-        Arc::new(server).listen(listeners, tls.map(|tls| &tls.acceptor));
+        })
     }
-    let flusher = flusher::run(Arc::clone(cluster), options.persist_delay);
-    tasks.spawn(stop.clone().run_until_cancelled_owned(flusher));
-    Ok(())
+
+    /// Opens the ports of one more node.
+    pub(crate) async fn bind(&self) -> Result<NodeListeners, Error> {
+        NodeListeners::bind(&self.options, 0).await
+    }
+
+    /// Serves the ports of a node, which the cluster knows already.
+    pub(crate) fn serve(&self, node: usize, listeners: NodeListeners) {
+        let Some(power) = self.cluster.power(node) else {
+            return;
+        };
+        let (cluster, credentials) = (Arc::clone(&self.cluster), Arc::clone(&self.credentials));
+        let management = Management::new(cluster, node, credentials, power.run());
+        let server = NodeServer {
+            cluster: Arc::clone(&self.cluster),
+            node,
+            power,
+            credentials: Arc::clone(&self.credentials),
+            management,
+            names: Arc::default(),
+            faults: Arc::clone(&self.faults),
+            permits: Arc::new(Semaphore::new(self.options.max_connections)),
+            http_permits: Arc::new(Semaphore::new(self.options.max_connections)),
+            tasks: self.tasks.clone(),
+            stop: self.stop.clone(),
+        };
+        Arc::new(server).listen(listeners, self.tls.as_ref().map(|tls| &tls.acceptor));
+    }
 }
 
 /// Accepts connections and hands each to `admit`.
-async fn accept(listener: TcpListener, admit: impl Fn(TcpStream)) {
+async fn accept(mut port: Port, admit: impl Fn(TcpStream)) {
     loop {
-        let socket = match listener.accept().await {
-            Ok((socket, _)) => socket,
+        match port.accept().await {
+            Ok(socket) => admit(socket),
             Err(error) => {
                 // Usually too many open files: closing ones make room.
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-                continue;
             }
-        };
-        admit(socket);
+        }
     }
 }
 
 impl NodeServer {
     /// Accepts connections on all ports of the node.
     fn listen(self: Arc<Self>, listeners: NodeListeners, tls: Option<&TlsAcceptor>) {
-        self.accept(listeners.kv, None, Self::admit);
-        self.accept(listeners.mgmt, None, Self::admit_http);
-        if let (Some(listeners), Some(tls)) = (listeners.tls, tls) {
-            self.accept(listeners.kv, Some(tls), Self::admit);
-            self.accept(listeners.mgmt, Some(tls), Self::admit_http);
+        let at = listeners.addresses;
+        self.accept(at.kv, listeners.kv, None, Self::admit);
+        self.accept(at.mgmt, listeners.mgmt, None, Self::admit_http);
+        if let (Some(listeners), Some(at), Some(tls)) = (listeners.tls, at.tls, tls) {
+            self.accept(at.kv, listeners.kv, Some(tls), Self::admit);
+            self.accept(at.mgmt, listeners.mgmt, Some(tls), Self::admit_http);
         }
     }
 
     fn accept(
         self: &Arc<Self>,
+        address: SocketAddr,
         listener: TcpListener,
         tls: Option<&TlsAcceptor>,
         admit: fn(&Arc<Self>, TcpStream, Option<TlsAcceptor>),
     ) {
         let (server, tls) = (Arc::clone(self), tls.cloned());
-        let accepting = accept(listener, move |socket| admit(&server, socket, tls.clone()));
+        let port = Port::new(address, listener, Arc::clone(&self.power));
+        let accepting = accept(port, move |socket| admit(&server, socket, tls.clone()));
         self.tasks.spawn(self.stop.clone().run_until_cancelled_owned(accepting));
     }
 
@@ -123,31 +159,36 @@ impl NodeServer {
         let Some(permit) = admit(&self.permits, &socket) else {
             return;
         };
-        let server = Arc::clone(self);
+        // Ends with the node's present run, or with everything.
+        let (server, run) = (Arc::clone(self), self.power.run());
         self.tasks.spawn(async move {
-            match tls {
-                None => server.serve(Socket::Plain(socket), Session::new).await,
-                Some(tls) => {
-                    if let Some(Shaken { stream, is_certified }) = server.shake(&tls, socket).await
-                    {
-                        let (socket, session) = stream.into_inner();
-                        let open = if is_certified { Session::certified } else { Session::new };
-                        server.serve(Socket::tls(socket, session), open).await;
-                    }
-                }
-            }
+            server.serve_kv(socket, tls, &run).await;
             drop(permit);
         });
+    }
+
+    async fn serve_kv(&self, socket: TcpStream, tls: Option<TlsAcceptor>, run: &CancellationToken) {
+        match tls {
+            None => self.serve(Socket::Plain(socket), Session::new, run).await,
+            Some(tls) => {
+                if let Some(Shaken { stream, is_certified }) = self.shake(&tls, socket).await {
+                    let (socket, session) = stream.into_inner();
+                    let open = if is_certified { Session::certified } else { Session::new };
+                    self.serve(Socket::tls(socket, session), open, run).await;
+                }
+            }
+        }
     }
 
     async fn serve(
         &self,
         socket: Socket,
         open: fn(Arc<Cluster>, usize, Arc<Credentials>) -> Session,
+        run: &CancellationToken,
     ) {
         let session = open(Arc::clone(&self.cluster), self.node, Arc::clone(&self.credentials));
         let names = Arc::clone(&self.names);
-        Connection::new(socket, session, names, &self.faults, &self.stop).run().await;
+        Connection::new(socket, session, names, &self.faults, run).run().await;
     }
 
     /// As [`admit`](Self::admit), for the management port.
@@ -155,20 +196,28 @@ impl NodeServer {
         let Some(permit) = admit(&self.http_permits, &socket) else {
             return;
         };
-        let server = Arc::clone(self);
+        let (server, run) = (Arc::clone(self), self.power.run());
         self.tasks.spawn(async move {
-            let management = Arc::clone(&server.management);
-            match tls {
-                None => management.serve(socket, false).await,
-                Some(tls) => {
-                    if let Some(Shaken { stream, is_certified }) = server.shake(&tls, socket).await
-                    {
-                        management.serve(stream, is_certified).await;
-                    }
-                }
-            }
+            server.serve_http(socket, tls, run).await;
             drop(permit);
         });
+    }
+
+    async fn serve_http(
+        &self,
+        socket: TcpStream,
+        tls: Option<TlsAcceptor>,
+        run: CancellationToken,
+    ) {
+        let management = Arc::new(self.management.during(run));
+        match tls {
+            None => management.serve(socket, false).await,
+            Some(tls) => {
+                if let Some(Shaken { stream, is_certified }) = self.shake(&tls, socket).await {
+                    management.serve(stream, is_certified).await;
+                }
+            }
+        }
     }
 
     /// A client after its TLS handshake; `None` also if the cluster stops meanwhile.

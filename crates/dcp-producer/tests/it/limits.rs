@@ -23,7 +23,7 @@ async fn impossible_options_are_refused_by_name() {
     let error = refusal(|options| options.host = everywhere).await;
     assert!(matches!(error, Error::NotLoopback { host } if host == everywhere));
     for (set, name) in [
-        ((|options| options.replicas = 1) as fn(&mut ProducerOptions), "replicas"),
+        ((|options| options.replicas = 4) as fn(&mut ProducerOptions), "replicas"),
         (|options| options.nodes = 0, "nodes"),
         (|options| options.vbuckets = 1025, "vbuckets"),
         (|options| options.bucket = "a/b".to_owned(), "bucket"),

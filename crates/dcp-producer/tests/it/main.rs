@@ -3,6 +3,7 @@
 mod authentication;
 mod cluster_map;
 mod documents;
+mod failures;
 mod faults;
 mod http;
 mod limits;
@@ -24,4 +25,15 @@ async fn start(set: impl FnOnce(&mut ProducerOptions)) -> Producer {
 /// One node, four vBuckets.
 async fn start_one() -> Producer {
     start(|_| {}).await
+}
+
+/// Expects a port to refuse connections; it may take one that it closes at once meanwhile.
+async fn refuses(address: &str) {
+    let refused = async {
+        while tokio::net::TcpStream::connect(address).await.is_ok() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    let patience = std::time::Duration::from_secs(10);
+    tokio::time::timeout(patience, refused).await.expect("the port stays open");
 }

@@ -1,0 +1,185 @@
+//! The collections manifest: which scopes and collections the bucket is to have.
+
+use dcp_wire::{CollectionId, ManifestUid, ScopeId};
+use serde_json::{Value, json};
+
+/// A collection of the manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Collection {
+    pub(crate) id: CollectionId,
+    pub(crate) name: String,
+    /// Longest life of its documents, in seconds.
+    pub(crate) max_ttl: Option<u32>,
+}
+
+/// A scope of the manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Scope {
+    pub(crate) id: ScopeId,
+    pub(crate) name: String,
+    pub(crate) collections: Vec<Collection>,
+}
+
+impl Scope {
+    /// The collection of that name; an empty one means the default collection.
+    pub(crate) fn collection_named(&self, name: &[u8]) -> Option<&Collection> {
+        let name = or_default(name);
+        self.collections.iter().find(|collection| collection.name.as_bytes() == name)
+    }
+}
+
+fn or_default(name: &[u8]) -> &[u8] {
+    if name.is_empty() { DEFAULT_NAME.as_bytes() } else { name }
+}
+
+/// The collections manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Manifest {
+    uid: ManifestUid,
+    scopes: Vec<Scope>,
+    next_scope: u32,
+    next_collection: u32,
+}
+
+/// Name of the default scope and of the default collection.
+const DEFAULT_NAME: &str = "_default";
+
+/// First id that is not reserved.
+const FIRST_ID: u32 = 8;
+
+impl Default for Manifest {
+    fn default() -> Self {
+        let name = DEFAULT_NAME.to_owned();
+        let collection =
+            Collection { id: CollectionId::DEFAULT, name: name.clone(), max_ttl: None };
+        Self {
+            uid: ManifestUid(0),
+            scopes: vec![Scope { id: Self::DEFAULT_SCOPE, name, collections: vec![collection] }],
+            next_scope: FIRST_ID,
+            next_collection: FIRST_ID,
+        }
+    }
+}
+
+/// Why the manifest was not changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unchanged {
+    /// The scope or collection exists.
+    Exists,
+    /// There is no such scope or collection.
+    Missing,
+    /// It is there for ever, or nothing may be called that.
+    Refused,
+}
+
+impl Manifest {
+    pub(crate) const DEFAULT_SCOPE: ScopeId = ScopeId(0);
+    const MAX_NAME_LEN: usize = 251;
+
+    pub(crate) const fn uid(&self) -> ManifestUid {
+        self.uid
+    }
+
+    pub(crate) fn scopes(&self) -> &[Scope] {
+        &self.scopes
+    }
+
+    pub(crate) fn scope(&self, id: ScopeId) -> Option<&Scope> {
+        self.scopes.iter().find(|scope| scope.id == id)
+    }
+
+    /// The scope of that name; an empty one means the default scope.
+    pub(crate) fn scope_named(&self, name: &[u8]) -> Option<&Scope> {
+        let name = or_default(name);
+        self.scopes.iter().find(|scope| scope.name.as_bytes() == name)
+    }
+
+    pub(crate) fn has_collection(&self, id: CollectionId) -> bool {
+        self.scopes.iter().any(|scope| scope.collections.iter().any(|known| known.id == id))
+    }
+
+    /// Creates a scope.
+    pub(crate) fn create_scope(&mut self, name: &str) -> Result<ScopeId, Unchanged> {
+        check_name(name)?;
+        if self.scope_named(name.as_bytes()).is_some() {
+            return Err(Unchanged::Exists);
+        }
+        let id = ScopeId(self.next_scope);
+        self.next_scope += 1;
+        self.scopes.push(Scope { id, name: name.to_owned(), collections: Vec::new() });
+        self.uid.0 += 1;
+        Ok(id)
+    }
+
+    /// Creates a collection.
+    pub(crate) fn create_collection(
+        &mut self,
+        scope: &str,
+        name: &str,
+        max_ttl: Option<u32>,
+    ) -> Result<CollectionId, Unchanged> {
+        check_name(name)?;
+        let id = CollectionId(self.next_collection);
+        let scope = self.named_mut(scope)?;
+        if scope.collections.iter().any(|known| known.name == name) {
+            return Err(Unchanged::Exists);
+        }
+        scope.collections.push(Collection { id, name: name.to_owned(), max_ttl });
+        self.next_collection += 1;
+        self.uid.0 += 1;
+        Ok(id)
+    }
+
+    /// Drops a scope and what is in it.
+    pub(crate) fn drop_scope(&mut self, name: &str) -> Result<(), Unchanged> {
+        if self.named_mut(name)?.id == Self::DEFAULT_SCOPE {
+            return Err(Unchanged::Refused);
+        }
+        self.scopes.retain(|scope| scope.name != name);
+        self.uid.0 += 1;
+        Ok(())
+    }
+
+    /// Drops a collection; the default one cannot be created again.
+    pub(crate) fn drop_collection(&mut self, scope: &str, name: &str) -> Result<(), Unchanged> {
+        let collections = &mut self.named_mut(scope)?.collections;
+        let before = collections.len();
+        collections.retain(|known| known.name != name);
+        if collections.len() == before {
+            return Err(Unchanged::Missing);
+        }
+        self.uid.0 += 1;
+        Ok(())
+    }
+
+    fn named_mut(&mut self, name: &str) -> Result<&mut Scope, Unchanged> {
+        self.scopes.iter_mut().find(|scope| scope.name == name).ok_or(Unchanged::Missing)
+    }
+
+    /// The manifest as clients get it.
+    pub(crate) fn to_json(&self) -> String {
+        let collection = |collection: &Collection| {
+            let mut members = json!({"name": collection.name, "uid": collection.id.to_string()});
+            if let (Some(max_ttl), Some(members)) = (collection.max_ttl, members.as_object_mut()) {
+                members.insert("maxTTL".to_owned(), max_ttl.into());
+            }
+            members
+        };
+        let scope = |scope: &Scope| {
+            let collections: Vec<Value> = scope.collections.iter().map(collection).collect();
+            json!({"name": scope.name, "uid": scope.id.to_string(), "collections": collections})
+        };
+        let scopes: Vec<Value> = self.scopes.iter().map(scope).collect();
+        json!({"uid": self.uid.to_string(), "scopes": scopes}).to_string()
+    }
+}
+
+/// Names that begin with `_` or `%` are the system's.
+fn check_name(name: &str) -> Result<(), Unchanged> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-%".contains(&byte);
+    let is_valid = !name.is_empty()
+        && name.len() <= Manifest::MAX_NAME_LEN
+        && !name.starts_with(['_', '%'])
+        && name.bytes().all(is_allowed);
+    if is_valid { Ok(()) } else { Err(Unchanged::Refused) }
+}

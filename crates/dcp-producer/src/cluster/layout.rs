@@ -1,0 +1,52 @@
+//! Where the copies of the vBuckets lie.
+
+use dcp_wire::Vbid;
+
+use super::Cluster;
+use super::map::MapNode;
+use crate::bucket::Copies;
+
+impl Cluster {
+    /// Puts the copies of all vBuckets where an even layout wants them, each with its history.
+    pub(super) fn lay_out(&self, nodes: &[MapNode]) {
+        let is_usable = |&node: &usize| {
+            nodes.get(node).is_some_and(|node| node.is_member)
+                && self.power(node).is_some_and(|power| power.is_on())
+        };
+        let usable: Vec<usize> = (0..nodes.len()).filter(is_usable).collect();
+        for vbid in self.bucket.vbids() {
+            let chain = self.chain(&usable, vbid);
+            self.bucket.rearrange(vbid, |copies| self.place(vbid, &chain, copies));
+        }
+    }
+
+    /// The nodes of a vBucket, the active one's first. Neighbours stay together: with 2 nodes the
+    /// first has the lower half.
+    fn chain(&self, usable: &[usize], vbid: Vbid) -> Vec<usize> {
+        let count = usize::from(self.bucket.vbucket_count());
+        let first = vbid.index() * usable.len() / count.max(1);
+        let copies = (1 + usize::from(self.replicas)).min(usable.len());
+        usable.iter().cycle().skip(first).take(copies).copied().collect()
+    }
+
+    fn place(&self, vbid: Vbid, chain: &[usize], copies: &mut Copies) {
+        let Some(&active) = chain.first() else {
+            return;
+        };
+        if copies.nodes().is_empty() {
+            copies.set_active(self.bucket.new_copy(active, vbid));
+        }
+        copies.hand_over(active);
+        for &node in chain {
+            if !copies.nodes().contains(&node) {
+                copies.add_replica(self.bucket.new_copy(node, vbid));
+            }
+        }
+        for node in copies.nodes() {
+            if !chain.contains(&node) {
+                copies.drop_replica(node);
+            }
+        }
+        copies.arrange(chain);
+    }
+}

@@ -1,0 +1,223 @@
+//! Nodes that come, go, fail and come back, and a bucket that is dropped.
+
+use std::sync::{Arc, PoisonError};
+
+use dcp_wire::Vbid;
+use dcp_wire::message::ConfigVersion;
+use tokio_util::sync::CancellationToken;
+
+use super::map::{ClusterMap, MapNode};
+use super::{Cluster, Node, NodePower, new_uuid};
+use crate::Error;
+use crate::bucket::{Copies, HELD, Manifest, Now, Unchanged, random_vbuuid};
+
+/// What the next version of the map says that cannot be seen from the copies.
+struct Change {
+    nodes: Vec<MapNode>,
+    bucket_uuid: Option<Arc<str>>,
+    manifest: Arc<Manifest>,
+}
+
+impl Cluster {
+    /// Changes the cluster and publishes what became of it as the next version of the map. Nobody
+    /// sees a map while it is being changed.
+    fn change<T>(&self, op: impl FnOnce(&mut Change) -> Result<T, Error>) -> Result<T, Error> {
+        let mut map = self.write_map();
+        let mut change = Change {
+            nodes: map.nodes.clone(),
+            bucket_uuid: map.bucket_uuid.clone(),
+            manifest: Arc::clone(&map.manifest),
+        };
+        let result = op(&mut change)?;
+        let version = ConfigVersion { rev: map.version.rev + 1, ..map.version };
+        let Change { nodes, bucket_uuid, manifest } = change;
+        let chains = self.bucket.chains();
+        let next = ClusterMap::new(self, version, nodes, bucket_uuid, manifest, &chains);
+        *map = Arc::new(next);
+        drop(map);
+        self.version.send_replace(version);
+        Ok(result)
+    }
+
+    pub(crate) fn known_power(&self, node: usize) -> Result<Arc<NodePower>, Error> {
+        self.power(node).ok_or_else(|| {
+            let reason = format!("must be below {}, the number of nodes", self.nodes().len());
+            Error::InvalidOption { option: "node", reason }
+        })
+    }
+
+    /// A node that belongs to the cluster.
+    fn member_power(&self, node: usize) -> Result<Arc<NodePower>, Error> {
+        let power = self.known_power(node)?;
+        if self.map().is_member(node) {
+            return Ok(power);
+        }
+        Err(Error::NotAMember { node })
+    }
+
+    /// Moves a vBucket to another node, as a finished rebalance does.
+    pub(crate) fn move_vbucket(&self, vbid: Vbid, node: usize) -> Result<(), Error> {
+        if !self.member_power(node)?.is_on() {
+            return Err(Error::NodeDown { node });
+        }
+        let chains = self.bucket.chains();
+        if chains.get(vbid.index()).and_then(|chain| chain.first()) == Some(&node) {
+            return Ok(());
+        }
+        self.change(|_| {
+            self.bucket.rearrange(vbid, |copies| copies.hand_over(node));
+            Ok(())
+        })
+    }
+
+    /// Takes a node out of the cluster and makes replicas of what it had active.
+    pub(crate) fn fail_over(&self, node: usize, graceful: bool) -> Result<(), Error> {
+        let power = self.member_power(node)?;
+        if graceful && !power.is_on() {
+            return Err(Error::NodeDown { node });
+        }
+        if self.members().len() < 2 {
+            return Err(Error::LastNode { node });
+        }
+        if !graceful {
+            power.switch_off();
+        }
+        self.change(|change| {
+            for vbid in self.bucket.vbids() {
+                self.bucket.rearrange(vbid, |copies| copies.leave(node, graceful, random_vbuuid()));
+            }
+            if let Some(failed) = change.nodes.get_mut(node) {
+                failed.is_member = false;
+            }
+            Ok(())
+        })?;
+        self.bring_forward();
+        Ok(())
+    }
+
+    /// Stops a node at once.
+    pub(crate) fn kill(&self, node: usize) -> Result<(), Error> {
+        self.known_power(node)?.switch_off();
+        for vbid in self.bucket.vbids() {
+            self.bucket.rearrange(vbid, |copies| copies.stop(node));
+        }
+        Ok(())
+    }
+
+    /// Brings the data of a stopped node back, before it takes connections again.
+    pub(crate) fn come_back(&self, node: usize, cleanly: bool) {
+        for vbid in self.bucket.vbids() {
+            self.bucket.rearrange(vbid, |copies| copies.come_back(node, cleanly, random_vbuuid()));
+        }
+        self.bring_forward();
+    }
+
+    /// Adds a node, which has no vBuckets before the next rebalance; returns its number.
+    pub(crate) fn add_node(&self, addresses: Node) -> Result<usize, Error> {
+        self.change(|change| {
+            let mut power = self.power.write().unwrap_or_else(PoisonError::into_inner);
+            power.push(Arc::new(NodePower::new(self.stop.clone())));
+            change.nodes.push(MapNode { addresses, is_member: true });
+            Ok(change.nodes.len() - 1)
+        })
+    }
+
+    /// Spreads the copies evenly over the nodes that run, those that were failed over included.
+    pub(crate) fn rebalance(&self) -> Result<(), Error> {
+        self.change(|change| {
+            for (index, node) in change.nodes.iter_mut().enumerate() {
+                let is_on = self.power(index).is_some_and(|power| power.is_on());
+                if node.is_member && !is_on {
+                    return Err(Error::NodeDown { node: index });
+                }
+                node.is_member = is_on;
+            }
+            if change.bucket_uuid.is_some() {
+                self.lay_out(&change.nodes);
+            }
+            Ok(())
+        })?;
+        self.bring_forward();
+        Ok(())
+    }
+
+    /// How many changes a replica leaves unapplied; `None` for as many as there are.
+    pub(crate) fn set_replica_lag(
+        &self,
+        vbid: Vbid,
+        replica: usize,
+        lag: Option<u64>,
+    ) -> Option<()> {
+        let set = |copies: &mut Copies| {
+            copies.get_mut(replica)?.lag = lag.unwrap_or(HELD);
+            copies.replicate();
+            Some(())
+        };
+        self.bucket.rearrange(vbid, set)?
+    }
+
+    /// Drops the bucket and all that is in it; connections to it end.
+    pub(crate) fn drop_bucket(&self) -> Result<(), Error> {
+        self.change(|change| {
+            if change.bucket_uuid.take().is_none() {
+                return Err(Error::NoBucket);
+            }
+            for vbid in self.bucket.vbids() {
+                self.bucket.rearrange(vbid, Copies::clear);
+            }
+            change.manifest = Arc::default();
+            Ok(())
+        })?;
+        let mut life = self.bucket_life.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *life, CancellationToken::new()).cancel();
+        Ok(())
+    }
+
+    /// Creates the bucket anew after it was dropped.
+    pub(crate) fn create_bucket(&self) -> Result<(), Error> {
+        self.change(|change| {
+            if change.bucket_uuid.is_some() {
+                return Err(Error::BucketExists);
+            }
+            change.bucket_uuid = Some(new_uuid());
+            self.lay_out(&change.nodes);
+            Ok(())
+        })
+    }
+
+    /// Changes the collections manifest and lets every vBucket follow.
+    pub(crate) fn update_manifest<T>(
+        &self,
+        now: Now,
+        op: impl FnOnce(&mut Manifest) -> Result<T, Unchanged>,
+    ) -> Result<T, Error> {
+        self.change(|change| {
+            if change.bucket_uuid.is_none() {
+                return Err(Error::NoBucket);
+            }
+            let result = op(Arc::make_mut(&mut change.manifest)).map_err(|unchanged| {
+                Error::Manifest(match unchanged {
+                    Unchanged::Exists => "the scope or collection exists already",
+                    Unchanged::Missing => "there is no such scope or collection",
+                    Unchanged::Refused => {
+                        "the default scope cannot be dropped; a name has 1 to 251 letters, \
+                         digits, `_`, `-` or `%` and does not begin with `_` or `%`"
+                    }
+                })
+            })?;
+            self.bring_all_forward(now, &change.manifest);
+            Ok(result)
+        })
+    }
+
+    /// A vBucket that went back in time may lack collections the bucket has.
+    pub(crate) fn bring_forward(&self) {
+        self.bring_all_forward(crate::producer::now(), &self.manifest());
+    }
+
+    fn bring_all_forward(&self, now: Now, manifest: &Manifest) {
+        for vbid in self.bucket.vbids() {
+            self.bucket.with(vbid, |vbucket| vbucket.bring_forward(now, manifest));
+        }
+    }
+}

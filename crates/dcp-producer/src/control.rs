@@ -1,0 +1,223 @@
+//! What an operator does to a cluster, and what befalls it.
+
+use std::time::Duration;
+
+use dcp_wire::{CollectionId, ScopeId, Vbid};
+
+use crate::bucket::Copies;
+use crate::producer::now;
+use crate::{Error, Producer};
+
+/// How long the ports of a node may take to open or close.
+const PORT_PATIENCE: Duration = Duration::from_secs(10);
+
+impl Producer {
+    /// Nodes that belong to the cluster. Numbers of nodes that left are not given again, so this
+    /// may be less than the highest number plus one.
+    #[must_use]
+    pub fn num_nodes(&self) -> usize {
+        self.cluster.members().len()
+    }
+
+    /// Nodes of the copies of a vBucket, the active one's first.
+    ///
+    /// # Errors
+    /// [`Error::UnknownVbucket`].
+    pub fn copies_of(&self, vbid: Vbid) -> Result<Vec<usize>, Error> {
+        if vbid.0 >= self.num_vbuckets() {
+            return Err(self.no_vbucket(vbid));
+        }
+        Ok(self.cluster.bucket.rearrange(vbid, |copies| copies.nodes()).unwrap_or_default())
+    }
+
+    /// Moves a vBucket to another node, numbered from 0, as a finished rebalance does: its history
+    /// goes on, its streams end with "state changed" and clients get a new cluster map. A replica
+    /// the node had becomes the active copy, and the former active copy the replica.
+    ///
+    /// # Errors
+    /// [`Error::UnknownVbucket`], [`Error::InvalidOption`] for a node there is not,
+    /// [`Error::NotAMember`] or [`Error::NodeDown`].
+    pub fn move_vbucket(&self, vbid: Vbid, node: usize) -> Result<(), Error> {
+        if vbid.0 >= self.num_vbuckets() {
+            return Err(self.no_vbucket(vbid));
+        }
+        self.cluster.move_vbucket(vbid, node)
+    }
+
+    /// Takes a node out of the cluster; replicas of what it had become active.
+    ///
+    /// A hard failover (`graceful` is `false`) treats the node as dead: its connections are closed
+    /// and it refuses new ones. Each promoted replica goes on with what it received
+    /// ([`set_replica_lag`](Self::set_replica_lag)); its history gets a new branch at the end of
+    /// the last snapshot it received and persisted completely, or at the start of the one it did
+    /// not ([`hold_persistence`](Self::hold_persistence)). Without a replica the vBucket is lost
+    /// until the next rebalance, which makes it anew.
+    ///
+    /// A graceful one gives each replica everything first: histories go on, the node stays
+    /// reachable, its streams end with "state changed".
+    ///
+    /// The node comes back with [`restart`](Self::restart) and [`rebalance`](Self::rebalance).
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] for a node there is not, [`Error::NotAMember`],
+    /// [`Error::LastNode`], or [`Error::NodeDown`] if a node that does not run is to leave
+    /// gracefully.
+    pub fn failover(&self, node: usize, graceful: bool) -> Result<(), Error> {
+        self.cluster.fail_over(node, graceful)
+    }
+
+    /// Stops a node at once, as a crash does: connections are closed, new ones refused, what was
+    /// not persisted is lost. The cluster map stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] for a node there is not.
+    pub fn kill(&self, node: usize) -> Result<(), Error> {
+        self.cluster.kill(node)
+    }
+
+    /// Stops a node, unless it is stopped already, and starts it again.
+    ///
+    /// A clean restart persists everything first; histories go on. After an unclean one, and
+    /// always after [`kill`](Self::kill), the node has what was persisted: seqnos above that are
+    /// given again, and active vBuckets begin a new history branch there. Replicas elsewhere go
+    /// back with them. An ephemeral bucket loses everything either way.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] for a node there is not, or [`Error::NodeDown`] if its ports
+    /// cannot be opened again.
+    pub async fn restart(&self, node: usize, clean: bool) -> Result<(), Error> {
+        let power = self.cluster.known_power(node)?;
+        let cleanly = clean && power.is_on();
+        self.cluster.kill(node)?;
+        let turn = async {
+            power.ports_closed().await;
+            self.cluster.come_back(node, cleanly);
+            power.switch_on();
+            power.ports_open().await;
+        };
+        tokio::time::timeout(PORT_PATIENCE, turn).await.map_err(|_| Error::NodeDown { node })
+    }
+
+    /// Adds a node and returns its number. It has no vBuckets before the next
+    /// [`rebalance`](Self::rebalance).
+    ///
+    /// # Errors
+    /// [`Error::Listen`] if a port cannot be opened.
+    pub async fn add_node(&self) -> Result<usize, Error> {
+        let listeners = self.servers.bind().await?;
+        let node = self.cluster.add_node(listeners.addresses)?;
+        self.servers.serve(node, listeners);
+        Ok(node)
+    }
+
+    /// Spreads the vBuckets and their replicas evenly over the nodes that run, those that were
+    /// failed over and restarted included. Histories go on; streams of vBuckets that move end with
+    /// "state changed".
+    ///
+    /// # Errors
+    /// [`Error::NodeDown`] if a node of the cluster does not run.
+    pub fn rebalance(&self) -> Result<(), Error> {
+        self.cluster.rebalance()
+    }
+
+    /// Sets how many changes a replica of a vBucket leaves unapplied, `None` for all that come:
+    /// they are lost if the active copy's node fails. Replicas are numbered from 1, in the order
+    /// of the cluster map. Default 0.
+    ///
+    /// # Errors
+    /// [`Error::UnknownVbucket`] or [`Error::UnknownReplica`].
+    pub fn set_replica_lag(
+        &self,
+        vbid: Vbid,
+        replica: usize,
+        lag: Option<u64>,
+    ) -> Result<(), Error> {
+        if vbid.0 >= self.num_vbuckets() {
+            return Err(self.no_vbucket(vbid));
+        }
+        let unknown = Error::UnknownReplica { vbid, replica };
+        if replica == 0 {
+            return Err(unknown);
+        }
+        self.cluster.set_replica_lag(vbid, replica, lag).ok_or(unknown)
+    }
+
+    /// Keeps one copy of a vBucket from persisting, or lets it persist again: copy 0 is the active
+    /// one, 1 the first replica.
+    ///
+    /// # Errors
+    /// [`Error::UnknownVbucket`] or [`Error::UnknownReplica`].
+    pub fn hold_persistence(&self, vbid: Vbid, copy: usize, hold: bool) -> Result<(), Error> {
+        let set = |copies: &mut Copies| {
+            let vbucket = &mut copies.get_mut(copy)?.vbucket;
+            vbucket.hold_persistence(hold);
+            Some(())
+        };
+        let known = self.cluster.bucket.rearrange(vbid, set);
+        let known = known.ok_or_else(|| self.no_vbucket(vbid))?;
+        known.ok_or(Error::UnknownReplica { vbid, replica: copy })
+    }
+
+    /// Drops the bucket: connections to it are closed without another word, and clients that ask
+    /// for it are told that there is none.
+    ///
+    /// # Errors
+    /// [`Error::NoBucket`].
+    pub fn drop_bucket(&self) -> Result<(), Error> {
+        self.cluster.drop_bucket()
+    }
+
+    /// Creates the bucket again, empty and with another identity.
+    ///
+    /// # Errors
+    /// [`Error::BucketExists`].
+    pub fn create_bucket(&self) -> Result<(), Error> {
+        self.cluster.create_bucket()
+    }
+
+    /// Creates a scope.
+    ///
+    /// # Errors
+    /// [`Error::Manifest`] if it exists or may not be called that; [`Error::NoBucket`].
+    pub fn create_scope(&self, scope: &str) -> Result<ScopeId, Error> {
+        self.cluster.update_manifest(now(), |manifest| manifest.create_scope(scope))
+    }
+
+    /// Creates a collection. With `max_ttl` its documents live that many seconds at most.
+    ///
+    /// # Errors
+    /// [`Error::Manifest`] if it exists, may not be called that, or there is no such scope;
+    /// [`Error::NoBucket`].
+    pub fn create_collection(
+        &self,
+        scope: &str,
+        collection: &str,
+        max_ttl: Option<u32>,
+    ) -> Result<CollectionId, Error> {
+        self.cluster.update_manifest(now(), |manifest| {
+            manifest.create_collection(scope, collection, max_ttl)
+        })
+    }
+
+    /// Drops a scope with everything in it.
+    ///
+    /// # Errors
+    /// [`Error::Manifest`] if there is none, or it is the default scope; [`Error::NoBucket`].
+    pub fn drop_scope(&self, scope: &str) -> Result<(), Error> {
+        self.cluster.update_manifest(now(), |manifest| manifest.drop_scope(scope))
+    }
+
+    /// Drops a collection with everything in it; the default collection never comes back.
+    ///
+    /// # Errors
+    /// [`Error::Manifest`] if there is none; [`Error::NoBucket`].
+    pub fn drop_collection(&self, scope: &str, collection: &str) -> Result<(), Error> {
+        self.cluster.update_manifest(now(), |manifest| manifest.drop_collection(scope, collection))
+    }
+
+    /// The collections manifest as clients get it, in JSON.
+    #[must_use]
+    pub fn manifest_json(&self) -> String {
+        self.cluster.manifest().to_json()
+    }
+}
