@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs
 from dcp_rs.client import Client, ConnectionOptions
+from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,6 +64,13 @@ class ProducerOptions:
     password: str = field(repr=False)
     host: str
     port: int
+    management_port: int
+    tls: bool
+    tls_port: int
+    tls_certificate: str | os.PathLike[str] | None
+    tls_key: str | os.PathLike[str] | None
+    tls_client_ca: str | os.PathLike[str] | None
+    tls_client_required: bool
     persist_delay: float
 
     def __post_init__(self) -> None:
@@ -69,8 +78,25 @@ class ProducerOptions:
         _checks.integer("vbuckets", self.vbuckets, 1, 1024)
         for option in ("bucket", "username", "password", "host"):
             _checks.text(option, getattr(self, option))
-        _checks.integer("port", self.port, 0, 0xFFFF)
+        for option in ("port", "management_port", "tls_port"):
+            _checks.integer(option, getattr(self, option), 0, 0xFFFF)
+        self._check_tls()
         _checks.seconds("persist_delay", self.persist_delay, 0.0, 86_400)
+
+    def _check_tls(self) -> None:
+        _checks.flag("tls", self.tls)
+        _checks.flag("tls_client_required", self.tls_client_required)
+        for option in ("tls_certificate", "tls_key", "tls_client_ca"):
+            value = getattr(self, option)
+            if value is not None and not isinstance(value, str | os.PathLike):
+                raise _checks.wrong_type(option, value, "a path")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("tls_certificate: it and tls_key go together")
+        for option in ("tls_port", "tls_certificate", "tls_client_ca", "tls_client_required"):
+            if getattr(self, option) and not self.tls:
+                raise ConfigError(f"{option}: needs tls=True")
+        if self.tls_client_required and self.tls_client_ca is None:
+            raise ConfigError("tls_client_required: needs tls_client_ca")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +133,18 @@ class Producer:
         password: Password that clients authenticate with.
         host: Address to listen on; must be a loopback address.
         port: Port of the first node, the others follow; 0 lets the system choose.
+        management_port: Port of the first node's HTTP, the others follow; 0 lets the system
+            choose.
+        tls: Whether TLS is spoken too, on ports of its own. A certificate authority is made for
+            it, which `ca_pem` gives.
+        tls_port: Port of the first node for KV over TLS, the others follow; 0 lets the system
+            choose.
+        tls_certificate: PEM file with a certificate for the nodes and those that signed it, in
+            place of a made one.
+        tls_key: PEM file with its private key.
+        tls_client_ca: PEM file with authorities whose certificates clients may show in place of a
+            password; their subject's common name is the user name.
+        tls_client_required: Whether clients without a certificate are refused on the TLS ports.
         persist_delay: How long a change waits in memory before it is persisted, in seconds.
 
     Raises:
@@ -126,6 +164,13 @@ class Producer:
         password: str = "password",  # noqa: S107 - what a fresh server is usually given
         host: str = "127.0.0.1",
         port: int = 0,
+        management_port: int = 0,
+        tls: bool = False,
+        tls_port: int = 0,
+        tls_certificate: str | os.PathLike[str] | None = None,
+        tls_key: str | os.PathLike[str] | None = None,
+        tls_client_ca: str | os.PathLike[str] | None = None,
+        tls_client_required: bool = False,
         persist_delay: float = 0.05,
     ) -> None:
         self._options = ProducerOptions(
@@ -136,6 +181,13 @@ class Producer:
             password=password,
             host=host,
             port=port,
+            management_port=management_port,
+            tls=tls,
+            tls_port=tls_port,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            tls_client_ca=tls_client_ca,
+            tls_client_required=tls_client_required,
             persist_delay=persist_delay,
         )
         self._inner = _dcp_rs.Producer.start(self._options)
@@ -144,6 +196,32 @@ class Producer:
     def connection_string(self) -> str:
         """Where clients and Couchbase SDKs connect to: `couchbase://127.0.0.1:port`."""
         return self._inner.connection_string()
+
+    @property
+    def tls_connection_string(self) -> str | None:
+        """Where clients connect to with TLS: `couchbases://127.0.0.1:port`.
+
+        `None` if it does not speak TLS.
+        """
+        return self._inner.tls_connection_string()
+
+    @property
+    def ca_pem(self) -> str | None:
+        """The certificate authority that was made for it, as PEM, for clients to trust.
+
+        `None` if the certificate was given, or it does not speak TLS.
+        """
+        return self._inner.ca_pem()
+
+    @property
+    def management_urls(self) -> list[str]:
+        """Where each node answers HTTP: `http://127.0.0.1:port`."""
+        return self._inner.management_urls()
+
+    @property
+    def tls_management_urls(self) -> list[str]:
+        """Where each node answers HTTP over TLS: `https://127.0.0.1:port`; empty without TLS."""
+        return self._inner.tls_management_urls()
 
     @property
     def bucket_name(self) -> str:

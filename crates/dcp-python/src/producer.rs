@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use dcp_producer::{
-    Document, DocumentError, MutationToken, Producer as EngineProducer, ProducerOptions,
-    WriteOptions,
+    Document, DocumentError, MutationToken, NodeCertificate, Producer as EngineProducer,
+    ProducerOptions, TlsOptions, WriteOptions,
 };
 use dcp_wire::{Cas, Seqno, Vbid};
 use pyo3::prelude::*;
@@ -27,6 +28,13 @@ pub(crate) struct ProducerArgs {
     password: String,
     host: String,
     port: u16,
+    management_port: u16,
+    tls: bool,
+    tls_port: u16,
+    tls_certificate: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    tls_client_ca: Option<PathBuf>,
+    tls_client_required: bool,
     persist_delay: f64,
 }
 
@@ -43,10 +51,32 @@ impl ProducerArgs {
         options.password = self.password;
         options.host = host;
         options.port = self.port;
+        options.management_port = self.management_port;
+        options.tls_port = self.tls_port;
+        if self.tls {
+            let mut tls = TlsOptions::default();
+            if let (Some(chain), Some(key)) = (self.tls_certificate, self.tls_key) {
+                let chain = read("tls_certificate", &chain)?;
+                tls.certificate = Some(NodeCertificate::new(chain, read("tls_key", &key)?));
+            }
+            if let Some(ca) = self.tls_client_ca {
+                tls.client_ca = Some(read("tls_client_ca", &ca)?);
+            }
+            tls.require_client_certificate = self.tls_client_required;
+            options.tls = Some(tls);
+        }
         options.persist_delay = Duration::try_from_secs_f64(self.persist_delay)
             .map_err(|_| wrong("persist_delay: must be a number of seconds from 0 up"))?;
         Ok(options)
     }
+}
+
+/// The text of a file that an option names.
+fn read(option: &str, path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| {
+        let path = path.display();
+        Failure::new(Kind::Config, format!("{option}: {path} could not be read: {error}"))
+    })
 }
 
 /// How a document is written.
@@ -121,6 +151,22 @@ impl Producer {
 
     fn connection_string(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, EngineProducer::connection_string)
+    }
+
+    fn tls_connection_string(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.with(py, EngineProducer::tls_connection_string)
+    }
+
+    fn management_urls(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.with(py, EngineProducer::management_urls)
+    }
+
+    fn tls_management_urls(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.with(py, EngineProducer::tls_management_urls)
+    }
+
+    fn ca_pem(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.with(py, |producer| producer.ca_pem().map(str::to_owned))
     }
 
     fn bucket_uuid(&self, py: Python<'_>) -> PyResult<String> {

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcp_rs.producer import Producer
@@ -35,6 +36,14 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="loopback address (127.0.0.1)")
     parser.add_argument("--port", type=int, default=0, help="first node's port; 0 for any (0)")
+    parser.add_argument(
+        "--management-port", type=int, default=0, help="first node's HTTP port; 0 for any (0)"
+    )
+    parser.add_argument(
+        "--tls-ca",
+        metavar="FILE",
+        help="speak TLS too, and write the certificate authority for clients to trust to FILE",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -59,15 +68,21 @@ def run(options: argparse.Namespace) -> None:
         password=password,
         host=options.host,
         port=options.port,
+        management_port=options.management_port,
+        tls=options.tls_ca is not None,
     ) as producer:
         facts = {
             "connection_string": producer.connection_string,
+            "management_url": producer.management_urls[0],
             "bucket": producer.bucket_name,
             "bucket_uuid": producer.bucket_uuid,
             "username": options.username,
             "vbuckets": producer.num_vbuckets,
             "pid": os.getpid(),
         }
+        if options.tls_ca is not None:
+            Path(options.tls_ca).write_text(producer.ca_pem or "")
+            facts["tls_connection_string"] = producer.tls_connection_string
         line = " ".join(f"{name}={value}" for name, value in facts.items())
         print(json.dumps(facts) if options.json else line, flush=True)
         stop.wait()

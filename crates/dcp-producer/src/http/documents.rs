@@ -94,7 +94,10 @@ fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
     let servers = bucket.get("vBucketServerMap");
     let replicas = servers.and_then(|servers| servers.get("numReplicas")).cloned();
     let name = &cluster.bucket_name;
+    let memory = cluster.bucket.memory();
     let more = json!({
+        "quota": {"ram": memory.quota(), "rawRAM": memory.quota()},
+        "basicStats": {"memUsed": memory.used()},
         "authType": "sasl",
         "replicaNumber": replicas,
         "replicaIndex": false,
@@ -107,7 +110,7 @@ fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
         "threadsNumber": 3,
         "autoCompactionSettings": false,
         "nodes": nodes(cluster, node)?,
-        "collectionsManifestUid": bucket.get("collectionsManifestUid"),
+        "controllers": {},
         "localRandomKeyUri": format!("/pools/default/buckets/{name}/localRandomKey"),
         "stats": {"uri": format!("/pools/default/buckets/{name}/stats")},
     });

@@ -178,6 +178,11 @@ async fn a_bucket_has_its_settings_in_the_full_form() {
         (&"membase".into(), &"couchstore".into())
     );
     assert_eq!(bucket["nodes"][0]["thisNode"], true);
+    // SDKs end the process when these are not there.
+    assert_eq!(bucket["quota"]["rawRAM"], 8_u64 << 30);
+    assert_eq!(bucket["replicaNumber"], 0);
+    let settings = ["evictionPolicy", "compressionMode", "conflictResolutionType", "maxTTL"];
+    assert!(settings.iter().all(|setting| !bucket[setting].is_null()));
     assert_eq!(get(&producer, "/pools/default/buckets").await.json(), serde_json::json!([bucket]));
 }
 

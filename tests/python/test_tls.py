@@ -1,0 +1,87 @@
+"""The embedded cluster over TLS and HTTP."""
+
+import base64
+import json
+import ssl
+import urllib.request
+
+import pytest
+
+import dcp_rs
+from dcp_rs import exceptions
+
+
+@pytest.fixture
+def producer():
+    with dcp_rs.Producer(nodes=2, vbuckets=16, tls=True) as running:
+        yield running
+
+
+@pytest.fixture
+def ca(producer, tmp_path):
+    path = tmp_path / "ca.pem"
+    path.write_text(producer.ca_pem)
+    return path
+
+
+def ask(url, **options):
+    pair = base64.b64encode(b"Administrator:password").decode()
+    request = urllib.request.Request(url, headers={"Authorization": f"Basic {pair}"})
+    with urllib.request.urlopen(request, timeout=10, **options) as answer:
+        return json.load(answer)
+
+
+def connect(producer, ca):
+    return dcp_rs.connect(
+        producer.tls_connection_string,
+        username="Administrator",
+        password="password",
+        bucket="default",
+        tls_ca=ca,
+    )
+
+
+def test_changes_are_read_over_tls(producer, ca):
+    for n in range(100):
+        producer.upsert(f"key_{n}", b"1")
+    assert producer.tls_connection_string.startswith("couchbases://")
+    with connect(producer, ca) as client, client.stream(until="now") as stream:
+        assert stream.read_all().num_rows == 100
+
+
+def test_a_cluster_with_another_authority_is_not_trusted(producer, tmp_path):
+    with dcp_rs.Producer(tls=True) as other:
+        path = tmp_path / "other.pem"
+        path.write_text(other.ca_pem)
+    with pytest.raises(exceptions.DcpError, match="authority"):
+        connect(producer, path)
+
+
+def test_http_answers_with_and_without_tls(producer, ca):
+    trusting = ssl.create_default_context(cafile=ca)
+    for url in producer.management_urls:
+        assert ask(f"{url}/pools/default/b/default")["uuid"] == producer.bucket_uuid
+    for url in producer.tls_management_urls:
+        assert ask(f"{url}/whoami", context=trusting)["id"] == "Administrator"
+
+
+def test_without_tls_there_is_nothing_of_it():
+    with dcp_rs.Producer() as producer:
+        assert producer.ca_pem is None
+        assert producer.tls_connection_string is None
+        assert producer.tls_management_urls == []
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"tls": 1}, "tls: must be True or False"),
+        ({"tls_port": 11207}, "tls_port: needs tls=True"),
+        ({"tls": True, "tls_key": "key.pem"}, "tls_certificate: it and tls_key go together"),
+        ({"tls": True, "tls_client_required": True}, "tls_client_required: needs tls_client_ca"),
+        ({"tls": True, "tls_client_ca": "/nowhere.pem"}, "tls_client_ca: /nowhere.pem could not"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_by_name(options, named):
+    with pytest.raises(exceptions.ConfigError, match=named):
+        dcp_rs.Producer(**options)
