@@ -188,6 +188,7 @@ class Client:
         linger: float = 0.1,
         buffer_size: int = 8 * 1024 * 1024,
         on_rollback: Literal["emit", "fail", "resync"] = "emit",
+        ack: Literal["next", "manual"] = "next",
         noop_interval: float = 20.0,
         retry_timeout: float = 300.0,
     ) -> ChangeStream:
@@ -223,6 +224,9 @@ class Client:
                 received and not yet taken.
             on_rollback: `emit` a row that says where a vBucket's changes come again from and go on
                 there; `resync` does the same from the vBucket's beginning; `fail` raises.
+            ack: `next`: asking for the next batch acknowledges the one before it. `manual`:
+                [`ChangeStream.ack`][dcp_rs.ChangeStream.ack] does, in any order, and the stream's
+                checkpoint never passes a batch that is not acknowledged.
             noop_interval: Seconds between the server's signs of life; a connection that is silent
                 for twice as long is taken for dead.
             retry_timeout: How long a vBucket may be without a stream, while it is tried again and
@@ -255,6 +259,7 @@ class Client:
             linger=linger,
             buffer_size=buffer_size,
             on_rollback=on_rollback,
+            ack=ack,
             noop_interval=noop_interval,
             retry_timeout=retry_timeout,
         )

@@ -32,6 +32,7 @@ class StreamOptions:
     linger: float
     buffer_size: int
     on_rollback: str
+    ack: str
     noop_interval: float
     retry_timeout: float
 
@@ -49,6 +50,7 @@ class StreamOptions:
         _checks.seconds("linger", self.linger, 0.0, 3600)
         _checks.integer("buffer_size", self.buffer_size, 64 * 1024, (1 << 32) - 1)
         _checks.word("on_rollback", self.on_rollback, ["emit", "fail", "resync"])
+        _checks.word("ack", self.ack, ["next", "manual"])
         _checks.seconds("noop_interval", self.noop_interval, 1.0, 3600)
         _checks.seconds("retry_timeout", self.retry_timeout, 0.0, 86_400)
 
@@ -95,7 +97,8 @@ class ChangeStream:
       the library's own, with our text in them.
 
     Asking for the next batch acknowledges the one before it, which lets the server send more.
-    Batches may be kept for as long as one likes.
+    Batches may be kept for as long as one likes. Opened with `ack="manual"`, the stream waits for
+    [`ack`][dcp_rs.ChangeStream.ack] instead, and is read in the first two ways only.
 
     A context manager, for `with` and `async with`. Closing it ends its connections.
 
@@ -142,8 +145,32 @@ class ChangeStream:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Where the reader stands: after the last batch that it was given."""
+        """Where the reader stands: after the last batch that it was given.
+
+        With `ack="manual"`: after what was acknowledged, in each vBucket without a gap.
+        """
         return Checkpoint._of(self._inner.checkpoint)  # noqa: SLF001 - the package's own
+
+    def ack(self, batch: ChangeBatch) -> None:
+        """Says that a batch of a stream with `ack="manual"` has been processed.
+
+        In any order, from any thread, also after the stream was closed. The server sends more as
+        bytes come back; `checkpoint` counts the batch once it counts all before it. Twice is the
+        same as once.
+
+            >>> with Producer() as producer, producer.connect() as client:
+            ...     _ = producer.upsert("key", b"{}")
+            ...     with client.stream(until="now", ack="manual") as stream:
+            ...         batch = next(stream)
+            ...         before = len(stream.checkpoint)
+            ...         stream.ack(batch)
+            ...         before, stream.checkpoint == batch.checkpoint
+            (0, True)
+
+        Raises:
+            ConfigError: The batch is another stream's, or the stream acknowledges by itself.
+        """
+        self._inner.ack(batch._inner)  # noqa: SLF001 - the package's own
 
     @property
     def column_names(self) -> list[str]:
@@ -168,8 +195,11 @@ class ChangeStream:
 
         Raises:
             ImportError: PyArrow is not installed.
+            ConfigError: The stream has `ack="manual"`.
         """
         pa = require_pyarrow("ChangeStream.read_all")
+        if self._inner.is_manual:
+            raise ConfigError('read_all: a stream with ack="manual" is read batch by batch')
         batches = [pa.record_batch(batch) for batch in self]
         return pa.Table.from_batches(batches, schema=self.schema)
 

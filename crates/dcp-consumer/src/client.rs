@@ -17,7 +17,8 @@ use crate::queue::Queue;
 use crate::reconciler::Reconciler;
 use crate::survey::Survey;
 use crate::{
-    BatchPolicy, ChangeStream, ConnectOptions, End, Error, ErrorKind, Start, StreamOptions,
+    Acknowledge, Acknowledger, BatchPolicy, ChangeStream, ConnectOptions, End, Error, ErrorKind,
+    Start, StreamOptions,
 };
 use crate::{filter, options};
 
@@ -116,7 +117,9 @@ impl Client {
             cancel.clone(),
         );
         tokio::spawn(cluster.run(connections));
-        Ok(ChangeStream::new(queue, checkpoint, stats, cancel))
+        let is_manual = options.acknowledge == Acknowledge::Manual;
+        let acks = Acknowledger::new(is_manual, &checkpoint);
+        Ok(ChangeStream::new(queue, checkpoint, acks, stats, cancel))
     }
 
     /// Closes the client and the streams it has opened: each ends with an error of kind

@@ -22,6 +22,8 @@
 //! * Every change is delivered at least once, and within a vBucket in the order of seqnos.
 //! * A checkpoint covers what was delivered with it and before it, and nothing else. Going on from
 //!   it repeats nothing, unless the server asks for a rollback.
+//! * With [`Acknowledge::Manual`] batches are acknowledged in any order, and the stream's checkpoint
+//!   never passes one that is not.
 //! * A rollback is a record among the changes, or the end of the stream, as
 //!   [`StreamOptions::on_rollback`] says; never silent.
 //! * A vBucket is opening, streaming, backing off, complete or failed, and [`StreamStats`] counts
@@ -60,11 +62,15 @@ mod stats;
 mod stream;
 mod survey;
 mod tls;
+mod watermark;
 
 pub use checkpoint_file::{load_checkpoint, save_checkpoint};
 pub use client::Client;
 pub use config::{ClientCertificate, ConnectOptions, Credentials, Pem, TlsOptions};
 pub use error::{Error, ErrorKind};
-pub use options::{BatchPolicy, Content, End, Filter, OnRollback, Start, StreamOptions};
+pub use options::{
+    Acknowledge, BatchPolicy, Content, End, Filter, OnRollback, Start, StreamOptions,
+};
 pub use stats::StreamStats;
 pub use stream::{ChangeStream, Delivered};
+pub use watermark::{AckToken, Acknowledger};

@@ -106,6 +106,18 @@ pub enum OnRollback {
     Resync,
 }
 
+/// When the application has done with a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Acknowledge {
+    /// When it takes the next one.
+    #[default]
+    OnNext,
+    /// When it says so, in any order ([`ChangeStream::ack`](crate::ChangeStream::ack)). A batch
+    /// that never is holds its bytes of the window for ever.
+    Manual,
+}
+
 /// What a stream of changes is asked for; [`StreamOptions::default`] is an endless stream of
 /// everything.
 #[derive(Clone, Debug)]
@@ -127,6 +139,8 @@ pub struct StreamOptions {
     pub buffer_size: u32,
     /// What happens when the server asks for a rollback.
     pub on_rollback: OnRollback,
+    /// When the application has done with a batch.
+    pub acknowledge: Acknowledge,
     /// Time between the signs of life the server sends; a connection on which nothing arrives
     /// for twice as long is taken for dead.
     pub noop_interval: Duration,
@@ -152,6 +166,7 @@ impl Default for StreamOptions {
             batch: BatchPolicy::default(),
             buffer_size: 8 * 1024 * 1024,
             on_rollback: OnRollback::default(),
+            acknowledge: Acknowledge::default(),
             noop_interval: Duration::from_secs(20),
             retry_timeout: Duration::from_secs(300),
         }

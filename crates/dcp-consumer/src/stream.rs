@@ -7,7 +7,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::cluster::SharedStats;
 use crate::queue::{Credit, Entry, Queue};
-use crate::{Error, StreamStats};
+use crate::{AckToken, Acknowledger, Error, StreamStats};
 
 /// One batch of changes and what to keep in order to go on after it.
 #[derive(Debug)]
@@ -16,9 +16,12 @@ pub struct Delivered<B> {
     pub batch: B,
     /// Rows in it.
     pub rows: usize,
-    /// Where the stream stands once the batch has been processed: store it with the batch, or
-    /// after it, never before.
+    /// Where the stream stands once this batch and all before it have been processed: store it
+    /// with the batch, or after it, never before. Where batches are acknowledged out of order,
+    /// store [`ChangeStream::checkpoint`] instead.
     pub checkpoint: Checkpoint,
+    /// What to acknowledge the batch with.
+    pub token: AckToken,
 }
 
 /// Changes of a bucket, batch by batch.
@@ -30,8 +33,10 @@ pub struct Delivered<B> {
 #[derive(Debug)]
 pub struct ChangeStream<B> {
     queue: Arc<Queue<B>>,
+    /// After the batch returned last.
     checkpoint: Checkpoint,
-    /// Bytes of the batch returned last.
+    acks: Acknowledger,
+    /// Bytes of the batch returned last, unless the application acknowledges it.
     credit: Option<Credit>,
     stats: Arc<SharedStats>,
     batches: u64,
@@ -47,6 +52,7 @@ impl<B: Send + 'static> ChangeStream<B> {
     pub(crate) fn new(
         queue: Arc<Queue<B>>,
         checkpoint: Checkpoint,
+        acks: Acknowledger,
         stats: Arc<SharedStats>,
         cancel: CancellationToken,
     ) -> Self {
@@ -54,6 +60,7 @@ impl<B: Send + 'static> ChangeStream<B> {
         Self {
             queue,
             checkpoint,
+            acks,
             credit: None,
             stats,
             batches: 0,
@@ -67,7 +74,9 @@ impl<B: Send + 'static> ChangeStream<B> {
     /// The next batch; `None` once a finite stream is complete, the stream was closed, or an
     /// error was returned.
     ///
-    /// Asking for the next batch acknowledges the one before it to the server. Cancellation-safe:
+    /// Asking for the next batch acknowledges the one before it to the server, unless the
+    /// application does that ([`Acknowledge::Manual`](crate::Acknowledge::Manual)).
+    /// Cancellation-safe:
     /// a batch is either returned or still there for the next call.
     ///
     /// # Errors
@@ -80,19 +89,22 @@ impl<B: Send + 'static> ChangeStream<B> {
         while !self.over {
             match self.queue.pop().await {
                 Entry::Batch(queued) => {
-                    for moved in queued.positions {
+                    self.batches += 1;
+                    let (positions, credit) = (queued.positions, queued.credit);
+                    self.credit = self.acks.delivered(self.batches, &positions, credit);
+                    for moved in positions {
                         self.checkpoint.advance(moved);
                     }
-                    self.credit = Some(queued.credit);
-                    self.batches += 1;
                     self.rows += queued.rows as u64;
                     return Some(Ok(Delivered {
                         batch: queued.batch,
                         rows: queued.rows,
                         checkpoint: self.checkpoint.clone(),
+                        token: self.acks.token(self.batches),
                     }));
                 }
                 Entry::Positions(positions) => {
+                    self.acks.passed(&positions);
                     for moved in positions {
                         self.checkpoint.advance(moved);
                     }
@@ -108,9 +120,27 @@ impl<B: Send + 'static> ChangeStream<B> {
     }
 
     /// Where the stream stands after the batch returned last: everything up to here was returned.
+    ///
+    /// With [`Acknowledge::Manual`](crate::Acknowledge::Manual): everything up to here was
+    /// acknowledged, in each vBucket without a gap.
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
-        self.checkpoint.clone()
+        self.acks.checkpoint().unwrap_or_else(|| self.checkpoint.clone())
+    }
+
+    /// The application has done with a batch: see [`Acknowledger::ack`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) if the batch is another stream's, or the
+    /// stream acknowledges by itself.
+    pub fn ack(&self, token: AckToken) -> Result<(), Error> {
+        self.acks.ack(token)
+    }
+
+    /// What acknowledges batches from other tasks while this one waits for the next.
+    #[must_use]
+    pub fn acknowledger(&self) -> Acknowledger {
+        self.acks.clone()
     }
 
     /// Ends the stream and its connections. Batches not taken yet are dropped, and the checkpoint

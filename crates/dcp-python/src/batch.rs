@@ -4,6 +4,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{Int32Type, Int64Type, TimestampMicrosecondType};
 use arrow_array::{Array, ArrayRef, RecordBatch, StructArray};
 use arrow_schema::DataType;
+use dcp_consumer::AckToken;
 use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -19,6 +20,7 @@ use crate::schema::schema_capsule;
 pub(crate) struct ChangeBatch {
     pub(crate) batch: RecordBatch,
     pub(crate) checkpoint: EngineCheckpoint,
+    pub(crate) token: AckToken,
 }
 
 #[pymethods]

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use dcp_arrow::{Column, TableSchema};
 use dcp_consumer::{
-    BatchPolicy, ClientCertificate, ConnectOptions, Content, Credentials, End, Filter, OnRollback,
-    Pem, Start, StreamOptions, TlsOptions,
+    Acknowledge, BatchPolicy, ClientCertificate, ConnectOptions, Content, Credentials, End, Filter,
+    OnRollback, Pem, Start, StreamOptions, TlsOptions,
 };
 use dcp_proto::topology::{Network, NetworkSelection};
 use dcp_wire::{Seqno, Vbid};
@@ -93,6 +93,7 @@ pub(crate) struct StreamArgs {
     linger: f64,
     buffer_size: u32,
     on_rollback: String,
+    ack: String,
     noop_interval: f64,
     retry_timeout: f64,
 }
@@ -125,6 +126,11 @@ impl StreamArgs {
             "resync" => OnRollback::Resync,
             _ => return Err(one_of("on_rollback", &["emit", "fail", "resync"])),
         };
+        let acknowledge = match self.ack.as_str() {
+            "next" => Acknowledge::OnNext,
+            "manual" => Acknowledge::Manual,
+            _ => return Err(one_of("ack", &["next", "manual"])),
+        };
         Ok(StreamOptions {
             start,
             end,
@@ -141,6 +147,7 @@ impl StreamArgs {
             },
             buffer_size: self.buffer_size,
             on_rollback,
+            acknowledge,
             noop_interval: seconds("noop_interval", self.noop_interval)?,
             retry_timeout: seconds("retry_timeout", self.retry_timeout)?,
         })

@@ -6,7 +6,7 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use arrow_array::ffi_stream::FFI_ArrowArrayStream;
 use dcp_arrow::{PendingBatch, TableSchema};
-use dcp_consumer::{ChangeStream as EngineStream, Delivered};
+use dcp_consumer::{Acknowledger, ChangeStream as EngineStream, Delivered};
 use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
@@ -27,6 +27,7 @@ pub(crate) struct Shared {
     engine: tokio::sync::Mutex<Engine>,
     /// Where the reader stands: after the last batch it was given.
     checkpoint: Mutex<EngineCheckpoint>,
+    acks: Acknowledger,
     table: TableSchema,
 }
 
@@ -97,8 +98,9 @@ impl Shared {
                 return Err(error.into());
             }
         };
-        self.keep(delivered.checkpoint.clone());
-        Ok(Next::Batch(ChangeBatch { batch, checkpoint: delivered.checkpoint }))
+        let Delivered { checkpoint, token, .. } = delivered;
+        self.keep(checkpoint.clone());
+        Ok(Next::Batch(ChangeBatch { batch, checkpoint, token }))
     }
 
     /// Waits for the next batch; `None` at the end of the stream.
@@ -116,6 +118,13 @@ impl Shared {
     /// Fetches the next batch and leaves it for [`Self::next_within`].
     async fn fetched(&self) {
         while !self.engine.lock().await.fetch(TICK).await {}
+    }
+
+    /// Where the reader stands; in a stream whose batches it acknowledges, after those.
+    fn stands_at(&self) -> EngineCheckpoint {
+        self.acks.checkpoint().unwrap_or_else(|| {
+            self.checkpoint.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        })
     }
 
     fn keep(&self, checkpoint: EngineCheckpoint) {
@@ -154,13 +163,14 @@ impl ChangeStream {
         table: TableSchema,
     ) -> PyResult<Self> {
         let checkpoint = Mutex::new(stream.checkpoint());
+        let acks = stream.acknowledger();
         let engine = tokio::sync::Mutex::new(Engine {
             stream,
             fetched: None,
             is_over: false,
             is_ahead: false,
         });
-        let shared = Arc::new(Shared { engine, checkpoint, table });
+        let shared = Arc::new(Shared { engine, checkpoint, acks, table });
         Ok(Self {
             shared: ProcessBound::new(py, "stream", shared)?,
             reader: Mutex::new(Reader::None),
@@ -232,8 +242,18 @@ impl ChangeStream {
 
     #[getter]
     fn checkpoint(&self) -> PyResult<Checkpoint> {
-        let checkpoint = &self.shared.get()?.checkpoint;
-        Ok(Checkpoint(checkpoint.lock().unwrap_or_else(PoisonError::into_inner).clone()))
+        Ok(Checkpoint(self.shared.get()?.stands_at()))
+    }
+
+    /// Whether batches wait for `ack`.
+    #[getter]
+    fn is_manual(&self) -> PyResult<bool> {
+        Ok(self.shared.get()?.acks.is_manual())
+    }
+
+    /// The reader has done with a batch.
+    fn ack(&self, batch: &ChangeBatch) -> PyResult<()> {
+        Ok(self.shared.get()?.acks.ack(batch.token).map_err(Failure::from)?)
     }
 
     #[getter]
@@ -287,6 +307,11 @@ impl ChangeStream {
     ) -> PyResult<Bound<'py, PyCapsule>> {
         let _wish = requested_schema;
         let shared = self.shared.get()?;
+        if shared.acks.is_manual() {
+            let message = "a stream with ack=\"manual\" is read batch by batch: nobody would \
+                           acknowledge the batches of an Arrow stream";
+            return Err(Failure::new(Kind::Config, message).into());
+        }
         {
             let mut reader = self.reader();
             match *reader {

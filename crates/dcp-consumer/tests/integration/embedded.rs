@@ -16,34 +16,34 @@ use tokio::time::timeout;
 
 use crate::rows::{Item, Row, Rows};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-async fn producer(nodes: usize, vbuckets: u16) -> Producer {
+pub(crate) async fn producer(nodes: usize, vbuckets: u16) -> Producer {
     let mut options = ProducerOptions::default();
     (options.nodes, options.vbuckets) = (nodes, vbuckets);
     Producer::start(options).await.unwrap()
 }
 
-async fn connect(producer: &Producer) -> Client {
+pub(crate) async fn connect(producer: &Producer) -> Client {
     let options = ConnectOptions::new(producer.connection_string())
         .with_bucket("default")
         .with_credentials(Credentials::new("Administrator", "password"));
     Client::connect(options).await.unwrap()
 }
 
-fn options(start: Start, end: End) -> StreamOptions {
+pub(crate) fn options(start: Start, end: End) -> StreamOptions {
     let batch = BatchPolicy { linger: Duration::from_millis(5), ..BatchPolicy::default() };
     StreamOptions { start, end, batch, ..StreamOptions::default() }
 }
 
-fn write(producer: &Producer, keys: impl Iterator<Item = u32>) {
+pub(crate) fn write(producer: &Producer, keys: impl Iterator<Item = u32>) {
     for key in keys {
         let value = Bytes::from(format!("{{\"n\":{key}}}"));
         producer.upsert(format!("key-{key}").as_bytes(), value, WriteOptions::default()).unwrap();
     }
 }
 
-fn row(item: Item) -> Row {
+pub(crate) fn row(item: Item) -> Row {
     match item {
         Item::Row(row) => row,
         Item::Rollback(rollback) => panic!("unexpected {rollback:?}"),
@@ -51,7 +51,7 @@ fn row(item: Item) -> Row {
 }
 
 /// Everything up to the end of a finite stream.
-async fn read_all(stream: &mut ChangeStream<Vec<Item>>) -> Vec<Item> {
+pub(crate) async fn read_all(stream: &mut ChangeStream<Vec<Item>>) -> Vec<Item> {
     let mut items = Vec::new();
     while let Some(delivered) = timeout(PATIENCE, stream.next()).await.expect("the stream stalls") {
         let delivered = delivered.unwrap();

@@ -1,5 +1,6 @@
 //! The consumer against sockets on loopback.
 
+mod acknowledge;
 mod checkpoint_file;
 mod connect;
 mod data_service;

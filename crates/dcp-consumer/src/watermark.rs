@@ -1,0 +1,296 @@
+//! How far an application has come that acknowledges batches in any order.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dcp_proto::checkpoint::Checkpoint;
+use dcp_proto::consumer::Moved;
+use dcp_wire::Vbid;
+
+use crate::queue::Credit;
+use crate::{Error, ErrorKind};
+
+/// Names one delivered batch of one stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AckToken {
+    stream: u64,
+    batch: u64,
+}
+
+/// Acknowledges batches of a stream opened with
+/// [`Acknowledge::Manual`](crate::Acknowledge::Manual), from any task or thread. Cheap to clone;
+/// outlives the stream.
+#[derive(Clone, Debug)]
+pub struct Acknowledger {
+    stream: u64,
+    /// `None` if the stream acknowledges by itself.
+    watermark: Option<Arc<Mutex<Watermark>>>,
+}
+
+impl Acknowledger {
+    /// For a new stream that starts at `checkpoint`.
+    pub(crate) fn new(is_manual: bool, checkpoint: &Checkpoint) -> Self {
+        static STREAMS: AtomicU64 = AtomicU64::new(0);
+        let watermark = is_manual.then(|| Arc::new(Mutex::new(Watermark::new(checkpoint.clone()))));
+        Self { stream: STREAMS.fetch_add(1, Ordering::Relaxed), watermark }
+    }
+
+    /// The application has done with a batch: its bytes go back to the server, and the checkpoint
+    /// counts it as soon as it counts everything before it. Twice is the same as once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the batch is another stream's, or the stream acknowledges by
+    /// itself.
+    pub fn ack(&self, token: AckToken) -> Result<(), Error> {
+        let Some(mut watermark) = self.lock() else {
+            let message = "the stream acknowledges each batch when the next one is taken: open it \
+                           with manual acknowledgement";
+            return Err(Error::new(ErrorKind::Config, message));
+        };
+        if token.stream != self.stream {
+            let message = "the batch is of another stream: acknowledge it there";
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        watermark.ack(token.batch);
+        Ok(())
+    }
+
+    /// Where every vBucket stands if only what was acknowledged without a gap counts; `None` if
+    /// the stream acknowledges by itself.
+    #[must_use]
+    pub fn checkpoint(&self) -> Option<Checkpoint> {
+        Some(self.lock()?.checkpoint.clone())
+    }
+
+    /// Whether the application acknowledges batches.
+    #[must_use]
+    pub const fn is_manual(&self) -> bool {
+        self.watermark.is_some()
+    }
+
+    /// Batches delivered and not acknowledged.
+    #[must_use]
+    pub fn unacknowledged(&self) -> usize {
+        self.lock().map_or(0, |watermark| watermark.pending.len())
+    }
+
+    pub(crate) const fn token(&self, batch: u64) -> AckToken {
+        AckToken { stream: self.stream, batch }
+    }
+
+    /// A batch is handed to the application; the credit comes back if that is all it takes.
+    pub(crate) fn delivered(&self, batch: u64, moved: &[Moved], credit: Credit) -> Option<Credit> {
+        let Some(mut watermark) = self.lock() else { return Some(credit) };
+        watermark.delivered(batch, moved, credit);
+        None
+    }
+
+    /// vBuckets have moved over what is not for the application.
+    pub(crate) fn passed(&self, moved: &[Moved]) {
+        if let Some(mut watermark) = self.lock() {
+            for moved in moved {
+                watermark.push(Step { batch: None, moved: moved.clone() });
+            }
+        }
+    }
+
+    fn lock(&self) -> Option<MutexGuard<'_, Watermark>> {
+        // Nothing panics while it is held, so that what it holds is whole in any case.
+        Some(self.watermark.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What was delivered and not acknowledged, and the checkpoint below it.
+#[derive(Debug)]
+struct Watermark {
+    checkpoint: Checkpoint,
+    /// By the number of the batch.
+    pending: BTreeMap<u64, Pending>,
+    /// By vBucket, what the checkpoint does not count yet, in the order of delivery. The first
+    /// step is not acknowledged and no two in a row are, so that there are at most twice as many
+    /// as batches that the application holds.
+    waiting: HashMap<Vbid, VecDeque<Step>>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    vbids: Vec<Vbid>,
+    credit: Credit,
+}
+
+/// One move of a vBucket.
+#[derive(Debug)]
+struct Step {
+    /// The batch that must be acknowledged for it to count; `None` if nothing must be, any more.
+    batch: Option<u64>,
+    moved: Moved,
+}
+
+impl Watermark {
+    fn new(checkpoint: Checkpoint) -> Self {
+        Self { checkpoint, pending: BTreeMap::new(), waiting: HashMap::new() }
+    }
+
+    fn delivered(&mut self, batch: u64, moved: &[Moved], credit: Credit) {
+        for moved in moved {
+            self.push(Step { batch: Some(batch), moved: moved.clone() });
+        }
+        let vbids = moved.iter().map(|moved| moved.vbid).collect();
+        self.pending.insert(batch, Pending { vbids, credit });
+    }
+
+    fn push(&mut self, step: Step) {
+        let steps = self.waiting.entry(step.moved.vbid).or_default();
+        match steps.back_mut() {
+            // Of two moves by one batch, or by none, the second says it all.
+            Some(last) if last.batch == step.batch => *last = step,
+            None if step.batch.is_none() => self.checkpoint.advance(step.moved),
+            _ => steps.push_back(step),
+        }
+    }
+
+    fn ack(&mut self, batch: u64) {
+        let Some(Pending { vbids, credit }) = self.pending.remove(&batch) else { return };
+        credit.give_back();
+        for vbid in vbids {
+            let Some(steps) = self.waiting.get_mut(&vbid) else { continue };
+            let Some(at) = steps.iter().position(|step| step.batch == Some(batch)) else {
+                continue;
+            };
+            if let Some(step) = steps.get_mut(at) {
+                step.batch = None;
+            }
+            let is_acked = |steps: &VecDeque<Step>, at: usize| {
+                steps.get(at).is_some_and(|step| step.batch.is_none())
+            };
+            if is_acked(steps, at + 1) {
+                steps.remove(at);
+            }
+            if at > 0 && is_acked(steps, at - 1) && is_acked(steps, at) {
+                steps.remove(at - 1);
+            }
+            while is_acked(steps, 0) {
+                if let Some(step) = steps.pop_front() {
+                    self.checkpoint.advance(step.moved);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dcp_proto::checkpoint::FilterHash;
+    use dcp_proto::{History, Position, Snapshot};
+    use dcp_wire::Seqno;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::queue::Link;
+
+    fn moved(vbid: u16, seqno: u64) -> Moved {
+        let snapshot = Snapshot { start: Seqno(0), end: Seqno(1000) };
+        let position = Position { seqno: Seqno(seqno), snapshot, ..Position::EARLIEST };
+        Moved { vbid: Vbid(vbid), position, history: History::default() }
+    }
+
+    fn manual() -> (Acknowledger, Arc<Link>) {
+        (Acknowledger::new(true, &Checkpoint::new("b", FilterHash(0))), Arc::default())
+    }
+
+    fn seqno(acks: &Acknowledger, vbid: u16) -> u64 {
+        acks.checkpoint().unwrap().position(Vbid(vbid)).map_or(0, |position| position.seqno.0)
+    }
+
+    fn deliver(acks: &Acknowledger, link: &Arc<Link>, batch: u64, moved: &[Moved]) {
+        assert!(acks.delivered(batch, moved, Credit::new(Arc::clone(link), 10)).is_none());
+    }
+
+    #[test]
+    fn the_checkpoint_never_passes_a_batch_that_is_not_acknowledged() {
+        let (acks, link) = manual();
+        deliver(&acks, &link, 1, &[moved(0, 10), moved(1, 5)]);
+        deliver(&acks, &link, 2, &[moved(0, 20)]);
+        deliver(&acks, &link, 3, &[moved(0, 30), moved(2, 7)]);
+        acks.ack(acks.token(3)).unwrap();
+        acks.ack(acks.token(2)).unwrap();
+        assert_eq!((seqno(&acks, 0), seqno(&acks, 1), seqno(&acks, 2)), (0, 0, 7));
+        acks.ack(acks.token(1)).unwrap();
+        assert_eq!((seqno(&acks, 0), seqno(&acks, 1)), (30, 5));
+        assert_eq!(acks.unacknowledged(), 0);
+    }
+
+    #[test]
+    fn what_is_not_for_the_application_never_carries_the_checkpoint_over_a_batch() {
+        let (acks, link) = manual();
+        acks.passed(&[moved(0, 3)]);
+        assert_eq!(seqno(&acks, 0), 3, "nothing is before it");
+        deliver(&acks, &link, 1, &[moved(0, 10)]);
+        acks.passed(&[moved(0, 15)]);
+        acks.passed(&[moved(0, 16)]);
+        assert_eq!(seqno(&acks, 0), 3);
+        acks.ack(acks.token(1)).unwrap();
+        assert_eq!(seqno(&acks, 0), 16);
+    }
+
+    #[test]
+    fn bytes_go_back_with_each_acknowledgement_once() {
+        let (acks, link) = manual();
+        for batch in 1..=3 {
+            deliver(&acks, &link, batch, &[moved(0, batch)]);
+        }
+        assert_eq!(link.take_returned(), 0);
+        acks.ack(acks.token(3)).unwrap();
+        acks.ack(acks.token(3)).unwrap();
+        assert_eq!(link.take_returned(), 10);
+        acks.ack(acks.token(1)).unwrap();
+        assert_eq!(link.take_returned(), 10);
+    }
+
+    #[test]
+    fn tokens_of_other_streams_and_of_other_modes_are_refused() {
+        let (one, other) = (manual().0, manual().0);
+        assert_eq!(one.ack(other.token(1)).unwrap_err().kind(), ErrorKind::Config);
+        let by_itself = Acknowledger::new(false, &Checkpoint::new("b", FilterHash(0)));
+        assert_eq!(by_itself.ack(by_itself.token(1)).unwrap_err().kind(), ErrorKind::Config);
+        assert_eq!(by_itself.checkpoint(), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_order_of_acknowledgements_gives_the_longest_run_without_a_gap(
+            steps in proptest::collection::vec((0_u16..3, any::<bool>(), any::<u16>()), 1..40),
+        ) {
+            let (acks, link) = manual();
+            // Of each step: vBucket, seqno, and the batch that must be acknowledged.
+            let mut model: Vec<(u16, u64, Option<u64>)> = Vec::new();
+            let mut open: Vec<u64> = Vec::new();
+            for (i, (vbid, has_rows, which)) in steps.into_iter().enumerate() {
+                let number = i as u64 + 1;
+                if has_rows {
+                    deliver(&acks, &link, number, &[moved(vbid, number)]);
+                    open.push(number);
+                } else {
+                    acks.passed(&[moved(vbid, number)]);
+                }
+                model.push((vbid, number, has_rows.then_some(number)));
+                if which % 3 != 0 && !open.is_empty() {
+                    let batch = open.remove(usize::from(which) % open.len());
+                    acks.ack(acks.token(batch)).unwrap();
+                    for step in model.iter_mut().filter(|step| step.2 == Some(batch)) {
+                        step.2 = None;
+                    }
+                }
+                for vbid in 0..3 {
+                    let of_it = model.iter().filter(|step| step.0 == vbid);
+                    let run = of_it.take_while(|step| step.2.is_none());
+                    prop_assert_eq!(seqno(&acks, vbid), run.last().map_or(0, |step| step.1));
+                }
+                let watermark = acks.lock().unwrap();
+                let most = 2 * open.len();
+                prop_assert!(watermark.waiting.values().all(|steps| steps.len() <= most));
+            }
+        }
+    }
+}
