@@ -9,20 +9,24 @@ use dcp_proto::BatchSink;
 use dcp_proto::consumer::{Connection, ConnectionConfig, RollbackPolicy, StreamFilter};
 use dcp_proto::topology::{Address, BucketConfig};
 use dcp_wire::message::Control;
-use dcp_wire::{Feature, MAX_BODY_LEN, Vbid};
+use dcp_wire::{Feature, MAX_BODY_LEN, Seqno, Vbid};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::bucket::{Bucket, Opening};
 use crate::connect::Connected;
-use crate::driver::{Command, ConnectionId, Driver, Report};
+use crate::driver::{Command, ConnectionId, Driver, Progress, Report};
+use crate::events::{EventLog, StreamEvent};
 use crate::queue::{Entry, Link, Queue};
 use crate::reconciler::{Reconciler, Verdict};
 use crate::retry::Backoff;
-use crate::{BatchPolicy, Error, ErrorKind, OnRollback, StreamStats};
+use crate::{BatchPolicy, Error, ErrorKind, OnRollback, StreamStats, VbucketState};
 
 /// How often the map is asked for while some vBucket waits and nobody pushes one.
 const POLL_MAP: Duration = Duration::from_millis(2500);
+
+/// How often nodes are asked for their high seqnos.
+const POLL_PROGRESS: Duration = Duration::from_secs(10);
 
 /// How often in a row a node may refuse a connection for a reason that does not pass by itself,
 /// as a wrong password, before the stream gives up. A node on its way out of the cluster refuses
@@ -33,6 +37,8 @@ const REFUSALS: u32 = 5;
 #[derive(Debug, Default)]
 pub(crate) struct SharedStats {
     inner: Mutex<(StreamStats, Vec<Arc<Link>>)>,
+    vbuckets: Mutex<Vec<(Vbid, VbucketState, Option<Seqno>)>>,
+    pub(crate) events: EventLog,
 }
 
 impl SharedStats {
@@ -45,6 +51,11 @@ impl SharedStats {
             stats.buffered_bytes += unacknowledged;
         }
         stats
+    }
+
+    /// What every vBucket is doing, and the highest seqno the server was heard to have.
+    pub(crate) fn vbuckets(&self) -> Vec<(Vbid, VbucketState, Option<Seqno>)> {
+        self.vbuckets.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Adds up what a connection that is gone has counted.
@@ -125,6 +136,8 @@ pub(crate) struct Cluster<S: BatchSink> {
     /// When the map is asked for next, while that is of use.
     poll_map_at: Instant,
     fetching_map: bool,
+    /// When nodes are asked for their high seqnos next.
+    poll_progress_at: Instant,
     last_error: Option<Error>,
     cancel: CancellationToken,
 }
@@ -153,6 +166,7 @@ impl<S: BatchSink> Cluster<S> {
             outcomes: Channel::new(),
             poll_map_at: now(),
             fetching_map: false,
+            poll_progress_at: now() + POLL_PROGRESS,
             last_error: None,
             cancel,
         }
@@ -234,17 +248,33 @@ impl<S: BatchSink> Cluster<S> {
     fn reported(&mut self, id: ConnectionId, report: Report) -> Result<(), Error> {
         let now = now();
         match report {
-            Report::Opened(vbid) => self.reconciler.opened(vbid, id, now),
+            Report::Opened(vbid) => {
+                self.reconciler.opened(vbid, id, now);
+                let node = self.node_name(id);
+                self.stats.events.push(StreamEvent::Opened { vbid, node });
+            }
+            Report::RolledBack(rollback) => {
+                self.stats.events.push(StreamEvent::RolledBack(rollback));
+            }
+            Report::Progress(progress) => self.progressed(&progress, now),
             Report::Ended { vbid, cause, resume } => {
+                let reason = cause.to_string();
+                self.stats.events.push(StreamEvent::Ended { vbid, reason });
                 match self.reconciler.ended(vbid, id, cause, resume, now) {
                     Verdict::Fatal(error) => return Err(error),
                     Verdict::Retry { fetch_map: true } => self.poll_map_at = now,
                     Verdict::Retry { fetch_map: false } | Verdict::Complete => {}
                 }
+                if let Some(wait) = self.reconciler.wait_of(vbid, now) {
+                    self.stats.events.push(StreamEvent::BackingOff { vbid, wait });
+                }
             }
             Report::Map(json) => self.apply_map(id, &json)?,
             Report::Lost { streams, error } => {
                 tracing::warn!(%error, streams = streams.len(), "a connection was lost");
+                let node = self.node_name(id);
+                let error_text = error.to_string();
+                self.stats.events.push(StreamEvent::ConnectionLost { node, error: error_text });
                 self.reconciler.lost(id, streams, now);
                 self.drop_connection(id);
                 self.last_error = Some(error);
@@ -295,6 +325,9 @@ impl<S: BatchSink> Cluster<S> {
         if self.reconciler.has_idle() && now >= self.poll_map_at {
             self.poll_map(now);
         }
+        if now >= self.poll_progress_at {
+            self.poll_progress(now);
+        }
         let nodes = &self.nodes;
         self.reconciler.check(|id| nodes.values().any(|node| node.id() == Some(id)))
     }
@@ -322,6 +355,8 @@ impl<S: BatchSink> Cluster<S> {
         let wrong = self.nodes.values().find(|node| node.id() == Some(on));
         if let Some(Node { slot: Slot::Up { commands, .. }, .. }) = wrong {
             let _ = commands.send(Command::Close(vbid));
+            let node = address.to_string();
+            self.stats.events.push(StreamEvent::Moved { vbid, node });
         }
     }
 
@@ -482,6 +517,31 @@ impl<S: BatchSink> Cluster<S> {
         }
     }
 
+    /// Asks every connection how far its vBuckets have come.
+    fn poll_progress(&mut self, now: Instant) {
+        self.poll_progress_at = now + POLL_PROGRESS;
+        for node in self.nodes.values() {
+            if let Slot::Up { commands, .. } = &node.slot {
+                let _ = commands.send(Command::FetchHighSeqnos);
+            }
+        }
+    }
+
+    fn progressed(&mut self, progress: &[Progress], now: Instant) {
+        for &progress in progress {
+            let Progress { vbid, seqno, high_seqno, .. } = progress;
+            let Some(still) = self.reconciler.progressed(progress, now) else { continue };
+            tracing::warn!(%vbid, %seqno, %high_seqno, ?still, "a vbucket lags without progress");
+            let event = StreamEvent::Lagging { vbid, seqno, high_seqno, still };
+            self.stats.events.push(event);
+        }
+    }
+
+    fn node_name(&self, id: ConnectionId) -> String {
+        let node = self.nodes.iter().find(|(_, node)| node.id() == Some(id));
+        node.map_or_else(String::new, |(address, _)| address.to_string())
+    }
+
     fn stalled(&mut self, vbid: Vbid, idle: Duration) -> Error {
         let seconds = idle.as_secs();
         let message = format!("{vbid} could not be streamed for {seconds} s: check the cluster");
@@ -494,7 +554,8 @@ impl<S: BatchSink> Cluster<S> {
 
     fn deadline(&self) -> Option<Instant> {
         let poll = self.reconciler.has_idle().then_some(self.poll_map_at);
-        [self.reconciler.deadline(), poll].into_iter().flatten().min()
+        let progress = self.reconciler.has_streaming().then_some(self.poll_progress_at);
+        [self.reconciler.deadline(), poll, progress].into_iter().flatten().min()
     }
 
     fn publish(&self) {
@@ -504,6 +565,9 @@ impl<S: BatchSink> Cluster<S> {
             self.reconciler.count(stats);
             stats.connections = connections;
         });
+        let mut vbuckets = self.stats.vbuckets.lock().unwrap_or_else(PoisonError::into_inner);
+        vbuckets.clear();
+        vbuckets.extend(self.reconciler.states());
     }
 
     const fn new_id(&mut self) -> ConnectionId {

@@ -49,6 +49,7 @@ mod config;
 pub mod connect;
 mod driver;
 mod error;
+mod events;
 mod filter;
 mod options;
 mod probe;
@@ -68,9 +69,10 @@ pub use checkpoint_file::{load_checkpoint, save_checkpoint};
 pub use client::Client;
 pub use config::{ClientCertificate, ConnectOptions, Credentials, Pem, TlsOptions};
 pub use error::{Error, ErrorKind};
+pub use events::StreamEvent;
 pub use options::{
     Acknowledge, BatchPolicy, Content, End, Filter, OnRollback, Start, StreamOptions,
 };
-pub use stats::StreamStats;
+pub use stats::{StreamStats, VbucketState, VbucketStats};
 pub use stream::{ChangeStream, Delivered};
 pub use watermark::{AckToken, Acknowledger};

@@ -1,6 +1,9 @@
 //! Numbers about a running stream.
 
+use std::time::Duration;
+
 use dcp_proto::consumer::ConnectionStats;
+use dcp_wire::{Seqno, Vbid};
 
 /// What a stream of changes is doing.
 ///
@@ -29,6 +32,62 @@ pub struct StreamStats {
     pub rows: u64,
     /// Bytes received and not yet taken by the application.
     pub buffered_bytes: u64,
+    /// Time since the stream was opened: with `rows` and `connection` it gives rates.
+    pub elapsed: Duration,
     /// What the connections counted, those gone included.
     pub connection: ConnectionStats,
+}
+
+/// What a vBucket is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum VbucketState {
+    /// Its stream is being opened.
+    Opening,
+    /// It is streaming.
+    Streaming,
+    /// It waits before it is opened again.
+    BackingOff,
+    /// It has reached its end.
+    Complete,
+    /// It cannot be streamed.
+    Failed,
+}
+
+impl VbucketState {
+    /// Name as in [`StreamStats`].
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Opening => "opening",
+            Self::Streaming => "streaming",
+            Self::BackingOff => "backing_off",
+            Self::Complete => "complete",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Where one vBucket of a stream stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VbucketStats {
+    /// The vBucket.
+    pub vbid: Vbid,
+    /// What it is doing.
+    pub state: VbucketState,
+    /// Last seqno the application was given.
+    pub seqno: Seqno,
+    /// Highest seqno the server is known to have: from the snapshot the position lies in, and
+    /// asked for every 10 s. `None` if nothing is known yet.
+    pub high_seqno: Option<Seqno>,
+}
+
+impl VbucketStats {
+    /// Seqnos between the application and the server; `None` if the server's are not known. Not a
+    /// number of changes: of a key that was written twice only the newest version comes.
+    #[must_use]
+    pub fn lag(&self) -> Option<u64> {
+        Some(self.high_seqno?.0.saturating_sub(self.seqno.0))
+    }
 }

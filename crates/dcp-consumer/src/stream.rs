@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use dcp_proto::checkpoint::Checkpoint;
+use dcp_wire::{Seqno, Vbid};
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::cluster::SharedStats;
 use crate::queue::{Credit, Entry, Queue};
-use crate::{AckToken, Acknowledger, Error, StreamStats};
+use crate::{AckToken, Acknowledger, Error, StreamEvent, StreamStats, VbucketState, VbucketStats};
 
 /// One batch of changes and what to keep in order to go on after it.
 #[derive(Debug)]
@@ -41,6 +43,7 @@ pub struct ChangeStream<B> {
     stats: Arc<SharedStats>,
     batches: u64,
     rows: u64,
+    opened: Instant,
     /// Nothing comes any more.
     over: bool,
     cancel: CancellationToken,
@@ -65,6 +68,7 @@ impl<B: Send + 'static> ChangeStream<B> {
             stats,
             batches: 0,
             rows: 0,
+            opened: Instant::now(),
             over: false,
             cancel,
             _guard: guard,
@@ -154,6 +158,28 @@ impl<B: Send + 'static> ChangeStream<B> {
     /// What the stream is doing.
     #[must_use]
     pub fn stats(&self) -> StreamStats {
-        StreamStats { batches: self.batches, rows: self.rows, ..self.stats.snapshot() }
+        let elapsed = self.opened.elapsed();
+        StreamStats { batches: self.batches, rows: self.rows, elapsed, ..self.stats.snapshot() }
+    }
+
+    /// Where every vBucket stands, ascending.
+    #[must_use]
+    pub fn vbucket_stats(&self) -> Vec<VbucketStats> {
+        let vbuckets = self.stats.vbuckets().into_iter();
+        vbuckets.map(|(vbid, state, heard)| self.vbucket(vbid, state, heard)).collect()
+    }
+
+    fn vbucket(&self, vbid: Vbid, state: VbucketState, heard: Option<Seqno>) -> VbucketStats {
+        let position = self.checkpoint.position(vbid);
+        let seqno = position.map_or(Seqno::ZERO, |position| position.seqno);
+        let high_seqno = heard.max(position.map(|position| position.snapshot.end));
+        VbucketStats { vbid, state, seqno, high_seqno }
+    }
+
+    /// What has happened since the last call, oldest first. Events that nobody takes are dropped
+    /// from the oldest on, which is told too.
+    #[must_use]
+    pub fn take_events(&self) -> Vec<StreamEvent> {
+        self.stats.events.take()
     }
 }

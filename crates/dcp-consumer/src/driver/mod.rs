@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use bytes::{Buf, Bytes, BytesMut};
 use dcp_proto::consumer::{Connection, ConnectionError, EndCause, Event, Limit, Resume};
-use dcp_proto::{BatchSink, SinkError};
+use dcp_proto::{BatchSink, Rollback, SinkError};
 use dcp_wire::{Seqno, Vbid};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
@@ -32,6 +32,8 @@ pub(crate) enum Command {
     Close(Vbid),
     /// Fetch the cluster map.
     FetchMap,
+    /// Fetch the node's high seqnos.
+    FetchHighSeqnos,
 }
 
 /// What a connection's task reports. Whatever a vBucket delivered on the connection is in the
@@ -42,12 +44,28 @@ pub(crate) enum Report {
     Opened(Vbid),
     /// A stream is over.
     Ended { vbid: Vbid, cause: EndCause, resume: Box<Resume> },
+    /// A vBucket was rolled back.
+    RolledBack(Rollback),
+    /// How far the vBuckets that stream here have come.
+    Progress(Vec<Progress>),
     /// A cluster map, as JSON.
     Map(Bytes),
     /// The connection is over; these were its streams.
     Lost { streams: Vec<(Vbid, Resume)>, error: Error },
     /// The sink cannot go on.
     SinkFailed(SinkError),
+}
+
+/// How far a vBucket has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Progress {
+    pub(crate) vbid: Vbid,
+    /// Last seqno received.
+    pub(crate) seqno: Seqno,
+    /// Highest seqno of the server.
+    pub(crate) high_seqno: Seqno,
+    /// Whether it is the application that is waited for.
+    pub(crate) is_held_up: bool,
 }
 
 /// How a connection's task ends.
@@ -199,6 +217,7 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
             }
             Command::Close(vbid) => self.driver.machine.close_stream(vbid),
             Command::FetchMap => self.driver.machine.request_cluster_map(),
+            Command::FetchHighSeqnos => self.driver.machine.request_high_seqnos(),
         }
     }
 
@@ -298,12 +317,23 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
                     cut |= cause != EndCause::Complete || self.open_streams == 0;
                     self.deferred.push(Report::Ended { vbid, cause, resume });
                 }
+                Event::RolledBack(rollback) => self.report(Report::RolledBack(rollback)),
+                Event::HighSeqnos(seqnos) => self.report_progress(&seqnos),
                 Event::ClusterMap(json) => self.report(Report::Map(json)),
                 Event::ClusterMapChanged => self.driver.machine.request_cluster_map(),
                 event => tracing::debug!(?event, "an event nobody waits for"),
             }
         }
         cut
+    }
+
+    fn report_progress(&self, high_seqnos: &[(Vbid, Seqno)]) {
+        let Driver { machine, link, .. } = &self.driver;
+        let is_held_up = machine.is_window_full() || link.has_queued();
+        let progress = |&(vbid, high_seqno): &(Vbid, Seqno)| {
+            Some(Progress { vbid, seqno: machine.seqno(vbid)?, high_seqno, is_held_up })
+        };
+        self.report(Report::Progress(high_seqnos.iter().filter_map(progress).collect()));
     }
 
     /// Puts what the sink holds into the queue, then tells what waited for that.

@@ -6,7 +6,7 @@ use dcp_proto::consumer::{ConnectionConfig, RollbackPolicy, StreamFilter};
 use dcp_proto::{Change, ChangeSink, Position, Rollback};
 use dcp_wire::message::{
     FailoverEntry, Mutation, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd,
-    StreamEndReason, encode_failover_log,
+    StreamEndReason, encode_failover_log, encode_vb_seqnos,
 };
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status, Vbuuid};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -318,6 +318,24 @@ async fn a_stream_that_ends_is_reported_after_its_rows_are_delivered() {
     assert_eq!(resume.position.seqno, Seqno(3));
     assert!(!server.queue.is_empty(), "before the report, not after it");
     assert_eq!(server.batch().await.batch, [1, 2, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn how_far_vbuckets_have_come_is_reported_for_those_that_stream() {
+    let mut server = Server::start(patient()).await;
+    server.marker().await;
+    server.rows(1..=3).await;
+    server.settle().await;
+    server.commands.send(Command::FetchHighSeqnos).unwrap();
+    let (opcode, opaque, extras) = server.receive().await;
+    assert_eq!((opcode, &extras[..]), (Opcode::GET_ALL_VB_SEQNOS, &[0, 0, 0, 1][..]));
+    let mut seqnos = Vec::new();
+    encode_vb_seqnos([(Vbid(0), Seqno(9)), (Vbid(1), Seqno(7))], &mut seqnos);
+    let answer = Frame::response(opcode, Status::SUCCESS).with_opaque(opaque);
+    server.send_frame(&answer.with_value(&seqnos)).await;
+    let Report::Progress(progress) = server.report().await else { panic!("no progress") };
+    let (vbid, seqno, high_seqno) = (Vbid(0), Seqno(3), Seqno(9));
+    assert_eq!(progress, [Progress { vbid, seqno, high_seqno, is_held_up: false }]);
 }
 
 #[tokio::test(start_paused = true)]

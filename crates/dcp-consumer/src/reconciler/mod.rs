@@ -7,12 +7,16 @@ use dcp_proto::consumer::{EndCause, OpenStreamError, Resume};
 use dcp_wire::message::StreamEndReason;
 use dcp_wire::{Seqno, Status, Vbid};
 
-use crate::driver::ConnectionId;
+use crate::driver::{ConnectionId, Progress};
 use crate::retry::Backoff;
-use crate::{Error, ErrorKind, StreamStats};
+use crate::{Error, ErrorKind, StreamStats, VbucketState};
 
 /// How long a stream must have lived for its end not to count as one more failure in a row.
 const SETTLED: Duration = Duration::from_secs(10);
+
+/// How long a vBucket may stand still while the server has more of it and the application waits.
+/// Servers are known to hold back the last change of a quiet vBucket until the next one.
+const STILL: Duration = Duration::from_secs(60);
 
 /// How often an answer that should pass is taken, one after the other, before it is believed: a
 /// node that has not heard of a new collection, or is being told of its bucket.
@@ -43,6 +47,10 @@ struct Entry {
     attempts: u32,
     /// Since when it has not been streaming.
     idle_since: Option<Instant>,
+    /// Highest seqno the server was heard to have.
+    high_seqno: Option<Seqno>,
+    /// The seqno it stands at, below the server's, since when, and whether that was told.
+    still: Option<(Seqno, Instant, bool)>,
 }
 
 /// What is to be done about an ended stream.
@@ -73,7 +81,7 @@ impl Reconciler {
     ) -> Self {
         let entry = |(vbid, end_seqno, resume)| {
             let state = State::BackingOff { until: now, resume: Box::new(resume) };
-            (vbid, Entry { state, end_seqno, attempts: 0, idle_since: Some(now) })
+            (vbid, Entry { idle_since: Some(now), ..Entry::new(state, end_seqno) })
         };
         Self { vbuckets: vbuckets.into_iter().map(entry).collect(), patience }
     }
@@ -83,7 +91,7 @@ impl Reconciler {
         let end_seqno = Seqno::ZERO;
         for vbid in vbids {
             let state = State::Complete;
-            self.vbuckets.insert(vbid, Entry { state, end_seqno, attempts: 0, idle_since: None });
+            self.vbuckets.insert(vbid, Entry::new(state, end_seqno));
         }
     }
 
@@ -261,17 +269,58 @@ impl Reconciler {
         Ok(())
     }
 
+    /// What every vBucket is doing, and the highest seqno the server was heard to have.
+    pub(crate) fn states(&self) -> impl Iterator<Item = (Vbid, VbucketState, Option<Seqno>)> {
+        self.vbuckets.iter().map(|(&vbid, entry)| (vbid, entry.state(), entry.high_seqno))
+    }
+
+    /// Whether some vBucket streams.
+    pub(crate) fn has_streaming(&self) -> bool {
+        self.vbuckets.values().any(|entry| matches!(entry.state, State::Streaming { .. }))
+    }
+
+    /// How long a vBucket that waits to be opened again has to wait.
+    pub(crate) fn wait_of(&self, vbid: Vbid, now: Instant) -> Option<Duration> {
+        match self.vbuckets.get(&vbid)?.state {
+            State::BackingOff { until, .. } => Some(until.saturating_duration_since(now)),
+            _ => None,
+        }
+    }
+
+    /// A streaming vBucket has come so far. For how long it has stood still, if that is too long
+    /// and was not told yet.
+    pub(crate) fn progressed(&mut self, progress: Progress, now: Instant) -> Option<Duration> {
+        let entry = self.vbuckets.get_mut(&progress.vbid)?;
+        // The newest answer counts: after a failover it may be lower.
+        entry.high_seqno = Some(progress.high_seqno);
+        if progress.seqno >= progress.high_seqno.min(entry.end_seqno) || progress.is_held_up {
+            entry.still = None;
+            return None;
+        }
+        match &mut entry.still {
+            Some((seqno, since, told)) if *seqno == progress.seqno => {
+                let still = now.saturating_duration_since(*since);
+                let is_due = still >= STILL && !std::mem::replace(told, still >= STILL);
+                is_due.then_some(still)
+            }
+            still => {
+                *still = Some((progress.seqno, now, false));
+                None
+            }
+        }
+    }
+
     /// Counts vBuckets by state.
     pub(crate) fn count(&self, stats: &mut StreamStats) {
         (stats.opening, stats.streaming, stats.backing_off) = (0, 0, 0);
         (stats.complete, stats.failed) = (0, 0);
         for entry in self.vbuckets.values() {
-            let count = match entry.state {
-                State::Opening { .. } => &mut stats.opening,
-                State::Streaming { .. } => &mut stats.streaming,
-                State::BackingOff { .. } => &mut stats.backing_off,
-                State::Complete => &mut stats.complete,
-                State::Failed => &mut stats.failed,
+            let count = match entry.state() {
+                VbucketState::Opening => &mut stats.opening,
+                VbucketState::Streaming => &mut stats.streaming,
+                VbucketState::BackingOff => &mut stats.backing_off,
+                VbucketState::Complete => &mut stats.complete,
+                VbucketState::Failed => &mut stats.failed,
             };
             *count += 1;
         }
@@ -279,6 +328,20 @@ impl Reconciler {
 }
 
 impl Entry {
+    const fn new(state: State, end_seqno: Seqno) -> Self {
+        Self { state, end_seqno, attempts: 0, idle_since: None, high_seqno: None, still: None }
+    }
+
+    const fn state(&self) -> VbucketState {
+        match self.state {
+            State::Opening { .. } => VbucketState::Opening,
+            State::Streaming { .. } => VbucketState::Streaming,
+            State::BackingOff { .. } => VbucketState::BackingOff,
+            State::Complete => VbucketState::Complete,
+            State::Failed => VbucketState::Failed,
+        }
+    }
+
     const fn is_on(&self, connection: ConnectionId) -> bool {
         match self.state {
             State::Opening { on, .. } | State::Streaming { on, .. } => on.0 == connection.0,

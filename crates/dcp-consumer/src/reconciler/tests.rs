@@ -235,3 +235,35 @@ fn a_forgotten_vbucket_is_found() {
     let error = reconciler.check(|_| false).unwrap_err();
     assert_eq!(error.vbid(), Some(VB));
 }
+
+fn progress(seqno: u64, high_seqno: u64) -> Progress {
+    Progress { vbid: VB, seqno: Seqno(seqno), high_seqno: Seqno(high_seqno), is_held_up: false }
+}
+
+#[test]
+fn a_vbucket_that_lags_without_progress_is_told_once() {
+    let start = now();
+    let mut reconciler = streaming(start);
+    let at = |seconds| start + Duration::from_secs(seconds);
+    assert_eq!(reconciler.progressed(progress(5, 9), at(0)), None);
+    assert_eq!(reconciler.progressed(progress(5, 9), at(59)), None);
+    let still = Some(Duration::from_secs(60));
+    assert_eq!(reconciler.progressed(progress(5, 12), at(60)), still);
+    assert_eq!(reconciler.progressed(progress(5, 12), at(200)), None, "told once");
+    assert_eq!(reconciler.progressed(progress(6, 12), at(210)), None, "it has moved");
+    assert_eq!(reconciler.progressed(progress(6, 12), at(270)), still, "and stands again");
+}
+
+#[test]
+fn a_vbucket_that_waits_for_the_application_or_for_nothing_does_not_lag() {
+    let start = now();
+    let mut reconciler = streaming(start);
+    let later = start + Duration::from_secs(600);
+    let held_up = Progress { is_held_up: true, ..progress(5, 9) };
+    for nothing in [held_up, progress(9, 9)] {
+        assert_eq!(reconciler.progressed(progress(5, 9), start), None);
+        assert_eq!(reconciler.progressed(nothing, start), None);
+        assert_eq!(reconciler.progressed(progress(5, 9), later), None, "{nothing:?}");
+        reconciler.progressed(progress(9, 9), later);
+    }
+}

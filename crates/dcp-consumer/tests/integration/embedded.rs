@@ -62,7 +62,7 @@ pub(crate) async fn read_all(stream: &mut ChangeStream<Vec<Item>>) -> Vec<Item> 
 }
 
 /// Items until there are `count`.
-async fn take(stream: &mut ChangeStream<Vec<Item>>, count: usize) -> Vec<Item> {
+pub(crate) async fn take(stream: &mut ChangeStream<Vec<Item>>, count: usize) -> Vec<Item> {
     let mut items = Vec::new();
     while items.len() < count {
         let next = timeout(PATIENCE, stream.next()).await;

@@ -5,6 +5,7 @@ mod checkpoint_file;
 mod connect;
 mod data_service;
 mod embedded;
+mod events;
 mod replay;
 mod rows;
 mod tls;

@@ -1,7 +1,7 @@
 //! What the server answers to stream requests.
 
 use bytes::Bytes;
-use dcp_wire::message::rollback_seqno;
+use dcp_wire::message::{VbSeqnos, rollback_seqno};
 use dcp_wire::{Frame, ManifestUid, Opcode, Seqno, Status, Vbid};
 use serde::Deserialize;
 
@@ -27,6 +27,13 @@ impl Connection {
             Opcode::GET_CLUSTER_CONFIG => {
                 if frame.header.status().is_success() {
                     self.cluster_map(frame.value);
+                }
+                Ok(())
+            }
+            Opcode::GET_ALL_VB_SEQNOS => {
+                if frame.header.status().is_success() {
+                    let seqnos = VbSeqnos::decode(frame.value)?;
+                    self.events.push_back(Event::HighSeqnos(seqnos.collect()));
                 }
                 Ok(())
             }
@@ -111,6 +118,7 @@ impl Connection {
             return Ok(());
         }
         sink.rollback(&rollback)?;
+        self.events.push_back(Event::RolledBack(rollback));
         self.dirty.push(vbid);
         stream.restart(self.opaques.stream(vbid));
         RequestContext::new(&self.config).encode(stream, &mut self.transmit);

@@ -83,7 +83,8 @@ pub struct Walk {
 ///
 /// * inputs: [`handle_input`](Self::handle_input), [`handle_timeout`](Self::handle_timeout);
 /// * commands: [`open_stream`](Self::open_stream), [`close_stream`](Self::close_stream),
-///   [`release`](Self::release), [`request_cluster_map`](Self::request_cluster_map);
+///   [`release`](Self::release), [`request_cluster_map`](Self::request_cluster_map),
+///   [`request_high_seqnos`](Self::request_high_seqnos);
 /// * outputs: [`poll_transmit`](Self::poll_transmit), [`poll_event`](Self::poll_event),
 ///   [`take_positions`](Self::take_positions), [`take_held`](Self::take_held),
 ///   [`poll_timeout`](Self::poll_timeout).
@@ -183,6 +184,15 @@ impl Connection {
         send(&Frame::request(Opcode::GET_CLUSTER_CONFIG), &mut self.transmit);
     }
 
+    /// Command: asks for the highest seqnos of the node's active vBuckets;
+    /// [`Event::HighSeqnos`] follows.
+    pub fn request_high_seqnos(&mut self) {
+        // vBucket state: active.
+        let extras = 1_u32.to_be_bytes();
+        let request = Frame::request(Opcode::GET_ALL_VB_SEQNOS).with_extras(&extras);
+        send(&request, &mut self.transmit);
+    }
+
     /// Command: the application has done with `bytes` of what was held.
     pub fn release(&mut self, now: Instant, bytes: u64) {
         self.window.release(now, bytes);
@@ -230,6 +240,13 @@ impl Connection {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         [self.dead_at(), self.window.deadline()].into_iter().flatten().min()
+    }
+
+    /// The last seqno of a vBucket that was given to the sink; `None` unless it streams here.
+    #[must_use]
+    pub fn seqno(&self, vbid: Vbid) -> Option<Seqno> {
+        let stream = self.streams.get(vbid.index())?.as_deref()?;
+        (stream.state == State::Streaming).then_some(stream.resume.position.seqno)
     }
 
     /// Bytes received that [`take_held`](Self::take_held) would return.

@@ -1,8 +1,10 @@
 //! What a connection tells its driver.
 
+use core::fmt;
+
 use bytes::Bytes;
-use dcp_wire::Vbid;
 use dcp_wire::message::StreamEndReason;
+use dcp_wire::{Seqno, Vbid};
 
 use super::OpenStreamError;
 use crate::{History, Position, Rollback};
@@ -79,8 +81,25 @@ pub enum Event {
         /// From where to go on.
         resume: Box<Resume>,
     },
+    /// A vBucket was rolled back; the record of it is in the sink.
+    RolledBack(Rollback),
+    /// The highest seqnos of the node's active vBuckets, as far as they are known to be in its
+    /// streams; see [`request_high_seqnos`](super::Connection::request_high_seqnos).
+    HighSeqnos(Vec<(Vbid, Seqno)>),
     /// A cluster map, pushed or sent with a refusal, as JSON.
     ClusterMap(Bytes),
     /// The cluster map has changed and the new one was not sent along: ask for it.
     ClusterMapChanged,
+}
+
+impl fmt::Display for EndCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Complete => f.write_str("its end was reached"),
+            Self::Ended(reason) => write!(f, "the server ended it ({reason})"),
+            Self::Refused(error) => write!(f, "the server refused it ({error})"),
+            Self::RolledBack(rollback) => write!(f, "rolled back to seqno {}", rollback.seqno),
+            Self::Closed => f.write_str("closed by the client"),
+        }
+    }
 }

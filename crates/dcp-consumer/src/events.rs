@@ -1,0 +1,114 @@
+//! What happened to a stream, for people and monitors.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use dcp_proto::Rollback;
+use dcp_wire::{Seqno, Vbid};
+
+/// How many events are kept for an application that does not take them: those of all vBuckets of
+/// a bucket being opened several times.
+const KEPT: usize = 8192;
+
+/// Something that happened to a stream; nothing that an application must know in order to be
+/// right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StreamEvent {
+    /// A vBucket's stream was opened.
+    Opened {
+        /// The vBucket.
+        vbid: Vbid,
+        /// Address of its node.
+        node: String,
+    },
+    /// A vBucket's stream is over; unless its end was reached, it is opened again.
+    Ended {
+        /// The vBucket.
+        vbid: Vbid,
+        /// Why, for people.
+        reason: String,
+    },
+    /// A vBucket was rolled back. Its record comes with the changes.
+    RolledBack(Rollback),
+    /// The cluster map names another node for a vBucket: its stream is closed and opened there.
+    Moved {
+        /// The vBucket.
+        vbid: Vbid,
+        /// Address of the node.
+        node: String,
+    },
+    /// A vBucket waits before it is opened again.
+    BackingOff {
+        /// The vBucket.
+        vbid: Vbid,
+        /// How long.
+        wait: Duration,
+    },
+    /// A connection was lost, and all streams on it.
+    ConnectionLost {
+        /// Address of the node.
+        node: String,
+        /// Why, for people.
+        error: String,
+    },
+    /// The server has changes of a vBucket and does not send them, though the application waits
+    /// for them. Told once, and again after it has moved.
+    Lagging {
+        /// The vBucket.
+        vbid: Vbid,
+        /// Last seqno received.
+        seqno: Seqno,
+        /// Highest seqno of the server.
+        high_seqno: Seqno,
+        /// How long it has stood there.
+        still: Duration,
+    },
+    /// So many older events were dropped because nobody took them.
+    Dropped(u64),
+}
+
+/// Events that the application has not taken.
+#[derive(Debug, Default)]
+pub(crate) struct EventLog {
+    inner: Mutex<(VecDeque<StreamEvent>, u64)>,
+}
+
+impl EventLog {
+    pub(crate) fn push(&self, event: StreamEvent) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let (events, dropped) = &mut *inner;
+        if events.len() >= KEPT {
+            events.pop_front();
+            *dropped += 1;
+        }
+        events.push_back(event);
+    }
+
+    /// Takes all events, oldest first.
+    pub(crate) fn take(&self) -> Vec<StreamEvent> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let (events, dropped) = &mut *inner;
+        let lost = std::mem::take(dropped);
+        let first = (lost > 0).then_some(StreamEvent::Dropped(lost));
+        first.into_iter().chain(events.drain(..)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_that_nobody_takes_are_bounded_and_their_loss_is_told() {
+        let log = EventLog::default();
+        let event = |n: usize| StreamEvent::Ended { vbid: Vbid(0), reason: n.to_string() };
+        for n in 0..KEPT + 3 {
+            log.push(event(n));
+        }
+        let events = log.take();
+        assert_eq!(events[..2], [StreamEvent::Dropped(3), event(3)]);
+        assert_eq!((events.len(), log.take().len()), (KEPT + 1, 0));
+    }
+}

@@ -1,0 +1,77 @@
+//! What a stream tells about itself.
+
+use std::collections::BTreeSet;
+
+use dcp_consumer::{End, Start, StreamEvent, VbucketState};
+use dcp_wire::{Seqno, Vbid};
+use tokio::time::timeout;
+
+use crate::embedded::{PATIENCE, connect, options, producer, take, write};
+use crate::rows::Rows;
+
+#[tokio::test]
+async fn events_tell_of_opened_rolled_back_and_moved_vbuckets() {
+    let producer = producer(2, 4).await;
+    write(&producer, 0..100);
+    let client = connect(&producer).await;
+    let options = options(Start::Earliest, End::Never);
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    take(&mut stream, 100).await;
+    let events = stream.take_events();
+    let opened: BTreeSet<(Vbid, String)> = events
+        .into_iter()
+        .map(|event| match event {
+            StreamEvent::Opened { vbid, node } => (vbid, node),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(opened.iter().map(|(vbid, _)| vbid.0).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    let by_node = client.vbuckets_by_node();
+    for (vbid, node) in &opened {
+        assert!(by_node.iter().any(|(named, vbids)| named == node && vbids.contains(vbid)));
+    }
+    assert!(stream.take_events().is_empty(), "each is told once");
+
+    producer.roll_back(Vbid(1), Seqno(5)).unwrap();
+    let elsewhere = by_node.iter().position(|(_, vbids)| !vbids.contains(&Vbid(2))).unwrap();
+    for node in [elsewhere, 1 - elsewhere, elsewhere] {
+        producer.move_vbucket(Vbid(2), node).unwrap();
+    }
+    write(&producer, 200..300);
+    let high = producer.high_seqnos();
+    while high.iter().any(|(&vbid, &high)| {
+        stream.checkpoint().position(vbid).is_none_or(|position| position.seqno != high)
+    }) {
+        timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap();
+    }
+    let events = stream.take_events();
+    let has = |wanted: &dyn Fn(&StreamEvent) -> bool| events.iter().any(wanted);
+    assert!(has(&|event| matches!(event, StreamEvent::RolledBack(record) if record.vbid.0 == 1)));
+    assert!(has(&|event| matches!(event, StreamEvent::Ended { vbid: Vbid(1), .. })));
+    assert!(has(&|event| matches!(event, StreamEvent::BackingOff { vbid: Vbid(1), .. })));
+    assert!(has(&|event| matches!(event, StreamEvent::Ended { vbid: Vbid(2), .. })));
+    assert!(has(&|event| matches!(event, StreamEvent::Opened { vbid: Vbid(2), .. })));
+}
+
+#[tokio::test]
+async fn the_lag_of_a_vbucket_is_what_its_snapshot_still_holds() {
+    let producer = producer(1, 2).await;
+    write(&producer, 0..40);
+    let high = producer.high_seqnos();
+    let client = connect(&producer).await;
+    let mut options = options(Start::Earliest, End::Now);
+    options.batch.max_rows = 10;
+    options.vbuckets = Some(vec![Vbid(1)]);
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    let [vbucket] = &stream.vbucket_stats()[..] else { panic!("one vbucket") };
+    assert_eq!((vbucket.vbid, vbucket.seqno), (Vbid(1), Seqno(10)));
+    assert_eq!(vbucket.high_seqno, Some(high[&Vbid(1)]));
+    assert_eq!(vbucket.lag(), Some(high[&Vbid(1)].0 - 10));
+    while let Some(delivered) = stream.next().await {
+        delivered.unwrap();
+    }
+    let [vbucket] = &stream.vbucket_stats()[..] else { panic!("one vbucket") };
+    assert_eq!((vbucket.state, vbucket.lag()), (VbucketState::Complete, Some(0)));
+    assert!(!stream.stats().elapsed.is_zero());
+}
