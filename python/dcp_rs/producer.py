@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs
 from dcp_rs.client import Client, ConnectionOptions
 from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,6 +368,46 @@ class Producer:
         _checks.integer("vbucket", vbucket, 0, 0xFFFF)
         _checks.integer("node", node, 0, 0xFFFF)
         self._inner.move_vbucket(vbucket, node)
+
+    def set_faults(self, rules: Iterable[Mapping[str, object]]) -> None:
+        """Makes things go wrong as the rules say, in place of all former rules.
+
+        A rule has a `reaction` and, unless it is about every packet, a `condition`; both are
+        described in docs/guides/faults.md. It holds from the next packet of each connection on,
+        while clients are connected. The first rule whose condition a packet meets reacts.
+
+            >>> with Producer(vbuckets=1) as producer:
+            ...     _ = producer.upsert("a", "1")
+            ...     producer.set_faults(
+            ...         [
+            ...             {
+            ...                 "condition": {"opcode": "DCP_STREAM_REQ", "nth": 1},
+            ...                 "reaction": {"answer": {"status": "ETMPFAIL"}},
+            ...             }
+            ...         ]
+            ...     )
+            ...     with producer.connect() as client:  # which asks again
+            ...         changes = sum(batch.num_rows for batch in client.stream(until="now"))
+            ...     changes, producer.fault_counts()
+            (1, [1])
+
+        Args:
+            rules: The rules; an empty list makes an end of them.
+
+        Raises:
+            ConfigError: A name means nothing, or a rule contradicts itself. The text names the
+                member, and what was probably meant. The former rules stay.
+        """
+        self._inner.set_faults(json.dumps([dict(rule) for rule in rules]))
+
+    def faults(self) -> list[dict[str, Any]]:
+        """Gives the fault rules in force."""
+        rules: list[dict[str, Any]] = json.loads(self._inner.faults()[0])
+        return rules
+
+    def fault_counts(self) -> list[int]:
+        """Gives how often each rule of `faults` has reacted since it was set."""
+        return self._inner.faults()[1]
 
     def close(self) -> None:
         """Closes all connections and ports. Closing twice is harmless."""

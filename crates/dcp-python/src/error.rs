@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 
 use dcp_arrow::SchemaError;
 use dcp_consumer::{Error as ConsumerError, ErrorKind};
-use dcp_producer::{DocumentError, Error as ProducerError};
+use dcp_producer::{DocumentError, Error as ProducerError, RuleError};
 use dcp_proto::SinkError;
 use dcp_proto::checkpoint::CheckpointError;
 use dcp_wire::{DecodeError, Seqno, Status, Vbid};
@@ -217,5 +217,11 @@ impl From<ProducerError> for Failure {
             _ => (Kind::Config, "config"),
         };
         Self { code: Some(code), ..Self::new(kind, chain(&error)) }
+    }
+}
+
+impl From<RuleError> for Failure {
+    fn from(error: RuleError) -> Self {
+        Self { code: Some("fault_rule"), ..Self::new(Kind::Config, chain(&error)) }
     }
 }

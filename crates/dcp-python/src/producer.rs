@@ -250,6 +250,21 @@ impl Producer {
         Ok(moved.map_err(Failure::from)?)
     }
 
+    fn set_faults(&self, py: Python<'_>, rules: &str) -> PyResult<()> {
+        let rules = dcp_producer::parse_rules(rules).map_err(Failure::from)?;
+        let set = self.with(py, |producer| producer.set_faults(rules))?;
+        Ok(set.map_err(Failure::from)?)
+    }
+
+    /// The rules in force as JSON, and how often each reacted.
+    fn faults(&self, py: Python<'_>) -> PyResult<(String, Vec<u64>)> {
+        let (rules, counts) =
+            self.with(py, |producer| (producer.faults(), producer.fault_counts()))?;
+        let json = serde_json::to_string(&rules)
+            .map_err(|error| Failure::new(Kind::Dcp, error.to_string()))?;
+        Ok((json, counts))
+    }
+
     fn shutdown(&self, py: Python<'_>) -> PyResult<()> {
         let shared = self.producer.get()?;
         let producer = py.detach(|| shared.write().unwrap_or_else(PoisonError::into_inner).take());

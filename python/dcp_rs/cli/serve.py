@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.producer import Producer
 
 if TYPE_CHECKING:
@@ -23,16 +24,21 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         "serve",
         help="run an embedded cluster",
         description="Runs a cluster that Couchbase SDKs and DCP clients take for a real one, until"
-        " SIGINT or SIGTERM. Prints a line once it takes connections. Keeps nothing on disk.",
+        " SIGINT or SIGTERM. Prints a line once it takes connections. Keeps nothing on disk."
+        " With --faults, SIGHUP reads the file again.",
     )
     parser.add_argument("--nodes", type=int, default=1, help="number of nodes (1)")
     parser.add_argument("--vbuckets", type=int, default=64, help="number of vBuckets (64)")
     parser.add_argument("--bucket", default="default", help="name of the bucket (default)")
     parser.add_argument("--username", default="Administrator", help="user name (Administrator)")
-    parser.add_argument(
+    password = parser.add_mutually_exclusive_group()
+    password.add_argument(
         "--password-env",
         metavar="NAME",
         help="environment variable with the password; `password` if not given",
+    )
+    password.add_argument(
+        "--password-file", metavar="FILE", type=Path, help="file with the password in a line"
     )
     parser.add_argument("--host", default="127.0.0.1", help="loopback address (127.0.0.1)")
     parser.add_argument("--port", type=int, default=0, help="first node's port; 0 for any (0)")
@@ -44,22 +50,27 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="FILE",
         help="speak TLS too, and write the certificate authority for clients to trust to FILE",
     )
+    parser.add_argument(
+        "--faults", metavar="FILE", type=Path, help="JSON list of fault rules to follow"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    password = "password"  # noqa: S105 - what a fresh server is usually given
-    if options.password_env is not None:
-        password = os.environ.get(options.password_env, "")
-    stop = threading.Event()
+    password = _password(options)
+    rules = _rules(options.faults)
+    # Whether each signal that came asks for the faults again, or else to stop.
+    signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        signals.put(number == signal.SIGHUP)
 
-    signal.signal(signal.SIGINT, on_signal)
-    signal.signal(signal.SIGTERM, on_signal)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    if options.faults is not None:
+        signal.signal(signal.SIGHUP, on_signal)
     with Producer(
         nodes=options.nodes,
         vbuckets=options.vbuckets,
@@ -71,6 +82,7 @@ def run(options: argparse.Namespace) -> None:
         management_port=options.management_port,
         tls=options.tls_ca is not None,
     ) as producer:
+        producer.set_faults(rules)
         facts = {
             "connection_string": producer.connection_string,
             "management_url": producer.management_urls[0],
@@ -85,6 +97,51 @@ def run(options: argparse.Namespace) -> None:
             facts["tls_connection_string"] = producer.tls_connection_string
         line = " ".join(f"{name}={value}" for name, value in facts.items())
         print(json.dumps(facts) if options.json else line, flush=True)
-        stop.wait()
+        while signals.get():
+            _reload(producer, options.faults)
         changes = sum(producer.high_seqnos().values())
-    print(f"dcp-rs: stopped after {changes} changes", file=sys.stderr)
+        fired = _fired(producer)
+    print(f"dcp-rs: stopped after {changes} changes{fired}", file=sys.stderr)
+
+
+def _password(options: argparse.Namespace) -> str:
+    if options.password_env is not None:
+        return os.environ.get(options.password_env, "")
+    if options.password_file is not None:
+        return str(options.password_file.read_text().rstrip("\r\n"))
+    return "password"
+
+
+def _rules(path: Path | None) -> list[dict[str, Any]]:
+    if path is None:
+        return []
+    try:
+        rules = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+        raise ConfigError(f"{path}: must be a JSON list of objects")
+    return rules
+
+
+def _reload(producer: Producer, path: Path) -> None:
+    """Reads the fault rules again; the former ones stay if that fails."""
+    fired = _fired(producer)
+    try:
+        producer.set_faults(_rules(path))
+    except (DcpError, OSError) as error:
+        print(f"dcp-rs: kept the former faults: {error}", file=sys.stderr, flush=True)
+        return
+    count = len(producer.faults())
+    print(f"dcp-rs: {count} fault rules{fired}", file=sys.stderr, flush=True)
+
+
+def _fired(producer: Producer) -> str:
+    """How often each rule that is in force has reacted, if there are any."""
+    counts = ", ".join(
+        f"{rule.get('name', index)}: {count}"
+        for index, (rule, count) in enumerate(
+            zip(producer.faults(), producer.fault_counts(), strict=True)
+        )
+    )
+    return f"; faults fired: {counts}" if counts else ""

@@ -1,0 +1,129 @@
+"""Faults ordered from the embedded cluster, and the ways to order them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import dcp_rs
+from dcp_rs.exceptions import ConfigError, DcpError
+
+BUSY_ONCE = {
+    "name": "busy once",
+    "condition": {"opcode": "DCP_STREAM_REQ", "nth": 1},
+    "reaction": {"answer": {"status": "ETMPFAIL"}},
+}
+
+
+def keys(stream):
+    return sorted(row["key"] for batch in stream for row in batch.rows())
+
+
+def test_a_busy_server_is_asked_again(producer, client, fill):
+    documents = fill(50)
+    producer.set_faults([BUSY_ONCE])
+    assert keys(client.stream(until="now")) == sorted(documents)
+    assert producer.fault_counts() == [1]
+
+
+def test_a_cut_connection_loses_no_change(producer, client, fill):
+    documents = fill(500)
+    producer.set_faults(
+        [
+            {
+                "condition": {"opcode": "DCP_MUTATION", "nth": 200},
+                "reaction": {"disconnect_after": {"bytes": 30}},
+            }
+        ]
+    )
+    assert set(keys(client.stream(until="now"))) == set(documents)
+    assert producer.fault_counts() == [1]
+
+
+def test_rules_are_read_back_and_ended(producer):
+    assert producer.faults() == []
+    producer.set_faults([BUSY_ONCE, {"reaction": "no_noop"}])
+    first, second = producer.faults()
+    assert (first["name"], first["condition"]["nth"]) == ("busy once", 1)
+    assert first["condition"]["opcode"] == ["DCP_STREAM_REQ"]
+    assert second == {"condition": {}, "reaction": "no_noop"}
+    producer.set_faults(producer.faults())
+    assert producer.faults() == [first, second]
+    producer.set_faults([])
+    assert (producer.faults(), producer.fault_counts()) == ([], [])
+
+
+def test_a_mistyped_name_is_answered_with_the_nearest_and_changes_nothing(producer):
+    producer.set_faults([BUSY_ONCE])
+    wrong = {"condition": {"opcode": "DCP_MUTATON"}, "reaction": "drop"}
+    with pytest.raises(
+        ConfigError, match=r'\[1\].*"DCP_MUTATON"; did you mean "DCP_MUTATION"'
+    ) as raised:
+        producer.set_faults([{"reaction": "drop"}, wrong])
+    assert raised.value.code == "fault_rule"
+    assert producer.faults()[0]["name"] == "busy once"
+
+
+def test_a_client_that_cannot_go_on_says_so(producer, client, fill):
+    fill(10)
+    producer.set_faults(
+        [{"condition": {"opcode": "DCP_STREAM_REQ"}, "reaction": {"answer": {"status": "EACCESS"}}}]
+    )
+    with pytest.raises(DcpError):
+        keys(client.stream(until="now", retry_timeout=1.0))
+
+
+@pytest.fixture
+def serve(tmp_path):
+    processes = []
+
+    def start(rules, *arguments):
+        path = tmp_path / "faults.json"
+        path.write_text(json.dumps(rules))
+        process = subprocess.Popen(
+            [
+                sys.executable, "-W", "ignore", "-m", "dcp_rs", "serve", "--json",
+                "--faults", path, *map(str, arguments),
+            ],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        processes.append(process)
+        return process, path
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_a_served_cluster_follows_a_file_and_reads_it_again(serve, tmp_path):
+    (tmp_path / "password").write_text("secret word\n")
+    process, path = serve([BUSY_ONCE], "--password-file", tmp_path / "password")
+    facts = json.loads(process.stdout.readline())
+    with dcp_rs.connect(
+        facts["connection_string"], bucket="default", username="Administrator",
+        password="secret word",
+    ) as client:  # fmt: skip
+        assert keys(client.stream(until="now")) == []
+        path.write_text("[{]")
+        os.kill(process.pid, signal.SIGHUP)
+        assert "kept the former faults" in process.stderr.readline()
+        path.write_text('[{"reaction": "no_noop"}, {"reaction": "half_open"}]')
+        os.kill(process.pid, signal.SIGHUP)
+        assert process.stderr.readline().startswith(
+            "dcp-rs: 2 fault rules; faults fired: busy once: "
+        )
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out) == (0, "")
+    assert err.startswith("dcp-rs: stopped after 0 changes; faults fired: 0: 0, 1: ")
+
+
+def test_faults_that_are_none_stop_the_command_before_it_serves(serve):
+    process, _ = serve([{"reaction": "dorp"}])
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (1, "")
+    assert 'did you mean "drop"?' in err

@@ -1,0 +1,59 @@
+"""The pytest plugin, as another project's tests use it."""
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+
+TESTS = """
+import pytest
+
+
+def test_an_empty_cluster(couchbase_producer):
+    assert couchbase_producer.num_vbuckets == 64
+    couchbase_producer.upsert("a", "1")
+    with couchbase_producer.connect() as client:
+        rows = [row for batch in client.stream(until="now") for row in batch.rows()]
+    assert [row["key"] for row in rows] == ["a"]
+
+
+@pytest.mark.couchbase(nodes=2, vbuckets=8)
+def test_another_one(couchbase_producer):
+    assert couchbase_producer.num_vbuckets == 8
+    assert sum(couchbase_producer.high_seqnos().values()) == 0
+"""
+HEAVY = """
+import sys
+
+
+def test_nothing_is_imported_yet():
+    assert "dcp_rs.pytest_plugin" in sys.modules
+    assert not {"pyarrow", "pandas", "polars", "numpy", "pyspark"} & sys.modules.keys()
+"""
+
+
+def is_installed():
+    """Whether pytest can know the plugin by itself; not so in a mere source tree."""
+    try:
+        return bool(distribution("dcp-rs"))
+    except PackageNotFoundError:
+        return False
+
+
+def run(tmp_path, text):
+    (tmp_path / "test_it.py").write_text(text)
+    plugin = [] if is_installed() else ["-p", "dcp_rs.pytest_plugin"]
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "--strict-markers", *plugin, "."],
+        capture_output=True, text=True, cwd=tmp_path, timeout=100,
+    )  # fmt: skip
+
+
+def test_the_fixture_gives_each_test_a_cluster_with_its_options(tmp_path):
+    done = run(tmp_path, TESTS)
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+
+
+def test_the_plugin_imports_nothing_heavy_at_the_start(tmp_path):
+    done = run(tmp_path, HEAVY)
+    assert done.returncode == 0, done.stdout
