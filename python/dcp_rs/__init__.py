@@ -45,7 +45,7 @@ from dcp_rs.packets import Packet, decode
 from dcp_rs.producer import Document, MutationToken, Producer
 from dcp_rs.rollback import RollbackExplanation, explain_rollback
 from dcp_rs.schema import ColumnInfo, Schema, columns
-from dcp_rs.stream import ChangeStream, StreamStats
+from dcp_rs.stream import ChangeStream, StreamEvent, StreamStats, VbucketStats
 
 __all__ = [
     "ChangeBatch",
@@ -62,7 +62,9 @@ __all__ = [
     "Producer",
     "RollbackExplanation",
     "Schema",
+    "StreamEvent",
     "StreamStats",
+    "VbucketStats",
     "__version__",
     "columns",
     "connect",

@@ -70,6 +70,7 @@ class StreamStats:
         batches: Batches taken.
         rows: Rows in those batches.
         buffered_bytes: Bytes received and not yet taken.
+        elapsed: Seconds since the stream was opened.
     """
 
     opening: int
@@ -82,6 +83,54 @@ class StreamStats:
     batches: int
     rows: int
     buffered_bytes: int
+    elapsed: float
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows taken per second since the stream was opened."""
+        return self.rows / self.elapsed if self.elapsed else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VbucketStats:
+    """Where one vBucket of a stream stands.
+
+    Attributes:
+        vbucket: The vBucket.
+        state: `opening`, `streaming`, `backing_off`, `complete` or `failed`.
+        seqno: Last seqno taken.
+        high_seqno: Highest seqno that the server is known to have: from the snapshot `seqno` lies
+            in, and asked for every 10 seconds. `None` if nothing is known yet.
+    """
+
+    vbucket: int
+    state: str
+    seqno: int
+    high_seqno: int | None
+
+    @property
+    def lag(self) -> int | None:
+        """Seqnos behind the server; fewer changes, since older versions are left out."""
+        return None if self.high_seqno is None else max(self.high_seqno - self.seqno, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamEvent:
+    """Something that happened to a stream; nothing a reader must know in order to be right.
+
+    Attributes:
+        kind: `opened`, `ended`, `rolled_back`, `moved` (the cluster map names another node),
+            `backing_off`, `connection_lost`, `lagging` (the server has changes of the vBucket and
+            does not send them, though the reader waits) or `dropped` (older events, untaken).
+        vbucket: The vBucket, if it is about one.
+        node: Address of the node, if it is about one.
+        message: The rest, for people.
+    """
+
+    kind: str
+    vbucket: int | None
+    node: str | None
+    message: str
 
 
 class ChangeStream:
@@ -188,7 +237,25 @@ class ChangeStream:
 
     def stats(self) -> StreamStats:
         """Gives the numbers of what the stream is doing."""
-        return StreamStats(**self._inner.stats())
+        return StreamStats(**self._inner.stats())  # type: ignore[arg-type]
+
+    def vbucket_stats(self) -> list[VbucketStats]:
+        """Gives where every vBucket stands, ascending."""
+        return [
+            VbucketStats(vbucket=vbucket, state=state, seqno=seqno, high_seqno=high_seqno)
+            for vbucket, state, seqno, high_seqno in self._inner.vbucket_stats()
+        ]
+
+    def events(self) -> list[StreamEvent]:
+        """Gives what has happened since the last call, oldest first.
+
+        An event may come a moment after the changes it is about. Events that nobody takes are
+        dropped from the oldest on, which is told too.
+        """
+        return [
+            StreamEvent(kind=kind, vbucket=vbucket, node=node, message=message)
+            for kind, vbucket, node, message in self._inner.events()
+        ]
 
     def read_all(self) -> pa.Table:
         """Reads to the end of a stream with an `until` and gives one `pyarrow.Table`.

@@ -176,8 +176,9 @@ impl<B: Send + 'static> ChangeStream<B> {
         VbucketStats { vbid, state, seqno, high_seqno }
     }
 
-    /// What has happened since the last call, oldest first. Events that nobody takes are dropped
-    /// from the oldest on, which is told too.
+    /// What has happened since the last call, oldest first. An event may come a moment after the
+    /// changes it is about. Events that nobody takes are dropped from the oldest on, which is told
+    /// too.
     #[must_use]
     pub fn take_events(&self) -> Vec<StreamEvent> {
         self.stats.events.take()

@@ -6,7 +6,9 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use arrow_array::ffi_stream::FFI_ArrowArrayStream;
 use dcp_arrow::{PendingBatch, TableSchema};
-use dcp_consumer::{Acknowledger, ChangeStream as EngineStream, Delivered};
+use dcp_consumer::{
+    Acknowledger, ChangeStream as EngineStream, Delivered, StreamEvent, VbucketStats,
+};
 use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
@@ -194,6 +196,37 @@ impl ChangeStream {
     }
 }
 
+/// Id, state, last seqno taken, highest seqno of the server.
+type VbucketParts = (u16, &'static str, u64, Option<u64>);
+
+/// Kind, vBucket, node, and the rest as text.
+type EventParts = (&'static str, Option<u16>, Option<String>, String);
+
+fn event_parts(event: StreamEvent) -> EventParts {
+    match event {
+        StreamEvent::Opened { vbid, node } => ("opened", Some(vbid.0), Some(node), String::new()),
+        StreamEvent::Ended { vbid, reason } => ("ended", Some(vbid.0), None, reason),
+        StreamEvent::RolledBack(rollback) => {
+            let message = format!("from seqno {} to {}", rollback.from_seqno, rollback.seqno);
+            ("rolled_back", Some(rollback.vbid.0), None, message)
+        }
+        StreamEvent::Moved { vbid, node } => ("moved", Some(vbid.0), Some(node), String::new()),
+        StreamEvent::BackingOff { vbid, wait } => {
+            ("backing_off", Some(vbid.0), None, format!("for {} ms", wait.as_millis()))
+        }
+        StreamEvent::ConnectionLost { node, error } => ("connection_lost", None, Some(node), error),
+        StreamEvent::Lagging { vbid, seqno, high_seqno, still } => {
+            let still = still.as_secs();
+            let message = format!("at seqno {seqno} of {high_seqno} for {still} s");
+            ("lagging", Some(vbid.0), None, message)
+        }
+        StreamEvent::Dropped(count) => {
+            ("dropped", None, None, format!("{count} events that nobody took"))
+        }
+        event => ("other", None, None, format!("{event:?}")),
+    }
+}
+
 fn taken() -> PyErr {
     let message = "the stream is read as an Arrow stream already, which is possible once: \
                    open another one";
@@ -284,7 +317,26 @@ impl ChangeStream {
         ] {
             dict.set_item(name, count)?;
         }
+        dict.set_item("elapsed", stats.elapsed.as_secs_f64())?;
         Ok(dict)
+    }
+
+    /// Where every vBucket stands.
+    fn vbucket_stats(&self, py: Python<'_>) -> PyResult<Vec<VbucketParts>> {
+        let shared = self.shared.get()?;
+        let stats = wait(py, || async { shared.engine.lock().await.stream.vbucket_stats() })?;
+        let of = |vbucket: VbucketStats| {
+            let high_seqno = vbucket.high_seqno.map(|seqno| seqno.0);
+            (vbucket.vbid.0, vbucket.state.as_str(), vbucket.seqno.0, high_seqno)
+        };
+        Ok(stats.into_iter().map(of).collect())
+    }
+
+    /// What has happened since the last call: kind, vBucket, node and the rest as text.
+    fn events(&self, py: Python<'_>) -> PyResult<Vec<EventParts>> {
+        let shared = self.shared.get()?;
+        let events = wait(py, || async { shared.engine.lock().await.stream.take_events() })?;
+        Ok(events.into_iter().map(event_parts).collect())
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {

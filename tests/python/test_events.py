@@ -1,0 +1,60 @@
+"""What a stream tells about itself."""
+
+import time
+
+import dcp_rs
+
+
+def events_until(stream, is_enough):
+    """Takes events until there are enough: they may come a moment after the changes."""
+    events = []
+    deadline = time.monotonic() + 20
+    while not is_enough(events):
+        assert time.monotonic() < deadline, events
+        time.sleep(0.01)
+        events += stream.events()
+    return events
+
+
+def test_events_tell_what_happened_once(producer, client, fill):
+    fill(50)
+    with client.stream(linger=0.0) as stream:
+        rows = 0
+        while rows < 50:
+            rows += next(stream).num_rows
+        opened = events_until(stream, lambda events: len(events) >= 16)
+        assert {event.vbucket for event in opened} == set(range(16))
+        nodes = client.vbuckets_by_node()
+        for event in opened:
+            assert event.kind == "opened"
+            assert event.vbucket in nodes[event.node]
+        assert stream.events() == []
+        high = producer.high_seqnos()
+        vbucket = max(high, key=high.get)
+        producer.roll_back(vbucket, high[vbucket] - 1)
+        batch = next(stream)
+        assert next(iter(batch.rows()))["op"] == "rollback"
+        events = events_until(
+            stream, lambda events: any(event.kind == "rolled_back" for event in events)
+        )
+        assert {event.vbucket for event in events} == {vbucket}
+        kinds = [event.kind for event in events]
+        assert kinds.index("ended") < kinds.index("backing_off") < kinds.index("rolled_back")
+
+
+def test_vbuckets_say_how_far_behind_they_are(client, fill):
+    fill(200)
+    high = client.high_seqnos()
+    with client.stream(until="now", batch_rows=1, vbuckets=[3, 5]) as stream:
+        next(stream)
+        stats = stream.vbucket_stats()
+        assert [one.vbucket for one in stats] == [3, 5]
+        (begun,) = [one for one in stats if one.seqno]
+        assert begun.lag == high[begun.vbucket] - begun.seqno > 0
+        for _ in stream:
+            pass
+        assert [(one.state, one.lag) for one in stream.vbucket_stats()] == [("complete", 0)] * 2
+        time.sleep(0.01)
+        numbers = stream.stats()
+        assert isinstance(numbers, dcp_rs.StreamStats)
+        assert 0 < numbers.rows_per_second <= numbers.rows / 0.01
