@@ -233,4 +233,6 @@ pub(crate) fn system_xattrs(item: &Item) -> Bytes {
 }
 
 #[cfg(test)]
+mod replica_tests;
+#[cfg(test)]
 mod tests;

@@ -2,6 +2,7 @@
 
 mod authentication;
 mod cluster_map;
+mod collections;
 mod documents;
 mod failures;
 mod faults;

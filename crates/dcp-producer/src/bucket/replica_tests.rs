@@ -1,0 +1,193 @@
+use std::collections::BTreeMap;
+
+use dcp_proto::producer::VBucketState;
+use dcp_wire::{Cas, CollectionId, DocKey};
+use proptest::prelude::*;
+
+use super::*;
+
+const VB: Vbid = Vbid(0);
+const NODES: usize = 3;
+
+/// What can happen to the copies of a vBucket on three nodes.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Set(u8),
+    Remove(u8),
+    Persist,
+    Hold(usize, bool),
+    /// The replica leaves this many changes unapplied; 3 for all.
+    Lag(usize, u64),
+    CloseCheckpoint,
+    /// The active copy's node crashes and comes back.
+    Crash,
+    /// A replica's does.
+    CrashReplica(usize),
+    CleanRestart,
+    /// The active copy's node leaves; a new copy takes its place.
+    Failover(bool),
+    HandOver(usize),
+    Purge,
+    RollBack,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        10 => (0u8..8).prop_map(Step::Set),
+        4 => (0u8..8).prop_map(Step::Remove),
+        2 => Just(Step::Persist),
+        2 => (0..NODES, any::<bool>()).prop_map(|(copy, hold)| Step::Hold(copy, hold)),
+        3 => (1..NODES, 0u64..=3).prop_map(|(copy, lag)| Step::Lag(copy, lag)),
+        1 => Just(Step::CloseCheckpoint),
+        1 => Just(Step::Crash),
+        1 => (1..NODES).prop_map(Step::CrashReplica),
+        1 => Just(Step::CleanRestart),
+        2 => any::<bool>().prop_map(Step::Failover),
+        1 => (0..NODES).prop_map(Step::HandOver),
+        1 => Just(Step::Purge),
+        1 => Just(Step::RollBack),
+    ];
+    prop::collection::vec(step, 1..100)
+}
+
+fn three_copies() -> Bucket {
+    let bucket = Bucket::new(1, 1 << 30, 1 << 20);
+    bucket.rearrange(VB, |copies| {
+        copies.set_active(bucket.new_copy(0, VB));
+        (1..NODES).for_each(|node| copies.add_replica(bucket.new_copy(node, VB)));
+    });
+    bucket
+}
+
+fn apply(bucket: &Bucket, step: Step) {
+    let key = |n: u8| [b'k', n];
+    let now = Now(1);
+    let nodes = bucket.chains().remove(0);
+    let copies = |op: &dyn Fn(&mut Copies)| bucket.rearrange(VB, op).unwrap();
+    match step {
+        Step::Set(n) => {
+            let write = DocumentWrite {
+                key: DocKey { collection_id: CollectionId::DEFAULT, key: &key(n) },
+                value: Bytes::from_static(b"v"),
+                datatype: Datatype::RAW,
+                flags: 0,
+                expiry: 0,
+                cas: Cas(0),
+                condition: Condition::Any,
+            };
+            bucket.with(VB, |vbucket| vbucket.store(now, write).unwrap()).unwrap();
+        }
+        Step::Remove(n) => {
+            let key = &key(n);
+            let key = DocKey { collection_id: CollectionId::DEFAULT, key };
+            let remove =
+                |vbucket: &mut VBucket| vbucket.remove(now, key, Cas(0), ItemKind::Deletion).is_ok();
+            bucket.with(VB, remove).unwrap();
+        }
+        Step::Persist => _ = bucket.each_copy(VB, VBucket::persist),
+        Step::Hold(copy, hold) => copies(&|copies| {
+            copies.get_mut(copy).unwrap().vbucket.hold_persistence(hold);
+        }),
+        Step::Lag(copy, lag) => copies(&|copies| {
+            copies.get_mut(copy).unwrap().lag = if lag == 3 { HELD } else { lag };
+            copies.replicate();
+        }),
+        Step::CloseCheckpoint => copies(&|copies| {
+            copies.get_mut(0).unwrap().vbucket.checkpoints.close_open();
+        }),
+        Step::Crash => copies(&|copies| crash(copies, nodes[0], false)),
+        Step::CrashReplica(copy) => copies(&|copies| crash(copies, nodes[copy], false)),
+        Step::CleanRestart => copies(&|copies| crash(copies, nodes[0], true)),
+        Step::Failover(graceful) => copies(&|copies| {
+            copies.leave(nodes[0], graceful, random_vbuuid());
+            copies.add_replica(bucket.new_copy(nodes[0], VB));
+        }),
+        Step::HandOver(node) => copies(&|copies| copies.hand_over(node)),
+        Step::Purge => {
+            let purge = |vbucket: &mut VBucket| {
+                vbucket.purge(Seqno::MAX);
+                true
+            };
+            bucket.each_copy(VB, purge);
+        }
+        Step::RollBack => {
+            let to = bucket.lock(VB).unwrap().high_seqno.0 / 2;
+            // Refused where overwritten documents are no longer kept.
+            drop(bucket.roll_back(VB, Seqno(to)).unwrap());
+        }
+    }
+}
+
+fn crash(copies: &mut Copies, node: usize, cleanly: bool) {
+    copies.stop(node);
+    copies.come_back(node, cleanly, random_vbuuid());
+}
+
+/// Live documents of a copy, with their seqnos.
+fn documents(vbucket: &VBucket) -> BTreeMap<Bytes, u64> {
+    let live = |item: &&Arc<Item>| item.kind == ItemKind::Mutation;
+    let items = vbucket.table.iter().map(|slot| &slot.newest).filter(live);
+    items.map(|item| (item.key.clone(), item.seqno.0)).collect()
+}
+
+fn check(bucket: &Bucket) {
+    let active = bucket.lock(VB).unwrap();
+    assert_eq!(active.state, VBucketState::Active);
+    assert!(active.failover.newest().seqno <= active.high_seqno);
+    let bytes: usize = active.table.iter().map(|slot| footprint(&slot.newest)).sum();
+    assert_eq!(bucket.memory().used(), bytes, "replicas share the items of the active copy");
+    drop(active);
+    for node in 0..NODES {
+        let copy = bucket.lock_on(node, VB).unwrap();
+        assert!(copy.persisted_seqno <= copy.high_seqno);
+        let highest = copy.table.iter().map(|slot| slot.newest.seqno).max().unwrap_or_default();
+        assert!(highest <= copy.high_seqno);
+    }
+}
+
+proptest! {
+    /// However copies lag, crash, lead and follow: once nothing is held back they are the same.
+    #[test]
+    fn replicas_that_may_catch_up_are_copies_of_the_active_one(steps in steps()) {
+        let bucket = three_copies();
+        for step in steps {
+            apply(&bucket, step);
+            check(&bucket);
+        }
+        let release = |copies: &mut Copies| {
+            (0..NODES).for_each(|copy| copies.get_mut(copy).unwrap().lag = 0);
+            copies.replicate();
+        };
+        bucket.rearrange(VB, release).unwrap();
+        let (high, log, expected) = {
+            let active = bucket.lock(VB).unwrap();
+            (active.high_seqno, active.failover.clone(), documents(&active))
+        };
+        for node in 0..NODES {
+            let copy = bucket.lock_on(node, VB).unwrap();
+            prop_assert_eq!(copy.high_seqno, high, "node {}", node);
+            prop_assert_eq!(&copy.failover, &log, "node {}", node);
+            prop_assert_eq!(documents(&copy), expected.clone(), "node {}", node);
+        }
+    }
+
+    /// A client that followed a replica to its end is never told that it may go on from a point
+    /// that the new active copy's history does not have.
+    #[test]
+    fn a_promoted_replica_keeps_what_its_branch_says_it_shares(
+        first in 1u64..10,
+        lost in 0u64..10,
+        lag in 0u64..10,
+    ) {
+        let bucket = three_copies();
+        (0..first).for_each(|n| apply(&bucket, Step::Set(n as u8)));
+        bucket.rearrange(VB, |copies| copies.get_mut(1).unwrap().lag = lag);
+        (0..lost).for_each(|n| apply(&bucket, Step::Set((first + n) as u8)));
+        let before = bucket.lock(VB).unwrap().vbuuid();
+        bucket.rearrange(VB, |copies| copies.leave(0, false, random_vbuuid()));
+        let active = bucket.lock(VB).unwrap();
+        let kept = (first + lost).saturating_sub(lag).max(first);
+        prop_assert_eq!(active.high_seqno, Seqno(kept));
+        prop_assert_eq!(active.failover.upper_bound(before, active.high_seqno), Some(Seqno(kept)));
+    }
+}
