@@ -17,9 +17,15 @@ pub(crate) const HELD: u64 = u64::MAX;
 #[derive(Debug)]
 enum Incoming {
     /// A snapshot begins.
-    Marker(Snapshot),
+    Marker {
+        snapshot: Snapshot,
+        /// Whether it leaves out versions that later ones of it replace.
+        is_thinned: bool,
+    },
     /// A change of it.
     Change(Arc<Item>),
+    /// It ends above its last change, which was purged.
+    End(Seqno),
 }
 
 /// One copy of a vBucket.
@@ -70,11 +76,14 @@ impl Copy {
             self.agree(active);
         }
         self.fetch(active);
-        while self.waiting > lag
+        while (self.waiting > lag || matches!(self.inbox.front(), Some(Incoming::End(_))))
             && let Some(incoming) = self.inbox.pop_front()
         {
             match incoming {
-                Incoming::Marker(snapshot) => self.vbucket.snapshot = snapshot,
+                Incoming::Marker { snapshot, is_thinned } => {
+                    self.vbucket.begin_snapshot(snapshot, is_thinned);
+                }
+                Incoming::End(seqno) => self.vbucket.end_snapshot_at(seqno),
                 Incoming::Change(item) => {
                     self.waiting -= 1;
                     self.vbucket.clock.observe(item.cas);
@@ -107,6 +116,7 @@ impl Copy {
             let Verdict::Rollback { seqno, .. } = verdict else {
                 break;
             };
+            let seqno = self.vbucket.last_restorable(seqno);
             if seqno == Seqno::ZERO || seqno >= at || self.vbucket.go_back(seqno).is_err() {
                 self.vbucket.start_over(active.vbuuid());
             }
@@ -117,24 +127,27 @@ impl Copy {
 
     /// Puts what the active copy has above what was fetched into the inbox.
     fn fetch(&mut self, active: &VBucket) {
+        if self.fetched != Seqno::ZERO && self.fetched < active.purge_seqno {
+            // Deletions it never saw are gone: only a new copy is right.
+            self.vbucket.start_over(active.vbuuid());
+            self.vbucket.failover = active.failover.clone();
+            self.forget_incoming();
+        }
         loop {
             match active.checkpoints.read(self.fetched) {
                 MemoryRead::UpToDate => return,
                 MemoryRead::Items { items, .. } => self.receive(items),
                 MemoryRead::NeedsBackfill => {
-                    if self.fetched != Seqno::ZERO && self.fetched < active.purge_seqno {
-                        // Deletions it never saw are gone: only a new copy is right.
-                        self.vbucket.start_over(active.vbuuid());
-                        self.vbucket.failover = active.failover.clone();
-                        self.forget_incoming();
-                    }
                     let end = active.persisted_seqno;
                     if end <= self.fetched {
                         return;
                     }
                     self.vbucket.purge_seqno = active.purge_seqno;
                     self.receive(active.disk.items_above(self.fetched).collect());
-                    self.fetched = end;
+                    if self.fetched < end {
+                        self.inbox.push_back(Incoming::End(end));
+                        self.fetched = end;
+                    }
                 }
             }
         }
@@ -147,8 +160,10 @@ impl Copy {
         };
         // The first snapshot begins before its first change, later ones at theirs.
         let start = if self.fetched == Seqno::ZERO { Seqno::ZERO } else { first.seqno };
+        let is_thinned = items.len() as u64 != last.seqno.0 - self.fetched.0;
         self.fetched = last.seqno;
-        self.inbox.push_back(Incoming::Marker(Snapshot { start, end: last.seqno }));
+        let snapshot = Snapshot { start, end: last.seqno };
+        self.inbox.push_back(Incoming::Marker { snapshot, is_thinned });
         self.waiting += items.len() as u64;
         self.inbox.extend(items.into_iter().map(Incoming::Change));
     }

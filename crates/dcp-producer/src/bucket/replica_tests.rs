@@ -80,8 +80,9 @@ fn apply(bucket: &Bucket, step: Step) {
         Step::Remove(n) => {
             let key = &key(n);
             let key = DocKey { collection_id: CollectionId::DEFAULT, key };
-            let remove =
-                |vbucket: &mut VBucket| vbucket.remove(now, key, Cas(0), ItemKind::Deletion).is_ok();
+            let remove = |vbucket: &mut VBucket| {
+                vbucket.remove(now, key, Cas(0), ItemKind::Deletion).is_ok()
+            };
             bucket.with(VB, remove).unwrap();
         }
         Step::Persist => _ = bucket.each_copy(VB, VBucket::persist),

@@ -36,6 +36,9 @@ pub(crate) struct VBucket {
     pub(crate) purge_seqno: Seqno,
     /// Snapshot a replica is receiving; its last change is the newest one once it is complete.
     pub(super) snapshot: Snapshot,
+    /// Snapshots received that left versions out, as what was there before and where they end:
+    /// states in between cannot be restored.
+    thinned: Vec<(Seqno, Seqno)>,
     /// Snapshot the newest persisted change lies in.
     persisted_snapshot: Snapshot,
     pub(super) collections: VBucketCollections,
@@ -99,6 +102,7 @@ impl VBucket {
             persisted_seqno: Seqno::ZERO,
             purge_seqno: Seqno::ZERO,
             snapshot: NOTHING,
+            thinned: Vec::new(),
             persisted_snapshot: NOTHING,
             collections: VBucketCollections::default(),
             max_purged_rev: 0,
@@ -303,6 +307,37 @@ impl VBucket {
         Ok(())
     }
 
+    /// Notes that a snapshot arrives, one of changes that replace others it leaves out
+    /// (`is_thinned`) or of all changes there were.
+    pub(super) fn begin_snapshot(&mut self, snapshot: Snapshot, is_thinned: bool) {
+        self.snapshot = snapshot;
+        if is_thinned {
+            let oldest = self.history.floor();
+            self.thinned.retain(|&(_, end)| end > oldest);
+            self.thinned.push((self.high_seqno, snapshot.end));
+        }
+    }
+
+    /// Ends a snapshot from disk whose last change was purged. Memory holds nothing of such a
+    /// change, so the disk must tell of it, even while persistence is held.
+    pub(super) fn end_snapshot_at(&mut self, seqno: Seqno) {
+        self.high_seqno = seqno;
+        self.snapshot.end = seqno;
+        self.flush();
+        self.checkpoints = CheckpointLog::after(seqno);
+    }
+
+    /// The last seqno up to `to` whose state can be restored as far as snapshots that left
+    /// versions out are concerned.
+    pub(super) fn last_restorable(&self, mut to: Seqno) -> Seqno {
+        for &(before, end) in self.thinned.iter().rev() {
+            if before < to && to < end {
+                to = before;
+            }
+        }
+        to
+    }
+
     /// Goes back to how things were at `to`; the failover table stays.
     pub(super) fn go_back(&mut self, to: Seqno) -> Result<(), Error> {
         let (vbid, high_seqno, oldest) = (self.vbid, self.high_seqno, self.history.floor());
@@ -312,6 +347,12 @@ impl VBucket {
         if to < oldest && to != Seqno::ZERO {
             return Err(Error::RollbackHistoryGone { vbid, to, oldest });
         }
+        if self.last_restorable(to) != to {
+            let ends = self.thinned.iter().filter(|&&(before, end)| before < to && to < end);
+            let oldest = ends.map(|&(_, end)| end).max().unwrap_or(oldest);
+            return Err(Error::RollbackHistoryGone { vbid, to, oldest });
+        }
+        self.thinned.retain(|&(before, _)| before < to);
         let restored = self.history.restore(to);
         let mut dropped = Vec::new();
         self.table.retain(|slot| {
