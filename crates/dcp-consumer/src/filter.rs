@@ -83,6 +83,16 @@ mod tests {
     }
 
     #[test]
+    fn a_collection_made_anew_under_its_old_name_is_another_filter() {
+        let anew = r#"{"uid":"5","scopes":[{"name":"shop","uid":"8","collections":
+            [{"name":"orders","uid":"b"}]}]}"#;
+        let names = Filter::Collections(vec!["shop.orders".to_owned()]);
+        let old = resolve(&names, &manifest()).unwrap();
+        let new = resolve(&names, &Manifest::parse(anew.as_bytes()).unwrap()).unwrap();
+        assert_ne!(hash(&old), hash(&new), "a checkpoint of the old one is refused");
+    }
+
+    #[test]
     fn names_that_do_not_exist_are_refused() {
         for names in [&["shop.nope"][..], &["orders"], &[]] {
             assert_eq!(collections(names).unwrap_err().kind(), ErrorKind::Config, "{names:?}");

@@ -287,6 +287,17 @@ async fn a_silent_server_is_given_up_with_what_it_sent_delivered() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_came_before_a_socket_closed_is_delivered() {
+    let mut server = Server::start(patient()).await;
+    server.marker().await;
+    server.rows(1..=5).await;
+    server.io.shutdown().await.unwrap();
+    let Report::Lost { streams, .. } = server.report().await else { panic!("not lost") };
+    assert_eq!(streams[0].1.position.seqno, Seqno(5));
+    assert_eq!(server.batch().await.batch, [1, 2, 3, 4, 5]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_closed_socket_and_a_broken_protocol_are_told_apart() {
     let mut server = Server::start(patient()).await;
     server.io.shutdown().await.unwrap();

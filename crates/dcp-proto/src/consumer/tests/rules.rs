@@ -184,6 +184,16 @@ fn rule_6_a_second_rollback_is_legal() {
 }
 
 #[test]
+fn rule_6_a_rollback_leaves_the_end_asked_for_alone() {
+    let mut server = Harness::new(config());
+    let resume = Resume::new(position(20, (20, 20), &[(1, 0)]));
+    assert_eq!(server.open_until(resume, Seqno(40)).end, 40);
+    server.answer(Status::ROLLBACK, &10_u64.to_be_bytes()).play();
+    let request = server.requested();
+    assert_eq!((request.start, request.end), (0, 40));
+}
+
+#[test]
 fn rule_6_a_rollback_at_0_is_the_servers_error() {
     let mut server = Harness::new(config());
     server.open(Resume::new(Position::EARLIEST));
