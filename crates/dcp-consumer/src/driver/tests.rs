@@ -315,6 +315,38 @@ async fn a_closed_socket_and_a_broken_protocol_are_told_apart() {
     assert_eq!(error.kind(), ErrorKind::Protocol);
 }
 
+/// The header of a mutation with a key and a body of these lengths, and nothing behind it.
+fn announced(key_len: u16, body_len: u32) -> Vec<u8> {
+    let mut packet = Vec::new();
+    Frame::request(Opcode::DCP_MUTATION).encode(&mut packet).unwrap();
+    packet[2..4].copy_from_slice(&key_len.to_be_bytes());
+    packet[8..12].copy_from_slice(&body_len.to_be_bytes());
+    packet
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_packet_of_impossible_length_ends_the_connection_before_its_body_comes() {
+    let max = u32::try_from(MAX_BODY_LEN).unwrap();
+    for (packet, message) in [
+        (announced(0, max + 1), "exceeds the limit of 31457280 bytes"),
+        (announced(0, u32::MAX), "body of 4294967295 bytes exceeds"),
+        (announced(200, 199), "invalid length 199 of body"),
+    ] {
+        let mut server = Server::start(patient()).await;
+        server.marker().await;
+        server.rows([1]).await;
+        server.io.write_all(&packet).await.unwrap();
+        let Report::Lost { error, .. } = server.report().await else { panic!("not lost") };
+        assert_eq!(error.kind(), ErrorKind::Protocol);
+        let text = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source())
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(": ");
+        assert!(text.contains(message), "{text}");
+        assert_eq!(server.batch().await.batch, [1], "what came before is delivered");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_ends_is_reported_after_its_rows_are_delivered() {
     let mut server = Server::start(patient()).await;
