@@ -74,10 +74,16 @@ fn decode_and_encode(bytes: &[u8], kinds: &mut BTreeMap<String, usize>) -> Resul
         Ok(_) => return Err("not one whole packet".to_owned()),
         Err(error) => return Ok(Outcome::NoFrame(error)),
     };
-    let Ok(message) = Message::decode(&frame) else {
-        return Ok(Outcome::Malformed);
-    };
     let mut again = Vec::new();
+    let Ok(message) = Message::decode(&frame) else {
+        // No message, but a well-formed frame.
+        frame.encode(&mut again).map_err(|error| error.to_string())?;
+        return if again == bytes {
+            Ok(Outcome::Malformed)
+        } else {
+            Err("not the same".to_owned())
+        };
+    };
     message.encode(frame.envelope(), &mut again).map_err(|error| error.to_string())?;
     if again != bytes {
         return Err(format!("{bytes:02x?} encodes to {again:02x?}"));
