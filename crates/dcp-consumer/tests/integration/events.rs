@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use dcp_consumer::{End, Start, StreamEvent, VbucketState};
+use dcp_consumer::{Client, End, Start, StreamEvent, VbucketState};
+use dcp_producer::{Producer, parse_rules};
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::timeout;
 
@@ -33,10 +34,7 @@ async fn events_tell_of_opened_rolled_back_and_moved_vbuckets() {
     assert!(stream.take_events().is_empty(), "each is told once");
 
     producer.roll_back(Vbid(1), Seqno(5)).unwrap();
-    let elsewhere = by_node.iter().position(|(_, vbids)| !vbids.contains(&Vbid(2))).unwrap();
-    for node in [elsewhere, 1 - elsewhere, elsewhere] {
-        producer.move_vbucket(Vbid(2), node).unwrap();
-    }
+    producer.move_vbucket(Vbid(2), 1 - node_of(&producer, &client, Vbid(2))).unwrap();
     write(&producer, 200..300);
     let high = producer.high_seqnos();
     while high.iter().any(|(&vbid, &high)| {
@@ -51,6 +49,39 @@ async fn events_tell_of_opened_rolled_back_and_moved_vbuckets() {
     assert!(has(&|event| matches!(event, StreamEvent::BackingOff { vbid: Vbid(1), .. })));
     assert!(has(&|event| matches!(event, StreamEvent::Ended { vbid: Vbid(2), .. })));
     assert!(has(&|event| matches!(event, StreamEvent::Opened { vbid: Vbid(2), .. })));
+}
+
+/// The producer's number of the vBucket's node. The client has the nodes in the order of their
+/// ports, the producer in the order it made them.
+fn node_of(producer: &Producer, client: &Client, vbid: Vbid) -> usize {
+    let by_node = client.vbuckets_by_node();
+    let (address, _) = by_node.iter().find(|(_, vbids)| vbids.contains(&vbid)).unwrap();
+    let all = producer.connection_string();
+    all.trim_start_matches("couchbase://").split(',').position(|node| node == address).unwrap()
+}
+
+#[tokio::test]
+async fn a_stream_the_server_forgot_to_end_is_moved_with_the_map() {
+    let producer = producer(2, 4).await;
+    let rules = r#"[{"condition": {}, "reaction": "no_stream_end"}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    write(&producer, 0..100);
+    let client = connect(&producer).await;
+    let options = options(Start::Earliest, End::Never);
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    take(&mut stream, 100).await;
+    let _ = stream.take_events();
+
+    producer.move_vbucket(Vbid(2), 1 - node_of(&producer, &client, Vbid(2))).unwrap();
+    write(&producer, 100..200);
+    take(&mut stream, 100).await;
+    let events = stream.take_events();
+    let moved = events.iter().find_map(|event| match event {
+        StreamEvent::Moved { vbid: Vbid(2), node } => Some(node.clone()),
+        _ => None,
+    });
+    let node = moved.unwrap_or_else(|| panic!("{events:?}"));
+    assert!(events.contains(&StreamEvent::Opened { vbid: Vbid(2), node }), "{events:?}");
 }
 
 #[tokio::test]
