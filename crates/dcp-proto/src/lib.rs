@@ -21,6 +21,7 @@
 //!
 //! * [`consumer`]: the consumer's connection and stream machines;
 //! * [`producer`]: the producer's decisions: failover table, rollback, stream requests, streams;
+//! * [`micro_batch`]: bounded reads that follow each other: offsets, limits, ranges, rollbacks;
 //! * [`topology`]: cluster maps and collection manifests;
 //! * [`Position`], [`FailoverLog`] and [`History`]: where a vBucket's consumer stands, on which
 //!   history, and where it can go back to.
@@ -31,6 +32,7 @@ pub mod consumer;
 mod failover_log;
 pub mod flow_control;
 mod history;
+pub mod micro_batch;
 mod position;
 pub mod producer;
 mod sink;

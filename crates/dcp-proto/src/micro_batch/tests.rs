@@ -1,0 +1,387 @@
+use std::collections::BTreeMap;
+
+use dcp_wire::message::FailoverEntry;
+use dcp_wire::{Seqno, Vbid, Vbuuid};
+use proptest::prelude::*;
+
+use super::*;
+use crate::FailoverLog;
+
+const VB: Vbid = Vbid(3);
+const A: u64 = 0xa;
+const B: u64 = 0xb;
+const C: u64 = 0xc;
+
+fn log(entries: &[(u64, u64)]) -> FailoverLog {
+    let entry = |&(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
+    FailoverLog::new(entries.iter().map(entry).collect()).unwrap()
+}
+
+/// A vBucket all of which is persisted; its branches newest first.
+fn seen(high: u64, entries: &[(u64, u64)]) -> Observed {
+    Observed {
+        high: Seqno(high),
+        persisted: Some(Seqno(high)),
+        purge: Seqno::ZERO,
+        log: log(entries),
+        high_after_read: None,
+    }
+}
+
+fn offset(seqno: u64, vbuuid: u64, epoch: u32) -> Offset {
+    Offset { seqno: Seqno(seqno), vbuuid: Vbuuid(vbuuid), epoch }
+}
+
+fn at(offset: Offset) -> Offsets {
+    let mut offsets = Offsets::new("bucket", 4);
+    offsets.set(VB, offset);
+    offsets
+}
+
+fn persisted() -> Limits {
+    Limits { persisted_only: true, ..Limits::default() }
+}
+
+fn end(start: Offset, seen: Observed, limits: &Limits) -> Result<Offset, PlanError> {
+    plan_end(&at(start), &BTreeMap::from([(VB, seen)]), limits).map(|end| end.get(VB))
+}
+
+fn ranges(start: Offset, end: Offset, seen: Observed, limits: &Limits) -> Vec<Range> {
+    plan_ranges(&at(start), &at(end), &BTreeMap::from([(VB, seen)]), limits).unwrap()
+}
+
+#[test]
+fn a_batch_goes_to_what_is_persisted_everywhere() {
+    let mut observed = seen(100, &[(A, 0)]);
+    observed.persisted = Some(Seqno(70));
+    assert_eq!(end(offset(0, 0, 0), observed.clone(), &persisted()), Ok(offset(70, A, 0)));
+    assert_eq!(end(offset(0, 0, 0), observed.clone(), &Limits::default()), Ok(offset(100, A, 0)));
+    observed.persisted = None;
+    assert_eq!(end(offset(50, A, 0), observed, &persisted()), Ok(offset(50, A, 0)), "unknown");
+}
+
+#[test]
+fn a_batch_goes_no_further_than_what_was_there_when_asked() {
+    let limits = Limits { until: Some(at(offset(40, A, 0))), ..persisted() };
+    assert_eq!(end(offset(30, A, 0), seen(100, &[(A, 0)]), &limits), Ok(offset(40, A, 0)));
+    assert_eq!(end(offset(45, A, 0), seen(100, &[(A, 0)]), &limits), Ok(offset(45, A, 0)));
+}
+
+#[test]
+fn a_rollback_is_told_and_read_again_from_what_is_common() {
+    let (start, now) = (offset(100, A, 0), || seen(130, &[(B, 80), (A, 0)]));
+    let next = end(start, now(), &persisted()).unwrap();
+    assert_eq!(next, offset(130, B, 1));
+    let range = Range {
+        vbid: VB,
+        vbuuid: Vbuuid(B),
+        from: Seqno(80),
+        to: Seqno(130),
+        epoch: 1,
+        rolled_back: true,
+    };
+    assert_eq!(ranges(start, next, now(), &persisted()), [range]);
+
+    let resync = Limits { on_rollback: OnRollback::Resync, ..persisted() };
+    assert_eq!(end(start, now(), &resync), Ok(offset(130, B, 1)));
+    let whole = Range { vbuuid: Vbuuid(0), from: Seqno(0), ..range };
+    assert_eq!(ranges(start, next, now(), &resync), [whole]);
+
+    let fail = Limits { on_rollback: OnRollback::Fail, ..persisted() };
+    let error = end(start, now(), &fail).unwrap_err();
+    let (vbuuid, seqno, common) = (Vbuuid(A), Seqno(100), Seqno(80));
+    assert_eq!(error, PlanError::RolledBack { vbid: VB, vbuuid, seqno, common });
+}
+
+#[test]
+fn a_rollback_is_told_though_there_is_nothing_to_read() {
+    let (start, now) = (offset(100, A, 0), || seen(80, &[(B, 80), (A, 0)]));
+    let limits = Limits { max_seqnos: Some(0), ..persisted() };
+    let next = end(start, now(), &limits).unwrap();
+    assert_eq!(next, offset(80, B, 1));
+    let ranges = ranges(start, next, now(), &limits);
+    assert_eq!((ranges.len(), ranges[0].size(), ranges[0].rolled_back), (1, 0, true));
+}
+
+#[test]
+fn a_branch_above_a_persisted_offset_takes_nothing_away() {
+    let now = || seen(130, &[(B, 100), (A, 0)]);
+    let next = end(offset(100, A, 0), now(), &persisted()).unwrap();
+    assert_eq!(next, offset(130, B, 0));
+    let [range] = ranges(offset(100, A, 0), next, now(), &persisted())[..] else { panic!() };
+    assert_eq!((range.vbuuid, range.from, range.rolled_back), (Vbuuid(A), Seqno(100), false));
+    let still = end(offset(130, A, 2), seen(130, &[(B, 130), (A, 0)]), &persisted());
+    assert_eq!(still, Ok(offset(130, A, 2)), "no empty batch for a name");
+}
+
+#[test]
+fn an_unpersisted_offset_survives_only_a_branch_that_surely_begins_above_its_snapshot() {
+    let now = |high_after_read: Option<u64>| Observed {
+        high_after_read: high_after_read.map(Seqno),
+        ..seen(150, &[(B, 120), (A, 0)])
+    };
+    let start = offset(100, A, 0);
+    let next = |after| end(start, now(after), &Limits::default()).unwrap();
+    assert_eq!(next(Some(120)), offset(150, B, 0));
+    for unsure in [None, Some(121), Some(99)] {
+        assert_eq!(next(unsure), offset(150, B, 1), "{unsure:?}");
+        let [range] = ranges(start, next(unsure), now(unsure), &Limits::default())[..] else {
+            panic!()
+        };
+        assert_eq!((range.from, range.rolled_back), (Seqno::ZERO, true));
+    }
+    let named = end(offset(150, A, 0), now(Some(150)), &Limits::default()).unwrap();
+    assert_eq!(named, offset(150, B, 1), "a branch below the offset");
+}
+
+#[test]
+fn a_history_that_nobody_knows_is_read_again() {
+    for limits in [persisted(), Limits::default()] {
+        let now = || seen(90, &[(C, 20), (B, 0)]);
+        let next = end(offset(100, A, 4), now(), &limits).unwrap();
+        assert_eq!(next, offset(90, C, 5));
+        assert_eq!(ranges(offset(100, A, 4), next, now(), &limits)[0].from, Seqno::ZERO);
+        let lower = end(offset(100, A, 4), seen(90, &[(A, 0)]), &limits).unwrap();
+        assert_eq!(lower, offset(90, A, 5), "fewer changes on the same branch");
+    }
+}
+
+#[test]
+fn a_batch_whose_end_was_rolled_back_since_is_cut() {
+    let (start, planned) = (offset(100, A, 0), offset(150, A, 0));
+    let now = |branch| seen(200, &[(B, branch), (A, 0)]);
+    let to: Vec<_> = ranges(start, planned, now(120), &persisted());
+    assert_eq!((to.len(), to[0].from, to[0].to), (1, Seqno(100), Seqno(120)));
+    assert_eq!(ranges(start, planned, now(100), &persisted()), []);
+    assert_eq!(ranges(start, planned, now(90), &persisted()), [], "not even its start is left");
+    let after = end(planned, now(90), &persisted()).unwrap();
+    assert_eq!(after, offset(200, B, 1));
+}
+
+#[test]
+fn a_rollback_that_was_planned_is_told_where_it_leads_by_now() {
+    let (start, planned) = (offset(100, A, 0), offset(130, B, 1));
+    let now = seen(60, &[(C, 50), (A, 0)]);
+    let [range] = ranges(start, planned, now, &persisted())[..] else { panic!() };
+    assert_eq!((range.from, range.to), (Seqno(50), Seqno(50)));
+    assert_eq!((range.epoch, range.rolled_back), (1, true));
+}
+
+#[test]
+fn purged_deletions_are_told_or_read_over() {
+    let now = || Observed { purge: Seqno(60), ..seen(100, &[(A, 0)]) };
+    let error = end(offset(59, A, 0), now(), &persisted()).unwrap_err();
+    assert_eq!(error, PlanError::Purged { vbid: VB, seqno: Seqno(59), purge: Seqno(60) });
+    assert_eq!(end(offset(60, A, 0), now(), &persisted()), Ok(offset(100, A, 0)));
+    assert_eq!(end(offset(0, 0, 0), now(), &persisted()), Ok(offset(100, A, 0)));
+    let limits = Limits { allow_data_loss: true, ..persisted() };
+    let next = end(offset(59, A, 0), now(), &limits).unwrap();
+    assert_eq!(next, offset(100, A, 1));
+    assert_eq!(ranges(offset(59, A, 0), next, now(), &limits)[0].from, Seqno::ZERO);
+    let now = || Observed { purge: Seqno(60), ..seen(100, &[(B, 50), (A, 0)]) };
+    let next = end(offset(70, A, 0), now(), &persisted()).unwrap();
+    let [range] = ranges(offset(70, A, 0), next, now(), &persisted())[..] else { panic!() };
+    assert_eq!(range.from, Seqno::ZERO, "the server lets nobody go on from 50");
+}
+
+#[test]
+fn offsets_are_small_and_read_by_every_later_release() {
+    let mut offsets = Offsets::new("0123456789abcdef0123456789abcdef", 1024);
+    for vbid in 0..1024 {
+        offsets.set(Vbid(vbid), offset(1_000_000 + u64::from(vbid), 0x1234_5678_9abc, 0));
+    }
+    offsets.set(Vbid(17), offset(5, A, 2));
+    let json = offsets.to_json();
+    assert!(json.len() < 20_000, "{}", json.len());
+    assert!(!json.contains('\n'));
+    assert_eq!(Offsets::from_json(&json), Ok(offsets));
+
+    let v1 =
+        r#"{"v":1,"bucket":"b","s":[0,7],"u":"AAAAAAAAAAAAAAAAAAAACg","e":{"1":2},"c":"df86a03b"}"#;
+    let read = Offsets::from_json(v1).unwrap();
+    assert_eq!((read.get(Vbid(0)), read.get(Vbid(1))), (offset(0, 0, 0), offset(7, A, 2)));
+}
+
+#[test]
+fn damaged_and_foreign_offsets_are_refused() {
+    let json = at(offset(7, A, 1)).to_json();
+    for cut in 0..json.len() {
+        assert!(matches!(Offsets::from_json(&json[..cut]), Err(OffsetsError::Damaged { .. })));
+    }
+    for (found, put) in [("7", "8"), ("\"3\":1", "\"3\":2"), ("bucket\":\"b", "bucket\":\"c")] {
+        let changed = json.replacen(found, put, 1);
+        assert_ne!(changed, json);
+        assert!(matches!(Offsets::from_json(&changed), Err(OffsetsError::Damaged { .. })));
+    }
+    let later = json.replacen("\"v\":1", "\"v\":2", 1);
+    assert_eq!(Offsets::from_json(&later), Err(OffsetsError::Version { found: 2 }));
+    let offsets = Offsets::from_json(&json).unwrap();
+    assert_eq!(offsets.check("bucket", 4), Ok(()));
+    assert!(matches!(offsets.check("other", 4), Err(OffsetsError::OtherBucket { .. })));
+    assert!(matches!(offsets.check("bucket", 8), Err(OffsetsError::OtherShape { .. })));
+}
+
+/// A vBucket's true history: what it holds, and its branches.
+#[derive(Clone, Debug)]
+struct History {
+    /// Change `n` has seqno `n + 1`.
+    changes: Vec<u32>,
+    /// Newest first.
+    branches: Vec<(u64, u64)>,
+    made: u32,
+}
+
+impl History {
+    fn new() -> Self {
+        Self { changes: Vec::new(), branches: vec![(1, 0)], made: 0 }
+    }
+
+    fn write(&mut self, count: u8) {
+        for _ in 0..count {
+            self.changes.push(self.made);
+            self.made += 1;
+        }
+    }
+
+    /// A copy is promoted that has lost the last changes, or that opens its branch below them.
+    fn fail_over(&mut self, lost: u8, below: u8) {
+        let kept = self.changes.len().saturating_sub(usize::from(lost));
+        self.changes.truncate(kept);
+        let branch = kept.saturating_sub(usize::from(below)) as u64;
+        let vbuuid = self.branches[0].0 + 1;
+        self.branches.retain(|&(_, seqno)| seqno <= branch);
+        self.branches.insert(0, (vbuuid, branch));
+    }
+
+    fn seen(&self) -> Observed {
+        seen(self.changes.len() as u64, &self.branches)
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(u8),
+    FailOver {
+        lost: u8,
+        below: u8,
+    },
+    /// Plans a batch.
+    Plan {
+        limit: u64,
+    },
+    /// Runs the batch that was planned, maybe for the second time.
+    Run {
+        again: bool,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0..9_u8).prop_map(Step::Write),
+        1 => (0..6_u8, 0..4_u8).prop_map(|(lost, below)| Step::FailOver { lost, below }),
+        3 => (1..9_u64).prop_map(|limit| Step::Plan { limit }),
+        3 => any::<bool>().prop_map(|again| Step::Run { again }),
+    ]
+}
+
+/// A table that applies batches: rows by seqno, and those above a rollback forgotten.
+fn apply(table: &mut Vec<u32>, ranges: &[Range], history: &History) {
+    for range in ranges {
+        if range.rolled_back {
+            table.truncate(range.from.0 as usize);
+        }
+        assert!(table.len() as u64 >= range.from.0, "a gap below {range:?}");
+        for seqno in range.from.0..range.to.0 {
+            let change = history.changes[seqno as usize];
+            match table.get_mut(seqno as usize) {
+                Some(same) => *same = change,
+                None => table.push(change),
+            }
+        }
+    }
+}
+
+fn batches_reach_the_servers_history(steps: Vec<Step>, on_rollback: OnRollback) {
+    let mut history = History::new();
+    let limits = |max_seqnos| Limits { max_seqnos, on_rollback, ..persisted() };
+    let (mut start, mut planned) = (at(Offset::default()), None);
+    let mut table = Vec::new();
+    let plan = |start: &Offsets, history: &History, limit| {
+        plan_end(start, &BTreeMap::from([(VB, history.seen())]), &limits(limit)).unwrap()
+    };
+    let mut run = |start: &Offsets, end: &Offsets, history: &History| {
+        let seen = BTreeMap::from([(VB, history.seen())]);
+        let ranges = plan_ranges(start, end, &seen, &limits(None)).unwrap();
+        apply(&mut table, &ranges, history);
+        table.clone()
+    };
+    for step in steps {
+        match step {
+            Step::Write(count) => history.write(count),
+            Step::FailOver { lost, below } => history.fail_over(lost, below),
+            Step::Plan { limit } => {
+                if planned.is_none() {
+                    let end = plan(&start, &history, Some(limit));
+                    let read = end.get(VB).seqno.0.saturating_sub(start.get(VB).seqno.0);
+                    assert!(read <= limit || end.get(VB).epoch > start.get(VB).epoch);
+                    planned = Some(end);
+                }
+            }
+            Step::Run { again } => {
+                if let Some(end) = planned.take() {
+                    run(&start, &end, &history);
+                    if again {
+                        planned = Some(end);
+                    } else {
+                        start = end;
+                    }
+                }
+            }
+        }
+    }
+    if let Some(end) = planned {
+        run(&start, &end, &history);
+        start = end;
+    }
+    // Two more: a batch that was cut is told of by the next.
+    for _ in 0..2 {
+        let end = plan(&start, &history, None);
+        run(&start, &end, &history);
+        start = end;
+    }
+    assert_eq!(run(&start, &start, &history), history.changes);
+    assert_eq!(start.get(VB).seqno.0, history.changes.len() as u64);
+}
+
+proptest! {
+    #[test]
+    fn batches_in_a_row_make_the_servers_history(
+        steps in prop::collection::vec(step(), 0..30),
+        resync: bool,
+    ) {
+        let on_rollback = if resync { OnRollback::Resync } else { OnRollback::Emit };
+        batches_reach_the_servers_history(steps, on_rollback);
+    }
+
+    #[test]
+    fn packing_loses_and_doubles_nothing(
+        sizes in prop::collection::vec((0..4_u8, 0..1_000_u64), 0..40),
+        tasks in 0..12_usize,
+    ) {
+        let located: Vec<Located> = (0..).zip(&sizes).map(|(vbid, &(node, size))| {
+            let vbid = Vbid(vbid);
+            let range = Range { vbid, vbuuid: Vbuuid(1), from: Seqno(5), to: Seqno(5 + size), epoch: 0, rolled_back: false };
+            Located { node: node.to_string(), range }
+        }).collect();
+        let packed = pack(located.clone(), tasks);
+        let mut all: Vec<Located> = packed.iter().flatten().cloned().collect();
+        all.sort_by_key(|located| located.range.vbid);
+        prop_assert_eq!(all, located);
+        let nodes: std::collections::BTreeSet<_> = sizes.iter().map(|(node, _)| node).collect();
+        prop_assert!(packed.len() <= tasks.max(nodes.len()));
+        prop_assert!(packed.iter().all(|list| !list.is_empty() && list.iter().all(|each| each.node == list[0].node)));
+        if sizes.len() >= tasks {
+            prop_assert!(packed.len() >= tasks.min(sizes.len()));
+        }
+    }
+}
