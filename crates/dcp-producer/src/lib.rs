@@ -21,6 +21,7 @@
 mod bucket;
 mod cluster;
 mod control;
+mod dcp_config;
 mod error;
 mod fault;
 mod http;
@@ -31,6 +32,7 @@ mod server;
 mod tls;
 mod value;
 
+pub use dcp_proto::producer::{ConnectionConfig, OsoBackfill};
 pub use error::{DocumentError, Error};
 pub use fault::{
     Condition, ConnectionIs, Direction, Probability, Reaction, Rule, RuleError, parse_rules,

@@ -55,7 +55,7 @@ impl Copy {
 
     /// Makes the copy a replica, which shares the items of the active one.
     pub(super) fn make_replica(&mut self) {
-        self.vbucket.state = VBucketState::Replica;
+        self.vbucket.set_state(VBucketState::Replica);
         self.vbucket.charge(false);
         self.forget_incoming();
     }
@@ -274,6 +274,7 @@ impl Copies {
             if let Some(active) = self.0.first_mut() {
                 active.node = node;
                 active.is_up = true;
+                active.vbucket.begin_life();
             }
             return;
         };

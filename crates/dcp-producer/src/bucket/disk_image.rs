@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use dcp_proto::producer::Item;
-use dcp_wire::Seqno;
+use dcp_proto::producer::{Item, ItemKind};
+use dcp_wire::{CollectionId, Seqno, leb128};
 
 /// Items of a full chunk.
 const CHUNK_ITEMS: usize = 512;
@@ -87,6 +87,25 @@ impl DiskImage {
         let next =
             chunks.first().map_or(0, |chunk| chunk.partition_point(|item| item.seqno <= after));
         ImageItems { chunks: chunks.into_iter(), current: None, next }
+    }
+
+    /// The system events in seqno order, then the documents of `collections` by collection and
+    /// key, as they are now.
+    pub(crate) fn by_key(&self, collections: &[CollectionId]) -> Vec<Arc<Item>> {
+        let is_event = |item: &Item| matches!(item.kind, ItemKind::SystemEvent { .. });
+        let is_wanted =
+            |item: &Arc<Item>| is_event(item) || collections.contains(&item.collection_id);
+        let mut items: Vec<_> = self.items_above(Seqno::ZERO).filter(is_wanted).collect();
+        items.sort_unstable_by(|one, other| match (is_event(one), is_event(other)) {
+            (false, false) => {
+                let place = |item: &Item| leb128::encode(item.collection_id.0);
+                let collections = place(one).as_slice().cmp(place(other).as_slice());
+                collections.then_with(|| one.key.cmp(&other.key))
+            }
+            (true, true) => one.seqno.cmp(&other.seqno),
+            (one, other) => other.cmp(&one),
+        });
+        items
     }
 
     /// Seqno of the last item that `is_wanted`; 0 if there is none.

@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 
 use dcp_proto::producer::{
-    Backfill, FailoverTable, ItemKind, MemoryRead, VBucketSource, VBucketState,
+    Backfill, DiskShare, FailoverTable, ItemKind, MemoryRead, VBucketSource, VBucketState,
 };
 use dcp_wire::{CollectionId, Seqno};
 
@@ -50,6 +50,10 @@ impl VBucketSource for VBucketGuard<'_> {
         self.state
     }
 
+    fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
     fn failover_table(&self) -> &FailoverTable {
         &self.failover
     }
@@ -84,5 +88,26 @@ impl VBucketSource for VBucketGuard<'_> {
             purge_seqno: self.purge_seqno,
             items: Box::new(self.disk.items_above(after).map(Ok)),
         }
+    }
+
+    fn open_key_order_backfill(&self, collections: &[CollectionId]) -> Option<Backfill> {
+        if self.settings.is_ephemeral {
+            return None;
+        }
+        let items = self.disk.by_key(collections).into_iter();
+        Some(Backfill { items: Box::new(items.map(Ok)), ..self.open_backfill(Seqno::MAX) })
+    }
+
+    fn disk_share(&self, collections: &[CollectionId]) -> (DiskShare, DiskShare) {
+        let (mut wanted, mut all) = (DiskShare::default(), DiskShare::default());
+        for item in self.disk.items_above(Seqno::ZERO) {
+            let bytes = (item.key.len() + item.value.len()) as u64;
+            let is_wanted = collections.contains(&item.collection_id);
+            for share in core::iter::once(&mut all).chain(is_wanted.then_some(&mut wanted)) {
+                share.items += 1;
+                share.bytes += bytes;
+            }
+        }
+        (wanted, all)
     }
 }

@@ -1,6 +1,7 @@
 //! One copy of a vBucket: what it holds and how it grows, is persisted, rolled back and purged.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use dcp_proto::Snapshot;
@@ -25,6 +26,8 @@ use crate::Error;
 pub(crate) struct VBucket {
     vbid: Vbid,
     pub(crate) state: VBucketState,
+    /// Number of the life the copy leads, drawn anew whenever streams of it must not go on.
+    pub(super) incarnation: u64,
     pub(crate) failover: FailoverTable,
     pub(super) table: ItemTable,
     pub(super) checkpoints: CheckpointLog,
@@ -92,6 +95,7 @@ impl VBucket {
         Self {
             vbid,
             state: VBucketState::Active,
+            incarnation: next_incarnation(),
             failover: FailoverTable::new(vbuuid),
             table: ItemTable::default(),
             checkpoints: CheckpointLog::after(Seqno::ZERO),
@@ -281,6 +285,17 @@ impl VBucket {
         self.checkpoints.drop_persisted(self.persisted_seqno);
     }
 
+    /// Changes the state, which is the beginning of another life.
+    pub(super) fn set_state(&mut self, state: VBucketState) {
+        self.state = state;
+        self.begin_life();
+    }
+
+    /// Ends the streams of the copy, whatever else happens to it before they look.
+    pub(super) fn begin_life(&mut self) {
+        self.incarnation = next_incarnation();
+    }
+
     /// Makes a replica the active copy, on the branch `vbuuid`; `None` continues the present one,
     /// as when a node hands a vBucket over.
     pub(super) fn promote(&mut self, vbuuid: Option<Vbuuid>) {
@@ -289,7 +304,7 @@ impl VBucket {
             let begins = self.consistent_seqno();
             self.failover.create_entry(vbuuid, begins);
         }
-        self.state = VBucketState::Active;
+        self.set_state(VBucketState::Active);
         self.checkpoints.close_open();
     }
 
@@ -418,6 +433,7 @@ impl VBucket {
             self.flush();
         }
         self.checkpoints = CheckpointLog::after(self.high_seqno);
+        self.begin_life();
     }
 
     /// Becomes empty, with a history that begins with `vbuuid`.
@@ -435,6 +451,7 @@ impl VBucket {
 
     /// Begins anew at `to`, which table and disk are at already.
     fn stand_at(&mut self, to: Seqno) {
+        self.begin_life();
         self.checkpoints = CheckpointLog::after(to);
         self.high_seqno = to;
         self.persisted_seqno = to;
@@ -496,6 +513,12 @@ impl VBucket {
     pub(crate) fn history_bytes(&self) -> usize {
         self.history.bytes()
     }
+}
+
+/// A number no copy of a vBucket in this process has had.
+fn next_incarnation() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 fn is_document_of(item: &Item, collection: CollectionId) -> bool {

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use bytes::Bytes;
-use dcp_proto::producer::BucketSource;
+use dcp_proto::producer::{BucketSource, ConnectionConfig};
 use dcp_wire::message::ConfigVersion;
 use dcp_wire::{CollectionId, ManifestUid, ScopeId, Vbid};
 use tokio::sync::watch;
@@ -57,6 +57,8 @@ pub(crate) struct Cluster {
     version: watch::Sender<ConfigVersion>,
     /// Ends the connections that selected the bucket when it is dropped.
     bucket_life: RwLock<CancellationToken>,
+    /// What new DCP connections are served with.
+    dcp_config: RwLock<ConnectionConfig>,
 }
 
 impl Cluster {
@@ -79,6 +81,7 @@ impl Cluster {
             map: RwLock::new(Arc::new(ClusterMap::empty(version))),
             version: watch::Sender::new(version),
             bucket_life: RwLock::default(),
+            dcp_config: RwLock::default(),
         };
         let map_node = |&addresses| MapNode { addresses, is_member: true };
         let nodes: Vec<_> = nodes.iter().map(map_node).collect();
@@ -136,6 +139,15 @@ impl Cluster {
     /// What ends the connections that have the bucket selected.
     pub(crate) fn bucket_life(&self) -> CancellationToken {
         self.bucket_life.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What new DCP connections are served with.
+    pub(crate) fn dcp_config(&self) -> ConnectionConfig {
+        *self.dcp_config.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_dcp_config(&self, config: ConnectionConfig) {
+        *self.dcp_config.write().unwrap_or_else(PoisonError::into_inner) = config;
     }
 }
 

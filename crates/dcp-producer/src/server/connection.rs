@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, BytesMut};
-use dcp_proto::producer::{self, ConnectionConfig};
+use dcp_proto::producer;
 use dcp_wire::message::ConfigVersion;
 use dcp_wire::{DecodeError, Frame, MAX_BODY_LEN};
 use tokio::sync::watch;
@@ -93,10 +93,11 @@ impl Connection {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let map_version = session.cluster().follow_map();
         let tap = Tap::new(faults, session.node());
+        let dcp = producer::Connection::new(session.cluster().dcp_config());
         Self {
             socket,
             session,
-            dcp: producer::Connection::new(ConnectionConfig::default()),
+            dcp,
             following: None,
             map_version,
             input: BytesMut::new(),

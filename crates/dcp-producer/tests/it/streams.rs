@@ -247,3 +247,50 @@ async fn the_failover_log_is_read_on_any_connection() {
     let newest = &log.frame().value[..16];
     assert_eq!(newest[8..], 1u64.to_be_bytes());
 }
+
+#[tokio::test]
+async fn a_vbucket_that_moved_away_and_back_ends_its_stream_although_nobody_looked_in_between() {
+    for replicas in [0, 1] {
+        let options = |options: &mut dcp_producer::ProducerOptions| {
+            (options.nodes, options.replicas) = (2, replicas);
+        };
+        let producer = start(options).await;
+        write_all(&producer, 1);
+        let mut client = reader(&producer).await;
+        let vbuuid = open_from_start(&mut client).await;
+        client.receive().await;
+        mutations(&mut client, 1).await;
+        // The connection has no chance to look between the two: this task does not wait.
+        producer.move_vbucket(VB, 1).unwrap();
+        producer.move_vbucket(VB, 0).unwrap();
+        let end = client.receive().await;
+        let end = StreamEnd::decode(&end.frame()).unwrap();
+        assert_eq!(end.reason, StreamEndReason::STATE_CHANGED, "{replicas} replicas");
+        let none = StreamRequestFlags::empty();
+        let again = client.request_stream(VB, Seqno(1), Seqno::MAX, vbuuid, none).await;
+        assert_eq!(again.status(), Status::SUCCESS, "the history is the same");
+    }
+}
+
+#[tokio::test]
+async fn a_backfill_in_the_order_of_the_keys_is_one_whole_snapshot() {
+    let producer = start_one().await;
+    let mut config = producer.dcp_config();
+    config.oso_backfill = dcp_producer::OsoBackfill::Enabled;
+    producer.set_dcp_config(config);
+    let mut keys = write_all(&producer, 5);
+    producer.persist();
+    let mut client = reader(&producer).await;
+    client.control(b"enable_out_of_order_snapshots", b"true").await;
+    open_from_start(&mut client).await;
+    let opcodes = |packet: &Packet| (packet.opcode(), packet.frame().extras.to_vec());
+    let bound = |flags| (Opcode::DCP_OSO_SNAPSHOT, vec![0, 0, 0, flags]);
+    assert_eq!(opcodes(&client.receive().await), bound(1));
+    keys.sort();
+    let seen: Vec<_> = mutations(&mut client, 5).await.into_iter().map(|(_, key)| key).collect();
+    assert_eq!(seen, keys);
+    assert_eq!(opcodes(&client.receive().await), bound(2));
+    write(&producer, &keys[0]);
+    let in_checkpoint = SnapshotFlags::MEMORY | SnapshotFlags::CHECKPOINT;
+    assert_eq!(marker(&client.receive().await), (5, 6, in_checkpoint));
+}

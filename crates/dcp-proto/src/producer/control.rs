@@ -6,7 +6,7 @@ use dcp_wire::Status;
 use dcp_wire::message::{Control, OpenFlags};
 
 use super::refusal::Refusal;
-use super::settings::{Settings, SyncWrites};
+use super::settings::{OutOfOrder, Settings, SyncWrites};
 use super::{ConnectionConfig, Features};
 
 /// The keys a client may abbreviate: servers up to 8.0 compare only as many bytes as were sent.
@@ -55,12 +55,13 @@ impl Settings {
             ("set_priority", "high" | "medium" | "low")
             | ("supports_cursor_dropping" | "supports_cursor_dropping_vulcan", _)
             // Backfills are read while they are sent, in turns as well.
-            | ("backfill_order", "round-robin" | "sequential")
-            // Permission only: the seqno order of a normal backfill is always allowed.
-            | (
-                Control::ENABLE_OUT_OF_ORDER_SNAPSHOTS,
-                "true" | "true_with_seqno_advanced",
-            ) => {}
+            | ("backfill_order", "round-robin" | "sequential") => {}
+            (Control::ENABLE_OUT_OF_ORDER_SNAPSHOTS, "true") => {
+                self.out_of_order = OutOfOrder::Allowed;
+            }
+            (Control::ENABLE_OUT_OF_ORDER_SNAPSHOTS, "true_with_seqno_advanced") => {
+                self.out_of_order = OutOfOrder::WithSeqnoAdvanced;
+            }
             ("supports_hifi_MFU", on) => self.hifi_mfu = on == "true",
             (Control::FORCE_VALUE_COMPRESSION, on) => {
                 if !features.snappy {

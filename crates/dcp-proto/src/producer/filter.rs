@@ -185,6 +185,17 @@ impl Filter {
         self.exhausted
     }
 
+    /// The collections whose documents pass; `None` without a filter.
+    pub(super) fn collections(&self) -> Option<Vec<CollectionId>> {
+        match &self.rule {
+            Rule::PassThrough => None,
+            Rule::DefaultDocuments => Some(vec![CollectionId::DEFAULT]),
+            Rule::Collections(ids) | Rule::Scope { collections: ids, .. } => {
+                Some(ids.iter().copied().collect())
+            }
+        }
+    }
+
     /// Highest seqno of what passes: `None` without a filter, `Err` if the vBucket lacks one of
     /// its collections.
     pub(super) fn high_seqno(

@@ -10,8 +10,8 @@
 //! * [`Explanation`]: that answer in a sentence, with the numbers it rests on;
 //! * one stream machine per stream turns disk images and memory checkpoints into snapshots.
 //!
-//! Storage of durable writes, out-of-sequence-order backfills, change history and handing a
-//! vBucket over are not there; clients that ask are answered as by a server without them.
+//! Storage of durable writes, change history and handing a vBucket over are not there; clients
+//! that ask are answered as by a server without them.
 
 mod connection;
 mod control;
@@ -21,6 +21,7 @@ mod failover_table;
 mod filter;
 mod noop;
 mod open;
+mod oso;
 mod outlet;
 mod refusal;
 mod reply;
@@ -39,7 +40,8 @@ pub use connection::{Connection, Transmit};
 pub use disconnect::Disconnect;
 pub use explanation::Explanation;
 pub use failover_table::{FailoverTable, PrunedToZero};
-pub use settings::{ConnectionConfig, Features};
+pub use settings::{ConnectionConfig, Features, OsoBackfill};
 pub use source::{
-    Backfill, BackfillFailed, BucketSource, Item, ItemKind, MemoryRead, VBucketSource, VBucketState,
+    Backfill, BackfillFailed, BucketSource, DiskShare, Item, ItemKind, MemoryRead, VBucketSource,
+    VBucketState,
 };

@@ -9,6 +9,7 @@ use dcp_wire::{Datatype, DecodeError, Frame, Opcode, Status, StreamId};
 use tracing::debug;
 
 use super::connection::Opened;
+use super::oso;
 use super::refusal::Refusal;
 use super::reply::{succeed, succeed_with};
 use super::settings::SyncWrites;
@@ -92,6 +93,7 @@ impl<S: BucketSource> Handler<'_, S> {
     fn stream_request(&mut self) -> Result<Vec<u8>, Refusal> {
         let request = StreamRequest::decode(self.request)?;
         let Opened { settings, streams, .. } = &mut *self.opened;
+        streams.end_outlived(request.vbid, self.source);
         let checks = Checks { settings, features: self.features, config: self.config };
         checks.check_packet(&request)?;
         let is_live = |stream_id| streams.is_live(request.vbid, stream_id);
@@ -111,7 +113,8 @@ impl<S: BucketSource> Handler<'_, S> {
             stream_id: accepted.stream_id,
         };
         let shape = Shape::new(settings, self.features);
-        streams.insert(Stream::new(to, accepted, shape, settings));
+        let oso = oso::Terms::new(settings, self.config);
+        streams.insert(Stream::new(to, accepted, shape, settings, oso));
         Ok(log)
     }
 
@@ -120,6 +123,7 @@ impl<S: BucketSource> Handler<'_, S> {
         self.raw_datatype()?;
         let (vbid, stream_id) = (self.request.header.vbid(), self.stream_id);
         let Opened { settings, streams, .. } = &mut *self.opened;
+        streams.end_outlived(vbid, self.source);
         let wrong_id = Refusal::Status(Status::DCP_STREAMID_INVALID);
         if settings.stream_ids && stream_id.is_none() {
             return Err(wrong_id);

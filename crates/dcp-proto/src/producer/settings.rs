@@ -42,6 +42,35 @@ pub struct ConnectionConfig {
     /// How many streams a connection may have, ended ones whose end is unsent included; a
     /// request beyond that is refused with ENOMEM.
     pub max_streams: usize,
+    /// Whether backfills come in the order of the keys for clients that allow it.
+    pub oso_backfill: OsoBackfill,
+    /// Most collections a filter may name for such a backfill.
+    pub oso_max_collections: usize,
+}
+
+/// When a backfill comes in the order of the keys (`dcp_oso_backfill`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OsoBackfill {
+    /// Never.
+    Disabled,
+    /// When the filter's collection is so small a part of the vBucket that looking it up beats
+    /// reading everything.
+    #[default]
+    Auto,
+    /// Whenever the other conditions are met.
+    Enabled,
+}
+
+/// What a client allows of snapshots in the order of the keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum OutOfOrder {
+    /// None.
+    #[default]
+    No,
+    /// Any.
+    Allowed,
+    /// Any, and it wants to be told the highest seqno in them.
+    WithSeqnoAdvanced,
 }
 
 impl Default for ConnectionConfig {
@@ -51,6 +80,8 @@ impl Default for ConnectionConfig {
             noop_mandatory: true,
             min_noop_interval: Duration::from_millis(100),
             max_streams: 65_536,
+            oso_backfill: OsoBackfill::Auto,
+            oso_max_collections: 1,
         }
     }
 }
@@ -85,6 +116,7 @@ pub(super) struct Settings {
     pub(super) sync_writes: SyncWrites,
     pub(super) consumer_name: bool,
     pub(super) hifi_mfu: bool,
+    pub(super) out_of_order: OutOfOrder,
 }
 
 impl Settings {
@@ -104,6 +136,7 @@ impl Settings {
             sync_writes: SyncWrites::Off,
             consumer_name: false,
             hifi_mfu: false,
+            out_of_order: OutOfOrder::No,
         }
     }
 }

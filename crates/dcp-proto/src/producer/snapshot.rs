@@ -2,13 +2,40 @@
 
 use std::sync::Arc;
 
-use dcp_wire::Seqno;
+use dcp_wire::{EncodeError, Seqno};
+use thiserror::Error;
 
 use super::filter::{Filter, Passage};
+use super::shape::Unsendable;
 use super::{BackfillFailed, Item};
 
 /// How many items of other collections are read before other streams have a turn.
 const SCAN_LIMIT: usize = 4096;
+
+/// What one step of a snapshot came to.
+pub(super) enum Step {
+    /// A message was written.
+    Sent,
+    /// Many items were read and none passed: let others have a turn.
+    Scanned,
+    /// Everything was written.
+    Done,
+}
+
+/// Why a snapshot cannot be sent to its end.
+#[derive(Clone, Copy, Debug, Error)]
+pub(super) enum Unreadable {
+    #[error(transparent)]
+    Disk(#[from] BackfillFailed),
+    #[error(transparent)]
+    Item(#[from] Unsendable),
+}
+
+impl From<EncodeError> for Unreadable {
+    fn from(error: EncodeError) -> Self {
+        Self::Item(error.into())
+    }
+}
 
 /// A snapshot that is being sent.
 #[derive(Debug)]
@@ -27,13 +54,13 @@ pub(super) struct Sending {
     pub(super) next: Option<Arc<Item>>,
 }
 
+/// The items of an image of the disk.
+type ImageItems = Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>;
+
 /// The items of a snapshot that are still to be sent.
 pub(super) enum Items {
     /// An image of the disk, still to be filtered.
-    Disk {
-        rest: Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>,
-        purge_seqno: Seqno,
-    },
+    Disk { rest: ImageItems, purge_seqno: Seqno },
     /// What passes of a checkpoint.
     Memory(std::vec::IntoIter<Arc<Item>>),
 }

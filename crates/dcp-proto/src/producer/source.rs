@@ -117,10 +117,24 @@ impl core::fmt::Debug for Backfill {
     }
 }
 
+/// How much of a vBucket lies on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskShare {
+    /// Items, tombstones included.
+    pub items: u64,
+    /// Bytes of their keys and values.
+    pub bytes: u64,
+}
+
 /// One vBucket as its storage shows it.
 pub trait VBucketSource {
     /// State on this node.
     fn state(&self) -> VBucketState;
+
+    /// Number of the life this copy of the vBucket leads: another one after it changed its state,
+    /// went away and came back, or lost changes. A stream belongs to one life and ends with it,
+    /// even if nobody looked in between.
+    fn incarnation(&self) -> u64;
 
     /// History branches.
     fn failover_table(&self) -> &FailoverTable;
@@ -145,6 +159,14 @@ pub trait VBucketSource {
 
     /// Opens an image of the disk from the item above `after`.
     fn open_backfill(&self, after: Seqno) -> Backfill;
+
+    /// Opens an image of the disk in the order of the keys: system events first, in seqno order,
+    /// then the documents of `collections` by collection and key. `None` if storage has no such
+    /// order, as without a disk.
+    fn open_key_order_backfill(&self, collections: &[CollectionId]) -> Option<Backfill>;
+
+    /// How much of the disk the documents of `collections` are, and everything together.
+    fn disk_share(&self, collections: &[CollectionId]) -> (DiskShare, DiskShare);
 }
 
 /// One node's part of a bucket as its storage shows it.

@@ -21,17 +21,17 @@ use dcp_wire::message::{
     SeqnoAdvanced, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd, StreamEndReason,
 };
 use dcp_wire::{EncodeError, Seqno, Vbid, Vbuuid};
-use thiserror::Error;
 use tracing::{debug, warn};
 
 use super::filter::{Filter, Passage};
+use super::oso;
 use super::outlet::Outlet;
 use super::rollback::purge_may_hide_deletions;
 use super::settings::{Settings, SyncWrites};
-use super::shape::{Shape, Unsendable};
-use super::snapshot::{Items, Next, Sending};
+use super::shape::Shape;
+use super::snapshot::{Items, Next, Sending, Step, Unreadable};
 use super::stream_request::Accepted;
-use super::{BackfillFailed, Item, MemoryRead, VBucketSource, VBucketState};
+use super::{Item, MemoryRead, VBucketSource, VBucketState};
 use crate::Snapshot;
 
 /// Why a stream stopped writing.
@@ -52,35 +52,12 @@ struct MarkerFields {
     replication: bool,
 }
 
-/// What one step of a snapshot came to.
-enum Step {
-    /// A message was written.
-    Sent,
-    /// Many items were read and none passed: let others have a turn.
-    Scanned,
-    /// Everything was written.
-    Done,
-}
-
-/// Why a snapshot cannot be sent to its end.
-#[derive(Clone, Copy, Debug, Error)]
-enum Unreadable {
-    #[error(transparent)]
-    Disk(#[from] BackfillFailed),
-    #[error(transparent)]
-    Item(#[from] Unsendable),
-}
-
-impl From<EncodeError> for Unreadable {
-    fn from(error: EncodeError) -> Self {
-        Self::Item(error.into())
-    }
-}
-
 #[derive(Debug)]
 enum Phase {
     Between,
     Sending(Sending),
+    /// Sending a snapshot in the order of the keys.
+    SendingByKey(oso::Sending),
     Ending(StreamEndReason),
     Ended,
 }
@@ -95,6 +72,8 @@ pub(super) struct Stream {
     /// State and history branch of the vBucket, which the stream does not outlive.
     state: VBucketState,
     vbuuid: Vbuuid,
+    /// Which life of the vBucket the stream belongs to.
+    incarnation: u64,
     start_seqno: Seqno,
     end_seqno: Seqno,
     /// Snapshot the client is in until the first marker.
@@ -102,6 +81,7 @@ pub(super) struct Stream {
     disk_only: bool,
     ignore_purged: bool,
     client_purge_seqno: Seqno,
+    oso: oso::Terms,
     /// Last seqno looked at, sent or not.
     last_read: Seqno,
     /// End of the last marker sent; `None` before the first.
@@ -117,6 +97,7 @@ impl Stream {
         accepted: Accepted,
         shape: Shape,
         settings: &Settings,
+        oso: oso::Terms,
     ) -> Self {
         let ended = accepted.start_seqno >= accepted.end_seqno;
         Self {
@@ -129,12 +110,14 @@ impl Stream {
             },
             state: accepted.state,
             vbuuid: accepted.failover_log.first().map(|entry| entry.vbuuid).unwrap_or_default(),
+            incarnation: accepted.incarnation,
             start_seqno: accepted.start_seqno,
             end_seqno: accepted.end_seqno,
             snapshot: accepted.snapshot,
             disk_only: accepted.disk_only,
             ignore_purged: accepted.ignore_purged,
             client_purge_seqno: accepted.client_purge_seqno,
+            oso,
             last_read: accepted.start_seqno,
             last_marker_end: None,
             at_checkpoint: true,
@@ -152,7 +135,7 @@ impl Stream {
 
     /// Whether it still stands in the way of another stream with its stream id.
     pub(super) const fn is_live(&self) -> bool {
-        matches!(self.phase, Phase::Between | Phase::Sending(_))
+        !matches!(self.phase, Phase::Ending(_) | Phase::Ended)
     }
 
     /// Stops; only the end itself is still to be sent.
@@ -204,6 +187,11 @@ impl Stream {
                         return pause;
                     }
                 }
+                Phase::SendingByKey(sending) => {
+                    if let Some(pause) = self.write_by_key(sending, outlet) {
+                        return pause;
+                    }
+                }
                 end @ (Phase::Ending(_) | Phase::Ended) => {
                     self.phase = end;
                     return self.write_end(outlet);
@@ -212,10 +200,13 @@ impl Stream {
         }
     }
 
-    /// Whether the vBucket is still the one the stream was opened on: a change of its state or a
-    /// new history branch (after a rollback, say) ends the stream.
-    fn is_same(&self, vbucket: &impl VBucketSource) -> bool {
-        vbucket.state() == self.state && vbucket.failover_table().newest().vbuuid == self.vbuuid
+    /// Whether the vBucket is still the one the stream was opened on: a change of its state, a
+    /// move or a new history branch (after a rollback, say) ends the stream, even if it was undone
+    /// since.
+    pub(super) fn is_same(&self, vbucket: &impl VBucketSource) -> bool {
+        vbucket.incarnation() == self.incarnation
+            && vbucket.state() == self.state
+            && vbucket.failover_table().newest().vbuuid == self.vbuuid
     }
 
     fn write_end(&mut self, outlet: &mut Outlet<'_>) -> Pause {
@@ -264,6 +255,11 @@ impl Stream {
                 self.end(StreamEndReason::OK);
             }
             return self.disk_only;
+        }
+        let is_first = self.last_read == Seqno::ZERO && self.last_marker_end.is_none();
+        if is_first && let Some(sending) = self.oso.open(&self.filter, vbucket) {
+            self.phase = Phase::SendingByKey(sending);
+            return true;
         }
         let end = if self.filter.is_collection_aware() {
             image.end_seqno
@@ -334,18 +330,52 @@ impl Stream {
                 Ok(Step::Sent) => {}
                 Ok(Step::Scanned) => break,
                 Ok(Step::Done) => {
-                    self.finish_snapshot(&sending);
+                    let from_disk = matches!(sending.items, Items::Disk { .. });
+                    self.finish_snapshot(sending.read_up_to, from_disk);
                     return None;
                 }
                 Err(error) => {
-                    warn!(vbid = %self.to.vbid, %error, "stream cannot be read any further");
-                    self.end(StreamEndReason::BACKFILL_FAIL);
+                    self.fail(error);
                     return None;
                 }
             }
         }
         self.phase = Phase::Sending(sending);
         Some(Pause::Ready)
+    }
+
+    /// Writes what the outlet takes of a snapshot in the order of the keys; `None` once it is
+    /// done.
+    fn write_by_key(
+        &mut self,
+        mut sending: oso::Sending,
+        outlet: &mut Outlet<'_>,
+    ) -> Option<Pause> {
+        while outlet.may_send() {
+            match sending.write_message(&mut self.filter, &self.shape, self.to, outlet) {
+                Ok(Step::Sent) => {}
+                Ok(Step::Scanned) => break,
+                Ok(Step::Done) => {
+                    // The client stands at the end of it now, with a whole snapshot.
+                    let end = sending.end_seqno;
+                    self.start_seqno = end;
+                    self.snapshot = Snapshot { start: end, end };
+                    self.finish_snapshot(end, true);
+                    return None;
+                }
+                Err(error) => {
+                    self.fail(error);
+                    return None;
+                }
+            }
+        }
+        self.phase = Phase::SendingByKey(sending);
+        Some(Pause::Ready)
+    }
+
+    fn fail(&mut self, error: Unreadable) {
+        warn!(vbid = %self.to.vbid, %error, "stream cannot be read any further");
+        self.end(StreamEndReason::BACKFILL_FAIL);
     }
 
     /// Writes the next message of the snapshot.
@@ -443,9 +473,8 @@ impl Stream {
         outlet.send(|out, _| marker.encode(to, out))
     }
 
-    fn finish_snapshot(&mut self, sending: &Sending) {
-        self.last_read = self.last_read.max(sending.read_up_to);
-        let from_disk = matches!(sending.items, Items::Disk { .. });
+    fn finish_snapshot(&mut self, read_up_to: Seqno, from_disk: bool) {
+        self.last_read = self.last_read.max(read_up_to);
         self.at_checkpoint |= from_disk;
         if self.filter.is_exhausted() {
             self.end(StreamEndReason::FILTER_EMPTY);

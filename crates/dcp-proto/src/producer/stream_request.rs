@@ -41,6 +41,7 @@ pub(super) struct Accepted {
     pub(super) ignore_purged: bool,
     pub(super) client_purge_seqno: Seqno,
     pub(super) state: VBucketState,
+    pub(super) incarnation: u64,
     pub(super) failover_log: Vec<FailoverEntry>,
 }
 
@@ -105,6 +106,7 @@ impl Checks<'_> {
             ignore_purged: request.flags.contains(StreamRequestFlags::IGNORE_PURGED_TOMBSTONES),
             client_purge_seqno: value.purge_seqno,
             state,
+            incarnation: vbucket.incarnation(),
             failover_log: vbucket.failover_table().entries().to_vec(),
         })
     }

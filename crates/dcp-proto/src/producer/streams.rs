@@ -99,6 +99,23 @@ impl Streams {
         }
     }
 
+    /// Ends the streams that belong to an earlier life of the vBucket: one that changed counts at
+    /// once, even if its streams have not had their turn since.
+    pub(super) fn end_outlived<S: BucketSource>(&mut self, vbid: Vbid, source: &S) {
+        if self.of(vbid).is_empty() {
+            return;
+        }
+        let vbucket = source.vbucket(vbid);
+        for key in self.of(vbid).to_vec() {
+            let is_same = |vbucket: &S::VBucket<'_>| {
+                self.slots.get(key).is_some_and(|slot| slot.stream.is_same(vbucket))
+            };
+            if !vbucket.as_ref().is_some_and(is_same) {
+                self.end(key, StreamEndReason::STATE_CHANGED);
+            }
+        }
+    }
+
     fn end(&mut self, key: usize, reason: StreamEndReason) {
         if let Some(slot) = self.slots.get_mut(key) {
             slot.stream.end(reason);
@@ -106,12 +123,12 @@ impl Streams {
         }
     }
 
-    /// Gives the vBucket's streams their turn.
+    /// Gives the vBucket's streams their turn, the newest first as servers do.
     pub(super) fn wake(&mut self, vbid: Vbid) {
         let Some(keys) = self.by_vbid.get(&vbid) else {
             return;
         };
-        for &key in keys {
+        for &key in keys.iter().rev() {
             if let Some(slot) = self.slots.get_mut(key) {
                 enqueue(key, slot, &mut self.queue);
             }

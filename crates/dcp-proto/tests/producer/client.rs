@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use dcp_proto::producer::{Connection, ConnectionConfig, Disconnect, Features};
 use dcp_wire::message::{
-    BufferAck, CloseStream, Control, Deletion, Expiration, Mutation, Open, OpenFlags,
+    BufferAck, CloseStream, Control, Deletion, Expiration, Mutation, Open, OpenFlags, OsoSnapshot,
     SeqnoAdvanced, SnapshotMarker, StreamAddress, StreamEnd, StreamRequest, StreamRequestFlags,
     SystemEvent,
 };
@@ -230,6 +230,10 @@ pub(crate) fn describe(packet: &[u8]) -> String {
             format!("ADV {}", SeqnoAdvanced::decode(&frame).unwrap().seqno)
         }
         Opcode::DCP_STREAM_END => format!("END {}", StreamEnd::decode(&frame).unwrap().reason.0),
+        Opcode::DCP_OSO_SNAPSHOT => match OsoSnapshot::decode(&frame).unwrap() {
+            OsoSnapshot::Start => "OSO start".to_owned(),
+            OsoSnapshot::End => "OSO end".to_owned(),
+        },
         Opcode::DCP_NOOP => format!("NOOP {}", frame.header.opaque),
         other => panic!("unexpected {other}"),
     };

@@ -10,6 +10,8 @@ mod hostile;
 mod noop;
 mod recorded;
 mod rows;
+mod scenarios;
+mod script;
 mod snapshots;
 mod storage;
 mod stream_end;

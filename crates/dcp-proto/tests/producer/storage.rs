@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dcp_proto::producer::{
-    Backfill, BackfillFailed, BucketSource, FailoverTable, Item, ItemKind, MemoryRead,
+    Backfill, BackfillFailed, BucketSource, DiskShare, FailoverTable, Item, ItemKind, MemoryRead,
     VBucketSource, VBucketState,
 };
 use dcp_wire::message::{FailoverEntry, SystemEventId};
@@ -33,6 +33,8 @@ pub(crate) struct VBucket {
     /// Seqno from which on memory has everything.
     pub(crate) memory_from: u64,
     pub(crate) fail_disk_after: Option<usize>,
+    pub(crate) incarnation: u64,
+    pub(crate) is_ephemeral: bool,
 }
 
 impl VBucket {
@@ -49,6 +51,8 @@ impl VBucket {
             checkpoints: Vec::new(),
             memory_from: u64::MAX,
             fail_disk_after: None,
+            incarnation: 1,
+            is_ephemeral: false,
         }
     }
 
@@ -122,6 +126,10 @@ impl VBucketSource for &VBucket {
         self.state
     }
 
+    fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
     fn failover_table(&self) -> &FailoverTable {
         &self.table
     }
@@ -182,6 +190,28 @@ impl VBucketSource for &VBucket {
             purge_seqno: Seqno(self.purge),
             items: Box::new(rest.into_iter().take(good).chain(failure)),
         }
+    }
+
+    fn open_key_order_backfill(&self, collections: &[CollectionId]) -> Option<Backfill> {
+        if self.is_ephemeral {
+            return None;
+        }
+        let is_event = |item: &Arc<Item>| matches!(item.kind, ItemKind::SystemEvent { .. });
+        let (events, mut documents): (Vec<_>, Vec<_>) =
+            self.disk.iter().cloned().partition(is_event);
+        documents.retain(|item| collections.contains(&item.collection_id));
+        documents.sort_by_key(|item| (item.collection_id, item.key.clone()));
+        let items = events.into_iter().chain(documents).map(Ok);
+        Some(Backfill { items: Box::new(items), ..self.open_backfill(Seqno::MAX) })
+    }
+
+    fn disk_share(&self, collections: &[CollectionId]) -> (DiskShare, DiskShare) {
+        let share = |is_wanted: &dyn Fn(&Item) -> bool| {
+            let items = || self.disk.iter().filter(|item| is_wanted(item));
+            let bytes = items().map(|item| item.key.len() + item.value.len()).sum::<usize>();
+            DiskShare { items: items().count() as u64, bytes: bytes as u64 }
+        };
+        (share(&|item| collections.contains(&item.collection_id)), share(&|_| true))
     }
 }
 

@@ -99,12 +99,12 @@ fn se_13_a_malformed_close_is_refused() {
 #[test]
 fn se_14_and_fc_24_a_change_of_state_ends_every_stream_of_the_vbucket() {
     let mut client = with_stream_ids();
+    assert!(client.receive().is_empty());
     assert_eq!(client.control("connection_buffer_size", "1000"), Status::SUCCESS);
     client.bucket.vb().state = VBucketState::Replica;
     client.connection.notify(Vbid(0));
-    let mut messages = client.receive();
-    messages.sort();
-    assert_eq!(messages, ["END 2 sid 101", "END 2 sid 555", "END 2 sid 99"]);
+    let newest_first = ["END 2 sid 555", "END 2 sid 101", "END 2 sid 99"];
+    assert_eq!(client.receive(), newest_first);
     assert_eq!(client.connection.unacked_bytes(), 3 * 31);
 }
 
@@ -113,6 +113,29 @@ fn se_15_the_removal_of_the_vbucket_ends_its_stream() {
     let mut client = streaming(&[]);
     client.bucket.vbuckets.clear();
     client.connection.notify(Vbid(0));
+    assert_eq!(client.receive(), ["END 2"]);
+}
+
+#[test]
+fn a_vbucket_that_moved_away_and_back_ends_its_stream_although_nobody_looked_in_between() {
+    let mut client = streaming(&[]);
+    // The same state and the same history as before: only the life of the copy is another one.
+    client.bucket.vb().incarnation += 1;
+    client.write(docs(3..=3));
+    assert_eq!(client.receive(), ["END 2"]);
+    assert_eq!(client.request(&resume(2, (2, 2))), Status::SUCCESS);
+    assert_eq!(client.receive(), ["MARK [2-3] 0x5", "MUT 3"]);
+}
+
+#[test]
+fn a_stream_of_an_earlier_life_of_the_vbucket_stands_in_nobodys_way() {
+    let mut client = streaming(&[]);
+    client.bucket.vb().incarnation += 1;
+    assert_eq!(client.request(&resume(2, (2, 2))), Status::SUCCESS, "before the end is sent");
+    client.write(docs(3..=3));
+    assert_eq!(client.receive(), ["END 2", "MARK [2-3] 0x5", "MUT 3"]);
+    client.bucket.vb().incarnation += 1;
+    assert_eq!(client.close(None), Status::KEY_ENOENT, "it is dead already");
     assert_eq!(client.receive(), ["END 2"]);
 }
 

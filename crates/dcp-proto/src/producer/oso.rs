@@ -1,0 +1,140 @@
+//! Backfills in the order of the keys, "out of sequence order" (DCP page "oso-snapshot").
+//!
+//! A client that wants one small collection of a large vBucket is served by looking that
+//! collection up instead of reading everything. There is no snapshot marker then: one message
+//! begins the snapshot, one ends it, and only after that the client has any position at all.
+
+use dcp_wire::message::{OsoSnapshot, SeqnoAdvanced, StreamAddress};
+use dcp_wire::{CollectionId, EncodeError, Seqno};
+
+use super::filter::Filter;
+use super::outlet::Outlet;
+use super::settings::{OutOfOrder, Settings};
+use super::shape::Shape;
+use super::snapshot::{Items, Next, Step, Unreadable};
+use super::{Backfill, ConnectionConfig, DiskShare, OsoBackfill, VBucketSource};
+
+/// Mean size of an item in bytes from which on it counts as a large one.
+const LARGE_ITEM: u64 = 256;
+
+/// Up to which part of a vBucket's items, in thousandths, looking small ones up beats reading
+/// everything; and large ones.
+const SMALL_ITEMS_RATIO: u64 = 5;
+const LARGE_ITEMS_RATIO: u64 = 40;
+
+/// On which terms a stream may be backfilled in the order of the keys.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    client: OutOfOrder,
+    server: OsoBackfill,
+    max_collections: usize,
+}
+
+impl Terms {
+    pub(super) const fn new(settings: &Settings, config: &ConnectionConfig) -> Self {
+        Self {
+            client: settings.out_of_order,
+            server: config.oso_backfill,
+            max_collections: config.oso_max_collections,
+        }
+    }
+
+    /// Opens such a backfill for a stream that starts from 0, if both sides want it.
+    pub(super) fn open(&self, filter: &Filter, vbucket: &impl VBucketSource) -> Option<Sending> {
+        if self.client == OutOfOrder::No || self.server == OsoBackfill::Disabled {
+            return None;
+        }
+        let collections = filter.collections()?;
+        if !(1..=self.max_collections).contains(&collections.len()) {
+            return None;
+        }
+        if self.server == OsoBackfill::Auto && !is_worth_it(&collections, vbucket) {
+            return None;
+        }
+        let Backfill { end_seqno, purge_seqno, items, .. } =
+            vbucket.open_key_order_backfill(&collections)?;
+        Some(Sending {
+            items: Items::Disk { rest: items, purge_seqno },
+            end_seqno,
+            tells_end: self.client == OutOfOrder::WithSeqnoAdvanced,
+            sent: Seqno::ZERO,
+            stage: Stage::Start,
+        })
+    }
+}
+
+fn is_worth_it(collections: &[CollectionId], vbucket: &impl VBucketSource) -> bool {
+    let (wanted, all): (DiskShare, DiskShare) = vbucket.disk_share(collections);
+    let is_large = wanted.bytes >= wanted.items.saturating_mul(LARGE_ITEM);
+    let ratio = if is_large { LARGE_ITEMS_RATIO } else { SMALL_ITEMS_RATIO };
+    wanted.items.saturating_mul(1000) < all.items.saturating_mul(ratio)
+}
+
+/// What of the snapshot is written next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Start,
+    Items,
+    End,
+    Done,
+}
+
+/// A snapshot in the order of the keys that is being sent.
+#[derive(Debug)]
+pub(super) struct Sending {
+    items: Items,
+    /// Highest seqno in the image.
+    pub(super) end_seqno: Seqno,
+    tells_end: bool,
+    /// Highest seqno sent.
+    sent: Seqno,
+    stage: Stage,
+}
+
+impl Sending {
+    /// Writes the next message.
+    pub(super) fn write_message(
+        &mut self,
+        filter: &mut Filter,
+        shape: &Shape,
+        to: StreamAddress,
+        outlet: &mut Outlet<'_>,
+    ) -> Result<Step, Unreadable> {
+        match self.stage {
+            Stage::Start => {
+                write_bound(OsoSnapshot::Start, to, outlet)?;
+                self.stage = Stage::Items;
+            }
+            Stage::Items => match self.items.next(filter)? {
+                Next::Scanned => return Ok(Step::Scanned),
+                Next::Item(item) => {
+                    self.sent = self.sent.max(item.seqno);
+                    outlet.send(|out, scratch| shape.write(&item, to, scratch, out))?;
+                }
+                Next::None if self.tells_end && self.sent < self.end_seqno => {
+                    let seqno = self.end_seqno;
+                    outlet.send(|out, _| SeqnoAdvanced { seqno }.encode(to, out))?;
+                    self.stage = Stage::End;
+                }
+                Next::None => {
+                    write_bound(OsoSnapshot::End, to, outlet)?;
+                    self.stage = Stage::Done;
+                }
+            },
+            Stage::End => {
+                write_bound(OsoSnapshot::End, to, outlet)?;
+                self.stage = Stage::Done;
+            }
+            Stage::Done => return Ok(Step::Done),
+        }
+        Ok(Step::Sent)
+    }
+}
+
+fn write_bound(
+    bound: OsoSnapshot,
+    to: StreamAddress,
+    outlet: &mut Outlet<'_>,
+) -> Result<(), EncodeError> {
+    outlet.send(|out, _| bound.encode(to, out))
+}
