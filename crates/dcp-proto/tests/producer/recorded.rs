@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
-use dcp_proto::producer::{Connection, ConnectionConfig, Features, Item, ItemKind, VBucketState};
+use dcp_proto::producer::{
+    Connection, ConnectionConfig, Features, Item, ItemKind, OsoBackfill, VBucketState,
+};
 use dcp_test::traces::{EventKind, Scenario};
 use dcp_wire::message::{
     Deletion, Expiration, FailoverEntries, Mutation, SnapshotMarker, SystemEvent,
@@ -229,6 +231,9 @@ fn replay(name: &str, reference: &str, place: Place) -> (Vec<Seen>, Vec<Seen>) {
     // A filtered first snapshot may end before what was there.
     let first_end = match name {
         "8.0.2-stream-id" => Some(Seqno(11)),
+        // Snapshots in the order of the keys announce no end.
+        "8.0.2-oso-advanced" => Some(Seqno(18)),
+        "8.0.2-oso-advanced-c9" => Some(Seqno(19)),
         _ => snapshots.into_iter().next(),
     };
     let data = data(reference);
@@ -237,10 +242,11 @@ fn replay(name: &str, reference: &str, place: Place) -> (Vec<Seen>, Vec<Seen>) {
     let mut connections: BTreeMap<u32, (Connection, BytesMut)> = BTreeMap::new();
     let mut recorded: BTreeMap<u32, Vec<Seen>> = BTreeMap::new();
     let now = some_instant();
+    let config = ConnectionConfig { oso_backfill: OsoBackfill::Enabled, ..Default::default() };
     for event in &scenario.events {
         let (connection, out) = connections
             .entry(event.conn)
-            .or_insert_with(|| (Connection::new(ConnectionConfig::default()), BytesMut::new()));
+            .or_insert_with(|| (Connection::new(config), BytesMut::new()));
         match &event.kind {
             EventKind::ClientPacket(packet) => {
                 let (frame, _) = Frame::parse(packet, MAX_BODY_LEN).unwrap().unwrap();
@@ -408,6 +414,12 @@ fn marker_versions() {
             "8.0.2-disk-backfill-marker22-without-collections",
         ],
     );
+}
+
+#[test]
+fn snapshots_in_the_order_of_the_keys() {
+    let names = ["8.0.2-oso-advanced", "8.0.2-oso-advanced-c9", "8.0.2-oso-unfiltered"];
+    answers_like_the_server("8.0.2-oso-unfiltered", Place::Disk, &names);
 }
 
 #[test]

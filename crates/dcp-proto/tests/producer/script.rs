@@ -195,7 +195,7 @@ impl<'a> Script<'a> {
     fn act(&mut self, action: &str, value: &Value) {
         let client = &mut self.client;
         match action {
-            "request" => return self.request(value),
+            "request" => self.request(value),
             "write" => client.write(all_items(value)),
             // What memory held is gone from it, and this is on disk.
             "disk" => {
