@@ -215,6 +215,21 @@ impl Producer {
         self.cluster.update_manifest(now(), |manifest| manifest.drop_collection(scope, collection))
     }
 
+    /// The id of a collection.
+    ///
+    /// # Errors
+    /// [`Error::UnknownCollection`].
+    pub fn collection_id(&self, scope: &str, collection: &str) -> Result<CollectionId, Error> {
+        let manifest = self.cluster.manifest();
+        let found = manifest
+            .scope_named(scope.as_bytes())
+            .and_then(|scope| scope.collection_named(collection.as_bytes()));
+        found.map(|collection| collection.id).ok_or_else(|| Error::UnknownCollection {
+            scope: scope.to_owned(),
+            collection: collection.to_owned(),
+        })
+    }
+
     /// The collections manifest as clients get it, in JSON.
     #[must_use]
     pub fn manifest_json(&self) -> String {

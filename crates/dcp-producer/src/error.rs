@@ -90,6 +90,14 @@ pub enum Error {
     /// The bucket exists.
     #[error("the bucket exists already: drop it first")]
     BucketExists,
+    /// There is no collection of that name.
+    #[error("there is no collection {scope}.{collection}: create it first")]
+    UnknownCollection {
+        /// Name of the scope.
+        scope: String,
+        /// Name of the collection.
+        collection: String,
+    },
     /// The collections manifest was not changed.
     #[error("cannot change the collections: {0}")]
     Manifest(&'static str),

@@ -40,3 +40,4 @@ pub use fault::{
 pub use options::{Document, MutationToken, ProducerOptions, WriteOptions};
 pub use producer::Producer;
 pub use tls::{NodeCertificate, TlsOptions};
+pub use value::detect as datatype_of;

@@ -340,8 +340,9 @@ impl Producer {
         self.faults.counts()
     }
 
-    /// Closes all connections and waits until every task has ended.
-    pub async fn shutdown(self) {
+    /// Closes all connections and ports and waits until every task has ended. Shutting down twice
+    /// is harmless.
+    pub async fn shutdown(&self) {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;

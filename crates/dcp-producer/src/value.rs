@@ -3,8 +3,9 @@
 use dcp_wire::{Datatype, xattr};
 use serde::de::IgnoredAny;
 
-/// The datatype of a plain value nobody declared: JSON if it is.
-pub(crate) fn detect(value: &[u8]) -> Datatype {
+/// The datatype of a plain value nobody declared: JSON if it is, else raw.
+#[must_use]
+pub fn detect(value: &[u8]) -> Datatype {
     if is_json(value) { Datatype::JSON } else { Datatype::RAW }
 }
 

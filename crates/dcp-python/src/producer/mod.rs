@@ -1,0 +1,286 @@
+//! The embedded cluster.
+
+mod document;
+mod options;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use bytes::Bytes;
+use dcp_producer::{DocumentError, MutationToken, Producer as EngineProducer};
+use dcp_wire::{Seqno, Vbid};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use self::document::{Token, WriteArgs};
+use self::options::ProducerArgs;
+use crate::error::{Failure, Kind};
+use crate::runtime::{ProcessBound, wait};
+
+/// An embedded cluster; `None` once it has been shut down.
+#[pyclass(frozen, module = "dcp_rs._dcp_rs")]
+#[derive(Debug)]
+pub(crate) struct Producer {
+    producer: ProcessBound<RwLock<Option<Arc<EngineProducer>>>>,
+}
+
+impl Producer {
+    fn engine(&self, py: Python<'_>) -> PyResult<Arc<EngineProducer>> {
+        let shared = self.producer.get()?;
+        let producer = py.detach(|| shared.read().unwrap_or_else(PoisonError::into_inner).clone());
+        producer.ok_or_else(|| Failure::new(Kind::Closed, "the producer has been shut down").into())
+    }
+
+    /// Calls the engine detached: its locks are shared with its tasks, which may want to log.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&EngineProducer) -> T + Send,
+    ) -> PyResult<T> {
+        let producer = self.engine(py)?;
+        Ok(py.detach(|| call(&producer)))
+    }
+
+    /// As [`with`](Self::with), for what may fail.
+    fn attempt<T: Send, E: Into<Failure> + Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&EngineProducer) -> Result<T, E> + Send,
+    ) -> PyResult<T> {
+        Ok(self.with(py, call)?.map_err(Into::into)?)
+    }
+
+    fn write(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&EngineProducer) -> Result<Result<MutationToken, DocumentError>, Failure>
+        + Send,
+    ) -> PyResult<Token> {
+        let written = self.attempt(py, call)?;
+        Ok(document::token(written.map_err(Failure::from)?))
+    }
+}
+
+#[pymethods]
+impl Producer {
+    #[staticmethod]
+    fn start(py: Python<'_>, options: ProducerArgs) -> PyResult<Self> {
+        let options = options.into_options()?;
+        let producer = wait(py, || EngineProducer::start(options))?.map_err(Failure::from)?;
+        Ok(Self {
+            producer: ProcessBound::new(py, "producer", RwLock::new(Some(Arc::new(producer))))?,
+        })
+    }
+
+    fn connection_string(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, EngineProducer::connection_string)
+    }
+
+    fn tls_connection_string(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.with(py, EngineProducer::tls_connection_string)
+    }
+
+    fn management_urls(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.with(py, EngineProducer::management_urls)
+    }
+
+    fn tls_management_urls(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.with(py, EngineProducer::tls_management_urls)
+    }
+
+    fn ca_pem(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.with(py, |producer| producer.ca_pem().map(str::to_owned))
+    }
+
+    fn bucket_uuid(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, EngineProducer::bucket_uuid)
+    }
+
+    fn vbucket_of(&self, py: Python<'_>, key: &[u8]) -> PyResult<u16> {
+        self.with(py, |producer| producer.vbid_of(key).0)
+    }
+
+    fn upsert(
+        &self,
+        py: Python<'_>,
+        key: &[u8],
+        value: &[u8],
+        options: WriteArgs,
+    ) -> PyResult<Token> {
+        let value = Bytes::copy_from_slice(value);
+        self.write(py, |producer| {
+            let (options, value) = options.with_value(producer, value)?;
+            Ok(producer.upsert(key, value, options))
+        })
+    }
+
+    fn insert(
+        &self,
+        py: Python<'_>,
+        key: &[u8],
+        value: &[u8],
+        options: WriteArgs,
+    ) -> PyResult<Token> {
+        let value = Bytes::copy_from_slice(value);
+        self.write(py, |producer| {
+            let (options, value) = options.with_value(producer, value)?;
+            Ok(producer.insert(key, value, options))
+        })
+    }
+
+    fn remove(&self, py: Python<'_>, key: &[u8], options: WriteArgs) -> PyResult<Token> {
+        self.write(py, |producer| Ok(producer.remove(key, options.options(producer)?)))
+    }
+
+    fn expire(&self, py: Python<'_>, key: &[u8], options: WriteArgs) -> PyResult<Token> {
+        self.write(py, |producer| Ok(producer.expire(key, options.options(producer)?)))
+    }
+
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        key: &[u8],
+        collection: Option<&str>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let found = self.attempt(py, |producer| {
+            let collection = document::collection_id(producer, collection)?;
+            Ok::<_, Failure>(producer.get_from(collection, key))
+        })?;
+        found.map(|found| document::dict(py, &found)).transpose()
+    }
+
+    fn high_seqnos(&self, py: Python<'_>) -> PyResult<BTreeMap<u16, u64>> {
+        let seqnos = self.with(py, EngineProducer::high_seqnos)?;
+        Ok(seqnos.into_iter().map(|(vbid, seqno)| (vbid.0, seqno.0)).collect())
+    }
+
+    fn expire_due(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, EngineProducer::expire_due)
+    }
+
+    fn persist(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, EngineProducer::persist)
+    }
+
+    fn purge(&self, py: Python<'_>, vbucket: u16, to: u64) -> PyResult<()> {
+        self.attempt(py, |producer| producer.purge(Vbid(vbucket), Seqno(to)))
+    }
+
+    fn roll_back(&self, py: Python<'_>, vbucket: u16, to: u64) -> PyResult<()> {
+        self.attempt(py, |producer| producer.roll_back(Vbid(vbucket), Seqno(to)))
+    }
+
+    fn num_nodes(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, EngineProducer::num_nodes)
+    }
+
+    fn copies_of(&self, py: Python<'_>, vbucket: u16) -> PyResult<Vec<usize>> {
+        self.attempt(py, |producer| producer.copies_of(Vbid(vbucket)))
+    }
+
+    fn move_vbucket(&self, py: Python<'_>, vbucket: u16, node: usize) -> PyResult<()> {
+        self.attempt(py, |producer| producer.move_vbucket(Vbid(vbucket), node))
+    }
+
+    fn failover(&self, py: Python<'_>, node: usize, graceful: bool) -> PyResult<()> {
+        self.attempt(py, |producer| producer.failover(node, graceful))
+    }
+
+    fn kill(&self, py: Python<'_>, node: usize) -> PyResult<()> {
+        self.attempt(py, |producer| producer.kill(node))
+    }
+
+    fn restart(&self, py: Python<'_>, node: usize, clean: bool) -> PyResult<()> {
+        let producer = self.engine(py)?;
+        Ok(wait(py, || producer.restart(node, clean))?.map_err(Failure::from)?)
+    }
+
+    fn add_node(&self, py: Python<'_>) -> PyResult<usize> {
+        let producer = self.engine(py)?;
+        Ok(wait(py, || producer.add_node())?.map_err(Failure::from)?)
+    }
+
+    fn rebalance(&self, py: Python<'_>) -> PyResult<()> {
+        self.attempt(py, EngineProducer::rebalance)
+    }
+
+    fn set_replica_lag(
+        &self,
+        py: Python<'_>,
+        vbucket: u16,
+        replica: usize,
+        lag: Option<u64>,
+    ) -> PyResult<()> {
+        self.attempt(py, |producer| producer.set_replica_lag(Vbid(vbucket), replica, lag))
+    }
+
+    fn hold_persistence(
+        &self,
+        py: Python<'_>,
+        vbucket: u16,
+        copy: usize,
+        hold: bool,
+    ) -> PyResult<()> {
+        self.attempt(py, |producer| producer.hold_persistence(Vbid(vbucket), copy, hold))
+    }
+
+    fn drop_bucket(&self, py: Python<'_>) -> PyResult<()> {
+        self.attempt(py, EngineProducer::drop_bucket)
+    }
+
+    fn create_bucket(&self, py: Python<'_>) -> PyResult<()> {
+        self.attempt(py, EngineProducer::create_bucket)
+    }
+
+    fn create_scope(&self, py: Python<'_>, scope: &str) -> PyResult<()> {
+        self.attempt(py, |producer| producer.create_scope(scope).map(drop))
+    }
+
+    fn drop_scope(&self, py: Python<'_>, scope: &str) -> PyResult<()> {
+        self.attempt(py, |producer| producer.drop_scope(scope))
+    }
+
+    fn create_collection(
+        &self,
+        py: Python<'_>,
+        scope: &str,
+        collection: &str,
+        max_ttl: Option<u32>,
+    ) -> PyResult<()> {
+        let create = |producer: &EngineProducer| {
+            producer.create_collection(scope, collection, max_ttl).map(drop)
+        };
+        self.attempt(py, create)
+    }
+
+    fn drop_collection(&self, py: Python<'_>, scope: &str, collection: &str) -> PyResult<()> {
+        self.attempt(py, |producer| producer.drop_collection(scope, collection))
+    }
+
+    fn manifest(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, EngineProducer::manifest_json)
+    }
+
+    fn set_faults(&self, py: Python<'_>, rules: &str) -> PyResult<()> {
+        let rules = dcp_producer::parse_rules(rules).map_err(Failure::from)?;
+        self.attempt(py, |producer| producer.set_faults(rules))
+    }
+
+    /// The rules in force as JSON, and how often each reacted.
+    fn faults(&self, py: Python<'_>) -> PyResult<(String, Vec<u64>)> {
+        let (rules, counts) =
+            self.with(py, |producer| (producer.faults(), producer.fault_counts()))?;
+        let json = serde_json::to_string(&rules)
+            .map_err(|error| Failure::new(Kind::Dcp, error.to_string()))?;
+        Ok((json, counts))
+    }
+
+    fn shutdown(&self, py: Python<'_>) -> PyResult<()> {
+        let shared = self.producer.get()?;
+        let producer = py.detach(|| shared.write().unwrap_or_else(PoisonError::into_inner).take());
+        match producer {
+            Some(producer) => wait(py, || producer.shutdown()),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! How an embedded cluster is set up.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dcp_producer::{NodeCertificate, ProducerOptions, TlsOptions};
+use pyo3::prelude::*;
+
+use crate::error::{Failure, Kind};
+
+/// `dcp_rs.Producer`'s options.
+#[derive(FromPyObject)]
+pub(crate) struct ProducerArgs {
+    nodes: usize,
+    vbuckets: u16,
+    replicas: u8,
+    bucket: String,
+    ephemeral: bool,
+    username: String,
+    password: String,
+    host: String,
+    port: u16,
+    management_port: u16,
+    alternate_host: Option<String>,
+    tls: bool,
+    tls_port: u16,
+    tls_certificate: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    tls_client_ca: Option<PathBuf>,
+    tls_client_required: bool,
+    persist_delay: f64,
+    memory_quota: usize,
+    history_bytes: usize,
+    max_connections: usize,
+}
+
+impl ProducerArgs {
+    pub(super) fn into_options(self) -> Result<ProducerOptions, Failure> {
+        let wrong = |message: &str| Failure::new(Kind::Config, message);
+        let host: IpAddr =
+            self.host.parse().map_err(|_| wrong("host: must be an IP address, as 127.0.0.1"))?;
+        let mut options = ProducerOptions::default();
+        options.persist_delay = Duration::try_from_secs_f64(self.persist_delay)
+            .map_err(|_| wrong("persist_delay: must be a number of seconds from 0 up"))?;
+        options.tls = self.tls.then(|| self.tls_options()).transpose()?;
+        options.nodes = self.nodes;
+        options.vbuckets = self.vbuckets;
+        options.replicas = self.replicas;
+        options.bucket = self.bucket;
+        options.ephemeral = self.ephemeral;
+        options.username = self.username;
+        options.password = self.password;
+        options.host = host;
+        options.port = self.port;
+        options.management_port = self.management_port;
+        options.alternate_host = self.alternate_host;
+        options.tls_port = self.tls_port;
+        options.memory_quota_bytes = self.memory_quota;
+        options.history_bytes = self.history_bytes;
+        options.max_connections = self.max_connections;
+        Ok(options)
+    }
+
+    fn tls_options(&self) -> Result<TlsOptions, Failure> {
+        let mut tls = TlsOptions::default();
+        if let (Some(chain), Some(key)) = (&self.tls_certificate, &self.tls_key) {
+            let chain = read("tls_certificate", chain)?;
+            tls.certificate = Some(NodeCertificate::new(chain, read("tls_key", key)?));
+        }
+        if let Some(ca) = &self.tls_client_ca {
+            tls.client_ca = Some(read("tls_client_ca", ca)?);
+        }
+        tls.require_client_certificate = self.tls_client_required;
+        Ok(tls)
+    }
+}
+
+/// The text of a file that an option names.
+fn read(option: &str, path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|error| {
+        let path = path.display();
+        Failure::new(Kind::Config, format!("{option}: {path} could not be read: {error}"))
+    })
+}

@@ -1,0 +1,238 @@
+"""The embedded cluster."""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from dcp_rs import _checks, _dcp_rs
+from dcp_rs.client import Client, ConnectionOptions
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.producer.control import Control
+from dcp_rs.producer.documents import Document, Documents, MutationToken
+from dcp_rs.producer.options import ProducerOptions
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+__all__ = ["Document", "MutationToken", "Producer", "ProducerOptions"]
+
+
+class Producer(Documents, Control):
+    """A Couchbase cluster within this process: it speaks KV and DCP on loopback ports.
+
+    Couchbase SDKs write to it and DCP clients read from it; and the program that holds it can do
+    what no client can: persist at a given moment, forget deletions, roll a vBucket back, fail a
+    node over, kill and restart it, rebalance, drop the bucket, order faults. Nothing is written to
+    disk.
+
+    A context manager; it runs from when it is made until it is closed.
+
+        >>> with Producer(nodes=2, vbuckets=16) as producer:
+        ...     token = producer.upsert("airline_10", {"name": "40-Mile Air"})
+        ...     producer.get("airline_10").value
+        b'{"name":"40-Mile Air"}'
+
+    Args:
+        nodes: Number of nodes, each with a port of its own (1 to 64).
+        vbuckets: Number of vBuckets, spread over the nodes (1 to 1024).
+        replicas: Replicas of each vBucket, each on another node (0 to 3); fewer where there are too
+            few nodes.
+        bucket: Name of the bucket.
+        ephemeral: Whether the bucket is one without a disk.
+        username: Name that clients authenticate with.
+        password: Password that clients authenticate with.
+        host: Address to listen on; must be a loopback address.
+        port: Port of the first node, the others follow; 0 lets the system choose.
+        management_port: Port of the first node's HTTP, the others follow; 0 lets the system
+            choose.
+        alternate_host: Name or address under which the ports are reached from elsewhere, which
+            clients are told as the nodes' external one.
+        tls: Whether TLS is spoken too, on ports of its own. A certificate authority is made for
+            it, which `ca_pem` gives.
+        tls_port: Port of the first node for KV over TLS, the others follow; 0 lets the system
+            choose.
+        tls_certificate: PEM file with a certificate for the nodes and those that signed it, in
+            place of a made one.
+        tls_key: PEM file with its private key.
+        tls_client_ca: PEM file with authorities whose certificates clients may show in place of a
+            password; their subject's common name is the user name.
+        tls_client_required: Whether clients without a certificate are refused on the TLS ports.
+        persist_delay: How long a change waits in memory before it is persisted, in seconds.
+        memory_quota: Bytes of documents and tombstones the bucket may hold.
+        history_bytes: Bytes of overwritten documents kept so that vBuckets can be rolled back.
+        max_connections: Connections that a node serves at a time; more are closed at once.
+
+    Raises:
+        ConfigError: An option is wrong.
+        ConnectError: A port cannot be listened on.
+    """
+
+    __slots__ = ("__weakref__", "_ca_file", "_forget_ca_file", "_inner", "_options")
+
+    def __init__(
+        self,
+        *,
+        nodes: int = 1,
+        vbuckets: int = 64,
+        replicas: int = 0,
+        bucket: str = "default",
+        ephemeral: bool = False,
+        username: str = "Administrator",
+        password: str = "password",  # noqa: S107 - what a fresh server is usually given
+        host: str = "127.0.0.1",
+        port: int = 0,
+        management_port: int = 0,
+        alternate_host: str | None = None,
+        tls: bool = False,
+        tls_port: int = 0,
+        tls_certificate: str | os.PathLike[str] | None = None,
+        tls_key: str | os.PathLike[str] | None = None,
+        tls_client_ca: str | os.PathLike[str] | None = None,
+        tls_client_required: bool = False,
+        persist_delay: float = 0.05,
+        memory_quota: int = 8 << 30,
+        history_bytes: int = 256 << 20,
+        max_connections: int = 1024,
+    ) -> None:
+        self._options = ProducerOptions(
+            nodes=nodes,
+            vbuckets=vbuckets,
+            replicas=replicas,
+            bucket=bucket,
+            ephemeral=ephemeral,
+            username=username,
+            password=password,
+            host=host,
+            port=port,
+            management_port=management_port,
+            alternate_host=alternate_host,
+            tls=tls,
+            tls_port=tls_port,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            tls_client_ca=tls_client_ca,
+            tls_client_required=tls_client_required,
+            persist_delay=persist_delay,
+            memory_quota=memory_quota,
+            history_bytes=history_bytes,
+            max_connections=max_connections,
+        )
+        self._ca_file: Path | None = None
+        self._forget_ca_file: Callable[[], object] | None = None
+        self._inner = _dcp_rs.Producer.start(self._options)
+
+    @property
+    def connection_string(self) -> str:
+        """Where clients and Couchbase SDKs connect to: `couchbase://127.0.0.1:port`."""
+        return self._inner.connection_string()
+
+    @property
+    def tls_connection_string(self) -> str | None:
+        """Where clients connect to with TLS: `couchbases://127.0.0.1:port`.
+
+        `None` if it does not speak TLS.
+        """
+        return self._inner.tls_connection_string()
+
+    @property
+    def ca_pem(self) -> str | None:
+        """The certificate authority that was made for it, as PEM, for clients to trust.
+
+        `None` if the certificate was given, or it does not speak TLS.
+        """
+        return self._inner.ca_pem()
+
+    @property
+    def ca_file(self) -> Path | None:
+        """A file with `ca_pem`, for what takes a path; it is there until the producer is closed.
+
+        `None` if there is no `ca_pem`.
+        """
+        pem = self.ca_pem
+        if self._ca_file is None and pem is not None:
+            folder = tempfile.TemporaryDirectory(prefix="dcp_rs-", ignore_cleanup_errors=True)
+            self._forget_ca_file = weakref.finalize(self, folder.cleanup)
+            self._ca_file = Path(folder.name) / "ca.pem"
+            self._ca_file.write_text(pem)
+        return self._ca_file
+
+    @property
+    def management_urls(self) -> list[str]:
+        """Where each node answers HTTP: `http://127.0.0.1:port`."""
+        return self._inner.management_urls()
+
+    @property
+    def tls_management_urls(self) -> list[str]:
+        """Where each node answers HTTP over TLS: `https://127.0.0.1:port`; empty without TLS."""
+        return self._inner.tls_management_urls()
+
+    @property
+    def bucket_name(self) -> str:
+        """Name of the bucket."""
+        return self._options.bucket
+
+    @property
+    def bucket_uuid(self) -> str:
+        """Identity of the bucket, drawn when it is created; empty while it is dropped."""
+        return self._inner.bucket_uuid()
+
+    @property
+    def num_vbuckets(self) -> int:
+        """Number of vBuckets."""
+        return self._options.vbuckets
+
+    @property
+    def connection_options(self) -> ConnectionOptions:
+        """What to connect with: bucket, user name and password included."""
+        return ConnectionOptions(
+            connection_string=self.connection_string,
+            bucket=self._options.bucket,
+            username=self._options.username,
+            password=self._options.password,
+        )
+
+    def connect(self, *, tls: bool = False, **options: Any) -> Client:
+        """Connects a [`Client`][dcp_rs.Client] to it, as its user and to its bucket.
+
+        Args:
+            tls: Whether to connect over TLS, trusting the authority that was made for it.
+            **options: Options of [`connect`][dcp_rs.connect] to be others than those.
+
+        Raises:
+            ConfigError: It does not speak TLS.
+        """
+        _checks.flag("tls", tls)
+        chosen: dict[str, Any] = {}
+        if tls:
+            address = self.tls_connection_string
+            if address is None:
+                raise ConfigError("tls: start the producer with tls=True to connect over TLS")
+            chosen = {"connection_string": address, "tls_ca": self.ca_file}
+        return Client(replace(self.connection_options, **(chosen | options)))
+
+    def close(self) -> None:
+        """Closes all connections and ports. Closing twice is harmless."""
+        self._inner.shutdown()
+        if self._forget_ca_file is not None:
+            self._forget_ca_file()
+            self._ca_file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to pickle."""
+        raise TypeError(
+            "a producer does not pickle: pickle its connection_options and connect with those"
+        )
+
+    def __repr__(self) -> str:
+        return f"<dcp_rs.Producer {self._options!r}>"

@@ -1,0 +1,311 @@
+"""What an operator does to an embedded cluster, and what befalls it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from dcp_rs import _checks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dcp_rs import _dcp_rs
+
+
+class Control:
+    """Nodes, copies, collections and faults of a producer."""
+
+    __slots__ = ()
+
+    _inner: _dcp_rs.Producer
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes belong to the cluster."""
+        return self._inner.num_nodes()
+
+    def copies_of(self, vbucket: int) -> list[int]:
+        """Gives the nodes that have a vBucket, that of the active copy first.
+
+        Raises:
+            ConfigError: There is no such vBucket.
+        """
+        return self._inner.copies_of(_vbucket(vbucket))
+
+    def persist(self) -> None:
+        """Persists everything and lets it leave memory.
+
+        A stream from the beginning is then read from disk, where only the newest version of each
+        key is kept.
+        """
+        self._inner.persist()
+
+    def purge(self, vbucket: int, to: int) -> None:
+        """Persists everything, then forgets the deletions of a vBucket up to seqno `to`.
+
+        Raises:
+            ConfigError: There is no such vBucket.
+        """
+        self._inner.purge(_vbucket(vbucket), _seqno("to", to))
+
+    def roll_back(self, vbucket: int, to: int) -> None:
+        """Takes a vBucket back to how it was at seqno `to`, as an unclean failover does.
+
+        Changes above it are gone, a new history branch begins there, and the vBucket's streams
+        end.
+
+        Raises:
+            ConfigError: There is no such vBucket, or the versions of that time are not kept.
+        """
+        self._inner.roll_back(_vbucket(vbucket), _seqno("to", to))
+
+    def move_vbucket(self, vbucket: int, node: int) -> None:
+        """Moves a vBucket to another node, numbered from 0, as a rebalance does.
+
+        Raises:
+            ConfigError: There is no such vBucket or node, or the node does not run.
+        """
+        self._inner.move_vbucket(_vbucket(vbucket), _node(node))
+
+    def failover(self, node: int, *, graceful: bool = False) -> None:
+        """Takes a node out of the cluster; replicas of what it had become active.
+
+        A hard failover treats the node as dead: its connections end and it refuses new ones. Each
+        promoted replica goes on with what it had received (see `set_replica_lag`) on a new history
+        branch; a client that read more is told to roll back. Without a replica the vBucket is
+        nowhere until the next `rebalance`, which makes it anew.
+
+        A graceful one gives the replicas everything first: histories go on, streams end with
+        "state changed".
+
+        The node comes back with `restart` and `rebalance`.
+
+            >>> with Producer(nodes=2, replicas=1, vbuckets=1) as producer:
+            ...     _ = producer.upsert("kept", "1")
+            ...     producer.set_replica_lag(0, 1, None)
+            ...     _ = producer.upsert("lost", "2")
+            ...     producer.failover(0)
+            ...     producer.get("kept") is None, producer.get("lost") is None
+            (False, True)
+
+        Raises:
+            ConfigError: There is no such node, or it left already, or it is the last one; or it is
+                to leave gracefully but does not run.
+        """
+        _checks.flag("graceful", graceful)
+        self._inner.failover(_node(node), graceful)
+
+    def kill(self, node: int) -> None:
+        """Stops a node at once, as a crash does: what it had not persisted is lost.
+
+        Its connections end, new ones are refused; the cluster map stays as it is.
+
+        Raises:
+            ConfigError: There is no such node.
+        """
+        self._inner.kill(_node(node))
+
+    def restart(self, node: int, *, clean: bool = True) -> None:
+        """Stops a node, unless it is stopped already, and starts it again.
+
+        After a clean restart histories go on. After an unclean one, and always after `kill`, the
+        node has what was persisted: seqnos above are given again, on new history branches.
+
+        Raises:
+            ConfigError: There is no such node, or its ports cannot be opened again.
+        """
+        _checks.flag("clean", clean)
+        self._inner.restart(_node(node), clean)
+
+    def add_node(self) -> int:
+        """Adds a node and gives its number; it has no vBuckets before the next `rebalance`.
+
+        Raises:
+            ConnectError: A port cannot be listened on.
+        """
+        return self._inner.add_node()
+
+    def rebalance(self) -> None:
+        """Spreads the vBuckets and their replicas evenly over the nodes that run.
+
+        Nodes that were added, or failed over and restarted, come in. Histories go on; streams of
+        vBuckets that move end with "state changed".
+
+        Raises:
+            ConfigError: A node of the cluster does not run.
+        """
+        self._inner.rebalance()
+
+    def set_replica_lag(self, vbucket: int, replica: int, lag: int | None) -> None:
+        """Sets how many changes a replica leaves unapplied; `None` for all that come from now on.
+
+        They are lost if the active copy's node fails.
+
+        Args:
+            vbucket: vBucket concerned.
+            replica: Its replica, from 1.
+            lag: Number of changes; 0 until set.
+
+        Raises:
+            ConfigError: There is no such vBucket or replica.
+        """
+        if lag is not None:
+            _seqno("lag", lag)
+        _checks.integer("replica", replica, 1, 3)
+        self._inner.set_replica_lag(_vbucket(vbucket), replica, lag)
+
+    def hold_persistence(self, vbucket: int, copy: int = 0, *, hold: bool = True) -> None:
+        """Keeps one copy of a vBucket from persisting, or lets it persist again.
+
+        Args:
+            vbucket: vBucket concerned.
+            copy: 0 for the active copy, 1 for the first replica.
+            hold: Whether it is kept from it.
+
+        Raises:
+            ConfigError: There is no such vBucket or copy.
+        """
+        _checks.integer("copy", copy, 0, 3)
+        _checks.flag("hold", hold)
+        self._inner.hold_persistence(_vbucket(vbucket), copy, hold)
+
+    def drop_bucket(self) -> None:
+        """Drops the bucket: connections to it are closed without another word.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        self._inner.drop_bucket()
+
+    def create_bucket(self) -> None:
+        """Creates the bucket again, empty and with another identity.
+
+        Raises:
+            ConfigError: There is one.
+        """
+        self._inner.create_bucket()
+
+    def create_scope(self, scope: str) -> None:
+        """Creates a scope.
+
+        Raises:
+            ConfigError: It exists, or may not be called that.
+        """
+        _checks.text("scope", scope)
+        self._inner.create_scope(scope)
+
+    def create_collection(self, collection: str, *, max_ttl: int | None = None) -> None:
+        """Creates a collection.
+
+            >>> with Producer() as producer:
+            ...     producer.create_scope("inventory")
+            ...     producer.create_collection("inventory.airline")
+            ...     _ = producer.upsert("airline_10", {}, collection="inventory.airline")
+            ...     producer.collections()
+            {'_default': ['_default'], 'inventory': ['airline']}
+
+        Args:
+            collection: Its name, as `scope.collection`, or as `collection` within `_default`.
+            max_ttl: Longest life of its documents, in seconds.
+
+        Raises:
+            ConfigError: It exists, may not be called that, or there is no such scope.
+        """
+        scope, name = _path(collection)
+        if max_ttl is not None:
+            _checks.integer("max_ttl", max_ttl, 0, 0x7FFF_FFFF)
+        self._inner.create_collection(scope, name, max_ttl)
+
+    def drop_scope(self, scope: str) -> None:
+        """Drops a scope with everything in it.
+
+        Raises:
+            ConfigError: There is none, or it is the default scope.
+        """
+        _checks.text("scope", scope)
+        self._inner.drop_scope(scope)
+
+    def drop_collection(self, collection: str) -> None:
+        """Drops a collection, as `scope.collection`, with everything in it.
+
+        The default collection never comes back.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        self._inner.drop_collection(*_path(collection))
+
+    def collections(self) -> dict[str, list[str]]:
+        """Gives the names of the collections by scope."""
+        return {
+            scope["name"]: [collection["name"] for collection in scope["collections"]]
+            for scope in self.manifest()["scopes"]
+        }
+
+    def manifest(self) -> dict[str, Any]:
+        """Gives the collections manifest as clients get it."""
+        manifest: dict[str, Any] = json.loads(self._inner.manifest())
+        return manifest
+
+    def set_faults(self, rules: Iterable[Mapping[str, object]]) -> None:
+        """Makes things go wrong as the rules say, in place of all former rules.
+
+        A rule has a `reaction` and, unless it is about every packet, a `condition`; both are
+        described in docs/guides/faults.md. It holds from the next packet of each connection on,
+        while clients are connected. The first rule whose condition a packet meets reacts.
+
+            >>> with Producer(vbuckets=1) as producer:
+            ...     _ = producer.upsert("a", "1")
+            ...     producer.set_faults(
+            ...         [
+            ...             {
+            ...                 "condition": {"opcode": "DCP_STREAM_REQ", "nth": 1},
+            ...                 "reaction": {"answer": {"status": "ETMPFAIL"}},
+            ...             }
+            ...         ]
+            ...     )
+            ...     with producer.connect() as client:  # which asks again
+            ...         changes = sum(batch.num_rows for batch in client.stream(until="now"))
+            ...     changes, producer.fault_counts()
+            (1, [1])
+
+        Args:
+            rules: The rules; an empty list makes an end of them.
+
+        Raises:
+            ConfigError: A name means nothing, or a rule contradicts itself. The text names the
+                member, and what was probably meant. The former rules stay.
+        """
+        self._inner.set_faults(json.dumps([dict(rule) for rule in rules]))
+
+    def faults(self) -> list[dict[str, Any]]:
+        """Gives the fault rules in force."""
+        rules: list[dict[str, Any]] = json.loads(self._inner.faults()[0])
+        return rules
+
+    def fault_counts(self) -> list[int]:
+        """Gives how often each rule of `faults` has reacted since it was set."""
+        return self._inner.faults()[1]
+
+
+def _vbucket(vbucket: int) -> int:
+    _checks.integer("vbucket", vbucket, 0, 0xFFFF)
+    return vbucket
+
+
+def _node(node: int) -> int:
+    _checks.integer("node", node, 0, 0xFFFF)
+    return node
+
+
+def _seqno(name: str, seqno: int) -> int:
+    _checks.integer(name, seqno, 0, (1 << 64) - 1)
+    return seqno
+
+
+def _path(collection: str) -> tuple[str, str]:
+    """Scope and collection of `scope.collection`; a lone name is one of the default scope."""
+    _checks.text("collection", collection)
+    scope, dot, name = collection.partition(".")
+    return (scope, name) if dot else ("_default", scope)

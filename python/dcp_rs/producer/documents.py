@@ -1,0 +1,205 @@
+"""Writing and reading the documents of an embedded cluster."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dcp_rs import _checks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dcp_rs import _dcp_rs
+
+
+@dataclass(frozen=True, kw_only=True)
+class MutationToken:
+    """Where a write lies in the history of its vBucket.
+
+    Attributes:
+        vbucket: vBucket written to.
+        seqno: Position of the write.
+        vbuuid: History branch written to.
+        cas: Version of the document now.
+    """
+
+    vbucket: int
+    seqno: int
+    vbuuid: int
+    cas: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A document as it is stored.
+
+    Attributes:
+        value: Its bytes.
+        xattrs: Its extended attributes by name.
+        datatype: `json` or `binary`.
+        cas: Its version.
+        seqno: Position of its last change.
+        rev: How many times it has changed.
+        flags: The application's own 32 bits.
+        expiry: Seconds since 1970 at which it expires; 0 never.
+    """
+
+    value: bytes = field(repr=False)
+    xattrs: dict[str, Any] = field(repr=False)
+    datatype: str
+    cas: int
+    seqno: int
+    rev: int
+    flags: int
+    expiry: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WriteOptions:
+    cas: int = 0
+    expiry: int = 0
+    flags: int = 0
+    collection: str | None = None
+    xattrs: list[tuple[str, str]] | None = None
+
+    def __post_init__(self) -> None:
+        _checks.integer("cas", self.cas, 0, (1 << 64) - 1)
+        _checks.integer("expiry", self.expiry, 0, 0xFFFF_FFFF)
+        _checks.integer("flags", self.flags, 0, 0xFFFF_FFFF)
+        _checks.text("collection", self.collection, optional=True)
+
+
+class Documents:
+    """The documents of a producer's bucket."""
+
+    __slots__ = ()
+
+    _inner: _dcp_rs.Producer
+
+    def vbucket_of(self, key: str | bytes) -> int:
+        """Gives the vBucket a key lies in."""
+        return self._inner.vbucket_of(_key(key))
+
+    def upsert(
+        self,
+        key: str | bytes,
+        value: bytes | str | Mapping[str, object] | list[object],
+        *,
+        collection: str | None = None,
+        xattrs: Mapping[str, object] | None = None,
+        cas: int = 0,
+        expiry: int = 0,
+        flags: int = 0,
+    ) -> MutationToken:
+        """Writes a document, whether it exists or not.
+
+        Args:
+            key: Its key, 1 to 250 bytes.
+            value: Its bytes, or text, or a mapping or list to be written as JSON.
+            collection: Its collection, as `scope.collection`, or as `collection` within
+                `_default`; the default collection if not given.
+            xattrs: Its extended attributes by name, each to be written as JSON; those it had are
+                gone. Names that begin with `_` are the system's and outlive a deletion.
+            cas: Version that it must have; 0 for any.
+            expiry: When it expires: 0 never, up to 30 days in seconds from now, above in seconds
+                since 1970.
+            flags: The application's own 32 bits.
+
+        Raises:
+            DocumentExistsError: It has another CAS.
+            ConfigError: Key or value are too long, or there is no such collection.
+        """
+        options = _WriteOptions(
+            cas=cas, expiry=expiry, flags=flags, collection=collection, xattrs=_xattrs(xattrs)
+        )
+        return _token(self._inner.upsert(_key(key), _value(value), options))
+
+    def insert(
+        self,
+        key: str | bytes,
+        value: bytes | str | Mapping[str, object] | list[object],
+        *,
+        collection: str | None = None,
+        xattrs: Mapping[str, object] | None = None,
+        expiry: int = 0,
+        flags: int = 0,
+    ) -> MutationToken:
+        """Writes a document that does not exist yet; arguments as of `upsert`.
+
+        Raises:
+            DocumentExistsError: It exists.
+        """
+        options = _WriteOptions(
+            expiry=expiry, flags=flags, collection=collection, xattrs=_xattrs(xattrs)
+        )
+        return _token(self._inner.insert(_key(key), _value(value), options))
+
+    def remove(
+        self, key: str | bytes, *, collection: str | None = None, cas: int = 0
+    ) -> MutationToken:
+        """Removes a document.
+
+        Raises:
+            DocumentNotFoundError: There is none.
+            DocumentExistsError: It has another CAS.
+        """
+        options = _WriteOptions(cas=cas, collection=collection)
+        return _token(self._inner.remove(_key(key), options))
+
+    def expire(self, key: str | bytes, *, collection: str | None = None) -> MutationToken:
+        """Expires a document as if its time had passed.
+
+        Raises:
+            DocumentNotFoundError: There is none.
+        """
+        return _token(self._inner.expire(_key(key), _WriteOptions(collection=collection)))
+
+    def get(self, key: str | bytes, *, collection: str | None = None) -> Document | None:
+        """Gives a document, `None` if there is none."""
+        _checks.text("collection", collection, optional=True)
+        found = self._inner.get(_key(key), collection)
+        if found is None:
+            return None
+        xattrs = {name: json.loads(value) for name, value in found.pop("xattrs").items()}
+        return Document(xattrs=xattrs, **found)
+
+    def high_seqnos(self) -> dict[int, int]:
+        """Gives the highest seqno of each vBucket."""
+        return self._inner.high_seqnos()
+
+    def expire_due(self) -> int:
+        """Expires every document whose time has passed; gives how many."""
+        return self._inner.expire_due()
+
+
+def _key(key: str | bytes) -> bytes:
+    if isinstance(key, str):
+        return key.encode()
+    if isinstance(key, bytes):
+        return key
+    raise _checks.wrong_type("key", key, "text or bytes")
+
+
+def _value(value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict | list):
+        return _json(value).encode()
+    raise _checks.wrong_type("value", value, "bytes, text, a dict or a list")
+
+
+def _xattrs(xattrs: Mapping[str, object] | None) -> list[tuple[str, str]] | None:
+    return None if xattrs is None else [(name, _json(value)) for name, value in xattrs.items()]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _token(token: tuple[int, int, int, int]) -> MutationToken:
+    vbucket, seqno, vbuuid, cas = token
+    return MutationToken(vbucket=vbucket, seqno=seqno, vbuuid=vbuuid, cas=cas)

@@ -1,0 +1,67 @@
+"""What an embedded cluster is set up with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from dcp_rs import _checks
+from dcp_rs.exceptions import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerOptions:
+    """The arguments of `Producer`, checked."""
+
+    nodes: int
+    vbuckets: int
+    replicas: int
+    bucket: str
+    ephemeral: bool
+    username: str
+    password: str = field(repr=False)
+    host: str
+    port: int
+    management_port: int
+    alternate_host: str | None
+    tls: bool
+    tls_port: int
+    tls_certificate: str | os.PathLike[str] | None
+    tls_key: str | os.PathLike[str] | None
+    tls_client_ca: str | os.PathLike[str] | None
+    tls_client_required: bool
+    persist_delay: float
+    memory_quota: int
+    history_bytes: int
+    max_connections: int
+
+    def __post_init__(self) -> None:
+        _checks.integer("nodes", self.nodes, 1, 64)
+        _checks.integer("vbuckets", self.vbuckets, 1, 1024)
+        _checks.integer("replicas", self.replicas, 0, 3)
+        for option in ("bucket", "username", "password", "host"):
+            _checks.text(option, getattr(self, option))
+        _checks.flag("ephemeral", self.ephemeral)
+        for option in ("port", "management_port", "tls_port"):
+            _checks.integer(option, getattr(self, option), 0, 0xFFFF)
+        _checks.text("alternate_host", self.alternate_host, optional=True)
+        self._check_tls()
+        _checks.seconds("persist_delay", self.persist_delay, 0.0, 86_400)
+        _checks.integer("memory_quota", self.memory_quota, 0, (1 << 63) - 1)
+        _checks.integer("history_bytes", self.history_bytes, 0, (1 << 63) - 1)
+        _checks.integer("max_connections", self.max_connections, 1, 1 << 20)
+
+    def _check_tls(self) -> None:
+        _checks.flag("tls", self.tls)
+        _checks.flag("tls_client_required", self.tls_client_required)
+        for option in ("tls_certificate", "tls_key", "tls_client_ca"):
+            value = getattr(self, option)
+            if value is not None and not isinstance(value, str | os.PathLike):
+                raise _checks.wrong_type(option, value, "a path")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("tls_certificate: it and tls_key go together")
+        for option in ("tls_port", "tls_certificate", "tls_client_ca", "tls_client_required"):
+            if getattr(self, option) and not self.tls:
+                raise ConfigError(f"{option}: needs tls=True")
+        if self.tls_client_required and self.tls_client_ca is None:
+            raise ConfigError("tls_client_required: needs tls_client_ca")

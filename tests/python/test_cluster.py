@@ -1,0 +1,207 @@
+"""What an operator does to the embedded cluster, and what its clients see of it."""
+
+import pytest
+
+import dcp_rs
+from dcp_rs.exceptions import BucketNotFoundError, ConfigError, DcpError, DocumentNotFoundError
+from reading import rows_of
+
+
+@pytest.fixture
+def cluster():
+    with dcp_rs.Producer(nodes=2, replicas=1, vbuckets=4) as running:
+        yield running
+
+
+def on_vbucket(producer, vbucket, prefix):
+    """A key of a vBucket."""
+    keys = (f"{prefix}_{n}" for n in range(1000))
+    return next(key for key in keys if producer.vbucket_of(key) == vbucket)
+
+
+def changes(producer, **options):
+    with producer.connect() as client, client.stream(until="now", **options) as stream:
+        return [(row["op"], row["key"]) for row in rows_of(stream)]
+
+
+def test_a_failover_loses_what_the_replica_lacked_and_says_so(cluster):
+    kept, lost = on_vbucket(cluster, 0, "kept"), on_vbucket(cluster, 0, "lost")
+    assert cluster.copies_of(0) == [0, 1]
+    cluster.upsert(kept, "1")
+    cluster.set_replica_lag(0, 1, None)
+    cluster.upsert(lost, "2")
+    with cluster.connect() as client:
+        stream = client.stream(until="now", vbuckets=[0])
+        assert [row["key"] for row in rows_of(stream)] == [kept, lost]
+        position = stream.checkpoint
+    cluster.failover(0)
+    assert (cluster.num_nodes, cluster.copies_of(0)) == (1, [1])
+    assert cluster.get(lost) is None
+    with cluster.connect() as client:
+        rows = rows_of(client.stream(start=position, until="now", vbuckets=[0]))
+    assert rows[0]["op"] == "rollback"
+
+
+def test_a_graceful_failover_loses_nothing(cluster):
+    key = on_vbucket(cluster, 0, "key")
+    cluster.set_replica_lag(0, 1, None)
+    cluster.upsert(key, "1")
+    cluster.failover(0, graceful=True)
+    assert cluster.get(key).value == b"1"
+
+
+def test_a_killed_node_comes_back_with_what_it_had_persisted(cluster):
+    saved, lost = on_vbucket(cluster, 0, "saved"), on_vbucket(cluster, 0, "lost")
+    cluster.upsert(saved, "1")
+    cluster.persist()
+    cluster.hold_persistence(0)
+    cluster.hold_persistence(0, 1)
+    cluster.upsert(lost, "2")
+    cluster.kill(0)
+    with pytest.raises(DcpError, match="restart its node"):
+        cluster.upsert(saved, "3")
+    cluster.restart(0)
+    assert (cluster.get(saved).value, cluster.get(lost)) == (b"1", None)
+
+
+def test_a_clean_restart_loses_nothing_and_an_unclean_one_what_was_held(cluster):
+    key = on_vbucket(cluster, 0, "key")
+    cluster.hold_persistence(0)
+    cluster.upsert(key, "1")
+    cluster.restart(0)
+    assert cluster.get(key).value == b"1"
+    cluster.upsert(key, "2")
+    cluster.restart(0, clean=False)
+    assert cluster.get(key).value == b"1"
+
+
+def test_an_added_node_gets_its_share(cluster):
+    node = cluster.add_node()
+    assert (node, cluster.num_nodes) == (2, 3)
+    assert node not in {cluster.copies_of(vbucket)[0] for vbucket in range(4)}
+    cluster.rebalance()
+    assert {cluster.copies_of(vbucket)[0] for vbucket in range(4)} == {0, 1, 2}
+    cluster.move_vbucket(0, node)
+    assert cluster.copies_of(0)[0] == node
+    assert len(cluster.management_urls) == 3
+
+
+def test_a_bucket_is_dropped_and_made_anew(cluster):
+    cluster.upsert("key", "1")
+    identity = cluster.bucket_uuid
+    cluster.drop_bucket()
+    assert cluster.bucket_uuid == ""
+    with pytest.raises(BucketNotFoundError):
+        cluster.connect()
+    cluster.create_bucket()
+    assert cluster.bucket_uuid not in {"", identity}
+    assert cluster.get("key") is None
+    assert changes(cluster) == []
+
+
+def test_collections_are_written_read_and_dropped(cluster):
+    cluster.create_scope("inventory")
+    cluster.create_collection("inventory.airline")
+    cluster.create_collection("landmark", max_ttl=3600)
+    cluster.upsert("key", "default")
+    cluster.upsert("key", "airline", collection="inventory.airline")
+    cluster.upsert("key", "landmark", collection="landmark")
+    assert cluster.collections() == {"_default": ["_default", "landmark"], "inventory": ["airline"]}
+    assert cluster.get("key").value == b"default"
+    assert cluster.get("key", collection="inventory.airline").value == b"airline"
+    assert cluster.get("key", collection="landmark").expiry > 0
+    assert changes(cluster, collections=["inventory.airline"]) == [("mutation", "key")]
+    cluster.remove("key", collection="inventory.airline")
+    cluster.expire("key", collection="landmark")
+    assert changes(cluster, collections=["inventory.airline", "landmark"]) in (
+        [("deletion", "key"), ("expiration", "key")],
+        [("expiration", "key"), ("deletion", "key")],
+    )
+    with pytest.raises(DocumentNotFoundError):
+        cluster.remove("key", collection="landmark")
+    cluster.drop_collection("landmark")
+    cluster.drop_scope("inventory")
+    assert cluster.collections() == {"_default": ["_default"]}
+    with pytest.raises(ConfigError, match=r"no collection inventory\.airline: create it"):
+        cluster.get("key", collection="inventory.airline")
+
+
+def test_xattrs_are_written_read_and_streamed(cluster):
+    cluster.upsert("key", {"a": 1}, xattrs={"_sync": {"rev": 3}, "user": "me"})
+    found = cluster.get("key")
+    assert (found.value, found.datatype) == (b'{"a":1}', "json")
+    assert found.xattrs == {"_sync": {"rev": 3}, "user": "me"}
+    with cluster.connect() as client:
+        (row,) = rows_of(client.stream(until="now", include_xattrs=True))
+    assert row["value"] == b'{"a":1}'
+    assert dict(row["xattrs"]) == {"_sync": '{"rev":3}', "user": '"me"'}
+    cluster.upsert("key", b"\xff")
+    assert (cluster.get("key").xattrs, cluster.get("key").datatype) == ({}, "binary")
+
+
+def test_purged_deletions_are_not_streamed(cluster):
+    first, last = on_vbucket(cluster, 0, "first"), on_vbucket(cluster, 0, "last")
+    cluster.upsert(first, "1")
+    removed = cluster.remove(first)
+    cluster.upsert(last, "2")
+    assert ("deletion", first) in changes(cluster)
+    cluster.purge(0, removed.seqno)
+    assert changes(cluster) == [("mutation", last)]
+
+
+def test_an_ephemeral_bucket_loses_everything_in_a_restart():
+    with dcp_rs.Producer(vbuckets=1, ephemeral=True) as producer:
+        producer.upsert("key", "1")
+        producer.restart(0)
+        assert producer.get("key") is None
+
+
+def test_the_alternate_address_is_where_external_clients_go():
+    with dcp_rs.Producer(vbuckets=1, alternate_host="localhost") as producer:
+        producer.upsert("key", "1")
+        with producer.connect(network="external") as client:
+            assert [node.split(":")[0] for node in client.vbuckets_by_node()] == ["localhost"]
+            assert client.high_seqnos() == {0: 1}
+
+
+def test_connecting_takes_the_options_of_connect(cluster):
+    with cluster.connect(connect_timeout=30.0) as client:
+        assert client.options.connect_timeout == 30.0
+    with pytest.raises(BucketNotFoundError):
+        cluster.connect(bucket="nonesuch")
+    with pytest.raises(ConfigError, match="start the producer with tls=True"):
+        cluster.connect(tls=True)
+    with pytest.raises(TypeError, match="nonesuch"):
+        cluster.connect(nonesuch=1)
+
+
+def test_connecting_over_tls_trusts_the_authority_that_was_made():
+    with dcp_rs.Producer(vbuckets=1, tls=True) as producer:
+        producer.upsert("key", "1")
+        with producer.connect(tls=True) as client:
+            assert client.options.connection_string.startswith("couchbases://")
+            assert client.high_seqnos() == {0: 1}
+        file = producer.ca_file
+        assert file.read_text() == producer.ca_pem
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda cluster: cluster.failover(7), "node"),
+        (lambda cluster: cluster.kill("0"), "node: must be a whole number"),
+        (lambda cluster: cluster.restart(0, clean=1), "clean: must be True or False"),
+        (lambda cluster: cluster.copies_of(99), "vbucket:99 does not exist|99"),
+        (lambda cluster: cluster.set_replica_lag(0, 2, 1), "no replica 2"),
+        (lambda cluster: cluster.set_replica_lag(0, 1, -1), "lag"),
+        (lambda cluster: cluster.hold_persistence(0, 2), "no replica 2"),
+        (lambda cluster: cluster.create_bucket(), "drop it first"),
+        (lambda cluster: cluster.create_collection("nonesuch.a"), "no such scope"),
+        (lambda cluster: cluster.upsert("a", "1", collection=1), "collection: must be text"),
+        (lambda _: dcp_rs.Producer(replicas=4), "replicas: 4 is not from 0 to 3"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_reason(cluster, call, named):
+    with pytest.raises(ConfigError, match=named):
+        call(cluster)
