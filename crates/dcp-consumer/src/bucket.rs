@@ -162,8 +162,12 @@ impl Bucket {
 
     /// Where the node listens on which a vBucket is active; `None` while there is none.
     pub(crate) fn address_of(&self, config: &BucketConfig, vbid: Vbid) -> Option<Address> {
-        let node = config.nodes().get(config.active(vbid)?)?;
-        node.data_address(self.network, self.connector.is_tls())
+        self.address_of_node(config, config.active(vbid)?)
+    }
+
+    /// Where a node listens, by its position in the map.
+    pub(crate) fn address_of_node(&self, config: &BucketConfig, node: usize) -> Option<Address> {
+        config.nodes().get(node)?.data_address(self.network, self.connector.is_tls())
     }
 
     /// The vBuckets by the node they are active on; those without one under `None`.

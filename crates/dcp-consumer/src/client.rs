@@ -18,7 +18,7 @@ use crate::reconciler::Reconciler;
 use crate::survey::Survey;
 use crate::{
     Acknowledge, Acknowledger, BatchPolicy, ChangeStream, ConnectOptions, End, Error, ErrorKind,
-    Start, StreamOptions,
+    Observer, Start, StreamOptions,
 };
 use crate::{filter, options};
 
@@ -86,6 +86,15 @@ impl Client {
         let mut survey = Survey::new(Arc::clone(&self.bucket), None);
         let vbids = self.all_vbuckets().collect();
         Box::pin(survey.high_seqnos(&vbids)).await
+    }
+
+    /// Something to ask again and again where the vBuckets are.
+    ///
+    /// # Errors
+    /// [`Error`] if the client is closed.
+    pub fn observer(&self) -> Result<Observer, Error> {
+        self.check_open()?;
+        Observer::new(Arc::clone(&self.bucket))
     }
 
     /// Opens a stream of changes. `make_sink` makes one sink for each connection to a node.
@@ -223,6 +232,12 @@ impl Client {
                     let seqno = high.get(&vbid).copied().unwrap_or_default();
                     checkpoint.set(vbid, latest(seqno, log));
                 }
+            }
+            Start::Positions(given) => {
+                for (&vbid, position) in given {
+                    checkpoint.set(vbid, position.clone());
+                }
+                check_not_ahead(&checkpoint, vbids, high, survey).await?;
             }
             Start::Checkpoint(given) => {
                 given.check(self.bucket_uuid(), hash)?;

@@ -51,6 +51,7 @@ mod driver;
 mod error;
 mod events;
 mod filter;
+mod observer;
 mod options;
 mod probe;
 mod queue;
@@ -70,6 +71,7 @@ pub use client::Client;
 pub use config::{ClientCertificate, ConnectOptions, Credentials, Pem, TlsOptions};
 pub use error::{Error, ErrorKind};
 pub use events::StreamEvent;
+pub use observer::{Observation, Observer};
 pub use options::{
     Acknowledge, BatchPolicy, Content, End, Filter, OnRollback, Start, StreamOptions,
 };

@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
 use dcp_proto::FailoverLog;
-use dcp_wire::{DecodeError, Frame, MAX_BODY_LEN, Opaque, Opcode, Reader, Seqno, Status, Vbid};
+use dcp_wire::message::{ObserveSeqno, ObservedSeqno};
+use dcp_wire::{
+    DecodeError, EncodeError, Frame, MAX_BODY_LEN, Opaque, Opcode, Reader, Seqno, Status, Vbid,
+    Vbuuid,
+};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::{Error, ErrorKind};
@@ -73,6 +77,51 @@ where
     Ok(logs)
 }
 
+/// Seqnos in memory and on disk of the node's copies of vBuckets, asked with the branch each was
+/// last seen on. A vBucket the node has no copy of is left out; one that does not know the branch
+/// is answered with what it may be, on no branch.
+pub(crate) async fn observe<IO>(
+    io: &mut IO,
+    leftover: &mut BytesMut,
+    asked: &[(Vbid, Vbuuid)],
+) -> Result<BTreeMap<Vbid, ObservedSeqno>, Error>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let opcode = Opcode::OBSERVE_SEQNO;
+    let mut out = BytesMut::new();
+    for &(vbid, vbuuid) in asked {
+        let request = ObserveSeqno { vbuuid };
+        request.encode(vbid, Opaque(vbid.0.into()), &mut out).map_err(unencodable)?;
+    }
+    write(io, &out).await?;
+    let mut seqnos = BTreeMap::new();
+    for _ in asked {
+        let answer = answer(io, leftover, opcode).await?;
+        let Some(&(vbid, _)) =
+            asked.iter().find(|(vbid, _)| Opaque(vbid.0.into()) == answer.opaque)
+        else {
+            continue;
+        };
+        let observed = match answer.status {
+            Status::SUCCESS => {
+                ObservedSeqno::decode(&answer.value).map_err(|error| malformed(opcode, error))?
+            }
+            Status::NOT_MY_VBUCKET => continue,
+            Status::KEY_ENOENT => ObservedSeqno {
+                vbid,
+                vbuuid: Vbuuid(0),
+                persisted_seqno: Seqno::ZERO,
+                current_seqno: Seqno::ZERO,
+                failover: None,
+            },
+            status => return Err(refused(opcode, status)),
+        };
+        seqnos.insert(vbid, observed);
+    }
+    Ok(seqnos)
+}
+
 /// The cluster map as JSON; empty if the node has none.
 pub(crate) async fn cluster_map<IO>(io: &mut IO, leftover: &mut BytesMut) -> Result<Bytes, Error>
 where
@@ -132,9 +181,11 @@ async fn write<IO: AsyncWrite + Unpin>(io: &mut IO, bytes: &[u8]) -> Result<(), 
 }
 
 fn encode(frame: &Frame<'_>, out: &mut BytesMut) -> Result<(), Error> {
-    frame.encode(out).map_err(|error| {
-        Error::new(ErrorKind::Protocol, "a request does not fit a packet").with_source(error)
-    })
+    frame.encode(out).map_err(unencodable)
+}
+
+fn unencodable(error: EncodeError) -> Error {
+    Error::new(ErrorKind::Protocol, "a request does not fit a packet").with_source(error)
 }
 
 fn lost(error: std::io::Error) -> Error {

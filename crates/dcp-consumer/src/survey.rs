@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use dcp_proto::FailoverLog;
 use dcp_proto::topology::{Address, BucketConfig};
-use dcp_wire::{Seqno, Vbid};
+use dcp_wire::message::ObservedSeqno;
+use dcp_wire::{Seqno, Vbid, Vbuuid};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -32,6 +33,20 @@ impl Survey {
     pub(crate) fn new(bucket: Arc<Bucket>, opening: Option<Opening>) -> Self {
         let deadline = Instant::now() + bucket.connect_timeout();
         Self { bucket, opening, connections: BTreeMap::new(), deadline }
+    }
+
+    /// Goes on with connections that were made before.
+    pub(crate) fn with_connections(
+        bucket: Arc<Bucket>,
+        opening: Opening,
+        connections: BTreeMap<Address, Connected>,
+    ) -> Self {
+        Self { connections, ..Self::new(bucket, Some(opening)) }
+    }
+
+    /// When everything has to be answered.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
     }
 
     /// The connections made.
@@ -88,6 +103,25 @@ impl Survey {
         })
         .await?;
         Ok(logs)
+    }
+
+    /// Seqnos in memory and on disk of these vBuckets, which were last seen on these branches.
+    ///
+    /// # Errors
+    /// [`Error`] if not every vBucket's node answers before the deadline.
+    pub(crate) async fn observe(
+        &mut self,
+        branches: &BTreeMap<Vbid, Vbuuid>,
+    ) -> Result<BTreeMap<Vbid, ObservedSeqno>, Error> {
+        let mut seqnos = BTreeMap::new();
+        let vbids = branches.keys().copied().collect();
+        self.ask(&vbids, &mut seqnos, async |connected, vbids| {
+            let asked: Vec<_> =
+                vbids.iter().filter_map(|vbid| Some((*vbid, *branches.get(vbid)?))).collect();
+            probe::observe(&mut connected.socket, &mut connected.leftover, &asked).await
+        })
+        .await?;
+        Ok(seqnos)
     }
 
     /// Asks the nodes until every vBucket is answered.
@@ -167,7 +201,8 @@ impl Survey {
         failed.map_or(Ok(()), Err)
     }
 
-    async fn refresh_map(&mut self) -> Result<(), Error> {
+    /// Learns the newest map from the nodes there are connections to.
+    pub(crate) async fn refresh_map(&mut self) -> Result<(), Error> {
         for (address, connected) in &mut self.connections {
             let map = probe::cluster_map(&mut connected.socket, &mut connected.leftover).await?;
             match BucketConfig::parse(&map, &address.host) {

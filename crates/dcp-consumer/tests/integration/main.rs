@@ -6,6 +6,7 @@ mod connect;
 mod data_service;
 mod embedded;
 mod events;
+mod observer;
 mod replay;
 mod rows;
 mod tls;

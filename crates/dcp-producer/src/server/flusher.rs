@@ -3,13 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::bucket::VBucket;
+use crate::bucket::{Subscriber, VBucket};
 use crate::cluster::Cluster;
 
 /// Persists what changes, `delay` after the first change of each round.
-pub(super) async fn run(cluster: Arc<Cluster>, delay: Duration) {
+///
+/// Changes count from the call on, not from when the future is first polled: whoever started the
+/// cluster may write before its tasks run.
+pub(super) fn run(cluster: Arc<Cluster>, delay: Duration) -> impl Future<Output = ()> {
+    let subscriber = cluster.bucket.changes().subscribe();
+    persist_changes(cluster, subscriber, delay)
+}
+
+async fn persist_changes(cluster: Arc<Cluster>, subscriber: Arc<Subscriber>, delay: Duration) {
     let bucket = &cluster.bucket;
-    let subscriber = bucket.changes().subscribe();
     loop {
         subscriber.notify.notified().await;
         tokio::time::sleep(delay).await;

@@ -1,0 +1,105 @@
+//! What the cluster says of its vBuckets.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use dcp_consumer::{Observation, Observer};
+use dcp_producer::{Producer, ProducerOptions};
+use dcp_wire::{Seqno, Vbid};
+
+use crate::embedded::{PATIENCE, connect, producer, write};
+
+const VB: Vbid = Vbid(1);
+
+async fn with_replica() -> Producer {
+    let mut options = ProducerOptions::default();
+    (options.nodes, options.vbuckets, options.replicas) = (2, 4, 1);
+    Producer::start(options).await.unwrap()
+}
+
+fn all() -> BTreeSet<Vbid> {
+    (0..4).map(Vbid).collect()
+}
+
+#[tokio::test]
+async fn seqnos_and_histories_are_those_of_the_active_copies() {
+    let producer = producer(2, 4).await;
+    write(&producer, 0..100);
+    let client = connect(&producer).await;
+    let mut observer = client.observer().unwrap();
+    for round in 1..=3_u32 {
+        let seen = observer.observe(&all(), false).await.unwrap();
+        let high: Vec<_> = seen.iter().map(|(&vbid, seen)| (vbid, seen.high_seqno)).collect();
+        assert_eq!(high, producer.high_seqnos().into_iter().collect::<Vec<_>>());
+        assert!(seen.values().all(|seen| seen.persisted_seqno.is_none()));
+        write(&producer, round * 100..round * 100 + 50);
+    }
+    let before = observer.observe(&BTreeSet::from([VB]), false).await.unwrap();
+    producer.roll_back(VB, Seqno(5)).unwrap();
+    let after = observer.observe(&BTreeSet::from([VB]), false).await.unwrap();
+    assert_eq!(after[&VB].high_seqno, Seqno(5));
+    assert_eq!(after[&VB].log.entries()[1], before[&VB].log.newest());
+    assert_eq!(after.len(), 1, "only what was asked for");
+}
+
+/// Looks at the vBucket until it is as wanted.
+async fn until(observer: &mut Observer, wanted: impl Fn(&Observation) -> bool) -> Observation {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let mut seen = observer.observe(&BTreeSet::from([VB]), true).await.unwrap();
+        let seen = seen.remove(&VB).unwrap();
+        if wanted(&seen) {
+            return seen;
+        }
+        assert!(Instant::now() < deadline, "{seen:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn persisted_is_what_every_copy_has_on_disk() {
+    let producer = with_replica().await;
+    write(&producer, 0..100);
+    let high = |producer: &Producer| producer.high_seqnos()[&VB];
+    let client = connect(&producer).await;
+    let mut observer = client.observer().unwrap();
+    let first = high(&producer);
+    until(&mut observer, |seen| seen.persisted_seqno == Some(first)).await;
+
+    for copy in [0, 1] {
+        let before = high(&producer);
+        producer.hold_persistence(VB, copy, true).unwrap();
+        write(&producer, 0..100);
+        producer.persist();
+        let seen = until(&mut observer, |seen| seen.high_seqno == high(&producer)).await;
+        assert_eq!(seen.persisted_seqno, Some(before), "copy {copy} is held");
+        producer.hold_persistence(VB, copy, false).unwrap();
+        until(&mut observer, |seen| seen.persisted_seqno == Some(high(&producer))).await;
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_does_not_answer_has_persisted_nothing() {
+    let producer = with_replica().await;
+    write(&producer, 0..100);
+    producer.persist();
+    let client = connect(&producer).await;
+    let mut observer = client.observer().unwrap();
+    until(&mut observer, |seen| seen.persisted_seqno == Some(seen.high_seqno)).await;
+    let active = |producer: &Producer| {
+        let all = producer.connection_string();
+        let by_node = client.vbuckets_by_node();
+        let (address, _) = by_node.iter().find(|(_, vbids)| vbids.contains(&VB)).unwrap();
+        all.trim_start_matches("couchbase://").split(',').position(|node| node == address).unwrap()
+    };
+    let replica = 1 - active(&producer);
+    producer.kill(replica).unwrap();
+    let seen = observer.observe(&BTreeSet::from([VB]), true).await.unwrap();
+    assert_eq!(seen[&VB].persisted_seqno, Some(Seqno::ZERO));
+    assert_eq!(seen[&VB].high_seqno, producer.high_seqnos()[&VB]);
+
+    // Without the node in the map, the active copy alone counts.
+    producer.failover(replica, false).unwrap();
+    let seen = until(&mut observer, |seen| seen.persisted_seqno == Some(seen.high_seqno)).await;
+    assert_eq!(seen.log.entries().len(), 1, "the active copy stayed where it was");
+}
