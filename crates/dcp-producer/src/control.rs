@@ -66,6 +66,24 @@ impl Producer {
         self.cluster.fail_over(node, graceful)
     }
 
+    /// Takes nodes out of the cluster that had most of its votes, as an operator does who accepts
+    /// that this is unsafe. As hard failovers of each; and the versions of the cluster map begin a
+    /// new epoch: its epoch rises, its revision starts over.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] for a node there is not, [`Error::NotAMember`], or
+    /// [`Error::LastNode`] if none would be left.
+    pub fn failover_unsafely(&self, nodes: &[usize]) -> Result<(), Error> {
+        self.cluster.fail_over_unsafely(nodes)
+    }
+
+    /// Version of the cluster map: its epoch and its revision. Every change makes a greater pair.
+    #[must_use]
+    pub fn map_version(&self) -> (i64, i64) {
+        let version = self.cluster.map().version;
+        (version.epoch, version.rev)
+    }
+
     /// Stops a node at once, as a crash does: connections are closed, new ones refused, what was
     /// not persisted is lost. The cluster map stays as it is.
     ///
@@ -111,7 +129,7 @@ impl Producer {
     }
 
     /// Spreads the vBuckets and their replicas evenly over the nodes that run, those that were
-    /// failed over and restarted included. Histories go on; streams of vBuckets that move end with
+    /// failed over and restarted included; one vBucket after the other, each with a cluster map. Histories go on; streams of vBuckets that move end with
     /// "state changed".
     ///
     /// # Errors

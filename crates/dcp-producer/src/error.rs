@@ -17,9 +17,12 @@ pub enum Error {
         /// What it must be instead.
         reason: String,
     },
-    /// The address to listen on is reachable from other machines.
-    #[error("refusing to listen on {host}: choose a loopback address such as 127.0.0.1")]
-    NotLoopback {
+    /// Other machines reach the address to listen on, and know the password.
+    #[error(
+        "refusing to listen on {host}, which other machines may reach, with the default password: \
+         set `password`, or choose a loopback address such as 127.0.0.1"
+    )]
+    DefaultPassword {
         /// Address asked for.
         host: IpAddr,
     },

@@ -26,7 +26,8 @@ pub struct ProducerOptions {
     pub username: String,
     /// Password clients authenticate with. Default `password`.
     pub password: String,
-    /// Address to listen on; must be a loopback address. Default 127.0.0.1.
+    /// Address to listen on. One that other machines can reach, `0.0.0.0` for all, needs a
+    /// password other than the default. Default 127.0.0.1.
     pub host: IpAddr,
     /// Port of the first node, the others following; 0, the default, lets the system choose.
     pub port: u16,
@@ -40,6 +41,21 @@ pub struct ProducerOptions {
     pub tls_port: u16,
     /// Connections a node serves at a time; more are closed at once. Default 1024.
     pub max_connections: usize,
+    /// Streams a DCP connection may have; requests beyond are refused. Default 65,536.
+    pub max_streams: usize,
+    /// Largest flow-control window a DCP client may ask for, in bytes: what may be on its way to
+    /// it unacknowledged. Default 4 GiB, which is all that clients can ask for.
+    pub max_unacknowledged_bytes: u32,
+    /// How long a client may take to authenticate before its connection is closed. Default 60 s.
+    pub authentication_timeout: Duration,
+    /// How long nothing may move on a connection before it is closed, in either direction, unless
+    /// it was opened for DCP. Default 5 min.
+    pub idle_timeout: Duration,
+    /// How long nothing may come from a client whose DCP connection has noops enabled. Default
+    /// 6 min.
+    pub dcp_idle_timeout: Duration,
+    /// How long a client is kept waiting for a seqno to be persisted. Default 30 s.
+    pub persistence_timeout: Duration,
     /// Bytes of documents and tombstones the bucket may hold. Default 8 GiB.
     pub memory_quota_bytes: usize,
     /// Bytes of overwritten documents kept so that vBuckets can be rolled back. Default 256 MiB.
@@ -62,13 +78,19 @@ impl Default for ProducerOptions {
             replicas: 0,
             bucket: "default".to_owned(),
             username: "Administrator".to_owned(),
-            password: "password".to_owned(),
+            password: Self::DEFAULT_PASSWORD.to_owned(),
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: 0,
             management_port: 0,
             tls: None,
             tls_port: 0,
             max_connections: 1024,
+            max_streams: 65_536,
+            max_unacknowledged_bytes: u32::MAX,
+            authentication_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(300),
+            dcp_idle_timeout: Duration::from_secs(360),
+            persistence_timeout: Duration::from_secs(30),
             memory_quota_bytes: 8 << 30,
             history_bytes: 256 << 20,
             ephemeral: false,
@@ -95,14 +117,15 @@ impl fmt::Debug for ProducerOptions {
 }
 
 impl ProducerOptions {
+    const DEFAULT_PASSWORD: &str = "password";
     const MAX_NODES: usize = 64;
     const MAX_VBUCKETS: u16 = 1024;
     const MAX_REPLICAS: u8 = 3;
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         let invalid = |option, reason: String| Err(Error::InvalidOption { option, reason });
-        if !self.host.is_loopback() {
-            return Err(Error::NotLoopback { host: self.host });
+        if !self.host.is_loopback() && self.password == Self::DEFAULT_PASSWORD {
+            return Err(Error::DefaultPassword { host: self.host });
         }
         if !(1..=Self::MAX_NODES).contains(&self.nodes) {
             return invalid("nodes", format!("must be 1 to {}", Self::MAX_NODES));
@@ -131,8 +154,21 @@ impl ProducerOptions {
         if let Some(tls) = &self.tls {
             tls.check()?;
         }
-        if self.max_connections == 0 {
-            return invalid("max_connections", "must be at least 1".to_owned());
+        for (option, count) in
+            [("max_connections", self.max_connections), ("max_streams", self.max_streams)]
+        {
+            if count == 0 {
+                return invalid(option, "must be at least 1".to_owned());
+            }
+        }
+        for (option, time) in [
+            ("authentication_timeout", self.authentication_timeout),
+            ("idle_timeout", self.idle_timeout),
+            ("dcp_idle_timeout", self.dcp_idle_timeout),
+        ] {
+            if time.is_zero() {
+                return invalid(option, "must be more than 0".to_owned());
+            }
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -49,7 +50,7 @@ impl Producer {
     /// Starts a cluster; its tasks run on the current tokio runtime.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`], [`Error::NotLoopback`], [`Error::Tls`], or [`Error::Listen`] if a
+    /// [`Error::InvalidOption`], [`Error::DefaultPassword`], [`Error::Tls`], or [`Error::Listen`] if a
     /// port cannot be opened.
     pub async fn start(options: ProducerOptions) -> Result<Self, Error> {
         options.check()?;
@@ -75,7 +76,8 @@ impl Producer {
     /// Where clients connect to, as `couchbase://127.0.0.1:port`.
     #[must_use]
     pub fn connection_string(&self) -> String {
-        let nodes: Vec<_> = self.cluster.members().iter().map(|node| node.kv.to_string()).collect();
+        let members = self.cluster.members();
+        let nodes: Vec<_> = members.iter().map(|node| reachable(node.kv).to_string()).collect();
         format!("couchbase://{}", nodes.join(","))
     }
 
@@ -83,7 +85,7 @@ impl Producer {
     /// does not speak it.
     #[must_use]
     pub fn tls_connection_string(&self) -> Option<String> {
-        let address = |node: &Node| node.tls.map(|tls| tls.kv.to_string());
+        let address = |node: &Node| node.tls.map(|tls| reachable(tls.kv).to_string());
         let nodes: Option<Vec<_>> = self.cluster.members().iter().map(address).collect();
         nodes.map(|nodes| format!("couchbases://{}", nodes.join(",")))
     }
@@ -100,19 +102,20 @@ impl Producer {
     #[must_use]
     pub fn tls_management_urls(&self) -> Vec<String> {
         let addresses = self.cluster.members().into_iter().filter_map(|node| node.tls);
-        addresses.map(|tls| format!("https://{}", tls.mgmt)).collect()
+        addresses.map(|tls| format!("https://{}", reachable(tls.mgmt))).collect()
     }
 
     /// Where the management port of each node answers, as `http://127.0.0.1:port`.
     #[must_use]
     pub fn management_urls(&self) -> Vec<String> {
-        self.cluster.members().iter().map(|node| format!("http://{}", node.mgmt)).collect()
+        let url = |node: &Node| format!("http://{}", reachable(node.mgmt));
+        self.cluster.members().iter().map(url).collect()
     }
 
     /// Name of the bucket.
     #[must_use]
     pub fn bucket_name(&self) -> &str {
-        &self.cluster.bucket_name
+        self.cluster.bucket_name()
     }
 
     /// Identity of the bucket: 32 hex digits, drawn when it is created; empty while it is dropped.
@@ -347,6 +350,16 @@ impl Producer {
         self.tasks.close();
         self.tasks.wait().await;
     }
+}
+
+/// Where this machine reaches a port that is open on `address`.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    let host = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        host => host,
+    };
+    SocketAddr::new(host, address.port())
 }
 
 /// The present moment.

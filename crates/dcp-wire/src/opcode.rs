@@ -105,6 +105,8 @@ wire_enum! {
         START_PERSISTENCE = 0x81, "START_PERSISTENCE";
         /// Set a server parameter.
         SET_PARAM = 0x82, "SET_PARAM";
+        /// Read a document from a replica.
+        GET_REPLICA = 0x83, "GET_REPLICA";
         /// Create a bucket.
         CREATE_BUCKET = 0x85, "CREATE_BUCKET";
         /// Delete a bucket.

@@ -8,10 +8,14 @@ use dcp_proto::producer::rollback::{self, RollbackQuery, Verdict};
 use dcp_proto::producer::{Item, MemoryRead, VBucketState};
 use dcp_wire::{Seqno, Vbuuid};
 
+use super::footprint;
 use super::vbucket::VBucket;
 
 /// A lag no replica ever makes up for: it receives nothing.
 pub(crate) const HELD: u64 = u64::MAX;
+
+/// Bytes of changes that wait in a replica's inbox, at most; a lag that would take more is cut.
+const INBOX_BYTES: usize = 32 << 20;
 
 /// What is on its way to a replica.
 #[derive(Debug)]
@@ -41,6 +45,9 @@ pub(crate) struct Copy {
     inbox: VecDeque<Incoming>,
     /// Changes in the inbox.
     waiting: u64,
+    /// What they amount to.
+    pub(super) waiting_bytes: usize,
+    pub(super) max_waiting_bytes: usize,
     /// Up to where changes were put into the inbox.
     fetched: Seqno,
 }
@@ -50,7 +57,17 @@ impl Copy {
     pub(super) fn new(node: usize, vbucket: VBucket) -> Self {
         let fetched = vbucket.high_seqno;
         let inbox = VecDeque::new();
-        Self { node, is_up: true, vbucket, lag: 0, inbox, waiting: 0, fetched }
+        Self {
+            node,
+            is_up: true,
+            vbucket,
+            lag: 0,
+            inbox,
+            waiting: 0,
+            waiting_bytes: 0,
+            max_waiting_bytes: INBOX_BYTES,
+            fetched,
+        }
     }
 
     /// Makes the copy a replica, which shares the items of the active one.
@@ -64,6 +81,7 @@ impl Copy {
     pub(super) fn forget_incoming(&mut self) {
         self.inbox.clear();
         self.waiting = 0;
+        self.waiting_bytes = 0;
         self.fetched = self.vbucket.high_seqno;
     }
 
@@ -76,7 +94,7 @@ impl Copy {
             self.agree(active);
         }
         self.fetch(active);
-        while (self.waiting > lag || matches!(self.inbox.front(), Some(Incoming::End(_))))
+        while self.has_due(lag)
             && let Some(incoming) = self.inbox.pop_front()
         {
             match incoming {
@@ -86,11 +104,19 @@ impl Copy {
                 Incoming::End(seqno) => self.vbucket.end_snapshot_at(seqno),
                 Incoming::Change(item) => {
                     self.waiting -= 1;
+                    self.waiting_bytes -= footprint(&item);
                     self.vbucket.clock.observe(item.cas);
                     self.vbucket.take_in(item);
                 }
             }
         }
+    }
+
+    /// Whether what comes next in the inbox is to be applied.
+    fn has_due(&self, lag: u64) -> bool {
+        self.waiting > lag
+            || self.waiting_bytes > self.max_waiting_bytes
+            || matches!(self.inbox.front(), Some(Incoming::End(_)))
     }
 
     /// Goes back until the history is one with that of `active`, and takes its failover table.
@@ -165,6 +191,7 @@ impl Copy {
         let snapshot = Snapshot { start, end: last.seqno };
         self.inbox.push_back(Incoming::Marker { snapshot, is_thinned });
         self.waiting += items.len() as u64;
+        self.waiting_bytes += items.iter().map(|item| footprint(item)).sum::<usize>();
         self.inbox.extend(items.into_iter().map(Incoming::Change));
     }
 }

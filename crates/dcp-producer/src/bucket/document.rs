@@ -77,6 +77,13 @@ impl VBucket {
         self.newest_now(now, key).filter(|item| item.kind == ItemKind::Mutation)
     }
 
+    /// The document if it lives; nothing is done about one whose expiry has passed.
+    pub(crate) fn live_if_unexpired(&self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
+        let item = self.newest(key)?;
+        let lives = item.kind == ItemKind::Mutation && !is_expired(item, now);
+        lives.then(|| Arc::clone(item))
+    }
+
     /// Newest version of the document, tombstones included; expires it if its time has passed.
     pub(crate) fn newest_now(&mut self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
         let item = Arc::clone(self.newest(key)?);

@@ -173,8 +173,12 @@ impl Bucket {
 
     /// Nodes of the copies of each vBucket, the active one's first.
     pub(crate) fn chains(&self) -> Vec<Vec<usize>> {
-        let nodes = |vbid| self.copies(vbid).map(|copies| copies.nodes()).unwrap_or_default();
-        self.vbids().map(nodes).collect()
+        self.vbids().map(|vbid| self.nodes_of(vbid)).collect()
+    }
+
+    /// Nodes of the copies of a vBucket, the active one's first.
+    pub(crate) fn nodes_of(&self, vbid: Vbid) -> Vec<usize> {
+        self.copies(vbid).map(|copies| copies.nodes()).unwrap_or_default()
     }
 
     /// A new, empty copy for a node.

@@ -192,3 +192,35 @@ proptest! {
         prop_assert_eq!(active.failover.upper_bound(before, active.high_seqno), Some(Seqno(kept)));
     }
 }
+
+#[test]
+fn a_lag_takes_no_more_memory_than_an_inbox_has() {
+    let bucket = three_copies();
+    let lag = |copies: &mut Copies| {
+        let replica = copies.get_mut(1).unwrap();
+        (replica.lag, replica.max_waiting_bytes) = (1000, 10_000);
+    };
+    bucket.rearrange(VB, lag);
+    let write = |vbucket: &mut VBucket| {
+        let key = DocKey { collection_id: CollectionId::DEFAULT, key: b"key" };
+        let write = DocumentWrite {
+            key,
+            value: Bytes::from(vec![b'v'; 1000]),
+            datatype: Datatype::RAW,
+            flags: 0,
+            expiry: 0,
+            cas: Cas(0),
+            condition: Condition::Any,
+        };
+        vbucket.store(Now(1), write).unwrap();
+    };
+    for _ in 0..100 {
+        bucket.with(VB, write).unwrap();
+    }
+    bucket.rearrange(VB, |copies| {
+        let replica = copies.get_mut(1).unwrap();
+        assert!(replica.waiting_bytes <= 10_000 && replica.waiting_bytes > 5_000);
+        let applied = replica.vbucket.high_seqno.0;
+        assert!((90..100).contains(&applied), "{applied}");
+    });
+}

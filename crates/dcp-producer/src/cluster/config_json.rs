@@ -1,5 +1,7 @@
 //! The cluster map as JSON, in the form clients expect of a server.
 
+use std::net::SocketAddr;
+
 use bytes::Bytes;
 use dcp_wire::message::ConfigVersion;
 use serde_json::{Value, json};
@@ -28,6 +30,15 @@ pub(super) struct BucketView<'a> {
     pub(super) chains: &'a [Vec<i32>],
 }
 
+/// A node's address as maps give it: clients put the name they know the node by in place of
+/// `$HOST`, which stands for every address.
+fn named(address: SocketAddr) -> String {
+    if address.ip().is_unspecified() {
+        return format!("$HOST:{}", address.port());
+    }
+    address.to_string()
+}
+
 /// The map of a bucket.
 pub(super) fn bucket(
     version: ConfigVersion,
@@ -37,12 +48,12 @@ pub(super) fn bucket(
     let (name, uuid) = (bucket.name, bucket.uuid);
     let member = |Member { node, .. }: &Member<'_>| {
         json!({
-            "couchApiBase": format!("http://{}/{name}", node.mgmt),
-            "hostname": node.mgmt.to_string(),
+            "couchApiBase": format!("http://{}/{name}", named(node.mgmt)),
+            "hostname": named(node.mgmt),
             "ports": {"direct": node.kv.port()},
         })
     };
-    let servers: Vec<_> = members.iter().map(|member| member.node.kv.to_string()).collect();
+    let servers: Vec<_> = members.iter().map(|member| named(member.node.kv)).collect();
     let config = json!({
         "rev": version.rev,
         "revEpoch": version.epoch,
@@ -101,8 +112,12 @@ fn nodes_ext(members: &[Member<'_>]) -> Vec<Value> {
 fn node_ext(member: &Member<'_>) -> Value {
     let node = member.node;
     let services = services(&node);
-    let mut entry = json!({"hostname": node.kv.ip().to_string(), "services": services});
+    let mut entry = json!({"services": services});
     if let Some(entry) = entry.as_object_mut() {
+        // Without a name it is the one the client knows the node by.
+        if !node.kv.ip().is_unspecified() {
+            entry.insert("hostname".to_owned(), node.kv.ip().to_string().into());
+        }
         if member.is_teller {
             entry.insert("thisNode".to_owned(), Value::Bool(true));
         }

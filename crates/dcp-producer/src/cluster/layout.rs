@@ -9,15 +9,30 @@ use crate::bucket::Copies;
 impl Cluster {
     /// Puts the copies of all vBuckets where an even layout wants them, each with its history.
     pub(super) fn lay_out(&self, nodes: &[MapNode]) {
+        let usable = self.usable(nodes);
+        for vbid in self.bucket.vbids() {
+            self.lay_out_one(&usable, vbid);
+        }
+    }
+
+    /// The nodes that can have copies.
+    pub(super) fn usable(&self, nodes: &[MapNode]) -> Vec<usize> {
         let is_usable = |&node: &usize| {
             nodes.get(node).is_some_and(|node| node.is_member)
                 && self.power(node).is_some_and(|power| power.is_on())
         };
-        let usable: Vec<usize> = (0..nodes.len()).filter(is_usable).collect();
-        for vbid in self.bucket.vbids() {
-            let chain = self.chain(&usable, vbid);
-            self.bucket.rearrange(vbid, |copies| self.place(vbid, &chain, copies));
-        }
+        (0..nodes.len()).filter(is_usable).collect()
+    }
+
+    /// Whether the copies of a vBucket are where an even layout wants them.
+    pub(super) fn is_in_place(&self, usable: &[usize], vbid: Vbid) -> bool {
+        self.bucket.nodes_of(vbid) == self.chain(usable, vbid)
+    }
+
+    /// Puts the copies of one vBucket where an even layout wants them.
+    pub(super) fn lay_out_one(&self, usable: &[usize], vbid: Vbid) {
+        let chain = self.chain(usable, vbid);
+        self.bucket.rearrange(vbid, |copies| self.place(vbid, &chain, copies));
     }
 
     /// The nodes of a vBucket, the active one's first. Neighbours stay together: with 2 nodes the
@@ -25,7 +40,7 @@ impl Cluster {
     fn chain(&self, usable: &[usize], vbid: Vbid) -> Vec<usize> {
         let count = usize::from(self.bucket.vbucket_count());
         let first = vbid.index() * usable.len() / count.max(1);
-        let copies = (1 + usize::from(self.replicas)).min(usable.len());
+        let copies = (1 + usize::from(self.facts.replicas)).min(usable.len());
         usable.iter().cycle().skip(first).take(copies).copied().collect()
     }
 

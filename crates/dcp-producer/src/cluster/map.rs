@@ -1,12 +1,12 @@
 //! One version of the cluster map.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use dcp_wire::message::ConfigVersion;
 
+use super::Node;
 use super::config_json::{self, BucketView, Member};
-use super::{Cluster, Node};
 use crate::bucket::Manifest;
 
 /// A node in the map.
@@ -17,6 +17,15 @@ pub(super) struct MapNode {
     pub(super) is_member: bool,
 }
 
+/// What every version of the map says alike.
+#[derive(Debug)]
+pub(crate) struct MapFacts {
+    pub(crate) bucket_name: String,
+    pub(crate) replicas: u8,
+    pub(crate) alternate_host: Option<String>,
+    pub(crate) is_ephemeral: bool,
+}
+
 /// One version of the cluster map, as each node tells it.
 #[derive(Debug)]
 pub(crate) struct ClusterMap {
@@ -25,8 +34,12 @@ pub(crate) struct ClusterMap {
     /// Identity of the bucket, 32 hex digits; `None` while it is dropped.
     pub(crate) bucket_uuid: Option<Arc<str>>,
     pub(crate) manifest: Arc<Manifest>,
-    /// By node.
-    views: Vec<MapView>,
+    facts: Arc<MapFacts>,
+    /// Nodes of the copies of each vBucket, the active one's first.
+    chains: Vec<Vec<usize>>,
+    /// By node; written out when they are first asked for, since a rebalance makes many versions
+    /// that nobody asks for.
+    views: Vec<OnceLock<MapView>>,
 }
 
 /// The map as one node tells it.
@@ -40,37 +53,38 @@ pub(crate) struct MapView {
 
 impl ClusterMap {
     /// A map without nodes.
-    pub(super) fn empty(version: ConfigVersion) -> Self {
-        let (nodes, views) = (Vec::new(), Vec::new());
-        Self { version, nodes, bucket_uuid: None, manifest: Arc::default(), views }
+    pub(super) fn empty(version: ConfigVersion, facts: Arc<MapFacts>) -> Self {
+        Self::new(version, Vec::new(), None, Arc::default(), facts, Vec::new())
     }
 
-    /// The map with the copies where `chains` says, told by each node.
+    /// The map with the copies where `chains` says.
     pub(super) fn new(
-        cluster: &Cluster,
         version: ConfigVersion,
         nodes: Vec<MapNode>,
         bucket_uuid: Option<Arc<str>>,
         manifest: Arc<Manifest>,
-        chains: &[Vec<usize>],
+        facts: Arc<MapFacts>,
+        chains: Vec<Vec<usize>>,
     ) -> Self {
-        let chains = positions(&nodes, cluster.replicas, chains);
-        let views = (0..nodes.len()).map(|teller| {
-            let members: Vec<_> = members(cluster, &nodes, teller).collect();
-            let bucket = bucket_uuid.as_ref().map(|uuid| BucketView {
-                name: &cluster.bucket_name,
-                uuid,
-                is_ephemeral: cluster.bucket.is_ephemeral(),
-                manifest_uid: manifest.uid().to_string(),
-                replicas: cluster.replicas,
-                chains: &chains,
-            });
-            let bucket = bucket.map(|bucket| config_json::bucket(version, &members, &bucket));
-            let global = config_json::global(version, &members);
-            MapView { bucket: bucket.unwrap_or_default(), global }
+        let views = nodes.iter().map(|_| OnceLock::new()).collect();
+        Self { version, nodes, bucket_uuid, manifest, facts, chains, views }
+    }
+
+    fn write_out(&self, teller: usize) -> MapView {
+        let facts = &*self.facts;
+        let chains = positions(&self.nodes, facts.replicas, &self.chains);
+        let members: Vec<_> = members(facts, &self.nodes, teller).collect();
+        let bucket = self.bucket_uuid.as_ref().map(|uuid| BucketView {
+            name: &facts.bucket_name,
+            uuid,
+            is_ephemeral: facts.is_ephemeral,
+            manifest_uid: self.manifest.uid().to_string(),
+            replicas: facts.replicas,
+            chains: &chains,
         });
-        let views = views.collect();
-        Self { version, nodes, bucket_uuid, manifest, views }
+        let bucket = bucket.map(|bucket| config_json::bucket(self.version, &members, &bucket));
+        let global = config_json::global(self.version, &members);
+        MapView { bucket: bucket.unwrap_or_default(), global }
     }
 
     /// Whether a node belongs to the cluster.
@@ -80,19 +94,19 @@ impl ClusterMap {
 
     /// The map as `node` tells it.
     pub(crate) fn view(&self, node: usize) -> Option<&MapView> {
-        self.views.get(node)
+        self.views.get(node).map(|view| view.get_or_init(|| self.write_out(node)))
     }
 }
 
 fn members<'a>(
-    cluster: &'a Cluster,
+    facts: &'a MapFacts,
     nodes: &'a [MapNode],
     teller: usize,
 ) -> impl Iterator<Item = Member<'a>> {
     let member = move |(index, node): (usize, &MapNode)| Member {
         node: node.addresses,
         is_teller: index == teller,
-        alternate_host: cluster.alternate_host.as_deref(),
+        alternate_host: facts.alternate_host.as_deref(),
     };
     nodes.iter().enumerate().filter(|(_, node)| node.is_member).map(member)
 }

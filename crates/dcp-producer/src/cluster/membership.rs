@@ -1,6 +1,6 @@
 //! Nodes that come, go, fail and come back, and a bucket that is dropped.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use dcp_wire::Vbid;
 use dcp_wire::message::ConfigVersion;
@@ -13,6 +13,8 @@ use crate::bucket::{Copies, HELD, Manifest, Now, Unchanged, random_vbuuid};
 
 /// What the next version of the map says that cannot be seen from the copies.
 struct Change {
+    /// Version before; the next one is one rev above, unless it is a new epoch's first.
+    version: ConfigVersion,
     nodes: Vec<MapNode>,
     bucket_uuid: Option<Arc<str>>,
     manifest: Arc<Manifest>,
@@ -24,15 +26,16 @@ impl Cluster {
     fn change<T>(&self, op: impl FnOnce(&mut Change) -> Result<T, Error>) -> Result<T, Error> {
         let mut map = self.write_map();
         let mut change = Change {
+            version: map.version,
             nodes: map.nodes.clone(),
             bucket_uuid: map.bucket_uuid.clone(),
             manifest: Arc::clone(&map.manifest),
         };
         let result = op(&mut change)?;
-        let version = ConfigVersion { rev: map.version.rev + 1, ..map.version };
-        let Change { nodes, bucket_uuid, manifest } = change;
-        let chains = self.bucket.chains();
-        let next = ClusterMap::new(self, version, nodes, bucket_uuid, manifest, &chains);
+        let Change { version, nodes, bucket_uuid, manifest } = change;
+        let version = ConfigVersion { rev: version.rev + 1, ..version };
+        let (facts, chains) = (Arc::clone(&self.facts), self.bucket.chains());
+        let next = ClusterMap::new(version, nodes, bucket_uuid, manifest, facts, chains);
         *map = Arc::new(next);
         drop(map);
         self.version.send_replace(version);
@@ -60,8 +63,8 @@ impl Cluster {
         if !self.member_power(node)?.is_on() {
             return Err(Error::NodeDown { node });
         }
-        let chains = self.bucket.chains();
-        if chains.get(vbid.index()).and_then(|chain| chain.first()) == Some(&node) {
+        let _turn = self.take_turn();
+        if self.bucket.nodes_of(vbid).first() == Some(&node) {
             return Ok(());
         }
         self.change(|_| {
@@ -76,6 +79,7 @@ impl Cluster {
         if graceful && !power.is_on() {
             return Err(Error::NodeDown { node });
         }
+        let _turn = self.take_turn();
         if self.members().len() < 2 {
             return Err(Error::LastNode { node });
         }
@@ -83,16 +87,56 @@ impl Cluster {
             power.switch_off();
         }
         self.change(|change| {
-            for vbid in self.bucket.vbids() {
-                self.bucket.rearrange(vbid, |copies| copies.leave(node, graceful, random_vbuuid()));
-            }
-            if let Some(failed) = change.nodes.get_mut(node) {
-                failed.is_member = false;
-            }
+            self.leave(change, node, graceful);
             Ok(())
         })?;
         self.bring_forward();
         Ok(())
+    }
+
+    fn leave(&self, change: &mut Change, node: usize, graceful: bool) {
+        for vbid in self.bucket.vbids() {
+            self.bucket.rearrange(vbid, |copies| copies.leave(node, graceful, random_vbuuid()));
+        }
+        if let Some(failed) = change.nodes.get_mut(node) {
+            failed.is_member = false;
+        }
+    }
+
+    /// Takes nodes out of the cluster that had most of its votes. Those that are left cannot know
+    /// which versions of the map were given: theirs are of a new epoch.
+    pub(crate) fn fail_over_unsafely(&self, nodes: &[usize]) -> Result<(), Error> {
+        let powers: Vec<_> =
+            nodes.iter().map(|&node| self.member_power(node)).collect::<Result<_, _>>()?;
+        let _turn = self.take_turn();
+        let map = self.map();
+        let stays = |node: &usize| map.is_member(*node) && !nodes.contains(node);
+        if let (Some(&node), false) = (nodes.first(), (0..map.nodes.len()).any(|node| stays(&node)))
+        {
+            return Err(Error::LastNode { node });
+        }
+        for power in &powers {
+            power.switch_off();
+        }
+        self.change(|change| {
+            for vbid in self.bucket.vbids() {
+                for &node in nodes {
+                    self.bucket.rearrange(vbid, |copies| copies.stop(node));
+                }
+            }
+            for &node in nodes {
+                self.leave(change, node, false);
+            }
+            change.version = ConfigVersion { epoch: change.version.epoch + 1, rev: 0 };
+            Ok(())
+        })?;
+        self.bring_forward();
+        Ok(())
+    }
+
+    /// Waits until no other operation moves copies about.
+    fn take_turn(&self) -> MutexGuard<'_, ()> {
+        self.operation.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stops a node at once.
@@ -122,9 +166,11 @@ impl Cluster {
         })
     }
 
-    /// Spreads the copies evenly over the nodes that run, those that were failed over included.
+    /// Spreads the copies evenly over the nodes that run, those that were failed over included, one
+    /// vBucket and one version of the map after the other.
     pub(crate) fn rebalance(&self) -> Result<(), Error> {
-        self.change(|change| {
+        let _turn = self.take_turn();
+        let exists = self.change(|change| {
             for (index, node) in change.nodes.iter_mut().enumerate() {
                 let is_on = self.power(index).is_some_and(|power| power.is_on());
                 if node.is_member && !is_on {
@@ -132,11 +178,17 @@ impl Cluster {
                 }
                 node.is_member = is_on;
             }
-            if change.bucket_uuid.is_some() {
-                self.lay_out(&change.nodes);
-            }
-            Ok(())
+            Ok(change.bucket_uuid.is_some())
         })?;
+        if exists {
+            let usable = self.usable(&self.map().nodes);
+            for vbid in self.bucket.vbids().filter(|&vbid| !self.is_in_place(&usable, vbid)) {
+                self.change(|_| {
+                    self.lay_out_one(&usable, vbid);
+                    Ok(())
+                })?;
+            }
+        }
         self.bring_forward();
         Ok(())
     }
@@ -158,6 +210,7 @@ impl Cluster {
 
     /// Drops the bucket and all that is in it; connections to it end.
     pub(crate) fn drop_bucket(&self) -> Result<(), Error> {
+        let _turn = self.take_turn();
         self.change(|change| {
             if change.bucket_uuid.take().is_none() {
                 return Err(Error::NoBucket);
@@ -175,6 +228,7 @@ impl Cluster {
 
     /// Creates the bucket anew after it was dropped.
     pub(crate) fn create_bucket(&self) -> Result<(), Error> {
+        let _turn = self.take_turn();
         self.change(|change| {
             if change.bucket_uuid.is_some() {
                 return Err(Error::BucketExists);

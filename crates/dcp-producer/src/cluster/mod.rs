@@ -7,7 +7,7 @@ mod membership;
 mod node;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
 use bytes::Bytes;
 use dcp_proto::producer::{BucketSource, ConnectionConfig};
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::ProducerOptions;
 use crate::bucket::{Bucket, Manifest, VBucketGuard};
 pub(crate) use map::ClusterMap;
-use map::MapNode;
+use map::{MapFacts, MapNode};
 pub(crate) use node::NodePower;
 
 /// Version the nodes give, from which clients tell what they may rely on.
@@ -45,9 +45,9 @@ pub(crate) struct Node {
 #[derive(Debug)]
 pub(crate) struct Cluster {
     pub(crate) bucket: Bucket,
-    pub(crate) bucket_name: String,
-    replicas: u8,
-    alternate_host: Option<String>,
+    facts: Arc<MapFacts>,
+    /// Held by what moves copies about, so that one such operation does not meet another halfway.
+    operation: Mutex<()>,
     /// By number; nodes that left keep theirs.
     power: RwLock<Vec<Arc<NodePower>>>,
     /// Ends everything.
@@ -71,31 +71,47 @@ impl Cluster {
     ) -> Self {
         let power = |_| Arc::new(NodePower::new(stop.clone()));
         let version = ConfigVersion { epoch: 1, rev: 1 };
-        let cluster = Self {
-            bucket,
+        let facts = Arc::new(MapFacts {
             bucket_name: options.bucket.clone(),
             replicas: options.replicas,
             alternate_host: options.alternate_host.clone(),
+            is_ephemeral: bucket.is_ephemeral(),
+        });
+        let dcp_config = ConnectionConfig {
+            idle_timeout: options.dcp_idle_timeout,
+            max_streams: options.max_streams,
+            max_buffer_size: options.max_unacknowledged_bytes,
+            ..ConnectionConfig::default()
+        };
+        let cluster = Self {
+            bucket,
+            operation: Mutex::default(),
             power: RwLock::new(nodes.iter().map(power).collect()),
             stop: stop.clone(),
-            map: RwLock::new(Arc::new(ClusterMap::empty(version))),
+            map: RwLock::new(Arc::new(ClusterMap::empty(version, Arc::clone(&facts)))),
+            facts,
             version: watch::Sender::new(version),
             bucket_life: RwLock::default(),
-            dcp_config: RwLock::default(),
+            dcp_config: RwLock::new(dcp_config),
         };
         let map_node = |&addresses| MapNode { addresses, is_member: true };
         let nodes: Vec<_> = nodes.iter().map(map_node).collect();
         cluster.lay_out(&nodes);
         let map = ClusterMap::new(
-            &cluster,
             version,
             nodes,
             Some(new_uuid()),
             Arc::default(),
-            &cluster.bucket.chains(),
+            Arc::clone(&cluster.facts),
+            cluster.bucket.chains(),
         );
         *cluster.write_map() = Arc::new(map);
         cluster
+    }
+
+    /// Name of the bucket.
+    pub(crate) fn bucket_name(&self) -> &str {
+        &self.facts.bucket_name
     }
 
     /// Addresses of the nodes by number, those that left included.

@@ -35,7 +35,7 @@ pub(super) fn pools(cluster: &Cluster) -> String {
 
 /// `/pools/default`: the nodes and where to ask for buckets.
 pub(super) fn pool(cluster: &Cluster, node: usize) -> Option<String> {
-    let bucket = &cluster.bucket_name;
+    let bucket = cluster.bucket_name();
     let uuid = &cluster.bucket_uuid();
     let exists = !uuid.is_empty();
     let buckets = exists.then(|| json!({"bucketName": bucket, "uuid": uuid}));
@@ -93,16 +93,21 @@ fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
     let mut bucket: Map<String, Value> = serde_json::from_slice(&map.view(node)?.bucket).ok()?;
     let servers = bucket.get("vBucketServerMap");
     let replicas = servers.and_then(|servers| servers.get("numReplicas")).cloned();
-    let name = &cluster.bucket_name;
+    let name = cluster.bucket_name();
     let memory = cluster.bucket.memory();
+    let (backend, eviction) = if cluster.bucket.is_ephemeral() {
+        ("undefined", "noEviction")
+    } else {
+        ("couchstore", "valueOnly")
+    };
     let more = json!({
         "quota": {"ram": memory.quota(), "rawRAM": memory.quota()},
         "basicStats": {"memUsed": memory.used()},
         "authType": "sasl",
         "replicaNumber": replicas,
         "replicaIndex": false,
-        "storageBackend": "couchstore",
-        "evictionPolicy": "valueOnly",
+        "storageBackend": backend,
+        "evictionPolicy": eviction,
         "durabilityMinLevel": "none",
         "conflictResolutionType": "seqno",
         "compressionMode": "passive",
@@ -129,7 +134,7 @@ fn nodes(cluster: &Cluster, node: usize) -> Option<Vec<Value>> {
 }
 
 fn node_entry(node: &Value) -> Option<Value> {
-    let host = node.get("hostname")?.as_str()?;
+    let host = node.get("hostname").and_then(Value::as_str).unwrap_or("$HOST");
     let services = node.get("services")?;
     let management = services.get("mgmt")?.as_u64()?;
     let hostname = if host.contains(':') {

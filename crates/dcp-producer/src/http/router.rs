@@ -91,7 +91,7 @@ impl Management {
     }
 
     fn has_bucket(&self, bucket: &str) -> bool {
-        bucket == self.cluster.bucket_name
+        bucket == self.cluster.bucket_name()
     }
 }
 

@@ -18,7 +18,7 @@ impl Command<'_, '_> {
         let exists = cluster.map().bucket_uuid.is_some();
         self.session.bucket = if self.frame.key == NO_BUCKET_NAME {
             None
-        } else if exists && self.frame.key == cluster.bucket_name.as_bytes() {
+        } else if exists && self.frame.key == cluster.bucket_name().as_bytes() {
             Some(life)
         } else {
             return Err(Status::KEY_ENOENT.into());

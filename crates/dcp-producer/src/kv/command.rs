@@ -69,6 +69,7 @@ impl<'a, 'f> Command<'a, 'f> {
             Opcode::VERSION => Self::version,
             Opcode::STAT => Self::stats,
             Opcode::GET => Self::get,
+            Opcode::GET_REPLICA => Self::get_replica,
             Opcode::SET | Opcode::ADD | Opcode::REPLACE => Self::store,
             Opcode::DELETE => Self::delete,
             Opcode::INCREMENT | Opcode::DECREMENT => Self::count,
@@ -128,7 +129,7 @@ impl<'a, 'f> Command<'a, 'f> {
     pub(super) fn refuse(&mut self, failure: Failure) -> Result<(), Failure> {
         let features = &self.session.features;
         let (status, body) = match failure {
-            Failure::Close => return Err(Failure::Close),
+            Failure::Close | Failure::Later => return Err(Failure::Close),
             // A client that did not negotiate them cannot know these statuses.
             Failure::Status(Status::EACCESS | Status::NO_BUCKET) if !features.xerror => {
                 return Err(Failure::Close);

@@ -1,7 +1,7 @@
 //! Reading and writing documents.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use dcp_proto::producer::{Item, ItemKind};
+use dcp_proto::producer::{Item, ItemKind, VBucketState};
 use dcp_wire::message::{MutationToken, Store, Touch};
 use dcp_wire::{Cas, Datatype, Frame, Opcode, Status, xattr};
 
@@ -27,6 +27,18 @@ impl Command<'_, '_> {
         let (key, now) = (self.key()?, self.now);
         let item = self.with_vbucket(|vbucket| vbucket.live(now, key))?;
         let item = item.ok_or(Status::KEY_ENOENT)?;
+        self.send_document(&item)
+    }
+
+    /// Reads a replica as it is: it expires nothing by itself.
+    pub(super) fn get_replica(&mut self) -> Result<(), Failure> {
+        self.expect_parts(true, false)?;
+        let (key, now) = (self.key()?, self.now);
+        let item = self.with_copy(|vbucket| {
+            let is_replica = vbucket.state == VBucketState::Replica;
+            is_replica.then(|| vbucket.live_if_unexpired(now, key))
+        })?;
+        let item = item.ok_or(Failure::NotMyVbucket)?.ok_or(Status::KEY_ENOENT)?;
         self.send_document(&item)
     }
 

@@ -16,6 +16,8 @@ pub(super) enum Failure {
     /// No such collection or scope, with the status that says which; the response carries the
     /// manifest's uid.
     Unknown(Status),
+    /// The request is to be handled again later.
+    Later,
     /// The connection cannot go on.
     Close,
 }

@@ -1,5 +1,7 @@
 //! Where vBuckets stand: seqnos, history branches, persistence.
 
+use std::time::Instant;
+
 use dcp_proto::producer::{VBucketSource, VBucketState};
 use dcp_wire::message::{
     GetAllVbSeqnos, ObserveSeqno, ObservedSeqno, SeqnoPersistence, VbucketState, encode_vb_seqnos,
@@ -71,15 +73,22 @@ impl Command<'_, '_> {
         self.succeed(self.success().with_value(&value))
     }
 
-    /// Waiting for a seqno to be persisted hurries the flusher: it is done at once.
+    /// Waiting for a seqno to be persisted hurries the flusher. As long as that does not help the
+    /// connection waits, for a while.
     pub(super) fn seqno_persistence(&mut self) -> Result<(), Failure> {
         let SeqnoPersistence { seqno } = SeqnoPersistence::decode(self.frame)?;
         let reached = self.with_copy(|vbucket| {
             vbucket.persist();
             vbucket.told_persisted_seqno() >= seqno
         })?;
+        let waiting_since = self.session.waiting_since.take();
         if !reached {
-            return Err(Status::ETMPFAIL.into());
+            let since = waiting_since.unwrap_or_else(Instant::now);
+            if since.elapsed() >= self.session.persistence_timeout {
+                return Err(Status::ETMPFAIL.into());
+            }
+            self.session.waiting_since = Some(since);
+            return Err(Failure::Later);
         }
         self.succeed(self.success())
     }

@@ -1,7 +1,7 @@
 //! One connection's state outside DCP, and the way of a request through it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use dcp_wire::message::ConfigVersion;
@@ -23,6 +23,8 @@ pub(crate) enum Flow {
     Continue,
     /// Close the connection once the answers are written.
     Close,
+    /// Nothing was done: give the same request again in a moment, and no other before it.
+    Later,
     /// Nothing was done: the request belongs to DCP.
     Dcp,
 }
@@ -38,6 +40,10 @@ pub(crate) struct Session {
     pub(super) bucket: Option<CancellationToken>,
     /// Newest map this connection was sent with NOT_MY_VBUCKET.
     pub(super) map_sent: Option<ConfigVersion>,
+    /// Since when a request is given again and again.
+    pub(super) waiting_since: Option<Instant>,
+    /// How long that may last.
+    pub(super) persistence_timeout: Duration,
 }
 
 impl Session {
@@ -49,6 +55,8 @@ impl Session {
             login: Login::new(credentials),
             bucket: None,
             map_sent: None,
+            waiting_since: None,
+            persistence_timeout: Duration::ZERO,
         }
     }
 
@@ -61,6 +69,16 @@ impl Session {
         let mut session = Self::new(cluster, node, credentials);
         session.login.certify();
         session
+    }
+
+    /// The same, which keeps clients waiting for persistence that long.
+    pub(crate) fn with_persistence_timeout(self, timeout: Duration) -> Self {
+        Self { persistence_timeout: timeout, ..self }
+    }
+
+    /// Whether a request is to be given again.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting_since.is_some()
     }
 
     pub(crate) fn cluster(&self) -> &Arc<Cluster> {
@@ -108,8 +126,10 @@ impl Session {
             Ok(()) => Command::new(self, frame, now, started, out).run(),
             Err(failure) => Err(failure),
         };
-        let Err(failure) = result else {
-            return Flow::Continue;
+        let failure = match result {
+            Ok(()) => return Flow::Continue,
+            Err(Failure::Later) => return Flow::Later,
+            Err(failure) => failure,
         };
         match Command::new(self, frame, now, started, out).refuse(failure) {
             Ok(()) => Flow::Continue,

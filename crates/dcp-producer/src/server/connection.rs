@@ -29,6 +29,8 @@ const OUTPUT_LOW: usize = 64 << 10;
 const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
 /// How often the machine's timers are looked at while the socket takes nothing.
 const STUCK_TICK: Duration = Duration::from_secs(1);
+/// How long a request that has to wait is left alone at a time.
+const RETRY_TICK: Duration = Duration::from_millis(10);
 /// Bytes asked of the socket at a time.
 const READ_SIZE: usize = 64 << 10;
 /// Bytes of a client that are taken before its connection is closed, at most.
@@ -52,10 +54,26 @@ pub(super) struct Connection {
     tap: Tap,
     /// Since when nothing more is read while what is written goes out.
     closing: Option<Instant>,
+    /// When the request that has to wait is looked at again.
+    retry_at: Option<Instant>,
+    limits: TimeLimits,
+    /// When the connection was made.
+    since: Instant,
+    /// When bytes last moved.
+    moved: Instant,
     names: Arc<DcpNames>,
     id: u64,
     /// Ends the connection: the cluster stops, or its name is given to a newer one.
     evicted: CancellationToken,
+}
+
+/// How long a client may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TimeLimits {
+    /// To authenticate.
+    pub(super) authentication: Duration,
+    /// Before it sends or takes another byte.
+    pub(super) idle: Duration,
 }
 
 /// A DCP connection's name and how it learns of changes.
@@ -74,6 +92,8 @@ enum End {
     Protocol(DecodeError),
     /// The DCP machine says so.
     Dcp(producer::Disconnect),
+    /// The client takes too long.
+    Idle,
 }
 
 impl From<io::Error> for End {
@@ -88,8 +108,10 @@ impl Connection {
         session: Session,
         names: Arc<DcpNames>,
         faults: &Faults,
+        limits: TimeLimits,
         stop: &CancellationToken,
     ) -> Self {
+        let now = Instant::now();
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let map_version = session.cluster().follow_map();
         let tap = Tap::new(faults, session.node());
@@ -104,6 +126,10 @@ impl Connection {
             output: BytesMut::new(),
             tap,
             closing: None,
+            retry_at: None,
+            limits,
+            since: now,
+            moved: now,
             names,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             evicted: stop.child_token(),
@@ -116,6 +142,7 @@ impl Connection {
             End::Done => {}
             End::Io(error) => tracing::debug!(id = self.id, %error, "connection lost"),
             End::Protocol(error) => tracing::debug!(id = self.id, %error, "connection closed"),
+            End::Idle => tracing::debug!(id = self.id, "closing a connection that stands still"),
             End::Dcp(reason) => tracing::debug!(id = self.id, %reason, "connection closed"),
         }
         self.socket.close();
@@ -140,6 +167,9 @@ impl Connection {
                     }
                 }
                 Err(end) => return end,
+            }
+            if self.deadline().is_some_and(|at| at <= Instant::now()) {
+                return End::Idle;
             }
             let life = self.session.bucket_life();
             if self.evicted.is_cancelled() || life.is_some_and(CancellationToken::is_cancelled) {
@@ -203,8 +233,25 @@ impl Connection {
         Ok(read || handled || produced || passed || written)
     }
 
-    /// Whether requests are taken: not while the client does not read its answers.
+    /// When the connection is closed unless something happens; DCP has timers of its own.
+    fn deadline(&self) -> Option<Instant> {
+        if !self.session.is_authenticated() {
+            return self.since.checked_add(self.limits.authentication);
+        }
+        if self.following.is_some() || self.session.is_waiting() {
+            return None;
+        }
+        self.moved.checked_add(self.limits.idle)
+    }
+
+    /// Whether requests are taken: not while the client does not read its answers, and not before
+    /// one that has to wait.
     fn takes_input(&self) -> bool {
+        self.has_room() && self.retry_at.is_none_or(|at| at <= Instant::now())
+    }
+
+    /// Whether there is room for answers.
+    fn has_room(&self) -> bool {
         self.closing.is_none() && self.output.len() < OUTPUT_LIMIT && self.tap.takes_input()
     }
 
@@ -222,7 +269,10 @@ impl Connection {
         self.input.reserve(READ_SIZE);
         match self.socket.try_read_buf(&mut self.input) {
             Ok(0) => Err(End::Io(io::ErrorKind::UnexpectedEof.into())),
-            Ok(_) => Ok(true),
+            Ok(_) => {
+                self.moved = Instant::now();
+                Ok(true)
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
             Err(error) => Err(error.into()),
         }
@@ -249,14 +299,19 @@ impl Connection {
             let Some((frame, len)) = Frame::parse(rest, limit).map_err(End::Protocol)? else {
                 return Ok(());
             };
-            if self.tap.is_active() && !self.meets_no_fault(&frame)? {
+            let is_new = self.retry_at.is_none();
+            if self.tap.is_active() && is_new && !self.meets_no_fault(&frame)? {
                 if self.tap.takes_input() {
                     *used += len;
                 }
                 continue;
             }
-            *used += len;
+            self.retry_at = None;
             self.handle(&frame)?;
+            if self.retry_at.is_some() {
+                return Ok(());
+            }
+            *used += len;
         }
         Ok(())
     }
@@ -285,6 +340,7 @@ impl Connection {
         match self.session.handle(now, frame, dcp_open, &mut self.output) {
             Flow::Continue => self.dcp.handle_received(Instant::now()),
             Flow::Close => self.closing = Some(Instant::now()),
+            Flow::Later => self.retry_at = Some(Instant::now() + RETRY_TICK),
             Flow::Dcp => self.handle_dcp(frame)?,
         }
         Ok(())
@@ -356,6 +412,7 @@ impl Connection {
         match self.socket.try_write(wire) {
             Ok(written) => {
                 wire.advance(written);
+                self.moved = Instant::now();
                 if wire.is_empty() {
                     if wire.capacity() > KEPT_CAPACITY {
                         *wire = BytesMut::new();
@@ -383,6 +440,7 @@ impl Connection {
         let timeout = self.dcp.poll_timeout();
         let timeout = timeout.map(|at| if streams { at } else { at.max(now + STUCK_TICK) });
         let given_up = self.closing.map(|since| since + CLOSING_PATIENCE);
+        let (deadline, retry_at) = (self.deadline(), self.retry_at.filter(|_| self.has_room()));
         let changed = self.following.as_ref().map(|following| &following.subscriber.notify);
         tokio::select! {
             biased;
@@ -395,6 +453,10 @@ impl Connection {
             () = optional(changed.map(tokio::sync::Notify::notified)), if streams => Ok(()),
             () = optional(given_up.map(|at| tokio::time::sleep_until(at.into()))) => Err(End::Done),
             () = self.tap.wait(), if self.tap.waits() => Ok(()),
+            () = optional(retry_at.map(|at| tokio::time::sleep_until(at.into()))) => Ok(()),
+            () = optional(deadline.map(|at| tokio::time::sleep_until(at.into()))) => {
+                Err(End::Idle)
+            }
             () = optional(timeout.map(|at| tokio::time::sleep_until(at.into()))) => {
                 self.dcp.handle_timeout(Instant::now()).map_err(End::Dcp)
             }

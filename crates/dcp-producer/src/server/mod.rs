@@ -12,6 +12,7 @@ mod socket;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -19,7 +20,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use connection::Connection;
+use connection::{Connection, TimeLimits};
 use dcp_names::DcpNames;
 use handshake::Shaken;
 pub(crate) use listeners::{Listeners, NodeListeners};
@@ -42,6 +43,8 @@ struct NodeServer {
     management: Management,
     names: Arc<DcpNames>,
     faults: Arc<Faults>,
+    limits: TimeLimits,
+    persistence_timeout: Duration,
     /// One permit per connection.
     permits: Arc<Semaphore>,
     /// One permit per connection to the management ports.
@@ -106,6 +109,11 @@ impl Servers {
             management,
             names: Arc::default(),
             faults: Arc::clone(&self.faults),
+            limits: TimeLimits {
+                authentication: self.options.authentication_timeout,
+                idle: self.options.idle_timeout,
+            },
+            persistence_timeout: self.options.persistence_timeout,
             permits: Arc::new(Semaphore::new(self.options.max_connections)),
             http_permits: Arc::new(Semaphore::new(self.options.max_connections)),
             tasks: self.tasks.clone(),
@@ -123,7 +131,7 @@ async fn accept(mut port: Port, admit: impl Fn(TcpStream)) {
             Err(error) => {
                 // Usually too many open files: closing ones make room.
                 tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
     }
@@ -186,9 +194,10 @@ impl NodeServer {
         open: fn(Arc<Cluster>, usize, Arc<Credentials>) -> Session,
         run: &CancellationToken,
     ) {
-        let session = open(Arc::clone(&self.cluster), self.node, Arc::clone(&self.credentials));
+        let session = open(Arc::clone(&self.cluster), self.node, Arc::clone(&self.credentials))
+            .with_persistence_timeout(self.persistence_timeout);
         let names = Arc::clone(&self.names);
-        Connection::new(socket, session, names, &self.faults, run).run().await;
+        Connection::new(socket, session, names, &self.faults, self.limits, run).run().await;
     }
 
     /// As [`admit`](Self::admit), for the management port.

@@ -9,7 +9,7 @@ use crate::kv::{MapPush, Session};
 /// Appends the newest map, or its version, as the connection wants it.
 pub(super) fn push_map(session: &Session, out: &mut BytesMut) {
     let map = session.cluster().map();
-    let name = if session.has_bucket() { session.cluster().bucket_name.as_bytes() } else { &[] };
+    let name = if session.has_bucket() { session.cluster().bucket_name().as_bytes() } else { &[] };
     let view = map.view(session.node());
     let config = match (session.features().map_push, view) {
         (MapPush::Full, Some(view)) if session.has_bucket() => view.bucket.as_ref(),

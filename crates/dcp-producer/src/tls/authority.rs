@@ -27,7 +27,7 @@ pub(super) fn issue(host: IpAddr) -> Result<(Identity, String), rcgen::Error> {
     node.distinguished_name.push(DnType::CommonName, "dcp_rs embedded node");
     let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     node.subject_alt_names.extend(loopback.map(SanType::IpAddress));
-    if !loopback.contains(&host) {
+    if !loopback.contains(&host) && !host.is_unspecified() {
         node.subject_alt_names.push(SanType::IpAddress(host));
     }
     node.key_usages = vec![KeyUsagePurpose::DigitalSignature];

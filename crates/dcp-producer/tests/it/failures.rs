@@ -1,5 +1,5 @@
 use bytes::Bytes;
-use dcp_producer::{Producer, WriteOptions};
+use dcp_producer::{Error, Producer, WriteOptions};
 use dcp_wire::message::{
     OpenFlags, StreamEnd, StreamEndReason, StreamRequestFlags, rollback_seqno,
 };
@@ -256,6 +256,87 @@ async fn a_rebalance_spreads_vbuckets_over_new_and_returned_nodes() {
     assert_eq!(write(&producer, "b", 1), Seqno(6));
     producer.kill(0).unwrap();
     assert!(producer.rebalance().is_err(), "a node of the cluster is down");
+}
+
+#[tokio::test]
+async fn a_rebalance_gives_a_map_for_each_vbucket_that_moves() {
+    let producer = start(|options| (options.vbuckets, options.replicas) = (16, 1)).await;
+    let mut client = RawClient::ready(
+        &producer,
+        0,
+        &[Feature::DUPLEX, Feature::CLUSTER_MAP_CHANGE_NOTIFICATION],
+    )
+    .await;
+    producer.add_node().await.unwrap();
+    let (epoch, before) = producer.map_version();
+    producer.rebalance().unwrap();
+    // All move: half of them get another node, all of them a replica.
+    assert_eq!(producer.map_version(), (epoch, before + 17));
+    let mut last = 0;
+    while last < producer.map_version().1 {
+        let map: serde_json::Value =
+            serde_json::from_slice(client.receive().await.frame().value).unwrap();
+        assert!(map["rev"].as_i64().unwrap() > last, "versions rise");
+        last = map["rev"].as_i64().unwrap();
+    }
+    producer.rebalance().unwrap();
+    assert_eq!(producer.map_version(), (epoch, last + 1), "nothing is left to be moved");
+}
+
+#[tokio::test]
+async fn an_unsafe_failover_begins_an_epoch() {
+    let producer = cluster(3, 1).await;
+    let last = write(&producer, "a", 5);
+    let (epoch, _) = producer.map_version();
+    producer.move_vbucket(VB, 1).unwrap();
+    producer.failover_unsafely(&[0, 1]).unwrap();
+    assert_eq!(producer.map_version(), (epoch + 1, 1));
+    assert_eq!(producer.num_nodes(), 1);
+    assert!(producer.copies_of(VB).unwrap().is_empty(), "both copies are gone");
+    let mut client = RawClient::ready(&producer, 0, &[]).await;
+    assert_eq!(map(&mut client).await["revEpoch"], epoch + 1);
+    let refused = producer.failover_unsafely(&[2]);
+    assert!(matches!(refused, Err(Error::LastNode { node: 2 })));
+    producer.rebalance().unwrap();
+    assert!(write(&producer, "b", 1) < last, "the vBucket begins anew");
+}
+
+#[tokio::test]
+async fn replicas_are_read_where_they_lie() {
+    let producer = cluster(2, 1).await;
+    write(&producer, "a", 1);
+    let key = (0..).map(|n| format!("a-{n}"));
+    let key = key.into_iter().find(|key| producer.vbid_of(key.as_bytes()) == VB).unwrap();
+    let read = Frame::request(Opcode::GET_REPLICA).with_vbid(VB).with_key(key.as_bytes());
+    let mut active = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
+    active.fail(read, Status::NOT_MY_VBUCKET).await;
+    let mut replica = RawClient::ready(&producer, 1, &[Feature::XERROR]).await;
+    assert_eq!(replica.succeed(read).await.frame().value, b"1");
+    let get = Frame::request(Opcode::GET).with_vbid(VB).with_key(key.as_bytes());
+    replica.fail(get, Status::NOT_MY_VBUCKET).await;
+    let none = Frame::request(Opcode::GET_REPLICA).with_vbid(VB).with_key(b"none");
+    replica.fail(none, Status::KEY_ENOENT).await;
+}
+
+#[tokio::test]
+async fn the_largest_cluster_map_has_1024_vbuckets_with_three_replicas() {
+    let producer = start(|options| {
+        (options.nodes, options.vbuckets, options.replicas) = (4, 1024, 3);
+    })
+    .await;
+    write(&producer, "a", 1);
+    let mut client = RawClient::ready(&producer, 3, &[]).await;
+    let map = map(&mut client).await;
+    let chains = map["vBucketServerMap"]["vBucketMap"].as_array().unwrap();
+    assert_eq!(chains.len(), 1024);
+    for chain in chains {
+        let mut nodes: Vec<_> =
+            chain.as_array().unwrap().iter().map(|node| node.as_i64().unwrap()).collect();
+        nodes.sort_unstable();
+        assert_eq!(nodes, [0, 1, 2, 3]);
+    }
+    let mut replica = reader(&producer, 3).await;
+    read_up_to(&mut replica, Seqno(1)).await;
 }
 
 #[tokio::test]

@@ -184,6 +184,13 @@ async fn a_bucket_has_its_settings_in_the_full_form() {
     let settings = ["evictionPolicy", "compressionMode", "conflictResolutionType", "maxTTL"];
     assert!(settings.iter().all(|setting| !bucket[setting].is_null()));
     assert_eq!(get(&producer, "/pools/default/buckets").await.json(), serde_json::json!([bucket]));
+    let producer = start(|options| options.ephemeral = true).await;
+    let bucket = get(&producer, "/pools/default/buckets/default").await.json();
+    assert_eq!(bucket["bucketType"], "ephemeral");
+    assert_eq!(
+        (&bucket["storageBackend"], &bucket["evictionPolicy"]),
+        (&"undefined".into(), &"noEviction".into())
+    );
 }
 
 #[tokio::test]

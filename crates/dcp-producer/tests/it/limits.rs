@@ -1,15 +1,19 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::BytesMut;
-use dcp_producer::{Error, Producer, ProducerOptions};
-use dcp_wire::message::OpenFlags;
-use dcp_wire::{Feature, Frame, Opcode, Status};
+use dcp_producer::{Error, Producer, ProducerOptions, TlsOptions, WriteOptions};
+use dcp_wire::message::{OpenFlags, StreamRequestFlags};
+use dcp_wire::{Feature, Frame, Opcode, Seqno, Status, Vbid, Vbuuid};
 use proptest::prelude::*;
 
 use super::raw_client::RawClient;
 use super::{start, start_one};
+
+/// Longest wait for something that must come.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 async fn refusal(set: impl FnOnce(&mut ProducerOptions)) -> Error {
     let mut options = ProducerOptions::default();
@@ -21,7 +25,8 @@ async fn refusal(set: impl FnOnce(&mut ProducerOptions)) -> Error {
 async fn impossible_options_are_refused_by_name() {
     let everywhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     let error = refusal(|options| options.host = everywhere).await;
-    assert!(matches!(error, Error::NotLoopback { host } if host == everywhere));
+    assert!(matches!(error, Error::DefaultPassword { host } if host == everywhere));
+    assert!(error.to_string().contains("set `password`"), "{error}");
     for (set, name) in [
         ((|options| options.replicas = 4) as fn(&mut ProducerOptions), "replicas"),
         (|options| options.nodes = 0, "nodes"),
@@ -30,6 +35,9 @@ async fn impossible_options_are_refused_by_name() {
         (|options| options.username = String::new(), "username"),
         (|options| options.password = String::new(), "password"),
         (|options| options.max_connections = 0, "max_connections"),
+        (|options| options.max_streams = 0, "max_streams"),
+        (|options| options.authentication_timeout = Duration::ZERO, "authentication_timeout"),
+        (|options| options.idle_timeout = Duration::ZERO, "idle_timeout"),
         (|options| (options.port, options.nodes) = (65535, 2), "port"),
     ] {
         let error = refusal(set).await;
@@ -37,6 +45,134 @@ async fn impossible_options_are_refused_by_name() {
             matches!(error, Error::InvalidOption { option, .. } if option == name),
             "{name}: {error}"
         );
+    }
+}
+
+#[tokio::test]
+async fn with_a_password_of_its_own_a_cluster_listens_everywhere() {
+    let producer = start(|options| {
+        options.host = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        options.password = "a secret".to_owned();
+        options.tls = Some(TlsOptions::default());
+    })
+    .await;
+    assert!(producer.connection_string().starts_with("couchbase://127.0.0.1:"));
+    assert!(producer.management_urls()[0].starts_with("http://127.0.0.1:"));
+    let mut client = RawClient::connect(&producer, 0).await;
+    client.hello(&[Feature::XERROR]).await;
+    client.log_in("Administrator", "a secret").await;
+    client.succeed(Frame::request(Opcode::SELECT_BUCKET).with_key(b"default")).await;
+    let map = client.succeed(Frame::request(Opcode::GET_CLUSTER_CONFIG)).await;
+    let map: serde_json::Value = serde_json::from_slice(map.frame().value).unwrap();
+    // Clients put the name there that they know the node by.
+    let server = map["vBucketServerMap"]["serverList"][0].as_str().unwrap();
+    assert!(server.starts_with("$HOST:"), "{server}");
+    assert!(map["nodesExt"][0]["services"]["kv"].is_u64());
+    assert!(map["nodesExt"][0].get("hostname").is_none());
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_authenticate_is_cut_off_however_busy_it_is() {
+    let producer = start(|options| {
+        options.authentication_timeout = Duration::from_millis(300);
+    })
+    .await;
+    let mut silent = RawClient::connect(&producer, 0).await;
+    let mut busy = RawClient::connect(&producer, 0).await;
+    let talk = async { while busy.try_hello().await {} };
+    tokio::time::timeout(PATIENCE, talk).await.expect("it may talk for ever");
+    silent.expect_end().await;
+    let mut client = RawClient::ready(&producer, 0, &[]).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    client.succeed(Frame::request(Opcode::NOOP)).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_stands_still_is_closed_unless_it_is_for_dcp() {
+    let producer = start(|options| options.idle_timeout = Duration::from_millis(300)).await;
+    let mut reader = RawClient::ready(&producer, 0, &[]).await;
+    reader.open_dcp(b"reader", OpenFlags::empty()).await;
+    let mut idle = RawClient::ready(&producer, 0, &[]).await;
+    idle.expect_end().await;
+    // One that takes nothing of its answers stands still as well.
+    let mut deaf = RawClient::ready(&producer, 0, &[]).await;
+    let key = write_large(&producer);
+    flood(&mut deaf, &key).await;
+    reader.expect_silence().await;
+    reader.succeed(Frame::request(Opcode::NOOP)).await;
+}
+
+/// A document of 1 MiB in vBucket 0.
+fn write_large(producer: &Producer) -> String {
+    let keys = (0..).map(|n| format!("large-{n}"));
+    let key = keys.into_iter().find(|key| producer.vbid_of(key.as_bytes()).0 == 0).unwrap();
+    let value = bytes::Bytes::from(vec![b'v'; 1 << 20]);
+    producer.upsert(key.as_bytes(), value, WriteOptions::default()).unwrap();
+    key
+}
+
+/// Asks for a document again and again, reading nothing, until the server closes the connection.
+async fn flood(client: &mut RawClient, key: &str) {
+    let mut requests = BytesMut::new();
+    for _ in 0..1000 {
+        Frame::request(Opcode::GET).with_key(key.as_bytes()).encode(&mut requests).unwrap();
+    }
+    let asking = async { while client.try_send(&requests).await.is_ok() {} };
+    tokio::time::timeout(PATIENCE, asking).await.expect("it may flood the server for ever");
+}
+
+/// Bytes of memory this process has.
+#[cfg(target_os = "linux")]
+fn resident_bytes() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn clients_that_ask_for_much_and_read_nothing_take_little_memory() {
+    const CLIENTS: usize = 16;
+    let producer = start(|options| options.idle_timeout = Duration::from_millis(500)).await;
+    let key = write_large(&producer);
+    let before = resident_bytes();
+    let mut floods = tokio::task::JoinSet::new();
+    for _ in 0..CLIENTS {
+        let mut client = RawClient::ready(&producer, 0, &[]).await;
+        let key = key.clone();
+        floods.spawn(async move { flood(&mut client, &key).await });
+    }
+    let mut most = before;
+    while !floods.is_empty() {
+        most = most.max(resident_bytes());
+        if let Ok(Some(done)) =
+            tokio::time::timeout(Duration::from_millis(10), floods.join_next()).await
+        {
+            done.unwrap();
+        }
+    }
+    // What the first thousand requests of each ask for would be 16 GB; other tests of this
+    // process have their share in what was taken.
+    assert!(most - before < 1 << 30, "{} MiB", (most - before) >> 20);
+    RawClient::ready(&producer, 0, &[]).await;
+}
+
+#[tokio::test]
+async fn streams_and_windows_are_bounded_as_the_options_say() {
+    let producer = start(|options| {
+        options.max_streams = 2;
+        options.max_unacknowledged_bytes = 1 << 20;
+    })
+    .await;
+    let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
+    client.open_dcp(b"reader", OpenFlags::empty()).await;
+    let size = Frame::request(Opcode::DCP_CONTROL).with_key(b"connection_buffer_size");
+    client.fail(size.with_value(b"1048577"), Status::ENOMEM).await;
+    client.succeed(size.with_value(b"1048576")).await;
+    for (vbid, status) in [(0, Status::SUCCESS), (1, Status::SUCCESS), (2, Status::ENOMEM)] {
+        let none = StreamRequestFlags::empty();
+        let answer =
+            client.request_stream(Vbid(vbid), Seqno::ZERO, Seqno::MAX, Vbuuid(0), none).await;
+        assert_eq!(answer.status(), status, "{vbid}");
     }
 }
 
@@ -67,7 +203,7 @@ async fn connections_beyond_the_limit_are_closed_and_room_is_used_again() {
     drop(first);
     // The server notices in its own time.
     for _ in 0..100 {
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
         let mut third = RawClient::connect(&producer, 0).await;
         if third.try_hello().await {
             return;
@@ -134,7 +270,7 @@ fn packets() -> impl Strategy<Value = Vec<u8>> {
         let mut out = BytesMut::new();
         let key = if framing.is_empty() { &key[..] } else { &key[..key.len().min(255)] };
         Frame::request(Opcode(opcode))
-            .with_vbid(dcp_wire::Vbid(vbid))
+            .with_vbid(Vbid(vbid))
             .with_datatype(dcp_wire::Datatype(datatype))
             .with_framing_extras(&framing)
             .with_extras(&extras)

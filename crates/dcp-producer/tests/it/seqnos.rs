@@ -1,4 +1,6 @@
-use bytes::Bytes;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
 use dcp_producer::{Error, Producer, WriteOptions};
 use dcp_wire::{Feature, Frame, Opcode, Seqno, Status, Vbid};
 
@@ -42,8 +44,11 @@ async fn each_node_tells_the_seqnos_of_its_vbuckets() {
 
 #[tokio::test]
 async fn observing_tells_both_branches_after_a_rollback() {
-    let producer =
-        start(|options| options.persist_delay = std::time::Duration::from_secs(3600)).await;
+    let producer = start(|options| {
+        options.persist_delay = Duration::from_secs(3600);
+        options.persistence_timeout = Duration::from_millis(50);
+    })
+    .await;
     write(&producer, 5);
     let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
     let log = client.succeed(Frame::request(Opcode::GET_FAILOVER_LOG)).await;
@@ -64,6 +69,25 @@ async fn observing_tells_both_branches_after_a_rollback() {
     assert_eq!(value[27..35], old);
     assert_eq!(value[35..], 3u64.to_be_bytes());
     client.fail(observe.with_value(&[9; 8]), Status::KEY_ENOENT).await;
+}
+
+#[tokio::test]
+async fn a_client_waits_until_its_seqno_is_persisted_and_its_next_request_with_it() {
+    let producer = start(|options| options.persistence_timeout = Duration::from_secs(600)).await;
+    producer.hold_persistence(Vbid(0), 0, true).unwrap();
+    write(&producer, 1);
+    let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
+    let mut requests = BytesMut::new();
+    let persist = Frame::request(Opcode::SEQNO_PERSISTENCE);
+    persist.with_extras(&1u64.to_be_bytes()).encode(&mut requests).unwrap();
+    Frame::request(Opcode::NOOP).encode(&mut requests).unwrap();
+    client.send(&requests).await;
+    client.expect_silence().await;
+    producer.hold_persistence(Vbid(0), 0, false).unwrap();
+    let answer = client.receive().await;
+    assert_eq!((answer.opcode(), answer.status()), (Opcode::SEQNO_PERSISTENCE, Status::SUCCESS));
+    let answer = client.receive().await;
+    assert_eq!((answer.opcode(), answer.status()), (Opcode::NOOP, Status::SUCCESS));
 }
 
 #[tokio::test]

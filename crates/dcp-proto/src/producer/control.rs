@@ -44,7 +44,11 @@ impl Settings {
         let value = str::from_utf8(control.value).unwrap_or_default();
         match (key, value) {
             (Control::CONNECTION_BUFFER_SIZE, size) => {
-                self.buffer_size = decimal(size).ok_or(INVALID)?;
+                let size = decimal(size).ok_or(INVALID)?;
+                if size > config.max_buffer_size {
+                    return Err(Refusal::Status(Status::ENOMEM));
+                }
+                self.buffer_size = size;
             }
             ("stream_buffer_size", _) => return Err(UNSUPPORTED),
             (Control::ENABLE_NOOP, on) => self.noop_enabled = on == "true",

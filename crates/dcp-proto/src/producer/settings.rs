@@ -42,6 +42,8 @@ pub struct ConnectionConfig {
     /// How many streams a connection may have, ended ones whose end is unsent included; a
     /// request beyond that is refused with ENOMEM.
     pub max_streams: usize,
+    /// Largest flow-control window a client may ask for, in bytes; more is refused with ENOMEM.
+    pub max_buffer_size: u32,
     /// Whether backfills come in the order of the keys for clients that allow it.
     pub oso_backfill: OsoBackfill,
     /// Most collections a filter may name for such a backfill.
@@ -80,6 +82,7 @@ impl Default for ConnectionConfig {
             noop_mandatory: true,
             min_noop_interval: Duration::from_millis(100),
             max_streams: 65_536,
+            max_buffer_size: u32::MAX,
             oso_backfill: OsoBackfill::Auto,
             oso_max_collections: 1,
         }
