@@ -43,7 +43,6 @@
 
 mod bucket;
 mod checkpoint_file;
-mod checkpoint_store;
 mod client;
 mod cluster;
 mod config;
@@ -54,7 +53,6 @@ mod events;
 mod filter;
 mod observer;
 mod options;
-mod persistence;
 mod probe;
 mod queue;
 mod read_buffer;
@@ -69,7 +67,6 @@ mod tls;
 mod watermark;
 
 pub use checkpoint_file::{load_checkpoint, save_checkpoint};
-pub use checkpoint_store::{CheckpointStore, FileStore, MemoryStore};
 pub use client::Client;
 pub use config::{ClientCertificate, ConnectOptions, Credentials, Pem, TlsOptions};
 pub use error::{Error, ErrorKind};

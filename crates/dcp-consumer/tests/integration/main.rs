@@ -6,8 +6,6 @@ mod connect;
 mod data_service;
 mod embedded;
 mod events;
-mod failover;
-mod mitigation;
 mod observer;
 mod replay;
 mod rows;

@@ -1,9 +1,11 @@
 import com.couchbase.client.dcp.Client;
+import com.couchbase.client.dcp.SecurityConfig;
 import com.couchbase.client.dcp.config.CompressionMode;
 import com.couchbase.client.dcp.config.DcpControl;
 import com.couchbase.client.dcp.highlevel.FlowControlMode;
 import com.couchbase.client.dcp.message.StreamFlag;
 import com.couchbase.client.dcp.state.PartitionState;
+import com.fasterxml.jackson.core.JsonParser;
 import com.fasterxml.jackson.core.type.TypeReference;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -16,42 +18,50 @@ import java.util.concurrent.TimeUnit;
 /**
  * Drains a bucket with java-dcp-client and prints what it is sent as JSON lines.
  *
- * <p>Usage: {@code java Drain JOB}, with JOB a file that holds a {@link Job}. Exits with 1 after a
- * surprise: something that a producer which keeps to the protocol does not do.
+ * <p>Standard input tells one {@link Job} after another. A job ends with a line of the kind "done",
+ * which tells an error, if any; a surprise is one: something that a producer which keeps to the
+ * protocol does not do.
  */
 public final class Drain {
   /** How long anything may take. */
   private static final Duration PATIENCE = Duration.ofSeconds(60);
 
   private final Job job;
+  private final JsonParser input;
   private final Report report = new Report();
   private final Streams streams;
   private final Map<Integer, Long> ends = new HashMap<>();
 
-  private Drain(Job job) {
+  private Drain(Job job, JsonParser input) {
     this.job = job;
+    this.input = input;
     this.streams = new Streams(report, job.follow());
   }
 
   public static void main(String[] arguments) throws Exception {
-    if (arguments.length != 1) {
-      System.err.println("usage: Drain JOB");
-      System.exit(2);
+    try (JsonParser input = Report.JSON.createParser(System.in)) {
+      while (input.nextToken() != null) {
+        new Drain(input.readValueAs(Job.class), input).work();
+      }
     }
-    Job job = Report.JSON.readValue(Path.of(arguments[0]).toFile(), Job.class);
-    Drain drain = new Drain(job);
-    boolean done = false;
-    try (Client client = drain.client()) {
-      drain.run(client);
-      done = true;
+    // The client leaves threads behind.
+    System.exit(0);
+  }
+
+  private void work() {
+    String error = "";
+    try (Client client = client()) {
+      run(client);
     } catch (Exception e) {
       e.printStackTrace();
+      error = e.toString();
     }
-    int surprises = drain.report.flush();
-    if (surprises > 0) {
-      System.err.println(surprises + " surprises, see the lines of that kind");
+    int surprises = report.surprises();
+    if (error.isEmpty() && surprises > 0) {
+      error = surprises + " surprises, see the lines of that kind";
     }
-    System.exit(done && surprises == 0 ? 0 : 1);
+    report.print("done", "error", error);
+    report.flush();
   }
 
   private Client client() {
@@ -71,6 +81,13 @@ public final class Drain {
                   default -> CompressionMode.DISABLED;
                 })
             .configRefreshInterval(Duration.ofSeconds(1));
+    if (job.ca() != null) {
+      builder.securityConfig(
+          SecurityConfig.builder()
+              .enableTls(true)
+              .trustCertificate(Path.of(job.ca()))
+              .build());
+    }
     if (job.filter() != null) {
       builder.collectionIds(job.filter());
     }
@@ -113,7 +130,8 @@ public final class Drain {
     if (job.follow()) {
       report.print("streaming", "streams", high.size());
       report.flush();
-      ends.putAll(Report.JSON.readValue(System.in, new TypeReference<Map<Integer, Long>>() {}));
+      input.nextToken();
+      ends.putAll(input.readValueAs(new TypeReference<Map<Integer, Long>>() {}));
     }
     await();
     streams.close();

@@ -5,6 +5,7 @@ import java.util.List;
 /**
  * What a run is to do; the Go program reads the same document and explains it.
  *
+ * @param ca file of the authority to trust, which switches TLS on; null for none
  * @param ignorePurged whether the client may miss that documents are gone
  * @param noopSeconds seconds between noops; 0 for the client's own choice
  * @param mitigateRollbacks milliseconds between looks at what is persisted; 0 for none
@@ -12,6 +13,7 @@ import java.util.List;
 @JsonIgnoreProperties(ignoreUnknown = true)
 record Job(
     List<String> nodes,
+    String ca,
     String bucket,
     String username,
     String password,

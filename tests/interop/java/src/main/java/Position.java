@@ -21,6 +21,10 @@ record Position(
         offset.getCollectionsManifestUid());
   }
 
+  Position on(String branch) {
+    return new Position(branch, seqno, snapshotStart, snapshotEnd, manifestUid);
+  }
+
   StreamOffset offset() {
     return new StreamOffset(
         Long.parseUnsignedLong(vbuuid),

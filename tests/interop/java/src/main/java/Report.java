@@ -34,9 +34,13 @@ final class Report {
     surprises++;
   }
 
-  /** Hands over what was printed, and tells how many surprises there were. */
-  synchronized int flush() {
-    out.flush();
+  /** How many surprises there were. */
+  synchronized int surprises() {
     return surprises;
+  }
+
+  /** Hands over what was printed. */
+  synchronized void flush() {
+    out.flush();
   }
 }

@@ -13,6 +13,9 @@ import com.couchbase.client.dcp.highlevel.StreamFailure;
 import com.couchbase.client.dcp.highlevel.StreamOffset;
 import com.couchbase.client.dcp.message.SnapshotMarkerFlag;
 import com.couchbase.client.dcp.message.StreamEndReason;
+import java.util.ArrayList;
+import java.util.Comparator;
+import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import java.util.stream.Collectors;
@@ -27,8 +30,20 @@ final class Streams implements DatabaseChangeListener {
 
   private static final class Stream {
     Position at;
+    // The newest branch of the last failover log; null before the first.
+    String vbuuid;
+    // Where rollbacks have taken it that are not yet followed by a new stream.
+    final List<Position> rollbacks = new ArrayList<>();
     long items;
     boolean ended;
+
+    /**
+     * Items that arrive together with the answer to the stream request can overtake it within the
+     * client, which then gives them no branch.
+     */
+    Position position() {
+      return at.seqno() != 0 && at.vbuuid().equals("0") && vbuuid != null ? at.on(vbuuid) : at;
+    }
   }
 
   Streams(Report report, boolean follow) {
@@ -58,7 +73,7 @@ final class Streams implements DatabaseChangeListener {
 
   synchronized Map<Integer, Position> positions() {
     return streams.entrySet().stream()
-        .collect(Collectors.toMap(Map.Entry::getKey, entry -> entry.getValue().at));
+        .collect(Collectors.toMap(Map.Entry::getKey, entry -> entry.getValue().position()));
   }
 
   /** From now on it is no surprise that streams end. */
@@ -77,7 +92,7 @@ final class Streams implements DatabaseChangeListener {
       report.surprise(vbucket, "item " + seqno + " after item " + stream.at.seqno());
     }
     // The offset's own constructor refuses a seqno outside of its snapshot.
-    if (offset.getVbuuid() == 0) {
+    if (offset.getVbuuid() == 0 && stream.vbuuid != null) {
       report.surprise(vbucket, "item " + seqno + " is of no branch");
     }
     stream.at = Position.of(offset);
@@ -142,6 +157,19 @@ final class Streams implements DatabaseChangeListener {
 
   @Override
   public void onFailoverLog(FailoverLog log) {
+    String newest = Long.toUnsignedString(log.getEntries().get(0).getUuid());
+    synchronized (this) {
+      Stream stream = streams.get(log.getVbucket());
+      stream.vbuuid = newest;
+      stream.rollbacks.stream()
+          .min(Comparator.comparing(Position::seqno))
+          .ifPresent(
+              at -> {
+                stream.at = at;
+                stream.rollbacks.remove(at);
+                stream.rollbacks.removeIf(other -> other.seqno() > at.seqno());
+              });
+    }
     report.print(
         "opened",
         "vb", log.getVbucket(),
@@ -159,11 +187,14 @@ final class Streams implements DatabaseChangeListener {
       long to = rollback.getSeqno();
       report.print(
           "rollback", "vb", rollback.getVbucket(), "from", stream.at.seqno(), "to", to);
-      if (to >= stream.at.seqno()) {
+      // Where a node fails, the client asks twice for a stream, is told twice to roll back, and does
+      // so twice: what comes after may come again.
+      if (to >= stream.at.seqno() && stream.rollbacks.isEmpty()) {
         report.surprise(
             rollback.getVbucket(), "at " + stream.at.seqno() + " it is to roll back to " + to);
       }
       stream.at = new Position("0", to, to, to, 0);
+      stream.rollbacks.add(stream.at);
     }
     rollback.resume();
   }

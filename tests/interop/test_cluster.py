@@ -1,0 +1,192 @@
+"""Clients that others wrote live through what happens to a cluster."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from expectations import assert_lived_through_loss, assert_versions, newest_of
+from relay import Relay
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+
+def active_on(producer, node):
+    """The vBuckets whose active copy a node has."""
+    return [vb for vb in range(producer.num_vbuckets) if producer.copies_of(vb)[0] == node]
+
+
+def test_changes_lost_in_a_failover_are_rolled_back_on_resuming(client, open_history, tmp_path):
+    history = open_history(client, nodes=2, replicas=1)
+    producer = history.producer
+    state = tmp_path / "state.json"
+    history.write(1000)
+    kept = producer.high_seqnos()
+    lossy = active_on(producer, 0)[::7]
+    for vbucket in lossy:
+        producer.set_replica_lag(vbucket, 1, None)
+        history.write_to(vbucket, 3, prefix="lost")
+    first = client.drain(producer, save=state)
+    assert_versions(history, first)
+    read = producer.high_seqnos()
+    producer.failover(0)
+    assert history.forget_lost() == kept
+    for vbucket in lossy:
+        # The lost seqnos are used again, and more: the client is behind on the new branch.
+        history.write_to(vbucket, 5, prefix="found")
+    run = client.start(producer, resume=state, follow=True)
+    run.await_streaming()
+    second = run.finish(producer.high_seqnos())
+    rollbacks = {line["vb"]: line["to"] for line in reversed(second.of("rollback"))}
+    assert rollbacks == {vbucket: kept[vbucket] for vbucket in lossy}
+    again = {line["vb"]: line["to"] for line in second.of("rollback")}
+    if client.after_rollback == "begin again":
+        # It goes on with no branch at all after a rollback, so it is sent back to the beginning.
+        assert set(again.values()) == {0}
+    else:
+        assert again == rollbacks
+    for vbucket in history.versions:
+        to = again.get(vbucket, kept[vbucket])
+        if client.after_rollback == "skip":
+            # What it was at seqnos on the lost branch, it takes for known on the new one.
+            missed = [
+                v for v in history.latest(vbucket) if kept[vbucket] < v.seqno <= read[vbucket]
+            ]
+            assert len(missed) == (3 if vbucket in lossy else 0)
+            rest = [v for v in history.latest(vbucket) if v.seqno > read[vbucket]]
+            assert second.changes(vbucket) == rest
+            continue
+        rows = [c for c in first.changes(vbucket) if c.seqno <= to] + second.changes(vbucket)
+        newest = [v.told_as("deletion") for v in history.latest(vbucket)]
+        assert newest_of(rows) == newest, f"vBucket {vbucket}"
+
+
+@pytest.mark.parametrize("event", ["failover", "crash"])
+def test_a_loss_while_streaming_is_lived_through(client, event, open_history):
+    history = open_history(client, nodes=2, replicas=1, persist_delay=3600.0)
+    producer = history.producer
+    history.write(500)
+    producer.persist()
+    run = client.start(producer, follow=True)
+    run.await_streaming()
+    lossy = active_on(producer, 1)[::16]
+    for vbucket in lossy:
+        producer.set_replica_lag(vbucket, 1, None)
+        history.write_to(vbucket, 2, prefix="lost")
+    read = producer.high_seqnos()
+    if event == "failover":
+        producer.failover(1)
+    else:
+        producer.kill(1)
+        producer.restart(1)
+    kept = history.forget_lost()
+    assert {vbucket: read[vbucket] - kept[vbucket] for vbucket in lossy} == dict.fromkeys(lossy, 2)
+    for vbucket in active_on(producer, 1)[1::16]:
+        history.write_to(vbucket, 1, prefix="more")
+    for vbucket in lossy:
+        history.write_to(vbucket, 4, prefix="found")
+    seen = run.finish(producer.high_seqnos())
+    for vbucket in lossy:
+        assert_lived_through_loss(client, history, seen, vbucket, read[vbucket])
+        del history.versions[vbucket]
+    assert_versions(history, seen)
+    assert len(seen.of("opened")) > client.opened_at_first, "no stream was cut off"
+
+
+def test_a_clean_restart_loses_nothing_and_sends_nothing_twice(client, open_history):
+    history = open_history(client, nodes=2)
+    producer = history.producer
+    history.write(500)
+    run = client.start(producer, follow=True)
+    run.await_streaming()
+    producer.restart(0)
+    history.write(300, prefix="late")
+    seen = run.finish(producer.high_seqnos())
+    assert_versions(history, seen)
+    assert not seen.of("rollback")
+    assert len(seen.of("opened")) > client.opened_at_first, "no stream was cut off"
+
+
+def test_a_rebalance_is_lived_through_while_streaming(client, open_history):
+    history = open_history(client, nodes=2)
+    producer = history.producer
+    history.write(500)
+    run = client.start(producer, follow=True)
+    run.await_streaming()
+    moved = range(0, client.vbuckets, 16)
+    for round_ in range(3):
+        history.write(200, prefix=f"live-{round_}")
+        for vbucket in moved:
+            producer.move_vbucket(vbucket, 1 - producer.copies_of(vbucket)[0])
+            history.write_to(vbucket, 2, prefix=f"moved-{round_}")
+    # A node that the client has not seen yet takes its part.
+    added = producer.add_node()
+    producer.rebalance()
+    assert active_on(producer, added)
+    history.write(300, prefix="spread")
+    seen = run.finish(producer.high_seqnos())
+    assert_versions(history, seen)
+    assert not seen.of("rollback")
+    assert len(seen.of("opened")) > client.opened_at_first, "no stream was moved"
+
+
+def test_writes_go_on_while_a_slow_client_reads(client, open_history):
+    history = open_history(client, nodes=3, persist_delay=0.001)
+    history.write(1500)
+    history.producer.persist()
+    run = client.start(history.producer, follow=True, buffer=2000)
+    for round_ in range(6):
+        # The same keys over and over: they change while their older versions are on their way.
+        history.write(1000, prefix="hot")
+        if round_ == 2:
+            run.await_streaming()
+        if round_ % 2:
+            history.producer.persist()
+    seen = run.finish(history.producer.high_seqnos())
+    assert_versions(history, seen)
+
+
+def test_idle_streams_stay_open_by_noops(java, open_history):
+    history = open_history(java)
+    run = java.start(history.producer, follow=True, noop_seconds=1)
+    run.await_streaming()
+    # The client gives up after two intervals of silence.
+    time.sleep(4)
+    history.write(100)
+    seen = run.finish(history.producer.high_seqnos())
+    assert_versions(history, seen)
+    assert len(seen.of("opened")) == java.vbuckets, "streams were opened again"
+
+
+def test_a_client_answers_every_noop(gocbcore, open_history):
+    history = open_history(gocbcore)
+    history.write(100)
+    relay = Relay(int(history.producer.connection_string.rpartition(":")[2]))
+    try:
+        run = gocbcore.start(history.producer, nodes=[relay.address], follow=True)
+        run.await_streaming()
+        assert relay.answered_twice.wait(60), "no noop came, or no answer"
+        history.write(100, prefix="more")
+        seen = run.finish(history.producer.high_seqnos())
+    finally:
+        relay.close()
+    assert_versions(history, seen)
+    assert set(relay.answers) <= set(relay.noops)
+    assert set(relay.noops.values()) == set(relay.answers.values()) == {1}
+    assert len(seen.of("opened")) == gocbcore.vbuckets, "streams were opened again"
+
+
+@pytest.mark.parametrize("name", ["java", "godcp"])
+def test_changes_are_withheld_until_persisted_by_a_client_that_mitigates_rollbacks(
+    name, request, open_history
+):
+    client = request.getfixturevalue(name)
+    history = open_history(client, nodes=2, replicas=1, persist_delay=3600.0)
+    history.write(300)
+    run = client.start(history.producer, follow=True, mitigate_rollbacks=20)
+    run.await_streaming()
+    time.sleep(1)
+    assert not [line for line in run.lines if line["line"] == "change"]
+    history.producer.persist()
+    seen = run.finish(history.producer.high_seqnos())
+    assert_versions(history, seen)
