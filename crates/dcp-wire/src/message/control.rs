@@ -32,6 +32,8 @@ impl Control<'_> {
         "send_stream_end_on_client_close_stream";
     /// Key: out-of-sequence-order backfills.
     pub const ENABLE_OUT_OF_ORDER_SNAPSHOTS: &'static str = "enable_out_of_order_snapshots";
+    /// Key: system events with FlatBuffers payloads, modified collections included.
+    pub const FLATBUFFERS_SYSTEM_EVENTS: &'static str = "flatbuffers_system_events";
     /// Key: newest snapshot marker version understood.
     pub const MAX_MARKER_VERSION: &'static str = "max_marker_version";
 }

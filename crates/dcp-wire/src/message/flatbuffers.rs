@@ -1,4 +1,4 @@
-//! Just enough of FlatBuffers to read one flat table; every offset is checked.
+//! Just enough of FlatBuffers to read and write one flat table; when read, every offset is checked.
 
 /// A table: fields are found through its vtable, absent ones have their default.
 #[derive(Clone, Copy)]
@@ -65,4 +65,115 @@ impl<'a> Table<'a> {
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
+}
+
+/// Writes a buffer of one table, from its end to its beginning and aligned as the reference
+/// library does it, so that the bytes are the ones a server sends.
+///
+/// Fields go in by falling size, of one size by falling number; defaults are left out.
+#[derive(Default)]
+pub(super) struct TableWriter {
+    /// The buffer, last byte first.
+    reversed: Vec<u8>,
+    /// Where the table ends, as its distance from the end of the buffer, as all places here are.
+    table_end: usize,
+    /// Numbers and places of the fields.
+    fields: Vec<(usize, usize)>,
+    alignment: usize,
+}
+
+impl TableWriter {
+    /// Begins a table with a string that is a field of it.
+    pub(super) fn with_string(text: &[u8]) -> (Self, StringPlace) {
+        let mut writer = Self::default();
+        writer.align(4, text.len() + 1);
+        writer.reversed.push(0);
+        writer.reversed.extend(text.iter().rev());
+        let len = u32::try_from(text.len()).unwrap_or(u32::MAX);
+        writer.push(len.to_be_bytes());
+        writer.table_end = writer.reversed.len();
+        let place = StringPlace(writer.table_end);
+        (writer, place)
+    }
+
+    /// A number, unless it is 0.
+    pub(super) fn u64(&mut self, number: usize, value: u64) {
+        if value != 0 {
+            self.field(number, value.to_be_bytes());
+        }
+    }
+
+    /// A number, unless it is 0.
+    pub(super) fn u32(&mut self, number: usize, value: u32) {
+        if value != 0 {
+            self.field(number, value.to_be_bytes());
+        }
+    }
+
+    /// A flag, unless it is not set.
+    pub(super) fn bool(&mut self, number: usize, value: bool) {
+        if value {
+            self.field(number, [1]);
+        }
+    }
+
+    /// The string the table began with.
+    pub(super) fn string(&mut self, number: usize, place: StringPlace) {
+        self.align(4, 0);
+        let distance = self.reversed.len() + 4 - place.0;
+        self.field(number, offset(distance));
+    }
+
+    fn field<const N: usize>(&mut self, number: usize, reversed: [u8; N]) {
+        self.push(reversed);
+        self.fields.push((number, self.reversed.len()));
+    }
+
+    /// Appends a number at a place of its alignment.
+    fn push<const N: usize>(&mut self, reversed: [u8; N]) {
+        self.align(N, 0);
+        self.reversed.extend_from_slice(&reversed);
+    }
+
+    /// Pads so that what begins after `more` further bytes is aligned.
+    fn align(&mut self, alignment: usize, more: usize) {
+        self.alignment = self.alignment.max(alignment);
+        let padded = (self.reversed.len() + more).next_multiple_of(alignment) - more;
+        self.reversed.resize(padded, 0);
+    }
+
+    /// The finished buffer.
+    pub(super) fn finish(mut self) -> Vec<u8> {
+        let slots = self.fields.iter().map(|(number, _)| number + 1).max().unwrap_or_default();
+        let vtable_len = 4 + 2 * slots;
+        // The table begins with the distance to its vtable, which lies right before it.
+        self.push(offset(vtable_len));
+        let table = self.reversed.len();
+        for number in (0..slots).rev() {
+            let place = self.fields.iter().find(|(known, _)| *known == number);
+            let at = place.map_or(0, |(_, place)| table - place);
+            self.push(short_offset(at));
+        }
+        let table_len = table - self.table_end;
+        self.push(short_offset(table_len));
+        self.push(short_offset(vtable_len));
+        self.align(self.alignment, 4);
+        let root = self.reversed.len() + 4 - table;
+        self.push(offset(root));
+        self.reversed.reverse();
+        self.reversed
+    }
+}
+
+/// Where the string of a table begins.
+#[derive(Clone, Copy)]
+pub(super) struct StringPlace(usize);
+
+/// A distance within the buffer, last byte first. Names are far shorter than what could overflow.
+fn offset(distance: usize) -> [u8; 4] {
+    u32::try_from(distance).unwrap_or(u32::MAX).to_be_bytes()
+}
+
+fn short_offset(distance: usize) -> [u8; 2] {
+    u16::try_from(distance).unwrap_or(u16::MAX).to_be_bytes()
 }

@@ -1,6 +1,6 @@
 //! What a system event says about its collection or scope.
 
-use super::flatbuffers::Table;
+use super::flatbuffers::{Table, TableWriter};
 use super::{SystemEvent, SystemEventId};
 use crate::{CollectionId, DecodeError, ManifestUid, Reader, ScopeId};
 
@@ -91,5 +91,56 @@ impl<'a> SystemEvent<'a> {
             },
             _ => payload,
         })
+    }
+}
+
+impl SystemEventPayload<'_> {
+    /// The payload in the form of version 0, or 1 if it has an expiry, and which of them it is.
+    ///
+    /// There is no such form of [`SystemEventId::MODIFY_COLLECTION`].
+    #[must_use]
+    pub fn to_plain(&self) -> (Vec<u8>, u8) {
+        let mut value = Vec::with_capacity(20);
+        value.extend_from_slice(&self.manifest_uid.0.to_be_bytes());
+        value.extend_from_slice(&self.scope_id.0.to_be_bytes());
+        if let Some(id) = self.collection_id {
+            value.extend_from_slice(&id.0.to_be_bytes());
+        }
+        if let Some(max_ttl) = self.max_ttl {
+            value.extend_from_slice(&max_ttl.to_be_bytes());
+        }
+        (value, u8::from(self.max_ttl.is_some()))
+    }
+
+    /// The payload of an event in the form of version 2, which is FlatBuffers.
+    #[must_use]
+    pub fn to_flatbuffers(&self, id: SystemEventId) -> Vec<u8> {
+        let is_drop = matches!(id, SystemEventId::END_COLLECTION | SystemEventId::DROP_SCOPE);
+        let (mut table, name) = match is_drop {
+            true => (TableWriter::default(), None),
+            false => {
+                let (table, name) = TableWriter::with_string(self.name);
+                (table, Some(name))
+            }
+        };
+        // The tables differ from their third field on.
+        if let (Some(collection_id), Some(name)) = (self.collection_id, name) {
+            table.u64(9, self.flush_uid.0);
+            table.u64(0, self.manifest_uid.0);
+            table.string(5, name);
+            table.u32(4, self.max_ttl.unwrap_or_default());
+            table.u32(2, collection_id.0);
+            table.u32(1, self.scope_id.0);
+            table.bool(6, self.history);
+            table.bool(3, self.max_ttl.is_some());
+            return table.finish();
+        }
+        table.u64(0, self.manifest_uid.0);
+        if let Some(name) = name {
+            table.string(2, name);
+        }
+        table.u32(2, self.collection_id.unwrap_or_default().0);
+        table.u32(1, self.scope_id.0);
+        table.finish()
     }
 }

@@ -251,6 +251,10 @@ fn system_event(event: SystemEvent<'_>, row: &str, expected: SystemEventPayload<
     let [packet] = packets(row);
     golden!(packet, SystemEvent, event, (STREAM));
     assert_eq!(event.payload(), Ok(Some(expected)));
+    assert_eq!(expected.to_plain(), (event.value.to_vec(), event.version));
+    let value = expected.to_flatbuffers(event.id);
+    let event = SystemEvent { version: 2, value: &value, ..event };
+    assert_eq!(event.payload(), Ok(Some(expected)), "in the other form it says the same");
 }
 
 const PAYLOAD: SystemEventPayload<'_> = SystemEventPayload {

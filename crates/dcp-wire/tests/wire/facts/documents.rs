@@ -65,6 +65,7 @@ pub(super) fn check(recording: &Recording<'_>, facts: &mut Facts) {
     }
     compressed(recording, &changes, facts);
     system_events(recording, facts);
+    system_event_payloads(recording, facts);
 }
 
 fn changes<'a>(recording: &Recording<'a>) -> Vec<Change<'a>> {
@@ -247,6 +248,21 @@ fn system_events(recording: &Recording<'_>, facts: &mut Facts) {
             _ => found.next().is_some(),
         };
         facts.check("collection or scope", agrees, || format!("{event:?}"));
+    }
+}
+
+/// What a payload says, written again, is the payload, byte for byte.
+fn system_event_payloads(recording: &Recording<'_>, facts: &mut Facts) {
+    for packet in &recording.packets {
+        let Some(Request::SystemEvent(event)) = packet.request() else { continue };
+        let payload = event.payload().unwrap().unwrap();
+        let (again, version) = match event.version {
+            2 => (payload.to_flatbuffers(event.id), 2),
+            _ => payload.to_plain(),
+        };
+        let same = again == event.value && version == event.version;
+        let kind = if version == 2 { "FlatBuffers event" } else { "plain event" };
+        facts.check(kind, same, || format!("{event:?}: {again:?}"));
     }
 }
 
