@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dcp_wire::{CollectionId, ScopeId, Vbid};
 
-use crate::bucket::Copies;
+use crate::bucket::{CollectionSettings, Copies};
 use crate::producer::now;
 use crate::{Error, Producer};
 
@@ -213,8 +213,40 @@ impl Producer {
         max_ttl: Option<u32>,
     ) -> Result<CollectionId, Error> {
         self.cluster.update_manifest(now(), |manifest| {
-            manifest.create_collection(scope, collection, max_ttl)
+            let settings = CollectionSettings { max_ttl, history: false };
+            manifest.create_collection(scope, collection, settings)
         })
+    }
+
+    /// Changes how many seconds the documents of a collection live at most, `None` for as long as
+    /// they say, and whether the collection is marked to keep every version of its documents.
+    /// Documents written before keep their expiry.
+    ///
+    /// Clients are told by an event of its own, those with FlatBuffers events only; the others see
+    /// nothing but its seqno. Nothing happens if that is how the collection is already.
+    ///
+    /// # Errors
+    /// [`Error::Manifest`] if there is no such collection; [`Error::NoBucket`].
+    pub fn modify_collection(
+        &self,
+        scope: &str,
+        collection: &str,
+        max_ttl: Option<u32>,
+        history: bool,
+    ) -> Result<(), Error> {
+        self.cluster.update_manifest(now(), |manifest| {
+            let settings = CollectionSettings { max_ttl, history };
+            manifest.modify_collection(scope, collection, settings)
+        })
+    }
+
+    /// Empties a collection at once: its documents are gone without a tombstone, and clients are
+    /// told that it begins anew, with the same id.
+    ///
+    /// # Errors
+    /// [`Error::Manifest`] if there is no such collection; [`Error::NoBucket`].
+    pub fn flush_collection(&self, scope: &str, collection: &str) -> Result<(), Error> {
+        self.cluster.update_manifest(now(), |manifest| manifest.flush_collection(scope, collection))
     }
 
     /// Drops a scope with everything in it.

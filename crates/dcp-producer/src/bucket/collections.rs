@@ -2,15 +2,19 @@
 
 use std::collections::BTreeSet;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use dcp_proto::producer::{Item, ItemKind};
-use dcp_wire::message::SystemEventId;
+use dcp_wire::message::{SystemEvent, SystemEventId, SystemEventPayload};
 use dcp_wire::{CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno};
 use rustc_hash::FxHashMap;
 
 use super::clock::Now;
-use super::manifest::Manifest;
+use super::manifest::{Collection, CollectionSettings, Manifest};
 use super::vbucket::VBucket;
+
+/// Form in which events are stored: the only one that says everything. Streams send the one their
+/// client asked for.
+const FLATBUFFERS: u8 = 2;
 
 /// What a vBucket knows of a collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +22,8 @@ struct CollectionState {
     scope_id: ScopeId,
     /// Highest seqno, events counted.
     high_seqno: Seqno,
-    max_ttl: Option<u32>,
+    settings: CollectionSettings,
+    flush_uid: ManifestUid,
 }
 
 /// The scopes and collections of one copy of a vBucket.
@@ -36,7 +41,8 @@ impl Default for VBucketCollections {
         let default = CollectionState {
             scope_id: Manifest::DEFAULT_SCOPE,
             high_seqno: Seqno::ZERO,
-            max_ttl: None,
+            settings: CollectionSettings::default(),
+            flush_uid: ManifestUid(0),
         };
         Self {
             collections: FxHashMap::from_iter([(CollectionId::DEFAULT, default)]),
@@ -64,27 +70,31 @@ impl VBucketCollections {
         known
     }
 
-    /// Follows a change; returns the collection it dropped.
-    pub(super) fn note(&mut self, item: &Item) -> Option<CollectionId> {
-        let (id, collection_id) = (item.kind.clone(), item.collection_id);
-        let ItemKind::SystemEvent { id, scope_id, .. } = id else {
+    /// Follows a change; returns what it took with it.
+    pub(super) fn note(&mut self, item: &Item) -> Option<Dropped> {
+        let collection_id = item.collection_id;
+        let ItemKind::SystemEvent { id, scope_id, .. } = item.kind else {
             if let Some(state) = self.collections.get_mut(&collection_id) {
                 state.high_seqno = item.seqno;
             }
             return None;
         };
-        self.manifest_uid = manifest_uid(item).unwrap_or(self.manifest_uid);
+        let event = event_of(item)?;
+        let payload = payload_of(&event)?;
+        self.manifest_uid = payload.manifest_uid;
         match id {
             SystemEventId::CREATE_SCOPE => _ = self.scopes.insert(scope_id),
             SystemEventId::DROP_SCOPE => _ = self.scopes.remove(&scope_id),
             SystemEventId::END_COLLECTION => _ = self.collections.remove(&collection_id),
             _ => {
-                let state =
-                    CollectionState { scope_id, high_seqno: item.seqno, max_ttl: max_ttl(item) };
+                let settings =
+                    CollectionSettings { max_ttl: payload.max_ttl, history: payload.history };
+                let (high_seqno, flush_uid) = (item.seqno, payload.flush_uid);
+                let state = CollectionState { scope_id, high_seqno, settings, flush_uid };
                 self.collections.insert(collection_id, state);
             }
         }
-        dropped_by(item)
+        Dropped::by(item)
     }
 
     pub(crate) fn contains(&self, id: CollectionId) -> bool {
@@ -98,59 +108,101 @@ impl VBucketCollections {
 
     /// Longest life of a collection's documents, in seconds.
     pub(crate) fn max_ttl(&self, id: CollectionId) -> Option<u32> {
-        self.collections.get(&id)?.max_ttl
+        self.collections.get(&id)?.settings.max_ttl
     }
 }
 
-/// The collection an event drops.
-pub(super) fn dropped_by(item: &Item) -> Option<CollectionId> {
-    let is_drop =
-        matches!(item.kind, ItemKind::SystemEvent { id: SystemEventId::END_COLLECTION, .. });
-    is_drop.then_some(item.collection_id)
+/// The event an item is.
+fn event_of(item: &Item) -> Option<SystemEvent<'_>> {
+    let ItemKind::SystemEvent { id, version, .. } = item.kind else {
+        return None;
+    };
+    let (key, value) = (&item.key[..], &item.value[..]);
+    Some(SystemEvent { seqno: item.seqno, id, version, key, value })
 }
 
-/// The manifest uid in the payload of an event.
-fn manifest_uid(item: &Item) -> Option<ManifestUid> {
-    Some(ManifestUid(u64::from_be_bytes(*item.value.first_chunk()?)))
+/// What an event says; `None` if it is not one of ours.
+fn payload_of<'a>(event: &SystemEvent<'a>) -> Option<SystemEventPayload<'a>> {
+    event.payload().ok().flatten()
 }
 
-/// The expiry in the payload of an event.
-fn max_ttl(item: &Item) -> Option<u32> {
-    Some(u32::from_be_bytes(*item.value.get(16..)?.first_chunk()?))
+/// What goes with a collection that is dropped or flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dropped {
+    collection: CollectionId,
+    /// Not only its documents but what it was changed to as well.
+    entirely: bool,
+}
+
+impl Dropped {
+    /// What an item, the newest one, takes with it.
+    pub(super) fn by(item: &Item) -> Option<Self> {
+        let ItemKind::SystemEvent { id, .. } = item.kind else {
+            return None;
+        };
+        let collection = item.collection_id;
+        match id {
+            SystemEventId::END_COLLECTION => Some(Self { collection, entirely: true }),
+            SystemEventId::BEGIN_COLLECTION => {
+                let flushed = payload_of(&event_of(item)?)?.flush_uid != ManifestUid(0);
+                flushed.then_some(Self { collection, entirely: false })
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether an older item goes with it.
+    pub(super) fn takes(self, item: &Item) -> bool {
+        if item.collection_id != self.collection {
+            return false;
+        }
+        match item.kind {
+            ItemKind::SystemEvent { id, .. } => {
+                self.entirely && id == SystemEventId::MODIFY_COLLECTION
+            }
+            _ => true,
+        }
+    }
 }
 
 /// An event that is still to be given its place.
-struct Event {
+struct Event<'a> {
     id: SystemEventId,
     scope_id: ScopeId,
-    collection_id: CollectionId,
-    name: Bytes,
-    max_ttl: Option<u32>,
+    /// The collection concerned and what it is like.
+    collection: Option<(CollectionId, CollectionSettings, ManifestUid)>,
+    /// Empty if something is dropped.
+    name: &'a str,
 }
 
-impl Event {
-    fn of_scope(id: SystemEventId, scope_id: ScopeId, name: &str) -> Self {
-        let name = Bytes::copy_from_slice(name.as_bytes());
-        Self { id, scope_id, collection_id: CollectionId::DEFAULT, name, max_ttl: None }
+impl<'a> Event<'a> {
+    const fn of_scope(id: SystemEventId, scope_id: ScopeId, name: &'a str) -> Self {
+        Self { id, scope_id, collection: None, name }
     }
 
-    /// The payload in its plain form, and which form that is.
-    fn payload(&self, uid: ManifestUid) -> (Bytes, u8) {
-        let mut value = BytesMut::with_capacity(20);
-        value.put_u64(uid.0);
-        value.put_u32(self.scope_id.0);
-        if !matches!(self.id, SystemEventId::CREATE_SCOPE | SystemEventId::DROP_SCOPE) {
-            value.put_u32(self.collection_id.0);
-        }
-        if let Some(max_ttl) = self.max_ttl {
-            value.put_u32(max_ttl);
-        }
-        (value.freeze(), u8::from(self.max_ttl.is_some()))
+    fn of_collection(id: SystemEventId, scope_id: ScopeId, collection: &'a Collection) -> Self {
+        let described = (collection.id, collection.settings, collection.flush_uid);
+        Self { collection: Some(described), ..Self::of_scope(id, scope_id, &collection.name) }
+    }
+
+    fn payload(&self, manifest_uid: ManifestUid) -> Bytes {
+        let (settings, flush_uid) =
+            self.collection.map(|(_, settings, uid)| (settings, uid)).unwrap_or_default();
+        let payload = SystemEventPayload {
+            manifest_uid,
+            scope_id: self.scope_id,
+            collection_id: self.collection.map(|(id, ..)| id),
+            name: self.name.as_bytes(),
+            max_ttl: settings.max_ttl,
+            history: settings.history,
+            flush_uid,
+        };
+        payload.to_flatbuffers(self.id).into()
     }
 }
 
 impl VBucket {
-    /// Creates and drops what makes the vBucket agree with `manifest`, an event each.
+    /// Creates, changes and drops what makes the vBucket agree with `manifest`, an event each.
     ///
     /// Only the last event carries the new manifest's uid: who sees it knows everything of it.
     pub(crate) fn bring_forward(&mut self, now: Now, manifest: &Manifest) {
@@ -158,16 +210,16 @@ impl VBucket {
         let reached = self.collections.manifest_uid;
         let last = events.len().saturating_sub(1);
         for (index, event) in events.into_iter().enumerate() {
-            let (value, version) =
-                event.payload(if index == last { manifest.uid() } else { reached });
+            let value = event.payload(if index == last { manifest.uid() } else { reached });
             let cas = self.next_cas(now);
+            let (id, scope_id, version) = (event.id, event.scope_id, FLATBUFFERS);
             self.append(Item {
-                kind: ItemKind::SystemEvent { id: event.id, version, scope_id: event.scope_id },
+                kind: ItemKind::SystemEvent { id, version, scope_id },
                 seqno: Seqno::ZERO,
                 rev_seqno: RevSeqno(1),
                 cas,
-                collection_id: event.collection_id,
-                key: event.name,
+                collection_id: event.collection.map_or(CollectionId::DEFAULT, |(id, ..)| id),
+                key: Bytes::copy_from_slice(event.name.as_bytes()),
                 value,
                 datatype: Datatype::RAW,
                 flags: 0,
@@ -178,29 +230,40 @@ impl VBucket {
         self.collections.manifest_uid = manifest.uid();
     }
 
-    /// Collections dropped, scopes created, collections created, scopes dropped: in this order.
-    fn missing_events(&self, manifest: &Manifest) -> Vec<Event> {
+    /// Collections dropped, scopes created, collections created, changed, flushed, scopes dropped:
+    /// in this order.
+    fn missing_events<'a>(&self, manifest: &'a Manifest) -> Vec<Event<'a>> {
         let known = &self.collections;
         let mut events = Vec::new();
         let mut gone: Vec<_> =
             known.collections.iter().filter(|(id, _)| !manifest.has_collection(**id)).collect();
         gone.sort_unstable_by_key(|(id, _)| id.0);
-        for (&collection_id, state) in gone {
+        for (&id, state) in gone {
             let drop = Event::of_scope(SystemEventId::END_COLLECTION, state.scope_id, "");
-            events.push(Event { collection_id, ..drop });
+            events.push(Event { collection: Some((id, state.settings, state.flush_uid)), ..drop });
         }
         for scope in manifest.scopes().iter().filter(|scope| !known.scopes.contains(&scope.id)) {
             events.push(Event::of_scope(SystemEventId::CREATE_SCOPE, scope.id, &scope.name));
         }
+        let (mut changed, mut flushed) = (Vec::new(), Vec::new());
         for scope in manifest.scopes() {
-            for collection in scope.collections.iter().filter(|new| !known.contains(new.id)) {
-                events.push(Event {
-                    collection_id: collection.id,
-                    max_ttl: collection.max_ttl,
-                    ..Event::of_scope(SystemEventId::BEGIN_COLLECTION, scope.id, &collection.name)
-                });
+            for collection in &scope.collections {
+                let event = |id| Event::of_collection(id, scope.id, collection);
+                let Some(state) = known.collections.get(&collection.id) else {
+                    events.push(event(SystemEventId::BEGIN_COLLECTION));
+                    continue;
+                };
+                if state.settings != collection.settings {
+                    changed.push(event(SystemEventId::MODIFY_COLLECTION));
+                }
+                // A flush shows as another creation.
+                if state.flush_uid != collection.flush_uid {
+                    flushed.push(event(SystemEventId::BEGIN_COLLECTION));
+                }
             }
         }
+        events.append(&mut changed);
+        events.append(&mut flushed);
         for &scope in known.scopes.iter().filter(|&&id| manifest.scope(id).is_none()) {
             events.push(Event::of_scope(SystemEventId::DROP_SCOPE, scope, ""));
         }

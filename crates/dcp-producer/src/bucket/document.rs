@@ -169,6 +169,7 @@ impl VBucket {
         check_key(key)?;
         self.check_collection(key)?;
         let item = self.live(now, key).ok_or(DocumentError::NotFound)?;
+        let expiry = self.limited_expiry(now, key, expiry);
         if item.expiry == expiry {
             return Ok(item);
         }
@@ -208,6 +209,7 @@ impl VBucket {
         self.memory().check(write.value.len())?;
         self.clock.observe(write.cas);
         let live = write.kind == ItemKind::Mutation;
+        let expiry = if live { self.limited_expiry(now, write.key, write.time) } else { 0 };
         Ok(self.append(Item {
             kind: write.kind,
             seqno: Seqno::ZERO,
@@ -218,7 +220,7 @@ impl VBucket {
             value: write.value,
             datatype: write.datatype,
             flags: write.flags,
-            expiry: if live { write.time } else { 0 },
+            expiry,
             delete_time: if live { 0 } else { write.time },
         }))
     }

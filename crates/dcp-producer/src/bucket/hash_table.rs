@@ -14,6 +14,8 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 pub(crate) enum Identity<'a> {
     Document(CollectionId, &'a [u8]),
     Collection(CollectionId),
+    /// What a collection was changed to, which leaves its creation in place.
+    Modification(CollectionId),
     Scope(ScopeId),
 }
 
@@ -22,6 +24,7 @@ impl<'a> Identity<'a> {
         match item.kind {
             ItemKind::SystemEvent { id, scope_id, .. } => match id {
                 SystemEventId::CREATE_SCOPE | SystemEventId::DROP_SCOPE => Self::Scope(scope_id),
+                SystemEventId::MODIFY_COLLECTION => Self::Modification(item.collection_id),
                 _ => Self::Collection(item.collection_id),
             },
             _ => Self::Document(item.collection_id, &item.key),

@@ -1,15 +1,31 @@
 //! The collections manifest: which scopes and collections the bucket is to have.
 
 use dcp_wire::{CollectionId, ManifestUid, ScopeId};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// A collection of the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Collection {
     pub(crate) id: CollectionId,
     pub(crate) name: String,
+    pub(crate) settings: CollectionSettings,
+    /// Manifest by which it was flushed last; 0 if never.
+    pub(crate) flush_uid: ManifestUid,
+}
+
+/// What of a collection can be changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CollectionSettings {
     /// Longest life of its documents, in seconds.
     pub(crate) max_ttl: Option<u32>,
+    /// Whether it is to keep every version of its documents.
+    pub(crate) history: bool,
+}
+
+impl Collection {
+    const fn new(id: CollectionId, name: String, settings: CollectionSettings) -> Self {
+        Self { id, name, settings, flush_uid: ManifestUid(0) }
+    }
 }
 
 /// A scope of the manifest.
@@ -50,8 +66,8 @@ const FIRST_ID: u32 = 8;
 impl Default for Manifest {
     fn default() -> Self {
         let name = DEFAULT_NAME.to_owned();
-        let collection =
-            Collection { id: CollectionId::DEFAULT, name: name.clone(), max_ttl: None };
+        let settings = CollectionSettings::default();
+        let collection = Collection::new(CollectionId::DEFAULT, name.clone(), settings);
         Self {
             uid: ManifestUid(0),
             scopes: vec![Scope { id: Self::DEFAULT_SCOPE, name, collections: vec![collection] }],
@@ -116,7 +132,7 @@ impl Manifest {
         &mut self,
         scope: &str,
         name: &str,
-        max_ttl: Option<u32>,
+        settings: CollectionSettings,
     ) -> Result<CollectionId, Unchanged> {
         check_name(name)?;
         let id = CollectionId(self.next_collection);
@@ -124,7 +140,7 @@ impl Manifest {
         if scope.collections.iter().any(|known| known.name == name) {
             return Err(Unchanged::Exists);
         }
-        scope.collections.push(Collection { id, name: name.to_owned(), max_ttl });
+        scope.collections.push(Collection::new(id, name.to_owned(), settings));
         self.next_collection += 1;
         self.uid.0 += 1;
         Ok(id)
@@ -152,6 +168,34 @@ impl Manifest {
         Ok(())
     }
 
+    /// Changes the settings of a collection.
+    pub(crate) fn modify_collection(
+        &mut self,
+        scope: &str,
+        name: &str,
+        settings: CollectionSettings,
+    ) -> Result<(), Unchanged> {
+        let collection = self.collection_mut(scope, name)?;
+        if collection.settings != settings {
+            collection.settings = settings;
+            self.uid.0 += 1;
+        }
+        Ok(())
+    }
+
+    /// Empties a collection.
+    pub(crate) fn flush_collection(&mut self, scope: &str, name: &str) -> Result<(), Unchanged> {
+        let uid = ManifestUid(self.uid.0 + 1);
+        self.collection_mut(scope, name)?.flush_uid = uid;
+        self.uid = uid;
+        Ok(())
+    }
+
+    fn collection_mut(&mut self, scope: &str, name: &str) -> Result<&mut Collection, Unchanged> {
+        let mut collections = self.named_mut(scope)?.collections.iter_mut();
+        collections.find(|known| known.name == name).ok_or(Unchanged::Missing)
+    }
+
     fn named_mut(&mut self, name: &str) -> Result<&mut Scope, Unchanged> {
         self.scopes.iter_mut().find(|scope| scope.name == name).ok_or(Unchanged::Missing)
     }
@@ -159,11 +203,19 @@ impl Manifest {
     /// The manifest as clients get it.
     pub(crate) fn to_json(&self) -> String {
         let collection = |collection: &Collection| {
-            let mut members = json!({"name": collection.name, "uid": collection.id.to_string()});
-            if let (Some(max_ttl), Some(members)) = (collection.max_ttl, members.as_object_mut()) {
+            let mut members = Map::new();
+            members.insert("name".to_owned(), collection.name.clone().into());
+            members.insert("uid".to_owned(), collection.id.to_string().into());
+            if let Some(max_ttl) = collection.settings.max_ttl {
                 members.insert("maxTTL".to_owned(), max_ttl.into());
             }
-            members
+            if collection.settings.history {
+                members.insert("history".to_owned(), true.into());
+            }
+            if collection.flush_uid != ManifestUid(0) {
+                members.insert("flush_uid".to_owned(), collection.flush_uid.to_string().into());
+            }
+            Value::Object(members)
         };
         let scope = |scope: &Scope| {
             let collections: Vec<Value> = scope.collections.iter().map(collection).collect();

@@ -28,7 +28,7 @@ pub(crate) use changes::{Changes, Subscriber};
 pub(crate) use clock::Now;
 pub(crate) use copies::{Copies, Copy, HELD};
 pub(crate) use document::{Condition, DocumentWrite, MAX_VALUE_LEN, MetaWrite};
-pub(crate) use manifest::{Manifest, Unchanged};
+pub(crate) use manifest::{CollectionSettings, Manifest, Unchanged};
 pub(crate) use memory::MemoryUse;
 pub(crate) use source::VBucketGuard;
 pub(crate) use vbucket::{VBucket, Written};
@@ -236,6 +236,8 @@ pub(crate) fn system_xattrs(item: &Item) -> Bytes {
     out.into_inner().freeze()
 }
 
+#[cfg(test)]
+mod manifest_tests;
 #[cfg(test)]
 mod replica_tests;
 #[cfg(test)]

@@ -10,7 +10,7 @@ use dcp_wire::{Cas, CollectionId, DocKey, Seqno, Vbid, Vbuuid};
 
 use super::checkpoint_log::CheckpointLog;
 use super::clock::{HybridClock, Now};
-use super::collections::VBucketCollections;
+use super::collections::{Dropped, VBucketCollections};
 use super::disk_image::DiskImage;
 use super::footprint;
 use super::hash_table::{Identity, ItemTable};
@@ -180,8 +180,8 @@ impl VBucket {
             self.count(&previous, false);
             self.history.push(previous, seqno);
         }
-        if let Some(collection) = dropped {
-            self.drop_documents(collection, seqno);
+        if let Some(dropped) = dropped {
+            self.drop_documents(dropped, seqno);
         }
         if self.settings.is_ephemeral {
             // What is read back in seqno order is all there is of a disk.
@@ -189,11 +189,11 @@ impl VBucket {
         }
     }
 
-    /// Forgets the documents of a collection that the event at `by` dropped.
-    fn drop_documents(&mut self, collection: CollectionId, by: Seqno) {
+    /// Forgets the documents that the event at `by` took with it.
+    fn drop_documents(&mut self, gone: Dropped, by: Seqno) {
         let mut dropped = Vec::new();
         self.table.retain(|slot| {
-            let keep = !is_document_of(&slot.newest, collection);
+            let keep = !gone.takes(&slot.newest);
             if !keep {
                 dropped.push(Arc::clone(&slot.newest));
             }
@@ -254,8 +254,8 @@ impl VBucket {
 
     fn flush(&mut self) {
         for item in self.checkpoints.above(self.persisted_seqno) {
-            if let Some(collection) = super::collections::dropped_by(item) {
-                self.disk.retain(|other| !is_document_of(other, collection));
+            if let Some(dropped) = Dropped::by(item) {
+                self.disk.retain(|other| !dropped.takes(other));
             }
             let Some(slot) = self.table.find_mut(Identity::of(item)) else {
                 continue;
@@ -519,8 +519,4 @@ impl VBucket {
 fn next_incarnation() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-fn is_document_of(item: &Item, collection: CollectionId) -> bool {
-    item.collection_id == collection && !matches!(item.kind, ItemKind::SystemEvent { .. })
 }

@@ -199,6 +199,10 @@ impl BucketSource for NodeBucket<'_> {
         self.map.manifest.uid()
     }
 
+    fn has_collection(&self, collection: CollectionId) -> bool {
+        self.map.manifest.has_collection(collection)
+    }
+
     fn scope_collections(&self, scope: ScopeId) -> Option<Vec<CollectionId>> {
         let scope = self.map.manifest.scope(scope)?;
         Some(scope.collections.iter().map(|collection| collection.id).collect())

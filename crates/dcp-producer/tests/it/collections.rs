@@ -37,9 +37,21 @@ fn write(producer: &Producer, collection_id: CollectionId) -> Result<Seqno, Docu
 
 /// A stream of everything from `node`, or of what `value` names.
 async fn stream(producer: &Producer, node: usize, value: &[u8]) -> RawClient {
+    stream_with(producer, node, value, &[]).await
+}
+
+async fn stream_with(
+    producer: &Producer,
+    node: usize,
+    value: &[u8],
+    controls: &[&[u8]],
+) -> RawClient {
     let mut client = RawClient::ready(producer, node, &FEATURES).await;
     client.open_dcp(b"reader", OpenFlags::empty()).await;
     client.control(b"enable_noop", b"true").await;
+    for control in controls {
+        client.control(control, b"true").await;
+    }
     let mut out = BytesMut::new();
     let request = StreamRequest {
         vbid: VB,
@@ -178,4 +190,31 @@ async fn a_vbucket_that_goes_back_is_brought_forward_again() {
     producer.roll_back(VB, Seqno(1)).unwrap();
     assert_eq!(producer.high_seqnos()[&VB], Seqno(2));
     assert!(write(&producer, carts).is_ok());
+}
+
+#[tokio::test]
+async fn a_collection_is_changed_and_flushed_by_events_in_the_form_asked_for() {
+    let producer = two_nodes().await;
+    let carts = producer.create_collection("_default", "carts", None).unwrap();
+    let mut told = stream_with(&producer, 1, b"", &[b"flatbuffers_system_events"]).await;
+    let mut other = stream(&producer, 0, b"").await;
+    let begin = event(SystemEventId::BEGIN_COLLECTION, "carts", 1, 1);
+    assert_eq!(events(&mut told, 1).await, std::slice::from_ref(&begin));
+    assert_eq!(events(&mut other, 1).await, [begin]);
+    producer.modify_collection("_default", "carts", Some(60), true).unwrap();
+    producer.modify_collection("_default", "carts", Some(60), true).unwrap();
+    write(&producer, carts).unwrap();
+    assert_ne!(producer.get_from(carts, key(&producer).as_bytes()).unwrap().expiry, 0);
+    producer.flush_collection("_default", "carts").unwrap();
+    let modify = event(SystemEventId::MODIFY_COLLECTION, "carts", 2, 2);
+    let flush = event(SystemEventId::BEGIN_COLLECTION, "carts", 3, 4);
+    assert_eq!(events(&mut told, 2).await, [modify, flush.clone()]);
+    assert_eq!(events(&mut other, 1).await, [flush]);
+    assert!(producer.get_from(carts, key(&producer).as_bytes()).is_none());
+    let manifest: serde_json::Value = serde_json::from_str(&producer.manifest_json()).unwrap();
+    let listed = &manifest["scopes"][0]["collections"][1];
+    assert_eq!((&listed["maxTTL"], &listed["history"]), (&60.into(), &true.into()));
+    assert_eq!(listed["flush_uid"], "3");
+    assert!(producer.flush_collection("_default", "nope").is_err());
+    assert!(producer.modify_collection("nope", "carts", None, false).is_err());
 }

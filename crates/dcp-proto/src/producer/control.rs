@@ -25,7 +25,7 @@ impl Settings {
     /// Applies one control; a refused one changes nothing.
     ///
     /// EINVAL for unknown keys and values is how clients probe for features, so what is not
-    /// supported (change streams, FlatBuffers events) is refused the way servers without it do.
+    /// supported (change streams) is refused the way servers without it do.
     pub(super) fn apply(
         &mut self,
         control: &Control<'_>,
@@ -105,6 +105,7 @@ impl Settings {
                 return Err(UNSUPPORTED);
             }
             (Control::MAX_MARKER_VERSION, "2.2") => self.purge_seqno_markers = true,
+            (Control::FLATBUFFERS_SYSTEM_EVENTS, "true") => self.flatbuffers_events = true,
             ("change_streams", "true") => return Err(UNSUPPORTED),
             _ => return Err(INVALID),
         }

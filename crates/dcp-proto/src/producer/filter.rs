@@ -123,6 +123,9 @@ pub(super) struct Filter {
     rule: Rule,
     /// Nothing can pass any more.
     exhausted: bool,
+    /// Whether the client can be told that a collection was modified, for which there is no form
+    /// but FlatBuffers.
+    tells_modifications: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,25 +149,25 @@ pub(super) enum Missing {
 
 impl Filter {
     /// The filter of a stream of a client with collections.
-    pub(super) fn new<S: BucketSource>(
-        value: &RequestValue,
-        source: &S,
-        vbucket: &impl VBucketSource,
-    ) -> Result<Self, Missing> {
+    pub(super) fn new<S: BucketSource>(value: &RequestValue, source: &S) -> Result<Self, Missing> {
         if let Some(ids) = &value.collections {
-            if ids.iter().any(|&id| vbucket.collection_high_seqno(id).is_none()) {
+            // The bucket's manifest decides: a replica may still be on its way there.
+            if !ids.iter().all(|&id| source.has_collection(id)) {
                 return Err(Missing::Collection);
             }
-            let ids: FxHashSet<_> = ids.iter().copied().collect();
-            let exhausted = ids.is_empty();
-            return Ok(Self { rule: Rule::Collections(ids), exhausted });
+            return Ok(Self::from(Rule::Collections(ids.iter().copied().collect())));
         }
         let Some(id) = value.scope else {
-            return Ok(Self { rule: Rule::PassThrough, exhausted: false });
+            return Ok(Self::from(Rule::PassThrough));
         };
         let collections = source.scope_collections(id).ok_or(Missing::Scope)?;
         let collections = collections.into_iter().collect();
-        Ok(Self { rule: Rule::Scope { id, collections }, exhausted: false })
+        Ok(Self::from(Rule::Scope { id, collections }))
+    }
+
+    /// The same for a client that can be told that a collection was modified, or cannot.
+    pub(super) fn telling_modifications(self, tells_modifications: bool) -> Self {
+        Self { tells_modifications, ..self }
     }
 
     /// The filter of a stream of a client without collections.
@@ -172,7 +175,7 @@ impl Filter {
         if vbucket.collection_high_seqno(CollectionId::DEFAULT).is_none() {
             return Err(Missing::Collection);
         }
-        Ok(Self { rule: Rule::DefaultDocuments, exhausted: false })
+        Ok(Self::from(Rule::DefaultDocuments))
     }
 
     /// Whether the client knows of collections.
@@ -269,7 +272,16 @@ impl Filter {
         if !passes {
             return Passage::Foreign;
         }
-        // There is no form of this event but FlatBuffers.
-        if event == SystemEventId::MODIFY_COLLECTION { Passage::Hidden } else { Passage::Passes }
+        if event == SystemEventId::MODIFY_COLLECTION && !self.tells_modifications {
+            return Passage::Hidden;
+        }
+        Passage::Passes
+    }
+}
+
+impl From<Rule> for Filter {
+    fn from(rule: Rule) -> Self {
+        let exhausted = matches!(&rule, Rule::Collections(ids) if ids.is_empty());
+        Self { rule, exhausted, tells_modifications: false }
     }
 }

@@ -120,6 +120,8 @@ pub(super) struct Settings {
     pub(super) consumer_name: bool,
     pub(super) hifi_mfu: bool,
     pub(super) out_of_order: OutOfOrder,
+    /// System events are sent as FlatBuffers, modified collections among them.
+    pub(super) flatbuffers_events: bool,
 }
 
 impl Settings {
@@ -140,6 +142,7 @@ impl Settings {
             consumer_name: false,
             hifi_mfu: false,
             out_of_order: OutOfOrder::No,
+            flatbuffers_events: false,
         }
     }
 }

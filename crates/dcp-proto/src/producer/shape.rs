@@ -49,6 +49,7 @@ pub(super) struct Shape {
     expiry_opcode: bool,
     snappy: bool,
     force_compression: bool,
+    flatbuffers_events: bool,
     nru: u8,
 }
 
@@ -89,6 +90,7 @@ impl Shape {
             expiry_opcode: settings.expiry_opcode,
             snappy: features.snappy,
             force_compression: settings.force_compression,
+            flatbuffers_events: settings.flatbuffers_events,
             nru: if settings.hifi_mfu { INITIAL_MFU } else { INITIAL_NRU },
         }
     }
@@ -148,11 +150,34 @@ impl Shape {
             }
             ItemKind::SystemEvent { id, version, .. } => {
                 let (key, value) = (&item.key[..], &item.value[..]);
-                SystemEvent { seqno: item.seqno, id, version, key, value }.encode(to, out)?;
+                let event = SystemEvent { seqno: item.seqno, id, version, key, value };
+                self.write_event(event, to, out)?;
             }
         }
         scratch.trim();
         Ok(())
+    }
+
+    /// An event in the form the client asked for, whichever it is stored in.
+    fn write_event(
+        &self,
+        event: SystemEvent<'_>,
+        to: StreamAddress,
+        out: &mut BytesMut,
+    ) -> Result<(), Unsendable> {
+        const FLATBUFFERS: u8 = 2;
+        if (event.version == FLATBUFFERS) == self.flatbuffers_events {
+            return Ok(event.encode(to, out)?);
+        }
+        let Some(payload) = event.payload()? else {
+            return Ok(event.encode(to, out)?);
+        };
+        let (value, version) = if self.flatbuffers_events {
+            (payload.to_flatbuffers(event.id), FLATBUFFERS)
+        } else {
+            payload.to_plain()
+        };
+        Ok(SystemEvent { version, value: &value, ..event }.encode(to, out)?)
     }
 
     fn key<'a>(&self, item: &'a Item, buffer: &'a mut Vec<u8>) -> &'a [u8] {

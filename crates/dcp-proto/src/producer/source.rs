@@ -185,6 +185,9 @@ pub trait BucketSource {
     /// The collections manifest's uid.
     fn manifest_uid(&self) -> ManifestUid;
 
+    /// Whether the manifest has a collection.
+    fn has_collection(&self, collection: CollectionId) -> bool;
+
     /// The collections of a scope; `None` if there is no such scope.
     fn scope_collections(&self, scope: ScopeId) -> Option<Vec<CollectionId>>;
 }

@@ -79,7 +79,9 @@ impl Checks<'_> {
             Refusal::Status(Status::EINVAL)
         })?;
         let filter = if self.features.collections {
-            Filter::new(&value, source, &vbucket)
+            let tells_modifications = self.settings.flatbuffers_events;
+            Filter::new(&value, source)
+                .map(|filter| filter.telling_modifications(tells_modifications))
         } else {
             Filter::default_documents(&vbucket)
         };

@@ -103,8 +103,18 @@ impl VBucket {
         }
         self.memory_from = self.memory_from.min(item.seqno.0);
         let items = &mut self.checkpoints.last_mut().unwrap().items;
-        items.retain(|old| (old.collection_id, &old.key) != (item.collection_id, &item.key));
+        let is_event = matches!(item.kind, ItemKind::SystemEvent { .. });
+        items.retain(|old| {
+            is_event || (old.collection_id, &old.key) != (item.collection_id, &item.key)
+        });
         items.push(Arc::new(item));
+    }
+
+    fn collection_seqno(&self, collection: CollectionId) -> Option<Seqno> {
+        if self.dropped.contains(&collection.0) {
+            return None;
+        }
+        self.collections.get(&collection.0).copied().map(Seqno)
     }
 
     fn note(&mut self, item: &Item) {
@@ -147,10 +157,7 @@ impl VBucketSource for &VBucket {
     }
 
     fn collection_high_seqno(&self, collection: CollectionId) -> Option<Seqno> {
-        if self.dropped.contains(&collection.0) {
-            return None;
-        }
-        self.collections.get(&collection.0).copied().map(Seqno)
+        self.collection_seqno(collection)
     }
 
     fn read_memory(&self, after: Seqno) -> MemoryRead {
@@ -248,6 +255,11 @@ impl BucketSource for Bucket {
 
     fn manifest_uid(&self) -> ManifestUid {
         ManifestUid(0x1f)
+    }
+
+    fn has_collection(&self, collection: CollectionId) -> bool {
+        let has = |vbucket: &VBucket| vbucket.collection_seqno(collection).is_some();
+        self.vbuckets.values().any(has)
     }
 
     fn scope_collections(&self, scope: ScopeId) -> Option<Vec<CollectionId>> {
