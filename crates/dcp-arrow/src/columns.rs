@@ -1,7 +1,8 @@
 //! The columns of a batch being filled.
 
 use dcp_proto::{Change, Rollback, SystemEventRecord};
-use dcp_wire::{CollectionId, Datatype, Seqno, Vbid};
+use dcp_wire::message::SystemEventPayload;
+use dcp_wire::{Datatype, ScopeId, Seqno, Vbid};
 
 use crate::values::{BytesColumn, ValueColumn};
 use crate::xattrs::XattrsColumn;
@@ -33,8 +34,19 @@ impl RowKind {
     }
 }
 
-/// Stands for "no collection" in a column of collection ids, which are 32 bits wide.
+/// Stands for "no collection" in a column of collection ids, which are 32 bits wide. What is below
+/// stands for no collection but a scope.
 pub(crate) const NO_COLLECTION: i64 = -1;
+
+/// Stands for no collection but a scope, in the same column.
+const fn only_scope(id: ScopeId) -> i64 {
+    NO_COLLECTION - 1 - id.0 as i64
+}
+
+/// The scope that such a number stands for.
+pub(crate) fn scope_of(number: i64) -> Option<ScopeId> {
+    u32::try_from(NO_COLLECTION - 1 - number).ok().map(ScopeId)
+}
 
 /// The columns of a batch being filled; those the table does not show are `None`.
 #[derive(Debug)]
@@ -138,12 +150,14 @@ impl Columns {
     pub(crate) fn push_system_event(
         &mut self,
         event: &SystemEventRecord<'_>,
-        collection_id: Option<CollectionId>,
+        payload: Option<&SystemEventPayload<'_>>,
     ) {
         self.push_place(RowKind::SystemEvent, event.vbid, event.seqno, event.key);
         push(&mut self.vbuuids, || 0);
-        let collection_id = collection_id.map_or(NO_COLLECTION, |id| i64::from(id.0));
-        self.push_no_document(collection_id, event.epoch);
+        let about = payload.map_or(NO_COLLECTION, |payload| {
+            payload.collection_id.map_or(only_scope(payload.scope_id), |id| i64::from(id.0))
+        });
+        self.push_no_document(about, event.epoch);
     }
 
     #[inline]

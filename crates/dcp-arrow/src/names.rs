@@ -1,9 +1,15 @@
 //! Names of collections.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dcp_wire::CollectionId;
+use dcp_wire::message::{SystemEventId, SystemEventPayload};
+use dcp_wire::{CollectionId, ScopeId};
+
+/// Most names kept: many times what a bucket may have, so that only a server that makes names up
+/// gets there.
+const MAX_NAMES: usize = 1 << 16;
 
 /// Name of a collection and of the scope it lies in.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -22,26 +28,97 @@ impl CollectionName {
     }
 }
 
-/// Looks collections up by id, in whatever manifest is current at the time.
+type Lookup<I, N> = Arc<dyn Fn(I) -> Option<N> + Send + Sync>;
+
+/// Names of collections and scopes by id, from the manifest and from the events of the stream.
 ///
-/// Asked once per collection and batch. A lookup should still answer for a collection dropped a
-/// while ago: its last changes may be on their way.
+/// An id belongs to one name for ever, so a name once seen is kept: the last changes of a dropped
+/// collection have its name, and a collection made later under the same name is another id.
+/// Clones share what they have seen.
 #[derive(Clone)]
-pub struct CollectionNames(Arc<dyn Fn(CollectionId) -> Option<CollectionName> + Send + Sync>);
+pub struct CollectionNames {
+    collections: Lookup<CollectionId, CollectionName>,
+    scopes: Lookup<ScopeId, Arc<str>>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    collections: HashMap<CollectionId, CollectionName>,
+    scopes: HashMap<ScopeId, Arc<str>>,
+}
 
 impl CollectionNames {
-    /// Names found by `lookup`; `None` becomes null in the table.
+    /// Names found by `lookup`, in whatever manifest is current when a name is first needed;
+    /// `None` becomes null in the table.
     #[must_use]
     pub fn new(
         lookup: impl Fn(CollectionId) -> Option<CollectionName> + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(lookup))
+        Self { collections: Arc::new(lookup), scopes: Arc::new(|_| None), seen: Arc::default() }
+    }
+
+    /// The same with names of scopes found by `lookup`.
+    #[must_use]
+    pub fn with_scopes(
+        mut self,
+        lookup: impl Fn(ScopeId) -> Option<Arc<str>> + Send + Sync + 'static,
+    ) -> Self {
+        self.scopes = Arc::new(lookup);
+        self
     }
 
     /// The name of a collection, if it is known.
     #[must_use]
     pub fn name(&self, id: CollectionId) -> Option<CollectionName> {
-        (self.0)(id)
+        if let Some(name) = self.seen().collections.get(&id) {
+            return Some(name.clone());
+        }
+        // Not under the lock: the lookup may take its own.
+        let name = (self.collections)(id)?;
+        keep(&mut self.seen().collections, id, &name);
+        Some(name)
+    }
+
+    /// The name of a scope, if it is known.
+    #[must_use]
+    pub fn scope_name(&self, id: ScopeId) -> Option<Arc<str>> {
+        if let Some(name) = self.seen().scopes.get(&id) {
+            return Some(Arc::clone(name));
+        }
+        let name = (self.scopes)(id)?;
+        keep(&mut self.seen().scopes, id, &name);
+        Some(name)
+    }
+
+    /// Takes the name that an event gives to a collection or scope, which comes before its first
+    /// change and may be newer than any manifest fetched.
+    pub(crate) fn learn(&self, event: SystemEventId, payload: &SystemEventPayload<'_>) {
+        let Ok(name) = std::str::from_utf8(payload.name) else { return };
+        match (event, payload.collection_id) {
+            (SystemEventId::CREATE_SCOPE, _) => {
+                keep(&mut self.seen().scopes, payload.scope_id, &Arc::from(name));
+            }
+            (
+                SystemEventId::BEGIN_COLLECTION | SystemEventId::MODIFY_COLLECTION,
+                Some(collection_id),
+            ) => {
+                let Some(scope) = self.scope_name(payload.scope_id) else { return };
+                let name = CollectionName::new(scope, name);
+                keep(&mut self.seen().collections, collection_id, &name);
+            }
+            _ => {}
+        }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn keep<I: Eq + std::hash::Hash, N: Clone>(names: &mut HashMap<I, N>, id: I, name: &N) {
+    if names.len() < MAX_NAMES {
+        names.entry(id).or_insert_with(|| name.clone());
     }
 }
 
@@ -51,6 +128,7 @@ impl Default for CollectionNames {
         Self::new(|id| {
             (id == CollectionId::DEFAULT).then(|| CollectionName::new("_default", "_default"))
         })
+        .with_scopes(|id| (id == ScopeId(0)).then(|| "_default".into()))
     }
 }
 

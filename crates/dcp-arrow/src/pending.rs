@@ -10,8 +10,7 @@ use arrow_buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
 use dcp_proto::SinkError;
 use dcp_wire::{CollectionId, Seqno, Vbid};
 
-use crate::columns::{Columns, NO_COLLECTION, RowKind};
-use crate::names::CollectionName;
+use crate::columns::{Columns, NO_COLLECTION, RowKind, scope_of};
 use crate::schema::UTC;
 use crate::sink::unrepresentable;
 use crate::values::BytesColumn;
@@ -291,7 +290,7 @@ fn texts<'a>(
 }
 
 fn collection_ids(ids: Vec<i64>) -> ArrayRef {
-    let valid: Vec<bool> = ids.iter().map(|id| *id != NO_COLLECTION).collect();
+    let valid: Vec<bool> = ids.iter().map(|id| *id > NO_COLLECTION).collect();
     longs(Some(ids), nulls(&valid))
 }
 
@@ -304,10 +303,16 @@ fn first_invalid_utf8(keys: &BytesColumn, rows: usize) -> Option<usize> {
     (0..rows).find(|row| std::str::from_utf8(keys.value(*row)).is_err())
 }
 
+/// What is known of the names of a row.
+struct Names {
+    scope: Option<Arc<str>>,
+    collection: Option<Arc<str>>,
+}
+
 /// The names of each row's collection, looked up once per collection.
 #[derive(Default)]
 struct CollectionColumns {
-    names: Vec<Option<CollectionName>>,
+    names: Vec<Names>,
     /// Index into `names`, by row; empty while all rows have the first one.
     indexes: Vec<usize>,
     rows: usize,
@@ -319,9 +324,16 @@ impl CollectionColumns {
             return;
         }
         self.rows = ids.len();
-        let name = |id: i64| {
-            let id = u32::try_from(id).ok().map(CollectionId);
-            id.and_then(|id| names.name(id))
+        let name = |id: i64| match u32::try_from(id) {
+            Ok(id) => {
+                let name = names.name(CollectionId(id));
+                let scope = name.as_ref().map(|name| Arc::clone(&name.scope));
+                Names { scope, collection: name.map(|name| name.collection) }
+            }
+            Err(_) => {
+                let scope = scope_of(id).and_then(|id| names.scope_name(id));
+                Names { scope, collection: None }
+            }
         };
         if let Some(id) = all_equal(ids) {
             self.names.push(name(*id));
@@ -344,8 +356,8 @@ impl CollectionColumns {
 
     fn array(&self, is_scope: bool) -> StringArray {
         let text = |index: usize| {
-            let name = self.names.get(index)?.as_ref()?;
-            Some(if is_scope { &*name.scope } else { &*name.collection })
+            let names = self.names.get(index)?;
+            if is_scope { names.scope.as_deref() } else { names.collection.as_deref() }
         };
         if self.indexes.is_empty() {
             return match text(0) {

@@ -101,8 +101,8 @@ use ColumnSet::{Basic, Full, OnRequest};
 /// | `op` | utf8 | basic | never |
 /// | `key` | utf8, or binary on request | basic | `rollback` |
 /// | `value` | binary | basic | not a `mutation` or `system_event` |
-/// | `scope` | utf8 | basic | `rollback`; unknown to the manifest |
-/// | `collection` | utf8 | basic | `rollback`; unknown to the manifest |
+/// | `scope` | utf8 | basic | `rollback`; its name is not known |
+/// | `collection` | utf8 | basic | `rollback`, event of a scope; its name is not known |
 /// | `vbucket` | int32 | basic | never |
 /// | `seqno` | int64 | basic | never |
 /// | `epoch` | int32 | basic | never |
@@ -145,14 +145,14 @@ pub const COLUMNS: &[ColumnSpec] = &[
         "scope",
         Basic,
         true,
-        "scope name; null if the manifest does not know it",
+        "scope name, by its id; null if it is not known",
     ),
     column(
         Column::Collection,
         "collection",
         Basic,
         true,
-        "collection name; null if the manifest does not know it",
+        "collection name, by its id; null if it is not known",
     ),
     column(Column::Vbucket, "vbucket", Basic, false, "vBucket number"),
     column(

@@ -4,7 +4,7 @@ use dcp_proto::{BatchSink, Change, ChangeSink, Op, Rollback, SinkError, SystemEv
 use dcp_wire::{Datatype, DecodeError, Seqno, Vbid, snappy, xattr};
 
 use crate::columns::{Columns, RowKind};
-use crate::system_event::SystemEventPayload;
+use crate::system_event;
 use crate::values::Full;
 use crate::{BatchLimits, BufferPool, CollectionNames, Column, PendingBatch, TableSchema};
 
@@ -246,19 +246,20 @@ impl ChangeSink for ArrowSink {
     }
 
     fn system_event(&mut self, event: &SystemEventRecord<'_>) -> Result<(), SinkError> {
+        let payload = system_event::payload(event);
+        if let Ok(Some(payload)) = &payload {
+            self.names.learn(event.id, payload);
+        }
         if !self.wants.system_events {
             return Ok(());
         }
         self.check_key(event.vbid, event.seqno, event.key)?;
-        let payload = SystemEventPayload::decode(event)
+        let payload = payload
             .map_err(|error| unrepresentable(event.vbid, event.seqno, error.to_string()))?;
-        let text = payload.map_or_else(
-            || serde_json::json!({"event": event.id.to_string()}).to_string(),
-            |payload| payload.to_json(event.id),
-        );
+        let text = system_event::to_json(event.id, payload.as_ref());
         let columns = self.columns();
         columns.push_empty_value(event.vbid, event.seqno, text.as_bytes())?;
-        columns.push_system_event(event, payload.and_then(|payload| payload.collection_id));
+        columns.push_system_event(event, payload.as_ref());
         Ok(())
     }
 }

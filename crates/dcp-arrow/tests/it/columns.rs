@@ -5,8 +5,10 @@ use dcp_arrow::{
     TableOptions, TableSchema,
 };
 use dcp_proto::{BatchSink, Change, ChangeSink, Op, Rollback, SystemEventRecord};
-use dcp_wire::message::SystemEventId;
-use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
+use dcp_wire::message::{SystemEventId, SystemEventPayload};
+use dcp_wire::{
+    Cas, CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno, Vbid, Vbuuid,
+};
 
 use crate::{CHANGE, batch_of, bytes, columns, maps, numbers, sink, texts};
 
@@ -260,4 +262,59 @@ fn a_damaged_system_event_is_an_error_and_an_unknown_one_is_named() {
     sink.system_event(&system_event(SystemEventId(77), 0, b"?")).unwrap();
     let batch = sink.take_batch().unwrap().finish().unwrap();
     assert_eq!(bytes(&batch, "value")[0].as_deref(), Some(&br#"{"event":"0x4d"}"#[..]));
+}
+
+fn payload(event: SystemEventId, uid: u64, scope: u32, id: Option<u32>, name: &str) -> Vec<u8> {
+    SystemEventPayload {
+        manifest_uid: ManifestUid(uid),
+        scope_id: ScopeId(scope),
+        collection_id: id.map(CollectionId),
+        name: name.as_bytes(),
+        max_ttl: None,
+        history: event == SystemEventId::MODIFY_COLLECTION,
+        flush_uid: ManifestUid(0),
+    }
+    .to_flatbuffers(event)
+}
+
+#[test]
+fn events_name_what_no_manifest_has_and_a_name_used_again_is_another_collection() {
+    let known = |id: CollectionId| (id.0 == 8).then(|| CollectionName::new("shop", "carts"));
+    let names = CollectionNames::new(known)
+        .with_scopes(|id| (id == ScopeId(8)).then(|| Arc::from("shop")));
+    let schema =
+        TableSchema::new(&TableOptions { system_events: true, ..every_column() }).unwrap();
+    let mut sink = ArrowSink::new(schema, names, BatchLimits::default());
+    let tell = |sink: &mut ArrowSink, event, scope, id, name| {
+        let value = payload(event, 2, scope, id, name);
+        let record = SystemEventRecord { key: name.as_bytes(), ..system_event(event, 2, &value) };
+        sink.system_event(&record).unwrap();
+    };
+    let change = |id| Change { collection_id: CollectionId(id), ..CHANGE };
+    sink.change(&change(8)).unwrap();
+    tell(&mut sink, SystemEventId::END_COLLECTION, 8, Some(8), "");
+    tell(&mut sink, SystemEventId::BEGIN_COLLECTION, 8, Some(9), "carts");
+    sink.change(&change(9)).unwrap();
+    tell(&mut sink, SystemEventId::CREATE_SCOPE, 10, None, "stock");
+    tell(&mut sink, SystemEventId::BEGIN_COLLECTION, 10, Some(11), "parts");
+    tell(&mut sink, SystemEventId::MODIFY_COLLECTION, 10, Some(11), "parts");
+    sink.change(&change(11)).unwrap();
+    tell(&mut sink, SystemEventId::DROP_SCOPE, 10, None, "");
+    tell(&mut sink, SystemEventId::END_COLLECTION, 12, Some(13), "");
+    let batch = sink.take_batch().unwrap().finish().unwrap();
+    let some = |names: &[&str]| -> Vec<Option<String>> {
+        names.iter().map(|name| (*name != "-").then(|| (*name).to_owned())).collect()
+    };
+    let scopes = ["shop", "shop", "shop", "shop", "stock", "stock", "stock", "stock", "stock", "-"];
+    assert_eq!(texts(&batch, "scope"), some(&scopes));
+    let names =
+        ["carts", "carts", "carts", "carts", "-", "parts", "parts", "parts", "-", "-"];
+    assert_eq!(texts(&batch, "collection"), some(&names));
+    let ids = [8, 8, 9, 9, -1, 11, 11, 11, -1, 13];
+    let ids: Vec<_> = ids.into_iter().map(|id| Some(id).filter(|id| *id >= 0)).collect();
+    assert_eq!(numbers(&batch, "collection_id"), ids);
+    let value = bytes(&batch, "value")[6].clone().unwrap();
+    let value: serde_json::Value = serde_json::from_slice(&value).unwrap();
+    assert_eq!(value["event"], "ModifyCollection");
+    assert_eq!(value["history"], true);
 }
