@@ -140,13 +140,7 @@ pub const COLUMNS: &[ColumnSpec] = &[
         true,
         "document, decompressed and without xattrs; null unless op is mutation or system_event",
     ),
-    column(
-        Column::Scope,
-        "scope",
-        Basic,
-        true,
-        "scope name, by its id; null if it is not known",
-    ),
+    column(Column::Scope, "scope", Basic, true, "scope name, by its id; null if it is not known"),
     column(
         Column::Collection,
         "collection",

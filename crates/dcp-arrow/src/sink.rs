@@ -254,8 +254,8 @@ impl ChangeSink for ArrowSink {
             return Ok(());
         }
         self.check_key(event.vbid, event.seqno, event.key)?;
-        let payload = payload
-            .map_err(|error| unrepresentable(event.vbid, event.seqno, error.to_string()))?;
+        let payload =
+            payload.map_err(|error| unrepresentable(event.vbid, event.seqno, error.to_string()))?;
         let text = system_event::to_json(event.id, payload.as_ref());
         let columns = self.columns();
         columns.push_empty_value(event.vbid, event.seqno, text.as_bytes())?;

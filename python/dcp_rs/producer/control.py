@@ -217,6 +217,36 @@ class Control:
             _checks.integer("max_ttl", max_ttl, 0, 0x7FFF_FFFF)
         self._inner.create_collection(scope, name, max_ttl)
 
+    def modify_collection(
+        self, collection: str, *, max_ttl: int | None = None, history: bool = False
+    ) -> None:
+        """Changes what a collection was created with; documents written before stay as they are.
+
+        Args:
+            collection: Its name, as `scope.collection`, or as `collection` within `_default`.
+            max_ttl: Longest life of its documents, in seconds; `None` for as long as they say.
+            history: Whether it is marked to keep every version of its documents.
+
+        Raises:
+            ConfigError: There is no such collection.
+        """
+        scope, name = _path(collection)
+        if max_ttl is not None:
+            _checks.integer("max_ttl", max_ttl, 0, 2**32 - 1)
+        _checks.flag("history", history)
+        self._inner.modify_collection(scope, name, max_ttl, history)
+
+    def flush_collection(self, collection: str) -> None:
+        """Empties a collection: its documents are gone without a deletion for each.
+
+        Args:
+            collection: Its name, as `scope.collection`, or as `collection` within `_default`.
+
+        Raises:
+            ConfigError: There is no such collection.
+        """
+        self._inner.flush_collection(*_path(collection))
+
     def drop_scope(self, scope: str) -> None:
         """Drops a scope with everything in it.
 

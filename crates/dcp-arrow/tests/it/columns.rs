@@ -1,14 +1,14 @@
 //! Every column, for every kind of row.
 
+use std::sync::Arc;
+
 use dcp_arrow::{
     ArrowSink, BatchLimits, COLUMNS, CollectionName, CollectionNames, Detail, KeyType,
     TableOptions, TableSchema,
 };
 use dcp_proto::{BatchSink, Change, ChangeSink, Op, Rollback, SystemEventRecord};
 use dcp_wire::message::{SystemEventId, SystemEventPayload};
-use dcp_wire::{
-    Cas, CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno, Vbid, Vbuuid,
-};
+use dcp_wire::{Cas, CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno, Vbid, Vbuuid};
 
 use crate::{CHANGE, batch_of, bytes, columns, maps, numbers, sink, texts};
 
@@ -138,7 +138,6 @@ fn a_rollback_says_where_everything_comes_again_from() {
 
 #[test]
 fn collection_names_come_from_the_manifest_and_are_asked_for_once() {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);
@@ -280,10 +279,9 @@ fn payload(event: SystemEventId, uid: u64, scope: u32, id: Option<u32>, name: &s
 #[test]
 fn events_name_what_no_manifest_has_and_a_name_used_again_is_another_collection() {
     let known = |id: CollectionId| (id.0 == 8).then(|| CollectionName::new("shop", "carts"));
-    let names = CollectionNames::new(known)
-        .with_scopes(|id| (id == ScopeId(8)).then(|| Arc::from("shop")));
-    let schema =
-        TableSchema::new(&TableOptions { system_events: true, ..every_column() }).unwrap();
+    let names =
+        CollectionNames::new(known).with_scopes(|id| (id == ScopeId(8)).then(|| Arc::from("shop")));
+    let schema = TableSchema::new(&TableOptions { system_events: true, ..every_column() }).unwrap();
     let mut sink = ArrowSink::new(schema, names, BatchLimits::default());
     let tell = |sink: &mut ArrowSink, event, scope, id, name| {
         let value = payload(event, 2, scope, id, name);
@@ -307,8 +305,7 @@ fn events_name_what_no_manifest_has_and_a_name_used_again_is_another_collection(
     };
     let scopes = ["shop", "shop", "shop", "shop", "stock", "stock", "stock", "stock", "stock", "-"];
     assert_eq!(texts(&batch, "scope"), some(&scopes));
-    let names =
-        ["carts", "carts", "carts", "carts", "-", "parts", "parts", "parts", "-", "-"];
+    let names = ["carts", "carts", "carts", "carts", "-", "parts", "parts", "parts", "-", "-"];
     assert_eq!(texts(&batch, "collection"), some(&names));
     let ids = [8, 8, 9, 9, -1, 11, 11, 11, -1, 13];
     let ids: Vec<_> = ids.into_iter().map(|id| Some(id).filter(|id| *id >= 0)).collect();

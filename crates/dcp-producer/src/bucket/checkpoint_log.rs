@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dcp_proto::producer::{Item, MemoryRead};
+use dcp_proto::producer::{Item, ItemKind, MemoryRead};
 use dcp_wire::Seqno;
 
 /// Changes a checkpoint holds before the next one is opened.
@@ -56,11 +56,16 @@ impl CheckpointLog {
         Self { closed: VecDeque::new(), open: Checkpoint::new(high_seqno.0 + 1) }
     }
 
-    /// Takes in a change above all others, which replaces `replaced`.
+    /// Takes in a change above all others, which replaces `replaced`. One that replaces an event of
+    /// a collection or scope begins another checkpoint, so that those who follow see both.
     pub(crate) fn push(&mut self, item: Arc<Item>, replaced: Option<Seqno>) {
         debug_assert!(item.seqno.0 >= self.open.end(), "seqnos ascend");
         if self.open.items.len() >= MAX_CHECKPOINT_ITEMS || self.open.bytes >= MAX_CHECKPOINT_BYTES
         {
+            self.close_open();
+        }
+        let is_event = matches!(item.kind, ItemKind::SystemEvent { .. });
+        if is_event && replaced.is_some_and(|replaced| replaced.0 >= self.open.start) {
             self.close_open();
         }
         if let Some(replaced) = replaced

@@ -257,6 +257,21 @@ impl Producer {
         self.attempt(py, |producer| producer.drop_collection(scope, collection))
     }
 
+    fn modify_collection(
+        &self,
+        py: Python<'_>,
+        scope: &str,
+        collection: &str,
+        max_ttl: Option<u32>,
+        history: bool,
+    ) -> PyResult<()> {
+        self.attempt(py, |producer| producer.modify_collection(scope, collection, max_ttl, history))
+    }
+
+    fn flush_collection(&self, py: Python<'_>, scope: &str, collection: &str) -> PyResult<()> {
+        self.attempt(py, |producer| producer.flush_collection(scope, collection))
+    }
+
     fn manifest(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, EngineProducer::manifest_json)
     }

@@ -82,6 +82,10 @@ pub(super) struct TableWriter {
     alignment: usize,
 }
 
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "places in a buffer that is in memory, all within what was written"
+)]
 impl TableWriter {
     /// Begins a table with a string that is a field of it.
     pub(super) fn with_string(text: &[u8]) -> (Self, StringPlace) {
