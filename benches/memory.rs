@@ -16,7 +16,7 @@ use dcp_benches::measure::{Case, Options, ThreadClock, compare};
 use dcp_benches::report::{Group, run};
 use dcp_benches::sender::answer_stream_requests;
 use dcp_proto::consumer::{
-    Connection, ConnectionConfig, Limit, Resume, RollbackPolicy, StreamFilter,
+    Connection, ConnectionConfig, Delivery, Limit, Resume, RollbackPolicy, StreamFilter,
 };
 use dcp_proto::{BatchSink, Change, ChangeSink, Position, Rollback, SinkError};
 use dcp_wire::{MAX_BODY_LEN, Opaque, Seqno, Vbid};
@@ -169,6 +169,7 @@ fn connection(shape: Shape) -> Connection {
         filter: StreamFilter::All,
         purge_seqno: false,
         on_rollback: RollbackPolicy::Resume,
+        delivery: Delivery::default(),
         max_body_len: MAX_BODY_LEN,
     };
     Connection::new(config, Instant::now())

@@ -21,7 +21,8 @@ latest version only.
 * [`connect`][dcp_rs.connect] makes a [`Client`][dcp_rs.Client];
   [`Client.stream`][dcp_rs.Client.stream] a [`ChangeStream`][dcp_rs.ChangeStream]: an iterator, an
   async iterator and an Arrow C stream of [`ChangeBatch`][dcp_rs.ChangeBatch].
-* [`Checkpoint`][dcp_rs.Checkpoint] is where a reader stands, to go on from there.
+* [`Checkpoint`][dcp_rs.Checkpoint] is where a reader stands, to go on from there; a
+  [`CheckpointStore`][dcp_rs.CheckpointStore] keeps it, in a file, in memory or where you like.
 * [`Producer`][dcp_rs.Producer] is an embedded cluster which Couchbase SDKs and DCP clients take for
   a real one.
 * [`decode`][dcp_rs.decode] shows recorded packets;
@@ -45,17 +46,21 @@ from dcp_rs.packets import Packet, decode
 from dcp_rs.producer import Document, MutationToken, Producer
 from dcp_rs.rollback import RollbackExplanation, explain_rollback
 from dcp_rs.schema import ColumnInfo, Schema, columns
+from dcp_rs.stores import CheckpointStore, FileStore, MemoryStore
 from dcp_rs.stream import ChangeStream, StreamEvent, StreamStats, VbucketStats
 
 __all__ = [
     "ChangeBatch",
     "ChangeStream",
     "Checkpoint",
+    "CheckpointStore",
     "Client",
     "ColumnInfo",
     "ConnectionOptions",
     "DcpError",
     "Document",
+    "FileStore",
+    "MemoryStore",
     "MutationToken",
     "Packet",
     "Position",

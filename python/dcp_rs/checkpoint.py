@@ -46,7 +46,7 @@ class Checkpoint:
         ...     _ = producer.upsert("a", b"1")
         ...     stream = client.stream(until="now")
         ...     first = [row["key"] for batch in stream for row in batch.rows()]
-        ...     text = stream.checkpoint.to_json()
+        ...     text = stream.checkpoint().to_json()
         ...     _ = producer.upsert("b", b"2")
         ...     start = dcp_rs.Checkpoint.from_json(text)
         ...     rest = client.stream(start=start, until="now")

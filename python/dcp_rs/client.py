@@ -10,6 +10,7 @@ from dcp_rs import _checks, _dcp_rs
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.schema import TableOptions, names
+from dcp_rs.stores import CheckpointStore
 from dcp_rs.stream import ChangeStream, StreamOptions
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class Client:
     def stream(
         self,
         *,
-        start: Literal["earliest", "latest"] | Checkpoint = "earliest",
+        start: Literal["earliest", "latest"] | Checkpoint | CheckpointStore = "earliest",
         until: Literal["now"] | Mapping[int, int] | None = None,
         vbuckets: Iterable[int] | None = None,
         columns: Sequence[str] | None = None,
@@ -187,6 +188,10 @@ class Client:
         batch_bytes: int = 4 * 1024 * 1024,
         linger: float = 0.1,
         buffer_size: int = 8 * 1024 * 1024,
+        clamp: bool = False,
+        persisted_only: bool = False,
+        end_persisted: bool = False,
+        system_documents: bool = False,
         on_rollback: Literal["emit", "fail", "resync"] = "emit",
         ack: Literal["next", "manual"] = "next",
         noop_interval: float = 20.0,
@@ -202,10 +207,12 @@ class Client:
             ['key_0', 'key_1', 'key_2']
 
         Args:
-            start: `earliest`, `latest`, or a checkpoint to go on from.
+            start: `earliest`, `latest`, a checkpoint to go on from, or a
+                [`CheckpointStore`][dcp_rs.CheckpointStore], whose checkpoint is gone on from; the
+                beginning if it has none.
             until: `None` never ends; `"now"` ends with the changes there are at this moment; a
                 mapping of vBucket to seqno ends there, and streams the vBuckets it names only. Both
-                deliver to the end of the snapshot that holds the last seqno.
+                deliver to the end of the snapshot that holds the last seqno, unless `clamp` is set.
             vbuckets: vBuckets to stream, all if not given.
             columns: Columns of the table in their order; those of `metadata` if not given. Without
                 `value` the server does not send documents. See [`columns`][dcp_rs.columns].
@@ -222,6 +229,18 @@ class Client:
             linger: How long the first row of a batch waits for others, in seconds.
             buffer_size: Flow-control window of each node's connection in bytes: so much may be
                 received and not yet taken.
+            clamp: Whether to stop at the seqnos of `until` themselves, and deliver exactly the
+                changes up to them. What the snapshot holds above may be newer versions of keys
+                below, so this is for readers that go on from there, as micro-batches do.
+            persisted_only: Whether to deliver a change only once every copy of its vBucket that is
+                present has it on disk, so that no failover to one of them takes it back. What
+                waits counts towards `buffer_size`. Without effect on ephemeral buckets, which an
+                event tells.
+            end_persisted: Whether a stream with an end is complete only once the whole snapshot
+                its last change lies in is on the disks of all copies. Needs `persisted_only`.
+            system_documents: Whether to deliver documents of scope `_system`, and records of
+                distributed transactions (keys that begin with `_txn:`). What `scope` or
+                `collections` name is delivered in any case, except records of transactions.
             on_rollback: `emit` a row that says where a vBucket's changes come again from and go on
                 there; `resync` does the same from the vBucket's beginning; `fail` raises.
             ack: `next`: asking for the next batch acknowledges the one before it. `manual`:
@@ -238,7 +257,7 @@ class Client:
             ClosedError: The client is closed.
             ForkedProcessError: The client was made before a fork.
         """
-        _check_start(start)
+        begin = _resolve_start(start)
         _check_until(until)
         table = TableOptions(
             columns=names(columns),
@@ -249,7 +268,7 @@ class Client:
             system_events=system_events,
         )
         options = StreamOptions(
-            start=start._inner if isinstance(start, Checkpoint) else start,  # noqa: SLF001
+            start=begin._inner if isinstance(begin, Checkpoint) else begin,  # noqa: SLF001
             until=until if until is None or isinstance(until, str) else dict(until),
             vbuckets=None if vbuckets is None else list(vbuckets),
             scope=scope,
@@ -258,6 +277,10 @@ class Client:
             batch_bytes=batch_bytes,
             linger=linger,
             buffer_size=buffer_size,
+            clamp=clamp,
+            persisted_only=persisted_only,
+            end_persisted=end_persisted,
+            system_documents=system_documents,
             on_rollback=on_rollback,
             ack=ack,
             noop_interval=noop_interval,
@@ -295,11 +318,19 @@ def _names(option: str, values: Iterable[str]) -> list[str]:
     return found
 
 
-def _check_start(start: object) -> None:
-    if not isinstance(start, Checkpoint):
-        if not isinstance(start, str):
-            raise _checks.wrong_type("start", start, "'earliest', 'latest' or a Checkpoint")
-        _checks.word("start", start, ["earliest", "latest"])
+def _resolve_start(start: object) -> Checkpoint | str:
+    if isinstance(start, CheckpointStore):
+        stored = start.load()
+        if stored is not None and not isinstance(stored, Checkpoint):
+            raise _checks.wrong_type("start: load() of the store", stored, "a Checkpoint or None")
+        return "earliest" if stored is None else stored
+    if isinstance(start, Checkpoint):
+        return start
+    if not isinstance(start, str):
+        expected = "'earliest', 'latest', a Checkpoint or a CheckpointStore"
+        raise _checks.wrong_type("start", start, expected)
+    _checks.word("start", start, ["earliest", "latest"])
+    return start
 
 
 def _check_until(until: object) -> None:

@@ -31,6 +31,10 @@ class StreamOptions:
     batch_bytes: int
     linger: float
     buffer_size: int
+    clamp: bool
+    persisted_only: bool
+    end_persisted: bool
+    system_documents: bool
     on_rollback: str
     ack: str
     noop_interval: float
@@ -49,6 +53,8 @@ class StreamOptions:
         _checks.integer("batch_bytes", self.batch_bytes, 1, 16 * 1024 * 1024)
         _checks.seconds("linger", self.linger, 0.0, 3600)
         _checks.integer("buffer_size", self.buffer_size, 64 * 1024, (1 << 32) - 1)
+        for option in ("clamp", "persisted_only", "end_persisted", "system_documents"):
+            _checks.flag(option, getattr(self, option))
         _checks.word("on_rollback", self.on_rollback, ["emit", "fail", "resync"])
         _checks.word("ack", self.ack, ["next", "manual"])
         _checks.seconds("noop_interval", self.noop_interval, 1.0, 3600)
@@ -70,6 +76,9 @@ class StreamStats:
         batches: Batches taken.
         rows: Rows in those batches.
         buffered_bytes: Bytes received and not yet taken.
+        held_rows: Rows received that wait until every copy of their vBucket has them on disk; 0
+            unless the stream has `persisted_only`.
+        held_bytes: Bytes of what waits so, part of `buffered_bytes`.
         elapsed: Seconds since the stream was opened.
     """
 
@@ -83,6 +92,8 @@ class StreamStats:
     batches: int
     rows: int
     buffered_bytes: int
+    held_rows: int
+    held_bytes: int
     elapsed: float
 
     @property
@@ -101,12 +112,16 @@ class VbucketStats:
         seqno: Last seqno taken.
         high_seqno: Highest seqno that the server is known to have: from the snapshot `seqno` lies
             in, and asked for every 10 seconds. `None` if nothing is known yet.
+        persisted_seqno: Up to here every copy of the vBucket has everything on disk, as last
+            heard; 0 while copies are not heard from or are on different branches. `None` if it
+            was not asked for: see `persisted_only`.
     """
 
     vbucket: int
     state: str
     seqno: int
     high_seqno: int | None
+    persisted_seqno: int | None
 
     @property
     def lag(self) -> int | None:
@@ -121,7 +136,9 @@ class StreamEvent:
     Attributes:
         kind: `opened`, `ended`, `rolled_back`, `moved` (the cluster map names another node),
             `backing_off`, `connection_lost`, `lagging` (the server has changes of the vBucket and
-            does not send them, though the reader waits) or `dropped` (older events, untaken).
+            does not send them, though the reader waits), `held` (changes wait for long to be
+            on the disks of all copies), `nothing_persisted` (`persisted_only` has no effect on a
+            bucket without disks) or `dropped` (older events, untaken).
         vbucket: The vBucket, if it is about one.
         node: Address of the node, if it is about one.
         message: The rest, for people.
@@ -192,9 +209,8 @@ class ChangeStream:
             self._inner.notify(lambda: loop.call_soon_threadsafe(_settle, there))  # noqa: B023
             await there
 
-    @property
     def checkpoint(self) -> Checkpoint:
-        """Where the reader stands: after the last batch that it was given.
+        """Gives where the reader stands: after the last batch that it was given.
 
         With `ack="manual"`: after what was acknowledged, in each vBucket without a gap.
         """
@@ -211,9 +227,9 @@ class ChangeStream:
             ...     _ = producer.upsert("key", b"{}")
             ...     with client.stream(until="now", ack="manual") as stream:
             ...         batch = next(stream)
-            ...         before = len(stream.checkpoint)
+            ...         before = len(stream.checkpoint())
             ...         stream.ack(batch)
-            ...         before, stream.checkpoint == batch.checkpoint
+            ...         before, stream.checkpoint() == batch.checkpoint
             (0, True)
 
         Raises:
@@ -242,8 +258,14 @@ class ChangeStream:
     def vbucket_stats(self) -> list[VbucketStats]:
         """Gives where every vBucket stands, ascending."""
         return [
-            VbucketStats(vbucket=vbucket, state=state, seqno=seqno, high_seqno=high_seqno)
-            for vbucket, state, seqno, high_seqno in self._inner.vbucket_stats()
+            VbucketStats(
+                vbucket=vbucket,
+                state=state,
+                seqno=seqno,
+                high_seqno=high_seqno,
+                persisted_seqno=persisted_seqno,
+            )
+            for vbucket, state, seqno, high_seqno, persisted_seqno in self._inner.vbucket_stats()
         ]
 
     def events(self) -> list[StreamEvent]:

@@ -26,14 +26,14 @@ def test_the_checkpoint_never_passes_a_batch_that_is_not_acknowledged(client, fi
         batches = [next(stream) for _ in range(4)]
         stream.ack(batches[1])
         stream.ack(batches[3])
-        assert len(stream.checkpoint) == 0
+        assert len(stream.checkpoint()) == 0
         stream.ack(batches[0])
-        assert stream.checkpoint.positions[0].seqno == 20
-        checkpoint = stream.checkpoint
+        assert stream.checkpoint().positions[0].seqno == 20
+        checkpoint = stream.checkpoint()
     seqnos = [row["seqno"] for row in rows_of(client.stream(start=checkpoint, until="now"))]
     assert seqnos == list(range(21, 41))
     stream.ack(batches[2])
-    assert stream.checkpoint == batches[3].checkpoint
+    assert stream.checkpoint() == batches[3].checkpoint
 
 
 def test_batches_are_acknowledged_while_the_next_one_is_waited_for(producer, client, fill):
@@ -44,7 +44,7 @@ def test_batches_are_acknowledged_while_the_next_one_is_waited_for(producer, cli
         later.start()
         assert next(stream).num_rows == 1
         later.join()
-        assert stream.checkpoint.positions[0].seqno == 10
+        assert stream.checkpoint().positions[0].seqno == 10
 
 
 def test_asynchronous_readers_acknowledge_too(client, fill):
@@ -54,9 +54,9 @@ def test_asynchronous_readers_acknowledge_too(client, fill):
         async with manual(client, until="now") as stream:
             batches = [batch async for batch in stream]
             for batch in reversed(batches):
-                assert len(stream.checkpoint) == 0
+                assert len(stream.checkpoint()) == 0
                 stream.ack(batch)
-            return stream.checkpoint.positions[0].seqno
+            return stream.checkpoint().positions[0].seqno
 
     assert asyncio.run(read()) == 40
 

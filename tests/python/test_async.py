@@ -61,7 +61,7 @@ async def test_a_batch_that_was_not_taken_is_not_in_the_checkpoint(producer, cli
         await waiting
     token = producer.upsert("a", b"1")
     await asyncio.sleep(0.3)
-    checkpoint = stream.checkpoint
+    checkpoint = stream.checkpoint()
     assert checkpoint.seqnos.get(token.vbucket, 0) == 0
     stream.close()
     again = client.stream(start=checkpoint, until="now")

@@ -15,7 +15,7 @@ def checkpoint(client, fill):
     fill(100)
     stream = client.stream(until="now")
     rows_of(stream)
-    return stream.checkpoint
+    return stream.checkpoint()
 
 
 def test_a_stream_goes_on_after_each_batch(client, fill):
@@ -137,9 +137,9 @@ class Rolled:
         rows_of(stream)
         for key in self.keys[3:6]:
             producer.upsert(key, b"lost")
-        stream = client.stream(start=stream.checkpoint, until="now", vbuckets=[self.vbucket])
+        stream = client.stream(start=stream.checkpoint(), until="now", vbuckets=[self.vbucket])
         assert len(rows_of(stream)) == 3
-        self.checkpoint = stream.checkpoint
+        self.checkpoint = stream.checkpoint()
         assert self.checkpoint.seqnos[self.vbucket] == 6
         producer.roll_back(self.vbucket, 3)
         producer.upsert(self.keys[6], b"new")

@@ -177,7 +177,7 @@ def test_checkpoints_pickle(client, fill):
     fill(10)
     stream = client.stream(until="now")
     rows_of(stream)
-    checkpoint = stream.checkpoint
+    checkpoint = stream.checkpoint()
     assert len(checkpoint) > 0
     assert pickle.loads(pickle.dumps(checkpoint)) == checkpoint
 

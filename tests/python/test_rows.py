@@ -117,7 +117,7 @@ def test_keys_that_are_not_text_need_binary_keys(producer, client):
     assert (raised.value.vbucket, raised.value.seqno) == (token.vbucket, token.seqno)
     assert "\xff" not in str(raised.value)
     # The row that could not be shown is not passed over.
-    assert stream.checkpoint.seqnos.get(token.vbucket, 0) < token.seqno
+    assert stream.checkpoint().seqnos.get(token.vbucket, 0) < token.seqno
     assert row_of(client, key_type="binary")["key"] == b"\xff\x00"
 
 

@@ -98,6 +98,6 @@ def test_a_checkpoint_of_another_bucket_is_refused(options, load):
             other.upsert(b"key", b"{}")
             with client.stream(until="now") as stream:
                 list(stream)
-                elsewhere = stream.checkpoint.to_json()
+                elsewhere = stream.checkpoint().to_json()
     with pytest.raises(SparkReadError, match="COUCHBASE_DCP_BUCKET_CHANGED"):
         dcp_rs.spark.splits(options | {"startingOffsets": elsewhere})

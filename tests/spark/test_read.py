@@ -114,7 +114,7 @@ def test_a_read_resumes_from_a_checkpoint(spark, options, producer, load):
         client.stream(until="now") as stream,
     ):
         assert stream.read_all().num_rows == 400
-        checkpoint = stream.checkpoint.to_json()
+        checkpoint = stream.checkpoint().to_json()
     for n in range(100):
         producer.upsert(b"new_%d" % n, b"{}")
     rows = changes(spark, options | {"startingOffsets": checkpoint}).collect()

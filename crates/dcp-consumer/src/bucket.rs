@@ -170,6 +170,13 @@ impl Bucket {
         config.nodes().get(node)?.data_address(self.network, self.connector.is_tls())
     }
 
+    /// Where the nodes listen that have a copy of a vBucket, the active one's first; `None` for a
+    /// node without an address. Copies that no node has are left out.
+    pub(crate) fn copies_of(&self, config: &BucketConfig, vbid: Vbid) -> Vec<Option<Address>> {
+        let nodes = std::iter::once(config.active(vbid)).chain(config.replicas(vbid)).flatten();
+        nodes.map(|node| self.address_of_node(config, node)).collect()
+    }
+
     /// The vBuckets by the node they are active on; those without one under `None`.
     pub(crate) fn by_address(
         &self,

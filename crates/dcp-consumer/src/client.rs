@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use dcp_proto::checkpoint::{Checkpoint, FilterHash};
-use dcp_proto::consumer::Resume;
+use dcp_proto::consumer::{Delivery, Hidden, Resume};
 use dcp_proto::topology::Manifest;
 use dcp_proto::{BatchSink, FailoverLog, Position, Snapshot};
 use dcp_wire::{Seqno, Vbid};
@@ -18,7 +18,7 @@ use crate::reconciler::Reconciler;
 use crate::survey::Survey;
 use crate::{
     Acknowledge, Acknowledger, BatchPolicy, ChangeStream, ConnectOptions, End, Error, ErrorKind,
-    Observer, Start, StreamOptions,
+    Observer, Start, StreamEvent, StreamOptions,
 };
 use crate::{filter, options};
 
@@ -115,6 +115,10 @@ impl Client {
         reconciler.add_complete(complete);
         let queue = Arc::new(Queue::new());
         let stats = Arc::new(SharedStats::default());
+        if options.persisted_only && !config.delivery.persisted_only {
+            tracing::warn!("the bucket lives in memory only: nothing is ever on disk to wait for");
+            stats.events.push(StreamEvent::NothingPersisted);
+        }
         let cancel = self.closed.child_token();
         let cluster = Cluster::new(
             Arc::clone(&self.bucket),
@@ -152,7 +156,7 @@ impl Client {
 
     /// Works out where each vBucket begins and ends, asking the nodes where need be.
     async fn plan(&self, options: &StreamOptions) -> Result<Plan, Error> {
-        options::check_batch(&options.batch)?;
+        options::check(options)?;
         let opening = Opening::new(options)?;
         let filter = filter::resolve(&options.filter, &self.manifest())?;
         let hash = filter::hash(&filter);
@@ -183,10 +187,22 @@ impl Client {
                 None => complete.push(vbid),
             }
         }
+        let hidden = if options.system_documents {
+            Hidden::default()
+        } else {
+            filter::hidden(&filter, &self.manifest())
+        };
+        let persisted_only = options.persisted_only && !self.bucket.config().is_ephemeral();
         let config = StreamConfig {
             opening,
             filter,
             on_rollback: options.on_rollback,
+            delivery: Delivery {
+                clamp: options.clamp,
+                persisted_only,
+                end_persisted: options.end_persisted,
+                hidden,
+            },
             batch: BatchPolicy {
                 max_bytes: options.batch.max_bytes.min(BatchPolicy::MAX_BYTES),
                 ..options.batch

@@ -65,6 +65,17 @@ pub enum StreamEvent {
         /// How long it has stood there.
         still: Duration,
     },
+    /// Changes of a vBucket have waited for long to be on the disks of all its copies: one of them
+    /// does not persist, is not heard from, or is on another branch.
+    Held {
+        /// The vBucket.
+        vbid: Vbid,
+        /// How long they have waited.
+        waits: Duration,
+    },
+    /// The bucket lives in memory only, so that changes are delivered without waiting for disks,
+    /// although [`persisted_only`](crate::StreamOptions::persisted_only) is set.
+    NothingPersisted,
     /// So many older events were dropped because nobody took them.
     Dropped(u64),
 }

@@ -1,8 +1,8 @@
 //! A filter by names becomes one by ids.
 
 use dcp_proto::checkpoint::FilterHash;
-use dcp_proto::consumer::StreamFilter;
-use dcp_proto::topology::Manifest;
+use dcp_proto::consumer::{Hidden, StreamFilter};
+use dcp_proto::topology::{CollectionEntry, Manifest};
 
 use crate::{Error, ErrorKind, Filter};
 
@@ -39,6 +39,19 @@ pub(crate) fn resolve(filter: &Filter, manifest: &Manifest) -> Result<StreamFilt
     }
 }
 
+/// What is left out unless asked for: records of transactions, and what lies in scope `_system`
+/// unless the filter names that.
+pub(crate) fn hidden(filter: &StreamFilter, manifest: &Manifest) -> Hidden {
+    let hidden = Hidden::default().with_transactions();
+    if *filter != StreamFilter::All {
+        return hidden;
+    }
+    let scope = manifest.scope_named("_system").map(|scope| scope.id);
+    let lies_in_it = |entry: &&CollectionEntry| Some(entry.scope_id) == scope;
+    let collections = manifest.collections().filter(lies_in_it).map(|entry| entry.id);
+    hidden.with_system_scope(scope, collections)
+}
+
 /// Fingerprint of a filter. Made of ids, so that a collection made anew under its old name does
 /// not go on where the old one stopped.
 pub(crate) fn hash(filter: &StreamFilter) -> FilterHash {
@@ -58,7 +71,7 @@ fn config(message: String) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use dcp_wire::CollectionId;
+    use dcp_wire::{CollectionId, ScopeId};
 
     use super::*;
 
@@ -90,6 +103,27 @@ mod tests {
         let old = resolve(&names, &manifest()).unwrap();
         let new = resolve(&names, &Manifest::parse(anew.as_bytes()).unwrap()).unwrap();
         assert_ne!(hash(&old), hash(&new), "a checkpoint of the old one is refused");
+    }
+
+    #[test]
+    fn the_system_scope_is_hidden_unless_the_filter_names_it() {
+        let json = r#"{"uid":"3","scopes":[{"name":"_default","uid":"0","collections":
+            [{"name":"_default","uid":"0"}]},{"name":"_system","uid":"8","collections":
+            [{"name":"_query","uid":"9"},{"name":"_mobile","uid":"a"}]}]}"#;
+        let system = Manifest::parse(json.as_bytes()).unwrap();
+        let all = Hidden::default().with_transactions();
+        // In no order: the manifest gives it so.
+        let ids = [CollectionId(9), CollectionId(10)];
+        let reversed = [CollectionId(10), CollectionId(9)];
+        let scope = Some(ScopeId(8));
+        let found = hidden(&StreamFilter::All, &system);
+        assert!(
+            found == all.clone().with_system_scope(scope, ids)
+                || found == all.clone().with_system_scope(scope, reversed)
+        );
+        assert_eq!(hidden(&StreamFilter::Scope(ScopeId(8)), &system), all);
+        let none_yet = all.with_system_scope(None, []);
+        assert_eq!(hidden(&StreamFilter::All, &manifest()), none_yet);
     }
 
     #[test]

@@ -43,6 +43,7 @@
 
 mod bucket;
 mod checkpoint_file;
+mod checkpoint_store;
 mod client;
 mod cluster;
 mod config;
@@ -53,6 +54,7 @@ mod events;
 mod filter;
 mod observer;
 mod options;
+mod persistence;
 mod probe;
 mod queue;
 mod read_buffer;
@@ -67,6 +69,7 @@ mod tls;
 mod watermark;
 
 pub use checkpoint_file::{load_checkpoint, save_checkpoint};
+pub use checkpoint_store::{CheckpointStore, FileStore, MemoryStore};
 pub use client::Client;
 pub use config::{ClientCertificate, ConnectOptions, Credentials, Pem, TlsOptions};
 pub use error::{Error, ErrorKind};

@@ -143,6 +143,28 @@ pub struct StreamOptions {
     pub buffer_size: u32,
     /// What happens when the server asks for a rollback.
     pub on_rollback: OnRollback,
+    /// Whether the stream stops at the end seqno itself, inside a snapshot where that is: exactly
+    /// the changes up to it are delivered. The rest of the snapshot may hold newer versions of keys
+    /// at or below the end, so that this is only for a reader that goes on from there, as
+    /// micro-batches do. Needs an end.
+    pub clamp: bool,
+    /// Whether a change is delivered only once every copy of its vBucket that is present has it on
+    /// disk, so that no failover to one of them takes it back. What waits counts towards
+    /// [`buffer_size`](Self::buffer_size), so that the server stops when that is full.
+    ///
+    /// Without effect on ephemeral buckets, which never have anything on disk: a warning is logged
+    /// and [`StreamEvent::NothingPersisted`](crate::StreamEvent::NothingPersisted) told.
+    pub persisted_only: bool,
+    /// Whether a stream with an end is complete only once the whole snapshot its last change lies
+    /// in is on the disks of all copies. Then no failover to one of them can bring back a version
+    /// below the end that the snapshot left out in favour of one above it, which matters with
+    /// [`clamp`](Self::clamp) to a reader that keeps no snapshots in its positions. Needs
+    /// `persisted_only`.
+    pub end_persisted: bool,
+    /// Whether documents of scope `_system` and records of distributed transactions (keys that
+    /// begin with `_txn:`) are delivered. Otherwise positions pass over them. Those of a scope or
+    /// collection the filter names are delivered in any case, except records of transactions.
+    pub system_documents: bool,
     /// When the application has done with a batch.
     pub acknowledge: Acknowledge,
     /// Time between the signs of life the server sends; a connection on which nothing arrives
@@ -170,6 +192,10 @@ impl Default for StreamOptions {
             batch: BatchPolicy::default(),
             buffer_size: 8 * 1024 * 1024,
             on_rollback: OnRollback::default(),
+            clamp: false,
+            persisted_only: false,
+            end_persisted: false,
+            system_documents: false,
             acknowledge: Acknowledge::default(),
             noop_interval: Duration::from_secs(20),
             retry_timeout: Duration::from_secs(300),
@@ -177,8 +203,21 @@ impl Default for StreamOptions {
     }
 }
 
+/// Refuses options that contradict each other.
+pub(crate) fn check(options: &StreamOptions) -> Result<(), Error> {
+    check_batch(&options.batch)?;
+    let message = match &options.end {
+        End::Never if options.clamp => "clamp: the stream has no end to stop at",
+        _ if options.end_persisted && !options.persisted_only => {
+            "end_persisted needs persisted_only"
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::new(ErrorKind::Config, message))
+}
+
 /// Refuses batches of nothing.
-pub(crate) fn check_batch(policy: &BatchPolicy) -> Result<(), Error> {
+fn check_batch(policy: &BatchPolicy) -> Result<(), Error> {
     if policy.max_rows == 0 || policy.max_bytes == 0 {
         let message = "a batch must have room for at least one row and one byte";
         return Err(Error::new(ErrorKind::Config, message));

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dcp_proto::consumer::{ConnectionStats, Moved};
+use dcp_proto::consumer::{ConnectionStats, Held, Moved};
 use tokio::sync::Notify;
 
 use crate::Error;
@@ -18,8 +18,9 @@ pub(crate) struct Link {
     queued: AtomicUsize,
     /// Bytes received and not acknowledged, as last told by the task.
     unacknowledged: AtomicU64,
-    /// What the connection counted, as last told by the task.
-    stats: Mutex<ConnectionStats>,
+    /// What the connection counted, and what waits to be on the disks of all copies, as last told
+    /// by the task.
+    stats: Mutex<(ConnectionStats, Held)>,
     /// Wakes the task when one of the first two changes.
     pub(crate) wake: Notify,
 }
@@ -35,14 +36,15 @@ impl Link {
         self.queued.load(Ordering::Acquire) > 0
     }
 
-    pub(crate) fn publish(&self, stats: ConnectionStats, unacknowledged: u64) {
+    pub(crate) fn publish(&self, stats: ConnectionStats, unacknowledged: u64, waiting: Held) {
         self.unacknowledged.store(unacknowledged, Ordering::Relaxed);
-        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = (stats, waiting);
     }
 
-    pub(crate) fn stats(&self) -> (ConnectionStats, u64) {
-        let stats = *self.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        (stats, self.unacknowledged.load(Ordering::Relaxed))
+    /// What the connection counted, bytes not acknowledged, and what of them waits.
+    pub(crate) fn stats(&self) -> (ConnectionStats, u64, Held) {
+        let (stats, waiting) = *self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        (stats, self.unacknowledged.load(Ordering::Relaxed), waiting)
     }
 }
 

@@ -32,6 +32,11 @@ pub struct StreamStats {
     pub rows: u64,
     /// Bytes received and not yet taken by the application.
     pub buffered_bytes: u64,
+    /// Rows received that wait until every copy of their vBucket has them on disk; 0 unless
+    /// [`persisted_only`](crate::StreamOptions::persisted_only) is set.
+    pub held_rows: u64,
+    /// Bytes of what waits so, part of `buffered_bytes`.
+    pub held_bytes: u64,
     /// Time since the stream was opened: with `rows` and `connection` it gives rates.
     pub elapsed: Duration,
     /// What the connections counted, those gone included.
@@ -81,6 +86,10 @@ pub struct VbucketStats {
     /// Highest seqno the server is known to have: from the snapshot the position lies in, and
     /// asked for every 10 s. `None` if nothing is known yet.
     pub high_seqno: Option<Seqno>,
+    /// Up to here every copy of the vBucket has everything on disk, as last heard; 0 while copies
+    /// are not heard from or are on different branches. `None` if it was not asked for: see
+    /// [`persisted_only`](crate::StreamOptions::persisted_only).
+    pub persisted_seqno: Option<Seqno>,
 }
 
 impl VbucketStats {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use dcp_proto::checkpoint::Checkpoint;
-use dcp_wire::{Seqno, Vbid};
+use dcp_wire::Seqno;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::cluster::SharedStats;
+use crate::cluster::{KnownVbucket, SharedStats};
 use crate::queue::{Credit, Entry, Queue};
-use crate::{AckToken, Acknowledger, Error, StreamEvent, StreamStats, VbucketState, VbucketStats};
+use crate::{AckToken, Acknowledger, Error, StreamEvent, StreamStats, VbucketStats};
 
 /// One batch of changes and what to keep in order to go on after it.
 #[derive(Debug)]
@@ -166,14 +166,15 @@ impl<B: Send + 'static> ChangeStream<B> {
     #[must_use]
     pub fn vbucket_stats(&self) -> Vec<VbucketStats> {
         let vbuckets = self.stats.vbuckets().into_iter();
-        vbuckets.map(|(vbid, state, heard)| self.vbucket(vbid, state, heard)).collect()
+        vbuckets.map(|known| self.vbucket(known)).collect()
     }
 
-    fn vbucket(&self, vbid: Vbid, state: VbucketState, heard: Option<Seqno>) -> VbucketStats {
+    fn vbucket(&self, known: KnownVbucket) -> VbucketStats {
+        let KnownVbucket { vbid, state, high_seqno: heard, persisted_seqno } = known;
         let position = self.checkpoint.position(vbid);
         let seqno = position.map_or(Seqno::ZERO, |position| position.seqno);
         let high_seqno = heard.max(position.map(|position| position.snapshot.end));
-        VbucketStats { vbid, state, seqno, high_seqno }
+        VbucketStats { vbid, state, seqno, high_seqno, persisted_seqno }
     }
 
     /// What has happened since the last call, oldest first. An event may come a moment after the

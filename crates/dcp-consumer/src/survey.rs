@@ -18,6 +18,65 @@ use crate::{Error, ErrorKind, probe};
 /// Pause before nodes are asked again for what they did not answer.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// What nodes are asked. A trait and no closure, so that the futures can be sent between threads.
+trait Question: Sync {
+    /// What there is to say of one vBucket.
+    type Answer: Send;
+
+    /// Asks one node.
+    fn ask(
+        &self,
+        connected: &mut Connected,
+        vbids: &[Vbid],
+    ) -> impl Future<Output = Result<BTreeMap<Vbid, Self::Answer>, Error>> + Send;
+}
+
+struct HighSeqnos;
+
+impl Question for HighSeqnos {
+    type Answer = Seqno;
+
+    async fn ask(
+        &self,
+        connected: &mut Connected,
+        _: &[Vbid],
+    ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
+        probe::high_seqnos(&mut connected.socket, &mut connected.leftover).await
+    }
+}
+
+struct FailoverLogs;
+
+impl Question for FailoverLogs {
+    type Answer = FailoverLog;
+
+    async fn ask(
+        &self,
+        connected: &mut Connected,
+        vbids: &[Vbid],
+    ) -> Result<BTreeMap<Vbid, FailoverLog>, Error> {
+        probe::failover_logs(&mut connected.socket, &mut connected.leftover, vbids).await
+    }
+}
+
+struct Seqnos<'a> {
+    branches: &'a BTreeMap<Vbid, Vbuuid>,
+}
+
+impl Question for Seqnos<'_> {
+    type Answer = ObservedSeqno;
+
+    async fn ask(
+        &self,
+        connected: &mut Connected,
+        vbids: &[Vbid],
+    ) -> Result<BTreeMap<Vbid, ObservedSeqno>, Error> {
+        let branch = |vbid: &Vbid| Some((*vbid, *self.branches.get(vbid)?));
+        let asked: Vec<_> = vbids.iter().filter_map(branch).collect();
+        probe::observe(&mut connected.socket, &mut connected.leftover, &asked).await
+    }
+}
+
 /// Connections to nodes, and how to make more of them.
 pub(crate) struct Survey {
     bucket: Arc<Bucket>,
@@ -80,11 +139,7 @@ impl Survey {
         &mut self,
         vbids: &BTreeSet<Vbid>,
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
-        let mut seqnos = BTreeMap::new();
-        self.ask(vbids, &mut seqnos, async |connected, _| {
-            probe::high_seqnos(&mut connected.socket, &mut connected.leftover).await
-        })
-        .await?;
+        let mut seqnos = self.ask(vbids, &HighSeqnos).await?;
         seqnos.retain(|vbid, _| vbids.contains(vbid));
         Ok(seqnos)
     }
@@ -97,12 +152,7 @@ impl Survey {
         &mut self,
         vbids: &BTreeSet<Vbid>,
     ) -> Result<BTreeMap<Vbid, FailoverLog>, Error> {
-        let mut logs = BTreeMap::new();
-        self.ask(vbids, &mut logs, async |connected, vbids| {
-            probe::failover_logs(&mut connected.socket, &mut connected.leftover, vbids).await
-        })
-        .await?;
-        Ok(logs)
+        self.ask(vbids, &FailoverLogs).await
     }
 
     /// Seqnos in memory and on disk of these vBuckets, which were last seen on these branches.
@@ -113,36 +163,30 @@ impl Survey {
         &mut self,
         branches: &BTreeMap<Vbid, Vbuuid>,
     ) -> Result<BTreeMap<Vbid, ObservedSeqno>, Error> {
-        let mut seqnos = BTreeMap::new();
-        let vbids = branches.keys().copied().collect();
-        self.ask(&vbids, &mut seqnos, async |connected, vbids| {
-            let asked: Vec<_> =
-                vbids.iter().filter_map(|vbid| Some((*vbid, *branches.get(vbid)?))).collect();
-            probe::observe(&mut connected.socket, &mut connected.leftover, &asked).await
-        })
-        .await?;
-        Ok(seqnos)
+        self.ask(&branches.keys().copied().collect(), &Seqnos { branches }).await
     }
 
     /// Asks the nodes until every vBucket is answered.
-    async fn ask<T>(
+    async fn ask<Q: Question>(
         &mut self,
         vbids: &BTreeSet<Vbid>,
-        answers: &mut BTreeMap<Vbid, T>,
-        question: impl AsyncFn(&mut Connected, &[Vbid]) -> Result<BTreeMap<Vbid, T>, Error>,
-    ) -> Result<(), Error> {
+        question: &Q,
+    ) -> Result<BTreeMap<Vbid, Q::Answer>, Error> {
+        let mut answers = BTreeMap::new();
         loop {
             let missing: BTreeSet<Vbid> =
                 vbids.iter().copied().filter(|vbid| !answers.contains_key(vbid)).collect();
-            let Some(&first) = missing.first() else { return Ok(()) };
+            let Some(&first) = missing.first() else { return Ok(answers) };
             let deadline = self.deadline;
-            let round = Box::pin(self.round(&missing, answers, &question));
+            let round = Box::pin(self.round(&missing, &mut answers, question));
             let outcome = match timeout_at(deadline, round).await {
                 Ok(outcome) => outcome,
                 Err(_) => Err(unanswered(first)),
             };
             match outcome {
-                Ok(()) if missing.iter().all(|vbid| answers.contains_key(vbid)) => return Ok(()),
+                Ok(()) if missing.iter().all(|vbid| answers.contains_key(vbid)) => {
+                    return Ok(answers);
+                }
                 Err(error) if !error.is_retryable() => return Err(error),
                 outcome if Instant::now() + PAUSE >= deadline => {
                     return Err(outcome.err().unwrap_or_else(|| unanswered(first)));
@@ -152,11 +196,11 @@ impl Survey {
         }
     }
 
-    async fn round<T>(
+    async fn round<Q: Question>(
         &mut self,
         missing: &BTreeSet<Vbid>,
-        answers: &mut BTreeMap<Vbid, T>,
-        question: impl AsyncFn(&mut Connected, &[Vbid]) -> Result<BTreeMap<Vbid, T>, Error>,
+        answers: &mut BTreeMap<Vbid, Q::Answer>,
+        question: &Q,
     ) -> Result<(), Error> {
         let by_address = self.bucket.by_address(missing.iter().copied());
         self.connect_to(by_address.keys().flatten().cloned()).await?;
@@ -164,7 +208,7 @@ impl Survey {
             let Some(address) = address else { continue };
             let Some(mut connected) = self.connections.remove(&address) else { continue };
             // A connection that fails is not put back.
-            answers.extend(question(&mut connected, &vbids).await?);
+            answers.extend(question.ask(&mut connected, &vbids).await?);
             self.connections.insert(address, connected);
         }
         if missing.iter().any(|vbid| !answers.contains_key(vbid)) {

@@ -196,8 +196,8 @@ impl ChangeStream {
     }
 }
 
-/// Id, state, last seqno taken, highest seqno of the server.
-type VbucketParts = (u16, &'static str, u64, Option<u64>);
+/// Id, state, last seqno taken, highest seqno of the server, seqno up to which all copies persist.
+type VbucketParts = (u16, &'static str, u64, Option<u64>, Option<u64>);
 
 /// Kind, vBucket, node, and the rest as text.
 type EventParts = (&'static str, Option<u16>, Option<String>, String);
@@ -219,6 +219,14 @@ fn event_parts(event: StreamEvent) -> EventParts {
             let still = still.as_secs();
             let message = format!("at seqno {seqno} of {high_seqno} for {still} s");
             ("lagging", Some(vbid.0), None, message)
+        }
+        StreamEvent::Held { vbid, waits } => {
+            let message = format!("changes wait to be persisted for {} s", waits.as_secs());
+            ("held", Some(vbid.0), None, message)
+        }
+        StreamEvent::NothingPersisted => {
+            let message = "the bucket lives in memory only: persisted_only has no effect";
+            ("nothing_persisted", None, None, message.to_owned())
         }
         StreamEvent::Dropped(count) => {
             ("dropped", None, None, format!("{count} events that nobody took"))
@@ -314,6 +322,8 @@ impl ChangeStream {
             ("batches", stats.batches),
             ("rows", stats.rows),
             ("buffered_bytes", stats.buffered_bytes),
+            ("held_rows", stats.held_rows),
+            ("held_bytes", stats.held_bytes),
         ] {
             dict.set_item(name, count)?;
         }
@@ -327,7 +337,9 @@ impl ChangeStream {
         let stats = wait(py, || async { shared.engine.lock().await.stream.vbucket_stats() })?;
         let of = |vbucket: VbucketStats| {
             let high_seqno = vbucket.high_seqno.map(|seqno| seqno.0);
-            (vbucket.vbid.0, vbucket.state.as_str(), vbucket.seqno.0, high_seqno)
+            let persisted_seqno = vbucket.persisted_seqno.map(|seqno| seqno.0);
+            let state = vbucket.state.as_str();
+            (vbucket.vbid.0, state, vbucket.seqno.0, high_seqno, persisted_seqno)
         };
         Ok(stats.into_iter().map(of).collect())
     }

@@ -8,13 +8,14 @@ use std::task::Poll;
 use std::time::Instant;
 
 use bytes::{Buf, Bytes, BytesMut};
-use dcp_proto::consumer::{Connection, ConnectionError, EndCause, Event, Limit, Resume};
+use dcp_proto::consumer::{Connection, ConnectionError, EndCause, Event, Held, Limit, Resume};
 use dcp_proto::{BatchSink, Rollback, SinkError};
-use dcp_wire::{Seqno, Vbid};
+use dcp_wire::{Seqno, Vbid, Vbuuid};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::persistence::Told;
 use crate::queue::{Credit, Entry, Link, Queue, Queued};
 use crate::read_buffer::ReadBuffer;
 use crate::{BatchPolicy, Error, ErrorKind};
@@ -30,6 +31,8 @@ pub(crate) enum Command {
     Open { vbid: Vbid, end_seqno: Seqno, resume: Box<Resume> },
     /// Close a stream; it is reported as ended.
     Close(Vbid),
+    /// So far vBuckets are on the disks of all their copies.
+    Persisted(Vec<Told>),
     /// Fetch the cluster map.
     FetchMap,
     /// Fetch the node's high seqnos.
@@ -46,6 +49,9 @@ pub(crate) enum Report {
     Ended { vbid: Vbid, cause: EndCause, resume: Box<Resume> },
     /// A vBucket was rolled back.
     RolledBack(Rollback),
+    /// Changes of a vBucket wait to be on the disks of all copies, on this branch; `None`: none do
+    /// any more.
+    Waiting(Vbid, Option<Vbuuid>),
     /// How far the vBuckets that stream here have come.
     Progress(Vec<Progress>),
     /// A cluster map, as JSON.
@@ -216,6 +222,11 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
                 }
             }
             Command::Close(vbid) => self.driver.machine.close_stream(vbid),
+            Command::Persisted(told) => {
+                for Told { vbid, vbuuid, seqno, .. } in told {
+                    self.driver.machine.persisted(vbid, vbuuid, seqno);
+                }
+            }
             Command::FetchMap => self.driver.machine.request_cluster_map(),
             Command::FetchHighSeqnos => self.driver.machine.request_high_seqnos(),
         }
@@ -256,7 +267,8 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
             self.cut(now)?;
         }
         let driver = &self.driver;
-        driver.link.publish(*driver.machine.stats(), driver.machine.unacknowledged());
+        let machine = &driver.machine;
+        driver.link.publish(*machine.stats(), machine.unacknowledged(), machine.waiting());
         Ok(())
     }
 
@@ -318,6 +330,7 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
                     self.deferred.push(Report::Ended { vbid, cause, resume });
                 }
                 Event::RolledBack(rollback) => self.report(Report::RolledBack(rollback)),
+                Event::Waiting { vbid, vbuuid } => self.report(Report::Waiting(vbid, vbuuid)),
                 Event::HighSeqnos(seqnos) => self.report_progress(&seqnos),
                 Event::ClusterMap(json) => self.report(Report::Map(json)),
                 Event::ClusterMapChanged => self.driver.machine.request_cluster_map(),
@@ -329,7 +342,9 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
 
     fn report_progress(&self, high_seqnos: &[(Vbid, Seqno)]) {
         let Driver { machine, link, .. } = &self.driver;
-        let is_held_up = machine.is_window_full() || link.has_queued();
+        // A window full of what is not on disk yet is nothing the application could empty.
+        let is_full = machine.is_window_full() && machine.waiting() == Held::default();
+        let is_held_up = is_full || link.has_queued();
         let progress = |&(vbid, high_seqno): &(Vbid, Seqno)| {
             Some(Progress { vbid, seqno: machine.seqno(vbid)?, high_seqno, is_held_up })
         };
@@ -377,7 +392,7 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
             return self.report(Report::SinkFailed(error));
         }
         let Driver { id, machine, reports, link, .. } = self.driver;
-        link.publish(*machine.stats(), 0);
+        link.publish(*machine.stats(), 0, Held::default());
         let _ = reports.send((id, Report::Lost { streams: machine.into_streams(), error }));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dcp_proto::consumer::{ConnectionConfig, RollbackPolicy, StreamFilter};
+use dcp_proto::consumer::{ConnectionConfig, Delivery, RollbackPolicy, StreamFilter};
 use dcp_proto::{Change, ChangeSink, Position, Rollback};
 use dcp_wire::message::{
     FailoverEntry, Mutation, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd,
@@ -74,6 +74,7 @@ impl Server {
             filter: StreamFilter::All,
             purge_seqno: false,
             on_rollback: RollbackPolicy::Resume,
+            delivery: Delivery::default(),
             max_body_len: MAX_BODY_LEN,
         };
         let driver = Driver {

@@ -1,6 +1,8 @@
 use std::fs;
 
-use dcp_consumer::{ErrorKind, load_checkpoint, save_checkpoint};
+use dcp_consumer::{
+    CheckpointStore, ErrorKind, FileStore, MemoryStore, load_checkpoint, save_checkpoint,
+};
 use dcp_proto::Position;
 use dcp_proto::checkpoint::{Checkpoint, FilterHash};
 use dcp_wire::Vbid;
@@ -60,4 +62,26 @@ fn the_old_checkpoint_outlives_a_failed_write() {
     assert!(path.is_dir());
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
     assert!(save_checkpoint(&checkpoint(1), folder.path().join("missing/x").as_path()).is_err());
+}
+
+#[test]
+fn every_store_gives_back_what_was_saved_last_and_nothing_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = FileStore::new(folder.path().join("positions.json"));
+    let stores: [&dyn CheckpointStore; 2] = [&file, &MemoryStore::default()];
+    for store in stores {
+        assert_eq!(store.load().unwrap(), None);
+        for vbid in [1, 2] {
+            store.save(&checkpoint(vbid)).unwrap();
+            assert_eq!(store.load().unwrap(), Some(checkpoint(vbid)), "{store:?}");
+        }
+    }
+    fs::write(file.path(), "").unwrap();
+    assert_eq!(file.load().unwrap_err().kind(), ErrorKind::Checkpoint, "damaged is not absent");
+    #[cfg(unix)]
+    {
+        fs::remove_file(file.path()).unwrap();
+        std::os::unix::fs::symlink("nowhere", file.path()).unwrap();
+        assert_eq!(file.load().unwrap_err().kind(), ErrorKind::Checkpoint, "a broken link");
+    }
 }

@@ -131,6 +131,20 @@ async fn a_read_until_now_delivers_everything_once_and_a_checkpoint_goes_on_afte
     }
 }
 
+/// Not called: it is enough that it compiles.
+#[expect(dead_code, reason = "checked by the compiler")]
+fn every_future_can_be_sent_between_threads(
+    client: &'static Client,
+    stream: &'static mut ChangeStream<Vec<Item>>,
+) {
+    fn is_send<T: Send>(_: T) {}
+    is_send(Client::connect(ConnectOptions::new("couchbase://host")));
+    is_send(client.stream(StreamOptions::default(), Rows::default));
+    is_send(client.high_seqnos());
+    is_send(client.close());
+    is_send(stream.next());
+}
+
 #[tokio::test]
 async fn a_bucket_without_changes_is_read_at_once() {
     let producer = producer(2, 64).await;

@@ -6,6 +6,8 @@ mod connect;
 mod data_service;
 mod embedded;
 mod events;
+mod failover;
+mod mitigation;
 mod observer;
 mod replay;
 mod rows;

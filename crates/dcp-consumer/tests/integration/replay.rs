@@ -132,6 +132,7 @@ async fn client(server: &ScriptedServer) -> Client {
 
 fn options(vbids: Vec<Vbid>, start: Start) -> StreamOptions {
     let mut options = StreamOptions { start, vbuckets: Some(vbids), ..StreamOptions::default() };
+    options.system_documents = true;
     options.batch.linger = Duration::from_millis(5);
     options
 }

@@ -7,6 +7,8 @@ use bytes::BytesMut;
 use dcp_wire::message::{BufferAck, CloseStream, StreamAddress, StreamEndReason};
 use dcp_wire::{Frame, Opcode, Seqno, Vbid};
 
+use super::delivery::Delivery;
+use super::held::Held;
 use super::opaque::Opaques;
 use super::request::{RequestContext, StreamFilter};
 use super::stream::{State, Stream};
@@ -47,6 +49,8 @@ pub struct ConnectionConfig {
     pub purge_seqno: bool,
     /// What a rollback does to a stream.
     pub on_rollback: RollbackPolicy,
+    /// Which changes reach the sink, and when.
+    pub delivery: Delivery,
     /// Longest packet body accepted, in bytes.
     pub max_body_len: usize,
 }
@@ -111,6 +115,10 @@ pub struct Connection {
     pub(super) window: Window,
     /// Counted bytes received and not yet taken by the driver.
     pub(super) held: u64,
+    /// What waits to be on the disks of all copies; not part of `held`.
+    pub(super) waiting: Held,
+    /// vBuckets of which something waits no more, and was not given to the sink yet.
+    pub(super) passed: VecDeque<Vbid>,
     pub(super) transmit: BytesMut,
     pub(super) events: VecDeque<Event>,
     pub(super) last_read: Instant,
@@ -128,6 +136,8 @@ impl Connection {
             opaques: Opaques::new(),
             window: Window::new(config.window),
             held: 0,
+            waiting: Held::default(),
+            passed: VecDeque::new(),
             transmit: BytesMut::new(),
             events: VecDeque::new(),
             last_read: now,
@@ -163,7 +173,13 @@ impl Connection {
         if slot.is_some() {
             return Err(ApiMisuse::AlreadyOpen(vbid));
         }
-        let stream = Stream::new(vbid, self.opaques.stream(vbid), end_seqno, resume);
+        let stream = Stream::new(
+            vbid,
+            self.opaques.stream(vbid),
+            end_seqno,
+            self.config.delivery.clamp,
+            resume,
+        );
         RequestContext::new(&self.config).encode(&stream, &mut self.transmit);
         *slot = Some(Box::new(stream));
         Ok(())
@@ -176,6 +192,7 @@ impl Connection {
             stream.state = State::Closing;
             stream.reopen = false;
             send_close(stream, &mut self.transmit);
+            self.discard(vbid);
         }
     }
 
@@ -302,12 +319,11 @@ impl Connection {
     /// The server ended a stream.
     pub(super) fn stream_ended(&mut self, vbid: Vbid, reason: StreamEndReason) {
         let Some(Some(stream)) = self.streams.get(vbid.index()) else { return };
-        let finite = stream.end_seqno != Seqno::MAX;
-        let cause = match reason {
-            StreamEndReason::OK if finite => EndCause::Complete,
-            reason => EndCause::Ended(reason),
-        };
-        self.end(vbid, cause);
+        if reason == StreamEndReason::OK && stream.end_seqno != Seqno::MAX {
+            self.reached_end(vbid, true);
+        } else {
+            self.end(vbid, EndCause::Ended(reason));
+        }
     }
 
     /// Takes a stream out and tells so.
@@ -320,6 +336,7 @@ impl Connection {
 
     /// Takes a stream out. Its position still goes with the next batch.
     pub(super) fn remove(&mut self, vbid: Vbid) -> Option<Box<Stream>> {
+        self.discard(vbid);
         let stream = self.streams.get_mut(vbid.index())?.take()?;
         if stream.dirty {
             self.left.push(stream.moved());

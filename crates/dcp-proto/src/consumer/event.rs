@@ -4,7 +4,7 @@ use core::fmt;
 
 use bytes::Bytes;
 use dcp_wire::message::StreamEndReason;
-use dcp_wire::{Seqno, Vbid};
+use dcp_wire::{Seqno, Vbid, Vbuuid};
 
 use super::OpenStreamError;
 use crate::{History, Position, Rollback};
@@ -83,6 +83,15 @@ pub enum Event {
     },
     /// A vBucket was rolled back; the record of it is in the sink.
     RolledBack(Rollback),
+    /// Changes of a vBucket wait to be on the disks of all its copies, on the branch named: tell
+    /// with [`persisted`](super::Connection::persisted) how far they are. `None`: none wait any
+    /// more.
+    Waiting {
+        /// The vBucket.
+        vbid: Vbid,
+        /// Its newest branch.
+        vbuuid: Option<Vbuuid>,
+    },
     /// The highest seqnos of the node's active vBuckets, as far as they are known to be in its
     /// streams; see [`request_high_seqnos`](super::Connection::request_high_seqnos).
     HighSeqnos(Vec<(Vbid, Seqno)>),

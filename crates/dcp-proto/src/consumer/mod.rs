@@ -2,9 +2,13 @@
 
 mod answers;
 mod bootstrap;
+mod branch;
 mod connection;
+mod delivery;
 mod error;
 mod event;
+mod gate;
+mod held;
 mod opaque;
 mod request;
 mod stats;
@@ -19,9 +23,11 @@ pub use bootstrap::{
     ControlSetting, DcpOpen, ErrorContext,
 };
 pub use connection::{Connection, ConnectionConfig, Limit, RollbackPolicy, Walk};
+pub use delivery::{Delivery, Hidden};
 pub use error::{
     ApiMisuse, ConnectionError, Misbehaviour, OpenStreamError, ProtocolError, ProtocolErrorKind,
 };
 pub use event::{EndCause, Event, Moved, Resume};
+pub use held::Held;
 pub use request::StreamFilter;
 pub use stats::ConnectionStats;

@@ -8,6 +8,9 @@ use dcp_wire::{
     CollectionId, DecodeError, DocKey, Frame, ManifestUid, Opaque, Seqno, Vbid, Vbuuid,
 };
 
+use super::branch::Branch;
+use super::delivery::Hidden;
+use super::gate::Gate;
 use super::{Misbehaviour, Moved, ProtocolErrorKind, Resume};
 use crate::{
     Change, ChangeSink, FailoverLog, Op, Rollback, SinkError, Snapshot, SystemEventRecord,
@@ -45,7 +48,8 @@ impl From<SinkError> for Fault {
 /// ```text
 ///            SUCCESS                 end reached
 /// Requested ─────────► Streaming ──────────────────► Finished
-///   ▲   │                 │ │                            │
+///   ▲   │                 │ │ │      persisted           │
+///   │   │                 │ │ └──────► Settling ─────────┤
 ///   └───┘ ROLLBACK        │ └────────────┐ close         │
 ///   (at once, from the    │              ▼               │ STREAM_END
 ///   restart point)        │ STREAM_END  Closing          ▼
@@ -57,6 +61,9 @@ pub(super) enum State {
     Requested,
     /// Its messages are taken.
     Streaming,
+    /// The end was reached, and its snapshot is not on the disks of all copies yet; what still
+    /// comes is dropped.
+    Settling,
     /// The end was reached and told; what still comes is dropped.
     Finished,
     /// A close was sent; what still comes is dropped.
@@ -72,6 +79,8 @@ pub(super) struct Progress {
     pub(super) reached_end: bool,
     /// The seqno was that of the SEQNO_ADVANCED before it.
     pub(super) repeated_seqno: bool,
+    /// The sink was not given a row.
+    pub(super) no_row: bool,
 }
 
 impl Progress {
@@ -79,6 +88,12 @@ impl Progress {
     #[inline]
     pub(super) const fn is_notable(&self) -> bool {
         self.acknowledge_marker | self.reached_end | self.repeated_seqno
+    }
+
+    /// How many rows the sink was given.
+    #[inline]
+    pub(super) const fn rows(&self) -> usize {
+        !self.no_row as usize
     }
 }
 
@@ -93,29 +108,6 @@ struct Marker {
     acknowledge: bool,
 }
 
-/// The branch that holds the seqnos in `(above, up_to]`.
-#[derive(Clone, Copy, Debug)]
-struct Branch {
-    vbuuid: Vbuuid,
-    above: Seqno,
-    up_to: Seqno,
-}
-
-impl Branch {
-    /// Holds nothing, so that the first item looks its branch up.
-    const NONE: Self = Self { vbuuid: Vbuuid(0), above: Seqno::MAX, up_to: Seqno::ZERO };
-
-    fn of(log: &FailoverLog, seqno: Seqno) -> Self {
-        let entry = log.branch_of(seqno);
-        let newer = log.entries().iter().take_while(|newer| newer.vbuuid != entry.vbuuid);
-        Self {
-            vbuuid: entry.vbuuid,
-            above: if entry.seqno < seqno { entry.seqno } else { Seqno::ZERO },
-            up_to: newer.map(|newer| newer.seqno).min().unwrap_or(Seqno::MAX),
-        }
-    }
-}
-
 /// One vBucket's stream on one connection.
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -124,8 +116,16 @@ pub(super) struct Stream {
     pub(super) state: State,
     /// Last seqno wanted; [`Seqno::MAX`] without an end.
     pub(super) end_seqno: Seqno,
+    /// Last seqno that is delivered: that one if the stream is cut there, or all.
+    clamp: Seqno,
+    /// The position's snapshot or the whole stream is complete here.
+    stop: Seqno,
     /// Where the stream stands.
     pub(super) resume: Resume,
+    /// What waits to be on the disks of all copies.
+    pub(super) gate: Gate,
+    /// Whether the server has ended it.
+    pub(super) ended: bool,
     /// Whether the server is to end the stream with what it has: a failover may have lost the
     /// change the end was chosen by, which would then never come.
     pub(super) to_latest: bool,
@@ -147,12 +147,23 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(vbid: Vbid, opaque: Opaque, end_seqno: Seqno, resume: Resume) -> Self {
+    pub(super) fn new(
+        vbid: Vbid,
+        opaque: Opaque,
+        end_seqno: Seqno,
+        clamp: bool,
+        resume: Resume,
+    ) -> Self {
+        let clamp = if clamp { end_seqno } else { Seqno::MAX };
         Self {
             vbid,
             opaque,
             state: State::Requested,
             end_seqno,
+            clamp,
+            stop: resume.position.snapshot.end.min(clamp),
+            gate: Gate::default(),
+            ended: false,
             to_latest: resume.reopened && end_seqno != Seqno::MAX,
             resume,
             dirty: false,
@@ -172,7 +183,14 @@ impl Stream {
         self.reopened = false;
         self.resume.reopened = true;
         self.branch = Branch::NONE;
+        self.gate = Gate::default();
+        self.ended = false;
         self.log = Some(log);
+    }
+
+    /// The newest branch of the log the server accepted the stream with.
+    pub(super) fn newest_branch(&self) -> Option<Vbuuid> {
+        Some(self.log.as_ref()?.newest().vbuuid)
     }
 
     /// Where the stream stands.
@@ -198,6 +216,7 @@ impl Stream {
             new_vbuuid: position.vbuuid(),
             epoch,
         };
+        self.stop = position.snapshot.end.min(self.clamp);
         self.resume.position = position;
         self.to_latest = self.resume.reopened && self.end_seqno != Seqno::MAX;
         self.dirty = true;
@@ -251,9 +270,12 @@ impl Stream {
             }
             (OsoSnapshot::End, Some(highest)) => {
                 self.oso = None;
-                self.resume.position.snapshot = Snapshot { start: highest, end: highest };
+                // Cut at an end below it, the snapshot is not complete.
+                let start = if highest > self.clamp { self.resume.position.seqno } else { highest };
+                self.resume.position.snapshot = Snapshot { start, end: highest };
                 self.resume.position.failover_log.clone_from(&self.log);
-                Ok(self.processed(highest))
+                self.stop = highest.min(self.clamp);
+                Ok(self.processed(self.stop))
             }
             _ => Err(Misbehaviour::MisplacedOso.into()),
         }
@@ -265,11 +287,18 @@ impl Stream {
         &mut self,
         frame: Frame<'_>,
         collections: bool,
+        hidden: &Hidden,
         sink: &mut S,
     ) -> Result<Progress, Fault> {
         let mutation = Mutation::decode(&frame)?;
         let (collection_id, key) = split_key(mutation.key, collections)?;
+        if mutation.seqno > self.clamp {
+            return Ok(self.past_end(mutation.seqno));
+        }
         let repeated_seqno = self.check_item(mutation.seqno)?;
+        if hidden.hides(collection_id, key) {
+            return Ok(Progress { repeated_seqno, no_row: true, ..self.processed(mutation.seqno) });
+        }
         let change = Change {
             op: Op::Mutation,
             vbid: self.vbid,
@@ -296,11 +325,12 @@ impl Stream {
         &mut self,
         frame: &Frame<'_>,
         collections: bool,
+        hidden: &Hidden,
         sink: &mut S,
     ) -> Result<Progress, Fault> {
         let deletion = Deletion::decode(frame)?;
         let delete_time = deletion.delete_time.unwrap_or(0);
-        self.tombstone(Op::Deletion, &deletion, delete_time, collections, sink)
+        self.tombstone(Op::Deletion, &deletion, delete_time, (collections, hidden), sink)
     }
 
     /// A document expired.
@@ -308,12 +338,13 @@ impl Stream {
         &mut self,
         frame: &Frame<'_>,
         collections: bool,
+        hidden: &Hidden,
         sink: &mut S,
     ) -> Result<Progress, Fault> {
         let Expiration { seqno, rev_seqno, cas, datatype, delete_time, key, value } =
             Expiration::decode(frame)?;
         let deletion = Deletion { seqno, rev_seqno, cas, datatype, key, value, delete_time: None };
-        self.tombstone(Op::Expiration, &deletion, delete_time, collections, sink)
+        self.tombstone(Op::Expiration, &deletion, delete_time, (collections, hidden), sink)
     }
 
     fn tombstone<S: ChangeSink>(
@@ -321,11 +352,21 @@ impl Stream {
         op: Op,
         tombstone: &Deletion<'_>,
         delete_time: u32,
-        collections: bool,
+        (collections, hidden): (bool, &Hidden),
         sink: &mut S,
     ) -> Result<Progress, Fault> {
         let (collection_id, key) = split_key(tombstone.key, collections)?;
+        if tombstone.seqno > self.clamp {
+            return Ok(self.past_end(tombstone.seqno));
+        }
         let repeated_seqno = self.check_item(tombstone.seqno)?;
+        if hidden.hides(collection_id, key) {
+            return Ok(Progress {
+                repeated_seqno,
+                no_row: true,
+                ..self.processed(tombstone.seqno)
+            });
+        }
         let change = Change {
             op,
             vbid: self.vbid,
@@ -351,9 +392,14 @@ impl Stream {
     pub(super) fn system_event<S: ChangeSink>(
         &mut self,
         frame: &Frame<'_>,
+        hidden: &mut Hidden,
         sink: &mut S,
     ) -> Result<Progress, Fault> {
         let event = SystemEvent::decode(frame)?;
+        hidden.learn(&event);
+        if event.seqno > self.clamp {
+            return Ok(self.past_end(event.seqno));
+        }
         let repeated_seqno = self.check_item(event.seqno)?;
         sink.system_event(&SystemEventRecord {
             vbid: self.vbid,
@@ -376,6 +422,9 @@ impl Stream {
     /// Nothing up to a seqno is meant for the stream.
     pub(super) fn seqno_advanced(&mut self, frame: &Frame<'_>) -> Result<Progress, Fault> {
         let seqno = SeqnoAdvanced::decode(frame)?.seqno;
+        if seqno > self.clamp {
+            return Ok(self.past_end(seqno));
+        }
         let last = self.resume.position.seqno;
         if self.oso.is_none() {
             if seqno < last {
@@ -428,6 +477,7 @@ impl Stream {
         let Some(marker) = &mut self.marker else { return };
         marker.pending = false;
         self.resume.position.snapshot = marker.snapshot;
+        self.stop = marker.snapshot.end.min(self.clamp);
         self.resume.position.failover_log.clone_from(&self.log);
         if let Some(purge_seqno) = marker.purge_seqno {
             self.resume.position.purge_seqno = purge_seqno;
@@ -443,24 +493,38 @@ impl Stream {
         }
         self.advanced = false;
         self.resume.position.seqno = seqno;
-        if seqno == self.resume.position.snapshot.end {
-            self.completed()
-        } else {
-            Progress::default()
-        }
+        if seqno >= self.stop { self.stopped() } else { Progress::default() }
     }
 
-    /// The snapshot is complete.
+    /// The snapshot is complete, or as much of it as is wanted.
     #[cold]
-    fn completed(&mut self) -> Progress {
+    fn stopped(&mut self) -> Progress {
         self.resume.history.push(&self.resume.position);
-        let owed =
-            self.marker.as_mut().is_some_and(|marker| std::mem::take(&mut marker.acknowledge));
+        let is_complete = self.resume.position.is_snapshot_complete();
+        let owed = is_complete
+            && self.marker.as_mut().is_some_and(|marker| std::mem::take(&mut marker.acknowledge));
         Progress {
             acknowledge_marker: owed,
             reached_end: self.resume.position.seqno >= self.end_seqno,
-            repeated_seqno: false,
+            ..Progress::default()
         }
+    }
+
+    /// An item lies past the end the stream is cut at, and so does everything after it.
+    #[cold]
+    fn past_end(&mut self, seqno: Seqno) -> Progress {
+        let no_row = Progress { no_row: true, ..Progress::default() };
+        if let Some(highest) = &mut self.oso {
+            // In no order: what comes after it may be wanted.
+            *highest = seqno.max(*highest);
+            return no_row;
+        }
+        let snapshot = self.marker.filter(|marker| !marker.pending).map(|marker| marker.snapshot);
+        if snapshot.is_some_and(|snapshot| snapshot.end > self.clamp) {
+            // Whatever the snapshot holds up to the end has come.
+            self.resume.position.seqno = self.clamp.max(self.resume.position.seqno);
+        }
+        Progress { reached_end: true, ..no_row }
     }
 
     /// The snapshot a row shows. The end of an out-of-sequence-order snapshot is not known before

@@ -7,10 +7,10 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use dcp_wire::message::StreamEnd;
+use dcp_wire::message::{StreamEnd, StreamEndReason};
 use dcp_wire::{Frame, Header, Magic, Opcode, Status, Vbid};
 
-use super::connection::{Connection, Limit, Walk, send};
+use super::connection::{Connection, ConnectionConfig, Limit, Walk, send};
 use super::stream::{Fault, Progress, State};
 use super::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError};
 use crate::ChangeSink;
@@ -31,6 +31,13 @@ impl Connection {
     ) -> Result<Walk, ConnectionError> {
         let mut walk = Walk::default();
         let (mut packets, mut row_bytes) = (0, 0);
+        if !self.passed.is_empty() {
+            self.deliver_passed(limit, &mut walk, &mut row_bytes, sink)?;
+            if walk.limited {
+                self.stats.changes += walk.rows as u64;
+                return Ok(walk);
+            }
+        }
         let mut rest = input;
         let max_body_len = self.config.max_body_len;
         while let Some((frame, used)) =
@@ -73,7 +80,20 @@ impl Connection {
         if !self.window.receive(counted) {
             return Err(Misbehaviour::WindowOverrun.into());
         }
+        if self.config.delivery.persisted_only && self.hold(&frame, counted) {
+            return Ok(0);
+        }
         self.held += counted;
+        self.dispatch(frame, sink)
+    }
+
+    /// Hands one packet to its stream; returns how many rows the sink was given.
+    #[inline(always)]
+    pub(super) fn dispatch<S: ChangeSink>(
+        &mut self,
+        frame: Frame<'_>,
+        sink: &mut S,
+    ) -> Result<usize, Fault> {
         let header = frame.header;
         if header.opcode != Opcode::DCP_MUTATION || header.magic.is_response() {
             return self.handle_other(frame, sink);
@@ -85,7 +105,8 @@ impl Connection {
         if stream.opaque != header.opaque || stream.state != State::Streaming {
             return self.handle_other(frame, sink);
         }
-        let progress = stream.mutation(frame, self.config.collections, sink)?;
+        let ConnectionConfig { collections, delivery, .. } = &self.config;
+        let progress = stream.mutation(frame, *collections, &delivery.hidden, sink)?;
         if !stream.dirty {
             stream.dirty = true;
             self.dirty.push(vbid);
@@ -93,7 +114,7 @@ impl Connection {
         if progress.is_notable() {
             self.note(vbid, progress);
         }
-        Ok(1)
+        Ok(progress.rows())
     }
 
     /// Handles anything but a mutation that is expected.
@@ -123,7 +144,6 @@ impl Connection {
         sink: &mut S,
     ) -> Result<usize, Fault> {
         let vbid = frame.header.vbid();
-        let collections = self.config.collections;
         if frame.header.opcode == Opcode::DCP_NOOP {
             self.stats.noops += 1;
             let answer = Frame::response(Opcode::DCP_NOOP, Status::SUCCESS);
@@ -136,12 +156,13 @@ impl Connection {
         if stream.opaque != frame.header.opaque || stream.state != State::Streaming {
             return self.not_streaming(frame);
         }
-        let (progress, rows) = match frame.header.opcode {
-            Opcode::DCP_DELETION => (stream.deletion(frame, collections, sink)?, 1),
-            Opcode::DCP_EXPIRATION => (stream.expiration(frame, collections, sink)?, 1),
-            Opcode::DCP_SYSTEM_EVENT => (stream.system_event(frame, sink)?, 0),
-            Opcode::DCP_SEQNO_ADVANCED => (stream.seqno_advanced(frame)?, 0),
-            Opcode::DCP_OSO_SNAPSHOT => (stream.oso_snapshot(frame)?, 0),
+        let (collections, hidden) = (self.config.collections, &mut self.config.delivery.hidden);
+        let (progress, may_be_row) = match frame.header.opcode {
+            Opcode::DCP_DELETION => (stream.deletion(frame, collections, hidden, sink)?, true),
+            Opcode::DCP_EXPIRATION => (stream.expiration(frame, collections, hidden, sink)?, true),
+            Opcode::DCP_SYSTEM_EVENT => (stream.system_event(frame, hidden, sink)?, false),
+            Opcode::DCP_SEQNO_ADVANCED => (stream.seqno_advanced(frame)?, false),
+            Opcode::DCP_OSO_SNAPSHOT => (stream.oso_snapshot(frame)?, false),
             Opcode::DCP_SNAPSHOT_MARKER => {
                 stream.snapshot_marker(frame)?;
                 return Ok(0);
@@ -160,7 +181,7 @@ impl Connection {
         if progress.is_notable() {
             self.note(vbid, progress);
         }
-        Ok(rows)
+        Ok(if may_be_row { progress.rows() } else { 0 })
     }
 
     /// What only some items bring with them.
@@ -173,10 +194,7 @@ impl Connection {
             send(&answer.with_opaque(stream.opaque), &mut self.transmit);
         }
         if progress.reached_end {
-            // The server's STREAM_END may never come; what is wanted is there.
-            stream.state = State::Finished;
-            let resume = Box::new(stream.resume.clone());
-            self.events.push_back(Event::StreamEnded { vbid, cause: EndCause::Complete, resume });
+            self.reached_end(vbid, false);
         }
     }
 
@@ -192,6 +210,14 @@ impl Connection {
             (State::Requested, _) => return Err(Misbehaviour::UnexpectedPacket.into()),
             (State::Finished, Opcode::DCP_STREAM_END) => {
                 self.remove(vbid);
+            }
+            (State::Settling, Opcode::DCP_STREAM_END) => {
+                let reason = StreamEnd::decode(frame)?.reason;
+                if reason == StreamEndReason::OK {
+                    self.mark_ended(vbid);
+                } else {
+                    self.end(vbid, EndCause::Ended(reason));
+                }
             }
             // The answer to the close is still to come.
             (State::Closing, Opcode::DCP_STREAM_END) => {}
@@ -224,7 +250,7 @@ impl Connection {
 }
 
 #[cold]
-fn over(header: Header, fault: Fault) -> ConnectionError {
+pub(super) fn over(header: Header, fault: Fault) -> ConnectionError {
     match fault {
         Fault::Sink(error) => error.into(),
         Fault::Protocol(kind) => ProtocolError {

@@ -11,8 +11,8 @@ use dcp_wire::message::{
 use dcp_wire::{Cas, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 
 use crate::consumer::{
-    Connection, ConnectionConfig, ConnectionError, Event, Limit, Misbehaviour, ProtocolErrorKind,
-    Resume, RollbackPolicy, StreamFilter, Walk,
+    Connection, ConnectionConfig, ConnectionError, Delivery, Event, Limit, Misbehaviour,
+    ProtocolErrorKind, Resume, RollbackPolicy, StreamFilter, Walk,
 };
 use crate::{
     Change, ChangeSink, FailoverLog, Op, Position, Rollback, SinkError, Snapshot, SystemEventRecord,
@@ -109,6 +109,7 @@ pub(super) fn config() -> ConnectionConfig {
         filter: StreamFilter::All,
         purge_seqno: true,
         on_rollback: RollbackPolicy::Resume,
+        delivery: Delivery::default(),
         max_body_len: MAX_BODY_LEN,
     }
 }

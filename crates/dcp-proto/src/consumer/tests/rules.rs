@@ -27,7 +27,7 @@ fn inside_the_third_snapshot(config: ConnectionConfig) -> Harness {
 }
 
 #[test]
-fn rule_1_a_pending_marker_is_no_part_of_a_position() {
+fn rule_01_a_pending_marker_is_no_part_of_a_position() {
     let mut server = Harness::streaming(config());
     server.marker(0, 19).mutation(19).marker(20, 30).play();
     let position = server.moved().unwrap();
@@ -37,7 +37,7 @@ fn rule_1_a_pending_marker_is_no_part_of_a_position() {
 }
 
 #[test]
-fn rule_1_a_marker_counts_with_its_first_item() {
+fn rule_01_a_marker_counts_with_its_first_item() {
     let mut server = Harness::streaming(config());
     server.marker(0, 19).mutation(19).marker(20, 30).mutation(25).play();
     let request = server.reconnect(config());
@@ -45,7 +45,7 @@ fn rule_1_a_marker_counts_with_its_first_item() {
 }
 
 #[test]
-fn rule_2_a_complete_snapshot_collapses_to_its_end() {
+fn rule_02_a_complete_snapshot_collapses_to_its_end() {
     let mut server = Harness::streaming(config());
     server.marker(20, 30).mutation(30).play();
     let request = server.reconnect(config());
@@ -53,7 +53,7 @@ fn rule_2_a_complete_snapshot_collapses_to_its_end() {
 }
 
 #[test]
-fn rule_3_the_vbuuid_is_chosen_by_the_end_of_the_snapshot() {
+fn rule_03_the_vbuuid_is_chosen_by_the_end_of_the_snapshot() {
     let entries = &[(0xb, 100), (0xa, 0)];
     let mut server = Harness::new(config());
     server.open(Resume::new(Position::EARLIEST));
@@ -74,7 +74,7 @@ fn rule_3_the_vbuuid_is_chosen_by_the_end_of_the_snapshot() {
 }
 
 #[test]
-fn rule_3_a_log_that_came_with_no_item_is_not_the_positions() {
+fn rule_03_a_log_that_came_with_no_item_is_not_the_positions() {
     let mut server = Harness::new(config());
     server.open(Resume::new(position(50, (50, 50), &[(0xa, 0)])));
     server.accept(&[(0xb, 40), (0xa, 0)]);
@@ -87,7 +87,7 @@ fn rule_3_a_log_that_came_with_no_item_is_not_the_positions() {
 }
 
 #[test]
-fn rule_4_everything_moves_the_position_in_order() {
+fn rule_04_everything_moves_the_position_in_order() {
     let mut server = Harness::streaming(config());
     server.marker(0, 5).mutation(1).system_event(2, 3).mutation(4).advanced(5);
     let wire = std::mem::take(&mut server.wire);
@@ -108,7 +108,7 @@ fn rule_4_everything_moves_the_position_in_order() {
 }
 
 #[test]
-fn rule_5_the_position_waits_for_the_end_of_an_out_of_order_snapshot() {
+fn rule_05_the_position_waits_for_the_end_of_an_out_of_order_snapshot() {
     let mut server = Harness::streaming(config());
     server.oso(OsoSnapshot::Start).mutations([9, 3, 17]).advanced(18).play();
     assert_eq!(server.seqnos(), [9, 3, 17]);
@@ -118,7 +118,7 @@ fn rule_5_the_position_waits_for_the_end_of_an_out_of_order_snapshot() {
 }
 
 #[test]
-fn rule_5_after_an_out_of_order_snapshot_the_highest_seqno_counts() {
+fn rule_05_after_an_out_of_order_snapshot_the_highest_seqno_counts() {
     let mut server = Harness::streaming(config());
     server.oso(OsoSnapshot::Start).mutations([9, 3, 17]).oso(OsoSnapshot::End).play();
     let position = server.moved().unwrap();
@@ -129,7 +129,7 @@ fn rule_5_after_an_out_of_order_snapshot_the_highest_seqno_counts() {
 }
 
 #[test]
-fn rule_6_a_rollback_restarts_at_the_newest_complete_snapshot() {
+fn rule_06_a_rollback_restarts_at_the_newest_complete_snapshot() {
     let mut server = inside_the_third_snapshot(config());
     server.reconnect(config());
     server.answer(Status::ROLLBACK, &30_u64.to_be_bytes()).play();
@@ -151,7 +151,7 @@ fn rule_6_a_rollback_restarts_at_the_newest_complete_snapshot() {
 }
 
 #[test]
-fn rule_6_a_rollback_into_a_snapshot_is_not_a_restart_point() {
+fn rule_06_a_rollback_into_a_snapshot_is_not_a_restart_point() {
     let mut server = inside_the_third_snapshot(config());
     server.reconnect(config());
     server.answer(Status::ROLLBACK, &55_u64.to_be_bytes()).play();
@@ -159,7 +159,7 @@ fn rule_6_a_rollback_into_a_snapshot_is_not_a_restart_point() {
 }
 
 #[test]
-fn rule_6_nothing_complete_means_the_beginning() {
+fn rule_06_nothing_complete_means_the_beginning() {
     let mut server = Harness::streaming(config());
     server.marker(0, 80).mutation(60).play();
     server.reconnect(config());
@@ -169,7 +169,7 @@ fn rule_6_nothing_complete_means_the_beginning() {
 }
 
 #[test]
-fn rule_6_a_second_rollback_is_legal() {
+fn rule_06_a_second_rollback_is_legal() {
     let mut server = inside_the_third_snapshot(config());
     server.reconnect(config());
     server.answer(Status::ROLLBACK, &45_u64.to_be_bytes()).play();
@@ -184,7 +184,7 @@ fn rule_6_a_second_rollback_is_legal() {
 }
 
 #[test]
-fn rule_6_a_rollback_leaves_the_end_asked_for_alone() {
+fn rule_06_a_rollback_leaves_the_end_asked_for_alone() {
     let mut server = Harness::new(config());
     let resume = Resume::new(position(20, (20, 20), &[(1, 0)]));
     assert_eq!(server.open_until(resume, Seqno(40)).end, 40);
@@ -194,7 +194,7 @@ fn rule_6_a_rollback_leaves_the_end_asked_for_alone() {
 }
 
 #[test]
-fn rule_6_a_rollback_at_0_is_the_servers_error() {
+fn rule_06_a_rollback_at_0_is_the_servers_error() {
     let mut server = Harness::new(config());
     server.open(Resume::new(Position::EARLIEST));
     server.answer(Status::ROLLBACK, &0_u64.to_be_bytes()).play();
@@ -205,7 +205,7 @@ fn rule_6_a_rollback_at_0_is_the_servers_error() {
 }
 
 #[test]
-fn rule_6_a_rollback_can_go_to_the_beginning_or_stop_the_stream() {
+fn rule_06_a_rollback_can_go_to_the_beginning_or_stop_the_stream() {
     let from_zero = ConnectionConfig { on_rollback: RollbackPolicy::FromZero, ..config() };
     let mut server = inside_the_third_snapshot(config());
     server.reconnect(from_zero);
@@ -226,7 +226,7 @@ fn rule_6_a_rollback_can_go_to_the_beginning_or_stop_the_stream() {
 }
 
 #[test]
-fn rule_7_changes_below_the_old_seqno_come_after_a_rollback() {
+fn rule_07_changes_below_the_old_seqno_come_after_a_rollback() {
     let mut server = inside_the_third_snapshot(config());
     server.reconnect(config());
     server.answer(Status::ROLLBACK, &30_u64.to_be_bytes()).play();
@@ -246,7 +246,7 @@ fn rule_7_changes_below_the_old_seqno_come_after_a_rollback() {
 }
 
 #[test]
-fn rule_8_an_existing_stream_is_closed_and_opened_again() {
+fn rule_08_an_existing_stream_is_closed_and_opened_again() {
     let mut server = Harness::new(config());
     let first = server.open(Resume::new(Position::EARLIEST));
     server.answer(Status::KEY_EEXISTS, &[]).play();
@@ -271,7 +271,7 @@ fn closed(server: &mut Harness, opaque: dcp_wire::Opaque) {
 }
 
 #[test]
-fn rule_9_what_is_dropped_counts_all_the_same() {
+fn rule_09_what_is_dropped_counts_all_the_same() {
     let mut server = Harness::streaming(config());
     server.machine.take_held();
     server.machine.close_stream(VB);
@@ -357,6 +357,17 @@ fn rule_12_a_marker_that_asks_is_answered_when_its_snapshot_is_complete() {
     server.mutation(2).play();
     let (opcode, opaque) = (Opcode::DCP_SNAPSHOT_MARKER, server.opaque);
     assert_eq!(server.sent(), [Sent::Response { opcode, opaque, status: Status::SUCCESS }]);
+}
+
+#[test]
+fn rule_12_a_snapshot_that_may_repeat_keys_may() {
+    let mut server = Harness::streaming(config());
+    let flags = SnapshotFlags::MEMORY | SnapshotFlags::MAY_CONTAIN_DUPLICATES;
+    server.marker_of(&SnapshotMarker::new(Seqno(0), Seqno(3), flags));
+    // All of the same key.
+    server.mutations([1, 2, 3]).play();
+    assert_eq!(server.seqnos(), [1, 2, 3]);
+    assert_eq!(server.sent(), [], "nobody asked for an answer");
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! The task of one stream: places its vBuckets on connections and keeps them there.
 
+mod mitigation;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dcp_proto::BatchSink;
-use dcp_proto::consumer::{Connection, ConnectionConfig, RollbackPolicy, StreamFilter};
+use dcp_proto::consumer::{Connection, ConnectionConfig, Delivery, RollbackPolicy, StreamFilter};
 use dcp_proto::topology::{Address, BucketConfig};
 use dcp_wire::message::Control;
 use dcp_wire::{Feature, MAX_BODY_LEN, Seqno, Vbid};
@@ -17,6 +19,8 @@ use crate::bucket::{Bucket, Opening};
 use crate::connect::Connected;
 use crate::driver::{Command, ConnectionId, Driver, Progress, Report};
 use crate::events::{EventLog, StreamEvent};
+use crate::persistence::observer::Observed;
+use crate::persistence::{Persistence, Question};
 use crate::queue::{Entry, Link, Queue};
 use crate::reconciler::{Reconciler, Verdict};
 use crate::retry::Backoff;
@@ -33,11 +37,22 @@ const POLL_PROGRESS: Duration = Duration::from_secs(10);
 /// too, until the map says so.
 const REFUSALS: u32 = 5;
 
+/// What is known of a vBucket besides where the application stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KnownVbucket {
+    pub(crate) vbid: Vbid,
+    pub(crate) state: VbucketState,
+    /// Highest seqno the server was heard to have.
+    pub(crate) high_seqno: Option<Seqno>,
+    /// Up to here it is on the disks of all copies.
+    pub(crate) persisted_seqno: Option<Seqno>,
+}
+
 /// Numbers of a stream, written by its task and read by the application.
 #[derive(Debug, Default)]
 pub(crate) struct SharedStats {
     inner: Mutex<(StreamStats, Vec<Arc<Link>>)>,
-    vbuckets: Mutex<Vec<(Vbid, VbucketState, Option<Seqno>)>>,
+    vbuckets: Mutex<Vec<KnownVbucket>>,
     pub(crate) events: EventLog,
 }
 
@@ -46,15 +61,17 @@ impl SharedStats {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut stats, links) = (inner.0, &inner.1);
         for link in links {
-            let (counted, unacknowledged) = link.stats();
+            let (counted, unacknowledged, waiting) = link.stats();
             stats.connection.add(&counted);
             stats.buffered_bytes += unacknowledged;
+            stats.held_rows += waiting.rows;
+            stats.held_bytes += waiting.bytes;
         }
         stats
     }
 
-    /// What every vBucket is doing, and the highest seqno the server was heard to have.
-    pub(crate) fn vbuckets(&self) -> Vec<(Vbid, VbucketState, Option<Seqno>)> {
+    /// What is known of every vBucket, ascending.
+    pub(crate) fn vbuckets(&self) -> Vec<KnownVbucket> {
         self.vbuckets.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -79,6 +96,7 @@ pub(crate) struct StreamConfig {
     pub(crate) opening: Opening,
     pub(crate) filter: StreamFilter,
     pub(crate) on_rollback: OnRollback,
+    pub(crate) delivery: Delivery,
     pub(crate) batch: BatchPolicy,
 }
 
@@ -104,6 +122,8 @@ enum Event {
     Connected(Address, ConnectionId, Box<Result<Connected, Error>>),
     /// A map fetched from some node while no connection is up.
     Fetched(Result<(), Error>),
+    /// What a node said that it has on disk.
+    Observed(Address, Observed),
 }
 
 /// Both ends of a channel of reports. Not bounded: each vBucket reports once per request it made.
@@ -129,6 +149,10 @@ pub(crate) struct Cluster<S: BatchSink> {
     stats: Arc<SharedStats>,
     nodes: HashMap<Address, Node>,
     next_id: u64,
+    /// How far copies are on disk, where changes wait for that.
+    persistence: Persistence,
+    /// By node, whom to ask for that.
+    observers: HashMap<Address, mpsc::UnboundedSender<Question>>,
     /// The map every stream was last compared with.
     followed: Option<Arc<BucketConfig>>,
     reports: Channel<(ConnectionId, Report)>,
@@ -161,6 +185,8 @@ impl<S: BatchSink> Cluster<S> {
             stats,
             nodes: HashMap::new(),
             next_id: 0,
+            persistence: Persistence::default(),
+            observers: HashMap::new(),
             followed: None,
             reports: Channel::new(),
             outcomes: Channel::new(),
@@ -242,6 +268,7 @@ impl<S: BatchSink> Cluster<S> {
                 }
                 self.bucket.check_identity()
             }
+            Event::Observed(address, observed) => self.observed(&address, observed),
         }
     }
 
@@ -256,8 +283,10 @@ impl<S: BatchSink> Cluster<S> {
             Report::RolledBack(rollback) => {
                 self.stats.events.push(StreamEvent::RolledBack(rollback));
             }
+            Report::Waiting(vbid, vbuuid) => self.waiting(id, vbid, vbuuid, now),
             Report::Progress(progress) => self.progressed(&progress, now),
             Report::Ended { vbid, cause, resume } => {
+                self.persistence.forget(vbid, id);
                 let reason = cause.to_string();
                 self.stats.events.push(StreamEvent::Ended { vbid, reason });
                 match self.reconciler.ended(vbid, id, cause, resume, now) {
@@ -275,6 +304,7 @@ impl<S: BatchSink> Cluster<S> {
                 let node = self.node_name(id);
                 let error_text = error.to_string();
                 self.stats.events.push(StreamEvent::ConnectionLost { node, error: error_text });
+                self.persistence.forget_all(id);
                 self.reconciler.lost(id, streams, now);
                 self.drop_connection(id);
                 self.last_error = Some(error);
@@ -297,6 +327,7 @@ impl<S: BatchSink> Cluster<S> {
             for (vbid, on) in self.reconciler.placed() {
                 self.follow_map(&map, vbid, on);
             }
+            self.follow_copies(&map, now);
             self.followed = Some(Arc::clone(&map));
         }
         self.retire(&map);
@@ -328,6 +359,7 @@ impl<S: BatchSink> Cluster<S> {
         if now >= self.poll_progress_at {
             self.poll_progress(now);
         }
+        self.observe(now);
         let nodes = &self.nodes;
         self.reconciler.check(|id| nodes.values().any(|node| node.id() == Some(id)))
     }
@@ -453,6 +485,7 @@ impl<S: BatchSink> Cluster<S> {
                     OnRollback::Raise => RollbackPolicy::Stop,
                     OnRollback::Resync => RollbackPolicy::FromZero,
                 },
+                delivery: self.config.delivery.clone(),
                 max_body_len: MAX_BODY_LEN,
             },
             now(),
@@ -555,7 +588,8 @@ impl<S: BatchSink> Cluster<S> {
     fn deadline(&self) -> Option<Instant> {
         let poll = self.reconciler.has_idle().then_some(self.poll_map_at);
         let progress = self.reconciler.has_streaming().then_some(self.poll_progress_at);
-        [self.reconciler.deadline(), poll, progress].into_iter().flatten().min()
+        let observe = self.persistence.deadline();
+        [self.reconciler.deadline(), poll, progress, observe].into_iter().flatten().min()
     }
 
     fn publish(&self) {
@@ -567,7 +601,11 @@ impl<S: BatchSink> Cluster<S> {
         });
         let mut vbuckets = self.stats.vbuckets.lock().unwrap_or_else(PoisonError::into_inner);
         vbuckets.clear();
-        vbuckets.extend(self.reconciler.states());
+        let known = |(vbid, state, high_seqno)| {
+            let persisted_seqno = self.persistence.persisted(vbid);
+            KnownVbucket { vbid, state, high_seqno, persisted_seqno }
+        };
+        vbuckets.extend(self.reconciler.states().map(known));
     }
 
     const fn new_id(&mut self) -> ConnectionId {

@@ -1,0 +1,110 @@
+//! Rollback mitigation of a stream: asks nodes what is on disk, and tells connections.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use dcp_proto::BatchSink;
+use dcp_proto::topology::{Address, BucketConfig};
+use dcp_wire::{Vbid, Vbuuid};
+use tokio::sync::mpsc;
+
+use super::{Cluster, Event, Slot};
+use crate::driver::{Command, ConnectionId};
+use crate::persistence::observer::{self, Observed};
+use crate::persistence::{Question, Told};
+use crate::{Error, StreamEvent};
+
+impl<S: BatchSink> Cluster<S> {
+    /// Changes of a vBucket wait on a connection, or do no more.
+    pub(super) fn waiting(
+        &mut self,
+        on: ConnectionId,
+        vbid: Vbid,
+        vbuuid: Option<Vbuuid>,
+        now: Instant,
+    ) {
+        match vbuuid {
+            Some(vbuuid) => {
+                let copies = self.bucket.copies_of(&self.bucket.config(), vbid);
+                self.persistence.waits(vbid, (on, vbuuid), copies, now);
+            }
+            None => self.persistence.waits_no_more(vbid, on),
+        }
+    }
+
+    /// The cluster map has changed.
+    pub(super) fn follow_copies(&mut self, map: &BucketConfig, now: Instant) {
+        let bucket = &self.bucket;
+        let told = self.persistence.follow(|vbid| bucket.copies_of(map, vbid), now);
+        self.tell(told);
+        let persistence = &self.persistence;
+        self.observers.retain(|address, _| persistence.needs(address));
+    }
+
+    /// Asks the nodes that are due.
+    pub(super) fn observe(&mut self, now: Instant) {
+        for (address, question) in self.persistence.due(now) {
+            let Err(refused) = self.observer(&address).send(question) else { continue };
+            // Its task was ended by the runtime; the next one takes over.
+            self.observers.remove(&address);
+            let _ = self.observer(&address).send(refused.0);
+        }
+        for (vbid, waits) in self.persistence.overdue(now) {
+            tracing::warn!(%vbid, ?waits, "changes wait for a copy that does not persist them");
+            self.stats.events.push(StreamEvent::Held { vbid, waits });
+        }
+    }
+
+    /// Whom to ask about the copies on a node.
+    fn observer(&mut self, address: &Address) -> &mpsc::UnboundedSender<Question> {
+        let (bucket, cancel) = (&self.bucket, &self.cancel);
+        let outcomes = &self.outcomes.sender;
+        self.observers.entry(address.clone()).or_insert_with(|| {
+            let (sender, questions) = mpsc::unbounded_channel();
+            let (outcomes, node) = (outcomes.clone(), address.clone());
+            let tell = move |observed| {
+                // Nobody listens any more only when the stream is over.
+                let _ = outcomes.send(Event::Observed(node.clone(), observed));
+            };
+            let observe = observer::observe(Arc::clone(bucket), address.clone(), questions, tell);
+            let cancel = cancel.clone();
+            tokio::spawn(async move { cancel.run_until_cancelled(observe).await });
+            sender
+        })
+    }
+
+    /// A node has said what it has on disk, or has not.
+    pub(super) fn observed(&mut self, address: &Address, observed: Observed) -> Result<(), Error> {
+        let now = super::now();
+        let told = match observed {
+            Observed::Answers { answers, is_map_old } => {
+                if is_map_old {
+                    self.poll_map(now);
+                }
+                self.persistence.answered(address, Some(&answers), now)
+            }
+            Observed::Lost(error) => {
+                tracing::debug!(%address, %error, "a node does not say what it has on disk");
+                self.poll_map(now);
+                self.persistence.answered(address, None, now)
+            }
+            Observed::Refused(error) => return Err(error),
+        };
+        self.tell(told);
+        Ok(())
+    }
+
+    /// Tells connections, each in one go.
+    fn tell(&self, mut told: Vec<Told>) {
+        for node in self.nodes.values() {
+            let Slot::Up { id, commands, .. } = &node.slot else { continue };
+            let (here, elsewhere) = told.into_iter().partition(|told| told.on == *id);
+            told = elsewhere;
+            let here: Vec<Told> = here;
+            if !here.is_empty() {
+                // One that is gone reports that.
+                let _ = commands.send(Command::Persisted(here));
+            }
+        }
+    }
+}

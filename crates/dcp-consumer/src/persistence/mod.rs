@@ -1,0 +1,272 @@
+//! How far every copy of a vBucket is on disk: a value, without tasks or IO.
+//!
+//! Asked for only of vBuckets of which changes wait, of each node in one go and at its own pace, so
+//! that a slow node holds up no vBucket it has no copy of.
+
+pub(crate) mod observer;
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use dcp_proto::topology::Address;
+use dcp_wire::{Seqno, Vbid, Vbuuid};
+
+use crate::driver::ConnectionId;
+
+/// Shortest pause between two questions to a node: what waits is being written to disk.
+const SHORTEST: Duration = Duration::from_millis(10);
+
+/// Longest pause, after nothing has moved for a while.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// How long changes may wait before that is told.
+const OVERDUE: Duration = Duration::from_secs(60);
+
+/// What one copy of a vBucket said: its newest branch, and how far that is on disk. `None`: it did
+/// not say, or does not know the branch asked about.
+pub(crate) type Answer = Option<(Vbuuid, Seqno)>;
+
+/// What a connection is told about one of its vBuckets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) on: ConnectionId,
+    pub(crate) vbid: Vbid,
+    pub(crate) vbuuid: Vbuuid,
+    /// All copies have everything up to here on disk; 0 while one has another branch, or is not
+    /// heard from.
+    pub(crate) seqno: Seqno,
+}
+
+/// A vBucket of which changes waited since its stream was opened.
+#[derive(Debug)]
+struct Watched {
+    on: ConnectionId,
+    /// Newest branch of its stream.
+    vbuuid: Vbuuid,
+    /// Addresses of the copies that are present; `None` of a node without one.
+    copies: Vec<Option<Address>>,
+    answers: Vec<Answer>,
+    told: Seqno,
+    /// Since when changes wait; `None` if none do.
+    since: Option<Instant>,
+    /// Whether it was told that they wait for too long.
+    is_overdue: bool,
+}
+
+impl Watched {
+    /// Up to where every copy has everything on disk.
+    fn persisted(&self) -> Seqno {
+        let of = |answer: &Answer| match answer {
+            Some((vbuuid, seqno)) if *vbuuid == self.vbuuid => *seqno,
+            _ => Seqno::ZERO,
+        };
+        self.answers.iter().map(of).min().unwrap_or(Seqno::ZERO)
+    }
+
+    fn told_now(&mut self, vbid: Vbid) -> Option<Told> {
+        let seqno = self.persisted();
+        if seqno == self.told {
+            return None;
+        }
+        self.told = seqno;
+        Some(Told { on: self.on, vbid, vbuuid: self.vbuuid, seqno })
+    }
+}
+
+/// When a node is asked next.
+#[derive(Debug)]
+struct Node {
+    due: Instant,
+    pause: Duration,
+    /// A question is on its way.
+    is_asked: bool,
+}
+
+/// What is asked of a node: of each vBucket, about the branch.
+pub(crate) type Question = Vec<(Vbid, Vbuuid)>;
+
+/// How far every copy of every vBucket is on disk.
+#[derive(Debug, Default)]
+pub(crate) struct Persistence {
+    vbuckets: BTreeMap<Vbid, Watched>,
+    nodes: HashMap<Address, Node>,
+}
+
+impl Persistence {
+    /// Changes of a vBucket wait, whose stream is on a connection and this branch.
+    pub(crate) fn waits(
+        &mut self,
+        vbid: Vbid,
+        (on, vbuuid): (ConnectionId, Vbuuid),
+        copies: Vec<Option<Address>>,
+        now: Instant,
+    ) {
+        for address in copies.iter().flatten() {
+            let node = self.nodes.entry(address.clone()).or_insert(Node {
+                due: now,
+                pause: SHORTEST,
+                is_asked: false,
+            });
+            node.pause = SHORTEST;
+            node.due = node.due.min(now + SHORTEST);
+        }
+        if let Some(watched) = self.vbuckets.get_mut(&vbid)
+            && (watched.on, watched.vbuuid) == (on, vbuuid)
+            && watched.copies == copies
+        {
+            watched.since.get_or_insert(now);
+            return;
+        }
+        let answers = vec![None; copies.len()];
+        let (told, since) = (Seqno::ZERO, Some(now));
+        let watched = Watched { on, vbuuid, copies, answers, told, since, is_overdue: false };
+        self.vbuckets.insert(vbid, watched);
+    }
+
+    /// Nothing of a vBucket waits any more.
+    pub(crate) fn waits_no_more(&mut self, vbid: Vbid, on: ConnectionId) {
+        if let Some(watched) = self.vbuckets.get_mut(&vbid).filter(|watched| watched.on == on) {
+            watched.since = None;
+            watched.is_overdue = false;
+        }
+    }
+
+    /// A vBucket's stream is over.
+    pub(crate) fn forget(&mut self, vbid: Vbid, on: ConnectionId) {
+        if self.vbuckets.get(&vbid).is_some_and(|watched| watched.on == on) {
+            self.vbuckets.remove(&vbid);
+        }
+    }
+
+    /// A connection is over, and all streams on it.
+    pub(crate) fn forget_all(&mut self, on: ConnectionId) {
+        self.vbuckets.retain(|_, watched| watched.on != on);
+    }
+
+    /// The cluster map has changed: a vBucket whose copies have is known nothing of.
+    pub(crate) fn follow(
+        &mut self,
+        copies_of: impl Fn(Vbid) -> Vec<Option<Address>>,
+        now: Instant,
+    ) -> Vec<Told> {
+        let mut told = Vec::new();
+        for (&vbid, watched) in &mut self.vbuckets {
+            let copies = copies_of(vbid);
+            if copies == watched.copies {
+                continue;
+            }
+            watched.answers = vec![None; copies.len()];
+            watched.copies = copies;
+            told.extend(watched.told_now(vbid));
+            for address in watched.copies.iter().flatten() {
+                let new = Node { due: now, pause: SHORTEST, is_asked: false };
+                let node = self.nodes.entry(address.clone()).or_insert(new);
+                (node.due, node.pause) = (now, SHORTEST);
+            }
+        }
+        let vbuckets = &self.vbuckets;
+        self.nodes.retain(|address, _| {
+            vbuckets.values().any(|watched| watched.copies.iter().flatten().any(|a| a == address))
+        });
+        told
+    }
+
+    /// Whether a node has a copy of some vBucket of which changes have waited.
+    pub(crate) fn needs(&self, address: &Address) -> bool {
+        self.nodes.contains_key(address)
+    }
+
+    /// What is to be asked now, by node. Each is to be [answered](Self::answered).
+    pub(crate) fn due(&mut self, now: Instant) -> Vec<(Address, Question)> {
+        let mut questions = Vec::new();
+        for (address, node) in &mut self.nodes {
+            if node.is_asked || node.due > now {
+                continue;
+            }
+            let question = question(&self.vbuckets, address);
+            if !question.is_empty() {
+                node.is_asked = true;
+                questions.push((address.clone(), question));
+            }
+        }
+        questions
+    }
+
+    /// When something is to be asked.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let waits = |address: &Address| !question(&self.vbuckets, address).is_empty();
+        let idle = self.nodes.iter().filter(|(_, node)| !node.is_asked);
+        idle.filter(|(address, _)| waits(address)).map(|(_, node)| node.due).min()
+    }
+
+    /// A node has answered, or has not: then nothing is known of its copies.
+    pub(crate) fn answered(
+        &mut self,
+        address: &Address,
+        answers: Option<&[(Vbid, Answer)]>,
+        now: Instant,
+    ) -> Vec<Told> {
+        let (mut told, mut has_moved) = (Vec::new(), false);
+        let mut take = |vbid: Vbid, watched: &mut Watched, answer: Answer| {
+            let named = watched.copies.iter().position(|copy| copy.as_ref() == Some(address));
+            if let Some(slot) = named.and_then(|at| watched.answers.get_mut(at)) {
+                has_moved |= *slot != answer && answer.is_some();
+                *slot = answer;
+                told.extend(watched.told_now(vbid));
+            }
+        };
+        match answers {
+            Some(answers) => {
+                for &(vbid, answer) in answers {
+                    if let Some(watched) = self.vbuckets.get_mut(&vbid) {
+                        take(vbid, watched, answer);
+                    }
+                }
+            }
+            None => {
+                for (&vbid, watched) in &mut self.vbuckets {
+                    take(vbid, watched, None);
+                }
+            }
+        }
+        if let Some(node) = self.nodes.get_mut(address) {
+            node.is_asked = false;
+            node.pause = match answers {
+                Some(_) if has_moved => SHORTEST,
+                Some(_) => (node.pause * 2).min(LONGEST),
+                None => LONGEST,
+            };
+            node.due = now + node.pause;
+        }
+        told
+    }
+
+    /// Up to where all copies of a vBucket have everything on disk; `None` if that was not asked
+    /// for.
+    pub(crate) fn persisted(&self, vbid: Vbid) -> Option<Seqno> {
+        Some(self.vbuckets.get(&vbid)?.told)
+    }
+
+    /// vBuckets of which changes wait for too long, once each, and for how long.
+    pub(crate) fn overdue(&mut self, now: Instant) -> Vec<(Vbid, Duration)> {
+        let overdue = |(&vbid, watched): (&Vbid, &mut Watched)| {
+            let waits = now.saturating_duration_since(watched.since?);
+            let is_new = waits >= OVERDUE && !watched.is_overdue;
+            watched.is_overdue |= is_new;
+            is_new.then_some((vbid, waits))
+        };
+        self.vbuckets.iter_mut().filter_map(overdue).collect()
+    }
+}
+
+/// What waits for a node's copies.
+fn question(vbuckets: &BTreeMap<Vbid, Watched>, address: &Address) -> Question {
+    let concerns = |watched: &&Watched| {
+        watched.since.is_some() && watched.copies.iter().any(|copy| copy.as_ref() == Some(address))
+    };
+    let waiting = vbuckets.iter().filter(|(_, watched)| concerns(watched));
+    waiting.map(|(&vbid, watched)| (vbid, watched.vbuuid)).collect()
+}
+
+#[cfg(test)]
+mod tests;

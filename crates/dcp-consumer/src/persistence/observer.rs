@@ -1,0 +1,95 @@
+//! The task that asks one node how far its copies are on disk.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dcp_proto::topology::Address;
+use dcp_wire::{Status, Vbid, Vbuuid};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::{Answer, Question};
+use crate::bucket::Bucket;
+use crate::connect::Connected;
+use crate::{Error, ErrorKind, probe};
+
+/// How long a node may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What came of a question.
+#[derive(Debug)]
+pub(crate) enum Observed {
+    /// What the copies said.
+    Answers { answers: Vec<(Vbid, Answer)>, is_map_old: bool },
+    /// The node could not be asked; it may be another time.
+    Lost(Error),
+    /// The node does not answer such questions.
+    Refused(Error),
+}
+
+/// Answers `questions` with `tell` until nobody asks any more. Has a connection of its own, so that
+/// answers come while the flow-control window of the others is full.
+pub(crate) async fn observe(
+    bucket: Arc<Bucket>,
+    address: Address,
+    mut questions: mpsc::UnboundedReceiver<Question>,
+    tell: impl Fn(Observed),
+) {
+    let mut connection = None;
+    while let Some(question) = questions.recv().await {
+        let asked = timeout(PATIENCE, ask(&bucket, &address, &mut connection, &question)).await;
+        let observed = asked.unwrap_or_else(|_| {
+            let message = "a node did not say in time what it has on disk";
+            Observed::Lost(Error::new(ErrorKind::Timeout, message))
+        });
+        if !matches!(observed, Observed::Answers { .. }) {
+            connection = None;
+        }
+        tell(observed);
+    }
+}
+
+async fn ask(
+    bucket: &Bucket,
+    address: &Address,
+    connection: &mut Option<Connected>,
+    question: &[(Vbid, Vbuuid)],
+) -> Observed {
+    let connected = match connection {
+        Some(connected) => connected,
+        None => match Box::pin(bucket.connect_plain(address)).await {
+            Ok(connected) => connection.insert(connected),
+            Err(error) => return Observed::Lost(error),
+        },
+    };
+    let observed = probe::observe(&mut connected.socket, &mut connected.leftover, question).await;
+    let observed = match observed {
+        Ok(observed) => observed,
+        Err(error) => return failure(error),
+    };
+    let answer = |&(vbid, _): &(Vbid, _)| {
+        let observed = observed.get(&vbid)?;
+        Some((observed.vbuuid, observed.persisted_seqno))
+    };
+    let answers: Vec<(Vbid, Answer)> =
+        question.iter().map(|asked| (asked.0, answer(asked))).collect();
+    let is_map_old = answers.iter().any(|(_, answer)| answer.is_none());
+    Observed::Answers { answers, is_map_old }
+}
+
+/// Whether asking again can help.
+fn failure(error: Error) -> Observed {
+    let (kind, message) = match error.status() {
+        Some(Status::EACCESS) => (
+            ErrorKind::AccessDenied,
+            "the user may not ask what is on disk, which persisted_only needs: it needs the role \
+             'Data DCP Reader' (data_dcp_reader)",
+        ),
+        Some(Status::UNKNOWN_COMMAND | Status::NOT_SUPPORTED) => (
+            ErrorKind::Unsupported,
+            "the server does not say what is on disk: stream without persisted_only",
+        ),
+        _ => return Observed::Lost(error),
+    };
+    Observed::Refused(Error::new(kind, message).with_source(error))
+}

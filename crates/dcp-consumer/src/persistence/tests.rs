@@ -1,0 +1,133 @@
+use super::*;
+
+const ON: ConnectionId = ConnectionId(1);
+const BRANCH: Vbuuid = Vbuuid(7);
+const VB: Vbid = Vbid(3);
+
+fn address(port: u16) -> Address {
+    Address { host: "node".to_owned(), port }
+}
+
+fn copies(ports: &[u16]) -> Vec<Option<Address>> {
+    ports.iter().map(|&port| Some(address(port))).collect()
+}
+
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn waiting(ports: &[u16], now: Instant) -> Persistence {
+    let mut persistence = Persistence::default();
+    persistence.waits(VB, (ON, BRANCH), copies(ports), now);
+    persistence
+}
+
+fn says(
+    persistence: &mut Persistence,
+    port: u16,
+    vbuuid: Vbuuid,
+    seqno: u64,
+    now: Instant,
+) -> Option<u64> {
+    let told =
+        persistence.answered(&address(port), Some(&[(VB, Some((vbuuid, Seqno(seqno))))]), now);
+    assert!(told.len() <= 1);
+    told.first().map(|told| {
+        assert_eq!((told.on, told.vbid, told.vbuuid), (ON, VB, BRANCH));
+        told.seqno.0
+    })
+}
+
+#[test]
+fn the_copy_that_is_behind_most_decides_once_all_have_answered() {
+    let now = now();
+    let mut persistence = waiting(&[1, 2, 3], now);
+    assert_eq!(says(&mut persistence, 1, BRANCH, 9, now), None);
+    assert_eq!(says(&mut persistence, 2, BRANCH, 5, now), None, "one was not heard from");
+    assert_eq!(says(&mut persistence, 3, BRANCH, 7, now), Some(5));
+    assert_eq!(says(&mut persistence, 2, BRANCH, 8, now), Some(7));
+    assert_eq!(says(&mut persistence, 1, BRANCH, 10, now), None, "nothing new");
+    assert_eq!(persistence.persisted(VB), Some(Seqno(7)));
+}
+
+#[test]
+fn nothing_passes_while_a_copy_is_on_another_branch_or_silent() {
+    let now = now();
+    let mut persistence = waiting(&[1, 2], now);
+    says(&mut persistence, 1, BRANCH, 9, now);
+    assert_eq!(says(&mut persistence, 2, BRANCH, 9, now), Some(9));
+    assert_eq!(says(&mut persistence, 2, Vbuuid(8), 9, now), Some(0));
+    assert_eq!(says(&mut persistence, 2, BRANCH, 9, now), Some(9));
+    let told = persistence.answered(&address(1), None, now);
+    assert_eq!(told[0].seqno, Seqno::ZERO, "the node did not answer");
+    assert_eq!(says(&mut persistence, 1, BRANCH, 9, now), Some(9));
+    let told = persistence.answered(&address(1), Some(&[(VB, None)]), now);
+    assert_eq!(told[0].seqno, Seqno::ZERO, "it does not know the branch");
+}
+
+#[test]
+fn a_copy_that_joins_or_leaves_counts_from_the_map_on() {
+    let now = now();
+    let mut persistence = waiting(&[1, 2], now);
+    says(&mut persistence, 1, BRANCH, 9, now);
+    assert_eq!(persistence.follow(|_| copies(&[1, 2]), now), []);
+    let told = persistence.follow(|_| copies(&[1]), now);
+    assert_eq!(told, [], "nothing had passed");
+    assert!(persistence.needs(&address(1)) && !persistence.needs(&address(2)));
+    assert_eq!(says(&mut persistence, 1, BRANCH, 9, now), Some(9));
+    let told = persistence.follow(|_| vec![Some(address(1)), None], now);
+    assert_eq!(told[0].seqno, Seqno::ZERO, "a node without an address cannot be asked");
+    assert_eq!(says(&mut persistence, 1, BRANCH, 9, now), None);
+}
+
+#[test]
+fn nodes_are_asked_about_what_waits_and_each_at_its_own_pace() {
+    let start = now();
+    let mut persistence = waiting(&[1, 2], start);
+    let other = Vbid(4);
+    persistence.waits(other, (ON, BRANCH), copies(&[2]), start);
+    let mut due = persistence.due(start + SHORTEST);
+    due.sort_by_key(|(address, _)| address.port);
+    let both = vec![(VB, BRANCH), (other, BRANCH)];
+    assert_eq!(due, [(address(1), vec![(VB, BRANCH)]), (address(2), both)]);
+    assert_eq!(persistence.deadline(), None, "both are being asked");
+    // Node 2 says nothing for long; node 1 is asked on and on, more and more rarely.
+    let (mut now, mut pauses) = (start + SHORTEST, Vec::new());
+    for _ in 0..9 {
+        says(&mut persistence, 1, BRANCH, 5, now);
+        let next = persistence.deadline().unwrap();
+        pauses.push((next - now).as_millis());
+        now = next;
+        assert_eq!(persistence.due(now).len(), 1);
+    }
+    assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+    says(&mut persistence, 1, BRANCH, 6, now);
+    assert_eq!(persistence.deadline(), Some(now + SHORTEST), "something has moved");
+    persistence.waits_no_more(VB, ON);
+    assert_eq!(persistence.deadline(), None, "nothing waits for it any more");
+    persistence.waits(VB, (ON, BRANCH), copies(&[1, 2]), now);
+    assert_eq!(persistence.deadline(), Some(now + SHORTEST));
+}
+
+#[test]
+fn a_new_stream_of_the_vbucket_begins_anew() {
+    let now = now();
+    let mut persistence = waiting(&[1], now);
+    assert_eq!(says(&mut persistence, 1, BRANCH, 9, now), Some(9));
+    let next = ConnectionId(2);
+    persistence.forget(VB, next);
+    assert_eq!(persistence.persisted(VB), Some(Seqno(9)), "another connection's");
+    persistence.waits(VB, (next, Vbuuid(8)), copies(&[1]), now);
+    assert_eq!(persistence.persisted(VB), Some(Seqno::ZERO));
+    persistence.forget_all(next);
+    assert_eq!((persistence.persisted(VB), persistence.deadline()), (None, None));
+}
+
+#[test]
+fn what_waits_for_too_long_is_told_once() {
+    let start = now();
+    let mut persistence = waiting(&[1, 2], start);
+    assert_eq!(persistence.overdue(start + OVERDUE / 2), []);
+    assert_eq!(persistence.overdue(start + OVERDUE), [(VB, OVERDUE)]);
+    assert_eq!(persistence.overdue(start + OVERDUE * 2), []);
+}

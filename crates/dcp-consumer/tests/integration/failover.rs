@@ -1,0 +1,193 @@
+//! Nodes that fail, come back, fall silent or are all gone, and servers that answer strangely.
+
+use std::time::Duration;
+
+use dcp_consumer::{ChangeStream, End, Start, StreamEvent, StreamOptions};
+use dcp_producer::{Producer, ProducerOptions, parse_rules};
+use dcp_wire::{Seqno, Vbid};
+use tokio::time::timeout;
+
+use crate::embedded::{PATIENCE, connect, options, read_all, row, take, write};
+use crate::rows::{Item, Rows};
+
+async fn cluster(nodes: usize, vbuckets: u16, replicas: u8) -> Producer {
+    let mut options = ProducerOptions::default();
+    (options.nodes, options.vbuckets, options.replicas) = (nodes, vbuckets, replicas);
+    Producer::start(options).await.unwrap()
+}
+
+async fn endless(
+    producer: &Producer,
+    change: impl Fn(&mut StreamOptions),
+) -> ChangeStream<Vec<Item>> {
+    let client = connect(producer).await;
+    let mut options = options(Start::Earliest, End::Never);
+    change(&mut options);
+    client.stream(options, Rows::default).await.unwrap()
+}
+
+/// Keys of rows, however often each came; no rollback may be among them.
+async fn take_keys(stream: &mut ChangeStream<Vec<Item>>, wanted: u32, prefix_from: u32) {
+    let items = take(stream, wanted as usize).await;
+    let mut keys: Vec<Vec<u8>> = items.into_iter().map(|item| row(item).key).collect();
+    let mut all: Vec<Vec<u8>> =
+        (prefix_from..prefix_from + wanted).map(|key| format!("key-{key}").into_bytes()).collect();
+    keys.sort();
+    all.sort();
+    assert_eq!(keys, all, "each once");
+}
+
+#[tokio::test]
+async fn nodes_are_lost_and_regained_without_a_change_lost() {
+    let producer = cluster(3, 12, 1).await;
+    let mut stream = endless(&producer, |_| {}).await;
+    write(&producer, 0..100);
+    take_keys(&mut stream, 100, 0).await;
+    producer.persist();
+    producer.failover(0, false).unwrap();
+    write(&producer, 100..200);
+    take_keys(&mut stream, 100, 100).await;
+    producer.restart(0, false).await.unwrap();
+    producer.rebalance().unwrap();
+    write(&producer, 200..300);
+    take_keys(&mut stream, 100, 200).await;
+    producer.failover(1, true).unwrap();
+    write(&producer, 300..400);
+    take_keys(&mut stream, 100, 300).await;
+    producer.add_node().await.unwrap();
+    producer.rebalance().unwrap();
+    write(&producer, 400..500);
+    take_keys(&mut stream, 100, 400).await;
+    let stats = stream.stats();
+    assert_eq!((stats.failed, stats.connection.rollbacks), (0, 0), "{stats:?}");
+}
+
+#[tokio::test]
+async fn a_cluster_that_was_gone_altogether_is_found_again() {
+    let producer = cluster(2, 4, 0).await;
+    let mut stream = endless(&producer, |_| {}).await;
+    write(&producer, 0..100);
+    take_keys(&mut stream, 100, 0).await;
+    producer.persist();
+    for node in 0..2 {
+        producer.kill(node).unwrap();
+    }
+    let gone = async {
+        while stream.stats().connections > 0 || stream.stats().streaming > 0 {
+            // Nothing comes; what is told is looked at meanwhile.
+            let _ = timeout(Duration::from_millis(10), stream.next()).await;
+        }
+    };
+    timeout(PATIENCE, gone).await.unwrap();
+    for node in 0..2 {
+        producer.restart(node, false).await.unwrap();
+    }
+    write(&producer, 100..200);
+    take_keys(&mut stream, 100, 100).await;
+    assert!(stream.stats().reconnects >= 2);
+    let events = stream.take_events();
+    assert!(events.iter().any(|event| matches!(event, StreamEvent::ConnectionLost { .. })));
+}
+
+#[tokio::test]
+async fn a_connection_that_falls_silent_is_made_again() {
+    let producer = cluster(1, 1, 0).await;
+    write(&producer, 0..20);
+    // The connection takes nothing and says nothing from the eleventh change on; the next one works.
+    let rules =
+        r#"[{"condition": {"opcode": "DCP_MUTATION", "nth": 11}, "reaction": "half_open"}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    let interval = |options: &mut StreamOptions| options.noop_interval = Duration::from_secs(1);
+    let mut stream = endless(&producer, interval).await;
+    take_keys(&mut stream, 20, 0).await;
+    assert_eq!(stream.stats().reconnects, 1);
+}
+
+#[tokio::test]
+async fn a_wrong_node_is_left_with_and_without_a_map_in_its_answer() {
+    for map in [true, false] {
+        let producer = cluster(2, 4, 0).await;
+        write(&producer, 0..40);
+        let rules = format!(
+            r#"[{{"condition": {{"opcode": "DCP_STREAM_REQ", "nth": 2}},
+                 "reaction": {{"not_my_vbucket": {{"map": {map}}}}}}}]"#
+        );
+        producer.set_faults(parse_rules(&rules).unwrap()).unwrap();
+        let mut stream = endless(&producer, |_| {}).await;
+        take_keys(&mut stream, 40, 0).await;
+        assert_eq!(producer.fault_counts(), [1]);
+        assert_eq!(stream.stats().streaming, 4);
+    }
+}
+
+#[tokio::test]
+async fn a_refused_stream_is_asked_for_again() {
+    for status in ["ETMPFAIL", "EBUSY", "NOT_INITIALIZED", "KEY_EEXISTS"] {
+        let producer = cluster(1, 2, 0).await;
+        write(&producer, 0..20);
+        let rules = format!(
+            r#"[{{"condition": {{"opcode": "DCP_STREAM_REQ", "nth": 1}},
+                 "reaction": {{"answer": {{"status": "{status}"}}}}}}]"#
+        );
+        producer.set_faults(parse_rules(&rules).unwrap()).unwrap();
+        let mut stream = endless(&producer, |_| {}).await;
+        take_keys(&mut stream, 20, 0).await;
+        assert_eq!(producer.fault_counts(), [1], "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_marker_whose_items_never_came_is_no_part_of_where_a_stream_goes_on() {
+    let producer = cluster(1, 1, 0).await;
+    write(&producer, 0..10);
+    let mut stream = endless(&producer, |_| {}).await;
+    take_keys(&mut stream, 10, 0).await;
+    let rules = r#"[{"condition": {"opcode": "DCP_SNAPSHOT_MARKER", "nth": 1},
+                     "reaction": "marker_without_items"}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    write(&producer, 10..20);
+    let counted = async {
+        while producer.fault_counts() != [1] {
+            let _ = timeout(Duration::from_millis(10), stream.next()).await;
+        }
+    };
+    timeout(PATIENCE, counted).await.unwrap();
+    let position = stream.checkpoint().position(Vbid(0)).cloned().unwrap();
+    assert_eq!((position.seqno, position.snapshot.end), (Seqno(10), Seqno(10)));
+    producer.persist();
+    producer.kill(0).unwrap();
+    producer.restart(0, true).await.unwrap();
+    write(&producer, 20..30);
+    take_keys(&mut stream, 20, 10).await;
+}
+
+#[tokio::test]
+async fn a_seqno_told_as_advanced_may_come_as_a_change() {
+    let producer = cluster(1, 1, 0).await;
+    let rules = r#"[{"condition": {"opcode": "DCP_MUTATION", "nth": 5},
+                     "reaction": "seqno_advanced_before_item"}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    write(&producer, 0..10);
+    let mut stream = endless(&producer, |_| {}).await;
+    take_keys(&mut stream, 10, 0).await;
+    assert_eq!(stream.stats().connection.repeated_seqnos, 1);
+}
+
+#[tokio::test]
+async fn a_clamped_stream_takes_nothing_a_server_sends_past_its_end() {
+    let producer = cluster(1, 1, 0).await;
+    write(&producer, 0..10);
+    producer.persist();
+    write(&producer, 10..20);
+    let rules = r#"[{"condition": {"opcode": "DCP_STREAM_REQ"},
+                     "reaction": {"items_past_end": {"items": 5}}}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    let client = connect(&producer).await;
+    let at = End::At([(Vbid(0), Seqno(10))].into());
+    let options = StreamOptions { clamp: true, ..options(Start::Earliest, at) };
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    assert_eq!(read_all(&mut stream).await.len(), 10);
+    let position = stream.checkpoint().position(Vbid(0)).cloned().unwrap();
+    assert_eq!(position.seqno, Seqno(10));
+    assert_eq!(producer.fault_counts(), [1]);
+}

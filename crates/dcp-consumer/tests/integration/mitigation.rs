@@ -1,0 +1,266 @@
+//! Rollback mitigation, ends that cut and hidden documents, against a cluster that fails.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use dcp_consumer::{ChangeStream, Client, End, ErrorKind, Start, StreamEvent, StreamOptions};
+use dcp_producer::{Producer, ProducerOptions, WriteOptions};
+use dcp_wire::{Seqno, Vbid};
+use tokio::time::{sleep, timeout};
+
+use crate::embedded::{PATIENCE, connect, options, read_all, row, take, write};
+use crate::rows::{Item, Rows};
+
+const VB: Vbid = Vbid(0);
+
+async fn cluster(nodes: usize, vbuckets: u16, replicas: u8) -> Producer {
+    let mut options = ProducerOptions::default();
+    (options.nodes, options.vbuckets, options.replicas) = (nodes, vbuckets, replicas);
+    Producer::start(options).await.unwrap()
+}
+
+fn persisted_only(start: Start, end: End) -> StreamOptions {
+    StreamOptions { persisted_only: true, ..options(start, end) }
+}
+
+async fn stream(client: &Client, options: StreamOptions) -> ChangeStream<Vec<Item>> {
+    client.stream(options, Rows::default).await.unwrap()
+}
+
+/// Waits until so many rows are held back, during which none may be delivered.
+async fn held(stream: &mut ChangeStream<Vec<Item>>, rows: u64) {
+    let wait = async {
+        while stream.stats().held_rows != rows {
+            if let Ok(next) = timeout(Duration::from_millis(20), stream.next()).await {
+                panic!("{:?} was delivered", next.unwrap().unwrap().batch);
+            }
+        }
+    };
+    if timeout(PATIENCE, wait).await.is_err() {
+        panic!("not {rows} rows wait: {:?}", stream.stats());
+    }
+}
+
+/// Waits until the stream tells something about itself.
+async fn until(stream: &ChangeStream<Vec<Item>>, told: impl Fn(&ChangeStream<Vec<Item>>) -> bool) {
+    let wait = async {
+        while !told(stream) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let in_time = timeout(PATIENCE, wait).await.is_ok();
+    assert!(in_time, "{:?} {:?}", stream.stats(), stream.vbucket_stats());
+}
+
+fn seqnos(items: &[Item]) -> Vec<u64> {
+    let seqno = |item: &Item| match item {
+        Item::Row(row) => row.seqno.0,
+        Item::Rollback(rollback) => panic!("{rollback:?}"),
+    };
+    items.iter().map(seqno).collect()
+}
+
+#[tokio::test]
+async fn rule_11_no_change_is_delivered_that_a_failover_takes_back() {
+    for persisted_only in [true, false] {
+        let producer = cluster(2, 1, 1).await;
+        write(&producer, 0..10);
+        let client = connect(&producer).await;
+        let options = options(Start::Earliest, End::Never);
+        let mut stream = stream(&client, StreamOptions { persisted_only, ..options }).await;
+        take(&mut stream, 10).await;
+        producer.set_replica_lag(VB, 1, None).unwrap();
+        write(&producer, 10..15);
+        if persisted_only {
+            held(&mut stream, 5).await;
+        } else {
+            assert_eq!(seqnos(&take(&mut stream, 5).await), [11, 12, 13, 14, 15]);
+        }
+        producer.failover(0, false).unwrap();
+        write(&producer, 20..23);
+        if persisted_only {
+            let rows = take(&mut stream, 3).await;
+            assert_eq!(seqnos(&rows), [11, 12, 13]);
+            assert!(rows.into_iter().all(|item| row(item).key.starts_with(b"key-2")));
+            assert_eq!(stream.stats().connection.rollbacks, 0);
+        } else {
+            let items = take(&mut stream, 4).await;
+            let Item::Rollback(rollback) = &items[0] else { panic!("{items:?}") };
+            assert_eq!((rollback.seqno, rollback.from_seqno), (Seqno(10), Seqno(15)));
+            assert_eq!(seqnos(&items[1..]), [11, 12, 13], "other changes than before");
+        }
+        producer.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn rule_11_the_copy_that_persists_least_decides_and_is_shown() {
+    let producer = cluster(3, 2, 2).await;
+    let client = connect(&producer).await;
+    let mut stream = stream(&client, persisted_only(Start::Earliest, End::Never)).await;
+    producer.hold_persistence(VB, 2, true).unwrap();
+    write(&producer, 0..40);
+    let high = producer.high_seqnos();
+    let rows = take(&mut stream, high[&Vbid(1)].0 as usize).await;
+    assert!(rows.into_iter().all(|item| row(item).vbid == Vbid(1)), "others go on");
+    held(&mut stream, high[&VB].0).await;
+    let stats = stream.stats();
+    assert!(stats.held_bytes > 0 && stats.held_bytes <= stats.buffered_bytes, "{stats:?}");
+    let persisted = |stream: &ChangeStream<Vec<Item>>| stream.vbucket_stats()[0].persisted_seqno;
+    until(&stream, |stream| persisted(stream) == Some(Seqno(0))).await;
+    producer.hold_persistence(VB, 2, false).unwrap();
+    write(&producer, 40..60);
+    let high = producer.high_seqnos();
+    while high.iter().any(|(&vbid, &high)| {
+        stream.checkpoint().position(vbid).is_none_or(|position| position.seqno != high)
+    }) {
+        timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap();
+    }
+    until(&stream, |stream| persisted(stream) == Some(high[&VB])).await;
+    until(&stream, |stream| (stream.stats().held_rows, stream.stats().held_bytes) == (0, 0)).await;
+}
+
+#[tokio::test]
+async fn rule_11_changes_wait_for_a_node_that_is_down_until_the_map_says_it_is_gone() {
+    let producer = cluster(3, 1, 1).await;
+    write(&producer, 0..5);
+    let client = connect(&producer).await;
+    let mut stream = stream(&client, persisted_only(Start::Earliest, End::Never)).await;
+    take(&mut stream, 5).await;
+    let [_, replica] = producer.copies_of(VB).unwrap()[..] else { panic!("two copies") };
+    producer.kill(replica).unwrap();
+    write(&producer, 5..8);
+    held(&mut stream, 3).await;
+    producer.failover(replica, false).unwrap();
+    assert_eq!(seqnos(&take(&mut stream, 3).await), [6, 7, 8]);
+    // It comes back as a replica, which counts again.
+    producer.restart(replica, false).await.unwrap();
+    producer.rebalance().unwrap();
+    let copies = producer.copies_of(VB).unwrap();
+    assert_eq!(copies.len(), 2);
+    producer.hold_persistence(VB, 1, true).unwrap();
+    write(&producer, 8..10);
+    held(&mut stream, 2).await;
+    producer.hold_persistence(VB, 1, false).unwrap();
+    write(&producer, 10..11);
+    assert_eq!(seqnos(&take(&mut stream, 3).await), [9, 10, 11]);
+    assert_eq!(stream.stats().connection.rollbacks, 0);
+}
+
+#[tokio::test]
+async fn rule_11_what_waits_is_bounded_by_the_window() {
+    const VALUE: usize = 1024;
+    let producer = cluster(2, 1, 1).await;
+    producer.hold_persistence(VB, 1, true).unwrap();
+    for key in 0..200 {
+        let value = Bytes::from(vec![b'x'; VALUE]);
+        let key = format!("key-{key}");
+        producer.upsert(key.as_bytes(), value, WriteOptions::default()).unwrap();
+    }
+    let client = connect(&producer).await;
+    let mut options = persisted_only(Start::Earliest, End::Never);
+    options.buffer_size = StreamOptions::MIN_BUFFER_SIZE;
+    let mut stream = stream(&client, options).await;
+    let window = u64::from(StreamOptions::MIN_BUFFER_SIZE);
+    until(&stream, |stream| stream.stats().held_bytes >= window).await;
+    let stats = stream.stats();
+    assert!(stats.held_bytes < window + 2 * VALUE as u64, "{stats:?}");
+    producer.hold_persistence(VB, 1, false).unwrap();
+    producer.persist();
+    take(&mut stream, 200).await;
+}
+
+#[tokio::test]
+async fn rule_11_an_ephemeral_bucket_has_nothing_to_wait_for() {
+    let mut options = ProducerOptions::default();
+    (options.ephemeral, options.nodes, options.vbuckets) = (true, 1, 1);
+    let producer = Producer::start(options).await.unwrap();
+    write(&producer, 0..5);
+    let client = connect(&producer).await;
+    let mut stream = stream(&client, persisted_only(Start::Earliest, End::Now)).await;
+    assert_eq!(read_all(&mut stream).await.len(), 5);
+    assert!(stream.take_events().contains(&StreamEvent::NothingPersisted));
+}
+
+#[tokio::test]
+async fn rule_10_a_clamped_stream_delivers_exactly_up_to_its_end() {
+    for persist in [false, true] {
+        let producer = cluster(1, 1, 0).await;
+        write(&producer, 0..20);
+        if persist {
+            producer.persist();
+        }
+        let client = connect(&producer).await;
+        let (mut start, mut all) = (Start::Earliest, Vec::new());
+        for end in [7, 8, 15, 20] {
+            let at = End::At([(VB, Seqno(end))].into());
+            let options = StreamOptions { clamp: true, ..options(start, at) };
+            let mut stream = stream(&client, options).await;
+            all.extend(seqnos(&read_all(&mut stream).await));
+            assert_eq!(all, (1..=end).collect::<Vec<_>>(), "persist {persist}");
+            let checkpoint = stream.checkpoint();
+            let position = checkpoint.position(VB).unwrap();
+            assert_eq!((position.seqno, position.snapshot.end), (Seqno(end), Seqno(20)));
+            start = Start::Checkpoint(checkpoint);
+        }
+    }
+}
+
+#[tokio::test]
+async fn rule_11_a_clamped_stream_ends_when_the_snapshot_at_its_end_is_persisted() {
+    let producer = cluster(2, 1, 1).await;
+    write(&producer, 0..10);
+    producer.persist();
+    producer.hold_persistence(VB, 1, true).unwrap();
+    write(&producer, 10..20);
+    // From the active copy's disk, in one snapshot.
+    producer.persist();
+    let client = connect(&producer).await;
+    for end_persisted in [false, true] {
+        let at = End::At([(VB, Seqno(10))].into());
+        let options = persisted_only(Start::Earliest, at);
+        let mut stream =
+            stream(&client, StreamOptions { clamp: true, end_persisted, ..options }).await;
+        take(&mut stream, 10).await;
+        if end_persisted {
+            let next = timeout(Duration::from_millis(300), stream.next()).await;
+            assert!(next.is_err(), "its snapshot ends at 20, which is not persisted");
+            assert_eq!(stream.stats().complete, 0);
+            producer.hold_persistence(VB, 1, false).unwrap();
+            producer.persist();
+        }
+        assert_eq!(read_all(&mut stream).await, []);
+        assert_eq!(stream.stats().complete, 1);
+    }
+}
+
+#[tokio::test]
+async fn options_that_contradict_each_other_are_refused() {
+    let producer = cluster(1, 1, 0).await;
+    let client = connect(&producer).await;
+    let wrong = [
+        StreamOptions { clamp: true, ..StreamOptions::default() },
+        StreamOptions { end_persisted: true, end: End::Now, ..StreamOptions::default() },
+    ];
+    for options in wrong {
+        let error = client.stream(options, Rows::default).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+    }
+}
+
+#[tokio::test]
+async fn records_of_transactions_are_hidden_unless_asked_for() {
+    let producer = cluster(1, 1, 0).await;
+    for key in ["a", "_txn:atr-1", "b", "_txn:client-record"] {
+        let value = Bytes::from_static(b"{}");
+        producer.upsert(key.as_bytes(), value, WriteOptions::default()).unwrap();
+    }
+    let client = connect(&producer).await;
+    for (system_documents, seen) in [(false, 2), (true, 4)] {
+        let options = options(Start::Earliest, End::Now);
+        let mut stream = stream(&client, StreamOptions { system_documents, ..options }).await;
+        assert_eq!(read_all(&mut stream).await.len(), seen);
+        let checkpoint = stream.checkpoint();
+        assert_eq!(checkpoint.position(VB).unwrap().seqno, Seqno(4), "past what is hidden");
+    }
+}

@@ -1,0 +1,88 @@
+//! Which changes of a stream reach the sink, and when.
+
+use dcp_wire::message::{SystemEvent, SystemEventId};
+use dcp_wire::{CollectionId, ScopeId};
+
+/// Prefix of the keys under which clients keep the records of distributed transactions.
+const TRANSACTION_PREFIX: &[u8] = b"_txn:";
+
+/// Name of the scope in which servers and services keep their own documents.
+const SYSTEM_SCOPE: &[u8] = b"_system";
+
+/// Which changes of a connection's streams reach the sink, and when. By default all do, at once,
+/// and a stream that has an end goes on to the end of the snapshot that holds it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Delivery {
+    /// Whether a stream stops at the end seqno itself, inside a snapshot where that is. The rest of
+    /// the snapshot may hold newer versions of keys at or below the end, so that this is only for
+    /// a reader that goes on from there.
+    pub clamp: bool,
+    /// Whether a change waits until every copy of its vBucket has it on disk, as told with
+    /// [`Connection::persisted`](super::Connection::persisted). What waits counts towards the
+    /// flow-control window.
+    pub persisted_only: bool,
+    /// Whether a stream with an end is complete only once the whole snapshot its last change lies
+    /// in is on the disks of all copies. Of effect together with `persisted_only`.
+    pub end_persisted: bool,
+    /// What is left out.
+    pub hidden: Hidden,
+}
+
+/// Documents that are left out: positions pass over them like over what a filter leaves out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hidden {
+    transactions: bool,
+    /// Set if collections of scope `_system` are left out, its id once that is known.
+    system_scope: Option<Option<ScopeId>>,
+    /// Collections of that scope.
+    collections: Vec<CollectionId>,
+}
+
+impl Hidden {
+    /// Leaves out the records of distributed transactions.
+    #[must_use]
+    pub const fn with_transactions(mut self) -> Self {
+        self.transactions = true;
+        self
+    }
+
+    /// Leaves out what lies in scope `_system`: its id, if there is such a scope yet, and its
+    /// collections. Those made later are learnt from system events.
+    #[must_use]
+    pub fn with_system_scope(
+        mut self,
+        scope: Option<ScopeId>,
+        collections: impl IntoIterator<Item = CollectionId>,
+    ) -> Self {
+        self.system_scope = Some(scope);
+        self.collections.extend(collections);
+        self
+    }
+
+    /// Whether a document is left out.
+    #[inline]
+    pub(super) fn hides(&self, collection_id: CollectionId, key: &[u8]) -> bool {
+        (self.transactions && key.first() == Some(&b'_') && key.starts_with(TRANSACTION_PREFIX))
+            || (collection_id != CollectionId::DEFAULT && self.collections.contains(&collection_id))
+    }
+
+    /// Learns of scopes and collections that are made meanwhile.
+    pub(super) fn learn(&mut self, event: &SystemEvent<'_>) {
+        let Some(known_scope) = self.system_scope else { return };
+        // A damaged payload names nothing to leave out.
+        let Ok(Some(payload)) = event.payload() else { return };
+        match (event.id, payload.collection_id) {
+            (SystemEventId::CREATE_SCOPE, _) if payload.name == SYSTEM_SCOPE => {
+                self.system_scope = Some(Some(payload.scope_id));
+            }
+            (SystemEventId::BEGIN_COLLECTION, Some(id))
+                if known_scope == Some(payload.scope_id) && !self.collections.contains(&id) =>
+            {
+                self.collections.push(id);
+            }
+            // A dropped collection stays: its documents may still come on other vBuckets, and its
+            // id is not given again.
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! What reaches the sink, and when: rollback mitigation, ends that cut, hidden documents.
+
+use dcp_wire::message::{
+    Mutation, OsoSnapshot, StreamAddress, StreamEndReason, SystemEvent, SystemEventId,
+};
+use dcp_wire::{CollectionId, ScopeId, Seqno, Vbuuid};
+
+use super::harness::{Harness, VB, config, position};
+use crate::consumer::{ConnectionConfig, Delivery, EndCause, Event, Held, Hidden, Limit, Resume};
+use crate::flow_control::counted_bytes;
+use crate::{Position, Snapshot};
+
+const BRANCH: Option<Vbuuid> = Some(Vbuuid(1));
+const WAITS: Event = Event::Waiting { vbid: VB, vbuuid: BRANCH };
+const WAITS_NO_MORE: Event = Event::Waiting { vbid: VB, vbuuid: None };
+
+fn persisted_only(window: u32) -> ConnectionConfig {
+    let delivery = Delivery { persisted_only: true, ..Delivery::default() };
+    ConnectionConfig { window, delivery, ..config() }
+}
+
+fn clamped() -> ConnectionConfig {
+    ConnectionConfig { delivery: Delivery { clamp: true, ..Delivery::default() }, ..config() }
+}
+
+fn settling() -> ConnectionConfig {
+    let delivery =
+        Delivery { clamp: true, persisted_only: true, end_persisted: true, ..Delivery::default() };
+    ConnectionConfig { delivery, ..config() }
+}
+
+fn is_complete(event: &Event) -> bool {
+    matches!(event, Event::StreamEnded { cause: EndCause::Complete, .. })
+}
+
+fn persisted(server: &mut Harness, vbuuid: u64, seqno: u64) {
+    server.machine.persisted(VB, Vbuuid(vbuuid), Seqno(seqno));
+    server.play();
+}
+
+#[test]
+fn rule_11_a_change_waits_until_it_is_persisted_everywhere() {
+    let mut server = Harness::streaming(persisted_only(0));
+    server.marker(0, 5).mutations([1, 2]).advanced(3).mutation(4).marker(5, 9).mutation(7).play();
+    assert_eq!((server.seqnos(), server.moved()), (vec![], None));
+    assert_eq!(server.events(), [WAITS]);
+    assert_eq!(server.machine.waiting().rows, 4);
+    persisted(&mut server, 1, 2);
+    assert_eq!(server.seqnos(), [1, 2]);
+    assert_eq!(server.moved().unwrap().seqno, Seqno(2));
+    persisted(&mut server, 1, 3);
+    assert_eq!((server.seqnos(), server.moved().unwrap().seqno), (vec![1, 2], Seqno(3)));
+    assert_eq!(server.events(), []);
+    server.mutation(8).play();
+    persisted(&mut server, 1, 8);
+    assert_eq!(server.seqnos(), [1, 2, 4, 7, 8]);
+    let position = server.moved().unwrap();
+    assert_eq!(position.snapshot, Snapshot { start: Seqno(5), end: Seqno(9) });
+    assert_eq!((server.events(), server.machine.waiting()), (vec![WAITS_NO_MORE], Held::default()));
+    server.mutation(9).play();
+    assert_eq!(server.events(), [WAITS], "the next waits again");
+}
+
+#[test]
+fn rule_11_what_is_persisted_on_another_branch_sets_nothing_free() {
+    let mut server = Harness::streaming(persisted_only(0));
+    server.marker(0, 5).mutation(1).play();
+    persisted(&mut server, 2, 5);
+    assert!(server.seqnos().is_empty());
+    persisted(&mut server, 1, 5);
+    server.marker(5, 9).mutation(6).play();
+    persisted(&mut server, 1, 9);
+    persisted(&mut server, 1, 6);
+    server.mutation(7).play();
+    assert_eq!(server.seqnos(), [1, 6], "a copy that joins may have less");
+}
+
+#[test]
+fn rule_11_what_waits_is_not_acknowledged_and_stops_the_server() {
+    let mut server = Harness::streaming(persisted_only(1000));
+    server.marker(0, 99).play();
+    let _ = server.machine.take_held();
+    server.mutation(1);
+    let one =
+        counted_bytes(&dcp_wire::Frame::parse(&server.wire, 1 << 20).unwrap().unwrap().0.header);
+    server.play();
+    let mut seqno = 1;
+    while !server.machine.is_window_full() {
+        seqno += 1;
+        server.mutation(seqno).play();
+    }
+    assert_eq!(server.machine.waiting(), Held { rows: seqno, bytes: seqno * one });
+    assert_eq!(server.machine.take_held(), 0, "nothing the driver could give back");
+    persisted(&mut server, 1, 2);
+    assert_eq!(server.machine.take_held(), 2 * one);
+    assert_eq!(server.machine.waiting().rows, seqno - 2);
+}
+
+#[test]
+fn rule_11_what_has_passed_comes_in_portions() {
+    let mut server = Harness::streaming(persisted_only(0));
+    server.marker(0, 9).mutations(1..=9).play();
+    server.machine.persisted(VB, Vbuuid(1), Seqno(7));
+    let two = Limit { rows: 2, ..Limit::NONE };
+    let (now, mut taken) = (server.now, Vec::new());
+    loop {
+        let walk = server.machine.handle_input(now, &[], two, &mut server.sink).unwrap();
+        taken.push(walk.rows);
+        if !walk.limited {
+            break;
+        }
+    }
+    assert_eq!((taken, server.seqnos()), (vec![2, 2, 2, 1], (1..=7).collect()));
+}
+
+#[test]
+fn rule_11_an_end_comes_after_what_waits_and_a_broken_stream_drops_it() {
+    let mut server = Harness::new(persisted_only(0));
+    server.open_until(Resume::new(Position::EARLIEST), Seqno(9));
+    server.accept(&[(1, 0)]);
+    server.marker(0, 9).mutation(8).end(StreamEndReason::OK).play();
+    assert_eq!(server.events(), [WAITS]);
+    persisted(&mut server, 1, 8);
+    assert_eq!(server.seqnos(), [8]);
+    assert!(server.events().iter().any(is_complete));
+
+    let mut server = Harness::streaming(persisted_only(1 << 20));
+    server.marker(0, 9).mutations([1, 2]).play();
+    persisted(&mut server, 1, 1);
+    let _ = (server.machine.take_held(), server.events());
+    let waits = server.machine.waiting().bytes;
+    server.end(StreamEndReason::STATE_CHANGED).play();
+    let events = server.events();
+    let [Event::StreamEnded { resume, .. }] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(resume.position.seqno, Seqno(1), "goes on behind what was delivered");
+    assert_eq!(server.seqnos(), [1]);
+    assert!(waits > 0 && server.machine.take_held() > waits, "dropped bytes go back");
+    assert_eq!(server.machine.waiting(), Held::default());
+}
+
+#[test]
+fn rule_11_a_lost_connection_takes_what_waits_with_it() {
+    let mut server = Harness::streaming(persisted_only(0));
+    server.marker(0, 9).mutations([1, 2]).play();
+    persisted(&mut server, 1, 1);
+    let request = server.reconnect(persisted_only(0));
+    assert_eq!((request.start, request.snapshot), (1, (0, 9)));
+}
+
+#[test]
+fn rule_11_nothing_waits_unless_asked_for() {
+    let mut server = Harness::streaming(config());
+    server.marker(0, 9).mutation(1).play();
+    assert_eq!((server.seqnos(), server.events()), (vec![1], vec![]));
+}
+
+fn bounded(config: ConnectionConfig, end: u64) -> Harness {
+    let mut server = Harness::new(config);
+    server.open_until(Resume::new(Position::EARLIEST), Seqno(end));
+    server.accept(&[(1, 0)]);
+    server
+}
+
+#[test]
+fn rule_10_a_clamped_stream_ends_at_its_end_inside_a_snapshot() {
+    let snapshot = Snapshot { start: Seqno(0), end: Seqno(9) };
+    for (seqnos, last) in [(&[2, 5][..], 5), (&[2, 4, 6], 5), (&[2, 6], 5)] {
+        let mut server = bounded(clamped(), 5);
+        server.marker(0, 9).mutations(seqnos.iter().copied()).play();
+        let wanted: Vec<u64> = seqnos.iter().copied().filter(|&seqno| seqno <= 5).collect();
+        assert_eq!(server.seqnos(), wanted, "{seqnos:?}");
+        let events = server.events();
+        assert!(events.iter().any(is_complete), "{seqnos:?}: {events:?}");
+        let position = server.moved().unwrap();
+        assert_eq!((position.seqno, position.snapshot), (Seqno(last), snapshot), "{seqnos:?}");
+        server.mutation(8).end(StreamEndReason::OK).play();
+        assert_eq!((server.seqnos(), server.events()), (wanted, vec![]), "nothing more comes");
+    }
+}
+
+#[test]
+fn rule_10_a_clamped_stream_takes_no_snapshot_that_lies_past_its_end() {
+    let mut server = bounded(clamped(), 5);
+    server.marker(0, 3).mutation(3).marker(4, 9).mutation(8).play();
+    assert!(server.events().iter().any(is_complete));
+    let position = server.moved().unwrap();
+    let snapshot = Snapshot { start: Seqno(0), end: Seqno(3) };
+    assert_eq!((position.seqno, position.snapshot), (Seqno(3), snapshot));
+}
+
+#[test]
+fn rule_10_a_clamped_stream_ends_with_anything_past_its_end() {
+    for ends in [
+        |server: &mut Harness| _ = server.advanced(7),
+        |server: &mut Harness| _ = server.system_event(7, 3),
+        |server: &mut Harness| _ = server.deletion(7, None),
+        |server: &mut Harness| _ = server.expiration(7),
+    ] {
+        let mut server = bounded(clamped(), 5);
+        ends(server.marker(0, 9).mutation(4));
+        server.play();
+        assert_eq!(server.seqnos(), [4]);
+        assert!(server.events().iter().any(is_complete));
+        assert_eq!(server.moved().unwrap().manifest_uid.0, 0);
+    }
+}
+
+#[test]
+fn rule_10_a_clamped_out_of_order_snapshot_delivers_what_lies_below() {
+    let mut server = bounded(clamped(), 5);
+    server.oso(OsoSnapshot::Start).mutations([8, 3, 7, 5, 1]).play();
+    assert_eq!((server.seqnos(), server.moved().unwrap().seqno), (vec![3, 5, 1], Seqno(0)));
+    server.oso(OsoSnapshot::End).play();
+    assert!(server.events().iter().any(is_complete));
+    let position = server.moved().unwrap();
+    let snapshot = Snapshot { start: Seqno(0), end: Seqno(8) };
+    assert_eq!((position.seqno, position.snapshot), (Seqno(5), snapshot));
+}
+
+#[test]
+fn rule_11_a_stream_may_end_only_once_its_last_snapshot_is_persisted() {
+    let mut server = bounded(settling(), 5);
+    server.marker(0, 9).mutations([3, 5, 7]).play();
+    persisted(&mut server, 1, 6);
+    assert_eq!(server.seqnos(), [3, 5]);
+    assert_eq!(server.events(), [WAITS, WAITS], "for its end now");
+    server.mutation(9).end(StreamEndReason::OK).play();
+    persisted(&mut server, 1, 8);
+    assert_eq!(server.events(), []);
+    persisted(&mut server, 1, 9);
+    let events = server.events();
+    assert!(events.iter().any(is_complete), "{events:?}");
+    assert_eq!(server.seqnos(), [3, 5]);
+}
+
+#[test]
+fn rule_11_a_stream_that_waits_for_its_end_is_opened_again_elsewhere() {
+    let mut server = bounded(settling(), 5);
+    server.marker(0, 9).mutation(5).play();
+    persisted(&mut server, 1, 5);
+    let _ = server.events();
+    server.end(StreamEndReason::STATE_CHANGED).play();
+    let [Event::StreamEnded { resume, cause: EndCause::Ended(_), .. }] = &server.events()[..]
+    else {
+        panic!("it is not complete")
+    };
+    let resume = (**resume).clone();
+    let request = server.open_until(resume, Seqno(5));
+    assert_eq!((request.start, request.end, request.snapshot), (5, 5, (0, 9)));
+    server.accept(&[(2, 9), (1, 0)]);
+    server.end(StreamEndReason::OK).play();
+    assert_eq!(server.events(), [Event::Waiting { vbid: VB, vbuuid: Some(Vbuuid(2)) }]);
+    persisted(&mut server, 1, 9);
+    assert_eq!(server.events(), []);
+    persisted(&mut server, 2, 9);
+    assert!(server.events().iter().any(is_complete));
+}
+
+fn hiding() -> ConnectionConfig {
+    let hidden = Hidden::default()
+        .with_transactions()
+        .with_system_scope(Some(ScopeId(8)), [CollectionId(9)]);
+    let delivery = Delivery { hidden, ..Delivery::default() };
+    ConnectionConfig { collections: true, delivery, ..config() }
+}
+
+fn document(server: &mut Harness, seqno: u64, collection: u8, key: &[u8]) {
+    let mut doc_key = Vec::new();
+    doc_key.push(collection);
+    doc_key.extend_from_slice(key);
+    let mutation = Mutation { seqno: Seqno(seqno), key: &doc_key, ..Default::default() };
+    let to = StreamAddress { vbid: VB, opaque: server.opaque, stream_id: None };
+    mutation.encode(to, &mut server.wire).unwrap();
+}
+
+fn begin_collection(server: &mut Harness, seqno: u64, scope: u32, collection: u32) {
+    let mut value = 3_u64.to_be_bytes().to_vec();
+    value.extend_from_slice(&scope.to_be_bytes());
+    value.extend_from_slice(&collection.to_be_bytes());
+    let (seqno, id) = (Seqno(seqno), SystemEventId::BEGIN_COLLECTION);
+    let event = SystemEvent { seqno, id, version: 0, key: b"made", value: &value };
+    let to = StreamAddress { vbid: VB, opaque: server.opaque, stream_id: None };
+    event.encode(to, &mut server.wire).unwrap();
+}
+
+#[test]
+fn hidden_documents_move_the_position_and_are_no_rows() {
+    let mut server = Harness::streaming(hiding());
+    server.marker(0, 9);
+    document(&mut server, 1, 0, b"_txn:atr-1");
+    document(&mut server, 2, 0, b"_txn");
+    document(&mut server, 3, 9, b"k");
+    document(&mut server, 4, 10, b"k");
+    begin_collection(&mut server, 5, 8, 11);
+    begin_collection(&mut server, 6, 0, 12);
+    document(&mut server, 7, 11, b"k");
+    document(&mut server, 8, 12, b"k");
+    document(&mut server, 9, 12, b"_txn:client-record");
+    let walk = server.play();
+    assert_eq!(server.seqnos(), [2, 4, 5, 6, 8]);
+    assert_eq!(walk.rows, 3, "rows are what the sink was given");
+    let position = server.moved().unwrap();
+    assert_eq!((position.seqno, position.is_snapshot_complete()), (Seqno(9), true));
+}
+
+#[test]
+fn the_newest_hidden_document_completes_a_bounded_stream() {
+    let mut server = Harness::new(hiding());
+    server.open_until(Resume::new(position(1, (1, 1), &[(1, 0)])), Seqno(3));
+    server.accept(&[(1, 0)]);
+    server.marker(1, 3);
+    document(&mut server, 3, 0, b"_txn:atr-1");
+    server.play();
+    assert!(server.seqnos().is_empty());
+    assert!(server.events().iter().any(is_complete));
+}
+
+#[test]
+fn nothing_is_hidden_unless_asked_for() {
+    let mut server = Harness::streaming(ConnectionConfig { collections: true, ..config() });
+    server.marker(0, 9);
+    document(&mut server, 1, 0, b"_txn:atr-1");
+    document(&mut server, 2, 9, b"k");
+    server.play();
+    assert_eq!(server.seqnos(), [1, 2]);
+}

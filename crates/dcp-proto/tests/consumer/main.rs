@@ -1,0 +1,60 @@
+//! Rows of the conformance tables that a consumer can answer, as data.
+
+mod script;
+
+use serde_json::Value;
+
+use script::Script;
+
+#[test]
+fn the_consumer_follows_the_rows() {
+    let rows: Vec<Value> =
+        serde_json::from_str(include_str!("../data/consumer.json")).expect("rows");
+    let failures: Vec<String> = rows
+        .iter()
+        .filter_map(|row| check(row).err().map(|why| format!("{}: {why}", row["row"])))
+        .collect();
+    assert!(failures.is_empty(), "{} rows fail:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Runs one row. What it does not mention is not looked at.
+fn check(row: &Value) -> Result<(), String> {
+    let mut script = Script::open(row);
+    let mut fault = None;
+    for step in row["steps"].as_array().expect("steps") {
+        if let Some(fault) = &fault {
+            return Err(format!("before {step}: {fault}"));
+        }
+        fault = script.step(step.as_str().expect("a step")).err();
+    }
+    match (&fault, row["fails"].as_str()) {
+        (None, None) => {}
+        (Some(fault), Some(wanted)) if fault.contains(wanted) => return Ok(()),
+        (fault, wanted) => return Err(format!("{fault:?}, want {wanted:?}")),
+    }
+    let delivered: Vec<Value> = script.delivered().iter().map(|&seqno| seqno.into()).collect();
+    expect(row, "delivered", delivered.into())?;
+    expect(row, "at", script.position().into())?;
+    expect(row, "counted", script.counted().into())?;
+    let ends = row["ends"].as_str();
+    match (script.end(), ends) {
+        (_, None) => {}
+        (Some(end), Some(wanted)) if end.contains(wanted) => {}
+        (end, wanted) => return Err(format!("ends: {end:?}, want {wanted:?}")),
+    }
+    let Some(resume) = row["resume"].as_array() else { return Ok(()) };
+    let (start, snapshot, vbuuid) = script.requested().expect("a stream request");
+    let wanted_vbuuid = script::branch(resume[3].as_str().expect("a branch"));
+    let wanted: Vec<u64> = resume.iter().filter_map(Value::as_u64).collect();
+    if (wanted, wanted_vbuuid) != (vec![start, snapshot.0, snapshot.1], vbuuid) {
+        return Err(format!("resumes at {start} of {snapshot:?} on {vbuuid:#x}"));
+    }
+    Ok(())
+}
+
+fn expect(row: &Value, what: &str, got: Value) -> Result<(), String> {
+    match row.get(what) {
+        Some(wanted) if *wanted != got => Err(format!("{what}: {got}, want {wanted}")),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,131 @@
+"""Where checkpoints are kept, and what the command does with them."""
+
+import json
+import os
+import stat
+
+import pytest
+
+import dcp_rs
+from dcp_rs.cli import main
+
+
+class Shelf:
+    """A store of somebody's own."""
+
+    def __init__(self):
+        self.saved = []
+
+    def load(self):
+        return dcp_rs.Checkpoint.from_json(self.saved[-1]) if self.saved else None
+
+    def save(self, checkpoint):
+        self.saved.append(checkpoint.to_json())
+
+
+@pytest.fixture(params=["file", "memory", "own"])
+def store(request, tmp_path):
+    return {
+        "file": lambda: dcp_rs.FileStore(tmp_path / "positions.json"),
+        "memory": dcp_rs.MemoryStore,
+        "own": Shelf,
+    }[request.param]()
+
+
+def read(client, store, **options):
+    keys = []
+    for batch in client.stream(start=store, until="now", **options):
+        keys += [row["key"] for row in batch.rows()]
+        store.save(batch.checkpoint)
+    return keys
+
+
+def test_a_stream_goes_on_from_what_a_store_has(client, fill, store):
+    assert isinstance(store, dcp_rs.CheckpointStore)
+    assert store.load() is None
+    assert sorted(fill(20, prefix="a")) == sorted(read(client, store))
+    first = store.load()
+    fill(5, prefix="b")
+    assert sorted(read(client, store)) == [f"b_{n}" for n in range(5)]
+    assert store.load() != first
+    with pytest.raises(dcp_rs.exceptions.CheckpointError, match="filter"):
+        read(client, store, collections=["_default._default"])
+
+
+def test_a_damaged_file_is_an_error_and_no_first_start(client, tmp_path):
+    path = tmp_path / "positions.json"
+    store = dcp_rs.FileStore(path)
+    path.write_text("")
+    with pytest.raises(dcp_rs.exceptions.CheckpointError):
+        client.stream(start=store)
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(dcp_rs.exceptions.CheckpointError):
+        client.stream(start=store)
+
+
+def test_what_is_no_store_is_refused(client):
+    class Broken:
+        def load(self):
+            return "text"
+
+        def save(self, checkpoint):
+            pass
+
+    for start in (Broken(), object(), 5):
+        with pytest.raises(dcp_rs.exceptions.ConfigError, match="start"):
+            client.stream(start=start)
+    with pytest.raises(dcp_rs.exceptions.ConfigError, match="checkpoint"):
+        dcp_rs.MemoryStore().save("text")
+    with pytest.raises(dcp_rs.exceptions.ConfigError, match="path"):
+        dcp_rs.FileStore(5)
+
+
+@pytest.fixture
+def kept(client, fill, tmp_path):
+    fill(60)
+    store = dcp_rs.FileStore(tmp_path / "positions.json")
+    read(client, store)
+    return store
+
+
+def test_positions_are_reset_all_or_some(client, kept, capsys):
+    before = kept.load().seqnos
+    assert main(["checkpoint", "reset", kept.path, "--vbuckets", "0-3,7"]) == 0
+    assert capsys.readouterr().out.startswith(f"{kept.path}: ")
+    again = {0, 1, 2, 3, 7}
+    assert kept.load().seqnos == {vb: at for vb, at in before.items() if vb not in again}
+    rows = [row for batch in client.stream(start=kept, until="now") for row in batch.rows()]
+    assert {row["vbucket"] for row in rows} == again & {vb for vb, at in before.items() if at}
+    assert main(["checkpoint", "reset", kept.path, "--vbuckets", "7"]) == 1
+    assert "see dcp-rs checkpoint show" in capsys.readouterr().err
+    assert main(["checkpoint", "reset", kept.path, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == {"file": kept.path, "reset": sorted(set(before) - again)}
+    assert len(read(client, kept)) == 60
+
+
+def test_a_copy_is_whole_private_and_overwrites_nothing(kept, tmp_path, capsys):
+    copy = tmp_path / "copy.json"
+    assert main(["checkpoint", "copy", kept.path, str(copy)]) == 0
+    assert dcp_rs.Checkpoint.load(copy) == kept.load()
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    some = ["checkpoint", "copy", kept.path, str(copy), "--vbuckets", "1,2", "--json"]
+    assert main(some) == 1
+    assert "--force" in capsys.readouterr().err
+    assert main([*some, "--force"]) == 0
+    assert json.loads(capsys.readouterr().out)["vbuckets"] == [1, 2]
+    assert set(dcp_rs.Checkpoint.load(copy).seqnos) == {1, 2}
+
+
+def test_damage_is_told_and_nothing_is_written(kept, tmp_path, capsys):
+    os.truncate(kept.path, 100)
+    copy = tmp_path / "copy.json"
+    for words in (["show", kept.path], ["reset", kept.path], ["copy", kept.path, str(copy)]):
+        assert main(["checkpoint", *words]) == 1
+        assert "could not be read" in capsys.readouterr().err
+    assert not copy.exists()
+    for wrong in ("a", "3-1", "70000", ""):
+        with pytest.raises(SystemExit):
+            main(["checkpoint", "show", kept.path, "--vbuckets", wrong])
+        assert "0-63,70" in capsys.readouterr().err
