@@ -56,7 +56,7 @@ test-spark: .java .installed-test ## Run the Spark tests against the installed w
 	@$(PY) -m pytest tests/spark $(ARGS) 2>&1 | tee $(LOG)/spark.log
 
 # Fetches the clients with Maven and the Go toolchain on its first run.
-interop: .installed-test ## Let clients written by others read from the embedded cluster
+interop: .tshark .installed-test ## Let clients written by others read from the embedded cluster
 	@mkdir -p $(LOG)
 	@$(PY) -m pytest tests/interop $(ARGS) 2>&1 | tee $(LOG)/interop.log
 
@@ -108,7 +108,7 @@ long: .rust ## Run the properties with many more cases (half an hour)
 
 ##@ The rest
 
-ci: ## What CI runs: the tests, then the benchmarks in short mode
+ci: ## What CI runs: the tests, the clients of others, the benchmarks in short mode
 	@.ci/run
 
 clean: ## Remove the virtual environments, the wheel and the build
@@ -127,6 +127,9 @@ help: ## List the targets
 
 .java:
 	@scripts/require.sh java
+
+.tshark:
+	@scripts/require.sh tshark
 
 $(STATE)/build-venv.stamp: requirements/build.txt
 	@mkdir -p $(STATE)
@@ -167,4 +170,4 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
 .PHONY: demo test static test-rust test-python test-spark fmt-check lint layers types docs wheel \
-	build fmt lock bench bench-short long ci clean help interop .rust .java .installed-demo .installed-test
+	build fmt lock bench bench-short long ci clean help interop .rust .java .tshark .installed-demo .installed-test

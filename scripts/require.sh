@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Checks that this machine has what the Makefile needs, and stops with one line if not.
-# Usage: scripts/require.sh rust | java | python   (python: prints the interpreter found)
+# Usage: scripts/require.sh rust | java | python | tshark   (python: prints the interpreter found)
 #
-# The one thing it installs is a JDK, and only as root on Debian or Ubuntu.
+# What it installs, and only as root on Debian or Ubuntu, is a JDK and tshark. Without tshark it does
+# not stop: the tests that need it are skipped, and say so.
 set -euo pipefail
 
 stop() {
@@ -44,19 +45,27 @@ java_major() {
     { "$java" -version 2>&1 || true; } | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1
 }
 
+# Whether this is root on Debian or Ubuntu.
+may_install() {
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null &&
+        grep -qsE '^(ID|ID_LIKE)=.*(debian|ubuntu)' /etc/os-release
+}
+
+# Asks nothing: every question of a package gets its default answer.
+install_package() {
+    DEBIAN_FRONTEND=noninteractive \
+        apt-get install -qq -y --no-install-recommends "$1" >/dev/null </dev/null
+}
+
 require_java() {
     local major package
     major=$(java_major)
     [ "${major:-0}" -lt 17 ] || return 0
-    if [ "$(id -u)" = 0 ] && [ -z "${JAVA_HOME:-}" ] && command -v apt-get >/dev/null &&
-        grep -qsE '^(ID|ID_LIKE)=.*(debian|ubuntu)' /etc/os-release; then
+    if [ -z "${JAVA_HOME:-}" ] && may_install; then
         echo "dcp_rs: no Java 17 or newer: installing a JDK with apt-get" >&2
         apt-get update -qq
         for package in openjdk-17-jre-headless openjdk-21-jre-headless; do
-            if DEBIAN_FRONTEND=noninteractive \
-                apt-get install -qq -y --no-install-recommends "$package" >/dev/null </dev/null; then
-                break
-            fi
+            install_package "$package" && break
         done
         major=$(java_major)
     fi
@@ -64,9 +73,21 @@ require_java() {
         stop "Spark needs Java 17 or newer: install openjdk-17-jre-headless, or set JAVA_HOME"
 }
 
+require_tshark() {
+    command -v tshark >/dev/null && return
+    if may_install; then
+        echo "dcp_rs: no tshark: installing it with apt-get" >&2
+        apt-get update -qq || true
+        install_package tshark || true
+    fi
+    command -v tshark >/dev/null ||
+        echo "dcp_rs: no tshark: no capture will be read (apt-get install tshark)" >&2
+}
+
 case "${1:-}" in
 rust) require_rust ;;
 java) require_java ;;
 python) require_python ;;
-*) stop "usage: scripts/require.sh rust | java | python" ;;
+tshark) require_tshark ;;
+*) stop "usage: scripts/require.sh rust | java | python | tshark" ;;
 esac

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,3 +81,14 @@ def open_history() -> Iterator[Callable[..., History]]:
             return History(stack.enter_context(Producer(**options)))
 
         yield open_one
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Says at the end which clients were not tried."""
+    reports = terminalreporter.stats.get("skipped", [])
+    left_out = [report for report in reports if "interop" in report.keywords]
+    if left_out:
+        terminalreporter.section("NOT TRIED", sep="!", red=True)
+        reasons = Counter(str(report.longrepr[2]) for report in left_out)
+        for reason, count in reasons.items():
+            terminalreporter.line(f"{count} tests of foreign clients: {reason}")

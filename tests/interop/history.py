@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import zlib
+from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ class History:
         self.random = random.Random(self.seed)
         self.versions = {vbucket: [] for vbucket in range(self.producer.num_vbuckets)}
         self._collections = {None: 0}
+        self._keys: dict[str, tuple[itertools.count[int], defaultdict[int, deque[str]]]] = {}
 
     def create_collection(self, path: str) -> int:
         """Creates a collection, given as scope.collection, and its scope; gives its number."""
@@ -106,10 +108,16 @@ class History:
 
     def write_to(self, vbucket: int, documents: int, *, prefix: str) -> None:
         """Writes documents to one vBucket, under keys that were not there before."""
-        keys = (f"{prefix}-{vbucket}-{index}" for index in itertools.count())
-        mine = (key for key in keys if self.producer.vbucket_of(key) == vbucket)
-        for key in itertools.islice(mine, documents):
-            self.upsert(key, self._value(0, 200))
+        for _ in range(documents):
+            self.upsert(self._fresh_key(vbucket, prefix), self._value(0, 200))
+
+    def _fresh_key(self, vbucket: int, prefix: str) -> str:
+        """A key of a vBucket; those of others that are come upon are kept for them."""
+        numbers, pools = self._keys.setdefault(prefix, (itertools.count(), defaultdict(deque)))
+        while not pools[vbucket]:
+            key = f"{prefix}-{next(numbers)}"
+            pools[self.producer.vbucket_of(key)].append(key)
+        return pools[vbucket].popleft()
 
     def forget_lost(self) -> dict[int, int]:
         """Forgets what the producer has lost; gives the seqnos it has now."""

@@ -148,10 +148,10 @@ def test_writes_go_on_while_a_slow_client_reads(client, open_history):
 
 def test_idle_streams_stay_open_by_noops(java, open_history):
     history = open_history(java)
-    run = java.start(history.producer, follow=True, noop_seconds=1)
+    run = java.start(history.producer, follow=True, noop_seconds=2)
     run.await_streaming()
     # The client gives up after two intervals of silence.
-    time.sleep(4)
+    time.sleep(6)
     history.write(100)
     seen = run.finish(history.producer.high_seqnos())
     assert_versions(history, seen)

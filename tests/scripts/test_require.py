@@ -1,4 +1,4 @@
-"""What the set-up says where something is missing: one line, and nothing installed but a JDK."""
+"""What the set-up says where something is missing: one line, and little installed."""
 
 import os
 import shutil
@@ -92,12 +92,15 @@ def test_a_jdk_that_is_there_is_used(machine, version):
     assert machine("java").returncode == 0
 
 
-@pytest.mark.skipif(
+on_debian = pytest.mark.skipif(
     "debian" not in Path("/etc/os-release").read_text().lower()
     if Path("/etc/os-release").exists()
     else True,
-    reason="the JDK is installed on Debian and Ubuntu only",
+    reason="packages are installed on Debian and Ubuntu only",
 )
+
+
+@on_debian
 def test_root_on_debian_gets_a_jdk(machine, tmp_path):
     log = tmp_path / "apt.log"
     java = tmp_path / "bin" / "java"
@@ -119,3 +122,35 @@ printf '#!{tmp_path}/bin/bash\\necho "openjdk version \\\\"21.0.2\\\\"" >&2\\n' 
         "openjdk-21-jre-headless",
     ]
     assert os.access(java, os.X_OK)
+
+
+def test_tests_go_on_without_tshark(machine):
+    machine.put("id", "echo 1000")
+    machine.put("apt-get", "touch called")
+    finished = machine("tshark")
+    assert finished.returncode == 0
+    assert "no capture will be read" in finished.stderr
+    assert not (ROOT / "called").exists()
+    machine.put("tshark", "")
+    assert machine("tshark").stderr == ""
+
+
+@on_debian
+def test_root_on_debian_gets_tshark_without_a_question(machine, tmp_path):
+    log = tmp_path / "apt.log"
+    tshark = tmp_path / "bin" / "tshark"
+    machine.put("id", "echo 0")
+    machine.put(
+        "apt-get",
+        f"""echo "$DEBIAN_FRONTEND $@" >> {log}
+[ "$1" = install ] || exit 0
+echo > {tshark}
+{shutil.which("chmod")} +x {tshark}""",
+    )
+    finished = machine("tshark")
+    assert finished.returncode == 0
+    assert "no capture will be read" not in finished.stderr
+    assert log.read_text().splitlines() == [
+        " update -qq",
+        "noninteractive install -qq -y --no-install-recommends tshark",
+    ]

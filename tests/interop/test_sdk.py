@@ -1,0 +1,224 @@
+"""The Couchbase SDK writes to a cluster to which things happen; what it wrote is streamed.
+
+It has no DCP and so no flow control: for it these are the same scenarios on the side of documents.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import timedelta
+
+import pytest
+from programs import skip
+
+from dcp_rs import Producer
+
+try:
+    from couchbase.auth import PasswordAuthenticator
+    from couchbase.cluster import Cluster
+    from couchbase.diagnostics import PingState, ServiceType
+    from couchbase.exceptions import (
+        CASMismatchException,
+        DocumentNotFoundException,
+        ScopeNotFoundException,
+    )
+    from couchbase.options import (
+        ClusterOptions,
+        ClusterTimeoutOptions,
+        PingOptions,
+        ReplaceOptions,
+        UpsertOptions,
+    )
+except ImportError:
+    Cluster = None
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(autouse=True)
+def sdk():
+    if Cluster is None:
+        skip("the Couchbase SDK is not tried: it is not installed")
+
+
+@pytest.fixture
+def producer():
+    with Producer(nodes=2, vbuckets=64, replicas=1) as running:
+        yield running
+
+
+@pytest.fixture
+def open_cluster():
+    """Connects SDKs and closes them."""
+    opened = []
+
+    def connect(producer, *, tls=False):
+        password = PasswordAuthenticator("Administrator", "password")
+        address = producer.connection_string
+        if tls:
+            address = producer.tls_connection_string
+            password = PasswordAuthenticator(
+                "Administrator", "password", cert_path=str(producer.ca_file)
+            )
+        # As patient as the machine may be slow.
+        timeouts = ClusterTimeoutOptions(
+            kv_timeout=timedelta(seconds=60), connect_timeout=timedelta(seconds=60)
+        )
+        opened.append(Cluster(address, ClusterOptions(password, timeout_options=timeouts)))
+        opened[-1].bucket("default")
+        opened[-1].wait_until_ready(timedelta(seconds=60))
+        return opened[-1]
+
+    yield connect
+    for cluster in opened:
+        cluster.close()
+
+
+@pytest.fixture
+def collection(producer, open_cluster):
+    return open_cluster(producer).bucket("default").default_collection()
+
+
+def streamed(producer):
+    """What a DCP client is sent: the documents, decoded, by key."""
+    with producer.connect() as client, client.stream(until="now") as stream:
+        rows = [row for batch in stream for row in batch.rows()]
+    newest = {row["key"]: row for row in rows}
+    return {key: json.loads(row["value"]) for key, row in newest.items() if row["op"] == "mutation"}
+
+
+def write(collection, count, prefix="doc"):
+    """Writes documents; gives them by key."""
+    documents = {f"{prefix}-{n}-é": {"n": n, "text": "ü" * (n % 50)} for n in range(count)}
+    for key, value in documents.items():
+        collection.upsert(key, value)
+    return documents
+
+
+def test_what_the_sdk_loads_is_streamed(producer, collection):
+    documents = write(collection, 500)
+    for key in list(documents)[::5]:
+        collection.remove(key)
+        del documents[key]
+    assert streamed(producer) == documents
+    assert {key: collection.get(key).content_as[dict] for key in documents} == documents
+
+
+def test_documents_are_written_over_tls(open_cluster):
+    with Producer(nodes=2, vbuckets=64, tls=True) as producer:
+        collection = open_cluster(producer, tls=True).bucket("default").default_collection()
+        documents = write(collection, 50)
+        assert streamed(producer) == documents
+
+
+def test_another_session_goes_on_where_the_first_ended(producer, open_cluster):
+    first = open_cluster(producer)
+    documents = write(first.bucket("default").default_collection(), 50)
+    versions = {key: first.bucket("default").default_collection().get(key).cas for key in documents}
+    first.close()
+    again = open_cluster(producer).bucket("default").default_collection()
+    for key, cas in versions.items():
+        again.replace(key, {"again": True}, ReplaceOptions(cas=cas))
+        with pytest.raises(CASMismatchException):
+            again.replace(key, {"late": True}, ReplaceOptions(cas=cas))
+    assert streamed(producer) == {key: {"again": True} for key in documents}
+
+
+def test_what_a_failover_loses_is_gone_and_what_follows_is_of_another_branch(producer, collection):
+    documents = write(collection, 200)
+    for vbucket in range(producer.num_vbuckets):
+        producer.set_replica_lag(vbucket, 1, None)
+    on_first = [key for key in documents if producer.copies_of(producer.vbucket_of(key))[0] == 0]
+    lost = {key: collection.upsert(key, {"lost": True}).mutation_token() for key in on_first}
+    producer.failover(0)
+    for key in documents:
+        assert collection.get(key).content_as[dict] == documents[key]
+    for key, before in lost.items():
+        after = collection.upsert(key, {"found": True}).mutation_token()
+        documents[key] = {"found": True}
+        assert after.partition_id == before.partition_id == producer.vbucket_of(key)
+        assert after.partition_uuid != before.partition_uuid
+    assert streamed(producer) == documents
+
+
+def test_writes_go_on_through_a_crash(producer, collection):
+    documents = write(collection, 200)
+    producer.persist()
+    producer.kill(1)
+    # What is written meanwhile waits for the node.
+    threading.Timer(0.5, producer.restart, [1]).start()
+    documents |= write(collection, 200, prefix="meanwhile")
+    assert streamed(producer) == documents
+
+
+def test_writes_go_on_through_rebalances(producer, collection):
+    documents = {}
+    failure = []
+    done = threading.Event()
+
+    def keep_writing():
+        try:
+            for n in range(100_000):
+                key = f"live-{n % 500}"
+                collection.upsert(key, {"n": n})
+                documents[key] = {"n": n}
+                if done.is_set():
+                    return
+        except Exception as error:  # noqa: BLE001 - it is raised again where the test waits
+            failure.append(error)
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    try:
+        for vbucket in range(producer.num_vbuckets):
+            producer.move_vbucket(vbucket, 1 - producer.copies_of(vbucket)[0])
+        producer.add_node()
+        producer.rebalance()
+        documents_then = len(documents)
+        assert producer.copies_of(0)
+    finally:
+        done.set()
+        writer.join()
+    assert not failure, failure[0]
+    assert documents_then <= len(documents)
+    assert streamed(producer) == documents
+
+
+def test_collections_hold_documents_apart(producer, open_cluster):
+    bucket = open_cluster(producer).bucket("default")
+    with pytest.raises(ScopeNotFoundException):
+        bucket.scope("inventory").collection("airline").upsert(
+            "early", {}, UpsertOptions(timeout=timedelta(seconds=1))
+        )
+    producer.create_scope("inventory")
+    producer.create_collection("inventory.airline")
+    airline = bucket.scope("inventory").collection("airline")
+    plain = bucket.default_collection()
+    airline.upsert("same", {"in": "airline"})
+    plain.upsert("same", {"in": "default"})
+    assert airline.get("same").content_as[dict] == {"in": "airline"}
+    assert plain.get("same").content_as[dict] == {"in": "default"}
+    with (
+        producer.connect() as client,
+        client.stream(until="now", collections=["inventory.airline"]) as stream,
+    ):
+        rows = [row for batch in stream for row in batch.rows()]
+    assert [(row["key"], json.loads(row["value"])) for row in rows] == [("same", {"in": "airline"})]
+    scopes = {scope.name: scope for scope in bucket.collections().get_all_scopes()}
+    assert {each.name for each in scopes["inventory"].collections} == {"airline"}
+
+
+def test_every_node_answers_a_noop(producer, open_cluster):
+    bucket = open_cluster(producer).bucket("default")
+    answers = bucket.ping(PingOptions(service_types=[ServiceType.KeyValue])).endpoints
+    told = {answer.remote: answer.state for answer in answers[ServiceType.KeyValue]}
+    nodes = producer.connection_string.removeprefix("couchbase://").split(",")
+    assert told == dict.fromkeys(nodes, PingState.OK)
+
+
+def test_a_document_that_was_removed_is_missing(collection):
+    collection.upsert("gone", {})
+    collection.remove("gone")
+    with pytest.raises(DocumentNotFoundException):
+        collection.get("gone")
