@@ -319,13 +319,14 @@ def _names(option: str, values: Iterable[str]) -> list[str]:
 
 
 def _resolve_start(start: object) -> Checkpoint | str:
+    # Before the stores: a checkpoint can be saved and loaded too.
+    if isinstance(start, Checkpoint):
+        return start
     if isinstance(start, CheckpointStore):
         stored = start.load()
         if stored is not None and not isinstance(stored, Checkpoint):
             raise _checks.wrong_type("start: load() of the store", stored, "a Checkpoint or None")
         return "earliest" if stored is None else stored
-    if isinstance(start, Checkpoint):
-        return start
     if not isinstance(start, str):
         expected = "'earliest', 'latest', a Checkpoint or a CheckpointStore"
         raise _checks.wrong_type("start", start, expected)

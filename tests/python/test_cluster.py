@@ -33,7 +33,7 @@ def test_a_failover_loses_what_the_replica_lacked_and_says_so(cluster):
     with cluster.connect() as client:
         stream = client.stream(until="now", vbuckets=[0])
         assert [row["key"] for row in rows_of(stream)] == [kept, lost]
-        position = stream.checkpoint
+        position = stream.checkpoint()
     cluster.failover(0)
     assert (cluster.num_nodes, cluster.copies_of(0)) == (1, [1])
     assert cluster.get(lost) is None

@@ -37,7 +37,9 @@ def test_changes_are_delivered_once_they_are_persisted(single):
     assert seqnos(stream) == list(range(1, 21))
     stats = stream.stats()
     assert (stats.held_rows, stats.held_bytes, stats.complete) == (0, 0, 1)
-    (unasked,) = client.stream(until="now").vbucket_stats()
+    stream = client.stream(until="now")
+    assert seqnos(stream) == list(range(1, 21))
+    (unasked,) = stream.vbucket_stats()
     assert unasked.persisted_seqno is None
 
 

@@ -121,6 +121,23 @@ async fn a_wrong_node_is_left_with_and_without_a_map_in_its_answer() {
 }
 
 #[tokio::test]
+async fn a_map_that_is_not_pushed_is_asked_for() {
+    let producer = cluster(2, 4, 0).await;
+    let mut stream = endless(&producer, |_| {}).await;
+    write(&producer, 0..40);
+    take_keys(&mut stream, 40, 0).await;
+    let rules = r#"[{"condition": {"opcode": 1}, "reaction": "drop"}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    for vbid in (0..4).map(Vbid) {
+        let [node] = producer.copies_of(vbid).unwrap()[..] else { panic!("one copy") };
+        producer.move_vbucket(vbid, 1 - node).unwrap();
+    }
+    write(&producer, 40..80);
+    take_keys(&mut stream, 40, 40).await;
+    assert_ne!(producer.fault_counts(), [0], "maps were pushed and lost");
+}
+
+#[tokio::test]
 async fn a_refused_stream_is_asked_for_again() {
     for status in ["ETMPFAIL", "EBUSY", "NOT_INITIALIZED", "KEY_EEXISTS"] {
         let producer = cluster(1, 2, 0).await;

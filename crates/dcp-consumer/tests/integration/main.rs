@@ -3,6 +3,7 @@
 mod acknowledge;
 mod checkpoint_file;
 mod connect;
+mod content;
 mod data_service;
 mod embedded;
 mod events;

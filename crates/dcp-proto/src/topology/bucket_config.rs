@@ -66,13 +66,18 @@ impl BucketConfig {
                     .map_err(|_| InvalidConfig::Impossible("collectionsManifestUid"))?,
             )),
         };
-        let ephemeral = json.bucket_type.as_deref() == Some("ephemeral");
+        let capabilities = json.bucket_capabilities.unwrap_or_default();
+        let ephemeral = match json.bucket_type.as_deref() {
+            Some(bucket_type) => bucket_type == "ephemeral",
+            // Views need a disk; a configuration without capabilities says nothing.
+            None => !capabilities.is_empty() && capabilities.iter().all(|can| can != "couchapi"),
+        };
         Ok(Self {
             revision,
             name: json.name.ok_or(InvalidConfig::Missing("name"))?,
             uuid: json.uuid.ok_or(InvalidConfig::Missing("uuid"))?,
             bucket_type: if ephemeral { BucketType::Ephemeral } else { BucketType::Couchbase },
-            capabilities: json.bucket_capabilities.unwrap_or_default(),
+            capabilities,
             manifest_uid,
             num_replicas: map.num_replicas.unwrap_or(0),
             nodes,

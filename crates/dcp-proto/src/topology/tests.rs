@@ -151,6 +151,15 @@ fn an_ephemeral_bucket_is_known_as_such() {
     let ephemeral = parse(&with(|json| json["bucketType"] = "ephemeral".into())).unwrap();
     assert!(ephemeral.is_ephemeral());
     assert_eq!(ephemeral.bucket_type(), BucketType::Ephemeral);
+    for (capabilities, is_ephemeral) in
+        [(vec!["dcp", "couchapi"], false), (vec!["dcp"], true), (vec![], false)]
+    {
+        let unnamed = parse(&with(|json| {
+            json.as_object_mut().unwrap().remove("bucketType");
+            json["bucketCapabilities"] = capabilities.clone().into();
+        }));
+        assert_eq!(unnamed.unwrap().is_ephemeral(), is_ephemeral, "{capabilities:?}");
+    }
 }
 
 #[test]

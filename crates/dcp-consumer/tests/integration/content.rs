@@ -1,0 +1,80 @@
+//! What of a document the server is asked to send.
+
+use bytes::Bytes;
+use dcp_consumer::{Content, End, Start, StreamOptions};
+use dcp_producer::{Producer, WriteOptions};
+use dcp_proto::Op;
+use dcp_wire::{Cas, Datatype, xattr};
+
+use crate::embedded::{connect, options, producer, read_all, row};
+use crate::rows::{Row, Rows};
+
+/// A document with a user's and a system's attribute, one without, one removed, one expired.
+fn write(producer: &Producer) {
+    let mut value = Vec::new();
+    xattr::encode([("_sync", "{\"a\":1}"), ("user", "2")], &mut value).unwrap();
+    value.extend_from_slice(b"{\"n\":1}");
+    let datatype = Some(Datatype::JSON | Datatype::XATTR);
+    let with = WriteOptions { datatype, ..WriteOptions::default() };
+    producer.upsert(b"attributed", value.into(), with).unwrap();
+    let plain = WriteOptions::default;
+    for key in [&b"plain"[..], b"removed", b"expired"] {
+        producer.upsert(key, Bytes::from_static(b"{\"n\":2}"), plain()).unwrap();
+    }
+    producer.remove(b"removed", plain()).unwrap();
+    producer.expire(b"expired", plain()).unwrap();
+}
+
+async fn read(producer: &Producer, content: Content) -> Vec<Row> {
+    let client = connect(producer).await;
+    let options = StreamOptions { content, ..options(Start::Earliest, End::Now) };
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    let mut rows: Vec<Row> = read_all(&mut stream).await.into_iter().map(row).collect();
+    rows.sort_by(|one, other| one.key.cmp(&other.key));
+    rows
+}
+
+fn by_key<'a>(rows: &'a [Row], key: &str) -> &'a Row {
+    rows.iter().find(|row| row.key == key.as_bytes()).unwrap()
+}
+
+#[tokio::test]
+async fn without_values_everything_but_the_value_is_there() {
+    for on_disk in [false, true] {
+        let producer = producer(1, 1).await;
+        write(&producer);
+        if on_disk {
+            producer.persist();
+        }
+        let with = read(&producer, Content::default()).await;
+        let without = read(&producer, Content { values: false, xattrs: false }).await;
+        assert_eq!((with.len(), without.len()), (4, 4));
+        for (with, without) in with.iter().zip(&without) {
+            assert!(without.value.is_empty());
+            assert_eq!(&Row { value: Vec::new(), ..with.clone() }, without);
+            assert_ne!(without.cas, Cas(0), "a tombstone is no mutation without CAS");
+        }
+        assert_eq!(by_key(&without, "plain").datatype, Datatype::JSON);
+        assert_eq!(by_key(&without, "removed").op, Op::Deletion);
+        assert_eq!(by_key(&without, "expired").op, Op::Expiration);
+    }
+}
+
+#[tokio::test]
+async fn attributes_come_only_when_asked_for() {
+    let producer = producer(1, 1).await;
+    write(&producer);
+    let without = read(&producer, Content::default()).await;
+    let row = by_key(&without, "attributed");
+    assert_eq!((&row.value[..], row.datatype), (&b"{\"n\":1}"[..], Datatype::JSON));
+    let with = read(&producer, Content { values: true, xattrs: true }).await;
+    let row = by_key(&with, "attributed");
+    assert!(row.datatype.contains(Datatype::XATTR));
+    let (_, body) = xattr::split(&row.value).unwrap();
+    assert_eq!(body, b"{\"n\":1}");
+    assert_eq!(by_key(&with, "plain").datatype, Datatype::JSON);
+    let only = read(&producer, Content { values: false, xattrs: true }).await;
+    let row = by_key(&only, "attributed");
+    let (_, body) = xattr::split(&row.value).unwrap();
+    assert_eq!((body, row.datatype.contains(Datatype::XATTR)), (&b""[..], true));
+}
