@@ -148,7 +148,10 @@ impl Stream {
     }
 
     /// Nothing up to a seqno is meant for the stream.
-    pub(in crate::consumer) fn seqno_advanced(&mut self, frame: &Frame<'_>) -> Result<Progress, Fault> {
+    pub(in crate::consumer) fn seqno_advanced(
+        &mut self,
+        frame: &Frame<'_>,
+    ) -> Result<Progress, Fault> {
         let seqno = SeqnoAdvanced::decode(frame)?.seqno;
         if seqno > self.clamp {
             return Ok(self.past_end(seqno));
