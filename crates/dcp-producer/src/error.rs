@@ -167,6 +167,12 @@ pub enum DocumentError {
     /// No node that runs has the vBucket of the document.
     #[error("{0} is on no node that runs: restart its node, fail it over or rebalance")]
     Unavailable(Vbid),
+    /// The document has a durable write that is neither committed nor aborted.
+    #[error("the document has a durable write in progress: commit or abort it first")]
+    SyncWriteInProgress,
+    /// The document's durable write is not the next one of its vBucket to be completed.
+    #[error("the next durable write of the vBucket is not that of the document: complete it first")]
+    NotPrepared,
     /// There is no such collection.
     #[error("collection {0} does not exist")]
     UnknownCollection(CollectionId),

@@ -31,8 +31,10 @@ mod producer;
 mod server;
 mod tls;
 mod value;
+mod vbucket_state;
 
-pub use dcp_proto::producer::{ConnectionConfig, OsoBackfill};
+pub use dcp_proto::producer::{ConnectionConfig, OsoBackfill, Privilege, VBucketState};
+pub use dcp_wire::message::DurabilityLevel;
 pub use error::{DocumentError, Error};
 pub use fault::{
     Condition, ConnectionIs, Direction, Probability, Reaction, Rule, RuleError, parse_rules,

@@ -60,6 +60,9 @@ pub struct ProducerOptions {
     pub memory_quota_bytes: usize,
     /// Bytes of overwritten documents kept so that vBuckets can be rolled back. Default 256 MiB.
     pub history_bytes: usize,
+    /// Whether clients may stream every version of a document (`change_streams`), as far as
+    /// `history_bytes` goes. Default `false`.
+    pub keeps_history: bool,
     /// Whether the bucket is an ephemeral one, which has no disk: what a node holds is gone when
     /// it stops. Default `false`.
     pub ephemeral: bool,
@@ -93,6 +96,7 @@ impl Default for ProducerOptions {
             persistence_timeout: Duration::from_secs(30),
             memory_quota_bytes: 8 << 30,
             history_bytes: 256 << 20,
+            keeps_history: false,
             ephemeral: false,
             alternate_host: None,
             persist_delay: Duration::from_millis(50),

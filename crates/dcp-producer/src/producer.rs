@@ -61,6 +61,9 @@ impl Producer {
         if options.ephemeral {
             bucket = bucket.ephemeral();
         }
+        if options.keeps_history {
+            bucket = bucket.with_history();
+        }
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let cluster = Arc::new(Cluster::new(bucket, &options, &listeners.nodes(), &stop));
         let ca_pem = tls.as_ref().and_then(|tls| tls.ca_pem.clone());
@@ -222,7 +225,7 @@ impl Producer {
         self.on_vbucket_of(key, |vbucket| vbucket.remove(now(), doc_key, options.cas, kind))
     }
 
-    fn on_vbucket_of(
+    pub(crate) fn on_vbucket_of(
         &self,
         key: &[u8],
         op: impl FnOnce(&mut VBucket) -> Result<Written, DocumentError>,

@@ -20,11 +20,25 @@ struct Checkpoint {
     items: Vec<Option<Arc<Item>>>,
     /// Bytes of keys and values taken in, replaced ones counted.
     bytes: usize,
+    /// Highest seqno before the checkpoint of anything but a prepare or an abort.
+    visible_before: Seqno,
 }
 
 impl Checkpoint {
-    const fn new(start: u64) -> Self {
-        Self { start, items: Vec::new(), bytes: 0 }
+    const fn new(start: u64, visible_before: Seqno) -> Self {
+        Self { start, items: Vec::new(), bytes: 0, visible_before }
+    }
+
+    /// Highest seqno up to the end of the checkpoint of anything but a prepare or an abort.
+    fn max_visible(&self) -> Seqno {
+        let mut newest_first = self.items.iter().rev().flatten();
+        let visible = newest_first.find(|item| item.kind.is_visible());
+        visible.map_or(self.visible_before, |item| item.seqno)
+    }
+
+    /// Bytes it takes, about.
+    fn footprint(&self) -> usize {
+        self.bytes + self.items.len() * size_of::<Option<Arc<Item>>>()
     }
 
     /// Seqno after the last one.
@@ -48,12 +62,17 @@ impl Checkpoint {
 pub(crate) struct CheckpointLog {
     closed: VecDeque<Checkpoint>,
     open: Checkpoint,
+    /// Bytes of the closed ones.
+    closed_bytes: usize,
+    /// Whether no version is left out (change history).
+    pub(super) is_historical: bool,
 }
 
 impl CheckpointLog {
     /// A log whose first change will be the one after `high_seqno`.
     pub(crate) const fn after(high_seqno: Seqno) -> Self {
-        Self { closed: VecDeque::new(), open: Checkpoint::new(high_seqno.0 + 1) }
+        let open = Checkpoint::new(high_seqno.0 + 1, high_seqno);
+        Self { closed: VecDeque::new(), open, closed_bytes: 0, is_historical: false }
     }
 
     /// Takes in a change above all others, which replaces `replaced`. One that replaces an event of
@@ -64,8 +83,7 @@ impl CheckpointLog {
         {
             self.close_open();
         }
-        let is_event = matches!(item.kind, ItemKind::SystemEvent { .. });
-        if is_event && replaced.is_some_and(|replaced| replaced.0 >= self.open.start) {
+        if replaced.is_some_and(|replaced| self.must_keep(replaced, &item)) {
             self.close_open();
         }
         if let Some(replaced) = replaced
@@ -81,20 +99,57 @@ impl CheckpointLog {
         self.open.items.push(Some(item));
     }
 
+    /// Whether the change at `replaced` has to stay although `item` replaces it: durable writes are
+    /// never left out, nor are events; with history nothing is.
+    fn must_keep(&self, replaced: Seqno, item: &Item) -> bool {
+        let index = replaced.0.checked_sub(self.open.start).map(usize::try_from);
+        let Some(Ok(index)) = index else {
+            return false;
+        };
+        let Some(Some(old)) = self.open.items.get(index) else {
+            return false;
+        };
+        let is_durable =
+            |item: &Item| !item.kind.is_visible() || matches!(item.kind, ItemKind::Commit { .. });
+        let is_event = matches!(item.kind, ItemKind::SystemEvent { .. });
+        is_event || self.is_historical || is_durable(old) || is_durable(item)
+    }
+
     /// Closes the open checkpoint, unless it is empty.
     pub(crate) fn close_open(&mut self) {
         if self.open.items.is_empty() {
             return;
         }
-        let next = Checkpoint::new(self.open.end());
+        let next = Checkpoint::new(self.open.end(), self.open.max_visible());
+        self.closed_bytes += self.open.footprint();
         self.closed.push_back(std::mem::replace(&mut self.open, next));
     }
 
-    /// Drops closed checkpoints that are on disk.
-    pub(crate) fn drop_persisted(&mut self, persisted: Seqno) {
-        while self.closed.front().is_some_and(|checkpoint| checkpoint.end() <= persisted.0 + 1) {
+    /// Drops closed checkpoints that are on disk and that nobody needs: what lies above `needed` is
+    /// kept unless the closed ones take more than `limit` bytes, what lies above `held` unless they
+    /// take four times as much.
+    pub(crate) fn drop_persisted(
+        &mut self,
+        persisted: Seqno,
+        needed: Seqno,
+        held: Seqno,
+        limit: usize,
+    ) {
+        while let Some(oldest) = self.closed.front() {
+            let last = oldest.end() - 1;
+            let is_kept = (last > needed.0 && self.closed_bytes <= limit)
+                || (last > held.0 && self.closed_bytes <= limit.saturating_mul(4));
+            if last > persisted.0 || is_kept {
+                return;
+            }
+            self.closed_bytes -= oldest.footprint();
             self.closed.pop_front();
         }
+    }
+
+    /// Whether any closed checkpoint is held.
+    pub(crate) fn has_closed(&self) -> bool {
+        !self.closed.is_empty()
     }
 
     /// The changes above `after`, replaced ones left out within each checkpoint.
@@ -120,6 +175,8 @@ impl CheckpointLog {
         MemoryRead::Items {
             checkpoint_start: Seqno(checkpoint.start),
             begins_checkpoint: next <= checkpoint.start,
+            is_historical: self.is_historical,
+            max_visible_seqno: checkpoint.max_visible(),
             items: checkpoint.above(after).cloned().collect(),
         }
     }

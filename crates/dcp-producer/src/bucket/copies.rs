@@ -25,6 +25,8 @@ enum Incoming {
         snapshot: Snapshot,
         /// Whether it leaves out versions that later ones of it replace.
         is_thinned: bool,
+        /// Whether it is read from the active copy's disk.
+        from_disk: bool,
     },
     /// A change of it.
     Change(Arc<Item>),
@@ -98,7 +100,10 @@ impl Copy {
             && let Some(incoming) = self.inbox.pop_front()
         {
             match incoming {
-                Incoming::Marker { snapshot, is_thinned } => {
+                Incoming::Marker { snapshot, is_thinned, from_disk } => {
+                    if from_disk && self.vbucket.high_seqno == Seqno::ZERO {
+                        self.vbucket.initial_snapshot_end = snapshot.end;
+                    }
                     self.vbucket.begin_snapshot(snapshot, is_thinned);
                 }
                 Incoming::End(seqno) => self.vbucket.end_snapshot_at(seqno),
@@ -162,14 +167,15 @@ impl Copy {
         loop {
             match active.checkpoints.read(self.fetched) {
                 MemoryRead::UpToDate => return,
-                MemoryRead::Items { items, .. } => self.receive(items),
+                MemoryRead::Items { items, .. } => self.receive(items, false),
                 MemoryRead::NeedsBackfill => {
                     let end = active.persisted_seqno;
                     if end <= self.fetched {
                         return;
                     }
                     self.vbucket.purge_seqno = active.purge_seqno;
-                    self.receive(active.disk.items_above(self.fetched).collect());
+                    self.receive(active.disk.items_above(self.fetched).collect(), true);
+                    self.vbucket.durable.catch_up(&active.durable, end);
                     if self.fetched < end {
                         self.inbox.push_back(Incoming::End(end));
                         self.fetched = end;
@@ -180,7 +186,7 @@ impl Copy {
     }
 
     /// Puts one snapshot into the inbox.
-    fn receive(&mut self, items: Vec<Arc<Item>>) {
+    fn receive(&mut self, items: Vec<Arc<Item>>, from_disk: bool) {
         let (Some(first), Some(last)) = (items.first(), items.last()) else {
             return;
         };
@@ -189,7 +195,7 @@ impl Copy {
         let is_thinned = items.len() as u64 != last.seqno.0 - self.fetched.0;
         self.fetched = last.seqno;
         let snapshot = Snapshot { start, end: last.seqno };
-        self.inbox.push_back(Incoming::Marker { snapshot, is_thinned });
+        self.inbox.push_back(Incoming::Marker { snapshot, is_thinned, from_disk });
         self.waiting += items.len() as u64;
         self.waiting_bytes += items.iter().map(|item| footprint(item)).sum::<usize>();
         self.inbox.extend(items.into_iter().map(Incoming::Change));
@@ -226,7 +232,17 @@ impl Copies {
 
     /// Index of the active copy if its node runs.
     pub(super) fn active(&self) -> Option<usize> {
-        self.0.first().filter(|copy| copy.is_up).map(|_| 0)
+        let is_active = |copy: &&Copy| copy.is_up && copy.vbucket.state == VBucketState::Active;
+        self.0.first().filter(is_active).map(|_| 0)
+    }
+
+    /// Changes the state of the active copy; `false` if there is none on a node that runs.
+    pub(crate) fn set_state(&mut self, state: VBucketState) -> bool {
+        let Some(copy) = self.0.first_mut().filter(|copy| copy.is_up) else {
+            return false;
+        };
+        copy.vbucket.set_state(state);
+        true
     }
 
     /// Index of the copy on a node.

@@ -108,6 +108,7 @@ impl VBucket {
             });
         }
         self.check_collection(write.key)?;
+        self.check_not_prepared(write.key)?;
         let previous = self.newest_now(now, write.key);
         let live = previous.as_ref().filter(|item| item.kind == ItemKind::Mutation);
         match live {
@@ -152,6 +153,7 @@ impl VBucket {
     ) -> Result<Written, DocumentError> {
         check_key(key)?;
         self.check_collection(key)?;
+        self.check_not_prepared(key)?;
         let item = self.live(now, key).ok_or(DocumentError::NotFound)?;
         if cas != Cas(0) && cas != item.cas {
             return Err(DocumentError::CasMismatch(cas));
@@ -168,6 +170,7 @@ impl VBucket {
     ) -> Result<Arc<Item>, DocumentError> {
         check_key(key)?;
         self.check_collection(key)?;
+        self.check_not_prepared(key)?;
         let item = self.live(now, key).ok_or(DocumentError::NotFound)?;
         let expiry = self.limited_expiry(now, key, expiry);
         if item.expiry == expiry {
@@ -193,6 +196,7 @@ impl VBucket {
             });
         }
         self.check_collection(write.key)?;
+        self.check_not_prepared(write.key)?;
         let previous = self.newest_now(now, write.key);
         let live = previous.as_ref().filter(|item| item.kind == ItemKind::Mutation);
         match live {
@@ -269,7 +273,7 @@ impl VBucket {
         if expiry == 0 { latest } else { expiry.min(latest) }
     }
 
-    fn check_collection(&self, key: DocKey<'_>) -> Result<(), DocumentError> {
+    pub(super) fn check_collection(&self, key: DocKey<'_>) -> Result<(), DocumentError> {
         if self.collections.contains(key.collection_id) {
             return Ok(());
         }

@@ -13,6 +13,8 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Identity<'a> {
     Document(CollectionId, &'a [u8]),
+    /// The durable write of a document, prepared or aborted.
+    Prepared(CollectionId, &'a [u8]),
     Collection(CollectionId),
     /// What a collection was changed to, which leaves its creation in place.
     Modification(CollectionId),
@@ -27,6 +29,9 @@ impl<'a> Identity<'a> {
                 SystemEventId::MODIFY_COLLECTION => Self::Modification(item.collection_id),
                 _ => Self::Collection(item.collection_id),
             },
+            ItemKind::Prepare { .. } | ItemKind::Abort { .. } => {
+                Self::Prepared(item.collection_id, &item.key)
+            }
             _ => Self::Document(item.collection_id, &item.key),
         }
     }

@@ -56,6 +56,15 @@ impl History {
         }
     }
 
+    /// The versions above `after` and up to `end` that were replaced since, in seqno order.
+    pub(crate) fn replaced_above(&self, after: Seqno, end: Seqno) -> Vec<Arc<Item>> {
+        let items = self.versions.iter().map(|version| &version.item);
+        let mut items: Vec<_> =
+            items.filter(|item| after < item.seqno && item.seqno <= end).cloned().collect();
+        items.sort_unstable_by_key(|item| item.seqno);
+        items
+    }
+
     /// Forgets how things were below `seqno`.
     pub(crate) fn forget_below(&mut self, seqno: Seqno) {
         self.floor = self.floor.max(seqno);

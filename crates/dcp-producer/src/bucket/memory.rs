@@ -9,11 +9,28 @@ use crate::DocumentError;
 pub(crate) struct MemoryUse {
     used: AtomicUsize,
     quota: usize,
+    /// Bytes that the closed checkpoints of one vBucket may take for streams that are behind.
+    checkpoint_limit: usize,
 }
 
 impl MemoryUse {
-    pub(crate) const fn new(quota: usize) -> Self {
-        Self { used: AtomicUsize::new(0), quota }
+    /// Parts of the quota that checkpoints may take.
+    const CHECKPOINT_PART: usize = 4;
+
+    pub(crate) fn new(quota: usize, vbuckets: u16) -> Self {
+        let checkpoint_limit = quota / Self::CHECKPOINT_PART / usize::from(vbuckets.max(1));
+        Self { used: AtomicUsize::new(0), quota, checkpoint_limit }
+    }
+
+    /// Bytes that the closed checkpoints of one vBucket may take for streams that are behind.
+    pub(crate) const fn checkpoint_limit(&self) -> usize {
+        self.checkpoint_limit
+    }
+
+    /// How much of the quota is used, in percent.
+    pub(crate) fn used_percent(&self) -> u8 {
+        let percent = self.used() as u128 * 100 / self.quota.max(1) as u128;
+        u8::try_from(percent).unwrap_or(u8::MAX)
     }
 
     pub(crate) fn used(&self) -> usize {

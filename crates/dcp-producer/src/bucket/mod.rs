@@ -7,8 +7,10 @@ mod checkpoint_log;
 mod clock;
 mod collections;
 mod copies;
+mod cursors;
 mod disk_image;
 mod document;
+mod durable;
 mod hash_table;
 mod history;
 mod manifest;
@@ -19,7 +21,7 @@ mod vbucket;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use dcp_proto::producer::{Item, ItemKind};
+use dcp_proto::producer::{Item, ItemKind, VBucketState};
 use dcp_proto::topology::vbucket_of_key;
 use dcp_wire::{Datatype, Seqno, Vbid, Vbuuid, xattr};
 
@@ -41,6 +43,7 @@ pub(crate) struct Bucket {
     changes: Changes,
     history_bytes: usize,
     is_ephemeral: bool,
+    keeps_history: bool,
 }
 
 impl Bucket {
@@ -48,11 +51,21 @@ impl Bucket {
     pub(crate) fn new(count: u16, memory_quota: usize, history_bytes: usize) -> Self {
         Self {
             vbuckets: (0..count).map(|_| Mutex::default()).collect(),
-            memory: Arc::new(MemoryUse::new(memory_quota)),
+            memory: Arc::new(MemoryUse::new(memory_quota, count)),
             changes: Changes::new(count),
             history_bytes: history_bytes / usize::from(count.max(1)),
             is_ephemeral: false,
+            keeps_history: false,
         }
+    }
+
+    /// The same bucket, keeping every version of its documents for clients that want them.
+    pub(crate) fn with_history(self) -> Self {
+        Self { keeps_history: true, ..self }
+    }
+
+    pub(crate) const fn keeps_history(&self) -> bool {
+        self.keeps_history
     }
 
     /// The same bucket without a disk.
@@ -171,6 +184,12 @@ impl Bucket {
         Some(result)
     }
 
+    /// Makes a node's copy a dead one: its vBucket was handed over to another server.
+    pub(crate) fn retire(&self, node: usize, vbid: Vbid) {
+        self.with_on(node, vbid, |vbucket| vbucket.set_state(VBucketState::Dead));
+        self.changes.announce(vbid);
+    }
+
     /// Nodes of the copies of each vBucket, the active one's first.
     pub(crate) fn chains(&self) -> Vec<Vec<usize>> {
         self.vbids().map(|vbid| self.nodes_of(vbid)).collect()
@@ -186,6 +205,7 @@ impl Bucket {
         let memory = Arc::clone(&self.memory);
         let mut vbucket = VBucket::new(vbid, random_vbuuid(), self.history_bytes, memory);
         vbucket.settings.is_ephemeral = self.is_ephemeral;
+        vbucket.keep_history(self.keeps_history);
         Copy::new(node, vbucket)
     }
 

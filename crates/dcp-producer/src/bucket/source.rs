@@ -1,9 +1,10 @@
 //! A vBucket as the DCP machines see it.
 
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
 
 use dcp_proto::producer::{
-    Backfill, DiskShare, FailoverTable, ItemKind, MemoryRead, VBucketSource, VBucketState,
+    Backfill, Cursor, DiskShare, DurableSeqnos, FailoverTable, Item, ItemKind, MemoryRead,
+    VBucketSource, VBucketState,
 };
 use dcp_wire::{CollectionId, Seqno};
 
@@ -79,15 +80,60 @@ impl VBucketSource for VBucketGuard<'_> {
     }
 
     fn open_backfill(&self, after: Seqno) -> Backfill {
+        let items = self.disk.items_above(after);
+        let persisted = self.persisted_seqno;
+        let is_default = |item: &Item| {
+            item.collection_id == CollectionId::DEFAULT
+                && !matches!(item.kind, ItemKind::SystemEvent { .. })
+        };
+        let default_end_seqno =
+            self.disk.last_seqno_where(|item| item.kind.is_visible() && is_default(item));
+        let high_completed = self.durable.high_completed(persisted);
         Backfill {
-            end_seqno: self.persisted_seqno,
-            default_end_seqno: self.disk.last_seqno_where(|item| {
-                item.collection_id == CollectionId::DEFAULT
-                    && !matches!(item.kind, ItemKind::SystemEvent { .. })
-            }),
+            end_seqno: persisted,
+            default_end_seqno,
+            default_high_seqno: self.disk.last_seqno_where(is_default),
             purge_seqno: self.purge_seqno,
-            items: Box::new(self.disk.items_above(after).map(Ok)),
+            durable: DurableSeqnos {
+                max_visible: self.disk.last_seqno_where(|item| item.kind.is_visible()),
+                high_completed,
+                high_prepared: self.durable.high_prepared().min(persisted),
+            },
+            items: if self.durable.is_unused() {
+                Box::new(items.map(Ok))
+            } else {
+                // What became of a completed write is told by what it left behind.
+                let is_left = move |item: &Arc<Item>| {
+                    item.seqno > high_completed || !matches!(item.kind, ItemKind::Prepare { .. })
+                };
+                Box::new(items.filter(is_left).map(Ok))
+            },
         }
+    }
+
+    fn history_start(&self) -> Option<Seqno> {
+        VBucket::history_start(self)
+    }
+
+    fn open_history(&self, after: Seqno) -> Backfill {
+        let image = self.open_backfill(after);
+        let mut replaced =
+            self.history.replaced_above(after, image.end_seqno).into_iter().peekable();
+        let mut newest = image.items.peekable();
+        let merged = core::iter::from_fn(move || match (replaced.peek(), newest.peek()) {
+            (Some(old), Some(Ok(new))) if old.seqno < new.seqno => replaced.next().map(Ok),
+            (Some(_), None) => replaced.next().map(Ok),
+            _ => newest.next(),
+        });
+        Backfill { items: Box::new(merged), ..image }
+    }
+
+    fn register_cursor(&self, cursor: &Arc<Cursor>) {
+        self.cursors.register(cursor);
+    }
+
+    fn is_receiving_initial_snapshot(&self) -> bool {
+        self.state == VBucketState::Replica && self.high_seqno < self.initial_snapshot_end
     }
 
     fn open_key_order_backfill(&self, collections: &[CollectionId]) -> Option<Backfill> {

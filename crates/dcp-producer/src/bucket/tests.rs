@@ -54,7 +54,7 @@ fn set(bucket: &Bucket, key: &[u8]) {
 
 fn seqnos(read: MemoryRead) -> Option<(u64, bool, Vec<u64>)> {
     match read {
-        MemoryRead::Items { checkpoint_start, begins_checkpoint, items } => {
+        MemoryRead::Items { checkpoint_start, begins_checkpoint, items, .. } => {
             let seqnos = items.iter().map(|item| item.seqno.0).collect();
             Some((checkpoint_start.0, begins_checkpoint, seqnos))
         }

@@ -11,7 +11,9 @@ use dcp_wire::{Cas, CollectionId, DocKey, Seqno, Vbid, Vbuuid};
 use super::checkpoint_log::CheckpointLog;
 use super::clock::{HybridClock, Now};
 use super::collections::{Dropped, VBucketCollections};
+use super::cursors::Cursors;
 use super::disk_image::DiskImage;
+use super::durable::{DurableWrites, newest_version};
 use super::footprint;
 use super::hash_table::{Identity, ItemTable};
 use super::history::History;
@@ -45,6 +47,11 @@ pub(crate) struct VBucket {
     /// Snapshot the newest persisted change lies in.
     persisted_snapshot: Snapshot,
     pub(super) collections: VBucketCollections,
+    pub(super) durable: DurableWrites,
+    /// Where the streams stand.
+    pub(super) cursors: Cursors,
+    /// End of the first snapshot from disk that a replica is receiving.
+    pub(super) initial_snapshot_end: Seqno,
     /// Highest rev seqno of a purged tombstone: keys never seen start above it.
     max_purged_rev: u64,
     live: LiveCounts,
@@ -63,6 +70,8 @@ pub(crate) struct CopySettings {
     pub(crate) is_ephemeral: bool,
     /// Nothing is persisted until this is lifted.
     pub(crate) holds_persistence: bool,
+    /// Every version is kept, as far as the room for overwritten ones goes.
+    pub(crate) keeps_history: bool,
 }
 
 /// What the live documents of a vBucket amount to.
@@ -109,6 +118,9 @@ impl VBucket {
             thinned: Vec::new(),
             persisted_snapshot: NOTHING,
             collections: VBucketCollections::default(),
+            durable: DurableWrites::default(),
+            cursors: Cursors::default(),
+            initial_snapshot_end: Seqno::ZERO,
             max_purged_rev: 0,
             live: LiveCounts::default(),
             memory,
@@ -173,8 +185,10 @@ impl VBucket {
         let seqno = item.seqno;
         self.high_seqno = seqno;
         let dropped = self.collections.note(&item);
-        self.count(&item, true);
-        let previous = self.table.replace(Arc::clone(&item));
+        self.durable.note(&item);
+        let newest = newest_version(&item);
+        self.count(&newest, true);
+        let previous = self.table.replace(newest);
         self.checkpoints.push(item, previous.as_ref().map(|previous| previous.seqno));
         if let Some(previous) = previous {
             self.count(&previous, false);
@@ -268,21 +282,50 @@ impl VBucket {
                 self.disk.remove(slot.persisted);
             }
             slot.persisted = item.seqno;
-            self.disk.push(Arc::clone(item));
+            self.disk.push(Arc::clone(&slot.newest));
         }
         self.persisted_seqno = self.high_seqno;
         self.persisted_snapshot = match self.state {
             VBucketState::Active => Snapshot { start: self.high_seqno, end: self.high_seqno },
             _ => self.snapshot,
         };
-        self.checkpoints.drop_persisted(self.persisted_seqno);
+        self.free_checkpoints();
+    }
+
+    /// Lets closed checkpoints go that are on disk and that every stream has read, or that there is
+    /// no room for.
+    fn free_checkpoints(&mut self) {
+        if !self.checkpoints.has_closed() {
+            return;
+        }
+        let (needed, held) = (self.cursors.slowest(false), self.cursors.slowest(true));
+        let limit = self.memory.checkpoint_limit();
+        self.checkpoints.drop_persisted(self.persisted_seqno, needed, held, limit);
+    }
+
+    /// Empties the memory, of everything up to `seqno`.
+    fn forget_checkpoints(&mut self, seqno: Seqno) {
+        self.checkpoints = CheckpointLog::after(seqno);
+        self.checkpoints.is_historical = self.settings.keeps_history;
+    }
+
+    /// Makes the copy keep every version, or not.
+    pub(super) fn keep_history(&mut self, keep: bool) {
+        self.settings.keeps_history = keep;
+        self.checkpoints.is_historical = keep;
+    }
+
+    /// First seqno from which on every version is kept; `None` if that is not wanted.
+    pub(super) fn history_start(&self) -> Option<Seqno> {
+        let first = Seqno(self.history.floor().0 + 1);
+        self.settings.keeps_history.then_some(first)
     }
 
     /// Persists everything and lets it leave memory, so that a stream from 0 is read from disk.
     pub(crate) fn persist_and_evict(&mut self) {
         self.persist();
         self.checkpoints.close_open();
-        self.checkpoints.drop_persisted(self.persisted_seqno);
+        self.checkpoints.drop_persisted(self.persisted_seqno, Seqno::MAX, Seqno::MAX, 0);
     }
 
     /// Changes the state, which is the beginning of another life.
@@ -339,7 +382,7 @@ impl VBucket {
         self.high_seqno = seqno;
         self.snapshot.end = seqno;
         self.flush();
-        self.checkpoints = CheckpointLog::after(seqno);
+        self.forget_checkpoints(seqno);
     }
 
     /// The last seqno up to `to` whose state can be restored as far as snapshots that left
@@ -432,7 +475,7 @@ impl VBucket {
         if self.persisted_seqno != self.high_seqno {
             self.flush();
         }
-        self.checkpoints = CheckpointLog::after(self.high_seqno);
+        self.forget_checkpoints(self.high_seqno);
         self.begin_life();
     }
 
@@ -447,17 +490,19 @@ impl VBucket {
             clock: self.clock,
             ..Self::new(self.vbid, vbuuid, self.history.max_bytes(), memory)
         };
+        self.keep_history(self.settings.keeps_history);
     }
 
     /// Begins anew at `to`, which table and disk are at already.
     fn stand_at(&mut self, to: Seqno) {
         self.begin_life();
-        self.checkpoints = CheckpointLog::after(to);
+        self.forget_checkpoints(to);
         self.high_seqno = to;
         self.persisted_seqno = to;
         self.snapshot = Snapshot { start: to, end: to };
         self.persisted_snapshot = self.snapshot;
         self.collections = VBucketCollections::of(self.table.iter().map(|slot| &*slot.newest));
+        self.durable.go_back(to, self.table.iter().map(|slot| &*slot.newest));
     }
 
     /// Makes the disk hold exactly the newest versions.

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
 use bytes::Bytes;
-use dcp_proto::producer::{BucketSource, ConnectionConfig};
+use dcp_proto::producer::{BucketSource, ConnectionConfig, MemoryPressure, Privilege};
 use dcp_wire::message::ConfigVersion;
 use dcp_wire::{CollectionId, ManifestUid, ScopeId, Vbid};
 use tokio::sync::watch;
@@ -59,6 +59,8 @@ pub(crate) struct Cluster {
     bucket_life: RwLock<CancellationToken>,
     /// What new DCP connections are served with.
     dcp_config: RwLock<ConnectionConfig>,
+    /// Privileges the user does not have.
+    revoked: RwLock<Vec<Privilege>>,
 }
 
 impl Cluster {
@@ -93,6 +95,7 @@ impl Cluster {
             version: watch::Sender::new(version),
             bucket_life: RwLock::default(),
             dcp_config: RwLock::new(dcp_config),
+            revoked: RwLock::default(),
         };
         let map_node = |&addresses| MapNode { addresses, is_member: true };
         let nodes: Vec<_> = nodes.iter().map(map_node).collect();
@@ -162,6 +165,11 @@ impl Cluster {
         *self.dcp_config.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Changes which privileges the user does not have.
+    pub(crate) fn change_privileges(&self, change: impl FnOnce(&mut Vec<Privilege>)) {
+        change(&mut self.revoked.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
     pub(crate) fn set_dcp_config(&self, config: ConnectionConfig) {
         *self.dcp_config.write().unwrap_or_else(PoisonError::into_inner) = config;
     }
@@ -206,5 +214,37 @@ impl BucketSource for NodeBucket<'_> {
     fn scope_collections(&self, scope: ScopeId) -> Option<Vec<CollectionId>> {
         let scope = self.map.manifest.scope(scope)?;
         Some(scope.collections.iter().map(|collection| collection.id).collect())
+    }
+
+    fn has_privilege(&self, privilege: Privilege) -> bool {
+        let revoked = self.cluster.revoked.read().unwrap_or_else(PoisonError::into_inner);
+        !revoked.contains(&privilege)
+    }
+
+    fn is_warming_up(&self) -> bool {
+        // A node that comes back has everything at once.
+        false
+    }
+
+    fn memory_pressure(&self) -> MemoryPressure {
+        /// Percentage of the quota from which on backfills are put off.
+        const HIGH: u8 = 96;
+        match self.cluster.bucket.memory().used_percent() {
+            100.. => MemoryPressure::Full,
+            HIGH.. => MemoryPressure::High,
+            _ => MemoryPressure::None,
+        }
+    }
+
+    fn disk_usage_percent(&self) -> u8 {
+        self.cluster.bucket.memory().used_percent()
+    }
+
+    fn keeps_history(&self) -> bool {
+        self.cluster.bucket.keeps_history()
+    }
+
+    fn retire(&self, vbid: Vbid) {
+        self.cluster.bucket.retire(self.node, vbid);
     }
 }

@@ -47,6 +47,8 @@ impl From<DocumentError> for Failure {
             DocumentError::Exists | DocumentError::CasMismatch(_) => {
                 Self::Status(Status::KEY_EEXISTS)
             }
+            DocumentError::SyncWriteInProgress => Self::Status(Status::SYNC_WRITE_IN_PROGRESS),
+            DocumentError::NotPrepared => Self::Status(Status::EINVAL),
             DocumentError::InvalidKey { .. } => Self::Invalid("the key is empty or too long"),
             DocumentError::ValueTooLarge { .. } => Self::Status(Status::E2BIG),
             DocumentError::InvalidValue => Self::Invalid("the value is not what its datatype says"),

@@ -17,7 +17,7 @@ use super::settings::Settings;
 use super::shape::Scratch;
 use super::streams::Streams;
 use super::window::Window;
-use super::{BucketSource, ConnectionConfig, Disconnect, Features};
+use super::{BucketSource, ConnectionConfig, Disconnect, Features, Privilege};
 
 /// Bytes a stream writes before the next one has its turn: enough to make a turn cheap, little
 /// enough that no stream waits long behind the others.
@@ -61,6 +61,8 @@ pub(super) struct Opened {
     noop: Noop,
     pub(super) streams: Streams,
     scratch: Scratch,
+    /// When backfills that make no progress were last looked for; `None` without streams.
+    looked_for_slow_streams: Option<Instant>,
 }
 
 impl Connection {
@@ -129,7 +131,7 @@ impl Connection {
         match frame.header.magic {
             Magic::CLIENT_REQUEST | Magic::ALT_CLIENT_REQUEST => {}
             Magic::CLIENT_RESPONSE | Magic::ALT_CLIENT_RESPONSE => {
-                return self.handle_response(frame);
+                return self.handle_response(frame, source);
             }
             _ => return Err(Disconnect::UnexpectedRequest(opcode)),
         }
@@ -144,9 +146,22 @@ impl Connection {
         refuse(frame, &outcome, cluster_map.as_deref(), features, out)
     }
 
-    fn handle_response(&mut self, response: &Frame<'_>) -> Result<(), Disconnect> {
+    fn handle_response<S: BucketSource>(
+        &mut self,
+        response: &Frame<'_>,
+        source: Option<&S>,
+    ) -> Result<(), Disconnect> {
         match &mut self.opened {
-            Some(opened) => handle_response(response, &opened.settings, &mut opened.noop),
+            Some(opened) => {
+                if let Some(source) = source {
+                    opened.streams.acknowledged(
+                        response.header.opcode,
+                        response.header.opaque,
+                        source,
+                    );
+                }
+                handle_response(response, &opened.settings, &mut opened.noop)
+            }
             None => Err(Disconnect::UnexpectedResponse {
                 opcode: response.header.opcode,
                 status: response.header.status(),
@@ -170,7 +185,7 @@ impl Connection {
             return Ok(Err(Refusal::Status(Status::NOT_SUPPORTED)));
         }
         if request.header.opcode == Opcode::DCP_OPEN {
-            return match self.handle_open(now, request, source.is_some()) {
+            return match self.handle_open(now, request, source) {
                 Ok(()) => succeed(request, out).map(Ok),
                 Err(refusal) => Ok(Err(refusal)),
             };
@@ -190,27 +205,34 @@ impl Connection {
         }
     }
 
-    fn handle_open(
+    fn handle_open<S: BucketSource>(
         &mut self,
         now: Instant,
         request: &Frame<'_>,
-        has_bucket: bool,
+        source: Option<&S>,
     ) -> Result<(), Refusal> {
         let (open, role) = check_open(request)?;
         if self.opened.is_some() {
             return Err(Refusal::invalid("the connection is already opened for DCP"));
         }
-        if !has_bucket {
+        let Some(source) = source else {
             return Err(Refusal::Status(Status::NO_BUCKET));
+        };
+        if !source.has_privilege(Privilege::Produce) {
+            return Err(Refusal::Status(Status::EACCESS));
+        }
+        if role == Role::Consumer && source.is_warming_up() {
+            return Err(Refusal::Status(Status::ETMPFAIL));
         }
         self.opened = Some(Opened {
             name: open.name.to_vec(),
             role,
-            settings: Settings::new(open.flags),
+            settings: Settings::new(open.flags, open.name),
             window: Window::default(),
             noop: Noop::new(now),
             streams: Streams::default(),
             scratch: Scratch::default(),
+            looked_for_slow_streams: None,
         });
         Ok(())
     }
@@ -244,6 +266,7 @@ impl Connection {
         };
         let before = out.len();
         opened.write_noop(now, out);
+        opened.end_slow_streams(now, &self.config, source);
         let limit = before.saturating_add(budget);
         let mut more = false;
         for turn in 0.. {
@@ -256,7 +279,7 @@ impl Connection {
             }
             let limit = out.len().saturating_add(TURN).min(limit);
             let Opened { streams, window, scratch, .. } = &mut *opened;
-            streams.take_turn(source, &mut Outlet::new(out, window, scratch, limit));
+            streams.take_turn(source, &mut Outlet::new(out, window, scratch, limit, now));
         }
         Transmit { written: out.len() - before, more }
     }
@@ -265,10 +288,13 @@ impl Connection {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let opened = self.opened.as_ref()?;
+        let looked = opened.looked_for_slow_streams;
+        let slow = looked.and_then(|at| at.checked_add(self.config.backfill_idle_limit / 4));
         if !opened.settings.noop_enabled {
-            return None;
+            return slow;
         }
-        opened.noop.deadline(opened.settings.noop_interval, self.config.idle_timeout)
+        let noop = opened.noop.deadline(opened.settings.noop_interval, self.config.idle_timeout);
+        [noop, slow].into_iter().flatten().min()
     }
 
     /// Lets time pass. A noop that is due is written by the next
@@ -295,6 +321,29 @@ impl Connection {
 }
 
 impl Opened {
+    /// Ends streams whose backfill has made no progress for too long while the disk is nearly full:
+    /// what they hold open keeps it from being cleaned up.
+    fn end_slow_streams<S: BucketSource>(
+        &mut self,
+        now: Instant,
+        config: &ConnectionConfig,
+        source: &S,
+    ) {
+        if self.streams.is_empty() {
+            self.looked_for_slow_streams = None;
+            return;
+        }
+        let looked = *self.looked_for_slow_streams.get_or_insert(now);
+        let limit = config.backfill_idle_limit;
+        if now.saturating_duration_since(looked) < limit / 4 {
+            return;
+        }
+        self.looked_for_slow_streams = Some(now);
+        if source.disk_usage_percent() >= config.backfill_idle_disk_percent {
+            self.streams.end_stuck(now, limit);
+        }
+    }
+
     fn write_noop(&mut self, now: Instant, out: &mut BytesMut) {
         if !self.settings.noop_enabled {
             return;

@@ -25,12 +25,14 @@ impl Settings {
     /// Applies one control; a refused one changes nothing.
     ///
     /// EINVAL for unknown keys and values is how clients probe for features, so what is not
-    /// supported (change streams) is refused the way servers without it do.
+    /// supported (change streams of a storage without history) is refused the way servers without it
+    /// do.
     pub(super) fn apply(
         &mut self,
         control: &Control<'_>,
         features: Features,
         config: &ConnectionConfig,
+        keeps_history: bool,
     ) -> Result<(), Refusal> {
         const INVALID: Refusal = Refusal::Status(Status::EINVAL);
         const UNSUPPORTED: Refusal = Refusal::Status(Status::NOT_SUPPORTED);
@@ -55,9 +57,11 @@ impl Settings {
             (Control::SET_NOOP_INTERVAL, seconds) => {
                 self.noop_interval = noop_interval(seconds, config).ok_or(INVALID)?;
             }
-            // Streams take turns whatever their priority, and are never dropped from memory.
+            ("supports_cursor_dropping" | "supports_cursor_dropping_vulcan", on) => {
+                self.cursor_dropping = on == "true";
+            }
+            // Streams take turns whatever their priority.
             ("set_priority", "high" | "medium" | "low")
-            | ("supports_cursor_dropping" | "supports_cursor_dropping_vulcan", _)
             // Backfills are read while they are sent, in turns as well.
             | ("backfill_order", "round-robin" | "sequential") => {}
             (Control::ENABLE_OUT_OF_ORDER_SNAPSHOTS, "true") => {
@@ -106,7 +110,8 @@ impl Settings {
             }
             (Control::MAX_MARKER_VERSION, "2.2") => self.purge_seqno_markers = true,
             (Control::FLATBUFFERS_SYSTEM_EVENTS, "true") => self.flatbuffers_events = true,
-            ("change_streams", "true") => return Err(UNSUPPORTED),
+            ("change_streams", "true") if !keeps_history => return Err(UNSUPPORTED),
+            ("change_streams", "true") => self.change_streams = true,
             _ => return Err(INVALID),
         }
         Ok(())

@@ -6,7 +6,7 @@ use rustc_hash::FxHashSet;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use super::{BucketSource, Item, ItemKind, VBucketSource};
+use super::{BucketSource, Item, ItemKind, Privilege, VBucketSource};
 
 /// Why the JSON value of a stream request is refused.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -126,6 +126,16 @@ pub(super) struct Filter {
     /// Whether the client can be told that a collection was modified, for which there is no form
     /// but FlatBuffers.
     tells_modifications: bool,
+    view: View,
+}
+
+/// What a client wants of what its filter lets through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct View {
+    /// Durable writes as they happen, and not just what they amount to.
+    pub(super) sync_writes: bool,
+    /// No deletions: the client has nothing they could remove yet.
+    pub(super) skips_deletions: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,6 +188,16 @@ impl Filter {
         Ok(Self::from(Rule::DefaultDocuments))
     }
 
+    /// What the client wants of what passes.
+    pub(super) const fn view(&self) -> View {
+        self.view
+    }
+
+    /// The same, to change it.
+    pub(super) const fn view_mut(&mut self) -> &mut View {
+        &mut self.view
+    }
+
     /// Whether the client knows of collections.
     pub(super) const fn is_collection_aware(&self) -> bool {
         !matches!(self.rule, Rule::DefaultDocuments)
@@ -196,6 +216,16 @@ impl Filter {
             Rule::Collections(ids) | Rule::Scope { collections: ids, .. } => {
                 Some(ids.iter().copied().collect())
             }
+        }
+    }
+
+    /// Whether the client's user may read what passes.
+    pub(super) fn may_be_read<S: BucketSource>(&self, source: &S) -> bool {
+        match self.collections() {
+            None => source.has_privilege(Privilege::StreamBucket),
+            Some(collections) => collections
+                .into_iter()
+                .all(|collection| source.has_privilege(Privilege::StreamCollection(collection))),
         }
     }
 
@@ -224,7 +254,7 @@ impl Filter {
             ItemKind::SystemEvent { id, scope_id, .. } => {
                 self.check_event(id, scope_id, item.collection_id)
             }
-            ItemKind::Mutation | ItemKind::Deletion | ItemKind::Expiration => {
+            _ => {
                 let passes = match &self.rule {
                     Rule::PassThrough => true,
                     Rule::DefaultDocuments => item.collection_id == CollectionId::DEFAULT,
@@ -232,8 +262,22 @@ impl Filter {
                         ids.contains(&item.collection_id)
                     }
                 };
-                if passes && !self.exhausted { Passage::Passes } else { Passage::Foreign }
+                if passes && !self.exhausted { self.look(item) } else { Passage::Foreign }
             }
+        }
+    }
+
+    /// What a client makes of a document that is the stream's.
+    const fn look(&self, item: &Item) -> Passage {
+        match item.kind {
+            ItemKind::Prepare { .. } | ItemKind::Abort { .. } if !self.view.sync_writes => {
+                // Without collections there is no message that could tell.
+                if self.is_collection_aware() { Passage::Hidden } else { Passage::Foreign }
+            }
+            ItemKind::Deletion | ItemKind::Expiration if self.view.skips_deletions => {
+                Passage::Hidden
+            }
+            _ => Passage::Passes,
         }
     }
 
@@ -282,6 +326,6 @@ impl Filter {
 impl From<Rule> for Filter {
     fn from(rule: Rule) -> Self {
         let exhausted = matches!(&rule, Rule::Collections(ids) if ids.is_empty());
-        Self { rule, exhausted, tells_modifications: false }
+        Self { rule, exhausted, tells_modifications: false, view: View::default() }
     }
 }

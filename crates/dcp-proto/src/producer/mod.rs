@@ -9,9 +9,6 @@
 //! * [`rollback`]: whether a client may go on from where it stands, with the reason;
 //! * [`Explanation`]: that answer in a sentence, with the numbers it rests on;
 //! * one stream machine per stream turns disk images and memory checkpoints into snapshots.
-//!
-//! Storage of durable writes, change history and handing a vBucket over are not there; clients
-//! that ask are answered as by a server without them.
 
 mod connection;
 mod control;
@@ -27,6 +24,7 @@ mod refusal;
 mod reply;
 mod requests;
 pub mod rollback;
+mod sending;
 mod settings;
 mod shape;
 mod snapshot;
@@ -34,6 +32,7 @@ mod source;
 mod stream;
 mod stream_request;
 mod streams;
+mod takeover;
 mod window;
 
 pub use connection::{Connection, Transmit};
@@ -42,6 +41,6 @@ pub use explanation::Explanation;
 pub use failover_table::{FailoverTable, PrunedToZero};
 pub use settings::{ConnectionConfig, Features, OsoBackfill};
 pub use source::{
-    Backfill, BackfillFailed, BucketSource, DiskShare, Item, ItemKind, MemoryRead, VBucketSource,
-    VBucketState,
+    Backfill, BackfillFailed, BucketSource, Cursor, DiskShare, DurableSeqnos, Item, ItemKind,
+    MemoryPressure, MemoryRead, Privilege, VBucketSource, VBucketState,
 };

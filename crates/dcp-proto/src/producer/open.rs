@@ -24,7 +24,8 @@ const KNOWN_FLAGS: OpenFlags = OpenFlags::PRODUCER
     .union(OpenFlags::NO_VALUE)
     .union(OpenFlags::INCLUDE_DELETE_TIMES)
     .union(OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE)
-    .union(OpenFlags::INCLUDE_DELETED_USER_XATTRS);
+    .union(OpenFlags::INCLUDE_DELETED_USER_XATTRS)
+    .union(OpenFlags::SKIP_DELETES_IN_INITIAL_BACKFILL);
 
 /// Checks a DCP_OPEN on its own, in the server's order.
 pub(super) fn check_open<'a>(frame: &Frame<'a>) -> Result<(Open<'a>, Role), Refusal> {
@@ -36,6 +37,11 @@ pub(super) fn check_open<'a>(frame: &Frame<'a>) -> Result<(Open<'a>, Role), Refu
     let unknown = flags.difference(KNOWN_FLAGS);
     if !unknown.is_empty() {
         return Err(Refusal::UnknownFlags(unknown.bits()));
+    }
+    if flags.contains(OpenFlags::SKIP_DELETES_IN_INITIAL_BACKFILL)
+        && !flags.contains(OpenFlags::PRODUCER)
+    {
+        return Err(Refusal::invalid("only a producer can skip deletes"));
     }
     if flags.contains(OpenFlags::NO_VALUE | OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE) {
         return Err(Refusal::invalid("no-value flags exclude each other"));

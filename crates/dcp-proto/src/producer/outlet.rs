@@ -1,5 +1,7 @@
 //! Where streams put their messages.
 
+use std::time::Instant;
+
 use bytes::BytesMut;
 use dcp_wire::{EncodeError, Header};
 
@@ -15,6 +17,7 @@ pub(super) struct Outlet<'a> {
     scratch: &'a mut Scratch,
     /// Length of the output at which the next message has to wait.
     limit: usize,
+    now: Instant,
 }
 
 impl<'a> Outlet<'a> {
@@ -23,8 +26,14 @@ impl<'a> Outlet<'a> {
         window: &'a mut Window,
         scratch: &'a mut Scratch,
         limit: usize,
+        now: Instant,
     ) -> Self {
-        Self { out, window, scratch, limit }
+        Self { out, window, scratch, limit, now }
+    }
+
+    /// The present moment.
+    pub(super) const fn now(&self) -> Instant {
+        self.now
     }
 
     /// Whether another message may be written. Its size does not matter, so the limit is

@@ -158,7 +158,8 @@ impl<S: BucketSource> Handler<'_, S> {
         let control = Control::decode(self.request)?;
         self.raw_datatype()?;
         let Opened { settings, window, .. } = &mut *self.opened;
-        settings.apply(&control, self.features, self.config)?;
+        let keeps_history = self.source.keeps_history();
+        settings.apply(&control, self.features, self.config, keeps_history)?;
         window.resize(settings.buffer_size);
         Ok(Vec::new())
     }
@@ -171,7 +172,7 @@ impl<S: BucketSource> Handler<'_, S> {
         Ok(())
     }
 
-    /// Replicas acknowledge prepares; none are ever sent, so there is nothing to do.
+    /// Replicas acknowledge prepares; whoever holds the bucket commits them, so nothing follows.
     fn seqno_ack(&self) -> Result<(), Refusal> {
         if self.request.extras.len() != 8 || !self.request.key.is_empty() {
             return Err(Refusal::invalid("seqno acknowledgement"));

@@ -48,6 +48,11 @@ pub struct ConnectionConfig {
     pub oso_backfill: OsoBackfill,
     /// Most collections a filter may name for such a backfill.
     pub oso_max_collections: usize,
+    /// How long a backfill may send nothing while the disk is nearly full before its stream ends
+    /// with "slow".
+    pub backfill_idle_limit: Duration,
+    /// From which percentage on the disk counts as nearly full.
+    pub backfill_idle_disk_percent: u8,
 }
 
 /// When a backfill comes in the order of the keys (`dcp_oso_backfill`).
@@ -85,13 +90,13 @@ impl Default for ConnectionConfig {
             max_buffer_size: u32::MAX,
             oso_backfill: OsoBackfill::Auto,
             oso_max_collections: 1,
+            backfill_idle_limit: Duration::from_secs(720),
+            backfill_idle_disk_percent: 90,
         }
     }
 }
 
 /// How far a client takes part in durable writes.
-///
-/// Storage holds no prepares, so all it changes is the markers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SyncWrites {
     /// None.
@@ -122,11 +127,16 @@ pub(super) struct Settings {
     pub(super) out_of_order: OutOfOrder,
     /// System events are sent as FlatBuffers, modified collections among them.
     pub(super) flatbuffers_events: bool,
+    /// Whether a slow stream may be sent back to the disk.
+    pub(super) cursor_dropping: bool,
+    pub(super) change_streams: bool,
 }
 
 impl Settings {
-    /// A connection that was just opened with `flags`.
-    pub(super) const fn new(flags: OpenFlags) -> Self {
+    /// A connection that was just opened with `flags` and that name; replication keeps its place
+    /// in memory unless it says otherwise.
+    pub(super) fn new(flags: OpenFlags, name: &[u8]) -> Self {
+        let cursor_dropping = !name.windows(11).any(|part| part == b"replication");
         Self {
             flags,
             buffer_size: 0,
@@ -143,6 +153,8 @@ impl Settings {
             hifi_mfu: false,
             out_of_order: OutOfOrder::No,
             flatbuffers_events: false,
+            cursor_dropping,
+            change_streams: false,
         }
     }
 }

@@ -1,12 +1,14 @@
 //! How an item becomes a message: keys, values and layouts as the connection asked for them.
 
 use bytes::BytesMut;
-use dcp_wire::message::{Deletion, Expiration, Mutation, OpenFlags, StreamAddress, SystemEvent};
+use dcp_wire::message::{
+    Abort, Commit, Deletion, Expiration, Mutation, OpenFlags, Prepare, StreamAddress, SystemEvent,
+};
 use dcp_wire::xattr::{self, Xattr};
 use dcp_wire::{Datatype, DecodeError, EncodeError, leb128, snappy};
 use thiserror::Error;
 
-use super::settings::Settings;
+use super::settings::{Settings, SyncWrites};
 use super::{Features, Item, ItemKind};
 
 /// Longest value inflated, in bytes: a document and its system xattrs.
@@ -50,6 +52,7 @@ pub(super) struct Shape {
     snappy: bool,
     force_compression: bool,
     flatbuffers_events: bool,
+    sync_writes: bool,
     nru: u8,
 }
 
@@ -91,6 +94,7 @@ impl Shape {
             snappy: features.snappy,
             force_compression: settings.force_compression,
             flatbuffers_events: settings.flatbuffers_events,
+            sync_writes: !matches!(settings.sync_writes, SyncWrites::Off),
             nru: if settings.hifi_mfu { INITIAL_MFU } else { INITIAL_NRU },
         }
     }
@@ -106,7 +110,37 @@ impl Shape {
         let Scratch { key, plain, section, compressed } = scratch;
         let key = self.key(item, key);
         match item.kind {
-            ItemKind::Mutation => {
+            ItemKind::Commit { prepared, .. } if self.sync_writes => {
+                Commit { prepared_seqno: prepared, commit_seqno: item.seqno, key }
+                    .encode(to, out)?;
+            }
+            ItemKind::Abort { prepared } => {
+                Abort { prepared_seqno: prepared, abort_seqno: item.seqno, key }.encode(to, out)?;
+            }
+            ItemKind::Prepare { level, is_deletion } => {
+                let (datatype, value) = if is_deletion {
+                    self.tombstone_value(item, plain, section, compressed)?
+                } else {
+                    self.live_value(item, plain, compressed)?
+                };
+                let message = Prepare {
+                    seqno: item.seqno,
+                    rev_seqno: item.rev_seqno,
+                    cas: item.cas,
+                    datatype,
+                    flags: item.flags,
+                    // A removal has its time in the place of an expiry.
+                    expiry: if is_deletion { item.delete_time } else { item.expiry },
+                    lock_time: 0,
+                    nru: if is_deletion { 0 } else { self.nru },
+                    deleted: is_deletion,
+                    level,
+                    key,
+                    value,
+                };
+                message.encode(to, out)?;
+            }
+            ItemKind::Mutation | ItemKind::Commit { is_deletion: false, .. } => {
                 let (datatype, value) = self.live_value(item, plain, compressed)?;
                 let message = Mutation {
                     seqno: item.seqno,
@@ -135,7 +169,7 @@ impl Shape {
                 };
                 message.encode(to, out)?;
             }
-            ItemKind::Deletion | ItemKind::Expiration => {
+            ItemKind::Deletion | ItemKind::Expiration | ItemKind::Commit { .. } => {
                 let (datatype, value) = self.tombstone_value(item, plain, section, compressed)?;
                 let message = Deletion {
                     seqno: item.seqno,
@@ -234,7 +268,7 @@ impl Shape {
         }
         section.clear();
         if self.xattrs {
-            let keep_user = self.deleted_user_xattrs && item.kind == ItemKind::Deletion;
+            let keep_user = self.deleted_user_xattrs && item.kind != ItemKind::Expiration;
             let (xattrs, _) = xattr::split(inflate(item, plain)?)?;
             let all = xattrs.collect::<Result<Vec<Xattr<'_>>, _>>()?;
             let kept = all.iter().copied().filter(|xattr| keep_user || xattr.is_system());

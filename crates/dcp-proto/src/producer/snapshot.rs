@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::filter::{Filter, Passage};
 use super::shape::Unsendable;
-use super::{BackfillFailed, Item};
+use super::{BackfillFailed, DurableSeqnos, Item};
 
 /// How many items of other collections are read before other streams have a turn.
 const SCAN_LIMIT: usize = 4096;
@@ -52,6 +52,38 @@ pub(super) struct Sending {
     pub(super) told: Seqno,
     /// Item that waits for the marker to be sent.
     pub(super) next: Option<Arc<Item>>,
+    pub(super) durable: DurableSeqnos,
+    /// Whether every version is in it.
+    pub(super) is_history: bool,
+    /// The second part of the snapshot, which ends where this one does.
+    pub(super) then: Option<Box<Self>>,
+}
+
+impl Sending {
+    pub(super) fn new(
+        items: Items,
+        natural_start: Seqno,
+        end: Option<Seqno>,
+        read_up_to: Seqno,
+    ) -> Self {
+        Self {
+            items,
+            natural_start,
+            end,
+            read_up_to,
+            marker_sent: false,
+            told: Seqno::ZERO,
+            next: None,
+            durable: DurableSeqnos::default(),
+            is_history: false,
+            then: None,
+        }
+    }
+
+    /// Whether it comes from disk.
+    pub(super) const fn is_from_disk(&self) -> bool {
+        matches!(self.items, Items::Disk { .. })
+    }
 }
 
 /// The items of an image of the disk.

@@ -1,9 +1,10 @@
 //! What the producer's machines ask of the storage behind them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use dcp_wire::message::SystemEventId;
+use dcp_wire::message::{DurabilityLevel, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno, Vbid};
 use thiserror::Error;
 
@@ -28,6 +29,34 @@ pub enum ItemKind {
         /// Scope concerned.
         scope_id: ScopeId,
     },
+    /// A durable write began; key, value and metadata are those the document is to have.
+    Prepare {
+        /// When the write counts as durable.
+        level: DurabilityLevel,
+        /// Whether it removes the document.
+        is_deletion: bool,
+    },
+    /// A durable write succeeded; key, value and metadata are those of the document now. Only in
+    /// memory: the disk holds the mutation or deletion it amounts to.
+    Commit {
+        /// Where the write began.
+        prepared: Seqno,
+        /// Whether it removed the document.
+        is_deletion: bool,
+    },
+    /// A durable write was given up.
+    Abort {
+        /// Where the write began.
+        prepared: Seqno,
+    },
+}
+
+impl ItemKind {
+    /// Whether clients that take no part in durable writes get to see it.
+    #[must_use]
+    pub const fn is_visible(&self) -> bool {
+        !matches!(self, Self::Prepare { .. } | Self::Abort { .. })
+    }
 }
 
 /// One item of a vBucket's history, shared by everything that holds it.
@@ -83,6 +112,10 @@ pub enum MemoryRead {
         checkpoint_start: Seqno,
         /// Whether these items begin a checkpoint the reader has seen nothing of.
         begins_checkpoint: bool,
+        /// Whether the checkpoint left no version out (change history).
+        is_historical: bool,
+        /// Highest seqno, up to the last of the items, of anything but a prepare or an abort.
+        max_visible_seqno: Seqno,
         /// The items.
         items: Vec<Arc<Item>>,
     },
@@ -93,15 +126,87 @@ pub enum MemoryRead {
 #[error("the disk could not be read")]
 pub struct BackfillFailed;
 
+/// How far durable writes had come when an image of the disk was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DurableSeqnos {
+    /// Highest seqno of anything but a prepare or an abort.
+    pub max_visible: Seqno,
+    /// Where the last write began that was committed or aborted.
+    pub high_completed: Seqno,
+    /// Where the last write began that is prepared.
+    pub high_prepared: Seqno,
+}
+
+/// Where a stream stands in the memory of a vBucket, shared with the storage.
+///
+/// Storage keeps what the cursors before it have not read, as long as its memory allows; a cursor
+/// it can no longer serve finds out with [`MemoryRead::NeedsBackfill`].
+#[derive(Debug)]
+pub struct Cursor {
+    position: AtomicU64,
+    is_droppable: bool,
+}
+
+impl Cursor {
+    /// A cursor behind `position`; one that `is_droppable` must not keep memory from being freed.
+    #[must_use]
+    pub const fn new(position: Seqno, is_droppable: bool) -> Self {
+        Self { position: AtomicU64::new(position.0), is_droppable }
+    }
+
+    /// Last seqno it has read.
+    #[must_use]
+    pub fn position(&self) -> Seqno {
+        Seqno(self.position.load(Ordering::Relaxed))
+    }
+
+    /// Whether storage may leave it behind when memory gets tight.
+    #[must_use]
+    pub const fn is_droppable(&self) -> bool {
+        self.is_droppable
+    }
+
+    pub(super) fn advance(&self, to: Seqno) {
+        self.position.fetch_max(to.0, Ordering::Relaxed);
+    }
+}
+
+/// How much memory is left for another backfill.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryPressure {
+    /// Enough.
+    #[default]
+    None,
+    /// Too little at the moment.
+    High,
+    /// None, and none can be freed.
+    Full,
+}
+
+/// What a client's user may be allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Privilege {
+    /// To open a DCP connection that gets changes.
+    Produce,
+    /// To stream the whole bucket.
+    StreamBucket,
+    /// To stream a collection.
+    StreamCollection(CollectionId),
+}
+
 /// A consistent image of what is on disk, fixed when it was opened.
 pub struct Backfill {
     /// Highest seqno in the image.
     pub end_seqno: Seqno,
-    /// Seqno of the last document of the default collection in the image, tombstones included;
-    /// 0 if there is none. Where a snapshot ends for clients without collections.
+    /// Seqno of the last visible document of the default collection in the image, tombstones
+    /// included; 0 if there is none. Where a snapshot ends for clients without collections.
     pub default_end_seqno: Seqno,
+    /// The same for clients that take part in durable writes: prepares and aborts count.
+    pub default_high_seqno: Seqno,
     /// Seqno up to which tombstones were purged when it was opened.
     pub purge_seqno: Seqno,
+    /// How far durable writes had come.
+    pub durable: DurableSeqnos,
     /// The newest version of each key, tombstones included, in seqno order; nothing is asked for
     /// after a failure.
     pub items: Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>,
@@ -112,7 +217,9 @@ impl core::fmt::Debug for Backfill {
         f.debug_struct("Backfill")
             .field("end_seqno", &self.end_seqno)
             .field("default_end_seqno", &self.default_end_seqno)
+            .field("default_high_seqno", &self.default_high_seqno)
             .field("purge_seqno", &self.purge_seqno)
+            .field("durable", &self.durable)
             .finish_non_exhaustive()
     }
 }
@@ -165,6 +272,19 @@ pub trait VBucketSource {
     /// order, as without a disk.
     fn open_key_order_backfill(&self, collections: &[CollectionId]) -> Option<Backfill>;
 
+    /// First seqno from which on the disk keeps every version of collections with history; `None`
+    /// if it keeps none.
+    fn history_start(&self) -> Option<Seqno>;
+
+    /// As [`open_backfill`](Self::open_backfill), with every version of collections with history.
+    fn open_history(&self, after: Seqno) -> Backfill;
+
+    /// Lets a cursor hold what memory has above its position, until it is dropped.
+    fn register_cursor(&self, cursor: &Arc<Cursor>);
+
+    /// Whether this is a replica that is still receiving its first snapshot from disk.
+    fn is_receiving_initial_snapshot(&self) -> bool;
+
     /// How much of the disk the documents of `collections` are, and everything together.
     fn disk_share(&self, collections: &[CollectionId]) -> (DiskShare, DiskShare);
 }
@@ -190,4 +310,22 @@ pub trait BucketSource {
 
     /// The collections of a scope; `None` if there is no such scope.
     fn scope_collections(&self, scope: ScopeId) -> Option<Vec<CollectionId>>;
+
+    /// Whether the client's user has a privilege.
+    fn has_privilege(&self, privilege: Privilege) -> bool;
+
+    /// Whether the node is still reading what it had before it stopped.
+    fn is_warming_up(&self) -> bool;
+
+    /// How much memory is left for another backfill.
+    fn memory_pressure(&self) -> MemoryPressure;
+
+    /// How full the disk is, in percent.
+    fn disk_usage_percent(&self) -> u8;
+
+    /// Whether the storage can keep every version of a document.
+    fn keeps_history(&self) -> bool;
+
+    /// Makes a vBucket that was handed over to another node a dead one here.
+    fn retire(&self, vbid: Vbid);
 }

@@ -16,22 +16,21 @@
 //! snapshot in which nothing is the stream's costs no message at all.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use dcp_wire::message::{
-    SeqnoAdvanced, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd, StreamEndReason,
-};
-use dcp_wire::{EncodeError, Seqno, Vbid, Vbuuid};
-use tracing::{debug, warn};
+use dcp_wire::message::{OpenFlags, SetVbucketState, StreamAddress, StreamEnd, StreamEndReason};
+use dcp_wire::{EncodeError, Opaque, Opcode, Seqno, Vbid, Vbuuid};
+use tracing::debug;
 
-use super::filter::{Filter, Passage};
+use super::filter::{Filter, View};
 use super::oso;
 use super::outlet::Outlet;
-use super::rollback::purge_may_hide_deletions;
 use super::settings::{Settings, SyncWrites};
 use super::shape::Shape;
-use super::snapshot::{Items, Next, Sending, Step, Unreadable};
+use super::snapshot::Sending;
 use super::stream_request::Accepted;
-use super::{Item, MemoryRead, VBucketSource, VBucketState};
+use super::takeover::{self, Takeover};
+use super::{BucketSource, Cursor, VBucketSource, VBucketState};
 use crate::Snapshot;
 
 /// Why a stream stopped writing.
@@ -47,13 +46,16 @@ pub(super) enum Pause {
 
 /// Which of the optional fields markers carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct MarkerFields {
-    purge_seqno: bool,
-    replication: bool,
+pub(super) struct MarkerFields {
+    pub(super) purge_seqno: bool,
+    pub(super) replication: bool,
+    /// Change history.
+    pub(super) history: bool,
 }
 
+/// What a stream is doing.
 #[derive(Debug)]
-enum Phase {
+pub(super) enum Phase {
     Between,
     Sending(Sending),
     /// Sending a snapshot in the order of the keys.
@@ -65,30 +67,37 @@ enum Phase {
 /// One stream of one vBucket: from the answer to its request to its end.
 #[derive(Debug)]
 pub(super) struct Stream {
-    to: StreamAddress,
-    shape: Shape,
-    filter: Filter,
-    fields: MarkerFields,
+    pub(super) to: StreamAddress,
+    pub(super) shape: Shape,
+    pub(super) filter: Filter,
+    pub(super) fields: MarkerFields,
     /// State and history branch of the vBucket, which the stream does not outlive.
-    state: VBucketState,
-    vbuuid: Vbuuid,
+    pub(super) state: VBucketState,
+    pub(super) vbuuid: Vbuuid,
     /// Which life of the vBucket the stream belongs to.
-    incarnation: u64,
-    start_seqno: Seqno,
-    end_seqno: Seqno,
+    pub(super) incarnation: u64,
+    pub(super) start_seqno: Seqno,
+    pub(super) end_seqno: Seqno,
     /// Snapshot the client is in until the first marker.
-    snapshot: Snapshot,
-    disk_only: bool,
-    ignore_purged: bool,
-    client_purge_seqno: Seqno,
-    oso: oso::Terms,
+    pub(super) snapshot: Snapshot,
+    pub(super) disk_only: bool,
+    pub(super) ignore_purged: bool,
+    pub(super) client_purge_seqno: Seqno,
+    pub(super) oso: oso::Terms,
     /// Last seqno looked at, sent or not.
-    last_read: Seqno,
+    pub(super) last_read: Seqno,
     /// End of the last marker sent; `None` before the first.
-    last_marker_end: Option<Seqno>,
+    pub(super) last_marker_end: Option<Seqno>,
     /// Whether the next marker from memory begins a checkpoint for the client.
-    at_checkpoint: bool,
-    phase: Phase,
+    pub(super) at_checkpoint: bool,
+    /// Its place in the vBucket's memory.
+    pub(super) cursor: Option<Arc<Cursor>>,
+    pub(super) is_droppable: bool,
+    /// How far it hands the vBucket over, if that is what it is for.
+    pub(super) takeover: Option<Takeover>,
+    /// When the backfill that is being sent last made progress.
+    pub(super) progressed: Option<Instant>,
+    pub(super) phase: Phase,
 }
 
 impl Stream {
@@ -100,13 +109,21 @@ impl Stream {
         oso: oso::Terms,
     ) -> Self {
         let ended = accepted.start_seqno >= accepted.end_seqno;
+        let mut filter = accepted.filter;
+        let skips = settings.flags.contains(OpenFlags::SKIP_DELETES_IN_INITIAL_BACKFILL);
+        let from_scratch = accepted.start_seqno == Seqno::ZERO;
+        *filter.view_mut() = View {
+            sync_writes: settings.sync_writes != SyncWrites::Off,
+            skips_deletions: skips && from_scratch && filter.is_collection_aware(),
+        };
         Self {
             to,
             shape,
-            filter: accepted.filter,
+            filter,
             fields: MarkerFields {
                 purge_seqno: settings.purge_seqno_markers,
                 replication: settings.sync_writes == SyncWrites::Replication,
+                history: settings.change_streams,
             },
             state: accepted.state,
             vbuuid: accepted.failover_log.first().map(|entry| entry.vbuuid).unwrap_or_default(),
@@ -121,6 +138,10 @@ impl Stream {
             last_read: accepted.start_seqno,
             last_marker_end: None,
             at_checkpoint: true,
+            cursor: None,
+            is_droppable: settings.cursor_dropping,
+            takeover: accepted.takes_over.then(Takeover::default),
+            progressed: None,
             phase: if ended { Phase::Ending(StreamEndReason::OK) } else { Phase::Between },
         }
     }
@@ -160,13 +181,14 @@ impl Stream {
 
     /// Writes messages until there are no more or the outlet takes none. The outlet must take one
     /// when this is called.
-    pub(super) fn write(
+    pub(super) fn write<S: BucketSource>(
         &mut self,
-        vbucket: Option<&impl VBucketSource>,
+        source: &S,
+        vbucket: Option<&S::VBucket<'_>>,
         outlet: &mut Outlet<'_>,
     ) -> Pause {
         match vbucket {
-            Some(vbucket) if self.is_same(vbucket) => self.write_from(vbucket, outlet),
+            Some(vbucket) if self.is_same(vbucket) => self.write_from(source, vbucket, outlet),
             _ => {
                 self.end(StreamEndReason::STATE_CHANGED);
                 self.write_end(outlet)
@@ -174,12 +196,20 @@ impl Stream {
         }
     }
 
-    fn write_from(&mut self, vbucket: &impl VBucketSource, outlet: &mut Outlet<'_>) -> Pause {
+    fn write_from<S: BucketSource>(
+        &mut self,
+        source: &S,
+        vbucket: &S::VBucket<'_>,
+        outlet: &mut Outlet<'_>,
+    ) -> Pause {
         loop {
             match core::mem::replace(&mut self.phase, Phase::Between) {
                 Phase::Between => {
-                    if !self.begin_snapshot(vbucket) {
-                        return Pause::Idle;
+                    if self.begin_snapshot(vbucket) {
+                        self.check_privileges(source);
+                        self.progressed = Some(outlet.now());
+                    } else if let Some(pause) = self.write_handover(outlet) {
+                        return pause;
                     }
                 }
                 Phase::Sending(sending) => {
@@ -209,6 +239,66 @@ impl Stream {
             && vbucket.failover_table().newest().vbuuid == self.vbuuid
     }
 
+    /// A snapshot is about to be announced: whoever lost the right to it is told that instead.
+    fn check_privileges<S: BucketSource>(&mut self, source: &S) {
+        if !self.filter.may_be_read(source) {
+            self.end(StreamEndReason::LOST_PRIVILEGES);
+        }
+    }
+
+    /// Goes on with handing the vBucket over, now that everything is sent; `None` if the stream is
+    /// to end.
+    fn write_handover(&mut self, outlet: &mut Outlet<'_>) -> Option<Pause> {
+        let state = match self.takeover.map(|takeover| takeover.next()) {
+            None | Some(takeover::Next::Wait) => return Some(Pause::Idle),
+            Some(takeover::Next::End) => {
+                self.end(StreamEndReason::OK);
+                return None;
+            }
+            Some(takeover::Next::Tell(state)) => state,
+        };
+        if !outlet.may_send() {
+            return Some(Pause::Ready);
+        }
+        let to = self.to;
+        let sent: Result<(), EncodeError> =
+            outlet.send(|out, _| SetVbucketState { state }.encode(to, out));
+        debug_assert!(sent.is_ok(), "a state has a fixed size");
+        if let Some(takeover) = &mut self.takeover {
+            takeover.told();
+        }
+        Some(Pause::Idle)
+    }
+
+    /// Whether it hands its vBucket over and has this opaque.
+    pub(super) fn hands_over_as(&self, opaque: Opaque) -> bool {
+        self.takeover.is_some() && self.to.opaque == opaque && self.is_live()
+    }
+
+    /// Takes the client's answer to a message of a stream that hands its vBucket over; returns
+    /// whether the vBucket is to be dead from now on.
+    pub(super) fn acknowledged(&mut self, opcode: Opcode) -> bool {
+        self.takeover.as_mut().is_some_and(|takeover| takeover.acknowledged(opcode))
+    }
+
+    /// Goes on with the vBucket although it began another life.
+    pub(super) fn follow(&mut self, vbucket: &impl VBucketSource) {
+        self.state = vbucket.state();
+        self.incarnation = vbucket.incarnation();
+    }
+
+    /// Whether its backfill has made no progress for `limit`. One that hands a vBucket over is
+    /// never given up.
+    pub(super) fn is_stuck(&self, now: Instant, limit: Duration) -> bool {
+        let from_disk = match &self.phase {
+            Phase::Sending(sending) => sending.is_from_disk(),
+            Phase::SendingByKey(_) => true,
+            _ => false,
+        };
+        let idle = |since| now.saturating_duration_since(since) >= limit;
+        from_disk && self.takeover.is_none() && self.progressed.is_some_and(idle)
+    }
+
     fn write_end(&mut self, outlet: &mut Outlet<'_>) -> Pause {
         let Phase::Ending(reason) = self.phase else {
             return Pause::Ended;
@@ -222,264 +312,5 @@ impl Stream {
         debug_assert!(sent.is_ok(), "a stream end has a fixed size");
         self.phase = Phase::Ended;
         Pause::Ended
-    }
-
-    /// Looks for the next snapshot; `false` if there is nothing yet.
-    fn begin_snapshot(&mut self, vbucket: &impl VBucketSource) -> bool {
-        if self.disk_only {
-            return self.begin_disk_snapshot(vbucket);
-        }
-        match vbucket.read_memory(self.last_read) {
-            MemoryRead::Items { checkpoint_start, begins_checkpoint, items } => {
-                self.begin_memory_snapshot(checkpoint_start, begins_checkpoint, items)
-            }
-            MemoryRead::NeedsBackfill => self.begin_disk_snapshot(vbucket),
-            // A filter that names nothing is noticed even when there is nothing to pass it.
-            MemoryRead::UpToDate if self.filter.is_exhausted() => {
-                self.end(StreamEndReason::FILTER_EMPTY);
-                true
-            }
-            MemoryRead::UpToDate => false,
-        }
-    }
-
-    fn begin_disk_snapshot(&mut self, vbucket: &impl VBucketSource) -> bool {
-        let image = vbucket.open_backfill(self.last_read);
-        if self.purge_overtook(image.purge_seqno, vbucket) {
-            self.end(StreamEndReason::ROLLBACK);
-            return true;
-        }
-        if image.end_seqno <= self.last_read {
-            // With memory to come as well, a write is on its way between the two.
-            if self.disk_only {
-                self.end(StreamEndReason::OK);
-            }
-            return self.disk_only;
-        }
-        let is_first = self.last_read == Seqno::ZERO && self.last_marker_end.is_none();
-        if is_first && let Some(sending) = self.oso.open(&self.filter, vbucket) {
-            self.phase = Phase::SendingByKey(sending);
-            return true;
-        }
-        let end = if self.filter.is_collection_aware() {
-            image.end_seqno
-        } else {
-            image.default_end_seqno
-        };
-        let natural_start = Seqno(self.last_read.0.saturating_add(1));
-        let items = Items::Disk { rest: image.items, purge_seqno: image.purge_seqno };
-        self.begin(items, natural_start, Some(end), image.end_seqno);
-        true
-    }
-
-    /// Whether deletions the client has not seen were purged since its request was accepted.
-    fn purge_overtook(&self, purge_seqno: Seqno, vbucket: &impl VBucketSource) -> bool {
-        let collection_high = self.filter.high_seqno(vbucket).unwrap_or_default();
-        let (start, client_purge) = (self.last_read, self.client_purge_seqno);
-        !self.ignore_purged
-            && purge_may_hide_deletions(start, purge_seqno, client_purge, collection_high)
-    }
-
-    fn begin_memory_snapshot(
-        &mut self,
-        checkpoint_start: Seqno,
-        begins_checkpoint: bool,
-        mut items: Vec<Arc<Item>>,
-    ) -> bool {
-        let read_up_to = items.last().map_or(Seqno::ZERO, |item| item.seqno);
-        if read_up_to <= self.last_read {
-            return false;
-        }
-        self.at_checkpoint |= begins_checkpoint;
-        // The last thing that is the stream's decides where its snapshot ends, sent or not.
-        let mut end = None;
-        items.retain(|item| {
-            let passage = self.filter.check(item);
-            if passage != Passage::Foreign {
-                end = Some(item.seqno);
-            }
-            passage == Passage::Passes
-        });
-        let first = items.first().map(|item| item.seqno).or(end).unwrap_or(read_up_to);
-        let natural_start = match self.last_marker_end {
-            Some(last_end) if begins_checkpoint && checkpoint_start > last_end => {
-                checkpoint_start.min(first)
-            }
-            _ => first,
-        };
-        self.begin(Items::Memory(items.into_iter()), natural_start, end, read_up_to);
-        true
-    }
-
-    fn begin(&mut self, items: Items, natural_start: Seqno, end: Option<Seqno>, read_up_to: Seqno) {
-        self.phase = Phase::Sending(Sending {
-            items,
-            natural_start,
-            end,
-            read_up_to,
-            marker_sent: false,
-            told: self.last_read,
-            next: None,
-        });
-    }
-
-    /// Writes what the outlet takes of the snapshot; `None` once it is done.
-    fn write_snapshot(&mut self, mut sending: Sending, outlet: &mut Outlet<'_>) -> Option<Pause> {
-        while outlet.may_send() {
-            match self.write_message(&mut sending, outlet) {
-                Ok(Step::Sent) => {}
-                Ok(Step::Scanned) => break,
-                Ok(Step::Done) => {
-                    let from_disk = matches!(sending.items, Items::Disk { .. });
-                    self.finish_snapshot(sending.read_up_to, from_disk);
-                    return None;
-                }
-                Err(error) => {
-                    self.fail(error);
-                    return None;
-                }
-            }
-        }
-        self.phase = Phase::Sending(sending);
-        Some(Pause::Ready)
-    }
-
-    /// Writes what the outlet takes of a snapshot in the order of the keys; `None` once it is
-    /// done.
-    fn write_by_key(
-        &mut self,
-        mut sending: oso::Sending,
-        outlet: &mut Outlet<'_>,
-    ) -> Option<Pause> {
-        while outlet.may_send() {
-            match sending.write_message(&mut self.filter, &self.shape, self.to, outlet) {
-                Ok(Step::Sent) => {}
-                Ok(Step::Scanned) => break,
-                Ok(Step::Done) => {
-                    // The client stands at the end of it now, with a whole snapshot.
-                    let end = sending.end_seqno;
-                    self.start_seqno = end;
-                    self.snapshot = Snapshot { start: end, end };
-                    self.finish_snapshot(end, true);
-                    return None;
-                }
-                Err(error) => {
-                    self.fail(error);
-                    return None;
-                }
-            }
-        }
-        self.phase = Phase::SendingByKey(sending);
-        Some(Pause::Ready)
-    }
-
-    fn fail(&mut self, error: Unreadable) {
-        warn!(vbid = %self.to.vbid, %error, "stream cannot be read any further");
-        self.end(StreamEndReason::BACKFILL_FAIL);
-    }
-
-    /// Writes the next message of the snapshot.
-    fn write_message(
-        &mut self,
-        sending: &mut Sending,
-        outlet: &mut Outlet<'_>,
-    ) -> Result<Step, Unreadable> {
-        let next = match sending.next.take() {
-            Some(item) => Next::Item(item),
-            None => sending.items.next(&mut self.filter)?,
-        };
-        let to = self.to;
-        match next {
-            Next::Scanned => return Ok(Step::Scanned),
-            Next::Item(item) if !sending.marker_sent => {
-                sending.next = Some(item);
-                self.write_marker(sending, sending.end.unwrap_or(sending.read_up_to), outlet)?;
-            }
-            Next::Item(item) => {
-                sending.told = item.seqno;
-                let shape = &self.shape;
-                outlet.send(|out, scratch| shape.write(&item, to, scratch, out))?;
-            }
-            Next::None => {
-                let Some(seqno) = self.closing_seqno(sending) else {
-                    return Ok(Step::Done);
-                };
-                if !sending.marker_sent {
-                    self.write_marker(sending, seqno, outlet)?;
-                } else {
-                    sending.told = seqno;
-                    outlet.send(|out, _| SeqnoAdvanced { seqno }.encode(to, out))?;
-                }
-            }
-        }
-        Ok(Step::Sent)
-    }
-
-    /// The seqno that the client still has to be told at the end of the snapshot, although its
-    /// item is none the client gets; `None` if it was told everything, or cannot be told.
-    fn closing_seqno(&self, sending: &Sending) -> Option<Seqno> {
-        if !self.filter.is_collection_aware() {
-            return None;
-        }
-        if sending.marker_sent {
-            return sending.end.filter(|&end| sending.told < end);
-        }
-        // A client that resumed inside a snapshot waits for its end.
-        let is_waiting = self.last_marker_end.is_none() && self.start_seqno < self.snapshot.end;
-        if is_waiting && sending.read_up_to >= self.snapshot.end {
-            return Some(sending.read_up_to);
-        }
-        match sending.items {
-            Items::Memory(_) => sending.end,
-            // The snapshot for a filter that names nothing is announced all the same.
-            Items::Disk { .. } => sending.end.filter(|_| self.filter.is_exhausted()),
-        }
-    }
-
-    fn write_marker(
-        &mut self,
-        sending: &mut Sending,
-        end: Seqno,
-        outlet: &mut Outlet<'_>,
-    ) -> Result<(), EncodeError> {
-        let start = match self.last_marker_end {
-            // The first one goes on with the snapshot the client is in.
-            None => sending.natural_start.min(self.snapshot.start),
-            Some(_) => sending.natural_start,
-        };
-        let mut marker = SnapshotMarker::new(start, end, SnapshotFlags::empty());
-        // Without prepares everything is visible and nothing was ever completed.
-        marker.max_visible_seqno = self.fields.replication.then_some(end);
-        match sending.items {
-            Items::Memory(_) => {
-                marker.flags = SnapshotFlags::MEMORY;
-                marker.flags.set(SnapshotFlags::CHECKPOINT, self.at_checkpoint);
-                self.at_checkpoint = false;
-            }
-            Items::Disk { purge_seqno, .. } => {
-                marker.flags = SnapshotFlags::DISK | SnapshotFlags::CHECKPOINT;
-                let zero = self.fields.replication.then_some(Seqno::ZERO);
-                marker.high_completed_seqno = zero;
-                if self.fields.purge_seqno {
-                    marker.purge_seqno = Some(purge_seqno);
-                    marker.high_prepared_seqno = zero;
-                }
-            }
-        }
-        sending.marker_sent = true;
-        sending.end = Some(end);
-        self.last_marker_end = Some(end);
-        let to = self.to;
-        outlet.send(|out, _| marker.encode(to, out))
-    }
-
-    fn finish_snapshot(&mut self, read_up_to: Seqno, from_disk: bool) {
-        self.last_read = self.last_read.max(read_up_to);
-        self.at_checkpoint |= from_disk;
-        if self.filter.is_exhausted() {
-            self.end(StreamEndReason::FILTER_EMPTY);
-        } else if self.last_read >= self.end_seqno || (self.disk_only && from_disk) {
-            self.end(StreamEndReason::OK);
-        }
     }
 }

@@ -9,7 +9,9 @@ use super::filter::{Filter, Missing, RequestValue};
 use super::refusal::Refusal;
 use super::rollback::{self, OutOfRange, RollbackQuery, Verdict};
 use super::settings::{Settings, SyncWrites};
-use super::{BucketSource, ConnectionConfig, Features, VBucketSource, VBucketState};
+use super::{
+    BucketSource, ConnectionConfig, Features, MemoryPressure, VBucketSource, VBucketState,
+};
 use crate::Snapshot;
 
 /// Flags of requests this server knows.
@@ -38,6 +40,7 @@ pub(super) struct Accepted {
     pub(super) end_seqno: Seqno,
     pub(super) snapshot: Snapshot,
     pub(super) disk_only: bool,
+    pub(super) takes_over: bool,
     pub(super) ignore_purged: bool,
     pub(super) client_purge_seqno: Seqno,
     pub(super) state: VBucketState,
@@ -65,12 +68,12 @@ impl Checks<'_> {
         source: &S,
         is_live: impl Fn(Option<StreamId>) -> bool,
     ) -> Result<Accepted, Refusal> {
+        if source.is_warming_up() {
+            return Err(Refusal::Status(Status::ETMPFAIL));
+        }
         let vbucket = source.vbucket(request.vbid).ok_or(Refusal::NotMyVbucket)?;
         let state = vbucket.state();
         check_state(state, request.flags)?;
-        if request.flags.contains(StreamRequestFlags::TAKE_OVER) {
-            return Err(Refusal::Status(Status::NOT_SUPPORTED));
-        }
         let request = &from_latest(request, &vbucket);
         self.check_noop()?;
         check_range(request, request.start_seqno, request.end_seqno)?;
@@ -87,6 +90,7 @@ impl Checks<'_> {
         };
         let unknown = |missing| unknown(missing, source, self.features);
         let filter = filter.map_err(unknown)?;
+        check_privileges(&filter, source)?;
         self.check_stream_id(value.stream_id)?;
         if value.is_filtered() && self.settings.sync_writes != SyncWrites::Off {
             return Err(Refusal::Status(Status::NOT_SUPPORTED));
@@ -98,11 +102,14 @@ impl Checks<'_> {
         let end_seqno = end_seqno(request, &filter, &vbucket).map_err(unknown)?;
         rollback::check_reachable(request.start_seqno, end_seqno, vbucket.high_seqno())
             .map_err(|violation| out_of_range(request, violation))?;
+        check_capacity(source, &vbucket)?;
+        let takes_over = request.flags.contains(StreamRequestFlags::TAKE_OVER);
         Ok(Accepted {
+            takes_over,
             stream_id: value.stream_id,
             filter,
             start_seqno: request.start_seqno,
-            end_seqno,
+            end_seqno: if takes_over { Seqno::MAX } else { end_seqno },
             snapshot: self.snapshot(request, vbucket.high_seqno()),
             disk_only: request.flags.contains(StreamRequestFlags::DISK_ONLY),
             ignore_purged: request.flags.contains(StreamRequestFlags::IGNORE_PURGED_TOMBSTONES),
@@ -141,6 +148,28 @@ impl Checks<'_> {
         }
         snapshot
     }
+}
+
+/// What may not be streamed is refused as a whole.
+fn check_privileges<S: BucketSource>(filter: &Filter, source: &S) -> Result<(), Refusal> {
+    if filter.may_be_read(source) {
+        return Ok(());
+    }
+    Err(Refusal::Status(Status::EACCESS))
+}
+
+/// Whether the node has what another stream takes.
+fn check_capacity<S: BucketSource>(
+    source: &S,
+    vbucket: &impl VBucketSource,
+) -> Result<(), Refusal> {
+    let status = match source.memory_pressure() {
+        MemoryPressure::None if vbucket.is_receiving_initial_snapshot() => Status::ETMPFAIL,
+        MemoryPressure::None => return Ok(()),
+        MemoryPressure::High => Status::ETMPFAIL,
+        MemoryPressure::Full => Status::ENOMEM,
+    };
+    Err(Refusal::Status(status))
 }
 
 fn check_state(state: VBucketState, flags: StreamRequestFlags) -> Result<(), Refusal> {

@@ -1,9 +1,10 @@
 //! The streams of one connection and whose turn it is.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use dcp_wire::message::StreamEndReason;
-use dcp_wire::{StreamId, Vbid};
+use dcp_wire::{Opaque, Opcode, StreamId, Vbid};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
@@ -34,6 +35,10 @@ impl Streams {
     /// Streams that are live, and ended ones whose end is still to be sent.
     pub(super) fn len(&self) -> usize {
         self.slots.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
     }
 
     /// Whether any stream waits for its turn.
@@ -116,6 +121,38 @@ impl Streams {
         }
     }
 
+    /// Ends every stream whose backfill has sent nothing for `limit`.
+    pub(super) fn end_stuck(&mut self, now: Instant, limit: Duration) {
+        let stuck = |(key, slot): (usize, &Slot)| slot.stream.is_stuck(now, limit).then_some(key);
+        for key in self.slots.iter().filter_map(stuck).collect::<Vec<_>>() {
+            self.end(key, StreamEndReason::SLOW);
+        }
+    }
+
+    /// Takes the answer to a message of a stream that hands its vBucket over.
+    pub(super) fn acknowledged<S: BucketSource>(
+        &mut self,
+        opcode: Opcode,
+        opaque: Opaque,
+        source: &S,
+    ) {
+        if !matches!(opcode, Opcode::DCP_SNAPSHOT_MARKER | Opcode::DCP_SET_VBUCKET_STATE) {
+            return;
+        }
+        let mut streams = self.slots.iter_mut();
+        let Some((key, slot)) = streams.find(|(_, slot)| slot.stream.hands_over_as(opaque)) else {
+            return;
+        };
+        if slot.stream.acknowledged(opcode) {
+            let vbid = slot.stream.vbid();
+            source.retire(vbid);
+            if let Some(vbucket) = source.vbucket(vbid) {
+                slot.stream.follow(&vbucket);
+            }
+        }
+        enqueue(key, slot, &mut self.queue);
+    }
+
     fn end(&mut self, key: usize, reason: StreamEndReason) {
         if let Some(slot) = self.slots.get_mut(key) {
             slot.stream.end(reason);
@@ -166,7 +203,7 @@ impl Streams {
         };
         slot.queued = false;
         let vbucket = source.vbucket(slot.stream.vbid());
-        match slot.stream.write(vbucket.as_ref(), outlet) {
+        match slot.stream.write(source, vbucket.as_ref(), outlet) {
             Pause::Ready => enqueue(key, slot, &mut self.queue),
             Pause::Idle => {}
             Pause::Ended => self.remove(key),

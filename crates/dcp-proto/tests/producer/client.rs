@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use dcp_proto::producer::{Connection, ConnectionConfig, Disconnect, Features};
 use dcp_wire::message::{
-    BufferAck, CloseStream, Control, Deletion, Expiration, Mutation, Open, OpenFlags, OsoSnapshot,
-    SeqnoAdvanced, SnapshotMarker, StreamAddress, StreamEnd, StreamRequest, StreamRequestFlags,
-    SystemEvent,
+    Abort, BufferAck, CloseStream, Commit, Control, Deletion, Expiration, Mutation, Open,
+    OpenFlags, OsoSnapshot, Prepare, SeqnoAdvanced, SetVbucketState, SnapshotMarker, StreamAddress,
+    StreamEnd, StreamRequest, StreamRequestFlags, SystemEvent,
 };
 use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, StreamId, Vbid};
 
@@ -230,6 +230,13 @@ pub(crate) fn describe(packet: &[u8]) -> String {
             format!("ADV {}", SeqnoAdvanced::decode(&frame).unwrap().seqno)
         }
         Opcode::DCP_STREAM_END => format!("END {}", StreamEnd::decode(&frame).unwrap().reason.0),
+        Opcode::DCP_PREPARE => format!("PREPARE {}", Prepare::decode(&frame).unwrap().seqno),
+        Opcode::DCP_COMMIT => format!("COMMIT {}", Commit::decode(&frame).unwrap().commit_seqno),
+        Opcode::DCP_ABORT => format!("ABORT {}", Abort::decode(&frame).unwrap().abort_seqno),
+        Opcode::DCP_SET_VBUCKET_STATE => {
+            let state = SetVbucketState::decode(&frame).unwrap().state;
+            format!("STATE {}", state.name().unwrap())
+        }
         Opcode::DCP_OSO_SNAPSHOT => match OsoSnapshot::decode(&frame).unwrap() {
             OsoSnapshot::Start => "OSO start".to_owned(),
             OsoSnapshot::End => "OSO end".to_owned(),

@@ -20,7 +20,7 @@ use dcp_wire::{
 };
 
 use crate::client::{packets, some_instant};
-use crate::storage::{Bucket, VBucket, doc, event};
+use crate::storage::{Bucket, Node, VBucket, doc, event};
 
 /// What of a packet must be the same; a compressed value is compared inflated, because two
 /// compressors of one format need not choose the same copies.
@@ -207,7 +207,8 @@ fn bucket(mut data: Data, place: Place, first_end: Seqno) -> (Bucket, BTreeMap<S
         Place::Both(from) => from,
     };
     vbucket.purge = data.purge_seqno;
-    (Bucket { vbuckets: [(data.vbid, vbucket)].into(), scopes, cluster_map: None }, later)
+    let vbuckets = [(data.vbid, vbucket)].into();
+    (Bucket { vbuckets, scopes, cluster_map: None, node: Node::default() }, later)
 }
 
 /// Where the snapshot ends that a packet announces, if it does.

@@ -2,4 +2,15 @@
 
 use crate::script::rows;
 
-rows!(out_of_order, "oso.json": os_01 os_02 os_03 os_06 os_07 os_08 os_10 os_11 os_12 os_13 os_14 os_15 os_17);
+rows!(out_of_order, "oso.json":
+    os_01 os_02 os_03 os_06 os_07 os_08 os_10 os_11 os_12 os_13 os_14 os_15 os_17);
+
+rows!(snapshots, "snapshots.json":
+    ss_01 ss_02 ss_03 ss_04 ss_05 ss_06 ss_07 ss_08 ss_09 ss_10 ss_11 ss_12 ss_13 ss_14 ss_15 ss_16
+    ss_18 ss_19 ss_20 ss_21 ss_22 ss_23 ss_24 ss_26);
+
+rows!(stream_ends, "stream_end.json":
+    se_02 se_03 se_04 se_05 se_06 se_07 se_08 se_10 se_11 se_14 se_15 se_16 se_17 se_18 se_20 se_21
+    se_22 se_25 se_27 se_28 se_36 se_37 se_38 se_39);
+
+rows!(takeovers, "takeover.json": fc_25);

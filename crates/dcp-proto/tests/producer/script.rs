@@ -14,7 +14,7 @@ use dcp_proto::producer::{
     Connection, ConnectionConfig, Disconnect, Features, Item, ItemKind, OsoBackfill, VBucketState,
 };
 use dcp_wire::message::{
-    OpenFlags, StreamEndReason, StreamRequest, StreamRequestFlags, SystemEventId,
+    DurabilityLevel, OpenFlags, StreamEndReason, StreamRequest, StreamRequestFlags, SystemEventId,
 };
 use dcp_wire::{Datatype, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 use serde_json::Value;
@@ -114,6 +114,19 @@ fn items(word: &str) -> Vec<Item> {
             "BEGIN" => event(SystemEventId::BEGIN_COLLECTION, 0, place),
             "MODIFY" => event(SystemEventId::MODIFY_COLLECTION, 0, place),
             "END" => event(SystemEventId::END_COLLECTION, 0, place),
+            "PREPARE" => {
+                let level = DurabilityLevel::MAJORITY;
+                Item { kind: ItemKind::Prepare { level, is_deletion: false }, ..doc(seqno, place) }
+            }
+            // The write began right before.
+            "COMMIT" => {
+                let prepared = Seqno(seqno - 1);
+                Item {
+                    kind: ItemKind::Commit { prepared, is_deletion: false },
+                    ..doc(seqno, place)
+                }
+            }
+            "ABORT" => tombstone(ItemKind::Abort { prepared: Seqno(seqno - 1) }),
             "SCOPE" => event(SystemEventId::CREATE_SCOPE, place, 0),
             other => panic!("no such item: {other}"),
         }
@@ -165,9 +178,12 @@ impl<'a> Script<'a> {
             config.oso_max_collections = count as usize;
         }
         client.connection = Connection::new(config);
+        client.bucket.node.keeps_history = row["history"].as_bool() == Some(true);
         let flags = OpenFlags::from_bits_retain(row["flags"].as_u64().unwrap_or(1) as u32);
         assert_eq!(client.send_open(flags), Status::SUCCESS);
-        assert_eq!(client.control("enable_noop", "true"), Status::SUCCESS);
+        if row["noop"].as_bool() != Some(false) {
+            assert_eq!(client.control("enable_noop", "true"), Status::SUCCESS);
+        }
         for control in row["controls"].as_array().into_iter().flatten() {
             let (key, value) = (control[0].as_str().unwrap(), control[1].as_str().unwrap());
             assert_eq!(client.control(key, value), status(&control[2]), "{key}={value}");
@@ -248,6 +264,25 @@ impl<'a> Script<'a> {
             }
             "seconds" => client.pass(Duration::from_secs(number(value))),
             "respond" => self.respond(value),
+            "lose privileges" => {
+                client.bucket.node.hidden =
+                    value.as_array().into_iter().flatten().map(|id| number(id) as u32).collect();
+            }
+            "disk usage" => client.bucket.node.disk_usage_percent = number(value) as u8,
+            "is dead" => {
+                let is_dead = client.bucket.vb().is_retired.get();
+                assert_eq!(is_dead, value.as_bool().unwrap());
+            }
+            "incarnation" => {
+                client.bucket.vb().incarnation = number(value);
+                client.connection.notify(Vbid(0));
+            }
+            "cursor at" => {
+                let cursors = client.bucket.vb().cursors.borrow();
+                let live = cursors.iter().filter(|cursor| Arc::strong_count(cursor) > 1);
+                let positions: Vec<_> = live.map(|cursor| cursor.position().0).collect();
+                assert_eq!(positions, [number(value)]);
+            }
             "streams" => assert_eq!(client.connection.stream_count() as u64, number(value)),
             other => panic!("no such action: {other}"),
         }
@@ -307,6 +342,8 @@ fn vbucket(row: &Value) -> VBucket {
     vbucket.memory_from = row["memory_from"].as_u64().unwrap_or(vbucket.memory_from);
     vbucket.persisted = row["persisted"].as_u64().unwrap_or(vbucket.persisted);
     vbucket.purge = number(&row["purge"]);
+    vbucket.history_start = row["history_start"].as_u64();
+    (vbucket.completed, vbucket.prepared) = (number(&row["completed"]), number(&row["prepared"]));
     vbucket.is_ephemeral = row["ephemeral"].as_bool() == Some(true);
     vbucket.state = state(&row["state"]);
     vbucket

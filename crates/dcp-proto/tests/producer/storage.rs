@@ -1,12 +1,13 @@
 //! A bucket in memory that holds exactly what a test says, where the test says.
 
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use dcp_proto::producer::{
-    Backfill, BackfillFailed, BucketSource, DiskShare, FailoverTable, Item, ItemKind, MemoryRead,
-    VBucketSource, VBucketState,
+    Backfill, BackfillFailed, BucketSource, Cursor, DiskShare, DurableSeqnos, FailoverTable, Item,
+    ItemKind, MemoryPressure, MemoryRead, Privilege, VBucketSource, VBucketState,
 };
 use dcp_wire::message::{FailoverEntry, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno, Vbid, Vbuuid};
@@ -35,6 +36,14 @@ pub(crate) struct VBucket {
     pub(crate) fail_disk_after: Option<usize>,
     pub(crate) incarnation: u64,
     pub(crate) is_ephemeral: bool,
+    /// Set when the vBucket was handed over: it is dead, another life of it.
+    pub(crate) is_retired: Cell<bool>,
+    pub(crate) is_receiving_initial_snapshot: bool,
+    /// From where on the disk keeps every version.
+    pub(crate) history_start: Option<u64>,
+    pub(crate) completed: u64,
+    pub(crate) prepared: u64,
+    pub(crate) cursors: RefCell<Vec<Arc<Cursor>>>,
 }
 
 impl VBucket {
@@ -53,6 +62,12 @@ impl VBucket {
             fail_disk_after: None,
             incarnation: 1,
             is_ephemeral: false,
+            is_retired: Cell::new(false),
+            is_receiving_initial_snapshot: false,
+            history_start: None,
+            completed: 0,
+            prepared: 0,
+            cursors: RefCell::default(),
         }
     }
 
@@ -103,9 +118,14 @@ impl VBucket {
         }
         self.memory_from = self.memory_from.min(item.seqno.0);
         let items = &mut self.checkpoints.last_mut().unwrap().items;
+        let is_durable =
+            |item: &Item| !item.kind.is_visible() || matches!(item.kind, ItemKind::Commit { .. });
         let is_event = matches!(item.kind, ItemKind::SystemEvent { .. });
         items.retain(|old| {
-            is_event || (old.collection_id, &old.key) != (item.collection_id, &item.key)
+            is_event
+                || is_durable(&item)
+                || is_durable(old)
+                || (old.collection_id, &old.key) != (item.collection_id, &item.key)
         });
         items.push(Arc::new(item));
     }
@@ -131,13 +151,22 @@ impl VBucket {
     }
 }
 
+impl VBucket {
+    /// Highest seqno up to `end` of anything but a prepare or an abort.
+    fn max_visible(&self, end: Seqno) -> Seqno {
+        let in_memory = self.checkpoints.iter().flat_map(|checkpoint| &checkpoint.items);
+        let visible = self.disk.iter().chain(in_memory).filter(|item| item.kind.is_visible());
+        visible.map(|item| item.seqno).filter(|&seqno| seqno <= end).max().unwrap_or_default()
+    }
+}
+
 impl VBucketSource for &VBucket {
     fn state(&self) -> VBucketState {
-        self.state
+        if self.is_retired.get() { VBucketState::Dead } else { self.state }
     }
 
     fn incarnation(&self) -> u64 {
-        self.incarnation
+        self.incarnation + u64::from(self.is_retired.get())
     }
 
     fn failover_table(&self) -> &FailoverTable {
@@ -174,6 +203,8 @@ impl VBucketSource for &VBucket {
                 return MemoryRead::Items {
                     checkpoint_start: Seqno(checkpoint.start),
                     begins_checkpoint: after.0 < checkpoint.start,
+                    is_historical: self.history_start.is_some(),
+                    max_visible_seqno: self.max_visible(items.last().unwrap().seqno),
                     items,
                 };
             }
@@ -188,12 +219,19 @@ impl VBucketSource for &VBucket {
             item.collection_id == CollectionId::DEFAULT
                 && !matches!(item.kind, ItemKind::SystemEvent { .. })
         };
-        let default_end = self.disk.iter().filter(is_default).map(|item| item.seqno).max();
+        let default = || self.disk.iter().filter(is_default);
+        let visible = default().filter(|item| item.kind.is_visible());
         let good = self.fail_disk_after.unwrap_or(rest.len());
         let failure = self.fail_disk_after.map(|_| Err(BackfillFailed));
         Backfill {
             end_seqno: Seqno(self.persisted),
-            default_end_seqno: default_end.unwrap_or_default(),
+            default_end_seqno: visible.map(|item| item.seqno).max().unwrap_or_default(),
+            default_high_seqno: default().map(|item| item.seqno).max().unwrap_or_default(),
+            durable: DurableSeqnos {
+                max_visible: self.max_visible(Seqno(self.persisted)),
+                high_completed: Seqno(self.completed),
+                high_prepared: Seqno(self.prepared),
+            },
             purge_seqno: Seqno(self.purge),
             items: Box::new(rest.into_iter().take(good).chain(failure)),
         }
@@ -212,6 +250,22 @@ impl VBucketSource for &VBucket {
         Some(Backfill { items: Box::new(items), ..self.open_backfill(Seqno::MAX) })
     }
 
+    fn history_start(&self) -> Option<Seqno> {
+        self.history_start.map(Seqno)
+    }
+
+    fn open_history(&self, after: Seqno) -> Backfill {
+        self.open_backfill(after)
+    }
+
+    fn register_cursor(&self, cursor: &Arc<Cursor>) {
+        self.cursors.borrow_mut().push(Arc::clone(cursor));
+    }
+
+    fn is_receiving_initial_snapshot(&self) -> bool {
+        self.is_receiving_initial_snapshot
+    }
+
     fn disk_share(&self, collections: &[CollectionId]) -> (DiskShare, DiskShare) {
         let share = |is_wanted: &dyn Fn(&Item) -> bool| {
             let items = || self.disk.iter().filter(|item| is_wanted(item));
@@ -226,6 +280,19 @@ pub(crate) struct Bucket {
     pub(crate) vbuckets: BTreeMap<u16, VBucket>,
     pub(crate) scopes: BTreeMap<u32, Vec<u32>>,
     pub(crate) cluster_map: Option<&'static [u8]>,
+    pub(crate) node: Node,
+}
+
+/// What is up with the node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Node {
+    pub(crate) may_not_produce: bool,
+    /// Collections the client's user may not stream.
+    pub(crate) hidden: BTreeSet<u32>,
+    pub(crate) is_warming_up: bool,
+    pub(crate) memory_pressure: MemoryPressure,
+    pub(crate) disk_usage_percent: u8,
+    pub(crate) keeps_history: bool,
 }
 
 impl Bucket {
@@ -234,6 +301,7 @@ impl Bucket {
             vbuckets: BTreeMap::from([(0, vbucket)]),
             scopes: BTreeMap::from([(0, vec![0])]),
             cluster_map: None,
+            node: Node::default(),
         }
     }
 
@@ -264,6 +332,34 @@ impl BucketSource for Bucket {
 
     fn scope_collections(&self, scope: ScopeId) -> Option<Vec<CollectionId>> {
         self.scopes.get(&scope.0).map(|ids| ids.iter().copied().map(CollectionId).collect())
+    }
+
+    fn has_privilege(&self, privilege: Privilege) -> bool {
+        match privilege {
+            Privilege::Produce => !self.node.may_not_produce,
+            Privilege::StreamBucket => self.node.hidden.is_empty(),
+            Privilege::StreamCollection(id) => !self.node.hidden.contains(&id.0),
+        }
+    }
+
+    fn is_warming_up(&self) -> bool {
+        self.node.is_warming_up
+    }
+
+    fn memory_pressure(&self) -> MemoryPressure {
+        self.node.memory_pressure
+    }
+
+    fn disk_usage_percent(&self) -> u8 {
+        self.node.disk_usage_percent
+    }
+
+    fn keeps_history(&self) -> bool {
+        self.node.keeps_history
+    }
+
+    fn retire(&self, vbid: Vbid) {
+        self.vbuckets[&vbid.0].is_retired.set(true);
     }
 }
 

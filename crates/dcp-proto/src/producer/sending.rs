@@ -1,0 +1,352 @@
+//! How a stream finds, announces and sends its snapshots.
+
+use std::sync::Arc;
+
+use dcp_wire::message::{SeqnoAdvanced, SnapshotFlags, SnapshotMarker, StreamEndReason};
+use dcp_wire::{EncodeError, Seqno};
+use tracing::warn;
+
+use super::filter::Passage;
+use super::oso;
+use super::outlet::Outlet;
+use super::rollback::purge_may_hide_deletions;
+use super::snapshot::{Items, Next, Sending, Step, Unreadable};
+use super::stream::{Pause, Phase, Stream};
+use super::{Backfill, Cursor, DurableSeqnos, MemoryRead, VBucketSource};
+use crate::Snapshot;
+
+impl Stream {
+    /// Looks for the next snapshot; `false` if there is nothing yet.
+    pub(super) fn begin_snapshot(&mut self, vbucket: &impl VBucketSource) -> bool {
+        if self.disk_only {
+            return self.begin_disk_snapshot(vbucket);
+        }
+        if self.cursor.is_none() {
+            self.take_place(self.last_read, vbucket);
+        }
+        match vbucket.read_memory(self.last_read) {
+            read @ MemoryRead::Items { .. } => self.begin_memory_snapshot(read),
+            MemoryRead::NeedsBackfill => self.begin_disk_snapshot(vbucket),
+            // A filter that names nothing is noticed even when there is nothing to pass it.
+            MemoryRead::UpToDate if self.filter.is_exhausted() => {
+                self.end(StreamEndReason::FILTER_EMPTY);
+                true
+            }
+            MemoryRead::UpToDate => false,
+        }
+    }
+
+    fn begin_disk_snapshot(&mut self, vbucket: &impl VBucketSource) -> bool {
+        let image = vbucket.open_backfill(self.last_read);
+        if self.purge_overtook(image.purge_seqno, vbucket) {
+            self.end(StreamEndReason::ROLLBACK);
+            return true;
+        }
+        if image.end_seqno <= self.last_read {
+            // With memory to come as well, a write is on its way between the two.
+            if self.disk_only {
+                self.end(StreamEndReason::OK);
+            }
+            return self.disk_only;
+        }
+        let is_first = self.last_read == Seqno::ZERO && self.last_marker_end.is_none();
+        if is_first && let Some(sending) = self.oso.open(&self.filter, vbucket) {
+            self.phase = Phase::SendingByKey(sending);
+            return true;
+        }
+        if !self.disk_only {
+            // What comes after the image is read from memory, if it can be kept there.
+            self.take_place(image.end_seqno, vbucket);
+        }
+        let natural_start = Seqno(self.last_read.0.saturating_add(1));
+        let history = vbucket.history_start().filter(|_| self.fields.history);
+        self.phase = Phase::Sending(match history {
+            None => self.disk_snapshot(image, natural_start, false),
+            Some(start) if start <= natural_start => {
+                let image = vbucket.open_history(self.last_read);
+                self.disk_snapshot(image, natural_start, true)
+            }
+            Some(start) => self.disk_snapshot_before(start, image, vbucket),
+        });
+        true
+    }
+
+    /// Stands in the vBucket's memory behind `position`.
+    fn take_place(&mut self, position: Seqno, vbucket: &impl VBucketSource) {
+        let cursor = Arc::new(Cursor::new(position, self.is_droppable));
+        vbucket.register_cursor(&cursor);
+        self.cursor = Some(cursor);
+    }
+
+    fn disk_snapshot(&self, image: Backfill, natural_start: Seqno, is_history: bool) -> Sending {
+        let end = if self.filter.is_collection_aware() {
+            image.end_seqno
+        } else if self.filter.view().sync_writes {
+            image.default_high_seqno
+        } else {
+            image.default_end_seqno
+        };
+        let items = Items::Disk { rest: image.items, purge_seqno: image.purge_seqno };
+        let sending = Sending::new(items, natural_start, Some(end), image.end_seqno);
+        Sending { durable: image.durable, is_history, told: self.last_read, ..sending }
+    }
+
+    /// A snapshot in two parts with the same end: what was changed before the disk began to keep
+    /// every version at `start`, and those versions.
+    fn disk_snapshot_before(
+        &self,
+        start: Seqno,
+        mut image: Backfill,
+        vbucket: &impl VBucketSource,
+    ) -> Sending {
+        let before = Seqno(start.0.saturating_sub(1));
+        let history = self.disk_snapshot(vbucket.open_history(before), start, true);
+        image.items = Box::new(image.items.take_while(move |item| match item {
+            Ok(item) => item.seqno < start,
+            Err(_) => true,
+        }));
+        let natural_start = Seqno(self.last_read.0.saturating_add(1));
+        let first = self.disk_snapshot(image, natural_start, false);
+        Sending { read_up_to: before, then: Some(Box::new(history)), ..first }
+    }
+
+    /// Whether deletions the client has not seen were purged since its request was accepted.
+    fn purge_overtook(&self, purge_seqno: Seqno, vbucket: &impl VBucketSource) -> bool {
+        let collection_high = self.filter.high_seqno(vbucket).unwrap_or_default();
+        let (start, client_purge) = (self.last_read, self.client_purge_seqno);
+        !self.ignore_purged
+            && purge_may_hide_deletions(start, purge_seqno, client_purge, collection_high)
+    }
+
+    fn begin_memory_snapshot(&mut self, read: MemoryRead) -> bool {
+        let MemoryRead::Items {
+            checkpoint_start,
+            begins_checkpoint,
+            is_historical,
+            max_visible_seqno,
+            mut items,
+        } = read
+        else {
+            return false;
+        };
+        let read_up_to = items.last().map_or(Seqno::ZERO, |item| item.seqno);
+        if read_up_to <= self.last_read {
+            return false;
+        }
+        if let Some(cursor) = &self.cursor {
+            cursor.advance(read_up_to);
+        }
+        self.filter.view_mut().skips_deletions = false;
+        self.at_checkpoint |= begins_checkpoint;
+        // The last thing that is the stream's decides where its snapshot ends, sent or not.
+        let mut end = None;
+        items.retain(|item| {
+            let passage = self.filter.check(item);
+            if passage != Passage::Foreign {
+                end = Some(item.seqno);
+            }
+            passage == Passage::Passes
+        });
+        let first = items.first().map(|item| item.seqno).or(end).unwrap_or(read_up_to);
+        let natural_start = match self.last_marker_end {
+            Some(last_end) if begins_checkpoint && checkpoint_start > last_end => {
+                checkpoint_start.min(first)
+            }
+            _ => first,
+        };
+        let items = Items::Memory(items.into_iter());
+        self.phase = Phase::Sending(Sending {
+            durable: DurableSeqnos { max_visible: max_visible_seqno, ..DurableSeqnos::default() },
+            is_history: is_historical && self.fields.history,
+            told: self.last_read,
+            ..Sending::new(items, natural_start, end, read_up_to)
+        });
+        true
+    }
+
+    /// Writes what the outlet takes of the snapshot; `None` once it is done.
+    pub(super) fn write_snapshot(
+        &mut self,
+        mut sending: Sending,
+        outlet: &mut Outlet<'_>,
+    ) -> Option<Pause> {
+        while outlet.may_send() {
+            match self.write_message(&mut sending, outlet) {
+                Ok(Step::Sent) => {}
+                Ok(Step::Scanned) => break,
+                Ok(Step::Done) => {
+                    self.finish_part(sending);
+                    return None;
+                }
+                Err(error) => {
+                    self.fail(error);
+                    return None;
+                }
+            }
+            self.progressed = Some(outlet.now());
+        }
+        self.phase = Phase::Sending(sending);
+        Some(Pause::Ready)
+    }
+
+    /// Writes what the outlet takes of a snapshot in the order of the keys; `None` once it is
+    /// done.
+    pub(super) fn write_by_key(
+        &mut self,
+        mut sending: oso::Sending,
+        outlet: &mut Outlet<'_>,
+    ) -> Option<Pause> {
+        while outlet.may_send() {
+            match sending.write_message(&mut self.filter, &self.shape, self.to, outlet) {
+                Ok(Step::Sent) => {}
+                Ok(Step::Scanned) => break,
+                Ok(Step::Done) => {
+                    // The client stands at the end of it now, with a whole snapshot.
+                    let end = sending.end_seqno;
+                    self.start_seqno = end;
+                    self.snapshot = Snapshot { start: end, end };
+                    self.finish_snapshot(end, true);
+                    return None;
+                }
+                Err(error) => {
+                    self.fail(error);
+                    return None;
+                }
+            }
+            self.progressed = Some(outlet.now());
+        }
+        self.phase = Phase::SendingByKey(sending);
+        Some(Pause::Ready)
+    }
+
+    fn fail(&mut self, error: Unreadable) {
+        warn!(vbid = %self.to.vbid, %error, "stream cannot be read any further");
+        self.end(StreamEndReason::BACKFILL_FAIL);
+    }
+
+    /// Writes the next message of the snapshot.
+    fn write_message(
+        &mut self,
+        sending: &mut Sending,
+        outlet: &mut Outlet<'_>,
+    ) -> Result<Step, Unreadable> {
+        let next = match sending.next.take() {
+            Some(item) => Next::Item(item),
+            None => sending.items.next(&mut self.filter)?,
+        };
+        let to = self.to;
+        match next {
+            Next::Scanned => return Ok(Step::Scanned),
+            Next::Item(item) if !sending.marker_sent => {
+                sending.next = Some(item);
+                self.write_marker(sending, sending.end.unwrap_or(sending.read_up_to), outlet)?;
+            }
+            Next::Item(item) => {
+                sending.told = item.seqno;
+                let shape = &self.shape;
+                outlet.send(|out, scratch| shape.write(&item, to, scratch, out))?;
+            }
+            Next::None => {
+                let Some(seqno) = self.closing_seqno(sending) else {
+                    return Ok(Step::Done);
+                };
+                if !sending.marker_sent {
+                    self.write_marker(sending, seqno, outlet)?;
+                } else {
+                    sending.told = seqno;
+                    outlet.send(|out, _| SeqnoAdvanced { seqno }.encode(to, out))?;
+                }
+            }
+        }
+        Ok(Step::Sent)
+    }
+
+    /// The seqno that the client still has to be told at the end of the snapshot, although its
+    /// item is none the client gets; `None` if it was told everything, or cannot be told.
+    fn closing_seqno(&self, sending: &Sending) -> Option<Seqno> {
+        if !self.filter.is_collection_aware() || sending.then.is_some() {
+            return None;
+        }
+        if sending.marker_sent {
+            return sending.end.filter(|&end| sending.told < end);
+        }
+        // A client that resumed inside a snapshot waits for its end.
+        let is_waiting = self.last_marker_end.is_none() && self.start_seqno < self.snapshot.end;
+        if is_waiting && sending.read_up_to >= self.snapshot.end {
+            return Some(sending.read_up_to);
+        }
+        match sending.items {
+            Items::Memory(_) => sending.end,
+            // The snapshot for a filter that names nothing is announced all the same.
+            Items::Disk { .. } => sending.end.filter(|_| self.filter.is_exhausted()),
+        }
+    }
+
+    fn write_marker(
+        &mut self,
+        sending: &mut Sending,
+        end: Seqno,
+        outlet: &mut Outlet<'_>,
+    ) -> Result<(), EncodeError> {
+        let start = match self.last_marker_end {
+            // The first one goes on with the snapshot the client is in.
+            None => sending.natural_start.min(self.snapshot.start),
+            Some(_) => sending.natural_start,
+        };
+        let mut marker = SnapshotMarker::new(start, end, SnapshotFlags::empty());
+        let durable = sending.durable;
+        marker.max_visible_seqno = self.fields.replication.then_some(durable.max_visible);
+        match sending.items {
+            Items::Memory(_) => {
+                marker.flags = SnapshotFlags::MEMORY;
+                marker.flags.set(SnapshotFlags::CHECKPOINT, self.at_checkpoint);
+                self.at_checkpoint = false;
+                if let Some(takeover) = &mut self.takeover {
+                    marker.flags |= SnapshotFlags::ACK;
+                    takeover.marker_sent();
+                }
+            }
+            Items::Disk { purge_seqno, .. } => {
+                marker.flags = SnapshotFlags::DISK | SnapshotFlags::CHECKPOINT;
+                marker.flags.set(SnapshotFlags::MAY_CONTAIN_DUPLICATES, sending.is_history);
+                let replicates = self.fields.replication;
+                marker.high_completed_seqno = replicates.then_some(durable.high_completed);
+                if self.fields.purge_seqno {
+                    marker.purge_seqno = Some(purge_seqno);
+                    marker.high_prepared_seqno = replicates.then_some(durable.high_prepared);
+                }
+            }
+        }
+        marker.flags.set(SnapshotFlags::HISTORY, sending.is_history);
+        sending.marker_sent = true;
+        sending.end = Some(end);
+        self.last_marker_end = Some(end);
+        let to = self.to;
+        outlet.send(|out, _| marker.encode(to, out))
+    }
+
+    /// Goes on with the second part of a snapshot, or with what comes after it.
+    fn finish_part(&mut self, sending: Sending) {
+        match sending.then {
+            Some(rest) => {
+                self.last_read = self.last_read.max(sending.read_up_to);
+                self.phase = Phase::Sending(*rest);
+            }
+            None => {
+                let from_disk = sending.is_from_disk();
+                self.finish_snapshot(sending.read_up_to, from_disk);
+            }
+        }
+    }
+
+    fn finish_snapshot(&mut self, read_up_to: Seqno, from_disk: bool) {
+        self.last_read = self.last_read.max(read_up_to);
+        self.at_checkpoint |= from_disk;
+        self.filter.view_mut().skips_deletions = false;
+        if self.filter.is_exhausted() {
+            self.end(StreamEndReason::FILTER_EMPTY);
+        } else if self.last_read >= self.end_seqno || (self.disk_only && from_disk) {
+            self.end(StreamEndReason::OK);
+        }
+    }
+}

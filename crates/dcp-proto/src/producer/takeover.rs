@@ -1,0 +1,88 @@
+//! Handing a vBucket over to the client (DCP page "stream-request", flag take-over).
+//!
+//! ```text
+//! items, every marker from memory to be acknowledged
+//!   └► caught up, all acknowledged ─► SET_VBUCKET_STATE pending ─► answered: dead here
+//!        └► the last items, acknowledged ─► SET_VBUCKET_STATE active ─► answered ─► STREAM_END
+//! ```
+
+use dcp_wire::Opcode;
+use dcp_wire::message::VbucketState;
+
+/// How far the vBucket is handed over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// It is still active here.
+    #[default]
+    Before,
+    /// The client was told to get ready.
+    ToldPending,
+    /// It is dead here; the last items are on their way.
+    Dead,
+    /// The client was told to take over.
+    ToldActive,
+    /// The client has taken over.
+    Done,
+}
+
+/// A vBucket that is being handed over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Takeover {
+    stage: Stage,
+    /// Markers sent whose snapshots the client has not acknowledged.
+    unacknowledged: u32,
+}
+
+/// What a stream that has sent everything does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Wait for the client, or for changes.
+    Wait,
+    /// Tell the client the state.
+    Tell(VbucketState),
+    /// End.
+    End,
+}
+
+impl Takeover {
+    /// Notes that a marker was sent that is to be acknowledged.
+    pub(super) const fn marker_sent(&mut self) {
+        self.unacknowledged += 1;
+    }
+
+    /// What follows now that everything is sent.
+    pub(super) const fn next(&self) -> Next {
+        match self.stage {
+            Stage::Done => Next::End,
+            Stage::Before if self.unacknowledged == 0 => Next::Tell(VbucketState::PENDING),
+            Stage::Dead if self.unacknowledged == 0 => Next::Tell(VbucketState::ACTIVE),
+            _ => Next::Wait,
+        }
+    }
+
+    /// Notes that the client was told a state.
+    pub(super) const fn told(&mut self) {
+        self.stage = match self.stage {
+            Stage::Before => Stage::ToldPending,
+            Stage::Dead => Stage::ToldActive,
+            other => other,
+        };
+    }
+
+    /// Takes an answer of the client, whatever its status; returns whether the vBucket is to be
+    /// dead here from now on.
+    pub(super) const fn acknowledged(&mut self, opcode: Opcode) -> bool {
+        match (opcode, self.stage) {
+            (Opcode::DCP_SNAPSHOT_MARKER, _) => {
+                self.unacknowledged = self.unacknowledged.saturating_sub(1);
+            }
+            (Opcode::DCP_SET_VBUCKET_STATE, Stage::ToldPending) => {
+                self.stage = Stage::Dead;
+                return true;
+            }
+            (Opcode::DCP_SET_VBUCKET_STATE, Stage::ToldActive) => self.stage = Stage::Done,
+            _ => {}
+        }
+        false
+    }
+}
