@@ -1,5 +1,6 @@
 use dcp_proto::{Position, Rollback};
 use dcp_wire::Vbuuid;
+use proptest::prelude::*;
 
 use super::*;
 
@@ -265,5 +266,77 @@ fn a_vbucket_that_waits_for_the_application_or_for_nothing_does_not_lag() {
         assert_eq!(reconciler.progressed(nothing, start), None);
         assert_eq!(reconciler.progressed(progress(5, 9), later), None, "{nothing:?}");
         reconciler.progressed(progress(9, 9), later);
+    }
+}
+
+/// Something that happens to a vBucket or a connection.
+#[derive(Clone, Copy, Debug)]
+enum Happening {
+    Place(u64),
+    Open(u16, u64),
+    End(u16, u64, u32),
+    Lose(u64),
+    Unreachable(u64),
+    Postpone(u16),
+    Wait(u64),
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let (vbid, connection) = (0..4_u16, 1..4_u64);
+    prop_oneof![
+        connection.clone().prop_map(Happening::Place),
+        (vbid.clone(), connection.clone()).prop_map(|(vbid, on)| Happening::Open(vbid, on)),
+        (vbid.clone(), connection.clone(), 0..10_u32)
+            .prop_map(|(vbid, on, reason)| Happening::End(vbid, on, reason)),
+        connection.clone().prop_map(Happening::Lose),
+        connection.prop_map(Happening::Unreachable),
+        vbid.prop_map(Happening::Postpone),
+        (0..20_000_u64).prop_map(Happening::Wait),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_vbucket_is_in_one_state_and_has_somebody_or_some_moment(
+        happenings in proptest::collection::vec(happening(), 1..60),
+    ) {
+        let mut now = now();
+        let vbuckets = (0..4).map(|vbid| (Vbid(vbid), Seqno::MAX, *resume()));
+        let mut reconciler = Reconciler::new(vbuckets, PATIENCE, now);
+        for happening in happenings {
+            match happening {
+                Happening::Place(on) => {
+                    for vbid in reconciler.due(now) {
+                        reconciler.assign(vbid, ConnectionId(on));
+                    }
+                    reconciler.take_requests(ConnectionId(on));
+                }
+                Happening::Open(vbid, on) => reconciler.opened(Vbid(vbid), ConnectionId(on), now),
+                Happening::End(vbid, on, reason) => {
+                    let cause = EndCause::Ended(StreamEndReason(reason));
+                    let on = ConnectionId(on);
+                    let _ = reconciler.ended(Vbid(vbid), on, cause, resume(), now);
+                }
+                Happening::Lose(on) => {
+                    let on = ConnectionId(on);
+                    let there = reconciler.placed().into_iter().filter(|placed| placed.1 == on);
+                    let streams = there.map(|(vbid, _)| (vbid, *resume())).collect();
+                    reconciler.lost(on, streams, now);
+                    prop_assert!(reconciler.placed().iter().all(|placed| placed.1 != on));
+                }
+                Happening::Unreachable(on) => reconciler.unreachable(ConnectionId(on), now),
+                Happening::Postpone(vbid) => reconciler.postpone(Vbid(vbid), now),
+                Happening::Wait(millis) => now += Duration::from_millis(millis),
+            }
+            prop_assert_eq!(counts(&reconciler).iter().sum::<usize>(), 4);
+            prop_assert!(reconciler.check(|_| true).is_ok());
+            for (vbid, state, _) in reconciler.states() {
+                let placed = reconciler.connection_of(vbid).is_some();
+                let waits = reconciler.wait_of(vbid, now).is_some();
+                let on_its_way = placed || waits;
+                let is_final = matches!(state, VbucketState::Complete | VbucketState::Failed);
+                prop_assert!(on_its_way != is_final, "{} is {:?}", vbid, state);
+            }
+        }
     }
 }

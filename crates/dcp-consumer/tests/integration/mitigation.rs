@@ -264,3 +264,64 @@ async fn records_of_transactions_are_hidden_unless_asked_for() {
         assert_eq!(checkpoint.position(VB).unwrap().seqno, Seqno(4), "past what is hidden");
     }
 }
+
+#[tokio::test]
+async fn a_server_that_may_not_say_what_is_persisted_ends_the_stream_with_advice() {
+    let refusals =
+        [("EACCESS", ErrorKind::AccessDenied), ("UNKNOWN_COMMAND", ErrorKind::Unsupported)];
+    for (status, kind) in refusals {
+        let producer = cluster(1, 1, 0).await;
+        write(&producer, 0..5);
+        producer.set_faults(observe_answers(status, "")).unwrap();
+        let client = connect(&producer).await;
+        let mut stream = stream(&client, persisted_only(Start::Earliest, End::Now)).await;
+        let error = timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains("persisted_only"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn rule_11_a_copy_that_does_not_answer_is_asked_again() {
+    for status in ["ETMPFAIL", "KEY_ENOENT", "NOT_MY_VBUCKET"] {
+        let producer = cluster(2, 1, 1).await;
+        write(&producer, 0..5);
+        producer.set_faults(observe_answers(status, r#", "nth": 1"#)).unwrap();
+        let client = connect(&producer).await;
+        let mut stream = stream(&client, persisted_only(Start::Earliest, End::Now)).await;
+        assert_eq!(read_all(&mut stream).await.len(), 5, "{status}");
+        assert_eq!(producer.fault_counts(), [1]);
+    }
+}
+
+fn observe_answers(status: &str, further: &str) -> Vec<dcp_producer::Rule> {
+    let rules = format!(
+        r#"[{{"condition": {{"opcode": "OBSERVE_SEQNO"{further}}},
+             "reaction": {{"answer": {{"status": "{status}"}}}}}}]"#
+    );
+    dcp_producer::parse_rules(&rules).unwrap()
+}
+
+#[tokio::test]
+async fn rule_11_vbuckets_move_while_their_changes_wait() {
+    let producer = cluster(3, 6, 1).await;
+    let client = connect(&producer).await;
+    let mut stream = stream(&client, persisted_only(Start::Earliest, End::Never)).await;
+    let mut next = 0;
+    for round in 0..4_usize {
+        write(&producer, next..next + 60);
+        for vbid in (0..6).map(Vbid) {
+            producer.move_vbucket(vbid, (usize::from(vbid.0) + round) % 3).unwrap();
+        }
+        write(&producer, next + 60..next + 120);
+        let mut keys: Vec<Vec<u8>> =
+            take(&mut stream, 120).await.into_iter().map(|item| row(item).key).collect();
+        let mut all: Vec<Vec<u8>> =
+            (next..next + 120).map(|key| format!("key-{key}").into_bytes()).collect();
+        keys.sort();
+        all.sort();
+        assert_eq!(keys, all, "each once, round {round}");
+        next += 120;
+    }
+    assert_eq!(stream.stats().connection.rollbacks, 0);
+}
