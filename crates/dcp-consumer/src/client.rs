@@ -158,11 +158,12 @@ impl Client {
     async fn plan(&self, options: &StreamOptions) -> Result<Plan, Error> {
         options::check(options)?;
         let opening = Opening::new(options)?;
-        let filter = filter::resolve(&options.filter, &self.manifest())?;
-        let hash = filter::hash(&filter);
         let vbids = self.vbuckets(options)?;
         let mut survey = Survey::new(Arc::clone(&self.bucket), Some(opening.clone()));
         survey.connect(&vbids).await?;
+        // Each connection brings the manifest of its node: this is the newest there is.
+        let filter = filter::resolve(&options.filter, &self.manifest())?;
+        let hash = filter::hash(&filter);
         let asks =
             !matches!((&options.start, &options.end), (Start::Earliest, End::Never | End::At(_)));
         let high = if asks { survey.high_seqnos(&vbids).await? } else { BTreeMap::new() };

@@ -52,6 +52,19 @@ pub(crate) fn hidden(filter: &StreamFilter, manifest: &Manifest) -> Hidden {
     hidden.with_system_scope(scope, collections)
 }
 
+/// What is left of a filter without what the manifest no longer has; `None` if nothing is.
+pub(crate) fn remaining(filter: &StreamFilter, manifest: &Manifest) -> Option<StreamFilter> {
+    match filter {
+        StreamFilter::All => Some(StreamFilter::All),
+        StreamFilter::Scope(id) => manifest.scope(*id).map(|_| filter.clone()),
+        StreamFilter::Collections(ids) => {
+            let there = ids.iter().copied().filter(|id| manifest.collection(*id).is_some());
+            let ids: Vec<_> = there.collect();
+            (!ids.is_empty()).then_some(StreamFilter::Collections(ids))
+        }
+    }
+}
+
 /// Fingerprint of a filter. Made of ids, so that a collection made anew under its old name does
 /// not go on where the old one stopped.
 pub(crate) fn hash(filter: &StreamFilter) -> FilterHash {
@@ -124,6 +137,23 @@ mod tests {
         assert_eq!(hidden(&StreamFilter::Scope(ScopeId(8)), &system), all);
         let none_yet = all.with_system_scope(None, []);
         assert_eq!(hidden(&StreamFilter::All, &manifest()), none_yet);
+    }
+
+    #[test]
+    fn what_was_dropped_is_taken_out_of_a_filter() {
+        let both = collections(&["shop.orders", "shop.carts"]).unwrap();
+        assert_eq!(remaining(&both, &manifest()), Some(both.clone()));
+        let less = r#"{"uid":"5","scopes":[{"name":"shop","uid":"8","collections":
+            [{"name":"orders","uid":"b"},{"name":"carts","uid":"a"}]}]}"#;
+        let less = Manifest::parse(less.as_bytes()).unwrap();
+        let carts = StreamFilter::Collections(vec![CollectionId(10)]);
+        assert_eq!(remaining(&both, &less), Some(carts), "the new one is not meant");
+        let orders = collections(&["shop.orders"]).unwrap();
+        assert_eq!(remaining(&orders, &less), None);
+        let scope = resolve(&Filter::Scope("shop".to_owned()), &less).unwrap();
+        assert_eq!(remaining(&scope, &less), Some(scope.clone()));
+        assert_eq!(remaining(&scope, &Manifest::default()), None);
+        assert_eq!(remaining(&StreamFilter::All, &less), Some(StreamFilter::All));
     }
 
     #[test]

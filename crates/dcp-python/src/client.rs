@@ -1,11 +1,9 @@
 //! Connections to a bucket.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeMap;
 
 use dcp_arrow::{ArrowSink, BatchLimits, BufferPool, CollectionName, CollectionNames, TableSchema};
 use dcp_consumer::Client as EngineClient;
-use dcp_wire::CollectionId;
 use pyo3::prelude::*;
 
 use crate::error::Failure;
@@ -87,15 +85,13 @@ fn sinks(
     move || ArrowSink::with_pool(table.clone(), names.clone(), BatchLimits::default(), pool.clone())
 }
 
-/// Names as the client's manifest has them now, or had them last.
+/// Names as the client's manifest has them.
 fn names(client: EngineClient) -> CollectionNames {
-    // The last changes of a collection may arrive after its name has gone from the manifest.
-    let seen: Mutex<HashMap<CollectionId, CollectionName>> = Mutex::default();
+    let scopes = client.clone();
     CollectionNames::new(move |id| {
-        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((scope, collection)) = client.manifest().names(id) {
-            seen.insert(id, CollectionName::new(scope, collection));
-        }
-        seen.get(&id).cloned()
+        let manifest = client.manifest();
+        let (scope, collection) = manifest.names(id)?;
+        Some(CollectionName::new(scope, collection))
     })
+    .with_scopes(move |id| Some(scopes.manifest().scope(id)?.name.as_str().into()))
 }

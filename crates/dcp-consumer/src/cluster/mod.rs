@@ -1,5 +1,6 @@
 //! The task of one stream: places its vBuckets on connections and keeps them there.
 
+mod dropped;
 mod mitigation;
 
 use std::collections::{HashMap, HashSet};
@@ -266,7 +267,8 @@ impl<S: BatchSink> Cluster<S> {
                     tracing::debug!(%error, "no cluster map could be fetched");
                     self.last_error = Some(error);
                 }
-                self.bucket.check_identity()
+                self.bucket.check_identity()?;
+                self.drop_from_filter().map(drop)
             }
             Event::Observed(address, observed) => self.observed(&address, observed),
         }
@@ -292,6 +294,7 @@ impl<S: BatchSink> Cluster<S> {
                 match self.reconciler.ended(vbid, id, cause, resume, now) {
                     Verdict::Fatal(error) => return Err(error),
                     Verdict::Retry { fetch_map: true } => self.poll_map_at = now,
+                    Verdict::FilterRefused => self.filter_refused()?,
                     Verdict::Retry { fetch_map: false } | Verdict::Complete => {}
                 }
                 if let Some(wait) = self.reconciler.wait_of(vbid, now) {
@@ -538,7 +541,14 @@ impl<S: BatchSink> Cluster<S> {
         });
         if let Some(commands) = up {
             let _ = commands.send(Command::FetchMap);
-        } else if !std::mem::replace(&mut self.fetching_map, true) {
+        } else {
+            self.fetch_map();
+        }
+    }
+
+    /// Asks any node for the map and the manifest, unless that is going on already.
+    fn fetch_map(&mut self) {
+        if !std::mem::replace(&mut self.fetching_map, true) {
             let (bucket, outcomes) = (Arc::clone(&self.bucket), self.outcomes.sender.clone());
             let cancel = self.cancel.clone();
             tokio::spawn(async move {

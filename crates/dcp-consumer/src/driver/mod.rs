@@ -8,6 +8,7 @@ use std::task::Poll;
 use std::time::Instant;
 
 use bytes::{Buf, Bytes, BytesMut};
+use dcp_proto::consumer::StreamFilter;
 use dcp_proto::consumer::{Connection, ConnectionError, EndCause, Event, Held, Limit, Resume};
 use dcp_proto::{BatchSink, Rollback, SinkError};
 use dcp_wire::{Seqno, Vbid, Vbuuid};
@@ -27,6 +28,8 @@ pub(crate) struct ConnectionId(pub(crate) u64);
 /// What a connection's task is told to do.
 #[derive(Debug)]
 pub(crate) enum Command {
+    /// Ask for this from now on.
+    Filter(StreamFilter),
     /// Open a stream.
     Open { vbid: Vbid, end_seqno: Seqno, resume: Box<Resume> },
     /// Close a stream; it is reported as ended.
@@ -227,6 +230,7 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
                     self.driver.machine.persisted(vbid, vbuuid, seqno);
                 }
             }
+            Command::Filter(filter) => self.driver.machine.set_filter(filter),
             Command::FetchMap => self.driver.machine.request_cluster_map(),
             Command::FetchHighSeqnos => self.driver.machine.request_high_seqnos(),
         }

@@ -18,10 +18,6 @@ const SETTLED: Duration = Duration::from_secs(10);
 /// Servers are known to hold back the last change of a quiet vBucket until the next one.
 const STILL: Duration = Duration::from_secs(60);
 
-/// How often an answer that should pass is taken, one after the other, before it is believed: a
-/// node that has not heard of a new collection, or is being told of its bucket.
-const DOUBTED: u32 = 8;
-
 /// What a vBucket is doing. Each is in exactly one of these states, and every one that is not
 /// final has somebody or some moment that takes it further.
 #[derive(Debug)]
@@ -45,6 +41,10 @@ struct Entry {
     end_seqno: Seqno,
     /// Failures in a row.
     attempts: u32,
+    /// Whether it has ever streamed.
+    was_open: bool,
+    /// Whether its last request was refused for what the filter names.
+    is_refused: bool,
     /// Since when it has not been streaming.
     idle_since: Option<Instant>,
     /// Highest seqno the server was heard to have.
@@ -60,6 +60,8 @@ pub(crate) enum Verdict {
     Complete,
     /// It will be opened again; the server's map is doubtful.
     Retry { fetch_map: bool },
+    /// It will be opened again; the node does not know what the filter names.
+    FilterRefused,
     /// The whole stream ends with this error.
     Fatal(Error),
 }
@@ -167,6 +169,7 @@ impl Reconciler {
         if entry.is_on(on) {
             entry.state = State::Streaming { on, since: now };
             entry.idle_since = None;
+            (entry.was_open, entry.is_refused) = (true, false);
         }
     }
 
@@ -198,7 +201,7 @@ impl Reconciler {
             return Verdict::Retry { fetch_map: false };
         }
         entry.settle(now);
-        let (backoff, fetch_map) = match decide(vbid, &cause, entry.attempts) {
+        let (backoff, fetch_map) = match decide(vbid, &cause) {
             Decision::Complete => {
                 entry.state = State::Complete;
                 entry.idle_since = None;
@@ -210,11 +213,28 @@ impl Reconciler {
                 return Verdict::Fatal(error);
             }
             Decision::Retry(backoff) => (backoff, false),
+            Decision::FilterRefused => {
+                entry.is_refused = true;
+                entry.back_off(Backoff::SHORT, resume, now);
+                return Verdict::FilterRefused;
+            }
             Decision::Moved => (Backoff::SHORT, true),
         };
         tracing::debug!(%vbid, ?cause, attempts = entry.attempts, "a stream will be opened again");
         entry.back_off(backoff, resume, now);
         Verdict::Retry { fetch_map }
+    }
+
+    /// What the filter names is gone: the vBuckets whose requests were refused for it have come to
+    /// their ends. `false` if none has ever streamed.
+    pub(crate) fn complete_refused(&mut self) -> bool {
+        for entry in self.vbuckets.values_mut() {
+            if entry.is_refused && matches!(entry.state, State::BackingOff { .. }) {
+                entry.state = State::Complete;
+                entry.idle_since = None;
+            }
+        }
+        self.vbuckets.values().any(|entry| entry.was_open)
     }
 
     /// The connection a vBucket is on, or will be.
@@ -329,7 +349,16 @@ impl Reconciler {
 
 impl Entry {
     const fn new(state: State, end_seqno: Seqno) -> Self {
-        Self { state, end_seqno, attempts: 0, idle_since: None, high_seqno: None, still: None }
+        Self {
+            state,
+            end_seqno,
+            attempts: 0,
+            was_open: false,
+            is_refused: false,
+            idle_since: None,
+            high_seqno: None,
+            still: None,
+        }
     }
 
     const fn state(&self) -> VbucketState {
@@ -372,17 +401,17 @@ enum Decision {
     Retry(Backoff),
     /// Retry once the cluster map is right again.
     Moved,
+    /// Retry unless what the filter names turns out to be gone.
+    FilterRefused,
     Fatal(Error),
 }
 
-/// The table of stream ends and open errors; `attempts` is how often in a row it has failed.
-fn decide(vbid: Vbid, cause: &EndCause, attempts: u32) -> Decision {
+/// The table of stream ends and open errors.
+fn decide(vbid: Vbid, cause: &EndCause) -> Decision {
     match cause {
         EndCause::Complete => Decision::Complete,
         EndCause::Ended(reason) => decide_end(vbid, *reason),
-        EndCause::Refused(OpenStreamError::Refused { status, .. }) => {
-            decide_refusal(vbid, *status, attempts)
-        }
+        EndCause::Refused(OpenStreamError::Refused { status, .. }) => decide_refusal(vbid, *status),
         EndCause::RolledBack(rollback) => {
             let message = format!(
                 "{vbid} was rolled back to seqno {}: what was read above it is no longer true",
@@ -415,7 +444,7 @@ fn decide_end(vbid: Vbid, reason: StreamEndReason) -> Decision {
     }
 }
 
-fn decide_refusal(vbid: Vbid, status: Status, attempts: u32) -> Decision {
+fn decide_refusal(vbid: Vbid, status: Status) -> Decision {
     let fatal = |kind, message: String| {
         Decision::Fatal(Error::new(kind, message).with_vbid(vbid).with_status(status))
     };
@@ -428,13 +457,7 @@ fn decide_refusal(vbid: Vbid, status: Status, attempts: u32) -> Decision {
                 .to_owned(),
         ),
         // A node may hear of a new collection later than we.
-        Status::UNKNOWN_COLLECTION | Status::UNKNOWN_SCOPE if attempts < DOUBTED => {
-            Decision::Retry(Backoff::SHORT)
-        }
-        Status::UNKNOWN_COLLECTION | Status::UNKNOWN_SCOPE => fatal(
-            ErrorKind::Config,
-            format!("the filter names a scope or collection that is gone ({status})"),
-        ),
+        Status::UNKNOWN_COLLECTION | Status::UNKNOWN_SCOPE => Decision::FilterRefused,
         Status::KEY_ENOENT
         | Status::EINVAL
         | Status::ERANGE

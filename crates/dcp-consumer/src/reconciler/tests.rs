@@ -47,13 +47,14 @@ enum Expected {
     Complete,
     /// Opened again, soon or in a second or more.
     Soon,
+    Doubted,
     Later,
     /// The same once the map has been fetched.
     Moved,
     Fatal(ErrorKind),
 }
 
-use Expected::{Complete, Fatal, Later, Moved, Soon};
+use Expected::{Complete, Doubted, Fatal, Later, Moved, Soon};
 
 fn verdict(cause: EndCause) -> Expected {
     let now = now();
@@ -69,6 +70,10 @@ fn verdict(cause: EndCause) -> Expected {
             assert_eq!(counts(&reconciler), [0, 0, 0, 0, 1]);
             assert_eq!(error.vbid(), Some(VB));
             Fatal(error.kind())
+        }
+        Verdict::FilterRefused => {
+            assert_eq!(counts(&reconciler), [0, 0, 1, 0, 0]);
+            Doubted
         }
         Verdict::Retry { fetch_map } => {
             assert_eq!(counts(&reconciler), [0, 0, 1, 0, 0]);
@@ -119,8 +124,8 @@ fn every_refusal_has_its_consequence() {
         (Status::ENOMEM, Soon),
         (Status::NOT_INITIALIZED, Soon),
         (Status::COLLECTIONS_MANIFEST_IS_AHEAD, Soon),
-        (Status::UNKNOWN_COLLECTION, Soon),
-        (Status::UNKNOWN_SCOPE, Soon),
+        (Status::UNKNOWN_COLLECTION, Doubted),
+        (Status::UNKNOWN_SCOPE, Doubted),
         (Status::EACCESS, Fatal(ErrorKind::AccessDenied)),
         (Status::DCP_STREAMID_INVALID, status),
         (Status::NOT_SUPPORTED, status),
@@ -147,24 +152,28 @@ fn a_rollback_that_is_to_be_raised_ends_the_stream() {
 }
 
 #[test]
-fn a_collection_that_stays_unknown_is_believed_to_be_gone() {
-    let mut at = now();
-    let mut reconciler = streaming(at);
+fn a_vbucket_is_complete_once_everything_its_refused_filter_names_is_gone() {
+    let at = now();
     let status = Status::UNKNOWN_COLLECTION;
     let refused = || EndCause::Refused(OpenStreamError::Refused { status, manifest_uid: None });
-    for attempt in 0.. {
-        match reconciler.ended(VB, ON, refused(), resume(), at) {
-            Verdict::Retry { .. } => {}
-            Verdict::Fatal(error) => {
-                assert_eq!((error.kind(), attempt), (ErrorKind::Config, DOUBTED));
-                return;
-            }
-            Verdict::Complete => panic!("not complete"),
-        }
-        at += Duration::from_secs(11);
-        assert_eq!(reconciler.due(at), [VB]);
-        reconciler.assign(VB, ON);
-    }
+    let mut reconciler = one(at);
+    reconciler.assign(VB, ON);
+    reconciler.take_requests(ON);
+    let verdict = reconciler.ended(VB, ON, refused(), resume(), at);
+    assert!(matches!(verdict, Verdict::FilterRefused), "{verdict:?}");
+    assert!(!reconciler.complete_refused(), "it never streamed: the filter was wrong");
+    let mut reconciler = streaming(at);
+    assert!(reconciler.complete_refused());
+    assert_eq!(counts(&reconciler), [0, 1, 0, 0, 0], "what streams ends by itself");
+    reconciler.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), resume(), at);
+    assert!(reconciler.complete_refused());
+    assert_eq!(counts(&reconciler), [0, 0, 1, 0, 0], "it is opened again for another reason");
+    let later = at + Duration::from_secs(60);
+    assert_eq!(reconciler.due(later), [VB]);
+    reconciler.assign(VB, ON);
+    reconciler.ended(VB, ON, refused(), resume(), later);
+    assert!(reconciler.complete_refused());
+    assert_eq!(counts(&reconciler), [0, 0, 0, 1, 0]);
 }
 
 #[test]

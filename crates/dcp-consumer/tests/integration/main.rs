@@ -2,6 +2,7 @@
 
 mod acknowledge;
 mod checkpoint_file;
+mod collections;
 mod connect;
 mod content;
 mod data_service;

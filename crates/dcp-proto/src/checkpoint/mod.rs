@@ -90,8 +90,8 @@ pub enum CheckpointError {
     },
     /// It was made with another filter.
     #[error(
-        "the checkpoint was made with another filter of scopes and collections: use the same \
-         filter, or start without a checkpoint"
+        "the checkpoint was made with another filter of scopes and collections, or what the filter \
+         names was dropped and made anew: use the same filter, or start without a checkpoint"
     )]
     OtherFilter {
         /// Fingerprint in the checkpoint.

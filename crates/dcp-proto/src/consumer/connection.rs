@@ -146,6 +146,11 @@ impl Connection {
         }
     }
 
+    /// Command: stream requests ask for this from now on; streams that are open stay as they are.
+    pub fn set_filter(&mut self, filter: StreamFilter) {
+        self.config.filter = filter;
+    }
+
     /// Input: time has passed.
     ///
     /// # Errors

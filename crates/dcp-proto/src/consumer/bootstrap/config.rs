@@ -108,6 +108,8 @@ impl DcpOpen {
             ControlSetting::required(Control::CONNECTION_BUFFER_SIZE, buffer_size),
             ControlSetting::optional(Control::ENABLE_EXPIRY_OPCODE, true),
             ControlSetting::optional(Control::SEND_STREAM_END_ON_CLIENT_CLOSE_STREAM, true),
+            ControlSetting::optional(Control::FLATBUFFERS_SYSTEM_EVENTS, true)
+                .needing(Feature::COLLECTIONS),
             ControlSetting::optional(Control::MAX_MARKER_VERSION, "2.2")
                 .needing(Feature::COLLECTIONS),
         ];

@@ -138,11 +138,9 @@ impl Stream {
             key: event.key,
             value: event.value,
         })?;
-        // Every payload before FlatBuffers begins with the manifest's uid.
-        if event.version <= 1
-            && let Some((uid, _)) = event.value.split_first_chunk::<8>()
-        {
-            self.resume.position.manifest_uid = ManifestUid(u64::from_be_bytes(*uid));
+        // What is not understood is passed over, as the protocol wants it.
+        if let Ok(Some(payload)) = event.payload() {
+            self.resume.position.manifest_uid = payload.manifest_uid;
         }
         Ok(Progress { repeated_seqno, ..self.processed(event.seqno) })
     }

@@ -31,7 +31,7 @@ fn a_connection_is_set_up_in_four_round_trips() {
                 Opcode::GET_CLUSTER_CONFIG,
                 Opcode::GET_COLLECTIONS_MANIFEST
             ],
-            [vec![Opcode::DCP_OPEN], vec![Opcode::DCP_CONTROL; 6]].concat(),
+            [vec![Opcode::DCP_OPEN], vec![Opcode::DCP_CONTROL; 7]].concat(),
         ]
     );
     let outcome = bootstrap.take_outcome().unwrap();
