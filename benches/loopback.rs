@@ -14,7 +14,7 @@ use dcp_benches::frames::{KEY_LEN, Shape, frame_len, json_value};
 use dcp_benches::machine::default_congestion_control;
 use dcp_benches::measure::{Case, Options, WallClock, compare};
 use dcp_benches::report::{Group, run};
-use dcp_benches::sender::{self, Sender};
+use dcp_benches::sender::{self, Sender, may_choose};
 use dcp_consumer::{Client, ConnectOptions, Credentials, End, StreamOptions};
 use dcp_producer::{Producer, ProducerOptions, WriteOptions};
 use dcp_wire::{Seqno, Vbid};
@@ -85,7 +85,10 @@ fn ready_frames(
 fn embedded_producer(options: &Options, value_len: usize) -> Result<Group, Error> {
     let documents: u64 = options.pick(100_000, 1_000_000);
     let server = runtime(1)?;
-    let producer_options = ProducerOptions::default();
+    let mut producer_options = ProducerOptions::default();
+    let congestion_control =
+        if may_choose("reno") { "reno".to_owned() } else { default_congestion_control() };
+    producer_options.congestion_control = Some(congestion_control.clone());
     let credentials = (producer_options.username.clone(), producer_options.password.clone());
     let vbuckets = producer_options.vbuckets;
     let producer = server.block_on(Producer::start(producer_options))?;
@@ -115,8 +118,7 @@ fn embedded_producer(options: &Options, value_len: usize) -> Result<Group, Error
         name,
         shape: format!(
             "1 node, {vbuckets} vBuckets, {KEY_LEN} B keys, backfill from disk, \
-             TCP {}, window 8 MiB, batches of 10,000 rows or 4 MiB",
-            default_congestion_control()
+             TCP {congestion_control}, window 8 MiB, batches of 10,000 rows or 4 MiB"
         ),
         rows: documents,
         bytes: documents * frame_len(value_len) as u64,

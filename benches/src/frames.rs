@@ -113,6 +113,9 @@ impl Frames {
     pub fn set_opaque(&mut self, vbid: Vbid, opaque: Opaque) {
         let Some(run) = self.runs.get(vbid.index()) else { return };
         let opaque = opaque.0.to_be_bytes();
+        if self.bytes[run.marker + OPAQUE_AT..][..4] == opaque {
+            return;
+        }
         for place in std::iter::once(run.marker).chain(self.places(run)) {
             self.bytes[place + OPAQUE_AT..][..4].copy_from_slice(&opaque);
         }

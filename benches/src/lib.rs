@@ -8,6 +8,8 @@
 
 pub mod columns;
 pub mod drain;
+pub mod drive;
+pub mod footprint;
 pub mod frames;
 pub mod machine;
 pub mod measure;

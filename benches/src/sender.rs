@@ -32,6 +32,14 @@ const MECHANISM: Mechanism = Mechanism::ScramSha1;
 /// Largest single write in bytes: smaller ones cost the sender more than everything else.
 const WRITE_LEN: usize = 256 * 1024;
 
+/// Whether this process may choose the congestion control `name` for its sockets.
+#[must_use]
+pub fn may_choose(name: &str) -> bool {
+    Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
+        .and_then(|socket| socket.set_tcp_congestion(name.as_bytes()))
+        .is_ok()
+}
+
 /// A node whose every DCP connection sends the same stream: `passes` passes of the frames on all
 /// vBuckets, then the ends of the streams.
 #[derive(Debug)]
@@ -81,17 +89,20 @@ impl Sender {
             high_seqno: frames.rows_per_vbucket() * passes,
         };
         let bytes = frames.bytes().len() as u64 * passes + frames.stream_ends()?.len() as u64;
+        let rows = frames.rows() * passes;
+        let ready = Arc::new(Mutex::new(Some(frames)));
         thread::Builder::new().name("sender".to_owned()).spawn(move || {
             while let Ok((socket, _)) = listener.accept() {
+                let ready = Arc::clone(&ready);
                 thread::spawn(move || {
-                    if let Err(error) = Connection::serve(socket, plan) {
+                    if let Err(error) = Connection::serve(socket, plan, ready) {
                         // The client at the other end fails as well, and says so.
                         let _ = writeln!(std::io::stderr(), "sender: {error}");
                     }
                 });
             }
         })?;
-        Ok(Self { address, congestion_control, plan, rows: frames.rows() * passes, bytes })
+        Ok(Self { address, congestion_control, plan, rows, bytes })
     }
 
     /// Where the node listens.
@@ -138,12 +149,16 @@ struct Connection {
     window: Arc<Window>,
     /// The exchange in progress.
     scram: Option<ScramServer>,
+    /// Where the first connection finds frames, and leaves them for the next one.
+    ready: Ready,
     frames: Option<Frames>,
     opened: u16,
 }
 
+type Ready = Arc<Mutex<Option<Frames>>>;
+
 impl Connection {
-    fn serve(socket: TcpStream, plan: Plan) -> Result<(), Error> {
+    fn serve(socket: TcpStream, plan: Plan, ready: Ready) -> Result<(), Error> {
         socket.set_nodelay(true)?;
         let mut connection = Self {
             plan,
@@ -151,6 +166,7 @@ impl Connection {
             reader: socket,
             window: Arc::default(),
             scram: None,
+            ready,
             frames: None,
             opened: 0,
         };
@@ -272,7 +288,8 @@ impl Connection {
     fn open_stream(&mut self, request: &Frame<'_>) -> Result<(), Error> {
         let stream = StreamRequest::decode(request)?;
         if self.frames.is_none() {
-            self.frames = Some(Frames::new(self.plan.shape)?);
+            let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner).take();
+            self.frames = Some(ready.map_or_else(|| Frames::new(self.plan.shape), Ok)?);
         }
         let Some(frames) = &mut self.frames else { return Ok(()) };
         if stream.start_seqno != Seqno::ZERO || stream.vbid.0 >= self.plan.shape.vbuckets {
@@ -285,9 +302,12 @@ impl Connection {
             && let Some(frames) = self.frames.take()
         {
             let (writer, window) = (Arc::clone(&self.writer), Arc::clone(&self.window));
-            let passes = self.plan.passes;
-            thread::spawn(move || {
-                if send(frames, passes, &writer, &window).is_err() {
+            let (passes, ready) = (self.plan.passes, Arc::clone(&self.ready));
+            thread::spawn(move || match send(frames, passes, &writer, &window) {
+                Ok(frames) => {
+                    *ready.lock().unwrap_or_else(PoisonError::into_inner) = Some(frames);
+                }
+                Err(_) => {
                     // Whoever reads learns of it by the end of the connection.
                     let writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
                     let _ = writer.shutdown(Shutdown::Both);
@@ -303,7 +323,7 @@ fn send(
     passes: u64,
     writer: &Mutex<TcpStream>,
     window: &Window,
-) -> Result<(), Error> {
+) -> Result<Frames, Error> {
     let pieces = frames.pieces(WRITE_LEN);
     let write = |piece: &[u8]| -> Result<(), Error> {
         let mut rest = piece;
@@ -315,13 +335,19 @@ fn send(
         }
         Ok(())
     };
-    for _ in 0..passes {
+    for pass in 0..passes {
+        if pass > 0 {
+            frames.advance();
+        }
         for piece in &pieces {
             write(&frames.bytes()[piece.clone()])?;
         }
-        frames.advance();
     }
-    write(&frames.stream_ends()?)
+    write(&frames.stream_ends()?)?;
+    if passes > 1 {
+        frames.rewind();
+    }
+    Ok(frames)
 }
 
 /// Length of the frames that may be sent while there is `room`: the last one may exceed it.

@@ -71,6 +71,10 @@ pub struct ProducerOptions {
     pub alternate_host: Option<String>,
     /// How long a change waits in memory before it is persisted. Default 50 ms.
     pub persist_delay: Duration,
+    /// TCP congestion control of the connections, as `reno` or `cubic`; that the system refuses it
+    /// is an error. By default `reno` where the system lets the process choose, which is faster
+    /// over loopback than algorithms that pace, such as `bbr`.
+    pub congestion_control: Option<String>,
 }
 
 impl Default for ProducerOptions {
@@ -100,6 +104,7 @@ impl Default for ProducerOptions {
             ephemeral: false,
             alternate_host: None,
             persist_delay: Duration::from_millis(50),
+            congestion_control: None,
         }
     }
 }

@@ -46,11 +46,16 @@ impl Checkpoint {
         self.start + self.items.len() as u64
     }
 
+    /// What there is for each seqno above `after`, in order.
+    fn slots_above(&self, after: Seqno) -> &[Option<Arc<Item>>] {
+        let skip = (after.0 + 1).saturating_sub(self.start);
+        let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+        self.items.get(skip..).unwrap_or_default()
+    }
+
     /// The changes above `after`, in order.
     fn above(&self, after: Seqno) -> impl Iterator<Item = &Arc<Item>> {
-        let skip = (after.0 + 1).saturating_sub(self.start);
-        let skip = usize::try_from(skip).unwrap_or(usize::MAX).min(self.items.len());
-        self.items.iter().skip(skip).flatten()
+        self.slots_above(after).iter().flatten()
     }
 }
 
@@ -177,7 +182,7 @@ impl CheckpointLog {
             begins_checkpoint: next <= checkpoint.start,
             is_historical: self.is_historical,
             max_visible_seqno: checkpoint.max_visible(),
-            items: checkpoint.above(after).cloned().collect(),
+            items: super::shared(checkpoint.slots_above(after)),
         }
     }
 }

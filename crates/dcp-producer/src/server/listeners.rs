@@ -1,7 +1,9 @@
 //! The ports of an embedded cluster.
 
-use std::net::{IpAddr, SocketAddr};
+use std::io;
+use std::net::SocketAddr;
 
+use socket2::{SockRef, Socket};
 use tokio::net::TcpListener;
 
 use crate::cluster::{Node, TlsAddresses};
@@ -50,15 +52,14 @@ impl NodeListeners {
     /// Opens the ports of the node that has this number.
     pub(crate) async fn bind(options: &ProducerOptions, index: usize) -> Result<Self, Error> {
         let port = |option, first| port(option, first, index, options.nodes);
-        let (kv, kv_address) = listen(options.host, port("port", options.port)?).await?;
+        let (kv, kv_address) = listen(options, port("port", options.port)?).await?;
         let mgmt_port = port("management_port", options.management_port)?;
-        let (mgmt, mgmt_address) = listen(options.host, mgmt_port).await?;
+        let (mgmt, mgmt_address) = listen(options, mgmt_port).await?;
         let mut addresses = Node { kv: kv_address, mgmt: mgmt_address, tls: None };
         let mut tls = None;
         if options.tls.is_some() {
-            let (kv, kv_address) =
-                listen(options.host, port("tls_port", options.tls_port)?).await?;
-            let (mgmt, mgmt_address) = listen(options.host, 0).await?;
+            let (kv, kv_address) = listen(options, port("tls_port", options.tls_port)?).await?;
+            let (mgmt, mgmt_address) = listen(options, 0).await?;
             addresses.tls = Some(TlsAddresses { kv: kv_address, mgmt: mgmt_address });
             tls = Some(TlsListeners { kv, mgmt });
         }
@@ -78,22 +79,47 @@ fn port(option: &'static str, first: u16, index: usize, nodes: usize) -> Result<
     })
 }
 
-async fn listen(host: IpAddr, port: u16) -> Result<(TcpListener, SocketAddr), Error> {
-    let address = SocketAddr::new(host, port);
+async fn listen(options: &ProducerOptions, port: u16) -> Result<(TcpListener, SocketAddr), Error> {
+    let address = SocketAddr::new(options.host, port);
     let failed = |source| Error::Listen { host: address.ip(), port: address.port(), source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
-    choose_congestion_control(&socket2::SockRef::from(&listener));
+    choose_congestion_control(&SockRef::from(&listener), options).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
 }
 
 /// Loopback has no congestion; an algorithm that paces by round-trip times costs throughput. Which
-/// ones a process may choose is up to the system: its own stays if it refuses.
-pub(super) fn choose_congestion_control(socket: &socket2::Socket) {
-    #[cfg(target_os = "linux")]
-    if let Err(error) = socket.set_tcp_congestion(b"reno") {
+/// ones a process may choose is up to the system: unless one was asked for, its own stays if it
+/// refuses.
+fn choose_congestion_control(socket: &Socket, options: &ProducerOptions) -> io::Result<()> {
+    if let Some(name) = &options.congestion_control {
+        return set_congestion_control(socket, name.as_bytes());
+    }
+    if let Err(error) = set_congestion_control(socket, b"reno") {
         tracing::debug!(%error, "keeping the system's congestion control");
     }
-    #[cfg(not(target_os = "linux"))]
-    let _ = socket;
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+pub(super) fn set_congestion_control(socket: &Socket, name: &[u8]) -> io::Result<()> {
+    if name.is_empty() { Ok(()) } else { socket.set_tcp_congestion(name) }
+}
+
+/// The congestion control in force.
+#[cfg(target_os = "linux")]
+pub(super) fn congestion_control(listener: &TcpListener) -> Vec<u8> {
+    let mut name = SockRef::from(listener).tcp_congestion().unwrap_or_default();
+    name.retain(|byte| *byte != 0);
+    name
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn set_congestion_control(_: &Socket, name: &[u8]) -> io::Result<()> {
+    if name.is_empty() { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) const fn congestion_control(_: &TcpListener) -> Vec<u8> {
+    Vec::new()
 }

@@ -21,6 +21,8 @@ pub(super) struct Port {
     listener: Option<TcpListener>,
     /// Keeps the port from being given to others meanwhile.
     reserved: Option<Socket>,
+    /// As chosen for the first listener; empty for the system's own.
+    congestion_control: Vec<u8>,
     power: Arc<NodePower>,
     is_on: watch::Receiver<bool>,
 }
@@ -29,7 +31,9 @@ impl Port {
     pub(super) fn new(address: SocketAddr, listener: TcpListener, power: Arc<NodePower>) -> Self {
         power.add_port();
         let is_on = power.follow();
-        Self { address, listener: Some(listener), reserved: None, power, is_on }
+        let congestion_control = super::listeners::congestion_control(&listener);
+        let listener = Some(listener);
+        Self { address, listener, reserved: None, congestion_control, power, is_on }
     }
 
     /// The next connection; none comes while the node does not run.
@@ -55,7 +59,7 @@ impl Port {
 
     fn close(&mut self, listener: TcpListener) {
         drop(listener);
-        match reserve(self.address) {
+        match self.reserve() {
             Ok(socket) => self.reserved = Some(socket),
             Err(error) => tracing::debug!(%error, "cannot keep the port of a stopped node"),
         }
@@ -65,7 +69,7 @@ impl Port {
     fn open(&mut self) -> io::Result<()> {
         let socket = match self.reserved.take() {
             Some(socket) => socket,
-            None => reserve(self.address)?,
+            None => self.reserve()?,
         };
         socket.listen(BACKLOG)?;
         socket.set_nonblocking(true)?;
@@ -73,14 +77,14 @@ impl Port {
         self.power.note_port(true);
         Ok(())
     }
-}
 
-/// A socket that has the port but refuses connections.
-fn reserve(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    // Connections of the node's last run may still be closing.
-    socket.set_reuse_address(true)?;
-    super::listeners::choose_congestion_control(&socket);
-    socket.bind(&address.into())?;
-    Ok(socket)
+    /// A socket that has the port but refuses connections.
+    fn reserve(&self) -> io::Result<Socket> {
+        let socket = Socket::new(Domain::for_address(self.address), Type::STREAM, None)?;
+        // Connections of the node's last run may still be closing.
+        socket.set_reuse_address(true)?;
+        super::listeners::set_congestion_control(&socket, &self.congestion_control)?;
+        socket.bind(&self.address.into())?;
+        Ok(socket)
+    }
 }

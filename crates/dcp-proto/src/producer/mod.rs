@@ -10,6 +10,7 @@
 //! * [`Explanation`]: that answer in a sentence, with the numbers it rests on;
 //! * one stream machine per stream turns disk images and memory checkpoints into snapshots.
 
+mod ahead;
 mod connection;
 mod control;
 mod disconnect;

@@ -7,6 +7,7 @@
 use dcp_wire::message::{OsoSnapshot, SeqnoAdvanced, StreamAddress};
 use dcp_wire::{CollectionId, EncodeError, Seqno};
 
+use super::ahead::DiskItems;
 use super::filter::Filter;
 use super::outlet::Outlet;
 use super::settings::{OutOfOrder, Settings};
@@ -54,7 +55,7 @@ impl Terms {
         let Backfill { end_seqno, purge_seqno, items, .. } =
             vbucket.open_key_order_backfill(&collections)?;
         Some(Sending {
-            items: Items::Disk { rest: items, purge_seqno },
+            items: Items::Disk { rest: DiskItems::new(items), purge_seqno },
             end_seqno,
             tells_end: self.client == OutOfOrder::WithSeqnoAdvanced,
             sent: Seqno::ZERO,

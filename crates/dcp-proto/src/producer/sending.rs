@@ -6,6 +6,7 @@ use dcp_wire::message::{SeqnoAdvanced, SnapshotFlags, SnapshotMarker, StreamEndR
 use dcp_wire::{EncodeError, Seqno};
 use tracing::warn;
 
+use super::ahead::{Ahead, DiskItems};
 use super::filter::Passage;
 use super::oso;
 use super::outlet::Outlet;
@@ -86,7 +87,8 @@ impl Stream {
         } else {
             image.default_end_seqno
         };
-        let items = Items::Disk { rest: image.items, purge_seqno: image.purge_seqno };
+        let items =
+            Items::Disk { rest: DiskItems::new(image.items), purge_seqno: image.purge_seqno };
         let sending = Sending::new(items, natural_start, Some(end), image.end_seqno);
         Sending { durable: image.durable, is_history, told: self.last_read, ..sending }
     }
@@ -154,7 +156,7 @@ impl Stream {
             }
             _ => first,
         };
-        let items = Items::Memory(items.into_iter());
+        let items = Items::Memory(Ahead::new(items));
         self.phase = Phase::Sending(Sending {
             durable: DurableSeqnos { max_visible: max_visible_seqno, ..DurableSeqnos::default() },
             is_history: is_historical && self.fields.history,

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use dcp_wire::{EncodeError, Seqno};
 use thiserror::Error;
 
-use super::filter::{Filter, Passage};
+use super::ahead::{Ahead, DiskItems};
+use super::filter::Filter;
 use super::shape::Unsendable;
 use super::{BackfillFailed, DurableSeqnos, Item};
-
-/// How many items of other collections are read before other streams have a turn.
-const SCAN_LIMIT: usize = 4096;
 
 /// What one step of a snapshot came to.
 pub(super) enum Step {
@@ -86,15 +84,12 @@ impl Sending {
     }
 }
 
-/// The items of an image of the disk.
-type ImageItems = Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>;
-
 /// The items of a snapshot that are still to be sent.
 pub(super) enum Items {
     /// An image of the disk, still to be filtered.
-    Disk { rest: ImageItems, purge_seqno: Seqno },
+    Disk { rest: DiskItems, purge_seqno: Seqno },
     /// What passes of a checkpoint.
-    Memory(std::vec::IntoIter<Arc<Item>>),
+    Memory(Ahead),
 }
 
 impl core::fmt::Debug for Items {
@@ -117,18 +112,9 @@ pub(super) enum Next {
 impl Items {
     /// The next item that passes `filter`; those of a checkpoint have passed already.
     pub(super) fn next(&mut self, filter: &mut Filter) -> Result<Next, BackfillFailed> {
-        let rest = match self {
-            Self::Memory(items) => return Ok(items.next().map_or(Next::None, Next::Item)),
-            Self::Disk { rest, .. } => rest,
-        };
-        for _ in 0..SCAN_LIMIT {
-            let Some(item) = rest.next().transpose()? else {
-                return Ok(Next::None);
-            };
-            if filter.check(&item) == Passage::Passes {
-                return Ok(Next::Item(item));
-            }
+        match self {
+            Self::Memory(items) => Ok(items.next().map_or(Next::None, Next::Item)),
+            Self::Disk { rest, .. } => rest.next(filter),
         }
-        Ok(Next::Scanned)
     }
 }

@@ -1,0 +1,144 @@
+//! Figures of the hot path that do not depend on the machine's load: heap allocations per change,
+//! which this fails above a bound, and under callgrind the instructions of one part at a time
+//! (`scripts/bench_gate.py`).
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, TableOptions, TableSchema};
+use dcp_benches::Error;
+use dcp_benches::drive::{Counter, feed, machine};
+use dcp_benches::frames::{Frames, Shape};
+use dcp_benches::machine::Machine;
+use dcp_benches::measure::Options;
+use dcp_wire::message::Mutation;
+use dcp_wire::{Frame, MAX_BODY_LEN, Opcode};
+
+/// Allocations per change in steady state, at most, at 256 B values.
+const MAX_ALLOCATIONS: f64 = 0.01;
+
+/// Counts what it passes on.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+#[expect(unsafe_code, reason = "an allocator is")]
+// SAFETY: everything is the system allocator's.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(block, layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.realloc(block, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const fn shape(value_len: usize) -> Shape {
+    Shape { value_len, vbuckets: 16, pass_bytes: 1024 * 1024 }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match arguments.as_slice() {
+        [flag, part, passes, ..] if flag == "--instructions" => instructions(part, passes),
+        _ => allocations(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "hotpath: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs one part over so many passes of 256 B values, for callgrind to count; prints the rows.
+fn instructions(part: &str, passes: &str) -> Result<(), Error> {
+    let (shape, passes) = (shape(256), passes.parse()?);
+    match part {
+        "decode" => decode(shape, passes)?,
+        "stream machine" => {
+            machine(shape, passes, Counter::default(), |()| Ok(()))?;
+        }
+        "batch building" => batches(shape, passes)?,
+        other => return Err(format!("no part is called {other:?}").into()),
+    }
+    writeln!(std::io::stdout(), "{}", Frames::new(shape)?.rows() * passes)?;
+    Ok(())
+}
+
+fn decode(shape: Shape, passes: u64) -> Result<(), Error> {
+    feed(shape, passes, &[], |mut rest| {
+        while let Some((frame, used)) = Frame::parse(rest, MAX_BODY_LEN)? {
+            if frame.header.opcode == Opcode::DCP_MUTATION {
+                std::hint::black_box(Mutation::decode(&frame)?);
+            }
+            rest = &rest[used..];
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+fn batches(shape: Shape, passes: u64) -> Result<(), Error> {
+    let schema = TableSchema::new(&TableOptions::default())?;
+    let sink = ArrowSink::new(schema, CollectionNames::default(), BatchLimits::default());
+    machine(shape, passes, sink, |batch| {
+        std::hint::black_box(batch.finish()?);
+        Ok(())
+    })?;
+    Ok(())
+}
+
+fn allocations() -> Result<(), Error> {
+    let options = Options::from_command_line()?;
+    if options.only.as_ref().is_some_and(|only| !"allocations".contains(only.as_str())) {
+        return Ok(());
+    }
+    let mut out = std::io::stdout().lock();
+    if !options.json {
+        writeln!(out, "\nhotpath: {}\n", Machine::look().line())?;
+        writeln!(out, "heap allocations per change, connection machine to RecordBatch")?;
+    }
+    for value_len in [64, 256, 1024, 4096] {
+        let shape = shape(value_len);
+        let count = |passes| -> Result<u64, Error> {
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            batches(shape, passes)?;
+            Ok(ALLOCATIONS.load(Ordering::Relaxed) - before)
+        };
+        // What is over is allocated once: streams, the first batches.
+        let (few, many) = (50, 250);
+        let allocations = count(many)?.saturating_sub(count(few)?);
+        let rows = Frames::new(shape)?.rows() * (many - few);
+        let per_change = allocations as f64 / rows as f64;
+        if options.json {
+            let line = serde_json::json!({
+                "bench": "hotpath", "group": "allocations", "value_len": value_len,
+                "rows": rows, "allocations_per_change": per_change,
+            });
+            writeln!(out, "{line}")?;
+        } else {
+            writeln!(out, "  {value_len:>5} B values {per_change:>9.4}  ({rows} changes)")?;
+        }
+        if value_len == 256 && per_change >= MAX_ALLOCATIONS {
+            return Err(format!("{per_change:.4} allocations per change at 256 B").into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! The embedded producer's documents into one plain reader of the socket, beside a sender whose
+//! frames are ready: what it costs to make frames out of documents, and how well they are sent.
+//!
+//! Every document has memory of its own, as loaded ones have. The frames are once a pass of 1 MiB
+//! that stays in the caches and is sent again and again, and once as many as there are documents,
+//! which have to come from memory as those do. Times are elapsed times from opening the streams to the last
+//! stream's end.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dcp_benches::Error;
+use dcp_benches::drain::{Target, drain};
+use dcp_benches::footprint::footprint;
+use dcp_benches::frames::{KEY_LEN, Shape, frame_len, json_value};
+use dcp_benches::machine::default_congestion_control;
+use dcp_benches::measure::{Case, Options, compare};
+use dcp_benches::report::{Group, run};
+use dcp_benches::sender::{self, Sender, may_choose};
+use dcp_producer::{Producer, ProducerOptions, WriteOptions};
+use dcp_wire::{Seqno, Vbid};
+use tokio::runtime::{Builder, Runtime};
+
+/// Flow-control window in bytes: the client's default.
+const WINDOW: u32 = 8 * 1024 * 1024;
+
+const VBUCKETS: u16 = 16;
+
+/// Where the producer finds the documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum From {
+    Memory,
+    Disk,
+}
+
+fn main() -> ExitCode {
+    run("producer", |options, report| {
+        footprint(options)?;
+        let default = default_congestion_control();
+        for congestion_control in ["reno", "bbr", "cubic"] {
+            // In short runs the one the producer chooses by itself, and the system's own.
+            let wanted =
+                !options.short || congestion_control == "reno" || congestion_control == default;
+            if !wanted || !may_choose(congestion_control) {
+                continue;
+            }
+            for &value_len in options.pick([1024].as_slice(), &[64, 256, 1024, 4096]) {
+                for group in measure(options, congestion_control, value_len)? {
+                    report.add(group);
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+fn measure(
+    options: &Options,
+    congestion_control: &str,
+    value_len: usize,
+) -> Result<Vec<Group>, Error> {
+    let passes = options.pick(256, 512);
+    let shape = Shape { value_len, vbuckets: VBUCKETS, pass_bytes: 1024 * 1024 };
+    let sender = Sender::start(shape, passes, Some(congestion_control))?;
+    // The same number of changes, all of them in memory at once as the producer's are.
+    let pass_bytes = usize::try_from(sender.rows())? * frame_len(value_len);
+    let large = Sender::start(Shape { pass_bytes, ..shape }, 1, Some(congestion_control))?;
+    if large.rows() != sender.rows() {
+        return Err("the senders' frames are not as many".into());
+    }
+    let server = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let producer = load(&server, congestion_control, value_len, sender.rows())?;
+    let mut groups = Vec::new();
+    for from in [From::Memory, From::Disk] {
+        let place = match from {
+            From::Memory => "memory",
+            From::Disk => {
+                producer.persist();
+                "disk image"
+            }
+        };
+        let name = format!("producer from {place}, {congestion_control}, {value_len} B values");
+        let cases = vec![
+            Case::reference("frames in cache", || run_drain(&of_sender(&sender), sender.rows())),
+            Case::reference("frames in memory", || run_drain(&of_sender(&large), large.rows())),
+            Case::new("embedded producer", || run_drain(&of_producer(&producer)?, sender.rows())),
+        ];
+        groups.push(Group {
+            series: compare(options, &name, cases)?,
+            name,
+            shape: format!(
+                "1 node, {VBUCKETS} vBuckets, {KEY_LEN} B keys, window 8 MiB, one plain reader"
+            ),
+            rows: sender.rows(),
+            bytes: sender.bytes(),
+        });
+    }
+    server.block_on(producer.shutdown());
+    Ok(groups)
+}
+
+/// A producer whose documents all wait in memory.
+fn load(
+    server: &Runtime,
+    congestion_control: &str,
+    value_len: usize,
+    documents: u64,
+) -> Result<Producer, Error> {
+    let mut options = ProducerOptions::default();
+    options.vbuckets = VBUCKETS;
+    options.congestion_control = Some(congestion_control.to_owned());
+    options.persist_delay = Duration::from_secs(24 * 3600);
+    let producer = server.block_on(Producer::start(options))?;
+    let value = json_value(value_len);
+    for number in 0..documents {
+        let key = format!("key-{number:015}");
+        producer.upsert(key.as_bytes(), Bytes::from(value.clone()), WriteOptions::default())?;
+    }
+    Ok(producer)
+}
+
+fn of_sender(sender: &Sender) -> Target {
+    Target {
+        address: sender.address(),
+        bucket: sender::BUCKET.to_owned(),
+        username: sender::USERNAME.to_owned(),
+        password: sender::PASSWORD.to_owned(),
+        ends: (0..sender.vbuckets()).map(|vbid| (Vbid(vbid), Seqno::MAX)).collect(),
+        buffer_size: WINDOW,
+    }
+}
+
+fn of_producer(producer: &Producer) -> Result<Target, Error> {
+    let options = ProducerOptions::default();
+    Ok(Target {
+        address: producer.connection_string().trim_start_matches("couchbase://").parse()?,
+        bucket: producer.bucket_name().to_owned(),
+        username: options.username,
+        password: options.password,
+        ends: producer.high_seqnos().into_iter().collect(),
+        buffer_size: WINDOW,
+    })
+}
+
+fn run_drain(target: &Target, rows: u64) -> Result<Duration, Error> {
+    let drained = drain(target)?;
+    if drained.changes != rows {
+        return Err(format!("{} changes went by instead of {rows}", drained.changes).into());
+    }
+    Ok(drained.elapsed)
+}

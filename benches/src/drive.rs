@@ -1,0 +1,171 @@
+//! The consumer's own connection machine fed from memory, driven as its task drives it.
+
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use dcp_proto::consumer::{
+    Connection, ConnectionConfig, Delivery, Limit, Resume, RollbackPolicy, StreamFilter,
+};
+use dcp_proto::{BatchSink, Change, ChangeSink, Position, Rollback, SinkError};
+use dcp_wire::{MAX_BODY_LEN, Opaque, Seqno, Vbid};
+
+use crate::Error;
+use crate::frames::{Frames, Shape};
+use crate::measure::ThreadClock;
+use crate::sender::answer_stream_requests;
+
+/// Rows a batch is cut at.
+pub const BATCH_ROWS: usize = 8192;
+
+/// Bytes a batch is cut at.
+pub const BATCH_BYTES: usize = 4 * 1024 * 1024;
+
+/// Feeds `passes` passes to `take` and returns the time it took, without the time it takes to
+/// make each pass out of the one before it.
+///
+/// # Errors
+/// Those of `take`.
+pub fn feed(
+    shape: Shape,
+    passes: u64,
+    opaques: &[(Vbid, Opaque)],
+    mut take: impl FnMut(&[u8]) -> Result<(), Error>,
+) -> Result<Duration, Error> {
+    let mut frames = Frames::new(shape)?;
+    for &(vbid, opaque) in opaques {
+        frames.set_opaque(vbid, opaque);
+    }
+    let mut elapsed = Duration::ZERO;
+    for _ in 0..passes {
+        let clock = ThreadClock::start();
+        take(frames.bytes())?;
+        elapsed += clock.elapsed();
+        frames.advance();
+    }
+    Ok(elapsed)
+}
+
+/// The consumer's own connection machine, driven as its task drives it: batches are cut by rows
+/// and bytes, positions taken with each batch, and its bytes returned once it is done with.
+///
+/// # Errors
+/// Those of the machine and of `finish`, and if rows are missing.
+pub fn machine<S: BatchSink>(
+    shape: Shape,
+    passes: u64,
+    mut sink: S,
+    mut finish: impl FnMut(S::Batch) -> Result<(), Error>,
+) -> Result<Duration, Error> {
+    let mut connection = connection(shape);
+    let opaques = open_streams(&mut connection, shape, &mut sink)?;
+    let mut rows = 0;
+    let mut take = |connection: &mut Connection, sink: &mut S| -> Result<(), Error> {
+        rows += sink.rows() as u64;
+        let batch = sink.take_batch()?;
+        std::hint::black_box(connection.take_positions());
+        let bytes = connection.take_held();
+        finish(batch)?;
+        connection.release(Instant::now(), bytes);
+        connection.poll_transmit(&mut BytesMut::new());
+        Ok(())
+    };
+    let elapsed = feed(shape, passes, &opaques, |bytes| {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let limit = Limit {
+                rows: BATCH_ROWS - sink.rows(),
+                bytes: BATCH_BYTES.saturating_sub(sink.size_bytes()),
+            };
+            let walk = connection.handle_input(Instant::now(), rest, limit, &mut sink)?;
+            rest = &rest[walk.consumed..];
+            if walk.limited {
+                take(&mut connection, &mut sink)?;
+            }
+        }
+        Ok(())
+    })?;
+    take(&mut connection, &mut sink)?;
+    expect_rows(shape, passes, rows)?;
+    Ok(elapsed)
+}
+
+fn connection(shape: Shape) -> Connection {
+    let config = ConnectionConfig {
+        num_vbuckets: shape.vbuckets,
+        collections: true,
+        window: 8 * 1024 * 1024,
+        noop_interval: Some(Duration::from_secs(20)),
+        filter: StreamFilter::All,
+        purge_seqno: false,
+        on_rollback: RollbackPolicy::Resume,
+        delivery: Delivery::default(),
+        max_body_len: MAX_BODY_LEN,
+    };
+    Connection::new(config, Instant::now())
+}
+
+/// Opens a stream of every vBucket; returns what each one's frames must carry.
+fn open_streams<S: BatchSink>(
+    connection: &mut Connection,
+    shape: Shape,
+    sink: &mut S,
+) -> Result<Vec<(Vbid, Opaque)>, Error> {
+    for vbid in (0..shape.vbuckets).map(Vbid) {
+        connection.open_stream(vbid, Seqno::MAX, Resume::new(Position::EARLIEST))?;
+    }
+    let mut requests = BytesMut::new();
+    connection.poll_transmit(&mut requests);
+    let mut answers = Vec::new();
+    let opaques = answer_stream_requests(&requests, &mut answers)?;
+    connection.handle_input(Instant::now(), &answers, Limit::NONE, sink)?;
+    while connection.poll_event().is_some() {}
+    Ok(opaques)
+}
+
+/// Counts the rows and looks at nothing else.
+#[derive(Debug, Default)]
+pub struct Counter {
+    rows: usize,
+    bytes: usize,
+}
+
+impl ChangeSink for Counter {
+    fn change(&mut self, change: &Change<'_>) -> Result<(), SinkError> {
+        self.rows += 1;
+        self.bytes += change.key.len() + change.value.len();
+        Ok(())
+    }
+
+    fn rollback(&mut self, _: &Rollback) -> Result<(), SinkError> {
+        Ok(())
+    }
+}
+
+impl BatchSink for Counter {
+    type Batch = ();
+
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn size_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn take_batch(&mut self) -> Result<(), SinkError> {
+        std::hint::black_box(std::mem::take(self));
+        Ok(())
+    }
+}
+
+/// Checks that every row of `passes` passes came out.
+///
+/// # Errors
+/// If not.
+pub fn expect_rows(shape: Shape, passes: u64, rows: u64) -> Result<(), Error> {
+    let expected = Frames::new(shape)?.rows() * passes;
+    if rows != expected {
+        return Err(format!("{rows} rows came out instead of {expected}").into());
+    }
+    Ok(())
+}
