@@ -4,6 +4,7 @@ use dcp_proto::{Change, Rollback, SystemEventRecord};
 use dcp_wire::message::SystemEventPayload;
 use dcp_wire::{Datatype, ScopeId, Seqno, Vbid};
 
+use crate::late::LateValues;
 use crate::values::{BytesColumn, ValueColumn};
 use crate::xattrs::XattrsColumn;
 use crate::{BatchLimits, BufferPool, Column, TableSchema};
@@ -58,6 +59,8 @@ pub(crate) struct Columns {
     pub(crate) keys: Option<BytesColumn>,
     pub(crate) values: Option<ValueColumn>,
     pub(crate) xattrs: Option<XattrsColumn>,
+    /// What is to be filled in in both of them.
+    pub(crate) late: LateValues,
     pub(crate) collection_ids: Option<Vec<i64>>,
     pub(crate) epochs: Option<Vec<i32>>,
     pub(crate) cas: Option<Vec<i64>>,
@@ -96,6 +99,7 @@ impl Columns {
                 .has(Column::Value)
                 .then(|| ValueColumn::new(rows, pool.take(limits.expected_bytes), limits)),
             xattrs: schema.has(Column::Xattrs).then(|| XattrsColumn::new(rows, limits)),
+            late: LateValues::default(),
             collection_ids: longs(&[Column::Scope, Column::Collection, Column::CollectionId]),
             epochs: schema.has(Column::Epoch).then(|| Vec::with_capacity(rows)),
             cas: longs(&[Column::Cas, Column::Timestamp]),
@@ -116,10 +120,15 @@ impl Columns {
         self.kinds.len()
     }
 
+    pub(crate) fn value_bytes(&self) -> usize {
+        self.values.as_ref().map_or(0, ValueColumn::len_bytes)
+    }
+
     pub(crate) fn size_bytes(&self) -> usize {
         self.keys.as_ref().map_or(0, BytesColumn::len_bytes)
             + self.values.as_ref().map_or(0, ValueColumn::len_bytes)
             + self.xattrs.as_ref().map_or(0, XattrsColumn::len_bytes)
+            + self.late.len_bytes()
             + self.rows() * self.bytes_per_row
     }
 

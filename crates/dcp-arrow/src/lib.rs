@@ -38,10 +38,12 @@
 #![forbid(unsafe_code)]
 
 mod columns;
+mod late;
 mod limits;
 mod names;
 mod pending;
 mod pool;
+mod repeated;
 mod schema;
 mod sink;
 mod system_event;

@@ -21,6 +21,19 @@ pub struct BatchLimits {
 impl BatchLimits {
     /// Most bytes a column can hold with Arrow's 32-bit offsets.
     pub const OFFSET_LIMIT: usize = i32::MAX as usize;
+
+    /// Rows and bytes room is reserved for at least.
+    const LEAST_ROWS: usize = 64;
+    const LEAST_BYTES: usize = 16 * 1024;
+
+    /// Expects the next batch to be like one of so many rows and bytes of values, or half as large
+    /// as was expected of that one: a column that grows while it is filled is copied.
+    pub(crate) fn expect_like(&mut self, rows: usize, bytes: usize) {
+        self.expected_rows = rows.max(self.expected_rows / 2).max(Self::LEAST_ROWS);
+        // In few sizes, so that the pool's blocks fit.
+        let bytes = bytes.max(self.expected_bytes / 2).max(Self::LEAST_BYTES);
+        self.expected_bytes = bytes.next_power_of_two().min(self.max_column_bytes);
+    }
 }
 
 impl Default for BatchLimits {

@@ -13,7 +13,6 @@ use dcp_wire::{CollectionId, Seqno, Vbid};
 use crate::columns::{Columns, NO_COLLECTION, RowKind, scope_of};
 use crate::schema::UTC;
 use crate::sink::unrepresentable;
-use crate::values::BytesColumn;
 use crate::xattrs::nulls;
 use crate::{BufferPool, CollectionNames, Column, KeyType, TableSchema};
 
@@ -65,11 +64,14 @@ impl PendingBatch {
             vbuckets: std::mem::take(&mut columns.vbuckets).into(),
             seqnos: std::mem::take(&mut columns.seqnos).into(),
         };
+        columns.fill_in_late(&places, &pool)?;
         let kinds = std::mem::take(&mut columns.kinds);
+        let cas = columns.cas.take().unwrap_or_default().into();
         let mut rows = Rows {
             documents: validity(&kinds, RowKind::is_document),
             mutations: validity(&kinds, |kind| kind == RowKind::Mutation),
             kinds,
+            cas,
             names: CollectionColumns::default(),
             places,
         };
@@ -84,14 +86,14 @@ impl PendingBatch {
 }
 
 /// Where each row lies, for errors.
-struct Places {
+pub(crate) struct Places {
     vbuckets: ScalarBuffer<i32>,
     seqnos: ScalarBuffer<i64>,
 }
 
 impl Places {
     #[cold]
-    fn error(&self, row: usize, what: String) -> SinkError {
+    pub(crate) fn error(&self, row: usize, what: String) -> SinkError {
         let vbid = self.vbuckets.get(row).and_then(|vbid| u16::try_from(*vbid).ok());
         let seqno = self.seqnos.get(row).copied().unwrap_or_default().cast_unsigned();
         unrepresentable(Vbid(vbid.unwrap_or_default()), Seqno(seqno), what)
@@ -103,13 +105,14 @@ struct Rows {
     kinds: Vec<RowKind>,
     documents: Option<NullBuffer>,
     mutations: Option<NullBuffer>,
+    cas: ScalarBuffer<i64>,
     names: CollectionColumns,
     places: Places,
 }
 
 fn validity(kinds: &[RowKind], is_valid: impl Fn(RowKind) -> bool) -> Option<NullBuffer> {
-    // Most batches have no null at all.
-    if kinds.iter().all(|kind| is_valid(*kind)) {
+    // Most batches have no null at all. Looking at every row is faster than stopping early.
+    if kinds.iter().fold(true, |all, kind| all & is_valid(*kind)) {
         return None;
     }
     Some(kinds.iter().map(|kind| is_valid(*kind)).collect())
@@ -134,9 +137,9 @@ fn timestamps(values: Vec<i64>, nulls: Option<NullBuffer>) -> ArrayRef {
 }
 
 /// The clock part of a CAS in microseconds: its low 16 bits count, the rest are nanoseconds.
-fn cas_micros(cas: i64) -> i64 {
+const fn cas_micros(cas: i64) -> i64 {
     const LOGICAL_BITS: u64 = 0xffff;
-    i64::try_from((cas.cast_unsigned() & !LOGICAL_BITS) / 1000).unwrap_or(i64::MAX)
+    ((cas.cast_unsigned() & !LOGICAL_BITS) / 1000).cast_signed()
 }
 
 fn cas_timestamps(cas: &[i64]) -> ArrayRef {
@@ -156,20 +159,20 @@ impl Columns {
     ) -> Result<ArrayRef, SinkError> {
         let documents = rows.documents.clone();
         Ok(match column {
-            Column::Op => Arc::new(ops(&rows.kinds)),
+            Column::Op => Arc::new(ops(&rows.kinds, pool)),
             Column::Key => self.key_array(rows, key_type, pool)?,
             Column::Value => self.value_array(rows, pool)?,
             Column::Scope | Column::Collection => {
                 rows.names.resolve(self.collection_ids.as_deref().unwrap_or_default(), names);
                 let is_scope = column == Column::Scope;
-                Arc::new(rows.names.array(is_scope))
+                Arc::new(rows.names.array(is_scope, pool))
             }
             Column::CollectionId => collection_ids(self.collection_ids.clone().unwrap_or_default()),
             Column::Vbucket => Arc::new(Int32Array::new(rows.places.vbuckets.clone(), None)),
             Column::Seqno => Arc::new(Int64Array::new(rows.places.seqnos.clone(), None)),
             Column::Epoch => Arc::new(Int32Array::from(self.epochs.take().unwrap_or_default())),
-            Column::Cas => longs(self.cas.clone(), documents),
-            Column::Timestamp => cas_timestamps(self.cas.as_deref().unwrap_or_default()),
+            Column::Cas => Arc::new(Int64Array::new(rows.cas.clone(), documents)),
+            Column::Timestamp => cas_timestamps(&rows.cas),
             Column::Rev => longs(self.revs.take(), documents),
             Column::Expiry => seconds(self.expiries.take()),
             Column::DeletedAt => seconds(self.delete_times.take()),
@@ -213,14 +216,18 @@ impl Columns {
             let (offsets, bytes) = keys.finish(pool);
             return Ok(Arc::new(BinaryArray::new(offsets, bytes, nulls)));
         }
-        if let Some(row) = first_invalid_utf8(&keys, rows.kinds.len()) {
-            let what = "the key is not UTF-8: read the bucket with key_type=\"binary\"";
-            return Err(rows.places.error(row, what.to_owned()));
-        }
         let (offsets, bytes) = keys.finish(pool);
-        StringArray::try_new(offsets, bytes, nulls)
-            .map(|keys| Arc::new(keys) as ArrayRef)
-            .map_err(|error| rows.places.error(0, format!("keys: {error}")))
+        // Checks the whole column at once, and that no key begins or ends inside a character.
+        match StringArray::try_new(offsets.clone(), bytes.clone(), nulls) {
+            Ok(keys) => Ok(Arc::new(keys)),
+            Err(error) => Err(match first_invalid_utf8(&BinaryArray::new(offsets, bytes, None)) {
+                Some(row) => {
+                    let what = "the key is not UTF-8: read the bucket with key_type=\"binary\"";
+                    rows.places.error(row, what.to_owned())
+                }
+                None => rows.places.error(0, format!("keys: {error}")),
+            }),
+        }
     }
 
     fn value_array(&mut self, rows: &Rows, pool: &BufferPool) -> Result<ArrayRef, SinkError> {
@@ -236,24 +243,19 @@ impl Columns {
     }
 }
 
-fn ops(kinds: &[RowKind]) -> StringArray {
+fn ops(kinds: &[RowKind], pool: &BufferPool) -> StringArray {
     // Most batches hold nothing but mutations.
     match all_equal(kinds) {
-        Some(kind) => repeated(kind.name(), kinds.len()),
+        Some(kind) => pool.repeated(kind.name(), kinds.len()),
         None => texts(kinds.iter().map(|kind| Some(kind.name())), None),
     }
 }
 
 /// What every item is, if they are all the same.
 fn all_equal<T: PartialEq>(items: &[T]) -> Option<&T> {
-    let (first, rest) = items.split_first()?;
-    rest.iter().all(|item| item == first).then_some(first)
-}
-
-/// A column that says the same in every row, without looking at any.
-fn repeated(text: &str, rows: usize) -> StringArray {
-    let offsets = OffsetBuffer::from_repeated_length(text.len(), rows);
-    StringArray::new(offsets, text.repeat(rows).into_bytes().into(), None)
+    let first = items.first()?;
+    // Looking at every item is faster than stopping at the first that differs.
+    items.iter().fold(true, |all, item| all & (item == first)).then_some(first)
 }
 
 fn datatypes(json: &[bool], mutations: Option<NullBuffer>) -> StringArray {
@@ -295,12 +297,8 @@ fn collection_ids(ids: Vec<i64>) -> ArrayRef {
 }
 
 /// The first row whose key is not UTF-8.
-fn first_invalid_utf8(keys: &BytesColumn, rows: usize) -> Option<usize> {
-    // Whole columns are nearly always ASCII, and then so is each key.
-    if keys.is_ascii() {
-        return None;
-    }
-    (0..rows).find(|row| std::str::from_utf8(keys.value(*row)).is_err())
+fn first_invalid_utf8(keys: &BinaryArray) -> Option<usize> {
+    keys.iter().position(|key| key.is_some_and(|key| std::str::from_utf8(key).is_err()))
 }
 
 /// What is known of the names of a row.
@@ -354,14 +352,14 @@ impl CollectionColumns {
         }
     }
 
-    fn array(&self, is_scope: bool) -> StringArray {
+    fn array(&self, is_scope: bool, pool: &BufferPool) -> StringArray {
         let text = |index: usize| {
             let names = self.names.get(index)?;
             if is_scope { names.scope.as_deref() } else { names.collection.as_deref() }
         };
         if self.indexes.is_empty() {
             return match text(0) {
-                Some(text) => repeated(text, self.rows),
+                Some(text) => pool.repeated(text, self.rows),
                 None => StringArray::new_null(self.rows),
             };
         }

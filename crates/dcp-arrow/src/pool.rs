@@ -3,7 +3,10 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use arrow_array::StringArray;
 use arrow_buffer::Buffer;
+
+use crate::repeated::RepeatedTexts;
 
 /// Keeps freed column memory for the next batch, up to a bound in bytes.
 ///
@@ -13,6 +16,7 @@ use arrow_buffer::Buffer;
 #[derive(Clone)]
 pub struct BufferPool {
     shared: Arc<Mutex<Free>>,
+    repeated: RepeatedTexts,
 }
 
 #[derive(Default)]
@@ -29,7 +33,10 @@ impl BufferPool {
     /// A pool that keeps up to `max_bytes` of free memory.
     #[must_use]
     pub fn new(max_bytes: usize) -> Self {
-        Self { shared: Arc::new(Mutex::new(Free { max_bytes, ..Free::default() })) }
+        Self {
+            shared: Arc::new(Mutex::new(Free { max_bytes, ..Free::default() })),
+            repeated: RepeatedTexts::default(),
+        }
     }
 
     /// Free memory held now, in bytes.
@@ -72,6 +79,11 @@ impl BufferPool {
             return Buffer::from_vec(block);
         }
         Buffer::from(bytes::Bytes::from_owner(Lent { block, pool: self.clone() }))
+    }
+
+    /// A column of `text` in every row.
+    pub(crate) fn repeated(&self, text: &str, rows: usize) -> StringArray {
+        self.repeated.column(text, rows)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Free> {

@@ -10,10 +10,8 @@ use crate::{BatchLimits, BufferPool, CollectionNames, Column, PendingBatch, Tabl
 
 /// Collects changes as the columns of a [`TableSchema`].
 ///
-/// A value is copied once, from the read buffer to where Arrow will read it. Only two kinds of
-/// value cost more: compressed ones are kept as they are and inflated by
-/// [`PendingBatch::finish`], and those that are compressed *and* carry extended attributes, which
-/// are rare, are inflated at once because only then it shows where the document begins.
+/// A value is copied once, from the read buffer to where Arrow will read it. Only compressed ones
+/// cost more: they are kept as they are and inflated by [`PendingBatch::finish`].
 #[derive(Debug)]
 pub struct ArrowSink {
     schema: TableSchema,
@@ -23,8 +21,6 @@ pub struct ArrowSink {
     wants: Wants,
     /// Made with the first change: a stream that waits holds no memory.
     columns: Option<Columns>,
-    /// Where values that must be inflated to be split are inflated.
-    scratch: Vec<u8>,
 }
 
 /// What of a value is looked at.
@@ -55,7 +51,7 @@ impl ArrowSink {
             xattrs: schema.has(Column::Xattrs),
             system_events: schema.system_events(),
         };
-        Self { schema, names, limits, pool, wants, columns: None, scratch: Vec::new() }
+        Self { schema, names, limits, pool, wants, columns: None }
     }
 
     /// The schema of every batch.
@@ -95,20 +91,7 @@ impl ArrowSink {
                 if !wants.value && is_bare_section(change.value) {
                     return self.push_with_xattrs(change, change.value);
                 }
-                let mut scratch = std::mem::take(&mut self.scratch);
-                let inflated = snappy::decompress_into(
-                    change.value,
-                    self.limits.max_value_bytes,
-                    &mut scratch,
-                );
-                let pushed = match inflated {
-                    Ok(()) => self.push_with_xattrs(change, &scratch),
-                    Err(error) => Err(ValueError::Decode(error)),
-                };
-                scratch.clear();
-                scratch.shrink_to(SCRATCH_BYTES);
-                self.scratch = scratch;
-                pushed
+                self.push_late(change)
             }
         }
     }
@@ -162,6 +145,27 @@ impl ArrowSink {
         Ok(())
     }
 
+    /// Appends a row whose value is inflated and taken apart when the batch is finished.
+    fn push_late(&mut self, change: &Change<'_>) -> Result<(), ValueError> {
+        let len = snappy::decompressed_len(change.value, self.limits.max_value_bytes)?;
+        let columns = self.columns();
+        if let Some(values) = &columns.values {
+            values.check_room(len)?;
+        }
+        if let Some(xattrs) = &mut columns.xattrs {
+            xattrs.check_room(len)?;
+            xattrs.reserve(len);
+            xattrs.push_none();
+        }
+        if let Some(values) = &mut columns.values {
+            values.plain.reserve(len);
+            values.push(&[]);
+        }
+        let row = columns.rows();
+        columns.late.push(row, change.value, len, change.op == Op::Mutation);
+        Ok(())
+    }
+
     /// Refuses a row whose key does not fit.
     #[inline]
     fn check_key(&mut self, vbid: Vbid, seqno: Seqno, key: &[u8]) -> Result<(), SinkError> {
@@ -171,9 +175,6 @@ impl ArrowSink {
         }
     }
 }
-
-/// Memory kept between values that must be inflated to be split.
-const SCRATCH_BYTES: usize = 1024 * 1024;
 
 /// Whether a value is a well-formed section with no document behind it.
 fn is_bare_section(value: &[u8]) -> bool {
@@ -224,7 +225,7 @@ pub(crate) const fn unrepresentable(vbid: Vbid, seqno: Seqno, what: String) -> S
 
 impl ChangeSink for ArrowSink {
     /// Appends one row, or nothing if it cannot be represented.
-    #[inline]
+    #[inline(always)]
     fn change(&mut self, change: &Change<'_>) -> Result<(), SinkError> {
         // Nearly every row: a plain document into a batch that has begun.
         if change.op == Op::Mutation
@@ -314,6 +315,7 @@ impl BatchSink for ArrowSink {
                 &self.pool,
             )
         });
+        self.limits.expect_like(columns.rows(), columns.value_bytes());
         Ok(PendingBatch::new(self.schema.clone(), self.names.clone(), self.pool.clone(), columns))
     }
 }

@@ -25,8 +25,31 @@ impl BytesColumn {
         Self { offsets, bytes, max_bytes }
     }
 
+    /// A column for values whose room was checked when they were first appended elsewhere.
+    pub(crate) fn with_room_checked(rows: usize, bytes: Vec<u8>) -> Self {
+        let mut column = Self {
+            offsets: Vec::with_capacity(rows.saturating_add(1)),
+            bytes,
+            max_bytes: BatchLimits::OFFSET_LIMIT,
+        };
+        column.offsets.push(0);
+        column
+    }
+
     pub(crate) fn len_bytes(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// Keeps room for `len` bytes that come later; the caller has checked that there is.
+    pub(crate) const fn reserve(&mut self, len: usize) {
+        self.max_bytes = self.max_bytes.saturating_sub(len);
+    }
+
+    /// Appends rows of another column.
+    pub(crate) fn extend_from(&mut self, other: &Self, rows: std::ops::Range<usize>) {
+        for row in rows {
+            self.push(other.value(row));
+        }
     }
 
     /// Whether a value of `len` bytes can be appended.
@@ -59,11 +82,6 @@ impl BytesColumn {
         (offsets, pool.buffer(self.bytes))
     }
 
-    /// Whether every value is ASCII.
-    pub(crate) fn is_ascii(&self) -> bool {
-        self.bytes.is_ascii()
-    }
-
     /// The value of one row.
     pub(crate) fn value(&self, row: usize) -> &[u8] {
         match (self.offsets.get(row), self.offsets.get(row + 1)) {
@@ -81,7 +99,7 @@ impl BytesColumn {
 /// filled when the batch is finished, which is not the reading task's work.
 #[derive(Debug)]
 pub(crate) struct ValueColumn {
-    plain: BytesColumn,
+    pub(crate) plain: BytesColumn,
     compressed: Vec<u8>,
     blocks: Vec<Block>,
 }
@@ -136,19 +154,31 @@ impl ValueColumn {
         self.blocks.push(Block { row, source_end: self.compressed.len(), target });
     }
 
-    /// Inflates what is compressed.
+    /// The same column with other bytes, what is compressed inflated.
+    pub(crate) fn replaced_by(self, plain: BytesColumn, pool: &BufferPool) -> Self {
+        drop(pool.buffer(self.plain.bytes));
+        Self { plain, compressed: Vec::new(), blocks: Vec::new() }
+    }
+
+    /// The column as Arrow buffers, what is compressed inflated.
     pub(crate) fn finish(
         mut self,
         pool: &BufferPool,
     ) -> Result<(OffsetBuffer<i32>, Buffer), BadBlock> {
+        self.inflate()?;
+        Ok(self.plain.finish(pool))
+    }
+
+    /// Inflates what is compressed.
+    pub(crate) fn inflate(&mut self) -> Result<(), BadBlock> {
         let mut start = 0;
-        for block in &self.blocks {
+        for block in self.blocks.drain(..) {
             let source = self.compressed.get(start..block.source_end).unwrap_or_default();
             let target = self.plain.bytes.get_mut(block.target.clone()).unwrap_or_default();
             snappy::decompress_exact(source, target)
                 .map_err(|error| BadBlock { row: block.row, error })?;
             start = block.source_end;
         }
-        Ok(self.plain.finish(pool))
+        Ok(())
     }
 }

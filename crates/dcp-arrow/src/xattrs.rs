@@ -1,5 +1,6 @@
 //! The column of extended attributes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, MapArray, StringArray, StructArray};
@@ -31,6 +32,42 @@ impl XattrsColumn {
             names: BytesColumn::new(0, Vec::new(), limits),
             values: BytesColumn::new(0, Vec::new(), limits),
             entries: 0,
+        }
+    }
+
+    /// A column for attributes whose room was checked when they were first appended elsewhere.
+    pub(crate) fn with_room_checked(rows: usize) -> Self {
+        Self {
+            names: BytesColumn::with_room_checked(0, Vec::new()),
+            values: BytesColumn::with_room_checked(0, Vec::new()),
+            ..Self::new(rows, BatchLimits::default())
+        }
+    }
+
+    /// Keeps room for a section of `len` bytes that comes later; the caller has checked that there
+    /// is.
+    pub(crate) const fn reserve(&mut self, len: usize) {
+        self.names.reserve(len);
+        self.values.reserve(len);
+    }
+
+    /// Appends rows of another column.
+    pub(crate) fn extend_from(&mut self, other: &Self, rows: Range<usize>) {
+        for row in rows {
+            if !other.present.get(row).is_some_and(|present| *present) {
+                self.push_none();
+                continue;
+            }
+            let (Some(&start), Some(&end)) = (other.offsets.get(row), other.offsets.get(row + 1))
+            else {
+                return;
+            };
+            let entries = start as usize..end as usize;
+            self.entries += end - start;
+            self.names.extend_from(&other.names, entries.clone());
+            self.values.extend_from(&other.values, entries);
+            self.offsets.push(self.entries);
+            self.present.push(true);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use bytes::BufMut;
 
-use super::{StreamAddress, expect, extras};
+use super::{StreamAddress, expect, extras_in_place};
 use crate::{Cas, Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, RevSeqno, Seqno};
 
 const EXTRAS_LEN: usize = 31;
@@ -43,8 +43,8 @@ impl<'a> Mutation<'a> {
     #[inline(always)]
     pub fn decode(frame: &Frame<'a>) -> Result<Self, DecodeError> {
         expect(frame, Opcode::DCP_MUTATION)?;
-        let extras = extras::<EXTRAS_LEN>(frame)?;
-        let mut reader = Reader::new(&extras, "mutation");
+        let extras = extras_in_place::<EXTRAS_LEN>(frame)?;
+        let mut reader = Reader::new(extras, "mutation");
         let mutation = Self {
             seqno: Seqno(reader.u64()?),
             rev_seqno: RevSeqno(reader.u64()?),
