@@ -103,6 +103,9 @@ bench: .rust ## Run the benchmarks
 bench-short: .rust ## Run the benchmarks in short mode
 	@$(CARGO) bench -p dcp-benches --locked --quiet -- --short
 
+bench-gate: .rust ## Count the hot path's instructions against the baseline
+	@"$$(scripts/require.sh python)" scripts/bench_gate.py
+
 long: .rust ## Run the properties with many more cases (half an hour)
 	@PROPTEST_CASES=50000 $(CARGO) test --workspace --release --locked
 
@@ -170,4 +173,4 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
 .PHONY: demo test static test-rust test-python test-spark fmt-check lint layers types docs wheel \
-	build fmt lock bench bench-short long ci clean help interop .rust .java .tshark .installed-demo .installed-test
+	build fmt lock bench bench-short bench-gate long ci clean help interop .rust .java .tshark .installed-demo .installed-test
