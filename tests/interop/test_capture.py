@@ -12,7 +12,8 @@ from collections import Counter
 import pytest
 from programs import skip
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(120)]
+# The fixtures build the programs, which takes as long as it takes.
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300, func_only=True)]
 
 # What the dissector of Wireshark 4.0 says of bodies that it does not take apart itself: SASL's
 # challenges, the failover log in the answer to a stream request, keys after a stream id.

@@ -8,7 +8,8 @@ import pytest
 from expectations import assert_lived_through_loss, assert_versions, newest_of
 from relay import Relay
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+# The fixtures build the programs, which takes as long as it takes.
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300, func_only=True)]
 
 
 def active_on(producer, node):

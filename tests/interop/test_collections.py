@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from expectations import assert_versions
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+# The fixtures build the programs, which takes as long as it takes.
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300, func_only=True)]
 
 
 def write_collections(history):

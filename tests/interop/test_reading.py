@@ -8,7 +8,8 @@ import json
 import pytest
 from expectations import assert_versions, ends_of, newest_of
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+# The fixtures build the programs, which takes as long as it takes.
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300, func_only=True)]
 
 
 def test_a_drain_of_memory_gives_the_newest_version_of_every_key(client, open_history):

@@ -33,7 +33,8 @@ try:
 except ImportError:
     Cluster = None
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+# The fixtures build the programs, which takes as long as it takes.
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300, func_only=True)]
 
 
 @pytest.fixture(autouse=True)
