@@ -282,3 +282,31 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_slow_stream_keeps_its_place_in_memory_until_there_is_no_room_for_it() {
+    use dcp_proto::producer::Cursor;
+    // Three closed checkpoints of 10 000 changes take about 100 KiB each.
+    for (quota, is_droppable, is_kept) in [
+        (64 << 20, true, true),
+        (200 << 10, true, false),
+        (1 << 20, false, true),
+        (64 << 10, false, false),
+    ] {
+        let bucket = Bucket::new(1, 1 << 30, 0).with_checkpoint_room(quota);
+        bucket.rearrange(VB, |copies| copies.set_active(bucket.new_copy(0, VB))).unwrap();
+        let cursor = Arc::new(Cursor::new(Seqno(0), is_droppable));
+        bucket.lock(VB).unwrap().register_cursor(&cursor);
+        for n in 0..30_001u32 {
+            set(&bucket, &n.to_be_bytes());
+        }
+        bucket.with(VB, VBucket::persist).unwrap();
+        let read = bucket.lock(VB).unwrap().read_memory(Seqno(0));
+        assert_eq!(read != MemoryRead::NeedsBackfill, is_kept, "{quota} {is_droppable}");
+        drop(cursor);
+        set(&bucket, b"more");
+        bucket.with(VB, VBucket::persist).unwrap();
+        let read = bucket.lock(VB).unwrap().read_memory(Seqno(0));
+        assert_eq!(read, MemoryRead::NeedsBackfill, "nobody needs it any more");
+    }
+}

@@ -163,7 +163,7 @@ async fn a_branch_begins_below_what_was_not_persisted() {
 }
 
 #[tokio::test]
-async fn a_graceful_failover_loses_nothing_and_begins_no_branch() {
+async fn ft_15_a_graceful_failover_loses_nothing_and_begins_no_branch() {
     let producer = cluster(2, 1).await;
     producer.set_replica_lag(VB, 1, None).unwrap();
     let last = write(&producer, "a", 10);
@@ -210,7 +210,7 @@ async fn a_crash_loses_what_was_not_persisted_and_gives_its_seqnos_again() {
 }
 
 #[tokio::test]
-async fn a_clean_restart_keeps_everything() {
+async fn ft_18_a_clean_restart_keeps_everything() {
     let producer = cluster(1, 0).await;
     let last = write(&producer, "a", 5);
     let mut client = reader(&producer, 0).await;

@@ -148,7 +148,7 @@ async fn a_moved_vbucket_ends_its_streams_and_is_streamed_by_its_new_node() {
 }
 
 #[tokio::test]
-async fn a_connection_of_the_same_name_ends_the_older_one() {
+async fn sr_66_and_se_41_a_connection_of_the_same_name_ends_the_older_one() {
     let producer = start_one().await;
     let mut first = reader(&producer).await;
     let mut second = reader(&producer).await;
@@ -293,4 +293,116 @@ async fn a_backfill_in_the_order_of_the_keys_is_one_whole_snapshot() {
     write(&producer, &keys[0]);
     let in_checkpoint = SnapshotFlags::MEMORY | SnapshotFlags::CHECKPOINT;
     assert_eq!(marker(&client.receive().await), (5, 6, in_checkpoint));
+}
+
+fn describe(packet: &Packet) -> String {
+    let frame = packet.frame();
+    let seqno = |at: usize| u64::from_be_bytes(frame.extras[at..at + 8].try_into().unwrap());
+    match packet.opcode() {
+        Opcode::DCP_SNAPSHOT_MARKER => {
+            let (start, end, flags) = marker(packet);
+            format!("MARK [{start}-{end}] {:#x}", flags.bits())
+        }
+        Opcode::DCP_MUTATION => format!("MUT {}", seqno(0)),
+        Opcode::DCP_DELETION => format!("DEL {}", seqno(0)),
+        Opcode::DCP_PREPARE => format!("PREPARE {}", seqno(0)),
+        Opcode::DCP_COMMIT => format!("COMMIT {} of {}", seqno(8), seqno(0)),
+        Opcode::DCP_ABORT => format!("ABORT {} of {}", seqno(8), seqno(0)),
+        Opcode::DCP_SET_VBUCKET_STATE => format!("STATE {}", frame.extras[0]),
+        Opcode::DCP_STREAM_END => format!("END {}", frame.extras[3]),
+        other => format!("{other}"),
+    }
+}
+
+async fn expect_messages(client: &mut RawClient, wanted: &[&str]) {
+    for wanted in wanted {
+        assert_eq!(describe(&client.receive().await), *wanted);
+    }
+}
+
+#[tokio::test]
+async fn a_durable_write_is_seen_whole_by_those_who_ask_and_once_it_counts_by_the_others() {
+    use dcp_producer::{DocumentError, DurabilityLevel};
+    let producer = start_one().await;
+    let keys = keys(&producer, 2);
+    let (one, other) = (keys[0].as_bytes(), keys[1].as_bytes());
+    let default = dcp_wire::CollectionId::DEFAULT;
+    let prepare = |key: &[u8], value: Option<&'static [u8]>| {
+        let value = value.map(Bytes::from_static);
+        producer.prepare(key, value, WriteOptions::default(), DurabilityLevel::MAJORITY)
+    };
+    prepare(one, Some(b"{}")).unwrap();
+    assert!(producer.get(one).is_none(), "nobody sees it yet");
+    let again = producer.upsert(one, Bytes::new(), WriteOptions::default());
+    assert_eq!(again, Err(DocumentError::SyncWriteInProgress));
+    assert_eq!(producer.commit(other, default), Err(DocumentError::NotPrepared));
+    producer.commit(one, default).unwrap();
+    assert_eq!(&producer.get(one).unwrap().value[..], b"{}");
+    prepare(one, None).unwrap();
+    producer.commit(one, default).unwrap();
+    assert!(producer.get(one).is_none());
+    prepare(other, Some(b"{}")).unwrap();
+    producer.abort(other, default).unwrap();
+    assert!(producer.get(other).is_none());
+    let mut plain = reader(&producer).await;
+    open_from_start(&mut plain).await;
+    expect_messages(&mut plain, &["MARK [0-2] 0x5", "MUT 2", "MARK [3-4] 0x5", "DEL 4"]).await;
+    let mut replica = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
+    replica.open_dcp(b"replica", OpenFlags::empty()).await;
+    replica.control(b"enable_sync_writes", b"true").await;
+    open_from_start(&mut replica).await;
+    let all = ["MARK [0-2] 0x5", "PREPARE 1", "COMMIT 2 of 1", "MARK [3-5] 0x5", "PREPARE 3"];
+    expect_messages(&mut replica, &all).await;
+    let rest = ["COMMIT 4 of 3", "PREPARE 5", "MARK [6-6] 0x5", "ABORT 6 of 5"];
+    expect_messages(&mut replica, &rest).await;
+    producer.persist();
+    let mut plain = reader(&producer).await;
+    open_from_start(&mut plain).await;
+    expect_messages(&mut plain, &["MARK [0-4] 0x6", "DEL 4"]).await;
+}
+
+#[tokio::test]
+async fn a_vbucket_that_is_taken_over_is_dead_until_it_is_made_active_again() {
+    use dcp_producer::VBucketState;
+    let producer = start_one().await;
+    let keys = write_all(&producer, 1);
+    producer.persist();
+    let mut client = reader(&producer).await;
+    let flags = StreamRequestFlags::TAKE_OVER;
+    let answer = client.request_stream(VB, Seqno::ZERO, Seqno::MAX, Vbuuid(0), flags).await;
+    assert_eq!(answer.status(), Status::SUCCESS);
+    expect_messages(&mut client, &["MARK [0-1] 0x6", "MUT 1", "STATE 3"]).await;
+    let acknowledge = Frame::response(Opcode::DCP_SET_VBUCKET_STATE, Status::SUCCESS);
+    let mut packet = Vec::new();
+    acknowledge.with_opaque(dcp_wire::Opaque(u32::from(VB.0) + 1)).encode(&mut packet).unwrap();
+    client.send(&packet).await;
+    expect_messages(&mut client, &["STATE 1"]).await;
+    let write = || producer.upsert(keys[0].as_bytes(), Bytes::new(), WriteOptions::default());
+    assert!(write().is_err(), "it is dead here");
+    client.send(&packet).await;
+    expect_messages(&mut client, &["END 0"]).await;
+    producer.set_vbucket_state(VB, VBucketState::Active).unwrap();
+    assert!(write().is_ok());
+}
+
+#[tokio::test]
+async fn every_version_is_streamed_where_history_is_kept() {
+    let producer = start(|options| options.keeps_history = true).await;
+    let keys = write_all(&producer, 1);
+    write(&producer, &keys[0]);
+    write(&producer, &keys[0]);
+    for from_disk in [false, true] {
+        if from_disk {
+            producer.persist();
+        }
+        let mut client = reader(&producer).await;
+        client.control(b"change_streams", b"true").await;
+        open_from_start(&mut client).await;
+        if from_disk {
+            expect_messages(&mut client, &["MARK [0-3] 0x36", "MUT 1", "MUT 2", "MUT 3"]).await;
+        } else {
+            let each = ["MARK [0-1] 0x15", "MUT 1", "MARK [2-2] 0x15", "MUT 2", "MARK [3-3] 0x15"];
+            expect_messages(&mut client, &each).await;
+        }
+    }
 }

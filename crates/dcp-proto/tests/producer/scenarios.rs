@@ -14,3 +14,6 @@ rows!(stream_ends, "stream_end.json":
     se_22 se_25 se_27 se_28 se_36 se_37 se_38 se_39);
 
 rows!(takeovers, "takeover.json": fc_25);
+
+rows!(requests, "requests.json":
+    sr_20 sr_55 sr_56 sr_58 sr_59 op_10 op_20 fc_17 fc_18 fc_23 fc_24 fc_30 fc_31 fc_40 ct_28);

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dcp_proto::producer::{
-    Connection, ConnectionConfig, Disconnect, Features, Item, ItemKind, OsoBackfill, VBucketState,
+    Connection, ConnectionConfig, Disconnect, Features, Item, ItemKind, MemoryPressure,
+    OsoBackfill, VBucketState,
 };
 use dcp_wire::message::{
     DurabilityLevel, OpenFlags, StreamEndReason, StreamRequest, StreamRequestFlags, SystemEventId,
@@ -178,9 +179,24 @@ impl<'a> Script<'a> {
             config.oso_max_collections = count as usize;
         }
         client.connection = Connection::new(config);
+        let node = &row["node"];
+        client.bucket.node.hidden =
+            node["hidden"].as_array().into_iter().flatten().map(|id| number(id) as u32).collect();
+        client.bucket.node.is_warming_up = node["warming_up"].as_bool() == Some(true);
+        client.bucket.node.may_not_produce = node["may_not_produce"].as_bool() == Some(true);
+        client.bucket.node.memory_pressure = match node["memory"].as_str() {
+            Some("high") => MemoryPressure::High,
+            Some(_) => MemoryPressure::Full,
+            None => MemoryPressure::None,
+        };
+        client.bucket.vb().is_receiving_initial_snapshot = node["initial"].as_bool() == Some(true);
         client.bucket.node.keeps_history = row["history"].as_bool() == Some(true);
         let flags = OpenFlags::from_bits_retain(row["flags"].as_u64().unwrap_or(1) as u32);
-        assert_eq!(client.send_open(flags), Status::SUCCESS);
+        let opened = client.send_open(flags);
+        assert_eq!(opened, status(&row["opens"]), "{}", row["row"]);
+        if opened != Status::SUCCESS {
+            return Self { row, client };
+        }
         if row["noop"].as_bool() != Some(false) {
             assert_eq!(client.control("enable_noop", "true"), Status::SUCCESS);
         }

@@ -84,6 +84,17 @@ fn se_10_and_se_11_closing_what_is_not_there_is_refused() {
 }
 
 #[test]
+fn se_32_a_stream_end_of_the_wrong_length_is_refused() {
+    let mut client = streaming(&[]);
+    for len in [0, 3, 5] {
+        let mut packet = Vec::new();
+        let extras = vec![0; len];
+        Frame::request(Opcode::DCP_STREAM_END).with_extras(&extras).encode(&mut packet).unwrap();
+        assert_eq!(client.status(&packet), Status::EINVAL);
+    }
+}
+
+#[test]
 fn se_13_a_malformed_close_is_refused() {
     let mut client = streaming(&[]);
     for frame in [
