@@ -10,6 +10,7 @@ use super::raw_client::{Packet, RawClient};
 use super::{start, start_one};
 
 const VB: Vbid = Vbid(0);
+const NEVER: std::time::Duration = std::time::Duration::from_secs(3600);
 
 /// Keys of vBucket 0.
 fn keys(producer: &Producer, count: usize) -> Vec<String> {
@@ -323,7 +324,8 @@ async fn expect_messages(client: &mut RawClient, wanted: &[&str]) {
 #[tokio::test]
 async fn a_durable_write_is_seen_whole_by_those_who_ask_and_once_it_counts_by_the_others() {
     use dcp_producer::{DocumentError, DurabilityLevel};
-    let producer = start_one().await;
+    // Nothing leaves memory before it is told to.
+    let producer = start(|options| options.persist_delay = NEVER).await;
     let keys = keys(&producer, 2);
     let (one, other) = (keys[0].as_bytes(), keys[1].as_bytes());
     let default = dcp_wire::CollectionId::DEFAULT;
@@ -387,7 +389,10 @@ async fn a_vbucket_that_is_taken_over_is_dead_until_it_is_made_active_again() {
 
 #[tokio::test]
 async fn every_version_is_streamed_where_history_is_kept() {
-    let producer = start(|options| options.keeps_history = true).await;
+    let options = |options: &mut dcp_producer::ProducerOptions| {
+        (options.keeps_history, options.persist_delay) = (true, NEVER);
+    };
+    let producer = start(options).await;
     let keys = write_all(&producer, 1);
     write(&producer, &keys[0]);
     write(&producer, &keys[0]);

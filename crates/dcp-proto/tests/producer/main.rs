@@ -7,6 +7,7 @@
 mod client;
 mod collection_rows;
 mod collections;
+mod completeness;
 mod flow_control;
 mod hostile;
 mod noop;
