@@ -1,7 +1,7 @@
 //! The messages of a stream that move its position: documents, system events, SEQNO_ADVANCED.
 
 use dcp_wire::message::{Deletion, Expiration, Mutation, SeqnoAdvanced, SystemEvent};
-use dcp_wire::{CollectionId, DecodeError, DocKey, Frame, ManifestUid};
+use dcp_wire::{CollectionId, DecodeError, DocKey, Frame};
 
 use super::{Fault, Progress, Stream};
 use crate::consumer::Misbehaviour;
