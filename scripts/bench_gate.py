@@ -34,7 +34,7 @@ FEW, MANY = 4, 14
 def build() -> str:
     """Builds the benchmark and returns its path."""
     command = ["cargo", "bench", "-p", "dcp-benches", "--locked", "--bench", "hotpath", "--no-run"]
-    out = subprocess.run(  # noqa: S603 - fixed words
+    out = subprocess.run(
         [*command, "--message-format=json"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     ).stdout
     for line in out.splitlines():
@@ -47,9 +47,9 @@ def build() -> str:
 def count(program: str, part: str, passes: int) -> tuple[int, int]:
     """Runs one part under callgrind; returns its instructions and its rows."""
     with tempfile.TemporaryDirectory() as folder:
-        ran = subprocess.run(  # noqa: S603 - fixed words
+        ran = subprocess.run(
             [
-                "valgrind",  # noqa: S607 - wherever it is installed
+                "valgrind",
                 "--tool=callgrind",
                 f"--callgrind-out-file={folder}/out",
                 program,
@@ -79,7 +79,7 @@ def measure(program: str) -> dict[str, float]:
 def conditions() -> dict[str, str]:
     """What else the counts depend on."""
     rustc = subprocess.run(
-        ["rustc", "--version"],  # noqa: S607 - wherever it is installed
+        ["rustc", "--version"],
         check=True,
         capture_output=True,
         text=True,
@@ -106,7 +106,7 @@ def require_valgrind() -> bool:
         return True
     if hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):
         install = ["apt-get", "install", "-y", "-qq", "valgrind"]
-        subprocess.run(install, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - fixed words
+        subprocess.run(install, check=False, stdout=subprocess.DEVNULL)
     return shutil.which("valgrind") is not None
 
 
