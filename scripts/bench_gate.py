@@ -40,7 +40,7 @@ def build() -> str:
     for line in out.splitlines():
         message = json.loads(line)
         if message.get("executable") and message["target"]["name"] == "hotpath":
-            return message["executable"]
+            return str(message["executable"])
     sys.exit("bench gate: cargo built no hotpath benchmark")
 
 

@@ -8,7 +8,7 @@
 //! * [`plan_end`]: up to where the next batch goes, and whether a vBucket is to be rolled back;
 //! * [`plan_ranges`]: what is to be read for a batch, checked again against the server's history,
 //!   because a batch may be planned long before it runs;
-//! * [`pack`]: which ranges go into which task.
+//! * [`pack()`]: which ranges go into which task.
 //!
 //! All are pure: no IO, no clock.
 //!
