@@ -67,9 +67,8 @@ class FileStore:
     of the filter, which are checked when a stream goes on from it.
 
         >>> import dcp_rs, tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> store = dcp_rs.FileStore(f"{folder.name}/positions.json")
-        >>> store.load() is None
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     dcp_rs.FileStore(f"{folder}/positions.json").load() is None
         True
     """
 
