@@ -58,6 +58,13 @@ class ChangeBatch:
         """
         return iter(self._inner.to_dicts())
 
+    def tuples(self) -> Iterator[tuple[object, ...]]:
+        """Iterates over the changes, each a tuple in the order of `column_names`.
+
+        The values are those of `rows`, at less cost: there is no dict to make for each change.
+        """
+        return iter(self._inner.to_tuples())
+
     def to_pyarrow(self) -> pa.RecordBatch:
         """Gives the batch as a `pyarrow.RecordBatch`, without a copy.
 

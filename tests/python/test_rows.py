@@ -43,6 +43,32 @@ def test_a_mutation_shows_its_document(producer, client):
     }
 
 
+def test_tuples_hold_the_values_of_the_rows(producer, client):
+    for number in range(3):
+        producer.upsert(f"k{number}", {"n": number}, expiry=4_000_000_000 + number)
+    producer.remove("k0")
+    count = 0
+    for batch in client.stream(until="now", metadata="full"):
+        rows = list(batch.rows())
+        assert list(batch.tuples()) == [tuple(row.values()) for row in rows]
+        assert [list(row) for row in rows] == [batch.column_names] * batch.num_rows
+        count += len(rows)
+    assert count == 3
+
+
+def test_timestamps_are_those_of_the_columns(producer, client):
+    for number in range(100):
+        producer.upsert(f"k{number}", {"n": number}, expiry=2**32 - 1 - number)
+    count = 0
+    for batch in client.stream(until="now", columns=["timestamp", "expiry"]):
+        columns = batch.to_pyarrow()
+        rows = list(batch.rows())
+        for name in ("timestamp", "expiry"):
+            assert [row[name] for row in rows] == columns.column(name).to_pylist()
+        count += len(rows)
+    assert count == 100
+
+
 def test_what_is_not_json_is_called_binary(producer, client):
     producer.upsert("blob", b"\x00\xff")
     row = row_of(client, metadata="full")

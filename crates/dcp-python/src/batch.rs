@@ -1,6 +1,7 @@
 //! One batch of changes.
 
 use arrow_array::cast::AsArray;
+use arrow_array::ffi::FFI_ArrowArray;
 use arrow_array::types::{Int32Type, Int64Type, TimestampMicrosecondType};
 use arrow_array::{Array, ArrayRef, RecordBatch, StructArray};
 use arrow_schema::DataType;
@@ -13,6 +14,7 @@ use pyo3::types::{PyBytes, PyCapsule, PyDict, PyList, PyString, PyTuple};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Failure, Kind};
 use crate::schema::schema_capsule;
+use crate::times::Times;
 
 /// One batch of changes and the checkpoint that is right once it has been processed.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs")]
@@ -59,8 +61,7 @@ impl ChangeBatch {
     ) -> PyResult<Bound<'py, PyTuple>> {
         let _wish = requested_schema;
         let rows = StructArray::from(self.batch.clone());
-        let (array, _) = arrow_array::ffi::to_ffi(&rows.to_data())
-            .map_err(|error| Failure::new(Kind::Dcp, error.to_string()))?;
+        let array = FFI_ArrowArray::new(&rows.to_data());
         let schema = schema_capsule(py, &self.batch.schema())?;
         let array = PyCapsule::new_with_value(py, array, c"arrow_array")?;
         PyTuple::new(py, [schema, array])
@@ -75,50 +76,41 @@ impl ChangeBatch {
             .iter()
             .map(|field| PyString::intern(py, field.name()))
             .collect();
-        let columns = self.cells(py)?;
+        let mut columns = self.cells(py)?;
         let rows = PyList::empty(py);
-        for row in 0..self.batch.num_rows() {
+        for _ in 0..self.batch.num_rows() {
             let dict = PyDict::new(py);
-            for (name, column) in names.iter().zip(&columns) {
-                dict.set_item(name, &column[row])?;
+            for (name, cells) in names.iter().zip(&mut columns) {
+                dict.set_item(name, cells.next())?;
             }
             rows.append(dict)?;
+        }
+        Ok(rows)
+    }
+
+    /// The rows as a list of tuples, in the order of the columns.
+    fn to_tuples<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let mut columns = self.cells(py)?;
+        let rows = PyList::empty(py);
+        for _ in 0..self.batch.num_rows() {
+            rows.append(PyTuple::new(py, columns.iter_mut().map(Iterator::next))?)?;
         }
         Ok(rows)
     }
 }
 
 impl ChangeBatch {
-    fn cells<'py>(&self, py: Python<'py>) -> PyResult<Vec<Vec<Bound<'py, PyAny>>>> {
+    /// The cells of each column in turn: whole columns are made at a time.
+    fn cells<'py>(&self, py: Python<'py>) -> PyResult<Vec<std::vec::IntoIter<Bound<'py, PyAny>>>> {
         let times = Times::new(py)?;
-        self.batch.columns().iter().map(|column| cells(py, column, &times)).collect()
+        let columns = self.batch.columns().iter();
+        columns.map(|column| Ok(cells(py, column, &times)?.into_iter())).collect()
     }
 }
 
 /// Memory of an array's rows in bytes, without what its buffers hold beyond them.
 fn sliced_bytes(array: &ArrayRef) -> usize {
     array.to_data().get_slice_memory_size().unwrap_or_else(|_| array.get_buffer_memory_size())
-}
-
-/// Makes `datetime` objects from microseconds: `EPOCH + timedelta(0, 0, us)`, exact where a float
-/// of seconds would not be.
-struct Times<'py> {
-    epoch: Bound<'py, PyAny>,
-    timedelta: Bound<'py, PyAny>,
-}
-
-impl<'py> Times<'py> {
-    fn new(py: Python<'py>) -> PyResult<Self> {
-        let datetime = py.import("datetime")?;
-        let utc = datetime.getattr("UTC")?;
-        let epoch = datetime.getattr("datetime")?.call1((1970, 1, 1, 0, 0, 0, 0, utc))?;
-        Ok(Self { epoch, timedelta: datetime.getattr("timedelta")? })
-    }
-
-    fn datetime(&self, micros: i64) -> PyResult<Bound<'py, PyAny>> {
-        let delta = self.timedelta.call1((0, 0, micros))?;
-        self.epoch.add(delta)
-    }
 }
 
 /// The cells of one column as Python values.
@@ -163,7 +155,7 @@ fn cells<'py>(
         DataType::Timestamp(..) => column
             .as_primitive::<TimestampMicrosecondType>()
             .iter()
-            .map(|micros| micros.map_or_else(none, |micros| times.datetime(micros)))
+            .map(|micros| micros.map_or_else(none, |micros| times.datetime(py, micros)))
             .collect(),
         DataType::Map(..) => {
             let maps = column.as_map();

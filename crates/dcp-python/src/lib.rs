@@ -18,6 +18,7 @@ mod rollback;
 mod runtime;
 mod schema;
 mod stream;
+mod times;
 
 use pyo3::prelude::*;
 
