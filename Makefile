@@ -73,7 +73,7 @@ layers: .installed-test .rust ## Check which crate and which module may use whic
 	@$(PY) scripts/check_layers.py --self-test
 
 types: .installed-test ## Check the Python types and the extension module's stub
-	@$(PY) -m mypy python/dcp_rs scripts demo
+	@$(PY) -m mypy python/dcp_rs python/pyspark_couchbase_dcp scripts demo
 	@$(PY) -m mypy.stubtest dcp_rs._dcp_rs
 
 docs: .rust ## Build the Rust documentation without a warning

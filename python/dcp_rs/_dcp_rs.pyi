@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final, final
 
 from dcp_rs.client import ConnectionOptions
+from dcp_rs.planner import _PlanOptions
 from dcp_rs.producer.documents import _WriteOptions
 from dcp_rs.producer.options import ProducerOptions
 from dcp_rs.rollback import _Request
@@ -18,6 +19,7 @@ __all__ = [
     "ChangeStream",
     "Checkpoint",
     "Client",
+    "Planner",
     "Producer",
     "Schema",
     "__version__",
@@ -98,6 +100,20 @@ class Client:
     def high_seqnos(self) -> dict[int, int]: ...
     def stream(self, table: TableOptions, options: StreamOptions) -> ChangeStream: ...
     def close(self) -> None: ...
+
+@final
+class Planner:
+    def __new__(cls, client: Client) -> Planner: ...
+    @property
+    def is_ephemeral(self) -> bool: ...
+    def observe(self, vbuckets: list[int] | None, persisted: bool) -> None: ...
+    def high_seqnos(self) -> dict[int, int]: ...
+    def earliest(self) -> str: ...
+    def latest(self, options: _PlanOptions) -> str: ...
+    def plan_end(self, start: str, options: _PlanOptions) -> str: ...
+    def plan_tasks(
+        self, start: str, end: str, tasks: int, options: _PlanOptions
+    ) -> list[tuple[str, list[tuple[int, int, int, int, int, bool]]]]: ...
 
 @final
 class Producer:

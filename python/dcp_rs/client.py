@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
@@ -14,7 +15,7 @@ from dcp_rs.stores import CheckpointStore
 from dcp_rs.stream import ChangeStream, StreamOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +174,10 @@ class Client:
     def stream(
         self,
         *,
-        start: Literal["earliest", "latest"] | Checkpoint | CheckpointStore = "earliest",
+        start: Literal["earliest", "latest"]
+        | Checkpoint
+        | CheckpointStore
+        | Mapping[int, tuple[int, int, int]] = "earliest",
         until: Literal["now"] | Mapping[int, int] | None = None,
         vbuckets: Iterable[int] | None = None,
         columns: Sequence[str] | None = None,
@@ -209,7 +213,9 @@ class Client:
         Args:
             start: `earliest`, `latest`, a checkpoint to go on from, or a
                 [`CheckpointStore`][dcp_rs.CheckpointStore], whose checkpoint is gone on from; the
-                beginning if it has none.
+                beginning if it has none. Or, by vBucket, `(vbuuid, seqno, epoch)` of the ends of
+                earlier reads, as [`Planner`][dcp_rs.planner.Planner] has them; other vBuckets
+                start at the beginning.
             until: `None` never ends; `"now"` ends with the changes there are at this moment; a
                 mapping of vBucket to seqno ends there, and streams the vBuckets it names only. Both
                 deliver to the end of the snapshot that holds the last seqno, unless `clamp` is set.
@@ -318,7 +324,7 @@ def _names(option: str, values: Iterable[str]) -> list[str]:
     return found
 
 
-def _resolve_start(start: object) -> Checkpoint | str:
+def _resolve_start(start: object) -> Checkpoint | dict[int, tuple[int, int, int]] | str:
     # Before the stores: a checkpoint can be saved and loaded too.
     if isinstance(start, Checkpoint):
         return start
@@ -327,11 +333,25 @@ def _resolve_start(start: object) -> Checkpoint | str:
         if stored is not None and not isinstance(stored, Checkpoint):
             raise _checks.wrong_type("start: load() of the store", stored, "a Checkpoint or None")
         return "earliest" if stored is None else stored
+    if isinstance(start, Mapping):
+        return {each: _planned(each, position) for each, position in start.items()}
     if not isinstance(start, str):
         expected = "'earliest', 'latest', a Checkpoint or a CheckpointStore"
         raise _checks.wrong_type("start", start, expected)
     _checks.word("start", start, ["earliest", "latest"])
     return start
+
+
+def _planned(vbucket: object, position: object) -> tuple[int, int, int]:
+    _checks.integer("start: vBucket", vbucket, 0, 0xFFFF)
+    if not isinstance(position, tuple) or len(position) != 3:
+        expected = "(vbuuid, seqno, epoch)"
+        raise _checks.wrong_type(f"start: vBucket {vbucket}", position, expected)
+    vbuuid, seqno, epoch = position
+    _checks.integer("start: vbuuid", vbuuid, 0, (1 << 64) - 1)
+    _checks.integer("start: seqno", seqno, 0, (1 << 64) - 1)
+    _checks.integer("start: epoch", epoch, 0, (1 << 31) - 1)
+    return vbuuid, seqno, epoch
 
 
 def _check_until(until: object) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class StreamOptions:
     """The arguments of `Client.stream` that are not about columns, checked."""
 
-    start: str | _dcp_rs.Checkpoint
+    start: str | _dcp_rs.Checkpoint | dict[int, tuple[int, int, int]]
     until: str | dict[int, int] | None
     vbuckets: list[int] | None
     scope: str | None

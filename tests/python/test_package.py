@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 import dcp_rs
-from dcp_rs import _dcp_rs, exceptions
+from dcp_rs import _dcp_rs, exceptions, planner
 
 MODULES = sorted(
     name
@@ -67,6 +68,7 @@ def test_every_class_of_the_extension_is_wrapped():
         "ChangeStream": dcp_rs.ChangeStream,
         "Checkpoint": dcp_rs.Checkpoint,
         "Client": dcp_rs.Client,
+        "Planner": planner.Planner,
         "Producer": dcp_rs.Producer,
         "Schema": dcp_rs.Schema,
     }
@@ -92,6 +94,24 @@ def test_importing_it_imports_no_optional_library():
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_the_module_that_spark_looks_for_is_installed_and_lazy():
+    """Spark imports it in every driver, with or without our native code, and it may never raise."""
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys({hidden}))\n"
+        "import pyspark_couchbase_dcp as found\n"
+        "print(hasattr(found, 'DefaultSource'), [each for each in sys.modules if 'dcp_rs' in each])"
+    )
+    has_spark = importlib.util.find_spec("pyspark") is not None
+    for hidden, is_found in [(["pyspark"], False), ([], has_spark)]:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program.format(hidden=hidden)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == f"{is_found} []\n"
 
 
 def test_a_missing_pyarrow_is_named_with_its_extra(client, monkeypatch):

@@ -76,6 +76,12 @@ impl Client {
     }
 }
 
+impl Client {
+    pub(crate) fn engine(&self) -> PyResult<&EngineClient> {
+        self.client.get()
+    }
+}
+
 /// Makes the sinks of one stream, which share their memory and their names.
 fn sinks(
     client: &EngineClient,

@@ -7,6 +7,7 @@ use dcp_consumer::{Error as ConsumerError, ErrorKind};
 use dcp_producer::{DocumentError, Error as ProducerError, RuleError};
 use dcp_proto::SinkError;
 use dcp_proto::checkpoint::CheckpointError;
+use dcp_proto::micro_batch::{OffsetsError, PlanError};
 use dcp_wire::{DecodeError, Seqno, Status, Vbid};
 use pyo3::prelude::*;
 
@@ -179,6 +180,31 @@ impl From<SinkError> for Failure {
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
         Self { code: Some("checkpoint"), ..Self::new(Kind::Checkpoint, error.to_string()) }
+    }
+}
+
+impl From<OffsetsError> for Failure {
+    fn from(error: OffsetsError) -> Self {
+        let code = match error {
+            OffsetsError::OtherBucket { .. } | OffsetsError::OtherShape { .. } => "bucket_changed",
+            _ => "offsets",
+        };
+        Self { code: Some(code), ..Self::new(Kind::Checkpoint, error.to_string()) }
+    }
+}
+
+impl From<PlanError> for Failure {
+    fn from(error: PlanError) -> Self {
+        let (kind, code, vbid, seqno) = match error {
+            PlanError::RolledBack { vbid, common, .. } => {
+                (Kind::Rollback, "rollback", Some(vbid), Some(common))
+            }
+            PlanError::Purged { vbid, purge, .. } => {
+                (Kind::Data, "data_loss", Some(vbid), Some(purge))
+            }
+            _ => (Kind::Dcp, "plan", None, None),
+        };
+        Self { code: Some(code), vbid, seqno, ..Self::new(kind, error.to_string()) }
     }
 }
 

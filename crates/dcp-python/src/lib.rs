@@ -13,6 +13,7 @@ mod decode;
 mod error;
 mod logging;
 mod options;
+mod planner;
 mod producer;
 mod rollback;
 mod runtime;
@@ -32,6 +33,8 @@ mod _dcp_rs {
     use super::client::Client;
     #[pymodule_export]
     use super::decode::{decode, wanted};
+    #[pymodule_export]
+    use super::planner::Planner;
     #[pymodule_export]
     use super::producer::Producer;
     #[pymodule_export]

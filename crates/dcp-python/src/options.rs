@@ -10,7 +10,9 @@ use dcp_consumer::{
     OnRollback, Pem, Start, StreamOptions, TlsOptions,
 };
 use dcp_proto::topology::{Network, NetworkSelection};
-use dcp_wire::{Seqno, Vbid};
+use dcp_proto::{FailoverLog, Position, Snapshot};
+use dcp_wire::message::FailoverEntry;
+use dcp_wire::{Seqno, Vbid, Vbuuid};
 use pyo3::prelude::*;
 
 use crate::checkpoint::Checkpoint;
@@ -71,6 +73,8 @@ impl ConnectArgs {
 enum StartArg {
     Checkpoint(Checkpoint),
     Word(String),
+    /// vbuuid, seqno and epoch by vBucket: each a complete snapshot on that branch.
+    Positions(BTreeMap<u16, (u64, u64, u32)>),
 }
 
 /// Where to end.
@@ -102,12 +106,34 @@ pub(crate) struct StreamArgs {
     retry_timeout: f64,
 }
 
+/// Positions at the ends of snapshots.
+fn complete_positions(
+    positions: BTreeMap<u16, (u64, u64, u32)>,
+) -> Result<BTreeMap<Vbid, Position>, Failure> {
+    let position = |(vbid, (vbuuid, seqno, epoch))| {
+        let seqno = Seqno(seqno);
+        let branch = FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno::ZERO };
+        let log = FailoverLog::new(vec![branch])
+            .map_err(|error| Failure::new(Kind::Config, format!("start: {error}")))?;
+        let position = Position {
+            seqno,
+            snapshot: Snapshot { start: seqno, end: seqno },
+            failover_log: (seqno != Seqno::ZERO).then_some(log),
+            epoch,
+            ..Position::EARLIEST
+        };
+        Ok((Vbid(vbid), position))
+    };
+    positions.into_iter().map(position).collect()
+}
+
 impl StreamArgs {
     pub(crate) fn into_options(self, table: &TableSchema) -> Result<StreamOptions, Failure> {
         let start = match self.start {
             StartArg::Checkpoint(checkpoint) => Start::Checkpoint(checkpoint.0),
             StartArg::Word(word) if word == "earliest" => Start::Earliest,
             StartArg::Word(word) if word == "latest" => Start::Latest,
+            StartArg::Positions(positions) => Start::Positions(complete_positions(positions)?),
             StartArg::Word(_) => {
                 let message = "start: must be earliest, latest or a Checkpoint";
                 return Err(Failure::new(Kind::Config, message));

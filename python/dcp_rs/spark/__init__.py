@@ -26,19 +26,45 @@ PySpark or PyArrow; calling it does.
 
 from __future__ import annotations
 
-from dcp_rs.spark.errors import SparkReadError
+from typing import TYPE_CHECKING
+
+from dcp_rs.spark.errors import SparkReadError, missing_library
 from dcp_rs.spark.options import ReadOptions
-from dcp_rs.spark.partitions import Split, splits
+from dcp_rs.spark.partitions import Split, Splits, splits
 from dcp_rs.spark.schema import schema
 from dcp_rs.spark.worker import MapInArrowTask, map_in_arrow, read_split
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = [
     "MapInArrowTask",
     "ReadOptions",
     "SparkReadError",
     "Split",
+    "Splits",
     "map_in_arrow",
     "read_split",
+    "register",
     "schema",
     "splits",
 ]
+
+
+def register(spark: SparkSession) -> None:
+    """Makes `spark.read.format("couchbase.dcp")` known to a session.
+
+    Not needed where the wheel is installed for the Python that Spark's driver runs: Spark looks
+    for modules called `pyspark_*`, and the wheel has one.
+
+    Args:
+        spark: The session.
+
+    Raises:
+        ImportError: PySpark is not installed.
+    """
+    try:
+        from dcp_rs.spark.source import CouchbaseDcpDataSource
+    except ImportError as error:
+        raise missing_library(error) from error
+    spark.dataSource.register(CouchbaseDcpDataSource)

@@ -56,7 +56,10 @@ class ReadOptions:
     vbuckets: tuple[int, ...] | None = None
     """vBuckets to read, as in `0-15,64`; all if not given."""
     starting_offsets: str = "earliest"
-    """`earliest`, `latest`, or a checkpoint as JSON."""
+    """`earliest`, `latest`, or JSON: offsets that an earlier read ended with, or a checkpoint. A
+    stream reads it when it begins for the first time; later it goes on from its own checkpoint."""
+    ending_offsets: str = "latest"
+    """Where a batch read ends: `latest`, or offsets as JSON."""
     columns: tuple[str, ...] | None = None
     """Columns to read, in their order; those of `metadata` if not given."""
     metadata: Literal["basic", "full"] = "basic"
@@ -68,10 +71,19 @@ class ReadOptions:
     key_type: Literal["string", "binary"] = "string"
     """`binary` for keys that are not UTF-8."""
     on_rollback: Literal["emit", "fail", "resync"] = "emit"
-    """`emit` a row with op `rollback` and go on, `fail` the task, or `resync`: emit the row and
+    """`emit` a row with op `rollback` and go on, `fail` the read, or `resync`: emit the row and
     read the vBucket from its beginning."""
+    fail_on_data_loss: bool = True
+    """Whether to stop where deletions may have been purged that were not read yet; otherwise the
+    vBucket is read from its beginning."""
+    persisted_only: bool = True
+    """Whether a read that others follow takes only what every copy of a vBucket has on disk, so
+    that no failover to one of them takes a row back. Off for buckets that have no disk."""
+    max_rows_per_trigger: int | None = None
+    """Most seqnos of a micro-batch: an upper bound of its rows. All there is if not given.
+    `maxOffsetsPerTrigger` is another name for it."""
     num_partitions: int | None = None
-    """How many splits to make; four per node if not given."""
+    """How many splits to make; four per node if not given, one where reads follow each other."""
     batch_rows: int | None = None
     """Most rows of a batch; the engine's default if not given."""
     batch_bytes: int | None = None
@@ -94,11 +106,14 @@ class ReadOptions:
                 value is not what it should be.
         """
         names = {_camel(each.name).lower(): each.name for each in fields(cls)}
+        names["maxoffsetspertrigger"] = "max_rows_per_trigger"
         values: dict[str, object] = {}
         for given, value in options.items():
             name = names.get(given.lower())
             if name is None:
-                raise ConfigError(_unknown(given, [_camel(each) for each in names.values()]))
+                raise ConfigError(
+                    _unknown(given, sorted({_camel(each) for each in names.values()}))
+                )
             if name in values:
                 raise ConfigError(f"option {_camel(name)} is given twice")
             if value is not None:
@@ -255,13 +270,16 @@ def _one_of(*choices: str) -> _Parser:
     return parse
 
 
-def _start(name: str, value: object) -> str:
-    text = _text(name, value).strip()
-    if text.lower() in {"earliest", "latest"}:
-        return text.lower()
-    if not text.startswith("{"):
-        raise _wrong(name, value, "earliest, latest or a checkpoint as JSON")
-    return text
+def _offsets(*words: str) -> _Parser:
+    def parse(name: str, value: object) -> str:
+        text = _text(name, value).strip()
+        if text.lower() in words:
+            return text.lower()
+        if not text.startswith("{"):
+            raise _wrong(name, value, f"{', '.join(words)} or offsets as JSON")
+        return text
+
+    return parse
 
 
 _PARSERS: dict[str, _Parser] = {
@@ -270,15 +288,19 @@ _PARSERS: dict[str, _Parser] = {
     "collections": _names,
     "columns": _names,
     "connect_timeout": _seconds,
+    "ending_offsets": _offsets("latest"),
+    "fail_on_data_loss": _boolean,
     "flow_control_buffer_bytes": _size,
     "include_value": _boolean,
     "include_xattrs": _boolean,
     "key_type": _one_of("string", "binary"),
+    "max_rows_per_trigger": _number,
     "metadata": _one_of("basic", "full"),
     "network": _one_of("auto", "default", "external"),
     "num_partitions": _number,
     "on_rollback": _one_of("emit", "fail", "resync"),
-    "starting_offsets": _start,
+    "persisted_only": _boolean,
+    "starting_offsets": _offsets("earliest", "latest"),
     "vbuckets": _vbuckets,
     "worker_gc_freeze": _boolean,
 }

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import dcp_rs
 from dcp_rs.exceptions import ConfigError, DcpError
+from dcp_rs.planner import is_offsets
+from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import SparkReadError, coded
 from dcp_rs.spark.options import ReadOptions
 from dcp_rs.spark.schema import table_schema
@@ -26,6 +28,12 @@ class VBucketRange:
     vbucket: int
     from_seqno: int
     to_seqno: int
+    vbuuid: int = 0
+    """Branch of history that reading goes on from, where reads follow each other."""
+    epoch: int = 0
+    """Rollbacks of the vBucket that were seen before."""
+    rolled_back: bool = False
+    """Whether a rollback to `from_seqno` is to be told before the changes."""
 
     @property
     def size(self) -> int:
@@ -42,12 +50,19 @@ class Split:
         bucket_uuid: The bucket that was planned for. A task refuses to read another.
         node: Where the vBuckets were when the split was made: `host:port`. A task follows them.
         ranges: vBuckets and seqnos to read, by vBucket.
+        is_planned: Whether the ranges carry the positions to begin at, and rollbacks to tell;
+            otherwise the options do.
+        is_followed: Whether another read will go on from the end: then this one stops there
+            exactly. Otherwise it stops with the snapshot that holds the end, so that a key which
+            moved above it meanwhile is not missing.
     """
 
     options: ReadOptions
     bucket_uuid: str
     node: str
     ranges: tuple[VBucketRange, ...]
+    is_planned: bool = False
+    is_followed: bool = False
 
     @property
     def vbuckets(self) -> tuple[int, ...]:
@@ -60,8 +75,26 @@ class Split:
         return sum(each.size for each in self.ranges)
 
 
-def splits(options: Mapping[str, object] | ReadOptions) -> list[Split]:
-    """Plans a read of everything up to now.
+class Splits(list[Split]):
+    """Splits, and the offsets that a later read goes on from.
+
+    Attributes:
+        end: Offsets after what the splits read, as JSON: for `since` of a later
+            [`splits`][dcp_rs.spark.splits]. `None` if the splits do not follow any.
+    """
+
+    end: str | None = None
+
+
+def splits(options: Mapping[str, object] | ReadOptions, *, since: str | None = None) -> Splits:
+    """Plans a read of everything up to now, or of what came since an earlier read.
+
+    A job that runs again and again gives `since`: `"earliest"` the first time, then the `end` that
+    it stored with what the last run wrote.
+
+        splits = dcp_rs.spark.splits(options, since=stored or "earliest")
+        task = dcp_rs.spark.map_in_arrow(options, splits)
+        ...  # write what it reads, then store splits.end
 
     Connects, asks every node for its high seqnos once, and deals the vBuckets out: by node, so
     that a task needs one connection, and then by size. All splits share that one bound, however
@@ -69,6 +102,7 @@ def splits(options: Mapping[str, object] | ReadOptions) -> list[Split]:
 
     Args:
         options: See [`ReadOptions`][dcp_rs.spark.ReadOptions].
+        since: Offsets that an earlier read ended with, or `earliest`.
 
     Returns:
         The splits, none of them empty; an empty list if there is nothing to read.
@@ -78,6 +112,8 @@ def splits(options: Mapping[str, object] | ReadOptions) -> list[Split]:
         SparkReadError: The bucket cannot be reached, or the checkpoint is not of this bucket.
     """
     parsed = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
+    if since is not None:
+        return _following(parsed, since)
     if parsed.starting_offsets == "latest":
         raise ConfigError("option startingOffsets: a read up to now cannot start at latest")
     table_schema(parsed)
@@ -101,11 +137,48 @@ def splits(options: Mapping[str, object] | ReadOptions) -> list[Split]:
     except DcpError as error:
         raise coded(error, f"planning a read of bucket {parsed.bucket}") from error
     by_node = {node: ranges for node, ranges in by_node.items() if ranges}
-    return [
+    return Splits(
         _split(parsed, start, bucket_uuid, node, ranges)
         for node, count in _shares(by_node, parsed.num_partitions).items()
         for ranges in deal(by_node[node], count)
-    ]
+    )
+
+
+def _following(options: ReadOptions, since: str) -> Splits:
+    """Plans a read that goes on from another."""
+    table_schema(options)
+    with Driver(options) as driver:
+        start = driver.earliest() if since == "earliest" else driver.parse(since)
+        end = driver.end(start, options.max_rows_per_trigger)
+        found = Splits(driver.splits(start, end, is_followed=True))
+        found.end = driver.dump(end)
+        return found
+
+
+def batch_splits(options: ReadOptions) -> Splits:
+    """Plans what `spark.read` reads: from `startingOffsets` to `endingOffsets`, once.
+
+    Raises:
+        ConfigError: An option is wrong.
+        SparkReadError: The bucket cannot be reached, or the offsets are not of this bucket.
+    """
+    begins_at_offsets = is_offsets(options.starting_offsets)
+    if options.ending_offsets == "latest" and not begins_at_offsets:
+        return splits(options)
+    if options.starting_offsets != "earliest" and not begins_at_offsets:
+        raise ConfigError(
+            "option startingOffsets: with endingOffsets it is earliest or offsets, not "
+            f"{'latest' if options.starting_offsets == 'latest' else 'a checkpoint'}"
+        )
+    table_schema(options)
+    with Driver(options) as driver:
+        start = driver.parse(options.starting_offsets) if begins_at_offsets else driver.earliest()
+        until = None
+        if options.ending_offsets != "latest":
+            until = driver.parse(options.ending_offsets)
+        end = driver.end(start, None, until)
+        # An end that was asked for is where another read begins; one that was not is only "now".
+        return Splits(driver.splits(start, end, is_followed=until is not None))
 
 
 def _seqno(positions: Mapping[int, dcp_rs.Position], vbucket: int) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 import dcp_rs
+from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark.errors import missing_library
 from dcp_rs.spark.options import ReadOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
@@ -53,6 +55,63 @@ def schema(options: Mapping[str, object] | ReadOptions) -> StructType:
     return StructType(
         [StructField(field.name, _spark_type(field.type), field.nullable) for field in fields]
     )
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The columns that a user's schema names, in its order.
+
+    Attributes:
+        options: The read's options, with these columns.
+        nullable: Those that the schema lets be null, though the table's never are: Spark wants
+            Arrow batches to say so too.
+    """
+
+    options: ReadOptions
+    nullable: frozenset[str]
+
+    @classmethod
+    def of(cls, options: ReadOptions, wanted: StructType) -> Self:
+        """Checks a schema that a user gave to `.schema()`.
+
+        Raises:
+            ConfigError: It names a column that the table does not have, or another type.
+        """
+        names = tuple(field.name for field in wanted)
+        if not names:
+            raise ConfigError("schema: names no column")
+        given = schema(options)
+        projected = replace(options, columns=names)
+        table = given if tuple(given.names) == names else schema(projected)
+        for field, known in zip(wanted, table, strict=True):
+            if field.dataType != known.dataType:
+                raise ConfigError(
+                    f"schema: column {field.name} is {known.dataType.simpleString()}, not "
+                    f"{field.dataType.simpleString()}; cast it after loading"
+                )
+            if known.nullable and not field.nullable:
+                raise ConfigError(f"schema: column {field.name} may be null")
+        nullable = frozenset(
+            field.name
+            for field, known in zip(wanted, table, strict=True)
+            if field.nullable and not known.nullable
+        )
+        return cls(projected, nullable)
+
+    def declared(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the batches with the nullability of the user's schema."""
+        if not self.nullable:
+            return batches
+        return map(self._declare, batches)
+
+    def _declare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        fields = [
+            field.with_nullable(True) if field.name in self.nullable else field
+            for field in batch.schema
+        ]
+        return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))
 
 
 def _spark_type(arrow_type: pa.DataType) -> DataType:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import dcp_rs
 from dcp_rs.exceptions import ClosedError, ConnectError, DcpError
 from dcp_rs.spark.errors import SparkReadError, coded, missing_library
-from dcp_rs.spark.partitions import Split, splits
+from dcp_rs.spark.partitions import Split, VBucketRange, splits
+from dcp_rs.spark.schema import table_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -105,6 +106,11 @@ def read_split(split: Split) -> Iterator[pa.RecordBatch]:
     if split.options.worker_gc_freeze:
         _freeze_once()
     doing = f"reading {len(split.ranges)} vBuckets of bucket {split.options.bucket}"
+    markers = _rollback_rows(split)
+    if markers is not None:
+        yield markers
+    if not any(each.size for each in split.ranges):
+        return
     delivered = False
     while True:
         reused = False
@@ -130,16 +136,48 @@ def _stream(client: dcp_rs.Client, split: Split) -> Iterator[dcp_rs.ChangeBatch]
             f"bucket {options.bucket} is {client.bucket_uuid}, but {split.bucket_uuid} when the "
             "read was planned: it was deleted and made again",
         )
+    ranges = [each for each in split.ranges if each.size]
+    more: dict[str, Any] = {}
+    if split.is_followed:
+        # The driver decides what becomes of a rollback: the read is planned again.
+        is_persisted = options.persisted_only
+        more = {"clamp": True, "persisted_only": is_persisted, "end_persisted": is_persisted}
+        more["on_rollback"] = "fail"
     with client.stream(
-        start=_start(options),
-        until={each.vbucket: each.to_seqno for each in split.ranges},
-        vbuckets=list(split.vbuckets),
-        **_content(options),
+        start=_start(split, ranges),
+        until={each.vbucket: each.to_seqno for each in ranges},
+        vbuckets=[each.vbucket for each in ranges],
+        **_content(options) | more,
     ) as stream:
         yield from stream
 
 
-def _start(options: ReadOptions) -> Literal["earliest"] | dcp_rs.Checkpoint:
+def _rollback_rows(split: Split) -> pa.RecordBatch | None:
+    """Makes the rows that tell of planned rollbacks."""
+    import pyarrow as pa
+
+    told = [each for each in split.ranges if each.rolled_back]
+    if not told:
+        return None
+    values = {
+        "op": ["rollback"] * len(told),
+        "vbucket": [each.vbucket for each in told],
+        "seqno": [each.from_seqno for each in told],
+        "epoch": [each.epoch for each in told],
+    }
+    fields = table_schema(split.options).to_pyarrow()
+    return pa.record_batch(
+        [pa.array(values.get(field.name, [None] * len(told)), field.type) for field in fields],
+        schema=fields,
+    )
+
+
+def _start(
+    split: Split, ranges: list[VBucketRange]
+) -> Literal["earliest"] | dcp_rs.Checkpoint | dict[int, tuple[int, int, int]]:
+    options = split.options
+    if split.is_planned:
+        return {each.vbucket: (each.vbuuid, each.from_seqno, each.epoch) for each in ranges}
     if options.starting_offsets == "earliest":
         return "earliest"
     return dcp_rs.Checkpoint.from_json(options.starting_offsets)

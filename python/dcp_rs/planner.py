@@ -1,0 +1,185 @@
+"""Bounded reads that follow each other: how far each goes, and what its tasks read.
+
+For a driver that hands ranges of seqnos to tasks in other processes, as Spark's does. What a stream
+in one process needs is [`Client.stream`][dcp_rs.Client.stream] and its checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from dcp_rs import _dcp_rs
+from dcp_rs.exceptions import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dcp_rs.client import Client
+
+Offsets = dict[str, Any]
+"""How far each vBucket has been read: JSON that a reader keeps and does not change."""
+
+
+class Range(NamedTuple):
+    """What is to be read of one vBucket."""
+
+    vbucket: int
+    vbuuid: int
+    """Branch of history that reading goes on from; 0 from the beginning."""
+    from_seqno: int
+    """Reading begins above it."""
+    to_seqno: int
+    """Last seqno to read."""
+    epoch: int
+    """Rollbacks of the vBucket that were seen."""
+    rolled_back: bool
+    """Whether a rollback to `from_seqno` is to be told before the changes."""
+
+
+class Task(NamedTuple):
+    """Ranges of one node."""
+
+    node: str
+    """Where the vBuckets were when it was planned, as `host:port`."""
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """How batches are planned."""
+
+    max_rows: int | None = None
+    """Most seqnos of a batch, an upper bound of its rows."""
+    until: Offsets | None = None
+    """Offsets not to pass."""
+    on_rollback: Literal["emit", "fail", "resync"] = "emit"
+    """What to do where the server's history is no longer the one that was read."""
+    persisted_only: bool = True
+    """Whether to take only what every copy of a vBucket has on disk."""
+    allow_data_loss: bool = False
+    """Whether to go on where deletions may have been purged unread."""
+
+
+@dataclass(frozen=True)
+class _PlanOptions:
+    max_rows: int | None
+    until: str | None
+    on_rollback: str
+    persisted_only: bool
+    allow_data_loss: bool
+
+
+class Planner:
+    """Looks at a bucket and plans batches; see the module.
+
+    >>> with Producer() as producer, producer.connect() as client:
+    ...     planner = Planner(client)
+    ...     token = producer.upsert("key", b"{}")
+    ...     planner.observe()
+    ...     options = PlanOptions(persisted_only=False)
+    ...     end = planner.end(planner.earliest(), options)
+    ...     tasks = planner.tasks(planner.earliest(), end, 4, options)
+    ...     tasks[0].ranges[0].to_seqno == token.seqno
+    True
+    """
+
+    def __init__(self, client: Client, vbuckets: Iterable[int] | None = None) -> None:
+        """Makes a planner of a bucket, or of some of its vBuckets."""
+        self._inner = _dcp_rs.Planner(client._inner)  # noqa: SLF001
+        self._vbuckets = None if vbuckets is None else sorted(vbuckets)
+
+    @property
+    def is_ephemeral(self) -> bool:
+        """Whether the bucket has no disk, so that nothing of it is ever persisted."""
+        return self._inner.is_ephemeral
+
+    def observe(self, *, persisted: bool = False) -> None:
+        """Asks the nodes where the vBuckets are; what is planned rests on the last look.
+
+        Args:
+            persisted: Whether to ask what each copy has on disk, too.
+
+        Raises:
+            ConnectError: A node cannot be reached.
+            TimeoutError: The nodes did not all answer within the connect timeout.
+        """
+        self._inner.observe(self._vbuckets, persisted)
+
+    def high_seqnos(self) -> dict[int, int]:
+        """Gives the highest seqnos of the last look, by vBucket."""
+        return self._inner.high_seqnos()
+
+    def earliest(self) -> Offsets:
+        """Gives offsets before every first change."""
+        return _load(self._inner.earliest())
+
+    def latest(self, options: PlanOptions) -> Offsets:
+        """Gives offsets after what may be read now."""
+        return _load(self._inner.latest(_engine(options)))
+
+    def end(self, start: Offsets, options: PlanOptions) -> Offsets:
+        """Gives where to end the batch that begins at `start`; `start` if there is nothing to do.
+
+        Raises:
+            RollbackError: The server's history is another one, and `on_rollback` is `fail`.
+            DataError: Deletions may have been purged unread.
+            CheckpointError: `start` is damaged, or of another bucket.
+        """
+        return _load(self._inner.plan_end(_dump(start), _engine(options)))
+
+    def tasks(self, start: Offsets, end: Offsets, tasks: int, options: PlanOptions) -> list[Task]:
+        """Gives what is to be read for a batch, in at most `tasks` parts or one per node.
+
+        What is no longer the server's history is left out; planning the next batch tells of it.
+
+        Raises:
+            RollbackError: `end` tells of a rollback, and `on_rollback` is `fail`.
+            DataError: Deletions may have been purged unread.
+            CheckpointError: The offsets are damaged, or of another bucket.
+        """
+        planned = self._inner.plan_tasks(_dump(start), _dump(end), tasks, _engine(options))
+        return [Task(node, tuple(Range(*each) for each in ranges)) for node, ranges in planned]
+
+
+def is_offsets(text: str) -> bool:
+    """Whether JSON is offsets and not, say, a checkpoint."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(document, dict) and "s" in document and "format" not in document
+
+
+def parse_offsets(text: str) -> Offsets:
+    """Reads offsets; the engine checks what is in them.
+
+    Raises:
+        CheckpointError: It is no JSON object.
+    """
+    return _load(text)
+
+
+def _load(text: str) -> Offsets:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"the offsets are damaged: {error}") from error
+    if not isinstance(document, dict):
+        raise CheckpointError("the offsets are damaged: no JSON object")
+    return document
+
+
+def _dump(offsets: Mapping[str, Any]) -> str:
+    return json.dumps(offsets, separators=(",", ":"))
+
+
+def _engine(options: PlanOptions) -> _PlanOptions:
+    return _PlanOptions(
+        max_rows=options.max_rows,
+        until=None if options.until is None else _dump(options.until),
+        on_rollback=options.on_rollback,
+        persisted_only=options.persisted_only,
+        allow_data_loss=options.allow_data_loss,
+    )

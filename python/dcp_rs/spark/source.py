@@ -1,0 +1,229 @@
+"""The Spark data source `couchbase.dcp`. Importing it needs PySpark."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pyspark.sql.datasource as api
+
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.spark.driver import Driver
+from dcp_rs.spark.errors import SparkReadError
+from dcp_rs.spark.options import ReadOptions
+from dcp_rs.spark.partitions import Split, batch_splits
+from dcp_rs.spark.schema import Projection, schema
+from dcp_rs.spark.worker import read_split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from dcp_rs.planner import Offsets
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # before PySpark 4.2
+    _CAN_STREAM = False
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Stands in for what older versions do not have."""
+
+else:
+    _CAN_STREAM = True
+
+NAME = "couchbase.dcp"
+
+
+class SplitPartition(api.InputPartition):
+    """A split, as Spark hands it to a task."""
+
+    def __init__(self, split: Split) -> None:
+        super().__init__(split.node)
+        self.split = split
+
+
+class CouchbaseDcpReader(api.DataSourceReader):
+    """Reads a bucket, or collections of it, up to a bound that is taken once per `load()`."""
+
+    def __init__(self, table: Projection) -> None:
+        self._table = table
+        self._options = table.options
+
+    def partitions(self) -> Sequence[api.InputPartition]:
+        """Plans the splits. Each action on the same data frame reads the same ranges."""
+        return [SplitPartition(split) for split in batch_splits(self._options)]
+
+    def read(self, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:
+        """Reads one split."""
+        return _read(self._table, partition)
+
+
+class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a bucket in micro-batches.
+
+    Made in two processes and pickled from one to others, so it holds no connection before it is
+    asked something.
+    """
+
+    def __init__(self, table: Projection) -> None:
+        self._table = table
+        self._options = table.options
+        self._driver: Driver | None = None
+        self._initial: Offsets | None = None
+        self._target: Offsets | None = None
+        self._latest: Offsets | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles without connections."""
+        return {"_table": self._table}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Opens nothing."""
+        self.__init__(state["_table"])  # type: ignore[misc]
+
+    def initialOffset(self) -> Offsets:  # noqa: N802
+        """Gives where a query begins that has no checkpoint yet."""
+        if self._initial is None:  # asked twice: `latest` must be the same both times
+            where = self._options.starting_offsets
+            driver = self._connected()
+            if where == "earliest":
+                self._initial = driver.earliest()
+            elif where == "latest":
+                self._initial = driver.latest()
+            else:
+                self._initial = driver.parse(where)
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Gives the limit of each micro-batch."""
+        if self._options.max_rows_per_trigger is None:
+            return ReadAllAvailable()
+        return ReadMaxRows(self._options.max_rows_per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Notes what is available now, so that the query ends there."""
+        self._target = self._connected().latest()
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
+        """Plans the end of the next micro-batch, with rollbacks told or refused."""
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        self._latest = self._connected().end(start, rows, self._target)
+        return self._latest
+
+    def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
+        """Gives the last offsets known; asks nothing."""
+        return self._latest
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[api.InputPartition]:
+        """Plans the splits of a micro-batch, maybe long after its end was chosen."""
+        splits = self._connected().splits(start, end, is_followed=True)
+        return [SplitPartition(split) for split in splits]
+
+    def read(self, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:
+        """Reads one split."""
+        return _read(self._table, partition)
+
+    def commit(self, end: Offsets) -> None:
+        """Does nothing: the server keeps no positions."""
+
+    def stop(self) -> None:
+        """Closes the connections."""
+        if self._driver is not None:
+            self._driver.close()
+
+    def _connected(self) -> Driver:
+        if self._driver is None:
+            self._driver = Driver(self._options)
+            _leave_on_sigterm()
+        return self._driver
+
+
+class CouchbaseDcpDataSource(api.DataSource):
+    """The data source, by the name `couchbase.dcp`.
+
+    Options are those of [`ReadOptions`][dcp_rs.spark.ReadOptions].
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Gives the name for `format`."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """Gives the columns of the change table that the options ask for."""
+        return schema(self._parsed())
+
+    def reader(self, schema: StructType) -> CouchbaseDcpReader:
+        """Makes the reader of `spark.read`."""
+        return CouchbaseDcpReader(self._project(schema))
+
+    def streamReader(self, schema: StructType) -> CouchbaseDcpStreamReader:  # noqa: N802
+        """Makes the reader of `spark.readStream`."""
+        if not _CAN_STREAM:
+            import pyspark
+
+            raise SparkReadError(
+                "COUCHBASE_DCP_SPARK_VERSION",
+                f"PySpark {pyspark.__version__} cannot tell a source where to start: install "
+                "pyspark 4.2 or later, or read with spark.read or mapInArrow",
+            )
+        return CouchbaseDcpStreamReader(self._project(schema))
+
+    def _project(self, wanted: StructType) -> Projection:
+        try:
+            return Projection.of(self._parsed(), wanted)
+        except ConfigError as error:
+            raise SparkReadError("COUCHBASE_DCP_CONFIG", str(error)) from error
+
+    def _parsed(self) -> ReadOptions:
+        try:
+            return ReadOptions.parse(dict(self.options))
+        except ConfigError as error:
+            raise SparkReadError("COUCHBASE_DCP_CONFIG", str(error)) from error
+
+
+def _read(table: Projection, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, SplitPartition):
+        # Where there are none, Spark makes one of its own.
+        return iter(())
+    return table.declared(read_split(partition.split))
+
+
+def _leave_on_sigterm() -> None:
+    """Lets `stop()` and destructors run when Spark ends the process that plans a query.
+
+    Spark ends it with SIGTERM, which Python answers by dying at once. Only in that process.
+    """
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is None or not spec.name.endswith("python_streaming_source_runner"):
+        return
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+
+def offsets_of(progress: Any) -> Offsets | None:
+    """Reads the end offsets of this source from a query's progress.
+
+    Args:
+        progress: One of `query.recentProgress`, or its JSON.
+    """
+    text = progress if isinstance(progress, str) else getattr(progress, "json", progress)
+    document = json.loads(text) if isinstance(text, str) else dict(text)
+    for source in document.get("sources", []):
+        end = source.get("endOffset")
+        if isinstance(end, str):
+            end = json.loads(end)
+        if isinstance(end, dict) and "bucket" in end:
+            return end
+    return None

@@ -1,0 +1,216 @@
+"""`spark.readStream.format("couchbase.dcp")`: a bucket in micro-batches."""
+
+import threading
+import time
+
+import pytest
+
+import dcp_rs.spark
+
+pytestmark = pytest.mark.spark
+
+FORMAT = "couchbase.dcp"
+PATIENCE = 90
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered(spark):
+    dcp_rs.spark.register(spark)
+
+
+class Query:
+    """A query into Parquet, started again and again from its checkpoint."""
+
+    def __init__(self, spark, options, folder, producer):
+        self.spark, self.options, self.folder, self.producer = spark, options, folder, producer
+
+    def run(self, *, wait=True, **more):
+        # A batch takes only what is on disk, where changes arrive a moment later.
+        self.producer.persist()
+        query = (
+            self.spark.readStream.format(FORMAT)
+            .options(**self.options)
+            .options(**more)
+            .load()
+            .writeStream.format("parquet")
+            .option("path", f"{self.folder}/rows")
+            .option("checkpointLocation", f"{self.folder}/checkpoint")
+            .trigger(**({"availableNow": True} if wait else {"processingTime": "0 seconds"}))
+            .start()
+        )
+        if wait:
+            assert query.awaitTermination(PATIENCE), "the query does not end"
+        return query
+
+    def rows(self):
+        return self.spark.read.parquet(f"{self.folder}/rows").collect()
+
+
+@pytest.fixture
+def query(spark, options, tmp_path, producer):
+    return Query(spark, options, tmp_path, producer)
+
+
+def history(rows):
+    """What the rows say the server's history is: rollbacks take back what is above them."""
+    kept = {}
+    for row in sorted(rows, key=lambda row: (row.vbucket, row.epoch, row.op != "rollback")):
+        branch = kept.setdefault(row.vbucket, {})
+        if row.op == "rollback":
+            for seqno in [seqno for seqno in branch if seqno > row.seqno]:
+                del branch[seqno]
+        else:
+            assert (row.seqno not in branch) or branch[row.seqno][0] != row.epoch, "doubled"
+            branch[row.seqno] = (row.epoch, row)
+    return {vbucket: {n: row for n, (_, row) in found.items()} for vbucket, found in kept.items()}
+
+
+def documents(rows):
+    """Latest document per key; None for a removed one."""
+    latest = {}
+    for _, branch in sorted(history(rows).items()):
+        for _, row in sorted(branch.items()):
+            latest[row.key] = bytes(row.value) if row.op == "mutation" else None
+    return latest
+
+
+def test_available_now_reads_everything_in_limited_batches(query, load):
+    expected = load(1000)
+    ended = query.run(maxRowsPerTrigger="300")
+    sizes = [progress["numInputRows"] for progress in ended.recentProgress]
+    assert max(sizes) <= 300
+    assert sum(sizes) == 1000
+    assert documents(query.rows()) == expected
+
+
+def test_a_restart_goes_on_where_it_was(query, producer):
+    for run in range(3):
+        for n in range(100):
+            producer.upsert(b"%d_%d" % (run, n), b"{}")
+        query.run()
+    assert len(query.rows()) == 300
+    assert len(documents(query.rows())) == 300
+
+
+def test_with_a_writer_running_nothing_is_lost_or_doubled(query, producer):
+    stop = threading.Event()
+    written = {}
+
+    def write():
+        n = 0
+        while not stop.is_set():
+            key, value = b"key_%d" % (n % 500), b'{"n": %d}' % n
+            producer.upsert(key, value)
+            written[key.decode()] = value
+            n += 1
+            if n % 200 == 0:
+                time.sleep(0.01)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        running = query.run(wait=False, maxRowsPerTrigger="5000")
+        deadline = time.monotonic() + PATIENCE
+        while len(running.recentProgress) < 3:
+            assert time.monotonic() < deadline, "no progress"
+            assert running.exception() is None
+            time.sleep(0.1)
+        running.stop()
+        query.run()
+    finally:
+        stop.set()
+        writer.join()
+    query.run()
+    rows = query.rows()
+    assert documents(rows) == written
+    seen = [(row.vbucket, row.epoch, row.seqno) for row in rows]
+    assert len(seen) == len(set(seen))
+
+
+def test_a_query_that_starts_at_latest_skips_what_was_there(query, producer):
+    producer.upsert(b"before", b"{}")
+    query.run(startingOffsets="latest")
+    producer.upsert(b"after", b"{}")
+    query.run(startingOffsets="latest")
+    assert [row.key for row in query.rows()] == ["after"]
+
+
+class TestRollback:
+    """A failover that lost the tail between two batches."""
+
+    VBUCKET = 7
+
+    @pytest.fixture
+    def lost(self, query, producer):
+        """Reads 40 changes of one vBucket, of which the server then loses the last 15."""
+        keys = (b"k%d" % n for n in range(10_000))
+        own = [key for key in keys if producer.vbucket_of(key) == self.VBUCKET]
+        for key in own[:40]:
+            producer.upsert(key, b'"old"')
+        query.run()
+        producer.roll_back(self.VBUCKET, 25)
+        for key in own[30:50]:
+            producer.upsert(key, b'"new"')
+        return {key.decode(): b'"old"' for key in own[:25]} | {
+            key.decode(): b'"new"' for key in own[30:50]
+        }
+
+    def test_emit_tells_and_goes_on(self, query, lost):
+        query.run()
+        rows = query.rows()
+        (marker,) = [row for row in rows if row.op == "rollback"]
+        assert (marker.vbucket, marker.seqno, marker.epoch) == (self.VBUCKET, 25, 1)
+        assert documents(rows) == lost
+        assert len(rows) == 40 + 1 + 20
+
+    def test_resync_reads_the_vbucket_again(self, query, lost):
+        query.run(onRollback="resync")
+        rows = query.rows()
+        (marker,) = [row for row in rows if row.op == "rollback"]
+        assert (marker.seqno, marker.epoch) == (0, 1)
+        assert documents(rows) == lost
+
+    def test_fail_stops_and_leaves_the_checkpoint_usable(self, query, lost):
+        with pytest.raises(Exception, match="COUCHBASE_DCP_ROLLBACK"):
+            query.run(onRollback="fail")
+        query.run()
+        assert documents(query.rows()) == lost
+
+
+def test_persisted_only_waits_for_the_disk(query, producer):
+    keys = [b"key_%d" % n for n in range(100)]
+    for key in keys:
+        producer.upsert(key, b"{}")
+    vbucket = producer.vbucket_of(keys[0])
+    held = [key.decode() for key in keys if producer.vbucket_of(key) == vbucket]
+    producer.persist()
+    producer.hold_persistence(vbucket)
+    for key in keys:
+        producer.upsert(key, b'"again"')
+    query.run()
+    again = {row.key for row in query.rows() if bytes(row.value) == b'"again"'}
+    assert again == {key.decode() for key in keys} - set(held)
+    producer.hold_persistence(vbucket, hold=False)
+    query.run()
+    again = {row.key for row in query.rows() if bytes(row.value) == b'"again"'}
+    assert again == {key.decode() for key in keys}
+
+
+def test_another_bucket_of_the_same_name_is_refused(query, producer, load):
+    load(50)
+    query.run()
+    producer.drop_bucket()
+    producer.create_bucket()
+    with pytest.raises(Exception, match="COUCHBASE_DCP_BUCKET_CHANGED"):
+        query.run()
+
+
+def test_vbuckets_that_move_are_followed(query, producer, load):
+    load(500)
+    query.run()
+    for vbucket in range(0, 64, 2):
+        for node in (0, 1):
+            producer.move_vbucket(vbucket, node)
+    expected = load(500)
+    query.run()
+    assert documents(query.rows()) == expected
