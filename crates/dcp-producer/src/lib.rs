@@ -28,12 +28,16 @@ mod http;
 mod kv;
 mod options;
 mod producer;
+#[cfg(test)]
+mod replay;
 mod server;
 mod tls;
 mod value;
 mod vbucket_state;
 
-pub use dcp_proto::producer::{ConnectionConfig, OsoBackfill, Privilege, VBucketState};
+pub use dcp_proto::producer::{
+    ConnectionConfig, OsoBackfill, Privilege, ServerVersion, VBucketState,
+};
 pub use dcp_wire::message::DurabilityLevel;
 pub use error::{DocumentError, Error};
 pub use fault::{

@@ -75,6 +75,9 @@ pub struct ProducerOptions {
     /// is an error. By default `reno` where the system lets the process choose, which is faster
     /// over loopback than algorithms that pace, such as `bbr`.
     pub congestion_control: Option<String>,
+    /// Whether values that clients send compressed are kept so, as a bucket does whose
+    /// compression mode is "passive"; otherwise they are inflated ("off"). Default `false`.
+    pub keeps_compressed: bool,
 }
 
 impl Default for ProducerOptions {
@@ -105,6 +108,7 @@ impl Default for ProducerOptions {
             alternate_host: None,
             persist_delay: Duration::from_millis(50),
             congestion_control: None,
+            keeps_compressed: false,
         }
     }
 }

@@ -64,6 +64,9 @@ impl Producer {
         if options.keeps_history {
             bucket = bucket.with_history();
         }
+        if options.keeps_compressed {
+            bucket = bucket.passively_compressing();
+        }
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let cluster = Arc::new(Cluster::new(bucket, &options, &listeners.nodes(), &stop));
         let ca_pem = tls.as_ref().and_then(|tls| tls.ca_pem.clone());

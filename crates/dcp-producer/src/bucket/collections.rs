@@ -14,7 +14,7 @@ use super::vbucket::VBucket;
 
 /// Form in which events are stored: the only one that says everything. Streams send the one their
 /// client asked for.
-const FLATBUFFERS: u8 = 2;
+pub(super) const FLATBUFFERS: u8 = 2;
 
 /// What a vBucket knows of a collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use dcp_wire::{Cas, Datatype, DocKey, RevSeqno, Seqno};
 
 use super::clock::Now;
 use super::vbucket::{VBucket, Written};
-use super::{is_expired, system_xattrs};
+use super::{inflated, is_expired, system_xattrs};
 use crate::DocumentError;
 
 /// Longest value in bytes: 20 MiB of document and 1 MiB of system xattrs.
@@ -86,7 +86,7 @@ impl VBucket {
 
     /// Newest version of the document, tombstones included; expires it if its time has passed.
     pub(crate) fn newest_now(&mut self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
-        let item = Arc::clone(self.newest(key)?);
+        let item = inflated(self.newest(key)?);
         if is_expired(&item, now) {
             self.bury(now, &item, ItemKind::Expiration);
             return self.newest(key).cloned();
@@ -261,6 +261,38 @@ impl VBucket {
             expiry: 0,
             delete_time: now.seconds(),
         })
+    }
+
+    /// Writes the xattrs of a tombstone: one there is, or one of a document there never was.
+    pub(crate) fn store_tombstone(
+        &mut self,
+        now: Now,
+        key: DocKey<'_>,
+        xattrs: Bytes,
+    ) -> Result<Written, DocumentError> {
+        check_key(key)?;
+        self.check_collection(key)?;
+        self.memory().check(xattrs.len())?;
+        let previous = self.newest_now(now, key);
+        let cas = self.clock.tick(now);
+        // The first one counts as no version of its own.
+        let rev_seqno = match &previous {
+            None => RevSeqno(self.max_deleted_rev.max(1)),
+            some => RevSeqno(self.next_rev(some.as_ref())),
+        };
+        Ok(self.append(Item {
+            kind: ItemKind::Deletion,
+            seqno: Seqno::ZERO,
+            rev_seqno,
+            cas,
+            collection_id: key.collection_id,
+            key: Bytes::copy_from_slice(key.key),
+            datatype: if xattrs.is_empty() { Datatype::RAW } else { Datatype::XATTR },
+            value: xattrs,
+            flags: 0,
+            expiry: 0,
+            delete_time: now.seconds(),
+        }))
     }
 
     /// When a document expires, given how long its collection lets documents live.

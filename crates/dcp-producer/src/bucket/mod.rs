@@ -16,6 +16,8 @@ mod history;
 mod manifest;
 mod memory;
 mod source;
+#[cfg(test)]
+mod staging;
 mod vbucket;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,16 +25,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::{BufMut, Bytes, BytesMut};
 use dcp_proto::producer::{Item, ItemKind, VBucketState};
 use dcp_proto::topology::vbucket_of_key;
-use dcp_wire::{Datatype, Seqno, Vbid, Vbuuid, xattr};
+use dcp_wire::{Datatype, Seqno, Vbid, Vbuuid, snappy, xattr};
 
 use crate::Error;
 pub(crate) use changes::{Changes, Subscriber};
 pub(crate) use clock::Now;
 pub(crate) use copies::{Copies, Copy, HELD};
 pub(crate) use document::{Condition, DocumentWrite, MAX_VALUE_LEN, MetaWrite};
+#[cfg(test)]
+pub(crate) use manifest::{Collection, Scope};
 pub(crate) use manifest::{CollectionSettings, Manifest, Unchanged};
 pub(crate) use memory::MemoryUse;
 pub(crate) use source::VBucketGuard;
+#[cfg(test)]
+pub(crate) use staging::StagedEvent;
 pub(crate) use vbucket::{VBucket, Written};
 
 /// A bucket.
@@ -44,6 +50,7 @@ pub(crate) struct Bucket {
     history_bytes: usize,
     is_ephemeral: bool,
     keeps_history: bool,
+    keeps_compressed: bool,
 }
 
 impl Bucket {
@@ -56,6 +63,7 @@ impl Bucket {
             history_bytes: history_bytes / usize::from(count.max(1)),
             is_ephemeral: false,
             keeps_history: false,
+            keeps_compressed: false,
         }
     }
 
@@ -78,6 +86,15 @@ impl Bucket {
     /// The same bucket without a disk.
     pub(crate) fn ephemeral(self) -> Self {
         Self { is_ephemeral: true, ..self }
+    }
+
+    /// The same bucket, with values kept compressed that come so.
+    pub(crate) fn passively_compressing(self) -> Self {
+        Self { keeps_compressed: true, ..self }
+    }
+
+    pub(crate) const fn keeps_compressed(&self) -> bool {
+        self.keeps_compressed
     }
 
     pub(crate) const fn is_ephemeral(&self) -> bool {
@@ -213,6 +230,7 @@ impl Bucket {
         let mut vbucket = VBucket::new(vbid, random_vbuuid(), self.history_bytes, memory);
         vbucket.settings.is_ephemeral = self.is_ephemeral;
         vbucket.keep_history(self.keeps_history);
+        vbucket.settings.compresses_disk = self.keeps_compressed;
         Copy::new(node, vbucket)
     }
 
@@ -263,6 +281,32 @@ fn footprint(item: &Item) -> usize {
 /// Whether a live document's time has passed.
 fn is_expired(item: &Item, now: Now) -> bool {
     item.kind == ItemKind::Mutation && item.expiry != 0 && item.expiry <= now.seconds()
+}
+
+/// The item with its value inflated.
+pub(crate) fn inflated(item: &Arc<Item>) -> Arc<Item> {
+    if !item.datatype.contains(Datatype::SNAPPY) {
+        return Arc::clone(item);
+    }
+    // What does not inflate was never stored.
+    let Ok(value) = snappy::decompress(&item.value, MAX_VALUE_LEN) else {
+        return Arc::clone(item);
+    };
+    let datatype = item.datatype.without(Datatype::SNAPPY);
+    Arc::new(Item { value: value.into(), datatype, ..Item::clone(item) })
+}
+
+/// The item with its value compressed, whether that makes it smaller or not.
+pub(crate) fn compressed(item: Arc<Item>) -> Arc<Item> {
+    let is_document = matches!(item.kind, ItemKind::Mutation);
+    if !is_document || item.value.is_empty() || item.datatype.contains(Datatype::SNAPPY) {
+        return item;
+    }
+    let Ok(value) = snappy::compress(&item.value) else {
+        return item;
+    };
+    let datatype = item.datatype.with(Datatype::SNAPPY);
+    Arc::new(Item { value: value.into(), datatype, ..Item::clone(&item) })
 }
 
 /// The xattr section that outlives a document; empty if there is none.

@@ -3,8 +3,8 @@
 use std::sync::{Arc, MutexGuard};
 
 use dcp_proto::producer::{
-    Backfill, Cursor, DiskShare, DurableSeqnos, FailoverTable, Item, ItemKind, MemoryRead,
-    VBucketSource, VBucketState,
+    Backfill, BackfillFailed, Cursor, DiskShare, DurableSeqnos, FailoverTable, Item, ItemKind,
+    MemoryRead, VBucketSource, VBucketState,
 };
 use dcp_wire::{CollectionId, Seqno};
 
@@ -43,6 +43,19 @@ impl core::ops::Deref for VBucketGuard<'_> {
 impl core::ops::DerefMut for VBucketGuard<'_> {
     fn deref_mut(&mut self) -> &mut VBucket {
         &mut self.copies.get_mut(self.index).unwrap().vbucket
+    }
+}
+
+/// The items of a backfill.
+type Items = Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>;
+
+impl VBucketGuard<'_> {
+    /// Items in the form the disk has them in.
+    fn as_stored(&self, items: impl Iterator<Item = Arc<Item>> + Send + 'static) -> Items {
+        if self.settings.compresses_disk {
+            return Box::new(items.map(super::compressed).map(Ok));
+        }
+        Box::new(items.map(Ok))
     }
 }
 
@@ -100,13 +113,13 @@ impl VBucketSource for VBucketGuard<'_> {
                 high_prepared: self.durable.high_prepared().min(persisted),
             },
             items: if self.durable.is_unused() {
-                Box::new(items.map(Ok))
+                self.as_stored(items)
             } else {
                 // What became of a completed write is told by what it left behind.
                 let is_left = move |item: &Arc<Item>| {
                     item.seqno > high_completed || !matches!(item.kind, ItemKind::Prepare { .. })
                 };
-                Box::new(items.filter(is_left).map(Ok))
+                self.as_stored(items.filter(is_left))
             },
         }
     }
@@ -141,7 +154,7 @@ impl VBucketSource for VBucketGuard<'_> {
             return None;
         }
         let items = self.disk.by_key(collections).into_iter();
-        Some(Backfill { items: Box::new(items.map(Ok)), ..self.open_backfill(Seqno::MAX) })
+        Some(Backfill { items: self.as_stored(items), ..self.open_backfill(Seqno::MAX) })
     }
 
     fn disk_share(&self, collections: &[CollectionId]) -> (DiskShare, DiskShare) {

@@ -52,8 +52,8 @@ pub(crate) struct VBucket {
     pub(super) cursors: Cursors,
     /// End of the first snapshot from disk that a replica is receiving.
     pub(super) initial_snapshot_end: Seqno,
-    /// Highest rev seqno of a purged tombstone: keys never seen start above it.
-    max_purged_rev: u64,
+    /// Highest rev seqno of a tombstone, purged ones counted: keys never seen start above it.
+    pub(super) max_deleted_rev: u64,
     live: LiveCounts,
     memory: Arc<MemoryUse>,
     /// Bytes of the newest versions, and whether they count against the quota: one copy's do, the
@@ -68,6 +68,8 @@ pub(crate) struct VBucket {
 pub(crate) struct CopySettings {
     /// There is no disk: everything is gone when the node stops.
     pub(crate) is_ephemeral: bool,
+    /// What is read from disk comes compressed.
+    pub(crate) compresses_disk: bool,
     /// Nothing is persisted until this is lifted.
     pub(crate) holds_persistence: bool,
     /// Every version is kept, as far as the room for overwritten ones goes.
@@ -121,7 +123,7 @@ impl VBucket {
             durable: DurableWrites::default(),
             cursors: Cursors::default(),
             initial_snapshot_end: Seqno::ZERO,
-            max_purged_rev: 0,
+            max_deleted_rev: 0,
             live: LiveCounts::default(),
             memory,
             bytes: 0,
@@ -168,7 +170,7 @@ impl VBucket {
 
     /// Rev seqno of the next version after `previous`.
     pub(super) fn next_rev(&self, previous: Option<&Arc<Item>>) -> u64 {
-        previous.map_or(self.max_purged_rev, |item| item.rev_seqno.0).saturating_add(1)
+        previous.map_or(self.max_deleted_rev, |item| item.rev_seqno.0).saturating_add(1)
     }
 
     /// Gives `item` the next seqno and makes it the newest version.
@@ -184,6 +186,9 @@ impl VBucket {
     pub(super) fn take_in(&mut self, item: Arc<Item>) {
         let seqno = item.seqno;
         self.high_seqno = seqno;
+        if matches!(item.kind, ItemKind::Deletion | ItemKind::Expiration) {
+            self.max_deleted_rev = self.max_deleted_rev.max(item.rev_seqno.0);
+        }
         let dropped = self.collections.note(&item);
         self.durable.note(&item);
         let newest = newest_version(&item);
@@ -534,7 +539,6 @@ impl VBucket {
         for item in purged {
             self.disk.remove(item.seqno);
             self.purge_seqno = self.purge_seqno.max(item.seqno);
-            self.max_purged_rev = self.max_purged_rev.max(item.rev_seqno.0);
             self.count(&item, false);
         }
         self.history.forget_below(self.purge_seqno);

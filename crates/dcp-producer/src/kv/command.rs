@@ -114,7 +114,8 @@ impl<'a, 'f> Command<'a, 'f> {
 
     /// Appends a response.
     pub(super) fn succeed(&mut self, response: Frame<'_>) -> Result<(), Failure> {
-        let duration = self.started.map(|started| server_duration_frame(encode_duration(started)));
+        let started = self.started.filter(|_| self.session.features.tracing);
+        let duration = started.map(|started| server_duration_frame(encode_duration(started)));
         response
             .with_opaque(self.frame.header.opaque)
             .with_framing_extras(duration.as_ref().map_or(&[], |frame| frame.as_slice()))
@@ -142,7 +143,7 @@ impl<'a, 'f> Command<'a, 'f> {
             ),
             Failure::Unknown(status) => {
                 let uid = self.session.cluster.manifest().uid().to_string();
-                (status, Some(Bytes::from(json!({"manifest_uid": uid}).to_string())))
+                (status, Some(Bytes::from(unknown_collection(&uid).to_string())))
             }
             Failure::NotMyVbucket => (Status::NOT_MY_VBUCKET, self.map_for_stranger()),
         };
@@ -257,6 +258,16 @@ impl<'a, 'f> Command<'a, 'f> {
         Ok((value, datatype))
     }
 
+    /// The value of a request that writes a whole document, in the form it is stored in.
+    pub(super) fn stored_value(&self) -> Result<(Bytes, Datatype), Failure> {
+        let (value, datatype) = self.plain_value()?;
+        let is_compressed = self.frame.header.datatype.contains(Datatype::SNAPPY);
+        if !is_compressed || !self.session.cluster.bucket.keeps_compressed() {
+            return Ok((value, datatype));
+        }
+        Ok((Bytes::copy_from_slice(self.frame.value), datatype.with(Datatype::SNAPPY)))
+    }
+
     /// What the framing extras ask for.
     pub(super) fn options(&self) -> Result<RequestOptions, Failure> {
         const BARRIER: u16 = 0;
@@ -275,6 +286,11 @@ impl<'a, 'f> Command<'a, 'f> {
         }
         Ok(options)
     }
+}
+
+/// What a client is told that named a scope or collection there is not.
+fn unknown_collection(uid: &str) -> serde_json::Value {
+    json!({"error": {"context": "unknown scope or collection"}, "manifest_uid": uid})
 }
 
 /// JSON bodies of refusals are marked as such for clients that know the mark.

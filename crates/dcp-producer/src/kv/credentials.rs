@@ -1,6 +1,7 @@
 //! Who may use the cluster.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::OnceLock;
 
 use dcp_wire::sasl::{Mechanism, PlainMessage, SaslError, ScramCredentials};
 
@@ -13,33 +14,30 @@ const ITERATIONS: u32 = 4096;
 pub(crate) struct Credentials {
     username: String,
     password: String,
-    scram: Vec<ScramCredentials>,
+    /// Derived when the first client asks: it takes some milliseconds.
+    scram: OnceLock<Vec<ScramCredentials>>,
     /// Gives unknown users the same salt each time they ask.
     salts: RandomState,
 }
 
 impl Credentials {
-    /// Derives what SCRAM needs; takes some milliseconds.
+    /// Credentials that every mechanism can prove.
     pub(crate) fn new(username: &str, password: &str) -> Result<Self, Error> {
-        let derive = |mechanism| {
-            let salt: [u8; 16] = rand::random();
-            ScramCredentials::derive(mechanism, password, &salt, ITERATIONS)
-        };
-        let scram = Mechanism::ALL
-            .into_iter()
-            .filter(|mechanism| !mechanism.reveals_password())
-            .map(derive)
-            .collect::<Result<_, SaslError>>()
-            .map_err(|error| Error::InvalidOption {
-                option: "password",
-                reason: error.to_string(),
-            })?;
+        // One round tells whether the password can be used at all.
+        derive(password, 1).map_err(|error| Error::InvalidOption {
+            option: "password",
+            reason: error.to_string(),
+        })?;
         Ok(Self {
             username: username.to_owned(),
             password: password.to_owned(),
-            scram,
+            scram: OnceLock::new(),
             salts: RandomState::new(),
         })
+    }
+
+    fn derived(&self) -> &[ScramCredentials] {
+        self.scram.get_or_init(|| derive(&self.password, ITERATIONS).unwrap_or_default())
     }
 
     /// The user's name.
@@ -60,7 +58,7 @@ impl Credentials {
         username: &str,
     ) -> Result<ScramCredentials, SaslError> {
         let known = self
-            .scram
+            .derived()
             .iter()
             .find(|credentials| credentials.mechanism() == mechanism)
             .ok_or(SaslError::NoMechanism)?;
@@ -81,6 +79,16 @@ impl Credentials {
         let salt = [low, high].concat();
         ScramCredentials::from_keys(mechanism, &salt, ITERATIONS, key(stored), key(server))
     }
+}
+
+/// What each mechanism of SCRAM keeps of a password.
+fn derive(password: &str, iterations: u32) -> Result<Vec<ScramCredentials>, SaslError> {
+    let derive = |mechanism| {
+        let salt: [u8; 16] = rand::random();
+        ScramCredentials::derive(mechanism, password, &salt, iterations)
+    };
+    let salted = Mechanism::ALL.into_iter().filter(|mechanism| !mechanism.reveals_password());
+    salted.map(derive).collect()
 }
 
 impl std::fmt::Debug for Credentials {

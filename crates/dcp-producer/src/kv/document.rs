@@ -3,11 +3,11 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use dcp_proto::producer::{Item, ItemKind, VBucketState};
 use dcp_wire::message::{MutationToken, Store, Touch};
-use dcp_wire::{Cas, Datatype, Frame, Opcode, Status, xattr};
+use dcp_wire::{Cas, Datatype, Frame, Opcode, Status, snappy, xattr};
 
 use super::command::Command;
 use super::failure::Failure;
-use crate::bucket::{Condition, DocumentWrite, Written};
+use crate::bucket::{Condition, DocumentWrite, MAX_VALUE_LEN, Written};
 use crate::{DocumentError, value};
 
 /// Body of a document and its xattr section, as parts of its value.
@@ -57,7 +57,7 @@ impl Command<'_, '_> {
     pub(super) fn store(&mut self) -> Result<(), Failure> {
         let Store { flags, expiry, .. } = Store::decode(self.frame)?;
         let options = self.options()?;
-        let (value, datatype) = self.plain_value()?;
+        let (value, datatype) = self.stored_value()?;
         let condition = match self.frame.header.opcode {
             Opcode::ADD => Condition::Absent,
             Opcode::REPLACE => Condition::Present,
@@ -95,9 +95,18 @@ impl Command<'_, '_> {
         written: Written,
         value: &[u8],
     ) -> Result<(), Failure> {
+        self.send_written_as(Status::SUCCESS, written, value)
+    }
+
+    pub(super) fn send_written_as(
+        &mut self,
+        status: Status,
+        written: Written,
+        value: &[u8],
+    ) -> Result<(), Failure> {
         let token = MutationToken { vbuuid: written.vbuuid, seqno: written.seqno }.encode();
         let extras: &[u8] = if self.session.features.mutation_tokens { &token } else { &[] };
-        let response: Frame<'_> = self.success().with_cas(written.cas).with_extras(extras);
+        let response: Frame<'_> = self.response(status).with_cas(written.cas).with_extras(extras);
         self.succeed(response.with_value(value))
     }
 
@@ -160,6 +169,12 @@ fn keep_system_xattrs(item: &Item, write: &mut DocumentWrite<'_>) {
     let section = crate::bucket::system_xattrs(item);
     if section.is_empty() {
         return;
+    }
+    if write.datatype.contains(Datatype::SNAPPY)
+        && let Ok(plain) = snappy::decompress(&write.value, MAX_VALUE_LEN)
+    {
+        write.value = plain.into();
+        write.datatype = write.datatype.without(Datatype::SNAPPY);
     }
     write.value = [section.as_ref(), write.value.as_ref()].concat().into();
     write.datatype = write.datatype.with(Datatype::XATTR);

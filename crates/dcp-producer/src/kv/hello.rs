@@ -46,7 +46,8 @@ impl Features {
         }
     }
 
-    /// The features among `wanted` that are offered, in that order, and what they mean.
+    /// The features among `wanted` that are offered, in the order of their codes, and what they
+    /// mean.
     fn negotiate(wanted: &[Feature]) -> (Vec<Feature>, Self) {
         let mut features = Self::default();
         let mut granted: Vec<Feature> = Vec::with_capacity(wanted.len());
@@ -87,6 +88,7 @@ impl Features {
                 granted.push(feature);
             }
         }
+        granted.sort_unstable_by_key(|feature| feature.0);
         (granted, features)
     }
 }
@@ -123,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_offered_features_are_granted_each_once_in_the_order_asked_for() {
+    fn only_offered_features_are_granted_each_once_in_the_order_of_their_codes() {
         let wanted = [
             Feature::XERROR,
             Feature::UNORDERED_EXECUTION,

@@ -119,7 +119,9 @@ impl Session {
             let dcp = frame.header.opcode.is_dcp() && dcp_open;
             return if dcp { Flow::Dcp } else { Flow::Continue };
         }
-        let started = self.features.tracing.then(Instant::now);
+        // HELLO may ask for how long it took itself.
+        let traced = self.features.tracing || frame.header.opcode == Opcode::HELLO;
+        let started = traced.then(Instant::now);
         let result = match self.admit(frame, dcp_open) {
             Ok(()) if frame.header.opcode.is_dcp() => return Flow::Dcp,
             Ok(()) if frame.header.opcode == Opcode::QUIT => Err(Failure::Close),

@@ -11,8 +11,8 @@ use super::noop::Noop;
 use super::open::{Role, check_open};
 use super::outlet::Outlet;
 use super::refusal::Refusal;
-use super::reply::{handle_response, refuse, succeed};
-use super::requests::Handler;
+use super::reply::{handle_response, refuse, refuse_and_close, succeed};
+use super::requests::{Handler, failover_log};
 use super::settings::Settings;
 use super::shape::Scratch;
 use super::streams::Streams;
@@ -139,6 +139,10 @@ impl Connection {
             Ok(()) => return Ok(()),
             Err(refusal) => refusal,
         };
+        if self.config.server_version.is_legacy() && outcome.is_of_packet(opcode) {
+            refuse_and_close(frame, out)?;
+            return Err(Disconnect::InvalidRequest(opcode));
+        }
         debug!(%opcode, status = %outcome.status(), "refused a request");
         // Opening a connection for DCP lets it carry JSON, whatever its HELLO said.
         let features = Features { json: features.json || self.opened.is_some(), ..features };
@@ -184,7 +188,15 @@ impl Connection {
         if self.features.unordered_execution {
             return Ok(Err(Refusal::Status(Status::NOT_SUPPORTED)));
         }
-        if request.header.opcode == Opcode::DCP_OPEN {
+        let legacy = self.config.server_version.is_legacy();
+        let opcode = request.header.opcode;
+        if legacy && self.opened.is_none() && opcode == Opcode::DCP_GET_FAILOVER_LOG {
+            return failover_log(request, source, out);
+        }
+        if legacy && self.opened.is_some() == (opcode == Opcode::DCP_OPEN) {
+            return Err(Disconnect::UnexpectedRequest(opcode));
+        }
+        if opcode == Opcode::DCP_OPEN {
             return match self.handle_open(now, request, source) {
                 Ok(()) => succeed(request, out).map(Ok),
                 Err(refusal) => Ok(Err(refusal)),
@@ -227,7 +239,7 @@ impl Connection {
         self.opened = Some(Opened {
             name: open.name.to_vec(),
             role,
-            settings: Settings::new(open.flags, open.name),
+            settings: Settings::new(open.flags, open.name, self.config.server_version),
             window: Window::default(),
             noop: Noop::new(now),
             streams: Streams::default(),

@@ -21,6 +21,19 @@ const ABBREVIABLE: [&str; 8] = [
     Control::ENABLE_EXPIRY_OPCODE,
 ];
 
+/// The keys servers before collections know.
+const LEGACY_KEYS: [&str; 9] = [
+    Control::CONNECTION_BUFFER_SIZE,
+    "stream_buffer_size",
+    Control::ENABLE_NOOP,
+    Control::FORCE_VALUE_COMPRESSION,
+    Control::SET_NOOP_INTERVAL,
+    "set_priority",
+    "supports_cursor_dropping",
+    "supports_cursor_dropping_vulcan",
+    Control::SEND_STREAM_END_ON_CLIENT_CLOSE_STREAM,
+];
+
 impl Settings {
     /// Applies one control; a refused one changes nothing.
     ///
@@ -42,6 +55,9 @@ impl Settings {
             .find(|full| full.starts_with(control.key))
             .unwrap_or(control.key);
         let key = str::from_utf8(key).map_err(|_| INVALID)?;
+        if self.version.is_legacy() && !LEGACY_KEYS.contains(&key) {
+            return Err(INVALID);
+        }
         // Where any value is allowed, one that is not text is like any other.
         let value = str::from_utf8(control.value).unwrap_or_default();
         match (key, value) {
@@ -55,7 +71,12 @@ impl Settings {
             ("stream_buffer_size", _) => return Err(UNSUPPORTED),
             (Control::ENABLE_NOOP, on) => self.noop_enabled = on == "true",
             (Control::SET_NOOP_INTERVAL, seconds) => {
-                self.noop_interval = noop_interval(seconds, config).ok_or(INVALID)?;
+                let legacy = self.version.is_legacy();
+                let interval = match decimal(seconds).filter(|_| legacy) {
+                    Some(seconds) => Some(Duration::from_secs(seconds.max(1).into())),
+                    None => noop_interval(seconds, config),
+                };
+                self.noop_interval = interval.ok_or(INVALID)?;
             }
             ("supports_cursor_dropping" | "supports_cursor_dropping_vulcan", on) => {
                 self.cursor_dropping = on == "true";
@@ -104,6 +125,10 @@ impl Settings {
             ("consumer_name", _) => {
                 self.consumer_name = true;
                 self.replicate_if_named();
+            }
+            // Added with 8.0.
+            (Control::MAX_MARKER_VERSION, _) if !self.version.is_at_least(8, 0) => {
+                return Err(INVALID);
             }
             (Control::MAX_MARKER_VERSION, _) if !features.collections => {
                 return Err(UNSUPPORTED);

@@ -12,6 +12,9 @@ pub enum Disconnect {
     /// The request belongs to the other role of a DCP connection.
     #[error("{0} does not fit the role of the connection")]
     UnexpectedRequest(Opcode),
+    /// The request is malformed, and the server is one that then says so and closes.
+    #[error("{0} is malformed")]
+    InvalidRequest(Opcode),
     /// A response nothing was waiting for, or with a status that makes no sense.
     #[error("unexpected response to {opcode} with status {status}")]
     UnexpectedResponse {

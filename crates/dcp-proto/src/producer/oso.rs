@@ -110,7 +110,7 @@ impl Sending {
                 Next::Scanned => return Ok(Step::Scanned),
                 Next::Item(item) => {
                     self.sent = self.sent.max(item.seqno);
-                    outlet.send(|out, scratch| shape.write(&item, to, scratch, out))?;
+                    outlet.send(|out, scratch| shape.write_from_disk(&item, to, scratch, out))?;
                 }
                 Next::None if self.tells_end && self.sent < self.end_seqno => {
                     let seqno = self.end_seqno;

@@ -1,6 +1,6 @@
 //! Why a request is answered with something else than success.
 
-use dcp_wire::{DecodeError, ManifestUid, Seqno, Status};
+use dcp_wire::{DecodeError, ManifestUid, Opcode, Seqno, Status};
 
 /// A request was refused; names the status and everything its body is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,15 @@ pub(super) enum Refusal {
 impl Refusal {
     pub(super) const fn invalid(what: &'static str) -> Self {
         Self::Invalid(what)
+    }
+
+    /// Whether the packet alone is what is wrong.
+    pub(super) fn is_of_packet(&self, opcode: Opcode) -> bool {
+        match self {
+            Self::Malformed(_) | Self::UnknownFlags(_) => true,
+            Self::Invalid(_) => opcode != Opcode::DCP_CONTROL,
+            _ => false,
+        }
     }
 
     pub(super) const fn status(&self) -> Status {

@@ -85,6 +85,14 @@ const fn needs_xerror(status: Status) -> bool {
     )
 }
 
+/// Appends the refusal of a malformed request as servers before collections do: no word of why.
+pub(super) fn refuse_and_close(
+    request: &Frame<'_>,
+    out: &mut impl BufMut,
+) -> Result<(), Disconnect> {
+    respond(request, Status::EINVAL, Datatype::RAW, &[], out)
+}
+
 fn respond(
     request: &Frame<'_>,
     status: Status,

@@ -84,10 +84,7 @@ impl<S: BucketSource> Handler<'_, S> {
     }
 
     fn raw_datatype(&self) -> Result<(), Refusal> {
-        match self.request.header.datatype {
-            Datatype::RAW => Ok(()),
-            _ => Err(Refusal::invalid("datatype")),
-        }
+        raw_datatype(self.request)
     }
 
     fn stream_request(&mut self) -> Result<Vec<u8>, Refusal> {
@@ -139,19 +136,7 @@ impl<S: BucketSource> Handler<'_, S> {
     }
 
     fn failover_log(&mut self) -> Result<Vec<u8>, Refusal> {
-        let Frame { extras, key, value, .. } = self.request;
-        self.raw_datatype()?;
-        for (what, part) in [("extras", extras), ("key", key), ("value", value)] {
-            if !part.is_empty() {
-                let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
-                return Err(DecodeError::InvalidLength { what, len }.into());
-            }
-        }
-        let vbucket =
-            self.source.vbucket(self.request.header.vbid()).ok_or(Refusal::NotMyVbucket)?;
-        let mut log = Vec::new();
-        vbucket.failover_table().encode(&mut log);
-        Ok(log)
+        read_failover_log(self.request, self.source)
     }
 
     fn control(&mut self) -> Result<Vec<u8>, Refusal> {
@@ -181,6 +166,43 @@ impl<S: BucketSource> Handler<'_, S> {
             return Err(Refusal::Status(Status::EINVAL));
         }
         Ok(())
+    }
+}
+
+/// Answers a request for a failover log on a connection that is not opened for DCP.
+pub(super) fn failover_log<S: BucketSource>(
+    request: &Frame<'_>,
+    source: Option<&S>,
+    out: &mut BytesMut,
+) -> Outcome {
+    let Some(source) = source else {
+        return Ok(Err(Refusal::Status(Status::NO_BUCKET)));
+    };
+    match read_failover_log(request, source) {
+        Ok(log) => succeed_with(request, &log, out).map(Ok),
+        Err(refusal) => Ok(Err(refusal)),
+    }
+}
+
+fn read_failover_log<S: BucketSource>(request: &Frame<'_>, source: &S) -> Result<Vec<u8>, Refusal> {
+    let Frame { extras, key, value, .. } = request;
+    raw_datatype(request)?;
+    for (what, part) in [("extras", extras), ("key", key), ("value", value)] {
+        if !part.is_empty() {
+            let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
+            return Err(DecodeError::InvalidLength { what, len }.into());
+        }
+    }
+    let vbucket = source.vbucket(request.header.vbid()).ok_or(Refusal::NotMyVbucket)?;
+    let mut log = Vec::new();
+    vbucket.failover_table().encode(&mut log);
+    Ok(log)
+}
+
+fn raw_datatype(request: &Frame<'_>) -> Result<(), Refusal> {
+    match request.header.datatype {
+        Datatype::RAW => Ok(()),
+        _ => Err(Refusal::invalid("datatype")),
     }
 }
 

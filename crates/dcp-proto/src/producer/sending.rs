@@ -246,7 +246,11 @@ impl Stream {
             Next::Item(item) => {
                 sending.told = item.seqno;
                 let shape = &self.shape;
-                outlet.send(|out, scratch| shape.write(&item, to, scratch, out))?;
+                let from_disk = matches!(sending.items, Items::Disk { .. });
+                outlet.send(|out, scratch| match from_disk {
+                    true => shape.write_from_disk(&item, to, scratch, out),
+                    false => shape.write(&item, to, scratch, out),
+                })?;
             }
             Next::None => {
                 let Some(seqno) = self.closing_seqno(sending) else {
@@ -309,7 +313,8 @@ impl Stream {
                 }
             }
             Items::Disk { purge_seqno, .. } => {
-                marker.flags = SnapshotFlags::DISK | SnapshotFlags::CHECKPOINT;
+                marker.flags = SnapshotFlags::DISK;
+                marker.flags.set(SnapshotFlags::CHECKPOINT, self.fields.disk_checkpoint);
                 marker.flags.set(SnapshotFlags::MAY_CONTAIN_DUPLICATES, sending.is_history);
                 let replicates = self.fields.replication;
                 marker.high_completed_seqno = replicates.then_some(durable.high_completed);
@@ -343,7 +348,7 @@ impl Stream {
 
     fn finish_snapshot(&mut self, read_up_to: Seqno, from_disk: bool) {
         self.last_read = self.last_read.max(read_up_to);
-        self.at_checkpoint |= from_disk;
+        self.at_checkpoint |= from_disk && self.fields.disk_checkpoint;
         self.filter.view_mut().skips_deletions = false;
         if self.filter.is_exhausted() {
             self.end(StreamEndReason::FILTER_EMPTY);

@@ -30,6 +30,39 @@ impl Features {
     };
 }
 
+/// A version of the data service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServerVersion {
+    /// First number.
+    pub major: u8,
+    /// Second number.
+    pub minor: u8,
+    /// Third number.
+    pub patch: u8,
+}
+
+impl ServerVersion {
+    /// The newest one whose ways are known: 8.0.2.
+    pub const NEWEST: Self = Self { major: 8, minor: 0, patch: 2 };
+
+    /// Whether this is `major.minor` or newer.
+    #[must_use]
+    pub const fn is_at_least(self, major: u8, minor: u8) -> bool {
+        self.major > major || (self.major == major && self.minor >= minor)
+    }
+
+    /// Whether this is a version from before collections, with other ways in much.
+    pub(super) const fn is_legacy(self) -> bool {
+        !self.is_at_least(7, 0)
+    }
+}
+
+impl Default for ServerVersion {
+    fn default() -> Self {
+        Self::NEWEST
+    }
+}
+
 /// What the server side of a connection is configured with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionConfig {
@@ -53,6 +86,8 @@ pub struct ConnectionConfig {
     pub backfill_idle_limit: Duration,
     /// From which percentage on the disk counts as nearly full.
     pub backfill_idle_disk_percent: u8,
+    /// Version of the server whose ways the connection has where versions differ.
+    pub server_version: ServerVersion,
 }
 
 /// When a backfill comes in the order of the keys (`dcp_oso_backfill`).
@@ -92,6 +127,7 @@ impl Default for ConnectionConfig {
             oso_max_collections: 1,
             backfill_idle_limit: Duration::from_secs(720),
             backfill_idle_disk_percent: 90,
+            server_version: ServerVersion::NEWEST,
         }
     }
 }
@@ -112,6 +148,7 @@ pub(super) enum SyncWrites {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Settings {
     pub(super) flags: OpenFlags,
+    pub(super) version: ServerVersion,
     pub(super) buffer_size: u32,
     pub(super) noop_enabled: bool,
     pub(super) noop_interval: Duration,
@@ -135,10 +172,11 @@ pub(super) struct Settings {
 impl Settings {
     /// A connection that was just opened with `flags` and that name; replication keeps its place
     /// in memory unless it says otherwise.
-    pub(super) fn new(flags: OpenFlags, name: &[u8]) -> Self {
+    pub(super) fn new(flags: OpenFlags, name: &[u8], version: ServerVersion) -> Self {
         let cursor_dropping = !name.windows(11).any(|part| part == b"replication");
         Self {
             flags,
+            version,
             buffer_size: 0,
             noop_enabled: false,
             noop_interval: Duration::from_secs(20),

@@ -1,11 +1,11 @@
 //! How an item becomes a message: keys, values and layouts as the connection asked for them.
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use dcp_wire::message::{
     Abort, Commit, Deletion, Expiration, Mutation, OpenFlags, Prepare, StreamAddress, SystemEvent,
 };
 use dcp_wire::xattr::{self, Xattr};
-use dcp_wire::{Datatype, DecodeError, EncodeError, leb128, snappy};
+use dcp_wire::{Cas, Datatype, DecodeError, EncodeError, RevSeqno, leb128, snappy};
 use thiserror::Error;
 
 use super::settings::{Settings, SyncWrites};
@@ -54,6 +54,10 @@ pub(super) struct Shape {
     flatbuffers_events: bool,
     sync_writes: bool,
     nru: u8,
+    /// Live documents without a body keep their datatype.
+    names_omitted: bool,
+    /// Documents from disk without body and xattrs are made of nothing but their keys.
+    only_keys_from_disk: bool,
 }
 
 /// Buffers for values that cannot be sent as they are stored.
@@ -95,8 +99,44 @@ impl Shape {
             force_compression: settings.force_compression,
             flatbuffers_events: settings.flatbuffers_events,
             sync_writes: !matches!(settings.sync_writes, SyncWrites::Off),
+            names_omitted: settings.version.is_legacy(),
+            only_keys_from_disk: flags.contains(OpenFlags::NO_VALUE)
+                && !flags.contains(OpenFlags::INCLUDE_XATTRS)
+                && !settings.version.is_legacy(),
             nru: if settings.hifi_mfu { INITIAL_MFU } else { INITIAL_NRU },
         }
+    }
+
+    /// Appends the message of `item`, read from disk, to `out`.
+    ///
+    /// Servers since 7.0 read no more than keys for a client that wants neither values nor xattrs,
+    /// and make documents of them: even of tombstones, with nothing else of what they were.
+    pub(super) fn write_from_disk(
+        &self,
+        item: &Item,
+        to: StreamAddress,
+        scratch: &mut Scratch,
+        out: &mut BytesMut,
+    ) -> Result<(), Unsendable> {
+        let is_document =
+            matches!(item.kind, ItemKind::Mutation | ItemKind::Deletion | ItemKind::Expiration);
+        if !self.only_keys_from_disk || !is_document {
+            return self.write(item, to, scratch, out);
+        }
+        let document = Item {
+            kind: ItemKind::Mutation,
+            seqno: item.seqno,
+            rev_seqno: RevSeqno(1),
+            cas: Cas(0),
+            collection_id: item.collection_id,
+            key: item.key.clone(),
+            value: Bytes::new(),
+            datatype: Datatype::RAW,
+            flags: 0,
+            expiry: 0,
+            delete_time: 0,
+        };
+        self.write(&document, to, scratch, out)
     }
 
     /// Appends the message of `item` to `out`.
@@ -242,7 +282,8 @@ impl Shape {
             return self.finish(item.datatype.without(Datatype::SNAPPY), value, compressed);
         }
         if self.body != Body::Whole && !(self.xattrs && has_xattrs) {
-            return Ok((self.named(Datatype::RAW, item.datatype), &[]));
+            let named = if self.names_omitted { item.datatype } else { Datatype::RAW };
+            return Ok((self.named(named, item.datatype), &[]));
         }
         let value = inflate(item, plain)?;
         let (_, body) = xattr::split(value)?;

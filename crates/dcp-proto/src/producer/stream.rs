@@ -47,6 +47,8 @@ pub(super) enum Pause {
 /// Which of the optional fields markers carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MarkerFields {
+    /// Disk snapshots count as checkpoints.
+    pub(super) disk_checkpoint: bool,
     pub(super) purge_seqno: bool,
     pub(super) replication: bool,
     /// Change history.
@@ -124,6 +126,7 @@ impl Stream {
                 purge_seqno: settings.purge_seqno_markers,
                 replication: settings.sync_writes == SyncWrites::Replication,
                 history: settings.change_streams,
+                disk_checkpoint: !settings.version.is_legacy(),
             },
             state: accepted.state,
             vbuuid: accepted.failover_log.first().map(|entry| entry.vbuuid).unwrap_or_default(),
@@ -137,7 +140,8 @@ impl Stream {
             oso,
             last_read: accepted.start_seqno,
             last_marker_end: None,
-            at_checkpoint: true,
+            // Older servers say so only where a checkpoint begins.
+            at_checkpoint: !settings.version.is_legacy(),
             cursor: None,
             is_droppable: settings.cursor_dropping,
             takeover: accepted.takes_over.then(Takeover::default),

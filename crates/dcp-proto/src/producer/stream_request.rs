@@ -51,6 +51,10 @@ pub(super) struct Accepted {
 impl Checks<'_> {
     /// What the packet alone must fulfil.
     pub(super) fn check_packet(&self, request: &StreamRequest<'_>) -> Result<(), Refusal> {
+        if self.config.server_version.is_legacy() {
+            // Flags it does not know and values mean nothing to it.
+            return Ok(());
+        }
         let unknown = request.flags.difference(KNOWN_FLAGS);
         if !unknown.is_empty() {
             return Err(Refusal::UnknownFlags(unknown.bits()));
@@ -77,7 +81,9 @@ impl Checks<'_> {
         let request = &from_latest(request, &vbucket);
         self.check_noop()?;
         check_range(request, request.start_seqno, request.end_seqno)?;
-        let value = RequestValue::parse(request.value).map_err(|error| {
+        let legacy = self.config.server_version.is_legacy();
+        let value = if legacy { &[] } else { request.value };
+        let value = RequestValue::parse(value).map_err(|error| {
             debug!(vbid = %request.vbid, %error, "refused the value of a stream request");
             Refusal::Status(Status::EINVAL)
         })?;

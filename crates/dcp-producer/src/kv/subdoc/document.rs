@@ -66,6 +66,11 @@ impl Document {
         Self { body, body_is_json: true, xattrs: b"{}".to_vec(), metadata: None }
     }
 
+    /// What a tombstone begins with that never was a document.
+    pub(super) fn without_body() -> Self {
+        Self { body: Vec::new(), body_is_json: false, xattrs: b"{}".to_vec(), metadata: None }
+    }
+
     /// Makes `$document` readable.
     pub(super) fn add_virtual(&mut self, item: &Item, vbuuid: Vbuuid) {
         const NANOS_PER_SECOND: u64 = 1_000_000_000;
@@ -156,7 +161,8 @@ impl Document {
             let name = json_text::name_of(&self.xattrs, element)?;
             Some((name, self.xattrs.get(element.value.clone())?))
         });
-        let named = named.collect::<Option<Vec<_>>>()?;
+        let mut named = named.collect::<Option<Vec<_>>>()?;
+        named.sort_by(|(one, _), (other, _)| one.cmp(other));
         let pairs = named.iter().map(|(name, value)| Xattr { name: name.as_bytes(), value });
         let mut out = bytes::BufMut::limit(BytesMut::new(), MAX_VALUE_LEN);
         xattr::encode(pairs, &mut out).ok()?;

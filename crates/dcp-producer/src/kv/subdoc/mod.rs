@@ -42,6 +42,9 @@ mod doc_flag {
     pub(super) const ADD: u8 = 0x02;
     /// Tombstones can be read.
     pub(super) const ACCESS_DELETED: u8 = 0x04;
+    /// A document that is created is a tombstone from the beginning.
+    pub(super) const CREATE_AS_DELETED: u8 = 0x08;
+    pub(super) const OF_MUTATIONS: u8 = CREATE | ADD | ACCESS_DELETED | CREATE_AS_DELETED;
 }
 
 /// What a request asks for its paths, and what is wrong with the request as a whole.
@@ -64,7 +67,12 @@ fn collect<'a>(
 
 /// What a mutation came to.
 enum Outcome {
-    Written(Written, Vec<(u8, Vec<u8>)>),
+    Written {
+        written: Written,
+        results: Vec<(u8, Vec<u8>)>,
+        /// What was written is a tombstone.
+        is_deleted: bool,
+    },
     PathFailed(u8, Status),
 }
 
@@ -111,9 +119,12 @@ impl Command<'_, '_> {
         let mutation = SubdocMutation::decode(self.frame)?;
         let specs = collect(mutation.mutations())?;
         let flags = mutation.doc_flags.unwrap_or(0);
-        if flags & !(doc_flag::CREATE | doc_flag::ADD) != 0 {
-            // Writing to tombstones is not offered.
-            return Err(Status::NOT_SUPPORTED.into());
+        if flags & !doc_flag::OF_MUTATIONS != 0 {
+            return Err(Failure::Invalid("unknown document flags"));
+        }
+        let creates = flags & (doc_flag::CREATE | doc_flag::ADD) != 0;
+        if flags & doc_flag::CREATE_AS_DELETED != 0 && !creates {
+            return Err(Failure::Invalid("creating as deleted needs the flag for creating"));
         }
         let options = self.options()?;
         let now = self.now;
@@ -132,7 +143,7 @@ impl Command<'_, '_> {
                 let response = self.response(Status::SUBDOC_MULTI_PATH_FAILURE);
                 self.succeed(response.with_value(&value))
             }
-            Outcome::Written(written, results) => {
+            Outcome::Written { written, results, is_deleted } => {
                 let mut value = Vec::new();
                 for (index, result) in results {
                     value.put_u8(index);
@@ -140,7 +151,9 @@ impl Command<'_, '_> {
                     value.put_u32(u32::try_from(result.len()).unwrap_or(u32::MAX));
                     value.put_slice(&result);
                 }
-                self.send_written_with(written, &value)
+                let deleted = Status::SUBDOC_SUCCESS_DELETED;
+                let status = if is_deleted { deleted } else { Status::SUCCESS };
+                self.send_written_as(status, written, &value)
             }
         }
     }
@@ -159,7 +172,15 @@ struct Mutation<'a> {
 impl Mutation<'_> {
     /// Applies all paths or none.
     fn apply(&self, now: Now, vbucket: &mut VBucket) -> Result<Outcome, Failure> {
-        let item = vbucket.live(now, self.key);
+        let newest = vbucket.newest_now(now, self.key);
+        let item = newest.as_ref().filter(|item| item.kind == ItemKind::Mutation).cloned();
+        let accessible = self.flags & doc_flag::ACCESS_DELETED != 0;
+        let tombstone = newest.filter(|_| item.is_none() && accessible);
+        let creates_deleted = item.is_none() && self.flags & doc_flag::CREATE_AS_DELETED != 0;
+        let is_deleted = tombstone.is_some() || creates_deleted;
+        if is_deleted && self.specs.iter().any(|spec| spec.flags & path_flag::XATTR == 0) {
+            return Err(Status::EINVAL.into());
+        }
         let mut document = match &item {
             Some(_) if self.flags & doc_flag::ADD != 0 => {
                 return Err(DocumentError::Exists.into());
@@ -168,16 +189,22 @@ impl Mutation<'_> {
                 check_cas(item, self.cas)?;
                 Document::of(item).ok_or(Status::EINTERNAL)?
             }
-            None if self.flags == 0 || self.cas != Cas(0) => {
+            None if tombstone.is_some() => {
+                let tombstone = tombstone.as_ref().ok_or(Status::EINTERNAL)?;
+                check_cas(tombstone, self.cas)?;
+                Document::of(tombstone).ok_or(Status::EINTERNAL)?
+            }
+            None if self.flags & (doc_flag::CREATE | doc_flag::ADD) == 0 || self.cas != Cas(0) => {
                 return Err(DocumentError::NotFound.into());
             }
+            None if creates_deleted => Document::without_body(),
             None => Document::empty_for(self.specs),
         };
         let mut results = Vec::new();
         for (index, spec) in (0u8..).zip(self.specs) {
             if is_deletion(spec) {
                 let written = vbucket.remove(now, self.key, self.cas, ItemKind::Deletion)?;
-                return Ok(Outcome::Written(written, results));
+                return Ok(Outcome::Written { written, results, is_deleted: false });
             }
             match document.mutate(spec) {
                 Ok(result) if result.is_empty() => {}
@@ -186,6 +213,10 @@ impl Mutation<'_> {
             }
         }
         let (value, datatype) = document.into_value().ok_or(Status::XATTR_EINVAL)?;
+        if is_deleted {
+            let written = vbucket.store_tombstone(now, self.key, value)?;
+            return Ok(Outcome::Written { written, results, is_deleted });
+        }
         let old_expiry = item.as_ref().map(|item| item.expiry).filter(|_| self.preserve_expiry);
         let write = DocumentWrite {
             key: self.key,
@@ -196,7 +227,8 @@ impl Mutation<'_> {
             cas: self.cas,
             condition: Condition::Any,
         };
-        Ok(Outcome::Written(vbucket.store(now, write)?, results))
+        let written = vbucket.store(now, write)?;
+        Ok(Outcome::Written { written, results, is_deleted })
     }
 }
 

@@ -1,0 +1,383 @@
+//! What was done to each vBucket of a recording, step by step: its KV operations where they are
+//! written down, else what its streams show.
+
+use std::collections::BTreeMap;
+
+use dcp_test::traces::Scenario;
+use dcp_wire::{Datatype, Frame, MAX_BODY_LEN};
+use serde_json::Value;
+
+use super::manifests::{Model, USUAL};
+use super::shown::{Item, Shown, shown, with_collections};
+use crate::bucket::StagedEvent;
+
+/// Something that was done to a vBucket.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    /// Seqno it got; that of the step before for those that get none.
+    pub(super) seqno: u64,
+    pub(super) deed: Deed,
+    /// The recorded version, 0 if it is not known.
+    pub(super) cas: u64,
+    /// The recorded branch, 0 if it is not known.
+    pub(super) vbuuid: u64,
+    /// Whether it reached the disk, and the replicas.
+    pub(super) spreads: bool,
+}
+
+/// What was done.
+#[derive(Clone, Debug)]
+pub(super) enum Deed {
+    Set {
+        key: Vec<u8>,
+        value: Vec<u8>,
+        datatype: Datatype,
+        flags: u32,
+        expiry: u32,
+    },
+    SetXattr {
+        key: Vec<u8>,
+        path: String,
+        value: String,
+        of_tombstone: bool,
+    },
+    Delete {
+        key: Vec<u8>,
+    },
+    /// An access after the expiry.
+    Expire {
+        key: Vec<u8>,
+    },
+    Event(StagedEvent),
+    /// The manifest whose events came last.
+    Manifest(Model),
+    /// The vBucket became a replica and active again: a branch began.
+    Promote,
+    /// The node crashed, or failed and was replaced: a branch began.
+    Fail,
+}
+
+fn bytes(text: &str) -> Vec<u8> {
+    let Some(digits) = text.strip_prefix("hex:") else { return text.as_bytes().to_vec() };
+    (0..digits.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap())
+        .collect()
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_str().map_or(0, |digits| u64::from_str_radix(digits, 16).unwrap())
+}
+
+/// Gives recordings that do not write their KV operations down those of another one of the same
+/// series and the same bucket.
+pub(super) fn share_operations(scenarios: &mut [Scenario]) {
+    let series =
+        |scenario: &Scenario| scenario.name.rsplit_once('-').map(|(series, _)| series.to_owned());
+    let is_null = |scenario: &Scenario| scenario.expected["kv_ops"].is_null();
+    for at in 0..scenarios.len() {
+        let scenario = &scenarios[at];
+        if !is_null(scenario) || !scenario.expected.is_object() {
+            continue;
+        }
+        let logs = shown(scenario).into_values().flat_map(|shown| shown.logs).flatten();
+        let vbuuids: Vec<u64> = logs.map(|(vbuuid, _)| vbuuid).collect();
+        let same_bucket = |other: &&Scenario| {
+            let ops = other.expected["kv_ops"].as_array();
+            ops.is_some_and(|ops| ops.iter().any(|op| vbuuids.contains(&number(&op["vbuuid"]))))
+        };
+        let mut others = scenarios.iter().filter(|other| series(other) == series(scenario));
+        let Some(other) = others.find(same_bucket).map(|other| other.expected.clone()) else {
+            continue;
+        };
+        for name in ["kv_ops", "manifests", "manifest"] {
+            if !other[name].is_null() {
+                scenarios[at].expected[name] = other[name].clone();
+            }
+        }
+    }
+}
+
+/// The steps of each vBucket.
+pub(super) fn histories(scenario: &Scenario) -> BTreeMap<u16, Vec<Step>> {
+    let shown = shown(scenario);
+    let mut histories = written_down(scenario, &shown);
+    let manifests = manifests(scenario);
+    earlier(scenario, &mut histories);
+    for &vbid in shown.keys() {
+        histories.entry(vbid).or_default();
+    }
+    let nothing = Shown::default();
+    for (vbid, steps) in &mut histories {
+        let shown = shown.get(vbid).unwrap_or(&nothing);
+        fill(steps, shown, &manifests);
+        branch(steps, shown);
+    }
+    histories
+}
+
+/// The manifests the bucket had, oldest first.
+fn manifests(scenario: &Scenario) -> Vec<Model> {
+    let usual: Value = serde_json::from_str(USUAL).unwrap();
+    let read = |all: &Value| all.as_array().map(|all| all.iter().map(Model::read).collect());
+    let written = read(&scenario.expected["manifests"]);
+    let one = Some(&scenario.expected["manifest"]).filter(|one| one.is_object());
+    let written = written.or_else(|| one.map(|one| vec![Model::read(one)]));
+    if written.is_some() {
+        return written.unwrap_or_default();
+    }
+    let used = names_collections(scenario) || with_collections(scenario).values().any(|&on| on);
+    read(&usual).filter(|_| used).unwrap_or_default()
+}
+
+/// Whether the keys of KV operations come with their collections, as far as they tell themselves:
+/// such keys are always written in hex.
+fn names_collections(scenario: &Scenario) -> bool {
+    let Value::Array(ops) = &scenario.expected["kv_ops"] else { return false };
+    let in_hex = |op: &Value| op["key"].as_str().is_some_and(|key| key.starts_with("hex:"));
+    !ops.is_empty() && ops.iter().all(in_hex)
+}
+
+/// Writes from before the recording, of vBuckets its clients write to: the first answer tells how
+/// many there were.
+fn earlier(scenario: &Scenario, histories: &mut BTreeMap<u16, Vec<Step>>) {
+    let mut asked = BTreeMap::new();
+    for event in &scenario.events {
+        let Some(packet) = event.packet() else { continue };
+        let Ok(Some((frame, _))) = Frame::parse(packet, MAX_BODY_LEN) else { continue };
+        let (header, place) = (frame.header, (event.conn, frame.header.opaque));
+        if !header.magic.is_response() {
+            asked.insert(place, header.vbid().0);
+            continue;
+        }
+        let token = frame.extras.get(8..).and_then(|rest| rest.first_chunk());
+        let token = token.filter(|_| frame.extras.len() == 16);
+        let (Some(token), Some(vbid)) = (token, asked.get(&place)) else { continue };
+        let written = u64::from_be_bytes(*token);
+        let step = |seqno| {
+            let deed = write_of(format!("\0filler {seqno}").into_bytes());
+            Step { seqno, deed, cas: 0, vbuuid: 0, spreads: true }
+        };
+        histories.entry(*vbid).or_insert_with(|| (1..written).map(step).collect());
+    }
+}
+
+/// A write of which nothing but the key is known.
+fn write_of(key: Vec<u8>) -> Deed {
+    Deed::Set { key, value: b"{}".to_vec(), datatype: Datatype::RAW, flags: 0, expiry: 0 }
+}
+
+/// The KV operations a recording writes down.
+fn written_down(scenario: &Scenario, shown: &BTreeMap<u16, Shown>) -> BTreeMap<u16, Vec<Step>> {
+    let mut histories: BTreeMap<u16, Vec<Step>> = BTreeMap::new();
+    let Value::Array(ops) = &scenario.expected["kv_ops"] else { return histories };
+    let prefixed = names_collections(scenario)
+        || ops.iter().any(|op| {
+            let vbid = u16::try_from(op["vb"].as_u64().unwrap_or_default()).unwrap();
+            let item = shown.get(&vbid).and_then(|shown| shown.items.get(&op["seqno"].as_u64()?));
+            let key = bytes(op["key"].as_str().unwrap());
+            item.is_some_and(|item| shown[&vbid].prefixed && item.raw_key == key && item.key == key)
+        });
+    let mut at = 0;
+    for op in ops.iter().filter(|op| op["op"].is_string()) {
+        let triggers_expiry = op["op"] == "get_triggers_expiry";
+        if !triggers_expiry && !matches!(op["status"].as_u64(), Some(0 | 205)) {
+            continue;
+        }
+        at = op["vb"].as_u64().map_or(at, |vbid| u16::try_from(vbid).unwrap());
+        let mut key = bytes(op["key"].as_str().unwrap());
+        if !prefixed {
+            key.insert(0, 0);
+        }
+        let steps = histories.entry(at).or_default();
+        let next = steps.last().map_or(1, |step| step.seqno + 1);
+        let deed = match op["op"].as_str().unwrap() {
+            "set" => set(op, key, shown.get(&at)),
+            "xattr_upsert" => Deed::SetXattr {
+                key,
+                path: op["path"].as_str().unwrap().to_owned(),
+                value: op["xvalue"].as_str().unwrap().to_owned(),
+                of_tombstone: op["status"] == 205,
+            },
+            "delete" => Deed::Delete { key },
+            "get_triggers_expiry" => Deed::Expire { key },
+            other => panic!("{}: unknown operation {other}", scenario.name),
+        };
+        let seqno = op["seqno"].as_u64().unwrap_or(next);
+        let (cas, vbuuid) = (number(&op["cas"]), number(&op["vbuuid"]));
+        steps.push(Step { seqno, deed, cas, vbuuid, spreads: true });
+    }
+    histories
+}
+
+fn set(op: &Value, key: Vec<u8>, shown: Option<&Shown>) -> Deed {
+    let number = |name: &str| u32::try_from(op[name].as_u64().unwrap()).unwrap();
+    let text = op["value"].as_str().unwrap();
+    let value = match text.strip_prefix("len:") {
+        None => bytes(text),
+        Some(rest) => {
+            let len: usize = rest.split(' ').next().unwrap().parse().unwrap();
+            let mut items = shown.into_iter().flat_map(|shown| shown.items.values());
+            let body = items.rfind(|item| item.key == key && item.body.len() == len);
+            // Streams without values do not show it.
+            body.map_or_else(|| vec![b' '; len], |item| item.body.clone())
+        }
+    };
+    let datatype = Datatype(u8::try_from(number("dt")).unwrap());
+    Deed::Set { key, value, datatype, flags: number("flags"), expiry: number("exp") }
+}
+
+/// Puts what the streams show, and what must have been for it, between the written operations.
+fn fill(steps: &mut Vec<Step>, shown: &Shown, manifests: &[Model]) {
+    let mut by_seqno: BTreeMap<u64, Vec<Deed>> = BTreeMap::new();
+    // The first branch only: of a later one everything is written down.
+    let fallen = steps.windows(2).position(|pair| pair[1].seqno <= pair[0].seqno);
+    let rest = fallen.map_or_else(Vec::new, |at| steps.split_off(at + 1));
+    let known: Vec<u64> = steps.iter().map(|step| step.seqno).collect();
+    let last_known = known.last().copied().unwrap_or_default();
+    let missing_items = shown
+        .items
+        .iter()
+        .filter(|(seqno, _)| !known.contains(seqno) && (rest.is_empty() || **seqno <= last_known));
+    for (&seqno, item) in missing_items {
+        by_seqno.insert(seqno, vec![item.deed()]);
+    }
+    let end = by_seqno.keys().next_back().copied().unwrap_or_default();
+    let end = if known.is_empty() { end.max(shown.announced) } else { end };
+    let end = end.max(last_known).max(shown.events.keys().next_back().copied().unwrap_or_default());
+    let free: Vec<u64> =
+        (1..=end).filter(|seqno| !known.contains(seqno) && !by_seqno.contains_key(seqno)).collect();
+    let mut model = Model::default();
+    let mut wanting: Vec<(u64, &Item, u64)> =
+        shown.items.iter().map(|(&seqno, item)| (seqno, item, item.rev - 1)).collect();
+    if !known.is_empty() {
+        wanting.retain(|(seqno, ..)| !known.contains(seqno));
+    }
+    for run in free.chunk_by(|one, next| one + 1 == *next) {
+        fill_run(run, shown, manifests, &mut model, &mut wanting, &mut by_seqno);
+    }
+    for (seqno, deeds) in by_seqno {
+        let cas = shown.items.get(&seqno).map_or(0, |item| item.cas);
+        for deed in deeds {
+            steps.push(Step { seqno, deed, cas, vbuuid: 0, spreads: true });
+        }
+    }
+    steps.sort_by_key(|step| step.seqno);
+    steps.extend(rest);
+}
+
+/// Says what the seqnos of `run` were given to.
+fn fill_run(
+    run: &[u64],
+    shown: &Shown,
+    manifests: &[Model],
+    model: &mut Model,
+    wanting: &mut [(u64, &Item, u64)],
+    by_seqno: &mut BTreeMap<u64, Vec<Deed>>,
+) {
+    if let Some((events, reached)) = manifests_of(run.len(), model, manifests) {
+        for (&seqno, event) in run.iter().zip(events) {
+            by_seqno.insert(seqno, vec![Deed::Event(event)]);
+        }
+        *model = reached;
+    } else {
+        for &seqno in run {
+            let deed = match shown.events.get(&seqno) {
+                Some(event) => {
+                    model.follow(event);
+                    Deed::Event(event.clone())
+                }
+                None => filler(seqno, wanting),
+            };
+            by_seqno.insert(seqno, vec![deed]);
+        }
+    }
+    let last = run[run.len() - 1];
+    if let Some(deeds) = by_seqno.get_mut(&last).filter(|deeds| matches!(deeds[0], Deed::Event(_)))
+    {
+        deeds.push(Deed::Manifest(model.clone()));
+    }
+}
+
+/// The events of as many manifests as make `count` of them, and where they lead.
+fn manifests_of(
+    count: usize,
+    model: &Model,
+    manifests: &[Model],
+) -> Option<(Vec<StagedEvent>, Model)> {
+    let newer: Vec<_> = manifests.iter().filter(|next| next.uid > model.uid).collect();
+    for first in 0..newer.len() {
+        let (mut at, mut events) = (model.clone(), Vec::new());
+        for next in &newer[first..] {
+            events.extend(at.events_to(next));
+            at = Model::clone(next);
+            if events.len() == count {
+                return Some((events, at));
+            }
+        }
+    }
+    None
+}
+
+/// An older version of a document that is shown with a later one.
+fn filler(seqno: u64, wanting: &mut [(u64, &Item, u64)]) -> Deed {
+    let later = wanting.iter_mut().find(|(later, _, versions)| *later > seqno && *versions > 0);
+    let key = match later {
+        Some((_, item, versions)) => {
+            *versions -= 1;
+            item.key.clone()
+        }
+        None => format!("\0filler {seqno}").into_bytes(),
+    };
+    write_of(key)
+}
+
+impl Item {
+    fn deed(&self) -> Deed {
+        let key = self.key.clone();
+        if !self.is_live {
+            return Deed::Delete { key };
+        }
+        Deed::Set {
+            key,
+            value: self.body.clone(),
+            datatype: Datatype::RAW,
+            flags: self.flags,
+            expiry: if self.expires { 3600 } else { 0 },
+        }
+    }
+}
+
+/// Puts the beginnings of branches between the steps.
+fn branch(steps: &mut Vec<Step>, shown: &Shown) {
+    let begins: BTreeMap<u64, u64> = shown.logs.iter().flatten().copied().collect();
+    let mut at = 1;
+    while at < steps.len() {
+        let (before, after) = (&steps[at - 1], &steps[at]);
+        let fell = after.seqno <= before.seqno && !matches!(after.deed, Deed::Manifest(_));
+        let (vbuuid, seqno) = (after.vbuuid, before.seqno);
+        if fell || (vbuuid != 0 && before.vbuuid != 0 && vbuuid != before.vbuuid) {
+            let deed = if fell { Deed::Fail } else { Deed::Promote };
+            let begin = begins.get(&vbuuid).copied().unwrap_or(seqno);
+            begin_branch(steps, at, deed, vbuuid, begin);
+            at += 1;
+        }
+        at += 1;
+    }
+    // Branches nothing was written on are known from the first log only.
+    let first = shown.logs.first().cloned().unwrap_or_default();
+    for &(vbuuid, seqno) in first.iter().skip(1) {
+        if steps.iter().all(|step| step.vbuuid != vbuuid) {
+            let at = steps.iter().rposition(|step| step.seqno <= seqno).map_or(0, |at| at + 1);
+            begin_branch(steps, at, Deed::Promote, vbuuid, seqno);
+        }
+    }
+}
+
+fn begin_branch(steps: &mut Vec<Step>, at: usize, deed: Deed, vbuuid: u64, begin: u64) {
+    let seqno = at.checked_sub(1).map_or(0, |last| steps[last].seqno);
+    for step in &mut steps[..at] {
+        step.spreads &= step.seqno <= begin;
+    }
+    steps.insert(at, Step { seqno, deed, cas: 0, vbuuid, spreads: true });
+}

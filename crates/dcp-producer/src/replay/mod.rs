@@ -1,0 +1,123 @@
+//! Every recording of a real server, replayed to the embedded cluster.
+//!
+//! The folder is `tests/traces`, or the one `DCP_TRACES` names. What a recording says was done to
+//! the bucket is done again, its clients send what they sent, and each packet of the cluster must
+//! be the recorded server's. Only what must vary may: vbuuids, CAS and moments of expiry, which
+//! have to pair up the same way all along; the times of tombstones; opaques the server made up;
+//! words of errors; addresses. `differences.json` lists the recordings that differ, in what, and why.
+
+mod client;
+mod compare;
+mod facts;
+mod history;
+mod list;
+mod manifests;
+mod run;
+mod seen;
+mod shown;
+mod stage;
+mod twins;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{fs, thread};
+
+use dcp_test::traces::{self, FOLDER_VARIABLE, Scenario};
+
+use list::List;
+
+/// Replays at a time: some wait for the clock.
+const AT_A_TIME: usize = 3;
+
+/// What differs in each recording.
+fn differences(recordings: &[PathBuf]) -> BTreeMap<String, Vec<String>> {
+    let read = |path: &PathBuf| Scenario::read(path).unwrap();
+    let mut scenarios: Vec<Scenario> = recordings.iter().map(read).collect();
+    history::share_operations(&mut scenarios);
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let work = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        while let Some(scenario) = scenarios.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if List::is_of_later(&scenario.name) {
+                continue;
+            }
+            let differs = runtime.block_on(run::replay(scenario));
+            found.lock().unwrap().insert(scenario.name.clone(), differs);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(work);
+        }
+    });
+    found.into_inner().unwrap()
+}
+
+#[test]
+fn every_recording_is_answered_as_the_server_answered() {
+    let found = differences(&traces::paths().unwrap());
+    assert!(!found.is_empty(), "there is nothing to replay");
+    let wrong = List::read().check(&found);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Replays the recordings of a folder in a process of its own.
+fn replay_folder(folder: &Path) -> Output {
+    let name = "replay::every_recording_is_answered_as_the_server_answered";
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env(FOLDER_VARIABLE, folder);
+    command.output().unwrap()
+}
+
+#[test]
+fn a_changed_byte_of_a_recording_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = "8.0.2-deletes-disk-xattr";
+    let recording = fs::read_to_string(tests_folder(name)).unwrap();
+    let path = |name: &str| folder.path().join(format!("{name}.jsonl"));
+    fs::write(path(name), &recording).unwrap();
+    let output = replay_folder(folder.path());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+
+    // One byte each of an answer's status, a failover log, a marker, a CAS, a value.
+    let damage: [(&str, &str, usize); 5] = [
+        ("status", "81", 7),
+        ("log", "8153", 30),
+        ("marker", "8056", 43),
+        ("version", "8057", 20),
+        ("value", "8057", usize::MAX),
+    ];
+    for (name, begins, at) in damage {
+        fs::write(path(name), damaged(&recording, begins, at)).unwrap();
+    }
+    let output = replay_folder(folder.path());
+    assert!(!output.status.success(), "the damage goes unnoticed");
+    let said = String::from_utf8_lossy(&output.stderr);
+    for (name, ..) in damage {
+        assert!(said.contains(&format!("{name} differs")), "{name} goes unnoticed: {said}");
+    }
+    assert!(!said.contains(&format!("{name} differs")), "{said}");
+}
+
+/// A recording of the project, whatever folder the others come from.
+fn tests_folder(name: &str) -> PathBuf {
+    let traces = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/traces");
+    traces.join(format!("{name}.jsonl"))
+}
+
+/// A recording with byte `at`, or the last one, changed in the last packet of the server that
+/// begins with some hex digits.
+fn damaged(recording: &str, begins: &str, at: usize) -> String {
+    let mut lines: Vec<String> = recording.lines().map(str::to_owned).collect();
+    let start = format!(r#"{{"dir": "s2c", "hex": "{begins}"#);
+    let line = lines.iter_mut().rfind(|line| line.starts_with(&start)).unwrap();
+    let hex = line.find(begins).unwrap();
+    let end = line.rfind('"').unwrap();
+    let digit = if at == usize::MAX { end - 1 } else { hex + 2 * at + 1 };
+    let other = if line.as_bytes()[digit] == b'0' { "1" } else { "0" };
+    line.replace_range(digit..=digit, other);
+    lines.join("\n")
+}
