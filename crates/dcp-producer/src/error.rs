@@ -1,6 +1,7 @@
 //! What the embedded producer refuses, and why.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use dcp_wire::{Cas, CollectionId, Seqno, Vbid};
 use thiserror::Error;
@@ -35,6 +36,14 @@ pub enum Error {
         port: u16,
         /// What the operating system said.
         source: std::io::Error,
+    },
+    /// The data folder cannot be read or written.
+    #[error("the data folder {path} cannot be used")]
+    Data {
+        /// The folder.
+        path: PathBuf,
+        /// What the storage library or the operating system said.
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// TLS could not be set up for a reason that no option has.
     #[error("TLS cannot be set up: {reason}")]

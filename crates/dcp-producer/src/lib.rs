@@ -14,8 +14,11 @@
 //! * `fault` makes things go wrong on the way, by rules that are data.
 //! * `server` moves bytes between sockets and those machines.
 //!
-//! Nothing is written to disk: "persisted" documents live in a second structure in memory that
-//! stands for it, with the same consequences for seqnos, snapshots and rollbacks.
+//! * `store` keeps the bucket in a folder, if it is given one.
+//!
+//! "Persisted" documents live in a second structure in memory that stands for the disk, with the
+//! same consequences for seqnos, snapshots and rollbacks. With [`ProducerOptions::data`] that is
+//! carried to a folder, and clients are told that a change is persisted once it is there.
 #![forbid(unsafe_code)]
 
 mod bucket;
@@ -31,6 +34,7 @@ mod producer;
 #[cfg(test)]
 mod replay;
 mod server;
+mod store;
 mod tls;
 mod value;
 mod vbucket_state;

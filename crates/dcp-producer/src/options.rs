@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -69,6 +70,9 @@ pub struct ProducerOptions {
     /// Name or address under which the nodes' ports are reached from elsewhere, which the cluster
     /// map then gives as their alternate address. Default none.
     pub alternate_host: Option<String>,
+    /// Folder that keeps the bucket when the process ends; made if it is not there. One process
+    /// uses it at a time. Default none: everything is gone then.
+    pub data: Option<PathBuf>,
     /// How long a change waits in memory before it is persisted. Default 50 ms.
     pub persist_delay: Duration,
     /// TCP congestion control of the connections, as `reno` or `cubic`; that the system refuses it
@@ -106,6 +110,7 @@ impl Default for ProducerOptions {
             keeps_history: false,
             ephemeral: false,
             alternate_host: None,
+            data: None,
             persist_delay: Duration::from_millis(50),
             congestion_control: None,
             keeps_compressed: false,
@@ -163,6 +168,9 @@ impl ProducerOptions {
         }
         if self.password.is_empty() || self.password.contains('\0') {
             return invalid("password", "must not be empty or contain NUL".to_owned());
+        }
+        if self.ephemeral && self.data.is_some() {
+            return invalid("data", "an ephemeral bucket has no disk".to_owned());
         }
         if let Some(tls) = &self.tls {
             tls.check()?;

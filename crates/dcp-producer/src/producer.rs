@@ -16,6 +16,7 @@ use crate::bucket::{Bucket, Condition, DocumentWrite, Now, VBucket, Written};
 use crate::cluster::{Cluster, Node};
 use crate::fault::Faults;
 use crate::server::{Listeners, Servers};
+use crate::store::Store;
 use crate::tls::Tls;
 use crate::{
     Document, DocumentError, Error, MutationToken, ProducerOptions, Rule, RuleError, WriteOptions,
@@ -27,6 +28,7 @@ use crate::{
 /// The document methods need no async runtime and may be called from any thread.
 pub struct Producer {
     pub(crate) cluster: Arc<Cluster>,
+    store: Option<Arc<Store>>,
     pub(crate) servers: Servers,
     ca_pem: Option<String>,
     faults: Arc<Faults>,
@@ -55,6 +57,7 @@ impl Producer {
     pub async fn start(options: ProducerOptions) -> Result<Self, Error> {
         options.check()?;
         let tls = options.tls.as_ref().map(|tls| Tls::new(tls, options.host)).transpose()?;
+        let store = options.data.as_ref().map(|path| Store::open(path, &options)).transpose()?;
         let listeners = Listeners::bind(&options).await?;
         let (quota, history) = (options.memory_quota_bytes, options.history_bytes);
         let mut bucket = Bucket::new(options.vbuckets, quota, history);
@@ -67,16 +70,24 @@ impl Producer {
         if options.keeps_compressed {
             bucket = bucket.passively_compressing();
         }
+        if store.is_some() {
+            bucket = bucket.kept();
+        }
+        let store = store.map(Arc::new);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let cluster = Arc::new(Cluster::new(bucket, &options, &listeners.nodes(), &stop));
+        if let Some(store) = &store {
+            store.load(&cluster)?;
+        }
         let ca_pem = tls.as_ref().and_then(|tls| tls.ca_pem.clone());
         let faults = Arc::default();
-        let servers = Servers::start(&cluster, &faults, options, tls, &tasks, &stop)?;
+        let servers =
+            Servers::start(&cluster, store.clone(), &faults, options, tls, &tasks, &stop)?;
         for (node, listeners) in listeners.nodes.into_iter().enumerate() {
             servers.serve(node, listeners);
         }
         let guard = stop.clone().drop_guard();
-        Ok(Self { cluster, servers, faults, ca_pem, tasks, _stop: guard, stop })
+        Ok(Self { cluster, store, servers, faults, ca_pem, tasks, _stop: guard, stop })
     }
 
     /// Where clients connect to, as `couchbase://127.0.0.1:port`.
@@ -290,6 +301,11 @@ impl Producer {
             });
             bucket.changes().announce(vbid);
         }
+        if let Some(store) = &self.store
+            && let Err(error) = store.round(&self.cluster, bucket.vbids())
+        {
+            tracing::error!(%error, "changes are not in the data folder yet");
+        }
     }
 
     /// Persists everything, then forgets the tombstones of a vBucket up to seqno `to`; its last
@@ -349,12 +365,29 @@ impl Producer {
         self.faults.counts()
     }
 
-    /// Closes all connections and ports and waits until every task has ended. Shutting down twice
+    /// Closes all connections and ports and waits until every task has ended; then everything is
+    /// in the data folder, if there is one, and another producer can open it. Shutting down twice
     /// is harmless.
+    ///
+    /// Without this a data folder is as after a crash; and so it is if it cannot be written, which
+    /// is logged.
     pub async fn shutdown(&self) {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+        let Some(store) = self.store.clone() else {
+            return;
+        };
+        let cluster = Arc::clone(&self.cluster);
+        let closing = tokio::task::spawn_blocking(move || {
+            for vbid in cluster.bucket.vbids() {
+                cluster.bucket.with_active(vbid, VBucket::persist_everything);
+            }
+            store.close(&cluster)
+        });
+        if let Ok(Err(error)) = closing.await {
+            tracing::error!(%error, "the data folder was not closed in good order");
+        }
     }
 }
 

@@ -24,11 +24,17 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         "serve",
         help="run an embedded cluster",
         description="Runs a cluster that Couchbase SDKs and DCP clients take for a real one, until"
-        " SIGINT or SIGTERM. Prints a line once it takes connections. Keeps nothing on disk."
+        " SIGINT or SIGTERM. Prints a line once it takes connections. Keeps nothing on disk"
+        " without --data."
         " With --faults, SIGHUP reads the file again.",
     )
     parser.add_argument("--nodes", type=int, default=1, help="number of nodes (1)")
     parser.add_argument("--vbuckets", type=int, default=64, help="number of vBuckets (64)")
+    parser.add_argument("--replicas", type=int, default=0, help="replicas of each vBucket (0)")
+    parser.add_argument("--ephemeral", action="store_true", help="a bucket without a disk")
+    parser.add_argument(
+        "--data", metavar="FOLDER", help="keep the bucket in FOLDER, and go on with what is there"
+    )
     parser.add_argument("--bucket", default="default", help="name of the bucket (default)")
     parser.add_argument("--username", default="Administrator", help="user name (Administrator)")
     password = parser.add_mutually_exclusive_group()
@@ -40,7 +46,14 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     password.add_argument(
         "--password-file", metavar="FILE", type=Path, help="file with the password in a line"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="loopback address (127.0.0.1)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (127.0.0.1); 0.0.0.0 for all, with a password of your own",
+    )
+    parser.add_argument(
+        "--alternate-host", metavar="NAME", help="where the ports are reached from elsewhere"
+    )
     parser.add_argument("--port", type=int, default=0, help="first node's port; 0 for any (0)")
     parser.add_argument(
         "--management-port", type=int, default=0, help="first node's HTTP port; 0 for any (0)"
@@ -74,6 +87,10 @@ def run(options: argparse.Namespace) -> None:
     with Producer(
         nodes=options.nodes,
         vbuckets=options.vbuckets,
+        replicas=options.replicas,
+        ephemeral=options.ephemeral,
+        data=options.data,
+        alternate_host=options.alternate_host,
         bucket=options.bucket,
         username=options.username,
         password=password,

@@ -28,7 +28,7 @@ class Producer(Documents, Control):
     Couchbase SDKs write to it and DCP clients read from it; and the program that holds it can do
     what no client can: persist at a given moment, forget deletions, roll a vBucket back, fail a
     node over, kill and restart it, rebalance, drop the bucket, order faults. Nothing is written to
-    disk.
+    disk unless it is given a folder.
 
     A context manager; it runs from when it is made until it is closed.
 
@@ -46,7 +46,8 @@ class Producer(Documents, Control):
         ephemeral: Whether the bucket is one without a disk.
         username: Name that clients authenticate with.
         password: Password that clients authenticate with.
-        host: Address to listen on; must be a loopback address.
+        host: Address to listen on. One that other machines can reach, `0.0.0.0` for all, needs a
+            password other than the default.
         port: Port of the first node, the others follow; 0 lets the system choose.
         management_port: Port of the first node's HTTP, the others follow; 0 lets the system
             choose.
@@ -62,10 +63,16 @@ class Producer(Documents, Control):
         tls_client_ca: PEM file with authorities whose certificates clients may show in place of a
             password; their subject's common name is the user name.
         tls_client_required: Whether clients without a certificate are refused on the TLS ports.
+        data: Folder that keeps the bucket when the producer is closed or its process ends; made if
+            it is not there. After a crash it has what had been persisted.
         persist_delay: How long a change waits in memory before it is persisted, in seconds.
         memory_quota: Bytes of documents and tombstones the bucket may hold.
         history_bytes: Bytes of overwritten documents kept so that vBuckets can be rolled back.
         max_connections: Connections that a node serves at a time; more are closed at once.
+        max_streams: Streams a DCP connection may have; requests beyond are refused.
+        max_unacknowledged_bytes: Largest flow-control window a DCP client may ask for.
+        authentication_timeout: How long a client may take to authenticate, in seconds.
+        idle_timeout: How long nothing may move on a connection that is not for DCP, in seconds.
 
     Raises:
         ConfigError: An option is wrong.
@@ -94,10 +101,15 @@ class Producer(Documents, Control):
         tls_key: str | os.PathLike[str] | None = None,
         tls_client_ca: str | os.PathLike[str] | None = None,
         tls_client_required: bool = False,
+        data: str | os.PathLike[str] | None = None,
         persist_delay: float = 0.05,
         memory_quota: int = 8 << 30,
         history_bytes: int = 256 << 20,
         max_connections: int = 1024,
+        max_streams: int = 65_536,
+        max_unacknowledged_bytes: int = 0xFFFF_FFFF,
+        authentication_timeout: float = 60.0,
+        idle_timeout: float = 300.0,
     ) -> None:
         self._options = ProducerOptions(
             nodes=nodes,
@@ -117,10 +129,15 @@ class Producer(Documents, Control):
             tls_key=tls_key,
             tls_client_ca=tls_client_ca,
             tls_client_required=tls_client_required,
+            data=data,
             persist_delay=persist_delay,
             memory_quota=memory_quota,
             history_bytes=history_bytes,
             max_connections=max_connections,
+            max_streams=max_streams,
+            max_unacknowledged_bytes=max_unacknowledged_bytes,
+            authentication_timeout=authentication_timeout,
+            idle_timeout=idle_timeout,
         )
         self._ca_file: Path | None = None
         self._forget_ca_file: Callable[[], object] | None = None

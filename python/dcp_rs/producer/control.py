@@ -96,6 +96,21 @@ class Control:
         _checks.flag("graceful", graceful)
         self._inner.failover(_node(node), graceful)
 
+    def failover_unsafely(self, nodes: Iterable[int]) -> None:
+        """Takes nodes out of the cluster that had most of its votes.
+
+        As hard failovers of each; and the versions of the cluster map begin a new epoch.
+
+        Raises:
+            ConfigError: There is no such node, or it left already, or none would be left.
+        """
+        self._inner.failover_unsafely([_node(node) for node in nodes])
+
+    @property
+    def map_version(self) -> tuple[int, int]:
+        """Epoch and revision of the cluster map; every change makes a greater pair."""
+        return self._inner.map_version()
+
     def kill(self, node: int) -> None:
         """Stops a node at once, as a crash does: what it had not persisted is lost.
 

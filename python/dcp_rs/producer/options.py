@@ -30,10 +30,15 @@ class ProducerOptions:
     tls_key: str | os.PathLike[str] | None
     tls_client_ca: str | os.PathLike[str] | None
     tls_client_required: bool
+    data: str | os.PathLike[str] | None
     persist_delay: float
     memory_quota: int
     history_bytes: int
     max_connections: int
+    max_streams: int
+    max_unacknowledged_bytes: int
+    authentication_timeout: float
+    idle_timeout: float
 
     def __post_init__(self) -> None:
         _checks.integer("nodes", self.nodes, 1, 64)
@@ -50,6 +55,12 @@ class ProducerOptions:
         _checks.integer("memory_quota", self.memory_quota, 0, (1 << 63) - 1)
         _checks.integer("history_bytes", self.history_bytes, 0, (1 << 63) - 1)
         _checks.integer("max_connections", self.max_connections, 1, 1 << 20)
+        _checks.integer("max_streams", self.max_streams, 1, 1 << 20)
+        _checks.integer("max_unacknowledged_bytes", self.max_unacknowledged_bytes, 1, 0xFFFF_FFFF)
+        _checks.seconds("authentication_timeout", self.authentication_timeout, 0.001, 86_400)
+        _checks.seconds("idle_timeout", self.idle_timeout, 0.001, 86_400)
+        if self.data is not None and not isinstance(self.data, str | os.PathLike):
+            raise _checks.wrong_type("data", self.data, "a path")
 
     def _check_tls(self) -> None:
         _checks.flag("tls", self.tls)

@@ -114,10 +114,10 @@ impl CheckpointLog {
         let Some(Some(old)) = self.open.items.get(index) else {
             return false;
         };
-        let is_durable =
+        let is_kept =
             |item: &Item| !item.kind.is_visible() || matches!(item.kind, ItemKind::Commit { .. });
         let is_event = matches!(item.kind, ItemKind::SystemEvent { .. });
-        is_event || self.is_historical || is_durable(old) || is_durable(item)
+        is_event || self.is_historical || is_kept(old) || is_kept(item)
     }
 
     /// Closes the open checkpoint, unless it is empty.

@@ -43,6 +43,11 @@ impl HybridClock {
         Cas(self.last)
     }
 
+    /// The last version given.
+    pub(crate) const fn last(&self) -> Cas {
+        Cas(self.last)
+    }
+
     /// Takes notice of a version made elsewhere: later ones are above it.
     pub(crate) fn observe(&mut self, cas: Cas) {
         self.last = self.last.max(cas.0);

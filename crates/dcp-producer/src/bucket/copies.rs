@@ -76,6 +76,7 @@ impl Copy {
     pub(super) fn make_replica(&mut self) {
         self.vbucket.set_state(VBucketState::Replica);
         self.vbucket.charge(false);
+        self.vbucket.begin_storing_anew();
         self.forget_incoming();
     }
 

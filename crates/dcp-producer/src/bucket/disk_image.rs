@@ -1,6 +1,7 @@
 //! What counts as being on disk: the newest persisted version of everything, in seqno order.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dcp_proto::producer::{Item, ItemKind};
 use dcp_wire::{CollectionId, Seqno, leb128};
@@ -14,13 +15,37 @@ type Chunk = Vec<Arc<Item>>;
 ///
 /// Opening an image copies one pointer per 512 items; a change to a chunk that an image still
 /// shares copies that chunk.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct DiskImage {
     /// No chunk is empty.
     chunks: Vec<Arc<Chunk>>,
+    /// Drawn anew whenever something is not as it was but for newer versions.
+    generation: u64,
+}
+
+impl Default for DiskImage {
+    fn default() -> Self {
+        Self { chunks: Vec::new(), generation: next_generation() }
+    }
+}
+
+fn next_generation() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl DiskImage {
+    /// As long as this is the same number, things were added or replaced by newer versions, and
+    /// nothing else.
+    pub(crate) const fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Notes that things went away, or that the image means something else now.
+    pub(crate) fn begin_generation(&mut self) {
+        self.generation = next_generation();
+    }
+
     /// The image of `items`, which are in seqno order.
     pub(crate) fn from_sorted(items: Vec<Arc<Item>>) -> Self {
         let mut image = Self::default();

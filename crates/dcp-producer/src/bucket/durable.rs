@@ -61,6 +61,25 @@ impl DurableWrites {
         }
     }
 
+    /// Goes on in another process at `at`, where `items` are the newest versions. `completed` is
+    /// where the last write began that was committed or aborted.
+    pub(super) fn resume<'a>(
+        &mut self,
+        at: Seqno,
+        completed: Seqno,
+        mut items: impl Iterator<Item = &'a Item> + Clone,
+    ) {
+        if completed != Seqno::ZERO {
+            self.complete(at, completed);
+        }
+        if completed != Seqno::ZERO
+            || items.clone().any(|item| matches!(item.kind, ItemKind::Prepare { .. }))
+        {
+            self.high_prepared = Seqno::MAX;
+            self.go_back(at, items.by_ref());
+        }
+    }
+
     /// Where the last write began that was committed or aborted up to `seqno`.
     pub(super) fn high_completed(&self, seqno: Seqno) -> Seqno {
         let known = self.completions.partition_point(|&(at, _)| at <= seqno);

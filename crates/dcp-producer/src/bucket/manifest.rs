@@ -92,6 +92,21 @@ impl Manifest {
     pub(crate) const DEFAULT_SCOPE: ScopeId = ScopeId(0);
     const MAX_NAME_LEN: usize = 251;
 
+    /// The manifest of another process. `next_ids` are those of the next scope and collection.
+    pub(super) const fn restored(
+        uid: ManifestUid,
+        scopes: Vec<Scope>,
+        next_ids: (u32, u32),
+    ) -> Self {
+        let (next_scope, next_collection) = next_ids;
+        Self { uid, scopes, next_scope, next_collection }
+    }
+
+    /// Ids of the next scope and of the next collection.
+    pub(super) const fn next_ids(&self) -> (u32, u32) {
+        (self.next_scope, self.next_collection)
+    }
+
     pub(crate) const fn uid(&self) -> ManifestUid {
         self.uid
     }

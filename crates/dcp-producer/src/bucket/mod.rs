@@ -18,6 +18,8 @@ mod memory;
 mod source;
 #[cfg(test)]
 mod staging;
+mod stored;
+mod stored_manifest;
 mod vbucket;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,6 +41,8 @@ pub(crate) use memory::MemoryUse;
 pub(crate) use source::VBucketGuard;
 #[cfg(test)]
 pub(crate) use staging::StagedEvent;
+pub(crate) use hash_table::Identity;
+pub(crate) use stored::{Stored, Unstored, VBucketRecord};
 pub(crate) use vbucket::{VBucket, Written};
 
 /// A bucket.
@@ -51,6 +55,7 @@ pub(crate) struct Bucket {
     is_ephemeral: bool,
     keeps_history: bool,
     keeps_compressed: bool,
+    is_kept: bool,
 }
 
 impl Bucket {
@@ -64,6 +69,7 @@ impl Bucket {
             is_ephemeral: false,
             keeps_history: false,
             keeps_compressed: false,
+            is_kept: false,
         }
     }
 
@@ -95,6 +101,11 @@ impl Bucket {
 
     pub(crate) const fn keeps_compressed(&self) -> bool {
         self.keeps_compressed
+    }
+
+    /// The same bucket with a data folder.
+    pub(crate) fn kept(self) -> Self {
+        Self { is_kept: true, ..self }
     }
 
     pub(crate) const fn is_ephemeral(&self) -> bool {
@@ -169,6 +180,27 @@ impl Bucket {
         self.change(self.copies(vbid)?, |copies| copies.on(node), op)
     }
 
+    /// Looks at the active copy of a vBucket, or what there is of it on a node that does not run.
+    pub(crate) fn with_first_copy<T>(
+        &self,
+        vbid: Vbid,
+        op: impl FnOnce(&mut VBucket) -> T,
+    ) -> Option<T> {
+        let mut copies = self.copies(vbid)?;
+        Some(op(&mut copies.get_mut(0)?.vbucket))
+    }
+
+    /// Looks at the active copy of a vBucket if its node runs.
+    pub(crate) fn with_active<T>(
+        &self,
+        vbid: Vbid,
+        op: impl FnOnce(&mut VBucket) -> T,
+    ) -> Option<T> {
+        let mut copies = self.copies(vbid)?;
+        let active = copies.active()?;
+        Some(op(&mut copies.get_mut(active)?.vbucket))
+    }
+
     fn change<T>(
         &self,
         mut copies: MutexGuard<'_, Copies>,
@@ -231,6 +263,7 @@ impl Bucket {
         vbucket.settings.is_ephemeral = self.is_ephemeral;
         vbucket.keep_history(self.keeps_history);
         vbucket.settings.compresses_disk = self.keeps_compressed;
+        vbucket.settings.is_kept = self.is_kept;
         Copy::new(node, vbucket)
     }
 

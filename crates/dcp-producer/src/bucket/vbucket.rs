@@ -45,7 +45,9 @@ pub(crate) struct VBucket {
     /// states in between cannot be restored.
     thinned: Vec<(Seqno, Seqno)>,
     /// Snapshot the newest persisted change lies in.
-    persisted_snapshot: Snapshot,
+    pub(super) persisted_snapshot: Snapshot,
+    /// Up to where a data folder has the vBucket; `None` if there is no folder or it has nothing.
+    pub(super) stored_seqno: Option<Seqno>,
     pub(super) collections: VBucketCollections,
     pub(super) durable: DurableWrites,
     /// Where the streams stand.
@@ -74,6 +76,8 @@ pub(crate) struct CopySettings {
     pub(crate) holds_persistence: bool,
     /// Every version is kept, as far as the room for overwritten ones goes.
     pub(crate) keeps_history: bool,
+    /// What is persisted goes into a data folder.
+    pub(crate) is_kept: bool,
 }
 
 /// What the live documents of a vBucket amount to.
@@ -119,6 +123,7 @@ impl VBucket {
             snapshot: NOTHING,
             thinned: Vec::new(),
             persisted_snapshot: NOTHING,
+            stored_seqno: None,
             collections: VBucketCollections::default(),
             durable: DurableWrites::default(),
             cursors: Cursors::default(),
@@ -151,7 +156,14 @@ impl VBucket {
 
     /// Highest seqno on disk as clients are told it: 0 without a disk.
     pub(crate) fn told_persisted_seqno(&self) -> Seqno {
-        if self.settings.is_ephemeral { Seqno::ZERO } else { self.persisted_seqno }
+        if self.settings.is_ephemeral {
+            return Seqno::ZERO;
+        }
+        // With a data folder, on disk means on disk. It has the active copy only.
+        if self.settings.is_kept && self.state == VBucketState::Active {
+            return self.persisted_seqno.min(self.stored_seqno.unwrap_or(Seqno::ZERO));
+        }
+        self.persisted_seqno
     }
 
     /// Highest seqno as clients are told it: a replica names the end of the snapshot it receives.
@@ -225,7 +237,7 @@ impl VBucket {
     }
 
     /// Books a newest version in or out.
-    fn count(&mut self, item: &Item, present: bool) {
+    pub(super) fn count(&mut self, item: &Item, present: bool) {
         let live = item.kind == ItemKind::Mutation;
         let expiring = live && item.expiry != 0;
         let bytes = footprint(item);
@@ -263,6 +275,14 @@ impl VBucket {
         }
         self.flush();
         true
+    }
+
+    /// As [`persist`](Self::persist), but even while persistence is held: a node stops in good
+    /// order.
+    pub(crate) fn persist_everything(&mut self) {
+        if self.persisted_seqno != self.high_seqno {
+            self.flush();
+        }
     }
 
     /// Keeps the copy from persisting, or lets it persist what it has.
@@ -353,12 +373,19 @@ impl VBucket {
             self.failover.create_entry(vbuuid, begins);
         }
         self.set_state(VBucketState::Active);
+        self.begin_storing_anew();
         self.checkpoints.close_open();
+    }
+
+    /// A data folder has what another copy was.
+    pub(super) fn begin_storing_anew(&mut self) {
+        self.disk.begin_generation();
+        self.stored_seqno = None;
     }
 
     /// Up to where the history is certainly the one others have seen: the end of the last snapshot
     /// that is complete on disk, or the start of the one that is not.
-    fn consistent_seqno(&self) -> Seqno {
+    pub(super) fn consistent_seqno(&self) -> Seqno {
         let Snapshot { start, end } = self.persisted_snapshot;
         if self.persisted_seqno >= end { self.persisted_seqno } else { start }
     }
@@ -477,9 +504,7 @@ impl VBucket {
             self.start_over(vbuuid);
             return;
         }
-        if self.persisted_seqno != self.high_seqno {
-            self.flush();
-        }
+        self.persist_everything();
         self.forget_checkpoints(self.high_seqno);
         self.begin_life();
     }
@@ -499,7 +524,7 @@ impl VBucket {
     }
 
     /// Begins anew at `to`, which table and disk are at already.
-    fn stand_at(&mut self, to: Seqno) {
+    pub(super) fn stand_at(&mut self, to: Seqno) {
         self.begin_life();
         self.forget_checkpoints(to);
         self.high_seqno = to;
@@ -511,7 +536,7 @@ impl VBucket {
     }
 
     /// Makes the disk hold exactly the newest versions.
-    fn rebuild_disk(&mut self) {
+    pub(super) fn rebuild_disk(&mut self) {
         let mut items = Vec::with_capacity(self.table.len());
         self.table.retain(|slot| {
             slot.persisted = slot.newest.seqno;
@@ -536,6 +561,9 @@ impl VBucket {
             }
             !purge
         });
+        if !purged.is_empty() {
+            self.disk.begin_generation();
+        }
         for item in purged {
             self.disk.remove(item.seqno);
             self.purge_seqno = self.purge_seqno.max(item.seqno);

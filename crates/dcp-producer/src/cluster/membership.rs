@@ -239,6 +239,23 @@ impl Cluster {
         })
     }
 
+    /// Goes on with the bucket of another process, whose copies are still to be filled. The map's
+    /// versions are above all that process gave.
+    pub(crate) fn resume(&self, uuid: Option<Arc<str>>, manifest: Manifest, epoch: i64) {
+        let resumed = self.change(|change| {
+            if uuid.is_none() {
+                for vbid in self.bucket.vbids() {
+                    self.bucket.rearrange(vbid, Copies::clear);
+                }
+            }
+            change.bucket_uuid = uuid;
+            change.manifest = Arc::new(manifest);
+            change.version = ConfigVersion { epoch, rev: 0 };
+            Ok(())
+        });
+        debug_assert!(resumed.is_ok(), "nothing here fails");
+    }
+
     /// Changes the collections manifest and lets every vBucket follow.
     pub(crate) fn update_manifest<T>(
         &self,

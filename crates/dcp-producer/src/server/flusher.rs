@@ -3,31 +3,56 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dcp_wire::Vbid;
+
 use crate::bucket::{Subscriber, VBucket};
 use crate::cluster::Cluster;
+use crate::store::Store;
 
 /// Persists what changes, `delay` after the first change of each round.
 ///
 /// Changes count from the call on, not from when the future is first polled: whoever started the
 /// cluster may write before its tasks run.
-pub(super) fn run(cluster: Arc<Cluster>, delay: Duration) -> impl Future<Output = ()> {
+pub(super) fn run(
+    cluster: Arc<Cluster>,
+    store: Option<Arc<Store>>,
+    delay: Duration,
+) -> impl Future<Output = ()> {
     let subscriber = cluster.bucket.changes().subscribe();
-    persist_changes(cluster, subscriber, delay)
+    persist_changes(cluster, store, subscriber, delay)
 }
 
-async fn persist_changes(cluster: Arc<Cluster>, subscriber: Arc<Subscriber>, delay: Duration) {
+async fn persist_changes(
+    cluster: Arc<Cluster>,
+    store: Option<Arc<Store>>,
+    subscriber: Arc<Subscriber>,
+    delay: Duration,
+) {
     let bucket = &cluster.bucket;
     loop {
         subscriber.notify.notified().await;
         tokio::time::sleep(delay).await;
         let mut dirty = Vec::new();
         subscriber.changed.take(|vbid| dirty.push(vbid));
-        for vbid in dirty {
+        for &vbid in &dirty {
             if bucket.each_copy(vbid, VBucket::persist) {
                 // Streams of what is on disk may be waiting for this.
                 bucket.changes().announce_persisted(vbid, &subscriber);
             }
             tokio::task::yield_now().await;
         }
+        if let Some(store) = &store {
+            keep(&cluster, store, dirty).await;
+        }
+    }
+}
+
+/// Puts what is persisted into the data folder.
+async fn keep(cluster: &Arc<Cluster>, store: &Arc<Store>, dirty: Vec<Vbid>) {
+    let (cluster, store) = (Arc::clone(cluster), Arc::clone(store));
+    let round = tokio::task::spawn_blocking(move || store.round(&cluster, dirty));
+    if let Ok(Err(error)) = round.await {
+        // It is tried again with the next changes; clients are not told of them as persisted.
+        tracing::error!(%error, "changes are not in the data folder yet");
     }
 }

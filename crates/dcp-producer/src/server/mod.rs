@@ -31,6 +31,7 @@ use crate::cluster::{Cluster, NodePower};
 use crate::fault::Faults;
 use crate::http::Management;
 use crate::kv::{Credentials, Session};
+use crate::store::Store;
 use crate::tls::Tls;
 use crate::{Error, ProducerOptions};
 
@@ -68,6 +69,7 @@ impl Servers {
     /// Starts what runs without a node; everything ends when `stop` is cancelled.
     pub(crate) fn start(
         cluster: &Arc<Cluster>,
+        store: Option<Arc<Store>>,
         faults: &Arc<Faults>,
         options: ProducerOptions,
         tls: Option<Tls>,
@@ -75,7 +77,7 @@ impl Servers {
         stop: &CancellationToken,
     ) -> Result<Self, Error> {
         let credentials = Arc::new(Credentials::new(&options.username, &options.password)?);
-        let flusher = flusher::run(Arc::clone(cluster), options.persist_delay);
+        let flusher = flusher::run(Arc::clone(cluster), store, options.persist_delay);
         tasks.spawn(stop.clone().run_until_cancelled_owned(flusher));
         Ok(Self {
             cluster: Arc::clone(cluster),

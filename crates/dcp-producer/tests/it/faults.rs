@@ -381,6 +381,23 @@ async fn seqno_advanced_comes_before_an_item_of_the_same_seqno() {
 }
 
 #[tokio::test]
+async fn a_snapshot_in_the_order_of_the_keys_is_cut_off_after_so_many_items() {
+    let producer = cluster(5, r#"[{"reaction": {"oso_cut": {"items": 2}}}]"#).await;
+    let mut config = producer.dcp_config();
+    config.oso_backfill = dcp_producer::OsoBackfill::Enabled;
+    producer.set_dcp_config(config);
+    producer.persist();
+    let mut client = reader(&producer, b"reader").await;
+    client.control(b"enable_out_of_order_snapshots", b"true").await;
+    assert_eq!(ask_for(&mut client, VB, u64::MAX).await.status(), Status::SUCCESS);
+    assert_eq!(client.receive().await.opcode(), Opcode::DCP_OSO_SNAPSHOT);
+    for _ in 0..2 {
+        assert_eq!(client.receive().await.opcode(), MUTATION);
+    }
+    client.expect_end().await;
+}
+
+#[tokio::test]
 async fn a_truncated_packet_is_followed_by_the_next_at_once() {
     let rules = r#"[{"condition": {"opcode": "DCP_SNAPSHOT_MARKER"},
         "reaction": {"truncate": {"bytes": 30}}}]"#;

@@ -3,6 +3,7 @@
 mod authentication;
 mod cluster_map;
 mod collections;
+mod data_folder;
 mod documents;
 mod failures;
 mod faults;

@@ -85,7 +85,8 @@ async fn a_stream_gets_what_is_there_and_what_comes() {
 
 #[tokio::test]
 async fn persisted_changes_come_from_disk_with_the_newest_version_of_each_key() {
-    let producer = start_one().await;
+    let producer =
+        start(|options| options.persist_delay = std::time::Duration::from_secs(3600)).await;
     let keys = write_all(&producer, 3);
     producer.persist();
     write(&producer, &keys[1]);

@@ -186,6 +186,14 @@ impl Producer {
         self.attempt(py, |producer| producer.failover(node, graceful))
     }
 
+    fn failover_unsafely(&self, py: Python<'_>, nodes: Vec<usize>) -> PyResult<()> {
+        self.attempt(py, |producer| producer.failover_unsafely(&nodes))
+    }
+
+    fn map_version(&self, py: Python<'_>) -> PyResult<(i64, i64)> {
+        self.with(py, EngineProducer::map_version)
+    }
+
     fn kill(&self, py: Python<'_>, node: usize) -> PyResult<()> {
         self.attempt(py, |producer| producer.kill(node))
     }

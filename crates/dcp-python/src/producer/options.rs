@@ -29,10 +29,15 @@ pub(crate) struct ProducerArgs {
     tls_key: Option<PathBuf>,
     tls_client_ca: Option<PathBuf>,
     tls_client_required: bool,
+    data: Option<PathBuf>,
     persist_delay: f64,
     memory_quota: usize,
     history_bytes: usize,
     max_connections: usize,
+    max_streams: usize,
+    max_unacknowledged_bytes: u32,
+    authentication_timeout: f64,
+    idle_timeout: f64,
 }
 
 impl ProducerArgs {
@@ -41,8 +46,14 @@ impl ProducerArgs {
         let host: IpAddr =
             self.host.parse().map_err(|_| wrong("host: must be an IP address, as 127.0.0.1"))?;
         let mut options = ProducerOptions::default();
-        options.persist_delay = Duration::try_from_secs_f64(self.persist_delay)
-            .map_err(|_| wrong("persist_delay: must be a number of seconds from 0 up"))?;
+        let seconds = |option: &str, value: f64| {
+            Duration::try_from_secs_f64(value)
+                .map_err(|_| wrong(&format!("{option}: must be a number of seconds from 0 up")))
+        };
+        options.persist_delay = seconds("persist_delay", self.persist_delay)?;
+        options.authentication_timeout =
+            seconds("authentication_timeout", self.authentication_timeout)?;
+        options.idle_timeout = seconds("idle_timeout", self.idle_timeout)?;
         options.tls = self.tls.then(|| self.tls_options()).transpose()?;
         options.nodes = self.nodes;
         options.vbuckets = self.vbuckets;
@@ -59,6 +70,9 @@ impl ProducerArgs {
         options.memory_quota_bytes = self.memory_quota;
         options.history_bytes = self.history_bytes;
         options.max_connections = self.max_connections;
+        options.max_streams = self.max_streams;
+        options.max_unacknowledged_bytes = self.max_unacknowledged_bytes;
+        options.data = self.data;
         Ok(options)
     }
 

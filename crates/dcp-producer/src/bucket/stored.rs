@@ -1,0 +1,121 @@
+//! What of a vBucket goes into a data folder, and how it comes back.
+
+use std::sync::Arc;
+
+use dcp_proto::Snapshot;
+use dcp_proto::producer::{FailoverTable, Item};
+use dcp_wire::message::FailoverEntry;
+use dcp_wire::{Cas, Seqno, Vbuuid};
+use serde::{Deserialize, Serialize};
+
+use super::vbucket::VBucket;
+
+/// What is kept of a vBucket beside its items.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub(crate) struct VBucketRecord {
+    /// History branches, newest first: identity and where it begins.
+    failover: Vec<(u64, u64)>,
+    persisted_seqno: u64,
+    /// Snapshot the last change lies in.
+    snapshot: (u64, u64),
+    purge_seqno: u64,
+    max_deleted_rev: u64,
+    last_cas: u64,
+    /// Where the last durable write began that was committed or aborted.
+    completed: u64,
+    /// Whether this is all there was: the vBucket was stopped in good order.
+    pub(crate) is_clean: bool,
+}
+
+/// How far a data folder has a vBucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stored {
+    /// Generation of the disk image that was stored.
+    pub(crate) generation: u64,
+    pub(crate) seqno: Seqno,
+}
+
+/// What a data folder lacks of a vBucket.
+#[derive(Clone, Debug)]
+pub(crate) struct Unstored {
+    /// Whether `items` are everything and what was stored is to go.
+    pub(crate) is_whole: bool,
+    pub(crate) items: Vec<Arc<Item>>,
+    pub(crate) record: VBucketRecord,
+    /// How far it is stored afterwards.
+    pub(crate) then: Stored,
+}
+
+impl VBucket {
+    /// What is persisted and lies above what is `stored`; `None` if that is nothing.
+    pub(crate) fn unstored(&self, stored: Stored) -> Option<Unstored> {
+        let then = Stored { generation: self.disk.generation(), seqno: self.persisted_seqno };
+        if stored == then {
+            return None;
+        }
+        let is_whole = stored.generation != then.generation;
+        let after = if is_whole { Seqno::ZERO } else { stored.seqno };
+        let items = self.disk.items_above(after).collect();
+        Some(Unstored { is_whole, items, record: self.record(false), then })
+    }
+
+    /// Everything but the items; `is_clean` if nothing was lost with what is not persisted.
+    pub(crate) fn record(&self, is_clean: bool) -> VBucketRecord {
+        let entry = |entry: &FailoverEntry| (entry.vbuuid.0, entry.seqno.0);
+        let Snapshot { start, end } = self.persisted_snapshot;
+        VBucketRecord {
+            failover: self.failover.entries().iter().map(entry).collect(),
+            persisted_seqno: self.persisted_seqno.0,
+            snapshot: (start.0, end.0),
+            purge_seqno: self.purge_seqno.0,
+            max_deleted_rev: self.max_deleted_rev,
+            last_cas: self.clock.last().0,
+            completed: self.durable.high_completed(self.persisted_seqno).0,
+            is_clean: is_clean && self.persisted_seqno == self.high_seqno,
+        }
+    }
+
+    /// Notes how far a data folder has the vBucket, unless it was rewritten meanwhile.
+    pub(crate) fn note_stored(&mut self, stored: Stored) {
+        if stored.generation == self.disk.generation() {
+            self.stored_seqno = Some(stored.seqno);
+        }
+    }
+
+    /// Takes the place of an empty vBucket with what a data folder has. Unless that is all there
+    /// was, the history goes on with the branch `vbuuid`, as after a crash.
+    pub(crate) fn restore(
+        &mut self,
+        record: &VBucketRecord,
+        items: Vec<Item>,
+        vbuuid: Vbuuid,
+    ) -> Stored {
+        self.clock.observe(Cas(record.last_cas));
+        for item in items {
+            self.clock.observe(item.cas);
+            let item = Arc::new(item);
+            self.count(&item, true);
+            self.table.replace(item);
+        }
+        self.rebuild_disk();
+        let seqno = Seqno(record.persisted_seqno);
+        self.purge_seqno = Seqno(record.purge_seqno);
+        self.max_deleted_rev = record.max_deleted_rev;
+        // Versions that were replaced are not stored.
+        self.history.forget_below(seqno);
+        self.stand_at(seqno);
+        let items = self.table.iter().map(|slot| &*slot.newest);
+        self.durable.resume(seqno, Seqno(record.completed), items);
+        let (start, end) = record.snapshot;
+        self.persisted_snapshot = Snapshot { start: Seqno(start), end: Seqno(end) };
+        let entry =
+            |&(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
+        (self.failover, _) = FailoverTable::load(record.failover.iter().map(entry), vbuuid, seqno);
+        if !record.is_clean {
+            self.failover.create_entry(vbuuid, self.consistent_seqno());
+        }
+        let stored = Stored { generation: self.disk.generation(), seqno };
+        self.note_stored(stored);
+        stored
+    }
+}
