@@ -166,6 +166,12 @@ impl VBucket {
         self.persisted_seqno
     }
 
+    /// Up to where the vBucket has what it is going to keep. Without a disk that is all of it, which
+    /// is not what clients are told to be persisted.
+    pub(crate) fn safe_seqno(&self) -> Seqno {
+        if self.settings.is_ephemeral { self.high_seqno } else { self.told_persisted_seqno() }
+    }
+
     /// Highest seqno as clients are told it: a replica names the end of the snapshot it receives.
     pub(crate) fn told_high_seqno(&self) -> Seqno {
         match self.state {

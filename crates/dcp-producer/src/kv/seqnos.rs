@@ -79,7 +79,7 @@ impl Command<'_, '_> {
         let SeqnoPersistence { seqno } = SeqnoPersistence::decode(self.frame)?;
         let reached = self.with_copy(|vbucket| {
             vbucket.persist();
-            vbucket.told_persisted_seqno() >= seqno
+            vbucket.safe_seqno() >= seqno
         })?;
         let waiting_since = self.session.waiting_since.take();
         if !reached {

@@ -91,6 +91,33 @@ async fn a_client_waits_until_its_seqno_is_persisted_and_its_next_request_with_i
 }
 
 #[tokio::test]
+async fn without_a_disk_a_client_waits_for_the_seqno_and_is_told_that_nothing_is_persisted() {
+    let producer = start(|options| {
+        options.ephemeral = true;
+        options.persistence_timeout = Duration::from_millis(50);
+    })
+    .await;
+    write(&producer, 3);
+    let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
+    let persist = Frame::request(Opcode::SEQNO_PERSISTENCE);
+    client.succeed(persist.with_extras(&3u64.to_be_bytes())).await;
+    client.fail(persist.with_extras(&4u64.to_be_bytes()), Status::ETMPFAIL).await;
+    let log = client.succeed(Frame::request(Opcode::GET_FAILOVER_LOG)).await;
+    let observe = Frame::request(Opcode::OBSERVE_SEQNO).with_value(&log.frame().value[..8]);
+    let seen = client.succeed(observe).await;
+    assert_eq!(seen.frame().value[11..], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3]);
+}
+
+#[tokio::test]
+async fn waiting_for_a_seqno_on_a_node_without_the_vbucket_is_refused() {
+    let producer = start(|options| options.nodes = 2).await;
+    let mut client = RawClient::ready(&producer, 1, &[Feature::XERROR]).await;
+    let persist = Frame::request(Opcode::SEQNO_PERSISTENCE).with_extras(&[0; 8]);
+    client.fail(persist, Status::NOT_MY_VBUCKET).await;
+    client.fail(persist.with_extras(&[0; 4]), Status::EINVAL).await;
+}
+
+#[tokio::test]
 async fn statistics_come_one_by_one_and_end() {
     let producer = start_one().await;
     write(&producer, 2);
