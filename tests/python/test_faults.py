@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -43,6 +44,18 @@ def test_a_cut_connection_loses_no_change(producer, client, fill):
     assert producer.fault_counts() == [1]
 
 
+def test_rules_begin_and_end_while_a_stream_runs(producer, client):
+    with client.stream(linger=0) as stream:
+        producer.upsert("before", "1")
+        assert keys([next(stream)]) == ["before"]
+        producer.set_faults([{"condition": {"opcode": "DCP_MUTATION"}, "reaction": "drop"}])
+        producer.upsert("lost", "1")
+        wait_for(lambda: producer.fault_counts() == [1])
+        producer.set_faults([])
+        producer.upsert("after", "1")
+        assert keys([next(stream)]) == ["after"]
+
+
 def test_rules_are_read_back_and_ended(producer):
     assert producer.faults() == []
     producer.set_faults([BUSY_ONCE, {"reaction": "no_noop"}])
@@ -74,6 +87,13 @@ def test_a_client_that_cannot_go_on_says_so(producer, client, fill):
     )
     with pytest.raises(DcpError):
         keys(client.stream(until="now", retry_timeout=1.0))
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -120,6 +140,32 @@ def test_a_served_cluster_follows_a_file_and_reads_it_again(serve, tmp_path):
     out, err = process.communicate(timeout=10)
     assert (process.returncode, out) == (0, "")
     assert err.startswith("dcp-rs: stopped after 0 changes; faults fired: 0: 0, 1: ")
+
+
+def test_a_served_cluster_goes_wrong_from_one_signal_to_the_next(serve):
+    process, path = serve([])
+    facts = json.loads(process.stdout.readline())
+
+    def follow(rules):
+        path.write_text(json.dumps(rules))
+        os.kill(process.pid, signal.SIGHUP)
+        assert process.stderr.readline().startswith(f"dcp-rs: {len(rules)} fault rule")
+
+    def connect():
+        dcp_rs.connect(
+            facts["connection_string"],
+            bucket="default",
+            username="Administrator",
+            password="password",
+        ).close()
+
+    connect()
+    refusal = {"answer": {"status": "EACCESS"}}
+    follow([{"condition": {"opcode": "SELECT_BUCKET"}, "reaction": refusal}])
+    with pytest.raises(DcpError):
+        connect()
+    follow([])
+    connect()
 
 
 def test_faults_that_are_none_stop_the_command_before_it_serves(serve):

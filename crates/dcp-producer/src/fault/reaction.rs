@@ -38,7 +38,8 @@ pub enum Reaction {
     /// The requested stream goes on for up to so many changes beyond its end, as far as the
     /// vBucket has them.
     ItemsPastEnd(u64),
-    /// A snapshot marker comes alone: the stream's messages up to the next marker are lost.
+    /// A snapshot marker comes alone: the stream's messages up to the next marker, or up to its
+    /// end, are lost.
     MarkerWithoutItems,
     /// Before an item comes a SEQNO_ADVANCED of the item's own seqno.
     SeqnoAdvancedBeforeItem,

@@ -115,18 +115,18 @@ impl Tap {
         self.connection.name = Some(name.to_vec());
     }
 
-    /// Takes up new rules. `output` is what the machines have written and the socket has not
-    /// taken.
+    /// Takes up new rules, if there are any. Of what the machines have written and the socket has
+    /// not taken, the first `old` bytes are none of their business.
     #[inline]
-    pub(crate) fn refresh(&mut self, output: &[u8]) {
+    pub(crate) fn refresh(&mut self, old: usize) {
         if self.source.has_changed().unwrap_or(false) {
-            self.take_up(output.len());
+            self.take_up(old);
         }
     }
 
-    fn take_up(&mut self, output_len: usize) {
+    fn take_up(&mut self, old: usize) {
         if !self.is_active() {
-            self.untouched = output_len;
+            self.untouched = old;
         }
         let rules = Arc::clone(&self.source.borrow_and_update());
         let number = self.connection.number;
@@ -412,7 +412,7 @@ mod tests {
         let faults = Faults::default();
         faults.set(parse_rules(rules).unwrap()).unwrap();
         let mut tap = Tap::new(&faults, 0);
-        tap.refresh(&[]);
+        tap.refresh(0);
         let to = StreamAddress { vbid: Vbid(3), opaque: Opaque(9), stream_id: None };
         let mut output = BytesMut::new();
         OsoSnapshot::Start.encode(to, &mut output).unwrap();

@@ -134,14 +134,15 @@ async fn chance_is_the_same_for_the_same_seed() {
                  "reaction": "drop"}}]"#
         );
         let producer = cluster(64, &rules).await;
-        let mut client = streaming(&producer).await;
-        let bytes = client.bytes_for_a_while().await;
-        let (mut rest, mut seqnos) = (&bytes[..], Vec::new());
-        while let Ok(Some((frame, len))) = Frame::parse(rest, MAX_BODY_LEN) {
-            if frame.header.opcode == MUTATION {
-                seqnos.push(u64::from_be_bytes(frame.extras[..8].try_into().unwrap()));
+        let mut client = reader(&producer, b"reader").await;
+        ask_for(&mut client, VB, 64).await;
+        let mut seqnos = Vec::new();
+        loop {
+            match next(&mut client).await {
+                (MUTATION, seqno) => seqnos.push(seqno),
+                (END, _) => break,
+                (opcode, _) => assert_eq!(opcode, MARKER),
             }
-            rest = &rest[len..];
         }
         assert!((10..54).contains(&seqnos.len()), "{} of 64 came", seqnos.len());
         assert_eq!(producer.fault_counts(), [64 - seqnos.len() as u64]);
@@ -187,11 +188,13 @@ async fn a_delayed_packet_and_what_follows_come_later() {
     let rules = r#"[{"condition": {"opcode": "DCP_MUTATION", "nth": 2},
         "reaction": {"delay": {"seconds": 0.4}}}]"#;
     let producer = cluster(3, rules).await;
-    let mut client = streaming(&producer).await;
+    let mut client = reader(&producer, b"reader").await;
+    let asked = Instant::now();
+    ask_for(&mut client, VB, u64::MAX).await;
     assert_eq!(next(&mut client).await, (MARKER, 0));
     assert_eq!(next(&mut client).await, (MUTATION, 1));
-    client.expect_silence().await;
     assert_eq!(next(&mut client).await, (MUTATION, 2));
+    assert!(asked.elapsed() >= Duration::from_millis(400));
     assert_eq!(next(&mut client).await, (MUTATION, 3));
 }
 
@@ -402,17 +405,22 @@ async fn a_truncated_packet_is_followed_by_the_next_at_once() {
     let rules = r#"[{"condition": {"opcode": "DCP_SNAPSHOT_MARKER"},
         "reaction": {"truncate": {"bytes": 30}}}]"#;
     let producer = cluster(1, rules).await;
-    let bytes = streaming(&producer).await.bytes_for_a_while().await;
-    assert!(Frame::wanted(&bytes, MAX_BODY_LEN).unwrap() > 30);
-    assert_eq!(bytes[1], MARKER.0);
-    assert_eq!(opcodes(&bytes[30..]), (vec![MUTATION], 0));
+    let mut client = streaming(&producer).await;
+    let cut = client.bytes(30).await;
+    assert!(Frame::wanted(&cut, MAX_BODY_LEN).unwrap() > 30);
+    assert_eq!(cut[1], MARKER.0);
+    assert_eq!(next(&mut client).await, (MUTATION, 1));
 }
 
 #[tokio::test]
 async fn one_byte_of_a_corrupted_packet_is_inverted() {
-    let whole = {
+    // Of a marker and a mutation.
+    let (marker, whole) = {
         let producer = cluster(1, "[]").await;
-        streaming(&producer).await.bytes_for_a_while().await
+        let mut client = streaming(&producer).await;
+        let lens = [client.receive().await.bytes().len(), client.receive().await.bytes().len()];
+        let mut again = streaming(&producer).await;
+        (lens[0], again.bytes(lens[0] + lens[1]).await)
     };
     let rule = |reaction: &str| {
         format!(
@@ -422,8 +430,7 @@ async fn one_byte_of_a_corrupted_packet_is_inverted() {
     let mut chosen = Vec::new();
     for reaction in [r#"{"corrupt": {"offset": 26}}"#, r#""corrupt""#, r#""corrupt""#] {
         let producer = cluster(1, &rule(reaction)).await;
-        let bytes = streaming(&producer).await.bytes_for_a_while().await;
-        let marker = Frame::wanted(&whole, MAX_BODY_LEN).unwrap();
+        let bytes = streaming(&producer).await.bytes(whole.len()).await;
         let differs: Vec<_> = (0..marker).filter(|&at| bytes[at] != whole[at]).collect();
         assert_eq!(differs.len(), 1);
         assert_eq!(bytes[differs[0]], !whole[differs[0]]);
@@ -435,19 +442,23 @@ async fn one_byte_of_a_corrupted_packet_is_inverted() {
 
 #[tokio::test]
 async fn no_noop_comes_and_none_is_missed() {
-    for (rules, comes) in [("[]", true), (r#"[{"reaction": "no_noop"}]"#, false)] {
-        let producer = cluster(0, rules).await;
-        let mut client = reader(&producer, b"reader").await;
+    let asking = async |producer: &Producer| {
+        let mut client = reader(producer, b"reader").await;
         client.control(b"enable_noop", b"true").await;
-        client.control(b"set_noop_interval", b"1").await;
-        tokio::time::sleep(Duration::from_millis(2500)).await;
-        let (seen, _) = opcodes(&client.bytes_for_a_while().await);
-        assert_eq!(seen.contains(&Opcode::DCP_NOOP), comes);
-        if !comes {
-            // Each that was due counts as answered, so the next became due.
-            assert!(producer.fault_counts()[0] >= 2);
-        }
+        client.control(b"set_noop_interval", b"0.2").await;
+        client
+    };
+    let producer = cluster(0, "[]").await;
+    assert_eq!(asking(&producer).await.receive().await.opcode(), Opcode::DCP_NOOP);
+    set(&producer, r#"[{"reaction": "no_noop"}]"#);
+    let mut client = asking(&producer).await;
+    // Each that was due counts as answered, so the next becomes due.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while producer.fault_counts()[0] < 2 {
+        assert!(Instant::now() < deadline, "no noop was due");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    client.expect_silence().await;
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod collections;
 mod data_folder;
 mod documents;
 mod failures;
+mod fault_conditions;
 mod faults;
 mod http;
 mod limits;

@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// Longest wait for something that must come.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One whole packet.
 #[derive(Clone, Debug)]
@@ -31,6 +31,10 @@ impl Packet {
     pub(crate) fn status(&self) -> Status {
         assert!(self.frame().header.magic.is_response(), "{:?} is no response", self.frame());
         self.frame().header.status()
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
     }
 
     pub(crate) fn opaque(&self) -> u32 {
@@ -253,14 +257,13 @@ impl RawClient {
         self.input.to_vec()
     }
 
-    /// Every byte that comes within a short time.
-    pub(crate) async fn bytes_for_a_while(&mut self) -> Vec<u8> {
-        let until = tokio::time::Instant::now() + Duration::from_millis(300);
-        while let Ok(read) =
-            tokio::time::timeout_at(until, self.socket.read_buf(&mut self.input)).await
-        {
+    /// The next `len` bytes, which must come.
+    pub(crate) async fn bytes(&mut self, len: usize) -> Vec<u8> {
+        while self.input.len() < len {
+            let read = self.socket.read_buf(&mut self.input);
+            let read = tokio::time::timeout(PATIENCE, read).await.expect("nothing came");
             assert_ne!(read.unwrap(), 0, "the server closed the connection");
         }
-        self.input.split().to_vec()
+        self.input.split_to(len).to_vec()
     }
 }
