@@ -382,9 +382,18 @@ func (d *drain) close(stream *stream) error {
 	if stream.streamID != 0 {
 		options.StreamOptions = &gocbcore.CloseStreamStreamOptions{StreamID: stream.streamID}
 	}
-	return wait(func(done func(error)) (gocbcore.PendingOp, error) {
-		return d.agent.CloseStream(stream.vbucket, options, done)
-	})
+	var err error
+	for range 100 {
+		err = wait(func(done func(error)) (gocbcore.PendingOp, error) {
+			return d.agent.CloseStream(stream.vbucket, options, done)
+		})
+		// A stream that was cut off is none until it is opened again, of which its end tells.
+		if !errors.Is(err, gocbcore.ErrDocumentNotFound) && !errors.Is(err, gocbcore.ErrSocketClosed) {
+			return err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return err
 }
 
 func logFields(log []gocbcore.FailoverEntry) [][2]uint64 {
