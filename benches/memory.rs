@@ -14,6 +14,7 @@ use dcp_benches::drive::{BATCH_BYTES, BATCH_ROWS, Counter, expect_rows, feed, ma
 use dcp_benches::frames::{Frames, KEY_LEN, Shape};
 use dcp_benches::measure::{Case, Options, compare};
 use dcp_benches::report::{Group, run};
+use dcp_benches::snappy;
 
 const VBUCKETS: u16 = 16;
 const PASS_BYTES: usize = 1024 * 1024;
@@ -22,6 +23,9 @@ fn main() -> ExitCode {
     run("memory", |options, report| {
         for value_len in [64, 256, 1024, 4096] {
             report.add(measure(options, value_len)?);
+        }
+        for &value_len in options.pick([1024].as_slice(), &[256, 1024, 4096]) {
+            report.add(snappy::measure(options, value_len)?);
         }
         Ok(())
     })

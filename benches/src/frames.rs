@@ -228,6 +228,31 @@ pub fn json_value(len: usize) -> Vec<u8> {
     value
 }
 
+/// Different JSON documents of `len` bytes that compress about as well as real ones.
+#[must_use]
+pub fn json_records(count: usize, len: usize) -> Vec<Vec<u8>> {
+    let mut state = 1u64;
+    let mut number = move |below: u64| {
+        // The multiplier is Knuth's.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) % below
+    };
+    let mut record = move || {
+        let mut text = String::from("[");
+        while text.len() < len {
+            let (id, price, place) = (number(1_000_000_000), number(100_000), number(90_000));
+            let name: String =
+                (0..12).filter_map(|_| char::from_u32(97 + number(26) as u32)).collect();
+            text.push_str(&format!(
+                r#"{{"id":{id},"name":"{name}","price":{price},"lat":{place}.25,"stock":true}},"#
+            ));
+        }
+        text.truncate(len);
+        text.into_bytes()
+    };
+    (0..count).map(|_| record()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use dcp_wire::{Frame, MAX_BODY_LEN, Opcode};

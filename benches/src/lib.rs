@@ -15,6 +15,7 @@ pub mod machine;
 pub mod measure;
 pub mod report;
 pub mod sender;
+pub mod snappy;
 
 /// Whatever went wrong; a benchmark only reports it.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
