@@ -106,6 +106,16 @@ bench-short: .rust ## Run the benchmarks in short mode
 bench-gate: .rust ## Count the hot path's instructions against the baseline
 	@"$$(scripts/require.sh python)" scripts/bench_gate.py
 
+# Fetches the clients with Maven and the Go toolchain on its first run, as `make interop` does.
+bench-peers: .java .installed-test ## Compare with other clients on the same work; writes docs/performance.md
+	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
+	@$(PY) -c 'import sys; sys.path.insert(0, "tests/interop"); import programs; programs.build_go(); programs.build_java()'
+	@$(PY) benches/peers/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
+
+bench-reading: .java .installed-test ## Measure the reader in Python; writes docs/performance.md
+	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
+	@$(PY) benches/reading/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
+
 long: .rust ## Run the properties with many more cases (half an hour)
 	@PROPTEST_CASES=50000 $(CARGO) test --workspace --release --locked
 
@@ -173,4 +183,4 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
 .PHONY: demo test static test-rust test-python test-spark fmt-check lint layers types docs wheel \
-	build fmt lock bench bench-short bench-gate long ci clean help interop .rust .java .tshark .installed-demo .installed-test
+	build fmt lock bench bench-short bench-gate bench-peers bench-reading long ci clean help interop .rust .java .tshark .installed-demo .installed-test

@@ -27,6 +27,9 @@ func run(job session.Job, input *session.Input, report *session.Report) error {
 	drain := drain{
 		job: job, agent: agent, report: report, input: input, changed: make(chan struct{}, 1),
 	}
+	if job.Count {
+		return drain.count()
+	}
 	if err := drain.run(); err != nil {
 		return err
 	}

@@ -81,6 +81,9 @@ func run(job session.Job, input *session.Input, report *session.Report) error {
 		}
 	}
 	logger.Log = &ears{report, os.Getenv("INTEROP_VERBOSE") != ""}
+	if job.Count {
+		return count(job, input, report)
+	}
 	connector, err := dcp.NewExtendedDcp(configure(job), reader)
 	if err != nil {
 		return err

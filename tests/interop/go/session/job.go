@@ -48,6 +48,10 @@ type Job struct {
 	PurgeMarkers bool `json:"purge_markers"`
 	// MitigateRollbacks is the time between looks at what is persisted, in ms; 0 for none.
 	MitigateRollbacks int `json:"mitigate_rollbacks"`
+	// Count does nothing with the changes but count them, for measuring.
+	Count bool `json:"count"`
+	// Documents is how many changes there are to count; 0 if that is not known.
+	Documents uint64 `json:"documents"`
 }
 
 // Input is standard input: a job, and where to end if the job follows.
@@ -76,6 +80,13 @@ func (i *Input) Ends() (map[uint16]uint64, error) {
 		return nil, fmt.Errorf("standard input does not tell where to end: %w", err)
 	}
 	return ends, nil
+}
+
+// AwaitEnd waits until nothing more is to come: whoever measures looks at the process before.
+func (i *Input) AwaitEnd() {
+	var rest any
+	for i.decoder.Decode(&rest) == nil {
+	}
 }
 
 // Run is the whole of a program: it does the job that standard input tells.

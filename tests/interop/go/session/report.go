@@ -54,6 +54,12 @@ func (r *Report) Streaming(streams int) {
 	r.Flush()
 }
 
+// Counted tells what was counted, and how long that took.
+func (r *Report) Counted(changes, bytes uint64, seconds float64) {
+	r.Print("counted", map[string]any{"changes": changes, "bytes": bytes, "seconds": seconds})
+	r.Flush()
+}
+
 // Done prints how the job ended; it is the last line.
 func (r *Report) Done(err error) {
 	reason := ""

@@ -9,6 +9,7 @@ import java.util.List;
  * @param ignorePurged whether the client may miss that documents are gone
  * @param noopSeconds seconds between noops; 0 for the client's own choice
  * @param mitigateRollbacks milliseconds between looks at what is persisted; 0 for none
+ * @param count whether changes are only counted, for measuring
  */
 @JsonIgnoreProperties(ignoreUnknown = true)
 record Job(
@@ -27,4 +28,5 @@ record Job(
     @JsonProperty("no_value") boolean noValue,
     String compression,
     @JsonProperty("noop_seconds") int noopSeconds,
-    @JsonProperty("mitigate_rollbacks") int mitigateRollbacks) {}
+    @JsonProperty("mitigate_rollbacks") int mitigateRollbacks,
+    boolean count) {}

@@ -1,0 +1,291 @@
+"""Lets every client read the same changes into a counter and compares what that takes them.
+
+`make bench-peers` builds the clients, runs this, and puts table and plot into the documentation.
+Every round runs each client once, one after the other, against one embedded producer (or, with
+--connection-string, a server that has documents already). Nothing is written if any run fails or
+counts something else than what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from plot import plot
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+STATE = ROOT / ".state"
+DOCUMENT = ROOT / "docs" / "performance.md"
+PLOT = ROOT / "docs" / "peers.svg"
+# What the clients have to say, which is much.
+LOG = STATE / "log" / "peers.log"
+BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
+
+# java-dcp-client insists on so many.
+VBUCKETS = 1024
+WINDOW = 8 << 20
+PATIENCE = 600
+
+
+@dataclass
+class Peer:
+    """A client's program."""
+
+    name: str
+    command: list[str]
+    # Whether its process reads from more than one node.
+    cluster: bool = True
+
+
+@dataclass
+class Sample:
+    """What one run took."""
+
+    changes: int
+    seconds: float
+    cpu: float
+    peak: float
+
+
+def peers(program: Path) -> list[Peer]:
+    """The clients, in the order of the tables."""
+    java = STATE / "interop" / "java"
+    go = STATE / "interop" / "go"
+    classes = f"{java}/classes:{java}/dependency/*"
+    python = [sys.executable, "-W", "ignore"]
+    return [
+        Peer("dcp_rs (Rust)", [str(program), "count"]),
+        Peer("dcp_rs (Python)", [*python, str(HERE / "batches.py")]),
+        Peer("java-dcp-client", ["java", "-Xmx512m", "-cp", classes, "Drain"]),
+        Peer("gocbcore", [str(go / "gocbcore")]),
+        Peer("go-dcp", [str(go / "godcp")]),
+        Peer("plain Python loop", [*python, str(HERE / "plain_loop.py")], cluster=False),
+    ]
+
+
+def start(command: list[str], core: int | None) -> subprocess.Popen[str]:
+    """Starts a program that stays on a core, if one is given."""
+    cores = os.sched_getaffinity(0)
+    if core is not None:
+        # A new process stays where the one is that starts it.
+        os.sched_setaffinity(0, {core})
+    try:
+        pipe = subprocess.PIPE
+        with LOG.open("a") as log:
+            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that a process has had resident."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
+
+
+def run(peer: Peer, job: dict, core: int | None) -> Sample:
+    """Runs a client once."""
+    process = start(peer.command, core)
+    process.stdin.write(json.dumps(job) + "\n")
+    process.stdin.flush()
+    counted = None
+    for text in process.stdout:
+        line = json.loads(text)
+        if line["line"] == "counted":
+            counted = line
+            peak = peak_mib(process.pid)
+            process.stdin.close()
+        elif line.get("error"):
+            sys.exit(f"{peer.name}: {line['error']}")
+    process.stdout.close()
+    # The whole process from its first instruction on, start-up included.
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if counted is None or process.returncode:
+        sys.exit(f"{peer.name} failed with {process.returncode}: see {LOG}")
+    if job["documents"] is not None and counted["changes"] != job["documents"]:
+        sys.exit(f"{peer.name} counts {counted['changes']} changes of {job['documents']}")
+    cpu = used.ru_utime + used.ru_stime
+    return Sample(counted["changes"], counted["seconds"], cpu, peak)
+
+
+def measure(
+    job: dict, clients: list[Peer], rounds: int, core: int | None
+) -> dict[str, list[Sample]]:
+    """The samples of every client, after a round that warms up."""
+    samples: dict[str, list[Sample]] = {peer.name: [] for peer in clients}
+    for round_number in range(rounds + 1):
+        for peer in clients:
+            sample = run(peer, job, core)
+            if round_number:
+                samples[peer.name].append(sample)
+            speed = sample.changes / sample.seconds / 1e6
+            print(f"  {round_number} {peer.name}: {speed:.2f} M/s, {sample.cpu:.2f} s of processor")
+    counts = {sample.changes for all_samples in samples.values() for sample in all_samples}
+    if len(counts) != 1:
+        sys.exit(f"the clients do not agree on how many changes there are: {sorted(counts)}")
+    return samples
+
+
+def middle(samples: list[Sample]) -> Sample:
+    """The median of each figure by itself, per million changes."""
+    million = samples[0].changes / 1e6
+    return Sample(
+        samples[0].changes,
+        statistics.median(sample.seconds for sample in samples) / million,
+        statistics.median(sample.cpu for sample in samples) / million,
+        statistics.median(sample.peak for sample in samples),
+    )
+
+
+def job_of(given: dict, documents: int | None) -> dict:
+    """What every client is told."""
+    return {
+        **given,
+        "documents": documents,
+        "buffer": WINDOW,
+        "collections": True,
+        "compression": "off",
+        "count": True,
+    }
+
+
+def table(value: str, medians: dict[str, Sample]) -> list[str]:
+    """The figures for one length of value as Markdown."""
+    ours = medians["dcp_rs (Rust)"]
+    lines = [
+        f"| {value} | s | changes/s | of Rust | CPU s | of Rust | peak MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, sample in medians.items():
+        lines.append(
+            f"| {name} | {sample.seconds:.2f} | {1 / sample.seconds:.2f} M "
+            f"| {ours.seconds / sample.seconds:.0%} | {sample.cpu:.2f} "
+            f"| {sample.cpu / ours.cpu:.1f} times | {sample.peak:.0f} |"
+        )
+    return [*lines, ""]
+
+
+def first_line(*command: str) -> str:
+    """The first line that a program prints."""
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return (done.stdout or done.stderr).splitlines()[0]
+
+
+def versions() -> str:
+    """The versions of the clients and of what they run on."""
+    go_mod = (ROOT / "tests/interop/go/go.mod").read_text().split()
+    pom = (ROOT / "tests/interop/java/pom.xml").read_text()
+    java_dcp = pom.split("<artifactId>dcp-client</artifactId>")[1].split("version>")[1]
+    return ", ".join(
+        [
+            f"java-dcp-client {java_dcp.removesuffix('</')} on {first_line('java', '-version')}",
+            f"gocbcore {go_mod[go_mod.index('github.com/couchbase/gocbcore/v10') + 1]}",
+            f"go-dcp {go_mod[go_mod.index('github.com/Trendyol/go-dcp') + 1]}",
+            first_line("go", "version"),
+            f"Python {platform.python_version()}",
+        ]
+    )
+
+
+def write_document(parts: list[str]) -> None:
+    """Replaces the figures in the documentation."""
+    text = DOCUMENT.read_text()
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    DOCUMENT.write_text(before + BEGIN + "\n" + "\n".join(parts) + "\n" + END + after)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--changes", type=int, default=1_000_000, help="of up to 1 KiB each")
+    parser.add_argument("--values", type=int, nargs="+", default=[64, 256, 1024, 4096])
+    parser.add_argument("--program", type=Path, required=True, help="the example `peers`, built")
+    parser.add_argument("--no-write", action="store_true", help="leave the documentation alone")
+    parser.add_argument("--connection-string", help="of a server that has documents")
+    parser.add_argument("--bucket", default="default")
+    parser.add_argument("--username", default="Administrator")
+    return parser.parse_args()
+
+
+def real_server(chosen: argparse.Namespace) -> dict:
+    """A job for a server; its password comes from DCP_PASSWORD."""
+    hosts = chosen.connection_string.partition("://")[2].split(",")
+    return {
+        "connection_string": chosen.connection_string,
+        "nodes": [host if ":" in host else f"{host}:11210" for host in hosts],
+        "management": [f"http://{host.partition(':')[0]}:8091" for host in hosts],
+        "bucket": chosen.bucket,
+        "username": chosen.username,
+        "password": os.environ["DCP_PASSWORD"],
+    }
+
+
+def main() -> None:
+    """Measures, and writes what was measured."""
+    chosen = arguments()
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    LOG.unlink(missing_ok=True)
+    cores = sorted(os.sched_getaffinity(0))
+    # The producer has a core for itself, the client another.
+    of_source, of_client = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
+    clients = peers(chosen.program)
+    if chosen.connection_string:
+        job = real_server(chosen)
+        clients = [peer for peer in clients if peer.cluster or len(job["nodes"]) == 1]
+        samples = measure(job_of(job, None), clients, chosen.rounds, None)
+        medians = {name: middle(all_samples) for name, all_samples in samples.items()}
+        print("\n".join(table("documents of the server", medians)))
+        return
+    measure_embedded(chosen, clients, of_source, of_client)
+
+
+def measure_embedded(
+    chosen: argparse.Namespace, clients: list[Peer], of_source: int | None, of_client: int | None
+) -> None:
+    """Measures with an embedded producer on the first core and the clients on the second."""
+    parts, load, figures = [], [], {}
+    machine = first_line(str(chosen.program), "machine")
+    for value_len in chosen.values:
+        changes = chosen.changes if value_len <= 1024 else chosen.changes // 2
+        print(f"{changes} changes of {value_len} B")
+        command = [str(chosen.program), "source"]
+        source = start([*command, str(changes), str(value_len), str(VBUCKETS)], of_source)
+        given = json.loads(source.stdout.readline())
+        samples = measure(job_of(given, changes), clients, chosen.rounds, of_client)
+        load.append(f"{os.getloadavg()[0]:.1f}")
+        source.communicate()
+        if source.returncode:
+            sys.exit(f"the producer failed with {source.returncode}")
+        medians = {name: middle(all_samples) for name, all_samples in samples.items()}
+        figures[value_len] = medians
+        parts += table(f"{value_len} B", medians)
+    shape = (
+        f"Per million changes; medians of {chosen.rounds} rounds; keys of 19 B in {VBUCKETS} "
+        f"vBuckets, {chosen.changes:,} changes (half as many of 4 KiB), window 8 MiB, from the "
+        "disk image. "
+        + ("Producer and client pinned to a core each. " if of_client is not None else "")
+        + "Processor time and peak are those of the whole process, start-up included; elapsed "
+        f"time begins with the first stream request. {machine}; load at the end of each size: "
+        f"{', '.join(load)}. {versions()}; `java -Xmx512m`."
+    )
+    if chosen.no_write:
+        print("\n".join([shape, "", *parts]))
+        return
+    PLOT.write_text(plot(figures))
+    write_document([shape, "", *parts, "![Processor seconds by client](peers.svg)"])
+
+
+if __name__ == "__main__":
+    main()

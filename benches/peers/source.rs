@@ -1,0 +1,65 @@
+//! What every client reads.
+
+use std::io::{Read, Write};
+
+use bytes::Bytes;
+use dcp_benches::Error;
+use dcp_benches::frames::{Shape, json_value};
+use dcp_benches::sender::{self, Sender, may_choose};
+use dcp_producer::{Producer, ProducerOptions, WriteOptions};
+use serde_json::{Value, json};
+use tokio::runtime::Builder;
+
+/// An embedded producer full of documents, all of them persisted, until standard input ends.
+pub(crate) fn embedded(documents: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
+    let mut options = ProducerOptions::default();
+    options.vbuckets = vbuckets;
+    options.memory_quota_bytes = usize::MAX;
+    let (username, password) = (options.username.clone(), options.password.clone());
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let producer = runtime.block_on(Producer::start(options))?;
+    let value = json_value(value_len);
+    for number in 0..documents {
+        let key = format!("key-{number:015}");
+        producer.upsert(key.as_bytes(), Bytes::from(value.clone()), WriteOptions::default())?;
+    }
+    producer.persist();
+    let connection_string = producer.connection_string();
+    let nodes: Vec<_> = connection_string.trim_start_matches("couchbase://").split(',').collect();
+    offer(&json!({
+        "connection_string": &connection_string,
+        "nodes": nodes,
+        "management": producer.management_urls(),
+        "bucket": producer.bucket_name(),
+        "username": username,
+        "password": password,
+        "documents": documents,
+    }))?;
+    runtime.block_on(producer.shutdown());
+    Ok(())
+}
+
+/// A sender of ready frames, which is faster than any client, until standard input ends.
+pub(crate) fn ready(passes: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
+    let congestion_control = may_choose("reno").then_some("reno");
+    let shape = Shape { value_len, vbuckets, pass_bytes: 1024 * 1024 };
+    let sender = Sender::start(shape, passes, congestion_control)?;
+    offer(&json!({
+        "connection_string": sender.connection_string(),
+        "nodes": [sender.address().to_string()],
+        "bucket": sender::BUCKET,
+        "username": sender::USERNAME,
+        "password": sender::PASSWORD,
+        "documents": sender.rows(),
+        "congestion_control": sender.congestion_control(),
+    }))
+}
+
+/// Prints the job that is given to each client and waits until all of them are done.
+fn offer(job: &Value) -> Result<(), Error> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{job}")?;
+    out.flush()?;
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}

@@ -1,0 +1,96 @@
+"""One reader in a process of its own.
+
+It does what a JSON line on standard input says, prints what it measured as a JSON line, and waits
+for the end of its input.
+
+`batches` reads a stream to now; `rows` makes tuples and dicts of batches that were read before;
+`latency` writes documents one by one and waits for each to come back.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import dcp_rs
+
+
+def connect(job: dict[str, Any]) -> dcp_rs.Client:
+    """Connects as the job says."""
+    return dcp_rs.connect(
+        job["connection_string"],
+        bucket=job["bucket"],
+        username=job["username"],
+        password=job["password"],
+        tls_ca=job.get("ca"),
+    )
+
+
+def batches(job: dict[str, Any]) -> dict[str, Any]:
+    """Reads to now; from the first stream request to the end of the last stream."""
+    with connect(job) as client:
+        options = job.get("options", {})
+        started = time.perf_counter()
+        rows = count = 0
+        with client.stream(until="now", **options) as stream:
+            for batch in stream:
+                rows += batch.num_rows
+                count += 1
+        seconds = time.perf_counter() - started
+    return {"changes": rows, "batches": count, "seconds": seconds}
+
+
+def rows(job: dict[str, Any]) -> dict[str, Any]:
+    """Times rows of batches in memory, by the way they are made, with nothing left of them."""
+    with connect(job) as client, client.stream(until="now") as stream:
+        held = list(stream)
+    ways = {
+        "tuples": lambda batch: batch.tuples(),
+        "dicts": lambda batch: batch.rows(),
+        "pyarrow": lambda batch: iter(batch.to_pyarrow().to_pylist()),
+    }
+    seconds = {}
+    for name, way in ways.items():
+        started = time.perf_counter()
+        made = sum(1 for batch in held for _ in way(batch))
+        seconds[name] = (time.perf_counter() - started) / made
+    return {"changes": made, "seconds_per_row": seconds, "seconds": sum(seconds.values())}
+
+
+def latency(job: dict[str, Any]) -> dict[str, Any]:
+    """Times a write until its batch is there, the embedded producer's part included."""
+    spans = []
+    with (
+        dcp_rs.Producer(vbuckets=16) as producer,
+        producer.connect() as client,
+        client.stream(start="latest", linger=0) as stream,
+    ):
+        changes = iter(stream)
+        for number in range(job["writes"] + 200):
+            time.sleep(0.0005)
+            started = time.perf_counter()
+            producer.upsert(f"key-{number}", b"x" * 256)
+            next(changes)
+            spans.append(time.perf_counter() - started)
+    # The first ones warm up.
+    spans = sorted(spans[200:])
+    at = {name: spans[int(len(spans) * part)] for name, part in PARTS.items()}
+    return {"changes": len(spans), "seconds": sum(spans), "latency": at}
+
+
+PARTS = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
+WORK = {"batches": batches, "rows": rows, "latency": latency}
+
+
+def main() -> None:
+    """Does one job."""
+    job = json.loads(sys.stdin.readline())
+    measured = WORK[job["work"]](job)
+    print(json.dumps({"line": "counted", **measured}), flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

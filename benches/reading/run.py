@@ -1,0 +1,315 @@
+"""Measures the reader in Python: what a connection carries, how it grows, rows, latency.
+
+`make bench-reading` runs this and puts the tables into the documentation. Producer and reader are
+processes of their own, each pinned to a core where there are two. The cases of a group are run in
+turn, once to warm up and then as often as is asked for; a ratio is the median of the rounds' own.
+Nothing is written if anything fails or a change is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).resolve().parent
+DOCUMENT = HERE.parents[1] / "docs" / "performance.md"
+BEGIN, END = "<!-- reading: begin -->", "<!-- reading: end -->"
+PYTHON = [sys.executable, "-W", "ignore"]
+BASE = {
+    "documents": 1_000_000,
+    "value_len": 256,
+    "vbuckets": 64,
+    "nodes": 1,
+    "tls": False,
+    "collection": False,
+    "xattrs": False,
+}
+
+
+@dataclass
+class Case:
+    """A name, what the producer holds, and what the reader does."""
+
+    name: str
+    source: dict[str, Any] = field(default_factory=dict)
+    job: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Figures:
+    """What one run took."""
+
+    seconds: float
+    cpu: float
+    peak: float
+    measured: dict[str, Any]
+
+
+def cores() -> tuple[int | None, int | None]:
+    """A core for the producer and one for the reader, if there are two."""
+    mine = sorted(os.sched_getaffinity(0))
+    return (mine[0], mine[1]) if len(mine) > 1 else (None, None)
+
+
+def start(command: list[str], core: int | None) -> subprocess.Popen[str]:
+    """Starts a program on a core: a new process stays where the one is that starts it."""
+    mine = os.sched_getaffinity(0)
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    try:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+@contextmanager
+def serving(command: list[str], wanted: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Runs a producer; gives the job for its readers."""
+    process = start(command, cores()[0])
+    if wanted is not None:
+        process.stdin.write(json.dumps(wanted) + "\n")
+        process.stdin.flush()
+    text = process.stdout.readline()
+    if not text:
+        sys.exit(f"the producer failed with {process.wait()}")
+    yield json.loads(text)
+    process.communicate()
+
+
+def read(command: list[str], job: dict[str, Any], expected: int | None) -> Figures:
+    """Lets a reader do a job once."""
+    process = start(command, cores()[1])
+    process.stdin.write(json.dumps(job) + "\n")
+    process.stdin.flush()
+    text = process.stdout.readline()
+    if not text:
+        sys.exit(f"the reader failed with {process.wait()}")
+    measured = json.loads(text)
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    process.stdin.close()
+    process.stdout.close()
+    _, _, used = os.wait4(process.pid, 0)
+    process.returncode = 0
+    if expected is not None and measured["changes"] != expected:
+        sys.exit(f"{measured['changes']} changes came instead of {expected}")
+    cpu = used.ru_utime + used.ru_stime
+    return Figures(measured["seconds"], cpu, int(peak.split()[1]) / 1024, measured)
+
+
+def compare(cases: list[Case], rounds: int) -> dict[str, list[Figures]]:
+    """Runs the cases in turn."""
+    figures: dict[str, list[Figures]] = {case.name: [] for case in cases}
+    with ExitStack() as stack:
+        jobs = []
+        held: dict[str, dict[str, Any]] = {}
+        for case in cases:
+            wanted = {**BASE, **case.source}
+            key = json.dumps(wanted)
+            if key not in held:
+                command = [*PYTHON, str(HERE / "source.py")]
+                held[key] = stack.enter_context(serving(command, wanted))
+            jobs.append({"work": "batches", **held[key], **case.job})
+        for round_number in range(rounds + 1):
+            for case, job in zip(cases, jobs, strict=True):
+                expected = {**BASE, **case.source}["documents"]
+                sample = read([*PYTHON, str(HERE / "reader.py")], job, expected)
+                if round_number:
+                    figures[case.name].append(sample)
+                print(f"  {round_number} {case.name}: {sample.seconds:.3f} s", file=sys.stderr)
+    return figures
+
+
+def table(title: str, cases: list[Case], rounds: int) -> list[str]:
+    """Measures a group; each case beside the first one."""
+    figures = compare(cases, rounds)
+    first = figures[cases[0].name]
+    lines = [
+        f"| {title} | rows/s | of the first | CPU µs/row | peak MiB |",
+        "|---|---|---|---|---|",
+    ]
+    for case in cases:
+        samples = figures[case.name]
+        documents = {**BASE, **case.source}["documents"]
+        reference = {**BASE, **cases[0].source}["documents"]
+        seconds = statistics.median(sample.seconds for sample in samples)
+        ratio = statistics.median(
+            (other.seconds / reference) / (own.seconds / documents)
+            for own, other in zip(samples, first, strict=True)
+        )
+        cpu = statistics.median(sample.cpu for sample in samples) / documents * 1e6
+        peak = statistics.median(sample.peak for sample in samples)
+        lines.append(
+            f"| {case.name} | {documents / seconds / 1e6:.2f} M | {ratio:.0%} "
+            f"| {cpu:.2f} | {peak:.0f} |"
+        )
+    return [*lines, ""]
+
+
+def carried(documents: int, rounds: int) -> list[str]:
+    """What the connection carries and how."""
+    source = {"documents": documents}
+    names = {"collections": ["measured.documents"]}
+    nodes = [Case(f"{n} nodes", {**source, "nodes": n}) for n in (2, 4)]
+    windows = [
+        Case(f"window {size >> 10} KiB", source, {"options": {"buffer_size": size}})
+        for size in (256 << 10, 1 << 20, 32 << 20)
+    ]
+    xattrs = {**source, "xattrs": True}
+    cases = [
+        Case("1 node, window 8 MiB", source),
+        Case("TLS", {**source, "tls": True}),
+        Case("xattrs sent and taken", xattrs, {"options": {"include_xattrs": True}}),
+        Case("one collection", {**source, "collection": True}, {"options": names}),
+        *windows,
+        *nodes,
+    ]
+    return table(f"{documents:,} changes of 256 B", cases, rounds)
+
+
+def growth(largest: int, rounds: int) -> list[str]:
+    """Whether time and memory of a change stay the same."""
+    steps = [n for n in (1_000_000, 10_000, 100_000, 10_000_000) if n <= largest]
+    lines = table("documents", [Case(f"{n:,}", {"documents": n}) for n in steps], rounds)
+    base = {"documents": min(largest, 300_000)}
+    vbuckets = [Case(f"{n} vBuckets", {**base, "vbuckets": n}) for n in (64, 1, 16, 256, 1024)]
+    lines += table(f"{base['documents']:,} documents", vbuckets, rounds)
+    nodes = [Case(f"{n} nodes", {**base, "nodes": n}) for n in (1, 4, 16)]
+    return lines + table(f"{base['documents']:,} documents", nodes, rounds)
+
+
+def rows(documents: int, rounds: int) -> list[str]:
+    """Rows of batches in memory."""
+    with serving([*PYTHON, str(HERE / "source.py")], {**BASE, "documents": documents}) as job:
+        command = [*PYTHON, str(HERE / "reader.py")]
+        samples = [read(command, {**job, "work": "rows"}, documents) for _ in range(rounds)]
+    lines = ["| rows of 256 B from batches in memory | ns/row | rows/s |", "|---|---|---|"]
+    for name in samples[0].measured["seconds_per_row"]:
+        of_row = statistics.median(s.measured["seconds_per_row"][name] for s in samples)
+        lines.append(f"| {name} | {of_row * 1e9:.0f} | {1 / of_row / 1e6:.2f} M |")
+    return [*lines, ""]
+
+
+def latency(writes: int, rounds: int) -> list[str]:
+    """From a write to its batch in Python."""
+    command = [*PYTHON, str(HERE / "reader.py")]
+    job = {"work": "latency", "writes": writes}
+    # Producer and reader are threads of one process here, which must not share a core.
+    samples = []
+    for _ in range(rounds):
+        process = subprocess.run(
+            command, input=json.dumps(job), capture_output=True, text=True, check=True
+        )
+        samples.append(json.loads(process.stdout)["latency"])
+    of = {name: statistics.median(sample[name] for sample in samples) for name in samples[0]}
+    told = ", ".join(f"{name} {seconds * 1e6:.0f} µs" for name, seconds in of.items())
+    what = (
+        "Write to batch in Python, one at a time every 0.5 ms, linger 0, the embedded producer's "
+        f"part included ({writes} writes, median of {rounds} runs)"
+    )
+    return [f"{what}: {told}.", ""]
+
+
+def beside_rust(program: Path, passes: int, rounds: int) -> list[str]:
+    """Batches in Python beside those in Rust, from a sender that is faster than either."""
+    lines = [
+        "| ready frames to batches | Rust | Python | of Rust | a batch |",
+        "|---|---|---|---|---|",
+    ]
+    for value_len in (256, 1024):
+        sender = [str(program), "ready", str(passes), str(value_len), "16"]
+        with serving(sender, None) as job:
+            pairs = []
+            for round_number in range(rounds + 1):
+                rust = read([str(program), "batches"], {**job, "buffer": 8 << 20}, job["documents"])
+                own = [*PYTHON, str(HERE / "reader.py")]
+                python = read(own, {**job, "work": "batches"}, job["documents"])
+                if round_number:
+                    pairs.append((rust, python))
+        ratio = statistics.median(rust.seconds / python.seconds for rust, python in pairs)
+        speed = [
+            job["documents"] / statistics.median(pair[which].seconds for pair in pairs) / 1e6
+            for which in (0, 1)
+        ]
+        more = statistics.median(
+            (python.seconds - rust.seconds) / python.measured["batches"] for rust, python in pairs
+        )
+        lines.append(
+            f"| {value_len} B | {speed[0]:.2f} M/s | {speed[1]:.2f} M/s | {ratio:.0%} "
+            f"| {more * 1e6:+.1f} µs |"
+        )
+    return [*lines, ""]
+
+
+def spark(documents: int, rounds: int) -> list[str]:
+    """Spark's ways to read, beside batches that it has already."""
+    with serving([*PYTHON, str(HERE / "source.py")], {**BASE, "documents": documents}) as source:
+        job = {**source, "documents": documents, "rounds": rounds}
+        process = subprocess.run(
+            [*PYTHON, str(HERE / "in_spark.py")],
+            input=json.dumps(job) + "\n",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if process.returncode:
+        sys.exit(f"spark failed:\n{process.stderr[-4000:]}")
+    head = [f"| Spark, {documents:,} rows of 256 B | rows/s | of cached |", "|---|---|---|"]
+    return [*head, *process.stdout.splitlines(), ""]
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--program", type=Path, required=True, help="the example `peers`, built")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--largest", type=int, default=10_000_000)
+    parser.add_argument("--no-write", action="store_true", help="leave the documentation alone")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measures, and writes what was measured."""
+    chosen = arguments()
+    rounds = chosen.rounds
+    before = os.getloadavg()[0]
+    parts = [
+        *beside_rust(chosen.program, 512, rounds),
+        *rows(min(chosen.documents, 500_000), rounds),
+        *latency(5000, rounds),
+        *spark(chosen.documents, rounds),
+        *carried(chosen.documents, rounds),
+        *growth(chosen.largest, rounds),
+    ]
+    machine = subprocess.run(
+        [str(chosen.program), "machine"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    head = (
+        f"Medians of {rounds} rounds. {machine}; load {before:.1f} before and "
+        f"{os.getloadavg()[0]:.1f} after; Python {sys.version.split()[0]}. Producer and reader "
+        "pinned to a core each, except for latency."
+    )
+    text = "\n".join([head, "", *parts])
+    if chosen.no_write:
+        print(text)
+        return
+    whole = DOCUMENT.read_text()
+    start_text, rest = whole.split(BEGIN)
+    DOCUMENT.write_text(start_text + BEGIN + "\n" + text + END + rest.split(END)[1])
+
+
+if __name__ == "__main__":
+    main()
