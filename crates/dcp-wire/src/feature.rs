@@ -61,6 +61,8 @@ wire_enum! {
         DEDUPE_NOT_MY_VBUCKET_CLUSTER_MAP = 0x1e, "DedupeNotMyVbucketClustermap";
         /// Pushed cluster map versions without the map.
         CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF = 0x1f, "ClustermapChangeNotificationBrief";
+        /// Sub-document operations may name several xattrs.
+        SUBDOC_ALLOWS_ACCESS_ON_MULTIPLE_XATTR_KEYS = 0x21, "SubdocAllowsAccessOnMultipleXattrKeys";
         /// Writes with metadata by sub-document operations.
         MUTATE_WITH_META = 0x25, "MutateWithMeta";
         /// Open flag that leaves deletions out of the first backfill.

@@ -175,6 +175,8 @@ wire_enum! {
         SUBDOC_MULTI_LOOKUP = 0xd0, "SUBDOC_MULTI_LOOKUP";
         /// Change parts of a document.
         SUBDOC_MULTI_MUTATION = 0xd1, "SUBDOC_MULTI_MUTATION";
+        /// Counts the elements of an array or object.
+        SUBDOC_GET_COUNT = 0xd2, "SUBDOC_GET_COUNT";
         /// Adjust the server's clock.
         ADJUST_TIME_OF_DAY = 0xf6, "ADJUST_TIME_OF_DAY";
         /// Read the error map.

@@ -79,9 +79,13 @@ impl VBucket {
 
     /// The document if it lives; nothing is done about one whose expiry has passed.
     pub(crate) fn live_if_unexpired(&self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
-        let item = self.newest(key)?;
-        let lives = item.kind == ItemKind::Mutation && !is_expired(item, now);
-        lives.then(|| Arc::clone(item))
+        self.newest_unless_expired(now, key).filter(|item| item.kind == ItemKind::Mutation)
+    }
+
+    /// Newest version of the document, tombstones included; nothing is done about one whose expiry
+    /// has passed.
+    pub(crate) fn newest_unless_expired(&self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
+        Some(inflated(self.newest(key)?)).filter(|item| !is_expired(item, now))
     }
 
     /// Newest version of the document, tombstones included; expires it if its time has passed.

@@ -34,6 +34,7 @@ pub(crate) use changes::{Changes, Subscriber};
 pub(crate) use clock::Now;
 pub(crate) use copies::{Copies, Copy, HELD};
 pub(crate) use document::{Condition, DocumentWrite, MAX_VALUE_LEN, MetaWrite};
+pub(crate) use hash_table::Identity;
 #[cfg(test)]
 pub(crate) use manifest::{Collection, Scope};
 pub(crate) use manifest::{CollectionSettings, Manifest, Unchanged};
@@ -41,7 +42,6 @@ pub(crate) use memory::MemoryUse;
 pub(crate) use source::VBucketGuard;
 #[cfg(test)]
 pub(crate) use staging::StagedEvent;
-pub(crate) use hash_table::Identity;
 pub(crate) use stored::{Stored, Unstored, VBucketRecord};
 pub(crate) use vbucket::{VBucket, Written};
 

@@ -21,11 +21,16 @@ pub(crate) struct StagedEvent {
 }
 
 impl VBucket {
-    /// Makes the active copy a replica and active again, on the branch `vbuuid`.
-    pub(crate) fn stage_promotion(&mut self, vbuuid: Vbuuid) {
+    /// Makes the active copy a replica and active again, on the branch `vbuuid`. Servers before
+    /// 7.0 go on with the same checkpoint then (`keeps_checkpoint`).
+    pub(crate) fn stage_promotion(&mut self, vbuuid: Vbuuid, keeps_checkpoint: bool) {
         self.state = VBucketState::Replica;
         let held = std::mem::replace(&mut self.settings.holds_persistence, true);
-        self.promote(Some(vbuuid));
+        if keeps_checkpoint {
+            self.become_active(Some(vbuuid));
+        } else {
+            self.promote(Some(vbuuid));
+        }
         self.settings.holds_persistence = held;
     }
 

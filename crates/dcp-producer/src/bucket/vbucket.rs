@@ -373,6 +373,12 @@ impl VBucket {
     /// Makes a replica the active copy, on the branch `vbuuid`; `None` continues the present one,
     /// as when a node hands a vBucket over.
     pub(super) fn promote(&mut self, vbuuid: Option<Vbuuid>) {
+        self.become_active(vbuuid);
+        self.checkpoints.close_open();
+    }
+
+    /// Makes the copy active, on a new branch if there is one.
+    pub(super) fn become_active(&mut self, vbuuid: Option<Vbuuid>) {
         self.persist();
         if let Some(vbuuid) = vbuuid {
             let begins = self.consistent_seqno();
@@ -380,7 +386,6 @@ impl VBucket {
         }
         self.set_state(VBucketState::Active);
         self.begin_storing_anew();
-        self.checkpoints.close_open();
     }
 
     /// A data folder has what another copy was.

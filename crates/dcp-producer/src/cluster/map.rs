@@ -87,6 +87,13 @@ impl ClusterMap {
         MapView { bucket: bucket.unwrap_or_default(), global }
     }
 
+    /// The same map told by every node.
+    #[cfg(test)]
+    pub(super) fn with_views(&self) -> Self {
+        let views = self.nodes.iter().map(|_| OnceLock::new()).collect();
+        Self { views, ..self.without_views() }
+    }
+
     /// The same map told by nobody.
     #[cfg(test)]
     pub(super) fn without_views(&self) -> Self {

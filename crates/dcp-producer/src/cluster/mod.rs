@@ -139,6 +139,13 @@ impl Cluster {
         *map = Arc::new(map.without_views());
     }
 
+    /// Lets the nodes tell the cluster map again.
+    #[cfg(test)]
+    pub(crate) fn learn_map(&self) {
+        let mut map = self.write_map();
+        *map = Arc::new(map.with_views());
+    }
+
     fn write_map(&self) -> RwLockWriteGuard<'_, Arc<ClusterMap>> {
         self.map.write().unwrap_or_else(PoisonError::into_inner)
     }

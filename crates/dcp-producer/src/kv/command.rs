@@ -53,6 +53,12 @@ impl<'a, 'f> Command<'a, 'f> {
     pub(super) fn run(&mut self) -> Result<(), Failure> {
         match Self::handler(self.frame.header.opcode) {
             Some(handler) => handler(self),
+            // Older servers know no right to a command they do not know.
+            None if self.session.version.is_legacy()
+                && self.frame.header.opcode.name().is_none() =>
+            {
+                Err(Status::EACCESS.into())
+            }
             None => Err(Status::UNKNOWN_COMMAND.into()),
         }
     }
@@ -77,6 +83,18 @@ impl<'a, 'f> Command<'a, 'f> {
             Opcode::TOUCH | Opcode::GET_AND_TOUCH => Self::touch,
             Opcode::SUBDOC_MULTI_LOOKUP => Self::subdoc_lookup,
             Opcode::SUBDOC_MULTI_MUTATION => Self::subdoc_mutation,
+            Opcode::SUBDOC_GET | Opcode::SUBDOC_EXISTS | Opcode::SUBDOC_GET_COUNT => {
+                Self::subdoc_path_lookup
+            }
+            Opcode::SUBDOC_DICT_ADD
+            | Opcode::SUBDOC_DICT_UPSERT
+            | Opcode::SUBDOC_DELETE
+            | Opcode::SUBDOC_REPLACE
+            | Opcode::SUBDOC_ARRAY_PUSH_LAST
+            | Opcode::SUBDOC_ARRAY_PUSH_FIRST
+            | Opcode::SUBDOC_ARRAY_INSERT
+            | Opcode::SUBDOC_ARRAY_ADD_UNIQUE
+            | Opcode::SUBDOC_COUNTER => Self::subdoc_path_mutation,
             Opcode::GET_META => Self::get_meta,
             Opcode::SET_WITH_META | Opcode::ADD_WITH_META => Self::set_with_meta,
             Opcode::DELETE_WITH_META => Self::delete_with_meta,
@@ -129,10 +147,18 @@ impl<'a, 'f> Command<'a, 'f> {
     /// [`Failure::Close`]: there is no response, the connection must be closed.
     pub(super) fn refuse(&mut self, failure: Failure) -> Result<(), Failure> {
         let features = &self.session.features;
+        let legacy = self.session.version.is_legacy();
         let (status, body) = match failure {
             Failure::Close | Failure::Later => return Err(Failure::Close),
-            // A client that did not negotiate them cannot know these statuses.
-            Failure::Status(Status::EACCESS | Status::NO_BUCKET) if !features.xerror => {
+            // A client that did not negotiate them cannot know these statuses. The lack of a
+            // login is told it all the same since 7.0.
+            Failure::Status(Status::NO_BUCKET) if !features.xerror => return Err(Failure::Close),
+            Failure::Status(Status::EACCESS) if !features.xerror && legacy => {
+                return Err(Failure::Close);
+            }
+            // Older servers do not say what is malformed, and do not go on.
+            Failure::Invalid(_) if legacy => {
+                self.succeed(self.response(Status::EINVAL))?;
                 return Err(Failure::Close);
             }
             Failure::Unknown(_) if !features.collections => (Status::EINVAL, None),
@@ -148,7 +174,9 @@ impl<'a, 'f> Command<'a, 'f> {
             Failure::NotMyVbucket => (Status::NOT_MY_VBUCKET, self.map_for_stranger()),
         };
         let body = body.unwrap_or_default();
-        let json = features_json(self.session, &body);
+        // Older servers do not say that the cluster map is JSON.
+        let says_json = !(legacy && status == Status::NOT_MY_VBUCKET);
+        let json = if says_json { features_json(self.session, &body) } else { Datatype::RAW };
         self.succeed(self.response(status).with_datatype(json).with_value(&body))
     }
 

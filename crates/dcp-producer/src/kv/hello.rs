@@ -18,6 +18,7 @@ pub(crate) struct Features {
     pub(crate) alt_requests: bool,
     pub(crate) known_map_version: bool,
     pub(crate) dedupe_maps: bool,
+    pub(crate) unordered_execution: bool,
     pub(crate) map_push: MapPush,
 }
 
@@ -41,8 +42,7 @@ impl Features {
             xerror: self.xerror,
             snappy: self.snappy,
             json: self.json,
-            // Never offered.
-            unordered_execution: false,
+            unordered_execution: self.unordered_execution,
         }
     }
 
@@ -76,12 +76,18 @@ impl Features {
                 Feature::DEDUPE_NOT_MY_VBUCKET_CLUSTER_MAP => set(&mut features.dedupe_maps),
                 Feature::CLUSTER_MAP_CHANGE_NOTIFICATION
                 | Feature::CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF => duplex,
+                // Leave to answer out of order need not be used, but excludes DCP.
+                Feature::UNORDERED_EXECUTION => set(&mut features.unordered_execution),
                 Feature::TCP_NODELAY
                 | Feature::SELECT_BUCKET
                 | Feature::DUPLEX
-                | Feature::PRESERVE_TTL => true,
-                // Answers come in order, there are no durable writes, and what is left concerns
-                // forms of sub-document operations that are not offered.
+                | Feature::PRESERVE_TTL
+                | Feature::VATTR
+                | Feature::SUBDOC_CREATE_AS_DELETED
+                | Feature::SUBDOC_REPLICA_READ
+                | Feature::SUBDOC_ALLOWS_ACCESS_ON_MULTIPLE_XATTR_KEYS => true,
+                // Clients write nothing durably, and what is left concerns forms of sub-document
+                // operations that are not offered.
                 _ => false,
             };
             if offered {
@@ -128,15 +134,16 @@ mod tests {
     fn only_offered_features_are_granted_each_once_in_the_order_of_their_codes() {
         let wanted = [
             Feature::XERROR,
-            Feature::UNORDERED_EXECUTION,
+            Feature::SYNC_REPLICATION,
             Feature(0x7777),
             Feature::JSON,
             Feature::XERROR,
-            Feature::SYNC_REPLICATION,
+            Feature::UNORDERED_EXECUTION,
         ];
         let (granted, features) = Features::negotiate(&wanted);
-        assert_eq!(granted, [Feature::XERROR, Feature::JSON]);
+        assert_eq!(granted, [Feature::XERROR, Feature::JSON, Feature::UNORDERED_EXECUTION]);
         assert!(features.xerror && features.json && !features.collections);
+        assert!(features.dcp().unordered_execution, "DCP cannot be opened");
     }
 
     #[test]

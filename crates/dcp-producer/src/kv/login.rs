@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use dcp_wire::sasl::{Mechanism, PlainMessage, SaslError, ScramServer};
 use dcp_wire::{Opcode, Status};
+use serde_json::json;
 
 use super::Credentials;
 use super::command::Command;
@@ -86,6 +87,15 @@ impl Command<'_, '_> {
         self.succeed(self.success().with_value(names.join(" ").as_bytes()))
     }
 
+    /// Clients are not told why, but by what the reason can be found in the log.
+    fn refuse_login(&mut self, error: SaslError) -> Result<(), Failure> {
+        let reference = format!("{:032x}", rand::random::<u128>());
+        tracing::debug!(%error, reference, "authentication failed");
+        let body = json!({"error": {"ref": reference}}).to_string();
+        let response = self.response(Status::AUTH_ERROR).with_datatype(self.json());
+        self.succeed(response.with_value(body.as_bytes()))
+    }
+
     pub(super) fn authenticate(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, true)?;
         let message = self.frame.value;
@@ -103,10 +113,7 @@ impl Command<'_, '_> {
             }
             Ok(Answer::Done(proof)) => self.succeed(self.success().with_value(&proof)),
             Err(SaslError::Malformed(_)) => Err(Failure::Invalid("malformed SASL message")),
-            Err(error) => {
-                tracing::debug!(%error, "authentication failed");
-                Err(Status::AUTH_ERROR.into())
-            }
+            Err(error) => self.refuse_login(error),
         }
     }
 }

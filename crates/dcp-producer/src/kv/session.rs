@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use dcp_proto::producer::ServerVersion;
 use dcp_wire::message::ConfigVersion;
 use dcp_wire::{Frame, Opcode, Status};
 use tokio_util::sync::CancellationToken;
@@ -44,11 +45,14 @@ pub(crate) struct Session {
     pub(super) waiting_since: Option<Instant>,
     /// How long that may last.
     pub(super) persistence_timeout: Duration,
+    /// Whose ways the connection has.
+    pub(super) version: ServerVersion,
 }
 
 impl Session {
     pub(crate) fn new(cluster: Arc<Cluster>, node: usize, credentials: Arc<Credentials>) -> Self {
         Self {
+            version: cluster.dcp_config().server_version,
             cluster,
             node,
             features: Features::default(),

@@ -31,6 +31,9 @@ impl Sides {
     pub(super) fn push_recorded(&mut self, packet: &[u8]) {
         let (frame, _) = Frame::parse(packet, MAX_BODY_LEN).unwrap().unwrap();
         let opaque = frame.header.opaque.0;
+        if frame.header.opcode == Opcode::SET_CLUSTER_CONFIG && frame.header.status().is_success() {
+            return;
+        }
         if frame.header.opcode == Opcode::DCP_NOOP {
             self.noops.0.push(opaque);
         }

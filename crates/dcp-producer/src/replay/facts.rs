@@ -17,7 +17,7 @@ const CHECKPOINT: u32 = 0x04;
 /// What a recording tells of its node.
 #[derive(Debug)]
 pub(super) struct Facts {
-    version: ServerVersion,
+    pub(super) version: ServerVersion,
     pub(super) ephemeral: bool,
     pub(super) passive_compression: bool,
     forces_oso: bool,
@@ -102,7 +102,7 @@ impl Facts {
     }
 }
 
-fn version(server: &str) -> ServerVersion {
+pub(super) fn version(server: &str) -> ServerVersion {
     let numbers = server.trim_start_matches(|c: char| !c.is_ascii_digit());
     let mut numbers = numbers.split('.').map(|part| part.parse().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);

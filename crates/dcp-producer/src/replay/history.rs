@@ -4,12 +4,17 @@
 use std::collections::BTreeMap;
 
 use dcp_test::traces::Scenario;
-use dcp_wire::{Datatype, Frame, MAX_BODY_LEN};
+use dcp_wire::message::{Counter, SystemEventId};
+use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, ManifestUid, Opaque, ScopeId, Status};
 use serde_json::Value;
 
+use super::facts::version;
 use super::manifests::{Model, USUAL};
 use super::shown::{Item, Shown, shown, with_collections};
 use crate::bucket::StagedEvent;
+
+/// Most writes that are made up to have been before a recording.
+const MOST_EARLIER: u64 = 10_000;
 
 /// Something that was done to a vBucket.
 #[derive(Clone, Debug)]
@@ -59,14 +64,12 @@ pub(super) enum Deed {
 
 fn bytes(text: &str) -> Vec<u8> {
     let Some(digits) = text.strip_prefix("hex:") else { return text.as_bytes().to_vec() };
-    (0..digits.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap())
-        .collect()
+    let pairs = digits.as_bytes().as_chunks::<2>().0.iter();
+    pairs.filter_map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
 fn number(value: &Value) -> u64 {
-    value.as_str().map_or(0, |digits| u64::from_str_radix(digits, 16).unwrap())
+    value.as_str().map_or(0, |digits| u64::from_str_radix(digits, 16).unwrap_or_default())
 }
 
 /// Gives recordings that do not write their KV operations down those of another one of the same
@@ -110,7 +113,8 @@ pub(super) fn histories(scenario: &Scenario) -> BTreeMap<u16, Vec<Step>> {
     let nothing = Shown::default();
     for (vbid, steps) in &mut histories {
         let shown = shown.get(vbid).unwrap_or(&nothing);
-        fill(steps, shown, &manifests);
+        let hidden = !shown.prefixed && !version(&scenario.server).is_legacy();
+        fill(steps, shown, &manifests, hidden);
         branch(steps, shown);
     }
     histories
@@ -138,28 +142,60 @@ fn names_collections(scenario: &Scenario) -> bool {
     !ops.is_empty() && ops.iter().all(in_hex)
 }
 
+/// A write a client asked for.
+struct Asked {
+    vbid: u16,
+    key: Vec<u8>,
+    /// By how much a counter was to change, and where it was to begin.
+    counting: Option<(u64, u64)>,
+}
+
 /// Writes from before the recording, of vBuckets its clients write to: the first answer tells how
-/// many there were.
+/// many there were, and of a counter what it was.
 fn earlier(scenario: &Scenario, histories: &mut BTreeMap<u16, Vec<Step>>) {
-    let mut asked = BTreeMap::new();
+    let collections = with_collections(scenario);
+    let mut asked: BTreeMap<(u32, Opaque), Asked> = BTreeMap::new();
     for event in &scenario.events {
         let Some(packet) = event.packet() else { continue };
         let Ok(Some((frame, _))) = Frame::parse(packet, MAX_BODY_LEN) else { continue };
         let (header, place) = (frame.header, (event.conn, frame.header.opaque));
         if !header.magic.is_response() {
-            asked.insert(place, header.vbid().0);
+            let mut key = frame.key.to_vec();
+            if !collections.get(&event.conn).is_some_and(|&on| on) {
+                key.insert(0, 0);
+            }
+            let counter = Counter::decode(&frame).ok();
+            let counting = counter.map(|counter| (counter.delta, counter.initial));
+            asked.insert(place, Asked { vbid: header.vbid().0, key, counting });
             continue;
         }
         let token = frame.extras.get(8..).and_then(|rest| rest.first_chunk());
-        let token = token.filter(|_| frame.extras.len() == 16);
-        let (Some(token), Some(vbid)) = (token, asked.get(&place)) else { continue };
-        let written = u64::from_be_bytes(*token);
-        let step = |seqno| {
-            let deed = write_of(format!("\0filler {seqno}").into_bytes());
-            Step { seqno, deed, cas: 0, vbuuid: 0, spreads: true }
-        };
-        histories.entry(*vbid).or_insert_with(|| (1..written).map(step).collect());
+        let token =
+            token.filter(|_| frame.extras.len() == 16 && header.status() == Status::SUCCESS);
+        let (Some(token), Some(asked)) = (token, asked.get(&place)) else { continue };
+        let before = before(u64::from_be_bytes(*token), asked, frame.value);
+        histories.entry(asked.vbid).or_insert(before);
     }
+}
+
+/// The writes before the one that got `written`, and was answered `value`.
+fn before(written: u64, asked: &Asked, value: &[u8]) -> Vec<Step> {
+    let step = |seqno| {
+        let deed = write_of(filler_key(seqno));
+        Step { seqno, deed, cas: 0, vbuuid: 0, spreads: true }
+    };
+    // So many are nothing that went before.
+    let mut steps: Vec<Step> = (1..written.min(MOST_EARLIER)).map(step).collect();
+    if let (Some((delta, initial)), Some(number)) = (asked.counting, value.first_chunk())
+        && let number = u64::from_be_bytes(*number)
+        && number != initial
+        && let Some(last) = steps.last_mut()
+    {
+        let value = number.wrapping_sub(delta).to_string().into_bytes();
+        let key = asked.key.clone();
+        last.deed = Deed::Set { key, value, datatype: Datatype::RAW, flags: 0, expiry: 0 };
+    }
+    steps
 }
 
 /// A write of which nothing but the key is known.
@@ -189,8 +225,6 @@ fn written_down(scenario: &Scenario, shown: &BTreeMap<u16, Shown>) -> BTreeMap<u
         if !prefixed {
             key.insert(0, 0);
         }
-        let steps = histories.entry(at).or_default();
-        let next = steps.last().map_or(1, |step| step.seqno + 1);
         let deed = match op["op"].as_str().unwrap() {
             "set" => set(op, key, shown.get(&at)),
             "xattr_upsert" => Deed::SetXattr {
@@ -201,8 +235,11 @@ fn written_down(scenario: &Scenario, shown: &BTreeMap<u16, Shown>) -> BTreeMap<u
             },
             "delete" => Deed::Delete { key },
             "get_triggers_expiry" => Deed::Expire { key },
-            other => panic!("{}: unknown operation {other}", scenario.name),
+            // What it did is taken from what streams show of it.
+            _ => continue,
         };
+        let steps = histories.entry(at).or_default();
+        let next = steps.last().map_or(1, |step| step.seqno + 1);
         let seqno = op["seqno"].as_u64().unwrap_or(next);
         let (cas, vbuuid) = (number(&op["cas"]), number(&op["vbuuid"]));
         steps.push(Step { seqno, deed, cas, vbuuid, spreads: true });
@@ -228,7 +265,8 @@ fn set(op: &Value, key: Vec<u8>, shown: Option<&Shown>) -> Deed {
 }
 
 /// Puts what the streams show, and what must have been for it, between the written operations.
-fn fill(steps: &mut Vec<Step>, shown: &Shown, manifests: &[Model]) {
+/// What no stream shows is `hidden` from clients without collections.
+fn fill(steps: &mut Vec<Step>, shown: &Shown, manifests: &[Model], hidden: bool) {
     let mut by_seqno: BTreeMap<u64, Vec<Deed>> = BTreeMap::new();
     // The first branch only: of a later one everything is written down.
     let fallen = steps.windows(2).position(|pair| pair[1].seqno <= pair[0].seqno);
@@ -255,6 +293,10 @@ fn fill(steps: &mut Vec<Step>, shown: &Shown, manifests: &[Model]) {
     }
     for run in free.chunk_by(|one, next| one + 1 == *next) {
         fill_run(run, shown, manifests, &mut model, &mut wanting, &mut by_seqno);
+        // A client that left early does not tell what would have come.
+        if hidden && shown.items.keys().next_back() > run.last() {
+            hide(run, &mut by_seqno);
+        }
     }
     for (seqno, deeds) in by_seqno {
         let cas = shown.items.get(&seqno).map_or(0, |item| item.cas);
@@ -299,6 +341,30 @@ fn fill_run(
     }
 }
 
+/// Makes system events of those writes of `run` of which nothing is known.
+fn hide(run: &[u64], by_seqno: &mut BTreeMap<u64, Vec<Deed>>) {
+    for seqno in run {
+        let Some([deed]) = by_seqno.get_mut(seqno).map(Vec::as_mut_slice) else { continue };
+        if matches!(deed, Deed::Set { key, .. } if *key == filler_key(*seqno)) {
+            *deed = Deed::Event(StagedEvent {
+                id: SystemEventId::CREATE_SCOPE,
+                manifest_uid: ManifestUid(0),
+                scope_id: ScopeId(
+                    u32::try_from(*seqno).unwrap_or(u32::MAX).saturating_add(1 << 30),
+                ),
+                collection_id: None,
+                name: format!("filler {seqno}"),
+                max_ttl: None,
+            });
+        }
+    }
+}
+
+/// Key of a write of which nothing is known.
+fn filler_key(seqno: u64) -> Vec<u8> {
+    format!("\0filler {seqno}").into_bytes()
+}
+
 /// The events of as many manifests as make `count` of them, and where they lead.
 fn manifests_of(
     count: usize,
@@ -327,7 +393,7 @@ fn filler(seqno: u64, wanting: &mut [(u64, &Item, u64)]) -> Deed {
             *versions -= 1;
             item.key.clone()
         }
-        None => format!("\0filler {seqno}").into_bytes(),
+        None => filler_key(seqno),
     };
     write_of(key)
 }

@@ -8,7 +8,17 @@ use serde::Deserialize;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct List {
+    exempt: Vec<Exempt>,
     differences: Vec<Entry>,
+}
+
+/// Recordings that are not replayed.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Exempt {
+    /// The scenario, whatever the version; those that begin so if it ends in `*`.
+    scenario: String,
+    reason: String,
 }
 
 /// One recording and what is known to differ.
@@ -25,15 +35,28 @@ impl List {
         serde_json::from_str(include_str!("differences.json")).unwrap()
     }
 
-    /// Recordings of what is not offered yet: durable writes, and a consumer as a server has it.
-    pub(super) fn is_of_later(name: &str) -> bool {
+    /// Whether a recording is not replayed.
+    pub(super) fn exempts(&self, name: &str) -> bool {
         let name = name.trim_start_matches(|c: char| !c.is_ascii_alphabetic());
-        name.starts_with("sync-") || name == "replication"
+        self.exempt.iter().any(|exempt| match exempt.scenario.strip_suffix('*') {
+            Some(begins) => name.starts_with(begins),
+            None => name == exempt.scenario,
+        })
+    }
+
+    /// Recordings that are listed and not there.
+    pub(super) fn missing(&self, found: &BTreeMap<String, Vec<String>>) -> Vec<String> {
+        let listed = self.differences.iter().map(|entry| &entry.scenario);
+        let missing = listed.filter(|name| !found.contains_key(*name));
+        missing.map(|name| format!("{name} is listed, but there is no such recording")).collect()
     }
 
     /// What is not as the list says.
     pub(super) fn check(&self, found: &BTreeMap<String, Vec<String>>) -> Vec<String> {
-        let mut wrong = Vec::new();
+        let unreasoned = self.exempt.iter().filter(|exempt| exempt.reason.is_empty());
+        let mut wrong: Vec<String> = unreasoned
+            .map(|exempt| format!("{} is exempt without a reason", exempt.scenario))
+            .collect();
         for (name, differs) in found {
             let entry = self.differences.iter().find(|entry| entry.scenario == *name);
             let known: &[String] = entry.map_or(&[], |entry| &entry.differs);

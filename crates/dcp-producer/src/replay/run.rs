@@ -83,6 +83,14 @@ impl Replay<'_> {
         if frame.header.opcode == Opcode::DCP_GET_FAILOVER_LOG {
             self.prepare_log(at, frame.header.vbid().0);
         }
+        if frame.header.opcode == Opcode::SET_CLUSTER_CONFIG
+            && self.answer_of(at).is_some_and(|(status, _)| status.is_success())
+        {
+            // No client's: it is what the cluster manager does to a node.
+            self.settle().await;
+            self.stage.learn_map();
+            return;
+        }
         self.change_state_before_credit(at, conn, &frame).await;
         let mut packet = self.translated(packet, &frame);
         let client = self.clients.get_mut(&conn).unwrap();

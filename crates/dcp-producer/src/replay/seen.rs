@@ -162,7 +162,9 @@ impl Seen {
                 logs_differ(theirs, mine, 3, &mut twins.vbuuids)
             }
             // Nonces, salts and what is computed from them.
-            Some(_) if matches!(self.opcode, Opcode::SASL_AUTH | Opcode::SASL_STEP) => {
+            Some(Status::SUCCESS | Status::AUTH_CONTINUE)
+                if matches!(self.opcode, Opcode::SASL_AUTH | Opcode::SASL_STEP) =>
+            {
                 (theirs.is_empty() != mine.is_empty()).then(|| "value".to_owned())
             }
             Some(Status::SUCCESS) if self.opcode == Opcode::VERSION => None,
@@ -175,8 +177,10 @@ impl Seen {
             Some(status) if !status.is_success() && status != Status::ROLLBACK => {
                 json_differs(theirs, mine, |body| {
                     let mut body = body.clone();
-                    if body["error"]["context"].is_string() {
-                        body["error"]["context"] = "said".into();
+                    for part in ["context", "ref"] {
+                        if body["error"][part].is_string() {
+                            body["error"][part] = "said".into();
+                        }
                     }
                     body
                 })

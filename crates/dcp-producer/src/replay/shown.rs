@@ -111,7 +111,7 @@ impl Shown {
 }
 
 fn event(frame: &Frame<'_>) -> Option<(u64, StagedEvent)> {
-    let event = SystemEvent::decode(frame).unwrap();
+    let event = SystemEvent::decode(frame).ok()?;
     let payload = event.payload().ok().flatten()?;
     let staged = StagedEvent {
         id: event.id,
@@ -139,11 +139,11 @@ fn item(frame: &Frame<'_>) -> Option<(u64, Item)> {
     match frame.header.opcode {
         Opcode::DCP_MUTATION => {
             let Mutation { seqno, rev_seqno, flags, expiry, key, value, .. } =
-                Mutation::decode(frame).unwrap();
+                Mutation::decode(frame).ok()?;
             let datatype = frame.header.datatype;
             let mut body = value.to_vec();
             if datatype.contains(Datatype::SNAPPY) {
-                body = snappy::decompress(&body, MAX_BODY_LEN).unwrap();
+                body = snappy::decompress(&body, MAX_BODY_LEN).ok()?;
             }
             if datatype.contains(Datatype::XATTR)
                 && let Ok((_, rest)) = xattr::split(&body)
@@ -154,11 +154,11 @@ fn item(frame: &Frame<'_>) -> Option<(u64, Item)> {
             Some((seqno.0, Item { is_live: true, body, flags, expires, ..dead(key, rev_seqno.0) }))
         }
         Opcode::DCP_DELETION => {
-            let Deletion { seqno, rev_seqno, key, .. } = Deletion::decode(frame).unwrap();
+            let Deletion { seqno, rev_seqno, key, .. } = Deletion::decode(frame).ok()?;
             Some((seqno.0, dead(key, rev_seqno.0)))
         }
         Opcode::DCP_EXPIRATION => {
-            let Expiration { seqno, rev_seqno, key, .. } = Expiration::decode(frame).unwrap();
+            let Expiration { seqno, rev_seqno, key, .. } = Expiration::decode(frame).ok()?;
             Some((seqno.0, dead(key, rev_seqno.0)))
         }
         _ => None,

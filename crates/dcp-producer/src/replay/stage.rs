@@ -89,6 +89,12 @@ impl Stage {
         }
     }
 
+    /// The cluster manager tells the nodes the cluster map.
+    pub(super) fn learn_map(&mut self) {
+        self.facts.has_map = true;
+        self.producer.cluster.learn_map();
+    }
+
     pub(super) fn set_state(&self, vbid: u16, state: VBucketState) {
         self.producer.cluster.bucket.rearrange(Vbid(vbid), |copies| {
             if let Some(copy) = copies.get_mut(0) {
@@ -203,8 +209,9 @@ impl Stage {
     fn promote(&self, vbid: u16, vbuuid: u64, twins: &mut Twins) {
         let ours = Vbuuid(rand::random_range(1..1u64 << 48));
         twins.vbuuids.bind(vbuuid, ours.0);
+        let keeps_checkpoint = self.facts.version.is_legacy();
         self.producer.cluster.bucket.rearrange(Vbid(vbid), |copies| {
-            copies.get_mut(0).unwrap().vbucket.stage_promotion(ours);
+            copies.get_mut(0).unwrap().vbucket.stage_promotion(ours, keeps_checkpoint);
         });
     }
 

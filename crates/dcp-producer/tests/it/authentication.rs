@@ -63,6 +63,10 @@ async fn nothing_but_setting_up_works_before_authentication() {
 async fn a_client_without_xerror_is_cut_off_instead_of_told_a_new_status() {
     let producer = start_one().await;
     let mut client = RawClient::connect(&producer, 0).await;
+    // The lack of a login is no news to any client.
+    client.fail(Frame::request(Opcode::GET).with_key(b"key"), Status::EACCESS).await;
+    let message = sasl::encode_plain("Administrator", "password").unwrap();
+    client.succeed(auth(Mechanism::Plain, &message)).await;
     let mut out = BytesMut::new();
     Frame::request(Opcode::GET).with_key(b"key").encode(&mut out).unwrap();
     client.send(&out).await;

@@ -237,6 +237,53 @@ async fn system_xattrs_outlive_the_document_and_user_xattrs_do_not() {
     assert_eq!(found.frame().value[..2], Status::SUBDOC_PATH_ENOENT.0.to_be_bytes());
 }
 
+/// Extras and value of a request of one path.
+fn of_path(flags: u8, path: &str, value: &str) -> ([u8; 3], Vec<u8>) {
+    let [high, low] = u16::try_from(path.len()).unwrap().to_be_bytes();
+    ([high, low, flags], [path, value].concat().into_bytes())
+}
+
+#[tokio::test]
+async fn a_command_of_one_path_reads_or_changes_it() {
+    const CREATE_XATTR: u8 = 0x05;
+    const XATTR: u8 = 0x04;
+    let producer = start_one().await;
+    let (mut client, key) = client_and_key(&producer).await;
+    set(&mut client, &key, br#"{"a":{"n":1},"list":[1,2]}"#).await;
+    let good = [
+        (Opcode::SUBDOC_COUNTER, 0, "a.n", "5", "6"),
+        (Opcode::SUBDOC_GET, 0, "list[1]", "", "2"),
+        (Opcode::SUBDOC_EXISTS, 0, "a.n", "", ""),
+        (Opcode::SUBDOC_GET_COUNT, 0, "list", "", "2"),
+        (Opcode::SUBDOC_ARRAY_PUSH_LAST, 0, "list", "3", ""),
+        (Opcode::SUBDOC_GET, 0, "list", "", "[1,2,3]"),
+        (Opcode::SUBDOC_DICT_UPSERT, CREATE_XATTR, "_x.tag", "7", ""),
+        (Opcode::SUBDOC_GET, XATTR, "_x.tag", "", "7"),
+        (Opcode::SUBDOC_GET, XATTR, "$XTOC", "", r#"["_x"]"#),
+        (Opcode::SUBDOC_GET, XATTR, "$vbucket.HLC.mode", "", r#""real""#),
+    ];
+    for (opcode, flags, path, value, expected) in good {
+        let (extras, value) = of_path(flags, path, value);
+        let request = Frame::request(opcode).with_key(&key).with_extras(&extras);
+        let answer = client.succeed(request.with_value(&value)).await;
+        assert_eq!(answer.frame().value, expected.as_bytes(), "{opcode} of {path}");
+    }
+    let bad = [
+        (Opcode::SUBDOC_GET, "gone", "", Status::SUBDOC_PATH_ENOENT),
+        (Opcode::SUBDOC_COUNTER, "list", "1", Status::SUBDOC_PATH_MISMATCH),
+        (Opcode::SUBDOC_GET, "list", "value", Status::EINVAL),
+    ];
+    for (opcode, path, value, status) in bad {
+        let (extras, value) = of_path(0, path, value);
+        let request = Frame::request(opcode).with_key(&key).with_extras(&extras);
+        client.fail(request.with_value(&value), status).await;
+    }
+    // A path that is longer than the packet.
+    let request = Frame::request(Opcode::SUBDOC_GET).with_key(&key).with_extras(&[0, 9, 0]);
+    client.fail(request.with_value(b"list"), Status::EINVAL).await;
+    assert_eq!(body(&mut client, &key).await, br#"{"a":{"n":6},"list":[1,2,3]}"#);
+}
+
 #[tokio::test]
 async fn a_full_bucket_refuses_writes_and_takes_them_after_room_is_made() {
     let producer = start(|options| options.memory_quota_bytes = 1 << 20).await;

@@ -144,8 +144,12 @@ impl Connection {
             return Err(Disconnect::InvalidRequest(opcode));
         }
         debug!(%opcode, status = %outcome.status(), "refused a request");
-        // Opening a connection for DCP lets it carry JSON, whatever its HELLO said.
-        let features = Features { json: features.json || self.opened.is_some(), ..features };
+        // Opening a connection for DCP lets it carry JSON, whatever its HELLO said; older servers
+        // do not say that the cluster map is JSON.
+        let json = features.json || self.opened.is_some();
+        let is_map = matches!(outcome, Refusal::NotMyVbucket);
+        let json = json && !(is_map && self.config.server_version.is_legacy());
+        let features = Features { json, ..features };
         let cluster_map = source.and_then(BucketSource::cluster_map);
         refuse(frame, &outcome, cluster_map.as_deref(), features, out)
     }

@@ -52,7 +52,8 @@ impl ServerVersion {
     }
 
     /// Whether this is a version from before collections, with other ways in much.
-    pub(super) const fn is_legacy(self) -> bool {
+    #[must_use]
+    pub const fn is_legacy(self) -> bool {
         !self.is_at_least(7, 0)
     }
 }

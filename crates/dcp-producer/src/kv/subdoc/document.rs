@@ -10,12 +10,14 @@ use serde_json::{Value, json};
 use super::edit::{self, op};
 use super::json_text;
 use super::path_flag;
-use crate::bucket::MAX_VALUE_LEN;
+use crate::bucket::{MAX_VALUE_LEN, Now};
 use crate::kv::document::split_xattrs;
 use crate::value;
 
-/// The virtual xattr of a document's metadata.
+/// The virtual xattrs: a document's metadata, the names of its xattrs, its vBucket's clock.
 const DOCUMENT: &str = "$document";
+const NAMES: &str = "$XTOC";
+const VBUCKET: &str = "$vbucket";
 
 /// A document in parts.
 #[derive(Debug)]
@@ -24,7 +26,7 @@ pub(super) struct Document {
     body_is_json: bool,
     /// The xattrs as one JSON object.
     xattrs: Vec<u8>,
-    /// What `$document` stands for, where it can be asked for.
+    /// What virtual xattrs stand for, where they can be asked for.
     metadata: Option<Vec<u8>>,
 }
 
@@ -71,8 +73,15 @@ impl Document {
         Self { body: Vec::new(), body_is_json: false, xattrs: b"{}".to_vec(), metadata: None }
     }
 
-    /// Makes `$document` readable.
-    pub(super) fn add_virtual(&mut self, item: &Item, vbuuid: Vbuuid) {
+    /// Names of the xattrs.
+    fn xattr_names(&self) -> Vec<String> {
+        let elements = json_text::container(&self.xattrs, 0).map(|object| object.elements);
+        let elements = elements.unwrap_or_default();
+        elements.iter().filter_map(|element| json_text::name_of(&self.xattrs, element)).collect()
+    }
+
+    /// Makes virtual xattrs readable.
+    pub(super) fn add_virtual(&mut self, item: &Item, vbuuid: Vbuuid, now: Now) {
         const NANOS_PER_SECOND: u64 = 1_000_000_000;
         let datatypes = [(Datatype::JSON, "json"), (Datatype::XATTR, "xattr")];
         let mut datatypes: Vec<_> = datatypes
@@ -94,7 +103,9 @@ impl Document {
             "flags": item.flags,
             "last_modified": (item.cas.0 / NANOS_PER_SECOND).to_string(),
         });
-        self.metadata = Some(json!({DOCUMENT: metadata}).to_string().into_bytes());
+        let clock = json!({"HLC": {"now": now.seconds().to_string(), "mode": "real"}});
+        let all = json!({DOCUMENT: metadata, NAMES: self.xattr_names(), VBUCKET: clock});
+        self.metadata = Some(all.to_string().into_bytes());
     }
 
     /// Reads what one path asks for.
@@ -104,7 +115,7 @@ impl Document {
         }
         if spec.flags & path_flag::XATTR != 0 {
             let text = if spec.path.starts_with(b"$") {
-                let known = names_document(spec.path);
+                let known = [DOCUMENT, NAMES, VBUCKET].iter().any(|name| names(spec.path, name));
                 self.metadata.as_ref().filter(|_| known).ok_or(UNKNOWN_VIRTUAL_XATTR)?
             } else {
                 &self.xattrs
@@ -179,7 +190,8 @@ const UNKNOWN_VIRTUAL_XATTR: Status = Status(0xd1);
 /// Virtual xattrs cannot be written.
 const UNMODIFIABLE_VIRTUAL_XATTR: Status = Status(0xd2);
 
-fn names_document(path: &[u8]) -> bool {
-    path.strip_prefix(DOCUMENT.as_bytes())
+/// Whether a path is the xattr's, or leads into it.
+fn names(path: &[u8], xattr: &str) -> bool {
+    path.strip_prefix(xattr.as_bytes())
         .is_some_and(|rest| matches!(rest.first(), None | Some(b'.' | b'[')))
 }

@@ -7,9 +7,12 @@ mod document;
 mod edit;
 mod json_text;
 mod path;
+mod single;
+
+use std::sync::Arc;
 
 use bytes::BufMut;
-use dcp_proto::producer::ItemKind;
+use dcp_proto::producer::{Item, ItemKind, VBucketState};
 use dcp_wire::message::{PathSpec, SubdocLookup, SubdocMutation};
 use dcp_wire::{Cas, Opcode, Status};
 
@@ -44,6 +47,9 @@ mod doc_flag {
     pub(super) const ACCESS_DELETED: u8 = 0x04;
     /// A document that is created is a tombstone from the beginning.
     pub(super) const CREATE_AS_DELETED: u8 = 0x08;
+    /// A replica is to answer.
+    pub(super) const REPLICA_READ: u8 = 0x20;
+    pub(super) const OF_LOOKUPS: u8 = ACCESS_DELETED | REPLICA_READ;
     pub(super) const OF_MUTATIONS: u8 = CREATE | ADD | ACCESS_DELETED | CREATE_AS_DELETED;
 }
 
@@ -80,20 +86,8 @@ impl Command<'_, '_> {
     pub(super) fn subdoc_lookup(&mut self) -> Result<(), Failure> {
         let lookup = SubdocLookup::decode(self.frame)?;
         let specs = collect(lookup.lookups())?;
-        let flags = lookup.doc_flags.unwrap_or(0);
-        if flags & !doc_flag::ACCESS_DELETED != 0 {
-            return Err(Failure::Invalid("unknown document flags"));
-        }
-        let (key, now) = (self.key()?, self.now);
-        let (item, vbuuid) =
-            self.with_vbucket(|vbucket| (vbucket.newest_now(now, key), vbucket.vbuuid()))?;
-        let item = item.ok_or(Status::KEY_ENOENT)?;
+        let (item, document) = self.document_to_read(lookup.doc_flags.unwrap_or(0))?;
         let deleted = item.kind != ItemKind::Mutation;
-        if deleted && flags & doc_flag::ACCESS_DELETED == 0 {
-            return Err(Status::KEY_ENOENT.into());
-        }
-        let mut document = Document::of(&item).ok_or(Status::EINTERNAL)?;
-        document.add_virtual(&item, vbuuid);
         let mut value = Vec::new();
         let mut failed = false;
         for spec in &specs {
@@ -118,25 +112,7 @@ impl Command<'_, '_> {
     pub(super) fn subdoc_mutation(&mut self) -> Result<(), Failure> {
         let mutation = SubdocMutation::decode(self.frame)?;
         let specs = collect(mutation.mutations())?;
-        let flags = mutation.doc_flags.unwrap_or(0);
-        if flags & !doc_flag::OF_MUTATIONS != 0 {
-            return Err(Failure::Invalid("unknown document flags"));
-        }
-        let creates = flags & (doc_flag::CREATE | doc_flag::ADD) != 0;
-        if flags & doc_flag::CREATE_AS_DELETED != 0 && !creates {
-            return Err(Failure::Invalid("creating as deleted needs the flag for creating"));
-        }
-        let options = self.options()?;
-        let now = self.now;
-        let request = Mutation {
-            key: self.key()?,
-            specs: &specs,
-            flags,
-            cas: self.frame.header.cas,
-            expiry: now.absolute_expiry(mutation.expiry.unwrap_or(0)),
-            preserve_expiry: options.preserve_expiry,
-        };
-        match self.with_vbucket(|vbucket| request.apply(now, vbucket))?? {
+        match self.mutate(&specs, mutation.doc_flags.unwrap_or(0), mutation.expiry)? {
             Outcome::PathFailed(index, status) => {
                 let mut value = vec![index];
                 value.put_u16(status.0);
@@ -156,6 +132,59 @@ impl Command<'_, '_> {
                 self.send_written_as(status, written, &value)
             }
         }
+    }
+}
+
+impl Command<'_, '_> {
+    /// The document whose parts are to be read, and its parts.
+    fn document_to_read(&mut self, flags: u8) -> Result<(Arc<Item>, Document), Failure> {
+        if flags & !doc_flag::OF_LOOKUPS != 0 {
+            return Err(Failure::Invalid("unknown document flags"));
+        }
+        let (key, now) = (self.key()?, self.now);
+        let (item, vbuuid) = if flags & doc_flag::REPLICA_READ == 0 {
+            self.with_vbucket(|vbucket| (vbucket.newest_now(now, key), vbucket.vbuuid()))?
+        } else {
+            let read = self.with_copy(|vbucket| {
+                let is_replica = vbucket.state == VBucketState::Replica;
+                is_replica.then(|| (vbucket.newest_unless_expired(now, key), vbucket.vbuuid()))
+            })?;
+            read.ok_or(Failure::NotMyVbucket)?
+        };
+        let item = item.ok_or(Status::KEY_ENOENT)?;
+        if item.kind != ItemKind::Mutation && flags & doc_flag::ACCESS_DELETED == 0 {
+            return Err(Status::KEY_ENOENT.into());
+        }
+        let mut document = Document::of(&item).ok_or(Status::EINTERNAL)?;
+        document.add_virtual(&item, vbuuid, now);
+        Ok((item, document))
+    }
+
+    /// Changes parts of the document.
+    fn mutate(
+        &mut self,
+        specs: &[PathSpec<'_>],
+        flags: u8,
+        expiry: Option<u32>,
+    ) -> Result<Outcome, Failure> {
+        if flags & !doc_flag::OF_MUTATIONS != 0 {
+            return Err(Failure::Invalid("unknown document flags"));
+        }
+        let creates = flags & (doc_flag::CREATE | doc_flag::ADD) != 0;
+        if flags & doc_flag::CREATE_AS_DELETED != 0 && !creates {
+            return Err(Failure::Invalid("creating as deleted needs the flag for creating"));
+        }
+        let options = self.options()?;
+        let now = self.now;
+        let request = Mutation {
+            key: self.key()?,
+            specs,
+            flags,
+            cas: self.frame.header.cas,
+            expiry: now.absolute_expiry(expiry.unwrap_or(0)),
+            preserve_expiry: options.preserve_expiry,
+        };
+        self.with_vbucket(|vbucket| request.apply(now, vbucket))?
     }
 }
 
