@@ -2,10 +2,13 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 import dcp_rs
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 PASSWORD = "pass phrase"
 BUCKET = "changes"

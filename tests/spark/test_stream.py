@@ -6,6 +6,7 @@ import time
 import pytest
 
 import dcp_rs.spark
+from sequence import documents
 
 pytestmark = pytest.mark.spark
 
@@ -49,29 +50,6 @@ class Query:
 @pytest.fixture
 def query(spark, options, tmp_path, producer):
     return Query(spark, options, tmp_path, producer)
-
-
-def history(rows):
-    """What the rows say the server's history is: rollbacks take back what is above them."""
-    kept = {}
-    for row in sorted(rows, key=lambda row: (row.vbucket, row.epoch, row.op != "rollback")):
-        branch = kept.setdefault(row.vbucket, {})
-        if row.op == "rollback":
-            for seqno in [seqno for seqno in branch if seqno > row.seqno]:
-                del branch[seqno]
-        else:
-            assert (row.seqno not in branch) or branch[row.seqno][0] != row.epoch, "doubled"
-            branch[row.seqno] = (row.epoch, row)
-    return {vbucket: {n: row for n, (_, row) in found.items()} for vbucket, found in kept.items()}
-
-
-def documents(rows):
-    """Latest document per key; None for a removed one."""
-    latest = {}
-    for _, branch in sorted(history(rows).items()):
-        for _, row in sorted(branch.items()):
-            latest[row.key] = bytes(row.value) if row.op == "mutation" else None
-    return latest
 
 
 def test_available_now_reads_everything_in_limited_batches(query, load):

@@ -36,6 +36,9 @@ pub struct Observation {
     /// all on the same branch; 0 if one of them does not answer or is on another branch. `None` if
     /// it was not asked for.
     pub persisted_seqno: Option<Seqno>,
+    /// Seqno up to which the active copy may have purged deletions; `None` if its node does not
+    /// tell, as a server that keeps its statistics from the user.
+    pub purge_seqno: Option<Seqno>,
 }
 
 /// Asks the nodes of a bucket where its vBuckets are. Made by
@@ -184,6 +187,8 @@ async fn observe_active(
 ) -> Result<BTreeMap<Vbid, Observation>, Error> {
     let mut observed = BTreeMap::new();
     let mut missing = vbids.clone();
+    // First: what is purged later is purged after the moment that is looked at.
+    let purged = survey.purge_seqnos(vbids).await?;
     while let Some(&first) = missing.first() {
         let logs = survey.failover_logs(&missing).await?;
         let branches = logs.iter().map(|(&vbid, log)| (vbid, log.newest().vbuuid)).collect();
@@ -193,7 +198,9 @@ async fn observe_active(
             if let Some(seen) = seen {
                 let (high_seqno, persisted) = (seen.current_seqno, seen.persisted_seqno);
                 let persisted_seqno = Some(persisted.min(high_seqno));
-                observed.insert(vbid, Observation { log, high_seqno, persisted_seqno });
+                let purge_seqno = purged.get(&vbid).copied().flatten();
+                let seen = Observation { log, high_seqno, persisted_seqno, purge_seqno };
+                observed.insert(vbid, seen);
                 missing.remove(&vbid);
             }
         }

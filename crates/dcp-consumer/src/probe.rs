@@ -20,6 +20,7 @@ const ACTIVE: u32 = 1;
 struct Answer {
     opaque: Opaque,
     status: Status,
+    key: Bytes,
     value: Bytes,
 }
 
@@ -122,6 +123,39 @@ where
     Ok(seqnos)
 }
 
+/// Purge seqnos of the node's copies of vBuckets. `None` if the node tells them to nobody like us.
+pub(crate) async fn purge_seqnos<IO>(
+    io: &mut IO,
+    leftover: &mut BytesMut,
+) -> Result<Option<BTreeMap<Vbid, Seqno>>, Error>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let opcode = Opcode::STAT;
+    let mut out = BytesMut::new();
+    encode(&Frame::request(opcode).with_key(b"vbucket-seqno"), &mut out)?;
+    write(io, &out).await?;
+    let mut seqnos = BTreeMap::new();
+    loop {
+        let answer = answer(io, leftover, opcode).await?;
+        if !answer.status.is_success() {
+            tracing::debug!(status = %answer.status, "a node does not tell its purge seqnos");
+            return Ok(None);
+        }
+        if answer.key.is_empty() {
+            return Ok(Some(seqnos));
+        }
+        seqnos.extend(purge_seqno(&answer.key, &answer.value));
+    }
+}
+
+/// Reads `vb_17:purge_seqno`; the other figures are not asked for, but come.
+fn purge_seqno(name: &[u8], value: &[u8]) -> Option<(Vbid, Seqno)> {
+    let vbid = std::str::from_utf8(name).ok()?.strip_prefix("vb_")?.strip_suffix(":purge_seqno")?;
+    let seqno = std::str::from_utf8(value).ok()?;
+    Some((Vbid(vbid.parse().ok()?), Seqno(seqno.parse().ok()?)))
+}
+
 /// The cluster map as JSON; empty if the node has none.
 pub(crate) async fn cluster_map<IO>(io: &mut IO, leftover: &mut BytesMut) -> Result<Bytes, Error>
 where
@@ -160,11 +194,12 @@ where
             continue;
         };
         let header = frame.header;
-        let value = frame.value.len();
-        let packet = leftover.split_to(used).freeze();
+        let (key, value) = (frame.key.len(), frame.value.len());
+        let mut packet = leftover.split_to(used).freeze();
         if header.magic.is_response() && header.opcode == opcode {
-            let value = packet.slice(used - value..);
-            return Ok(Answer { opaque: header.opaque, status: header.status(), value });
+            let value = packet.split_off(used - value);
+            let key = packet.split_off(packet.len() - key);
+            return Ok(Answer { opaque: header.opaque, status: header.status(), key, value });
         }
         if header.opcode == Opcode::DCP_NOOP && !header.magic.is_response() {
             let mut out = BytesMut::new();

@@ -77,6 +77,25 @@ impl Question for Seqnos<'_> {
     }
 }
 
+struct PurgeSeqnos;
+
+impl Question for PurgeSeqnos {
+    /// `None` if the node does not tell.
+    type Answer = Option<Seqno>;
+
+    async fn ask(
+        &self,
+        connected: &mut Connected,
+        vbids: &[Vbid],
+    ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
+        let told = probe::purge_seqnos(&mut connected.socket, &mut connected.leftover).await?;
+        let Some(told) = told else { return Ok(vbids.iter().map(|&vbid| (vbid, None)).collect()) };
+        // One it has no copy of has moved.
+        let seqno = |&vbid: &Vbid| Some((vbid, Some(*told.get(&vbid)?)));
+        Ok(vbids.iter().filter_map(seqno).collect())
+    }
+}
+
 /// Connections to nodes, and how to make more of them.
 pub(crate) struct Survey {
     bucket: Arc<Bucket>,
@@ -124,10 +143,20 @@ impl Survey {
             match attempt {
                 Err(error) if error.is_retryable() && Instant::now() + PAUSE < self.deadline => {
                     tracing::debug!(%error, "a node cannot be reached, trying again");
+                    self.find_out_who_is_left().await?;
                     sleep(PAUSE).await;
                 }
                 other => return other,
             }
+        }
+    }
+
+    /// Learns the newest map from whoever can be reached: a node that cannot may have left.
+    async fn find_out_who_is_left(&mut self) -> Result<(), Error> {
+        let deadline = self.deadline;
+        match timeout_at(deadline, Box::pin(self.bucket.fetch_map())).await {
+            Ok(Err(error)) if !error.is_retryable() => Err(error),
+            Ok(_) | Err(_) => Ok(()),
         }
     }
 
@@ -164,6 +193,17 @@ impl Survey {
         branches: &BTreeMap<Vbid, Vbuuid>,
     ) -> Result<BTreeMap<Vbid, ObservedSeqno>, Error> {
         self.ask(&branches.keys().copied().collect(), &Seqnos { branches }).await
+    }
+
+    /// Up to where deletions of these vBuckets may be gone; `None` where the node does not tell.
+    ///
+    /// # Errors
+    /// [`Error`] if not every vBucket's node answers before the deadline.
+    pub(crate) async fn purge_seqnos(
+        &mut self,
+        vbids: &BTreeSet<Vbid>,
+    ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
+        self.ask(vbids, &PurgeSeqnos).await
     }
 
     /// Asks the nodes until every vBucket is answered.
@@ -203,7 +243,12 @@ impl Survey {
         question: &Q,
     ) -> Result<(), Error> {
         let by_address = self.bucket.by_address(missing.iter().copied());
-        self.connect_to(by_address.keys().flatten().cloned()).await?;
+        if let Err(error) = self.connect_to(by_address.keys().flatten().cloned()).await {
+            if error.is_retryable() {
+                self.find_out_who_is_left().await?;
+            }
+            return Err(error);
+        }
         for (address, vbids) in by_address {
             let Some(address) = address else { continue };
             let Some(mut connected) = self.connections.remove(&address) else { continue };

@@ -73,7 +73,7 @@ impl Seen {
             let observed = Observed {
                 high: seen.high_seqno,
                 persisted: seen.persisted_seqno,
-                purge: Seqno::ZERO,
+                purge: seen.purge_seqno.unwrap_or(Seqno::ZERO),
                 log: seen.log.clone(),
                 high_after_read: read.map(|(_, high)| *high),
             };

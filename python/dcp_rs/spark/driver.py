@@ -185,12 +185,16 @@ class Driver:
         doing = f"{doing} of bucket {self._options.bucket}"
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
+            is_kept = self._client is not None
             try:
                 return ask(self._ready())
             except (ConfigError, SparkReadError):
                 raise
             except DcpError as error:
                 self.close()
+                if is_kept and error.code == "bucket_not_found":
+                    # A new connection tells whether another has its name now.
+                    continue
                 if not error.is_retryable or time.monotonic() + _PAUSE_SECONDS > deadline:
                     raise coded(error, doing) from error
             time.sleep(_PAUSE_SECONDS)

@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use dcp_consumer::{Observation, Observer};
-use dcp_producer::{Producer, ProducerOptions};
-use dcp_wire::{Seqno, Vbid};
+use dcp_consumer::{End, Observation, Observer, Start};
+use dcp_producer::{Condition, Producer, ProducerOptions, Reaction, Rule, WriteOptions};
+use dcp_wire::{Opcode, Seqno, Status, Vbid};
+use tokio::time::timeout;
 
-use crate::embedded::{PATIENCE, connect, producer, write};
+use crate::embedded::{PATIENCE, connect, options, producer, write};
+use crate::rows::Rows;
 
 const VB: Vbid = Vbid(1);
 
@@ -102,4 +104,69 @@ async fn a_replica_that_does_not_answer_has_persisted_nothing() {
     producer.failover(replica, false).unwrap();
     let seen = until(&mut observer, |seen| seen.persisted_seqno == Some(seen.high_seqno)).await;
     assert_eq!(seen.log.entries().len(), 1, "the active copy stayed where it was");
+}
+
+#[tokio::test]
+async fn vbuckets_of_a_node_that_is_gone_are_asked_of_the_new_one() {
+    let producer = with_replica().await;
+    write(&producer, 0..100);
+    let client = connect(&producer).await;
+    let mut observer = client.observer().unwrap();
+    let before = observer.observe(&all(), false).await.unwrap();
+    producer.failover(0, false).unwrap();
+    // The map of this client is the old one until the node that is left is asked for its own.
+    let after = observer.observe(&all(), false).await.unwrap();
+    let moved = |vbid: &Vbid| after[vbid].log.entries().len() > before[vbid].log.entries().len();
+    assert_eq!(all().iter().filter(|vbid| moved(vbid)).count(), 2);
+}
+
+#[tokio::test]
+async fn a_stream_finds_the_new_node_of_its_vbuckets_alone() {
+    let producer = with_replica().await;
+    write(&producer, 0..100);
+    let client = connect(&producer).await;
+    let nodes = producer.connection_string();
+    let first = nodes.trim_start_matches("couchbase://").split(',').next().unwrap();
+    let by_node = client.vbuckets_by_node();
+    let (_, gone) = by_node.into_iter().find(|(node, _)| node == first).unwrap();
+    let rows = gone.iter().map(|vbid| producer.high_seqnos()[vbid].0).sum::<u64>();
+    producer.failover(0, false).unwrap();
+    let mut options = options(Start::Earliest, End::Now);
+    options.vbuckets = Some(gone);
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    let mut read = 0;
+    while let Some(delivered) = timeout(PATIENCE, stream.next()).await.unwrap() {
+        read += delivered.unwrap().rows;
+    }
+    assert_eq!(read as u64, rows);
+}
+
+#[tokio::test]
+async fn purged_deletions_are_told() {
+    let producer = producer(2, 4).await;
+    write(&producer, 0..100);
+    for n in 0..100_u32 {
+        producer.remove(format!("key-{n}").as_bytes(), WriteOptions::default()).unwrap();
+    }
+    let client = connect(&producer).await;
+    let mut observer = client.observer().unwrap();
+    let seen = observer.observe(&all(), false).await.unwrap();
+    assert!(seen.values().all(|seen| seen.purge_seqno == Some(Seqno::ZERO)));
+    let high = producer.high_seqnos()[&VB];
+    producer.purge(VB, Seqno(high.0 - 1)).unwrap();
+    let seen = observer.observe(&all(), false).await.unwrap();
+    let expected = |vbid| Some(if vbid == VB { Seqno(high.0 - 1) } else { Seqno::ZERO });
+    assert!(seen.iter().all(|(&vbid, seen)| seen.purge_seqno == expected(vbid)), "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_node_that_tells_no_statistics_can_be_looked_at() {
+    let producer = producer(2, 4).await;
+    write(&producer, 0..100);
+    let asked = Condition::opcode(Opcode::STAT);
+    producer.set_faults(vec![Rule::new(asked, Reaction::Answer(Status::EACCESS))]).unwrap();
+    let client = connect(&producer).await;
+    let seen = client.observer().unwrap().observe(&all(), false).await.unwrap();
+    assert_eq!(seen.len(), 4);
+    assert!(seen.values().all(|seen| seen.purge_seqno.is_none()));
 }
