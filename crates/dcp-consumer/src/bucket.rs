@@ -10,9 +10,10 @@ use dcp_proto::topology::{Address, BucketConfig, Manifest, Network};
 use dcp_wire::Vbid;
 use dcp_wire::message::OpenFlags;
 use rand::Rng;
+use rand::rngs::StdRng;
 
 use crate::connect::{Connected, Connector};
-use crate::{Content, Error, ErrorKind, StreamOptions};
+use crate::{Content, Error, ErrorKind, StreamOptions, dial};
 
 /// How the DCP connections of a stream are opened.
 #[derive(Clone, Debug)]
@@ -112,6 +113,11 @@ impl Bucket {
 
     pub(crate) const fn num_vbuckets(&self) -> u16 {
         self.num_vbuckets
+    }
+
+    /// What waits of a stream get their random part from.
+    pub(crate) fn randomness(&self) -> StdRng {
+        dial::randomness(self.connector.options().dialer.as_deref())
     }
 
     /// Longest time to set up one connection.

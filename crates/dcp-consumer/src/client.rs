@@ -111,7 +111,8 @@ impl Client {
         let plan = Box::pin(self.plan(&options)).await?;
         let Plan { config, checkpoint, vbuckets, complete, connections } = plan;
         let now = tokio::time::Instant::now().into_std();
-        let mut reconciler = Reconciler::new(vbuckets, options.retry_timeout, now);
+        let mut reconciler =
+            Reconciler::new(vbuckets, options.retry_timeout, now, self.bucket.randomness());
         reconciler.add_complete(complete);
         let queue = Arc::new(Queue::new());
         let stats = Arc::new(SharedStats::default());

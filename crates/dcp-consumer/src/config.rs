@@ -2,10 +2,13 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dcp_proto::topology::{ConnectionString, NetworkSelection};
 use zeroize::Zeroizing;
+
+use crate::Dial;
 
 /// A user name and password. The password is erased when dropped and never shown.
 #[derive(Clone)]
@@ -103,6 +106,8 @@ pub struct ConnectOptions {
     pub agent: String,
     /// Which of the nodes' names to use.
     pub network: NetworkSelection,
+    /// Makes the connections in place of TCP; without TLS.
+    pub dialer: Option<Arc<dyn Dial>>,
 }
 
 impl fmt::Debug for ConnectOptions {
@@ -120,6 +125,7 @@ impl fmt::Debug for ConnectOptions {
             .field("tls", &self.tls)
             .field("agent", &self.agent)
             .field("network", &self.network)
+            .field("dialer", &self.dialer)
             .finish()
     }
 }
@@ -139,6 +145,7 @@ impl ConnectOptions {
             tls: TlsOptions::default(),
             agent: concat!("dcp_rs/", env!("CARGO_PKG_VERSION")).to_owned(),
             network: NetworkSelection::Auto,
+            dialer: None,
         }
     }
 
@@ -153,6 +160,13 @@ impl ConnectOptions {
     #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
+        self
+    }
+
+    /// The same with connections made in another way than by TCP.
+    #[must_use]
+    pub fn with_dialer(mut self, dialer: Arc<dyn Dial>) -> Self {
+        self.dialer = Some(dialer);
         self
     }
 

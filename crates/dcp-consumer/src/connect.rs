@@ -22,7 +22,7 @@ use tokio_rustls::TlsConnector;
 use zeroize::Zeroize;
 
 pub use crate::socket::Socket;
-use crate::{ConnectOptions, Error, ErrorKind, srv, tls};
+use crate::{ConnectOptions, Error, ErrorKind, dial, srv, tls};
 
 /// Length of a SCRAM nonce, in characters of 62.
 const NONCE_LEN: usize = 32;
@@ -226,19 +226,30 @@ impl Connector {
         config: BootstrapConfig,
         stage: &mut Stage,
     ) -> Result<Connected, Error> {
-        let resolved = resolve(address).await?;
-        *stage = Stage::Tcp;
-        let stream = connect_tcp(deadline, address, &resolved).await?;
-        let mut socket = match &self.shared.tls {
-            None => Socket::Plain(stream),
-            Some(tls) => {
-                *stage = Stage::Tls;
-                Socket::Tls(Box::new(encrypt(tls, address, stream).await?))
+        let mut socket = match &self.shared.options.dialer {
+            Some(dialer) => {
+                *stage = Stage::Tcp;
+                Socket::Dialed(dial::dial(dialer.as_ref(), address).await?)
             }
+            None => self.open_socket(deadline, address, stage).await?,
         };
         *stage = Stage::Bootstrap { heard: false };
         let (outcome, leftover) = bootstrap(&mut socket, address, config, stage).await?;
         Ok(Connected { socket, leftover, outcome, address: address.clone() })
+    }
+
+    async fn open_socket(
+        &self,
+        deadline: Instant,
+        address: &Address,
+        stage: &mut Stage,
+    ) -> Result<Socket, Error> {
+        let resolved = resolve(address).await?;
+        *stage = Stage::Tcp;
+        let stream = connect_tcp(deadline, address, &resolved).await?;
+        let Some(tls) = &self.shared.tls else { return Ok(Socket::Plain(stream)) };
+        *stage = Stage::Tls;
+        Ok(Socket::Tls(Box::new(encrypt(tls, address, stream).await?)))
     }
 
     fn bootstrap_config(&self, address: &Address) -> BootstrapConfig {
@@ -274,6 +285,9 @@ fn check(options: &ConnectOptions, connection_string: &ConnectionString) -> Resu
     }
     if options.bucket.as_deref() == Some("") {
         return wrong("the bucket name is empty");
+    }
+    if options.dialer.is_some() && connection_string.scheme().is_tls() {
+        return wrong("a dialer makes connections without TLS: use couchbase://");
     }
     if options.connect_timeout.is_zero() {
         return wrong("the connect timeout must be more than zero");

@@ -21,9 +21,9 @@ impl Backoff {
         Self { shortest: Duration::from_secs(1), longest: Duration::from_secs(64) };
 
     /// The wait before attempt number `attempts`, counted from 0.
-    pub(crate) fn wait(self, attempts: u32) -> Duration {
+    pub(crate) fn wait(self, attempts: u32, randomness: &mut impl Rng) -> Duration {
         let full = self.full(attempts);
-        full.mul_f64(rand::rng().random_range(0.5..=1.0))
+        full.mul_f64(randomness.random_range(0.5..=1.0))
     }
 
     fn full(self, attempts: u32) -> Duration {
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn a_wait_is_at_least_half_of_what_it_could_be() {
         for attempts in 0..20 {
-            let wait = Backoff::SHORT.wait(attempts);
+            let wait = Backoff::SHORT.wait(attempts, &mut rand::rng());
             let full = Backoff::SHORT.full(attempts);
             assert!(wait >= full / 2 && wait <= full, "{wait:?} of {full:?}");
         }

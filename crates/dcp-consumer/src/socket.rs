@@ -8,7 +8,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-/// A TCP connection, encrypted or not.
+use crate::Transport;
+
+/// A connection to a node.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Socket {
@@ -16,6 +18,8 @@ pub enum Socket {
     Plain(TcpStream),
     /// With TLS.
     Tls(Box<TlsStream<TcpStream>>),
+    /// Made by a [`Dial`](crate::Dial).
+    Dialed(Box<dyn Transport>),
 }
 
 impl Socket {
@@ -31,6 +35,7 @@ macro_rules! forward {
         match $self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).$method($($arg),*),
             Self::Tls(stream) => Pin::new(stream.as_mut()).$method($($arg),*),
+            Self::Dialed(stream) => Pin::new(stream.as_mut()).$method($($arg),*),
         }
     };
 }
@@ -66,6 +71,7 @@ impl AsyncWrite for Socket {
         match self {
             Self::Plain(stream) => stream.is_write_vectored(),
             Self::Tls(stream) => stream.is_write_vectored(),
+            Self::Dialed(stream) => stream.is_write_vectored(),
         }
     }
 

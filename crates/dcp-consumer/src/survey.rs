@@ -141,7 +141,7 @@ impl Survey {
             let by_address = self.bucket.by_address(vbids.iter().copied());
             let attempt = self.connect_to(by_address.into_keys().flatten()).await;
             match attempt {
-                Err(error) if error.is_retryable() && Instant::now() + PAUSE < self.deadline => {
+                Err(error) if may_pass(&error) && Instant::now() + PAUSE < self.deadline => {
                     tracing::debug!(%error, "a node cannot be reached, trying again");
                     self.find_out_who_is_left().await?;
                     sleep(PAUSE).await;
@@ -227,7 +227,7 @@ impl Survey {
                 Ok(()) if missing.iter().all(|vbid| answers.contains_key(vbid)) => {
                     return Ok(answers);
                 }
-                Err(error) if !error.is_retryable() => return Err(error),
+                Err(error) if !may_pass(&error) => return Err(error),
                 outcome if Instant::now() + PAUSE >= deadline => {
                     return Err(outcome.err().unwrap_or_else(|| unanswered(first)));
                 }
@@ -301,6 +301,12 @@ impl Survey {
         }
         self.bucket.check_identity()
     }
+}
+
+/// Whether another try may go better. The cluster names the node, so that one which closes without
+/// a word is a data service that goes down or comes up.
+fn may_pass(error: &Error) -> bool {
+    error.is_retryable() || error.kind() == ErrorKind::NotCouchbase
 }
 
 fn unanswered(vbid: Vbid) -> Error {

@@ -49,5 +49,6 @@ pub use fault::{
 };
 pub use options::{Document, MutationToken, ProducerOptions, WriteOptions};
 pub use producer::Producer;
+pub use server::MemoryStream;
 pub use tls::{NodeCertificate, TlsOptions};
 pub use value::detect as datatype_of;

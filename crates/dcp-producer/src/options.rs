@@ -82,6 +82,10 @@ pub struct ProducerOptions {
     /// Whether values that clients send compressed are kept so, as a bucket does whose
     /// compression mode is "passive"; otherwise they are inflated ("off"). Default `false`.
     pub keeps_compressed: bool,
+    /// Whether the nodes have no ports: connections are made with
+    /// [`Producer::dial`](crate::Producer::dial), and no system resource is taken, so that a
+    /// runtime whose time is paused runs the cluster in simulated time. Default `false`.
+    pub in_memory: bool,
 }
 
 impl Default for ProducerOptions {
@@ -114,6 +118,7 @@ impl Default for ProducerOptions {
             persist_delay: Duration::from_millis(50),
             congestion_control: None,
             keeps_compressed: false,
+            in_memory: false,
         }
     }
 }
@@ -174,6 +179,9 @@ impl ProducerOptions {
         }
         if let Some(tls) = &self.tls {
             tls.check()?;
+        }
+        if self.in_memory && self.tls.is_some() {
+            return invalid("in_memory", "a cluster without ports speaks no TLS".to_owned());
         }
         for (option, count) in
             [("max_connections", self.max_connections), ("max_streams", self.max_streams)]

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use crate::bucket::{Bucket, Condition, DocumentWrite, Now, VBucket, Written};
 use crate::cluster::{Cluster, Node};
 use crate::fault::Faults;
-use crate::server::{Listeners, Servers};
+use crate::server::{Listeners, MemoryStream, Servers};
 use crate::store::Store;
 use crate::tls::Tls;
 use crate::{
@@ -341,6 +341,16 @@ impl Producer {
             return Error::VbucketUnavailable { vbid };
         }
         Error::UnknownVbucket { vbid, count }
+    }
+
+    /// Connects to a node of a cluster without ports
+    /// ([`in_memory`](ProducerOptions::in_memory)), by its address in the cluster map.
+    ///
+    /// # Errors
+    /// [`ConnectionRefused`](std::io::ErrorKind::ConnectionRefused) if there is no such node or it
+    /// does not run.
+    pub fn dial(&self, address: SocketAddr) -> std::io::Result<MemoryStream> {
+        self.servers.connect(address)
     }
 
     /// Makes things go wrong as the rules say, from the next packet of each connection on; in

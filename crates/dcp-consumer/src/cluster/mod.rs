@@ -3,7 +3,7 @@
 mod dropped;
 mod mitigation;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use dcp_proto::consumer::{Connection, ConnectionConfig, Delivery, RollbackPolicy
 use dcp_proto::topology::{Address, BucketConfig};
 use dcp_wire::message::Control;
 use dcp_wire::{Feature, MAX_BODY_LEN, Seqno, Vbid};
+use rand::rngs::StdRng;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -148,12 +149,12 @@ pub(crate) struct Cluster<S: BatchSink> {
     make_sink: Box<dyn Fn() -> S + Send + Sync>,
     queue: Arc<Queue<S::Batch>>,
     stats: Arc<SharedStats>,
-    nodes: HashMap<Address, Node>,
+    nodes: BTreeMap<Address, Node>,
     next_id: u64,
     /// How far copies are on disk, where changes wait for that.
     persistence: Persistence,
     /// By node, whom to ask for that.
-    observers: HashMap<Address, mpsc::UnboundedSender<Question>>,
+    observers: BTreeMap<Address, mpsc::UnboundedSender<Question>>,
     /// The map every stream was last compared with.
     followed: Option<Arc<BucketConfig>>,
     reports: Channel<(ConnectionId, Report)>,
@@ -164,6 +165,7 @@ pub(crate) struct Cluster<S: BatchSink> {
     /// When nodes are asked for their high seqnos next.
     poll_progress_at: Instant,
     last_error: Option<Error>,
+    randomness: StdRng,
     cancel: CancellationToken,
 }
 
@@ -177,6 +179,7 @@ impl<S: BatchSink> Cluster<S> {
         stats: Arc<SharedStats>,
         cancel: CancellationToken,
     ) -> Self {
+        let randomness = bucket.randomness();
         Self {
             bucket,
             config,
@@ -184,10 +187,10 @@ impl<S: BatchSink> Cluster<S> {
             make_sink,
             queue,
             stats,
-            nodes: HashMap::new(),
+            nodes: BTreeMap::new(),
             next_id: 0,
             persistence: Persistence::default(),
-            observers: HashMap::new(),
+            observers: BTreeMap::new(),
             followed: None,
             reports: Channel::new(),
             outcomes: Channel::new(),
@@ -195,6 +198,7 @@ impl<S: BatchSink> Cluster<S> {
             fetching_map: false,
             poll_progress_at: now() + POLL_PROGRESS,
             last_error: None,
+            randomness,
             cancel,
         }
     }
@@ -241,9 +245,10 @@ impl<S: BatchSink> Cluster<S> {
             }
         };
         let event = tokio::select! {
+            biased;
             () = cancel.cancelled() => return Ok(None),
-            Some((id, report)) = self.reports.receiver.recv() => Event::Driver(id, report),
             Some(outcome) = self.outcomes.receiver.recv() => outcome,
+            Some((id, report)) = self.reports.receiver.recv() => Event::Driver(id, report),
             () = sleep => return Ok(Some(())),
         };
         self.handle(event).map_err(Entry::Error)?;
@@ -450,7 +455,8 @@ impl<S: BatchSink> Cluster<S> {
             }
             Err(error) => {
                 tracing::warn!(%address, %error, "a node cannot be reached");
-                node.slot = Slot::Waiting(now + Backoff::SHORT.wait(node.failures));
+                node.slot =
+                    Slot::Waiting(now + Backoff::SHORT.wait(node.failures, &mut self.randomness));
                 node.failures = node.failures.saturating_add(1);
                 self.reconciler.unreachable(id, now);
                 self.poll_map_at = self.poll_map_at.min(now);

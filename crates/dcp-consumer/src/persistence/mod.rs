@@ -5,7 +5,7 @@
 
 pub(crate) mod observer;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use dcp_proto::topology::Address;
@@ -89,7 +89,7 @@ pub(crate) type Question = Vec<(Vbid, Vbuuid)>;
 #[derive(Debug, Default)]
 pub(crate) struct Persistence {
     vbuckets: BTreeMap<Vbid, Watched>,
-    nodes: HashMap<Address, Node>,
+    nodes: BTreeMap<Address, Node>,
 }
 
 impl Persistence {

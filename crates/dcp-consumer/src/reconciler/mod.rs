@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use dcp_proto::consumer::{EndCause, OpenStreamError, Resume};
 use dcp_wire::message::StreamEndReason;
 use dcp_wire::{Seqno, Status, Vbid};
+use rand::rngs::StdRng;
 
 use crate::driver::{ConnectionId, Progress};
 use crate::retry::Backoff;
@@ -72,6 +73,7 @@ pub(crate) struct Reconciler {
     vbuckets: BTreeMap<Vbid, Entry>,
     /// How long a vBucket may be without a stream.
     patience: Duration,
+    randomness: StdRng,
 }
 
 impl Reconciler {
@@ -80,12 +82,13 @@ impl Reconciler {
         vbuckets: impl IntoIterator<Item = (Vbid, Seqno, Resume)>,
         patience: Duration,
         now: Instant,
+        randomness: StdRng,
     ) -> Self {
         let entry = |(vbid, end_seqno, resume)| {
             let state = State::BackingOff { until: now, resume: Box::new(resume) };
             (vbid, Entry { idle_since: Some(now), ..Entry::new(state, end_seqno) })
         };
-        Self { vbuckets: vbuckets.into_iter().map(entry).collect(), patience }
+        Self { vbuckets: vbuckets.into_iter().map(entry).collect(), patience, randomness }
     }
 
     /// The stream has these vBuckets too, and they stand at their ends already.
@@ -146,7 +149,7 @@ impl Reconciler {
     pub(crate) fn postpone(&mut self, vbid: Vbid, now: Instant) {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else { return };
         if let State::BackingOff { until, .. } = &mut entry.state {
-            *until = now + Backoff::SHORT.wait(entry.attempts);
+            *until = now + Backoff::SHORT.wait(entry.attempts, &mut self.randomness);
             entry.attempts = entry.attempts.saturating_add(1);
         }
     }
@@ -158,7 +161,7 @@ impl Reconciler {
                 && *on == lost
                 && let Some(resume) = resume.take()
             {
-                entry.back_off(Backoff::SHORT, resume, now);
+                entry.back_off(Backoff::SHORT, resume, now, &mut self.randomness);
             }
         }
     }
@@ -179,7 +182,8 @@ impl Reconciler {
             let Some(entry) = self.vbuckets.get_mut(&vbid) else { continue };
             if entry.is_on(on) {
                 entry.settle(now);
-                entry.back_off(Backoff::SHORT, Box::new(resume), now);
+                let resume = Box::new(resume);
+                entry.back_off(Backoff::SHORT, resume, now, &mut self.randomness);
             }
         }
         self.unreachable(on, now);
@@ -215,13 +219,13 @@ impl Reconciler {
             Decision::Retry(backoff) => (backoff, false),
             Decision::FilterRefused => {
                 entry.is_refused = true;
-                entry.back_off(Backoff::SHORT, resume, now);
+                entry.back_off(Backoff::SHORT, resume, now, &mut self.randomness);
                 return Verdict::FilterRefused;
             }
             Decision::Moved => (Backoff::SHORT, true),
         };
         tracing::debug!(%vbid, ?cause, attempts = entry.attempts, "a stream will be opened again");
-        entry.back_off(backoff, resume, now);
+        entry.back_off(backoff, resume, now, &mut self.randomness);
         Verdict::Retry { fetch_map }
     }
 
@@ -387,8 +391,15 @@ impl Entry {
         }
     }
 
-    fn back_off(&mut self, backoff: Backoff, resume: Box<Resume>, now: Instant) {
-        self.state = State::BackingOff { until: now + backoff.wait(self.attempts), resume };
+    fn back_off(
+        &mut self,
+        backoff: Backoff,
+        resume: Box<Resume>,
+        now: Instant,
+        randomness: &mut StdRng,
+    ) {
+        let until = now + backoff.wait(self.attempts, randomness);
+        self.state = State::BackingOff { until, resume };
         self.attempts = self.attempts.saturating_add(1);
         self.idle_since.get_or_insert(now);
     }

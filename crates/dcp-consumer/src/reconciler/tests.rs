@@ -17,7 +17,7 @@ fn resume() -> Box<Resume> {
 }
 
 fn one(now: Instant) -> Reconciler {
-    Reconciler::new([(VB, Seqno::MAX, *resume())], PATIENCE, now)
+    Reconciler::new([(VB, Seqno::MAX, *resume())], PATIENCE, now, crate::dial::randomness(None))
 }
 
 /// One vBucket that streams on `ON`.
@@ -198,7 +198,7 @@ fn failures_in_a_row_wait_longer_and_longer_until_a_stream_has_lived() {
 fn a_lost_connection_gives_back_what_streamed_and_what_was_to_be_opened() {
     let now = now();
     let vbuckets = (0..3).map(|vbid| (Vbid(vbid), Seqno::MAX, *resume()));
-    let mut reconciler = Reconciler::new(vbuckets, PATIENCE, now);
+    let mut reconciler = Reconciler::new(vbuckets, PATIENCE, now, crate::dial::randomness(None));
     assert_eq!(reconciler.due(now).len(), 3);
     reconciler.assign(Vbid(0), ON);
     reconciler.take_requests(ON);
@@ -311,7 +311,7 @@ proptest! {
     ) {
         let mut now = now();
         let vbuckets = (0..4).map(|vbid| (Vbid(vbid), Seqno::MAX, *resume()));
-        let mut reconciler = Reconciler::new(vbuckets, PATIENCE, now);
+        let mut reconciler = Reconciler::new(vbuckets, PATIENCE, now, crate::dial::randomness(None));
         for happening in happenings {
             match happening {
                 Happening::Place(on) => {

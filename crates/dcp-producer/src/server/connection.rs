@@ -111,7 +111,7 @@ impl Connection {
         limits: TimeLimits,
         stop: &CancellationToken,
     ) -> Self {
-        let now = Instant::now();
+        let now = now();
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let map_version = session.cluster().follow_map();
         let tap = Tap::new(faults, session.node());
@@ -168,7 +168,7 @@ impl Connection {
                 }
                 Err(end) => return end,
             }
-            if self.deadline().is_some_and(|at| at <= Instant::now()) {
+            if self.deadline().is_some_and(|at| at <= now()) {
                 return End::Idle;
             }
             let life = self.session.bucket_life();
@@ -194,7 +194,7 @@ impl Connection {
     fn turn(&mut self) -> Result<bool, End> {
         self.tap.refresh(self.output.len());
         if self.tap.is_active() {
-            self.tap.tick(Instant::now());
+            self.tap.tick(now());
             if self.tap.is_half_open() {
                 return Ok(false);
             }
@@ -215,7 +215,7 @@ impl Connection {
 
     /// Lets the output go through the tap between the machines and the socket.
     fn pass_tap(&mut self) -> Result<bool, End> {
-        let now = Instant::now();
+        let now = now();
         let passed = self.tap.pass(now, &mut self.output);
         for opaque in self.tap.take_lost_noops() {
             self.handle_dcp(&faulty::noop_answer(opaque))?;
@@ -247,7 +247,7 @@ impl Connection {
     /// Whether requests are taken: not while the client does not read its answers, and not before
     /// one that has to wait.
     fn takes_input(&self) -> bool {
-        self.has_room() && self.retry_at.is_none_or(|at| at <= Instant::now())
+        self.has_room() && self.retry_at.is_none_or(|at| at <= now())
     }
 
     /// Whether there is room for answers.
@@ -270,7 +270,7 @@ impl Connection {
         match self.socket.try_read_buf(&mut self.input) {
             Ok(0) => Err(End::Io(io::ErrorKind::UnexpectedEof.into())),
             Ok(_) => {
-                self.moved = Instant::now();
+                self.moved = now();
                 Ok(true)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
@@ -318,7 +318,7 @@ impl Connection {
 
     /// Whether a request is to be handled; otherwise a fault has done so, or it has to wait.
     fn meets_no_fault(&mut self, frame: &Frame<'_>) -> Result<bool, End> {
-        match self.tap.request(Instant::now(), frame) {
+        match self.tap.request(now(), frame) {
             RequestFault::None => return Ok(true),
             RequestFault::Lose | RequestFault::Wait => {}
             RequestFault::Refuse(refusal) => {
@@ -336,11 +336,10 @@ impl Connection {
 
     fn handle(&mut self, frame: &Frame<'_>) -> Result<(), End> {
         let dcp_open = self.following.is_some();
-        let now = crate::producer::now();
-        match self.session.handle(now, frame, dcp_open, &mut self.output) {
-            Flow::Continue => self.dcp.handle_received(Instant::now()),
-            Flow::Close => self.closing = Some(Instant::now()),
-            Flow::Later => self.retry_at = Some(Instant::now() + RETRY_TICK),
+        match self.session.handle(crate::producer::now(), frame, dcp_open, &mut self.output) {
+            Flow::Continue => self.dcp.handle_received(now()),
+            Flow::Close => self.closing = Some(now()),
+            Flow::Later => self.retry_at = Some(now() + RETRY_TICK),
             Flow::Dcp => self.handle_dcp(frame)?,
         }
         Ok(())
@@ -352,7 +351,7 @@ impl Connection {
         let source = NodeBucket { cluster: &cluster, map: &map, node: self.session.node() };
         let features = self.session.features().dcp();
         let handled = self.dcp.handle_frame(
-            Instant::now(),
+            now(),
             frame,
             self.session.has_bucket().then_some(&source),
             features,
@@ -360,7 +359,7 @@ impl Connection {
         );
         if let Err(reason) = handled {
             tracing::debug!(id = self.id, %reason, "closing the connection");
-            self.closing = Some(Instant::now());
+            self.closing = Some(now());
         }
         if self.following.is_none()
             && let Some(name) = self.dcp.name()
@@ -399,7 +398,7 @@ impl Connection {
         let cluster = Arc::clone(self.session.cluster());
         let map = cluster.map();
         let source = NodeBucket { cluster: &cluster, map: &map, node: self.session.node() };
-        let sent = self.dcp.poll_transmit(Instant::now(), &source, &mut self.output, budget);
+        let sent = self.dcp.poll_transmit(now(), &source, &mut self.output, budget);
         sent.written > 0 || sent.more
     }
 
@@ -412,7 +411,7 @@ impl Connection {
         match self.socket.try_write(wire) {
             Ok(written) => {
                 wire.advance(written);
-                self.moved = Instant::now();
+                self.moved = now();
                 if wire.is_empty() {
                     if wire.capacity() > KEPT_CAPACITY {
                         *wire = BytesMut::new();
@@ -433,7 +432,7 @@ impl Connection {
             self.evicted.cancelled().await;
             return Err(End::Done);
         }
-        let now = Instant::now();
+        let now = now();
         let (reads, writes) = (self.takes_input(), self.has_unsent());
         let (streams, pushes) = (self.streams(), self.pushes());
         // While the socket takes nothing a due noop cannot be written: do not spin on it.
@@ -458,7 +457,7 @@ impl Connection {
                 Err(End::Idle)
             }
             () = optional(timeout.map(|at| tokio::time::sleep_until(at.into()))) => {
-                self.dcp.handle_timeout(Instant::now()).map_err(End::Dcp)
+                self.dcp.handle_timeout(tokio::time::Instant::now().into_std()).map_err(End::Dcp)
             }
             changed = self.map_version.changed(), if pushes => {
                 // Marked as seen by waiting for it: `push_map` is to find it.
@@ -467,6 +466,11 @@ impl Connection {
             }
         }
     }
+}
+
+/// The present moment, which a paused runtime stops.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 /// Waits for a future that may not be there, then for ever.

@@ -1,7 +1,7 @@
 //! The ports of an embedded cluster.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use socket2::{SockRef, Socket};
 use tokio::net::TcpListener;
@@ -12,16 +12,16 @@ use crate::{Error, ProducerOptions};
 /// The open ports of one node.
 #[derive(Debug)]
 pub(crate) struct NodeListeners {
-    pub(crate) kv: TcpListener,
-    /// HTTP.
-    pub(crate) mgmt: TcpListener,
-    pub(crate) tls: Option<TlsListeners>,
+    /// `None` for a node without ports.
+    pub(crate) plain: Option<PortListeners>,
+    /// Those that speak TLS.
+    pub(crate) tls: Option<PortListeners>,
     pub(crate) addresses: Node,
 }
 
-/// The open ports of one node that speak TLS.
+/// The open ports of one node, of one kind.
 #[derive(Debug)]
-pub(crate) struct TlsListeners {
+pub(crate) struct PortListeners {
     pub(crate) kv: TcpListener,
     /// HTTP.
     pub(crate) mgmt: TcpListener,
@@ -51,6 +51,9 @@ impl Listeners {
 impl NodeListeners {
     /// Opens the ports of the node that has this number.
     pub(crate) async fn bind(options: &ProducerOptions, index: usize) -> Result<Self, Error> {
+        if options.in_memory {
+            return Ok(Self::in_memory(options.host, index));
+        }
         let port = |option, first| port(option, first, index, options.nodes);
         let (kv, kv_address) = listen(options, port("port", options.port)?).await?;
         let mgmt_port = port("management_port", options.management_port)?;
@@ -61,9 +64,17 @@ impl NodeListeners {
             let (kv, kv_address) = listen(options, port("tls_port", options.tls_port)?).await?;
             let (mgmt, mgmt_address) = listen(options, 0).await?;
             addresses.tls = Some(TlsAddresses { kv: kv_address, mgmt: mgmt_address });
-            tls = Some(TlsListeners { kv, mgmt });
+            tls = Some(PortListeners { kv, mgmt });
         }
-        Ok(Self { kv, mgmt, tls, addresses })
+        Ok(Self { plain: Some(PortListeners { kv, mgmt }), tls, addresses })
+    }
+
+    /// A node without ports. Its addresses are names that clients know it by.
+    fn in_memory(host: IpAddr, index: usize) -> Self {
+        let offset = u16::try_from(index).unwrap_or(u16::MAX);
+        let address = |first: u16| SocketAddr::new(host, first.saturating_add(offset));
+        let addresses = Node { kv: address(11_210), mgmt: address(8_091), tls: None };
+        Self { plain: None, tls: None, addresses }
     }
 }
 

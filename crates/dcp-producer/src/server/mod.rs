@@ -6,12 +6,14 @@ mod faulty;
 mod flusher;
 mod handshake;
 mod listeners;
+mod memory;
 mod port;
 mod push;
 mod socket;
 
+use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
@@ -24,6 +26,7 @@ use connection::{Connection, TimeLimits};
 use dcp_names::DcpNames;
 use handshake::Shaken;
 pub(crate) use listeners::{Listeners, NodeListeners};
+pub use memory::MemoryStream;
 use port::Port;
 use socket::Socket;
 
@@ -61,6 +64,8 @@ pub(crate) struct Servers {
     faults: Arc<Faults>,
     options: ProducerOptions,
     tls: Option<Tls>,
+    /// Those without ports, which connections are made to by hand.
+    in_memory: Mutex<Vec<(SocketAddr, Arc<NodeServer>)>>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -76,7 +81,10 @@ impl Servers {
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Result<Self, Error> {
-        let credentials = Arc::new(Credentials::new(&options.username, &options.password)?);
+        // Nobody listens in on a cluster without ports.
+        let rounds = if options.in_memory { 1 } else { Credentials::ROUNDS };
+        let credentials = Credentials::new(&options.username, &options.password, rounds)?;
+        let credentials = Arc::new(credentials);
         let flusher = flusher::run(Arc::clone(cluster), store, options.persist_delay);
         tasks.spawn(stop.clone().run_until_cancelled_owned(flusher));
         Ok(Self {
@@ -86,6 +94,7 @@ impl Servers {
             // Ports that nodes added later get are for the system to choose.
             options: ProducerOptions { port: 0, management_port: 0, tls_port: 0, ..options },
             tls,
+            in_memory: Mutex::default(),
             tasks: tasks.clone(),
             stop: stop.clone(),
         })
@@ -93,7 +102,7 @@ impl Servers {
 
     /// Opens the ports of one more node.
     pub(crate) async fn bind(&self) -> Result<NodeListeners, Error> {
-        NodeListeners::bind(&self.options, 0).await
+        NodeListeners::bind(&self.options, self.cluster.nodes().len()).await
     }
 
     /// Serves the ports of a node, which the cluster knows already.
@@ -121,7 +130,20 @@ impl Servers {
             tasks: self.tasks.clone(),
             stop: self.stop.clone(),
         };
-        Arc::new(server).listen(listeners, self.tls.as_ref().map(|tls| &tls.acceptor));
+        let (server, address) = (Arc::new(server), listeners.addresses.kv);
+        if listeners.plain.is_none() {
+            let mut in_memory = self.in_memory.lock().unwrap_or_else(PoisonError::into_inner);
+            in_memory.push((address, Arc::clone(&server)));
+        }
+        server.listen(listeners, self.tls.as_ref().map(|tls| &tls.acceptor));
+    }
+
+    /// Connects to a node without ports.
+    pub(crate) fn connect(&self, address: SocketAddr) -> io::Result<MemoryStream> {
+        let in_memory = self.in_memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let server = in_memory.iter().find(|(at, _)| *at == address).map(|(_, server)| server);
+        let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+        server.filter(|server| server.power.is_on()).ok_or_else(refused)?.connect()
     }
 }
 
@@ -143,8 +165,10 @@ impl NodeServer {
     /// Accepts connections on all ports of the node.
     fn listen(self: Arc<Self>, listeners: NodeListeners, tls: Option<&TlsAcceptor>) {
         let at = listeners.addresses;
-        self.accept(at.kv, listeners.kv, None, Self::admit);
-        self.accept(at.mgmt, listeners.mgmt, None, Self::admit_http);
+        if let Some(plain) = listeners.plain {
+            self.accept(at.kv, plain.kv, None, Self::admit);
+            self.accept(at.mgmt, plain.mgmt, None, Self::admit_http);
+        }
         if let (Some(listeners), Some(at), Some(tls)) = (listeners.tls, at.tls, tls) {
             self.accept(at.kv, listeners.kv, Some(tls), Self::admit);
             self.accept(at.mgmt, listeners.mgmt, Some(tls), Self::admit_http);
@@ -175,6 +199,19 @@ impl NodeServer {
             server.serve_kv(socket, tls, &run).await;
             drop(permit);
         });
+    }
+
+    /// As [`admit`](Self::admit), for a connection without a socket.
+    fn connect(self: &Arc<Self>) -> io::Result<MemoryStream> {
+        let permit = Arc::clone(&self.permits).try_acquire_owned();
+        let permit = permit.map_err(|_| io::Error::from(io::ErrorKind::ConnectionReset))?;
+        let (client, socket) = memory::pair();
+        let (server, run) = (Arc::clone(self), self.power.run());
+        self.tasks.spawn(async move {
+            server.serve(Socket::Memory(socket), Session::new, &run).await;
+            drop(permit);
+        });
+        Ok(client)
     }
 
     async fn serve_kv(&self, socket: TcpStream, tls: Option<TlsAcceptor>, run: &CancellationToken) {

@@ -6,12 +6,16 @@ use bytes::BytesMut;
 use rustls::ServerConnection;
 use tokio::net::TcpStream;
 
+use super::memory::MemorySocket;
+
 /// A client's socket.
 #[derive(Debug)]
 pub(super) enum Socket {
     Plain(TcpStream),
     /// After the handshake.
     Tls(Box<TlsSocket>),
+    /// Of a cluster without ports.
+    Memory(MemorySocket),
 }
 
 /// A TLS session and the socket under it.
@@ -54,6 +58,7 @@ impl Socket {
         match self {
             Self::Plain(socket) => socket.try_read_buf(input),
             Self::Tls(tls) => tls.try_read_buf(input),
+            Self::Memory(socket) => socket.try_read_buf(input),
         }
     }
 
@@ -62,13 +67,14 @@ impl Socket {
         match self {
             Self::Plain(socket) => socket.try_write(bytes),
             Self::Tls(tls) => tls.try_write(bytes),
+            Self::Memory(socket) => socket.try_write(bytes),
         }
     }
 
     /// Sends what was taken but has not left yet; whether anything left.
     pub(super) fn try_flush(&mut self) -> io::Result<bool> {
         match self {
-            Self::Plain(_) => Ok(false),
+            Self::Plain(_) | Self::Memory(_) => Ok(false),
             Self::Tls(tls) => tls.try_flush(),
         }
     }
@@ -76,19 +82,33 @@ impl Socket {
     /// Whether bytes that were taken wait to leave.
     pub(super) fn has_unsent(&self) -> bool {
         match self {
-            Self::Plain(_) => false,
+            Self::Plain(_) | Self::Memory(_) => false,
             Self::Tls(tls) => tls.session.wants_write(),
         }
     }
 
     /// Waits until more may have arrived.
     pub(super) async fn readable(&self) -> io::Result<()> {
-        self.tcp().readable().await
+        match self {
+            Self::Plain(socket) => socket.readable().await,
+            Self::Tls(tls) => tls.socket.readable().await,
+            Self::Memory(socket) => {
+                socket.readable().await;
+                Ok(())
+            }
+        }
     }
 
     /// Waits until the system may take more.
     pub(super) async fn writable(&self) -> io::Result<()> {
-        self.tcp().writable().await
+        match self {
+            Self::Plain(socket) => socket.writable().await,
+            Self::Tls(tls) => tls.socket.writable().await,
+            Self::Memory(socket) => {
+                socket.writable().await;
+                Ok(())
+            }
+        }
     }
 
     /// Says goodbye if that can be done without waiting.
@@ -98,13 +118,6 @@ impl Socket {
             if let Err(error) = tls.try_flush() {
                 tracing::trace!(%error, "the client left first");
             }
-        }
-    }
-
-    fn tcp(&self) -> &TcpStream {
-        match self {
-            Self::Plain(socket) => socket,
-            Self::Tls(tls) => &tls.socket,
         }
     }
 }
