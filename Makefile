@@ -116,8 +116,8 @@ bench-reading: .java .installed-test ## Measure the reader in Python; writes doc
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/reading/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
-long: .rust ## Run the properties with many more cases (half an hour)
-	@PROPTEST_CASES=50000 $(CARGO) test --workspace --release --locked
+long: .rust ## Run the properties and the model with many more cases (an hour)
+	@PROPTEST_CASES=50000 DCP_MODEL_SEEDS=10000 $(CARGO) test --workspace --release --locked
 
 ##@ The rest
 
