@@ -106,10 +106,12 @@ class History:
         text = "words that compress well, " * self.random.randrange(1, size // 10)
         return json.dumps({"index": index, "text": text[:size]}).encode()
 
-    def write_to(self, vbucket: int, documents: int, *, prefix: str) -> None:
+    def write_to(
+        self, vbucket: int, documents: int, *, prefix: str, collection: str | None = None
+    ) -> None:
         """Writes documents to one vBucket, under keys that were not there before."""
         for _ in range(documents):
-            self.upsert(self._fresh_key(vbucket, prefix), self._value(0, 200))
+            self.upsert(self._fresh_key(vbucket, prefix), self._value(0, 200), collection)
 
     def _fresh_key(self, vbucket: int, prefix: str) -> str:
         """A key of a vBucket; those of others that are come upon are kept for them."""

@@ -94,6 +94,62 @@ def test_a_loss_while_streaming_is_lived_through(client, event, open_history):
     assert len(seen.of("opened")) > client.opened_at_first, "no stream was cut off"
 
 
+@pytest.mark.parametrize("feature", ["stream ids and purge seqnos", "out of order"])
+def test_what_only_gocbcore_has_goes_through_loss_and_rebalance(
+    feature, gocbcore, open_history, tmp_path
+):
+    history = open_history(gocbcore, nodes=2, replicas=1, vbuckets=4)
+    producer = history.producer
+    number, path, sids = None, None, [0]
+    options = {"purge_markers": True, "stream_ids": [1, 65535], "expirations": True}
+    if feature == "out of order":
+        # A server does so where a collection is a small part of the vBucket.
+        path = "inventory.small"
+        number = history.create_collection(path)
+        history.write(32, collection=path, size=3000)
+        options = {"out_of_order": True, "filter": [number], "expirations": True}
+    else:
+        sids = options["stream_ids"]
+    history.write(1500)
+    producer.persist()
+    kept = producer.high_seqnos()
+    lossy = active_on(producer, 0)
+    state = tmp_path / "state.json"
+    options |= {"save": state, "buffer": 5000}
+    wanted = {"collection": number, "expirations": "expiration"}
+    first = gocbcore.drain(producer, **options)
+    for vbucket in history.versions:
+        newest = [v.told_as("expiration") for v in history.latest(vbucket)]
+        for sid in sids:
+            # Not in order, if out of order.
+            assert newest_of(first.changes(vbucket, sid)) == [
+                v for v in newest if number in (None, v.collection)
+            ]
+    assert bool(first.of("out_of_order")) == (path is not None)
+    for vbucket in lossy:
+        producer.set_replica_lag(vbucket, 1, None)
+        history.write_to(vbucket, 3, prefix="lost", collection=path)
+    second = gocbcore.drain(producer, resume=state, **options)
+    assert second.count() == 3 * len(lossy) * len(sids)
+    producer.failover(0)
+    assert history.forget_lost() == kept
+    for vbucket in lossy:
+        history.write_to(vbucket, 5, prefix="found", collection=path)
+    run = gocbcore.start(producer, resume=state, follow=True, **options)
+    run.await_streaming()
+    producer.add_node()
+    producer.rebalance()
+    for vbucket in history.versions:
+        history.write_to(vbucket, 4, prefix="spread", collection=path)
+    third = run.finish(producer.high_seqnos())
+    assert {(line["vb"], line["to"]) for line in third.of("rollback")} == {
+        (vbucket, kept[vbucket]) for vbucket in lossy
+    }
+    for sid in sids:
+        assert_versions(history, third, sid=sid, after=kept, **wanted)
+    assert len(third.of("opened")) > len(history.versions) * len(sids), "no stream was moved"
+
+
 def test_a_clean_restart_loses_nothing_and_sends_nothing_twice(client, open_history):
     history = open_history(client, nodes=2)
     producer = history.producer
@@ -159,22 +215,28 @@ def test_idle_streams_stay_open_by_noops(java, open_history):
     assert len(seen.of("opened")) == java.vbuckets, "streams were opened again"
 
 
-def test_a_client_answers_every_noop(gocbcore, open_history):
-    history = open_history(gocbcore)
+@pytest.mark.parametrize("name", ["gocbcore", "godcp"])
+def test_a_client_answers_every_noop(name, request, open_history):
+    client = request.getfixturevalue(name)
+    history = open_history(client)
     history.write(100)
-    relay = Relay(int(history.producer.connection_string.rpartition(":")[2]))
+    producer = history.producer
+    addresses = (producer.connection_string, producer.management_urls[0])
+    relay = Relay(*(int(address.rpartition(":")[2]) for address in addresses))
     try:
-        run = gocbcore.start(history.producer, nodes=[relay.address], follow=True)
+        run = client.start(
+            producer, nodes=[relay.address], management=[relay.management_url], follow=True
+        )
         run.await_streaming()
         assert relay.answered_twice.wait(60), "no noop came, or no answer"
         history.write(100, prefix="more")
-        seen = run.finish(history.producer.high_seqnos())
+        seen = run.finish(producer.high_seqnos())
     finally:
         relay.close()
     assert_versions(history, seen)
     assert set(relay.answers) <= set(relay.noops)
     assert set(relay.noops.values()) == set(relay.answers.values()) == {1}
-    assert len(seen.of("opened")) == gocbcore.vbuckets, "streams were opened again"
+    assert len(seen.of("opened")) == client.opened_at_first, "streams were opened again"
 
 
 @pytest.mark.parametrize("name", ["java", "godcp"])

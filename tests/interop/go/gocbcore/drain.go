@@ -196,6 +196,10 @@ func (d *drain) open(stream *stream) error {
 			return fmt.Errorf("vBucket %d has an empty failover log", stream.vbucket)
 		case err == nil:
 			d.report.Print("opened", map[string]any{"vb": stream.vbucket, "log": logFields(log)})
+			stream.mutex.Lock()
+			stream.opened++
+			stream.mutex.Unlock()
+			d.notify()
 			return nil
 		case !errors.As(err, &rollback):
 			return fmt.Errorf("vBucket %d cannot be streamed: %w", stream.vbucket, err)
@@ -374,10 +378,27 @@ func (d *drain) firstNot(condition func(*stream) bool) *stream {
 }
 
 // close closes a stream, which the producer acknowledges with an answer and the stream's end.
-func (d *drain) close(stream *stream) error {
-	stream.mutex.Lock()
-	stream.closing = true
-	stream.mutex.Unlock()
+func (d *drain) close(closed *stream) error {
+	deadline := time.Now().Add(patience)
+	for {
+		closed.mutex.Lock()
+		closed.closing = true
+		opened := closed.opened
+		closed.mutex.Unlock()
+		err := d.requestClose(closed)
+		if err == nil || !isNotOpen(err) || time.Now().After(deadline) {
+			return err
+		}
+		// The node that had it is gone: the stream is being opened again, or will be as soon as
+		// gocbcore notices, and then there is something to close.
+		isOpenAgain := func(s *stream) bool { return s != closed || s.opened > opened }
+		if err := d.until(isOpenAgain); err != nil {
+			return err
+		}
+	}
+}
+
+func (d *drain) requestClose(stream *stream) error {
 	var options gocbcore.CloseStreamOptions
 	if stream.streamID != 0 {
 		options.StreamOptions = &gocbcore.CloseStreamStreamOptions{StreamID: stream.streamID}

@@ -29,8 +29,10 @@ type stream struct {
 	outOfOrder bool
 	end        uint64
 	items      int
-	closing    bool
-	finished   bool
+	// How often it was opened.
+	opened   int
+	closing  bool
+	finished bool
 }
 
 func (s *stream) position() Position {
@@ -216,5 +218,12 @@ func (s *stream) ModifyCollection(e gocbcore.DcpCollectionModification) {
 func isReopened(err error) bool {
 	return errors.Is(err, gocbcore.ErrDCPStreamStateChanged) ||
 		errors.Is(err, gocbcore.ErrDCPStreamDisconnected) ||
+		errors.Is(err, gocbcore.ErrSocketClosed)
+}
+
+// isNotOpen tells whether a stream could not be closed because it is not open.
+func isNotOpen(err error) bool {
+	return errors.Is(err, gocbcore.ErrDocumentNotFound) ||
+		errors.Is(err, gocbcore.ErrNotMyVBucket) ||
 		errors.Is(err, gocbcore.ErrSocketClosed)
 }
