@@ -62,7 +62,7 @@ def test_changes_lost_in_a_failover_are_rolled_back_on_resuming(client, open_his
         assert newest_of(rows) == newest, f"vBucket {vbucket}"
 
 
-@pytest.mark.parametrize("event", ["failover", "crash"])
+@pytest.mark.parametrize("event", ["failover", "unsafe failover", "crash"])
 def test_a_loss_while_streaming_is_lived_through(client, event, open_history):
     history = open_history(client, nodes=2, replicas=1, persist_delay=3600.0)
     producer = history.producer
@@ -77,6 +77,11 @@ def test_a_loss_while_streaming_is_lived_through(client, event, open_history):
     read = producer.high_seqnos()
     if event == "failover":
         producer.failover(1)
+    elif event == "unsafe failover":
+        # The map's revision begins again; its epoch says that it is newer.
+        epoch, _ = producer.map_version
+        producer.failover_unsafely([1])
+        assert producer.map_version == (epoch + 1, 1)
     else:
         producer.kill(1)
         producer.restart(1)

@@ -235,6 +235,14 @@ def test_every_node_answers_a_noop(producer, open_cluster):
     assert told == dict.fromkeys(nodes, PingState.OK)
 
 
+def test_replicas_are_read_on_their_own_nodes(collection):
+    documents = write(collection, 20)
+    for key, document in documents.items():
+        answers = list(collection.get_all_replicas(key))
+        assert [answer.content_as[dict] for answer in answers] == [document] * 2
+        assert sorted(answer.is_replica for answer in answers) == [False, True]
+
+
 def test_a_document_that_was_removed_is_missing(collection):
     collection.upsert("gone", {})
     collection.remove("gone")

@@ -1,5 +1,7 @@
 """What an operator does to the embedded cluster, and what its clients see of it."""
 
+import socket
+
 import pytest
 
 import dcp_rs
@@ -40,6 +42,26 @@ def test_a_failover_loses_what_the_replica_lacked_and_says_so(cluster):
     with cluster.connect() as client:
         rows = rows_of(client.stream(start=position, until="now", vbuckets=[0]))
     assert rows[0]["op"] == "rollback"
+
+
+def test_an_unsafe_failover_begins_an_epoch_that_clients_follow(cluster):
+    epoch, rev = cluster.map_version
+    cluster.move_vbucket(0, 1)
+    assert cluster.map_version == (epoch, rev + 1)
+    keys = [on_vbucket(cluster, vbucket, "key") for vbucket in range(4)]
+    with cluster.connect() as client, client.stream(linger=0) as stream:
+        cluster.upsert(keys[0], "1")
+        assert rows_of([next(stream)])[0]["key"] == keys[0]
+        cluster.failover_unsafely([1])
+        assert cluster.map_version == (epoch + 1, 1)
+        assert {tuple(cluster.copies_of(vbucket)) for vbucket in range(4)} == {(0,)}
+        for key in keys:
+            cluster.upsert(key, "2")
+        seen = set()
+        while not seen.issuperset(keys):
+            seen |= {row["key"] for row in rows_of([next(stream)]) if row["value"] == b"2"}
+    with pytest.raises(ConfigError, match="node 0"):
+        cluster.failover_unsafely([0])
 
 
 def test_a_graceful_failover_loses_nothing(cluster):
@@ -200,8 +222,21 @@ def test_connecting_over_tls_trusts_the_authority_that_was_made():
         (lambda cluster: cluster.create_collection("nonesuch.a"), "no such scope"),
         (lambda cluster: cluster.upsert("a", "1", collection=1), "collection: must be text"),
         (lambda _: dcp_rs.Producer(replicas=4), "replicas: 4 is not from 0 to 3"),
+        (lambda _: dcp_rs.Producer(max_streams=0), "max_streams: 0 is not from 1"),
+        (lambda _: dcp_rs.Producer(max_unacknowledged_bytes=1 << 32), "max_unacknowledged_bytes"),
+        (lambda _: dcp_rs.Producer(idle_timeout=0), "idle_timeout"),
+        (lambda _: dcp_rs.Producer(data=1), "data: must be a path"),
+        (lambda _: dcp_rs.Producer(data="x", ephemeral=True), "data: an ephemeral bucket has no"),
+        (lambda cluster: cluster.failover_unsafely([7]), "node"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_reason(cluster, call, named):
     with pytest.raises(ConfigError, match=named):
         call(cluster)
+
+
+def test_a_client_that_says_nothing_is_shown_out():
+    with dcp_rs.Producer(authentication_timeout=0.1) as producer:
+        host, _, port = producer.connection_string.removeprefix("couchbase://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            assert connection.recv(1) == b""

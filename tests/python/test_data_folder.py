@@ -94,7 +94,7 @@ def test_a_killed_server_goes_on_where_its_folder_ends(serve):
     from couchbase.cluster import Cluster
     from couchbase.options import ClusterOptions
 
-    state, safe, position, numbers = {}, set(), None, itertools.count()
+    state, safe, position, numbers, branches = {}, set(), None, itertools.count(), []
 
     def read(facts):
         nonlocal position
@@ -126,10 +126,17 @@ def test_a_killed_server_goes_on_where_its_folder_ends(serve):
         process.kill()
         process.wait()
         cluster.close()
-    _, facts = serve()
-    read(facts)
-    with connect(facts) as client:
-        rows = rows_of(client.stream(until="now", metadata="full"))
-    assert state == {row["key"]: row["seqno"] for row in rows}
+    for _life in range(2):
+        process, facts = serve()
+        read(facts)
+        with connect(facts) as client:
+            stream = client.stream(until="now", metadata="full")
+            assert state == {row["key"]: row["seqno"] for row in rows_of(stream)}
+        content = json.loads(stream.checkpoint().to_json())["content"]
+        branches.append(content["positions"]["0"]["failover_log"])
+        process.terminate()
+        assert process.wait(timeout=60) == 0
     assert safe <= state.keys()
     assert len(safe) >= 200
+    assert len(branches[0]) == 3, "each of two crashes began a branch"
+    assert branches[1] == branches[0], "a stop in good order began none"

@@ -289,7 +289,13 @@ async fn an_unsafe_failover_begins_an_epoch() {
     let last = write(&producer, "a", 5);
     let (epoch, _) = producer.map_version();
     producer.move_vbucket(VB, 1).unwrap();
+    let told = [Feature::DUPLEX, Feature::CLUSTER_MAP_CHANGE_NOTIFICATION];
+    let mut told = RawClient::ready(&producer, 2, &told).await;
     producer.failover_unsafely(&[0, 1]).unwrap();
+    let pushed = told.receive().await;
+    assert_eq!(pushed.opcode(), Opcode::CLUSTER_MAP_CHANGE);
+    let version = [(epoch + 1).to_be_bytes(), 1i64.to_be_bytes()].concat();
+    assert_eq!(pushed.frame().extras, version, "its rev is lower, and it is newer");
     assert_eq!(producer.map_version(), (epoch + 1, 1));
     assert_eq!(producer.num_nodes(), 1);
     assert!(producer.copies_of(VB).unwrap().is_empty(), "both copies are gone");
