@@ -103,7 +103,10 @@ impl Client {
 
     async fn read(&mut self) {
         let read = tokio::time::timeout(PATIENCE, self.socket.read_buf(&mut self.input)).await;
-        if !matches!(read.expect("the server says nothing"), Ok(1..)) {
+        if read.is_err() {
+            self.sides.note("the server says nothing more");
+        }
+        if !matches!(read, Ok(Ok(1..))) {
             self.take(0);
             self.is_open = false;
             self.sides.end_ours();

@@ -85,6 +85,11 @@ impl Sides {
         self.our_end = true;
     }
 
+    /// Notes what differs besides packets.
+    pub(super) fn note(&mut self, what: &str) {
+        self.differences.push(what.to_owned());
+    }
+
     /// The client limits what may be on its way.
     pub(super) fn limit(&mut self) {
         self.has_window = true;

@@ -203,7 +203,10 @@ impl Replay<'_> {
     }
 
     async fn server_packet(&mut self, at: usize, conn: u32, packet: &[u8]) {
-        let frame = frame(packet).unwrap();
+        let Some(frame) = frame(packet) else {
+            self.differences.push(format!("connection {conn}: the recorded server sent no packet"));
+            return;
+        };
         let vbid = frame.header.vbid().0;
         if let Ok(marker) = SnapshotMarker::decode(&frame)
             && self.stage.lacks(vbid, marker.end_seqno.0)

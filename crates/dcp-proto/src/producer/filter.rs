@@ -6,7 +6,7 @@ use rustc_hash::FxHashSet;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use super::{BucketSource, Item, ItemKind, Privilege, VBucketSource};
+use super::{BucketSource, Item, ItemKind, Privilege, ServerVersion, VBucketSource};
 
 /// Why the JSON value of a stream request is refused.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl RequestValue {
     const MAX_LEN: usize = 256 * 1024;
 
     /// Reads the value; unknown members next to a known one are ignored.
-    pub(super) fn parse(value: &[u8]) -> Result<Self, InvalidFilter> {
+    pub(super) fn parse(value: &[u8], version: ServerVersion) -> Result<Self, InvalidFilter> {
         if value.is_empty() {
             return Ok(Self::default());
         }
@@ -49,7 +49,10 @@ impl RequestValue {
         }
         let object: Map<String, Value> =
             serde_json::from_slice(value).map_err(|_| InvalidFilter::NotAnObject)?;
+        // Purge seqnos were added with 8.0.
+        let takes_purge_seqno = version.is_at_least(8, 0);
         let known = ["uid", "collections", "scope", "sid", "purge_seqno"];
+        let known = known.get(..known.len() - usize::from(!takes_purge_seqno)).unwrap_or(&known);
         if !known.iter().any(|&name| object.contains_key(name)) {
             return Err(InvalidFilter::NothingKnown);
         }
@@ -57,7 +60,11 @@ impl RequestValue {
             collections: member(&object, "collections", collections)?,
             scope: member(&object, "scope", |value| hex(value).map(ScopeId))?,
             stream_id: member(&object, "sid", stream_id)?,
-            purge_seqno: member(&object, "purge_seqno", decimal)?.unwrap_or_default(),
+            purge_seqno: if takes_purge_seqno {
+                member(&object, "purge_seqno", decimal)?.unwrap_or_default()
+            } else {
+                Seqno::ZERO
+            },
         };
         if parsed.scope.is_some() && parsed.collections.is_some() {
             return Err(InvalidFilter::ScopeAndCollections);
@@ -327,5 +334,22 @@ impl From<Rule> for Filter {
     fn from(rule: Rule) -> Self {
         let exhausted = matches!(&rule, Rule::Collections(ids) if ids.is_empty());
         Self { rule, exhausted, tells_modifications: false, view: View::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn purge_seqnos_are_known_since_8_0() {
+        const OLDER: ServerVersion = ServerVersion { major: 7, minor: 6, patch: 11 };
+        let purge_seqno = |value: &[u8], version| {
+            RequestValue::parse(value, version).map(|value| value.purge_seqno)
+        };
+        let (alone, with_uid) = (br#"{"purge_seqno":"15"}"#, br#"{"uid":"0","purge_seqno":"15"}"#);
+        assert_eq!(purge_seqno(alone, ServerVersion::NEWEST).unwrap(), Seqno(15));
+        assert_eq!(purge_seqno(with_uid, OLDER).unwrap(), Seqno(0), "not a member it knows");
+        assert!(matches!(purge_seqno(alone, OLDER), Err(InvalidFilter::NothingKnown)));
     }
 }

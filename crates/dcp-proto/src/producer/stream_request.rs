@@ -83,7 +83,7 @@ impl Checks<'_> {
         check_range(request, request.start_seqno, request.end_seqno)?;
         let legacy = self.config.server_version.is_legacy();
         let value = if legacy { &[] } else { request.value };
-        let value = RequestValue::parse(value).map_err(|error| {
+        let value = RequestValue::parse(value, self.config.server_version).map_err(|error| {
             debug!(vbid = %request.vbid, %error, "refused the value of a stream request");
             Refusal::Status(Status::EINVAL)
         })?;
