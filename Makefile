@@ -116,8 +116,9 @@ bench-reading: .java .installed-test ## Measure the reader in Python; writes doc
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/reading/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
-long: .rust ## Run the properties and the model with many more cases (an hour)
+long: .installed-test ## Run properties, model, kills and cycles with many more cases (an hour)
 	@PROPTEST_CASES=50000 DCP_MODEL_SEEDS=10000 $(CARGO) test --workspace --release --locked
+	@DCP_KILLS=200 DCP_CYCLES=1000 $(PY) -m pytest --timeout 3600 tests/python/test_kills.py tests/python/test_scale.py
 
 ##@ The rest
 
