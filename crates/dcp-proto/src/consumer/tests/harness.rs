@@ -73,6 +73,7 @@ pub(super) struct Request {
     pub(super) snapshot: (u64, u64),
     pub(super) value: String,
     pub(super) to_latest: bool,
+    pub(super) flags: StreamRequestFlags,
 }
 
 /// A packet the machine sent.
@@ -345,6 +346,7 @@ fn decode_sent(frame: &Frame<'_>) -> Sent {
                 snapshot: (request.snapshot_start.0, request.snapshot_end.0),
                 value: String::from_utf8(request.value.to_vec()).unwrap(),
                 to_latest: request.flags.contains(StreamRequestFlags::TO_LATEST),
+                flags: request.flags,
             })
         }
         Opcode::DCP_CLOSE_STREAM => Sent::Close(header.opaque),

@@ -1,6 +1,8 @@
 //! The rules of positions, each by its number.
 
-use dcp_wire::message::{OsoSnapshot, SnapshotFlags, SnapshotMarker, StreamEndReason};
+use dcp_wire::message::{
+    OsoSnapshot, SnapshotFlags, SnapshotMarker, StreamEndReason, StreamRequestFlags,
+};
 use dcp_wire::{CollectionId, Opcode, Seqno, Status, Vbuuid};
 
 use super::harness::{Harness, Item, Sent, VB, config, log, position};
@@ -394,6 +396,13 @@ fn the_purge_seqno_of_a_marker_goes_with_the_next_request() {
     assert_eq!(server.reconnect(collections.clone()).value, r#"{"purge_seqno":"15"}"#);
     let old = ConnectionConfig { purge_seqno: false, ..collections };
     assert_eq!(server.reconnect(old).value, "", "servers before 8.0 refuse it");
+}
+
+#[test]
+fn a_request_is_for_the_active_copy_and_for_every_deletion() {
+    let mut server = Harness::streaming(config());
+    server.marker(0, 20).mutation(20).play();
+    assert_eq!(server.reconnect(config()).flags, StreamRequestFlags::ACTIVE_VB_ONLY);
 }
 
 #[test]
