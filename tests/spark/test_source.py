@@ -8,7 +8,8 @@ import pytest
 import dcp_rs
 import dcp_rs.spark
 
-pytestmark = pytest.mark.spark
+# The first test waits for Spark to start, too.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 FORMAT = "couchbase.dcp"
 

@@ -1,17 +1,24 @@
 """`spark.readStream.format("couchbase.dcp")`: a bucket in micro-batches."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 import dcp_rs.spark
 from sequence import documents
 
-pytestmark = pytest.mark.spark
+# The first test waits for Spark to start, too.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 FORMAT = "couchbase.dcp"
-PATIENCE = 90
+PATIENCE = 240
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,12 +69,12 @@ def test_available_now_reads_everything_in_limited_batches(query, load):
 
 
 def test_a_restart_goes_on_where_it_was(query, producer):
-    for run in range(3):
+    for run in range(2):
         for n in range(100):
             producer.upsert(b"%d_%d" % (run, n), b"{}")
         query.run()
-    assert len(query.rows()) == 300
-    assert len(documents(query.rows())) == 300
+    assert len(query.rows()) == 200
+    assert len(documents(query.rows())) == 200
 
 
 def test_with_a_writer_running_nothing_is_lost_or_doubled(query, producer):
@@ -103,6 +110,48 @@ def test_with_a_writer_running_nothing_is_lost_or_doubled(query, producer):
     assert documents(rows) == written
     seen = [(row.vbucket, row.epoch, row.seqno) for row in rows]
     assert len(seen) == len(set(seen))
+
+
+def test_a_killed_driver_goes_on_where_it_was(query, options, producer, tmp_path):
+    keys = [f"key_{n}" for n in range(4000)]
+    for key in keys:
+        producer.upsert(key, b"1")
+    producer.persist()
+    limited = {**options, "maxRowsPerTrigger": "100"}
+    program = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("session.py"))]
+    # A session of its own, so that the JVM is killed with it.
+    with subprocess.Popen(program, stdin=subprocess.PIPE, start_new_session=True) as driver:
+        try:
+            driver.stdin.write(json.dumps([limited, str(tmp_path)]).encode() + b"\n")
+            driver.stdin.flush()
+            deadline = time.monotonic() + PATIENCE
+            while not (tmp_path / "checkpoint" / "commits" / "2").exists():
+                assert driver.poll() is None, "the query ended"
+                assert time.monotonic() < deadline, "the query does nothing"
+                time.sleep(0.02)
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+    assert 0 < len(query.rows()) < len(keys), "killed on its way"
+    for key in keys[::2]:
+        producer.upsert(key, b"2")
+    query.run()
+    rows = query.rows()
+    assert documents(rows) == dict.fromkeys(keys, b"1") | dict.fromkeys(keys[::2], b"2")
+    seen = [(row.vbucket, row.epoch, row.seqno) for row in rows]
+    assert len(seen) == len(set(seen))
+
+
+def test_the_password_is_nowhere(query, options, load, tmp_path, caplog):
+    load(50)
+    ended = query.run()
+    told = [json.dumps(progress, default=str) for progress in ended.recentProgress]
+    told += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file()]
+    assert any('"bucket":"' in text for text in told), "the offsets are among it"
+    with pytest.raises(Exception, match="COUCHBASE_DCP_") as raised:
+        query.run(bucket="another")
+    told += [str(raised.value), caplog.text]
+    assert len(told) > 5
+    assert not [text for text in told if options["password"] in text]
 
 
 def test_a_query_that_starts_at_latest_skips_what_was_there(query, producer):
