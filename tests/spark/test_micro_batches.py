@@ -96,6 +96,7 @@ class TestDataLoss:
         write(producer, keys[:40], b"1")
         for key in keys[:20]:
             producer.remove(key)
+        producer.persist()
         job = start()
         job.drain()
         producer.purge(VBUCKET, producer.high_seqnos()[VBUCKET])

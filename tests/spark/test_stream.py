@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -146,7 +147,7 @@ def test_the_password_is_nowhere(query, options, load, tmp_path, caplog):
     ended = query.run()
     told = [json.dumps(progress, default=str) for progress in ended.recentProgress]
     told += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file()]
-    assert any('"bucket":"' in text for text in told), "the offsets are among it"
+    assert any(re.search(r'"bucket\\*" ?:', text) for text in told), "the offsets are among it"
     with pytest.raises(Exception, match="COUCHBASE_DCP_") as raised:
         query.run(bucket="another")
     told += [str(raised.value), caplog.text]
