@@ -1,20 +1,36 @@
 //! Rows of the conformance tables that a consumer can answer, as data.
 
+mod completeness;
+#[path = "../shared/named.rs"]
+mod named;
 mod script;
+mod sent;
 
 use serde_json::Value;
 
 use script::Script;
 
+const ROWS: &str = include_str!("../data/consumer.json");
+
 #[test]
 fn the_consumer_follows_the_rows() {
-    let rows: Vec<Value> =
-        serde_json::from_str(include_str!("../data/consumer.json")).expect("rows");
+    let rows: Vec<Value> = serde_json::from_str(ROWS).expect("rows");
     let failures: Vec<String> = rows
         .iter()
         .filter_map(|row| check(row).err().map(|why| format!("{}: {why}", row["row"])))
         .collect();
     assert!(failures.is_empty(), "{} rows fail:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn what_a_producer_sends_by_the_rows_is_taken() {
+    let rows = sent::rows();
+    let failures: Vec<String> = rows
+        .iter()
+        .filter_map(|(name, row)| sent::check(row).err().map(|why| format!("{name}: {why}")))
+        .collect();
+    assert!(failures.is_empty(), "{} rows fail:\n{}", failures.len(), failures.join("\n"));
+    assert!(rows.len() > 90, "{} rows", rows.len());
 }
 
 /// Runs one row. What it does not mention is not looked at.
@@ -36,6 +52,8 @@ fn check(row: &Value) -> Result<(), String> {
     expect(row, "delivered", delivered.into())?;
     expect(row, "at", script.position().into())?;
     expect(row, "counted", script.counted().into())?;
+    expect(row, "answers", script.answers().into())?;
+    expect(row, "maps", script.maps().into())?;
     let ends = row["ends"].as_str();
     match (script.end(), ends) {
         (_, None) => {}

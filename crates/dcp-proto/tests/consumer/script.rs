@@ -51,6 +51,8 @@ pub(crate) struct Script {
     position: Option<Position>,
     counted: u64,
     ended: Option<String>,
+    answers: u64,
+    maps: u64,
 }
 
 impl Script {
@@ -58,8 +60,9 @@ impl Script {
     pub(crate) fn open(row: &Value) -> Self {
         let now = start();
         let end = row["end"].as_u64().map_or(Seqno::MAX, Seqno);
+        let collections = row["collections"].as_bool().unwrap_or_default();
         let mut script = Self {
-            machine: machine(now),
+            machine: machine(now, collections),
             sink: Seqnos::default(),
             now,
             end,
@@ -68,6 +71,8 @@ impl Script {
             position: None,
             counted: 0,
             ended: None,
+            answers: 0,
+            maps: 0,
         };
         let own = log(row.get("log"));
         let position = match row["position"].as_array() {
@@ -109,7 +114,7 @@ impl Script {
         let words: Vec<&str> = step.split(' ').collect();
         match words[..] {
             ["LOST"] => {
-                let old = std::mem::replace(&mut self.machine, machine(self.now));
+                let old = std::mem::replace(&mut self.machine, machine(self.now, false));
                 let (_, resume) = old.into_streams().pop().expect("a stream");
                 self.request(resume);
                 Ok(())
@@ -120,6 +125,44 @@ impl Script {
                 let len = usize::try_from(number(len)).expect("a length");
                 self.answer(*known.expect("a status"), &vec![0; len])
             }
+            ["WAIT", seconds] => {
+                self.now += Duration::from_secs(number(seconds));
+                self.machine.handle_timeout(self.now).map_err(|error| error.to_string())
+            }
+            ["PUSH", map] => {
+                let push = Frame::server_request(Opcode::CLUSTER_MAP_CHANGE).with_key(b"default");
+                self.frame(push.with_extras(&[0; 16]).with_value(map.as_bytes()))
+            }
+            ["MAP"] => self.frame(Frame::response(Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS)),
+            ["MAP", map] => {
+                let answer = Frame::response(Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS);
+                self.frame(answer.with_value(map.as_bytes()))
+            }
+            ["KEY", seqno, digits] => {
+                let key = hex(digits);
+                let seqno = Seqno(number(seqno));
+                let mut wire = Vec::new();
+                let mutation = Mutation { seqno, key: &key, ..Default::default() };
+                mutation.encode(self.to(), &mut wire).expect("it fits");
+                self.feed(&wire)
+            }
+            // A message of which one byte is another.
+            ["BYTE", at, byte, ..] => {
+                let mut wire = Vec::new();
+                encode(&words[3..], self.to(), &mut wire);
+                wire[usize::try_from(number(at)).expect("a place")] = hex(byte)[0];
+                self.feed(&wire)
+            }
+            // A message without its last bytes, and lengths that say so.
+            ["SHORT", bytes, ..] => {
+                let mut wire = Vec::new();
+                encode(&words[2..], self.to(), &mut wire);
+                let bytes = u8::try_from(number(bytes)).expect("a few");
+                wire.truncate(wire.len() - usize::from(bytes));
+                wire[4] -= bytes;
+                wire[11] -= bytes;
+                self.feed(&wire)
+            }
             ["STALE", ..] => {
                 let opaque = Opaque(0xdead);
                 self.message(&words[1..], StreamAddress { vbid: VB, opaque, stream_id: None })
@@ -129,11 +172,18 @@ impl Script {
                 let to = StreamAddress { vbid, opaque: self.opaque, stream_id: None };
                 self.message(&words[1..], to)
             }
-            _ => {
-                let to = StreamAddress { vbid: VB, opaque: self.opaque, stream_id: None };
-                self.message(&words, to)
-            }
+            _ => self.message(&words, self.to()),
         }
+    }
+
+    fn to(&self) -> StreamAddress {
+        StreamAddress { vbid: VB, opaque: self.opaque, stream_id: None }
+    }
+
+    fn frame(&mut self, frame: Frame<'_>) -> Result<(), String> {
+        let mut wire = Vec::new();
+        frame.encode(&mut wire).expect("it fits");
+        self.feed(&wire)
     }
 
     fn message(&mut self, words: &[&str], to: StreamAddress) -> Result<(), String> {
@@ -150,9 +200,13 @@ impl Script {
             self.position = Some(moved.position);
         }
         while let Some(event) = self.machine.poll_event() {
-            if let Event::StreamEnded { cause, .. } = event {
-                assert!(self.ended.is_none(), "a stream ends once");
-                self.ended = Some(cause.to_string());
+            match event {
+                Event::StreamEnded { cause, .. } => {
+                    assert!(self.ended.is_none(), "a stream ends once");
+                    self.ended = Some(cause.to_string());
+                }
+                Event::ClusterMap(_) => self.maps += 1,
+                _ => {}
             }
         }
         self.take_requests();
@@ -165,6 +219,7 @@ impl Script {
         let mut rest = &sent[..];
         while let Some((frame, used)) = Frame::parse(rest, MAX_BODY_LEN).expect("a packet") {
             rest = &rest[used..];
+            self.answers += u64::from(frame.header.magic.is_response());
             if frame.header.opcode == Opcode::DCP_STREAM_REQ {
                 let request = StreamRequest::decode(&frame).expect("a stream request");
                 self.opaque = request.opaque;
@@ -188,6 +243,16 @@ impl Script {
     /// Bytes received that count towards the window.
     pub(crate) const fn counted(&self) -> u64 {
         self.counted
+    }
+
+    /// Packets of the server that were answered.
+    pub(crate) const fn answers(&self) -> u64 {
+        self.answers
+    }
+
+    /// Cluster maps there were.
+    pub(crate) const fn maps(&self) -> u64 {
+        self.maps
     }
 
     /// Why the stream has ended.
@@ -247,6 +312,17 @@ fn marker(words: &[&str]) -> SnapshotMarker {
     }
 }
 
+/// Bytes of hexadecimal digits; `61*250` is 250 of the last one.
+fn hex(digits: &str) -> Vec<u8> {
+    let (digits, times) = digits.split_once('*').unwrap_or((digits, "1"));
+    let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).expect("hexadecimal digits");
+    let mut bytes: Vec<u8> = (0..digits.len()).step_by(2).map(byte).collect();
+    if let Some(&last) = bytes.last() {
+        bytes.extend((1..number(times)).map(|_| last));
+    }
+    bytes
+}
+
 fn number(word: &str) -> u64 {
     word.parse().expect("a number")
 }
@@ -269,10 +345,10 @@ fn log(entries: Option<&Value>) -> Vec<FailoverEntry> {
     entries.iter().map(entry).collect()
 }
 
-fn machine(now: Instant) -> Connection {
+fn machine(now: Instant, collections: bool) -> Connection {
     let config = ConnectionConfig {
         num_vbuckets: 16,
-        collections: false,
+        collections,
         window: 0,
         noop_interval: Some(Duration::from_secs(20)),
         filter: StreamFilter::All,

@@ -10,6 +10,8 @@ mod collections;
 mod completeness;
 mod flow_control;
 mod hostile;
+#[path = "../shared/named.rs"]
+mod named;
 mod noop;
 mod recorded;
 mod rows;

@@ -1,0 +1,134 @@
+//! What a producer sends in its own rows, as a consumer takes it: whatever those rows expect of a
+//! producer is delivered, moves the position, and can be gone on from.
+
+use serde_json::{Value, json};
+
+use crate::script::Script;
+
+const TABLES: [&str; 4] = [
+    include_str!("../data/collections.json"),
+    include_str!("../data/oso.json"),
+    include_str!("../data/snapshots.json"),
+    include_str!("../data/stream_end.json"),
+];
+
+/// Messages that come only to who has asked for what this consumer never does: stream ids and
+/// synchronous replication.
+const UNASKED: [&str; 4] = [" sid ", "PREPARE", "COMMIT", "ABORT"];
+
+/// The rows, with what is sent in each; none of those that send something unasked for.
+pub(crate) fn rows() -> Vec<(String, Value)> {
+    let mut found = Vec::new();
+    for table in TABLES {
+        let rows: Vec<Value> = serde_json::from_str(table).expect("rows");
+        for row in rows {
+            let sent = sent(&row);
+            let is_unasked = |message: &String| UNASKED.iter().any(|word| message.contains(word));
+            if !sent.is_empty() && !sent.iter().any(is_unasked) {
+                let name = row["row"].as_str().expect("a name").to_owned();
+                found.push((name, script(&row, &sent)));
+            }
+        }
+    }
+    found
+}
+
+/// All messages of a row, in order.
+fn sent(row: &Value) -> Vec<String> {
+    let then = row["then"].as_array().into_iter().flatten().map(|then| &then["expect"]);
+    let steps = row["steps"].as_array().into_iter().flatten();
+    let lists = std::iter::once(&row["expect"]).chain(then).chain(steps);
+    let texts = lists.filter_map(Value::as_array).flatten();
+    texts.filter_map(Value::as_str).map(ToOwned::to_owned).collect()
+}
+
+/// The row as one of a consumer: where it starts, what it is sent, what must come of it.
+fn script(row: &Value, sent: &[String]) -> Value {
+    let request = if row["request"].is_object() { &row["request"] } else { row };
+    let start = request["start"].as_u64().unwrap_or_default();
+    let bound = |at: usize| request["snapshot"][at].as_u64().unwrap_or(start);
+    let mut script =
+        json!({ "steps": sent.iter().flat_map(|text| steps(text)).collect::<Vec<_>>() });
+    if start > 0 {
+        script["position"] = json!([start, bound(0), bound(1)]);
+    }
+    if let Some(end) = request["end"].as_u64() {
+        script["end"] = end.into();
+    }
+    script
+}
+
+/// A message as steps of a script.
+fn steps(message: &str) -> Vec<String> {
+    let words: Vec<&str> = message.split(' ').collect();
+    match words[..] {
+        ["MARK", range, _flags] => vec![format!("MARK {}", bare(range))],
+        ["MARK", range, _flags, ..] => {
+            let after = |name: &str| {
+                let at = words.iter().position(|word| *word == name);
+                at.map_or("0", |at| words[at + 1])
+            };
+            let (visible, purge, prepared) = (after("visible"), after("purge"), after("prepared"));
+            vec![format!("MARK2 {} {visible} {purge} {prepared}", bare(range))]
+        }
+        ["OSO", "start"] => vec!["OSO 1".to_owned()],
+        ["OSO", "end"] => vec!["OSO 2".to_owned()],
+        [what, seqnos, ..] if what != "END" && seqnos.contains('-') => {
+            let (first, last) = seqnos.split_once('-').expect("a range");
+            let number = |text: &str| text.parse::<u64>().expect("a seqno");
+            (number(first)..=number(last)).map(|seqno| format!("{what} {seqno}")).collect()
+        }
+        [what, seqno, ..] => vec![format!("{what} {seqno}")],
+        _ => panic!("no such message: {message}"),
+    }
+}
+
+fn bare(range: &str) -> &str {
+    range.trim_matches(['[', ']'])
+}
+
+/// Plays a row; what is wrong with what came of it.
+pub(crate) fn check(row: &Value) -> Result<(), String> {
+    let mut script = Script::open(row);
+    let (mut wanted, mut at) = (Vec::new(), row["position"][0].as_u64().unwrap_or_default());
+    let (mut in_oso, mut ended) = (None, None);
+    for step in row["steps"].as_array().expect("steps") {
+        let step = step.as_str().expect("a step");
+        let (what, rest) = step.split_once(' ').expect("two words");
+        script.step(step).map_err(|fault| format!("{step}: {fault}"))?;
+        let number = rest.parse::<u64>().ok();
+        match (what, number) {
+            ("OSO", Some(1)) => in_oso = Some(at),
+            ("OSO", _) => at = in_oso.take().expect("it began"),
+            ("MUT" | "DEL" | "EXP" | "SYS" | "ADV", Some(seqno)) => {
+                if what != "ADV" {
+                    wanted.push(seqno);
+                }
+                match &mut in_oso {
+                    Some(highest) => *highest = seqno.max(*highest),
+                    None => at = seqno,
+                }
+            }
+            ("END", reason) => ended = reason,
+            _ => {}
+        }
+    }
+    if script.delivered() != wanted {
+        return Err(format!("delivered {:?}, want {wanted:?}", script.delivered()));
+    }
+    let stands = script.position()[0].max(row["position"][0].as_u64().unwrap_or_default());
+    if stands != at {
+        return Err(format!("stands at {stands}, want {at}"));
+    }
+    if ended.is_some() != script.end().is_some() {
+        return Err(format!("ends: {:?}, was sent {ended:?}", script.end()));
+    }
+    if ended.is_none() {
+        script.step("LOST")?;
+        let (start, (from, to), _) = script.requested().expect("a stream request");
+        if start != at || from > start || to < start {
+            return Err(format!("goes on at {start} of [{from}, {to}], want {at}"));
+        }
+    }
+    Ok(())
+}
