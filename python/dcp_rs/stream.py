@@ -79,6 +79,9 @@ class StreamStats:
         held_rows: Rows received that wait until every copy of their vBucket has them on disk; 0
             unless the stream has `persisted_only`.
         held_bytes: Bytes of what waits so, part of `buffered_bytes`.
+        held_seconds: For how long the oldest of what waits so has waited; 0 if nothing does.
+        settling: vBuckets of which changes wait because copies are on different branches of
+            history, as after a failover, until that has settled.
         elapsed: Seconds since the stream was opened.
     """
 
@@ -94,6 +97,8 @@ class StreamStats:
     buffered_bytes: int
     held_rows: int
     held_bytes: int
+    held_seconds: float
+    settling: int
     elapsed: float
 
     @property
@@ -115,6 +120,9 @@ class VbucketStats:
         persisted_seqno: Up to here every copy of the vBucket has everything on disk, as last
             heard; 0 while copies are not heard from or are on different branches. `None` if it
             was not asked for: see `persisted_only`.
+        held_seconds: For how long changes have waited for that; `None` if none do.
+        is_settling: Whether they wait because copies are on different branches of history, as
+            after a failover.
     """
 
     vbucket: int
@@ -122,6 +130,8 @@ class VbucketStats:
     seqno: int
     high_seqno: int | None
     persisted_seqno: int | None
+    held_seconds: float | None
+    is_settling: bool
 
     @property
     def lag(self) -> int | None:
@@ -264,8 +274,11 @@ class ChangeStream:
                 seqno=seqno,
                 high_seqno=high_seqno,
                 persisted_seqno=persisted_seqno,
+                held_seconds=held_seconds,
+                is_settling=is_settling,
             )
-            for vbucket, state, seqno, high_seqno, persisted_seqno in self._inner.vbucket_stats()
+            for vbucket, state, seqnos, held_seconds, is_settling in self._inner.vbucket_stats()
+            for seqno, high_seqno, persisted_seqno in [seqnos]
         ]
 
     def events(self) -> list[StreamEvent]:

@@ -37,6 +37,7 @@ def test_changes_are_delivered_once_they_are_persisted(single):
     assert seqnos(stream) == list(range(1, 21))
     stats = stream.stats()
     assert (stats.held_rows, stats.held_bytes, stats.complete) == (0, 0, 1)
+    assert (stats.held_seconds, stats.settling) == (0, 0)
     stream = client.stream(until="now")
     assert seqnos(stream) == list(range(1, 21))
     (unasked,) = stream.vbucket_stats()

@@ -37,6 +37,11 @@ pub struct StreamStats {
     pub held_rows: u64,
     /// Bytes of what waits so, part of `buffered_bytes`.
     pub held_bytes: u64,
+    /// For how long the oldest of what waits so has waited; zero if nothing does.
+    pub held_for: Duration,
+    /// vBuckets of which changes wait because copies are on different branches of history, as
+    /// after a failover, until that has settled.
+    pub settling: usize,
     /// Time since the stream was opened: with `rows` and `connection` it gives rates.
     pub elapsed: Duration,
     /// What the connections counted, those gone included.
@@ -90,6 +95,10 @@ pub struct VbucketStats {
     /// are not heard from or are on different branches. `None` if it was not asked for: see
     /// [`persisted_only`](crate::StreamOptions::persisted_only).
     pub persisted_seqno: Option<Seqno>,
+    /// For how long changes have waited for that; `None` if none do.
+    pub held_for: Option<Duration>,
+    /// Whether they wait because copies are on different branches of history, as after a failover.
+    pub is_settling: bool,
 }
 
 impl VbucketStats {

@@ -1,6 +1,7 @@
 //! The application's end of a stream of changes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_wire::Seqno;
@@ -158,8 +159,16 @@ impl<B: Send + 'static> ChangeStream<B> {
     /// What the stream is doing.
     #[must_use]
     pub fn stats(&self) -> StreamStats {
-        let elapsed = self.opened.elapsed();
-        StreamStats { batches: self.batches, rows: self.rows, elapsed, ..self.stats.snapshot() }
+        let (now, vbuckets) = (Instant::now().into_std(), self.stats.vbuckets());
+        let oldest = vbuckets.iter().filter_map(|vbucket| vbucket.held_since).min();
+        StreamStats {
+            batches: self.batches,
+            rows: self.rows,
+            elapsed: self.opened.elapsed(),
+            held_for: oldest.map_or(Duration::ZERO, |since| now.saturating_duration_since(since)),
+            settling: vbuckets.iter().filter(|vbucket| vbucket.is_settling).count(),
+            ..self.stats.snapshot()
+        }
     }
 
     /// Where every vBucket stands, ascending.
@@ -170,11 +179,20 @@ impl<B: Send + 'static> ChangeStream<B> {
     }
 
     fn vbucket(&self, known: KnownVbucket) -> VbucketStats {
-        let KnownVbucket { vbid, state, high_seqno: heard, persisted_seqno } = known;
+        let KnownVbucket { vbid, state, high_seqno: heard, persisted_seqno, .. } = known;
         let position = self.checkpoint.position(vbid);
         let seqno = position.map_or(Seqno::ZERO, |position| position.seqno);
         let high_seqno = heard.max(position.map(|position| position.snapshot.end));
-        VbucketStats { vbid, state, seqno, high_seqno, persisted_seqno }
+        let now = Instant::now().into_std();
+        VbucketStats {
+            vbid,
+            state,
+            seqno,
+            high_seqno,
+            persisted_seqno,
+            held_for: known.held_since.map(|since| now.saturating_duration_since(since)),
+            is_settling: known.is_settling,
+        }
     }
 
     /// What has happened since the last call, oldest first. An event may come a moment after the

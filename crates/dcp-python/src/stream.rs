@@ -196,8 +196,9 @@ impl ChangeStream {
     }
 }
 
-/// Id, state, last seqno taken, highest seqno of the server, seqno up to which all copies persist.
-type VbucketParts = (u16, &'static str, u64, Option<u64>, Option<u64>);
+/// Id, state, seqnos (last one taken, highest of the server, up to which all copies persist), seconds
+/// that changes have waited for that, and whether for copies on different branches.
+type VbucketParts = (u16, &'static str, (u64, Option<u64>, Option<u64>), Option<f64>, bool);
 
 /// Kind, vBucket, node, and the rest as text.
 type EventParts = (&'static str, Option<u16>, Option<String>, String);
@@ -313,6 +314,7 @@ impl ChangeStream {
             ("backing_off", stats.backing_off),
             ("complete", stats.complete),
             ("failed", stats.failed),
+            ("settling", stats.settling),
             ("connections", stats.connections),
         ] {
             dict.set_item(name, count)?;
@@ -327,6 +329,7 @@ impl ChangeStream {
         ] {
             dict.set_item(name, count)?;
         }
+        dict.set_item("held_seconds", stats.held_for.as_secs_f64())?;
         dict.set_item("elapsed", stats.elapsed.as_secs_f64())?;
         Ok(dict)
     }
@@ -338,8 +341,10 @@ impl ChangeStream {
         let of = |vbucket: VbucketStats| {
             let high_seqno = vbucket.high_seqno.map(|seqno| seqno.0);
             let persisted_seqno = vbucket.persisted_seqno.map(|seqno| seqno.0);
-            let state = vbucket.state.as_str();
-            (vbucket.vbid.0, state, vbucket.seqno.0, high_seqno, persisted_seqno)
+            let held_seconds = vbucket.held_for.map(|held| held.as_secs_f64());
+            let (state, is_settling) = (vbucket.state.as_str(), vbucket.is_settling);
+            let seqnos = (vbucket.seqno.0, high_seqno, persisted_seqno);
+            (vbucket.vbid.0, state, seqnos, held_seconds, is_settling)
         };
         Ok(stats.into_iter().map(of).collect())
     }

@@ -48,6 +48,10 @@ pub(crate) struct KnownVbucket {
     pub(crate) high_seqno: Option<Seqno>,
     /// Up to here it is on the disks of all copies.
     pub(crate) persisted_seqno: Option<Seqno>,
+    /// Since when changes wait for that.
+    pub(crate) held_since: Option<Instant>,
+    /// Whether copies are on different branches meanwhile.
+    pub(crate) is_settling: bool,
 }
 
 /// Numbers of a stream, written by its task and read by the application.
@@ -619,7 +623,8 @@ impl<S: BatchSink> Cluster<S> {
         vbuckets.clear();
         let known = |(vbid, state, high_seqno)| {
             let persisted_seqno = self.persistence.persisted(vbid);
-            KnownVbucket { vbid, state, high_seqno, persisted_seqno }
+            let (held_since, is_settling) = self.persistence.waiting(vbid);
+            KnownVbucket { vbid, state, high_seqno, persisted_seqno, held_since, is_settling }
         };
         vbuckets.extend(self.reconciler.states().map(known));
     }

@@ -63,6 +63,13 @@ impl Watched {
         self.answers.iter().map(of).min().unwrap_or(Seqno::ZERO)
     }
 
+    /// Whether changes wait for copies to be of one mind: one of them is on another branch than the
+    /// stream, or does not know that one yet.
+    fn is_settling(&self) -> bool {
+        let differs = |(vbuuid, _): &(Vbuuid, Seqno)| *vbuuid != self.vbuuid;
+        self.since.is_some() && self.answers.iter().flatten().any(differs)
+    }
+
     fn told_now(&mut self, vbid: Vbid) -> Option<Told> {
         let seqno = self.persisted();
         if seqno == self.told {
@@ -245,6 +252,13 @@ impl Persistence {
     /// for.
     pub(crate) fn persisted(&self, vbid: Vbid) -> Option<Seqno> {
         Some(self.vbuckets.get(&vbid)?.told)
+    }
+
+    /// Since when changes of a vBucket wait, if they do, and whether that is for copies on different
+    /// branches.
+    pub(crate) fn waiting(&self, vbid: Vbid) -> (Option<Instant>, bool) {
+        let watched = self.vbuckets.get(&vbid);
+        watched.map_or((None, false), |watched| (watched.since, watched.is_settling()))
     }
 
     /// vBuckets of which changes wait for too long, once each, and for how long.

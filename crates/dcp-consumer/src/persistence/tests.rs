@@ -131,3 +131,18 @@ fn what_waits_for_too_long_is_told_once() {
     assert_eq!(persistence.overdue(start + OVERDUE), [(VB, OVERDUE)]);
     assert_eq!(persistence.overdue(start + OVERDUE * 2), []);
 }
+
+#[test]
+fn it_is_shown_since_when_changes_wait_and_that_copies_differ() {
+    let start = now();
+    let mut persistence = waiting(&[1, 2], start);
+    assert_eq!(persistence.waiting(VB), (Some(start), false), "nobody was heard from");
+    says(&mut persistence, 1, BRANCH, 9, start);
+    says(&mut persistence, 2, Vbuuid(8), 9, start);
+    assert_eq!(persistence.waiting(VB), (Some(start), true));
+    says(&mut persistence, 2, BRANCH, 5, start);
+    assert_eq!(persistence.waiting(VB), (Some(start), false), "of one mind, and still behind");
+    persistence.waits_no_more(VB, ON);
+    assert_eq!(persistence.waiting(VB), (None, false));
+    assert_eq!(persistence.waiting(Vbid(4)), (None, false));
+}

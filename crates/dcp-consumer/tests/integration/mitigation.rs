@@ -106,6 +106,8 @@ async fn rule_11_the_copy_that_persists_least_decides_and_is_shown() {
     held(&mut stream, high[&VB].0).await;
     let stats = stream.stats();
     assert!(stats.held_bytes > 0 && stats.held_bytes <= stats.buffered_bytes, "{stats:?}");
+    assert!(!stats.held_for.is_zero() && stats.settling == 0, "{stats:?}");
+    assert!(stream.vbucket_stats()[0].held_for.is_some());
     let persisted = |stream: &ChangeStream<Vec<Item>>| stream.vbucket_stats()[0].persisted_seqno;
     until(&stream, |stream| persisted(stream) == Some(Seqno(0))).await;
     producer.hold_persistence(VB, 2, false).unwrap();
@@ -118,6 +120,7 @@ async fn rule_11_the_copy_that_persists_least_decides_and_is_shown() {
     }
     until(&stream, |stream| persisted(stream) == Some(high[&VB])).await;
     until(&stream, |stream| (stream.stats().held_rows, stream.stats().held_bytes) == (0, 0)).await;
+    until(&stream, |stream| stream.stats().held_for.is_zero()).await;
 }
 
 #[tokio::test]
@@ -145,6 +148,25 @@ async fn rule_11_changes_wait_for_a_node_that_is_down_until_the_map_says_it_is_g
     write(&producer, 10..11);
     assert_eq!(seqnos(&take(&mut stream, 3).await), [9, 10, 11]);
     assert_eq!(stream.stats().connection.rollbacks, 0);
+}
+
+#[tokio::test]
+async fn rule_11_it_is_shown_that_changes_wait_for_a_copy_on_another_branch() {
+    let producer = cluster(3, 1, 2).await;
+    write(&producer, 0..5);
+    let client = connect(&producer).await;
+    let mut stream = stream(&client, persisted_only(Start::Earliest, End::Never)).await;
+    take(&mut stream, 5).await;
+    // The second replica does not hear that the first one was promoted.
+    producer.set_replica_lag(VB, 2, None).unwrap();
+    producer.failover(0, false).unwrap();
+    write(&producer, 5..8);
+    held(&mut stream, 3).await;
+    until(&stream, |stream| stream.stats().settling == 1).await;
+    assert!(stream.vbucket_stats()[0].is_settling);
+    producer.set_replica_lag(VB, 1, Some(0)).unwrap();
+    assert_eq!(seqnos(&take(&mut stream, 3).await), [6, 7, 8]);
+    until(&stream, |stream| stream.stats().settling == 0).await;
 }
 
 #[tokio::test]
