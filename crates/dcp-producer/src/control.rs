@@ -193,7 +193,7 @@ impl Producer {
         self.cluster.create_bucket()
     }
 
-    /// Creates a scope.
+    /// Creates a scope; `_system` too, which servers since 7.6 have from the start.
     ///
     /// # Errors
     /// [`Error::Manifest`] if it exists or may not be called that; [`Error::NoBucket`].

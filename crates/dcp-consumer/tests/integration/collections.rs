@@ -180,3 +180,43 @@ async fn a_scope_brings_what_is_made_in_it_later() {
     producer.drop_scope("shop").unwrap();
     end(&mut stream).await;
 }
+
+fn with_system_scope(producer: &Producer) -> CollectionId {
+    producer.create_scope("_system").unwrap();
+    producer.create_collection("_system", "_query", None).unwrap()
+}
+
+#[tokio::test]
+async fn the_system_scope_is_hidden_unless_asked_for() {
+    let producer = producer(1, 4).await;
+    let query = with_system_scope(&producer);
+    write(&producer, query, 0..10);
+    write(&producer, CollectionId::DEFAULT, 0..5);
+    let client = connect(&producer).await;
+    let everything = || options(Start::Earliest, End::Now);
+    let mut hidden = stream(&client, everything()).await;
+    assert_eq!(ids(read_all(&mut hidden).await), [CollectionId::DEFAULT; 5]);
+    for (vbid, high) in producer.high_seqnos() {
+        let checkpoint = hidden.checkpoint();
+        let position = checkpoint.position(vbid).unwrap();
+        assert_eq!(position.seqno, high, "{vbid}: past what is hidden");
+    }
+    let mut shown = stream(&client, StreamOptions { system_documents: true, ..everything() }).await;
+    assert_eq!(read_all(&mut shown).await.len(), 15);
+    let named = Filter::Scope("_system".to_owned());
+    let mut named = stream(&client, StreamOptions { filter: named, ..everything() }).await;
+    assert_eq!(ids(read_all(&mut named).await), [query; 10]);
+}
+
+#[tokio::test]
+async fn a_system_scope_that_is_made_while_a_stream_runs_is_hidden_too() {
+    let producer = producer(1, 4).await;
+    let client = connect(&producer).await;
+    let mut stream = stream(&client, options(Start::Earliest, End::Never)).await;
+    write(&producer, CollectionId::DEFAULT, 0..5);
+    assert_eq!(ids(take(&mut stream, 5).await), [CollectionId::DEFAULT; 5]);
+    let query = with_system_scope(&producer);
+    write(&producer, query, 0..10);
+    write(&producer, CollectionId::DEFAULT, 5..10);
+    assert_eq!(ids(take(&mut stream, 5).await), [CollectionId::DEFAULT; 5]);
+}

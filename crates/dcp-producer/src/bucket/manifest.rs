@@ -57,6 +57,9 @@ pub(crate) struct Manifest {
     next_collection: u32,
 }
 
+/// Name of the scope in which servers and services keep their own documents.
+const SYSTEM_SCOPE: &str = "_system";
+
 /// Name of the default scope and of the default collection.
 const DEFAULT_NAME: &str = "_default";
 
@@ -137,7 +140,9 @@ impl Manifest {
 
     /// Creates a scope.
     pub(crate) fn create_scope(&mut self, name: &str) -> Result<ScopeId, Unchanged> {
-        check_name(name)?;
+        if name != SYSTEM_SCOPE {
+            check_name(name)?;
+        }
         if self.scope_named(name.as_bytes()).is_some() {
             return Err(Unchanged::Exists);
         }
@@ -155,7 +160,8 @@ impl Manifest {
         name: &str,
         settings: CollectionSettings,
     ) -> Result<CollectionId, Unchanged> {
-        check_name(name)?;
+        // What lies in the system's scope is called as the system likes.
+        check_name(if scope == SYSTEM_SCOPE { name.trim_start_matches('_') } else { name })?;
         let id = CollectionId(self.next_collection);
         let scope = self.named_mut(scope)?;
         if scope.collections.iter().any(|known| known.name == name) {
