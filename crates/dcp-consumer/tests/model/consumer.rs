@@ -9,6 +9,7 @@ use dcp_consumer::{
     AckToken, Acknowledge, BatchPolicy, Client, ConnectOptions, Credentials, Delivered, End, Error,
     ErrorKind, OnRollback, Start, StreamOptions,
 };
+use dcp_proto::Rollback;
 use dcp_proto::checkpoint::Checkpoint;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -182,6 +183,12 @@ impl Consumer {
             match next {
                 Ok(Some(delivered)) => {
                     let Delivered { batch, token, .. } = delivered?;
+                    for item in &batch {
+                        if let Item::Rollback(Rollback { vbid, seqno, from_seqno, .. }) = item {
+                            self.trace
+                                .add(format!("{vbid} is rolled back from {from_seqno} to {seqno}"));
+                        }
+                    }
                     received.batch(batch, token, self.setup.is_manual);
                 }
                 Ok(None) => return Err(Broken::Violation("an endless stream ended".into())),

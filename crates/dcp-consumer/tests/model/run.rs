@@ -48,7 +48,14 @@ pub(crate) fn run(seed: u64) -> Report {
     let local = LocalSet::new();
     runtime.expect("a runtime").block_on(local.run_until(async {
         let trace = Trace { lines: Arc::default(), begin: Instant::now() };
-        let outcome = Box::pin(Run::new(seed, trace.clone()).await.play()).await;
+        let run = Run::new(seed, trace.clone()).await;
+        let steps = run.network.steps.clone();
+        let outcome = tokio::select! {
+            biased;
+            outcome = Box::pin(run.play()) => outcome,
+            round = steps.exhausted() => Err(round),
+        };
+        trace.add(format!("{} packets", steps.taken()));
         let trace = std::mem::take(&mut *trace.lines.lock().unwrap());
         Report { outcome, trace }
     }))
@@ -71,7 +78,8 @@ impl Run {
         let world = World::new(&mut rng).await;
         let network = Network::new(Arc::clone(&world.producer), seed);
         let setup = Setup::new(&mut rng);
-        trace.add(format!("{setup:?}, {} vBuckets", world.producer.num_vbuckets()));
+        let (vbuckets, is_calm) = (world.producer.num_vbuckets(), world.is_calm);
+        trace.add(format!("{setup:?}, {vbuckets} vBuckets, calm {is_calm}"));
         let storage = Arc::default();
         Self { rng, world, network, setup, storage, trace, alive: None, lives: 0 }
     }
@@ -101,6 +109,9 @@ impl Run {
     async fn play(mut self) -> Result<(), String> {
         let before = self.rng.random_range(0..60);
         self.world.write(before, &mut self.rng);
+        if self.rng.random_bool(0.3) {
+            self.world.purge();
+        }
         self.start_consumer();
         for _ in 0..self.rng.random_range(10..60) {
             self.step().await;
@@ -116,12 +127,16 @@ impl Run {
         self.check_storage()?;
         self.compare()?;
         self.kill_consumer().await;
+        let (_, table) = self.storage.lock().unwrap().load();
+        if self.world.is_calm && table.rollbacks() > 0 {
+            return Err("a rollback though nothing was lost".into());
+        }
         self.read_finite().await
     }
 
     async fn step(&mut self) {
         let rng = &mut self.rng;
-        let what = match rng.random_range(0..23) {
+        let what = match rng.random_range(0..25) {
             0..7 => {
                 let count = rng.random_range(1..30);
                 self.world.write(count, rng);
@@ -150,7 +165,13 @@ impl Run {
                 self.network.set_latency(latency);
                 format!("latency of new connections {latency} ms")
             }
-            20.. => return self.interrupt_backfill().await,
+            20..23 => return self.interrupt_backfill().await,
+            23 => {
+                self.network.repeat(rng);
+                "repeat a change".into()
+            }
+            24 if self.world.is_calm => "calm".into(),
+            24 => return self.purge_while_away().await,
             kind => {
                 self.kill_consumer().await;
                 let torn = kind == 18 && self.rng.random_bool(0.5);
@@ -177,6 +198,15 @@ impl Run {
         sleep(Duration::from_millis(self.rng.random_range(0..400))).await;
         let what = self.world.lose_tail(&mut self.rng);
         self.trace.add(format!("backfill cut after {bytes} bytes; {what}"));
+    }
+
+    /// While no consumer runs, documents are removed and the nodes forget that there were any.
+    async fn purge_while_away(&mut self) {
+        self.kill_consumer().await;
+        self.world.write(40, &mut self.rng);
+        self.world.purge();
+        self.trace.add("purged while nobody reads");
+        self.start_consumer();
     }
 
     fn check_storage(&self) -> Result<(), String> {
@@ -237,7 +267,8 @@ impl Run {
         let connection_string = self.world.producer.connection_string();
         for from in [None, stored] {
             let read = read_until_now(&self.setup, &self.network, &connection_string, from);
-            let table = timeout(PATIENCE, Box::pin(read)).await;
+            let read = timeout(PATIENCE, Box::pin(read));
+            let (table, ()) = tokio::join!(read, self.world.stir(&mut self.rng));
             let table = table.map_err(|_| "a finite stream does not end".to_owned())??;
             self.world.check_written(&table)?;
             if table.documents() != self.world.documents() {

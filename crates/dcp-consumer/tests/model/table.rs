@@ -31,6 +31,7 @@ pub(crate) struct Row {
     pub(crate) key: Vec<u8>,
     pub(crate) value: Vec<u8>,
     pub(crate) cas: u64,
+    pub(crate) vbuuid: u64,
 }
 
 impl Item {
@@ -71,6 +72,7 @@ impl ChangeSink for Rows {
             key: change.key.to_vec(),
             value: change.value.to_vec(),
             cas: change.cas.0,
+            vbuuid: change.vbuuid.0,
         })));
         Ok(())
     }
@@ -175,6 +177,11 @@ impl Table {
             Item::Change(row) => Some(row.as_ref()),
             _ => None,
         })
+    }
+
+    /// Rollbacks there were.
+    pub(crate) fn rollbacks(&self) -> u32 {
+        self.logs.values().map(|log| log.epoch).sum()
     }
 
     /// What it amounts to.

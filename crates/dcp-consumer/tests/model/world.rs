@@ -2,33 +2,40 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use dcp_producer::{MutationToken, Producer, ProducerOptions, WriteOptions, parse_rules};
 use dcp_proto::Op;
 use dcp_wire::{CollectionId, Seqno, Vbid};
 use rand::Rng;
 use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
 
 use crate::table::{DEFAULT, Documents, Table};
 
 /// Keys per collection.
 const KEYS: u32 = 24;
+/// What may befall a cluster that is calm: persistence, graceful failovers, moves, rebalances and
+/// new nodes, replicas that lag, changes of collections.
+const CALM: [u32; 12] = [0, 8, 8, 14, 15, 16, 17, 18, 19, 21, 24, 25];
 /// The collection that is dropped and made anew.
 const COLLECTION: &str = "orders";
 
-/// Operation, collection, key and value.
-type Written = (Op, u32, Vec<u8>, Vec<u8>);
+/// Operation, collection, key, value and history branch.
+type Written = (Op, u32, Vec<u8>, Vec<u8>, u64);
 
 /// A cluster and everything that was ever written to it.
 pub(crate) struct World {
     pub(crate) producer: Arc<Producer>,
-    /// By vBucket, seqno and CAS: the operation, collection, key and value.
+    /// By vBucket, seqno and CAS.
     writes: HashMap<(Vbid, Seqno, u64), Written>,
     /// Collections there have been, and those there are.
     collections: BTreeMap<u32, bool>,
     /// Nodes that are down or out.
     broken: Vec<usize>,
     written: u64,
+    /// Nothing befalls it that a vBucket has to be rolled back for.
+    pub(crate) is_calm: bool,
 }
 
 impl World {
@@ -46,6 +53,7 @@ impl World {
             collections: BTreeMap::from([(DEFAULT, true)]),
             broken: Vec::new(),
             written: 0,
+            is_calm: rng.random_bool(0.2),
         }
     }
 
@@ -82,8 +90,9 @@ impl World {
                 _ => (Op::Expiration, Vec::new(), self.producer.expire(&key, options)),
             };
             // Refused where there is no such document, or no node that has the vBucket.
-            if let Ok(MutationToken { vbid, seqno, cas, .. }) = written {
-                self.writes.insert((vbid, seqno, cas.0), (op, collection, key, value));
+            if let Ok(MutationToken { vbid, vbuuid, seqno, cas }) = written {
+                let written = (op, collection, key, value, vbuuid.0);
+                self.writes.insert((vbid, seqno, cas.0), written);
             }
         }
     }
@@ -96,7 +105,9 @@ impl World {
         if !self.broken.is_empty() && rng.random_bool(0.3) {
             return self.repair(rng).await;
         }
-        match rng.random_range(0..26) {
+        let what =
+            if self.is_calm { *CALM.choose(rng).unwrap_or(&0) } else { rng.random_range(0..26) };
+        match what {
             0..3 => {
                 producer.persist();
                 "persist".into()
@@ -106,6 +117,8 @@ impl World {
                 let to = Seqno(rng.random_range(0..=high.0));
                 format!("roll back {vbid} to {to}: {:?}", producer.roll_back(vbid, to).is_ok())
             }
+            // Its only copies would go with it.
+            8 if self.is_calm && !self.has_two_of_each() => "calm".into(),
             6..8 => self.fail_over(node, false),
             8 => self.fail_over(node, true),
             9..11 => {
@@ -139,8 +152,19 @@ impl World {
         }
     }
 
+    /// Removals are forgotten by the nodes, up to the newest change of every vBucket.
+    pub(crate) fn purge(&self) {
+        for (vbid, high) in self.producer.high_seqnos() {
+            // Refused where no node has the vBucket.
+            let _ = self.producer.purge(vbid, high);
+        }
+    }
+
     /// One vBucket loses the newer half of its changes, or less.
     pub(crate) fn lose_tail(&mut self, rng: &mut StdRng) -> String {
+        if self.is_calm {
+            return "nothing is lost".into();
+        }
         let vbid = self.any_vbid(rng);
         let high = self.producer.high_seqnos().get(&vbid).copied().unwrap_or_default();
         let to = Seqno(rng.random_range(high.0 / 2..=high.0));
@@ -162,9 +186,17 @@ impl World {
                 "reaction": {"truncate": {"bytes": 30}}}]"#,
             r#"[{"condition": {"opcode": "DCP_NOOP", "every": 3}, "reaction": "drop"}]"#,
         ];
-        let faults = FAULTS[rng.random_range(0..FAULTS.len())];
+        let mut faults = FAULTS[rng.random_range(0..FAULTS.len())];
+        if self.is_calm && faults.contains("rollback") {
+            faults = FAULTS[0];
+        }
         self.producer.set_faults(parse_rules(faults).expect("rules")).expect("rules");
         faults
+    }
+
+    fn has_two_of_each(&self) -> bool {
+        let mut vbids = (0..self.producer.num_vbuckets()).map(Vbid);
+        vbids.all(|vbid| self.producer.copies_of(vbid).is_ok_and(|copies| copies.len() > 1))
     }
 
     fn fail_over(&mut self, node: usize, graceful: bool) -> String {
@@ -184,7 +216,7 @@ impl World {
     /// A node that is down or out comes back, and gets its share again.
     async fn repair(&mut self, rng: &mut StdRng) -> String {
         let node = self.broken[rng.random_range(0..self.broken.len())];
-        let restarted = self.restart(node, rng.random_bool(0.5)).await;
+        let restarted = self.restart(node, self.is_calm || rng.random_bool(0.5)).await;
         let rebalanced = self.producer.rebalance().is_ok();
         format!("{restarted}, rebalance: {rebalanced}")
     }
@@ -202,6 +234,16 @@ impl World {
                 format!("create collection {}", id.0)
             }
             Err(error) => error.to_string(),
+        }
+    }
+
+    /// vBuckets move a few times.
+    pub(crate) async fn stir(&self, rng: &mut StdRng) {
+        for _ in 0..rng.random_range(0..6) {
+            tokio::time::sleep(Duration::from_millis(rng.random_range(0..30))).await;
+            let (vbid, node) = (self.any_vbid(rng), self.any_node(rng));
+            // Refused where it is.
+            let _ = self.producer.move_vbucket(vbid, node);
         }
     }
 
@@ -249,8 +291,9 @@ impl World {
     pub(crate) fn check_written(&self, table: &Table) -> Result<(), String> {
         for row in table.rows() {
             let write = self.writes.get(&(row.vbid, row.seqno, row.cas));
-            let is_it = |(op, collection, key, value): &Written| {
-                (*op, *collection, key, value) == (row.op, row.collection, &row.key, &row.value)
+            let is_it = |(op, collection, key, value, vbuuid): &Written| {
+                (*op, *collection, key, value, *vbuuid)
+                    == (row.op, row.collection, &row.key, &row.value, row.vbuuid)
             };
             if !write.is_some_and(is_it) {
                 return Err(format!("{} {} was never written so: {row:?}", row.vbid, row.seqno));
