@@ -36,6 +36,8 @@ class ConnectionOptions:
         tls_key: PEM file with its private key.
         network: Which of the nodes' addresses to use: `default`, `external`, or `auto`, which
             takes those that the connection string's host is one of.
+        keep_connections: Seconds for which a connection is kept that a finished stream leaves
+            behind, so that the next stream of the client need not make one; 0: not at all.
     """
 
     connection_string: str
@@ -47,6 +49,7 @@ class ConnectionOptions:
     tls_certificate: str | os.PathLike[str] | None = None
     tls_key: str | os.PathLike[str] | None = None
     network: str = "auto"
+    keep_connections: float = 0.0
 
     def __post_init__(self) -> None:
         """Checks types and ranges.
@@ -58,6 +61,7 @@ class ConnectionOptions:
         for option in ("username", "password", "bucket"):
             _checks.text(option, getattr(self, option), optional=True)
         _checks.seconds("connect_timeout", self.connect_timeout, 0.001, 86_400)
+        _checks.seconds("keep_connections", self.keep_connections, 0, 86_400)
         for option in ("tls_ca", "tls_certificate", "tls_key"):
             value = getattr(self, option)
             if value is not None and not isinstance(value, str | os.PathLike):
@@ -76,6 +80,7 @@ def connect(
     tls_certificate: str | os.PathLike[str] | None = None,
     tls_key: str | os.PathLike[str] | None = None,
     network: Literal["auto", "default", "external"] = "auto",
+    keep_connections: float = 0.0,
 ) -> Client:
     """Connects to a bucket.
 
@@ -100,6 +105,7 @@ def connect(
         tls_certificate: PEM file with a client certificate chain.
         tls_key: PEM file with its private key.
         network: `auto`, `default` or `external`.
+        keep_connections: Seconds for which connections are kept between streams.
 
     Raises:
         ConfigError: An option is wrong, or no bucket is named.
@@ -121,6 +127,7 @@ def connect(
             tls_certificate=tls_certificate,
             tls_key=tls_key,
             network=network,
+            keep_connections=keep_connections,
         )
     )
 
@@ -193,6 +200,7 @@ class Client:
         linger: float = 0.1,
         buffer_size: int = 8 * 1024 * 1024,
         clamp: bool = False,
+        end_exists: bool = False,
         persisted_only: bool = False,
         end_persisted: bool = False,
         system_documents: bool = False,
@@ -238,6 +246,9 @@ class Client:
             clamp: Whether to stop at the seqnos of `until` themselves, and deliver exactly the
                 changes up to them. What the snapshot holds above may be newer versions of keys
                 below, so this is for readers that go on from there, as micro-batches do.
+            end_exists: Whether the seqnos of `until` were seen to exist. A vBucket that has less
+                was rolled back since, and the stream raises instead of waiting for changes that
+                may never come.
             persisted_only: Whether to deliver a change only once every copy of its vBucket that is
                 present has it on disk, so that no failover to one of them takes it back. What
                 waits counts towards `buffer_size`. Without effect on ephemeral buckets, which an
@@ -284,6 +295,7 @@ class Client:
             linger=linger,
             buffer_size=buffer_size,
             clamp=clamp,
+            end_exists=end_exists,
             persisted_only=persisted_only,
             end_persisted=end_persisted,
             system_documents=system_documents,

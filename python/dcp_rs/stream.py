@@ -32,6 +32,7 @@ class StreamOptions:
     linger: float
     buffer_size: int
     clamp: bool
+    end_exists: bool
     persisted_only: bool
     end_persisted: bool
     system_documents: bool
@@ -53,7 +54,13 @@ class StreamOptions:
         _checks.integer("batch_bytes", self.batch_bytes, 1, 16 * 1024 * 1024)
         _checks.seconds("linger", self.linger, 0.0, 3600)
         _checks.integer("buffer_size", self.buffer_size, 64 * 1024, (1 << 32) - 1)
-        for option in ("clamp", "persisted_only", "end_persisted", "system_documents"):
+        for option in (
+            "clamp",
+            "end_exists",
+            "persisted_only",
+            "end_persisted",
+            "system_documents",
+        ):
             _checks.flag(option, getattr(self, option))
         _checks.word("on_rollback", self.on_rollback, ["emit", "fail", "resync"])
         _checks.word("ack", self.ack, ["next", "manual"])

@@ -11,12 +11,18 @@ use dcp_wire::Vbid;
 use dcp_wire::message::OpenFlags;
 use rand::Rng;
 use rand::rngs::StdRng;
+use tokio::time::timeout;
 
 use crate::connect::{Connected, Connector};
-use crate::{Content, Error, ErrorKind, StreamOptions, dial};
+use crate::kept::Kept;
+use crate::{Content, Error, ErrorKind, StreamOptions, dial, probe};
+
+/// Longest time in which a connection that was kept has to show that it is alive; a new one is made
+/// otherwise.
+const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// How the DCP connections of a stream are opened.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Opening {
     flags: OpenFlags,
     /// Flow-control window in bytes.
@@ -68,6 +74,8 @@ pub(crate) struct Bucket {
     state: Mutex<State>,
     /// Another bucket has taken the name.
     replaced: AtomicBool,
+    /// Connections that no stream uses.
+    kept: Kept,
 }
 
 #[derive(Debug)]
@@ -99,6 +107,7 @@ impl Bucket {
                 manifest: Arc::new(manifest.unwrap_or_default()),
             }),
             replaced: AtomicBool::new(false),
+            kept: Kept::new(connector.options().keep_connections),
             connector,
         })
     }
@@ -196,22 +205,61 @@ impl Bucket {
         by_address
     }
 
-    /// A connection with DCP opened.
+    /// A connection with DCP opened: one that was kept, or a new one.
     pub(crate) async fn connect_dcp(
         &self,
         address: &Address,
         opening: &Opening,
     ) -> Result<Connected, Error> {
+        if let Some(connected) = self.take_kept(address, Some(opening)).await {
+            return Ok(connected);
+        }
         let connected = self.connector.connect(address, Some(opening.request())).await?;
         self.learn(&connected.outcome)?;
         Ok(connected)
     }
 
-    /// A connection for questions.
+    /// A connection for questions: one that was kept, or a new one.
     pub(crate) async fn connect_plain(&self, address: &Address) -> Result<Connected, Error> {
+        if let Some(connected) = self.take_kept(address, None).await {
+            return Ok(connected);
+        }
         let connected = self.connector.connect(address, None).await?;
         self.learn(&connected.outcome)?;
         Ok(connected)
+    }
+
+    /// Where connections are kept that no stream uses.
+    pub(crate) const fn kept(&self) -> &Kept {
+        &self.kept
+    }
+
+    /// A connection that was kept and is alive. As a new one would, it brings the map and the
+    /// manifest of its node.
+    async fn take_kept(&self, address: &Address, opening: Option<&Opening>) -> Option<Connected> {
+        loop {
+            let mut connected = self.kept.take(address, opening).await?;
+            match timeout(ALIVE_WITHIN, self.refresh(&mut connected)).await {
+                Ok(Ok(())) => return Some(connected),
+                Ok(Err(error)) => tracing::debug!(%address, %error, "a kept connection is gone"),
+                Err(_) => tracing::debug!(%address, "a kept connection does not answer"),
+            }
+        }
+    }
+
+    async fn refresh(&self, connected: &mut Connected) -> Result<(), Error> {
+        let Connected { socket, leftover, outcome, address } = connected;
+        let map = probe::cluster_map(socket, leftover).await?;
+        let map = BucketConfig::parse(&map, &address.host).map_err(|error| {
+            Error::new(ErrorKind::Protocol, "a cluster map cannot be used").with_source(error)
+        })?;
+        self.apply(map);
+        if outcome.manifest.is_some()
+            && let Some(manifest) = probe::manifest(socket, leftover).await?
+        {
+            self.learn_manifest(manifest);
+        }
+        self.check_identity()
     }
 
     /// Learns the newest map from any node that answers: those of the map, then those of the
@@ -233,12 +281,16 @@ impl Bucket {
             self.apply(config.clone());
         }
         if let Some(manifest) = &outcome.manifest {
-            let mut state = self.state();
-            if manifest.uid() > state.manifest.uid() {
-                state.manifest = Arc::new(manifest.clone());
-            }
+            self.learn_manifest(manifest.clone());
         }
         self.check_identity()
+    }
+
+    fn learn_manifest(&self, manifest: Manifest) {
+        let mut state = self.state();
+        if manifest.uid() > state.manifest.uid() {
+            state.manifest = Arc::new(manifest);
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

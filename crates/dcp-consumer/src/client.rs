@@ -14,7 +14,7 @@ use crate::bucket::{Bucket, Opening};
 use crate::cluster::{Cluster, SharedStats, StreamConfig};
 use crate::connect::Connector;
 use crate::queue::Queue;
-use crate::reconciler::Reconciler;
+use crate::reconciler::{Reconciler, check_end};
 use crate::survey::Survey;
 use crate::{
     Acknowledge, Acknowledger, BatchPolicy, ChangeStream, ConnectOptions, End, Error, ErrorKind,
@@ -140,6 +140,7 @@ impl Client {
     /// [`ErrorKind::Closed`].
     pub async fn close(&self) {
         self.closed.cancel();
+        self.bucket.kept().close();
         // Lets the tasks see it, so that sockets are closed soon.
         tokio::task::yield_now().await;
     }
@@ -165,8 +166,11 @@ impl Client {
         // Each connection brings the manifest of its node: this is the newest there is.
         let filter = filter::resolve(&options.filter, &self.manifest())?;
         let hash = filter::hash(&filter);
-        let asks =
-            !matches!((&options.start, &options.end), (Start::Earliest, End::Never | End::At(_)));
+        let asks = options.end_exists
+            || !matches!(
+                (&options.start, &options.end),
+                (Start::Earliest, End::Never | End::At(_))
+            );
         let high = if asks { survey.high_seqnos(&vbids).await? } else { BTreeMap::new() };
         let checkpoint = self.start(options, hash, &vbids, &high, &mut survey).await?;
         let (mut vbuckets, mut complete) = (Vec::with_capacity(vbids.len()), Vec::new());
@@ -177,6 +181,9 @@ impl Client {
                 End::Now => high.get(&vbid).copied().unwrap_or_default(),
                 End::At(seqnos) => seqnos.get(&vbid).copied().unwrap_or_default(),
             };
+            if options.end_exists && matches!(options.end, End::At(_)) {
+                check_end(vbid, end, high.get(&vbid).copied().unwrap_or_default())?;
+            }
             // A server that has less than the position was rolled back, which must be told even
             // where the end lies below the position.
             let is_cut_back = high.get(&vbid).is_some_and(|high| *high < position.seqno);
@@ -205,6 +212,7 @@ impl Client {
                 end_persisted: options.end_persisted,
                 hidden,
             },
+            end_exists: options.end_exists,
             batch: BatchPolicy {
                 max_bytes: options.batch.max_bytes.min(BatchPolicy::MAX_BYTES),
                 ..options.batch

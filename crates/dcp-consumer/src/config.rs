@@ -106,6 +106,12 @@ pub struct ConnectOptions {
     pub agent: String,
     /// Which of the nodes' names to use.
     pub network: NetworkSelection,
+    /// How long a connection is kept that a finished stream leaves behind, so that the next stream
+    /// of the client need not make one. Zero, the default: not at all.
+    ///
+    /// What is kept is asked for the cluster map and the manifest before it is used again, and
+    /// replaced if it does not answer.
+    pub keep_connections: Duration,
     /// Makes the connections in place of TCP; without TLS.
     pub dialer: Option<Arc<dyn Dial>>,
 }
@@ -125,6 +131,7 @@ impl fmt::Debug for ConnectOptions {
             .field("tls", &self.tls)
             .field("agent", &self.agent)
             .field("network", &self.network)
+            .field("keep_connections", &self.keep_connections)
             .field("dialer", &self.dialer)
             .finish()
     }
@@ -145,6 +152,7 @@ impl ConnectOptions {
             tls: TlsOptions::default(),
             agent: concat!("dcp_rs/", env!("CARGO_PKG_VERSION")).to_owned(),
             network: NetworkSelection::Auto,
+            keep_connections: Duration::ZERO,
             dialer: None,
         }
     }
@@ -174,6 +182,13 @@ impl ConnectOptions {
     #[must_use]
     pub const fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
+        self
+    }
+
+    /// The same with connections kept between streams for so long.
+    #[must_use]
+    pub const fn with_keep_connections(mut self, idle_time: Duration) -> Self {
+        self.keep_connections = idle_time;
         self
     }
 

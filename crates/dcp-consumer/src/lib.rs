@@ -53,6 +53,7 @@ mod driver;
 mod error;
 mod events;
 mod filter;
+mod kept;
 mod observer;
 mod options;
 mod persistence;

@@ -51,6 +51,9 @@ pub struct Observer {
     bucket: Arc<Bucket>,
     opening: Opening,
     connections: BTreeMap<Address, Connected>,
+    /// Histories as last seen. The answer to what is asked of a branch tells if it is still the
+    /// newest, and a history does not change without a new branch.
+    logs: BTreeMap<Vbid, FailoverLog>,
 }
 
 /// vBuckets, and the branch they were last seen on, by the nodes that hold copies of them.
@@ -63,7 +66,8 @@ impl Observer {
             buffer_size: StreamOptions::MIN_BUFFER_SIZE,
             ..StreamOptions::default()
         };
-        Ok(Self { bucket, opening: Opening::new(&options)?, connections: BTreeMap::new() })
+        let (opening, connections) = (Opening::new(&options)?, BTreeMap::new());
+        Ok(Self { bucket, opening, connections, logs: BTreeMap::new() })
     }
 
     /// Whether the bucket is kept in memory only, so that nothing of it is ever persisted.
@@ -83,7 +87,7 @@ impl Observer {
         persisted: bool,
     ) -> Result<BTreeMap<Vbid, Observation>, Error> {
         let mut survey = self.survey();
-        let observed = observe_active(&mut survey, vbids).await;
+        let observed = observe_active(&mut survey, vbids, &mut self.logs).await;
         self.keep(survey);
         let mut observed = observed?;
         if !persisted {
@@ -179,33 +183,40 @@ impl Observer {
     }
 }
 
-/// Histories and seqnos of the active copies. A vBucket whose history changes between the two
-/// questions is asked for again.
+/// Histories and seqnos of the active copies. `logs` are those known; a vBucket whose history is
+/// another one by now is asked for again.
 async fn observe_active(
     survey: &mut Survey,
     vbids: &BTreeSet<Vbid>,
+    logs: &mut BTreeMap<Vbid, FailoverLog>,
 ) -> Result<BTreeMap<Vbid, Observation>, Error> {
     let mut observed = BTreeMap::new();
     let mut missing = vbids.clone();
     // First: what is purged later is purged after the moment that is looked at.
     let purged = survey.purge_seqnos(vbids).await?;
     while let Some(&first) = missing.first() {
-        let logs = survey.failover_logs(&missing).await?;
-        let branches = logs.iter().map(|(&vbid, log)| (vbid, log.newest().vbuuid)).collect();
+        let unknown = missing.iter().copied().filter(|vbid| !logs.contains_key(vbid)).collect();
+        logs.extend(survey.failover_logs(&unknown).await?);
+        let branch = |&vbid: &Vbid| Some((vbid, logs.get(&vbid)?.newest().vbuuid));
+        let branches: BTreeMap<Vbid, Vbuuid> = missing.iter().filter_map(branch).collect();
         let seqnos = survey.observe(&branches).await?;
-        for (vbid, log) in logs {
-            let seen = seqnos.get(&vbid).filter(|seen| is_on(seen, log.newest().vbuuid));
-            if let Some(seen) = seen {
-                let (high_seqno, persisted) = (seen.current_seqno, seen.persisted_seqno);
-                let persisted_seqno = Some(persisted.min(high_seqno));
-                let purge_seqno = purged.get(&vbid).copied().flatten();
-                let seen = Observation { log, high_seqno, persisted_seqno, purge_seqno };
-                observed.insert(vbid, seen);
-                missing.remove(&vbid);
-            }
+        for (vbid, vbuuid) in branches {
+            let seen = seqnos.get(&vbid).filter(|seen| is_on(seen, vbuuid));
+            let (Some(seen), Some(log)) = (seen, logs.get(&vbid)) else {
+                logs.remove(&vbid);
+                continue;
+            };
+            let (high_seqno, persisted) = (seen.current_seqno, seen.persisted_seqno);
+            let persisted_seqno = Some(persisted.min(high_seqno));
+            let purge_seqno = purged.get(&vbid).copied().flatten();
+            let log = log.clone();
+            let seen = Observation { log, high_seqno, persisted_seqno, purge_seqno };
+            observed.insert(vbid, seen);
+            missing.remove(&vbid);
         }
-        if missing.is_empty() {
-            break;
+        // A history that was known from an earlier look is fetched at once.
+        if missing.is_disjoint(&unknown) {
+            continue;
         }
         if Instant::now() + PAUSE >= survey.deadline() {
             let message = format!("the history of {first} keeps changing: try again later");

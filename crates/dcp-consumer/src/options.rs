@@ -148,6 +148,10 @@ pub struct StreamOptions {
     /// at or below the end, so that this is only for a reader that goes on from there, as
     /// micro-batches do. Needs an end.
     pub clamp: bool,
+    /// Whether the seqnos of [`End::At`] were seen to exist. A vBucket that has less was rolled
+    /// back since: the stream ends with an error of kind [`ErrorKind::Rollback`] in place of waiting
+    /// for changes that may never come.
+    pub end_exists: bool,
     /// Whether a change is delivered only once every copy of its vBucket that is present has it on
     /// disk, so that no failover to one of them takes it back. What waits counts towards
     /// [`buffer_size`](Self::buffer_size), so that the server stops when that is full.
@@ -193,6 +197,7 @@ impl Default for StreamOptions {
             buffer_size: 8 * 1024 * 1024,
             on_rollback: OnRollback::default(),
             clamp: false,
+            end_exists: false,
             persisted_only: false,
             end_persisted: false,
             system_documents: false,

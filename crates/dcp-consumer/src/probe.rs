@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use dcp_proto::FailoverLog;
+use dcp_proto::topology::{MAX_CONFIG_LEN, Manifest};
 use dcp_wire::message::{ObserveSeqno, ObservedSeqno};
 use dcp_wire::{
-    DecodeError, EncodeError, Frame, MAX_BODY_LEN, Opaque, Opcode, Reader, Seqno, Status, Vbid,
-    Vbuuid,
+    Datatype, DecodeError, EncodeError, Frame, Header, MAX_BODY_LEN, Opaque, Opcode, Reader, Seqno,
+    Status, Vbid, Vbuuid, snappy,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -20,6 +21,7 @@ const ACTIVE: u32 = 1;
 struct Answer {
     opaque: Opaque,
     status: Status,
+    datatype: Datatype,
     key: Bytes,
     value: Bytes,
 }
@@ -70,8 +72,7 @@ where
             status => return Err(refused(opcode, status)),
         }
         let log = FailoverLog::decode(&answer.value).map_err(|error| malformed(opcode, error))?;
-        let vbid = vbids.iter().find(|vbid| Opaque(vbid.0.into()) == answer.opaque);
-        if let Some(&vbid) = vbid {
+        if let Some(vbid) = asked_for(answer.opaque) {
             logs.insert(vbid, log);
         }
     }
@@ -99,11 +100,7 @@ where
     let mut seqnos = BTreeMap::new();
     for _ in asked {
         let answer = answer(io, leftover, opcode).await?;
-        let Some(&(vbid, _)) =
-            asked.iter().find(|(vbid, _)| Opaque(vbid.0.into()) == answer.opaque)
-        else {
-            continue;
-        };
+        let Some(vbid) = asked_for(answer.opaque) else { continue };
         let observed = match answer.status {
             Status::SUCCESS => {
                 ObservedSeqno::decode(&answer.value).map_err(|error| malformed(opcode, error))?
@@ -166,7 +163,48 @@ where
     encode(&Frame::request(opcode), &mut out)?;
     write(io, &out).await?;
     let answer = answer(io, leftover, opcode).await?;
-    if answer.status.is_success() { Ok(answer.value) } else { Err(refused(opcode, answer.status)) }
+    if answer.status.is_success() {
+        inflated(opcode, answer)
+    } else {
+        Err(refused(opcode, answer.status))
+    }
+}
+
+/// The collections manifest; `None` if the node has none.
+pub(crate) async fn manifest<IO>(
+    io: &mut IO,
+    leftover: &mut BytesMut,
+) -> Result<Option<Manifest>, Error>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let opcode = Opcode::GET_COLLECTIONS_MANIFEST;
+    let mut out = BytesMut::new();
+    encode(&Frame::request(opcode), &mut out)?;
+    write(io, &out).await?;
+    let answer = answer(io, leftover, opcode).await?;
+    match answer.status {
+        Status::SUCCESS => {
+            let json = inflated(opcode, answer)?;
+            Manifest::parse(&json).map(Some).map_err(|error| malformed(opcode, error))
+        }
+        Status::NO_COLLECTIONS_MANIFEST => Ok(None),
+        status => Err(refused(opcode, status)),
+    }
+}
+
+/// The value of an answer, inflated if it is compressed.
+fn inflated(opcode: Opcode, answer: Answer) -> Result<Bytes, Error> {
+    if !answer.datatype.contains(Datatype::SNAPPY) {
+        return Ok(answer.value);
+    }
+    let inflated = snappy::decompress(&answer.value, MAX_CONFIG_LEN);
+    inflated.map(Bytes::from).map_err(|error| malformed(opcode, error))
+}
+
+/// The vBucket that a request was about, by the opaque it was given.
+fn asked_for(opaque: Opaque) -> Option<Vbid> {
+    u16::try_from(opaque.0).ok().map(Vbid)
 }
 
 fn decode_seqnos(value: &[u8]) -> Result<BTreeMap<Vbid, Seqno>, DecodeError> {
@@ -199,15 +237,38 @@ where
         if header.magic.is_response() && header.opcode == opcode {
             let value = packet.split_off(used - value);
             let key = packet.split_off(packet.len() - key);
-            return Ok(Answer { opaque: header.opaque, status: header.status(), key, value });
+            let (opaque, status, datatype) = (header.opaque, header.status(), header.datatype);
+            return Ok(Answer { opaque, status, datatype, key, value });
         }
-        if header.opcode == Opcode::DCP_NOOP && !header.magic.is_response() {
-            let mut out = BytesMut::new();
-            let noop = Frame::response(Opcode::DCP_NOOP, Status::SUCCESS);
-            encode(&noop.with_opaque(header.opaque), &mut out)?;
-            write(io, &out).await?;
-        }
+        answer_noop(io, &header).await?;
     }
+}
+
+/// Answers the signs of life that have arrived, where nothing else is waited for.
+pub(crate) async fn answer_noops<IO>(io: &mut IO, leftover: &mut BytesMut) -> Result<(), Error>
+where
+    IO: AsyncWrite + Unpin,
+{
+    let opcode = Opcode::DCP_NOOP;
+    while let Some((frame, used)) =
+        Frame::parse(leftover, MAX_BODY_LEN).map_err(|e| malformed(opcode, e))?
+    {
+        let header = frame.header;
+        leftover.advance(used);
+        answer_noop(io, &header).await?;
+    }
+    Ok(())
+}
+
+/// Answers what arrived if it is a sign of life.
+async fn answer_noop<IO: AsyncWrite + Unpin>(io: &mut IO, header: &Header) -> Result<(), Error> {
+    if header.opcode != Opcode::DCP_NOOP || header.magic.is_response() {
+        return Ok(());
+    }
+    let mut out = BytesMut::new();
+    let noop = Frame::response(Opcode::DCP_NOOP, Status::SUCCESS);
+    encode(&noop.with_opaque(header.opaque), &mut out)?;
+    write(io, &out).await
 }
 
 async fn write<IO: AsyncWrite + Unpin>(io: &mut IO, bytes: &[u8]) -> Result<(), Error> {

@@ -31,6 +31,7 @@ pub(crate) struct ConnectArgs {
     tls_certificate: Option<PathBuf>,
     tls_key: Option<PathBuf>,
     network: String,
+    keep_connections: f64,
 }
 
 impl ConnectArgs {
@@ -55,6 +56,7 @@ impl ConnectArgs {
         };
         let mut options = ConnectOptions::new(self.connection_string)
             .with_connect_timeout(seconds("connect_timeout", self.connect_timeout)?)
+            .with_keep_connections(seconds("keep_connections", self.keep_connections)?)
             .with_tls(TlsOptions { ca: self.tls_ca.map(Pem::File), client_certificate });
         options.bucket = self.bucket;
         options.credentials = credentials;
@@ -97,6 +99,7 @@ pub(crate) struct StreamArgs {
     linger: f64,
     buffer_size: u32,
     clamp: bool,
+    end_exists: bool,
     persisted_only: bool,
     end_persisted: bool,
     system_documents: bool,
@@ -177,6 +180,7 @@ impl StreamArgs {
             },
             buffer_size: self.buffer_size,
             clamp: self.clamp,
+            end_exists: self.end_exists,
             persisted_only: self.persisted_only,
             end_persisted: self.end_persisted,
             system_documents: self.system_documents,

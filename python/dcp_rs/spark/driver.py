@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _PATIENCE_SECONDS = 30.0
 _PAUSE_SECONDS = 0.2
 
+# A batch whose end was chosen this long ago at most is planned without looking again: its tasks
+# notice what happens after any look.
+_FRESH_SECONDS = 2.0
+
 _Answer = TypeVar("_Answer")
 
 
@@ -37,6 +41,7 @@ class Driver:
         self._options = options
         self._client: dcp_rs.Client | None = None
         self._planner: Planner | None = None
+        self._planned: tuple[float, Offsets, Offsets] | None = None
 
     def earliest(self) -> Offsets:
         """Gives offsets before every first change."""
@@ -81,7 +86,9 @@ class Driver:
             self._observe(planner)
             return planner.end(start, self._plan(planner, max_rows, until))
 
-        return self._ask("planning a read", ask)
+        end = self._ask("planning a read", ask)
+        self._planned = (time.monotonic(), start, end)
+        return end
 
     def splits(self, start: Offsets, end: Offsets, *, is_followed: bool) -> list[Split]:
         """Gives what the tasks of a read are.
@@ -95,8 +102,9 @@ class Driver:
             return []
 
         def ask(planner: Planner) -> list[Split]:
-            # Again: a read that was planned long ago may have been rolled back since.
-            self._observe(planner)
+            if not self._is_fresh(start, end):
+                # Again: a read that was planned long ago may have been rolled back since.
+                self._observe(planner)
             client = self._connected()
             tasks = planner.tasks(start, end, self._tasks(client), self._plan(planner))
             return [
@@ -126,6 +134,7 @@ class Driver:
     def close(self) -> None:
         """Closes the connections; they are made again when needed."""
         client, self._client, self._planner = self._client, None, None
+        self._planned = None
         if client is not None:
             client.close()
 
@@ -141,6 +150,13 @@ class Driver:
 
     def _observe(self, planner: Planner) -> None:
         planner.observe(persisted=self._is_persisted_only(planner))
+
+    def _is_fresh(self, start: Offsets, end: Offsets) -> bool:
+        """Whether the last look was for this read, a moment ago."""
+        if self._planned is None:
+            return False
+        at, *planned = self._planned
+        return planned == [start, end] and time.monotonic() - at < _FRESH_SECONDS
 
     def _is_persisted_only(self, planner: Planner) -> bool:
         return self._options.persisted_only and not planner.is_ephemeral

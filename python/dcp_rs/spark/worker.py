@@ -6,11 +6,12 @@ import gc
 import os
 import sys
 import threading
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import dcp_rs
-from dcp_rs.exceptions import ClosedError, ConnectError, DcpError
+from dcp_rs.exceptions import DcpError
 from dcp_rs.spark.errors import SparkReadError, coded, missing_library
 from dcp_rs.spark.partitions import Split, VBucketRange, splits
 from dcp_rs.spark.schema import table_schema
@@ -39,8 +40,16 @@ _CONNECTION = (
 )
 
 
+# Seconds for which a connection waits for the next task. Spark ends workers that are idle for a
+# minute; until then the engine answers the server's signs of life.
+_KEEP_CONNECTIONS = 55.0
+
+# Seconds after which a client that no task has asked for is closed: its cluster may be gone.
+_KEEP_CLIENT = 600.0
+
+
 class _Clients:
-    """The connections of this process, by what they were made with.
+    """The clients of this process, and with them its connections, by what they were made with.
 
     Spark keeps a worker for many tasks and forks new ones at any time; it kills them after a
     minute of idleness or when a task is cancelled. So a client is kept for the next task, and
@@ -51,6 +60,7 @@ class _Clients:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._clients: dict[tuple[int, object], dcp_rs.Client] = {}
+        self._asked_for: dict[tuple[int, object], float] = {}
         os.register_at_fork(after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
@@ -61,10 +71,12 @@ class _Clients:
         """Gives a client, and whether it was there already."""
         key = self._key(options)
         with self._lock:
+            self._close_forgotten(key)
             client = self._clients.get(key)
             if client is not None:
                 return client, True
-            client = self._clients[key] = dcp_rs.connect(options.connection())
+            connection = replace(options.connection(), keep_connections=_KEEP_CONNECTIONS)
+            client = self._clients[key] = dcp_rs.connect(connection)
             return client, False
 
     def forget(self, options: ReadOptions) -> None:
@@ -73,6 +85,17 @@ class _Clients:
             client = self._clients.pop(self._key(options), None)
         if client is not None:
             client.close()
+
+    def _close_forgotten(self, asked_for: tuple[int, object]) -> None:
+        """Closes the clients of this process that nobody has asked for in a long time."""
+        now = time.monotonic()
+        self._asked_for[asked_for] = now
+        for key, last in list(self._asked_for.items()):
+            if key[0] == os.getpid() and now - last > _KEEP_CLIENT:
+                del self._asked_for[key]
+                client = self._clients.pop(key, None)
+                if client is not None:
+                    client.close()
 
     @staticmethod
     def _key(options: ReadOptions) -> tuple[int, object]:
@@ -121,8 +144,9 @@ def read_split(split: Split) -> Iterator[pa.RecordBatch]:
                 yield pa.record_batch(batch)
         except DcpError as error:
             _CLIENTS.forget(split.options)
-            # A connection kept from an earlier task may have died since; a new one may not.
-            if reused and not delivered and isinstance(error, ClosedError | ConnectError):
+            # What an earlier task left may be of no use by now: its node may be gone, the bucket
+            # may be another one, the password may have changed. A new client tells.
+            if reused and not delivered:
                 continue
             raise coded(error, doing) from error
         return
@@ -146,6 +170,7 @@ def _stream(client: dcp_rs.Client, split: Split) -> Iterator[dcp_rs.ChangeBatch]
     with client.stream(
         start=_start(split, ranges),
         until={each.vbucket: each.to_seqno for each in ranges},
+        end_exists=True,
         vbuckets=[each.vbucket for each in ranges],
         **_content(options) | more,
     ) as stream:

@@ -58,7 +58,7 @@ impl<S: BatchSink> Cluster<S> {
     /// Whom to ask about the copies on a node.
     fn observer(&mut self, address: &Address) -> &mpsc::UnboundedSender<Question> {
         let (bucket, cancel) = (&self.bucket, &self.cancel);
-        let outcomes = &self.outcomes.sender;
+        let (outcomes, tasks) = (&self.outcomes.sender, &mut self.tasks);
         self.observers.entry(address.clone()).or_insert_with(|| {
             let (sender, questions) = mpsc::unbounded_channel();
             let (outcomes, node) = (outcomes.clone(), address.clone());
@@ -68,7 +68,9 @@ impl<S: BatchSink> Cluster<S> {
             };
             let observe = observer::observe(Arc::clone(bucket), address.clone(), questions, tell);
             let cancel = cancel.clone();
-            tokio::spawn(async move { cancel.run_until_cancelled(observe).await });
+            tasks.spawn(async move {
+                let _ = cancel.run_until_cancelled(observe).await;
+            });
             sender
         })
     }

@@ -15,6 +15,8 @@ use dcp_wire::message::Control;
 use dcp_wire::{Feature, MAX_BODY_LEN, Seqno, Vbid};
 use rand::rngs::StdRng;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::bucket::{Bucket, Opening};
@@ -31,8 +33,14 @@ use crate::{BatchPolicy, Error, ErrorKind, OnRollback, StreamStats, VbucketState
 /// How often the map is asked for while some vBucket waits and nobody pushes one.
 const POLL_MAP: Duration = Duration::from_millis(2500);
 
+/// Longest time in which connections are made ready for the next stream.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+
 /// How often nodes are asked for their high seqnos.
 const POLL_PROGRESS: Duration = Duration::from_secs(10);
+
+/// How soon they are asked after a stream was cut off, where ends may have been rolled back.
+const POLL_END: Duration = Duration::from_millis(500);
 
 /// How often in a row a node may refuse a connection for a reason that does not pass by itself,
 /// as a wrong password, before the stream gives up. A node on its way out of the cluster refuses
@@ -104,6 +112,8 @@ pub(crate) struct StreamConfig {
     pub(crate) on_rollback: OnRollback,
     pub(crate) delivery: Delivery,
     pub(crate) batch: BatchPolicy,
+    /// Whether a vBucket that has less than its end was rolled back.
+    pub(crate) end_exists: bool,
 }
 
 /// A node's connection.
@@ -171,6 +181,8 @@ pub(crate) struct Cluster<S: BatchSink> {
     last_error: Option<Error>,
     randomness: StdRng,
     cancel: CancellationToken,
+    /// The tasks of connections, which may leave them to the next stream.
+    tasks: JoinSet<()>,
 }
 
 impl<S: BatchSink> Cluster<S> {
@@ -204,6 +216,7 @@ impl<S: BatchSink> Cluster<S> {
             last_error: None,
             randomness,
             cancel,
+            tasks: JoinSet::new(),
         }
     }
 
@@ -229,8 +242,24 @@ impl<S: BatchSink> Cluster<S> {
             }
         };
         self.publish();
+        if matches!(last, Entry::Finished) && self.bucket.kept().is_on() {
+            self.leave_connections().await;
+        }
         self.queue.push(last);
         self.cancel.cancel();
+    }
+
+    /// Lets the tasks of a stream that is complete hand their connections back, so that the next
+    /// stream finds them.
+    async fn leave_connections(&mut self) {
+        // They end when nobody can send them anything any more.
+        self.nodes.clear();
+        self.observers.clear();
+        let tasks = &mut self.tasks;
+        let all = async { while tasks.join_next().await.is_some() {} };
+        if timeout(LEAVE_WITHIN, all).await.is_err() {
+            tracing::debug!("a connection is not kept: its server leaves a stream unended");
+        }
     }
 
     /// One turn: act on what is due, then wait for whatever comes first. Ends with the last entry
@@ -295,16 +324,21 @@ impl<S: BatchSink> Cluster<S> {
                 self.stats.events.push(StreamEvent::RolledBack(rollback));
             }
             Report::Waiting(vbid, vbuuid) => self.waiting(id, vbid, vbuuid, now),
-            Report::Progress(progress) => self.progressed(&progress, now),
+            Report::Progress(progress) => self.progressed(&progress, now)?,
             Report::Ended { vbid, cause, resume } => {
                 self.persistence.forget(vbid, id);
                 let reason = cause.to_string();
                 self.stats.events.push(StreamEvent::Ended { vbid, reason });
                 match self.reconciler.ended(vbid, id, cause, resume, now) {
                     Verdict::Fatal(error) => return Err(error),
-                    Verdict::Retry { fetch_map: true } => self.poll_map_at = now,
+                    Verdict::Retry { fetch_map } => {
+                        if fetch_map {
+                            self.poll_map_at = now;
+                        }
+                        self.doubt_ends(now);
+                    }
                     Verdict::FilterRefused => self.filter_refused()?,
-                    Verdict::Retry { fetch_map: false } | Verdict::Complete => {}
+                    Verdict::Complete => {}
                 }
                 if let Some(wait) = self.reconciler.wait_of(vbid, now) {
                     self.stats.events.push(StreamEvent::BackingOff { vbid, wait });
@@ -318,6 +352,7 @@ impl<S: BatchSink> Cluster<S> {
                 self.stats.events.push(StreamEvent::ConnectionLost { node, error: error_text });
                 self.persistence.forget_all(id);
                 self.reconciler.lost(id, streams, now);
+                self.doubt_ends(now);
                 self.drop_connection(id);
                 self.last_error = Some(error);
             }
@@ -482,8 +517,8 @@ impl<S: BatchSink> Cluster<S> {
     }
 
     /// Starts the task of a connection.
-    fn start(&self, id: ConnectionId, connected: Connected) -> Slot {
-        let Connected { socket, leftover, outcome, .. } = connected;
+    fn start(&mut self, id: ConnectionId, connected: Connected) -> Slot {
+        let Connected { socket, leftover, outcome, address } = connected;
         let opening = &self.config.opening;
         let machine = Connection::new(
             ConnectionConfig {
@@ -518,7 +553,14 @@ impl<S: BatchSink> Cluster<S> {
             reports: self.reports.sender.clone(),
             cancel: self.cancel.clone(),
         };
-        tokio::spawn(driver.run(socket, leftover));
+        let (bucket, opening) = (Arc::clone(&self.bucket), self.config.opening.clone());
+        while self.tasks.try_join_next().is_some() {}
+        self.tasks.spawn(async move {
+            if let Some((socket, leftover)) = driver.run(socket, leftover).await {
+                let connected = Connected { socket, leftover, outcome, address };
+                bucket.kept().keep(connected, Some(opening));
+            }
+        });
         self.stats.update(|_, links| links.push(Arc::clone(&link)));
         Slot::Up { id, link, commands }
     }
@@ -580,14 +622,26 @@ impl<S: BatchSink> Cluster<S> {
         }
     }
 
-    fn progressed(&mut self, progress: &[Progress], now: Instant) {
+    /// Asks soon whether the ends are still there: streams that go on elsewhere may be of another
+    /// history.
+    fn doubt_ends(&mut self, now: Instant) {
+        if self.config.end_exists {
+            self.poll_progress_at = self.poll_progress_at.min(now + POLL_END);
+        }
+    }
+
+    fn progressed(&mut self, progress: &[Progress], now: Instant) -> Result<(), Error> {
         for &progress in progress {
+            if self.config.end_exists {
+                self.reconciler.check_end(progress)?;
+            }
             let Progress { vbid, seqno, high_seqno, .. } = progress;
             let Some(still) = self.reconciler.progressed(progress, now) else { continue };
             tracing::warn!(%vbid, %seqno, %high_seqno, ?still, "a vbucket lags without progress");
             let event = StreamEvent::Lagging { vbid, seqno, high_seqno, still };
             self.stats.events.push(event);
         }
+        Ok(())
     }
 
     fn node_name(&self, id: ConnectionId) -> String {

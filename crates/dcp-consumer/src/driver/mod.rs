@@ -12,7 +12,7 @@ use dcp_proto::consumer::StreamFilter;
 use dcp_proto::consumer::{Connection, ConnectionError, EndCause, Event, Held, Limit, Resume};
 use dcp_proto::{BatchSink, Rollback, SinkError};
 use dcp_wire::{Seqno, Vbid, Vbuuid};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -123,7 +123,10 @@ pub(crate) struct Driver<S: BatchSink> {
 impl<S: BatchSink> Driver<S> {
     /// Drives the connection until it is lost or nobody wants it any more. `leftover` came after
     /// the last answer of its set-up.
-    pub(crate) async fn run<IO>(self, io: IO, leftover: BytesMut)
+    ///
+    /// Returns the connection, and what was read from it ahead, if all of its streams were complete
+    /// when nobody wanted anything any more: then others may be opened on it.
+    pub(crate) async fn run<IO>(self, io: IO, leftover: BytesMut) -> Option<(IO, BytesMut)>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send,
     {
@@ -137,8 +140,9 @@ impl<S: BatchSink> Driver<S> {
             open_streams: 0,
             opened_at: None,
             deferred: Vec::new(),
+            is_clean: true,
         };
-        task.run().await;
+        task.run().await
     }
 }
 
@@ -157,6 +161,8 @@ struct Task<S: BatchSink, IO> {
     opened_at: Option<Instant>,
     /// Reports that wait until what the sink holds is in the queue.
     deferred: Vec<Report>,
+    /// Every stream so far has ended by itself at its end: nothing of an earlier one can come late.
+    is_clean: bool,
 }
 
 /// What the socket was ready for.
@@ -166,13 +172,40 @@ enum Io {
 }
 
 impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
-    async fn run(mut self) {
+    async fn run(mut self) -> Option<(IO, BytesMut)> {
         let over = loop {
             if let Err(over) = self.turn().await {
                 break over;
             }
         };
+        if matches!(over, Over::Dismissed) {
+            return self.wind_down().await;
+        }
         self.finish(over);
+        None
+    }
+
+    /// Leaves a connection whose streams are complete as it was before they were opened: the server
+    /// has ended each of them and has all of the window again.
+    async fn wind_down(mut self) -> Option<(IO, BytesMut)> {
+        while self.is_clean && self.driver.machine.is_complete() {
+            self.driver.machine.acknowledge_all();
+            self.driver.machine.poll_transmit(&mut self.out);
+            if self.out.is_empty() && self.driver.machine.is_unused() {
+                self.io.flush().await.ok()?;
+                return Some((self.io, BytesMut::from(self.buffer.filled())));
+            }
+            let space = self.buffer.space().ok()?;
+            match ready(&mut self.io, space, &mut self.out, &mut self.flush).await.ok()? {
+                Io::Read(len) => self.buffer.filled_by(len),
+                Io::Wrote => {}
+            }
+            let Driver { machine, sink, .. } = &mut self.driver;
+            let walk = machine.handle_input(now(), self.buffer.filled(), Limit::NONE, sink).ok()?;
+            self.buffer.consume(walk.consumed);
+            while machine.poll_event().is_some() {}
+        }
+        None
     }
 
     /// One turn: walk what arrived, then wait for whatever comes first. The work of a turn is
@@ -224,7 +257,10 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
                     }
                 }
             }
-            Command::Close(vbid) => self.driver.machine.close_stream(vbid),
+            Command::Close(vbid) => {
+                self.is_clean = false;
+                self.driver.machine.close_stream(vbid);
+            }
             Command::Persisted(told) => {
                 for Told { vbid, vbuuid, seqno, .. } in told {
                     self.driver.machine.persisted(vbid, vbuuid, seqno);
@@ -331,6 +367,7 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
                     // Nobody goes on with a vBucket that is complete, so that its rows may wait
                     // for others; unless there are no others.
                     cut |= cause != EndCause::Complete || self.open_streams == 0;
+                    self.is_clean &= cause == EndCause::Complete;
                     self.deferred.push(Report::Ended { vbid, cause, resume });
                 }
                 Event::RolledBack(rollback) => self.report(Report::RolledBack(rollback)),

@@ -47,6 +47,9 @@ pub(crate) async fn observe(
         }
         tell(observed);
     }
+    if let Some(connected) = connection {
+        bucket.kept().keep(connected, None);
+    }
 }
 
 async fn ask(

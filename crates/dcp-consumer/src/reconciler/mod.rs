@@ -334,6 +334,20 @@ impl Reconciler {
         }
     }
 
+    /// Checks that a vBucket still has the end that was seen to exist.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rollback`] if the server has less.
+    pub(crate) fn check_end(&self, progress: Progress) -> Result<(), Error> {
+        let Progress { vbid, high_seqno, .. } = progress;
+        match self.vbuckets.get(&vbid) {
+            Some(entry) if entry.end_seqno != Seqno::MAX => {
+                check_end(vbid, entry.end_seqno, high_seqno)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Counts vBuckets by state.
     pub(crate) fn count(&self, stats: &mut StreamStats) {
         (stats.opening, stats.streaming, stats.backing_off) = (0, 0, 0);
@@ -415,6 +429,22 @@ enum Decision {
     /// Retry unless what the filter names turns out to be gone.
     FilterRefused,
     Fatal(Error),
+}
+
+/// Checks that the server has the end of a read, which was seen to exist.
+///
+/// # Errors
+/// [`ErrorKind::Rollback`] if it has less.
+pub(crate) fn check_end(vbid: Vbid, end: Seqno, high: Seqno) -> Result<(), Error> {
+    if high >= end {
+        return Ok(());
+    }
+    let message = format!(
+        "{vbid} was rolled back to seqno {high} or below: the end of the read, seqno {end}, is no \
+         longer there"
+    );
+    let error = Error::new(ErrorKind::Rollback, message).with_vbid(vbid);
+    Err(error.with_rollback_seqno(high))
 }
 
 /// The table of stream ends and open errors.

@@ -295,6 +295,27 @@ impl Connection {
         self.window.outstanding()
     }
 
+    /// Whether every stream there was is complete.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.streams.iter().flatten().all(|stream| stream.state == State::Finished)
+    }
+
+    /// Whether there is no stream, nor anything still to come from the server of one that was.
+    #[must_use]
+    pub fn is_unused(&self) -> bool {
+        self.streams.iter().all(Option::is_none)
+    }
+
+    /// Command: acknowledges everything that was received, before the connection is used for
+    /// something else. What the application still has of it must not be released any more.
+    pub fn acknowledge_all(&mut self) {
+        self.held = 0;
+        while let Some(bytes) = self.window.take_all() {
+            self.send_ack(bytes);
+        }
+    }
+
     /// What was counted so far.
     #[must_use]
     pub const fn stats(&self) -> &ConnectionStats {
@@ -315,10 +336,14 @@ impl Connection {
 
     fn acknowledge(&mut self, now: Instant) {
         if let Some(bytes) = self.window.take_ack(now) {
-            self.stats.acks += 1;
-            // Every part has a fixed size, so that encoding cannot fail.
-            let _ = BufferAck { bytes }.encode(&mut self.transmit);
+            self.send_ack(bytes);
         }
+    }
+
+    fn send_ack(&mut self, bytes: u32) {
+        self.stats.acks += 1;
+        // Every part has a fixed size, so that encoding cannot fail.
+        let _ = BufferAck { bytes }.encode(&mut self.transmit);
     }
 
     /// The server ended a stream.

@@ -71,11 +71,18 @@ pub(super) struct Gate {
     pub(super) open_to: Seqno,
     messages: VecDeque<Message>,
     packets: BytesMut,
+    /// The end of the stream is the last of them.
+    has_end: bool,
 }
 
 impl Gate {
     pub(super) fn is_empty(&self) -> bool {
         self.messages.is_empty()
+    }
+
+    /// Whether the server's end of the stream is held back.
+    pub(super) const fn has_end(&self) -> bool {
+        self.has_end
     }
 
     /// Whether a message that arrives now passes at once.
@@ -96,6 +103,7 @@ impl Gate {
         debug_assert!(encoded.is_ok(), "a packet that was parsed encodes");
         let len = self.packets.len() - before;
         self.messages.push_back(Message { seqno, len, counted, is_row });
+        self.has_end = frame.header.opcode == Opcode::DCP_STREAM_END;
     }
 
     /// The first message, if it may pass.
@@ -108,6 +116,7 @@ impl Gate {
         if self.is_empty() {
             // A burst leaves no memory behind.
             self.packets = BytesMut::new();
+            self.has_end = false;
         }
         Some(Passed { packet, counted, is_row })
     }
@@ -118,6 +127,7 @@ impl Gate {
         let counted = self.messages.iter().map(|message| message.counted).sum();
         self.messages = VecDeque::new();
         self.packets = BytesMut::new();
+        self.has_end = false;
         (rows as u64, counted)
     }
 }

@@ -146,6 +146,8 @@ impl Connection {
     /// A stream has delivered what was asked for; it is complete now, or when its last snapshot is
     /// on the disks of all copies. `by_server`: the server has ended it.
     pub(super) fn reached_end(&mut self, vbid: Vbid, by_server: bool) {
+        let Some(Some(stream)) = self.streams.get(vbid.index()) else { return };
+        let by_server = by_server || stream.gate.has_end();
         self.discard(vbid);
         let settles = self.config.delivery.persisted_only && self.config.delivery.end_persisted;
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };

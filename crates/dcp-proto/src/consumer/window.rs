@@ -69,6 +69,17 @@ impl Window {
         Some(bytes)
     }
 
+    /// Bytes to acknowledge so that nothing is outstanding, as much as one acknowledgement holds.
+    pub(super) fn take_all(&mut self) -> Option<u32> {
+        if self.size == 0 || self.outstanding == 0 {
+            return None;
+        }
+        let bytes = u32::try_from(self.outstanding).unwrap_or(u32::MAX);
+        self.outstanding -= u64::from(bytes);
+        (self.released, self.released_at) = (0, None);
+        Some(bytes)
+    }
+
     /// When [`take_ack`](Self::take_ack) will have something because time has passed.
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.size == 0 {

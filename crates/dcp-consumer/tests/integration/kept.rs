@@ -1,0 +1,193 @@
+//! Connections that are kept between streams.
+
+use std::time::Duration;
+
+use dcp_consumer::{
+    ChangeStream, Client, ConnectOptions, Credentials, End, Filter, Start, StreamOptions,
+};
+use dcp_producer::{Producer, WriteOptions, parse_rules};
+use dcp_proto::Op;
+use tokio::time::timeout;
+
+use crate::embedded::{PATIENCE, options, producer, read_all, write};
+use crate::rows::{Item, Rows};
+
+const KEEP: Duration = Duration::from_secs(60);
+
+async fn connect(producer: &Producer, keep: Duration) -> Client {
+    let options = ConnectOptions::new(producer.connection_string())
+        .with_bucket("default")
+        .with_credentials(Credentials::new("Administrator", "password"))
+        .with_keep_connections(keep);
+    Client::connect(options).await.unwrap()
+}
+
+/// Counts the packets of an opcode from now on.
+fn count(producer: &Producer, opcode: &str) {
+    let rules = format!(
+        r#"[{{"condition": {{"opcode": "{opcode}", "direction": "to_server"}},
+            "reaction": {{"delay": {{"seconds": 0}}}}}}]"#
+    );
+    producer.set_faults(parse_rules(&rules).unwrap()).unwrap();
+}
+
+fn counted(producer: &Producer) -> u64 {
+    producer.fault_counts()[0]
+}
+
+async fn open(client: &Client, options: StreamOptions) -> ChangeStream<Vec<Item>> {
+    timeout(PATIENCE, client.stream(options, Rows::default)).await.unwrap().unwrap()
+}
+
+async fn rows(client: &Client, options: StreamOptions) -> usize {
+    read_all(&mut open(client, options).await).await.len()
+}
+
+fn everything() -> StreamOptions {
+    options(Start::Earliest, End::Now)
+}
+
+#[tokio::test]
+async fn streams_that_follow_each_other_share_them() {
+    for (keep, opened) in [(KEEP, 2), (Duration::ZERO, 10)] {
+        let producer = producer(2, 16).await;
+        write(&producer, 0..500);
+        let client = connect(&producer, keep).await;
+        count(&producer, "DCP_OPEN");
+        for _ in 0..5 {
+            assert_eq!(rows(&client, everything()).await, 500);
+        }
+        assert_eq!(counted(&producer), opened);
+    }
+}
+
+#[tokio::test]
+async fn questions_of_what_is_on_disk_share_them_too() {
+    let producer = producer(1, 4).await;
+    write(&producer, 0..100);
+    producer.persist();
+    let client = connect(&producer, KEEP).await;
+    let persisted = || StreamOptions { persisted_only: true, ..everything() };
+    assert_eq!(rows(&client, persisted()).await, 100);
+    count(&producer, "SELECT_BUCKET");
+    for _ in 0..3 {
+        assert_eq!(rows(&client, persisted()).await, 100);
+    }
+    assert_eq!(counted(&producer), 0);
+}
+
+#[tokio::test]
+async fn another_content_needs_another_connection() {
+    let producer = producer(1, 4).await;
+    write(&producer, 0..100);
+    let client = connect(&producer, KEEP).await;
+    count(&producer, "DCP_OPEN");
+    for values in [true, false, true, false] {
+        let mut options = everything();
+        options.content.values = values;
+        let items = read_all(&mut open(&client, options).await).await;
+        assert_eq!(items.len(), 100);
+        let has_value = |item: &Item| matches!(item, Item::Row(row) if !row.value.is_empty());
+        assert!(items.iter().all(|item| has_value(item) == values));
+    }
+    assert_eq!(counted(&producer), 2);
+}
+
+#[tokio::test]
+async fn the_window_is_whole_again_however_little_of_it_was_acknowledged() {
+    let producer = producer(1, 1).await;
+    write(&producer, 0..1000);
+    let client = connect(&producer, KEEP).await;
+    count(&producer, "DCP_OPEN");
+    // Less than what is acknowledged at once: without more, three streams would fill the window.
+    for _ in 0..20 {
+        let mut options = everything();
+        options.buffer_size = 256 * 1024;
+        assert_eq!(rows(&client, options).await, 1000);
+    }
+    assert_eq!(counted(&producer), 1);
+}
+
+#[tokio::test]
+async fn those_whose_node_was_restarted_are_replaced() {
+    let producer = producer(2, 16).await;
+    write(&producer, 0..500);
+    producer.persist();
+    let client = connect(&producer, KEEP).await;
+    assert_eq!(rows(&client, everything()).await, 500);
+    producer.restart(0, true).await.unwrap();
+    assert_eq!(rows(&client, everything()).await, 500);
+}
+
+#[tokio::test]
+async fn those_that_do_not_answer_are_replaced() {
+    let producer = producer(1, 4).await;
+    write(&producer, 0..100);
+    let client = connect(&producer, KEEP).await;
+    assert_eq!(rows(&client, everything()).await, 100);
+    let rules = r#"[{"condition": {"opcode": "GET_CLUSTER_CONFIG", "direction": "to_server", "nth": 1},
+        "reaction": "half_open"}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    assert_eq!(rows(&client, everything()).await, 100);
+    assert_eq!(counted(&producer), 1);
+}
+
+#[tokio::test]
+async fn they_are_closed_when_nobody_wants_them() {
+    let producer = producer(1, 4).await;
+    write(&producer, 0..100);
+    let client = connect(&producer, Duration::from_millis(10)).await;
+    count(&producer, "DCP_OPEN");
+    for opened in 1..=3 {
+        assert_eq!(rows(&client, everything()).await, 100);
+        assert_eq!(counted(&producer), opened);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+#[tokio::test]
+async fn one_whose_stream_was_left_is_not_kept() {
+    let producer = producer(1, 4).await;
+    write(&producer, 0..100);
+    let client = connect(&producer, KEEP).await;
+    count(&producer, "DCP_OPEN");
+    for _ in 0..3 {
+        let mut endless = open(&client, options(Start::Earliest, End::Never)).await;
+        assert!(timeout(PATIENCE, endless.next()).await.unwrap().unwrap().unwrap().rows > 0);
+        drop(endless);
+    }
+    assert_eq!(counted(&producer), 3);
+    assert_eq!(rows(&client, everything()).await, 100);
+}
+
+#[tokio::test]
+async fn a_collection_that_was_made_again_meanwhile_is_known() {
+    let producer = producer(1, 4).await;
+    let client = connect(&producer, KEEP).await;
+    for round in 0..3_u32 {
+        let id = producer.create_collection("_default", "carts", None).unwrap();
+        for key in 0..=round {
+            let mut write = WriteOptions::default();
+            write.collection_id = id;
+            producer.upsert(format!("key-{key}").as_bytes(), "{}".into(), write).unwrap();
+        }
+        let mut options = everything();
+        options.filter = Filter::Collections(vec!["_default.carts".to_owned()]);
+        let items = read_all(&mut open(&client, options).await).await;
+        let is_mutation = |item: &&Item| matches!(item, Item::Row(row) if row.op == Op::Mutation);
+        assert_eq!(items.iter().filter(is_mutation).count(), round as usize + 1);
+        producer.drop_collection("_default", "carts").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_is_closed_keeps_none() {
+    let producer = producer(1, 4).await;
+    write(&producer, 0..100);
+    let client = connect(&producer, KEEP).await;
+    let mut stream = open(&client, everything()).await;
+    assert_eq!(read_all(&mut stream).await.len(), 100);
+    client.close().await;
+    let refused = client.stream(everything(), Rows::default).await.unwrap_err();
+    assert_eq!(refused.kind(), dcp_consumer::ErrorKind::Closed);
+}
