@@ -53,8 +53,8 @@ class ChangeBatch:
     def rows(self) -> Iterator[dict[str, object]]:
         """Iterates over the changes, each a dict by column name.
 
-        A convenience: text is `str`, binary `bytes`, a timestamp a `datetime` in UTC and xattrs a
-        dict. Columns are much faster for more than a look.
+        A convenience: text is `str`, binary `bytes`, a timestamp a `datetime` in UTC, xattrs and
+        objects are dicts. Columns are much faster for more than a look.
         """
         return iter(self._inner.to_dicts())
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs
+from dcp_rs._documents import as_ddl
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.schema import TableOptions, names
@@ -16,6 +17,8 @@ from dcp_rs.stream import ChangeStream, StreamOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    import pyarrow as pa
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +196,10 @@ class Client:
         include_xattrs: bool = False,
         key_type: Literal["string", "binary"] = "string",
         system_events: bool = False,
+        value_format: Literal["binary", "string", "variant"] = "binary",
+        document_schema: str | pa.Schema | None = None,
+        document_prefix: str = "",
+        on_malformed: Literal["null", "fail", "column"] = "null",
         scope: str | None = None,
         collections: Iterable[str] | None = None,
         batch_rows: int = 10_000,
@@ -235,6 +242,18 @@ class Client:
             include_xattrs: Whether the column `xattrs` is.
             key_type: `string`, or `binary` for keys that are not UTF-8.
             system_events: Whether changes of collections and scopes are rows too.
+            value_format: `binary`, or `string` for text, or `variant` for Spark's variant: a struct
+                of `value` and `metadata`, as its `parse_json` makes it.
+            document_schema: Columns to decode JSON documents to, in place of `value`: as Spark's
+                SQL lists them (`"name STRING, geo STRUCT<lat: DOUBLE>"`), or a `pyarrow.Schema`.
+                Fields that a document lacks are null, others are passed over. The guide lists the
+                types.
+            document_prefix: What the names of these columns begin with, where the documents have
+                fields that are called as columns of the table are.
+            on_malformed: What becomes of a document that is not JSON, does not fit
+                `document_schema` or is not text: its columns are `null`; or the stream is to
+                `fail` with a [`DataError`][dcp_rs.exceptions.DataError]; or its columns are null
+                and its bytes in the `column` called `_malformed`.
             scope: Scope to stream, with collections that are made in it later; all if not given.
             collections: Collections to stream, as `scope.collection`, or as `collection` within
                 `scope` or else within `_default`.
@@ -283,6 +302,10 @@ class Client:
             include_xattrs=include_xattrs,
             key_type=key_type,
             system_events=system_events,
+            value_format=value_format,
+            document_schema=as_ddl(document_schema),
+            document_prefix=document_prefix,
+            on_malformed=on_malformed,
         )
         options = StreamOptions(
             start=begin._inner if isinstance(begin, Checkpoint) else begin,  # noqa: SLF001

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dcp_rs import _checks, _dcp_rs
 from dcp_rs._arrow import require_pyarrow
+from dcp_rs._documents import as_ddl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +55,10 @@ class TableOptions:
     include_xattrs: bool = False
     key_type: str = "string"
     system_events: bool = False
+    value_format: str = "binary"
+    document_schema: str | None = None
+    document_prefix: str = ""
+    on_malformed: str = "null"
 
     def __post_init__(self) -> None:
         if self.columns is not None:
@@ -63,6 +68,10 @@ class TableOptions:
         _checks.flag("include_xattrs", self.include_xattrs)
         _checks.word("key_type", self.key_type, ["string", "binary"])
         _checks.flag("system_events", self.system_events)
+        _checks.word("value_format", self.value_format, ["binary", "string", "variant"])
+        _checks.text("document_schema", self.document_schema, optional=True)
+        _checks.text("document_prefix", self.document_prefix)
+        _checks.word("on_malformed", self.on_malformed, ["null", "fail", "column"])
 
 
 def _check_columns(columns: object) -> None:
@@ -86,9 +95,13 @@ class Schema:
         include_value: Whether documents are part of the table.
         include_xattrs: Whether extended attributes are.
         key_type: `string` or `binary`.
+        value_format: `binary`, `string` or `variant`.
+        document_schema: Columns that documents are decoded to.
+        document_prefix: What the names of these begin with.
+        on_malformed: `null`, `fail` or `column`.
 
     Raises:
-        ConfigError: A column is unknown or named twice, or contradicts an option.
+        ConfigError: A column is unknown or named twice, or options contradict each other.
     """
 
     __slots__ = ("_inner",)
@@ -101,6 +114,10 @@ class Schema:
         include_value: bool = True,
         include_xattrs: bool = False,
         key_type: Literal["string", "binary"] = "string",
+        value_format: Literal["binary", "string", "variant"] = "binary",
+        document_schema: str | pa.Schema | None = None,
+        document_prefix: str = "",
+        on_malformed: Literal["null", "fail", "column"] = "null",
     ) -> None:
         self._inner = _dcp_rs.Schema(
             TableOptions(
@@ -109,6 +126,10 @@ class Schema:
                 include_value=include_value,
                 include_xattrs=include_xattrs,
                 key_type=key_type,
+                value_format=value_format,
+                document_schema=as_ddl(document_schema),
+                document_prefix=document_prefix,
+                on_malformed=on_malformed,
             )
         )
 

@@ -96,7 +96,7 @@ impl Columns {
                 BytesColumn::new(rows, pool.take(rows.saturating_mul(EXPECTED_KEY_BYTES)), limits)
             }),
             values: schema
-                .has(Column::Value)
+                .needs(Column::Value)
                 .then(|| ValueColumn::new(rows, pool.take(limits.expected_bytes), limits)),
             xattrs: schema.has(Column::Xattrs).then(|| XattrsColumn::new(rows, limits)),
             late: LateValues::default(),
@@ -107,12 +107,12 @@ impl Columns {
             expiries: longs(&[Column::Expiry]),
             delete_times: longs(&[Column::DeletedAt]),
             flags: longs(&[Column::Flags]),
-            json: schema.has(Column::Datatype).then(|| Vec::with_capacity(rows)),
+            json: schema.needs(Column::Datatype).then(|| Vec::with_capacity(rows)),
             vbuuids: longs(&[Column::Vbuuid]),
             snapshot_starts: longs(&[Column::SnapshotStart]),
             snapshot_ends: longs(&[Column::SnapshotEnd]),
             // Eight bytes each is near enough for cutting batches.
-            bytes_per_row: 8 * schema.columns().len(),
+            bytes_per_row: 8 * schema.slots().len(),
         }
     }
 

@@ -3,9 +3,9 @@
 //! A [`TableSchema`] is a choice of columns from the change table ([`COLUMNS`]). An [`ArrowSink`]
 //! of that schema takes changes as they lie in the read buffer and copies each value once, to the
 //! place where it stays. What it hands out is a [`PendingBatch`]: columns that are complete but
-//! not yet checked. [`PendingBatch::finish`] inflates, checks UTF-8, resolves collection names and
-//! makes the `RecordBatch`; whoever takes the batch calls it, so that none of that work delays
-//! the task that reads the socket.
+//! not yet checked. [`PendingBatch::finish`] inflates, checks UTF-8, decodes documents to the
+//! columns of a [`DocumentSchema`], resolves collection names and makes the `RecordBatch`; whoever
+//! takes the batch calls it, so that none of that work delays the task that reads the socket.
 //!
 //! ```
 //! use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, TableOptions, TableSchema};
@@ -38,6 +38,7 @@
 #![forbid(unsafe_code)]
 
 mod columns;
+mod document;
 mod late;
 mod limits;
 mod names;
@@ -47,14 +48,15 @@ mod repeated;
 mod schema;
 mod sink;
 mod system_event;
+mod table;
 mod values;
 mod xattrs;
 
+pub use document::{DdlError, DocumentSchema, MALFORMED, OnMalformed, ValueFormat};
 pub use limits::BatchLimits;
 pub use names::{CollectionName, CollectionNames};
 pub use pending::PendingBatch;
 pub use pool::BufferPool;
-pub use schema::{
-    COLUMNS, Column, ColumnSet, ColumnSpec, Detail, KeyType, SchemaError, TableOptions, TableSchema,
-};
+pub use schema::{COLUMNS, Column, ColumnSet, ColumnSpec};
 pub use sink::ArrowSink;
+pub use table::{Detail, KeyType, SchemaError, TableOptions, TableSchema};

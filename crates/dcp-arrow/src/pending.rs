@@ -11,8 +11,10 @@ use dcp_proto::SinkError;
 use dcp_wire::{CollectionId, Seqno, Vbid};
 
 use crate::columns::{Columns, NO_COLLECTION, RowKind, scope_of};
+use crate::document::{self, Decoded};
 use crate::schema::UTC;
 use crate::sink::unrepresentable;
+use crate::table::Slot;
 use crate::xattrs::nulls;
 use crate::{BufferPool, CollectionNames, Column, KeyType, TableSchema};
 
@@ -49,15 +51,15 @@ impl PendingBatch {
         self.columns.size_bytes()
     }
 
-    /// Inflates compressed documents, checks that keys are UTF-8, looks up collection names and
-    /// makes the record batch.
+    /// Inflates compressed documents, decodes them if the table has columns for that, checks that
+    /// keys are UTF-8, looks up collection names and makes the record batch.
     ///
     /// Plain documents stay where they are. The batch's memory returns to the sink's pool when
     /// its last user drops it.
     ///
     /// # Errors
-    /// [`SinkError`] with the vBucket and seqno of the row, if a document cannot be inflated or a
-    /// key of a `string` column is not UTF-8.
+    /// [`SinkError`] with the vBucket and seqno of the row, if a document cannot be inflated, a key
+    /// of a `string` column is not UTF-8, or a document is malformed and that is to fail.
     pub fn finish(self) -> Result<RecordBatch, SinkError> {
         let Self { schema, names, pool, mut columns } = self;
         let places = Places {
@@ -66,6 +68,7 @@ impl PendingBatch {
         };
         columns.fill_in_late(&places, &pool)?;
         let kinds = std::mem::take(&mut columns.kinds);
+        let decoded = columns.decode(&schema, &kinds, &places, &pool)?;
         let cas = columns.cas.take().unwrap_or_default().into();
         let mut rows = Rows {
             documents: validity(&kinds, RowKind::is_document),
@@ -73,12 +76,19 @@ impl PendingBatch {
             kinds,
             cas,
             names: CollectionColumns::default(),
+            decoded,
             places,
         };
         let arrays = schema
-            .columns()
+            .slots()
             .iter()
-            .map(|column| columns.array(*column, &mut rows, schema.key_type(), &names, &pool))
+            .map(|slot| match slot {
+                Slot::Change(column) => {
+                    columns.array(*column, &mut rows, schema.key_type(), &names, &pool)
+                }
+                Slot::Document(index) => rows.document(*index),
+                Slot::Malformed => rows.malformed(),
+            })
             .collect::<Result<Vec<_>, _>>()?;
         RecordBatch::try_new(schema.arrow(), arrays)
             .map_err(|error| rows.places.error(0, format!("columns do not fit: {error}")))
@@ -98,6 +108,17 @@ impl Places {
         let seqno = self.seqnos.get(row).copied().unwrap_or_default().cast_unsigned();
         unrepresentable(Vbid(vbid.unwrap_or_default()), Seqno(seqno), what)
     }
+
+    /// The error of a malformed document.
+    #[cold]
+    pub(crate) fn malformed(&self, row: usize, what: String) -> SinkError {
+        match self.error(row, what) {
+            SinkError::Unrepresentable { vbid, seqno, what } => {
+                SinkError::Malformed { vbid, seqno, what }
+            }
+            other => other,
+        }
+    }
 }
 
 /// What the arrays of one batch share.
@@ -107,7 +128,20 @@ struct Rows {
     mutations: Option<NullBuffer>,
     cas: ScalarBuffer<i64>,
     names: CollectionColumns,
+    decoded: Decoded,
     places: Places,
+}
+
+impl Rows {
+    fn document(&self, index: usize) -> Result<ArrayRef, SinkError> {
+        let column = self.decoded.documents.get(index).cloned();
+        column.ok_or_else(|| self.places.error(0, "documents were not decoded".to_owned()))
+    }
+
+    fn malformed(&mut self) -> Result<ArrayRef, SinkError> {
+        let column = self.decoded.malformed.take();
+        column.ok_or_else(|| self.places.error(0, "documents were not decoded".to_owned()))
+    }
 }
 
 fn validity(kinds: &[RowKind], is_valid: impl Fn(RowKind) -> bool) -> Option<NullBuffer> {
@@ -148,6 +182,23 @@ fn cas_timestamps(cas: &[i64]) -> ArrayRef {
 }
 
 impl Columns {
+    /// Makes what the table has of documents besides their bytes.
+    fn decode(
+        &mut self,
+        schema: &TableSchema,
+        kinds: &[RowKind],
+        places: &Places,
+        pool: &BufferPool,
+    ) -> Result<Decoded, SinkError> {
+        let formats = schema.formats();
+        let Some(values) = self.values.as_mut().filter(|_| formats.decodes()) else {
+            return Ok(Decoded::default());
+        };
+        values.inflate().map_err(|bad| places.error(bad.row, bad.error.to_string()))?;
+        let json = self.json.as_deref().unwrap_or_default();
+        document::decode(formats, values, &document::Rows { kinds, json, places }, pool)
+    }
+
     /// Makes the array of one column; each column is asked for once.
     fn array(
         &mut self,
@@ -230,7 +281,10 @@ impl Columns {
         }
     }
 
-    fn value_array(&mut self, rows: &Rows, pool: &BufferPool) -> Result<ArrayRef, SinkError> {
+    fn value_array(&mut self, rows: &mut Rows, pool: &BufferPool) -> Result<ArrayRef, SinkError> {
+        if let Some(decoded) = rows.decoded.value.take() {
+            return Ok(decoded);
+        }
         let Some(values) = self.values.take() else {
             return Err(rows.places.error(0, "values were not collected".to_owned()));
         };

@@ -47,7 +47,7 @@ impl ArrowSink {
         pool: BufferPool,
     ) -> Self {
         let wants = Wants {
-            value: schema.has(Column::Value),
+            value: schema.needs(Column::Value),
             xattrs: schema.has(Column::Xattrs),
             system_events: schema.system_events(),
         };

@@ -102,6 +102,16 @@ pub enum SinkError {
         /// What is wrong and what to do about it; holds no part of the document.
         what: String,
     },
+    /// A document is not what it should be, and that is to fail.
+    #[error("{vbid} seqno {seqno}: {what}")]
+    Malformed {
+        /// vBucket of the change.
+        vbid: Vbid,
+        /// Its seqno.
+        seqno: Seqno,
+        /// What is wrong with it; holds no part of the document.
+        what: String,
+    },
 }
 
 /// Takes what can become a row, in order per vBucket.

@@ -1,18 +1,14 @@
 //! One batch of changes.
 
-use arrow_array::cast::AsArray;
 use arrow_array::ffi::FFI_ArrowArray;
-use arrow_array::types::{Int32Type, Int64Type, TimestampMicrosecondType};
 use arrow_array::{Array, ArrayRef, RecordBatch, StructArray};
-use arrow_schema::DataType;
 use dcp_consumer::AckToken;
 use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
-use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyCapsule, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyCapsule, PyDict, PyList, PyString, PyTuple};
 
+use crate::cells::cells;
 use crate::checkpoint::Checkpoint;
-use crate::error::{Failure, Kind};
 use crate::schema::schema_capsule;
 use crate::times::Times;
 
@@ -111,84 +107,4 @@ impl ChangeBatch {
 /// Memory of an array's rows in bytes, without what its buffers hold beyond them.
 fn sliced_bytes(array: &ArrayRef) -> usize {
     array.to_data().get_slice_memory_size().unwrap_or_else(|_| array.get_buffer_memory_size())
-}
-
-/// The cells of one column as Python values.
-fn cells<'py>(
-    py: Python<'py>,
-    column: &ArrayRef,
-    times: &Times<'py>,
-) -> PyResult<Vec<Bound<'py, PyAny>>> {
-    let none = || Ok(py.None().into_bound(py));
-    let valid = |row: &usize| column.is_valid(*row);
-    let rows = 0..column.len();
-    match column.data_type() {
-        DataType::Utf8 => {
-            let texts = column.as_string::<i32>();
-            // Names of operations, scopes and collections come in runs: one object per run.
-            let mut last: Option<(&str, Bound<'py, PyAny>)> = None;
-            rows.map(|row| {
-                if !valid(&row) {
-                    return none();
-                }
-                let text = texts.value(row);
-                if let Some((previous, object)) = &last
-                    && *previous == text
-                {
-                    return Ok(object.clone());
-                }
-                let object = PyString::new(py, text).into_any();
-                last = Some((text, object.clone()));
-                Ok(object)
-            })
-            .collect()
-        }
-        DataType::Binary => {
-            let bytes = column.as_binary::<i32>();
-            rows.map(|row| {
-                if valid(&row) { Ok(PyBytes::new(py, bytes.value(row)).into_any()) } else { none() }
-            })
-            .collect()
-        }
-        DataType::Int32 => numbers(py, column.as_primitive::<Int32Type>().iter()),
-        DataType::Int64 => numbers(py, column.as_primitive::<Int64Type>().iter()),
-        DataType::Timestamp(..) => column
-            .as_primitive::<TimestampMicrosecondType>()
-            .iter()
-            .map(|micros| micros.map_or_else(none, |micros| times.datetime(py, micros)))
-            .collect(),
-        DataType::Map(..) => {
-            let maps = column.as_map();
-            rows.map(|row| {
-                if !valid(&row) {
-                    return none();
-                }
-                let entries = maps.value(row);
-                let names = entries.column(0).as_string::<i32>();
-                let values = entries.column(1).as_string::<i32>();
-                let dict = PyDict::new(py);
-                for (name, value) in names.iter().zip(values) {
-                    dict.set_item(name, value)?;
-                }
-                Ok(dict.into_any())
-            })
-            .collect()
-        }
-        other => {
-            let message = format!("a column of type {other} has no Python value");
-            Err(Failure::new(Kind::Dcp, message).into())
-        }
-    }
-}
-
-fn numbers<'py, T: IntoPyObject<'py>>(
-    py: Python<'py>,
-    numbers: impl Iterator<Item = Option<T>>,
-) -> PyResult<Vec<Bound<'py, PyAny>>> {
-    numbers
-        .map(|number| match number {
-            Some(number) => number.into_bound_py_any(py),
-            None => Ok(py.None().into_bound(py)),
-        })
-        .collect()
 }

@@ -168,11 +168,14 @@ impl From<ConsumerError> for Failure {
 impl From<SinkError> for Failure {
     fn from(error: SinkError) -> Self {
         let mut failure = Self::new(Kind::Data, error.to_string());
-        failure.code = Some("data");
-        if let SinkError::Unrepresentable { vbid, seqno, .. } = error {
-            failure.vbid = Some(vbid);
-            failure.seqno = Some(seqno);
-        }
+        let (code, place) = match error {
+            SinkError::Unrepresentable { vbid, seqno, .. } => ("data", Some((vbid, seqno))),
+            SinkError::Malformed { vbid, seqno, .. } => ("malformed", Some((vbid, seqno))),
+            _ => ("data", None),
+        };
+        failure.code = Some(code);
+        failure.vbid = place.map(|(vbid, _)| vbid);
+        failure.seqno = place.map(|(_, seqno)| seqno);
         failure
     }
 }

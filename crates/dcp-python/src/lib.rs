@@ -7,6 +7,7 @@
 
 mod arrow_stream;
 mod batch;
+mod cells;
 mod checkpoint;
 mod client;
 mod decode;

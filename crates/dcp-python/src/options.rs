@@ -169,8 +169,8 @@ impl StreamArgs {
             end,
             vbuckets: self.vbuckets.map(|vbids| vbids.into_iter().map(Vbid).collect()),
             content: Content {
-                values: table.has(Column::Value),
-                xattrs: table.has(Column::Xattrs),
+                values: table.needs(Column::Value),
+                xattrs: table.needs(Column::Xattrs),
             },
             filter: filter(self.scope, self.collections)?,
             batch: BatchPolicy {

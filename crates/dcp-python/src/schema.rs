@@ -1,7 +1,10 @@
 //! The change table's columns.
 
 use arrow_schema::ffi::FFI_ArrowSchema;
-use dcp_arrow::{COLUMNS, ColumnSet, Detail, KeyType, TableOptions, TableSchema};
+use dcp_arrow::{
+    COLUMNS, ColumnSet, Detail, DocumentSchema, KeyType, OnMalformed, SchemaError, TableOptions,
+    TableSchema, ValueFormat,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
@@ -16,6 +19,10 @@ pub(crate) struct TableArgs {
     include_xattrs: bool,
     key_type: String,
     system_events: bool,
+    value_format: String,
+    document_schema: Option<String>,
+    document_prefix: String,
+    on_malformed: String,
 }
 
 impl TableArgs {
@@ -30,6 +37,19 @@ impl TableArgs {
             "binary" => KeyType::Binary,
             _ => return Err(one_of("key_type", &["string", "binary"])),
         };
+        let value_format = match self.value_format.as_str() {
+            "binary" => ValueFormat::Binary,
+            "string" => ValueFormat::String,
+            "variant" => ValueFormat::Variant,
+            _ => return Err(one_of("value_format", &["binary", "string", "variant"])),
+        };
+        let on_malformed = match self.on_malformed.as_str() {
+            "null" => OnMalformed::Null,
+            "fail" => OnMalformed::Fail,
+            "column" => OnMalformed::Column,
+            _ => return Err(one_of("on_malformed", &["null", "fail", "column"])),
+        };
+        let document_schema = self.document_schema.as_deref().map(DocumentSchema::parse);
         Ok(TableSchema::new(&TableOptions {
             columns: self.columns,
             detail,
@@ -37,6 +57,10 @@ impl TableArgs {
             include_xattrs: self.include_xattrs,
             key_type,
             system_events: self.system_events,
+            value_format,
+            document_schema: document_schema.transpose().map_err(SchemaError::from)?,
+            document_prefix: self.document_prefix,
+            on_malformed,
         })?)
     }
 }
@@ -71,8 +95,8 @@ impl Schema {
     }
 
     #[getter]
-    fn names(&self) -> Vec<&'static str> {
-        self.table.columns().iter().map(|column| column.name()).collect()
+    fn names(&self) -> Vec<&str> {
+        self.table.names().collect()
     }
 
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {

@@ -299,9 +299,8 @@ impl ChangeStream {
     }
 
     #[getter]
-    fn column_names(&self) -> PyResult<Vec<&'static str>> {
-        let table = self.shared.get()?.table();
-        Ok(table.columns().iter().map(|column| column.name()).collect())
+    fn column_names(&self) -> PyResult<Vec<&str>> {
+        Ok(self.shared.get()?.table().names().collect())
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -1,4 +1,4 @@
-//! Timestamps as Python's `datetime`.
+//! Timestamps and dates as those of Python's `datetime`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -8,6 +8,7 @@ const SECONDS_PER_DAY: i64 = 86_400;
 
 /// Makes `datetime` objects in UTC from microseconds since 1970.
 pub(crate) struct Times<'py> {
+    date: Bound<'py, PyAny>,
     datetime: Bound<'py, PyAny>,
     timedelta: Bound<'py, PyAny>,
     utc: Bound<'py, PyAny>,
@@ -17,6 +18,7 @@ impl<'py> Times<'py> {
     pub(crate) fn new(py: Python<'py>) -> PyResult<Self> {
         let module = py.import("datetime")?;
         Ok(Self {
+            date: module.getattr("date")?,
             datetime: module.getattr("datetime")?,
             timedelta: module.getattr("timedelta")?,
             utc: module.getattr("UTC")?,
@@ -31,6 +33,18 @@ impl<'py> Times<'py> {
         }
         let epoch = self.datetime.call1((1970, 1, 1, 0, 0, 0, 0, &self.utc))?;
         epoch.add(self.timedelta.call1((0, 0, micros))?)
+    }
+
+    /// A time that is not said to be of a place.
+    pub(crate) fn local(&self, micros: i64) -> PyResult<Bound<'py, PyAny>> {
+        let epoch = self.datetime.call1((1970, 1, 1))?;
+        epoch.add(self.timedelta.call1((0, 0, micros))?)
+    }
+
+    /// The day so many days after 1970-01-01.
+    pub(crate) fn date(&self, days: i32) -> PyResult<Bound<'py, PyAny>> {
+        let (year, month, day) = civil(i64::from(days));
+        self.date.call1((year, month, day))
     }
 }
 

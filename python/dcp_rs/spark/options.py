@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal, Self
 
+from dcp_rs._documents import as_ddl
 from dcp_rs.client import ConnectionOptions
 from dcp_rs.exceptions import ConfigError
 
@@ -70,6 +71,16 @@ class ReadOptions:
     """Adds the column `xattrs`."""
     key_type: Literal["string", "binary"] = "string"
     """`binary` for keys that are not UTF-8."""
+    value_format: Literal["binary", "string", "variant"] = "binary"
+    """Type of the column `value`; `variant` is Spark's, as `parse_json` makes it."""
+    document_schema: str | None = None
+    """Columns to decode documents to, in place of `value`, as in
+    `name STRING, geo STRUCT<lat: DOUBLE, lon: DOUBLE>`. Or a `StructType`, in Python."""
+    document_prefix: str = ""
+    """What the names of these columns begin with."""
+    on_malformed: Literal["null", "fail", "column"] = "null"
+    """Documents that are not JSON, or do not fit `documentSchema`: have `null` columns, `fail` the
+    read, or have null columns and their bytes in the `column` called `_malformed`."""
     on_rollback: Literal["emit", "fail", "resync"] = "emit"
     """`emit` a row with op `rollback` and go on, `fail` the read, or `resync`: emit the row and
     read the vBucket from its beginning."""
@@ -194,6 +205,14 @@ def _text(name: str, value: object) -> str:
     return value
 
 
+def _document_schema(name: str, value: object) -> str:
+    """Takes text, or a Spark or Arrow schema."""
+    simple = getattr(value, "simpleString", None)
+    if callable(simple):
+        return _text(name, simple())
+    return as_ddl(value) or ""
+
+
 def _boolean(name: str, value: object) -> bool:
     text = str(value).strip().lower()
     if text not in _TRUE | _FALSE:
@@ -288,6 +307,7 @@ _PARSERS: dict[str, _Parser] = {
     "collections": _names,
     "columns": _names,
     "connect_timeout": _seconds,
+    "document_schema": _document_schema,
     "ending_offsets": _offsets("latest"),
     "fail_on_data_loss": _boolean,
     "flow_control_buffer_bytes": _size,
@@ -298,9 +318,11 @@ _PARSERS: dict[str, _Parser] = {
     "metadata": _one_of("basic", "full"),
     "network": _one_of("auto", "default", "external"),
     "num_partitions": _number,
+    "on_malformed": _one_of("null", "fail", "column"),
     "on_rollback": _one_of("emit", "fail", "resync"),
     "persisted_only": _boolean,
     "starting_offsets": _offsets("earliest", "latest"),
+    "value_format": _one_of("binary", "string", "variant"),
     "vbuckets": _vbuckets,
     "worker_gc_freeze": _boolean,
 }

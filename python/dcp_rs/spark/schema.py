@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
+MALFORMED = "_malformed"
+"""Name of the column of documents that are not what they should be."""
+
 
 def table_schema(options: ReadOptions) -> dcp_rs.Schema:
     """Gives the columns of a read.
 
     Raises:
-        ConfigError: `columns` names one that does not exist, or contradicts another option.
+        ConfigError: `columns` names one that does not exist, `documentSchema` is not understood,
+            or options contradict each other.
     """
     return dcp_rs.Schema(
         columns=options.columns,
@@ -29,6 +33,10 @@ def table_schema(options: ReadOptions) -> dcp_rs.Schema:
         include_value=options.include_value,
         include_xattrs=options.include_xattrs,
         key_type=options.key_type,
+        value_format=options.value_format,
+        document_schema=options.document_schema,
+        document_prefix=options.document_prefix,
+        on_malformed=options.on_malformed,
     )
 
 
@@ -81,7 +89,7 @@ class Projection:
         if not names:
             raise ConfigError("schema: names no column")
         given = schema(options)
-        projected = replace(options, columns=names)
+        projected = _reduced(options, names)
         table = given if tuple(given.names) == names else schema(projected)
         for field, known in zip(wanted, table, strict=True):
             if field.dataType != known.dataType:
@@ -114,6 +122,20 @@ class Projection:
         return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))
 
 
+def _reduced(options: ReadOptions, names: tuple[str, ...]) -> ReadOptions:
+    """Gives the options of a read of these columns: nothing is decoded that is not among them."""
+    of_changes = {column.name for column in dcp_rs.columns()}
+    reduced = replace(options, columns=names)
+    if of_changes.issuperset(names):
+        reduced = replace(reduced, document_schema=None, document_prefix="")
+    if "value" not in names:
+        reduced = replace(reduced, value_format="binary")
+    is_decoded = reduced.document_schema is not None or reduced.value_format != "binary"
+    if not is_decoded or (reduced.on_malformed == "column" and MALFORMED not in names):
+        reduced = replace(reduced, on_malformed="null")
+    return reduced
+
+
 def _spark_type(arrow_type: pa.DataType) -> DataType:
     """Gives the Spark type whose Arrow form `arrow_type` is."""
     import pyarrow as pa
@@ -122,10 +144,26 @@ def _spark_type(arrow_type: pa.DataType) -> DataType:
     if pa.types.is_map(arrow_type):
         key, item = _spark_type(arrow_type.key_type), _spark_type(arrow_type.item_type)
         return types.MapType(key, item)
+    if pa.types.is_list(arrow_type):
+        return types.ArrayType(_spark_type(arrow_type.value_type))
+    if pa.types.is_struct(arrow_type):
+        if any(b"variant" in (field.metadata or {}) for field in arrow_type):
+            return types.VariantType()
+        fields = [types.StructField(each.name, _spark_type(each.type)) for each in arrow_type]
+        return types.StructType(fields)
+    if pa.types.is_decimal(arrow_type):
+        return types.DecimalType(arrow_type.precision, arrow_type.scale)
     return {
         pa.binary(): types.BinaryType(),
+        pa.bool_(): types.BooleanType(),
+        pa.date32(): types.DateType(),
+        pa.float32(): types.FloatType(),
+        pa.float64(): types.DoubleType(),
+        pa.int8(): types.ByteType(),
+        pa.int16(): types.ShortType(),
         pa.int32(): types.IntegerType(),
         pa.int64(): types.LongType(),
         pa.string(): types.StringType(),
+        pa.timestamp("us"): types.TimestampNTZType(),
         pa.timestamp("us", "UTC"): types.TimestampType(),
     }[arrow_type]

@@ -161,7 +161,10 @@ class CouchbaseDcpDataSource(api.DataSource):
 
     def schema(self) -> StructType:
         """Gives the columns of the change table that the options ask for."""
-        return schema(self._parsed())
+        try:
+            return schema(self._parsed())
+        except ConfigError as error:
+            raise SparkReadError("COUCHBASE_DCP_CONFIG", str(error)) from error
 
     def reader(self, schema: StructType) -> CouchbaseDcpReader:
         """Makes the reader of `spark.read`."""

@@ -1,6 +1,8 @@
 //! Rows as Arrow shows them, against what was put in.
 
 mod columns;
+mod documents;
+mod documents_model;
 mod model;
 mod values;
 

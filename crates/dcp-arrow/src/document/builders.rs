@@ -1,0 +1,469 @@
+//! Typed columns being filled, which can go back to the end of an earlier row.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow_array::types::{
+    ArrowPrimitiveType, Date32Type, Decimal128Type, Float32Type, Float64Type, Int8Type, Int16Type,
+    Int32Type, Int64Type, TimestampMicrosecondType,
+};
+use arrow_array::{
+    ArrayRef, BinaryArray, BooleanArray, ListArray, MapArray, PrimitiveArray, StringArray,
+    StructArray,
+};
+use arrow_buffer::{ArrowNativeType, OffsetBuffer, ScalarBuffer};
+use arrow_schema::{ArrowError, DataType};
+
+use super::{Field, Kind};
+use crate::xattrs::nulls;
+
+/// Values of one width.
+#[derive(Debug)]
+pub(super) struct Flat<T> {
+    values: Vec<T>,
+    valid: Vec<bool>,
+}
+
+impl<T: Copy + Default> Flat<T> {
+    fn new(rows: usize) -> Self {
+        Self { values: Vec::with_capacity(rows), valid: Vec::with_capacity(rows) }
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, value: T) {
+        self.values.push(value);
+        self.valid.push(true);
+    }
+
+    fn push_null(&mut self) {
+        self.values.push(T::default());
+        self.valid.push(false);
+    }
+
+    fn truncate(&mut self, rows: usize) {
+        self.values.truncate(rows);
+        self.valid.truncate(rows);
+    }
+
+    fn finish<A: ArrowPrimitiveType<Native = T>>(self) -> PrimitiveArray<A>
+    where
+        T: ArrowNativeType,
+    {
+        PrimitiveArray::new(ScalarBuffer::from(self.values), nulls(&self.valid))
+    }
+}
+
+/// Texts or bytes.
+#[derive(Debug)]
+pub(super) struct Texts {
+    offsets: Vec<i32>,
+    bytes: Vec<u8>,
+    valid: Vec<bool>,
+}
+
+/// The end of a column as Arrow counts, which is 32 bits wide.
+///
+/// What is appended is bounded far below that: see [`MAX_BATCH_BYTES`](super::batch).
+fn end(len: usize) -> i32 {
+    i32::try_from(len).unwrap_or(i32::MAX)
+}
+
+fn offset_buffer(offsets: Vec<i32>) -> OffsetBuffer<i32> {
+    OffsetBuffer::new(ScalarBuffer::from(offsets))
+}
+
+impl Texts {
+    pub(super) fn new(rows: usize) -> Self {
+        let mut offsets = Vec::with_capacity(rows.saturating_add(1));
+        offsets.push(0);
+        Self { offsets, bytes: Vec::new(), valid: Vec::with_capacity(rows) }
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.end_value(true);
+    }
+
+    pub(super) fn push_null(&mut self) {
+        self.end_value(false);
+    }
+
+    /// Appends a value by writing behind the others.
+    pub(super) fn push_with<E>(
+        &mut self,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        write(&mut self.bytes)?;
+        self.end_value(true);
+        Ok(())
+    }
+
+    fn end_value(&mut self, is_valid: bool) {
+        self.offsets.push(end(self.bytes.len()));
+        self.valid.push(is_valid);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.valid.len()
+    }
+
+    pub(super) fn len_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn value(&self, row: usize) -> &[u8] {
+        match (self.offsets.get(row), self.offsets.get(row + 1)) {
+            (Some(&start), Some(&end)) => {
+                self.bytes.get(start as usize..end as usize).unwrap_or_default()
+            }
+            _ => &[],
+        }
+    }
+
+    /// Whether two of the values from `row` on are the same.
+    pub(super) fn has_duplicates(&self, row: usize) -> bool {
+        const FEW: usize = 8;
+        let mut values: Vec<&[u8]> = Vec::new();
+        if self.len() - row <= FEW {
+            let rows = || row..self.len();
+            return rows().any(|a| (row..a).any(|b| self.value(a) == self.value(b)));
+        }
+        values.extend((row..self.len()).map(|row| self.value(row)));
+        values.sort_unstable();
+        values.windows(2).any(|pair| matches!(pair, [a, b] if a == b))
+    }
+
+    pub(super) fn truncate(&mut self, rows: usize) {
+        self.offsets.truncate(rows + 1);
+        self.valid.truncate(rows);
+        self.bytes.truncate(self.offsets.last().map_or(0, |end| *end as usize));
+    }
+
+    fn strings(self) -> Result<StringArray, ArrowError> {
+        StringArray::try_new(offset_buffer(self.offsets), self.bytes.into(), nulls(&self.valid))
+    }
+
+    pub(super) fn binaries(self) -> Result<BinaryArray, ArrowError> {
+        BinaryArray::try_new(offset_buffer(self.offsets), self.bytes.into(), nulls(&self.valid))
+    }
+}
+
+/// Rows that each have some elements in columns of their own.
+#[derive(Debug)]
+pub(super) struct Ranges {
+    offsets: Vec<i32>,
+    valid: Vec<bool>,
+}
+
+impl Ranges {
+    fn new(rows: usize) -> Self {
+        let mut offsets = Vec::with_capacity(rows.saturating_add(1));
+        offsets.push(0);
+        Self { offsets, valid: Vec::with_capacity(rows) }
+    }
+
+    /// Ends a row whose elements reach up to `elements`.
+    pub(super) fn push(&mut self, elements: usize, is_valid: bool) {
+        self.offsets.push(end(elements));
+        self.valid.push(is_valid);
+    }
+
+    fn push_null(&mut self) {
+        self.push(self.elements(), false);
+    }
+
+    /// How many elements the rows have together.
+    pub(super) fn elements(&self) -> usize {
+        self.offsets.last().map_or(0, |end| *end as usize)
+    }
+
+    fn truncate(&mut self, rows: usize) {
+        self.offsets.truncate(rows + 1);
+        self.valid.truncate(rows);
+    }
+}
+
+/// The fields of an object, by name.
+#[derive(Debug)]
+pub(super) struct Objects {
+    names: Vec<Box<str>>,
+    by_name: HashMap<Box<str>, usize>,
+    pub(super) columns: Vec<Builder>,
+}
+
+impl Objects {
+    /// Up to so many names are faster looked through than looked up.
+    const FEW_NAMES: usize = 8;
+
+    pub(super) fn new(fields: &[Field], rows: usize) -> Self {
+        let names: Vec<Box<str>> = fields.iter().map(|field| field.name.as_str().into()).collect();
+        let by_name = names.iter().cloned().enumerate().map(|(index, name)| (name, index));
+        Self {
+            by_name: by_name.collect(),
+            columns: fields.iter().map(|field| Builder::new(&field.kind, rows)).collect(),
+            names,
+        }
+    }
+
+    /// The field called `name`, which is `guess` if the objects are written in the schema's order.
+    #[inline]
+    pub(super) fn find(&self, name: &str, guess: usize) -> Option<usize> {
+        if self.names.get(guess).is_some_and(|known| **known == *name) {
+            return Some(guess);
+        }
+        if self.names.len() <= Self::FEW_NAMES {
+            return self.names.iter().position(|known| **known == *name);
+        }
+        self.by_name.get(name).copied()
+    }
+
+    /// Goes back to `rows` rows; columns may have more, or one fewer if a row was begun.
+    pub(super) fn truncate(&mut self, rows: usize) {
+        for column in &mut self.columns {
+            column.truncate(rows);
+        }
+    }
+
+    pub(super) fn push_null(&mut self) {
+        for column in &mut self.columns {
+            column.push_null();
+        }
+    }
+
+    /// Ends the row after `rows`: what it has no value for is null.
+    pub(super) fn end_row(&mut self, rows: usize) {
+        for column in &mut self.columns {
+            if column.len() == rows {
+                column.push_null();
+            }
+        }
+    }
+
+    fn width(&self) -> usize {
+        self.columns.iter().map(Builder::width).sum()
+    }
+}
+
+/// A column being filled.
+#[derive(Debug)]
+pub(super) enum Builder {
+    Boolean(Flat<bool>),
+    Byte(Flat<i8>),
+    Short(Flat<i16>),
+    Int(Flat<i32>),
+    Long(Flat<i64>),
+    Float(Flat<f32>),
+    Double(Flat<f64>),
+    Decimal {
+        numbers: Flat<i128>,
+        precision: u8,
+        scale: u8,
+    },
+    String(Texts),
+    Binary(Texts),
+    Date(Flat<i32>),
+    Timestamp(Flat<i64>),
+    TimestampNtz(Flat<i64>),
+    /// `width` is what one more element takes in bytes, at least.
+    Array {
+        ranges: Ranges,
+        elements: Box<Self>,
+        width: usize,
+    },
+    Map {
+        ranges: Ranges,
+        keys: Texts,
+        values: Box<Self>,
+        width: usize,
+    },
+    Struct {
+        valid: Vec<bool>,
+        fields: Objects,
+    },
+}
+
+impl Builder {
+    fn new(kind: &Kind, rows: usize) -> Self {
+        match kind {
+            Kind::Boolean => Self::Boolean(Flat::new(rows)),
+            Kind::Byte => Self::Byte(Flat::new(rows)),
+            Kind::Short => Self::Short(Flat::new(rows)),
+            Kind::Int => Self::Int(Flat::new(rows)),
+            Kind::Long => Self::Long(Flat::new(rows)),
+            Kind::Float => Self::Float(Flat::new(rows)),
+            Kind::Double => Self::Double(Flat::new(rows)),
+            Kind::Decimal { precision, scale } => {
+                Self::Decimal { numbers: Flat::new(rows), precision: *precision, scale: *scale }
+            }
+            Kind::String => Self::String(Texts::new(rows)),
+            Kind::Binary => Self::Binary(Texts::new(rows)),
+            Kind::Date => Self::Date(Flat::new(rows)),
+            Kind::Timestamp => Self::Timestamp(Flat::new(rows)),
+            Kind::TimestampNtz => Self::TimestampNtz(Flat::new(rows)),
+            Kind::Array(element) => {
+                let elements = Box::new(Self::new(element, 0));
+                let width = elements.width();
+                Self::Array { ranges: Ranges::new(rows), elements, width }
+            }
+            Kind::Map(value) => {
+                let (keys, values) = (Texts::new(0), Box::new(Self::new(value, 0)));
+                let width = 5 + values.width();
+                Self::Map { ranges: Ranges::new(rows), keys, values, width }
+            }
+            Kind::Struct(fields) => {
+                Self::Struct { valid: Vec::with_capacity(rows), fields: Objects::new(fields, rows) }
+            }
+        }
+    }
+
+    /// What one more row takes in bytes, at least.
+    pub(super) fn width(&self) -> usize {
+        match self {
+            Self::Boolean(_) | Self::Byte(_) => 2,
+            Self::Short(_) => 3,
+            Self::Int(_)
+            | Self::Float(_)
+            | Self::Date(_)
+            | Self::String(_)
+            | Self::Binary(_)
+            | Self::Array { .. }
+            | Self::Map { .. } => 5,
+            Self::Long(_) | Self::Double(_) | Self::Timestamp(_) | Self::TimestampNtz(_) => 9,
+            Self::Decimal { .. } => 17,
+            Self::Struct { fields, .. } => 1 + fields.width(),
+        }
+    }
+
+    /// Number of rows.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Boolean(values) => values.valid.len(),
+            Self::Byte(values) => values.valid.len(),
+            Self::Short(values) => values.valid.len(),
+            Self::Int(values) | Self::Date(values) => values.valid.len(),
+            Self::Long(values) | Self::Timestamp(values) | Self::TimestampNtz(values) => {
+                values.valid.len()
+            }
+            Self::Float(values) => values.valid.len(),
+            Self::Double(values) => values.valid.len(),
+            Self::Decimal { numbers, .. } => numbers.valid.len(),
+            Self::String(texts) | Self::Binary(texts) => texts.len(),
+            Self::Array { ranges, .. } | Self::Map { ranges, .. } => ranges.valid.len(),
+            Self::Struct { valid, .. } => valid.len(),
+        }
+    }
+
+    pub(super) fn push_null(&mut self) {
+        match self {
+            Self::Boolean(values) => values.push_null(),
+            Self::Byte(values) => values.push_null(),
+            Self::Short(values) => values.push_null(),
+            Self::Int(values) | Self::Date(values) => values.push_null(),
+            Self::Long(values) | Self::Timestamp(values) | Self::TimestampNtz(values) => {
+                values.push_null();
+            }
+            Self::Float(values) => values.push_null(),
+            Self::Double(values) => values.push_null(),
+            Self::Decimal { numbers, .. } => numbers.push_null(),
+            Self::String(texts) | Self::Binary(texts) => texts.push_null(),
+            Self::Array { ranges, .. } | Self::Map { ranges, .. } => ranges.push_null(),
+            Self::Struct { valid, fields } => {
+                fields.push_null();
+                valid.push(false);
+            }
+        }
+    }
+
+    /// Goes back to `rows` rows, whatever was begun after them.
+    pub(super) fn truncate(&mut self, rows: usize) {
+        match self {
+            Self::Boolean(values) => values.truncate(rows),
+            Self::Byte(values) => values.truncate(rows),
+            Self::Short(values) => values.truncate(rows),
+            Self::Int(values) | Self::Date(values) => values.truncate(rows),
+            Self::Long(values) | Self::Timestamp(values) | Self::TimestampNtz(values) => {
+                values.truncate(rows);
+            }
+            Self::Float(values) => values.truncate(rows),
+            Self::Double(values) => values.truncate(rows),
+            Self::Decimal { numbers, .. } => numbers.truncate(rows),
+            Self::String(texts) | Self::Binary(texts) => texts.truncate(rows),
+            Self::Array { ranges, elements, .. } => {
+                ranges.truncate(rows);
+                elements.truncate(ranges.elements());
+            }
+            Self::Map { ranges, keys, values, .. } => {
+                ranges.truncate(rows);
+                keys.truncate(ranges.elements());
+                values.truncate(ranges.elements());
+            }
+            Self::Struct { valid, fields } => {
+                valid.truncate(rows);
+                fields.truncate(rows);
+            }
+        }
+    }
+
+    /// The array, of the type that the column's kind has.
+    pub(super) fn finish(self, data_type: &DataType) -> Result<ArrayRef, ArrowError> {
+        Ok(match self {
+            Self::Boolean(values) => {
+                Arc::new(BooleanArray::new(values.values.into(), nulls(&values.valid)))
+            }
+            Self::Byte(values) => Arc::new(values.finish::<Int8Type>()),
+            Self::Short(values) => Arc::new(values.finish::<Int16Type>()),
+            Self::Int(values) => Arc::new(values.finish::<Int32Type>()),
+            Self::Long(values) => Arc::new(values.finish::<Int64Type>()),
+            Self::Float(values) => Arc::new(values.finish::<Float32Type>()),
+            Self::Double(values) => Arc::new(values.finish::<Float64Type>()),
+            Self::Decimal { numbers, .. } => {
+                Arc::new(numbers.finish::<Decimal128Type>().with_data_type(data_type.clone()))
+            }
+            Self::String(texts) => Arc::new(texts.strings()?),
+            Self::Binary(texts) => Arc::new(texts.binaries()?),
+            Self::Date(values) => Arc::new(values.finish::<Date32Type>()),
+            Self::Timestamp(values) | Self::TimestampNtz(values) => {
+                let array = values.finish::<TimestampMicrosecondType>();
+                Arc::new(array.with_data_type(data_type.clone()))
+            }
+            Self::Array { ranges, elements, .. } => {
+                let DataType::List(field) = data_type else { return Err(wrong(data_type)) };
+                let elements = elements.finish(field.data_type())?;
+                let (offsets, nulls) = (offset_buffer(ranges.offsets), nulls(&ranges.valid));
+                Arc::new(ListArray::try_new(Arc::clone(field), offsets, elements, nulls)?)
+            }
+            Self::Map { ranges, keys, values, .. } => {
+                let DataType::Map(entries, _) = data_type else { return Err(wrong(data_type)) };
+                let DataType::Struct(fields) = entries.data_type() else {
+                    return Err(wrong(data_type));
+                };
+                let Some(value) = fields.get(1) else { return Err(wrong(data_type)) };
+                let columns: Vec<ArrayRef> =
+                    vec![Arc::new(keys.strings()?), values.finish(value.data_type())?];
+                Arc::new(MapArray::try_new(
+                    Arc::clone(entries),
+                    offset_buffer(ranges.offsets),
+                    StructArray::try_new(fields.clone(), columns, None)?,
+                    nulls(&ranges.valid),
+                    false,
+                )?)
+            }
+            Self::Struct { valid, fields } => {
+                let DataType::Struct(types) = data_type else { return Err(wrong(data_type)) };
+                let columns = fields
+                    .columns
+                    .into_iter()
+                    .zip(types)
+                    .map(|(column, field)| column.finish(field.data_type()))
+                    .collect::<Result<Vec<_>, _>>()?;
+                Arc::new(StructArray::try_new(types.clone(), columns, nulls(&valid))?)
+            }
+        })
+    }
+}
+
+#[cold]
+fn wrong(data_type: &DataType) -> ArrowError {
+    ArrowError::SchemaError(format!("a column is not of type {data_type}"))
+}

@@ -1,0 +1,192 @@
+//! Documents as typed columns.
+//!
+//! A [`DocumentSchema`] says which fields of a document become columns, and of which types. The
+//! documents of a batch are decoded when it is finished, by whoever takes it. A document is judged
+//! as a whole: it fits the schema, or it is malformed and all its columns are null.
+
+mod batch;
+mod builders;
+mod ddl;
+mod decoder;
+mod moments;
+mod numbers;
+mod variant;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use arrow_schema::{DataType, Field as ArrowField, Fields, TimeUnit};
+
+pub(crate) use batch::{Decoded, Formats, Rows, decode};
+pub use ddl::DdlError;
+
+use crate::schema::UTC;
+
+/// What the `value` column holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ValueFormat {
+    /// The document's bytes.
+    #[default]
+    Binary,
+    /// Its text; a document that is not UTF-8 is malformed.
+    String,
+    /// Spark's variant, a struct of `value` and `metadata`; what is not JSON is malformed.
+    Variant,
+}
+
+/// What becomes of a document that is not what it should be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnMalformed {
+    /// Its columns are null.
+    #[default]
+    Null,
+    /// The stream ends with an error that names its vBucket and seqno.
+    Fail,
+    /// Its columns are null and its bytes are in the column [`MALFORMED`].
+    Column,
+}
+
+/// Name of the column of documents that are not what they should be.
+pub const MALFORMED: &str = "_malformed";
+
+/// The type of a field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    Boolean,
+    Byte,
+    Short,
+    Int,
+    Long,
+    Float,
+    Double,
+    Decimal { precision: u8, scale: u8 },
+    String,
+    Binary,
+    Date,
+    Timestamp,
+    TimestampNtz,
+    Array(Box<Self>),
+    Map(Box<Self>),
+    Struct(Vec<Field>),
+}
+
+/// One field of a document, or of an object in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Field {
+    name: String,
+    kind: Kind,
+}
+
+impl Field {
+    fn arrow(&self) -> ArrowField {
+        ArrowField::new(&self.name, self.kind.data_type(), true)
+    }
+}
+
+impl Kind {
+    /// The type as Spark maps its own to Arrow, names of inner fields included.
+    fn data_type(&self) -> DataType {
+        match self {
+            Self::Boolean => DataType::Boolean,
+            Self::Byte => DataType::Int8,
+            Self::Short => DataType::Int16,
+            Self::Int => DataType::Int32,
+            Self::Long => DataType::Int64,
+            Self::Float => DataType::Float32,
+            Self::Double => DataType::Float64,
+            Self::Decimal { precision, scale } => {
+                DataType::Decimal128(*precision, scale.cast_signed())
+            }
+            Self::String => DataType::Utf8,
+            Self::Binary => DataType::Binary,
+            Self::Date => DataType::Date32,
+            Self::Timestamp => DataType::Timestamp(TimeUnit::Microsecond, Some(Arc::from(UTC))),
+            Self::TimestampNtz => DataType::Timestamp(TimeUnit::Microsecond, None),
+            Self::Array(element) => {
+                DataType::List(Arc::new(ArrowField::new("element", element.data_type(), true)))
+            }
+            Self::Map(value) => {
+                let fields = vec![
+                    ArrowField::new("key", DataType::Utf8, false),
+                    ArrowField::new("value", value.data_type(), true),
+                ];
+                let entries = DataType::Struct(fields.into());
+                DataType::Map(Arc::new(ArrowField::new("entries", entries, false)), false)
+            }
+            Self::Struct(fields) => DataType::Struct(fields.iter().map(Field::arrow).collect()),
+        }
+    }
+}
+
+/// Which fields of a document become columns, and of which types.
+///
+/// ```
+/// use dcp_arrow::DocumentSchema;
+///
+/// let schema = DocumentSchema::parse("name STRING, geo STRUCT<lat: DOUBLE, lon: DOUBLE>")?;
+/// assert_eq!(schema.names().collect::<Vec<_>>(), ["name", "geo"]);
+/// # Ok::<(), dcp_arrow::DdlError>(())
+/// ```
+///
+/// | type | JSON | Arrow |
+/// |---|---|---|
+/// | `STRING` | text; anything else as the JSON text it is | utf8 |
+/// | `BOOLEAN` | `true`, `false` | bool |
+/// | `TINYINT`, `SMALLINT`, `INT`, `BIGINT` | a number without fraction and exponent, in range | int8 to int64 |
+/// | `FLOAT`, `DOUBLE` | a number that is finite as such | float32, float64 |
+/// | `DECIMAL(p, s)` | a number, also as a text; rounded half up | decimal128 |
+/// | `DATE` | `2024-02-29` | date32 |
+/// | `TIMESTAMP` | ISO 8601, in UTC if it does not say; or whole seconds since 1970 | timestamp\[us, UTC\] |
+/// | `TIMESTAMP_NTZ` | ISO 8601 without an offset | timestamp\[us\] |
+/// | `BINARY` | a text in base64 | binary |
+/// | `ARRAY<type>` | an array | list |
+/// | `MAP<STRING, type>` | an object | map |
+/// | `STRUCT<name: type, ...>` | an object; other fields are passed over | struct |
+///
+/// Every column can be null: a field may be missing or `null`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct DocumentSchema {
+    fields: Arc<[Field]>,
+}
+
+impl DocumentSchema {
+    /// The schema that `text` describes, as Spark's SQL lists columns.
+    ///
+    /// # Errors
+    /// [`DdlError`] if the text is not such a list, or names a type there is not.
+    pub fn parse(text: &str) -> Result<Self, DdlError> {
+        Ok(Self { fields: ddl::parse(text)?.into() })
+    }
+
+    /// Names of the fields in order.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.fields.iter().map(|field| field.name.as_str())
+    }
+
+    /// The columns as Arrow has them.
+    pub(crate) fn arrow(&self) -> Vec<ArrowField> {
+        self.fields.iter().map(Field::arrow).collect()
+    }
+}
+
+impl fmt::Debug for DocumentSchema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
+}
+
+/// Spark's variant as Arrow has it.
+pub(crate) fn variant_type() -> DataType {
+    DataType::Struct(variant_fields())
+}
+
+fn variant_fields() -> Fields {
+    // By this mark Spark knows a variant from a struct of the same fields.
+    let mark = HashMap::from([("variant".to_owned(), "true".to_owned())]);
+    let fields = vec![
+        ArrowField::new("value", DataType::Binary, false),
+        ArrowField::new("metadata", DataType::Binary, false).with_metadata(mark),
+    ];
+    fields.into()
+}

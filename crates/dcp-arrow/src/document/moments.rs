@@ -1,0 +1,234 @@
+//! Dates and times of documents: ISO 8601 texts.
+
+const SECONDS_PER_DAY: i64 = 86_400;
+const MICROS_PER_SECOND: i64 = 1_000_000;
+
+/// The day that `text` (`2024-02-29`) names, counted from 1970-01-01.
+pub(super) fn date(text: &str) -> Option<i32> {
+    let mut scan = Scan(text.as_bytes());
+    let days = scan.date()?;
+    scan.0.is_empty().then(|| i32::try_from(days).ok())?
+}
+
+/// A moment, or a time of day without a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Moment {
+    /// Microseconds since 1970-01-01, as the clock of its place shows.
+    pub(super) local_micros: i64,
+    /// Seconds by which that clock is ahead of UTC; `None` if the text has no place.
+    pub(super) offset_seconds: Option<i64>,
+}
+
+impl Moment {
+    /// Microseconds since 1970-01-01 in UTC, which a text without a place is taken to be in.
+    pub(super) const fn utc_micros(self) -> i64 {
+        let offset = match self.offset_seconds {
+            Some(seconds) => seconds,
+            None => 0,
+        };
+        self.local_micros - offset * MICROS_PER_SECOND
+    }
+}
+
+/// What `text` names: `2024-02-29`, `2024-02-29T13:45`, `2024-02-29 13:45:10.123456+01:00`.
+///
+/// Digits beyond microseconds are cut off.
+pub(super) fn moment(text: &str) -> Option<Moment> {
+    let mut scan = Scan(text.as_bytes());
+    let days = scan.date()?;
+    let (mut micros, mut offset_seconds) = (0, None);
+    if !scan.0.is_empty() {
+        if !scan.take(b'T') && !scan.take(b't') && !scan.take(b' ') {
+            return None;
+        }
+        micros = scan.time_of_day()?;
+        offset_seconds = scan.offset()?;
+    }
+    let local_micros = days * SECONDS_PER_DAY * MICROS_PER_SECOND + micros;
+    Some(Moment { local_micros, offset_seconds })
+}
+
+/// A whole number of seconds since 1970 in microseconds.
+pub(super) const fn seconds(seconds: i64) -> Option<i64> {
+    seconds.checked_mul(MICROS_PER_SECOND)
+}
+
+struct Scan<'a>(&'a [u8]);
+
+impl Scan<'_> {
+    fn take(&mut self, sign: u8) -> bool {
+        match self.0.split_first() {
+            Some((first, rest)) if *first == sign => {
+                self.0 = rest;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn digit(&mut self) -> Option<i64> {
+        let (first, rest) = self.0.split_first()?;
+        first.is_ascii_digit().then(|| {
+            self.0 = rest;
+            i64::from(first - b'0')
+        })
+    }
+
+    /// A number of exactly so many digits, up to `most`.
+    fn number(&mut self, digits: usize, most: i64) -> Option<i64> {
+        let mut number = 0;
+        for _ in 0..digits {
+            number = number * 10 + self.digit()?;
+        }
+        (number <= most).then_some(number)
+    }
+
+    fn date(&mut self) -> Option<i64> {
+        let year = self.number(4, 9999)?;
+        let month = self.take(b'-').then(|| self.number(2, 12))??;
+        let day = self.take(b'-').then(|| self.number(2, 31))??;
+        days_since_1970(year, month, day)
+    }
+
+    fn time_of_day(&mut self) -> Option<i64> {
+        let hour = self.number(2, 23)?;
+        let minute = self.take(b':').then(|| self.number(2, 59))??;
+        let (mut second, mut micros) = (0, 0);
+        if self.take(b':') {
+            second = self.number(2, 59)?;
+            if self.take(b'.') {
+                micros = self.fraction()?;
+            }
+        }
+        Some(((hour * 60 + minute) * 60 + second) * MICROS_PER_SECOND + micros)
+    }
+
+    fn fraction(&mut self) -> Option<i64> {
+        let (mut micros, mut unit) = (self.digit()? * 100_000, 10_000);
+        while let Some(digit) = self.digit() {
+            micros += digit * unit;
+            unit /= 10;
+        }
+        Some(micros)
+    }
+
+    /// The rest of the text: nothing, `Z`, or hours and minutes.
+    #[expect(clippy::option_option, reason = "no offset is not the same as a wrong one")]
+    fn offset(&mut self) -> Option<Option<i64>> {
+        if self.0.is_empty() {
+            return Some(None);
+        }
+        let is_utc = self.take(b'Z') || self.take(b'z');
+        let offset = if is_utc {
+            0
+        } else {
+            let sign = if self.take(b'-') { -1 } else { self.take(b'+').then_some(1)? };
+            let hours = self.number(2, 18)?;
+            let has_minutes = self.take(b':') || !self.0.is_empty();
+            let minutes = if has_minutes { self.number(2, 59)? } else { 0 };
+            sign * (hours * 60 + minutes) * 60
+        };
+        self.0.is_empty().then_some(Some(offset))
+    }
+}
+
+/// The day in the Gregorian calendar, if there is one.
+///
+/// Years are taken to begin in March, so that the leap day is their last one.
+fn days_since_1970(year: i64, month: i64, day: i64) -> Option<i64> {
+    const DAYS_PER_ERA: i64 = 146_097;
+    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let last = match month {
+        2 => 28 + i64::from(is_leap),
+        4 | 6 | 9 | 11 => 30,
+        1..=12 => 31,
+        _ => return None,
+    };
+    if !(1..=last).contains(&day) {
+        return None;
+    }
+    let from_march = (month + 9) % 12;
+    let year = if month <= 2 { year - 1 } else { year };
+    let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
+    let day_of_year = (153 * from_march + 2) / 5 + day - 1;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    Some(era * DAYS_PER_ERA + day_of_era - 719_468)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_days_since_1970() {
+        for (text, days) in [
+            ("1970-01-01", 0),
+            ("1969-12-31", -1),
+            ("2000-02-29", 11_016),
+            ("2025-11-21", 20_413),
+            ("0001-01-01", -719_162),
+            ("9999-12-31", 2_932_896),
+        ] {
+            assert_eq!(date(text), Some(days), "{text}");
+        }
+        for text in [
+            "",
+            "2024",
+            "2024-1-1",
+            "2024-13-01",
+            "2024-00-01",
+            "2023-02-29",
+            "1900-02-29",
+            "2024-02-30",
+            "2024-01-00",
+            "2024-01-01 ",
+            "20240101",
+            "-001-01-01",
+            "2024-01-01T00:00",
+        ] {
+            assert_eq!(date(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn times_have_a_fraction_and_a_place() {
+        let day = 20_413 * SECONDS_PER_DAY * MICROS_PER_SECOND;
+        let hour = 3600 * MICROS_PER_SECOND;
+        for (text, micros) in [
+            ("2025-11-21", day),
+            ("2025-11-21T13:00Z", day + 13 * hour),
+            ("2025-11-21 13:00:01", day + 13 * hour + 1_000_000),
+            ("2025-11-21T13:00:00.5+01:00", day + 12 * hour + 500_000),
+            ("2025-11-21T13:00:00.123456789-0130", day + 14 * hour + hour / 2 + 123_456),
+            ("2025-11-21t00:00:00z", day),
+            ("2025-11-21T00:00:00+02", day - 2 * hour),
+        ] {
+            assert_eq!(moment(text).map(Moment::utc_micros), Some(micros), "{text}");
+        }
+        for text in [
+            "2025-11-21T",
+            "2025-11-21T13",
+            "2025-11-21T24:00",
+            "2025-11-21T13:60",
+            "2025-11-21T13:00:60",
+            "2025-11-21T13:00:00.",
+            "2025-11-21T13:00:00,5",
+            "2025-11-21T13:00:00+",
+            "2025-11-21T13:00:00+01:",
+            "2025-11-21T13:00:00+19:00",
+            "2025-11-21T13:00:00Zx",
+            "2025-11-21T13:00:00 Europe/Berlin",
+            "13:00:00",
+        ] {
+            assert_eq!(moment(text), None, "{text}");
+        }
+        assert_eq!(moment("2025-11-21T00:00").unwrap().offset_seconds, None);
+        assert_eq!(moment("2025-11-21T00:00Z").unwrap().offset_seconds, Some(0));
+    }
+
+    #[test]
+    fn seconds_that_do_not_fit_are_none() {
+        assert_eq!(seconds(-1), Some(-1_000_000));
+        assert_eq!(seconds(i64::MAX), None);
+    }
+}

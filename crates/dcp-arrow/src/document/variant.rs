@@ -1,0 +1,410 @@
+//! JSON as Spark's variant, byte for byte as its `parse_json` makes it.
+//!
+//! A variant is two byte strings: *metadata*, a dictionary of the keys that occur, and *value*,
+//! in which numbers have their smallest width, objects list their fields in the order of the keys,
+//! and arrays and objects say where each part begins.
+
+use std::collections::HashMap;
+
+use jiter::Peek;
+
+use super::decoder::{Malformed, Problem, Reader, Result};
+use super::numbers;
+
+/// Largest variant that every version of Spark reads, in bytes.
+const MAX_BYTES: usize = 16 * 1024 * 1024;
+/// Arrays and objects within each other.
+const MAX_DEPTH: usize = 128;
+
+// The two lowest bits of a header say which of these a value is.
+const SHORT_TEXT: u8 = 1;
+const OBJECT: u8 = 2;
+const ARRAY: u8 = 3;
+
+/// Longest text whose length is part of its header, in bytes.
+const MAX_SHORT_TEXT: usize = 0x3f;
+
+/// Version 1 of the metadata; its keys are in no order.
+const VERSION: u8 = 1;
+
+/// A value that is neither object nor array, but for short texts: the header's other bits.
+#[derive(Clone, Copy)]
+enum Primitive {
+    Null = 0,
+    True = 1,
+    False = 2,
+    Int1 = 3,
+    Int2 = 4,
+    Int4 = 5,
+    Int8 = 6,
+    Double = 7,
+    Decimal4 = 8,
+    Decimal8 = 9,
+    Decimal16 = 10,
+    Text = 16,
+}
+
+/// Makes variants of documents; keeps its memory from one to the next.
+#[derive(Debug, Default)]
+pub(super) struct VariantEncoder {
+    value: Vec<u8>,
+    keys: Keys,
+    /// Fields of the objects, and elements of the arrays, that are not complete yet.
+    parts: Vec<Part>,
+    scratch: Vec<u8>,
+}
+
+/// A part of an object or array: where it begins, and its key.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    key: usize,
+    start: usize,
+}
+
+impl VariantEncoder {
+    /// The value and the metadata of the variant that `document` is.
+    pub(super) fn encode(&mut self, document: &[u8]) -> Result<(&[u8], Vec<u8>)> {
+        if let Err(error) = std::str::from_utf8(document) {
+            return Err(Malformed::new(Problem::NotUtf8, error.valid_up_to()));
+        }
+        self.value.clear();
+        self.keys.clear();
+        self.parts.clear();
+        let mut reader = Reader::new(document, std::mem::take(&mut self.scratch));
+        let written = self.document(&mut reader);
+        self.scratch = reader.into_scratch();
+        Ok((&self.value, written?))
+    }
+
+    fn document(&mut self, reader: &mut Reader<'_>) -> Result<Vec<u8>> {
+        let peek = reader.json.peek()?;
+        self.write(reader, peek, 0)?;
+        reader.json.finish()?;
+        let metadata = self.keys.metadata();
+        metadata.ok_or_else(|| reader.malformed(Problem::TooLarge))
+    }
+
+    fn write(&mut self, reader: &mut Reader<'_>, peek: Peek, depth: usize) -> Result<()> {
+        if depth > MAX_DEPTH {
+            return Err(reader.malformed(Problem::TooDeep));
+        }
+        match peek {
+            Peek::Null => {
+                reader.json.known_null()?;
+                self.header(Primitive::Null);
+            }
+            Peek::True | Peek::False => {
+                let is_true = reader.json.known_bool(peek)?;
+                self.header(if is_true { Primitive::True } else { Primitive::False });
+            }
+            Peek::String => self.text(reader.json.known_str()?),
+            Peek::Array => self.array(reader, depth)?,
+            Peek::Object => self.object(reader, depth)?,
+            _ => {
+                let number = reader.json.known_number_bytes(peek)?;
+                if !self.number(number) {
+                    return Err(reader.malformed(Problem::Expected("a number that fits a DOUBLE")));
+                }
+            }
+        }
+        if self.value.len() > MAX_BYTES {
+            return Err(reader.malformed(Problem::TooLarge));
+        }
+        Ok(())
+    }
+
+    fn header(&mut self, primitive: Primitive) {
+        self.value.push((primitive as u8) << 2);
+    }
+
+    fn text(&mut self, text: &str) {
+        match u8::try_from(text.len()) {
+            Ok(len) if text.len() <= MAX_SHORT_TEXT => self.value.push((len << 2) | SHORT_TEXT),
+            _ => {
+                self.header(Primitive::Text);
+                put(&mut self.value, text.len(), 4);
+            }
+        }
+        self.value.extend_from_slice(text.as_bytes());
+    }
+
+    /// Writes a JSON number; false if none of the variant's types has it.
+    fn number(&mut self, text: &[u8]) -> bool {
+        if let Some(number) = numbers::integer(text) {
+            self.integer(number);
+            return true;
+        }
+        if let Some((digits, precision, scale)) = numbers::plain_decimal(text) {
+            self.decimal(digits, precision.max(scale), scale);
+            return true;
+        }
+        let number: Option<f64> = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+        let Some(number) = number.filter(|number| number.is_finite()) else { return false };
+        self.header(Primitive::Double);
+        self.value.extend_from_slice(&number.to_le_bytes());
+        true
+    }
+
+    fn integer(&mut self, number: i64) {
+        if let Ok(number) = i8::try_from(number) {
+            self.header(Primitive::Int1);
+            self.value.extend_from_slice(&number.to_le_bytes());
+        } else if let Ok(number) = i16::try_from(number) {
+            self.header(Primitive::Int2);
+            self.value.extend_from_slice(&number.to_le_bytes());
+        } else if let Ok(number) = i32::try_from(number) {
+            self.header(Primitive::Int4);
+            self.value.extend_from_slice(&number.to_le_bytes());
+        } else {
+            self.header(Primitive::Int8);
+            self.value.extend_from_slice(&number.to_le_bytes());
+        }
+    }
+
+    /// Writes a decimal of up to `size` digits, those behind the point included.
+    fn decimal(&mut self, digits: i128, size: u8, scale: u8) {
+        let (primitive, bytes) = match size {
+            0..=9 => (Primitive::Decimal4, 4),
+            10..=18 => (Primitive::Decimal8, 8),
+            _ => (Primitive::Decimal16, 16),
+        };
+        self.header(primitive);
+        self.value.push(scale);
+        let digits = digits.to_le_bytes();
+        self.value.extend_from_slice(digits.get(..bytes).unwrap_or(&digits));
+    }
+
+    fn array(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
+        let (start, first) = (self.value.len(), self.parts.len());
+        let mut next = reader.json.known_array()?;
+        while let Some(peek) = next {
+            self.parts.push(Part { key: 0, start: self.value.len() - start });
+            self.write(reader, peek, depth + 1)?;
+            next = reader.json.array_step()?;
+        }
+        self.close(start, first, ARRAY, None);
+        Ok(())
+    }
+
+    fn object(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
+        let (start, first) = (self.value.len(), self.parts.len());
+        let mut next = reader.json.known_object()?.map(|key| self.keys.id(key));
+        while let Some(key) = next {
+            self.parts.push(Part { key, start: self.value.len() - start });
+            let peek = reader.json.peek()?;
+            self.write(reader, peek, depth + 1)?;
+            next = reader.json.next_key()?.map(|key| self.keys.id(key));
+        }
+        let (keys, parts) = (&self.keys, self.parts.get_mut(first..).unwrap_or_default());
+        parts.sort_by(|a, b| keys.compare(a.key, b.key));
+        if parts.windows(2).any(|pair| matches!(pair, [a, b] if a.key == b.key)) {
+            return Err(reader.malformed(Problem::Duplicate));
+        }
+        let largest = parts.iter().map(|part| part.key).max().unwrap_or_default();
+        self.close(start, first, OBJECT, Some(largest));
+        Ok(())
+    }
+
+    /// Puts in front of the parts written from `start` on what they are and where each begins.
+    fn close(&mut self, start: usize, first: usize, kind: u8, largest_key: Option<usize>) {
+        let parts = self.parts.get(first..).unwrap_or_default();
+        let data_bytes = self.value.len() - start;
+        let is_large = parts.len() > usize::from(u8::MAX);
+        let offset_width = width(data_bytes);
+        let mut header = Vec::with_capacity(6 + parts.len() * 8);
+        let size_bits = u8::from(is_large);
+        let offset_bits = (offset_width - 1) << 2;
+        header.push(match largest_key {
+            Some(key) => (size_bits << 6) | ((width(key) - 1) << 4) | offset_bits | kind,
+            None => (size_bits << 4) | offset_bits | kind,
+        });
+        put(&mut header, parts.len(), if is_large { 4 } else { 1 });
+        if let Some(largest) = largest_key {
+            for part in parts {
+                put(&mut header, part.key, width(largest));
+            }
+        }
+        for part in parts {
+            put(&mut header, part.start, offset_width);
+        }
+        put(&mut header, data_bytes, offset_width);
+        self.value.splice(start..start, header);
+        self.parts.truncate(first);
+    }
+}
+
+/// Bytes that a number up to `largest` needs.
+const fn width(largest: usize) -> u8 {
+    match largest {
+        0..=0xff => 1,
+        0x100..=0xffff => 2,
+        0x1_0000..=0xff_ffff => 3,
+        _ => 4,
+    }
+}
+
+/// Appends the lowest bytes of a number, least significant first.
+fn put(to: &mut Vec<u8>, number: usize, width: u8) {
+    let bytes = number.to_le_bytes();
+    to.extend_from_slice(bytes.get(..usize::from(width)).unwrap_or(&bytes));
+}
+
+/// The keys that occur in a document, numbered as they come.
+#[derive(Debug, Default)]
+struct Keys {
+    bytes: String,
+    /// Where each key ends.
+    ends: Vec<usize>,
+    /// Numbers by key, once there are more than a few.
+    by_key: HashMap<Box<str>, usize>,
+}
+
+impl Keys {
+    /// Up to so many keys are faster looked through than looked up.
+    const FEW: usize = 16;
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+        self.by_key.clear();
+    }
+
+    fn get(&self, id: usize) -> &str {
+        let start = id.checked_sub(1).and_then(|before| self.ends.get(before)).copied();
+        let end = self.ends.get(id).copied().unwrap_or_default();
+        self.bytes.get(start.unwrap_or_default()..end).unwrap_or_default()
+    }
+
+    /// The number of a key, given to it now if it is new.
+    fn id(&mut self, key: &str) -> usize {
+        let known = if self.ends.len() <= Self::FEW {
+            (0..self.ends.len()).find(|id| self.get(*id) == key)
+        } else {
+            self.by_key.get(key).copied()
+        };
+        if let Some(id) = known {
+            return id;
+        }
+        let id = self.ends.len();
+        self.bytes.push_str(key);
+        self.ends.push(self.bytes.len());
+        if id == Self::FEW {
+            for id in 0..=id {
+                self.by_key.insert(self.get(id).into(), id);
+            }
+        } else if id > Self::FEW {
+            self.by_key.insert(key.into(), id);
+        }
+        id
+    }
+
+    /// The order in which Spark looks keys up: that of UTF-16.
+    fn compare(&self, a: usize, b: usize) -> std::cmp::Ordering {
+        let (a, b) = (self.get(a), self.get(b));
+        if a.is_ascii() && b.is_ascii() { a.cmp(b) } else { a.encode_utf16().cmp(b.encode_utf16()) }
+    }
+
+    /// The dictionary, unless it is too large.
+    fn metadata(&self) -> Option<Vec<u8>> {
+        let offset_width = width(self.bytes.len().max(self.ends.len()));
+        let offsets = (self.ends.len() + 2) * usize::from(offset_width);
+        let len = 1 + offsets + self.bytes.len();
+        if len > MAX_BYTES {
+            return None;
+        }
+        let mut metadata = Vec::with_capacity(len);
+        metadata.push(VERSION | ((offset_width - 1) << 6));
+        put(&mut metadata, self.ends.len(), offset_width);
+        put(&mut metadata, 0, offset_width);
+        for end in &self.ends {
+            put(&mut metadata, *end, offset_width);
+        }
+        metadata.extend_from_slice(self.bytes.as_bytes());
+        Some(metadata)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn encode(document: &str) -> (Vec<u8>, Vec<u8>) {
+        let mut encoder = VariantEncoder::default();
+        let (value, metadata) = encoder.encode(document.as_bytes()).unwrap();
+        (value.to_vec(), metadata)
+    }
+
+    fn value(document: &str) -> Vec<u8> {
+        encode(document).0
+    }
+
+    /// What Spark 4.3 makes of these with `parse_json`.
+    #[test]
+    fn values_have_their_smallest_width() {
+        assert_eq!(value("null"), [0]);
+        assert_eq!(value("true"), [4]);
+        assert_eq!(value("false"), [8]);
+        assert_eq!(value("-1"), [12, 0xff]);
+        assert_eq!(value("300"), [16, 0x2c, 1]);
+        assert_eq!(value("70000"), [20, 0x70, 0x11, 1, 0]);
+        assert_eq!(value("5000000000"), [24, 0, 0xf2, 5, 0x2a, 1, 0, 0, 0]);
+        assert_eq!(value("1.5"), [32, 1, 15, 0, 0, 0]);
+        assert_eq!(value("0.0000000001"), [36, 10, 1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(value("1e0"), [28, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f]);
+        assert_eq!(value("\"ab\""), [9, b'a', b'b']);
+        let long = "x".repeat(64);
+        assert_eq!(value(&format!("\"{long}\""))[..6], [64, 64, 0, 0, 0, b'x']);
+    }
+
+    #[test]
+    fn objects_list_their_fields_by_key() {
+        let (value, metadata) = encode(r#"{"b": 1, "a": [true, {"b": null}]}"#);
+        assert_eq!(metadata, [1, 2, 0, 1, 2, b'b', b'a']);
+        let inner = [2, 1, 0, 0, 1, 0];
+        let array = [&[3, 2, 0, 1, 7, 4][..], &inner].concat();
+        let expected = [&[2, 2, 1, 0, 2, 0, 14, 12, 1][..], &array].concat();
+        assert_eq!(value, expected);
+        assert_eq!(encode("[]"), (vec![3, 0, 0], vec![1, 0, 0]));
+        assert_eq!(encode("{}"), (vec![2, 0, 0], vec![1, 0, 0]));
+    }
+
+    #[test]
+    fn many_keys_and_long_parts_widen_the_offsets() {
+        let fields: Vec<String> = (0..300).map(|n| format!("\"k{n:03}\": {n}")).collect();
+        let (value, metadata) = encode(&format!("{{{}}}", fields.join(",")));
+        // More than 255 fields, ids and offsets of two bytes.
+        assert_eq!(value[..5], [0b101_0110, 0x2c, 1, 0, 0]);
+        assert_eq!(metadata[0], 0b0100_0001);
+        assert_eq!(metadata.len(), 1 + 2 * 302 + 300 * 4);
+    }
+
+    #[test]
+    fn what_is_no_variant_is_malformed() {
+        let mut encoder = VariantEncoder::default();
+        let mut problem = |document: &[u8]| encoder.encode(document).unwrap_err().problem;
+        assert_eq!(problem(br#"{"a": 1, "a": 2}"#), Problem::Duplicate);
+        assert_eq!(problem(b"[\"\xff\"]"), Problem::NotUtf8);
+        assert_eq!(problem(b"1e999"), Problem::Expected("a number that fits a DOUBLE"));
+        let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+        assert_eq!(problem(deep.as_bytes()), Problem::TooDeep);
+        let large = format!("\"{}\"", "x".repeat(MAX_BYTES));
+        assert_eq!(problem(large.as_bytes()), Problem::TooLarge);
+        assert!(matches!(problem(b"[1,"), Problem::Syntax(_)));
+        assert!(matches!(problem(b"1 2"), Problem::Syntax(_)));
+        assert!(matches!(problem(b""), Problem::Syntax(_)));
+        assert!(encoder.encode(b"{}").is_ok(), "goes on after malformed ones");
+    }
+
+    #[test]
+    fn a_key_keeps_its_number_however_many_there_are() {
+        let mut keys = Keys::default();
+        for round in 0..2 {
+            for number in 0..100 {
+                assert_eq!(keys.id(&format!("key {number}")), number, "{round}");
+            }
+        }
+        assert_eq!(keys.get(0), "key 0");
+        assert_eq!(keys.get(99), "key 99");
+        assert_eq!(keys.get(100), "");
+    }
+}

@@ -1,0 +1,561 @@
+//! Which columns a table has.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use thiserror::Error;
+
+use crate::document::{Formats, variant_type};
+use crate::schema::{self, nearest};
+use crate::{
+    COLUMNS, Column, ColumnSet, DdlError, DocumentSchema, MALFORMED, OnMalformed, ValueFormat,
+};
+
+/// How much a table says about each change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detail {
+    /// The basic columns.
+    #[default]
+    Basic,
+    /// The basic columns and those on revision, expiry and history.
+    Full,
+}
+
+/// Type of the `key` column.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeyType {
+    /// Text: every key must be UTF-8.
+    #[default]
+    String,
+    /// Bytes.
+    Binary,
+}
+
+/// What a table is to hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableOptions {
+    /// Names of the columns in their order; `None` takes the columns that belong to `detail`, and
+    /// behind them those of `document_schema`, which stand for `value` then.
+    pub columns: Option<Vec<String>>,
+    /// How much to say about each change.
+    pub detail: Detail,
+    /// Whether documents are part of the table; otherwise the server need not send them.
+    pub include_value: bool,
+    /// Whether extended attributes are part of the table.
+    pub include_xattrs: bool,
+    /// Type of the `key` column.
+    pub key_type: KeyType,
+    /// Whether changes of collections and scopes are rows too.
+    pub system_events: bool,
+    /// What the `value` column holds.
+    pub value_format: ValueFormat,
+    /// The columns that documents are decoded to.
+    pub document_schema: Option<DocumentSchema>,
+    /// What the names of these columns begin with.
+    pub document_prefix: String,
+    /// What becomes of a document that is not what `document_schema` or `value_format` say.
+    pub on_malformed: OnMalformed,
+}
+
+impl Default for TableOptions {
+    fn default() -> Self {
+        Self {
+            columns: None,
+            detail: Detail::Basic,
+            include_value: true,
+            include_xattrs: false,
+            key_type: KeyType::String,
+            system_events: false,
+            value_format: ValueFormat::Binary,
+            document_schema: None,
+            document_prefix: String::new(),
+            on_malformed: OnMalformed::Null,
+        }
+    }
+}
+
+/// Why columns do not make a table.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SchemaError {
+    /// There is no column of that name.
+    #[error("columns: there is no column {name:?}; did you mean {nearest:?}?")]
+    UnknownColumn {
+        /// What was asked for.
+        name: String,
+        /// The column whose name is most like it.
+        nearest: String,
+    },
+    /// A column is named twice.
+    #[error("columns: {0:?} is named twice")]
+    DuplicateColumn(String),
+    /// No column is named.
+    #[error("columns: name at least one column")]
+    NoColumns,
+    /// The column contradicts another option.
+    #[error("columns: {column:?} needs {option}")]
+    Excluded {
+        /// The column.
+        column: &'static str,
+        /// The option that brings it.
+        option: &'static str,
+    },
+    /// Options contradict each other.
+    #[error("{0}")]
+    Contradiction(&'static str),
+    /// A field of documents has the name of another column.
+    #[error(
+        "document_schema: the column {0:?} would be there twice: give document_prefix, such as doc_"
+    )]
+    NameTaken(String),
+    /// The schema of documents is not understood.
+    #[error("document_schema: {0}")]
+    DocumentSchema(#[from] DdlError),
+}
+
+/// One column of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// Of the change table.
+    Change(Column),
+    /// Of the documents' schema, by its number.
+    Document(usize),
+    /// The bytes of malformed documents.
+    Malformed,
+}
+
+/// The columns of a table, in order.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TableSchema {
+    columns: Arc<[Column]>,
+    slots: Arc<[Slot]>,
+    key_type: KeyType,
+    system_events: bool,
+    formats: Formats,
+    arrow: SchemaRef,
+}
+
+impl TableSchema {
+    /// The table `options` describe.
+    ///
+    /// # Errors
+    /// [`SchemaError`] if columns are unknown, doubled, missing or contradict an option.
+    pub fn new(options: &TableOptions) -> Result<Self, SchemaError> {
+        check(options)?;
+        let documents = document_names(options)?;
+        let slots = match &options.columns {
+            Some(names) => named(names, &documents, options)?,
+            None => by_detail(&documents, options),
+        };
+        let columns: Arc<[Column]> = slots
+            .iter()
+            .filter_map(|slot| if let Slot::Change(column) = slot { Some(*column) } else { None })
+            .collect();
+        let decodes = columns.len() < slots.len();
+        let formats = Formats {
+            value: columns.contains(&Column::Value).then_some(options.value_format),
+            schema: options.document_schema.clone().filter(|_| decodes),
+            names: documents.into(),
+            on_malformed: options.on_malformed,
+        };
+        Ok(Self {
+            arrow: Arc::new(Schema::new(fields(&slots, &formats, options))),
+            columns,
+            slots: slots.into(),
+            key_type: options.key_type,
+            system_events: options.system_events,
+            formats,
+        })
+    }
+
+    /// The columns of the change table, in order; those of documents are not among them.
+    #[must_use]
+    pub fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    /// Names of all columns in order.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.arrow.fields().iter().map(|field| field.name().as_str())
+    }
+
+    /// Whether the table has `column`.
+    #[must_use]
+    pub fn has(&self, column: Column) -> bool {
+        self.columns.contains(&column)
+    }
+
+    /// Whether changes must bring what `column` holds: the table has it, or decodes it.
+    ///
+    /// If not [`Column::Value`], the server may be asked to strip documents; if not
+    /// [`Column::Xattrs`], to leave extended attributes out.
+    #[must_use]
+    pub fn needs(&self, column: Column) -> bool {
+        let decodes = match column {
+            Column::Value => self.formats.decodes(),
+            Column::Datatype => self.formats.wants_json(),
+            _ => false,
+        };
+        decodes || self.has(column)
+    }
+
+    /// Type of the `key` column.
+    #[must_use]
+    pub const fn key_type(&self) -> KeyType {
+        self.key_type
+    }
+
+    /// Whether changes of collections and scopes are rows too.
+    #[must_use]
+    pub const fn system_events(&self) -> bool {
+        self.system_events
+    }
+
+    /// The schema as Arrow has it.
+    #[must_use]
+    pub fn arrow(&self) -> SchemaRef {
+        Arc::clone(&self.arrow)
+    }
+
+    pub(crate) fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    pub(crate) const fn formats(&self) -> &Formats {
+        &self.formats
+    }
+}
+
+impl fmt::Debug for TableSchema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TableSchema")
+            .field("columns", &self.names().collect::<Vec<_>>())
+            .field("key_type", &self.key_type)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Refuses options that make no sense together.
+fn check(options: &TableOptions) -> Result<(), SchemaError> {
+    let decodes = options.document_schema.is_some();
+    let formats = options.value_format != ValueFormat::Binary;
+    let contradiction = if decodes && !options.include_value {
+        "document_schema: without documents there is nothing to decode: leave include_value=false out"
+    } else if formats && !options.include_value {
+        "value_format: without documents there is no value: leave include_value=false out"
+    } else if !options.document_prefix.is_empty() && !decodes {
+        "document_prefix: give document_schema too, or leave it out"
+    } else if options.on_malformed != OnMalformed::Null && !decodes && !formats {
+        "on_malformed: documents are not looked at: give document_schema, or another value_format"
+    } else {
+        return Ok(());
+    };
+    Err(SchemaError::Contradiction(contradiction))
+}
+
+/// Names of the documents' columns.
+fn document_names(options: &TableOptions) -> Result<Vec<String>, SchemaError> {
+    let Some(schema) = &options.document_schema else { return Ok(Vec::new()) };
+    let prefixed = |name: &str| format!("{}{name}", options.document_prefix);
+    let names: Vec<String> = schema.names().map(prefixed).collect();
+    // Spark does not tell upper case from lower.
+    let is_taken = |name: &&String| {
+        schema::names().chain([MALFORMED]).any(|known| known.eq_ignore_ascii_case(name))
+    };
+    match names.iter().find(is_taken) {
+        Some(name) => Err(SchemaError::NameTaken(name.clone())),
+        None => Ok(names),
+    }
+}
+
+/// The columns that are asked for by name.
+fn named(
+    names: &[String],
+    documents: &[String],
+    options: &TableOptions,
+) -> Result<Vec<Slot>, SchemaError> {
+    let mut seen = BTreeSet::new();
+    let mut slots = Vec::with_capacity(names.len());
+    for name in names {
+        let slot = slot(name, documents, options)?;
+        if !seen.insert(name) {
+            return Err(SchemaError::DuplicateColumn(name.clone()));
+        }
+        slots.push(slot);
+    }
+    let has_document = slots.iter().any(|slot| matches!(slot, Slot::Document(_) | Slot::Malformed));
+    let has_value = slots.contains(&Slot::Change(Column::Value));
+    let contradiction = if slots.is_empty() {
+        return Err(SchemaError::NoColumns);
+    } else if options.document_schema.is_some() && !has_document {
+        "columns: none is of document_schema: name those to read, or leave document_schema out"
+    } else if options.value_format != ValueFormat::Binary && !has_value {
+        "columns: value_format is about the column value: name it, or leave value_format out"
+    } else if options.on_malformed == OnMalformed::Column && !slots.contains(&Slot::Malformed) {
+        "columns: with on_malformed=column, name the column _malformed"
+    } else {
+        return Ok(slots);
+    };
+    Err(SchemaError::Contradiction(contradiction))
+}
+
+fn slot(name: &str, documents: &[String], options: &TableOptions) -> Result<Slot, SchemaError> {
+    if let Some(index) = documents.iter().position(|known| known == name) {
+        return Ok(Slot::Document(index));
+    }
+    if name == MALFORMED {
+        return match options.on_malformed {
+            OnMalformed::Column => Ok(Slot::Malformed),
+            _ => Err(SchemaError::Excluded { column: MALFORMED, option: "on_malformed=column" }),
+        };
+    }
+    match Column::from_name(name) {
+        Ok(Column::Value) if !options.include_value => {
+            Err(SchemaError::Excluded { column: "value", option: "include_value=true" })
+        }
+        Ok(column) => Ok(Slot::Change(column)),
+        Err(_) => {
+            let known = schema::names().chain(documents.iter().map(String::as_str));
+            let nearest = nearest(name, known);
+            Err(SchemaError::UnknownColumn { name: name.to_owned(), nearest })
+        }
+    }
+}
+
+/// The columns that the options bring.
+fn by_detail(documents: &[String], options: &TableOptions) -> Vec<Slot> {
+    // The documents' own columns stand for it, unless it is asked for in another form.
+    let has_value = options.include_value
+        && (documents.is_empty() || options.value_format != ValueFormat::Binary);
+    let mut slots: Vec<Slot> = COLUMNS
+        .iter()
+        .filter(|spec| match (spec.column, spec.set) {
+            (Column::Value, _) => has_value,
+            (Column::Xattrs, _) => options.include_xattrs,
+            (_, ColumnSet::Basic) => true,
+            (_, ColumnSet::Full) => options.detail == Detail::Full,
+            (_, ColumnSet::OnRequest) => false,
+        })
+        .map(|spec| Slot::Change(spec.column))
+        .collect();
+    slots.extend((0..documents.len()).map(Slot::Document));
+    if options.on_malformed == OnMalformed::Column {
+        slots.push(Slot::Malformed);
+    }
+    slots
+}
+
+fn fields(slots: &[Slot], formats: &Formats, options: &TableOptions) -> Vec<Field> {
+    let documents: Vec<Field> = options
+        .document_schema
+        .iter()
+        .flat_map(DocumentSchema::arrow)
+        .zip(formats.names.iter())
+        .map(|(field, name)| field.with_name(name))
+        .collect();
+    let field = |slot: &Slot| match slot {
+        Slot::Change(column) => {
+            let data_type = match (column, options.value_format) {
+                (Column::Value, ValueFormat::String) => DataType::Utf8,
+                (Column::Value, ValueFormat::Variant) => variant_type(),
+                _ => column.data_type(options.key_type),
+            };
+            Some(Field::new(column.name(), data_type, column.spec().nullable))
+        }
+        Slot::Document(index) => documents.get(*index).cloned(),
+        Slot::Malformed => Some(Field::new(MALFORMED, DataType::Binary, true)),
+    };
+    slots.iter().filter_map(field).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(names: &[&str]) -> TableOptions {
+        TableOptions {
+            columns: Some(names.iter().map(ToString::to_string).collect()),
+            ..TableOptions::default()
+        }
+    }
+
+    fn names(options: &TableOptions) -> Vec<&'static str> {
+        let schema = TableSchema::new(options).unwrap();
+        schema.columns().iter().map(|column| column.name()).collect()
+    }
+
+    #[test]
+    fn the_sets_are_those_of_the_documentation() {
+        let basic = [
+            "op",
+            "key",
+            "value",
+            "scope",
+            "collection",
+            "vbucket",
+            "seqno",
+            "epoch",
+            "cas",
+            "timestamp",
+        ];
+        assert_eq!(names(&TableOptions::default()), basic);
+        let full = TableOptions { detail: Detail::Full, ..TableOptions::default() };
+        let more = [
+            "rev",
+            "expiry",
+            "deleted_at",
+            "flags",
+            "datatype",
+            "vbuuid",
+            "snapshot_start",
+            "snapshot_end",
+        ];
+        assert_eq!(names(&full), [&basic[..], &more[..]].concat());
+        let with = TableOptions { include_xattrs: true, include_value: false, ..full };
+        let names = names(&with);
+        assert!(names.contains(&"xattrs") && !names.contains(&"value"), "{names:?}");
+    }
+
+    #[test]
+    fn types_are_sparks_and_never_unsigned_or_dictionaries() {
+        let all: Vec<&str> = COLUMNS.iter().map(|spec| spec.name).collect();
+        let schema = TableSchema::new(&named(&all)).unwrap().arrow();
+        let nullable: Vec<_> = schema
+            .fields()
+            .iter()
+            .filter(|f| !f.is_nullable())
+            .map(|f| f.name().as_str())
+            .collect();
+        assert_eq!(nullable, ["op", "vbucket", "seqno", "epoch"]);
+        for field in schema.fields() {
+            let expected = match field.name().as_str() {
+                "op" | "key" | "scope" | "collection" | "datatype" => "Utf8",
+                "value" => "Binary",
+                "vbucket" | "epoch" => "Int32",
+                "timestamp" | "expiry" | "deleted_at" => "Timestamp(µs, \"UTC\")",
+                "xattrs" => {
+                    "Map(\"entries\": non-null Struct(\"key\": non-null Utf8, \"value\": Utf8), unsorted)"
+                }
+                _ => "Int64",
+            };
+            assert_eq!(field.data_type().to_string(), expected, "{}", field.name());
+        }
+    }
+
+    #[test]
+    fn a_projection_keeps_its_order() {
+        assert_eq!(names(&named(&["seqno", "key"])), ["seqno", "key"]);
+        let binary = TableOptions { key_type: KeyType::Binary, ..named(&["key"]) };
+        let schema = TableSchema::new(&binary).unwrap();
+        assert_eq!(schema.arrow().field(0).data_type(), &DataType::Binary);
+    }
+
+    #[test]
+    fn wrong_columns_are_named_in_the_error() {
+        let error = |options| TableSchema::new(&options).unwrap_err().to_string();
+        assert_eq!(
+            error(named(&["Seq_no"])),
+            "columns: there is no column \"Seq_no\"; did you mean \"seqno\"?"
+        );
+        assert_eq!(error(named(&["op", "op"])), "columns: \"op\" is named twice");
+        assert_eq!(error(named(&[])), "columns: name at least one column");
+        let without = TableOptions { include_value: false, ..named(&["value"]) };
+        assert_eq!(error(without), "columns: \"value\" needs include_value=true");
+    }
+
+    fn decoded(schema: &str) -> TableOptions {
+        let document_schema = Some(DocumentSchema::parse(schema).unwrap());
+        TableOptions { document_schema, ..TableOptions::default() }
+    }
+
+    fn all_names(options: &TableOptions) -> Vec<String> {
+        TableSchema::new(options).unwrap().names().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_columns_of_documents_stand_for_the_value() {
+        let options = decoded("name STRING, geo STRUCT<lat: DOUBLE>");
+        let names = all_names(&options);
+        assert_eq!(names[..2], ["op", "key"]);
+        assert_eq!(names[names.len() - 2..], ["name", "geo"]);
+        assert!(!names.contains(&"value".to_owned()));
+        let schema = TableSchema::new(&options).unwrap();
+        assert!(schema.needs(Column::Value) && !schema.has(Column::Value));
+        assert!(schema.needs(Column::Datatype) && !schema.needs(Column::Xattrs));
+
+        let with_value = TableOptions { value_format: ValueFormat::String, ..options.clone() };
+        assert!(all_names(&with_value).contains(&"value".to_owned()));
+        let malformed = TableOptions { on_malformed: OnMalformed::Column, ..options.clone() };
+        assert_eq!(all_names(&malformed).last().map(String::as_str), Some(MALFORMED));
+        let prefixed = TableOptions { document_prefix: "doc_".to_owned(), ..options };
+        assert!(all_names(&prefixed).contains(&"doc_geo".to_owned()));
+    }
+
+    #[test]
+    fn the_columns_of_documents_can_be_named_among_others() {
+        let options = |columns: &[&str]| TableOptions {
+            columns: Some(columns.iter().map(ToString::to_string).collect()),
+            on_malformed: OnMalformed::Column,
+            ..decoded("a INT, b ARRAY<INT>")
+        };
+        let names = ["b", "seqno", "_malformed", "value"];
+        let schema = TableSchema::new(&options(&names)).unwrap();
+        assert_eq!(schema.names().collect::<Vec<_>>(), names);
+        assert_eq!(schema.columns(), [Column::Seqno, Column::Value]);
+        let error = |columns: &[&str]| TableSchema::new(&options(columns)).unwrap_err().to_string();
+        assert_eq!(error(&["b", "b"]), "columns: \"b\" is named twice");
+        assert!(error(&["b"]).contains("name the column _malformed"));
+        assert!(error(&["bb"]).contains("did you mean \"b\"?"));
+    }
+
+    #[test]
+    fn options_that_make_no_sense_together_are_refused() {
+        let error = |options: &TableOptions| TableSchema::new(options).unwrap_err().to_string();
+        let default = TableOptions::default();
+        let columns = |names: &[&str]| Some(names.iter().map(ToString::to_string).collect());
+        for (options, said) in [
+            (TableOptions { include_value: false, ..decoded("a INT") }, "nothing to decode"),
+            (
+                TableOptions {
+                    include_value: false,
+                    value_format: ValueFormat::Variant,
+                    ..default.clone()
+                },
+                "value_format: without documents",
+            ),
+            (
+                TableOptions { document_prefix: "d".to_owned(), ..default.clone() },
+                "give document_schema too",
+            ),
+            (
+                TableOptions { on_malformed: OnMalformed::Fail, ..default.clone() },
+                "documents are not looked at",
+            ),
+            (
+                TableOptions { columns: columns(&["key"]), ..decoded("a INT") },
+                "none is of document_schema",
+            ),
+            (
+                TableOptions {
+                    columns: columns(&["key"]),
+                    value_format: ValueFormat::String,
+                    ..default.clone()
+                },
+                "value_format is about the column value",
+            ),
+            (
+                TableOptions { columns: columns(&["_malformed", "a"]), ..decoded("a INT") },
+                "\"_malformed\" needs on_malformed=column",
+            ),
+            (decoded("Timestamp STRING"), "give document_prefix, such as doc_"),
+            (decoded("_malformed STRING"), "would be there twice"),
+        ] {
+            assert!(error(&options).contains(said), "{}", error(&options));
+        }
+        let prefixed =
+            TableOptions { document_prefix: "doc_".to_owned(), ..decoded("timestamp STRING") };
+        assert!(all_names(&prefixed).contains(&"doc_timestamp".to_owned()));
+    }
+}

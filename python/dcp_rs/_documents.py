@@ -1,0 +1,79 @@
+"""Schemas of documents, however they are given, as the text that the engine reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dcp_rs import _checks
+from dcp_rs._arrow import require_pyarrow
+from dcp_rs.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_OPTION = "document_schema"
+
+
+def as_ddl(schema: object) -> str | None:
+    """Gives the text of a schema: of one that is text already, or of an Arrow schema.
+
+    Raises:
+        ConfigError: It is neither, or has a type that documents are not decoded to.
+        ImportError: It is an Arrow schema, and PyArrow is not installed.
+    """
+    if schema is None or isinstance(schema, str):
+        return schema
+    if not hasattr(schema, "__arrow_c_schema__"):
+        raise _checks.wrong_type(_OPTION, schema, "text or a pyarrow.Schema")
+    return _fields(require_pyarrow(_OPTION).schema(schema), "")
+
+
+def _fields(fields: pa.Schema | pa.StructType, path: str) -> str:
+    return ", ".join(_field(field, path) for field in fields)
+
+
+def _field(field: pa.Field, path: str) -> str:
+    name = field.name.replace("`", "``")
+    return f"`{name}` {_element(field, path + field.name)}"
+
+
+def _element(field: pa.Field, path: str) -> str:
+    if not field.nullable:
+        raise ConfigError(
+            f"{_OPTION}: {path} must be nullable: a document may lack any field, and hold any null"
+        )
+    return _type(field.type, path)
+
+
+def _type(arrow: pa.DataType, path: str) -> str:
+    """Gives Spark's name of a type."""
+    pa = require_pyarrow(_OPTION)
+    if pa.types.is_decimal128(arrow) and 0 <= arrow.scale <= arrow.precision:
+        return f"DECIMAL({arrow.precision}, {arrow.scale})"
+    if pa.types.is_list(arrow):
+        return f"ARRAY<{_element(arrow.value_field, f'{path}[]')}>"
+    if pa.types.is_map(arrow):
+        return f"MAP<{_type(arrow.key_type, path)}, {_element(arrow.item_field, f'{path}[]')}>"
+    if pa.types.is_struct(arrow):
+        return f"STRUCT<{_fields(arrow, f'{path}.')}>"
+    name = {
+        pa.bool_(): "BOOLEAN",
+        pa.int8(): "TINYINT",
+        pa.int16(): "SMALLINT",
+        pa.int32(): "INT",
+        pa.int64(): "BIGINT",
+        pa.float32(): "FLOAT",
+        pa.float64(): "DOUBLE",
+        pa.string(): "STRING",
+        pa.binary(): "BINARY",
+        pa.date32(): "DATE",
+        pa.timestamp("us", "UTC"): "TIMESTAMP",
+        pa.timestamp("us"): "TIMESTAMP_NTZ",
+    }.get(arrow)
+    if name is None:
+        raise ConfigError(
+            f"{_OPTION}: {path} is {arrow}, which documents are not decoded to: take a bool, int8 "
+            "to int64, float32, float64, decimal128, string, binary, date32, timestamp[us], "
+            "timestamp[us, tz=UTC], list, map or struct, and cast it afterwards"
+        )
+    return name

@@ -1,0 +1,147 @@
+"""Documents as typed columns, as text and as variants."""
+
+import datetime as dt
+import decimal
+
+import pytest
+
+import dcp_rs
+from dcp_rs.exceptions import ConfigError, DataError
+from reading import rows_of
+
+SCHEMA = (
+    "name STRING, geo STRUCT<lat: DOUBLE, lon: DOUBLE>, tags ARRAY<STRING>, ids MAP<STRING, INT>, "
+    "price DECIMAL(10, 2), at TIMESTAMP, day DATE, local TIMESTAMP_NTZ, blob BINARY, "
+    "tiny TINYINT, small SMALLINT, large BIGINT, f FLOAT, flag BOOLEAN"
+)
+DOCUMENT = {
+    "name": "40-Mile Air",
+    "geo": {"lat": 1.5, "alt": 100, "lon": -2},
+    "tags": ["a", None],
+    "ids": {"x": 1},
+    "price": "12.345",
+    "at": "2024-02-29T12:00:00+01:00",
+    "day": "2024-02-29",
+    "local": "2024-02-29 12:00:00.5",
+    "blob": "AAE=",
+    "tiny": -1,
+    "small": 300,
+    "large": 2**40,
+    "f": 0.5,
+    "flag": True,
+}
+READ = {
+    "name": "40-Mile Air",
+    "geo": {"lat": 1.5, "lon": -2.0},
+    "tags": ["a", None],
+    "ids": {"x": 1},
+    "price": decimal.Decimal("12.35"),
+    "at": dt.datetime(2024, 2, 29, 11, tzinfo=dt.UTC),
+    "day": dt.date(2024, 2, 29),
+    "local": dt.datetime(2024, 2, 29, 12, 0, 0, 500_000),  # noqa: DTZ001 - has no zone
+    "blob": b"\x00\x01",
+    "tiny": -1,
+    "small": 300,
+    "large": 2**40,
+    "f": 0.5,
+    "flag": True,
+}
+
+
+@pytest.fixture
+def documents(producer):
+    """Documents that fit and others, by key."""
+    written = {
+        "good": DOCUMENT,
+        "empty": {},
+        "wrong": {"name": "x", "geo": 5},
+        "binary": b"\x00\xff",
+        "removed": {},
+    }
+    for key, value in written.items():
+        producer.upsert(key, value)
+    producer.remove("removed")
+    return written
+
+
+def by_key(client, **options):
+    return {row["key"]: row for row in rows_of(client.stream(until="now", **options))}
+
+
+def test_documents_are_decoded_to_columns(client, documents):
+    rows = by_key(client, document_schema=SCHEMA, on_malformed="column")
+    assert {name: rows["good"][name] for name in READ} == READ
+    for key in documents.keys() - {"good"}:
+        assert {rows[key][name] for name in READ} == {None}, key
+    malformed = {key: row["_malformed"] for key, row in rows.items()}
+    assert malformed == dict.fromkeys(documents) | {
+        "wrong": b'{"name":"x","geo":5}',
+        "binary": b"\x00\xff",
+    }
+    assert all("value" not in row for row in rows.values())
+
+
+@pytest.mark.usefixtures("documents")
+def test_an_arrow_schema_says_the_same_as_its_text(client):
+    pa = pytest.importorskip("pyarrow")
+    by_text = dcp_rs.Schema(document_schema=SCHEMA).to_pyarrow()
+    names = set(READ)
+    given = pa.schema([field for field in by_text if field.name in names])
+    assert dcp_rs.Schema(document_schema=given).to_pyarrow() == by_text
+    table = client.stream(until="now", document_schema=given).read_all()
+    assert table.schema == by_text
+    (good,) = (row for row in table.to_pylist() if row["key"] == "good")
+    assert good["geo"] == READ["geo"]
+    quoted = pa.schema([pa.field("a`b c", pa.list_(pa.struct([("ü", pa.int8())])))])
+    assert dcp_rs.Schema(document_schema=quoted).names[-1] == "a`b c"
+
+
+def test_an_arrow_schema_that_documents_cannot_have_is_refused():
+    pa = pytest.importorskip("pyarrow")
+    inner = pa.field("x", pa.int32(), nullable=False)
+    for schema, said in [
+        (pa.schema([("a", pa.uint8())]), "a is uint8"),
+        (pa.schema([("a", pa.list_(pa.large_string()))]), r"a\[\] is large_string"),
+        (pa.schema([("a", pa.timestamp("ms"))]), "timestamp"),
+        (pa.schema([("a", pa.struct([inner]))]), "a.x must be nullable"),
+        (pa.schema([("a", pa.map_(pa.int32(), pa.int32()))]), "MAP<STRING, type>"),
+        (pa.schema([]), "expected a name"),
+        (5, "must be text or a pyarrow.Schema"),
+    ]:
+        with pytest.raises(ConfigError, match=f"document_schema: .*{said}"):
+            dcp_rs.Schema(document_schema=schema)
+
+
+def test_a_malformed_document_can_end_the_stream(producer, client):
+    token = producer.upsert("secret key", {"n": "secret"})
+    with pytest.raises(DataError, match="expected an INT") as raised:
+        list(client.stream(until="now", document_schema="n INT", on_malformed="fail"))
+    assert (raised.value.vbucket, raised.value.seqno) == (token.vbucket, token.seqno)
+    assert raised.value.code == "malformed"
+    assert "secret" not in str(raised.value)
+
+
+def test_fields_called_as_columns_get_a_prefix(producer, client):
+    producer.upsert("k", {"key": 1, "timestamp": 2})
+    schema = "key INT, timestamp BIGINT"
+    with pytest.raises(ConfigError, match="give document_prefix"):
+        client.stream(document_schema=schema)
+    (row,) = by_key(client, document_schema=schema, document_prefix="doc_").values()
+    assert (row["key"], row["doc_key"], row["doc_timestamp"]) == ("k", 1, 2)
+
+
+@pytest.mark.usefixtures("documents")
+def test_a_value_is_bytes_text_or_a_variant(client):
+    of = {
+        form: {key: row["value"] for key, row in by_key(client, value_format=form).items()}
+        for form in ("binary", "string", "variant")
+    }
+    assert of["binary"]["wrong"] == b'{"name":"x","geo":5}'
+    assert of["string"]["wrong"] == '{"name":"x","geo":5}'
+    assert of["variant"]["wrong"] == {
+        "value": b"\x02\x02\x01\x00\x02\x00\x04\x05x\x0c\x05",
+        "metadata": b"\x01\x02\x00\x04\x07namegeo",
+    }
+    assert of["binary"]["binary"] == b"\x00\xff"
+    assert of["string"]["binary"] is of["variant"]["binary"] is None
+    assert {form: of[form]["removed"] for form in of} == dict.fromkeys(of)
