@@ -63,6 +63,7 @@ fn ready_frames(
             password: sender::PASSWORD.to_owned(),
             ends,
             buffer_size: WINDOW,
+            passes: 1,
         },
         rows: sender.rows(),
     };
@@ -109,6 +110,7 @@ fn embedded_producer(options: &Options, value_len: usize) -> Result<Group, Error
             password: credentials.1,
             ends: producer.high_seqnos().into_iter().collect(),
             buffer_size: WINDOW,
+            passes: 1,
         },
         rows: documents,
     };

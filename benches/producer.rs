@@ -3,7 +3,8 @@
 //!
 //! Every document has memory of its own, as loaded ones have. The frames are once a pass of 1 MiB
 //! that stays in the caches and is sent again and again, and once as many as there are documents,
-//! which have to come from memory as those do. Times are elapsed times from opening the streams to the last
+//! which have to come from memory as those do. A thousand documents streamed again and again stay
+//! in the caches as the pass does. Times are elapsed times from opening the streams to the last
 //! stream's end.
 
 use std::process::ExitCode;
@@ -26,6 +27,10 @@ use tokio::runtime::{Builder, Runtime};
 const WINDOW: u32 = 8 * 1024 * 1024;
 
 const VBUCKETS: u16 = 16;
+
+/// Few documents, which stay in the caches, in few vBuckets: streams that end are opened again.
+const FEW: u64 = 1_000;
+const FEW_VBUCKETS: u16 = 4;
 
 /// Where the producer finds the documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +75,7 @@ fn measure(
         return Err("the senders' frames are not as many".into());
     }
     let server = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let producer = load(&server, congestion_control, value_len, sender.rows())?;
+    let producer = load(&server, congestion_control, VBUCKETS, value_len, sender.rows())?;
     let mut groups = Vec::new();
     for from in [From::Memory, From::Disk] {
         let place = match from {
@@ -84,7 +89,9 @@ fn measure(
         let cases = vec![
             Case::reference("frames in cache", || run_drain(&of_sender(&sender), sender.rows())),
             Case::reference("frames in memory", || run_drain(&of_sender(&large), large.rows())),
-            Case::new("embedded producer", || run_drain(&of_producer(&producer)?, sender.rows())),
+            Case::new("embedded producer", || {
+                run_drain(&of_producer(&producer, 1)?, sender.rows())
+            }),
         ];
         groups.push(Group {
             series: compare(options, &name, cases)?,
@@ -97,18 +104,53 @@ fn measure(
         });
     }
     server.block_on(producer.shutdown());
+    groups.push(measure_few(options, congestion_control, &server, &sender, value_len)?);
     Ok(groups)
+}
+
+/// Documents in cache beside frames in cache.
+fn measure_few(
+    options: &Options,
+    congestion_control: &str,
+    server: &Runtime,
+    sender: &Sender,
+    value_len: usize,
+) -> Result<Group, Error> {
+    let producer = load(server, congestion_control, FEW_VBUCKETS, value_len, FEW)?;
+    let passes = usize::try_from(sender.rows().div_ceil(FEW))?;
+    let rows = FEW * passes as u64;
+    let name = format!("producer from cache, {congestion_control}, {value_len} B values");
+    let per_row = |elapsed: Duration| elapsed.mul_f64(rows as f64 / sender.rows() as f64);
+    let cases = vec![
+        Case::reference("frames in cache", || {
+            Ok(per_row(run_drain(&of_sender(sender), sender.rows())?))
+        }),
+        Case::new("embedded producer", || run_drain(&of_producer(&producer, passes)?, rows)),
+    ];
+    let group = Group {
+        series: compare(options, &name, cases)?,
+        name,
+        shape: format!(
+            "1 node, {FEW} documents in {FEW_VBUCKETS} vBuckets, each streamed {passes} times, \
+             {KEY_LEN} B keys, window 8 MiB, one plain reader"
+        ),
+        rows,
+        bytes: sender.bytes() * rows / sender.rows(),
+    };
+    server.block_on(producer.shutdown());
+    Ok(group)
 }
 
 /// A producer whose documents all wait in memory.
 fn load(
     server: &Runtime,
     congestion_control: &str,
+    vbuckets: u16,
     value_len: usize,
     documents: u64,
 ) -> Result<Producer, Error> {
     let mut options = ProducerOptions::default();
-    options.vbuckets = VBUCKETS;
+    options.vbuckets = vbuckets;
     options.congestion_control = Some(congestion_control.to_owned());
     options.persist_delay = Duration::from_secs(24 * 3600);
     let producer = server.block_on(Producer::start(options))?;
@@ -128,10 +170,11 @@ fn of_sender(sender: &Sender) -> Target {
         password: sender::PASSWORD.to_owned(),
         ends: (0..sender.vbuckets()).map(|vbid| (Vbid(vbid), Seqno::MAX)).collect(),
         buffer_size: WINDOW,
+        passes: 1,
     }
 }
 
-fn of_producer(producer: &Producer) -> Result<Target, Error> {
+fn of_producer(producer: &Producer, passes: usize) -> Result<Target, Error> {
     let options = ProducerOptions::default();
     Ok(Target {
         address: producer.connection_string().trim_start_matches("couchbase://").parse()?,
@@ -140,6 +183,7 @@ fn of_producer(producer: &Producer) -> Result<Target, Error> {
         password: options.password,
         ends: producer.high_seqnos().into_iter().collect(),
         buffer_size: WINDOW,
+        passes,
     })
 }
 

@@ -35,6 +35,9 @@ pub struct Target {
     pub ends: Vec<(Vbid, Seqno)>,
     /// Flow-control window in bytes.
     pub buffer_size: u32,
+    /// How many streams are opened one after the other on each vBucket, at least 1: each is asked
+    /// for when the one before it has ended, while those of other vBuckets go on.
+    pub passes: usize,
 }
 
 /// What went by.
@@ -59,22 +62,13 @@ pub fn drain(target: &Target) -> Result<Drained, Error> {
     let leftover = bootstrap(&mut socket, target)?;
     let clock = WallClock::start();
     let mut requests = Vec::new();
-    for &(vbid, end_seqno) in &target.ends {
-        StreamRequest {
-            vbid,
-            opaque: Opaque(u32::from(vbid.0)),
-            flags: StreamRequestFlags::empty(),
-            start_seqno: Seqno::ZERO,
-            end_seqno,
-            vbuuid: Vbuuid(0),
-            snapshot_start: Seqno::ZERO,
-            snapshot_end: Seqno::ZERO,
-            value: &[],
-        }
-        .encode(&mut requests)?;
+    for &end in &target.ends {
+        request_stream(end, &mut requests)?;
     }
     socket.write_all(&requests)?;
-    let mut walk = Walk { open: target.ends.len(), ..Walk::default() };
+    let streams = target.ends.len();
+    let again = streams * target.passes.saturating_sub(1);
+    let mut walk = Walk { open: streams, again, ..Walk::default() };
     let mut buffer = vec![0; READ_LEN];
     let mut acknowledged = 0;
     walk.feed(&leftover)?;
@@ -91,11 +85,30 @@ pub fn drain(target: &Target) -> Result<Drained, Error> {
             socket.write_all(&packet)?;
             acknowledged = walk.counted;
         }
+        for vbid in std::mem::take(&mut walk.ended) {
+            let end = target.ends.iter().find(|end| end.0 == vbid);
+            request_stream(*end.ok_or("a stream nobody asked for ended")?, &mut walk.answers)?;
+        }
         if !walk.answers.is_empty() {
             socket.write_all(&std::mem::take(&mut walk.answers))?;
         }
     }
     Ok(Drained { changes: walk.changes, bytes: walk.counted, elapsed: clock.elapsed() })
+}
+
+fn request_stream((vbid, end_seqno): (Vbid, Seqno), out: &mut Vec<u8>) -> Result<(), Error> {
+    let request = StreamRequest {
+        vbid,
+        opaque: Opaque(u32::from(vbid.0)),
+        flags: StreamRequestFlags::empty(),
+        start_seqno: Seqno::ZERO,
+        end_seqno,
+        vbuuid: Vbuuid(0),
+        snapshot_start: Seqno::ZERO,
+        snapshot_end: Seqno::ZERO,
+        value: &[],
+    };
+    Ok(request.encode(out)?)
 }
 
 fn bootstrap(socket: &mut TcpStream, target: &Target) -> Result<BytesMut, Error> {
@@ -131,6 +144,10 @@ fn bootstrap(socket: &mut TcpStream, target: &Target) -> Result<BytesMut, Error>
 #[derive(Debug, Default)]
 struct Walk {
     open: usize,
+    /// Streams still to be asked for, each when another has ended.
+    again: usize,
+    /// vBuckets whose stream has ended and is to be asked for again.
+    ended: Vec<Vbid>,
     changes: u64,
     counted: u64,
     /// Bytes still to come of the packet begun.
@@ -175,6 +192,10 @@ impl Walk {
         match header.opcode {
             Opcode::DCP_MUTATION | Opcode::DCP_DELETION | Opcode::DCP_EXPIRATION => {
                 self.changes += 1;
+            }
+            Opcode::DCP_STREAM_END if self.again > 0 => {
+                self.again -= 1;
+                self.ended.push(header.vbid());
             }
             Opcode::DCP_STREAM_END => {
                 self.open = self.open.checked_sub(1).ok_or("more stream ends than streams")?;

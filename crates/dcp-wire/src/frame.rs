@@ -9,6 +9,9 @@ use crate::{
     StreamId, Vbid,
 };
 
+/// Bytes before the value that are put together on the stack.
+const SMALL: usize = 96;
+
 /// A packet: its header and borrowed parts.
 ///
 /// Parsing copies nothing. To build a packet start from [`Frame::request`] or
@@ -234,26 +237,52 @@ impl<'a> Frame<'a> {
     /// # Errors
     /// [`EncodeError`] if a part is longer than its length field; nothing is written then.
     pub fn encode(&self, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        self.encode_with_key_prefix(&[], out)
+    }
+
+    /// Appends the packet to `out`, its key behind `prefix`.
+    ///
+    /// # Errors
+    /// As [`Frame::encode`].
+    #[inline]
+    pub fn encode_with_key_prefix(
+        &self,
+        prefix: &[u8],
+        out: &mut impl BufMut,
+    ) -> Result<(), EncodeError> {
         let max_key = if self.header.magic.is_alt() { 0xff } else { 0xffff };
-        let key_len = fit("key", self.key.len(), max_key)?;
+        let key_len = prefix.len().saturating_add(self.key.len());
         let body_len = self
             .framing_extras
             .len()
             .saturating_add(self.extras.len())
-            .saturating_add(self.key.len())
+            .saturating_add(key_len)
             .saturating_add(self.value.len());
         let header = Header {
             framing_extras_len: fit("framing extras", self.framing_extras.len(), 0xff)?,
-            key_len,
+            key_len: fit("key", key_len, max_key)?,
             extras_len: fit("extras", self.extras.len(), 0xff)?,
             body_len: fit("body", body_len, u32::MAX as usize)?,
             ..self.header
         };
-        out.put_slice(&header.encode());
-        out.put_slice(self.framing_extras);
-        out.put_slice(self.extras);
-        out.put_slice(self.key);
-        out.put_slice(self.value);
+        // The small parts go together: appending costs more than their bytes do.
+        let mut head = [0; SMALL];
+        let small = [self.framing_extras, self.extras, prefix, self.key];
+        let used = small.iter().fold(Header::LEN, |len, part| len.saturating_add(part.len()));
+        match head.get_mut(..used) {
+            Some(mut rest) => {
+                rest.put_slice(&header.encode());
+                small.iter().for_each(|part| rest.put_slice(part));
+                out.put_slice(head.get(..used).unwrap_or_default());
+            }
+            None => {
+                out.put_slice(&header.encode());
+                small.iter().for_each(|part| out.put_slice(part));
+            }
+        }
+        if !self.value.is_empty() {
+            out.put_slice(self.value);
+        }
         Ok(())
     }
 }

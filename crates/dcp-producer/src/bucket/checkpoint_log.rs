@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dcp_proto::producer::{Item, ItemKind, MemoryRead};
+use dcp_proto::producer::{CheckpointItems, Item, ItemKind, MemoryRead, Slots};
 use dcp_wire::Seqno;
 
 /// Changes a checkpoint holds before the next one is opened.
@@ -11,13 +11,22 @@ const MAX_CHECKPOINT_ITEMS: usize = 10_000;
 /// Bytes of keys and values a checkpoint takes before the next one is opened.
 const MAX_CHECKPOINT_BYTES: usize = 16 << 20;
 
-/// A run of consecutive seqnos, each with its change unless a later one replaced it.
+/// Changes of a full run.
+const RUN_ITEMS: usize = 512;
+
+/// Consecutive seqnos, each with its change unless a later one replaced it.
+///
+/// The changes lie in runs that readers share until they change: who reads a checkpoint counts
+/// himself in with each run instead of each change, and a change to a run that is shared copies
+/// that run.
 #[derive(Debug)]
 struct Checkpoint {
     /// Seqno of the first change.
     start: u64,
-    /// The change of seqno `start + index`.
-    items: Vec<Option<Arc<Item>>>,
+    /// The change of seqno `start + index`; all runs but the last one are full.
+    runs: Vec<Arc<Slots>>,
+    /// Number of slots.
+    len: usize,
     /// Bytes of keys and values taken in, replaced ones counted.
     bytes: usize,
     /// Highest seqno before the checkpoint of anything but a prepare or an abort.
@@ -26,36 +35,77 @@ struct Checkpoint {
 
 impl Checkpoint {
     const fn new(start: u64, visible_before: Seqno) -> Self {
-        Self { start, items: Vec::new(), bytes: 0, visible_before }
+        Self { start, runs: Vec::new(), len: 0, bytes: 0, visible_before }
     }
 
     /// Highest seqno up to the end of the checkpoint of anything but a prepare or an abort.
     fn max_visible(&self) -> Seqno {
-        let mut newest_first = self.items.iter().rev().flatten();
+        let mut newest_first = self.runs.iter().rev().flat_map(|run| run.iter().rev()).flatten();
         let visible = newest_first.find(|item| item.kind.is_visible());
         visible.map_or(self.visible_before, |item| item.seqno)
     }
 
     /// Bytes it takes, about.
-    fn footprint(&self) -> usize {
-        self.bytes + self.items.len() * size_of::<Option<Arc<Item>>>()
+    const fn footprint(&self) -> usize {
+        self.bytes + self.len * size_of::<Option<Arc<Item>>>()
     }
 
     /// Seqno after the last one.
     const fn end(&self) -> u64 {
-        self.start + self.items.len() as u64
+        self.start + self.len as u64
     }
 
-    /// What there is for each seqno above `after`, in order.
-    fn slots_above(&self, after: Seqno) -> &[Option<Arc<Item>>] {
-        let skip = (after.0 + 1).saturating_sub(self.start);
-        let skip = usize::try_from(skip).unwrap_or(usize::MAX);
-        self.items.get(skip..).unwrap_or_default()
+    /// Number of the seqno's slot.
+    fn index(&self, seqno: Seqno) -> Option<usize> {
+        usize::try_from(seqno.0.checked_sub(self.start)?).ok()
+    }
+
+    fn get(&self, index: usize) -> Option<&Arc<Item>> {
+        self.runs.get(index / RUN_ITEMS)?.get(index % RUN_ITEMS)?.as_ref()
+    }
+
+    /// Leaves the change of a slot out.
+    fn clear(&mut self, index: usize) {
+        let run = self.runs.get_mut(index / RUN_ITEMS);
+        if let Some(slot) = run.and_then(|run| Arc::make_mut(run).get_mut(index % RUN_ITEMS)) {
+            *slot = None;
+        }
+    }
+
+    fn push(&mut self, slot: Option<Arc<Item>>) {
+        self.len += 1;
+        match self.runs.last_mut() {
+            Some(last) if last.len() < RUN_ITEMS => Arc::make_mut(last).push(slot),
+            _ => self.runs.push(Arc::new(vec![slot])),
+        }
+    }
+
+    /// Number of slots up to `after`.
+    fn skipped(&self, after: Seqno) -> usize {
+        self.index(Seqno(after.0.saturating_add(1))).unwrap_or(0)
     }
 
     /// The changes above `after`, in order.
     fn above(&self, after: Seqno) -> impl Iterator<Item = &Arc<Item>> {
-        self.slots_above(after).iter().flatten()
+        let skip = self.skipped(after);
+        let runs = self.runs.get(skip / RUN_ITEMS..).unwrap_or_default();
+        runs.iter().flat_map(|run| run.iter()).skip(skip % RUN_ITEMS).flatten()
+    }
+
+    /// The same, shared. The last run of a checkpoint that `may_grow` is going to change, so the
+    /// reader gets one of his own.
+    fn share(&self, after: Seqno, may_grow: bool) -> CheckpointItems {
+        let skip = self.skipped(after);
+        let runs = self.runs.get(skip / RUN_ITEMS..).unwrap_or_default();
+        let skip = skip % RUN_ITEMS;
+        let Some((last, full)) = runs.split_last().filter(|_| may_grow) else {
+            return CheckpointItems::new(runs.to_vec(), skip);
+        };
+        let taken = if full.is_empty() { skip } else { 0 };
+        let own = super::shared(last.get(taken..).unwrap_or_default());
+        let own = Arc::new(own.into_iter().map(Some).collect());
+        let runs = full.iter().cloned().chain([own]).collect();
+        CheckpointItems::new(runs, if full.is_empty() { 0 } else { skip })
     }
 }
 
@@ -84,34 +134,26 @@ impl CheckpointLog {
     /// a collection or scope begins another checkpoint, so that those who follow see both.
     pub(crate) fn push(&mut self, item: Arc<Item>, replaced: Option<Seqno>) {
         debug_assert!(item.seqno.0 >= self.open.end(), "seqnos ascend");
-        if self.open.items.len() >= MAX_CHECKPOINT_ITEMS || self.open.bytes >= MAX_CHECKPOINT_BYTES
-        {
+        if self.open.len >= MAX_CHECKPOINT_ITEMS || self.open.bytes >= MAX_CHECKPOINT_BYTES {
             self.close_open();
         }
         if replaced.is_some_and(|replaced| self.must_keep(replaced, &item)) {
             self.close_open();
         }
-        if let Some(replaced) = replaced
-            && let Some(index) = replaced.0.checked_sub(self.open.start)
-            && let Some(slot) =
-                self.open.items.get_mut(usize::try_from(index).unwrap_or(usize::MAX))
-        {
-            *slot = None;
+        if let Some(index) = replaced.and_then(|replaced| self.open.index(replaced)) {
+            self.open.clear(index);
         }
         self.open.bytes += item.key.len() + item.value.len();
-        let index = item.seqno.0.saturating_sub(self.open.start);
-        self.open.items.resize(usize::try_from(index).unwrap_or(usize::MAX), None);
-        self.open.items.push(Some(item));
+        while self.open.end() < item.seqno.0 {
+            self.open.push(None);
+        }
+        self.open.push(Some(item));
     }
 
     /// Whether the change at `replaced` has to stay although `item` replaces it: durable writes are
     /// never left out, nor are events; with history nothing is.
     fn must_keep(&self, replaced: Seqno, item: &Item) -> bool {
-        let index = replaced.0.checked_sub(self.open.start).map(usize::try_from);
-        let Some(Ok(index)) = index else {
-            return false;
-        };
-        let Some(Some(old)) = self.open.items.get(index) else {
+        let Some(old) = self.open.index(replaced).and_then(|index| self.open.get(index)) else {
             return false;
         };
         let is_kept =
@@ -122,7 +164,7 @@ impl CheckpointLog {
 
     /// Closes the open checkpoint, unless it is empty.
     pub(crate) fn close_open(&mut self) {
-        if self.open.items.is_empty() {
+        if self.open.len == 0 {
             return;
         }
         let next = Checkpoint::new(self.open.end(), self.open.max_visible());
@@ -176,13 +218,14 @@ impl CheckpointLog {
             return MemoryRead::NeedsBackfill;
         }
         let index = self.closed.partition_point(|checkpoint| checkpoint.end() <= next);
-        let checkpoint = self.closed.get(index).unwrap_or(&self.open);
+        let closed = self.closed.get(index);
+        let checkpoint = closed.unwrap_or(&self.open);
         MemoryRead::Items {
             checkpoint_start: Seqno(checkpoint.start),
             begins_checkpoint: next <= checkpoint.start,
             is_historical: self.is_historical,
             max_visible_seqno: checkpoint.max_visible(),
-            items: super::shared(checkpoint.slots_above(after)),
+            items: checkpoint.share(after, closed.is_none()),
         }
     }
 }

@@ -168,7 +168,9 @@ impl Copy {
         loop {
             match active.checkpoints.read(self.fetched) {
                 MemoryRead::UpToDate => return,
-                MemoryRead::Items { items, .. } => self.receive(items, false),
+                MemoryRead::Items { items, .. } => {
+                    self.receive(items.iter().cloned().collect(), false);
+                }
                 MemoryRead::NeedsBackfill => {
                     let end = active.persisted_seqno;
                     if end <= self.fetched {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dcp_proto::producer::{MemoryRead, VBucketSource};
+use dcp_proto::producer::{CheckpointItems, MemoryRead, VBucketSource};
 use dcp_wire::message::{SystemEvent, SystemEventId};
 use dcp_wire::{Cas, CollectionId, DocKey};
 
@@ -26,7 +26,7 @@ fn follow(bucket: &Bucket, manifest: &Manifest) -> Vec<(SystemEventId, String, u
     bucket.with(VB, |vbucket| vbucket.bring_forward(Now(1), manifest)).unwrap();
     let items = match bucket.lock(VB).unwrap().read_memory(before) {
         MemoryRead::Items { items, .. } => items,
-        _ => Vec::new(),
+        _ => CheckpointItems::default(),
     };
     items.iter().map(told).collect()
 }

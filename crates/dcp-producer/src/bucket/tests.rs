@@ -181,7 +181,7 @@ impl Reader {
             let vbucket = bucket.lock(VB).unwrap();
             match vbucket.read_memory(Seqno(self.after)) {
                 MemoryRead::UpToDate => return,
-                MemoryRead::Items { items, .. } => self.take(items.into_iter()),
+                MemoryRead::Items { items, .. } => self.take(items.iter().cloned()),
                 MemoryRead::NeedsBackfill => {
                     let image = vbucket.open_backfill(Seqno(self.after));
                     assert!(image.end_seqno.0 > self.after, "the disk has what memory lacks");

@@ -1,98 +1,119 @@
-//! Items read from memory some at a time, before they are sent one by one.
+//! Items on their way out, whose memory is asked for before they are sent one by one.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::checkpoint_items::{CheckpointItems, Slots};
 use super::filter::{Filter, Passage};
 use super::snapshot::Next;
-use super::{BackfillFailed, Item};
+use super::{BackfillFailed, Item, prefetch};
 
 /// How many items of other collections are read before other streams have a turn.
 const SCAN_LIMIT: usize = 4096;
 
-/// How many items are looked at together before they are sent.
-const AHEAD: usize = 16;
+/// How many items before an item is sent the memory of its key and value is asked for.
+const CONTENTS_AHEAD: usize = 4;
 
-/// Bytes of each value that are looked at ahead; the processor foresees the rest by itself.
-const AHEAD_BYTES: usize = 2048;
+/// And that of the item itself, which says where those are.
+const ITEM_AHEAD: usize = 12;
 
-/// Distance of two places in memory that are fetched together.
-const CACHE_LINE: usize = 64;
+/// Items of a disk image that are filtered together.
+const AHEAD: usize = 32;
 
 /// The items of an image of the disk.
 type ImageItems = Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>;
 
-/// Items that are fetched from memory some at a time.
-#[derive(Debug, Default)]
-pub(super) struct Ahead {
-    items: std::vec::IntoIter<Arc<Item>>,
-    /// How many of them have been fetched.
-    fetched: usize,
+/// What of a checkpoint is still to be sent.
+#[derive(Debug)]
+pub(super) struct CheckpointRest {
+    /// The run that is being sent.
+    current: Arc<Slots>,
+    /// Index of the next slot in it.
+    next: usize,
+    /// The runs after it.
+    rest: std::vec::IntoIter<Arc<Slots>>,
+    /// Whether all of it passes the stream's filter.
+    is_filtered: bool,
 }
 
-impl Ahead {
-    pub(super) fn new(items: Vec<Arc<Item>>) -> Self {
-        Self { items: items.into_iter(), fetched: 0 }
+impl CheckpointRest {
+    /// All of `items`, or what of them passes a filter whose state no item changes.
+    pub(super) fn new(items: CheckpointItems, is_filtered: bool) -> Self {
+        let (runs, next) = items.into_parts();
+        let mut rest = runs.into_iter();
+        let new = Self { current: rest.next().unwrap_or_default(), next, rest, is_filtered };
+        new.ask_for_first();
+        new
     }
 
-    /// Items that are left.
-    pub(super) fn len(&self) -> usize {
-        self.items.len()
-    }
-
-    pub(super) fn next(&mut self) -> Option<Arc<Item>> {
-        if self.fetched == 0 {
-            let next = self.items.as_slice();
-            let next = next.get(..AHEAD).unwrap_or(next);
-            fetch(next);
-            self.fetched = next.len();
+    /// The next item that passes `filter`, which stays the next one until it is
+    /// [`passed`](Self::pass).
+    #[inline]
+    pub(super) fn peek(&mut self, filter: &mut Filter) -> Option<&Item> {
+        let is_filtered = self.is_filtered;
+        let mut passes = |item: &Item| is_filtered || filter.check(item) == Passage::Passes;
+        loop {
+            match self.current.get(self.next) {
+                Some(Some(item)) if passes(item) => break,
+                Some(_) => self.pass(),
+                None => {
+                    self.current = self.rest.next()?;
+                    self.next = 0;
+                    self.ask_for_first();
+                }
+            }
         }
-        self.fetched = self.fetched.saturating_sub(1);
-        self.items.next()
+        self.current.get(self.next)?.as_deref()
+    }
+
+    /// Goes on behind the item that was looked at.
+    #[inline]
+    pub(super) fn pass(&mut self) {
+        self.next += 1;
+        ask_for(&self.current, self.next);
+    }
+
+    fn ask_for_first(&self) {
+        let first = self.current.get(self.next..).unwrap_or_default();
+        first.iter().take(ITEM_AHEAD).flatten().for_each(|item| prefetch::item(item));
+        first.iter().take(CONTENTS_AHEAD).flatten().for_each(|item| prefetch::contents(item));
     }
 }
 
-/// Reads one byte of each place the items will be read from.
-///
-/// Documents lie scattered over more memory than the caches hold. Read one after the other, each
-/// waits for its item, then its key, then its value; read together they wait at the same time.
-fn fetch(items: &[Arc<Item>]) {
-    let mut lengths = 0;
-    for item in items {
-        lengths ^= item.key.len() ^ item.value.len() ^ item.delete_time as usize;
+/// Asks for the items that come after the one at `next`.
+#[inline]
+fn ask_for(slots: &[Option<Arc<Item>>], next: usize) {
+    if let Some(Some(item)) = slots.get(next + ITEM_AHEAD) {
+        prefetch::item(item);
     }
-    let mut bytes = 0;
-    for item in items {
-        bytes ^= item.key.first().copied().unwrap_or_default();
-        let value = item.value.get(..AHEAD_BYTES).unwrap_or(&item.value);
-        for line in value.iter().step_by(CACHE_LINE).chain(value.last()) {
-            bytes ^= line;
-        }
+    if let Some(Some(item)) = slots.get(next + CONTENTS_AHEAD) {
+        prefetch::contents(item);
     }
-    core::hint::black_box((lengths, bytes));
 }
 
 /// What is left of a disk image, filtered some items ahead of what is sent.
 pub(super) struct DiskItems {
     image: ImageItems,
-    ready: Ahead,
+    /// Items that passed, the next one first.
+    ready: VecDeque<Arc<Item>>,
     /// What came after the ready ones, if that was no item.
     end: Option<Result<(), BackfillFailed>>,
 }
 
 impl DiskItems {
     pub(super) fn new(image: ImageItems) -> Self {
-        Self { image, ready: Ahead::default(), end: None }
+        Self { image, ready: VecDeque::new(), end: None }
     }
 
     /// The next item that passes `filter`.
     pub(super) fn next(&mut self, filter: &mut Filter) -> Result<Next, BackfillFailed> {
-        if let Some(item) = self.ready.next() {
-            return Ok(Next::Item(item));
-        }
-        if self.end.is_none() {
+        if self.ready.len() <= CONTENTS_AHEAD && self.end.is_none() {
             self.read_ahead(filter);
         }
-        match (self.ready.next(), self.end) {
+        if let Some(item) = self.ready.get(CONTENTS_AHEAD) {
+            prefetch::contents(item);
+        }
+        match (self.ready.pop_front(), self.end) {
             (Some(item), _) => Ok(Next::Item(item)),
             (None, None) => Ok(Next::Scanned),
             (None, Some(Ok(()))) => Ok(Next::None),
@@ -101,21 +122,21 @@ impl DiskItems {
     }
 
     fn read_ahead(&mut self, filter: &mut Filter) {
-        let mut ready = Vec::with_capacity(AHEAD);
+        let before = self.ready.len();
         for _ in 0..SCAN_LIMIT {
             match self.image.next() {
                 Some(Ok(item)) => {
                     if filter.check(&item) == Passage::Passes {
-                        ready.push(item);
+                        self.ready.push_back(item);
                     }
                 }
                 Some(Err(failed)) => self.end = Some(Err(failed)),
                 None => self.end = Some(Ok(())),
             }
-            if self.end.is_some() || ready.len() == AHEAD {
+            if self.end.is_some() || self.ready.len() == before + AHEAD {
                 break;
             }
         }
-        self.ready = Ahead::new(ready);
+        self.ready.iter().take(CONTENTS_AHEAD).for_each(|item| prefetch::contents(item));
     }
 }

@@ -210,6 +210,11 @@ impl Filter {
         !matches!(self.rule, Rule::DefaultDocuments)
     }
 
+    /// Whether every item is the stream's, sent or not; checking one changes nothing then.
+    pub(super) const fn is_pass_through(&self) -> bool {
+        matches!(self.rule, Rule::PassThrough)
+    }
+
     /// Whether nothing can pass any more.
     pub(super) const fn is_exhausted(&self) -> bool {
         self.exhausted

@@ -11,6 +11,7 @@
 //! * one stream machine per stream turns disk images and memory checkpoints into snapshots.
 
 mod ahead;
+mod checkpoint_items;
 mod connection;
 mod control;
 mod disconnect;
@@ -21,6 +22,7 @@ mod noop;
 mod open;
 mod oso;
 mod outlet;
+mod prefetch;
 mod refusal;
 mod reply;
 mod requests;
@@ -36,6 +38,7 @@ mod streams;
 mod takeover;
 mod window;
 
+pub use checkpoint_items::{CheckpointItems, Slots};
 pub use connection::{Connection, Transmit};
 pub use disconnect::Disconnect;
 pub use explanation::Explanation;

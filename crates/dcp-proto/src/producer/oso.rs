@@ -12,7 +12,7 @@ use super::filter::Filter;
 use super::outlet::Outlet;
 use super::settings::{OutOfOrder, Settings};
 use super::shape::Shape;
-use super::snapshot::{Items, Next, Step, Unreadable};
+use super::snapshot::{Next, Step, Unreadable};
 use super::{Backfill, ConnectionConfig, DiskShare, OsoBackfill, VBucketSource};
 
 /// Mean size of an item in bytes from which on it counts as a large one.
@@ -52,10 +52,9 @@ impl Terms {
         if self.server == OsoBackfill::Auto && !is_worth_it(&collections, vbucket) {
             return None;
         }
-        let Backfill { end_seqno, purge_seqno, items, .. } =
-            vbucket.open_key_order_backfill(&collections)?;
+        let Backfill { end_seqno, items, .. } = vbucket.open_key_order_backfill(&collections)?;
         Some(Sending {
-            items: Items::Disk { rest: DiskItems::new(items), purge_seqno },
+            items: DiskItems::new(items),
             end_seqno,
             tells_end: self.client == OutOfOrder::WithSeqnoAdvanced,
             sent: Seqno::ZERO,
@@ -81,15 +80,24 @@ enum Stage {
 }
 
 /// A snapshot in the order of the keys that is being sent.
-#[derive(Debug)]
 pub(super) struct Sending {
-    items: Items,
+    items: DiskItems,
     /// Highest seqno in the image.
     pub(super) end_seqno: Seqno,
     tells_end: bool,
     /// Highest seqno sent.
     sent: Seqno,
     stage: Stage,
+}
+
+impl core::fmt::Debug for Sending {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Sending")
+            .field("end_seqno", &self.end_seqno)
+            .field("sent", &self.sent)
+            .field("stage", &self.stage)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Sending {

@@ -6,14 +6,14 @@ use dcp_wire::message::{SeqnoAdvanced, SnapshotFlags, SnapshotMarker, StreamEndR
 use dcp_wire::{EncodeError, Seqno};
 use tracing::warn;
 
-use super::ahead::{Ahead, DiskItems};
+use super::ahead::{CheckpointRest, DiskItems};
 use super::filter::Passage;
 use super::oso;
 use super::outlet::Outlet;
 use super::rollback::purge_may_hide_deletions;
 use super::snapshot::{Items, Next, Sending, Step, Unreadable};
 use super::stream::{Pause, Phase, Stream};
-use super::{Backfill, Cursor, DurableSeqnos, MemoryRead, VBucketSource};
+use super::{Backfill, CheckpointItems, Cursor, DurableSeqnos, MemoryRead, VBucketSource};
 use crate::Snapshot;
 
 impl Stream {
@@ -126,7 +126,7 @@ impl Stream {
             begins_checkpoint,
             is_historical,
             max_visible_seqno,
-            mut items,
+            items,
         } = read
         else {
             return false;
@@ -140,30 +140,50 @@ impl Stream {
         }
         self.filter.view_mut().skips_deletions = false;
         self.at_checkpoint |= begins_checkpoint;
-        // The last thing that is the stream's decides where its snapshot ends, sent or not.
-        let mut end = None;
-        items.retain(|item| {
-            let passage = self.filter.check(item);
-            if passage != Passage::Foreign {
-                end = Some(item.seqno);
-            }
-            passage == Passage::Passes
-        });
-        let first = items.first().map(|item| item.seqno).or(end).unwrap_or(read_up_to);
+        let (items, first, end) = self.filter_checkpoint(items, read_up_to);
+        let first = first.or(end).unwrap_or(read_up_to);
         let natural_start = match self.last_marker_end {
             Some(last_end) if begins_checkpoint && checkpoint_start > last_end => {
                 checkpoint_start.min(first)
             }
             _ => first,
         };
-        let items = Items::Memory(Ahead::new(items));
         self.phase = Phase::Sending(Sending {
             durable: DurableSeqnos { max_visible: max_visible_seqno, ..DurableSeqnos::default() },
             is_history: is_historical && self.fields.history,
             told: self.last_read,
-            ..Sending::new(items, natural_start, end, read_up_to)
+            ..Sending::new(Items::Memory(items), natural_start, end, read_up_to)
         });
         true
+    }
+
+    /// What of a checkpoint that ends at `last` is sent, where that begins, and the last seqno of
+    /// the checkpoint that is the stream's: that decides where its snapshot ends, sent or not.
+    fn filter_checkpoint(
+        &mut self,
+        items: CheckpointItems,
+        last: Seqno,
+    ) -> (CheckpointRest, Option<Seqno>, Option<Seqno>) {
+        let filter = &mut self.filter;
+        if filter.is_pass_through() {
+            let first = items.iter().find(|item| filter.check(item) == Passage::Passes);
+            let first = first.map(|item| item.seqno);
+            return (CheckpointRest::new(items, false), first, Some(last));
+        }
+        let mut end = None;
+        let passing: CheckpointItems = items
+            .iter()
+            .filter(|item| {
+                let passage = filter.check(item);
+                if passage != Passage::Foreign {
+                    end = Some(item.seqno);
+                }
+                passage == Passage::Passes
+            })
+            .cloned()
+            .collect();
+        let first = passing.iter().next().map(|item| item.seqno);
+        (CheckpointRest::new(passing, true), first, end)
     }
 
     /// Writes what the outlet takes of the snapshot; `None` once it is done.
@@ -226,45 +246,70 @@ impl Stream {
         self.end(StreamEndReason::BACKFILL_FAIL);
     }
 
-    /// Writes the next message of the snapshot.
+    /// Writes the next message of the snapshot, or all that the outlet takes of its items.
     fn write_message(
         &mut self,
         sending: &mut Sending,
         outlet: &mut Outlet<'_>,
     ) -> Result<Step, Unreadable> {
-        let next = match sending.next.take() {
-            Some(item) => Next::Item(item),
-            None => sending.items.next(&mut self.filter)?,
+        let has_item = match &mut sending.items {
+            Items::Memory(rest) => rest.peek(&mut self.filter).is_some(),
+            Items::Disk { .. } if sending.next.is_some() => true,
+            Items::Disk { rest, .. } => match rest.next(&mut self.filter)? {
+                Next::Scanned => return Ok(Step::Scanned),
+                Next::Item(item) => {
+                    sending.next = Some(item);
+                    true
+                }
+                Next::None => false,
+            },
         };
-        let to = self.to;
-        match next {
-            Next::Scanned => return Ok(Step::Scanned),
-            Next::Item(item) if !sending.marker_sent => {
-                sending.next = Some(item);
+        if has_item {
+            if sending.marker_sent {
+                self.write_items(sending, outlet)?;
+            } else {
                 self.write_marker(sending, sending.end.unwrap_or(sending.read_up_to), outlet)?;
             }
-            Next::Item(item) => {
-                sending.told = item.seqno;
-                let shape = &self.shape;
-                let from_disk = matches!(sending.items, Items::Disk { .. });
-                outlet.send(|out, scratch| match from_disk {
-                    true => shape.write_from_disk(&item, to, scratch, out),
-                    false => shape.write(&item, to, scratch, out),
-                })?;
+            return Ok(Step::Sent);
+        }
+        let Some(seqno) = self.closing_seqno(sending) else {
+            return Ok(Step::Done);
+        };
+        if !sending.marker_sent {
+            self.write_marker(sending, seqno, outlet)?;
+        } else {
+            let to = self.to;
+            sending.told = seqno;
+            outlet.send(|out, _| SeqnoAdvanced { seqno }.encode(to, out))?;
+        }
+        Ok(Step::Sent)
+    }
+
+    /// Writes the items that are next and that the outlet takes.
+    fn write_items(
+        &mut self,
+        sending: &mut Sending,
+        outlet: &mut Outlet<'_>,
+    ) -> Result<(), Unreadable> {
+        let (to, shape, filter) = (self.to, &self.shape, &mut self.filter);
+        match &mut sending.items {
+            Items::Memory(rest) => {
+                while outlet.may_send()
+                    && let Some(item) = rest.peek(filter)
+                {
+                    sending.told = item.seqno;
+                    outlet.send(|out, scratch| shape.write(item, to, scratch, out))?;
+                    rest.pass();
+                }
             }
-            Next::None => {
-                let Some(seqno) = self.closing_seqno(sending) else {
-                    return Ok(Step::Done);
-                };
-                if !sending.marker_sent {
-                    self.write_marker(sending, seqno, outlet)?;
-                } else {
-                    sending.told = seqno;
-                    outlet.send(|out, _| SeqnoAdvanced { seqno }.encode(to, out))?;
+            Items::Disk { .. } => {
+                if let Some(item) = sending.next.take() {
+                    sending.told = item.seqno;
+                    outlet.send(|out, scratch| shape.write_from_disk(&item, to, scratch, out))?;
                 }
             }
         }
-        Ok(Step::Sent)
+        Ok(())
     }
 
     /// The seqno that the client still has to be told at the end of the snapshot, although its

@@ -147,6 +147,11 @@ impl Shape {
         scratch: &mut Scratch,
         out: &mut BytesMut,
     ) -> Result<(), Unsendable> {
+        if item.kind == ItemKind::Mutation {
+            self.write_mutation(item, to, scratch, out)?;
+            scratch.trim();
+            return Ok(());
+        }
         let Scratch { key, plain, section, compressed } = scratch;
         let key = self.key(item, key);
         match item.kind {
@@ -181,20 +186,7 @@ impl Shape {
                 message.encode(to, out)?;
             }
             ItemKind::Mutation | ItemKind::Commit { is_deletion: false, .. } => {
-                let (datatype, value) = self.live_value(item, plain, compressed)?;
-                let message = Mutation {
-                    seqno: item.seqno,
-                    rev_seqno: item.rev_seqno,
-                    cas: item.cas,
-                    datatype,
-                    flags: item.flags,
-                    expiry: item.expiry,
-                    lock_time: 0,
-                    nru: self.nru,
-                    key,
-                    value,
-                };
-                message.encode(to, out)?;
+                self.write_mutation(item, to, scratch, out)?;
             }
             ItemKind::Expiration if self.expiry_opcode => {
                 let (datatype, value) = self.tombstone_value(item, plain, section, compressed)?;
@@ -230,6 +222,37 @@ impl Shape {
         }
         scratch.trim();
         Ok(())
+    }
+
+    /// Appends the mutation that `item` amounts to. Most messages are one: no part is copied
+    /// anywhere but to where it is sent from.
+    #[inline]
+    fn write_mutation(
+        &self,
+        item: &Item,
+        to: StreamAddress,
+        scratch: &mut Scratch,
+        out: &mut BytesMut,
+    ) -> Result<(), Unsendable> {
+        let (datatype, value) =
+            self.live_value(item, &mut scratch.plain, &mut scratch.compressed)?;
+        let message = Mutation {
+            seqno: item.seqno,
+            rev_seqno: item.rev_seqno,
+            cas: item.cas,
+            datatype,
+            flags: item.flags,
+            expiry: item.expiry,
+            lock_time: 0,
+            nru: self.nru,
+            key: &item.key,
+            value,
+        };
+        if self.collections {
+            let id = leb128::encode(item.collection_id.0);
+            return Ok(message.encode_with_key_prefix(id.as_slice(), to, out)?);
+        }
+        Ok(message.encode_with_key_prefix(&[], to, out)?)
     }
 
     /// An event in the form the client asked for, whichever it is stored in.

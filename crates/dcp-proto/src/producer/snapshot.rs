@@ -5,8 +5,7 @@ use std::sync::Arc;
 use dcp_wire::{EncodeError, Seqno};
 use thiserror::Error;
 
-use super::ahead::{Ahead, DiskItems};
-use super::filter::Filter;
+use super::ahead::{CheckpointRest, DiskItems};
 use super::shape::Unsendable;
 use super::{BackfillFailed, DurableSeqnos, Item};
 
@@ -48,7 +47,7 @@ pub(super) struct Sending {
     pub(super) marker_sent: bool,
     /// Highest seqno the client was told.
     pub(super) told: Seqno,
-    /// Item that waits for the marker to be sent.
+    /// Item from disk that waits to be sent.
     pub(super) next: Option<Arc<Item>>,
     pub(super) durable: DurableSeqnos,
     /// Whether every version is in it.
@@ -88,33 +87,23 @@ impl Sending {
 pub(super) enum Items {
     /// An image of the disk, still to be filtered.
     Disk { rest: DiskItems, purge_seqno: Seqno },
-    /// What passes of a checkpoint.
-    Memory(Ahead),
+    /// A checkpoint.
+    Memory(CheckpointRest),
 }
 
 impl core::fmt::Debug for Items {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            Self::Disk { .. } => f.write_str("Disk"),
-            Self::Memory(items) => write!(f, "Memory({} items)", items.len()),
-        }
+        f.write_str(match self {
+            Self::Disk { .. } => "Disk",
+            Self::Memory(_) => "Memory",
+        })
     }
 }
 
-/// The next item of a snapshot.
+/// The next item of an image of the disk.
 pub(super) enum Next {
     Item(Arc<Item>),
     /// None of many passed; there may be more.
     Scanned,
     None,
-}
-
-impl Items {
-    /// The next item that passes `filter`; those of a checkpoint have passed already.
-    pub(super) fn next(&mut self, filter: &mut Filter) -> Result<Next, BackfillFailed> {
-        match self {
-            Self::Memory(items) => Ok(items.next().map_or(Next::None, Next::Item)),
-            Self::Disk { rest, .. } => rest.next(filter),
-        }
-    }
 }

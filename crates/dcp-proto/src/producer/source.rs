@@ -8,7 +8,7 @@ use dcp_wire::message::{DurabilityLevel, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno, Vbid};
 use thiserror::Error;
 
-use super::FailoverTable;
+use super::{CheckpointItems, FailoverTable};
 
 /// What an item of a vBucket's history is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +117,7 @@ pub enum MemoryRead {
         /// Highest seqno, up to the last of the items, of anything but a prepare or an abort.
         max_visible_seqno: Seqno,
         /// The items.
-        items: Vec<Arc<Item>>,
+        items: CheckpointItems,
     },
 }
 

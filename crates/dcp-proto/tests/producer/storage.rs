@@ -205,7 +205,7 @@ impl VBucketSource for &VBucket {
                     begins_checkpoint: after.0 < checkpoint.start,
                     is_historical: self.history_start.is_some(),
                     max_visible_seqno: self.max_visible(items.last().unwrap().seqno),
-                    items,
+                    items: items.into_iter().collect(),
                 };
             }
         }

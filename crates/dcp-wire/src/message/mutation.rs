@@ -76,9 +76,33 @@ impl<'a> Mutation<'a> {
         to.encode(Opcode::DCP_MUTATION, |frame| self.write(frame, out))
     }
 
+    /// Appends the packet to `out`, its key behind `prefix`: a collection id, as which the key of a
+    /// document in storage need not begin.
+    ///
+    /// # Errors
+    /// [`EncodeError`] if key or value do not fit a packet.
+    #[inline]
+    pub fn encode_with_key_prefix(
+        &self,
+        prefix: &[u8],
+        to: StreamAddress,
+        out: &mut impl BufMut,
+    ) -> Result<(), EncodeError> {
+        to.encode(Opcode::DCP_MUTATION, |frame| {
+            let extras = self.extras();
+            self.filled(frame).with_extras(&extras).encode_with_key_prefix(prefix, out)
+        })
+    }
+
     /// Appends the packet to `out`, in a frame whose header is filled in already.
     #[inline]
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
+        let extras = self.extras();
+        self.filled(frame).with_extras(&extras).encode(out)
+    }
+
+    #[inline]
+    fn extras(&self) -> [u8; EXTRAS_LEN] {
         let mut extras = [0; EXTRAS_LEN];
         let mut cursor = extras.as_mut_slice();
         cursor.put_u64(self.seqno.0);
@@ -88,12 +112,19 @@ impl<'a> Mutation<'a> {
         cursor.put_u32(self.lock_time);
         cursor.put_u16(0);
         cursor.put_u8(self.nru);
+        extras
+    }
+
+    /// `frame` with everything but the extras.
+    #[inline]
+    const fn filled<'f>(&self, frame: Frame<'f>) -> Frame<'f>
+    where
+        'a: 'f,
+    {
         frame
             .with_datatype(self.datatype)
             .with_cas(self.cas)
-            .with_extras(&extras)
             .with_key(self.key)
             .with_value(self.value)
-            .encode(out)
     }
 }
