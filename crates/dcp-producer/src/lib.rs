@@ -40,7 +40,7 @@ mod value;
 mod vbucket_state;
 
 pub use dcp_proto::producer::{
-    ConnectionConfig, OsoBackfill, Privilege, ServerVersion, VBucketState,
+    ConnectionConfig, OsoBackfill, Privilege, ServerVersion, StuckClients, VBucketState,
 };
 pub use dcp_wire::message::DurabilityLevel;
 pub use error::{DocumentError, Error};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use dcp_proto::producer::{CheckpointItems, Item, ItemKind, MemoryRead, Slots};
 use dcp_wire::Seqno;
+use dcp_wire::message::SystemEventId;
 
 /// Changes a checkpoint holds before the next one is opened.
 const MAX_CHECKPOINT_ITEMS: usize = 10_000;
@@ -137,7 +138,9 @@ impl CheckpointLog {
         if self.open.len >= MAX_CHECKPOINT_ITEMS || self.open.bytes >= MAX_CHECKPOINT_BYTES {
             self.close_open();
         }
-        if replaced.is_some_and(|replaced| self.must_keep(replaced, &item)) {
+        if replaced.is_some_and(|replaced| self.must_keep(replaced, &item))
+            || self.is_modified_again(&item)
+        {
             self.close_open();
         }
         if let Some(index) = replaced.and_then(|replaced| self.open.index(replaced)) {
@@ -148,6 +151,19 @@ impl CheckpointLog {
             self.open.push(None);
         }
         self.open.push(Some(item));
+    }
+
+    /// Whether `item` modifies a collection that the open checkpoint creates or modifies: each state
+    /// a collection was in is told in a snapshot of its own.
+    fn is_modified_again(&self, item: &Item) -> bool {
+        let is_modification = |item: &Item| {
+            matches!(item.kind, ItemKind::SystemEvent { id: SystemEventId::MODIFY_COLLECTION, .. })
+        };
+        let is_event_of_it = |other: &Arc<Item>| {
+            matches!(other.kind, ItemKind::SystemEvent { .. })
+                && other.collection_id == item.collection_id
+        };
+        is_modification(item) && self.open.above(Seqno::ZERO).any(is_event_of_it)
     }
 
     /// Whether the change at `replaced` has to stay although `item` replaces it: durable writes are

@@ -149,6 +149,11 @@ impl VBucketSource for VBucketGuard<'_> {
         self.state == VBucketState::Replica && self.high_seqno < self.initial_snapshot_end
     }
 
+    fn open_snapshot_end(&self) -> Option<Seqno> {
+        let end = self.snapshot.end;
+        (self.state == VBucketState::Replica && self.persisted_seqno < end).then_some(end)
+    }
+
     fn open_key_order_backfill(&self, collections: &[CollectionId]) -> Option<Backfill> {
         if self.settings.is_ephemeral {
             return None;

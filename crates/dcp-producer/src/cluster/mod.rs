@@ -176,7 +176,7 @@ impl Cluster {
 
     /// What new DCP connections are served with.
     pub(crate) fn dcp_config(&self) -> ConnectionConfig {
-        *self.dcp_config.read().unwrap_or_else(PoisonError::into_inner)
+        self.dcp_config.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Changes which privileges the user does not have.

@@ -1,8 +1,8 @@
 use bytes::{Bytes, BytesMut};
 use dcp_producer::{DocumentError, Producer, WriteOptions};
 use dcp_wire::message::{
-    OpenFlags, StreamEnd, StreamEndReason, StreamRequest, StreamRequestFlags, SystemEvent,
-    SystemEventId,
+    OpenFlags, SnapshotMarker, StreamEnd, StreamEndReason, StreamRequest, StreamRequestFlags,
+    SystemEvent, SystemEventId,
 };
 use dcp_wire::{
     CollectionId, Feature, Frame, Opaque, Opcode, ScopeId, Seqno, Status, Vbid, Vbuuid,
@@ -220,4 +220,23 @@ async fn a_collection_is_changed_and_flushed_by_events_in_the_form_asked_for() {
     assert_eq!(listed["flush_uid"], "3");
     assert!(producer.flush_collection("_default", "nope").is_err());
     assert!(producer.modify_collection("nope", "carts", None, false).is_err());
+}
+
+#[tokio::test]
+async fn ss_25_each_modification_of_a_collection_is_a_snapshot_of_its_own() {
+    let producer = start(|options| options.keeps_history = true).await;
+    producer.create_collection("_default", "carts", None).unwrap();
+    for ttl in [10, 20, 30] {
+        producer.modify_collection("_default", "carts", Some(ttl), true).unwrap();
+    }
+    let controls: [&[u8]; 2] = [b"flatbuffers_system_events", b"change_streams"];
+    let mut client = stream_with(&producer, 0, b"", &controls).await;
+    for seqno in 1..=4u64 {
+        let marker = client.receive().await;
+        let marker = SnapshotMarker::decode(&marker.frame()).unwrap();
+        let start = if seqno == 1 { 0 } else { seqno };
+        assert_eq!((marker.start_seqno, marker.end_seqno), (Seqno(start), Seqno(seqno)));
+        let event = client.receive().await;
+        assert_eq!(SystemEvent::decode(&event.frame()).unwrap().seqno, Seqno(seqno));
+    }
 }

@@ -1,7 +1,8 @@
 use bytes::Bytes;
 use dcp_producer::{Error, Producer, WriteOptions};
 use dcp_wire::message::{
-    OpenFlags, StreamEnd, StreamEndReason, StreamRequestFlags, rollback_seqno,
+    OpenFlags, SnapshotFlags, SnapshotMarker, StreamEnd, StreamEndReason, StreamRequestFlags,
+    rollback_seqno,
 };
 use dcp_wire::{Feature, Frame, Opcode, Seqno, Status, Vbid, Vbuuid};
 
@@ -109,6 +110,29 @@ async fn a_replica_has_what_its_lag_lets_through_and_can_be_streamed() {
     let mut third = reader(&producer, 2).await;
     let answer = third.request_stream(VB, Seqno::ZERO, Seqno::MAX, Vbuuid(0), only_active).await;
     assert_eq!(answer.status(), Status::NOT_MY_VBUCKET);
+}
+
+#[tokio::test]
+async fn ss_27_a_replica_tells_the_rest_of_a_snapshot_without_another_marker() {
+    let producer = cluster(2, 1).await;
+    write(&producer, "a", 2);
+    producer.persist();
+    producer.hold_persistence(VB, 1, true).unwrap();
+    let last = write(&producer, "b", 2);
+    let mut client = reader(&producer, 1).await;
+    let answer = client.request_stream(VB, Seqno::ZERO, Seqno::MAX, Vbuuid(0), NONE).await;
+    assert_eq!(answer.status(), Status::SUCCESS);
+    let marker = client.receive().await;
+    let marker = SnapshotMarker::decode(&marker.frame()).unwrap();
+    assert!(marker.flags.contains(SnapshotFlags::DISK));
+    assert_eq!((marker.start_seqno, marker.end_seqno), (Seqno::ZERO, last));
+    for seqno in 1..=last.0 {
+        let item = client.receive().await;
+        assert_eq!(item.opcode(), Opcode::DCP_MUTATION);
+        assert_eq!(item.frame().extras[..8], seqno.to_be_bytes());
+    }
+    write(&producer, "c", 1);
+    assert_eq!(client.receive().await.opcode(), Opcode::DCP_SNAPSHOT_MARKER);
 }
 
 #[tokio::test]

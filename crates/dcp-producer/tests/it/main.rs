@@ -1,6 +1,7 @@
 //! The embedded producer as clients see it: raw sockets and packets.
 
 mod authentication;
+mod auxiliary;
 mod cluster_map;
 mod collections;
 mod data_folder;

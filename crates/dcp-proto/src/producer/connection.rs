@@ -61,6 +61,8 @@ pub(super) struct Opened {
     noop: Noop,
     pub(super) streams: Streams,
     scratch: Scratch,
+    /// Since when there is more to send than the flow-control window lets through.
+    full_since: Option<Instant>,
     /// When backfills that make no progress were last looked for; `None` without streams.
     looked_for_slow_streams: Option<Instant>,
 }
@@ -248,6 +250,7 @@ impl Connection {
             noop: Noop::new(now),
             streams: Streams::default(),
             scratch: Scratch::default(),
+            full_since: None,
             looked_for_slow_streams: None,
         });
         Ok(())
@@ -281,6 +284,9 @@ impl Connection {
             return Transmit::default();
         };
         let before = out.len();
+        if opened.window.is_open() {
+            opened.full_since = None;
+        }
         opened.write_noop(now, out);
         opened.end_slow_streams(now, &self.config, source);
         let limit = before.saturating_add(budget);
@@ -297,6 +303,8 @@ impl Connection {
             let Opened { streams, window, scratch, .. } = &mut *opened;
             streams.take_turn(source, &mut Outlet::new(out, window, scratch, limit, now));
         }
+        let is_full = opened.streams.has_ready() && !opened.window.is_open();
+        opened.full_since = is_full.then(|| opened.full_since.unwrap_or(now));
         Transmit { written: out.len() - before, more }
     }
 
@@ -306,6 +314,9 @@ impl Connection {
         let opened = self.opened.as_ref()?;
         let looked = opened.looked_for_slow_streams;
         let slow = looked.and_then(|at| at.checked_add(self.config.backfill_idle_limit / 4));
+        let stuck = opened.stuck_since(&self.config);
+        let stuck = stuck.and_then(|(since, timeout)| since.checked_add(timeout));
+        let slow = [slow, stuck].into_iter().flatten().min();
         if !opened.settings.noop_enabled {
             return slow;
         }
@@ -317,8 +328,15 @@ impl Connection {
     /// [`poll_transmit`](Self::poll_transmit).
     ///
     /// # Errors
-    /// [`Disconnect::Idle`] if nothing was received for too long.
+    /// [`Disconnect::Idle`] if nothing was received for too long, [`Disconnect::Stuck`] if nothing
+    /// was acknowledged.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Disconnect> {
+        let stuck = self.opened.as_ref().and_then(|opened| opened.stuck_since(&self.config));
+        if let Some((since, timeout)) = stuck
+            && now.saturating_duration_since(since) >= timeout
+        {
+            return Err(Disconnect::Stuck(now.saturating_duration_since(since)));
+        }
         match &self.opened {
             Some(opened)
                 if opened.settings.noop_enabled
@@ -337,6 +355,14 @@ impl Connection {
 }
 
 impl Opened {
+    /// Since when the client lets changes wait by acknowledging nothing, and how long it may, if
+    /// it is one of those that are given up.
+    fn stuck_since(&self, config: &ConnectionConfig) -> Option<(Instant, core::time::Duration)> {
+        let stuck = config.stuck.as_ref().filter(|stuck| stuck.contains(&self.name))?;
+        let since = self.full_since.filter(|_| !self.window.is_open())?;
+        Some((since, stuck.timeout))
+    }
+
     /// Ends streams whose backfill has made no progress for too long while the disk is nearly full:
     /// what they hold open keeps it from being cleaned up.
     fn end_slow_streams<S: BucketSource>(

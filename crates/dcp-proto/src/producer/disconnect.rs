@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use dcp_wire::{Opcode, Status};
+use dcp_wire::{Opcode, Seqno, Status};
 use thiserror::Error;
 
 /// The connection must be closed, once what was written so far is sent.
@@ -29,6 +29,12 @@ pub enum Disconnect {
     /// The answer does not fit a packet; only a cluster map of 4 GiB could be so long.
     #[error("a response of {0} bytes does not fit a packet")]
     ResponseTooLong(usize),
+    /// The client leaves its flow-control window used up, and is one not to be waited for.
+    #[error("nothing acknowledged for {} s", .0.as_secs())]
+    Stuck(Duration),
+    /// The client acknowledges a change it was not sent.
+    #[error("seqno {0} was acknowledged before it was sent")]
+    AcknowledgedUnsent(Seqno),
     /// Nothing was received for too long although noops are on.
     #[error("nothing received for {} s", .0.as_secs())]
     Idle(Duration),

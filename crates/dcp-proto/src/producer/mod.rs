@@ -43,7 +43,7 @@ pub use connection::{Connection, Transmit};
 pub use disconnect::Disconnect;
 pub use explanation::Explanation;
 pub use failover_table::{FailoverTable, PrunedToZero};
-pub use settings::{ConnectionConfig, Features, OsoBackfill, ServerVersion};
+pub use settings::{ConnectionConfig, Features, OsoBackfill, ServerVersion, StuckClients};
 pub use source::{
     Backfill, BackfillFailed, BucketSource, Cursor, DiskShare, DurableSeqnos, Item, ItemKind,
     MemoryPressure, MemoryRead, Privilege, VBucketSource, VBucketState,

@@ -2,8 +2,9 @@
 
 use bytes::BytesMut;
 use dcp_wire::message::{
-    BufferAck, CloseStream, Control, Deletion, Expiration, Mutation, OsoSnapshot, SeqnoAdvanced,
-    SnapshotMarker, StreamAddress, StreamEnd, StreamRequest, SystemEvent, encode_failover_log,
+    BufferAck, CloseStream, Control, Deletion, Expiration, Mutation, OsoSnapshot, SeqnoAck,
+    SeqnoAdvanced, SnapshotMarker, StreamAddress, StreamEnd, StreamRequest, SystemEvent,
+    encode_failover_log,
 };
 use dcp_wire::{Datatype, DecodeError, Frame, Opcode, Status, StreamId};
 use tracing::debug;
@@ -44,7 +45,7 @@ impl<S: BucketSource> Handler<'_, S> {
             Opcode::DCP_GET_FAILOVER_LOG => self.answer(Self::failover_log),
             Opcode::DCP_CONTROL => self.answer(Self::control),
             Opcode::DCP_BUFFER_ACK => Ok(self.buffer_ack()),
-            Opcode::DCP_SEQNO_ACK => Ok(self.seqno_ack()),
+            Opcode::DCP_SEQNO_ACK => self.seqno_ack(),
             Opcode::DCP_FLUSH => Ok(Err(Refusal::Status(Status::NOT_SUPPORTED))),
             Opcode::DCP_CACHE_TRANSFER | Opcode::DCP_CACHE_TRANSFER_END => {
                 Ok(Err(Refusal::Status(Status::UNKNOWN_COMMAND)))
@@ -158,14 +159,19 @@ impl<S: BucketSource> Handler<'_, S> {
     }
 
     /// Replicas acknowledge prepares; whoever holds the bucket commits them, so nothing follows.
-    fn seqno_ack(&self) -> Result<(), Refusal> {
-        if self.request.extras.len() != 8 || !self.request.key.is_empty() {
-            return Err(Refusal::invalid("seqno acknowledgement"));
-        }
+    fn seqno_ack(&self) -> Outcome {
+        let acknowledged = match SeqnoAck::decode(self.request) {
+            Ok(ack) => ack.prepared_seqno,
+            Err(error) => return Ok(Err(error.into())),
+        };
         if self.opened.settings.sync_writes != SyncWrites::Replication {
-            return Err(Refusal::Status(Status::EINVAL));
+            return Ok(Err(Refusal::Status(Status::EINVAL)));
         }
-        Ok(())
+        let sent = self.opened.streams.last_sent(self.request.header.vbid());
+        if sent.is_some_and(|sent| acknowledged > sent) {
+            return Err(Disconnect::AcknowledgedUnsent(acknowledged));
+        }
+        Ok(Ok(()))
     }
 }
 

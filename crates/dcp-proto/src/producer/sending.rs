@@ -60,9 +60,11 @@ impl Stream {
             self.take_place(image.end_seqno, vbucket);
         }
         let natural_start = Seqno(self.last_read.0.saturating_add(1));
+        // Of a snapshot of which the disk has the beginning, the rest comes from memory.
+        let open_end = vbucket.open_snapshot_end().filter(|_| !self.disk_only);
         let history = vbucket.history_start().filter(|_| self.fields.history);
         self.phase = Phase::Sending(match history {
-            None => self.disk_snapshot(image, natural_start, false),
+            None => self.disk_snapshot(image, natural_start, false).ending_at(open_end),
             Some(start) if start <= natural_start => {
                 let image = vbucket.open_history(self.last_read);
                 self.disk_snapshot(image, natural_start, true)
@@ -131,6 +133,12 @@ impl Stream {
         else {
             return false;
         };
+        // What a replica had on disk began a snapshot, which this is the rest of.
+        let open_end = self.last_marker_end.filter(|&end| self.last_read < end);
+        let items = match open_end {
+            Some(end) => items.iter().filter(|item| item.seqno <= end).cloned().collect(),
+            None => items,
+        };
         let read_up_to = items.last().map_or(Seqno::ZERO, |item| item.seqno);
         if read_up_to <= self.last_read {
             return false;
@@ -140,7 +148,8 @@ impl Stream {
         }
         self.filter.view_mut().skips_deletions = false;
         self.at_checkpoint |= begins_checkpoint;
-        let (items, first, end) = self.filter_checkpoint(items, read_up_to);
+        let (items, first, mut end) = self.filter_checkpoint(items, read_up_to);
+        end = open_end.filter(|&open_end| open_end == read_up_to).or(end);
         let first = first.or(end).unwrap_or(read_up_to);
         let natural_start = match self.last_marker_end {
             Some(last_end) if begins_checkpoint && checkpoint_start > last_end => {
@@ -152,6 +161,7 @@ impl Stream {
             durable: DurableSeqnos { max_visible: max_visible_seqno, ..DurableSeqnos::default() },
             is_history: is_historical && self.fields.history,
             told: self.last_read,
+            marker_sent: open_end.is_some(),
             ..Sending::new(Items::Memory(items), natural_start, end, read_up_to)
         });
         true
@@ -319,7 +329,8 @@ impl Stream {
             return None;
         }
         if sending.marker_sent {
-            return sending.end.filter(|&end| sending.told < end);
+            let is_told = |end| end <= sending.told || sending.read_up_to < end;
+            return sending.end.filter(|&end| !is_told(end));
         }
         // A client that resumed inside a snapshot waits for its end.
         let is_waiting = self.last_marker_end.is_none() && self.start_seqno < self.snapshot.end;

@@ -65,7 +65,7 @@ impl Default for ServerVersion {
 }
 
 /// What the server side of a connection is configured with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionConfig {
     /// How long a connection with noops may be silent before it is closed.
     pub idle_timeout: Duration,
@@ -87,8 +87,28 @@ pub struct ConnectionConfig {
     pub backfill_idle_limit: Duration,
     /// From which percentage on the disk counts as nearly full.
     pub backfill_idle_disk_percent: u8,
+    /// Which clients are given up that acknowledge nothing; `None`, the default, gives up none.
+    pub stuck: Option<StuckClients>,
     /// Version of the server whose ways the connection has where versions differ.
     pub server_version: ServerVersion,
+}
+
+/// Clients whose connection is closed when they leave their flow-control window used up
+/// (`dcp_disconnect_when_stuck_name_regex`, `dcp_disconnect_when_stuck_timeout_seconds`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StuckClients {
+    /// What their names contain. Servers take a regular expression here.
+    pub name_contains: String,
+    /// How long the window may be used up while there is more to send.
+    pub timeout: Duration,
+}
+
+impl StuckClients {
+    /// Whether a connection of that name is meant.
+    pub(super) fn contains(&self, name: &[u8]) -> bool {
+        let wanted = self.name_contains.as_bytes();
+        wanted.is_empty() || name.windows(wanted.len()).any(|part| part == wanted)
+    }
 }
 
 /// When a backfill comes in the order of the keys (`dcp_oso_backfill`).
@@ -128,6 +148,7 @@ impl Default for ConnectionConfig {
             oso_max_collections: 1,
             backfill_idle_limit: Duration::from_secs(720),
             backfill_idle_disk_percent: 90,
+            stuck: None,
             server_version: ServerVersion::NEWEST,
         }
     }

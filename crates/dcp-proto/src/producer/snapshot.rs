@@ -77,6 +77,11 @@ impl Sending {
         }
     }
 
+    /// The same snapshot, announced as far as `end` if that lies behind its own.
+    pub(super) fn ending_at(self, end: Option<Seqno>) -> Self {
+        Self { end: self.end.max(end), ..self }
+    }
+
     /// Whether it comes from disk.
     pub(super) const fn is_from_disk(&self) -> bool {
         matches!(self.items, Items::Disk { .. })

@@ -285,6 +285,10 @@ pub trait VBucketSource {
     /// Whether this is a replica that is still receiving its first snapshot from disk.
     fn is_receiving_initial_snapshot(&self) -> bool;
 
+    /// End of the snapshot that a replica receives or received last; `None` if all of it is on disk,
+    /// and for an active copy.
+    fn open_snapshot_end(&self) -> Option<Seqno>;
+
     /// How much of the disk the documents of `collections` are, and everything together.
     fn disk_share(&self, collections: &[CollectionId]) -> (DiskShare, DiskShare);
 }

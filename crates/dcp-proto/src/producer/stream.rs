@@ -158,6 +158,14 @@ impl Stream {
         self.to.vbid
     }
 
+    /// Highest seqno it has sent, as far as everything it reads is sent.
+    pub(super) fn last_sent(&self) -> Seqno {
+        match &self.phase {
+            Phase::Sending(sending) => sending.told.max(self.last_read),
+            _ => self.last_read,
+        }
+    }
+
     /// Whether it still stands in the way of another stream with its stream id.
     pub(super) const fn is_live(&self) -> bool {
         !matches!(self.phase, Phase::Ending(_) | Phase::Ended)

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use dcp_wire::message::StreamEndReason;
-use dcp_wire::{Opaque, Opcode, StreamId, Vbid};
+use dcp_wire::{Opaque, Opcode, Seqno, StreamId, Vbid};
 use rustc_hash::FxHashMap;
 use slab::Slab;
 
@@ -68,6 +68,13 @@ impl Streams {
         self.of(vbid)
             .iter()
             .any(|&key| self.slots.get(key).is_some_and(|slot| slot.stream.is_live()))
+    }
+
+    /// Highest seqno that the live streams of the vBucket have sent; `None` without any.
+    pub(super) fn last_sent(&self, vbid: Vbid) -> Option<Seqno> {
+        let slots = self.of(vbid).iter().filter_map(|&key| self.slots.get(key));
+        let live = slots.map(|slot| &slot.stream).filter(|stream| stream.is_live());
+        live.map(Stream::last_sent).max()
     }
 
     /// Adds a stream, which gets its turn.

@@ -134,6 +134,14 @@ impl Client {
         assert_eq!(self.exchange(&packet), Ok(None), "an acknowledgement has no answer");
     }
 
+    /// Acknowledges what a replica has; nothing is answered.
+    pub(crate) fn seqno_ack(&mut self, seqno: Seqno) -> Result<(), Disconnect> {
+        let mut packet = BytesMut::new();
+        let extras = seqno.0.to_be_bytes();
+        Frame::request(Opcode::DCP_SEQNO_ACK).with_extras(&extras).encode(&mut packet).unwrap();
+        self.exchange(&packet).map(|answer| assert_eq!(answer, None))
+    }
+
     pub(crate) fn status(&mut self, packet: &[u8]) -> Status {
         self.exchange(packet).expect("no disconnect").expect("an answer").status
     }

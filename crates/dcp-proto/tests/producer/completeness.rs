@@ -14,6 +14,7 @@ fn every_row_is_tested_or_says_why_not() {
     let mut sources = Vec::new();
     texts(&crates.join("dcp-proto/tests"), &["rs", "json"], &mut sources);
     texts(&crates.join("dcp-proto/src/producer"), &["rs"], &mut sources);
+    texts(&crates.join("dcp-producer/src"), &["rs"], &mut sources);
     texts(&crates.join("dcp-wire/src"), &["rs"], &mut sources);
     texts(&crates.join("dcp-wire/tests"), &["rs"], &mut sources);
     texts(&crates.join("dcp-producer/tests"), &["rs"], &mut sources);

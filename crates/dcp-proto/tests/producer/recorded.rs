@@ -252,7 +252,7 @@ fn replay(name: &str, reference: &str, place: Place) -> (Vec<Seen>, Vec<Seen>) {
     for event in &scenario.events {
         let (connection, out) = connections
             .entry(event.conn)
-            .or_insert_with(|| (Connection::new(config), BytesMut::new()));
+            .or_insert_with(|| (Connection::new(config.clone()), BytesMut::new()));
         match &event.kind {
             EventKind::ClientPacket(packet) => {
                 let (frame, _) = Frame::parse(packet, MAX_BODY_LEN).unwrap().unwrap();

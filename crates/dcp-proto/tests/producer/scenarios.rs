@@ -7,7 +7,7 @@ rows!(out_of_order, "oso.json":
 
 rows!(snapshots, "snapshots.json":
     ss_01 ss_02 ss_03 ss_04 ss_05 ss_06 ss_07 ss_08 ss_09 ss_10 ss_11 ss_12 ss_13 ss_14 ss_15 ss_16
-    ss_18 ss_19 ss_20 ss_21 ss_22 ss_23 ss_24 ss_26);
+    ss_18 ss_19 ss_20 ss_21 ss_22 ss_23 ss_24 ss_25 ss_26 ss_27);
 
 rows!(stream_ends, "stream_end.json":
     se_02 se_03 se_04 se_05 se_06 se_07 se_08 se_10 se_11 se_14 se_15 se_16 se_17 se_18 se_20 se_21
@@ -16,4 +16,5 @@ rows!(stream_ends, "stream_end.json":
 rows!(takeovers, "takeover.json": fc_25);
 
 rows!(requests, "requests.json":
-    sr_20 sr_55 sr_56 sr_58 sr_59 op_10 op_20 fc_17 fc_18 fc_23 fc_24 fc_30 fc_31 fc_40 ct_28);
+    sr_20 sr_55 sr_56 sr_58 sr_59 op_10 op_20 fc_17 fc_18 fc_23 fc_24 fc_30 fc_31 fc_32 fc_33 fc_40 ct_28
+    cm_29);

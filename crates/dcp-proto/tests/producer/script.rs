@@ -12,7 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dcp_proto::producer::{
     Connection, ConnectionConfig, Disconnect, Features, Item, ItemKind, MemoryPressure,
-    OsoBackfill, VBucketState,
+    OsoBackfill, StuckClients, VBucketState,
 };
 use dcp_wire::message::{
     DurabilityLevel, OpenFlags, StreamEndReason, StreamRequest, StreamRequestFlags, SystemEventId,
@@ -178,6 +178,10 @@ impl<'a> Script<'a> {
         if let Some(count) = row["oso_max_collections"].as_u64() {
             config.oso_max_collections = count as usize;
         }
+        if let Some(name) = row["stuck"]["name"].as_str() {
+            let timeout = Duration::from_secs(number(&row["stuck"]["seconds"]));
+            config.stuck = Some(StuckClients { name_contains: name.to_owned(), timeout });
+        }
         client.connection = Connection::new(config);
         let node = &row["node"];
         client.bucket.node.hidden =
@@ -278,6 +282,28 @@ impl<'a> Script<'a> {
             "end streams" => {
                 client.connection.end_streams(Vbid(0), StreamEndReason(number(value) as u32));
             }
+            "snapshot arrives up to" => {
+                client.bucket.vb().open_snapshot_end = Some(number(value));
+            }
+            "timeout" => {
+                let timeout = client.connection.handle_timeout(client.now);
+                let is_stuck = matches!(timeout, Err(Disconnect::Stuck(_)));
+                assert_eq!(is_stuck, value == "disconnects", "{timeout:?}");
+            }
+            "timer in seconds" => {
+                let timer = client.connection.poll_timeout().expect("a timer");
+                assert_eq!(timer - client.now, Duration::from_secs(number(value)));
+            }
+            "seqno ack" => {
+                let acknowledged = client.seqno_ack(Seqno(number(&value["seqno"])));
+                let wanted = match value["disconnects"].as_bool() {
+                    Some(true) => {
+                        Err(Disconnect::AcknowledgedUnsent(Seqno(number(&value["seqno"]))))
+                    }
+                    _ => Ok(()),
+                };
+                assert_eq!(acknowledged, wanted);
+            }
             "seconds" => client.pass(Duration::from_secs(number(value))),
             "respond" => self.respond(value),
             "lose privileges" => {
@@ -360,6 +386,7 @@ fn vbucket(row: &Value) -> VBucket {
     vbucket.purge = number(&row["purge"]);
     vbucket.history_start = row["history_start"].as_u64();
     (vbucket.completed, vbucket.prepared) = (number(&row["completed"]), number(&row["prepared"]));
+    vbucket.open_snapshot_end = row["open_snapshot_end"].as_u64();
     vbucket.is_ephemeral = row["ephemeral"].as_bool() == Some(true);
     vbucket.state = state(&row["state"]);
     vbucket

@@ -39,6 +39,8 @@ pub(crate) struct VBucket {
     /// Set when the vBucket was handed over: it is dead, another life of it.
     pub(crate) is_retired: Cell<bool>,
     pub(crate) is_receiving_initial_snapshot: bool,
+    /// End of the snapshot a replica is receiving.
+    pub(crate) open_snapshot_end: Option<u64>,
     /// From where on the disk keeps every version.
     pub(crate) history_start: Option<u64>,
     pub(crate) completed: u64,
@@ -64,6 +66,7 @@ impl VBucket {
             is_ephemeral: false,
             is_retired: Cell::new(false),
             is_receiving_initial_snapshot: false,
+            open_snapshot_end: None,
             history_start: None,
             completed: 0,
             prepared: 0,
@@ -235,6 +238,10 @@ impl VBucketSource for &VBucket {
             purge_seqno: Seqno(self.purge),
             items: Box::new(rest.into_iter().take(good).chain(failure)),
         }
+    }
+
+    fn open_snapshot_end(&self) -> Option<Seqno> {
+        self.open_snapshot_end.map(Seqno)
     }
 
     fn open_key_order_backfill(&self, collections: &[CollectionId]) -> Option<Backfill> {
