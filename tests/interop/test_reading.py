@@ -199,6 +199,32 @@ def test_a_client_that_takes_any_order_is_sent_the_order_of_keys(gocbcore, open_
     assert_versions(history, rest, after=before, collection=small)
 
 
+def test_a_backfill_in_the_order_of_keys_that_is_cut_off_begins_anew(gocbcore, open_history):
+    history = open_history(gocbcore, vbuckets=1)
+    producer = history.producer
+    small = history.create_collection("inventory.small")
+    history.write(16, collection="inventory.small", size=3000)
+    history.write(1500)
+    producer.persist()
+    begins = {"opcode": "DCP_OSO_SNAPSHOT", "nth": 1}
+    producer.set_faults([{"condition": begins, "reaction": {"oso_cut": {"items": 3}}}])
+    run = gocbcore.start(producer, follow=True, out_of_order=True, filter=[small])
+    run.await_streaming()
+    history.write_to(0, 2, prefix="later", collection="inventory.small")
+    seen = run.finish(producer.high_seqnos())
+    assert producer.fault_counts() == [1]
+    assert [line["type"] for line in seen.of("out_of_order")] == [1, 1, 2]
+    changes = seen.changes(0)
+    kinds = [line["line"] for line in seen.lines if line["line"] in ("change", "out_of_order")]
+    again = kinds.index("out_of_order", 1)
+    # The event that began the collection is the first item.
+    assert 2 <= again - 1 <= 3
+    cut, whole = changes[: again - 1], changes[again - 1 :]
+    assert cut == whole[: len(cut)]
+    latest = [v.told_as("deletion") for v in history.latest(0) if v.collection == small]
+    assert newest_of(whole) == latest
+
+
 def test_changes_are_read_over_tls(client, open_history):
     history = open_history(client, nodes=2, tls=True)
     history.write(500)

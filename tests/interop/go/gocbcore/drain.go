@@ -289,7 +289,7 @@ func (d *drain) ended(stream *stream, err error) {
 
 // reopen opens a stream that was cut off as soon as there is a node that has it.
 func (d *drain) reopen(stream *stream) {
-	at := stream.position()
+	at := stream.whole()
 	var err error
 	for range 100 {
 		stream.moveTo(at)

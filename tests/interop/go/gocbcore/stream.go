@@ -27,8 +27,10 @@ type stream struct {
 	snapshot   gocbcore.DcpSnapshotMarker
 	inside     bool
 	outOfOrder bool
-	end        uint64
-	items      int
+	// Where it was before the backfill that is not in order, which counts only as a whole.
+	before Position
+	end    uint64
+	items  int
 	// How often it was opened.
 	opened   int
 	closing  bool
@@ -38,6 +40,16 @@ type stream struct {
 func (s *stream) position() Position {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+	return s.at
+}
+
+// whole is the position of the last item behind which nothing is missing.
+func (s *stream) whole() Position {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if s.outOfOrder {
+		return s.before
+	}
 	return s.at
 }
 
@@ -164,7 +176,9 @@ func (s *stream) OSOSnapshot(o gocbcore.DcpOSOSnapshot) {
 	s.checkOrigin(o.VbID, o.StreamID)
 	s.mutex.Lock()
 	s.outOfOrder = o.SnapshotType == 1
-	if !s.outOfOrder {
+	if s.outOfOrder {
+		s.before = s.at
+	} else {
 		// Complete now: the stream is where its highest item is.
 		s.at.SnapshotStart, s.at.SnapshotEnd = s.at.Seqno, s.at.Seqno
 	}
