@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-/// Packets of the network a seed may take: ten times as many as the longest of 10,000 seeds does.
-const MAX_STEPS: u64 = 400_000;
+/// Packets of the network a seed may take: a hundred times as many as most do.
+const MAX_STEPS: u64 = 200_000;
 
 /// Real time a seed may take, where one of them takes less than a second: for loops that send no
 /// packet and let no other task run, so that nothing inside of the run could end it.

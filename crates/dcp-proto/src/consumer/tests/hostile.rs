@@ -187,3 +187,46 @@ proptest! {
         while server.machine.poll_event().is_some() {}
     }
 }
+
+#[test]
+fn a_flood_of_empty_markers_moves_nothing_and_leaves_nothing_behind() {
+    let mut server = Harness::streaming(config());
+    server.marker(0, 5).mutation(5).play();
+    server.machine.take_positions();
+    server.machine.take_held();
+    for n in 0..10_000 {
+        server.marker(6, 6 + n % 50);
+    }
+    let walk = server.play();
+    assert_eq!((walk.rows, server.machine.has_moved()), (0, false));
+    assert_eq!(server.machine.take_held(), 10_000 * 44, "they count towards the window");
+    assert_eq!((server.sent(), server.events()), (vec![], vec![]));
+    server.marker(5, 6).mutation(6).play();
+    assert_eq!(server.seqnos(), [5, 6]);
+}
+
+#[test]
+fn a_server_that_rolls_back_again_and_again_comes_to_an_end() {
+    let mut server = Harness::streaming(config());
+    for end in 1..=100 {
+        server.marker(end * 10 - 9, end * 10).mutation(end * 10);
+    }
+    server.play();
+    server.sink.items.clear();
+    let mut request = server.reconnect(config());
+    let mut starts = Vec::new();
+    while request.start > 0 {
+        starts.push(request.start);
+        assert!(starts.len() < 50, "without end: {starts:?}");
+        // To where it is: the same request again would do for ever.
+        server.answer(Status::ROLLBACK, &request.start.to_be_bytes()).play();
+        request = server.requested();
+    }
+    assert!(starts.len() <= 9 && starts.is_sorted_by(|one, next| one > next), "{starts:?}");
+    assert_eq!(server.sink.items.len(), starts.len(), "each is told");
+    server.answer(Status::ROLLBACK, &0_u64.to_be_bytes()).play();
+    let events = server.events();
+    let last = events.last();
+    assert!(matches!(last, Some(crate::consumer::Event::StreamEnded { .. })), "{last:?}");
+    assert_eq!(server.sent(), [], "whoever opens it again waits before");
+}
