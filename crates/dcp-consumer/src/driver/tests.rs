@@ -1,5 +1,7 @@
 //! A connection's task against a server written here, over an in-memory pipe and a paused clock.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Context;
 use std::time::Duration;
 
 use dcp_proto::consumer::{ConnectionConfig, Delivery, RollbackPolicy, StreamFilter};
@@ -10,12 +12,17 @@ use dcp_wire::message::{
 };
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status, Vbuuid};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::time::timeout;
 
 use super::*;
 
 const WINDOW: u32 = 2000;
 /// Bytes of one mutation on the wire.
 const ROW: u64 = 55 + 3 + 42;
+/// Simulated time after which nothing comes any more.
+const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Seqno of a row that no batch can be made with.
+const UNFIT: u64 = 666;
 
 #[derive(Default)]
 struct Seqnos(Vec<u64>);
@@ -43,6 +50,10 @@ impl BatchSink for Seqnos {
     }
 
     fn take_batch(&mut self) -> Result<Vec<u64>, SinkError> {
+        if self.0.contains(&UNFIT) {
+            let (vbid, seqno, what) = (Vbid(0), Seqno(UNFIT), "unfit".to_owned());
+            return Err(SinkError::Unrepresentable { vbid, seqno, what });
+        }
         Ok(std::mem::take(&mut self.0))
     }
 }
@@ -58,9 +69,59 @@ struct Server {
     cancel: CancellationToken,
 }
 
+/// The task's end of the pipe, which takes nothing any more once that is said. Reading from it does
+/// not tell.
+struct Deaf {
+    io: DuplexStream,
+    is_deaf: Arc<AtomicBool>,
+}
+
+impl AsyncRead for Deaf {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Deaf {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.is_deaf.load(Ordering::Relaxed) {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
 impl Server {
     /// With vBucket 0 streaming.
     async fn start(policy: BatchPolicy) -> Self {
+        Self::start_over(policy, Delivery::default(), |io| io).await
+    }
+
+    /// The same, over another kind of pipe and with another delivery.
+    async fn start_over<IO>(
+        policy: BatchPolicy,
+        delivery: Delivery,
+        over: impl FnOnce(DuplexStream) -> IO,
+    ) -> Self
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let (io, far) = duplex(1 << 20);
         let queue = Arc::new(Queue::new());
         let (commands, receiver) = mpsc::unbounded_channel();
@@ -74,7 +135,7 @@ impl Server {
             filter: StreamFilter::All,
             purge_seqno: false,
             on_rollback: RollbackPolicy::Resume,
-            delivery: Delivery::default(),
+            delivery,
             max_body_len: MAX_BODY_LEN,
         };
         let driver = Driver {
@@ -90,7 +151,7 @@ impl Server {
             reports: sender,
             cancel: cancel.clone(),
         };
-        tokio::spawn(driver.run(far, BytesMut::new()));
+        tokio::spawn(driver.run(over(far), BytesMut::new()));
         let input = BytesMut::new();
         let mut server = Self { io, input, opaque: Opaque(0), queue, commands, reports, cancel };
         server.open(Vbid(0)).await;
@@ -119,7 +180,8 @@ impl Server {
                 self.input.advance(used);
                 return packet;
             }
-            assert_ne!(self.io.read_buf(&mut self.input).await.unwrap(), 0, "closed");
+            let read = timeout(WEEK, self.io.read_buf(&mut self.input)).await;
+            assert_ne!(read.expect("no packet comes").unwrap(), 0, "closed");
         }
     }
 
@@ -161,12 +223,21 @@ impl Server {
         self.io.write_all(&bytes).await.unwrap();
     }
 
+    /// The stream ends, to go on elsewhere.
+    async fn end(&mut self) {
+        let mut bytes = Vec::new();
+        let end = StreamEnd { reason: StreamEndReason::STATE_CHANGED };
+        end.encode(self.to(Vbid(0)), &mut bytes).unwrap();
+        self.io.write_all(&bytes).await.unwrap();
+    }
+
     async fn report(&mut self) -> Report {
-        self.reports.recv().await.unwrap().1
+        let report = timeout(WEEK, self.reports.recv()).await;
+        report.expect("no report comes").unwrap().1
     }
 
     async fn batch(&mut self) -> Queued<Vec<u64>> {
-        match self.queue.pop().await {
+        match timeout(WEEK, self.queue.pop()).await.expect("no batch comes") {
             Entry::Batch(batch) => batch,
             other => panic!("{other:?}"),
         }
@@ -316,6 +387,20 @@ async fn a_closed_socket_and_a_broken_protocol_are_told_apart() {
     assert_eq!(error.kind(), ErrorKind::Protocol);
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_written_ends_the_connection() {
+    let is_deaf = Arc::new(AtomicBool::new(false));
+    let deaf = |io| Deaf { io, is_deaf: Arc::clone(&is_deaf) };
+    let mut server = Server::start_over(patient(), Delivery::default(), deaf).await;
+    is_deaf.store(true, Ordering::Relaxed);
+    // Its bytes are acknowledged after a second.
+    server.marker().await;
+    let began = now();
+    let Report::Lost { error, .. } = server.report().await else { panic!("not lost") };
+    assert_eq!(error.kind(), ErrorKind::ConnectionLost);
+    assert_eq!(now() - began, Duration::from_secs(1), "and not when the silence was noticed");
+}
+
 /// The header of a mutation with a key and a body of these lengths, and nothing behind it.
 fn announced(key_len: u16, body_len: u32) -> Vec<u8> {
     let mut packet = Vec::new();
@@ -353,10 +438,7 @@ async fn a_stream_that_ends_is_reported_after_its_rows_are_delivered() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
     server.rows(1..=3).await;
-    let mut bytes = Vec::new();
-    let end = StreamEnd { reason: StreamEndReason::STATE_CHANGED };
-    end.encode(server.to(Vbid(0)), &mut bytes).unwrap();
-    server.io.write_all(&bytes).await.unwrap();
+    server.end().await;
     let Report::Ended { cause, resume, .. } = server.report().await else { panic!("not ended") };
     assert_eq!(cause, EndCause::Ended(StreamEndReason::STATE_CHANGED));
     assert_eq!(resume.position.seqno, Seqno(3));
@@ -365,21 +447,53 @@ async fn a_stream_that_ends_is_reported_after_its_rows_are_delivered() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_whose_rows_are_not_delivered_is_never_reported_as_ended() {
+    let mut server = Server::start(patient()).await;
+    server.marker().await;
+    server.rows([UNFIT]).await;
+    server.end().await;
+    let report = server.report().await;
+    assert!(matches!(report, Report::SinkFailed(_)), "{report:?}: another would go on behind them");
+}
+
+#[tokio::test(start_paused = true)]
 async fn how_far_vbuckets_have_come_is_reported_for_those_that_stream() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
     server.rows(1..=3).await;
     server.settle().await;
-    server.commands.send(Command::FetchHighSeqnos).unwrap();
-    let (opcode, opaque, extras) = server.receive().await;
-    assert_eq!((opcode, &extras[..]), (Opcode::GET_ALL_VB_SEQNOS, &[0, 0, 0, 1][..]));
-    let mut seqnos = Vec::new();
-    encode_vb_seqnos([(Vbid(0), Seqno(9)), (Vbid(1), Seqno(7))], &mut seqnos);
-    let answer = Frame::response(opcode, Status::SUCCESS).with_opaque(opaque);
-    server.send_frame(&answer.with_value(&seqnos)).await;
-    let Report::Progress(progress) = server.report().await else { panic!("no progress") };
     let (vbid, seqno, high_seqno) = (Vbid(0), Seqno(3), Seqno(9));
-    assert_eq!(progress, [Progress { vbid, seqno, high_seqno, is_held_up: false }]);
+    let progress = Progress { vbid, seqno, high_seqno, is_held_up: false };
+    assert_eq!(server.progress(9).await, [progress]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vbucket_whose_window_the_application_has_filled_does_not_lag() {
+    let rows = u64::from(WINDOW) / ROW;
+    let mut server = Server::start(impatient()).await;
+    server.marker().await;
+    server.rows(1..=rows).await;
+    let mut taken = Vec::new();
+    while taken.iter().map(|batch: &Queued<_>| batch.rows as u64).sum::<u64>() < rows {
+        taken.push(server.batch().await);
+    }
+    assert!(server.progress(1000).await[0].is_held_up, "it has taken all and done with none");
+    taken.into_iter().for_each(|batch| batch.credit.give_back());
+    server.settle().await;
+    assert!(!server.progress(1000).await[0].is_held_up, "now it is the server's turn");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vbucket_whose_window_is_full_of_what_waits_for_disks_lags() {
+    let delivery = Delivery { persisted_only: true, ..Delivery::default() };
+    let mut server = Server::start_over(impatient(), delivery, |io| io).await;
+    server.marker().await;
+    server.rows(1..=u64::from(WINDOW) / ROW).await;
+    server.settle().await;
+    assert!(matches!(server.report().await, Report::Waiting(Vbid(0), Some(_))));
+    let (vbid, seqno, high_seqno) = (Vbid(0), Seqno(0), Seqno(1000));
+    let lags = Progress { vbid, seqno, high_seqno, is_held_up: false };
+    assert_eq!(server.progress(1000).await, [lags], "there is nothing the application could take");
 }
 
 #[tokio::test(start_paused = true)]
@@ -391,10 +505,30 @@ async fn a_task_nobody_wants_any_more_ends() {
 }
 
 impl Server {
+    /// How far vBuckets are said to have come when the node says that vBucket 0 is at `high`.
+    async fn progress(&mut self, high: u64) -> Vec<Progress> {
+        self.commands.send(Command::FetchHighSeqnos).unwrap();
+        let (opcode, opaque, extras) = loop {
+            match self.receive().await {
+                (Opcode::DCP_BUFFER_ACK, ..) => {}
+                packet => break packet,
+            }
+        };
+        assert_eq!((opcode, &extras[..]), (Opcode::GET_ALL_VB_SEQNOS, &[0, 0, 0, 1][..]));
+        let mut seqnos = Vec::new();
+        encode_vb_seqnos([(Vbid(0), Seqno(high)), (Vbid(1), Seqno(7))], &mut seqnos);
+        let answer = Frame::response(opcode, Status::SUCCESS).with_opaque(opaque);
+        self.send_frame(&answer.with_value(&seqnos)).await;
+        match self.report().await {
+            Report::Progress(progress) => progress,
+            other => panic!("{other:?}"),
+        }
+    }
+
     async fn nothing_sent(&mut self) -> bool {
         self.settle().await;
         let read = self.io.read_buf(&mut self.input);
-        let bytes = tokio::time::timeout(Duration::from_millis(1), read).await;
+        let bytes = timeout(Duration::from_millis(1), read).await;
         bytes.is_err()
     }
 }

@@ -15,10 +15,14 @@ fn checkpoint(vbid: u16) -> Checkpoint {
 fn a_checkpoint_file_is_replaced_as_a_whole() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("positions.json");
-    for vbid in [3, 4] {
-        save_checkpoint(&checkpoint(vbid), &path).unwrap();
-        assert_eq!(load_checkpoint(&path).unwrap(), checkpoint(vbid));
-    }
+    save_checkpoint(&checkpoint(3), &path).unwrap();
+    // What has the old document open still has it, whole.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let old = elsewhere.path().join("old.json");
+    fs::hard_link(&path, &old).unwrap();
+    save_checkpoint(&checkpoint(4), &path).unwrap();
+    assert_eq!(load_checkpoint(&path).unwrap(), checkpoint(4));
+    assert_eq!(load_checkpoint(&old).unwrap(), checkpoint(3));
     let names: Vec<_> =
         fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names, ["positions.json"], "nothing else is left behind");

@@ -10,8 +10,8 @@ use dcp_wire::{Cas, Datatype};
 use crate::embedded::{connect, options, producer, read_all, row};
 use crate::rows::{Row, Rows};
 
-/// A document with a user's and a system's attribute, one without, one removed, one expired.
-fn write(producer: &Producer) {
+/// Writes a document with a user's and a system's attribute.
+fn write_attributed(producer: &Producer, key: &[u8]) {
     let mut value = Vec::new();
     let attributes = [("_sync", "{\"a\":1}"), ("user", "2")];
     let attributes =
@@ -20,7 +20,12 @@ fn write(producer: &Producer) {
     value.extend_from_slice(b"{\"n\":1}");
     let mut with = WriteOptions::default();
     with.datatype = Some(Datatype::JSON.with(Datatype::XATTR));
-    producer.upsert(b"attributed", value.into(), with).unwrap();
+    producer.upsert(key, value.into(), with).unwrap();
+}
+
+/// A document with attributes, one without, one removed, one expired.
+fn write(producer: &Producer) {
+    write_attributed(producer, b"attributed");
     let plain = WriteOptions::default;
     for key in [&b"plain"[..], b"removed", b"expired"] {
         producer.upsert(key, Bytes::from_static(b"{\"n\":2}"), plain()).unwrap();
@@ -87,4 +92,17 @@ async fn attributes_come_only_when_asked_for() {
     let row = by_key(&only, "attributed");
     let (_, body) = xattr::split(&row.value).unwrap();
     assert_eq!((body, row.datatype.contains(Datatype::XATTR)), (&b""[..], true));
+}
+
+#[tokio::test]
+async fn an_expiration_keeps_its_attributes() {
+    let producer = producer(1, 1).await;
+    write_attributed(&producer, b"session");
+    producer.expire(b"session", WriteOptions::default()).unwrap();
+    let rows = read(&producer, Content { values: true, xattrs: true }).await;
+    let row = by_key(&rows, "session");
+    assert_eq!((row.op, row.datatype.contains(Datatype::XATTR)), (Op::Expiration, true));
+    let (section, body) = xattr::split(&row.value).unwrap();
+    let names: Vec<_> = section.map(|pair| pair.unwrap().name.to_vec()).collect();
+    assert_eq!((names, body), (vec![b"_sync".to_vec()], &b""[..]), "those of systems");
 }

@@ -208,3 +208,15 @@ async fn a_clamped_stream_takes_nothing_a_server_sends_past_its_end() {
     assert_eq!(position.seqno, Seqno(10));
     assert_eq!(producer.fault_counts(), [1]);
 }
+
+#[tokio::test]
+async fn a_node_that_does_not_tell_its_seqnos_is_asked_again() {
+    let producer = cluster(2, 8, 0).await;
+    write(&producer, 0..100);
+    let client = connect(&producer).await;
+    let rules = r#"[{"condition": {"opcode": "GET_ALL_VB_SEQNOS", "node": 1, "nth": 1},
+                     "reaction": {"answer": {"status": "ETMPFAIL"}}}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    assert_eq!(client.high_seqnos().await.unwrap(), producer.high_seqnos(), "of every vBucket");
+    assert_eq!(producer.fault_counts(), [1]);
+}

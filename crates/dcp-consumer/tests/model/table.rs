@@ -167,6 +167,13 @@ impl Table {
                     "{vbid}: {last} in epoch {at}, position {seqno} in {epoch_at}"
                 ));
             }
+            // What is gone on with must know the branch of what there is.
+            if let Some((_, Item::Change(row))) = log.items.last()
+                && let Some(branches) = position.and_then(|at| at.failover_log.as_ref())
+                && branches.branch_of(row.seqno).vbuuid.0 != row.vbuuid
+            {
+                return Err(format!("{vbid}: the position names another branch than {row:?}"));
+            }
         }
         Ok(())
     }

@@ -122,7 +122,7 @@ fn rule_05_the_position_waits_for_the_end_of_an_out_of_order_snapshot() {
 #[test]
 fn rule_05_after_an_out_of_order_snapshot_the_highest_seqno_counts() {
     let mut server = Harness::streaming(config());
-    server.oso(OsoSnapshot::Start).mutations([9, 3, 17]).oso(OsoSnapshot::End).play();
+    server.oso(OsoSnapshot::Start).mutations([9, 17, 3]).oso(OsoSnapshot::End).play();
     let position = server.moved().unwrap();
     assert_eq!((position.seqno, position.snapshot), (Seqno(17), snapshot(17, 17)));
     server.marker(17, 18).mutation(18).play();

@@ -299,8 +299,11 @@ fn a_pushed_configuration_counts_if_it_is_newer() {
             .unwrap();
         bytes
     };
+    let mut after_a_broken_one = push(b"default", b"{broken");
+    after_a_broken_one.extend_from_slice(&push(b"default", newer.as_bytes()));
     for (pushed, rev) in [
         (push(b"default", newer.as_bytes()), 4),
+        (after_a_broken_one, 4),
         (push(b"other", newer.as_bytes()), 3),
         (push(b"default", b"{broken"), 3),
         (push(b"default", b""), 3),
