@@ -4,12 +4,23 @@
 others that their users met. A test is named by its file, from `crates/` or from here, and its name.
 """
 
+import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 LIST = json.loads((ROOT / "tests" / "defects.json").read_text())
+SPEC = importlib.util.spec_from_file_location(
+    "put_in_defects", ROOT / "scripts" / "put_in_defects.py"
+)
+# A dataclass looks its module up.
+put_in_defects = sys.modules[SPEC.name] = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(put_in_defects)
+MUTATIONS = put_in_defects.mutations(LIST)
 
 
 def exists(test):
@@ -36,3 +47,43 @@ def test_a_test_that_is_not_there_is_noticed():
     assert not exists("dcp-proto/src/consumer/tests/rules.rs: rule_99")
     assert not exists("dcp-proto/src/consumer/tests/rules.rs: inside_the_third_snapshot"), "no test"
     assert not exists("tests/python/no_such_file.py: anything")
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.row)
+def test_a_defect_can_still_be_put_in(mutation):
+    texts = {edit.file: (ROOT / edit.file).read_text() for edit in mutation.edits}
+    for edit in mutation.edits:
+        texts[edit.file] = edit.applied(texts[edit.file])
+
+
+def test_every_test_named_fails_with_some_form_of_its_defect():
+    for name, row in put_in_defects.rows(LIST):
+        found = {test for each in MUTATIONS if each.row == name for test in each.tests}
+        assert found == set(row.get("tests", [])), name
+
+
+@pytest.mark.parametrize("text", ["one two", "one one one two", "two"])
+def test_a_text_that_is_not_there_once_is_an_error(text, tmp_path):
+    (tmp_path / "file").write_text(text)
+    edits = [put_in_defects.Edit("file", "two", "three"), put_in_defects.Edit("file", "one", "0")]
+    if text == "one two":
+        with put_in_defects.put_in(tmp_path, edits):
+            assert (tmp_path / "file").read_text() == "0 three"
+    else:
+        with (
+            pytest.raises(put_in_defects.DefectError, match="instead of once"),
+            put_in_defects.put_in(tmp_path, edits),
+        ):
+            pytest.fail("it was put in")
+    assert (tmp_path / "file").read_text() == text, "undone"
+
+
+def test_a_test_is_run_where_it_lies():
+    places = {
+        "dcp-proto/src/consumer/tests/rules.rs: a": ("-p", "dcp-proto", "--lib"),
+        "dcp-consumer/tests/model/main.rs: b": ("-p", "dcp-consumer", "--test", "model"),
+        "dcp-arrow/tests/it/values.rs: c": ("-p", "dcp-arrow", "--test", "it"),
+        "tests/python/test_rows.py: d": ("pytest", "tests/python/test_rows.py"),
+    }
+    for test, place in places.items():
+        assert put_in_defects.place_of(test) == place

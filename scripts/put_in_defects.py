@@ -1,0 +1,323 @@
+"""Puts known defects into a copy of the checkout, one at a time, and runs the tests named for each.
+
+Usage: scripts/put_in_defects.py [--only ROW,...] [--unchecked] [--list] [--folder FOLDER]
+
+`tests/defects.json` says of each defect how to put it in: a file, a text that occurs in it exactly
+once, what to write in its place, and which tests fail then. A test that passes all the same does
+not notice its defect, and one that does not compile has noticed nothing: both fail the run, whose
+exit code is then 1. Before that the tests are run without any defect, when all must pass.
+
+The copy is kept in `.state/defects` (or FOLDER) with a build of its own, so that the next run
+compiles only what has changed. Rows are called by number, `12`, or by place among the others, `o3`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Longest time for the tests of one place, in seconds: a test that hangs has not noticed anything.
+PATIENCE = 900
+
+EXTENSION = "python/dcp_rs/_dcp_rs.abi3.so"
+
+
+class DefectError(Exception):
+    """A defect cannot be put in, or its tests cannot be run."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A text in a file, and what to write in its place."""
+
+    file: str
+    find: str
+    replace: str
+
+    def applied(self, text: str) -> str:
+        """Gives the file's text with the defect in it."""
+        if text.count(self.find) != 1:
+            count = text.count(self.find)
+            raise DefectError(f"{self.file}: {count} times instead of once: {self.find!r}")
+        if self.find == self.replace:
+            raise DefectError(f"{self.file}: nothing is changed: {self.find!r}")
+        return text.replace(self.find, self.replace)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One way to put in a defect, and the tests that fail with it."""
+
+    row: str
+    defect: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]
+
+
+def rows(defects: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Gives every row with what it is called by."""
+    yield from defects["numbered"].items()
+    for place, row in enumerate(defects["others"], 1):
+        yield f"o{place}", row
+
+
+def mutations(defects: dict[str, Any]) -> list[Mutation]:
+    """Reads the list; a mutation that names no tests is found by all of its row."""
+    found = []
+    for name, row in rows(defects):
+        for each in row.get("mutations", []):
+            edits = [Edit(one["file"], one["find"], one["replace"]) for one in edits_of(each)]
+            tests = tuple(each.get("tests", row.get("tests", [])))
+            found.append(Mutation(name, row["defect"], tuple(edits), tests))
+    return found
+
+
+def edits_of(mutation: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Gives the edits of a mutation: mostly one, which is the mutation itself."""
+    yield mutation
+    yield from mutation.get("also", [])
+
+
+@contextlib.contextmanager
+def put_in(folder: Path, edits: Iterable[Edit]) -> Iterator[None]:
+    """Makes the edits in a folder, and undoes them."""
+    originals: dict[Path, str] = {}
+    try:
+        for edit in edits:
+            path = folder / edit.file
+            text = path.read_text()
+            changed = edit.applied(text)
+            originals.setdefault(path, text)
+            path.write_text(changed)
+        yield
+    finally:
+        for path, text in originals.items():
+            path.write_text(text)
+
+
+def copy_checkout(folder: Path) -> None:
+    """Brings a copy of the checkout up to date; what is the same is not written again."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\0")
+    wanted = {name for name in listed if name and (ROOT / name).is_file()}
+    for name in wanted:
+        source, target = ROOT / name, folder / name
+        if target.is_file() and target.read_bytes() == source.read_bytes():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+    for path in (folder / "crates").rglob("*.rs"):
+        if str(path.relative_to(folder)) not in wanted:
+            path.unlink()
+
+
+def place_of(test: str) -> tuple[str, ...]:
+    """Gives where a test is run: the arguments for cargo, or pytest and the file."""
+    path, _, _ = test.partition(": ")
+    if path.endswith(".py"):
+        return ("pytest", path)
+    crate, kind, *rest = Path(path).parts
+    if kind == "src":
+        return ("-p", crate, "--lib")
+    return ("-p", crate, "--test", Path(rest[0]).stem)
+
+
+@dataclass
+class Bench:
+    """The copy, and how things are run in it."""
+
+    folder: Path
+    target: Path
+    # What is in the extension module that lies in the copy; `None` if nothing is known.
+    built_with: tuple[Edit, ...] | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Gives the environment of every program: a build of its own, without debug detail."""
+        more = {
+            "CARGO_TARGET_DIR": str(self.target),
+            "CARGO_PROFILE_DEV_DEBUG": "0",
+            "CARGO_PROFILE_DEV_INCREMENTAL": "true",
+            "PYTHONPATH": str(self.folder / "python"),
+        }
+        return dict(os.environ) | more
+
+    def run(self, command: list[str], *, patience: float = PATIENCE) -> tuple[int | None, str]:
+        """Runs a program; without a code if it takes too long."""
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            out, _ = process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            # With what it has started: a test's own program outlives it otherwise.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            out, _ = process.communicate()
+            return None, out
+        return process.returncode, out
+
+    def outcomes(self, tests: Iterable[str]) -> dict[str, str]:
+        """Runs tests; gives `passed`, `failed` or what else became of each."""
+        by_place = defaultdict(list)
+        for test in tests:
+            by_place[place_of(test)].append(test)
+        found: dict[str, str] = {}
+        for place, here in by_place.items():
+            run = self._pytest if place[0] == "pytest" else self._cargo_test
+            found |= run(place, here)
+        return found
+
+    def _cargo_test(self, place: tuple[str, ...], tests: list[str]) -> dict[str, str]:
+        code, out = self.run(["cargo", "test", "--locked", "--quiet", "--no-run", *place])
+        if code != 0:
+            raise DefectError("does not compile:\n" + out[-3000:])
+        names = {test: test.split(": ")[1] for test in tests}
+        # Not quiet: one line for each test.
+        code, out = self.run(["cargo", "test", "--locked", *place, "--", *sorted(names.values())])
+        if code is None:
+            return dict.fromkeys(tests, "hung")
+        told = {
+            # Without the modules it lies in.
+            name.rsplit("::", 1)[-1]: "passed" if outcome == "ok" else "failed"
+            for name, outcome in re.findall(
+                r"^test ([\w:]+)(?: - should panic)? \.\.\. (ok|FAILED)$",
+                out,
+                re.MULTILINE,
+            )
+        }
+        # A process that was ended has said nothing of the test it was in.
+        ended = "failed" if code not in (0, 101) else "not run"
+        return {test: told.get(name, ended) for test, name in names.items()}
+
+    def _pytest(self, place: tuple[str, ...], tests: list[str]) -> dict[str, str]:
+        found = {}
+        for test in tests:
+            name = test.split(": ")[1]
+            # The extension warns that it was built without optimizations.
+            command = [sys.executable, "-W", "ignore", "-m", "pytest", "-W", "ignore", "-x", "-q"]
+            command += ["-p", "no:cacheprovider"]
+            code, out = self.run([*command, place[1], "-k", f"test_{name}"])
+            known = {0: "passed", 1: "failed", None: "hung"}
+            found[test] = known.get(code, "not run: " + out[-2000:])
+        return found
+
+    def build_extension(self, edits: tuple[Edit, ...] = ()) -> None:
+        """Builds the extension module for the Python tests, unless it is as the edits make it."""
+        edits = tuple(edit for edit in edits if edit.file.startswith("crates/"))
+        if self.built_with == edits:
+            return
+        self.built_with = None
+        code, out = self.run(["cargo", "build", "--locked", "--quiet", "-p", "dcp-python", "--lib"])
+        if code != 0:
+            raise DefectError("does not compile:\n" + out[-3000:])
+        shutil.copy(self.target / "debug" / "lib_dcp_rs.so", self.folder / EXTENSION)
+        self.built_with = edits
+
+    def try_out(self, mutation: Mutation) -> dict[str, str]:
+        """Puts a defect in and runs its tests."""
+        with put_in(self.folder, mutation.edits):
+            if any(place_of(test)[0] == "pytest" for test in mutation.tests):
+                self.build_extension(mutation.edits)
+            return self.outcomes(mutation.tests)
+
+
+def check_sound(bench: Bench, tests: list[str]) -> None:
+    """Runs all tests without a defect."""
+    if any(place_of(test)[0] == "pytest" for test in tests):
+        bench.build_extension()
+    outcomes = bench.outcomes(tests)
+    wrong = [f"{test}: {outcome}" for test, outcome in outcomes.items() if outcome != "passed"]
+    if wrong:
+        raise DefectError("without a defect:\n  " + "\n  ".join(wrong))
+
+
+def order(mutation: Mutation) -> tuple[object, ...]:
+    """Sorts so that as little as possible is compiled again."""
+    return (sorted({place_of(test) for test in mutation.tests}), mutation.edits[0].file)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs what was asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", help="rows, as in 3,17,o2 (all)")
+    parser.add_argument("--list", action="store_true", help="list the defects and run nothing")
+    parser.add_argument(
+        "--unchecked", action="store_true", help="do not run the tests without a defect first"
+    )
+    parser.add_argument("--folder", type=Path, default=ROOT / ".state" / "defects")
+    options = parser.parse_args(arguments)
+    chosen = mutations(json.loads((ROOT / "tests" / "defects.json").read_text()))
+    if options.only:
+        wanted = set(options.only.split(","))
+        if unknown := wanted - {each.row for each in chosen}:
+            parser.error(f"no such row: {', '.join(sorted(unknown))}")
+        chosen = [each for each in chosen if each.row in wanted]
+    if options.list:
+        for each in chosen:
+            print(f"{each.row:>4}  {each.edits[0].file}: {each.defect}")
+        return 0
+    folder = options.folder.resolve()
+    bench = Bench(folder / "checkout", folder / "target")
+    copy_checkout(bench.folder)
+    begin = time.monotonic()
+    tests = list(dict.fromkeys(test for each in chosen for test in each.tests))
+    print(f"{len(chosen)} defects, {len(tests)} tests", flush=True)
+    if not options.unchecked:
+        check_sound(bench, tests)
+        print(f"[{time.monotonic() - begin:.0f} s] all pass without a defect", flush=True)
+    lines, unfound = [], 0
+    for count, each in enumerate(sorted(chosen, key=order), 1):
+        try:
+            outcomes = bench.try_out(each)
+            missed = [test for test, outcome in outcomes.items() if outcome != "failed"]
+            verdict = "found" if not missed else f"NOT FOUND by {', '.join(missed)}: {outcomes}"
+        except DefectError as error:
+            missed, verdict = ["all"], str(error)
+        unfound += bool(missed)
+        line = f"{each.row:>4}  {each.edits[0].file}: {verdict} ({len(each.tests)} tests)"
+        lines.append((each.row, line))
+        passed = time.monotonic() - begin
+        print(f"[{count}/{len(chosen)}, {passed:.0f} s] {line}", flush=True)
+    print("\n" + "\n".join(line for _, line in sorted(lines, key=lambda one: _place(one[0]))))
+    print(f"{len(chosen) - unfound} of {len(chosen)} defects found by every test named for them")
+    return 1 if unfound else 0
+
+
+def _place(row: str) -> tuple[bool, int]:
+    return row.startswith("o"), int(row.removeprefix("o"))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except DefectError as error:
+        sys.exit(str(error))
