@@ -120,6 +120,7 @@ long: .java .installed-test ## Run properties, model, kills and cycles with many
 	@PROPTEST_CASES=50000 DCP_MODEL_SEEDS=10000 $(CARGO) test --workspace --release --locked
 	@DCP_KILLS=200 DCP_CYCLES=1000 $(PY) -m pytest --timeout 3600 tests/python/test_kills.py tests/python/test_scale.py
 	@$(PY) scripts/put_in_defects.py
+	@$(PY) tests/spark/versions.py $(WHEELS)/*.whl
 
 ##@ The rest
 

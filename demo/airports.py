@@ -5,7 +5,9 @@
    some and gives some an expiry.
 3. Spark reads every change, in tasks that run the Rust engine, and writes Parquet.
 4. The latest change of every key is compared with what the SDK reads back: every document.
-5. The same stream is read once more in plain Python, through the Arrow C stream.
+5. A streaming query reads the changes again, in micro-batches into Parquet; the SDK changes some
+   documents, and the query, started again, goes on from its checkpoint. Then its table is compared.
+6. The same stream is read once more in plain Python, through the Arrow C stream.
 
 Usage: demo/airports.py [--documents N] [--parquet FOLDER] [--alter-one]
 
@@ -37,6 +39,7 @@ from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
 from couchbase.exceptions import DocumentNotFoundException
 from couchbase.options import ClusterOptions, GetMultiOptions, UpsertMultiOptions
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark programs give it
 from tqdm import tqdm
@@ -45,7 +48,7 @@ import dcp_rs
 import dcp_rs.spark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from couchbase.collection import Collection
     from pyspark.sql import DataFrame
@@ -55,6 +58,8 @@ USERNAME = "demo"
 # Documents per request to the SDK, which pipelines them.
 CHUNK = 1000
 FAR_AWAY = timedelta(days=365)
+# Most changes of a micro-batch.
+LIMIT = 10_000
 
 
 @dataclass
@@ -147,6 +152,18 @@ def _must(result: Any) -> None:
         raise RuntimeError(f"the SDK could not write: {next(iter(result.exceptions.values()))}")
 
 
+def change(collection: Collection, keys: list[str]) -> int:
+    """Replaces some documents and removes others; gives how many."""
+    replaced = {key: {"closed": True} for key in keys[::40]}
+    for chunk in chunked(replaced.items()):
+        _must(collection.upsert_multi(dict(chunk)))
+    # Apart from those removed before, and from those replaced.
+    removed = [key for key in keys[17::100] if key not in replaced]
+    for chunk in chunked(removed):
+        _must(collection.remove_multi(chunk))
+    return len(replaced) + len(removed)
+
+
 # ----- 3: Spark -----
 
 
@@ -199,6 +216,33 @@ def _task_progress(spark: SparkSession, total: int) -> Iterator[None]:
         finally:
             done.set()
             watcher.join()
+
+
+def run_query(
+    spark: SparkSession, options: dict[str, object], folder: str, attempts: int = 5
+) -> list[int]:
+    """Lets a streaming query read what there is, from its checkpoint on; gives its batch sizes."""
+    changes = (
+        spark.readStream.format("couchbase.dcp")
+        .options(**{name: str(value) for name, value in options.items()})
+        .option("maxRowsPerTrigger", LIMIT)
+        .load()
+    )
+    query = (
+        changes.writeStream.format("parquet")
+        .option("path", f"{folder}/rows")
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        # Spark gives its Python processes ten seconds to start, however busy the machine is.
+        if attempts == 1 or "failed to connect back" not in str(error):
+            raise
+        return run_query(spark, options, folder, attempts - 1)
+    return [progress["numInputRows"] for progress in query.recentProgress]
 
 
 def latest_per_key(changes: DataFrame) -> DataFrame:
@@ -279,11 +323,20 @@ def print_table(changes: DataFrame, tasks: int, seconds: float) -> None:
     print(f"   rows/s: {rows / seconds:,.0f}  ({rows:,} rows, {tasks} tasks, Parquet included)")
 
 
+def told(comparison: Comparison) -> str:
+    """Says what a comparison found."""
+    differences = [f"   DIFFERENT  {difference}\n" for difference in comparison.differences[:20]]
+    return "".join(differences) + (
+        f"   {comparison.documents:,} documents equal, {comparison.absent:,} removed on "
+        f"both sides, {len(comparison.differences):,} different"
+    )
+
+
 # ----- all of it -----
 
 
 def run(arguments: argparse.Namespace, folder: str) -> int:
-    """Runs the five steps; returns the exit code."""
+    """Runs the six steps; returns the exit code."""
     password = secrets.token_urlsafe(12)
     with step(1, "an embedded cluster: 2 nodes, 64 vBuckets, SCRAM"):
         producer = dcp_rs.Producer(
@@ -315,19 +368,47 @@ def run(arguments: argparse.Namespace, folder: str) -> int:
             producer.upsert(loaded.keys[0].encode(), b'{"altered": true}')
         with step(4, "the latest change per key against what the SDK reads"):
             comparison = compare(changes, collection, loaded.keys)
-            for difference in comparison.differences[:20]:
-                print(f"   DIFFERENT  {difference}")
-            print(
-                f"   {comparison.documents:,} documents equal, {comparison.absent:,} removed on "
-                f"both sides, {len(comparison.differences):,} different"
-            )
+            print(told(comparison))
             print_table(changes, tasks, seconds)
 
-        with step(5, "the same stream in plain Python, through the Arrow C stream"):
+        with step(5, f"a streaming query: micro-batches of at most {LIMIT:,} changes"):
+            streams = f"{folder}-stream"
+            everything = collection, loaded.keys
+            streamed = stream(spark, options, streams, producer.persist, everything)
+            print(told(streamed))
+
+        with step(6, "the same stream in plain Python, through the Arrow C stream"):
             plain_python(producer.connection_string, password)
         spark.stop()
-    complete = comparison.documents + comparison.absent == len(loaded.keys)
-    return 0 if complete and not comparison.differences else 1
+    return 0 if all(is_equal(each, loaded.keys) for each in (comparison, streamed)) else 1
+
+
+def is_equal(comparison: Comparison, keys: list[str]) -> bool:
+    """Whether every key was compared and none differs."""
+    complete = comparison.documents + comparison.absent == len(keys)
+    return complete and not comparison.differences
+
+
+def stream(
+    spark: SparkSession,
+    options: dict[str, object],
+    folder: str,
+    persist: Callable[[], None],
+    loaded: tuple[Collection, list[str]],
+) -> Comparison:
+    """Reads with a query that does not run while documents change, and compares."""
+    try:
+        for is_restart in (False, True):
+            if is_restart:
+                written = change(*loaded)
+                print(f"   {written:,} documents replaced or removed while no query runs")
+            # A query takes only what is on the disks of all copies.
+            persist()
+            sizes = run_query(spark, options, folder)
+            print(f"   {len(sizes)} micro-batches of {', '.join(f'{rows:,}' for rows in sizes)}")
+        return compare(spark.read.parquet(f"{folder}/rows"), *loaded)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def plain_python(connection_string: str, password: str) -> None:

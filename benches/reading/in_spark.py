@@ -1,19 +1,26 @@
-"""Reads a bucket in Spark, beside a source that only repeats one batch of the same shape.
+"""Reads a bucket in Spark, beside sources that only repeat one batch of the same shape.
 
-`make bench-reading` runs it. `local[2]`, warm, the sink keeps nothing. The cached source is what
-Spark itself allows: Python workers that hand the JVM a batch they have. Source and producer are on
-the same cores, since Spark wants both.
+`make bench-reading` runs it. `local[2]`, warm, the sink keeps nothing. The cached sources are what
+Spark itself allows: Python workers that hand the JVM a batch they have, once through mapInArrow and
+once through a data source. Beside them as many bytes go from a plain sender to a plain drain as a
+producer sends, so that all have such a load on the same two cores. `in_batches` measures what a
+micro-batch costs at least.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import statistics
+import subprocess
 import sys
 import time
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cached_source
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 TASKS = 4
+HERE = Path(__file__).resolve().parent
 
 
 def first_batch(job: dict[str, Any]) -> pa.RecordBatch:
@@ -48,6 +56,26 @@ def cached(batch: pa.RecordBatch, rows: int) -> Callable[[Iterator[Any]], Iterat
     return task
 
 
+@contextmanager
+def plain_load(size: int) -> Iterator[None]:
+    """Sends so many bytes from one process to another meanwhile, and waits for the last one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        drain = subprocess.Popen([sys.executable, str(HERE / "plain.py"), "drain", str(port)])
+        connection, _ = server.accept()
+        with connection:
+            command = [sys.executable, str(HERE / "plain.py"), "send", str(connection.fileno())]
+            sender = subprocess.Popen(
+                [*command, str(size)], pass_fds=[connection.fileno()], stdin=subprocess.PIPE
+            )
+    # Both wait until they have started.
+    sender.stdin.write(b"go\n")
+    sender.stdin.flush()
+    yield
+    if sender.wait() or drain.wait():
+        sys.exit("the plain sender failed")
+
+
 def frames(spark: SparkSession, job: dict[str, Any], rows: int) -> dict[str, Any]:
     """The ways to get the rows, the reference first."""
     options = {
@@ -64,46 +92,74 @@ def frames(spark: SparkSession, job: dict[str, Any], rows: int) -> dict[str, Any
         task = dcp_rs.spark.map_in_arrow(options)
         return spark.range(0, len(task), 1, len(task)).mapInArrow(task, schema)
 
+    def by_source() -> DataFrame:
+        kept = {"batch": str(path), "rows": str(rows), "tasks": str(TASKS)}
+        return spark.read.format("cached").options(**kept).schema(schema).load()
+
     # The names of the columns are the same, so the batch fits the schema.
-    held = pa.RecordBatch.from_arrays(batch.columns, names=[field.name for field in schema])
+    held = pa.RecordBatch.from_arrays(batch.columns, schema=batch.schema)
+    path = Path(job["folder"], "batch.arrow")
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, held.schema) as writer:
+        writer.write_batch(held)
+    size = int(held.nbytes / held.num_rows * rows)
+    spark.dataSource.register(cached_source.CachedDataSource)
     return {
-        "cached batches": lambda: spark.range(0, TASKS, 1, TASKS).mapInArrow(
-            cached(held, rows), schema
+        "mapInArrow": (
+            lambda: spark.range(0, TASKS, 1, TASKS).mapInArrow(cached(held, rows), schema),
+            by_map,
+            size,
         ),
-        "mapInArrow": by_map,
-        "spark.read": lambda: spark.read.format("couchbase.dcp").options(**options).load(),
+        "spark.read": (
+            by_source,
+            lambda: spark.read.format("couchbase.dcp").options(**options).load(),
+            size,
+        ),
     }
 
 
-def main() -> None:
-    """Measures; prints JSON."""
-    job = json.loads(sys.stdin.readline())
-    rows, rounds = job["documents"], job["rounds"]
+def seconds_of(way: Callable[[], DataFrame], load: int) -> float:
+    """Seconds to read everything into nothing, with so many bytes sent beside it."""
+    with plain_load(load) if load else nullcontext():
+        started = time.perf_counter()
+        way().write.format("noop").mode("overwrite").save()
+        return time.perf_counter() - started
+
+
+def session() -> SparkSession:
+    """Starts Spark."""
     # Its workers would be the system's Python otherwise, without the packages of this one.
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     spark = (
         SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
     dcp_rs.spark.register(spark)
+    return spark
+
+
+def main() -> None:
+    """Measures; prints a table."""
+    job = json.loads(sys.stdin.readline())
+    rows, rounds = job["documents"], job["rounds"]
+    spark = session()
     ways = frames(spark, job, rows)
-    for name, way in ways.items():
-        if (count := way().count()) != rows:
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for name, (cached_way, way, _) in ways.items():
+        if (count := way().count()) != rows or cached_way().count() != rows:
             sys.exit(f"{name}: {count} rows came instead of {rows}")
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for round_number in range(rounds + 1):
-        for name, way in ways.items():
-            started = time.perf_counter()
-            way().write.format("noop").mode("overwrite").save()
+        for name, (cached_way, way, size) in ways.items():
+            pair = seconds_of(cached_way, size), seconds_of(way, 0)
             if round_number:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(pair)
     spark.stop()
-    reference = seconds["cached batches"]
-    for name, samples in seconds.items():
-        pairs = zip(reference, samples, strict=True)
-        ratio = statistics.median(other / own for other, own in pairs)
-        speed = rows / statistics.median(samples) / 1e6
-        print(f"| {name} | {speed:.2f} M | {ratio:.0%} |")
+    for name, pairs in seconds.items():
+        ratio = statistics.median(reference / own for reference, own in pairs)
+        cached_speed, speed = (
+            rows / statistics.median(pair[which] for pair in pairs) / 1e6 for which in (0, 1)
+        )
+        print(f"| {name} | {cached_speed:.2f} M | {speed:.2f} M | {ratio:.0%} |")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,21 +254,39 @@ def beside_rust(program: Path, passes: int, rounds: int) -> list[str]:
     return [*lines, ""]
 
 
-def spark(documents: int, rounds: int) -> list[str]:
-    """Spark's ways to read, beside batches that it has already."""
-    with serving([*PYTHON, str(HERE / "source.py")], {**BASE, "documents": documents}) as source:
-        job = {**source, "documents": documents, "rounds": rounds}
-        process = subprocess.run(
-            [*PYTHON, str(HERE / "in_spark.py")],
-            input=json.dumps(job) + "\n",
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+def in_spark(program: str, job: dict[str, Any]) -> list[str]:
+    """What a program in Spark prints."""
+    process = subprocess.run(
+        [*PYTHON, str(HERE / program)],
+        input=json.dumps(job) + "\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if process.returncode:
-        sys.exit(f"spark failed:\n{process.stderr[-4000:]}")
-    head = [f"| Spark, {documents:,} rows of 256 B | rows/s | of cached |", "|---|---|---|"]
-    return [*head, *process.stdout.splitlines(), ""]
+        sys.exit(f"{program} failed:\n{process.stderr[-4000:]}")
+    return process.stdout.splitlines()
+
+
+def spark(documents: int, rounds: int) -> list[str]:
+    """Spark's ways to read, beside batches that it has already; and what a micro-batch costs."""
+    with (
+        serving([*PYTHON, str(HERE / "source.py")], {**BASE, "documents": documents}) as source,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        job = {**source, "documents": documents, "rounds": rounds, "folder": folder}
+        read_lines = in_spark("in_spark.py", job)
+    batch_lines = in_spark("in_batches.py", {"vbuckets": 64, "rounds": max(1, rounds // 2)})
+    return [
+        f"| Spark, {documents:,} rows of 256 B | cached batches | read | of cached |",
+        "|---|---|---|---|",
+        *read_lines,
+        "",
+        "| a micro-batch of one row | all | `latestOffset` | planning | tasks | of cached |",
+        "|---|---|---|---|---|---|",
+        *batch_lines,
+        "",
+    ]
 
 
 def arguments() -> argparse.Namespace:

@@ -41,6 +41,8 @@ def test_the_demo_compares_every_document():
         f"{DOCUMENTS - removed:,} documents equal, {removed} removed on both sides, 0 different"
     )
     assert expected in finished.stdout
+    assert finished.stdout.count(" 0 different") == 2, "the streaming query's table too"
+    assert "documents replaced or removed while no query runs" in finished.stdout
 
 
 def test_the_demo_fails_when_one_document_is_altered_behind_its_back():

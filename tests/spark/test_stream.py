@@ -13,46 +13,16 @@ from pathlib import Path
 import pytest
 
 import dcp_rs.spark
+from query import PATIENCE, Query
 from sequence import documents
 
 # The first test waits for Spark to start, too.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-FORMAT = "couchbase.dcp"
-PATIENCE = 240
-
 
 @pytest.fixture(scope="module", autouse=True)
 def registered(spark):
     dcp_rs.spark.register(spark)
-
-
-class Query:
-    """A query into Parquet, started again and again from its checkpoint."""
-
-    def __init__(self, spark, options, folder, producer):
-        self.spark, self.options, self.folder, self.producer = spark, options, folder, producer
-
-    def run(self, *, wait=True, **more):
-        # A batch takes only what is on disk, where changes arrive a moment later.
-        self.producer.persist()
-        query = (
-            self.spark.readStream.format(FORMAT)
-            .options(**self.options)
-            .options(**more)
-            .load()
-            .writeStream.format("parquet")
-            .option("path", f"{self.folder}/rows")
-            .option("checkpointLocation", f"{self.folder}/checkpoint")
-            .trigger(**({"availableNow": True} if wait else {"processingTime": "0 seconds"}))
-            .start()
-        )
-        if wait:
-            assert query.awaitTermination(PATIENCE), "the query does not end"
-        return query
-
-    def rows(self):
-        return self.spark.read.parquet(f"{self.folder}/rows").collect()
 
 
 @pytest.fixture
@@ -123,7 +93,7 @@ def test_a_killed_driver_goes_on_where_it_was(query, options, producer, tmp_path
     # A session of its own, so that the JVM is killed with it.
     with subprocess.Popen(program, stdin=subprocess.PIPE, start_new_session=True) as driver:
         try:
-            driver.stdin.write(json.dumps([limited, str(tmp_path)]).encode() + b"\n")
+            driver.stdin.write(json.dumps(["for ever", limited, str(tmp_path)]).encode() + b"\n")
             driver.stdin.flush()
             deadline = time.monotonic() + PATIENCE
             while not (tmp_path / "checkpoint" / "commits" / "2").exists():

@@ -1,0 +1,124 @@
+"""What a micro-batch of one change costs, beside one of a source that has its only row already.
+
+`make bench-reading` runs it. Both have one task a batch; the sink keeps nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cached_source
+import pyarrow as pa
+from in_spark import session
+
+import dcp_rs
+import dcp_rs.spark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql import DataFrame
+
+WARM = 20
+BATCHES = 40
+
+
+def durations(frame: DataFrame, folder: str) -> list[dict[str, int]]:
+    """What batches took, in milliseconds by part."""
+    query = (
+        frame.writeStream.format("noop")
+        .option("checkpointLocation", folder)
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    told: dict[int, dict[str, int]] = {}
+    while len(told) < WARM + BATCHES:
+        time.sleep(0.2)
+        if (error := query.exception()) is not None:
+            raise error
+        for progress in query.recentProgress:
+            if progress["numInputRows"]:
+                told[progress["batchId"]] = dict(progress["durationMs"])
+    query.stop()
+    return [told[batch] for batch in sorted(told)[WARM:]]
+
+
+def writing(producer: dcp_rs.Producer) -> AbstractContextManager[None]:
+    """Writes a change every millisecond or so, meanwhile."""
+    from contextlib import contextmanager
+
+    @contextmanager
+    def run() -> Iterator[None]:
+        stop = threading.Event()
+
+        def write() -> None:
+            while not stop.wait(0.002):
+                producer.upsert("key", "{}")
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            writer.join()
+
+    return run()
+
+
+def main() -> None:
+    """Measures; prints a table."""
+    job = json.loads(sys.stdin.readline())
+    spark = session()
+    spark.dataSource.register(cached_source.CachedDataSource)
+    figures: dict[str, list[dict[str, int]]] = {"cached": [], "ours": []}
+    with (
+        dcp_rs.Producer(vbuckets=job["vbuckets"]) as producer,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        options = {
+            "connectionString": producer.connection_string,
+            "username": "Administrator",
+            "password": "password",
+            "bucket": "default",
+        }
+        producer.upsert("key", "{}")
+        schema = dcp_rs.spark.schema(options)
+        path = str(Path(folder, "batch.arrow"))
+        (split,) = dcp_rs.spark.splits(options)
+        batch = pa.Table.from_batches(list(dcp_rs.spark.read_split(split))).to_batches()[0]
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+            writer.write_batch(batch)
+        for round_number in range(job["rounds"]):
+            at = f"{folder}/{round_number}"
+            cached = spark.readStream.format("cached").option("batch", path).schema(schema).load()
+            with writing(producer):
+                figures["cached"] += durations(cached, f"{at}-cached")
+                ours = spark.readStream.format("couchbase.dcp").options(**options).load()
+                figures["ours"] += durations(ours, f"{at}-ours")
+    spark.stop()
+    middle = {
+        name: {
+            part: statistics.median(sample.get(part, 0) for sample in samples)
+            for part in ("triggerExecution", "latestOffset", "queryPlanning", "addBatch")
+        }
+        for name, samples in figures.items()
+    }
+    ratio = middle["ours"]["triggerExecution"] / middle["cached"]["triggerExecution"]
+    for name, parts in middle.items():
+        told = " | ".join(f"{parts[part]:.0f} ms" for part in parts)
+        print(f"| {name} | {told} | {'' if name == 'cached' else f'{ratio:.0%}'} |")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    main()

@@ -1,0 +1,166 @@
+"""Reads an embedded cluster with whatever PySpark is installed: a program for `versions.py`.
+
+Takes the names of what to try; prints one line for each.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pyspark
+from pyspark.sql import SparkSession
+
+import dcp_rs
+import dcp_rs.spark
+
+KEYS = {f"key_{n}" for n in range(2000)}
+PIPELINE = """name: changes
+catalog: spark_catalog
+database: default
+storage: file://{folder}/storage
+libraries:
+  - glob:
+      include: transformations/**
+configuration:
+  spark.sql.shuffle.partitions: "2"
+"""
+TABLE = """from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+
+spark = SparkSession.active()
+
+
+@dp.table
+def changes():
+    return spark.readStream.format("couchbase.dcp").options(**{options!r}).load()
+
+
+@dp.materialized_view
+def by_op():
+    return spark.read.table("changes").groupBy("op").count()
+"""
+
+
+def session():
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    dcp_rs.spark.register(spark)
+    return spark
+
+
+def keys(frame):
+    return {row.key for row in frame.select("key").collect()}
+
+
+def batch(spark, options):
+    """spark.read."""
+    assert keys(spark.read.format("couchbase.dcp").options(**options).load()) == KEYS
+
+
+def mapped(spark, options):
+    """mapInArrow."""
+    task = dcp_rs.spark.map_in_arrow(options)
+    n = len(task)
+    frame = spark.range(0, n, 1, n).mapInArrow(task, dcp_rs.spark.schema(options))
+    assert keys(frame) == KEYS
+
+
+def view(spark, options):
+    """A temporary view in SQL."""
+    given = ", ".join(f"{name} '{value}'" for name, value in options.items())
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW v USING `couchbase.dcp` OPTIONS ({given})")
+    assert keys(spark.sql("SELECT key FROM v WHERE op = 'mutation'")) == KEYS
+
+
+def stream(spark, options):
+    """spark.readStream, twice from one checkpoint, with a limit."""
+    changes = (
+        spark.readStream.format("couchbase.dcp")
+        .options(**options)
+        .option("maxRowsPerTrigger", 700)
+        .load()
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            changes.writeStream.format("parquet").option("path", f"{folder}/rows").option(
+                "checkpointLocation", f"{folder}/checkpoint"
+            ).trigger(availableNow=True).start().awaitTermination()
+        rows = spark.read.parquet(f"{folder}/rows")
+        assert rows.count() == len(KEYS)
+        assert keys(rows) == KEYS
+
+
+def no_stream(spark, options):
+    """spark.readStream says which version it needs."""
+    said = "a stream starts"
+    try:
+        stream(spark, options)
+    except Exception as error:  # noqa: BLE001 - whatever Spark makes of it
+        said = str(error)
+    assert "COUCHBASE_DCP_SPARK_VERSION" in said, said
+    assert "pyspark 4.2 or later" in said
+
+
+def connect(_, options):
+    """All of it with Spark Connect."""
+    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    dcp_rs.spark.register(spark)
+    for what in (batch, mapped, view, stream):
+        what(spark, options)
+    spark.stop()
+
+
+def pipeline(_, options):
+    """A declarative pipeline: a streaming table and a view of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "transformations").mkdir()
+        Path(folder, "spark-pipeline.yml").write_text(PIPELINE.format(folder=folder))
+        Path(folder, "transformations", "changes.py").write_text(TABLE.format(options=options))
+        program = Path(sys.executable).with_name("spark-pipelines")
+        command = [program, "run", "--spec", f"{folder}/spark-pipeline.yml"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        spark = session()
+        tables = Path(folder, "spark-warehouse")
+        assert keys(spark.read.parquet(str(tables / "changes"))) == KEYS
+        assert spark.read.parquet(str(tables / "by_op")).first()["count"] == len(KEYS)
+        spark.stop()
+
+
+TRIED = {
+    each.__name__: each for each in (batch, mapped, view, stream, no_stream, connect, pipeline)
+}
+# They start Spark for themselves.
+OWN = {"connect", "pipeline"}
+
+
+def main():
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    with dcp_rs.Producer(nodes=2, vbuckets=64, bucket="changes") as producer:
+        for key in KEYS:
+            producer.upsert(key, b"{}")
+        producer.persist()
+        options = {
+            "connectionString": producer.connection_string,
+            "username": "Administrator",
+            "password": "password",
+            "bucket": "changes",
+        }
+        spark = None
+        for name in sys.argv[1:]:
+            if name not in OWN and spark is None:
+                spark = session()
+            TRIED[name](spark, options)
+            sys.stdout.write(f"pyspark {pyspark.__version__}: {TRIED[name].__doc__}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""What goes wrong between the reads of a job, without Spark."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import dcp_rs
+from dcp_rs.spark import ReadOptions, SparkReadError, read_split
+from dcp_rs.spark.partitions import batch_splits
+from sequence import Job, documents, history
+
+PATIENCE = 60
+
+
+@pytest.fixture
+def cluster():
+    """Starts clusters; gives a producer and the options to read it with."""
+    running = []
+
+    def start(**more):
+        producer = dcp_rs.Producer(bucket="changes", **more)
+        running.append(producer)
+        return producer, {
+            "connectionString": producer.connection_string,
+            "username": "Administrator",
+            "password": "password",
+            "bucket": "changes",
+        }
+
+    yield start
+    for producer in running:
+        producer.close()
+
+
+@pytest.fixture
+def start():
+    """Starts jobs, and ends them."""
+    jobs = []
+
+    def make(options, **more):
+        jobs.append(Job(options, **more))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.close()
+
+
+def live(producer, keys, **more):
+    found = {key: producer.get(key, **more) for key in keys}
+    return {key: each.value for key, each in found.items() if each is not None}
+
+
+def existing(rows):
+    return {key: value for key, value in documents(rows).items() if value is not None}
+
+
+class TestBranchBelowWhatWasRead:
+    """The copy that took over had all that was read, but not all of the snapshot it lies in.
+
+    Its branch begins where that snapshot does, so that what was read above is not known to be
+    common, though nothing of it is lost.
+    """
+
+    KEYS = tuple(f"key_{n}" for n in range(60))
+
+    @pytest.fixture
+    def fail(self, cluster):
+        producer, options = cluster(nodes=2, replicas=1, vbuckets=1)
+        # The replica gets one snapshot of everything, and not its end.
+        producer.set_replica_lag(0, 1, None)
+        for key in self.KEYS[:40]:
+            producer.upsert(key, b"1")
+
+        def fail():
+            for key in self.KEYS[40:50]:
+                producer.upsert(key, b"2")
+            producer.set_replica_lag(0, 1, 5)
+            producer.failover(producer.copies_of(0)[0])
+            return producer
+
+        return options | {"persistedOnly": "false"}, fail
+
+    @pytest.mark.parametrize("mode", ["emit", "resync"])
+    def test_it_is_read_again(self, start, fail, mode):
+        options, fail = fail
+        job = start(options, onRollback=mode)
+        job.drain()
+        assert len(job.rows) == 40
+        producer = fail()
+        assert set(live(producer, self.KEYS[:40])) == set(self.KEYS[:40]), "nothing read is lost"
+        job.drain()
+        (marker,) = [row for row in job.rows if row.op == "rollback"]
+        assert (marker.seqno, marker.epoch) == (0, 1)
+        assert existing(job.rows) == live(producer, self.KEYS)
+
+    def test_with_fail_the_offsets_stay_usable(self, start, fail):
+        options, fail = fail
+        job = start(options, onRollback="fail")
+        job.drain()
+        before = job.start
+        producer = fail()
+        with pytest.raises(SparkReadError, match=r"\[COUCHBASE_DCP_ROLLBACK\].*vb:0"):
+            job.note()
+        assert job.start == before
+        job.restart(onRollback="emit")
+        job.drain()
+        assert existing(job.rows) == live(producer, self.KEYS)
+
+
+class TestEndThatWasLost:
+    """The batch's end was chosen and its tasks were made; then a failover lost the end."""
+
+    @pytest.mark.parametrize("persisted_only", ["true", "false"])
+    def test_tasks_fail_instead_of_waiting_for_it(self, cluster, start, persisted_only):
+        producer, options = cluster(nodes=1, vbuckets=1)
+        for n in range(40):
+            producer.upsert(f"key_{n}", b"1")
+        producer.persist()
+        job = start(options, persistedOnly=persisted_only)
+        job.batch(10)
+        job.note()
+        splits = job.splits()
+        producer.roll_back(0, 25)
+        outcome = []
+
+        def finish():
+            try:
+                outcome.append(len(job.finish(splits)))
+            except SparkReadError as error:
+                outcome.append(error.code)
+
+        task = threading.Thread(target=finish, daemon=True)
+        task.start()
+        task.join(PATIENCE)
+        assert outcome == ["COUCHBASE_DCP_ROLLBACK"]
+        job.restart()
+        job.batch()
+        job.drain()
+        assert existing(job.rows) == live(producer, [f"key_{n}" for n in range(40)])
+
+
+def test_a_replica_that_lags_behind_on_disk_holds_the_offers_back(cluster, start):
+    producer, options = cluster(nodes=2, replicas=1, vbuckets=4)
+    keys = [f"key_{n}" for n in range(200)]
+    for key in keys:
+        producer.upsert(key, b"1")
+    producer.persist()
+    job = start(options)
+    wait_for(job, lambda: len(documents(job.rows)) == 200)
+    producer.hold_persistence(1, 1)
+    for key in keys:
+        producer.upsert(key, b"2")
+    producer.persist()
+    behind = {key for key in keys if producer.vbucket_of(key) == 1}
+    assert behind
+    wait_for(
+        job,
+        lambda: sum(value == b"2" for value in documents(job.rows).values()) >= 200 - len(behind),
+    )
+    assert {key for key, value in documents(job.rows).items() if value == b"1"} == behind
+    producer.hold_persistence(1, 1, hold=False)
+    wait_for(job, lambda: set(documents(job.rows).values()) == {b"2"})
+
+
+def wait_for(job, is_there):
+    """Reads what there is until it is enough: replicas and disks take a moment."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        job.drain()
+        if is_there():
+            return
+        assert time.monotonic() < deadline, "what is waited for does not come"
+        time.sleep(0.05)
+
+
+class TestCollectionThatIsMadeAgain:
+    """A collection is dropped, and made again under its name, while nobody reads."""
+
+    @pytest.fixture
+    def shop(self, cluster):
+        producer, options = cluster(nodes=2, vbuckets=16)
+        producer.create_scope("shop")
+        producer.create_collection("shop.carts")
+        for n in range(100):
+            producer.upsert(f"old_{n}", b"1", collection="shop.carts")
+            producer.upsert(f"other_{n}", b"1")
+        producer.persist()
+        columns = "vbucket,epoch,seqno,op,key,value,collection_id"
+        return producer, options | {"collections": "shop.carts", "columns": columns}
+
+    def test_the_new_one_is_read_from_its_first_document_on(self, shop, start):
+        producer, options = shop
+        job = start(options)
+        job.drain()
+        assert len(job.rows) == 100
+        producer.drop_collection("shop.carts")
+        producer.create_collection("shop.carts")
+        for n in range(50, 120):
+            producer.upsert(f"old_{n}", b"2", collection="shop.carts")
+        producer.persist()
+        job.restart()
+        job.drain()
+        now = max(row.collection_id for row in job.rows)
+        assert len({row.collection_id for row in job.rows}) == 2
+        rows = [row for row in job.rows if row.collection_id == now]
+        assert existing(rows) == {f"old_{n}": b"2" for n in range(50, 120)}
+
+    def test_without_a_new_one_the_read_says_what_is_missing(self, shop, start):
+        producer, options = shop
+        job = start(options)
+        job.drain()
+        producer.drop_collection("shop.carts")
+        producer.upsert("other", b"2")
+        producer.persist()
+        job.restart()
+        with pytest.raises((SparkReadError, dcp_rs.exceptions.ConfigError), match=r"shop\.carts"):
+            job.drain()
+
+    def test_what_lies_elsewhere_makes_a_batch_without_rows(self, shop, start):
+        producer, options = shop
+        job = start(options)
+        job.drain()
+        for n in range(100):
+            producer.upsert(f"other_{n}", b"2")
+        producer.persist()
+        before = job.start
+        assert job.note() != before
+        assert job.batch() == []
+        assert job.note() == job.start, "and there is nothing left"
+
+
+def test_a_thousand_vbuckets_are_read_exactly(cluster, start):
+    producer, options = cluster(nodes=2, vbuckets=1024)
+    keys = [f"key_{n}" for n in range(4000)]
+    for key in keys:
+        producer.upsert(key, b"1")
+    producer.persist()
+    job = start(options)
+    sizes = []
+    while job.note(1500) != job.start:
+        sizes.append(len(job.batch()))
+        job.restart()
+    assert max(sizes) <= 1500
+    assert sum(sizes) == 4000
+    assert existing(job.rows) == dict.fromkeys(keys, b"1")
+    text = job.driver.dump(job.start)
+    assert len(text) < 24_000, "what Spark writes into its log for each batch"
+
+
+def test_vbuckets_that_move_after_the_plan_are_followed(cluster, start):
+    producer, options = cluster(nodes=3, replicas=2, vbuckets=12)
+    keys = [f"key_{n}" for n in range(600)]
+    for key in keys:
+        producer.upsert(key, b"1")
+    job = start(options)
+    wait_for_offer(producer, job, 600)
+    splits = job.splits()
+    producer.failover(0)
+    job.finish(splits[:1])
+    producer.restart(0)
+    producer.rebalance()
+    for split in splits[1:]:
+        job.rows += [
+            SimpleNamespace(**row) for batch in read_split(split) for row in batch.to_pylist()
+        ]
+    assert existing(job.rows) == dict.fromkeys(keys, b"1")
+    assert history(job.rows)
+
+
+def wait_for_offer(producer, job, rows):
+    """Notes an end that holds so many rows: replicas and disks take a moment."""
+    deadline = time.monotonic() + PATIENCE
+    while sum(job.note()["s"]) < rows:
+        assert time.monotonic() < deadline, "not everything is persisted"
+        producer.persist()
+        time.sleep(0.05)
+
+
+def test_no_live_key_is_missing_from_a_read_while_all_are_rewritten(cluster):
+    producer, options = cluster(nodes=2, vbuckets=16)
+    keys = [f"key_{n}" for n in range(2000)]
+    for key in keys:
+        producer.upsert(key, b"0")
+    stop = threading.Event()
+    rounds = []
+
+    def rewrite():
+        while not stop.is_set():
+            for key in keys:
+                producer.upsert(key, b"%d" % (len(rounds) + 1))
+            rounds.append(1)
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    try:
+        for _ in range(5):
+            seen = set()
+            for split in batch_splits(ReadOptions.parse(options)):
+                for batch in read_split(split):
+                    seen.update(batch.column("key").to_pylist())
+            assert seen == set(keys)
+    finally:
+        stop.set()
+        writer.join()
+    assert rounds, "everything was rewritten at least once"

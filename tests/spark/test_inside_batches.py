@@ -1,0 +1,248 @@
+"""What goes wrong while Spark runs a batch."""
+
+import json
+import threading
+import time
+
+import pytest
+
+import dcp_rs.spark
+from query import FORMAT, PATIENCE, Query
+from sequence import documents
+
+# The first test waits for Spark to start, too.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered(spark):
+    dcp_rs.spark.register(spark)
+
+
+@pytest.fixture
+def cluster(spark, tmp_path):
+    """Three nodes that hold every vBucket each, and a query of them."""
+    with dcp_rs.Producer(nodes=3, replicas=2, vbuckets=24, bucket="changes") as producer:
+        options = {
+            "connectionString": producer.connection_string,
+            "username": "Administrator",
+            "password": "password",
+            "bucket": "changes",
+        }
+        yield producer, Query(spark, options, tmp_path, producer)
+
+
+def write(producer, keys, value):
+    for key in keys:
+        producer.upsert(key, value)
+
+
+def settled(producer, query, keys, **more):
+    """Reads until the sink has what the bucket has: replicas and disks take a moment."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        found = {key: producer.get(key) for key in keys}
+        wanted = {key: each.value for key, each in found.items() if each is not None}
+        rows = query.rows()
+        if {key: value for key, value in documents(rows).items() if value is not None} == wanted:
+            return rows
+        assert time.monotonic() < deadline, "sink and bucket differ"
+        query.run(**more)
+
+
+def is_once(rows):
+    """Whether no change came twice."""
+    seen = [(row.vbucket, row.epoch, row.seqno) for row in rows if row.op != "rollback"]
+    return len(seen) == len(set(seen))
+
+
+def stall(producer, node, seconds):
+    """Holds the connection that sends the 50th change of a node."""
+    condition = {"opcode": "DCP_MUTATION", "node": node, "nth": 50}
+    producer.set_faults([{"condition": condition, "reaction": {"delay": {"seconds": seconds}}}])
+
+
+def wait_until_stalled(producer, running):
+    deadline = time.monotonic() + PATIENCE
+    while producer.fault_counts() != [1]:
+        assert running.exception() is None
+        assert time.monotonic() < deadline, "no batch is read"
+        time.sleep(0.02)
+
+
+KEYS = [f"key_{n}" for n in range(3000)]
+
+
+def offered(producer, query):
+    """Waits until everything may be read in one batch."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        producer.persist()
+        end = dcp_rs.spark.splits(query.options, since="earliest").end
+        if sum(json.loads(end)["s"]) == sum(producer.high_seqnos().values()):
+            return
+        assert time.monotonic() < deadline, "not everything is persisted"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("how", ["raises", "dies"])
+def test_a_task_that_fails_is_run_again(cluster, tmp_path, how):
+    producer, query = cluster
+    write(producer, KEYS, b"1")
+    folder = str(tmp_path)
+
+    def fail_once(batches):
+        import os
+        import signal
+        from pathlib import Path
+
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        for batch in batches:
+            yield batch
+            if task.attemptNumber() == 0 and task.partitionId() == 0:
+                Path(folder, f"failed_{task.taskAttemptId()}").touch()
+                if how == "dies":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise RuntimeError("the first attempt fails")
+
+    offered(producer, query)
+    query.run(through=fail_once)
+    assert len(list(tmp_path.glob("failed_*"))) >= 1
+    rows = settled(producer, query, KEYS)
+    assert len(rows) == len(KEYS)
+    assert is_once(rows)
+
+
+def test_a_failover_inside_a_batch_loses_nothing(cluster):
+    producer, query = cluster
+    write(producer, KEYS, b"1")
+    offered(producer, query)
+    # Longer than the test may take: it is the failover that ends the connection.
+    stall(producer, 0, 600)
+    running = query.run(wait=False)
+    wait_until_stalled(producer, running)
+    producer.failover(0)
+    producer.set_faults([])
+    write(producer, KEYS[::3], b"2")
+    deadline = time.monotonic() + PATIENCE
+    while not running.recentProgress:
+        assert running.exception() is None
+        assert time.monotonic() < deadline, "the batch does not end"
+        time.sleep(0.1)
+    running.stop()
+    rows = settled(producer, query, KEYS)
+    assert {row.key for row in rows if row.op == "mutation"} == set(KEYS)
+    assert is_once(rows)
+
+
+def test_a_rebalance_inside_a_batch_loses_nothing(cluster):
+    producer, query = cluster
+    write(producer, KEYS, b"1")
+    offered(producer, query)
+    producer.add_node()
+    stall(producer, 0, 2)
+    running = query.run(wait=False)
+    wait_until_stalled(producer, running)
+    producer.rebalance()
+    producer.set_faults([])
+    write(producer, KEYS[::3], b"2")
+    deadline = time.monotonic() + PATIENCE
+    while not running.recentProgress:
+        assert running.exception() is None
+        assert time.monotonic() < deadline, "the batch does not end"
+        time.sleep(0.1)
+    running.stop()
+    rows = settled(producer, query, KEYS)
+    assert not [row for row in rows if row.op == "rollback"]
+    assert is_once(rows)
+
+
+@pytest.mark.parametrize("mode", ["emit", "resync"])
+def test_a_failover_inside_a_batch_that_lost_the_tail_is_told(cluster, mode):
+    producer, query = cluster
+    write(producer, KEYS[:1500], b"1")
+    query.run(persistedOnly="false", onRollback=mode)
+    for vbucket in range(24):
+        for replica in range(1, len(producer.copies_of(vbucket))):
+            producer.set_replica_lag(vbucket, replica, None)
+    write(producer, KEYS, b"lost on some")
+    stall(producer, 0, 600)
+    running = query.run(wait=False, persistedOnly="false", onRollback=mode)
+    wait_until_stalled(producer, running)
+    producer.failover(0)
+    producer.set_faults([])
+    write(producer, KEYS[::3], b"2")
+    deadline = time.monotonic() + PATIENCE
+    while running.isActive and len(running.recentProgress) < 2:
+        assert time.monotonic() < deadline, "the batch does not end"
+        time.sleep(0.1)
+    if (error := running.exception()) is not None:
+        assert "[COUCHBASE_DCP_ROLLBACK]" in str(error)
+    running.stop()
+    rows = settled(producer, query, KEYS, persistedOnly="false", onRollback=mode)
+    assert [row for row in rows if row.op == "rollback"]
+    assert is_once(rows)
+
+
+def test_a_slow_sink_slows_the_reader(cluster):
+    producer, query = cluster
+    value = b"x" * 2000
+    write(producer, KEYS, value)
+    offered(producer, query)
+
+    def slowly(batches):
+        import time
+
+        for batch in batches:
+            time.sleep(0.2)
+            yield batch
+
+    small = {"flowControlBufferBytes": "64k", "batchRows": "100", "maxRowsPerTrigger": "1500"}
+    running = query.run(wait=False, through=slowly, **small)
+    deadline = time.monotonic() + PATIENCE
+    rounds = 0
+    while len(running.recentProgress) < 2:
+        assert running.exception() is None
+        assert time.monotonic() < deadline, "no progress"
+        write(producer, KEYS[:500], b"%d" % rounds)
+        rounds += 1
+        time.sleep(0.1)
+    running.stop()
+    rows = settled(producer, query, KEYS)
+    assert is_once(rows)
+
+
+def test_a_query_of_nothing_ends_and_goes_on(cluster):
+    producer, query = cluster
+    query.run()
+    query.run()
+    write(producer, KEYS[:10], b"1")
+    rows = settled(producer, query, KEYS[:10])
+    query.run()
+    assert len(query.rows()) == len(rows) == 10
+
+
+def test_a_read_misses_no_key_while_all_are_rewritten(spark, cluster):
+    producer, query = cluster
+    write(producer, KEYS, b"0")
+    stop = threading.Event()
+
+    def rewrite():
+        n = 0
+        while not stop.is_set():
+            n += 1
+            write(producer, KEYS, b"%d" % n)
+            time.sleep(0.01)
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    try:
+        for _ in range(3):
+            frame = spark.read.format(FORMAT).options(**query.options).load()
+            seen = {row.key for row in frame.where("op = 'mutation'").select("key").collect()}
+            assert seen == set(KEYS)
+    finally:
+        stop.set()
+        writer.join()

@@ -1,0 +1,37 @@
+"""Tries versions of PySpark other than that of the tests, each in an environment of its own.
+
+`make long` runs it with the wheel. It downloads half a gigabyte for each version.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TRIED = {
+    "pyspark==4.0.*": ["batch", "mapped", "view", "no_stream"],
+    "pyspark==4.2.*": ["batch", "mapped", "view", "stream"],
+    "pyspark[connect]==4.2.*": ["connect"],
+    "pyspark[connect]==4.3.*": ["connect"],
+    "pyspark[pipelines]==4.3.*": ["pipeline"],
+}
+PROGRAM = Path(__file__).with_name("on_version.py")
+
+
+def main():
+    wheel, *chosen = sys.argv[1:]
+    for version, names in TRIED.items():
+        if chosen and version not in chosen:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+            python = Path(folder, "bin", "python")
+            pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            subprocess.run(
+                [*pip, version, f"dcp-rs[spark] @ file://{Path(wheel).resolve()}"], check=True
+            )
+            subprocess.run([python, PROGRAM, *names], check=True)
+
+
+if __name__ == "__main__":
+    main()
