@@ -261,7 +261,7 @@ struct Keys {
 
 impl Keys {
     /// Up to so many keys are faster looked through than looked up.
-    const FEW: usize = 16;
+    const FEW: usize = 64;
 
     fn clear(&mut self) {
         self.bytes.clear();
