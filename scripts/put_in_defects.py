@@ -214,8 +214,8 @@ class Bench:
                 re.MULTILINE,
             )
         }
-        # A process that was ended has said nothing of the test it was in.
-        ended = "failed" if code not in (0, 101) else "not run"
+        # A process that has ended before its time has said nothing of the test it was in.
+        ended = "failed" if code else "not run"
         return {test: told.get(name, ended) for test, name in names.items()}
 
     def _pytest(self, place: tuple[str, ...], tests: list[str]) -> dict[str, str]:
