@@ -1,9 +1,11 @@
 """Options, as text from Spark or as Python values."""
 
 import pickle
+from contextlib import nullcontext
 
 import pytest
 
+import dcp_rs.spark
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark import ReadOptions
 
@@ -108,3 +110,24 @@ def test_the_repr_shows_no_password():
     options = parse(password="hunter2")
     assert "hunter2" not in repr(options)
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize("condition", ["DATA_SOURCE_ALREADY_EXISTS", "ANOTHER"])
+def test_a_source_that_spark_has_found_by_itself_may_be_registered(condition):
+    from pyspark.errors import AnalysisException
+
+    class Refused(AnalysisException):
+        def getCondition(self):  # noqa: N802
+            return condition
+
+    class Session:
+        """As PySpark 4.0 with the wheel on its path."""
+
+        dataSource = property(lambda self: self)  # noqa: N815
+
+        def register(self, _):
+            raise Refused("refused")
+
+    may_raise = nullcontext() if condition.startswith("DATA") else pytest.raises(Refused)
+    with may_raise:
+        dcp_rs.spark.register(Session())

@@ -64,7 +64,14 @@ def register(spark: SparkSession) -> None:
         ImportError: PySpark is not installed.
     """
     try:
+        from pyspark.errors import PySparkException
+
         from dcp_rs.spark.source import CouchbaseDcpDataSource
     except ImportError as error:
         raise missing_library(error) from error
-    spark.dataSource.register(CouchbaseDcpDataSource)
+    try:
+        spark.dataSource.register(CouchbaseDcpDataSource)
+    except PySparkException as error:
+        # PySpark 4.0 refuses what it has found by itself.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
