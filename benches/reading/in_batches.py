@@ -46,7 +46,7 @@ def durations(frame: DataFrame, folder: str) -> list[dict[str, int]]:
         if (error := query.exception()) is not None:
             raise error
         for progress in query.recentProgress:
-            if progress["numInputRows"]:
+            if "addBatch" in progress["durationMs"]:
                 told[progress["batchId"]] = dict(progress["durationMs"])
     query.stop()
     return [told[batch] for batch in sorted(told)[WARM:]]
