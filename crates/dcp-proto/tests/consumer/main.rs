@@ -1,7 +1,7 @@
 //! Rows of the conformance tables that a consumer can answer, as data.
 
 mod completeness;
-#[path = "../shared/named.rs"]
+#[path = "../naming/named.rs"]
 mod named;
 mod script;
 mod sent;

@@ -10,7 +10,7 @@ mod collections;
 mod completeness;
 mod flow_control;
 mod hostile;
-#[path = "../shared/named.rs"]
+#[path = "../naming/named.rs"]
 mod named;
 mod noop;
 mod recorded;
