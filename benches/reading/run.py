@@ -1,9 +1,10 @@
 """Measures the reader in Python: what a connection carries, how it grows, rows, latency.
 
-`make bench-reading` runs this and puts the tables into the documentation. Producer and reader are
+`make bench-reading` runs this and puts the tables into the documentation, each group in its own
+place, so that `ARGS="--only growth"` measures and writes that one alone. Producer and reader are
 processes of their own, each pinned to a core where there are two. The cases of a group are run in
 turn, once to warm up and then as often as is asked for; a ratio is the median of the rounds' own.
-Nothing is written if anything fails or a change is missing.
+Nothing of a group is written if anything fails or a change is missing.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from growth_plot import Panel, Point, plot
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).resolve().parent
 DOCUMENT = HERE.parents[1] / "docs" / "performance.md"
-BEGIN, END = "<!-- reading: begin -->", "<!-- reading: end -->"
+PLOT = DOCUMENT.with_name("growth.svg")
 PYTHON = [sys.executable, "-W", "ignore"]
 BASE = {
     "documents": 1_000_000,
@@ -133,30 +136,54 @@ def compare(cases: list[Case], rounds: int) -> dict[str, list[Figures]]:
     return figures
 
 
-def table(title: str, cases: list[Case], rounds: int) -> list[str]:
+@dataclass
+class Summary:
+    """Medians of a case's rounds."""
+
+    name: str
+    documents: int
+    seconds: float
+    # Rows a second of those of the first case of the group.
+    ratio: float
+    cpu: float
+    peak: float
+
+
+def summarize(cases: list[Case], rounds: int) -> list[Summary]:
     """Measures a group; each case beside the first one."""
     figures = compare(cases, rounds)
     first = figures[cases[0].name]
-    lines = [
-        f"| {title} | rows/s | of the first | CPU µs/row | peak MiB |",
-        "|---|---|---|---|---|",
-    ]
+    reference = {**BASE, **cases[0].source}["documents"]
+    found = []
     for case in cases:
         samples = figures[case.name]
         documents = {**BASE, **case.source}["documents"]
-        reference = {**BASE, **cases[0].source}["documents"]
-        seconds = statistics.median(sample.seconds for sample in samples)
-        ratio = statistics.median(
+        ratios = [
             (other.seconds / reference) / (own.seconds / documents)
             for own, other in zip(samples, first, strict=True)
+        ]
+        found.append(
+            Summary(
+                name=case.name,
+                documents=documents,
+                seconds=statistics.median(sample.seconds for sample in samples),
+                ratio=statistics.median(ratios),
+                cpu=statistics.median(sample.cpu for sample in samples),
+                peak=statistics.median(sample.peak for sample in samples),
+            )
         )
-        cpu = statistics.median(sample.cpu for sample in samples) / documents * 1e6
-        peak = statistics.median(sample.peak for sample in samples)
-        lines.append(
-            f"| {case.name} | {documents / seconds / 1e6:.2f} M | {ratio:.0%} "
-            f"| {cpu:.2f} | {peak:.0f} |"
-        )
-    return [*lines, ""]
+    return found
+
+
+def table(title: str, summaries: list[Summary]) -> list[str]:
+    """Gives a group as a table."""
+    lines = [
+        f"| {each.name} | {each.documents / each.seconds / 1e6:.2f} M | {each.ratio:.0%} "
+        f"| {each.cpu / each.documents * 1e6:.2f} | {each.peak:.0f} |"
+        for each in summaries
+    ]
+    head = f"| {title} | rows/s | of the first | CPU µs/row | peak MiB |"
+    return [head, "|---|---|---|---|---|", *lines, ""]
 
 
 def carried(documents: int, rounds: int) -> list[str]:
@@ -177,18 +204,32 @@ def carried(documents: int, rounds: int) -> list[str]:
         *windows,
         *nodes,
     ]
-    return table(f"{documents:,} changes of 256 B", cases, rounds)
+    return table(f"{documents:,} changes of 256 B", summarize(cases, rounds))
 
 
-def growth(largest: int, rounds: int) -> list[str]:
-    """Whether time and memory of a change stay the same."""
+def growth(largest: int, rounds: int) -> tuple[list[str], str]:
+    """Whether time and memory of a change stay the same: tables, and a plot."""
     steps = [n for n in (1_000_000, 10_000, 100_000, 10_000_000) if n <= largest]
-    lines = table("documents", [Case(f"{n:,}", {"documents": n}) for n in steps], rounds)
     base = {"documents": min(largest, 300_000)}
-    vbuckets = [Case(f"{n} vBuckets", {**base, "vbuckets": n}) for n in (64, 1, 16, 256, 1024)]
-    lines += table(f"{base['documents']:,} documents", vbuckets, rounds)
-    nodes = [Case(f"{n} nodes", {**base, "nodes": n}) for n in (1, 4, 16)]
-    return lines + table(f"{base['documents']:,} documents", nodes, rounds)
+    of_base = f"{base['documents']:,} documents"
+    groups = {
+        "documents": {n: Case(f"{n:,}", {"documents": n}) for n in steps},
+        "vBuckets": {
+            n: Case(f"{n} vBuckets", {**base, "vbuckets": n}) for n in (64, 1, 16, 256, 1024)
+        },
+        "nodes": {n: Case(f"{n} nodes", {**base, "nodes": n}) for n in (1, 4, 16)},
+    }
+    lines, panels = [], []
+    for what, cases in groups.items():
+        summaries = summarize(list(cases.values()), rounds)
+        lines += table("documents of 256 B" if what == "documents" else of_base, summaries)
+        points = [
+            Point(size, each.seconds / each.documents * 1e9, each.peak)
+            for size, each in zip(cases, summaries, strict=True)
+        ]
+        panels.append(Panel(what, sorted(points)))
+    lines += [f"![Time and memory by documents, vBuckets and nodes]({PLOT.name})", ""]
+    return lines, plot(panels)
 
 
 def rows(documents: int, rounds: int) -> list[str]:
@@ -289,6 +330,30 @@ def spark(documents: int, rounds: int) -> list[str]:
     ]
 
 
+# What is measured, in this order, each part between markers of its own in the documentation.
+GROUPS = ("ready", "rows", "latency", "spark", "carried", "growth")
+
+
+def measure(group: str, chosen: argparse.Namespace) -> list[str]:
+    """Measures one group."""
+    rounds = chosen.rounds
+    match group:
+        case "ready":
+            return beside_rust(chosen.program, 512, rounds)
+        case "rows":
+            return rows(min(chosen.documents, 500_000), rounds)
+        case "latency":
+            return latency(5000, rounds)
+        case "spark":
+            return spark(chosen.documents, rounds)
+        case "carried":
+            return carried(chosen.documents, rounds)
+    lines, drawn = growth(chosen.largest, rounds)
+    if not chosen.no_write:
+        PLOT.write_text(drawn)
+    return lines
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -296,6 +361,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--largest", type=int, default=10_000_000)
+    parser.add_argument("--only", choices=GROUPS, nargs="+", default=GROUPS, metavar="GROUP")
     parser.add_argument("--no-write", action="store_true", help="leave the documentation alone")
     return parser.parse_args()
 
@@ -303,31 +369,24 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measures, and writes what was measured."""
     chosen = arguments()
-    rounds = chosen.rounds
-    before = os.getloadavg()[0]
-    parts = [
-        *beside_rust(chosen.program, 512, rounds),
-        *rows(min(chosen.documents, 500_000), rounds),
-        *latency(5000, rounds),
-        *spark(chosen.documents, rounds),
-        *carried(chosen.documents, rounds),
-        *growth(chosen.largest, rounds),
-    ]
     machine = subprocess.run(
         [str(chosen.program), "machine"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    head = (
-        f"Medians of {rounds} rounds. {machine}; load {before:.1f} before and "
-        f"{os.getloadavg()[0]:.1f} after; Python {sys.version.split()[0]}. Producer and reader "
-        "pinned to a core each, except for latency."
-    )
-    text = "\n".join([head, "", *parts])
-    if chosen.no_write:
-        print(text)
-        return
-    whole = DOCUMENT.read_text()
-    start_text, rest = whole.split(BEGIN)
-    DOCUMENT.write_text(start_text + BEGIN + "\n" + text + END + rest.split(END)[1])
+    for group in chosen.only:
+        before = os.getloadavg()[0]
+        lines = measure(group, chosen)
+        head = (
+            f"Medians of {chosen.rounds} rounds; {machine}; load {before:.1f} before and "
+            f"{os.getloadavg()[0]:.1f} after; Python {sys.version.split()[0]}; "
+            f'`make bench-reading ARGS="--only {group}"`.'
+        )
+        text = "\n".join([head, "", *lines])
+        if chosen.no_write:
+            print(text)
+            continue
+        begin, end = (f"<!-- reading {group}: {edge} -->" for edge in ("begin", "end"))
+        start_text, rest = DOCUMENT.read_text().split(begin)
+        DOCUMENT.write_text(start_text + begin + "\n" + text + end + rest.split(end)[1])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,82 @@
+"""Time and memory by size as SVG, without a library."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+WIDTH, HEIGHT, LEFT, TOP, GAP = 240, 170, 56, 44, 70
+TIME, MEMORY = "#0b6e4f", "#b4532a"
+
+
+class Point(NamedTuple):
+    """What one size took."""
+
+    size: int
+    nanoseconds: float
+    mebibytes: float
+
+
+class Panel(NamedTuple):
+    """What grew, and the points by size."""
+
+    what: str
+    points: list[Point]
+
+
+def _curve(places: list[tuple[float, float]], colour: str, labels: list[str]) -> list[str]:
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    parts = [f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>']
+    for (x, y), label in zip(places, labels, strict=True):
+        above = f'x="{x:.1f}" y="{y - 7:.1f}" text-anchor="middle"'
+        parts += [
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>',
+            f'<text {above} fill="{colour}">{label}</text>',
+        ]
+    return parts
+
+
+def _panel(panel: Panel, left: float, most: Point) -> list[str]:
+    """One panel; `most` has the largest time and memory of all panels."""
+    sizes = [point.size for point in panel.points]
+    low, high = math.log10(min(sizes)), math.log10(max(sizes))
+
+    def across(size: int) -> float:
+        return left + (math.log10(size) - low) / (high - low) * WIDTH
+
+    def up(part: float) -> float:
+        return TOP + HEIGHT * (1 - part)
+
+    bottom = TOP + HEIGHT
+    parts = [
+        f'<text x="{left}" y="{TOP - 14}" font-weight="bold">{panel.what}</text>',
+        f'<path d="M{left} {TOP}V{bottom}H{left + WIDTH}" fill="none" stroke="#888"/>',
+    ]
+    for size in sizes:
+        at = f'x="{across(size):.1f}" y="{bottom + 14}"'
+        parts.append(f'<text {at} text-anchor="middle">{size:,}</text>')
+    # Zero is at the bottom, so that what stays the same is a level line.
+    time = [(across(p.size), up(p.nanoseconds / most.nanoseconds)) for p in panel.points]
+    memory = [(across(p.size), up(p.mebibytes / most.mebibytes)) for p in panel.points]
+    parts += _curve(time, TIME, [f"{p.nanoseconds:.0f}" for p in panel.points])
+    return parts + _curve(memory, MEMORY, [f"{p.mebibytes:.0f}" for p in panel.points])
+
+
+def plot(panels: list[Panel]) -> str:
+    """Nanoseconds a change and peak memory of the reader, a panel for each thing that grows."""
+    every = [point for panel in panels for point in panel.points]
+    most = Point(0, max(p.nanoseconds for p in every), max(p.mebibytes for p in every))
+    width = LEFT + len(panels) * (WIDTH + GAP)
+    size = f'width="{width}" height="{TOP + HEIGHT + 30}"'
+    title = (
+        f'<tspan fill="{TIME}">Nanoseconds a change</tspan> and '
+        f'<tspan fill="{MEMORY}">peak memory of the reader in MiB</tspan>, both from zero'
+    )
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">',
+        f'<rect {size} fill="white"/>',
+        f'<text x="{LEFT}" y="16" font-size="13">{title}</text>',
+    ]
+    for index, panel in enumerate(panels):
+        parts += _panel(panel, LEFT + index * (WIDTH + GAP), most)
+    return "\n".join([*parts, "</svg>", ""])
