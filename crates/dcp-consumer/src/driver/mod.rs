@@ -429,6 +429,8 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
             Over::Sink(error) => return self.report(Report::SinkFailed(error)),
             Over::Lost(error) => error,
         };
+        // A stream that ended in the bytes before the error is none the machine still has.
+        self.drain_events();
         if let Err(error) = self.cut(now()) {
             return self.report(Report::SinkFailed(error));
         }

@@ -370,6 +370,23 @@ async fn what_came_before_a_socket_closed_is_delivered() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_that_ends_right_before_its_connection_is_lost_is_told_as_ended() {
+    let mut server = Server::start(patient()).await;
+    server.marker().await;
+    server.settle().await;
+    // In one piece, so that the end and the broken frame are met in one walk.
+    let mut bytes = Vec::new();
+    let end = StreamEnd { reason: StreamEndReason::STATE_CHANGED };
+    end.encode(server.to(Vbid(0)), &mut bytes).unwrap();
+    bytes.extend_from_slice(b"HTTP/1.1 400 Bad Request");
+    server.io.write_all(&bytes).await.unwrap();
+    let Report::Ended { vbid, .. } = server.report().await else { panic!("not ended") };
+    assert_eq!(vbid, Vbid(0));
+    let Report::Lost { streams, .. } = server.report().await else { panic!("not lost") };
+    assert!(streams.is_empty(), "{streams:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_closed_socket_and_a_broken_protocol_are_told_apart() {
     let mut server = Server::start(patient()).await;
     server.io.shutdown().await.unwrap();
