@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use dcp_proto::producer::ItemKind;
+use dcp_wire::message::FailoverEntry;
 use dcp_wire::{CollectionId, DocKey, Seqno, Vbid};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -279,6 +280,14 @@ impl Producer {
         let bucket = &self.cluster.bucket;
         let high = |vbid| Some((vbid, bucket.lock(vbid)?.high_seqno));
         bucket.vbids().filter_map(high).collect()
+    }
+
+    /// Failover log of each vBucket, newest entry first.
+    #[must_use]
+    pub fn failover_logs(&self) -> BTreeMap<Vbid, Vec<FailoverEntry>> {
+        let bucket = &self.cluster.bucket;
+        let log = |vbid| Some((vbid, bucket.lock(vbid)?.failover.entries().to_vec()));
+        bucket.vbids().filter_map(log).collect()
     }
 
     /// Expires every document whose time has passed; returns how many. Otherwise that happens
