@@ -13,6 +13,7 @@
 
 mod consumer;
 mod network;
+mod panics;
 mod run;
 mod table;
 mod watchdog;

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::consumer::{Consumer, Setup, Storage, read_until_now};
 use crate::network::Network;
+use crate::panics;
 use crate::table::Table;
 use crate::world::World;
 
@@ -44,6 +45,8 @@ pub(crate) struct Report {
 
 /// Runs one seed.
 pub(crate) fn run(seed: u64) -> Report {
+    panics::watch();
+    panics::take();
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     let local = LocalSet::new();
     runtime.expect("a runtime").block_on(local.run_until(async {
@@ -55,6 +58,8 @@ pub(crate) fn run(seed: u64) -> Report {
             outcome = Box::pin(run.play()) => outcome,
             round = steps.exhausted() => Err(round),
         };
+        // Whatever came of it: a task that is gone may have been one of many.
+        let outcome = panics::take().map_or(outcome, |panic| Err(format!("a panic: {panic}")));
         trace.add(format!("{} packets", steps.taken()));
         let trace = std::mem::take(&mut *trace.lines.lock().unwrap());
         Report { outcome, trace }
