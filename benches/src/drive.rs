@@ -6,7 +6,9 @@ use bytes::BytesMut;
 use dcp_proto::consumer::{
     Connection, ConnectionConfig, Delivery, Limit, Resume, RollbackPolicy, StreamFilter,
 };
-use dcp_proto::{BatchSink, Change, ChangeSink, Position, Rollback, SinkError};
+use dcp_proto::{
+    BatchSink, Change, ChangeSink, MutationRun, Position, Rollback, RunError, SinkError,
+};
 use dcp_wire::{MAX_BODY_LEN, Opaque, Seqno, Vbid};
 
 use crate::Error;
@@ -133,6 +135,13 @@ impl ChangeSink for Counter {
     fn change(&mut self, change: &Change<'_>) -> Result<(), SinkError> {
         self.rows += 1;
         self.bytes += change.key.len() + change.value.len();
+        Ok(())
+    }
+
+    fn mutations(&mut self, run: &MutationRun<'_, '_>) -> Result<(), RunError> {
+        self.rows += run.mutations.len();
+        let lens = run.mutations.iter().map(|mutation| mutation.key_and_value().len());
+        self.bytes += lens.sum::<usize>();
         Ok(())
     }
 

@@ -1,11 +1,11 @@
 //! The columns of a batch being filled.
 
-use dcp_proto::{Change, Rollback, SystemEventRecord};
-use dcp_wire::message::SystemEventPayload;
+use dcp_proto::{Change, MutationRun, Rollback, SystemEventRecord};
+use dcp_wire::message::{MutationView, SystemEventPayload};
 use dcp_wire::{Datatype, ScopeId, Seqno, Vbid};
 
 use crate::late::LateValues;
-use crate::values::{BytesColumn, ValueColumn};
+use crate::values::{BytesColumn, Full, ValueColumn};
 use crate::xattrs::XattrsColumn;
 use crate::{BatchLimits, BufferPool, Column, TableSchema};
 
@@ -82,6 +82,24 @@ fn push<T>(column: &mut Option<Vec<T>>, value: impl FnOnce() -> T) {
     }
 }
 
+#[inline]
+fn fill<T: Clone>(column: &mut Option<Vec<T>>, rows: usize, value: T) {
+    if let Some(column) = column {
+        column.resize(rows, value);
+    }
+}
+
+#[inline]
+fn extend<T>(
+    column: &mut Option<Vec<T>>,
+    mutations: &[MutationView<'_>],
+    field: impl Fn(&MutationView<'_>) -> T,
+) {
+    if let Some(column) = column {
+        column.extend(mutations.iter().map(field));
+    }
+}
+
 impl Columns {
     pub(crate) fn new(schema: &TableSchema, limits: BatchLimits, pool: &BufferPool) -> Self {
         let rows = limits.expected_rows;
@@ -121,7 +139,7 @@ impl Columns {
     }
 
     pub(crate) fn value_bytes(&self) -> usize {
-        self.values.as_ref().map_or(0, ValueColumn::len_bytes)
+        self.values.as_ref().map_or(0, |values| values.plain.len_bytes())
     }
 
     pub(crate) fn size_bytes(&self) -> usize {
@@ -148,6 +166,46 @@ impl Columns {
         push(&mut self.vbuuids, || bits(change.vbuuid.0));
         push(&mut self.snapshot_starts, || bits(change.snapshot.start.0));
         push(&mut self.snapshot_ends, || bits(change.snapshot.end.0));
+    }
+
+    /// Appends mutations whose values are documents and nothing else, column by column: the packets
+    /// lie in the first cache, and what is not of a column stays out of its loop.
+    pub(crate) fn push_run(&mut self, run: &MutationRun<'_, '_>) -> Result<(), Full> {
+        let mutations = run.mutations;
+        let key_bytes: usize = mutations.iter().map(MutationView::key_len).sum();
+        let bodies: usize = mutations.iter().map(|mutation| mutation.key_and_value().len()).sum();
+        let value_bytes = bodies - key_bytes;
+        if let Some(keys) = &self.keys {
+            keys.check_room(key_bytes)?;
+        }
+        if let Some(values) = &mut self.values {
+            values.check_room(value_bytes)?;
+            values.plain.push_values(mutations, value_bytes);
+        }
+        if let Some(keys) = &mut self.keys {
+            keys.push_keys(mutations, key_bytes);
+        }
+        if let Some(xattrs) = &mut self.xattrs {
+            mutations.iter().for_each(|_| xattrs.push_none());
+        }
+        let rows = self.rows() + mutations.len();
+        self.kinds.resize(rows, RowKind::Mutation);
+        self.vbuckets.resize(rows, i32::from(run.vbid.0));
+        self.seqnos.extend(mutations.iter().map(|mutation| bits(mutation.seqno().0)));
+        extend(&mut self.collection_ids, mutations, |mutation| {
+            i64::from(mutation.collection_id().0)
+        });
+        extend(&mut self.cas, mutations, |mutation| bits(mutation.cas().0));
+        extend(&mut self.revs, mutations, |mutation| bits(mutation.rev_seqno().0));
+        extend(&mut self.expiries, mutations, |mutation| i64::from(mutation.expiry()));
+        extend(&mut self.flags, mutations, |mutation| i64::from(mutation.flags()));
+        extend(&mut self.json, mutations, |mutation| mutation.datatype().contains(Datatype::JSON));
+        fill(&mut self.epochs, rows, bits32(run.epoch));
+        fill(&mut self.delete_times, rows, 0);
+        fill(&mut self.vbuuids, rows, bits(run.vbuuid.0));
+        fill(&mut self.snapshot_starts, rows, bits(run.snapshot.start.0));
+        fill(&mut self.snapshot_ends, rows, bits(run.snapshot.end.0));
+        Ok(())
     }
 
     pub(crate) fn push_rollback(&mut self, rollback: &Rollback) {

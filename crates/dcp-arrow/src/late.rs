@@ -66,7 +66,7 @@ impl Columns {
             return Ok(());
         }
         if let Some(values) = &mut self.values {
-            values.inflate().map_err(|bad| places.error(bad.row, bad.error.to_string()))?;
+            values.inflate(pool).map_err(|bad| places.error(bad.row, bad.error.to_string()))?;
         }
         let (values, xattrs) = (self.values.take(), self.xattrs.take());
         let mut filled = Filled {

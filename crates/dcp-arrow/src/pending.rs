@@ -194,7 +194,7 @@ impl Columns {
         let Some(values) = self.values.as_mut().filter(|_| formats.decodes()) else {
             return Ok(Decoded::default());
         };
-        values.inflate().map_err(|bad| places.error(bad.row, bad.error.to_string()))?;
+        values.inflate(pool).map_err(|bad| places.error(bad.row, bad.error.to_string()))?;
         let json = self.json.as_deref().unwrap_or_default();
         document::decode(formats, values, &document::Rows { kinds, json, places }, pool)
     }

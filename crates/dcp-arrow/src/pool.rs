@@ -45,7 +45,7 @@ impl BufferPool {
         self.lock().held_bytes
     }
 
-    /// An empty block with room for `capacity` bytes or more.
+    /// A block with room for `capacity` bytes or more, with whatever was in it.
     pub(crate) fn take(&self, capacity: usize) -> Vec<u8> {
         let mut free = self.lock();
         // The smallest that fits: a column of keys must not take the block of a column of documents.
@@ -61,11 +61,11 @@ impl BufferPool {
         Vec::with_capacity(capacity)
     }
 
-    fn give_back(&self, mut block: Vec<u8>) {
+    /// Keeps a block for later, or frees it.
+    pub(crate) fn give_back(&self, block: Vec<u8>) {
         if block.capacity() < Self::MIN_BLOCK_BYTES {
             return;
         }
-        block.clear();
         let mut free = self.lock();
         if free.held_bytes.saturating_add(block.capacity()) <= free.max_bytes {
             free.held_bytes = free.held_bytes.saturating_add(block.capacity());
@@ -73,12 +73,14 @@ impl BufferPool {
         }
     }
 
-    /// `block` as an Arrow buffer that returns to the pool when its last user drops it.
-    pub(crate) fn buffer(&self, block: Vec<u8>) -> Buffer {
+    /// The first `len` bytes of `block` as an Arrow buffer, which returns to the pool when its last
+    /// user drops it.
+    pub(crate) fn buffer(&self, mut block: Vec<u8>, len: usize) -> Buffer {
         if block.capacity() < Self::MIN_BLOCK_BYTES {
+            block.truncate(len);
             return Buffer::from_vec(block);
         }
-        Buffer::from(bytes::Bytes::from_owner(Lent { block, pool: self.clone() }))
+        Buffer::from(bytes::Bytes::from_owner(Lent { block, len, pool: self.clone() }))
     }
 
     /// A column of `text` in every row.
@@ -112,12 +114,13 @@ impl fmt::Debug for BufferPool {
 /// A block while Arrow uses it.
 struct Lent {
     block: Vec<u8>,
+    len: usize,
     pool: BufferPool,
 }
 
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
-        &self.block
+        self.block.get(..self.len).unwrap_or_default()
     }
 }
 
@@ -137,22 +140,22 @@ mod tests {
         let mut block = pool.take(100_000);
         block.extend_from_slice(&[7; 100_000]);
         let address = block.as_ptr();
-        let buffer = pool.buffer(block);
+        let buffer = pool.buffer(block, 99_500);
         let view = buffer.slice(99_000);
         drop(buffer);
         assert_eq!(pool.held_bytes(), 0, "a view still uses it");
-        assert_eq!(view.as_slice(), [7; 1000]);
+        assert_eq!(view.as_slice(), [7; 500]);
         drop(view);
         assert_eq!(pool.held_bytes(), 100_000);
         let again = pool.take(50_000);
-        assert_eq!((again.as_ptr(), again.len()), (address, 0));
+        assert_eq!((again.as_ptr(), again.len()), (address, 100_000), "it need not be cleared");
         assert_eq!(pool.held_bytes(), 0);
     }
 
     #[test]
     fn what_exceeds_the_bound_is_freed() {
         let pool = BufferPool::new(250_000);
-        let blocks: Vec<_> = (0..4).map(|_| pool.buffer(pool.take(100_000))).collect();
+        let blocks: Vec<_> = (0..4).map(|_| pool.buffer(pool.take(100_000), 0)).collect();
         drop(blocks);
         assert_eq!(pool.held_bytes(), 200_000);
         let block = pool.take(10);

@@ -1,6 +1,9 @@
 //! The sink: changes in, columns out.
 
-use dcp_proto::{BatchSink, Change, ChangeSink, Op, Rollback, SinkError, SystemEventRecord};
+use dcp_proto::{
+    BatchSink, Change, ChangeSink, MutationRun, Op, Rollback, RunError, SinkError,
+    SystemEventRecord,
+};
 use dcp_wire::{Datatype, DecodeError, Seqno, Vbid, snappy, xattr};
 
 use crate::columns::{Columns, RowKind};
@@ -29,6 +32,16 @@ struct Wants {
     value: bool,
     xattrs: bool,
     system_events: bool,
+}
+
+#[inline]
+fn columns<'a>(
+    columns: &'a mut Option<Columns>,
+    schema: &TableSchema,
+    limits: BatchLimits,
+    pool: &BufferPool,
+) -> &'a mut Columns {
+    columns.get_or_insert_with(|| Columns::new(schema, limits, pool))
 }
 
 impl ArrowSink {
@@ -61,7 +74,7 @@ impl ArrowSink {
     }
 
     fn columns(&mut self) -> &mut Columns {
-        self.columns.get_or_insert_with(|| Columns::new(&self.schema, self.limits, &self.pool))
+        columns(&mut self.columns, &self.schema, self.limits, &self.pool)
     }
 
     /// Appends one change of whatever kind.
@@ -133,11 +146,11 @@ impl ArrowSink {
             return self.push_plain(change, &[]);
         }
         let len = snappy::decompressed_len(change.value, self.limits.max_value_bytes)?;
-        let columns = self.columns();
+        let columns = columns(&mut self.columns, &self.schema, self.limits, &self.pool);
         let row = columns.rows();
         if let Some(values) = &mut columns.values {
             values.check_room(len)?;
-            values.push_compressed(row, change.value, len);
+            values.push_compressed(row, change.value, len, (&self.pool, self.limits));
         }
         if let Some(xattrs) = &mut columns.xattrs {
             xattrs.push_none();
@@ -237,6 +250,16 @@ impl ChangeSink for ArrowSink {
                 .map_err(|full| full.at(change.vbid, change.seqno));
         }
         self.push_any(change)
+    }
+
+    fn mutations(&mut self, run: &MutationRun<'_, '_>) -> Result<(), RunError> {
+        let special = Datatype::SNAPPY.with(Datatype::XATTR);
+        let all = run.mutations.iter().fold(0, |all, mutation| all | mutation.datatype().0);
+        // Where there is no room for all of them, there may be for some.
+        if !Datatype(all).intersects(special) && self.columns().push_run(run).is_ok() {
+            return Ok(());
+        }
+        run.give_each(self)
     }
 
     fn rollback(&mut self, rollback: &Rollback) -> Result<(), SinkError> {

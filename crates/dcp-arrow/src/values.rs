@@ -1,6 +1,7 @@
 //! Columns of bytes, filled by one copy from the read buffer.
 
 use arrow_buffer::{Buffer, OffsetBuffer, ScalarBuffer};
+use dcp_wire::message::MutationView;
 use dcp_wire::{DecodeError, snappy};
 
 use crate::{BatchLimits, BufferPool};
@@ -9,8 +10,26 @@ use crate::{BatchLimits, BufferPool};
 #[derive(Debug)]
 pub(crate) struct BytesColumn {
     offsets: Vec<i32>,
+    /// All of it may be written to; what lies behind `used` is of a batch before, or zeros.
     bytes: Vec<u8>,
+    used: usize,
     max_bytes: usize,
+}
+
+/// Keys up to this length are copied with a few instructions.
+const SHORT: usize = 32;
+
+/// How much is made writable at a time.
+const GROWTH: usize = 64 * 1024;
+
+#[inline]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    reason = "bounded by OFFSET_LIMIT, which every append checks before"
+)]
+const fn offset(end: usize) -> i32 {
+    end as i32
 }
 
 /// The column has no room: offsets are 32 bits wide, and memory is bounded.
@@ -18,26 +37,22 @@ pub(crate) struct BytesColumn {
 pub(crate) struct Full;
 
 impl BytesColumn {
+    /// A column that begins with room for so many rows, in memory whose contents do not matter.
     pub(crate) fn new(rows: usize, bytes: Vec<u8>, limits: BatchLimits) -> Self {
         let mut offsets = Vec::with_capacity(rows.saturating_add(1));
         offsets.push(0);
         let max_bytes = limits.max_column_bytes.min(BatchLimits::OFFSET_LIMIT);
-        Self { offsets, bytes, max_bytes }
+        Self { offsets, bytes, used: 0, max_bytes }
     }
 
     /// A column for values whose room was checked when they were first appended elsewhere.
     pub(crate) fn with_room_checked(rows: usize, bytes: Vec<u8>) -> Self {
-        let mut column = Self {
-            offsets: Vec::with_capacity(rows.saturating_add(1)),
-            bytes,
-            max_bytes: BatchLimits::OFFSET_LIMIT,
-        };
-        column.offsets.push(0);
-        column
+        let max_column_bytes = BatchLimits::OFFSET_LIMIT;
+        Self::new(rows, bytes, BatchLimits { max_column_bytes, ..BatchLimits::default() })
     }
 
-    pub(crate) fn len_bytes(&self) -> usize {
-        self.bytes.len()
+    pub(crate) const fn len_bytes(&self) -> usize {
+        self.used
     }
 
     /// Keeps room for `len` bytes that come later; the caller has checked that there is.
@@ -54,32 +69,95 @@ impl BytesColumn {
 
     /// Whether a value of `len` bytes can be appended.
     #[inline]
-    pub(crate) fn check_room(&self, len: usize) -> Result<(), Full> {
-        if len > self.max_bytes - self.bytes.len() { Err(Full) } else { Ok(()) }
+    pub(crate) const fn check_room(&self, len: usize) -> Result<(), Full> {
+        // What was reserved for later may have left less room than is used.
+        if len > self.max_bytes.saturating_sub(self.used) { Err(Full) } else { Ok(()) }
     }
 
     /// Appends a value; the caller has checked that there is room.
     #[inline]
     pub(crate) fn push(&mut self, value: &[u8]) {
-        debug_assert!(self.check_room(value.len()).is_ok());
-        self.bytes.extend_from_slice(value);
-        self.end_value();
+        self.push_place(value.len()).copy_from_slice(value);
+    }
+
+    /// Appends a value of `len` bytes, which are the caller's to write; it has checked that there
+    /// is room.
+    #[inline]
+    fn push_place(&mut self, len: usize) -> &mut [u8] {
+        debug_assert!(self.check_room(len).is_ok());
+        let (start, end) = (self.used, self.used + len);
+        if end > self.bytes.len() {
+            self.grow(end);
+        }
+        self.used = end;
+        self.offsets.push(offset(end));
+        &mut self.bytes[start..end]
+    }
+
+    /// Appends the values of a run, `len` bytes together; the caller has checked that there is
+    /// room.
+    #[inline]
+    pub(crate) fn push_values(&mut self, run: &[MutationView<'_>], len: usize) {
+        let (mut start, end) = (self.used, self.used + len);
+        if end > self.bytes.len() {
+            self.grow(end);
+        }
+        for mutation in run {
+            let value = mutation.value();
+            self.bytes[start..start + value.len()].copy_from_slice(value);
+            start += value.len();
+        }
+        self.push_offsets(run.iter().map(|mutation| mutation.value().len()));
+    }
+
+    /// The same with their keys.
+    #[inline]
+    pub(crate) fn push_keys(&mut self, run: &[MutationView<'_>], len: usize) {
+        let (mut start, end) = (self.used, self.used + len + SHORT);
+        if end > self.bytes.len() {
+            self.grow(end);
+        }
+        for mutation in run {
+            let (key_len, bytes) = (mutation.key_len(), mutation.key_and_value());
+            let place = &mut self.bytes[start..];
+            // Most keys are short, and something lies behind them: a copy of a length that is
+            // known here is a few instructions. What it copies too much, the next one overwrites.
+            if key_len <= SHORT
+                && let Some(place) = place.first_chunk_mut::<SHORT>()
+                && let Some(bytes) = bytes.first_chunk::<SHORT>()
+            {
+                *place = *bytes;
+            } else {
+                place[..key_len].copy_from_slice(&bytes[..key_len]);
+            }
+            start += key_len;
+        }
+        self.push_offsets(run.iter().map(MutationView::key_len));
     }
 
     #[inline]
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_possible_wrap,
-        reason = "bounded by OFFSET_LIMIT, which every append checks before"
-    )]
-    fn end_value(&mut self) {
-        self.offsets.push(self.bytes.len() as i32);
+    fn push_offsets(&mut self, lens: impl Iterator<Item = usize>) {
+        let mut end = self.used;
+        self.offsets.extend(lens.map(|len| {
+            end += len;
+            offset(end)
+        }));
+        self.used = end;
+    }
+
+    /// Makes `end` bytes writable, and some more.
+    #[cold]
+    fn grow(&mut self, end: usize) {
+        // In steps, so that a large block is not written to before it is needed.
+        let wanted = end.saturating_add(GROWTH);
+        let within = wanted.min(self.bytes.capacity().max(end));
+        self.bytes.resize(within, 0);
     }
 
     /// Offsets and bytes as Arrow buffers.
     pub(crate) fn finish(self, pool: &BufferPool) -> (OffsetBuffer<i32>, Buffer) {
         let offsets = OffsetBuffer::new(ScalarBuffer::from(self.offsets));
-        (offsets, pool.buffer(self.bytes))
+        (offsets, pool.buffer(self.bytes, self.used))
     }
 
     /// The value of one row.
@@ -145,18 +223,31 @@ impl ValueColumn {
     }
 
     /// Appends a compressed document that inflates to `len` bytes; room has been checked.
-    pub(crate) fn push_compressed(&mut self, row: usize, block: &[u8], len: usize) {
+    #[inline]
+    pub(crate) fn push_compressed(
+        &mut self,
+        row: usize,
+        block: &[u8],
+        len: usize,
+        memory: (&BufferPool, BatchLimits),
+    ) {
+        if self.compressed.capacity() == 0 {
+            let (pool, limits) = memory;
+            self.compressed = pool.take(limits.expected_bytes);
+            self.compressed.clear();
+            self.blocks.reserve(limits.expected_rows);
+        }
         self.compressed.extend_from_slice(block);
-        let start = self.plain.bytes.len();
-        self.plain.bytes.resize(start + len, 0);
-        self.plain.end_value();
+        let start = self.plain.used;
+        // Its bytes come when the batch is finished.
+        self.plain.push_place(len);
         let target = start..start + len;
         self.blocks.push(Block { row, source_end: self.compressed.len(), target });
     }
 
     /// The same column with other bytes, what is compressed inflated.
     pub(crate) fn replaced_by(self, plain: BytesColumn, pool: &BufferPool) -> Self {
-        drop(pool.buffer(self.plain.bytes));
+        pool.give_back(self.plain.bytes);
         Self { plain, compressed: Vec::new(), blocks: Vec::new() }
     }
 
@@ -165,12 +256,12 @@ impl ValueColumn {
         mut self,
         pool: &BufferPool,
     ) -> Result<(OffsetBuffer<i32>, Buffer), BadBlock> {
-        self.inflate()?;
+        self.inflate(pool)?;
         Ok(self.plain.finish(pool))
     }
 
     /// Inflates what is compressed.
-    pub(crate) fn inflate(&mut self) -> Result<(), BadBlock> {
+    pub(crate) fn inflate(&mut self, pool: &BufferPool) -> Result<(), BadBlock> {
         let mut start = 0;
         for block in self.blocks.drain(..) {
             let source = self.compressed.get(start..block.source_end).unwrap_or_default();
@@ -179,6 +270,7 @@ impl ValueColumn {
                 .map_err(|error| BadBlock { row: block.row, error })?;
             start = block.source_end;
         }
+        pool.give_back(std::mem::take(&mut self.compressed));
         Ok(())
     }
 }

@@ -41,4 +41,7 @@ pub mod topology;
 pub use failover_log::{FailoverLog, InvalidFailoverLog};
 pub use history::{CompletePoint, History};
 pub use position::{Position, Snapshot};
-pub use sink::{BatchSink, Change, ChangeSink, Op, Rollback, SinkError, SystemEventRecord};
+pub use sink::{
+    BatchSink, Change, ChangeSink, MutationRun, Op, Rollback, RunError, SinkError,
+    SystemEventRecord,
+};

@@ -1,6 +1,6 @@
 //! Where changes go: a sink appends them to columns as they are walked in the read buffer.
 
-use dcp_wire::message::SystemEventId;
+use dcp_wire::message::{MutationView, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
 use thiserror::Error;
 
@@ -50,6 +50,68 @@ pub struct Change<'a> {
     pub expiry: u32,
     /// Seconds since 1970 at which the document was removed, 0 unknown (deletions, expirations).
     pub delete_time: u32,
+}
+
+/// Mutations of one stream that lie one behind the other in the read buffer, in one snapshot and on
+/// one branch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MutationRun<'r, 'a> {
+    /// vBucket the documents lie in.
+    pub vbid: Vbid,
+    /// History branch that holds the changes.
+    pub vbuuid: Vbuuid,
+    /// How many rollbacks this consumer had seen on the vBucket.
+    pub epoch: u32,
+    /// Snapshot the changes came in.
+    pub snapshot: Snapshot,
+    /// The mutations, their seqnos ascending.
+    pub mutations: &'r [MutationView<'a>],
+}
+
+impl<'a> MutationRun<'_, 'a> {
+    /// Gives the mutations to a sink one at a time.
+    ///
+    /// # Errors
+    /// Those of [`ChangeSink::mutations`].
+    #[inline]
+    pub fn give_each<S: ChangeSink + ?Sized>(&self, sink: &mut S) -> Result<(), RunError> {
+        for (taken, mutation) in self.mutations.iter().enumerate() {
+            sink.change(&self.change(mutation)).map_err(|error| RunError { taken, error })?;
+        }
+        Ok(())
+    }
+
+    /// One of the mutations by itself.
+    #[inline]
+    #[must_use]
+    pub fn change(&self, mutation: &MutationView<'a>) -> Change<'a> {
+        Change {
+            op: Op::Mutation,
+            vbid: self.vbid,
+            seqno: mutation.seqno(),
+            vbuuid: self.vbuuid,
+            epoch: self.epoch,
+            snapshot: self.snapshot,
+            collection_id: mutation.collection_id(),
+            key: mutation.key(),
+            value: mutation.value(),
+            datatype: mutation.datatype(),
+            cas: mutation.cas(),
+            rev_seqno: mutation.rev_seqno(),
+            flags: mutation.flags(),
+            expiry: mutation.expiry(),
+            delete_time: 0,
+        }
+    }
+}
+
+/// A sink could not take a whole run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunError {
+    /// How many mutations it has taken: all before the one it could not.
+    pub taken: usize,
+    /// Why it could not take that one.
+    pub error: SinkError,
 }
 
 /// A vBucket's history was cut back: what came above `seqno` is no longer true and comes again.
@@ -121,6 +183,15 @@ pub trait ChangeSink {
     /// # Errors
     /// [`SinkError`] if the change cannot be represented.
     fn change(&mut self, change: &Change<'_>) -> Result<(), SinkError>;
+
+    /// Appends mutations that follow each other; by default one at a time.
+    ///
+    /// # Errors
+    /// [`RunError`] if one of them cannot be represented; those before it have been appended.
+    #[inline]
+    fn mutations(&mut self, run: &MutationRun<'_, '_>) -> Result<(), RunError> {
+        run.give_each(self)
+    }
 
     /// Appends a rollback.
     ///

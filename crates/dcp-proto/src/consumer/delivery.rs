@@ -59,6 +59,12 @@ impl Hidden {
         self
     }
 
+    /// This, if any document may be left out.
+    #[inline]
+    pub(super) fn may_hide(&self) -> Option<&Self> {
+        (self.transactions || !self.collections.is_empty()).then_some(self)
+    }
+
     /// Whether a document is left out.
     #[inline]
     pub(super) fn hides(&self, collection_id: CollectionId, key: &[u8]) -> bool {

@@ -11,6 +11,7 @@ mod gate;
 mod held;
 mod opaque;
 mod request;
+mod run;
 mod stats;
 mod stream;
 #[cfg(test)]

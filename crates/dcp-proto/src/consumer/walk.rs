@@ -7,12 +7,12 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use dcp_wire::message::{StreamEnd, StreamEndReason};
+use dcp_wire::message::{MutationView, StreamEnd, StreamEndReason};
 use dcp_wire::{Frame, Header, Magic, Opcode, Status, Vbid};
 
 use super::connection::{Connection, ConnectionConfig, Limit, Walk, send};
 use super::stream::{Fault, Progress, State};
-use super::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError};
+use super::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError, run};
 use crate::ChangeSink;
 use crate::flow_control::counted_bytes;
 
@@ -40,9 +40,34 @@ impl Connection {
         }
         let mut rest = input;
         let max_body_len = self.config.max_body_len;
-        while let Some((frame, used)) =
-            Frame::parse(rest, max_body_len).map_err(ConnectionError::Framing)?
-        {
+        let mut staged = [MutationView::EMPTY; run::MAX_LEN];
+        loop {
+            // What waits for disks is looked at one by one.
+            if !self.config.delivery.persisted_only {
+                let left = Limit {
+                    rows: limit.rows.saturating_sub(walk.rows),
+                    bytes: limit.bytes.saturating_sub(row_bytes),
+                };
+                let ran = self.run(rest, left, &mut staged, sink)?;
+                if ran.rows > 0 {
+                    (_, rest) = rest.split_at(ran.bytes);
+                    packets += ran.rows as u64;
+                    walk.rows += ran.rows;
+                    row_bytes += ran.bytes;
+                    if walk.rows >= limit.rows || row_bytes >= limit.bytes {
+                        walk.limited = true;
+                        break;
+                    }
+                    if ran.rows == run::MAX_LEN {
+                        continue;
+                    }
+                }
+            }
+            let Some((frame, used)) =
+                Frame::parse(rest, max_body_len).map_err(ConnectionError::Framing)?
+            else {
+                break;
+            };
             let rows = match self.handle_frame(frame, sink) {
                 Ok(rows) => rows,
                 Err(fault) => return Err(over(frame.header, fault)),

@@ -41,6 +41,12 @@ impl Window {
         allowed || bytes == 0
     }
 
+    /// How many bytes may be received before the next packet is one too many.
+    #[inline]
+    pub(super) const fn room(&self) -> u64 {
+        if self.size == 0 { u64::MAX } else { self.size.saturating_sub(self.outstanding) }
+    }
+
     /// Returns bytes the application has done with.
     pub(super) fn release(&mut self, now: Instant, bytes: u64) {
         debug_assert!(self.released + bytes <= self.outstanding, "more released than received");

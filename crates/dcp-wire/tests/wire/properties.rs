@@ -6,6 +6,7 @@ use dcp_wire::message::*;
 use dcp_wire::*;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::sample::Index;
 
 /// Opcodes with a layout, and some without.
 fn opcode() -> impl Strategy<Value = u8> {
@@ -45,6 +46,36 @@ fn packet() -> impl Strategy<Value = Vec<u8>> {
             out.extend_from_slice(&tail);
             out.extend([framing, extras, key, value].concat());
             out
+        },
+    )
+}
+
+/// A mutation, nearly always a well-formed one.
+fn mutation_packet() -> impl Strategy<Value = Vec<u8>> {
+    let key = prop_oneof![
+        4 => vec(prop_oneof![2 => Just(0u8), 1 => Just(9), 1 => any::<u8>()], 0..12),
+        1 => vec(1u8..9, 245..253),
+    ];
+    let numbers = (prop_oneof![1 => Just(0u64), 9 => any::<u64>()], any::<u64>(), any::<u32>());
+    (numbers, key, vec(any::<u8>(), 0..40), any::<u8>(), any::<u32>()).prop_map(
+        |((seqno, number, small), key, value, byte, opaque)| {
+            let mutation = Mutation {
+                seqno: Seqno(seqno),
+                rev_seqno: RevSeqno(number.rotate_left(8)),
+                cas: Cas(number),
+                datatype: Datatype(byte),
+                flags: small,
+                expiry: small.rotate_left(8),
+                lock_time: 0,
+                nru: byte,
+                key: &key,
+                value: &value,
+            };
+            let vbid = Vbid(u16::from(byte));
+            let mut packet = Vec::new();
+            let to = StreamAddress { vbid, opaque: Opaque(opaque), stream_id: None };
+            mutation.encode(to, &mut packet).unwrap();
+            packet
         },
     )
 }
@@ -103,6 +134,50 @@ proptest! {
             prop_assert_eq!(SnapshotMarker::decode(&again), SnapshotMarker::decode(&frame));
         } else {
             prop_assert_eq!(again, bytes);
+        }
+    }
+
+    #[test]
+    fn a_view_of_a_mutation_is_there_if_it_decodes_and_says_the_same(
+        (mut packet, collections) in (mutation_packet(), any::<bool>()),
+        damage in vec((any::<Index>(), any::<u8>()), 0..3),
+        (cut, rest, max_body) in (0usize..4, vec(any::<u8>(), 0..3), 20usize..120),
+    ) {
+        for (at, byte) in damage {
+            // Mostly where the lengths are.
+            let at = at.index(if byte & 1 == 0 { packet.len() } else { 12 });
+            packet[at] = byte;
+        }
+        packet.truncate(packet.len() - cut);
+        if cut == 0 {
+            packet.extend(rest);
+        }
+        let view = MutationView::parse(&packet, max_body, collections);
+        let decoded = Frame::parse(&packet, max_body).ok().flatten().and_then(|(frame, used)| {
+            let mutation = Mutation::decode(&frame).ok()?;
+            let (collection_id, key) = if collections {
+                let DocKey { collection_id, key } = DocKey::decode(mutation.key).ok()?;
+                (collection_id, key)
+            } else {
+                (CollectionId::DEFAULT, mutation.key)
+            };
+            let fits = (1..=DocKey::MAX_DEFAULT_LEN).contains(&key.len());
+            let usual = frame.header.magic == Magic::CLIENT_REQUEST && fits;
+            usual.then_some((frame.header, mutation, collection_id, key, used))
+        });
+        prop_assert_eq!(view.is_some(), decoded.is_some());
+        if let (Some((view, rest)), Some((header, mutation, collection_id, key, used))) =
+            (view, decoded)
+        {
+            prop_assert_eq!((view.packet_len(), rest), (used, &packet[used..]));
+            prop_assert_eq!((view.vbid(), view.opaque()), (header.vbid(), header.opaque));
+            prop_assert_eq!((view.collection_id(), view.key()), (collection_id, key));
+            prop_assert_eq!(view.value(), mutation.value);
+            prop_assert_eq!(view.key_and_value(), [key, mutation.value].concat());
+            let Mutation { seqno, rev_seqno, cas, datatype, flags, expiry, .. } = mutation;
+            prop_assert_eq!((view.seqno(), view.rev_seqno(), view.cas()), (seqno, rev_seqno, cas));
+            prop_assert_eq!((view.flags(), view.expiry()), (flags, expiry));
+            prop_assert_eq!((view.datatype(), view.key_len()), (datatype, key.len()));
         }
     }
 

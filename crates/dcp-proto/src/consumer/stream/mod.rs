@@ -91,6 +91,21 @@ impl Progress {
     }
 }
 
+/// What holds for the changes of a stream that follow in its snapshot, except for the last one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fixed {
+    /// Seqnos lie above this one.
+    pub(super) last: Seqno,
+    /// Seqnos lie below this one.
+    pub(super) before: Seqno,
+    /// Branch that holds the changes.
+    pub(super) vbuuid: Vbuuid,
+    /// Snapshot they lie in.
+    pub(super) snapshot: Snapshot,
+    /// Rollbacks seen.
+    pub(super) epoch: u32,
+}
+
 /// The snapshot items must lie in.
 #[derive(Clone, Copy, Debug)]
 struct Marker {
@@ -320,6 +335,34 @@ impl Stream {
         if let Some(purge_seqno) = marker.purge_seqno {
             self.resume.position.purge_seqno = purge_seqno;
         }
+    }
+
+    /// What holds for a change with `seqno` and those that follow it, unless anything about it is
+    /// special.
+    #[inline(always)]
+    pub(super) fn fixed(&mut self, seqno: Seqno) -> Option<Fixed> {
+        let Snapshot { start, end } =
+            self.marker.as_ref().filter(|marker| !marker.pending)?.snapshot;
+        let last = self.resume.position.seqno;
+        if self.oso.is_some() || seqno <= last || seqno < start || seqno >= self.stop {
+            return None;
+        }
+        let vbuuid = self.branch_of(seqno);
+        let up_to = self.branch.up_to.min(end).min(self.clamp);
+        Some(Fixed {
+            last: last.max(self.branch.above),
+            before: self.stop.min(Seqno(up_to.0.saturating_add(1))),
+            vbuuid,
+            snapshot: self.resume.position.snapshot,
+            epoch: self.resume.position.epoch,
+        })
+    }
+
+    /// Moves the position over changes that [`fixed`](Self::fixed) holds for.
+    #[inline(always)]
+    pub(super) const fn ran_to(&mut self, seqno: Seqno) {
+        self.advanced = false;
+        self.resume.position.seqno = seqno;
     }
 
     /// Moves the position over `seqno`.

@@ -6,3 +6,4 @@ mod flow;
 mod harness;
 mod hostile;
 mod rules;
+mod runs;

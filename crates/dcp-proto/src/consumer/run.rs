@@ -1,0 +1,104 @@
+//! Runs of mutations: what a stream mostly consists of, looked at together.
+//!
+//! The mutations of a snapshot follow each other with nothing between them. What has to hold for
+//! each of them is checked here in a loop that keeps all it needs in registers; what a run changes
+//! about its stream and the window is written down once, behind it. Whatever is not as usual about
+//! a packet ends the run before it and takes the way of [`walk`](super::walk), which knows all.
+
+use dcp_wire::message::MutationView;
+
+use super::connection::{Connection, Limit};
+use super::stream::{Fixed, State};
+use crate::{ChangeSink, MutationRun, RunError, SinkError};
+
+/// Mutations of one run, at most: what is staged stays in the first cache.
+pub(super) const MAX_LEN: usize = 64;
+
+/// Place for the mutations of a run.
+pub(super) type Staged<'a> = [MutationView<'a>; MAX_LEN];
+
+/// What one run took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ran {
+    pub(super) rows: usize,
+    pub(super) bytes: usize,
+}
+
+impl Connection {
+    /// Gives the mutations at the front of `input` to the sink that are in no way special, as many
+    /// as fit into a run and `limit` allows; none is not an error.
+    #[inline(always)]
+    pub(super) fn run<'a, S: ChangeSink>(
+        &mut self,
+        input: &'a [u8],
+        limit: Limit,
+        staged: &mut Staged<'a>,
+        sink: &mut S,
+    ) -> Result<Ran, SinkError> {
+        let config = &self.config;
+        let (max_body, collections) = (config.max_body_len, config.collections);
+        let Some((first, _)) = MutationView::parse(input, max_body, collections) else {
+            return Ok(Ran::default());
+        };
+        let (vbid, opaque) = (first.vbid(), first.opaque());
+        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else {
+            return Ok(Ran::default());
+        };
+        if stream.opaque != opaque || stream.state != State::Streaming {
+            return Ok(Ran::default());
+        }
+        let Some(Fixed { mut last, before, vbuuid, snapshot, epoch }) = stream.fixed(first.seqno())
+        else {
+            return Ok(Ran::default());
+        };
+        let hidden = config.delivery.hidden.may_hide();
+        let room = self.window.room();
+        let (mut rest, mut rows, mut bytes) = (input, 0, 0);
+        while let Some(place) = staged.get_mut(rows)
+            && let Some((mutation, after)) = MutationView::parse(rest, max_body, collections)
+        {
+            let seqno = mutation.seqno();
+            // The last change of a snapshot completes it, which is not as usual either.
+            if mutation.vbid() != vbid
+                || mutation.opaque() != opaque
+                || seqno <= last
+                || seqno >= before
+                || bytes as u64 >= room
+                || hidden
+                    .is_some_and(|hidden| hidden.hides(mutation.collection_id(), mutation.key()))
+            {
+                break;
+            }
+            *place = mutation;
+            last = seqno;
+            rest = after;
+            rows += 1;
+            bytes += mutation.packet_len();
+            if rows >= limit.rows || bytes >= limit.bytes {
+                break;
+            }
+        }
+        let Some(mutations) = staged.get(..rows).filter(|mutations| !mutations.is_empty()) else {
+            return Ok(Ran::default());
+        };
+        let run = MutationRun { vbid, vbuuid, epoch, snapshot, mutations };
+        let outcome = sink.mutations(&run);
+        if let Err(RunError { taken, .. }) = &outcome {
+            let taken = mutations.get(..*taken).unwrap_or(mutations);
+            bytes = taken.iter().map(MutationView::packet_len).sum();
+            let Some(of_last) = taken.last().map(MutationView::seqno) else {
+                return outcome.map(|()| Ran::default()).map_err(|error| error.error);
+            };
+            last = of_last;
+        }
+        stream.ran_to(last);
+        if !stream.dirty {
+            stream.dirty = true;
+            self.dirty.push(vbid);
+        }
+        // That there is room was looked at before each.
+        self.window.receive(bytes as u64);
+        self.held += bytes as u64;
+        outcome.map(|()| Ran { rows, bytes }).map_err(|error| error.error)
+    }
+}
