@@ -1,6 +1,6 @@
 # The extension module. Private: the package's classes wrap these.
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, final
 
 from dcp_rs.client import ConnectionOptions
@@ -45,7 +45,7 @@ class ChangeBatch:
     @property
     def checkpoint(self) -> Checkpoint: ...
     def to_dicts(self) -> list[dict[str, Any]]: ...
-    def to_tuples(self) -> list[tuple[Any, ...]]: ...
+    def to_tuples(self) -> Iterator[tuple[Any, ...]]: ...
     def __arrow_c_array__(
         self, requested_schema: object | None = None
     ) -> tuple[object, object]: ...

@@ -63,7 +63,7 @@ class ChangeBatch:
 
         The values are those of `rows`, at less cost: there is no dict to make for each change.
         """
-        return iter(self._inner.to_tuples())
+        return self._inner.to_tuples()
 
     def to_pyarrow(self) -> pa.RecordBatch:
         """Gives the batch as a `pyarrow.RecordBatch`, without a copy.

@@ -7,7 +7,7 @@ use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyList, PyString, PyTuple};
 
-use crate::cells::cells;
+use crate::cells::{cells, in_order};
 use crate::checkpoint::Checkpoint;
 use crate::schema::schema_capsule;
 use crate::times::Times;
@@ -84,14 +84,13 @@ impl ChangeBatch {
         Ok(rows)
     }
 
-    /// The rows as a list of tuples, in the order of the columns.
-    fn to_tuples<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let mut columns = self.cells(py)?;
-        let rows = PyList::empty(py);
-        for _ in 0..self.batch.num_rows() {
-            rows.append(PyTuple::new(py, columns.iter_mut().map(Iterator::next))?)?;
-        }
-        Ok(rows)
+    /// The rows as an iterator of tuples, in the order of the columns. Cells are made at once,
+    /// column by column; a tuple when it is asked for, so that there need not be many of them.
+    fn to_tuples<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let times = Times::new(py)?;
+        let columns = self.batch.columns().iter().map(|column| in_order(py, column, &times));
+        let columns: Vec<_> = columns.collect::<PyResult<_>>()?;
+        py.import("builtins")?.getattr("zip")?.call1(PyTuple::new(py, columns)?)
     }
 }
 

@@ -76,6 +76,44 @@ pub(crate) fn cells<'py>(
     }
 }
 
+/// The cells of one column as something that Python iterates over, whose length is known: a list, or
+/// one value that is repeated.
+pub(crate) fn in_order<'py>(
+    py: Python<'py>,
+    column: &ArrayRef,
+    times: &Times<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let is_complete = column.null_count() == 0;
+    Ok(match column.data_type() {
+        DataType::Utf8 if all_the_same(column) => {
+            let text = column.as_string::<i32>().value(0);
+            return py.import("itertools")?.getattr("repeat")?.call1((text, column.len()));
+        }
+        DataType::Int32 if is_complete => {
+            PyList::new(py, column.as_primitive::<Int32Type>().values().iter().copied())?
+        }
+        DataType::Int64 if is_complete => {
+            PyList::new(py, column.as_primitive::<Int64Type>().values().iter().copied())?
+        }
+        DataType::Binary if is_complete => {
+            let column = column.as_binary::<i32>();
+            PyList::new(py, (0..column.len()).map(|row| PyBytes::new(py, column.value(row))))?
+        }
+        _ => PyList::new(py, cells(py, column, times)?)?,
+    }
+    .into_any())
+}
+
+/// Whether a column of texts says the same in every row.
+fn all_the_same(column: &ArrayRef) -> bool {
+    let column = column.as_string::<i32>();
+    if column.null_count() > 0 || column.is_empty() {
+        return false;
+    }
+    let first = column.value(0);
+    (1..column.len()).all(|row| column.value(row) == first)
+}
+
 #[expect(clippy::unnecessary_wraps, reason = "stands where a conversion may fail")]
 fn none(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok(py.None().into_bound(py))

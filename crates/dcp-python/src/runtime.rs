@@ -1,8 +1,11 @@
 //! The runtime the engine's tasks run on, and the one way Python waits for them.
 
+use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Runtime};
@@ -47,6 +50,9 @@ pub(crate) fn current(_py: Python<'_>) -> PyResult<&'static Runtime> {
 
 /// Waits detached from Python for the future `start` makes, looking for signals in between.
 ///
+/// The future is polled once a tick whether it has been woken or not, so that what is to end in
+/// time needs no timer of the runtime: each of those would wake one of its threads twice.
+///
 /// # Errors
 /// What a signal handler raised, `KeyboardInterrupt` first of all; the future is dropped then.
 pub(crate) fn wait<F>(py: Python<'_>, start: impl FnOnce() -> F + Send) -> PyResult<F::Output>
@@ -56,15 +62,43 @@ where
 {
     let runtime = current(py)?;
     py.detach(|| {
+        let _guard = runtime.enter();
+        let waker = Waker::from(Arc::new(Sleeper(thread::current())));
+        let mut context = Context::from_waker(&waker);
         let mut future = pin!(start());
+        let mut look = Instant::now() + TICK;
         loop {
-            let tick = async { tokio::time::timeout(TICK, future.as_mut()).await };
-            if let Ok(output) = runtime.block_on(tick) {
+            if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
                 return Ok(output);
             }
-            Python::attach(|py| py.check_signals())?;
+            let now = Instant::now();
+            if now >= look {
+                Python::attach(|py| py.check_signals())?;
+                look = now + TICK;
+            }
+            thread::park_timeout(look.saturating_duration_since(now));
         }
     })
+}
+
+/// The thread that waits.
+struct Sleeper(Thread);
+
+impl Wake for Sleeper {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Is over the next time that [`wait`] polls it because a tick has passed.
+pub(crate) fn tick() -> impl Future<Output = ()> {
+    // It was made a little later than the tick began.
+    let over = Instant::now() + TICK / 2;
+    poll_fn(move |_| if Instant::now() >= over { Poll::Ready(()) } else { Poll::Pending })
 }
 
 /// A value with tasks behind it, usable only in the process that made it.

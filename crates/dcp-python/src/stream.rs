@@ -1,7 +1,6 @@
 //! Streams of changes.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_array::ffi_stream::FFI_ArrowArrayStream;
@@ -17,7 +16,7 @@ use crate::arrow_stream::StreamReader;
 use crate::batch::ChangeBatch;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Failure, Kind};
-use crate::runtime::{ProcessBound, TICK, wait};
+use crate::runtime::{ProcessBound, TICK, tick, wait};
 use crate::schema::schema_capsule;
 
 /// A stream as its readers share it.
@@ -45,19 +44,21 @@ struct Engine {
 }
 
 impl Engine {
-    /// Fetches the next batch within a tick; true if there is one now, or never will be.
-    async fn fetch(&mut self, limit: Duration) -> bool {
+    /// Fetches the next batch unless `limit` is over before; true if there is one now, or never
+    /// will be.
+    async fn fetch(&mut self, limit: impl Future<Output = ()>) -> bool {
         if self.fetched.is_some() || self.is_over {
             return true;
         }
         // The engine's `next` may be dropped at any time without losing a batch.
-        match tokio::time::timeout(limit, self.stream.next()).await {
-            Err(_) => false,
-            Ok(next) => {
+        tokio::select! {
+            biased;
+            next = self.stream.next() => {
                 self.is_over = !matches!(next, Some(Ok(_)));
                 self.fetched = next.map(|next| next.map_err(Failure::from));
                 true
             }
+            () = limit => false,
         }
     }
 }
@@ -75,8 +76,8 @@ impl Shared {
         &self.table
     }
 
-    /// Looks for the next batch for up to `limit`.
-    async fn next_within(&self, limit: Duration) -> Result<Next, Failure> {
+    /// Looks for the next batch until `limit` is over.
+    async fn next_within(&self, limit: impl Future<Output = ()>) -> Result<Next, Failure> {
         let delivered = {
             let mut engine = self.engine.lock().await;
             let is_settled = engine.fetch(limit).await;
@@ -109,7 +110,7 @@ impl Shared {
     pub(crate) fn next(&self, py: Python<'_>) -> PyResult<Option<ChangeBatch>> {
         py.check_signals()?;
         loop {
-            match wait(py, || self.next_within(TICK))?? {
+            match wait(py, || self.next_within(tick()))?? {
                 Next::Batch(batch) => return Ok(Some(batch)),
                 Next::Over => return Ok(None),
                 Next::NotYet => py.check_signals()?,
@@ -119,7 +120,7 @@ impl Shared {
 
     /// Fetches the next batch and leaves it for [`Self::next_within`].
     async fn fetched(&self) {
-        while !self.engine.lock().await.fetch(TICK).await {}
+        while !self.engine.lock().await.fetch(tokio::time::sleep(TICK)).await {}
     }
 
     /// Where the reader stands; in a stream whose batches it acknowledges, after those.
@@ -257,7 +258,7 @@ impl ChangeStream {
     /// `(None, False)` if it is yet to come.
     fn next_now(&self, py: Python<'_>) -> PyResult<(Option<ChangeBatch>, bool)> {
         let shared = self.for_iterator()?;
-        Ok(match wait(py, || shared.next_within(Duration::ZERO))?? {
+        Ok(match wait(py, || shared.next_within(std::future::ready(())))?? {
             Next::Batch(batch) => (Some(batch), false),
             Next::Over => (None, true),
             Next::NotYet => (None, false),
