@@ -38,7 +38,10 @@ BASE = {
     "tls": False,
     "collection": False,
     "xattrs": False,
+    "words": False,
 }
+
+COMPRESSED = {"compressed": True}
 
 
 @dataclass
@@ -196,6 +199,7 @@ def carried(documents: int, rounds: int) -> list[str]:
         for size in (256 << 10, 1 << 20, 32 << 20)
     ]
     xattrs = {**source, "xattrs": True}
+    words = {**source, "words": True, "value_len": 1024, "documents": documents // 4}
     cases = [
         Case("1 node, window 8 MiB", source),
         Case("TLS", {**source, "tls": True}),
@@ -204,7 +208,13 @@ def carried(documents: int, rounds: int) -> list[str]:
         *windows,
         *nodes,
     ]
-    return table(f"{documents:,} changes of 256 B", summarize(cases, rounds))
+    lines = table(f"{documents:,} changes of 256 B", summarize(cases, rounds))
+    cases = [
+        Case("as it is", words),
+        Case("compressed for the stream (`compressed=True`)", words, {"options": COMPRESSED}),
+    ]
+    of_words = f"{words['documents']:,} changes of 1 KiB of random words"
+    return lines + table(of_words, summarize(cases, rounds))
 
 
 def growth(largest: int, rounds: int) -> tuple[list[str], str]:

@@ -6,15 +6,27 @@ Takes what it is to hold as a JSON line and prints the job for readers as a JSON
 from __future__ import annotations
 
 import json
+import random
+import string
 import sys
 
 import dcp_rs
 
 
+def bodies(length: int, *, words: bool) -> list[bytes]:
+    """JSON documents of a length: one, or many of words, which get smaller when compressed."""
+    if not words:
+        return [json.dumps({"body": "a" * (length - 12)}).encode()]
+    rng = random.Random(1)  # noqa: S311 (the same each time)
+    known = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 9))) for _ in range(500)]
+    texts = (" ".join(rng.choices(known, k=length)) for _ in range(256))
+    return [json.dumps({"body": text[: length - 12]}).encode() for text in texts]
+
+
 def main() -> None:
     """Holds documents."""
     wanted = json.loads(sys.stdin.readline())
-    value = json.dumps({"body": "a" * (wanted["value_len"] - 12)}).encode()
+    values = bodies(wanted["value_len"], words=wanted["words"])
     options = {"vbuckets": wanted["vbuckets"], "nodes": wanted["nodes"], "tls": wanted["tls"]}
     with dcp_rs.Producer(memory_quota=1 << 40, **options) as producer:
         write = {}
@@ -25,7 +37,7 @@ def main() -> None:
         if wanted["xattrs"]:
             write["xattrs"] = {"meta": {"source": "bench", "rank": 1}}
         for number in range(wanted["documents"]):
-            producer.upsert(f"key-{number:015}", value, **write)
+            producer.upsert(f"key-{number:015}", values[number % len(values)], **write)
         producer.persist()
         tls = wanted["tls"]
         job = {

@@ -211,6 +211,7 @@ class Client:
         persisted_only: bool = False,
         end_persisted: bool = False,
         system_documents: bool = False,
+        compressed: bool = False,
         on_rollback: Literal["emit", "fail", "resync"] = "emit",
         ack: Literal["next", "manual"] = "next",
         noop_interval: float = 20.0,
@@ -277,6 +278,9 @@ class Client:
             system_documents: Whether to deliver documents of scope `_system`, and records of
                 distributed transactions (keys that begin with `_txn:`). What `scope` or
                 `collections` name is delivered in any case, except records of transactions.
+            compressed: Whether to ask the server to send documents compressed that get smaller by
+                it, which costs both ends processor time and pays on a slow network. The table has
+                documents as they were written either way.
             on_rollback: `emit` a row that says where a vBucket's changes come again from and go on
                 there; `resync` does the same from the vBucket's beginning; `fail` raises.
             ack: `next`: asking for the next batch acknowledges the one before it. `manual`:
@@ -322,6 +326,7 @@ class Client:
             persisted_only=persisted_only,
             end_persisted=end_persisted,
             system_documents=system_documents,
+            compressed=compressed,
             on_rollback=on_rollback,
             ack=ack,
             noop_interval=noop_interval,

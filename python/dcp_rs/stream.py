@@ -36,6 +36,7 @@ class StreamOptions:
     persisted_only: bool
     end_persisted: bool
     system_documents: bool
+    compressed: bool
     on_rollback: str
     ack: str
     noop_interval: float
@@ -60,6 +61,7 @@ class StreamOptions:
             "persisted_only",
             "end_persisted",
             "system_documents",
+            "compressed",
         ):
             _checks.flag(option, getattr(self, option))
         _checks.word("on_rollback", self.on_rollback, ["emit", "fail", "resync"])

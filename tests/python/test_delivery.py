@@ -61,6 +61,7 @@ def test_records_of_transactions_are_hidden_unless_asked_for(single):
         ({"end_persisted": True, "until": "now"}, "end_persisted"),
         ({"persisted_only": 1}, "persisted_only"),
         ({"system_documents": None}, "system_documents"),
+        ({"compressed": "snappy"}, "compressed"),
     ],
 )
 def test_wrong_options_are_refused_by_name(client, options, named):

@@ -121,6 +121,20 @@ def test_without_values_everything_else_is_there(producer, client):
     assert without == with_values
 
 
+def test_documents_that_come_compressed_are_as_they_were_written(producer, client):
+    producer.upsert("a", {"x": "1" * 1000})
+    plain = row_of(client, metadata="full")
+    settings = {"opcode": "DCP_CONTROL", "direction": "to_server"}
+    producer.set_faults([{"condition": settings, "reaction": {"delay": {"seconds": 0}}}])
+    assert row_of(client, metadata="full") == plain
+    (without,) = producer.fault_counts()
+    assert row_of(client, metadata="full", compressed=True) == plain
+    (both,) = producer.fault_counts()
+    # One setting more for each node.
+    assert both - without == without + producer.num_nodes
+    assert plain["datatype"] == "json"
+
+
 def test_every_column_can_be_asked_for_alone(producer, client):
     producer.upsert("a", {"x": 1})
     names = [column.name for column in dcp_rs.columns()]

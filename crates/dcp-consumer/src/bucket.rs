@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dcp_proto::consumer::{BootstrapOutcome, ClusterConfig, DcpOpen};
+use dcp_proto::consumer::{BootstrapOutcome, ClusterConfig, ControlSetting, DcpOpen};
 use dcp_proto::topology::{Address, BucketConfig, Manifest, Network};
-use dcp_wire::Vbid;
-use dcp_wire::message::OpenFlags;
+use dcp_wire::message::{Control, OpenFlags};
+use dcp_wire::{Feature, Vbid};
 use rand::Rng;
 use rand::rngs::StdRng;
 use tokio::time::timeout;
@@ -28,6 +28,8 @@ pub(crate) struct Opening {
     /// Flow-control window in bytes.
     pub(crate) buffer_size: u32,
     noop_interval_secs: u32,
+    /// Whether documents are asked for compressed.
+    compressed: bool,
 }
 
 impl Opening {
@@ -48,7 +50,8 @@ impl Opening {
             let message = format!("the buffer size must be at least {least} bytes");
             return Err(Error::new(ErrorKind::Config, message));
         }
-        Ok(Self { flags, buffer_size: options.buffer_size, noop_interval_secs: secs })
+        let StreamOptions { buffer_size, compressed, .. } = *options;
+        Ok(Self { flags, buffer_size, noop_interval_secs: secs, compressed })
     }
 
     /// Interval of the server's signs of life.
@@ -59,7 +62,12 @@ impl Opening {
     fn request(&self) -> DcpOpen {
         // An older connection of the same name would be ended by the server: nobody else's is.
         let name = format!("dcp_rs/{:032x}", rand::rng().random::<u128>());
-        DcpOpen::new(name, self.flags, self.buffer_size, self.noop_interval_secs)
+        let open = DcpOpen::new(name, self.flags, self.buffer_size, self.noop_interval_secs);
+        if !self.compressed {
+            return open;
+        }
+        let setting = ControlSetting::optional(Control::FORCE_VALUE_COMPRESSION, true);
+        open.with(setting.needing(Feature::SNAPPY))
     }
 }
 

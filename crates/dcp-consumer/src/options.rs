@@ -169,6 +169,10 @@ pub struct StreamOptions {
     /// begin with `_txn:`) are delivered. Otherwise positions pass over them. Those of a scope or
     /// collection the filter names are delivered in any case, except records of transactions.
     pub system_documents: bool,
+    /// Whether the server is asked to send documents compressed that get smaller by it: less on the
+    /// network for processor time at both ends. Otherwise those come compressed that lie so in the
+    /// bucket. A server without it sends them as they are.
+    pub compressed: bool,
     /// When the application has done with a batch.
     pub acknowledge: Acknowledge,
     /// Time between the signs of life the server sends; a connection on which nothing arrives
@@ -201,6 +205,7 @@ impl Default for StreamOptions {
             persisted_only: false,
             end_persisted: false,
             system_documents: false,
+            compressed: false,
             acknowledge: Acknowledge::default(),
             noop_interval: Duration::from_secs(20),
             retry_timeout: Duration::from_secs(300),

@@ -5,7 +5,7 @@ use dcp_consumer::{Content, End, Start, StreamOptions};
 use dcp_producer::{Producer, WriteOptions};
 use dcp_proto::Op;
 use dcp_wire::xattr::{self, Xattr};
-use dcp_wire::{Cas, Datatype};
+use dcp_wire::{Cas, Datatype, snappy};
 
 use crate::embedded::{connect, options, producer, read_all, row};
 use crate::rows::{Row, Rows};
@@ -105,4 +105,29 @@ async fn an_expiration_keeps_its_attributes() {
     let (section, body) = xattr::split(&row.value).unwrap();
     let names: Vec<_> = section.map(|pair| pair.unwrap().name.to_vec()).collect();
     assert_eq!((names, body), (vec![b"_sync".to_vec()], &b""[..]), "those of systems");
+}
+
+#[tokio::test]
+async fn documents_come_compressed_when_asked_for() {
+    let producer = producer(1, 1).await;
+    let long = format!("{{\"n\":\"{}\"}}", "1".repeat(1000));
+    for (key, value) in [("long", &long[..]), ("short", "{}")] {
+        let value = Bytes::copy_from_slice(value.as_bytes());
+        producer.upsert(key.as_bytes(), value, WriteOptions::default()).unwrap();
+    }
+    let client = connect(&producer).await;
+    for compressed in [false, true] {
+        let options = StreamOptions { compressed, ..options(Start::Earliest, End::Now) };
+        let mut stream = client.stream(options, Rows::default).await.unwrap();
+        let rows: Vec<Row> = read_all(&mut stream).await.into_iter().map(row).collect();
+        let row = by_key(&rows, "long");
+        let expected = if compressed {
+            (Datatype::JSON.with(Datatype::SNAPPY), snappy::compress(long.as_bytes()).unwrap())
+        } else {
+            (Datatype::JSON, long.clone().into_bytes())
+        };
+        assert_eq!((row.datatype, row.value.clone()), expected);
+        // Would not get any smaller.
+        assert_eq!(by_key(&rows, "short").datatype, Datatype::JSON);
+    }
 }
