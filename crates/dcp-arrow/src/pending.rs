@@ -12,7 +12,7 @@ use dcp_wire::{CollectionId, Seqno, Vbid};
 
 use crate::columns::{Columns, NO_COLLECTION, RowKind, scope_of};
 use crate::document::{self, Decoded};
-use crate::schema::UTC;
+use crate::schema::TIMESTAMP;
 use crate::sink::unrepresentable;
 use crate::table::Slot;
 use crate::xattrs::nulls;
@@ -79,17 +79,16 @@ impl PendingBatch {
             decoded,
             places,
         };
-        let arrays = schema
-            .slots()
-            .iter()
-            .map(|slot| match slot {
+        let mut arrays = Vec::with_capacity(schema.slots().len());
+        for slot in schema.slots() {
+            arrays.push(match slot {
                 Slot::Change(column) => {
-                    columns.array(*column, &mut rows, schema.key_type(), &names, &pool)
+                    columns.array(*column, &mut rows, schema.key_type(), &names, &pool)?
                 }
-                Slot::Document(index) => rows.document(*index),
-                Slot::Malformed => rows.malformed(),
-            })
-            .collect::<Result<Vec<_>, _>>()?;
+                Slot::Document(index) => rows.document(*index)?,
+                Slot::Malformed => rows.malformed()?,
+            });
+        }
         RecordBatch::try_new(schema.arrow(), arrays)
             .map_err(|error| rows.places.error(0, format!("columns do not fit: {error}")))
     }
@@ -167,7 +166,7 @@ fn seconds(values: Option<Vec<i64>>) -> ArrayRef {
 }
 
 fn timestamps(values: Vec<i64>, nulls: Option<NullBuffer>) -> ArrayRef {
-    Arc::new(TimestampMicrosecondArray::new(values.into(), nulls).with_timezone(UTC))
+    Arc::new(TimestampMicrosecondArray::new(values.into(), nulls).with_data_type(TIMESTAMP.clone()))
 }
 
 /// The clock part of a CAS in microseconds: its low 16 bits count, the rest are nanoseconds.

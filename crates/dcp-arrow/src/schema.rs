@@ -1,6 +1,6 @@
 //! The columns of the change table.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use arrow_schema::{DataType, Field, TimeUnit};
 
@@ -255,9 +255,7 @@ impl Column {
             },
             Self::Value => DataType::Binary,
             Self::Vbucket | Self::Epoch => DataType::Int32,
-            Self::Timestamp | Self::Expiry | Self::DeletedAt => {
-                DataType::Timestamp(TimeUnit::Microsecond, Some(Arc::from(UTC)))
-            }
+            Self::Timestamp | Self::Expiry | Self::DeletedAt => TIMESTAMP.clone(),
             Self::Seqno
             | Self::Cas
             | Self::Rev
@@ -273,6 +271,10 @@ impl Column {
 
 /// Time zone of every timestamp.
 pub(crate) const UTC: &str = "UTC";
+
+/// Type of every timestamp, whose zone is shared.
+pub(crate) static TIMESTAMP: LazyLock<DataType> =
+    LazyLock::new(|| DataType::Timestamp(TimeUnit::Microsecond, Some(Arc::from(UTC))));
 
 /// The entries of the `xattrs` map; the names are those Arrow readers expect.
 pub(crate) fn xattrs_entries() -> Field {
