@@ -1,6 +1,7 @@
 """What an operator does to the embedded cluster, and what its clients see of it."""
 
 import socket
+import struct
 
 import pytest
 
@@ -225,6 +226,11 @@ def test_connecting_over_tls_trusts_the_authority_that_was_made():
         (lambda _: dcp_rs.Producer(max_streams=0), "max_streams: 0 is not from 1"),
         (lambda _: dcp_rs.Producer(max_unacknowledged_bytes=1 << 32), "max_unacknowledged_bytes"),
         (lambda _: dcp_rs.Producer(idle_timeout=0), "idle_timeout"),
+        (lambda _: dcp_rs.Producer(dcp_idle_timeout=0), "dcp_idle_timeout"),
+        (lambda _: dcp_rs.Producer(persistence_timeout=-1), "persistence_timeout"),
+        (lambda _: dcp_rs.Producer(keeps_history=1), "keeps_history: must be True or False"),
+        (lambda _: dcp_rs.Producer(keeps_compressed="no"), "keeps_compressed: must be True or"),
+        (lambda _: dcp_rs.Producer(congestion_control=1), "congestion_control: must be text"),
         (lambda _: dcp_rs.Producer(data=1), "data: must be a path"),
         (lambda _: dcp_rs.Producer(data="x", ephemeral=True), "data: an ephemeral bucket has no"),
         (lambda cluster: cluster.failover_unsafely([7]), "node"),
@@ -240,3 +246,86 @@ def test_a_client_that_says_nothing_is_shown_out():
         host, _, port = producer.connection_string.removeprefix("couchbase://").partition(":")
         with socket.create_connection((host, int(port)), timeout=30) as connection:
             assert connection.recv(1) == b""
+
+
+class RawClient:
+    """A client that knows nothing but packets."""
+
+    def __init__(self, producer):
+        host, _, port = producer.connection_string.removeprefix("couchbase://").partition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=30)
+
+    def ask(self, opcode, key=b"", extras=b"", value=b""):
+        """Sends a request; gives the status and the value of the answer."""
+        body = extras + key + value
+        lengths = struct.pack(">HBxxxI", len(key), len(extras), len(body))
+        self.socket.sendall(bytes([0x80, opcode]) + lengths + bytes(12) + body)
+        _, keys, extras, status, length = struct.unpack(">HHBxHI", self.read(24)[:12])
+        return status, self.read(length)[extras + keys :]
+
+    def read(self, count):
+        read = b""
+        while len(read) < count:
+            more = self.socket.recv(count - len(read))
+            assert more, "the node has closed the connection"
+            read += more
+        return read
+
+    def open_for_dcp(self, *controls):
+        """Authenticates and opens the connection for DCP; gives the status of each control."""
+        assert self.ask(0x1F, b"raw", value=bytes.fromhex("000a"))[0] == 0
+        assert self.ask(0x21, b"PLAIN", value=b"\0Administrator\0password")[0] == 0
+        assert self.ask(0x89, b"default")[0] == 0
+        assert self.ask(0x50, b"raw", struct.pack(">II", 0, 1))[0] == 0
+        return [self.ask(0x5E, key, value=value)[0] for key, value in controls]
+
+
+def test_a_dcp_client_that_answers_no_noop_is_shown_out():
+    with dcp_rs.Producer(dcp_idle_timeout=0.2) as producer:
+        client = RawClient(producer)
+        with client.socket:
+            assert client.open_for_dcp((b"enable_noop", b"true")) == [0]
+            assert client.socket.recv(1) == b""
+
+
+@pytest.mark.parametrize(("keeps_history", "status"), [(False, 0x83), (True, 0)])
+def test_every_version_is_streamed_if_history_is_kept(keeps_history, status):
+    with dcp_rs.Producer(keeps_history=keeps_history) as producer:
+        client = RawClient(producer)
+        with client.socket:
+            assert client.open_for_dcp((b"change_streams", b"true")) == [status]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_a_client_compressed_may_be_kept_so(kept):
+    document = b'{"a":"' + b"x" * 100 + b'"}'
+    # Snappy: the length, the beginning as it is, and copies of its last byte.
+    compressed = bytes([108, 6 << 2]) + document[:7] + bytes([0xFE, 1, 0]) + bytes([0x8A, 1, 0])
+    compressed += bytes([1 << 2]) + b'"}'
+    with dcp_rs.Producer(vbuckets=1, keeps_compressed=kept) as producer:
+        client = RawClient(producer)
+        with client.socket:
+            assert client.ask(0x1F, b"raw", value=bytes.fromhex("000a"))[0] == 0
+            assert client.ask(0x21, b"PLAIN", value=b"\0Administrator\0password")[0] == 0
+            assert client.ask(0x89, b"default")[0] == 0
+            body = bytes(8) + b"key" + compressed
+            head = struct.pack(">BBHBBHI", 0x80, 0x01, 3, 8, 2, 0, len(body))
+            client.socket.sendall(head + bytes(12) + body)
+            answer = client.read(24)
+            client.read(int.from_bytes(answer[8:12], "big"))
+            assert answer[6:8] == bytes(2)
+        client = RawClient(producer)
+        with client.socket:
+            client.open_for_dcp()
+            request = struct.pack(">IIQQQQQ", 0, 0, 0, 1, 0, 0, 0)
+            assert client.ask(0x53, extras=request)[0] == 0
+            opcode = 0
+            while opcode != 0x57:
+                opcode, keys, extras, length = struct.unpack(">xBHBxxxI", client.read(24)[:12])
+                value = client.read(length)[extras + keys :]
+            assert value == (compressed if kept else document)
+
+
+def test_a_congestion_control_nobody_knows_is_refused():
+    with pytest.raises(dcp_rs.DcpError, match=r"(?i)listen"):
+        dcp_rs.Producer(congestion_control="nonesuch")

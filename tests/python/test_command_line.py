@@ -1,8 +1,10 @@
 """The command `dcp-rs`."""
 
+import inspect
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -94,19 +96,28 @@ def test_a_wrong_command_line_exits_with_2():
 
 
 @pytest.fixture
-def serving():
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "dcp_rs", "serve", "--json", "--nodes", "2", "--vbuckets", "8",
-            "--password-env", "SERVE_PASSWORD",
-        ],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment(SERVE_PASSWORD=PASSWORD),
-    )  # fmt: skip
-    facts = json.loads(process.stdout.readline())
-    yield process, facts
-    process.kill()
-    process.communicate()
+def serve():
+    """Starts `dcp-rs serve`, and ends it."""
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dcp_rs", "serve", "--json", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=environment(SERVE_PASSWORD=PASSWORD),
+        )  # fmt: skip
+        started.append(process)
+        return process, json.loads(process.stdout.readline())
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def serving(serve):
+    return serve("--nodes", "2", "--vbuckets", "8", "--password-env", "SERVE_PASSWORD")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -125,6 +136,33 @@ def test_a_served_cluster_takes_clients_and_stops_cleanly(serving, number):
         process.send_signal(number)
         out, err = process.communicate(timeout=10)
     assert (process.returncode, out, err) == (0, "", "dcp-rs: stopped after 0 changes\n")
+
+
+def test_a_served_cluster_takes_every_option_a_producer_has():
+    shown = run("serve", "--help").stdout.decode()
+    options = [
+        option for option in inspect.signature(dcp_rs.Producer).parameters
+        if option not in {"password", "tls"}
+    ]  # fmt: skip
+    assert len(options) > 20
+    assert [o for o in options if f"--{o.replace('_', '-')}" not in shown] == []
+
+
+def test_a_served_cluster_keeps_to_its_limits(serve):
+    _, facts = serve("--max-connections", "1")
+    host, _, port = facts["connection_string"].removeprefix("couchbase://").partition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=30),
+        socket.create_connection((host, int(port)), timeout=30) as second,
+    ):
+        assert second.recv(1) == b""
+    assert b"max_streams" in run("serve", "--max-streams", "0").stderr
+
+
+def test_a_certificate_that_is_given_to_a_served_cluster_is_read(tmp_path):
+    done = run("serve", "--tls-certificate", tmp_path / "none", "--tls-key", tmp_path / "none")
+    assert done.returncode == 1
+    assert b"tls_certificate" in done.stderr
 
 
 def test_changes_are_printed_and_a_checkpoint_is_kept(producer, fill, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import queue
@@ -14,7 +15,6 @@ from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.producer import Producer
 
 if TYPE_CHECKING:
-    import argparse
     from types import FrameType
 
 
@@ -67,12 +67,60 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         "--faults", metavar="FILE", type=Path, help="JSON list of fault rules to follow"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(parser)
     parser.set_defaults(run=run)
+
+
+# Options that are passed on as they are, if they are given; `Producer` has their defaults.
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "tls_port": {"type": int, "help": "first node's port for TLS; 0 for any (0)"},
+    "tls_certificate": {"metavar": "FILE", "help": "PEM chain for the nodes, not a made one"},
+    "tls_key": {"metavar": "FILE", "help": "its private key"},
+    "tls_client_ca": {"metavar": "FILE", "help": "who signs clients' certificates"},
+    "tls_client_required": {"action": "store_true", "help": "refuse clients without one"},
+    "persist_delay": {"type": float, "metavar": "SECONDS", "help": "until a change is on disk"},
+    "memory_quota": {"type": int, "metavar": "BYTES", "help": "documents the bucket may hold"},
+    "history_bytes": {"type": int, "metavar": "BYTES", "help": "overwritten documents kept"},
+    "keeps_history": {"action": "store_true", "help": "let clients stream every version"},
+    "keeps_compressed": {"action": "store_true", "help": "do not inflate what clients compressed"},
+    "max_connections": {"type": int, "metavar": "N", "help": "connections of a node"},
+    "max_streams": {"type": int, "metavar": "N", "help": "streams of a DCP connection"},
+    "max_unacknowledged_bytes": {
+        "type": int, "metavar": "BYTES", "help": "largest window a client may ask for"
+    },
+    "authentication_timeout": {
+        "type": float, "metavar": "SECONDS", "help": "until a client has authenticated"
+    },
+    "idle_timeout": {
+        "type": float, "metavar": "SECONDS", "help": "without a byte on a connection not for DCP"
+    },
+    "dcp_idle_timeout": {
+        "type": float, "metavar": "SECONDS", "help": "without a byte of a DCP client with noops"
+    },
+    "persistence_timeout": {
+        "type": float, "metavar": "SECONDS", "help": "a client waits for a change to be persisted"
+    },
+    "congestion_control": {"metavar": "NAME", "help": "of TCP, as reno; reno where allowed"},
+}  # fmt: skip
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "settings of the cluster", "Those of dcp_rs.Producer, which has their defaults."
+    )
+    for name, how in _SETTINGS.items():
+        group.add_argument("--" + name.replace("_", "-"), default=argparse.SUPPRESS, **how)
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in _SETTINGS if hasattr(options, name)}
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
     password = _password(options)
+    settings = _settings(options)
+    tls = options.tls_ca is not None or "tls_certificate" in settings
     rules = _rules(options.faults)
     # Whether each signal that came asks for the faults again, or else to stop.
     signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -97,7 +145,8 @@ def run(options: argparse.Namespace) -> None:
         host=options.host,
         port=options.port,
         management_port=options.management_port,
-        tls=options.tls_ca is not None,
+        tls=tls,
+        **settings,
     ) as producer:
         producer.set_faults(rules)
         facts = {
@@ -111,6 +160,7 @@ def run(options: argparse.Namespace) -> None:
         }
         if options.tls_ca is not None:
             Path(options.tls_ca).write_text(producer.ca_pem or "")
+        if tls:
             facts["tls_connection_string"] = producer.tls_connection_string
         line = " ".join(f"{name}={value}" for name, value in facts.items())
         print(json.dumps(facts) if options.json else line, flush=True)

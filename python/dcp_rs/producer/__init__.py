@@ -68,11 +68,21 @@ class Producer(Documents, Control):
         persist_delay: How long a change waits in memory before it is persisted, in seconds.
         memory_quota: Bytes of documents and tombstones the bucket may hold.
         history_bytes: Bytes of overwritten documents kept so that vBuckets can be rolled back.
+        keeps_history: Whether clients may stream every version of a document (`change_streams`),
+            as far as `history_bytes` goes.
+        keeps_compressed: Whether values that clients send compressed are kept so, as with a
+            bucket's compression mode "passive"; otherwise they are inflated ("off").
         max_connections: Connections that a node serves at a time; more are closed at once.
         max_streams: Streams a DCP connection may have; requests beyond are refused.
         max_unacknowledged_bytes: Largest flow-control window a DCP client may ask for.
         authentication_timeout: How long a client may take to authenticate, in seconds.
         idle_timeout: How long nothing may move on a connection that is not for DCP, in seconds.
+        dcp_idle_timeout: How long nothing may come from a client whose DCP connection has noops
+            enabled, in seconds.
+        persistence_timeout: How long a client is kept waiting for a change to be persisted, in
+            seconds.
+        congestion_control: TCP congestion control of the connections, as `reno` or `cubic`; by
+            default `reno` where the system lets the process choose.
 
     Raises:
         ConfigError: An option is wrong.
@@ -105,11 +115,16 @@ class Producer(Documents, Control):
         persist_delay: float = 0.05,
         memory_quota: int = 8 << 30,
         history_bytes: int = 256 << 20,
+        keeps_history: bool = False,
+        keeps_compressed: bool = False,
         max_connections: int = 1024,
         max_streams: int = 65_536,
         max_unacknowledged_bytes: int = 0xFFFF_FFFF,
         authentication_timeout: float = 60.0,
         idle_timeout: float = 300.0,
+        dcp_idle_timeout: float = 360.0,
+        persistence_timeout: float = 30.0,
+        congestion_control: str | None = None,
     ) -> None:
         self._options = ProducerOptions(
             nodes=nodes,
@@ -133,11 +148,16 @@ class Producer(Documents, Control):
             persist_delay=persist_delay,
             memory_quota=memory_quota,
             history_bytes=history_bytes,
+            keeps_history=keeps_history,
+            keeps_compressed=keeps_compressed,
             max_connections=max_connections,
             max_streams=max_streams,
             max_unacknowledged_bytes=max_unacknowledged_bytes,
             authentication_timeout=authentication_timeout,
             idle_timeout=idle_timeout,
+            dcp_idle_timeout=dcp_idle_timeout,
+            persistence_timeout=persistence_timeout,
+            congestion_control=congestion_control,
         )
         self._ca_file: Path | None = None
         self._forget_ca_file: Callable[[], object] | None = None

@@ -34,11 +34,16 @@ class ProducerOptions:
     persist_delay: float
     memory_quota: int
     history_bytes: int
+    keeps_history: bool
+    keeps_compressed: bool
     max_connections: int
     max_streams: int
     max_unacknowledged_bytes: int
     authentication_timeout: float
     idle_timeout: float
+    dcp_idle_timeout: float
+    persistence_timeout: float
+    congestion_control: str | None
 
     def __post_init__(self) -> None:
         _checks.integer("nodes", self.nodes, 1, 64)
@@ -46,7 +51,8 @@ class ProducerOptions:
         _checks.integer("replicas", self.replicas, 0, 3)
         for option in ("bucket", "username", "password", "host"):
             _checks.text(option, getattr(self, option))
-        _checks.flag("ephemeral", self.ephemeral)
+        for option in ("ephemeral", "keeps_history", "keeps_compressed"):
+            _checks.flag(option, getattr(self, option))
         for option in ("port", "management_port", "tls_port"):
             _checks.integer(option, getattr(self, option), 0, 0xFFFF)
         _checks.text("alternate_host", self.alternate_host, optional=True)
@@ -57,8 +63,10 @@ class ProducerOptions:
         _checks.integer("max_connections", self.max_connections, 1, 1 << 20)
         _checks.integer("max_streams", self.max_streams, 1, 1 << 20)
         _checks.integer("max_unacknowledged_bytes", self.max_unacknowledged_bytes, 1, 0xFFFF_FFFF)
-        _checks.seconds("authentication_timeout", self.authentication_timeout, 0.001, 86_400)
-        _checks.seconds("idle_timeout", self.idle_timeout, 0.001, 86_400)
+        for option in ("authentication_timeout", "idle_timeout", "dcp_idle_timeout"):
+            _checks.seconds(option, getattr(self, option), 0.001, 86_400)
+        _checks.seconds("persistence_timeout", self.persistence_timeout, 0.0, 86_400)
+        _checks.text("congestion_control", self.congestion_control, optional=True)
         if self.data is not None and not isinstance(self.data, str | os.PathLike):
             raise _checks.wrong_type("data", self.data, "a path")
 

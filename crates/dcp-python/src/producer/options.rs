@@ -33,11 +33,16 @@ pub(crate) struct ProducerArgs {
     persist_delay: f64,
     memory_quota: usize,
     history_bytes: usize,
+    keeps_history: bool,
+    keeps_compressed: bool,
     max_connections: usize,
     max_streams: usize,
     max_unacknowledged_bytes: u32,
     authentication_timeout: f64,
     idle_timeout: f64,
+    dcp_idle_timeout: f64,
+    persistence_timeout: f64,
+    congestion_control: Option<String>,
 }
 
 impl ProducerArgs {
@@ -54,6 +59,8 @@ impl ProducerArgs {
         options.authentication_timeout =
             seconds("authentication_timeout", self.authentication_timeout)?;
         options.idle_timeout = seconds("idle_timeout", self.idle_timeout)?;
+        options.dcp_idle_timeout = seconds("dcp_idle_timeout", self.dcp_idle_timeout)?;
+        options.persistence_timeout = seconds("persistence_timeout", self.persistence_timeout)?;
         options.tls = self.tls.then(|| self.tls_options()).transpose()?;
         options.nodes = self.nodes;
         options.vbuckets = self.vbuckets;
@@ -69,6 +76,9 @@ impl ProducerArgs {
         options.tls_port = self.tls_port;
         options.memory_quota_bytes = self.memory_quota;
         options.history_bytes = self.history_bytes;
+        options.keeps_history = self.keeps_history;
+        options.keeps_compressed = self.keeps_compressed;
+        options.congestion_control = self.congestion_control;
         options.max_connections = self.max_connections;
         options.max_streams = self.max_streams;
         options.max_unacknowledged_bytes = self.max_unacknowledged_bytes;
