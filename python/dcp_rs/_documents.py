@@ -55,6 +55,8 @@ def _type(arrow: pa.DataType, path: str) -> str:
     if pa.types.is_map(arrow):
         return f"MAP<{_type(arrow.key_type, path)}, {_element(arrow.item_field, f'{path}[]')}>"
     if pa.types.is_struct(arrow):
+        if any(b"variant" in (field.metadata or {}) for field in arrow):
+            return "VARIANT"
         return f"STRUCT<{_fields(arrow, f'{path}.')}>"
     name = {
         pa.bool_(): "BOOLEAN",
@@ -74,6 +76,6 @@ def _type(arrow: pa.DataType, path: str) -> str:
         raise ConfigError(
             f"{_OPTION}: {path} is {arrow}, which documents are not decoded to: take a bool, int8 "
             "to int64, float32, float64, decimal128, string, binary, date32, timestamp[us], "
-            "timestamp[us, tz=UTC], list, map or struct, and cast it afterwards"
+            "timestamp[us, tz=UTC], list, map, struct or a variant, and cast it afterwards"
         )
     return name

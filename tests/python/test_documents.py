@@ -94,6 +94,9 @@ def test_an_arrow_schema_says_the_same_as_its_text(client):
     assert good["geo"] == READ["geo"]
     quoted = pa.schema([pa.field("a`b c", pa.list_(pa.struct([("ü", pa.int8())])))])
     assert dcp_rs.Schema(document_schema=quoted).names[-1] == "a`b c"
+    variants = dcp_rs.Schema(document_schema="v VARIANT, a ARRAY<VARIANT>").to_pyarrow()
+    given = pa.schema([variants.field("v"), variants.field("a")])
+    assert dcp_rs.Schema(document_schema=given).to_pyarrow() == variants
 
 
 def test_an_arrow_schema_that_documents_cannot_have_is_refused():

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use arrow_array::{ArrayRef, StringArray, StructArray};
+use arrow_array::{ArrayRef, StringArray};
 use arrow_buffer::NullBuffer;
 use arrow_schema::ArrowError;
 use dcp_proto::SinkError;
 
-use super::builders::Texts;
+use super::builders::{Texts, Variants};
 use super::decoder::{Decoder, Malformed, Problem};
-use super::variant::VariantEncoder;
-use super::{DocumentSchema, OnMalformed, ValueFormat, variant_fields};
+use super::{DocumentSchema, OnMalformed, ValueFormat};
 use crate::BufferPool;
 use crate::columns::RowKind;
 use crate::pending::Places;
@@ -71,12 +70,7 @@ enum Value {
     Bytes,
     /// Which rows are texts.
     Texts(Vec<bool>),
-    Variants {
-        encoder: Box<VariantEncoder>,
-        values: Texts,
-        metadata: Texts,
-        valid: Vec<bool>,
-    },
+    Variants(Variants),
 }
 
 impl Value {
@@ -84,12 +78,7 @@ impl Value {
         match format {
             None | Some(ValueFormat::Binary) => Self::Bytes,
             Some(ValueFormat::String) => Self::Texts(Vec::with_capacity(rows)),
-            Some(ValueFormat::Variant) => Self::Variants {
-                encoder: Box::default(),
-                values: Texts::new(rows),
-                metadata: Texts::new(rows),
-                valid: Vec::with_capacity(rows),
-            },
+            Some(ValueFormat::Variant) => Self::Variants(Variants::new(rows)),
         }
     }
 
@@ -105,21 +94,19 @@ impl Value {
                     Err(error) => Err(Malformed::new(Problem::NotUtf8, error.valid_up_to())),
                 }
             }
-            Self::Variants { encoder, values, metadata, valid } => {
-                let encoded = match document {
+            Self::Variants(variants) => {
+                let pushed = match document {
                     Some(_) if !is_json => Err(Malformed::new(Problem::NotJson, 0)),
-                    Some(document) => encoder.encode(document).map(Some),
-                    None => Ok(None),
+                    Some(document) => variants.push(document),
+                    None => {
+                        variants.push_null();
+                        return Ok(());
+                    }
                 };
-                // Both parts of a variant are there even where it is null itself.
-                let (value, dictionary) = match &encoded {
-                    Ok(Some((value, dictionary))) => (*value, dictionary.as_slice()),
-                    _ => (&[][..], &[][..]),
-                };
-                values.push(value);
-                metadata.push(dictionary);
-                valid.push(matches!(encoded, Ok(Some(_))));
-                encoded.map(|_| ())
+                if pushed.is_err() {
+                    variants.push_null();
+                }
+                pushed
             }
         }
     }
@@ -127,7 +114,7 @@ impl Value {
     fn len_bytes(&self) -> usize {
         match self {
             Self::Bytes | Self::Texts(_) => 0,
-            Self::Variants { values, metadata, .. } => values.len_bytes() + metadata.len_bytes(),
+            Self::Variants(variants) => variants.len_bytes(),
         }
     }
 
@@ -139,11 +126,7 @@ impl Value {
         Ok(match self {
             Self::Bytes => None,
             Self::Texts(valid) => Some(Arc::new(texts(column, &valid, pool)?)),
-            Self::Variants { values, metadata, valid, .. } => {
-                let parts: Vec<ArrayRef> =
-                    vec![Arc::new(values.binaries()?), Arc::new(metadata.binaries()?)];
-                Some(Arc::new(StructArray::try_new(variant_fields(), parts, nulls(&valid))?))
-            }
+            Self::Variants(variants) => Some(Arc::new(variants.finish()?)),
         })
     }
 }

@@ -14,7 +14,9 @@ use arrow_array::{
 use arrow_buffer::{ArrowNativeType, OffsetBuffer, ScalarBuffer};
 use arrow_schema::{ArrowError, DataType};
 
-use super::{Field, Kind};
+use super::decoder::Malformed;
+use super::variant::VariantEncoder;
+use super::{Field, Kind, variant_fields};
 use crate::xattrs::nulls;
 
 /// Values of one width.
@@ -149,6 +151,58 @@ impl Texts {
     }
 }
 
+/// Spark's variants.
+#[derive(Debug)]
+pub(super) struct Variants {
+    encoder: Box<VariantEncoder>,
+    values: Texts,
+    metadata: Texts,
+    valid: Vec<bool>,
+}
+
+impl Variants {
+    pub(super) fn new(rows: usize) -> Self {
+        Self {
+            encoder: Box::default(),
+            values: Texts::new(rows),
+            metadata: Texts::new(rows),
+            valid: Vec::with_capacity(rows),
+        }
+    }
+
+    /// Appends what the JSON `text` says; nothing if it is malformed.
+    pub(super) fn push(&mut self, text: &[u8]) -> Result<(), Malformed> {
+        let (value, metadata) = self.encoder.encode(text)?;
+        self.values.push(value);
+        self.metadata.push(&metadata);
+        self.valid.push(true);
+        Ok(())
+    }
+
+    pub(super) fn push_null(&mut self) {
+        // Both parts of a variant are there even where it is null itself.
+        self.values.push(&[]);
+        self.metadata.push(&[]);
+        self.valid.push(false);
+    }
+
+    pub(super) fn len_bytes(&self) -> usize {
+        self.values.len_bytes() + self.metadata.len_bytes()
+    }
+
+    fn truncate(&mut self, rows: usize) {
+        self.values.truncate(rows);
+        self.metadata.truncate(rows);
+        self.valid.truncate(rows);
+    }
+
+    pub(super) fn finish(self) -> Result<StructArray, ArrowError> {
+        let parts: Vec<ArrayRef> =
+            vec![Arc::new(self.values.binaries()?), Arc::new(self.metadata.binaries()?)];
+        StructArray::try_new(variant_fields(), parts, nulls(&self.valid))
+    }
+}
+
 /// Rows that each have some elements in columns of their own.
 #[derive(Debug)]
 pub(super) struct Ranges {
@@ -265,6 +319,7 @@ pub(super) enum Builder {
     Date(Flat<i32>),
     Timestamp(Flat<i64>),
     TimestampNtz(Flat<i64>),
+    Variant(Variants),
     /// `width` is what one more element takes in bytes, at least.
     Array {
         ranges: Ranges,
@@ -301,6 +356,7 @@ impl Builder {
             Kind::Date => Self::Date(Flat::new(rows)),
             Kind::Timestamp => Self::Timestamp(Flat::new(rows)),
             Kind::TimestampNtz => Self::TimestampNtz(Flat::new(rows)),
+            Kind::Variant => Self::Variant(Variants::new(rows)),
             Kind::Array(element) => {
                 let elements = Box::new(Self::new(element, 0));
                 let width = elements.width();
@@ -330,6 +386,7 @@ impl Builder {
             | Self::Array { .. }
             | Self::Map { .. } => 5,
             Self::Long(_) | Self::Double(_) | Self::Timestamp(_) | Self::TimestampNtz(_) => 9,
+            Self::Variant(_) => 11,
             Self::Decimal { .. } => 17,
             Self::Struct { fields, .. } => 1 + fields.width(),
         }
@@ -349,6 +406,7 @@ impl Builder {
             Self::Double(values) => values.valid.len(),
             Self::Decimal { numbers, .. } => numbers.valid.len(),
             Self::String(texts) | Self::Binary(texts) => texts.len(),
+            Self::Variant(variants) => variants.valid.len(),
             Self::Array { ranges, .. } | Self::Map { ranges, .. } => ranges.valid.len(),
             Self::Struct { valid, .. } => valid.len(),
         }
@@ -367,6 +425,7 @@ impl Builder {
             Self::Double(values) => values.push_null(),
             Self::Decimal { numbers, .. } => numbers.push_null(),
             Self::String(texts) | Self::Binary(texts) => texts.push_null(),
+            Self::Variant(variants) => variants.push_null(),
             Self::Array { ranges, .. } | Self::Map { ranges, .. } => ranges.push_null(),
             Self::Struct { valid, fields } => {
                 fields.push_null();
@@ -389,6 +448,7 @@ impl Builder {
             Self::Double(values) => values.truncate(rows),
             Self::Decimal { numbers, .. } => numbers.truncate(rows),
             Self::String(texts) | Self::Binary(texts) => texts.truncate(rows),
+            Self::Variant(variants) => variants.truncate(rows),
             Self::Array { ranges, elements, .. } => {
                 ranges.truncate(rows);
                 elements.truncate(ranges.elements());
@@ -422,6 +482,7 @@ impl Builder {
             }
             Self::String(texts) => Arc::new(texts.strings()?),
             Self::Binary(texts) => Arc::new(texts.binaries()?),
+            Self::Variant(variants) => Arc::new(variants.finish()?),
             Self::Date(values) => Arc::new(values.finish::<Date32Type>()),
             Self::Timestamp(values) | Self::TimestampNtz(values) => {
                 let array = values.finish::<TimestampMicrosecondType>();

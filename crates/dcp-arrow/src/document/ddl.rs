@@ -48,6 +48,7 @@ const SIMPLE: &[(&str, Kind)] = &[
     ("TIMESTAMP", Kind::Timestamp),
     ("TIMESTAMP_LTZ", Kind::Timestamp),
     ("TIMESTAMP_NTZ", Kind::TimestampNtz),
+    ("VARIANT", Kind::Variant),
 ];
 const WITH_PARAMETERS: &[&str] = &["DECIMAL", "DEC", "NUMERIC", "ARRAY", "MAP", "STRUCT"];
 
@@ -142,11 +143,6 @@ impl Parser<'_> {
                 Ok(Kind::Struct(self.fields(Some('>'), depth + 1)?))
             }
             "CHAR" | "CHARACTER" | "VARCHAR" => Err(before.error("write STRING".to_owned())),
-            "VARIANT" => {
-                let what = "a field cannot be VARIANT: read whole documents so, with \
-                            value_format=variant";
-                Err(before.error(what.to_owned()))
-            }
             _ => {
                 let known =
                     SIMPLE.iter().map(|(name, _)| *name).chain(WITH_PARAMETERS.iter().copied());
@@ -366,7 +362,6 @@ mod tests {
             ("`a INT", "a backtick is not closed"),
             ("a INT COMMENT 'x", "does not end"),
             ("a VARCHAR(5)", "write STRING"),
-            ("a VARIANT", "value_format=variant"),
             ("a-b INT", "expected a type"),
         ] {
             assert!(error(text).contains(said), "{text}: {}", error(text));

@@ -9,7 +9,7 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use jiter::{Jiter, JiterErrorType, JsonErrorType, Peek};
 
-use super::builders::{Builder, Objects, Texts};
+use super::builders::{Builder, Objects, Texts, Variants};
 use super::{DocumentSchema, moments, numbers};
 
 /// Most bytes that one document may take decoded.
@@ -144,6 +144,7 @@ impl<'j> Reader<'j> {
                 };
                 micros.push(self.moment(peek, "a time without an offset", local)?);
             }
+            Builder::Variant(variants) => self.variant(variants, peek)?,
             Builder::Array { ranges, elements, width } => {
                 self.array(elements, *width, peek)?;
                 ranges.push(elements.len(), true);
@@ -248,6 +249,17 @@ impl<'j> Reader<'j> {
             .push_with(|bytes| BASE64.decode_vec(text, bytes))
             .map_err(|_| self.malformed(expected))?;
         self.spend(bytes.len_bytes() - before)
+    }
+
+    /// Any value, by way of its text: its dictionary has the keys that occur in it alone.
+    fn variant(&mut self, variants: &mut Variants, peek: Peek) -> Result<()> {
+        let before = variants.len_bytes();
+        let start = self.json.current_index();
+        self.json.known_skip(peek)?;
+        variants
+            .push(self.json.slice_to_current(start))
+            .map_err(|malformed| Malformed { at: start + malformed.at, ..malformed })?;
+        self.spend(variants.len_bytes() - before)
     }
 
     fn moment<T>(

@@ -66,6 +66,7 @@ enum Kind {
     Date,
     Timestamp,
     TimestampNtz,
+    Variant,
     Array(Box<Self>),
     Map(Box<Self>),
     Struct(Vec<Field>),
@@ -103,6 +104,7 @@ impl Kind {
             Self::Date => DataType::Date32,
             Self::Timestamp => DataType::Timestamp(TimeUnit::Microsecond, Some(Arc::from(UTC))),
             Self::TimestampNtz => DataType::Timestamp(TimeUnit::Microsecond, None),
+            Self::Variant => variant_type(),
             Self::Array(element) => {
                 DataType::List(Arc::new(ArrowField::new("element", element.data_type(), true)))
             }
@@ -140,6 +142,7 @@ impl Kind {
 /// | `TIMESTAMP` | ISO 8601, in UTC if it does not say; or whole seconds since 1970 | timestamp\[us, UTC\] |
 /// | `TIMESTAMP_NTZ` | ISO 8601 without an offset | timestamp\[us\] |
 /// | `BINARY` | a text in base64 | binary |
+/// | `VARIANT` | anything but `null` | Spark's variant: a struct of `value` and `metadata` |
 /// | `ARRAY<type>` | an array | list |
 /// | `MAP<STRING, type>` | an object | map |
 /// | `STRUCT<name: type, ...>` | an object; other fields are passed over | struct |

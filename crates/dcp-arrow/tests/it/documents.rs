@@ -116,6 +116,14 @@ fn every_type_takes_its_json_and_no_other() {
         ("MAP<STRING, INT>", r#"{"b": 1, "a": null}"#, json!({"b": 1, "a": null})),
         ("STRUCT<a: INT, b: STRING>", r#"{"x": [1], "a": 1}"#, json!({"a": 1, "b": null})),
         ("STRUCT<a: INT>", "null", Value::Null),
+        ("VARIANT", "null", Value::Null),
+        ("VARIANT", "-1", json!({"value": [12, 255], "metadata": [1, 0, 0]})),
+        (
+            "VARIANT",
+            r#"{"b": null}"#,
+            json!({"value": [2, 1, 0, 0, 1, 0], "metadata": [1, 1, 0, 1, 98]}),
+        ),
+        ("ARRAY<VARIANT>", "[1, null]", json!([{"value": [12, 1], "metadata": [1, 0, 0]}, null])),
     ] {
         assert_eq!(field(kind, json), Some(expected), "{kind} {json}");
     }
@@ -152,6 +160,8 @@ fn every_type_takes_its_json_and_no_other() {
         ("STRUCT<a: INT>", r#"{"a": 1, "a": 1}"#),
         ("STRUCT<a: INT>", "[]"),
         ("STRING", r#""\ud800""#),
+        ("VARIANT", r#"{"a": 1, "a": 1}"#),
+        ("VARIANT", "1e999"),
     ] {
         assert_eq!(field(kind, json), None, "{kind} {json}");
     }
@@ -181,6 +191,21 @@ fn a_document_is_judged_as_a_whole() {
         let expected = (1..8).contains(&row).then(|| document.to_vec());
         assert_eq!(malformed[row], expected, "{row}");
     }
+}
+
+#[test]
+fn a_variant_goes_with_its_document() {
+    let documents: [&[u8]; 4] = [
+        br#"{"v": {"a": 1}, "n": 1}"#,
+        br#"{"v": {"b": 2}, "n": "x"}"#,
+        br#"{"n": 3}"#,
+        br#"{"v": true, "n": 4}"#,
+    ];
+    let batch = decoded(&decoding("v VARIANT, n INT"), &documents);
+    assert_eq!(cells(&batch, "n"), [json!(1), Value::Null, json!(3), json!(4)]);
+    let object = json!({"value": [2, 1, 0, 0, 2, 12, 1], "metadata": [1, 1, 0, 1, 97]});
+    let flag = json!({"value": [4], "metadata": [1, 0, 0]});
+    assert_eq!(cells(&batch, "v"), [object, Value::Null, Value::Null, flag]);
 }
 
 #[test]
