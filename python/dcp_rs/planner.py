@@ -144,11 +144,11 @@ class Planner:
 
 
 def is_offsets(text: str) -> bool:
-    """Whether JSON is offsets and not, say, a checkpoint."""
+    """Whether text is offsets, or damaged ones, and not, say, a checkpoint."""
     try:
         document = json.loads(text)
     except ValueError:
-        return False
+        return text.startswith("{") and '"format"' not in text
     return isinstance(document, dict) and "s" in document and "format" not in document
 
 
@@ -165,10 +165,16 @@ def _load(text: str) -> Offsets:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise CheckpointError(f"the offsets are damaged: {error}") from error
+        raise _damaged(str(error)) from error
     if not isinstance(document, dict):
-        raise CheckpointError("the offsets are damaged: no JSON object")
+        raise _damaged("no JSON object")
     return document
+
+
+def _damaged(what: str) -> CheckpointError:
+    error = CheckpointError(f"the offsets are damaged: {what}")
+    error.code = "offsets"
+    return error
 
 
 def _dump(offsets: Mapping[str, Any]) -> str:

@@ -189,6 +189,28 @@ def test_variants_are_byte_for_byte_those_of_parse_json(spark, options, producer
         ), row.t[:80]
 
 
+def test_a_field_may_be_a_variant(spark, options, producer):
+    for number, text in enumerate(VARIANTS[1:]):
+        producer.upsert(f"{number:02}", f'{{"v": {text}, "all": [{text}]}}'.encode())
+    producer.upsert("none", {"v": None})
+    frame = load(spark.read, options, documentSchema="v VARIANT, all ARRAY<VARIANT>")
+    assert frame.schema["v"].dataType.simpleString() == "variant"
+    ours = frame.selectExpr("key", "v", "all[0] AS e", "to_json(v) AS t").collect()
+    assert [row.t for row in ours if row.key == "none"] == [None]
+    given = spark.createDataFrame(
+        [(f"{n:02}", text) for n, text in enumerate(VARIANTS[1:])], "k STRING, t STRING"
+    )
+    wanted = {row.k: row.v for row in given.selectExpr("k", "parse_json(t) AS v").collect()}
+    parts = {row.key: [row.v, row.e] for row in ours if row.key != "none"}
+    for key, variants in parts.items():
+        for variant in variants:
+            assert (bytes(variant.value), bytes(variant.metadata)) == (
+                bytes(wanted[key].value),
+                bytes(wanted[key].metadata),
+            ), key
+    assert parts.keys() == wanted.keys()
+
+
 @pytest.mark.usefixtures("documents")
 def test_a_value_is_text_where_it_is_utf_8(spark, options):
     frame = load(spark.read, options, valueFormat="string", onMalformed="column")
@@ -216,14 +238,14 @@ def test_what_makes_no_sense_is_told_before_anything_is_read(spark, options, mor
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"documentSchema": "timestamp TIMESTAMP"}, "document_prefix"),
+        ({"documentSchema": "timestamp TIMESTAMP"}, "^documentSchema: .*give documentPrefix"),
         ({"onMalformed": "fail"}, "documents are not looked at"),
         ({"valueFormat": "json"}, "binary or string or variant"),
         ({"documentShema": "a INT"}, "did you mean documentSchema"),
-        ({"documentSchema": "a INT", "columns": "key"}, "none is of document_schema"),
+        ({"documentSchema": "a INT", "columns": "key"}, "none is of documentSchema"),
         ({"valueFormat": "string", "columns": "key"}, "about the column value"),
-        ({"documentPrefix": "doc_"}, "give document_schema too"),
-        ({"documentSchema": 5}, "must be text"),
+        ({"documentPrefix": "doc_"}, "^documentPrefix: give documentSchema too"),
+        ({"documentSchema": 5}, "^documentSchema: must be text"),
     ],
 )
 def test_so_it_is_without_a_session(more, said):

@@ -6,8 +6,9 @@ from contextlib import nullcontext
 import pytest
 
 import dcp_rs.spark
-from dcp_rs.exceptions import ConfigError
+from dcp_rs.exceptions import ConfigError, ConnectError
 from dcp_rs.spark import ReadOptions
+from dcp_rs.spark.errors import coded
 
 MINIMAL = {"connectionString": "couchbase://localhost/travel"}
 
@@ -76,6 +77,9 @@ def test_values_are_text_or_of_their_type(name, given, field, parsed):
         ("numPartitions", "0"),
         ("numPartitions", "many"),
         ("batchBytes", "4 megabytes"),
+        ("batchBytes", "17m"),
+        ("batchRows", "10000001"),
+        ("flowControlBufferBytes", "1k"),
         ("connectTimeout", "nan"),
         ("connectTimeout", "-1"),
         ("includeValue", "perhaps"),
@@ -89,6 +93,22 @@ def test_values_are_text_or_of_their_type(name, given, field, parsed):
 def test_a_wrong_value_is_refused_by_the_options_name(name, wrong):
     with pytest.raises(ConfigError, match=f"option {name}: "):
         parse(**{name: wrong})
+
+
+def test_an_error_of_the_engine_calls_options_as_spark_does():
+    options = {"connectionString": "couchbase://localhost/travel"}
+    for more, said in [
+        ({"columns": "value", "includeValue": "false"}, '^columns: "value" needs includeValue='),
+        ({"columns": "batch_rows"}, 'no column "batch_rows"'),
+        ({"tlsKey": "key.pem"}, "^tlsCertificate, tlsKey: give both"),
+        ({"connectTimeout": "1e6"}, "^connectTimeout: "),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            dcp_rs.spark.splits(options | more)
+    error = coded(ConfigError("buffer_size: 1 is too little"), "reading")
+    assert str(error) == "[COUCHBASE_DCP_CONFIG] reading: flowControlBufferBytes: 1 is too little"
+    error = coded(ConnectError("of snapshot_end, with persisted_only"), "reading")
+    assert str(error).endswith("of snapshot_end, with persistedOnly")
 
 
 def test_the_password_is_given_in_one_way(tmp_path, monkeypatch):

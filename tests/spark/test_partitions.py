@@ -7,8 +7,8 @@ import pytest
 import dcp_rs
 import dcp_rs.spark
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.spark import SparkReadError
-from dcp_rs.spark.partitions import VBucketRange, _shares, deal
+from dcp_rs.spark import ReadOptions, SparkReadError
+from dcp_rs.spark.partitions import VBucketRange, _shares, batch_splits, deal
 
 
 def ranges(*sizes):
@@ -87,6 +87,66 @@ def test_a_wrong_password_has_its_code_in_the_text(options):
     assert "not this one" not in str(caught.value)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.code, str(again)) == (caught.value.code, str(caught.value))
+
+
+class TestOffsetsThatAreNotTrue:
+    """Told with a code before anything is read, wherever offsets are given."""
+
+    @pytest.fixture
+    def ends(self, options, load, producer):
+        load(10)
+        producer.persist()
+        return dcp_rs.spark.splits(options, since="earliest").end
+
+    @pytest.fixture
+    def refused(self, options):
+        def refuse(code, offsets, **more):
+            for read in (
+                lambda: dcp_rs.spark.splits(options | more, since=offsets),
+                lambda: batch_splits(ReadOptions.parse(options | {"startingOffsets": offsets})),
+                lambda: batch_splits(ReadOptions.parse(options | {"endingOffsets": offsets})),
+            ):
+                with pytest.raises(SparkReadError, match=f"^\\[COUCHBASE_DCP_{code}\\]"):
+                    read()
+
+        return refuse
+
+    def test_damaged_ones(self, refused, ends):
+        refused("OFFSETS", ends.replace('"s":[', '"s":[1'))
+        refused("OFFSETS", ends[:-1])
+
+    def test_those_of_a_later_release(self, refused, ends):
+        refused("OFFSETS", ends.replace('"v":1', '"v":2'))
+
+    def test_those_of_another_bucket(self, refused, options):
+        known = {name: options[name] for name in ("bucket", "username", "password")}
+        with dcp_rs.Producer(**known) as other:
+            there = options | {"connectionString": other.connection_string}
+            refused("BUCKET_CHANGED", dcp_rs.spark.splits(there, since="earliest").end)
+
+    def test_an_end_that_is_not_there_yet(self, options, producer, ends):
+        before = dcp_rs.spark.splits(options, since="earliest").end
+        vbucket = producer.vbucket_of("more")
+        producer.upsert("more", b"{}")
+        producer.persist()
+        later = dcp_rs.spark.splits(options, since=ends).end
+        until = options | {"startingOffsets": before, "endingOffsets": later}
+        (split,) = batch_splits(ReadOptions.parse(until))
+        assert split.vbuckets == (vbucket,)
+        producer.roll_back(vbucket, producer.high_seqnos()[vbucket] - 1)
+        with pytest.raises(SparkReadError, match=f"OFFSETS.*vBucket {vbucket} "):
+            batch_splits(ReadOptions.parse(until))
+
+    def test_a_start_that_is_not_there_is_a_rollback(self, options, producer, ends):
+        vbucket = next(iter(dcp_rs.spark.splits(options)[0].vbuckets))
+        producer.roll_back(vbucket, 0)
+        with pytest.raises(SparkReadError, match=f"ROLLBACK.*vb:{vbucket} "):
+            dcp_rs.spark.splits(options | {"onRollback": "fail"}, since=ends)
+
+
+def test_a_node_that_is_not_there_is_told(options):
+    with pytest.raises(SparkReadError, match=r"^\[COUCHBASE_DCP_CONNECT"):
+        dcp_rs.spark.splits(options | {"connectionString": "couchbase://127.0.0.1:1"})
 
 
 def test_a_checkpoint_of_another_bucket_is_refused(options, load):

@@ -147,6 +147,9 @@ impl Planner {
     /// Where to end the batch that begins at `start`.
     fn plan_end(&self, start: &str, options: PlanArgs) -> PyResult<String> {
         let (start, limits) = (self.parse(start)?, options.into_limits()?);
+        if let Some(until) = &limits.until {
+            self.check(until)?;
+        }
         let mut seen = self.seen();
         let end = plan_end(&start, &seen.observed(&start), &limits).map_err(Failure::from)?;
         seen.note_read(&start);
@@ -180,11 +183,15 @@ impl Planner {
     }
 
     fn parse(&self, json: &str) -> PyResult<Offsets> {
-        let client = self.client.get()?;
         let offsets = Offsets::from_json(json).map_err(Failure::from)?;
-        let checked = offsets.check(client.bucket_uuid(), client.num_vbuckets().into());
-        checked.map_err(Failure::from)?;
+        self.check(&offsets)?;
         Ok(offsets)
+    }
+
+    fn check(&self, offsets: &Offsets) -> PyResult<()> {
+        let client = self.client.get()?;
+        let checked = offsets.check(client.bucket_uuid(), client.num_vbuckets().into());
+        Ok(checked.map_err(Failure::from)?)
     }
 
     fn locate(&self, ranges: Vec<Range>) -> PyResult<Vec<Located>> {

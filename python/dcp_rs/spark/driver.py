@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import dcp_rs
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.planner import Offsets, Planner, PlanOptions, parse_offsets
-from dcp_rs.spark.errors import SparkReadError, coded
+from dcp_rs.spark.errors import SparkReadError, coded, options_as_written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -196,6 +196,7 @@ class Driver:
                 )
         return self._planner
 
+    @options_as_written()
     def _ask(self, doing: str, ask: Callable[[Planner], _Answer]) -> _Answer:
         """Asks until there is an answer, or an error that will not pass."""
         doing = f"{doing} of bucket {self._options.bucket}"

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dcp_rs.exceptions import DcpError
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dcp_rs.exceptions import ConfigError, DcpError
+from dcp_rs.spark.options import as_written
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class SparkReadError(DcpError):
@@ -29,7 +36,28 @@ def coded(error: DcpError, doing: str) -> SparkReadError:
     """Wraps an error of the engine, with its code and what was being done."""
     if isinstance(error, SparkReadError):
         return error
-    return SparkReadError(f"COUCHBASE_DCP_{(error.code or 'failed').upper()}", f"{doing}: {error}")
+    known = error.code or ("config" if isinstance(error, ConfigError) else "failed")
+    code = f"COUCHBASE_DCP_{known.upper()}"
+    return SparkReadError(code, f"{doing}: {as_written(str(error))}")
+
+
+@contextmanager
+def options_as_written() -> Iterator[None]:
+    """Lets errors about options call them as the user does, not as the engine does."""
+    try:
+        yield
+    except ConfigError as error:
+        error.args = (as_written(str(error)),)
+        raise
+
+
+@contextmanager
+def options_coded() -> Iterator[None]:
+    """Gives errors about options a code: for what Spark calls."""
+    try:
+        yield
+    except ConfigError as error:
+        raise SparkReadError("COUCHBASE_DCP_CONFIG", str(error)) from error
 
 
 def missing_library(error: ImportError) -> ImportError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -183,6 +184,16 @@ def _camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
+def as_written(text: str) -> str:
+    """Gives an error's text with options called as they are here; what is quoted stays."""
+    names = {each.name: _camel(each.name) for each in fields(ReadOptions)}
+    names["buffer_size"] = "flowControlBufferBytes"
+    return _QUOTED_OR_NAME.sub(lambda found: names.get(found[0], found[0]), text)
+
+
+_QUOTED_OR_NAME = re.compile(r'"[^"]*"|\b[a-z]+(?:_[a-z]+)+\b')
+
+
 def _unknown(given: str, known: list[str]) -> str:
     lower = {name.lower(): name for name in known}
     nearest = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.0)
@@ -210,7 +221,10 @@ def _document_schema(name: str, value: object) -> str:
     simple = getattr(value, "simpleString", None)
     if callable(simple):
         return _text(name, simple())
-    return as_ddl(value) or ""
+    try:
+        return as_ddl(value) or ""
+    except ConfigError as error:
+        raise ConfigError(as_written(str(error))) from error
 
 
 def _boolean(name: str, value: object) -> bool:
@@ -240,6 +254,18 @@ def _size(name: str, value: object) -> int:
     if size < 1:
         raise _wrong(name, value, "a size in bytes, such as 4194304 or 4m")
     return size
+
+
+def _within(parse: Callable[[str, object], int], low: int, high: int) -> _Parser:
+    """Checks what the engine would refuse in the task."""
+
+    def parse_within(name: str, value: object) -> int:
+        number = parse(name, value)
+        if not low <= number <= high:
+            raise _wrong(name, value, f"from {low} to {high}")
+        return number
+
+    return parse_within
 
 
 def _seconds(name: str, value: object) -> float:
@@ -302,15 +328,15 @@ def _offsets(*words: str) -> _Parser:
 
 
 _PARSERS: dict[str, _Parser] = {
-    "batch_bytes": _size,
-    "batch_rows": _number,
+    "batch_bytes": _within(_size, 1, 16 << 20),
+    "batch_rows": _within(_number, 1, 10_000_000),
     "collections": _names,
     "columns": _names,
     "connect_timeout": _seconds,
     "document_schema": _document_schema,
     "ending_offsets": _offsets("latest"),
     "fail_on_data_loss": _boolean,
-    "flow_control_buffer_bytes": _size,
+    "flow_control_buffer_bytes": _within(_size, 64 << 10, (1 << 32) - 1),
     "include_value": _boolean,
     "include_xattrs": _boolean,
     "key_type": _one_of("string", "binary"),

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import dcp_rs
 from dcp_rs.exceptions import ConfigError, DcpError
-from dcp_rs.planner import is_offsets
+from dcp_rs.planner import Offsets, is_offsets
 from dcp_rs.spark.driver import Driver
-from dcp_rs.spark.errors import SparkReadError, coded
+from dcp_rs.spark.errors import SparkReadError, coded, options_as_written
 from dcp_rs.spark.options import ReadOptions
 from dcp_rs.spark.schema import table_schema
 
@@ -86,6 +86,7 @@ class Splits(list[Split]):
     end: str | None = None
 
 
+@options_as_written()
 def splits(options: Mapping[str, object] | ReadOptions, *, since: str | None = None) -> Splits:
     """Plans a read of everything up to now, or of what came since an earlier read.
 
@@ -155,6 +156,7 @@ def _following(options: ReadOptions, since: str) -> Splits:
         return found
 
 
+@options_as_written()
 def batch_splits(options: ReadOptions) -> Splits:
     """Plans what `spark.read` reads: from `startingOffsets` to `endingOffsets`, once.
 
@@ -177,8 +179,22 @@ def batch_splits(options: ReadOptions) -> Splits:
         if options.ending_offsets != "latest":
             until = driver.parse(options.ending_offsets)
         end = driver.end(start, None, until)
+        if until is not None:
+            _check_end(options, end, until)
         # An end that was asked for is where another read begins; one that was not is only "now".
         return Splits(driver.splits(start, end, is_followed=until is not None))
+
+
+def _check_end(options: ReadOptions, end: Offsets, until: Offsets) -> None:
+    """Refuses to read less than was asked for."""
+    for vbucket, (last, wanted) in enumerate(zip(end["s"], until["s"], strict=True)):
+        if last < wanted and (options.vbuckets is None or vbucket in options.vbuckets):
+            raise SparkReadError(
+                "COUCHBASE_DCP_OFFSETS",
+                f"endingOffsets has seqno {wanted} of vBucket {vbucket} of bucket "
+                f"{options.bucket}, of which no more than {last} can be read now: are they of "
+                "another cluster, or was the bucket rolled back since?",
+            )
 
 
 def _seqno(positions: Mapping[int, dcp_rs.Position], vbucket: int) -> int:

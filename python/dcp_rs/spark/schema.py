@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import dcp_rs
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.spark.errors import missing_library
+from dcp_rs.spark.errors import missing_library, options_as_written
 from dcp_rs.spark.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ MALFORMED = "_malformed"
 """Name of the column of documents that are not what they should be."""
 
 
+@options_as_written()
 def table_schema(options: ReadOptions) -> dcp_rs.Schema:
     """Gives the columns of a read.
 

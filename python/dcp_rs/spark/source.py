@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark.sql.datasource as api
 
-from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark.driver import Driver
-from dcp_rs.spark.errors import SparkReadError
+from dcp_rs.spark.errors import SparkReadError, options_coded
 from dcp_rs.spark.options import ReadOptions
 from dcp_rs.spark.partitions import Split, batch_splits
 from dcp_rs.spark.schema import Projection, schema
@@ -59,6 +58,7 @@ class CouchbaseDcpReader(api.DataSourceReader):
         self._table = table
         self._options = table.options
 
+    @options_coded()
     def partitions(self) -> Sequence[api.InputPartition]:
         """Plans the splits. Each action on the same data frame reads the same ranges."""
         return [SplitPartition(split) for split in batch_splits(self._options)]
@@ -91,6 +91,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
         """Opens nothing."""
         self.__init__(state["_table"])  # type: ignore[misc]
 
+    @options_coded()
     def initialOffset(self) -> Offsets:  # noqa: N802
         """Gives where a query begins that has no checkpoint yet."""
         if self._initial is None:  # asked twice: `latest` must be the same both times
@@ -110,6 +111,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
             return ReadAllAvailable()
         return ReadMaxRows(self._options.max_rows_per_trigger)
 
+    @options_coded()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Notes what is available now, so that the query ends there."""
         self._target = self._connected().latest()
@@ -117,13 +119,15 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
         """Plans the end of the next micro-batch, with rollbacks told or refused."""
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        self._latest = self._connected().end(start, rows, self._target)
+        with options_coded():  # inside: Spark counts the parameters of this method
+            self._latest = self._connected().end(start, rows, self._target)
         return self._latest
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
         """Gives the last offsets known; asks nothing."""
         return self._latest
 
+    @options_coded()
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[api.InputPartition]:
         """Plans the splits of a micro-batch, maybe long after its end was chosen."""
         splits = self._connected().splits(start, end, is_followed=True)
@@ -159,12 +163,10 @@ class CouchbaseDcpDataSource(api.DataSource):
         """Gives the name for `format`."""
         return NAME
 
+    @options_coded()
     def schema(self) -> StructType:
         """Gives the columns of the change table that the options ask for."""
-        try:
-            return schema(self._parsed())
-        except ConfigError as error:
-            raise SparkReadError("COUCHBASE_DCP_CONFIG", str(error)) from error
+        return schema(self._parsed())
 
     def reader(self, schema: StructType) -> CouchbaseDcpReader:
         """Makes the reader of `spark.read`."""
@@ -182,17 +184,12 @@ class CouchbaseDcpDataSource(api.DataSource):
             )
         return CouchbaseDcpStreamReader(self._project(schema))
 
+    @options_coded()
     def _project(self, wanted: StructType) -> Projection:
-        try:
-            return Projection.of(self._parsed(), wanted)
-        except ConfigError as error:
-            raise SparkReadError("COUCHBASE_DCP_CONFIG", str(error)) from error
+        return Projection.of(self._parsed(), wanted)
 
     def _parsed(self) -> ReadOptions:
-        try:
-            return ReadOptions.parse(dict(self.options))
-        except ConfigError as error:
-            raise SparkReadError("COUCHBASE_DCP_CONFIG", str(error)) from error
+        return ReadOptions.parse(dict(self.options))
 
 
 def _read(table: Projection, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:
