@@ -2,6 +2,7 @@
 //! and our own client. `run.py` puts them together.
 
 mod count;
+mod drained;
 mod source;
 
 use std::io::Write;
@@ -10,7 +11,7 @@ use dcp_benches::Error;
 use dcp_benches::machine::Machine;
 
 const USAGE: &str = "usage: peers source DOCUMENTS VALUE_LEN VBUCKETS | \
-                     ready PASSES VALUE_LEN VBUCKETS | count | batches | machine";
+                     ready PASSES VALUE_LEN VBUCKETS | count | batches | drain | machine";
 
 fn main() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1);
@@ -23,6 +24,7 @@ fn main() -> Result<(), Error> {
         "ready" => source::ready(number()?, usize::try_from(number()?)?, u16::try_from(number()?)?),
         "count" => count::count(false),
         "batches" => count::count(true),
+        "drain" => drained::drained(),
         "machine" => Ok(writeln!(std::io::stdout(), "{}", Machine::look().line())?),
         _ => Err(USAGE.into()),
     }

@@ -94,6 +94,7 @@ def main() -> None:
         producer.upsert("key", "{}")
         schema = dcp_rs.spark.schema(options)
         path = str(Path(folder, "batch.arrow"))
+        producer.persist()
         (split,) = dcp_rs.spark.splits(options)
         batch = pa.Table.from_batches(list(dcp_rs.spark.read_split(split))).to_batches()[0]
         with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
@@ -116,7 +117,8 @@ def main() -> None:
     ratio = middle["ours"]["triggerExecution"] / middle["cached"]["triggerExecution"]
     for name, parts in middle.items():
         told = " | ".join(f"{parts[part]:.0f} ms" for part in parts)
-        print(f"| {name} | {told} | {'' if name == 'cached' else f'{ratio:.0%}'} |")
+        of_cached = "" if name == "cached" else f"{ratio:.0%}"
+        print(f"| {name}, {job['vbuckets']} vBuckets | {told} | {of_cached} |")
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ def main() -> None:
             "bucket": producer.bucket_name,
             "username": "Administrator",
             "password": "password",
+            "high_seqnos": producer.high_seqnos(),
         }
         print(json.dumps(job), flush=True)
         sys.stdin.read()

@@ -1,0 +1,35 @@
+//! The plain drain as a program: the producer's whole work with next to none of a client's.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+
+use dcp_benches::Error;
+use dcp_benches::drain::{Target, drain};
+use dcp_wire::{Seqno, Vbid};
+use serde_json::{Value, json};
+
+/// Takes the job of the first line of standard input, begins at the second, and prints what went
+/// by as a JSON line.
+pub(crate) fn drained() -> Result<(), Error> {
+    let mut lines = std::io::stdin().lock().lines();
+    let job: Value = serde_json::from_str(&lines.next().ok_or("there is no job")??)?;
+    let text = |name: &str| job[name].as_str().ok_or(format!("the job has no {name}"));
+    let ends: BTreeMap<String, u64> = serde_json::from_value(job["high_seqnos"].clone())?;
+    let target = Target {
+        address: text("connection_string")?.trim_start_matches("couchbase://").parse()?,
+        bucket: text("bucket")?.to_owned(),
+        username: text("username")?.to_owned(),
+        password: text("password")?.to_owned(),
+        ends: ends
+            .into_iter()
+            .map(|(vbid, seqno)| Ok((Vbid(vbid.parse()?), Seqno(seqno))))
+            .collect::<Result<_, Error>>()?,
+        buffer_size: 8 << 20,
+        passes: 1,
+    };
+    lines.next().ok_or("nobody said when to begin")??;
+    let drained = drain(&target)?;
+    let seconds = drained.elapsed.as_secs_f64();
+    let told = json!({"line": "counted", "changes": drained.changes, "seconds": seconds});
+    Ok(writeln!(std::io::stdout(), "{told}")?)
+}
