@@ -1,6 +1,7 @@
 //! Test support: recorded traffic, golden packets and a server that replays a recording.
 //!
 //! * [`traces`] reads the packets recorded from real servers.
+//! * [`facts`] compares changes with what the recordings know of them from outside the stream.
 //! * [`vectors`] reads golden packets, written by hand from the protocol's documents.
 //! * [`scripted_server`] plays the server's side of a recording to a client over loopback.
 //!
@@ -8,6 +9,7 @@
 //! bytes: recordings and golden packets do.
 #![forbid(unsafe_code)]
 
+pub mod facts;
 pub mod scripted_server;
 pub mod traces;
 pub mod vectors;

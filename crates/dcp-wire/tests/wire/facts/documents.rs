@@ -2,27 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use dcp_test::facts::Change;
 use dcp_wire::message::{OpenFlags, Request, Response, SystemEventId};
-use dcp_wire::{Cas, Datatype, Seqno, Vbid, Vbuuid, snappy, xattr};
+use dcp_wire::{Seqno, Vbuuid};
 use serde_json::Value;
-use sha1::{Digest, Sha1};
 
 use super::{Facts, Packet, Recording, hex_u64};
-
-/// A change of a document as the stream tells it.
-struct Change<'a> {
-    vbid: Vbid,
-    seqno: Seqno,
-    cas: Cas,
-    deleted: bool,
-    flags: Option<u32>,
-    expiry: Option<u32>,
-    datatype: Datatype,
-    key: &'a [u8],
-    value: &'a [u8],
-    /// The connection leaves bodies out.
-    no_value: bool,
-}
 
 pub(super) fn check(recording: &Recording<'_>, facts: &mut Facts) {
     let operations = recording.expected("kv_ops").and_then(Value::as_array);
@@ -42,7 +27,7 @@ pub(super) fn check(recording: &Recording<'_>, facts: &mut Facts) {
         }
         // After a rollback a seqno may have been used twice: one of them is the right one.
         let wrong: Vec<_> =
-            candidates.iter().map(|operation| differences(change, operation)).collect();
+            candidates.iter().map(|operation| change.differences(operation)).collect();
         let agrees = wrong.iter().any(Vec::is_empty);
         facts.check("written document", agrees, || format!("seqno {}: {wrong:?}", change.seqno));
     }
@@ -115,92 +100,6 @@ fn changes<'a>(recording: &Recording<'a>) -> Vec<Change<'a>> {
     changes
 }
 
-/// What the change says otherwise than the operation that made it.
-fn differences(change: &Change<'_>, operation: &Value) -> Vec<String> {
-    let mut wrong = Vec::new();
-    let mut same = |name: &str, is: bool, is_not: String| {
-        if !is {
-            wrong.push(format!("{name}: {is_not}"));
-        }
-    };
-    let key = bytes(operation["key"].as_str().unwrap_or_default());
-    // The operation may have been on a connection without collections.
-    let key_fits = change.key == key || change.key.strip_prefix(b"\0") == Some(&key[..]);
-    same("key", key_fits, format!("{:?}", change.key));
-    // Without values servers since 7.6 rebuild what they read from disk from the key alone: with
-    // CAS 0, flags 0, expiry 0, and removed documents as if they were there.
-    if change.no_value && change.cas == Cas(0) {
-        return wrong;
-    }
-    let cas = hex_u64(&operation["cas"]).unwrap_or_default();
-    same("cas", change.cas == Cas(cas), format!("{:x}", change.cas.0));
-    match operation.get("op").and_then(Value::as_str) {
-        Some("set") => {
-            same("deleted", !change.deleted, String::new());
-            if let Some(flags) = operation["flags"].as_u64() {
-                let sent = change.flags.map(u64::from);
-                same("flags", sent == Some(flags), format!("{sent:?}"));
-            }
-            if let Some(expiry) = operation["exp"].as_u64() {
-                // Relative expiries arrive as absolute ones.
-                let sent = change.expiry.unwrap_or_default();
-                same("expiry", (sent > 0) == (expiry > 0) || expiry == 0, sent.to_string());
-            }
-            let value = operation["value"].as_str().unwrap_or_default();
-            if !change.no_value {
-                let body = body(change);
-                same("value", value_fits(value, operation, &body), format!("{body:02x?}"));
-            }
-        }
-        Some("delete") => same("deleted", change.deleted, String::new()),
-        Some("xattr_upsert")
-            if change.datatype.contains(Datatype::XATTR) && !change.value.is_empty() =>
-        {
-            let value = inflated(change);
-            let path = operation["path"].as_str().unwrap_or_default().as_bytes();
-            let expected = operation["xvalue"].as_str().unwrap_or_default().as_bytes();
-            let found = xattr::split(&value).is_ok_and(|(mut xattrs, _)| {
-                xattrs.any(|xattr| {
-                    xattr.is_ok_and(|xattr| xattr.name == path && xattr.value == expected)
-                })
-            });
-            same("xattr", found, format!("{value:02x?}"));
-        }
-        _ => {}
-    }
-    wrong
-}
-
-/// The value, inflated if the server compressed it.
-fn inflated(change: &Change<'_>) -> Vec<u8> {
-    if change.datatype.contains(Datatype::SNAPPY) {
-        return snappy::decompress(change.value, 1 << 20).unwrap();
-    }
-    change.value.to_vec()
-}
-
-/// The document without xattrs.
-fn body(change: &Change<'_>) -> Vec<u8> {
-    let value = inflated(change);
-    if change.datatype.contains(Datatype::XATTR) {
-        return xattr::split(&value).unwrap().1.to_vec();
-    }
-    value
-}
-
-/// Whether a body is the one an operation wrote: given in hex, or by length and digest.
-fn value_fits(expected: &str, operation: &Value, body: &[u8]) -> bool {
-    if let Some(rest) = expected.strip_prefix("len:") {
-        let digest: String = Sha1::digest(body).iter().map(|byte| format!("{byte:02x}")).collect();
-        return rest == format!("{} sha1:{digest}", body.len());
-    }
-    let written = bytes(expected);
-    if operation["dt"].as_u64().is_some_and(|datatype| datatype & 2 != 0) {
-        return snappy::decompress(&written, 1 << 20).as_deref() == Ok(body);
-    }
-    written == body
-}
-
 /// Values that arrive compressed inflate to the lengths that were written.
 fn compressed(recording: &Recording<'_>, changes: &[Change<'_>], facts: &mut Facts) {
     let Some(lens) = recording.expected("plain_len") else { return };
@@ -208,7 +107,7 @@ fn compressed(recording: &Recording<'_>, changes: &[Change<'_>], facts: &mut Fac
         let key = change.key.strip_prefix(b"\0").unwrap_or(change.key);
         let Some(kind) = key.split(|&byte| byte == b'-').next() else { continue };
         let Some(len) = lens.get(String::from_utf8_lossy(kind).as_ref()) else { continue };
-        let body = body(change);
+        let body = change.body();
         facts.check("length of a value", *len == body.len(), || format!("{len} {}", body.len()));
     }
 }
@@ -264,12 +163,4 @@ fn system_event_payloads(recording: &Recording<'_>, facts: &mut Facts) {
         let kind = if version == 2 { "FlatBuffers event" } else { "plain event" };
         facts.check(kind, same, || format!("{event:?}: {again:?}"));
     }
-}
-
-/// Bytes as the recordings write them: text, or `hex:` and digits.
-fn bytes(text: &str) -> Vec<u8> {
-    let Some(digits) = text.strip_prefix("hex:") else { return text.as_bytes().to_vec() };
-    let digit = |byte: u8| char::from(byte).to_digit(16).unwrap() as u8;
-    let (pairs, _) = digits.as_bytes().as_chunks::<2>();
-    pairs.iter().map(|[high, low]| digit(*high) << 4 | digit(*low)).collect()
 }

@@ -7,6 +7,7 @@ mod timeline;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use dcp_test::facts::hex_u64;
 use dcp_test::traces::{EventKind, Scenario};
 use dcp_wire::message::{Message, Request, Response, StreamRequest};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Vbuuid};
@@ -123,10 +124,6 @@ impl<'a> Recording<'a> {
     fn vbuuids(&self) -> BTreeSet<Vbuuid> {
         self.failover_logs().into_iter().flatten().map(|(vbuuid, _)| Vbuuid(vbuuid)).collect()
     }
-}
-
-fn hex_u64(value: &Value) -> Option<u64> {
-    u64::from_str_radix(value.as_str()?, 16).ok()
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use dcp_test::facts::item_in_words;
 use dcp_test::traces::EventKind;
 use dcp_wire::message::{Message, OsoSnapshot, Request, SnapshotMarker};
 use dcp_wire::{Frame, MAX_BODY_LEN};
@@ -88,21 +89,19 @@ fn kind(words: &str) -> &'static str {
 fn words(bytes: &[u8]) -> Option<String> {
     let (frame, _) = Frame::parse(bytes, MAX_BODY_LEN).ok()??;
     let Message::Request(request) = Message::decode(&frame).ok()? else { return None };
-    let item = |name: &str, seqno: u64| {
-        let (key, datatype, len) =
-            (bytes_in_words(frame.key), frame.header.datatype.0, frame.value.len());
-        format!("{name} seq={seqno} {key} dt={datatype} vl={len}")
+    let item = |name: &str, seqno| {
+        item_in_words(name, seqno, frame.key, frame.header.datatype, frame.value.len())
     };
     let mut text = match request {
         Request::SnapshotMarker(marker) => marker_in_words(&frame, &marker),
-        Request::Mutation(message) => item("MUTATION", message.seqno.0),
-        Request::Deletion(message) => item("DELETION", message.seqno.0),
-        Request::Expiration(message) => item("EXPIRATION", message.seqno.0),
-        Request::SystemEvent(message) => item("SYSTEM_EVENT", message.seqno.0),
-        Request::SeqnoAdvanced(message) => item("SEQNO_ADVANCED", message.seqno.0),
-        Request::Prepare(message) => item("PREPARE", message.seqno.0),
-        Request::Commit(message) => item("COMMIT", message.commit_seqno.0),
-        Request::Abort(message) => item("ABORT", message.abort_seqno.0),
+        Request::Mutation(message) => item("MUTATION", message.seqno),
+        Request::Deletion(message) => item("DELETION", message.seqno),
+        Request::Expiration(message) => item("EXPIRATION", message.seqno),
+        Request::SystemEvent(message) => item("SYSTEM_EVENT", message.seqno),
+        Request::SeqnoAdvanced(message) => item("SEQNO_ADVANCED", message.seqno),
+        Request::Prepare(message) => item("PREPARE", message.seqno),
+        Request::Commit(message) => item("COMMIT", message.commit_seqno),
+        Request::Abort(message) => item("ABORT", message.abort_seqno),
         Request::StreamEnd(message) => format!("STREAM_END flags={}", message.reason.0),
         Request::OsoSnapshot(OsoSnapshot::Start) => "OSO_SNAPSHOT flags=1".to_owned(),
         Request::OsoSnapshot(OsoSnapshot::End) => "OSO_SNAPSHOT flags=2".to_owned(),
@@ -133,21 +132,4 @@ fn marker_in_words(frame: &Frame<'_>, marker: &SnapshotMarker) -> String {
         }
         _ => format!("SNAP_MARKERv1[{range}]"),
     }
-}
-
-/// The first 20 bytes of a key as Python writes them.
-fn bytes_in_words(bytes: &[u8]) -> String {
-    let mut text = "b'".to_owned();
-    for &byte in bytes.iter().take(20) {
-        match byte {
-            b'\\' => text.push_str("\\\\"),
-            b'\t' => text.push_str("\\t"),
-            b'\n' => text.push_str("\\n"),
-            b'\r' => text.push_str("\\r"),
-            b' '..=b'~' => text.push(byte.into()),
-            _ => write!(text, "\\x{byte:02x}").unwrap(),
-        }
-    }
-    text.push('\'');
-    text
 }
