@@ -19,6 +19,9 @@ use super::conversation::encode;
 /// The password of every user.
 const PASSWORD: &str = "password";
 
+/// Few: it is no secret, and hashing would take most of the time that many short conversations do.
+const SCRAM_ITERATIONS: u32 = 16;
+
 /// Features that do not change what a stream looks like: granted whether recorded or not.
 const HARMLESS: [Feature; 6] = [
     Feature::TCP_NODELAY,
@@ -121,7 +124,7 @@ impl Answers {
         }
         let challenge = ScramServer::read(sasl.message).and_then(|mut server| {
             let credentials =
-                ScramCredentials::derive(mechanism, PASSWORD, b"scripted salt", 4096)?;
+                ScramCredentials::derive(mechanism, PASSWORD, b"scripted salt", SCRAM_ITERATIONS)?;
             let challenge = server.challenge(credentials, "scripted-server-nonce")?;
             self.scram = Some(server);
             Ok(challenge)
@@ -130,17 +133,18 @@ impl Answers {
     }
 
     /// A cluster of this node alone.
-    fn config(&self) -> Value {
+    pub(super) fn config(&self) -> Value {
         let port = self.addr.port();
         let host = self.addr.ip().to_string();
         let node =
             json!({"services": {"kv": port, "mgmt": 8091}, "hostname": host, "thisNode": true});
+        let revision = self.shared.script().revision;
         if !self.has_bucket {
-            return json!({"rev": 1, "revEpoch": 1, "nodesExt": [node]});
+            return json!({"rev": revision, "revEpoch": 1, "nodesExt": [node]});
         }
         let vbuckets = self.vbuckets();
         json!({
-            "rev": 1,
+            "rev": revision,
             "revEpoch": 1,
             "name": "default",
             "uuid": "5c210000000000000000000000000001",

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::{Buf, BytesMut};
-use dcp_wire::message::{Control, Message, Request};
-use dcp_wire::{Datatype, Frame, Opaque, Opcode, Status, StreamId, Vbid};
+use dcp_wire::message::{Control, Message, Request, StreamRequest};
+use dcp_wire::{Datatype, Frame, Magic, Opaque, Opcode, Status, StreamId, Vbid};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -29,6 +29,8 @@ pub(super) struct Conversation {
     unacknowledged: usize,
     /// Streams that are open, with what follows a close.
     open: Vec<OpenStream>,
+    /// Whether the client wants stream ids.
+    stream_ids: bool,
     /// The recording closes the connection here.
     closing: bool,
 }
@@ -58,6 +60,7 @@ impl Conversation {
             window: 0,
             unacknowledged: 0,
             open: Vec::new(),
+            stream_ids: false,
             closing: false,
         }
     }
@@ -120,7 +123,7 @@ impl Conversation {
         };
         match message {
             Message::Request(Request::StreamRequest(request, _)) => {
-                self.start_stream(frame, request.start_seqno >= request.end_seqno);
+                self.start_stream(frame, &request);
             }
             Message::Request(Request::CloseStream(_)) => self.close_stream(frame),
             Message::Request(Request::BufferAck(ack)) => {
@@ -143,15 +146,15 @@ impl Conversation {
         }
     }
 
-    fn start_stream(&mut self, request: &Frame<'_>, ends_at_once: bool) {
-        let (vbid, opaque) = (request.header.vbid(), request.header.opaque);
+    fn start_stream(&mut self, frame: &Frame<'_>, request: &StreamRequest<'_>) {
+        let (vbid, opaque) = (request.vbid, request.opaque);
         let shared = Arc::clone(&self.shared);
         let mut script = shared.script();
-        let Some(stream) = script.take(vbid) else {
+        let Some(stream) = script.take(request) else {
             let log = script.failover_log(vbid);
             drop(script);
-            self.respond(request, Status::SUCCESS, &log);
-            if ends_at_once {
+            self.respond(frame, Status::SUCCESS, &log);
+            if request.start_seqno >= request.end_seqno {
                 let end = Frame::request(Opcode::DCP_STREAM_END).with_vbid(vbid);
                 self.count(encode(&end.with_opaque(opaque).with_extras(&[0; 4])));
             }
@@ -161,6 +164,7 @@ impl Conversation {
         self.closing |= script.is_over(stream.conn) || stream.response.is_none();
         drop(script);
         if let Some(response) = stream.response {
+            let response = self.with_own_map(frame, response);
             self.send(with_opaque(response, opaque));
         }
         let stream_id = stream.messages.iter().find_map(|bytes| stream_id(bytes));
@@ -168,11 +172,25 @@ impl Conversation {
             if message.get(1) == Some(&Opcode::DCP_NOOP.0) {
                 self.send(message);
             } else {
+                let message = if self.stream_ids { message } else { without_stream_id(message) };
                 self.count(with_opaque(message, opaque));
             }
         }
         let after_close = stream.after_close;
         self.open.push(OpenStream { vbid, stream_id, opaque, after_close });
+    }
+
+    /// A refusal that came with a cluster map gets the one of this server, with a new revision.
+    fn with_own_map(&self, request: &Frame<'_>, response: Vec<u8>) -> Vec<u8> {
+        const HEADER_LEN: usize = 24;
+        let moved = Status::NOT_MY_VBUCKET.0.to_be_bytes();
+        if response.len() <= HEADER_LEN || response.get(6..8) != Some(&moved[..]) {
+            return response;
+        }
+        self.shared.script().revision += 1;
+        let map = self.answers.config().to_string();
+        let response = Frame::response(request.header.opcode, Status::NOT_MY_VBUCKET);
+        encode(&response.with_datatype(Datatype::JSON).with_value(map.as_bytes()))
     }
 
     fn close_stream(&mut self, request: &Frame<'_>) {
@@ -209,6 +227,9 @@ impl Conversation {
             };
             self.window = size;
         }
+        if control.key == Control::ENABLE_STREAM_ID.as_bytes() {
+            self.stream_ids = control.value == b"true";
+        }
         match answer {
             Some(answer) => self.send(answer),
             None => self.respond(request, Status::SUCCESS, &[]),
@@ -238,6 +259,19 @@ fn with_opaque(mut bytes: Vec<u8>, opaque: Opaque) -> Vec<u8> {
         slot.copy_from_slice(&opaque.0.to_be_bytes());
     }
     bytes
+}
+
+/// A recorded message as it is without stream ids.
+fn without_stream_id(bytes: Vec<u8>) -> Vec<u8> {
+    let Ok(Some((mut frame, _))) = Frame::parse(&bytes, dcp_wire::MAX_BODY_LEN) else {
+        return bytes;
+    };
+    if frame.stream_id().ok().flatten().is_none() {
+        return bytes;
+    }
+    frame.framing_extras = &[];
+    frame.header.magic = Magic::CLIENT_REQUEST;
+    encode(&frame)
 }
 
 /// The stream id a recorded message carries.

@@ -27,7 +27,8 @@
 //! features of the recorded connection (of those the client asks for), knows PLAIN and SCRAM,
 //! makes up a cluster map of one node, and takes its seqnos, failover logs and collections
 //! manifest from the recording. Recorded answers to controls are used where key and value are the
-//! same.
+//! same. A cluster map in a refusal becomes the made-up one, newer than before, and stream ids are
+//! left out for a client that did not turn them on.
 //!
 //! The two recordings named `replication` begin after the bootstrap, so that nothing is known of the
 //! features they had: keys of the one of 8.0.2 carry collection ids, but a client is told otherwise.
@@ -47,7 +48,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dcp_wire::Vbid;
+use dcp_wire::message::{StreamRequest, StreamRequestFlags};
+use dcp_wire::{Seqno, Vbid, Vbuuid};
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -55,7 +58,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::traces::Scenario;
 use conversation::Conversation;
-use script::Script;
+use script::{Part, Script};
 
 /// How long a server lives at most.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -83,8 +86,71 @@ pub struct Report {
     pub streams_left: usize,
     /// Stream messages that were sent.
     pub messages_sent: usize,
+    /// The client's stream requests, in order.
+    pub asked: Vec<Asked>,
+    /// The recorded streams that were played, in order: connection, and which of the stream
+    /// requests of that connection, counted from 0.
+    pub played: Vec<(u32, usize)>,
     /// What the client did that no server would put up with.
     pub problems: Vec<String>,
+}
+
+/// A stream request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// vBucket to stream.
+    pub vbid: Vbid,
+    /// How it is to be produced.
+    pub flags: StreamRequestFlags,
+    /// Last seqno the client has.
+    pub start_seqno: Seqno,
+    /// Last seqno it wants.
+    pub end_seqno: Seqno,
+    /// History branch the start lies on.
+    pub vbuuid: Vbuuid,
+    /// First and last seqno of the snapshot the start lies in.
+    pub snapshot: (Seqno, Seqno),
+    /// Filter and stream id, as JSON.
+    pub value: Vec<u8>,
+}
+
+impl Asked {
+    /// A request without its opaque.
+    #[must_use]
+    pub fn new(request: &StreamRequest<'_>) -> Self {
+        Self {
+            vbid: request.vbid,
+            flags: request.flags,
+            start_seqno: request.start_seqno,
+            end_seqno: request.end_seqno,
+            vbuuid: request.vbuuid,
+            snapshot: (request.snapshot_start, request.snapshot_end),
+            value: request.value.to_vec(),
+        }
+    }
+
+    /// Whether both ask for the same range of seqnos, from the same point of the same history.
+    #[must_use]
+    pub fn is_same_range(&self, other: &Self) -> bool {
+        let range = |asked: &Self| {
+            (asked.vbid, asked.start_seqno, asked.end_seqno, asked.vbuuid, asked.snapshot)
+        };
+        range(self) == range(other)
+    }
+
+    /// The value without its stream id, in one order; `None` if it is no JSON.
+    #[must_use]
+    pub fn filter(&self) -> Option<Value> {
+        let text: &[u8] = if self.value.is_empty() { b"{}" } else { &self.value };
+        let mut filter: Value = serde_json::from_slice(text).ok()?;
+        if let Value::Object(members) = &mut filter {
+            members.remove("sid");
+            if let Some(Value::Array(collections)) = members.get_mut("collections") {
+                collections.sort_unstable_by_key(Value::to_string);
+            }
+        }
+        Some(filter)
+    }
 }
 
 #[derive(Debug)]
@@ -104,7 +170,7 @@ impl ScriptedServer {
     /// # Errors
     /// If no loopback port is to be had.
     pub async fn start(scenario: &Scenario) -> io::Result<Self> {
-        Self::start_script(Script::new(scenario, None)).await
+        Self::start_script(Script::new(scenario, Part::All)).await
     }
 
     /// Starts a server that plays one connection of a recording and ignores the others.
@@ -112,7 +178,20 @@ impl ScriptedServer {
     /// # Errors
     /// If no loopback port is to be had.
     pub async fn start_connection(scenario: &Scenario, conn: u32) -> io::Result<Self> {
-        Self::start_script(Script::new(scenario, Some(conn))).await
+        Self::start_script(Script::new(scenario, Part::Connection(conn))).await
+    }
+
+    /// Starts a server that plays one stream request of a recording, the `number`th of connection
+    /// `conn` counted from 0, and what the client does about its answer: further requests get the
+    /// recorded streams that were asked for in the same way, or idle ones.
+    ///
+    /// # Errors
+    /// If no loopback port is to be had.
+    ///
+    /// # Panics
+    /// If the recording has no such request.
+    pub async fn start_request(scenario: &Scenario, conn: u32, number: usize) -> io::Result<Self> {
+        Self::start_script(Script::new(scenario, Part::Request(conn, number))).await
     }
 
     async fn start_script(script: Script) -> io::Result<Self> {

@@ -2,16 +2,31 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use dcp_wire::message::{Message, Request, Response};
-use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, StreamId, Vbid};
+use dcp_wire::message::{Message, Request, Response, StreamRequest, rollback_seqno};
+use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, StreamId, Vbid};
 
-use super::Report;
+use super::{Asked, Report};
 use crate::traces::{EventKind, Scenario};
+
+/// What of a recording is played.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part {
+    All,
+    /// One connection.
+    Connection(u32),
+    /// One stream request of a connection, counted from 0, and what follows from its answer.
+    Request(u32, usize),
+}
 
 /// What is left to play, and what happened.
 #[derive(Debug)]
 pub(super) struct Script {
+    part: Part,
     waiting: BTreeMap<Vbid, VecDeque<RecordedStream>>,
+    /// Streams that are played only to who asks for them as the recorded client did.
+    others: Vec<RecordedStream>,
+    /// Where the vBucket of a part that is one request leads to.
+    known_high: Option<(Vbid, Seqno)>,
     /// Failover log of each vBucket as last played, or as it will be played first.
     failover_logs: BTreeMap<Vbid, Vec<u8>>,
     recorded: BTreeMap<u32, RecordedConnection>,
@@ -19,13 +34,19 @@ pub(super) struct Script {
     pub(super) connections: usize,
     pub(super) messages_sent: usize,
     pub(super) problems: Vec<String>,
-    streams_played: usize,
+    /// Revision of the cluster map.
+    pub(super) revision: u64,
+    asked: Vec<Asked>,
+    played: Vec<(u32, usize)>,
 }
 
 /// One recorded stream.
 #[derive(Clone, Debug)]
 pub(super) struct RecordedStream {
     pub(super) conn: u32,
+    /// Which of the stream requests of its connection, counted from 0.
+    number: usize,
+    asked: Asked,
     vbid: Vbid,
     opaque: Opaque,
     stream_id: Option<StreamId>,
@@ -51,10 +72,10 @@ struct RecordedConnection {
 }
 
 impl Script {
-    pub(super) fn new(scenario: &Scenario, only: Option<u32>) -> Self {
+    pub(super) fn new(scenario: &Scenario, part: Part) -> Self {
         let mut recorder = Recorder::default();
         for event in &scenario.events {
-            if only.is_some_and(|conn| conn != event.conn) {
+            if matches!(part, Part::Connection(conn) if conn != event.conn) {
                 continue;
             }
             match &event.kind {
@@ -63,23 +84,44 @@ impl Script {
                 EventKind::ServerPacket(bytes) => recorder.server_packet(event.conn, bytes),
             }
         }
+        let Recorder { mut streams, connections, .. } = recorder;
+        let (mut others, mut known_high, mut failover_logs) = (Vec::new(), None, BTreeMap::new());
+        if let Part::Request(conn, number) = part {
+            let at = streams.iter().position(|s| (s.conn, s.number) == (conn, number));
+            let at = at.expect("the recording has the request");
+            let vbid = streams[at].vbid;
+            let (before, from) = streams.split_at(at);
+            // What the server had then is told by what it sent from then on.
+            let from = from.iter().filter(|stream| stream.vbid == vbid);
+            let before = before.iter().rev().filter(|stream| stream.vbid == vbid);
+            let high = from.clone().map(RecordedStream::high_seqno).max().unwrap_or_default();
+            let older = before.clone().map(RecordedStream::high_seqno).max().unwrap_or_default();
+            known_high = Some((vbid, if high > Seqno::ZERO { high } else { older }));
+            failover_logs.extend(from.chain(before).find_map(|s| Some((vbid, s.failover_log()?))));
+            let chosen = streams.remove(at);
+            others = core::mem::replace(&mut streams, vec![chosen]);
+        }
         let mut waiting: BTreeMap<Vbid, VecDeque<RecordedStream>> = BTreeMap::new();
-        let mut failover_logs = BTreeMap::new();
-        for stream in recorder.streams {
+        for stream in streams {
             if let Some(log) = stream.failover_log() {
                 failover_logs.entry(stream.vbid).or_insert(log);
             }
             waiting.entry(stream.vbid).or_default().push_back(stream);
         }
         Self {
+            part,
             waiting,
+            others,
+            known_high,
             failover_logs,
-            recorded: recorder.connections,
+            recorded: connections,
             manifest: manifest(&scenario.expected),
             connections: 0,
             messages_sent: 0,
             problems: Vec::new(),
-            streams_played: 0,
+            revision: 1,
+            asked: Vec::new(),
+            played: Vec::new(),
         }
     }
 
@@ -90,15 +132,20 @@ impl Script {
     pub(super) fn report(&self) -> Report {
         Report {
             connections: self.connections,
-            streams_played: self.streams_played,
+            streams_played: self.played.len(),
             streams_left: self.waiting.values().map(VecDeque::len).sum(),
             messages_sent: self.messages_sent,
+            asked: self.asked.clone(),
+            played: self.played.clone(),
             problems: self.problems.clone(),
         }
     }
 
     /// The recorded connection a client that connects now will play.
     pub(super) fn current_connection(&self) -> u32 {
+        if let Part::Request(conn, _) = self.part {
+            return conn;
+        }
         let next = self.waiting.values().flatten().map(|stream| stream.conn).min();
         next.or_else(|| self.recorded.keys().next_back().copied()).unwrap_or_default()
     }
@@ -122,18 +169,34 @@ impl Script {
             .unwrap_or_default()
     }
 
-    /// The next recorded stream of `vbid`.
-    pub(super) fn take(&mut self, vbid: Vbid) -> Option<RecordedStream> {
-        let stream = self.waiting.get_mut(&vbid)?.pop_front()?;
-        self.streams_played += 1;
+    /// The recorded stream that answers a request: the next of its vBucket, or one that was asked
+    /// for in the same way and granted.
+    pub(super) fn take(&mut self, request: &StreamRequest<'_>) -> Option<RecordedStream> {
+        let asked = Asked::new(request);
+        let next = self.waiting.get_mut(&request.vbid).and_then(VecDeque::pop_front);
+        let stream = next.or_else(|| {
+            let same = |other: &RecordedStream| {
+                other.failover_log().is_some()
+                    && other.asked.is_same_range(&asked)
+                    && other.asked.filter() == asked.filter()
+            };
+            let at = self.others.iter().position(same)?;
+            Some(self.others.remove(at))
+        });
+        self.asked.push(asked);
+        let stream = stream?;
+        self.played.push((stream.conn, stream.number));
         if let Some(log) = stream.failover_log() {
-            self.failover_logs.insert(vbid, log);
+            self.failover_logs.insert(stream.vbid, log);
         }
         Some(stream)
     }
 
     /// Whether the server closed recorded connection `conn` and nothing of it is left to play.
     pub(super) fn is_over(&self, conn: u32) -> bool {
+        if matches!(self.part, Part::Request(..)) {
+            return false;
+        }
         self.recorded.get(&conn).is_some_and(|recorded| recorded.closed_by_server)
             && !self.waiting.values().flatten().any(|stream| stream.conn == conn)
     }
@@ -150,6 +213,9 @@ impl Script {
 
     /// High seqnos as a server would tell them now: where the next recorded stream leads to.
     pub(super) fn high_seqno(&self, vbid: Vbid) -> Seqno {
+        if let Some((known, high)) = self.known_high {
+            return if known == vbid { high } else { Seqno::ZERO };
+        }
         let streams = self.waiting.get(&vbid).into_iter().flatten();
         let mut seqnos = streams.map(RecordedStream::high_seqno);
         seqnos.find(|seqno| *seqno > Seqno::ZERO).unwrap_or_default()
@@ -163,8 +229,14 @@ impl RecordedStream {
         matches!(message, Message::Response(Response::FailoverLog(_))).then(|| frame.value.to_vec())
     }
 
-    /// Highest seqno the stream tells of.
+    /// Highest seqno the stream tells of: the server has what it lets somebody go on from.
     fn high_seqno(&self) -> Seqno {
+        let response = self.response.as_deref().and_then(decode);
+        let answered = response.map_or(Seqno::ZERO, |(frame, _)| match frame.header.status() {
+            Status::SUCCESS => self.asked.start_seqno,
+            Status::ROLLBACK => rollback_seqno(&frame).unwrap_or_default(),
+            _ => Seqno::ZERO,
+        });
         let seqnos = self.messages.iter().filter_map(|bytes| match decode(bytes)?.1 {
             Message::Request(request) => match request {
                 Request::SnapshotMarker(marker) => Some(marker.end_seqno),
@@ -176,7 +248,7 @@ impl RecordedStream {
             },
             _ => None,
         });
-        seqnos.max().unwrap_or_default()
+        seqnos.max().unwrap_or_default().max(answered)
     }
 }
 
@@ -208,6 +280,8 @@ impl Recorder {
         match request {
             Request::StreamRequest(request, _) => self.streams.push(RecordedStream {
                 conn,
+                number: self.streams.iter().filter(|stream| stream.conn == conn).count(),
+                asked: Asked::new(&request),
                 vbid: request.vbid,
                 opaque: request.opaque,
                 stream_id: stream_id(request.value),

@@ -259,3 +259,55 @@ async fn every_recording_plays_all_its_streams() {
     }
     assert!(streams > 0);
 }
+
+#[tokio::test]
+async fn one_request_is_played_and_then_what_was_asked_for_in_the_same_way() {
+    let scenario = Scenario::load("6.0.5-rollback-purge").unwrap();
+    let server = ScriptedServer::start_request(&scenario, 0, 0).await.unwrap();
+    let vbid = server.vbids()[0];
+    let mut client = Client::open(server.addr()).await;
+    assert_eq!(status(&client.stream(vbid, Opaque(1)).await), Status::ROLLBACK, "the one chosen");
+    // The recorded client asked from the beginning, too, as its sixth request.
+    assert_eq!(status(&client.stream(vbid, Opaque(2)).await), Status::SUCCESS);
+    assert_eq!(opcode(&client.next().await.unwrap()), Opcode::DCP_SNAPSHOT_MARKER);
+    while !client.is_quiet().await {}
+    assert_eq!(status(&client.stream(vbid, Opaque(3)).await), Status::SUCCESS);
+    assert!(client.is_quiet().await, "nothing is left");
+    let report = server.finish().await;
+    assert_eq!(report.played, [(0, 0), (0, 5)]);
+    assert_eq!(report.asked.len(), 3);
+    assert!(report.asked[0].is_same_range(&report.asked[2]));
+    assert_eq!(report.problems, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn stream_ids_are_left_out_for_a_client_that_did_not_turn_them_on() {
+    let scenario = Scenario::load("8.0.2-stream-id").unwrap();
+    for (turn_on, magic) in [(false, 0x80), (true, 0x08)] {
+        let server = ScriptedServer::start_request(&scenario, 0, 3).await.unwrap();
+        let mut client = Client::open(server.addr()).await;
+        if turn_on {
+            let mut out = Vec::new();
+            let control = Control { key: b"enable_stream_id", value: b"true" };
+            control.encode(Opaque(9), &mut out).unwrap();
+            assert_eq!(status(&client.request(&out).await), Status::SUCCESS);
+        }
+        let answer = client.stream(server.vbids()[0], Opaque(1)).await;
+        assert_eq!(status(&answer), Status::SUCCESS);
+        let marker = client.next().await.unwrap();
+        assert_eq!((opcode(&marker), marker[0]), (Opcode::DCP_SNAPSHOT_MARKER, magic));
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_map_in_a_refusal_is_the_one_of_the_server_and_newer() {
+    let scenario = Scenario::load("8.0.2-meta-commands").unwrap();
+    let server = ScriptedServer::start_request(&scenario, 0, 0).await.unwrap();
+    let mut client = Client::open(server.addr()).await;
+    let answer = client.stream(server.vbids()[0], Opaque(1)).await;
+    assert_eq!(status(&answer), Status::NOT_MY_VBUCKET);
+    let (frame, _) = Frame::parse(&answer, MAX_BODY_LEN).unwrap().unwrap();
+    let map: Value = serde_json::from_slice(frame.value).unwrap();
+    assert_eq!(map["rev"], 2);
+    assert_eq!(map["nodesExt"][0]["services"]["kv"], server.addr().port());
+}
