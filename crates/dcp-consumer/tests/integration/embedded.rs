@@ -207,6 +207,43 @@ async fn a_slow_application_loses_nothing_and_is_not_buried() {
     assert!(stream.stats().connection.acks >= 3_000_000 / u64::from(WINDOW));
 }
 
+/// As when the server drops the cursor of a client that is too slow.
+#[tokio::test]
+async fn a_second_snapshot_from_disk_in_the_middle_of_a_stream_leaves_nothing_out() {
+    let producer = producer(1, 1).await;
+    let pass = |pass: u32| {
+        for key in 0..1000 {
+            let value = Bytes::from(format!("{pass:0300}"));
+            let key = format!("key-{key}");
+            producer.upsert(key.as_bytes(), value, WriteOptions::default()).unwrap();
+        }
+    };
+    pass(1);
+    let client = connect(&producer).await;
+    let mut options = options(Start::Earliest, End::Never);
+    options.buffer_size = StreamOptions::MIN_BUFFER_SIZE;
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    let mut rows: Vec<Row> = Vec::new();
+    while rows.is_empty() {
+        rows.extend(stream.next().await.unwrap().unwrap().batch.into_iter().map(row));
+    }
+    // The window is full; what comes next leaves memory before it can be sent.
+    pass(2);
+    pass(3);
+    producer.persist();
+    while rows.last().is_none_or(|row| row.seqno < Seqno(3000)) {
+        let next = timeout(PATIENCE, stream.next()).await.expect("the stream stalls");
+        rows.extend(next.unwrap().unwrap().batch.into_iter().map(row));
+    }
+    assert_ascending(&rows);
+    assert!(rows.len() < 3000, "nothing had left memory");
+    let newest: BTreeMap<_, _> = rows.iter().map(|row| (&row.key, &row.value)).collect();
+    assert_eq!(newest.len(), 1000);
+    assert!(newest.values().all(|value| ***value == format!("{:0300}", 3).into_bytes()));
+    let position = stream.checkpoint().position(Vbid(0)).cloned().unwrap();
+    assert_eq!((position.seqno, position.is_snapshot_complete()), (Seqno(3000), true));
+}
+
 #[tokio::test]
 async fn a_document_larger_than_the_window_passes() {
     let producer = producer(1, 1).await;

@@ -220,3 +220,59 @@ async fn a_node_that_does_not_tell_its_seqnos_is_asked_again() {
     assert_eq!(client.high_seqnos().await.unwrap(), producer.high_seqnos(), "of every vBucket");
     assert_eq!(producer.fault_counts(), [1]);
 }
+
+#[tokio::test]
+async fn a_start_at_the_latest_waits_for_vbuckets_whose_node_is_down() {
+    let producer = cluster(2, 4, 0).await;
+    write(&producer, 0..40);
+    producer.persist();
+    let client = connect(&producer).await;
+    producer.kill(1).unwrap();
+    let options = options(Start::Latest, End::Never);
+    let opening = client.stream(options, Rows::default);
+    let comes_back = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        producer.restart(1, true).await.unwrap();
+    };
+    let (stream, ()) = tokio::join!(timeout(PATIENCE, opening), comes_back);
+    let mut stream = stream.expect("never opened").unwrap();
+    for (vbid, seqno) in producer.high_seqnos() {
+        let position = stream.checkpoint().position(vbid).map(|position| position.seqno);
+        assert_eq!(position, Some(seqno), "{vbid}");
+    }
+    write(&producer, 40..80);
+    take_keys(&mut stream, 40, 40).await;
+}
+
+#[tokio::test]
+async fn a_vbucket_that_moves_while_it_is_rolled_back_is_rolled_back_once() {
+    for moves_first in [true, false] {
+        let producer = cluster(2, 1, 1).await;
+        let mut stream = endless(&producer, |_| {}).await;
+        for round in 0..3 {
+            write(&producer, round * 10..round * 10 + 10);
+            take_keys(&mut stream, 10, round * 10).await;
+        }
+        // Requests take long enough for both to be under way.
+        let rules = r#"[{"condition": {"opcode": "DCP_STREAM_REQ", "direction": "to_server"},
+            "reaction": {"delay": {"seconds": 0.1}}}]"#;
+        producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+        let to = producer.copies_of(Vbid(0)).unwrap()[1];
+        if moves_first {
+            producer.move_vbucket(Vbid(0), to).unwrap();
+        }
+        producer.roll_back(Vbid(0), Seqno(20)).unwrap();
+        if !moves_first {
+            // The refused request or the one after it is on its way.
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            producer.move_vbucket(Vbid(0), to).unwrap();
+        }
+        write(&producer, 30..40);
+        let items = take(&mut stream, 11).await;
+        let [Item::Rollback(rollback), rows @ ..] = &items[..] else { panic!("{items:?}") };
+        assert_eq!((rollback.seqno, rollback.epoch), (Seqno(20), 1), "{moves_first}");
+        let seqnos: Vec<u64> = rows.iter().map(|item| row(item.clone()).seqno.0).collect();
+        assert_eq!(seqnos, (21..=30).collect::<Vec<_>>(), "{moves_first}");
+        assert_eq!(stream.stats().connection.rollbacks, 1, "{moves_first}");
+    }
+}
