@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pyspark
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 
 import dcp_rs
 import dcp_rs.spark
+import merged
 
 KEYS = {f"key_{n}" for n in range(2000)}
 PIPELINE = """name: changes
@@ -43,14 +45,15 @@ def by_op():
 """
 
 
-def session():
+def session(**more):
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    spark = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "ERROR")
-        .getOrCreate()
+        .config("spark.sql.shuffle.partitions", "2")
     )
+    spark = builder.config(map=more).getOrCreate()
     dcp_rs.spark.register(spark)
     return spark
 
@@ -134,11 +137,39 @@ def pipeline(_, options):
         spark.stop()
 
 
+def delta(*_):
+    """The guide's table of documents, of Spark's Delta."""
+    names = [f"delta-spark_{pyspark.__version__.rpartition('.')[0]}_2.13", "delta-storage"]
+    names += [f"delta-kernel-{part}" for part in ("api", "defaults", "unitycatalog")]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            jar = f"-Dartifact=io.delta:{name}:{version('delta-spark')}"
+            copy = ["mvn", "-B", "-q", "dependency:copy", jar, f"-DoutputDirectory={folder}"]
+            subprocess.run(copy, check=True)
+        more = {
+            "spark.jars": ",".join(map(str, Path(folder).glob("*.jar"))),
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.sql.warehouse.dir": f"{folder}/tables",
+            # A table this small needs fewer than fifty tasks to be looked at.
+            "spark.databricks.delta.snapshotPartitions": "2",
+        }
+        spark = session(**more)
+        merged.keep(spark, of_delta_rs=False)
+        spark.stop()
+
+
+def delta_rs(spark, _):
+    """The guide's table of documents, of delta-rs."""
+    merged.keep(spark, of_delta_rs=True)
+
+
 TRIED = {
-    each.__name__: each for each in (batch, mapped, view, stream, no_stream, connect, pipeline)
+    each.__name__: each
+    for each in (batch, mapped, view, stream, no_stream, connect, pipeline, delta, delta_rs)
 }
 # They start Spark for themselves.
-OWN = {"connect", "pipeline"}
+OWN = {"connect", "pipeline", "delta"}
 
 
 def main():

@@ -1,6 +1,7 @@
 """Tries versions of PySpark other than that of the tests, each in an environment of its own.
 
-`make long` runs it with the wheel. It downloads half a gigabyte for each version.
+`make long` runs it with the wheel. It downloads half a gigabyte for each version, and Delta's
+jar from Maven Central.
 """
 
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 TRIED = {
     "pyspark==4.0.*": ["batch", "mapped", "view", "no_stream"],
     "pyspark==4.2.*": ["batch", "mapped", "view", "stream"],
+    "pyspark==4.2.0 delta-spark==4.4.0": ["delta"],
+    "pyspark==4.3.* deltalake==1.6.6": ["delta_rs"],
     "pyspark[connect]==4.2.*": ["connect"],
     "pyspark[connect]==4.3.*": ["connect"],
     "pyspark[pipelines]==4.3.*": ["pipeline"],
@@ -28,7 +31,8 @@ def main():
             python = Path(folder, "bin", "python")
             pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             subprocess.run(
-                [*pip, version, f"dcp-rs[spark] @ file://{Path(wheel).resolve()}"], check=True
+                [*pip, *version.split(), f"dcp-rs[spark] @ file://{Path(wheel).resolve()}"],
+                check=True,
             )
             subprocess.run([python, PROGRAM, *names], check=True)
 
