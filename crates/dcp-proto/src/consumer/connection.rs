@@ -122,6 +122,8 @@ pub struct Connection {
     pub(super) transmit: BytesMut,
     pub(super) events: VecDeque<Event>,
     pub(super) last_read: Instant,
+    /// Bytes of a packet that was not whole at that moment.
+    pub(super) incomplete: usize,
     pub(super) stats: ConnectionStats,
 }
 
@@ -141,6 +143,7 @@ impl Connection {
             transmit: BytesMut::new(),
             events: VecDeque::new(),
             last_read: now,
+            incomplete: 0,
             stats: ConnectionStats::default(),
             config,
         }

@@ -16,6 +16,10 @@ use super::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError, run};
 use crate::ChangeSink;
 use crate::flow_control::counted_bytes;
 
+/// So many bytes of a packet that is not whole yet are a sign of life: more than noops and the
+/// answers to what is asked from time to time, and little for the slowest network.
+const SIGN_OF_LIFE: usize = 64 * 1024;
+
 impl Connection {
     /// Input: bytes that arrived, from the first one not consumed before. Walks whole packets
     /// and gives changes to `sink` until there is no whole packet left or `limit` is reached.
@@ -88,8 +92,10 @@ impl Connection {
         self.stats.packets += packets;
         self.stats.bytes += walk.consumed as u64;
         self.stats.changes += walk.rows as u64;
-        if !input.is_empty() {
-            self.last_read = now;
+        // Bytes that lay here before are no sign of life, nor are few that make no packet whole:
+        // what a server that has cut a packet short sends afterwards would fill it up for hours.
+        if walk.consumed > 0 || rest.len() >= self.incomplete.saturating_add(SIGN_OF_LIFE) {
+            (self.last_read, self.incomplete) = (now, rest.len());
         }
         Ok(walk)
     }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use dcp_wire::message::{SnapshotFlags, SnapshotMarker, StreamEndReason};
+use dcp_wire::message::{Mutation, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEndReason};
 use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status};
 
-use super::harness::{Harness, Sent, config};
+use super::harness::{Harness, Sent, VB, config};
 use crate::consumer::{ConnectionConfig, ConnectionError, Limit, Misbehaviour, Resume};
 use crate::{Position, SinkError};
 
@@ -125,6 +125,45 @@ fn a_silent_connection_is_dead_after_two_intervals() {
     server.machine.handle_timeout(server.now).unwrap();
     server.now += Duration::from_secs(1);
     assert_eq!(server.machine.handle_timeout(server.now), Err(ConnectionError::Idle));
+}
+
+#[test]
+fn a_packet_that_does_not_come_whole_is_silence() {
+    let mut server = Harness::streaming(config());
+    server.marker(0, 9).play();
+    // A header that announces 10 MB, cut short, and noops that fall into its body.
+    let mut wire = Vec::new();
+    Frame::request(Opcode::DCP_MUTATION).encode(&mut wire).unwrap();
+    wire[8..12].copy_from_slice(&10_000_000u32.to_be_bytes());
+    for second in 0..40 {
+        assert_eq!(server.machine.handle_timeout(server.now), Ok(()), "after {second} s");
+        if second % 20 == 0 {
+            Frame::request(Opcode::DCP_NOOP).encode(&mut wire).unwrap();
+        }
+        let (machine, sink) = (&mut server.machine, &mut server.sink);
+        let walk = machine.handle_input(server.now, &wire, Limit::NONE, sink).unwrap();
+        assert_eq!(walk.consumed, 0);
+        server.now += Duration::from_secs(1);
+    }
+    assert_eq!(server.machine.handle_timeout(server.now), Err(ConnectionError::Idle));
+}
+
+#[test]
+fn a_large_packet_that_comes_slowly_is_no_silence() {
+    let mut server = Harness::streaming(config());
+    server.marker(0, 9).play();
+    let mut packet = Vec::new();
+    let value = vec![b'x'; 1 << 20];
+    let mutation = Mutation { seqno: Seqno(1), key: b"key", value: &value, ..Mutation::default() };
+    let to = StreamAddress { vbid: VB, opaque: server.opaque, stream_id: None };
+    mutation.encode(to, &mut packet).unwrap();
+    let rows = (100_000..=packet.len()).step_by(100_000).chain([packet.len()]).map(|len| {
+        server.now += Duration::from_secs(39);
+        server.machine.handle_timeout(server.now).unwrap();
+        let (machine, sink) = (&mut server.machine, &mut server.sink);
+        machine.handle_input(server.now, &packet[..len], Limit::NONE, sink).unwrap().rows
+    });
+    assert_eq!(rows.sum::<usize>(), 1);
 }
 
 #[test]
