@@ -24,14 +24,17 @@ class Panel(NamedTuple):
     points: list[Point]
 
 
-def _curve(places: list[tuple[float, float]], colour: str, labels: list[str]) -> list[str]:
+def _curve(
+    places: list[tuple[float, float]], colour: str, labels: list[str], *, away: int
+) -> list[str]:
+    """A curve, with labels `away` below its points."""
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     parts = [f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>']
     for (x, y), label in zip(places, labels, strict=True):
-        above = f'x="{x:.1f}" y="{y - 7:.1f}" text-anchor="middle"'
+        beside = f'x="{x:.1f}" y="{y + away:.1f}" text-anchor="middle"'
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>',
-            f'<text {above} fill="{colour}">{label}</text>',
+            f'<text {beside} fill="{colour}">{label}</text>',
         ]
     return parts
 
@@ -57,9 +60,11 @@ def _panel(panel: Panel, left: float, most: Point) -> list[str]:
         parts.append(f'<text {at} text-anchor="middle">{size:,}</text>')
     # Zero is at the bottom, so that what stays the same is a level line.
     time = [(across(p.size), up(p.nanoseconds / most.nanoseconds)) for p in panel.points]
-    memory = [(across(p.size), up(p.mebibytes / most.mebibytes)) for p in panel.points]
-    parts += _curve(time, TIME, [f"{p.nanoseconds:.0f}" for p in panel.points])
-    return parts + _curve(memory, MEMORY, [f"{p.mebibytes:.0f}" for p in panel.points])
+    # At most half as high as time, so that the two keep apart.
+    memory = [(across(p.size), up(p.mebibytes / most.mebibytes / 2)) for p in panel.points]
+    parts += _curve(time, TIME, [f"{p.nanoseconds:.0f}" for p in panel.points], away=-7)
+    labels = [f"{p.mebibytes:.0f}" for p in panel.points]
+    return parts + _curve(memory, MEMORY, labels, away=16)
 
 
 def plot(panels: list[Panel]) -> str:
