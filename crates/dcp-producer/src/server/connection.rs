@@ -284,8 +284,8 @@ impl Connection {
         let mut used = 0;
         let result = self.handle_requests(&input, &mut used);
         input.advance(used);
-        if input.is_empty() && input.capacity() > KEPT_CAPACITY {
-            input = BytesMut::new();
+        if input.is_empty() {
+            let_go(&mut input);
         }
         self.input = input;
         result.map(|()| used > 0)
@@ -413,11 +413,7 @@ impl Connection {
                 wire.advance(written);
                 self.moved = now();
                 if wire.is_empty() {
-                    if wire.capacity() > KEPT_CAPACITY {
-                        *wire = BytesMut::new();
-                    } else {
-                        wire.clear();
-                    }
+                    let_go(wire);
                 }
                 Ok(written > 0)
             }
@@ -478,5 +474,29 @@ async fn optional(future: Option<impl Future<Output = ()>>) {
     match future {
         Some(future) => future.await,
         None => std::future::pending().await,
+    }
+}
+
+/// Gives an empty buffer's memory back if it has grown large. What was taken off its front counts
+/// too, which its capacity no longer tells.
+fn let_go(buffer: &mut BytesMut) {
+    if buffer.try_reclaim(KEPT_CAPACITY + 1) {
+        *buffer = BytesMut::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_that_grew_is_let_go_however_it_was_emptied() {
+        for (len, is_kept) in [(64 << 10, true), (KEPT_CAPACITY * 2, false)] {
+            let mut buffer = BytesMut::zeroed(len);
+            buffer.advance(len - 10);
+            buffer.advance(10);
+            let_go(&mut buffer);
+            assert_eq!(buffer.try_reclaim(1), is_kept, "{len} bytes");
+        }
     }
 }
