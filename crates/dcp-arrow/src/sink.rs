@@ -34,6 +34,7 @@ struct Wants {
     system_events: bool,
 }
 
+/// The columns being filled, made where there are none; the sink's other fields stay free to borrow.
 #[inline]
 fn columns<'a>(
     columns: &'a mut Option<Columns>,

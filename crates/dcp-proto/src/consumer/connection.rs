@@ -121,7 +121,8 @@ pub struct Connection {
     pub(super) passed: VecDeque<Vbid>,
     pub(super) transmit: BytesMut,
     pub(super) events: VecDeque<Event>,
-    pub(super) last_read: Instant,
+    /// When the server last gave a sign of life.
+    pub(super) heard_at: Instant,
     /// Bytes of a packet that was not whole at that moment.
     pub(super) incomplete: usize,
     pub(super) stats: ConnectionStats,
@@ -142,7 +143,7 @@ impl Connection {
             passed: VecDeque::new(),
             transmit: BytesMut::new(),
             events: VecDeque::new(),
-            last_read: now,
+            heard_at: now,
             incomplete: 0,
             stats: ConnectionStats::default(),
             config,
@@ -334,7 +335,7 @@ impl Connection {
     }
 
     fn dead_at(&self) -> Option<Instant> {
-        Some(self.last_read + self.config.noop_interval? * DEAD_AFTER_INTERVALS)
+        Some(self.heard_at + self.config.noop_interval? * DEAD_AFTER_INTERVALS)
     }
 
     fn acknowledge(&mut self, now: Instant) {

@@ -95,7 +95,7 @@ impl Connection {
         // Bytes that lay here before are no sign of life, nor are few that make no packet whole:
         // what a server that has cut a packet short sends afterwards would fill it up for hours.
         if walk.consumed > 0 || rest.len() >= self.incomplete.saturating_add(SIGN_OF_LIFE) {
-            (self.last_read, self.incomplete) = (now, rest.len());
+            (self.heard_at, self.incomplete) = (now, rest.len());
         }
         Ok(walk)
     }
