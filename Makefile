@@ -39,7 +39,7 @@ test: .java static test-rust test-python test-spark ## Run every check and every
 ##@ Parts of the tests
 
 static: .installed-test ## Check format, lints, layers, types and docs
-	@$(MAKE) fmt-check lint layers types docs
+	@$(MAKE) fmt-check lint layers types docs defects-check
 
 test-rust: .rust ## Run the Rust tests and doctests (debug build)
 	@mkdir -p $(LOG)
@@ -78,6 +78,9 @@ types: .installed-test ## Check the Python types and the extension module's stub
 
 docs: .rust ## Build the Rust documentation without a warning
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --locked --quiet
+
+defects-check: .installed-test ## Check that every known defect can still be put in
+	@$(PY) scripts/put_in_defects.py --check
 
 ##@ Building
 
@@ -185,5 +188,5 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-demo: .rust $(STATE)/demo-packages.stamp $(STATE)/installed.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
-.PHONY: demo test static test-rust test-python test-spark fmt-check lint layers types docs wheel \
+.PHONY: demo test static test-rust test-python test-spark fmt-check lint layers types docs defects-check wheel \
 	build fmt lock bench bench-short bench-gate bench-peers bench-reading long ci clean help interop .rust .java .tshark .installed-demo .installed-test

@@ -1,6 +1,6 @@
 """Puts known defects into a copy of the checkout, one at a time, and runs the tests named for each.
 
-Usage: scripts/put_in_defects.py [--only ROW,...] [--unchecked] [--list] [--folder FOLDER]
+Usage: scripts/put_in_defects.py [--only ROW,...] [--unchecked] [--list | --check] [--folder FOLDER]
 
 `tests/defects.json` says of each defect how to put it in: a file, a text that occurs in it exactly
 once, what to write in its place, and which tests fail then. A test that passes all the same does
@@ -260,6 +260,22 @@ def check_sound(bench: Bench, tests: list[str]) -> None:
         raise DefectError("without a defect:\n  " + "\n  ".join(wrong))
 
 
+def check_texts(chosen: Iterable[Mutation]) -> int:
+    """Tells which defects could not be put in, because their lines have changed."""
+    wrong = 0
+    for each in chosen:
+        try:
+            texts = {edit.file: (ROOT / edit.file).read_text() for edit in each.edits}
+            for edit in each.edits:
+                texts[edit.file] = edit.applied(texts[edit.file])
+        except (DefectError, OSError) as error:
+            print(f"{each.row:>4}  {error}")
+            wrong += 1
+    if wrong:
+        print(f"{wrong} defects cannot be put in: tests/defects.json has to say how they are now")
+    return min(wrong, 1)
+
+
 def order(mutation: Mutation) -> tuple[object, ...]:
     """Sorts so that as little as possible is compiled again."""
     return (sorted({place_of(test) for test in mutation.tests}), mutation.edits[0].file)
@@ -270,6 +286,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", help="rows, as in 3,17,o2 (all)")
     parser.add_argument("--list", action="store_true", help="list the defects and run nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="see that each could be put in, and run nothing"
+    )
     parser.add_argument(
         "--unchecked", action="store_true", help="do not run the tests without a defect first"
     )
@@ -285,6 +304,8 @@ def main(arguments: list[str]) -> int:
         for each in chosen:
             print(f"{each.row:>4}  {each.edits[0].file}: {each.defect}")
         return 0
+    if options.check:
+        return check_texts(chosen)
     folder = options.folder.resolve()
     bench = Bench(folder / "checkout", folder / "target")
     copy_checkout(bench.folder)

@@ -50,10 +50,19 @@ def test_a_test_that_is_not_there_is_noticed():
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.row)
-def test_a_defect_can_still_be_put_in(mutation):
-    texts = {edit.file: (ROOT / edit.file).read_text() for edit in mutation.edits}
-    for edit in mutation.edits:
-        texts[edit.file] = edit.applied(texts[edit.file])
+def test_a_defect_can_still_be_put_in(mutation, capsys):
+    assert put_in_defects.check_texts([mutation]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("file", "find"), [("Cargo.toml", "no such line"), ("no/such/file", "members")]
+)
+def test_a_defect_whose_line_has_changed_is_told(file, find, capsys):
+    edit = put_in_defects.Edit(file, find, "else")
+    assert put_in_defects.check_texts([put_in_defects.Mutation("7", "one", (edit,), ())]) == 1
+    told = capsys.readouterr().out
+    assert file in told
+    assert "1 defects" in told
 
 
 def test_every_test_named_fails_with_some_form_of_its_defect():
