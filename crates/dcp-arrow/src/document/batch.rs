@@ -7,8 +7,8 @@ use arrow_buffer::NullBuffer;
 use arrow_schema::ArrowError;
 use dcp_proto::SinkError;
 
-use super::builders::{Texts, Variants};
 use super::decoder::{Decoder, Malformed, Problem};
+use super::leaves::{Texts, Variants};
 use super::{DocumentSchema, OnMalformed, ValueFormat};
 use crate::BufferPool;
 use crate::columns::RowKind;

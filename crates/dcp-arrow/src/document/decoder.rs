@@ -9,7 +9,8 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use jiter::{Jiter, JiterErrorType, JsonErrorType, Peek};
 
-use super::builders::{Builder, Objects, Texts, Variants};
+use super::builders::{Builder, Objects};
+use super::leaves::{Texts, Variants};
 use super::{DocumentSchema, moments, numbers};
 
 /// Most bytes that one document may take decoded.

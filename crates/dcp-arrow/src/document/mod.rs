@@ -8,6 +8,7 @@ mod batch;
 mod builders;
 mod ddl;
 mod decoder;
+mod leaves;
 mod moments;
 mod numbers;
 mod variant;

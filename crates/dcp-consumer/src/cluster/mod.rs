@@ -2,107 +2,39 @@
 
 mod dropped;
 mod mitigation;
+mod nodes;
+mod polls;
+mod shared;
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use dcp_proto::BatchSink;
-use dcp_proto::consumer::{Connection, ConnectionConfig, Delivery, RollbackPolicy, StreamFilter};
+use dcp_proto::consumer::{Delivery, StreamFilter};
 use dcp_proto::topology::{Address, BucketConfig};
-use dcp_wire::message::Control;
-use dcp_wire::{Feature, MAX_BODY_LEN, Seqno, Vbid};
+use dcp_wire::Vbid;
 use rand::rngs::StdRng;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use self::nodes::{Node, Slot};
+use self::polls::{POLL_MAP, POLL_PROGRESS};
+pub(crate) use self::shared::{KnownVbucket, SharedStats};
 use crate::bucket::{Bucket, Opening};
 use crate::connect::Connected;
-use crate::driver::{Command, ConnectionId, Driver, Progress, Report};
-use crate::events::{EventLog, StreamEvent};
+use crate::driver::{Command, ConnectionId, Report};
+use crate::events::StreamEvent;
 use crate::persistence::observer::Observed;
 use crate::persistence::{Persistence, Question};
-use crate::queue::{Entry, Link, Queue};
+use crate::queue::{Entry, Queue};
 use crate::reconciler::{Reconciler, Verdict};
-use crate::retry::Backoff;
-use crate::{BatchPolicy, Error, ErrorKind, OnRollback, StreamStats, VbucketState};
-
-/// How often the map is asked for while some vBucket waits and nobody pushes one.
-const POLL_MAP: Duration = Duration::from_millis(2500);
+use crate::{BatchPolicy, Error, ErrorKind, OnRollback};
 
 /// Longest time in which connections are made ready for the next stream.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
-
-/// How often nodes are asked for their high seqnos.
-const POLL_PROGRESS: Duration = Duration::from_secs(10);
-
-/// How soon they are asked after a stream was cut off, where ends may have been rolled back.
-const POLL_END: Duration = Duration::from_millis(500);
-
-/// How often in a row a node may refuse a connection for a reason that does not pass by itself,
-/// as a wrong password, before the stream gives up. A node on its way out of the cluster refuses
-/// too, until the map says so.
-const REFUSALS: u32 = 5;
-
-/// What is known of a vBucket besides where the application stands.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct KnownVbucket {
-    pub(crate) vbid: Vbid,
-    pub(crate) state: VbucketState,
-    /// Highest seqno the server was heard to have.
-    pub(crate) high_seqno: Option<Seqno>,
-    /// Up to here it is on the disks of all copies.
-    pub(crate) persisted_seqno: Option<Seqno>,
-    /// Since when changes wait for that.
-    pub(crate) held_since: Option<Instant>,
-    /// Whether copies are on different branches meanwhile.
-    pub(crate) is_settling: bool,
-}
-
-/// Numbers of a stream, written by its task and read by the application.
-#[derive(Debug, Default)]
-pub(crate) struct SharedStats {
-    inner: Mutex<(StreamStats, Vec<Arc<Link>>)>,
-    vbuckets: Mutex<Vec<KnownVbucket>>,
-    pub(crate) events: EventLog,
-}
-
-impl SharedStats {
-    pub(crate) fn snapshot(&self) -> StreamStats {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut stats, links) = (inner.0, &inner.1);
-        for link in links {
-            let (counted, unacknowledged, waiting) = link.stats();
-            stats.connection.add(&counted);
-            stats.buffered_bytes += unacknowledged;
-            stats.held_rows += waiting.rows;
-            stats.held_bytes += waiting.bytes;
-        }
-        stats
-    }
-
-    /// What is known of every vBucket, ascending.
-    pub(crate) fn vbuckets(&self) -> Vec<KnownVbucket> {
-        self.vbuckets.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Adds up what a connection that is gone has counted.
-    fn fold(&self, link: &Arc<Link>) {
-        self.update(|stats, links| {
-            stats.connection.add(&link.stats().0);
-            links.retain(|other| !Arc::ptr_eq(other, link));
-        });
-    }
-
-    fn update(&self, change: impl FnOnce(&mut StreamStats, &mut Vec<Arc<Link>>)) {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let (stats, links) = &mut *inner;
-        change(stats, links);
-    }
-}
 
 /// What every connection of a stream is made with.
 #[derive(Clone, Debug)]
@@ -114,22 +46,6 @@ pub(crate) struct StreamConfig {
     pub(crate) batch: BatchPolicy,
     /// Whether a vBucket that has less than its end was rolled back.
     pub(crate) end_exists: bool,
-}
-
-/// A node's connection.
-enum Slot {
-    /// Being made.
-    Connecting(ConnectionId),
-    /// In use.
-    Up { id: ConnectionId, link: Arc<Link>, commands: mpsc::UnboundedSender<Command> },
-    /// Not to be tried before a moment.
-    Waiting(Instant),
-}
-
-struct Node {
-    slot: Slot,
-    /// Failures to connect in a row.
-    failures: u32,
 }
 
 /// What the task hears.
@@ -411,244 +327,6 @@ impl<S: BatchSink> Cluster<S> {
         self.reconciler.check(|id| nodes.values().any(|node| node.id() == Some(id)))
     }
 
-    /// Gives a vBucket to the connection of a node, which is made if need be.
-    fn place(&mut self, vbid: Vbid, address: &Address, now: Instant) {
-        let id = match self.nodes.get(address).map(|node| &node.slot) {
-            Some(Slot::Connecting(id) | Slot::Up { id, .. }) => *id,
-            Some(Slot::Waiting(until)) if *until > now => {
-                return self.reconciler.postpone(vbid, now);
-            }
-            _ => self.connect(address),
-        };
-        self.reconciler.assign(vbid, id);
-    }
-
-    /// Closes a stream whose vBucket the map has on another node; it is reported as ended and
-    /// opened there.
-    fn follow_map(&self, map: &BucketConfig, vbid: Vbid, on: ConnectionId) {
-        let Some(address) = self.bucket.address_of(map, vbid) else { return };
-        let right = self.nodes.get(&address).and_then(Node::id);
-        if right == Some(on) {
-            return;
-        }
-        let wrong = self.nodes.values().find(|node| node.id() == Some(on));
-        if let Some(Node { slot: Slot::Up { commands, .. }, .. }) = wrong {
-            let _ = commands.send(Command::Close(vbid));
-            let node = address.to_string();
-            self.stats.events.push(StreamEvent::Moved { vbid, node });
-        }
-    }
-
-    /// Lets go of connections to nodes the map no longer names, once nothing is on them.
-    fn retire(&mut self, map: &BucketConfig) {
-        if self.nodes.len() <= map.nodes().len() {
-            return;
-        }
-        let named: HashSet<Address> = (0..self.bucket.num_vbuckets())
-            .filter_map(|vbid| self.bucket.address_of(map, Vbid(vbid)))
-            .collect();
-        let used: HashSet<ConnectionId> =
-            self.reconciler.placed().into_iter().map(|(_, on)| on).collect();
-        let stats = &self.stats;
-        self.nodes.retain(|address, node| {
-            let keep = named.contains(address) || node.id().is_some_and(|id| used.contains(&id));
-            if !keep && let Slot::Up { link, .. } = &node.slot {
-                // Its task ends when nobody can send it commands any more.
-                stats.fold(link);
-            }
-            keep
-        });
-    }
-
-    fn connect(&mut self, address: &Address) -> ConnectionId {
-        let id = self.new_id();
-        let failures = self.nodes.get(address).map_or(0, |node| node.failures);
-        if failures > 0 {
-            self.stats.update(|stats, _| stats.reconnects += 1);
-        }
-        self.nodes.insert(address.clone(), Node { slot: Slot::Connecting(id), failures });
-        let (bucket, opening) = (Arc::clone(&self.bucket), self.config.opening.clone());
-        let (outcomes, address) = (self.outcomes.sender.clone(), address.clone());
-        let cancel = self.cancel.clone();
-        tokio::spawn(async move {
-            let connect = bucket.connect_dcp(&address, &opening);
-            if let Some(result) = cancel.run_until_cancelled(connect).await {
-                let _ = outcomes.send(Event::Connected(address, id, Box::new(result)));
-            }
-        });
-        id
-    }
-
-    fn connected(&mut self, address: &Address, id: ConnectionId, result: Result<Connected, Error>) {
-        let now = now();
-        let Some(node) = self.nodes.get_mut(address).filter(|node| node.id() == Some(id)) else {
-            return;
-        };
-        match result {
-            Ok(connected) => {
-                node.failures = 0;
-                let slot = self.start(id, connected);
-                if let Some(node) = self.nodes.get_mut(address) {
-                    node.slot = slot;
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%address, %error, "a node cannot be reached");
-                node.slot =
-                    Slot::Waiting(now + Backoff::SHORT.wait(node.failures, &mut self.randomness));
-                node.failures = node.failures.saturating_add(1);
-                self.reconciler.unreachable(id, now);
-                self.poll_map_at = self.poll_map_at.min(now);
-                self.last_error = Some(error);
-            }
-        }
-    }
-
-    /// Gives up on a node that keeps refusing for a reason that does not pass.
-    fn refused(&mut self, address: &Address) -> Result<(), Error> {
-        let failures = self.nodes.get(address).map_or(0, |node| node.failures);
-        match self.last_error.take() {
-            Some(error) if failures >= REFUSALS && !error.is_retryable() => Err(error),
-            other => {
-                self.last_error = other;
-                Ok(())
-            }
-        }
-    }
-
-    /// Starts the task of a connection.
-    fn start(&mut self, id: ConnectionId, connected: Connected) -> Slot {
-        let Connected { socket, leftover, outcome, address } = connected;
-        let opening = &self.config.opening;
-        let machine = Connection::new(
-            ConnectionConfig {
-                num_vbuckets: self.bucket.num_vbuckets(),
-                collections: outcome.has_feature(Feature::COLLECTIONS),
-                window: opening.buffer_size,
-                noop_interval: Some(opening.noop_interval()),
-                filter: self.config.filter.clone(),
-                purge_seqno: outcome.has_control(Control::MAX_MARKER_VERSION),
-                on_rollback: match self.config.on_rollback {
-                    OnRollback::Emit => RollbackPolicy::Resume,
-                    OnRollback::Raise => RollbackPolicy::Stop,
-                    OnRollback::Resync => RollbackPolicy::FromZero,
-                },
-                delivery: self.config.delivery.clone(),
-                max_body_len: MAX_BODY_LEN,
-            },
-            now(),
-        );
-        let link = Arc::new(Link::default());
-        let (commands, receiver) = mpsc::unbounded_channel();
-        let driver = Driver {
-            id,
-            machine,
-            sink: (self.make_sink)(),
-            policy: self.config.batch,
-            window: u64::from(opening.buffer_size),
-            max_body_len: MAX_BODY_LEN,
-            queue: Arc::clone(&self.queue),
-            link: Arc::clone(&link),
-            commands: receiver,
-            reports: self.reports.sender.clone(),
-            cancel: self.cancel.clone(),
-        };
-        let (bucket, opening) = (Arc::clone(&self.bucket), self.config.opening.clone());
-        while self.tasks.try_join_next().is_some() {}
-        self.tasks.spawn(async move {
-            if let Some((socket, leftover)) = driver.run(socket, leftover).await {
-                let connected = Connected { socket, leftover, outcome, address };
-                bucket.kept().keep(connected, Some(opening));
-            }
-        });
-        self.stats.update(|_, links| links.push(Arc::clone(&link)));
-        Slot::Up { id, link, commands }
-    }
-
-    fn drop_connection(&mut self, id: ConnectionId) {
-        let Some(node) = self.nodes.values_mut().find(|node| node.id() == Some(id)) else { return };
-        node.failures = node.failures.max(1);
-        let slot = std::mem::replace(&mut node.slot, Slot::Waiting(now()));
-        if let Slot::Up { link, .. } = slot {
-            self.stats.fold(&link);
-        }
-    }
-
-    fn apply_map(&mut self, from: ConnectionId, json: &Bytes) -> Result<(), Error> {
-        let from = self.nodes.iter().find(|(_, node)| node.id() == Some(from));
-        let Some((address, _)) = from else { return Ok(()) };
-        match BucketConfig::parse(json, &address.host) {
-            Ok(map) => self.bucket.apply(map),
-            Err(error) => tracing::warn!(%address, %error, "a cluster map cannot be used"),
-        }
-        self.bucket.check_identity()
-    }
-
-    /// Asks some connection for the map, or, while there is none, any node at all.
-    fn poll_map(&mut self, now: Instant) {
-        self.poll_map_at = now + POLL_MAP;
-        let up = self.nodes.values().find_map(|node| match &node.slot {
-            Slot::Up { commands, .. } => Some(commands),
-            _ => None,
-        });
-        if let Some(commands) = up {
-            let _ = commands.send(Command::FetchMap);
-        } else {
-            self.fetch_map();
-        }
-    }
-
-    /// Asks any node for the map and the manifest, unless that is going on already.
-    fn fetch_map(&mut self) {
-        if !std::mem::replace(&mut self.fetching_map, true) {
-            let (bucket, outcomes) = (Arc::clone(&self.bucket), self.outcomes.sender.clone());
-            let cancel = self.cancel.clone();
-            tokio::spawn(async move {
-                let fetch = bucket.fetch_map();
-                if let Some(result) = cancel.run_until_cancelled(fetch).await {
-                    let _ = outcomes.send(Event::Fetched(result));
-                }
-            });
-        }
-    }
-
-    /// Asks every connection how far its vBuckets have come.
-    fn poll_progress(&mut self, now: Instant) {
-        self.poll_progress_at = now + POLL_PROGRESS;
-        for node in self.nodes.values() {
-            if let Slot::Up { commands, .. } = &node.slot {
-                let _ = commands.send(Command::FetchHighSeqnos);
-            }
-        }
-    }
-
-    /// Asks soon whether the ends are still there: streams that go on elsewhere may be of another
-    /// history.
-    fn doubt_ends(&mut self, now: Instant) {
-        if self.config.end_exists {
-            self.poll_progress_at = self.poll_progress_at.min(now + POLL_END);
-        }
-    }
-
-    fn progressed(&mut self, progress: &[Progress], now: Instant) -> Result<(), Error> {
-        for &progress in progress {
-            if self.config.end_exists {
-                self.reconciler.check_end(progress)?;
-            }
-            let Progress { vbid, seqno, high_seqno, .. } = progress;
-            let Some(still) = self.reconciler.progressed(progress, now) else { continue };
-            tracing::warn!(%vbid, %seqno, %high_seqno, ?still, "a vbucket lags without progress");
-            let event = StreamEvent::Lagging { vbid, seqno, high_seqno, still };
-            self.stats.events.push(event);
-        }
-        Ok(())
-    }
-
-    fn node_name(&self, id: ConnectionId) -> String {
-        let node = self.nodes.iter().find(|(_, node)| node.id() == Some(id));
-        node.map_or_else(String::new, |(address, _)| address.to_string())
-    }
-
     fn stalled(&mut self, vbid: Vbid, idle: Duration) -> Error {
         let seconds = idle.as_secs();
         let message = format!("{vbid} could not be streamed for {seconds} s: check the cluster");
@@ -681,20 +359,6 @@ impl<S: BatchSink> Cluster<S> {
             KnownVbucket { vbid, state, high_seqno, persisted_seqno, held_since, is_settling }
         };
         vbuckets.extend(self.reconciler.states().map(known));
-    }
-
-    const fn new_id(&mut self) -> ConnectionId {
-        self.next_id += 1;
-        ConnectionId(self.next_id)
-    }
-}
-
-impl Node {
-    const fn id(&self) -> Option<ConnectionId> {
-        match self.slot {
-            Slot::Connecting(id) | Slot::Up { id, .. } => Some(id),
-            Slot::Waiting(_) => None,
-        }
     }
 }
 

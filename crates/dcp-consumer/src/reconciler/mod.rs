@@ -1,13 +1,15 @@
 //! What every vBucket of a stream is doing: a value, without tasks or IO.
 
+mod decisions;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use dcp_proto::consumer::{EndCause, OpenStreamError, Resume};
-use dcp_wire::message::StreamEndReason;
-use dcp_wire::{Seqno, Status, Vbid};
+use dcp_proto::consumer::{EndCause, Resume};
+use dcp_wire::{Seqno, Vbid};
 use rand::rngs::StdRng;
 
+use self::decisions::{Decision, decide};
 use crate::driver::{ConnectionId, Progress};
 use crate::retry::Backoff;
 use crate::{Error, ErrorKind, StreamStats, VbucketState};
@@ -419,18 +421,6 @@ impl Entry {
     }
 }
 
-/// What an end means.
-#[derive(Debug)]
-enum Decision {
-    Complete,
-    Retry(Backoff),
-    /// Retry once the cluster map is right again.
-    Moved,
-    /// Retry unless what the filter names turns out to be gone.
-    FilterRefused,
-    Fatal(Error),
-}
-
 /// Checks that the server has the end of a read, which was seen to exist.
 ///
 /// # Errors
@@ -445,70 +435,6 @@ pub(crate) fn check_end(vbid: Vbid, end: Seqno, high: Seqno) -> Result<(), Error
     );
     let error = Error::new(ErrorKind::Rollback, message).with_vbid(vbid);
     Err(error.with_rollback_seqno(high))
-}
-
-/// The table of stream ends and open errors.
-fn decide(vbid: Vbid, cause: &EndCause) -> Decision {
-    match cause {
-        EndCause::Complete => Decision::Complete,
-        EndCause::Ended(reason) => decide_end(vbid, *reason),
-        EndCause::Refused(OpenStreamError::Refused { status, .. }) => decide_refusal(vbid, *status),
-        EndCause::RolledBack(rollback) => {
-            let message = format!(
-                "{vbid} was rolled back to seqno {}: what was read above it is no longer true",
-                rollback.seqno
-            );
-            let error = Error::new(ErrorKind::Rollback, message).with_vbid(vbid);
-            Decision::Fatal(error.with_rollback_seqno(rollback.seqno))
-        }
-        // Closed by us in order to move; a rollback at 0 is the server's error, which may pass.
-        _ => Decision::Retry(Backoff::SHORT),
-    }
-}
-
-fn decide_end(vbid: Vbid, reason: StreamEndReason) -> Decision {
-    match reason {
-        StreamEndReason::OK
-        | StreamEndReason::CLOSED
-        | StreamEndReason::DISCONNECTED
-        | StreamEndReason::SLOW => Decision::Retry(Backoff::SHORT),
-        StreamEndReason::STATE_CHANGED | StreamEndReason::ROLLBACK => Decision::Moved,
-        StreamEndReason::FILTER_EMPTY => {
-            tracing::warn!(%vbid, "everything the filter names was dropped: nothing more comes");
-            Decision::Complete
-        }
-        StreamEndReason::LOST_PRIVILEGES => {
-            let message = "the user has lost the right to read this: check its roles";
-            Decision::Fatal(Error::new(ErrorKind::AccessDenied, message).with_vbid(vbid))
-        }
-        _ => Decision::Retry(Backoff::LONG),
-    }
-}
-
-fn decide_refusal(vbid: Vbid, status: Status) -> Decision {
-    let fatal = |kind, message: String| {
-        Decision::Fatal(Error::new(kind, message).with_vbid(vbid).with_status(status))
-    };
-    match status {
-        Status::NOT_MY_VBUCKET => Decision::Moved,
-        Status::EACCESS => fatal(
-            ErrorKind::AccessDenied,
-            "the user may not stream this bucket: it needs the role 'Data DCP Reader' \
-             (data_dcp_reader)"
-                .to_owned(),
-        ),
-        // A node may hear of a new collection later than we.
-        Status::UNKNOWN_COLLECTION | Status::UNKNOWN_SCOPE => Decision::FilterRefused,
-        Status::KEY_ENOENT
-        | Status::EINVAL
-        | Status::ERANGE
-        | Status::NOT_SUPPORTED
-        | Status::UNKNOWN_COMMAND
-        | Status::DCP_STREAMID_INVALID => {
-            fatal(ErrorKind::Status, format!("{vbid}: the server refused the stream ({status})"))
-        }
-        _ => Decision::Retry(Backoff::SHORT),
-    }
 }
 
 #[cfg(test)]

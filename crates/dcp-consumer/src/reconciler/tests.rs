@@ -1,5 +1,7 @@
+use dcp_proto::consumer::OpenStreamError;
 use dcp_proto::{Position, Rollback};
-use dcp_wire::Vbuuid;
+use dcp_wire::message::StreamEndReason;
+use dcp_wire::{Status, Vbuuid};
 use proptest::prelude::*;
 
 use super::*;

@@ -1,5 +1,7 @@
 //! Making one connection: name resolution, TCP, TLS and set-up under one timeout.
 
+mod errors;
+
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -7,11 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use dcp_proto::consumer::{
-    Auth, Bootstrap, BootstrapConfig, BootstrapError, BootstrapOutcome, DcpOpen,
-};
+use dcp_proto::consumer::{Auth, Bootstrap, BootstrapConfig, BootstrapOutcome, DcpOpen};
 use dcp_proto::topology::{Address, ConnectionString, Network, NetworkSelection};
-use dcp_wire::DecodeError;
 use rand::Rng;
 use rand::distr::Alphanumeric;
 use rustls::pki_types::ServerName;
@@ -21,6 +20,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use zeroize::Zeroize;
 
+use self::errors::{Stage, lost, set_up_failed};
 pub use crate::socket::Socket;
 use crate::{ConnectOptions, Error, ErrorKind, dial, srv, tls};
 
@@ -63,15 +63,6 @@ pub struct Connected {
     pub outcome: BootstrapOutcome,
     /// Where the connection goes.
     pub address: Address,
-}
-
-/// How far a connection has come: what a timeout is about.
-#[derive(Clone, Copy)]
-enum Stage {
-    Resolve,
-    Tcp,
-    Tls,
-    Bootstrap { heard: bool },
 }
 
 impl Connector {
@@ -431,82 +422,4 @@ async fn bootstrap(
         *stage = Stage::Bootstrap { heard };
         machine.handle_bytes(&mut input).map_err(refused)?;
     }
-}
-
-impl Stage {
-    fn timed_out(self, address: &Address, limit: Duration) -> Error {
-        let what = match self {
-            Self::Resolve => "the host name was not resolved: check it and the name servers",
-            Self::Tcp => "the host does not answer: check the address, the port and firewalls",
-            Self::Tls => {
-                "the TLS handshake was not answered: check that the port speaks TLS (11207)"
-            }
-            Self::Bootstrap { heard: false } => {
-                "connected, but the peer says nothing: check that the port is the data service's \
-                 (11210, with TLS 11207)"
-            }
-            Self::Bootstrap { heard: true } => {
-                "the server began to answer but did not finish: it may be overloaded or starting"
-            }
-        };
-        let message = format!("connecting to {address} took longer than {limit:?}: {what}");
-        Error::new(ErrorKind::Timeout, message)
-    }
-}
-
-/// The connection ended during set-up.
-fn lost(address: &Address, heard: bool, error: Option<io::Error>) -> Error {
-    let tls_alert = error.as_ref().and_then(tls::alert_advice);
-    let lost = if let Some(advice) = tls_alert {
-        // With TLS 1.3 a server judges the client's certificate after the handshake.
-        Error::new(ErrorKind::Tls, format!("{address} ended the TLS connection: {advice}"))
-    } else if heard {
-        let message = format!("{address} closed the connection during set-up");
-        Error::new(ErrorKind::ConnectionLost, message)
-    } else {
-        let message = format!(
-            "{address} closed the connection without an answer: check that the port is the data \
-             service's, and use couchbases:// if it speaks TLS"
-        );
-        Error::new(ErrorKind::NotCouchbase, message)
-    };
-    match error {
-        Some(error) => lost.with_source(error),
-        None => lost,
-    }
-}
-
-fn set_up_failed(address: &Address, error: &BootstrapError) -> Error {
-    use BootstrapError as E;
-
-    let kind = match error {
-        E::AuthenticationFailed { .. } | E::Sasl(_) => ErrorKind::Authentication,
-        E::BucketNotFound { .. } => ErrorKind::BucketNotFound,
-        E::BucketAccess { .. } | E::DcpAccess => ErrorKind::AccessDenied,
-        E::FeatureMissing(_) | E::ControlRefused { .. } => ErrorKind::Unsupported,
-        // A node that has just started learns it within seconds.
-        E::NoConfig { .. } => ErrorKind::Connect,
-        E::Status { .. } => ErrorKind::Status,
-        E::TooLong { .. } => ErrorKind::Config,
-        E::Decode(DecodeError::InvalidMagic(first)) => {
-            return not_couchbase(address, *first);
-        }
-        _ => ErrorKind::Protocol,
-    };
-    let failed = Error::new(kind, format!("{address}: {error}"));
-    match error.status() {
-        Some(status) => failed.with_status(status),
-        None => failed,
-    }
-}
-
-/// The first byte of an answer tells what is listening there.
-fn not_couchbase(address: &Address, first: u8) -> Error {
-    let what = match first {
-        0x15 | 0x16 => "it speaks TLS: use couchbases://, or the plain port (11210)",
-        b'H' => "it speaks HTTP: use the data service's port (11210, with TLS 11207)",
-        _ => "use the data service's port (11210, with TLS 11207)",
-    };
-    let message = format!("{address} is not a Couchbase data service port: {what}");
-    Error::new(ErrorKind::NotCouchbase, message)
 }

@@ -1,0 +1,182 @@
+use super::*;
+
+fn named(names: &[&str]) -> TableOptions {
+    TableOptions {
+        columns: Some(names.iter().map(ToString::to_string).collect()),
+        ..TableOptions::default()
+    }
+}
+
+fn names(options: &TableOptions) -> Vec<&'static str> {
+    let schema = TableSchema::new(options).unwrap();
+    schema.columns().iter().map(|column| column.name()).collect()
+}
+
+#[test]
+fn the_sets_are_those_of_the_documentation() {
+    let basic = [
+        "op",
+        "key",
+        "value",
+        "scope",
+        "collection",
+        "vbucket",
+        "seqno",
+        "epoch",
+        "cas",
+        "timestamp",
+    ];
+    assert_eq!(names(&TableOptions::default()), basic);
+    let full = TableOptions { detail: Detail::Full, ..TableOptions::default() };
+    let more = [
+        "rev",
+        "expiry",
+        "deleted_at",
+        "flags",
+        "datatype",
+        "vbuuid",
+        "snapshot_start",
+        "snapshot_end",
+    ];
+    assert_eq!(names(&full), [&basic[..], &more[..]].concat());
+    let with = TableOptions { include_xattrs: true, include_value: false, ..full };
+    let names = names(&with);
+    assert!(names.contains(&"xattrs") && !names.contains(&"value"), "{names:?}");
+}
+
+#[test]
+fn types_are_sparks_and_never_unsigned_or_dictionaries() {
+    let all: Vec<&str> = COLUMNS.iter().map(|spec| spec.name).collect();
+    let schema = TableSchema::new(&named(&all)).unwrap().arrow();
+    let nullable: Vec<_> =
+        schema.fields().iter().filter(|f| !f.is_nullable()).map(|f| f.name().as_str()).collect();
+    assert_eq!(nullable, ["op", "vbucket", "seqno", "epoch"]);
+    for field in schema.fields() {
+        let expected = match field.name().as_str() {
+            "op" | "key" | "scope" | "collection" | "datatype" => "Utf8",
+            "value" => "Binary",
+            "vbucket" | "epoch" => "Int32",
+            "timestamp" | "expiry" | "deleted_at" => "Timestamp(µs, \"UTC\")",
+            "xattrs" => {
+                "Map(\"entries\": non-null Struct(\"key\": non-null Utf8, \"value\": Utf8), unsorted)"
+            }
+            _ => "Int64",
+        };
+        assert_eq!(field.data_type().to_string(), expected, "{}", field.name());
+    }
+}
+
+#[test]
+fn a_projection_keeps_its_order() {
+    assert_eq!(names(&named(&["seqno", "key"])), ["seqno", "key"]);
+    let binary = TableOptions { key_type: KeyType::Binary, ..named(&["key"]) };
+    let schema = TableSchema::new(&binary).unwrap();
+    assert_eq!(schema.arrow().field(0).data_type(), &DataType::Binary);
+}
+
+#[test]
+fn wrong_columns_are_named_in_the_error() {
+    let error = |options| TableSchema::new(&options).unwrap_err().to_string();
+    assert_eq!(
+        error(named(&["Seq_no"])),
+        "columns: there is no column \"Seq_no\"; did you mean \"seqno\"?"
+    );
+    assert_eq!(error(named(&["op", "op"])), "columns: \"op\" is named twice");
+    assert_eq!(error(named(&[])), "columns: name at least one column");
+    let without = TableOptions { include_value: false, ..named(&["value"]) };
+    assert_eq!(error(without), "columns: \"value\" needs include_value=true");
+}
+
+fn decoded(schema: &str) -> TableOptions {
+    let document_schema = Some(DocumentSchema::parse(schema).unwrap());
+    TableOptions { document_schema, ..TableOptions::default() }
+}
+
+fn all_names(options: &TableOptions) -> Vec<String> {
+    TableSchema::new(options).unwrap().names().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_columns_of_documents_stand_for_the_value() {
+    let options = decoded("name STRING, geo STRUCT<lat: DOUBLE>");
+    let names = all_names(&options);
+    assert_eq!(names[..2], ["op", "key"]);
+    assert_eq!(names[names.len() - 2..], ["name", "geo"]);
+    assert!(!names.contains(&"value".to_owned()));
+    let schema = TableSchema::new(&options).unwrap();
+    assert!(schema.needs(Column::Value) && !schema.has(Column::Value));
+    assert!(schema.needs(Column::Datatype) && !schema.needs(Column::Xattrs));
+
+    let with_value = TableOptions { value_format: ValueFormat::String, ..options.clone() };
+    assert!(all_names(&with_value).contains(&"value".to_owned()));
+    let malformed = TableOptions { on_malformed: OnMalformed::Column, ..options.clone() };
+    assert_eq!(all_names(&malformed).last().map(String::as_str), Some(MALFORMED));
+    let prefixed = TableOptions { document_prefix: "doc_".to_owned(), ..options };
+    assert!(all_names(&prefixed).contains(&"doc_geo".to_owned()));
+}
+
+#[test]
+fn the_columns_of_documents_can_be_named_among_others() {
+    let options = |columns: &[&str]| TableOptions {
+        columns: Some(columns.iter().map(ToString::to_string).collect()),
+        on_malformed: OnMalformed::Column,
+        ..decoded("a INT, b ARRAY<INT>")
+    };
+    let names = ["b", "seqno", "_malformed", "value"];
+    let schema = TableSchema::new(&options(&names)).unwrap();
+    assert_eq!(schema.names().collect::<Vec<_>>(), names);
+    assert_eq!(schema.columns(), [Column::Seqno, Column::Value]);
+    let error = |columns: &[&str]| TableSchema::new(&options(columns)).unwrap_err().to_string();
+    assert_eq!(error(&["b", "b"]), "columns: \"b\" is named twice");
+    assert!(error(&["b"]).contains("name the column _malformed"));
+    assert!(error(&["bb"]).contains("did you mean \"b\"?"));
+}
+
+#[test]
+fn options_that_make_no_sense_together_are_refused() {
+    let error = |options: &TableOptions| TableSchema::new(options).unwrap_err().to_string();
+    let default = TableOptions::default();
+    let columns = |names: &[&str]| Some(names.iter().map(ToString::to_string).collect());
+    for (options, said) in [
+        (TableOptions { include_value: false, ..decoded("a INT") }, "nothing to decode"),
+        (
+            TableOptions {
+                include_value: false,
+                value_format: ValueFormat::Variant,
+                ..default.clone()
+            },
+            "value_format: without documents",
+        ),
+        (
+            TableOptions { document_prefix: "d".to_owned(), ..default.clone() },
+            "give document_schema too",
+        ),
+        (
+            TableOptions { on_malformed: OnMalformed::Fail, ..default.clone() },
+            "documents are not looked at",
+        ),
+        (
+            TableOptions { columns: columns(&["key"]), ..decoded("a INT") },
+            "none is of document_schema",
+        ),
+        (
+            TableOptions {
+                columns: columns(&["key"]),
+                value_format: ValueFormat::String,
+                ..default.clone()
+            },
+            "value_format is about the column value",
+        ),
+        (
+            TableOptions { columns: columns(&["_malformed", "a"]), ..decoded("a INT") },
+            "\"_malformed\" needs on_malformed=column",
+        ),
+        (decoded("Timestamp STRING"), "give document_prefix, such as doc_"),
+        (decoded("_malformed STRING"), "would be there twice"),
+    ] {
+        assert!(error(&options).contains(said), "{}", error(&options));
+    }
+    let prefixed =
+        TableOptions { document_prefix: "doc_".to_owned(), ..decoded("timestamp STRING") };
+    assert!(all_names(&prefixed).contains(&"doc_timestamp".to_owned()));
+}

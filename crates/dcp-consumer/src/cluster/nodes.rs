@@ -1,0 +1,230 @@
+//! The nodes of a stream: their connections, made, used and let go of.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use dcp_proto::BatchSink;
+use dcp_proto::consumer::{Connection, ConnectionConfig, RollbackPolicy};
+use dcp_proto::topology::{Address, BucketConfig};
+use dcp_wire::message::Control;
+use dcp_wire::{Feature, MAX_BODY_LEN, Vbid};
+use tokio::sync::mpsc;
+
+use super::{Cluster, Event, now};
+use crate::connect::Connected;
+use crate::driver::{Command, ConnectionId, Driver};
+use crate::events::StreamEvent;
+use crate::queue::Link;
+use crate::retry::Backoff;
+use crate::{Error, OnRollback};
+
+/// How often in a row a node may refuse a connection for a reason that does not pass by itself,
+/// as a wrong password, before the stream gives up. A node on its way out of the cluster refuses
+/// too, until the map says so.
+const REFUSALS: u32 = 5;
+
+/// A node's connection.
+pub(super) enum Slot {
+    /// Being made.
+    Connecting(ConnectionId),
+    /// In use.
+    Up { id: ConnectionId, link: Arc<Link>, commands: mpsc::UnboundedSender<Command> },
+    /// Not to be tried before a moment.
+    Waiting(Instant),
+}
+
+pub(super) struct Node {
+    pub(super) slot: Slot,
+    /// Failures to connect in a row.
+    pub(super) failures: u32,
+}
+
+impl Node {
+    pub(super) const fn id(&self) -> Option<ConnectionId> {
+        match self.slot {
+            Slot::Connecting(id) | Slot::Up { id, .. } => Some(id),
+            Slot::Waiting(_) => None,
+        }
+    }
+}
+
+impl<S: BatchSink> Cluster<S> {
+    /// Gives a vBucket to the connection of a node, which is made if need be.
+    pub(super) fn place(&mut self, vbid: Vbid, address: &Address, now: Instant) {
+        let id = match self.nodes.get(address).map(|node| &node.slot) {
+            Some(Slot::Connecting(id) | Slot::Up { id, .. }) => *id,
+            Some(Slot::Waiting(until)) if *until > now => {
+                return self.reconciler.postpone(vbid, now);
+            }
+            _ => self.connect(address),
+        };
+        self.reconciler.assign(vbid, id);
+    }
+
+    /// Closes a stream whose vBucket the map has on another node; it is reported as ended and
+    /// opened there.
+    pub(super) fn follow_map(&self, map: &BucketConfig, vbid: Vbid, on: ConnectionId) {
+        let Some(address) = self.bucket.address_of(map, vbid) else { return };
+        let right = self.nodes.get(&address).and_then(Node::id);
+        if right == Some(on) {
+            return;
+        }
+        let wrong = self.nodes.values().find(|node| node.id() == Some(on));
+        if let Some(Node { slot: Slot::Up { commands, .. }, .. }) = wrong {
+            let _ = commands.send(Command::Close(vbid));
+            let node = address.to_string();
+            self.stats.events.push(StreamEvent::Moved { vbid, node });
+        }
+    }
+
+    /// Lets go of connections to nodes the map no longer names, once nothing is on them.
+    pub(super) fn retire(&mut self, map: &BucketConfig) {
+        if self.nodes.len() <= map.nodes().len() {
+            return;
+        }
+        let named: HashSet<Address> = (0..self.bucket.num_vbuckets())
+            .filter_map(|vbid| self.bucket.address_of(map, Vbid(vbid)))
+            .collect();
+        let used: HashSet<ConnectionId> =
+            self.reconciler.placed().into_iter().map(|(_, on)| on).collect();
+        let stats = &self.stats;
+        self.nodes.retain(|address, node| {
+            let keep = named.contains(address) || node.id().is_some_and(|id| used.contains(&id));
+            if !keep && let Slot::Up { link, .. } = &node.slot {
+                // Its task ends when nobody can send it commands any more.
+                stats.fold(link);
+            }
+            keep
+        });
+    }
+
+    fn connect(&mut self, address: &Address) -> ConnectionId {
+        let id = self.new_id();
+        let failures = self.nodes.get(address).map_or(0, |node| node.failures);
+        if failures > 0 {
+            self.stats.update(|stats, _| stats.reconnects += 1);
+        }
+        self.nodes.insert(address.clone(), Node { slot: Slot::Connecting(id), failures });
+        let (bucket, opening) = (Arc::clone(&self.bucket), self.config.opening.clone());
+        let (outcomes, address) = (self.outcomes.sender.clone(), address.clone());
+        let cancel = self.cancel.clone();
+        tokio::spawn(async move {
+            let connect = bucket.connect_dcp(&address, &opening);
+            if let Some(result) = cancel.run_until_cancelled(connect).await {
+                let _ = outcomes.send(Event::Connected(address, id, Box::new(result)));
+            }
+        });
+        id
+    }
+
+    pub(super) fn connected(
+        &mut self,
+        address: &Address,
+        id: ConnectionId,
+        result: Result<Connected, Error>,
+    ) {
+        let now = now();
+        let Some(node) = self.nodes.get_mut(address).filter(|node| node.id() == Some(id)) else {
+            return;
+        };
+        match result {
+            Ok(connected) => {
+                node.failures = 0;
+                let slot = self.start(id, connected);
+                if let Some(node) = self.nodes.get_mut(address) {
+                    node.slot = slot;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%address, %error, "a node cannot be reached");
+                node.slot =
+                    Slot::Waiting(now + Backoff::SHORT.wait(node.failures, &mut self.randomness));
+                node.failures = node.failures.saturating_add(1);
+                self.reconciler.unreachable(id, now);
+                self.poll_map_at = self.poll_map_at.min(now);
+                self.last_error = Some(error);
+            }
+        }
+    }
+
+    /// Gives up on a node that keeps refusing for a reason that does not pass.
+    pub(super) fn refused(&mut self, address: &Address) -> Result<(), Error> {
+        let failures = self.nodes.get(address).map_or(0, |node| node.failures);
+        match self.last_error.take() {
+            Some(error) if failures >= REFUSALS && !error.is_retryable() => Err(error),
+            other => {
+                self.last_error = other;
+                Ok(())
+            }
+        }
+    }
+
+    /// Starts the task of a connection.
+    fn start(&mut self, id: ConnectionId, connected: Connected) -> Slot {
+        let Connected { socket, leftover, outcome, address } = connected;
+        let opening = &self.config.opening;
+        let machine = Connection::new(
+            ConnectionConfig {
+                num_vbuckets: self.bucket.num_vbuckets(),
+                collections: outcome.has_feature(Feature::COLLECTIONS),
+                window: opening.buffer_size,
+                noop_interval: Some(opening.noop_interval()),
+                filter: self.config.filter.clone(),
+                purge_seqno: outcome.has_control(Control::MAX_MARKER_VERSION),
+                on_rollback: match self.config.on_rollback {
+                    OnRollback::Emit => RollbackPolicy::Resume,
+                    OnRollback::Raise => RollbackPolicy::Stop,
+                    OnRollback::Resync => RollbackPolicy::FromZero,
+                },
+                delivery: self.config.delivery.clone(),
+                max_body_len: MAX_BODY_LEN,
+            },
+            now(),
+        );
+        let link = Arc::new(Link::default());
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let driver = Driver {
+            id,
+            machine,
+            sink: (self.make_sink)(),
+            policy: self.config.batch,
+            window: u64::from(opening.buffer_size),
+            max_body_len: MAX_BODY_LEN,
+            queue: Arc::clone(&self.queue),
+            link: Arc::clone(&link),
+            commands: receiver,
+            reports: self.reports.sender.clone(),
+            cancel: self.cancel.clone(),
+        };
+        let (bucket, opening) = (Arc::clone(&self.bucket), self.config.opening.clone());
+        while self.tasks.try_join_next().is_some() {}
+        self.tasks.spawn(async move {
+            if let Some((socket, leftover)) = driver.run(socket, leftover).await {
+                let connected = Connected { socket, leftover, outcome, address };
+                bucket.kept().keep(connected, Some(opening));
+            }
+        });
+        self.stats.update(|_, links| links.push(Arc::clone(&link)));
+        Slot::Up { id, link, commands }
+    }
+
+    pub(super) fn drop_connection(&mut self, id: ConnectionId) {
+        let Some(node) = self.nodes.values_mut().find(|node| node.id() == Some(id)) else { return };
+        node.failures = node.failures.max(1);
+        let slot = std::mem::replace(&mut node.slot, Slot::Waiting(now()));
+        if let Slot::Up { link, .. } = slot {
+            self.stats.fold(&link);
+        }
+    }
+
+    pub(super) fn node_name(&self, id: ConnectionId) -> String {
+        let node = self.nodes.iter().find(|(_, node)| node.id() == Some(id));
+        node.map_or_else(String::new, |(address, _)| address.to_string())
+    }
+
+    pub(super) const fn new_id(&mut self) -> ConnectionId {
+        self.next_id += 1;
+        ConnectionId(self.next_id)
+    }
+}

@@ -1,0 +1,95 @@
+//! What is asked for again and again: the cluster map, and how far nodes have come.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use dcp_proto::BatchSink;
+use dcp_proto::topology::BucketConfig;
+
+use super::nodes::Slot;
+use super::{Cluster, Event};
+use crate::Error;
+use crate::driver::{Command, ConnectionId, Progress};
+use crate::events::StreamEvent;
+
+/// How often the map is asked for while some vBucket waits and nobody pushes one.
+pub(super) const POLL_MAP: Duration = Duration::from_millis(2500);
+
+/// How often nodes are asked for their high seqnos.
+pub(super) const POLL_PROGRESS: Duration = Duration::from_secs(10);
+
+/// How soon they are asked after a stream was cut off, where ends may have been rolled back.
+const POLL_END: Duration = Duration::from_millis(500);
+
+impl<S: BatchSink> Cluster<S> {
+    pub(super) fn apply_map(&mut self, from: ConnectionId, json: &Bytes) -> Result<(), Error> {
+        let from = self.nodes.iter().find(|(_, node)| node.id() == Some(from));
+        let Some((address, _)) = from else { return Ok(()) };
+        match BucketConfig::parse(json, &address.host) {
+            Ok(map) => self.bucket.apply(map),
+            Err(error) => tracing::warn!(%address, %error, "a cluster map cannot be used"),
+        }
+        self.bucket.check_identity()
+    }
+
+    /// Asks some connection for the map, or, while there is none, any node at all.
+    pub(super) fn poll_map(&mut self, now: Instant) {
+        self.poll_map_at = now + POLL_MAP;
+        let up = self.nodes.values().find_map(|node| match &node.slot {
+            Slot::Up { commands, .. } => Some(commands),
+            _ => None,
+        });
+        if let Some(commands) = up {
+            let _ = commands.send(Command::FetchMap);
+        } else {
+            self.fetch_map();
+        }
+    }
+
+    /// Asks any node for the map and the manifest, unless that is going on already.
+    pub(super) fn fetch_map(&mut self) {
+        if !std::mem::replace(&mut self.fetching_map, true) {
+            let (bucket, outcomes) = (Arc::clone(&self.bucket), self.outcomes.sender.clone());
+            let cancel = self.cancel.clone();
+            tokio::spawn(async move {
+                let fetch = bucket.fetch_map();
+                if let Some(result) = cancel.run_until_cancelled(fetch).await {
+                    let _ = outcomes.send(Event::Fetched(result));
+                }
+            });
+        }
+    }
+
+    /// Asks every connection how far its vBuckets have come.
+    pub(super) fn poll_progress(&mut self, now: Instant) {
+        self.poll_progress_at = now + POLL_PROGRESS;
+        for node in self.nodes.values() {
+            if let Slot::Up { commands, .. } = &node.slot {
+                let _ = commands.send(Command::FetchHighSeqnos);
+            }
+        }
+    }
+
+    /// Asks soon whether the ends are still there: streams that go on elsewhere may be of another
+    /// history.
+    pub(super) fn doubt_ends(&mut self, now: Instant) {
+        if self.config.end_exists {
+            self.poll_progress_at = self.poll_progress_at.min(now + POLL_END);
+        }
+    }
+
+    pub(super) fn progressed(&mut self, progress: &[Progress], now: Instant) -> Result<(), Error> {
+        for &progress in progress {
+            if self.config.end_exists {
+                self.reconciler.check_end(progress)?;
+            }
+            let Progress { vbid, seqno, high_seqno, .. } = progress;
+            let Some(still) = self.reconciler.progressed(progress, now) else { continue };
+            tracing::warn!(%vbid, %seqno, %high_seqno, ?still, "a vbucket lags without progress");
+            let event = StreamEvent::Lagging { vbid, seqno, high_seqno, still };
+            self.stats.events.push(event);
+        }
+        Ok(())
+    }
+}

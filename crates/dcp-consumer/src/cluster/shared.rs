@@ -1,0 +1,67 @@
+//! Numbers of a stream that its task and the application share.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use dcp_wire::{Seqno, Vbid};
+
+use crate::events::EventLog;
+use crate::queue::Link;
+use crate::{StreamStats, VbucketState};
+
+/// What is known of a vBucket besides where the application stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KnownVbucket {
+    pub(crate) vbid: Vbid,
+    pub(crate) state: VbucketState,
+    /// Highest seqno the server was heard to have.
+    pub(crate) high_seqno: Option<Seqno>,
+    /// Up to here it is on the disks of all copies.
+    pub(crate) persisted_seqno: Option<Seqno>,
+    /// Since when changes wait for that.
+    pub(crate) held_since: Option<Instant>,
+    /// Whether copies are on different branches meanwhile.
+    pub(crate) is_settling: bool,
+}
+
+/// Numbers of a stream, written by its task and read by the application.
+#[derive(Debug, Default)]
+pub(crate) struct SharedStats {
+    inner: Mutex<(StreamStats, Vec<Arc<Link>>)>,
+    pub(super) vbuckets: Mutex<Vec<KnownVbucket>>,
+    pub(crate) events: EventLog,
+}
+
+impl SharedStats {
+    pub(crate) fn snapshot(&self) -> StreamStats {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut stats, links) = (inner.0, &inner.1);
+        for link in links {
+            let (counted, unacknowledged, waiting) = link.stats();
+            stats.connection.add(&counted);
+            stats.buffered_bytes += unacknowledged;
+            stats.held_rows += waiting.rows;
+            stats.held_bytes += waiting.bytes;
+        }
+        stats
+    }
+
+    /// What is known of every vBucket, ascending.
+    pub(crate) fn vbuckets(&self) -> Vec<KnownVbucket> {
+        self.vbuckets.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Adds up what a connection that is gone has counted.
+    pub(super) fn fold(&self, link: &Arc<Link>) {
+        self.update(|stats, links| {
+            stats.connection.add(&link.stats().0);
+            links.retain(|other| !Arc::ptr_eq(other, link));
+        });
+    }
+
+    pub(super) fn update(&self, change: impl FnOnce(&mut StreamStats, &mut Vec<Arc<Link>>)) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let (stats, links) = &mut *inner;
+        change(stats, links);
+    }
+}

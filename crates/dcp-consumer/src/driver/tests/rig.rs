@@ -1,0 +1,252 @@
+//! A server for one connection, as a script plays it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Context;
+use std::time::Duration;
+
+use dcp_proto::consumer::{ConnectionConfig, Delivery, RollbackPolicy, StreamFilter};
+use dcp_proto::{Change, ChangeSink, Position, Rollback};
+use dcp_wire::message::{
+    FailoverEntry, Mutation, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd,
+    StreamEndReason, encode_failover_log,
+};
+use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status, Vbuuid};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::time::timeout;
+
+use super::super::*;
+
+pub(super) const WINDOW: u32 = 2000;
+/// Bytes of one mutation on the wire.
+pub(super) const ROW: u64 = 55 + 3 + 42;
+/// Simulated time after which nothing comes any more.
+pub(super) const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Seqno of a row that no batch can be made with.
+pub(super) const UNFIT: u64 = 666;
+
+#[derive(Default)]
+pub(super) struct Seqnos(Vec<u64>);
+
+impl ChangeSink for Seqnos {
+    fn change(&mut self, change: &Change<'_>) -> Result<(), SinkError> {
+        self.0.push(change.seqno.0);
+        Ok(())
+    }
+
+    fn rollback(&mut self, _: &Rollback) -> Result<(), SinkError> {
+        Ok(())
+    }
+}
+
+impl BatchSink for Seqnos {
+    type Batch = Vec<u64>;
+
+    fn rows(&self) -> usize {
+        self.0.len()
+    }
+
+    fn size_bytes(&self) -> usize {
+        self.0.len() * 8
+    }
+
+    fn take_batch(&mut self) -> Result<Vec<u64>, SinkError> {
+        if self.0.contains(&UNFIT) {
+            let (vbid, seqno, what) = (Vbid(0), Seqno(UNFIT), "unfit".to_owned());
+            return Err(SinkError::Unrepresentable { vbid, seqno, what });
+        }
+        Ok(std::mem::take(&mut self.0))
+    }
+}
+
+/// The server's end of the pipe, and the ends of the task's channels.
+pub(super) struct Server {
+    pub(super) io: DuplexStream,
+    pub(super) input: BytesMut,
+    pub(super) opaque: Opaque,
+    pub(super) queue: Arc<Queue<Vec<u64>>>,
+    pub(super) commands: mpsc::UnboundedSender<Command>,
+    pub(super) reports: mpsc::UnboundedReceiver<(ConnectionId, Report)>,
+    pub(super) cancel: CancellationToken,
+}
+
+/// The task's end of the pipe, which takes nothing any more once that is said. Reading from it does
+/// not tell.
+pub(super) struct Deaf {
+    pub(super) io: DuplexStream,
+    pub(super) is_deaf: Arc<AtomicBool>,
+}
+
+impl AsyncRead for Deaf {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Deaf {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.is_deaf.load(Ordering::Relaxed) {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+impl Server {
+    /// With vBucket 0 streaming.
+    pub(super) async fn start(policy: BatchPolicy) -> Self {
+        Self::start_over(policy, Delivery::default(), |io| io).await
+    }
+
+    /// The same, over another kind of pipe and with another delivery.
+    pub(super) async fn start_over<IO>(
+        policy: BatchPolicy,
+        delivery: Delivery,
+        over: impl FnOnce(DuplexStream) -> IO,
+    ) -> Self
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (io, far) = duplex(1 << 20);
+        let queue = Arc::new(Queue::new());
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let (sender, reports) = mpsc::unbounded_channel();
+        let cancel = CancellationToken::new();
+        let config = ConnectionConfig {
+            num_vbuckets: 4,
+            collections: false,
+            window: WINDOW,
+            noop_interval: Some(Duration::from_secs(20)),
+            filter: StreamFilter::All,
+            purge_seqno: false,
+            on_rollback: RollbackPolicy::Resume,
+            delivery,
+            max_body_len: MAX_BODY_LEN,
+        };
+        let driver = Driver {
+            id: ConnectionId(1),
+            machine: Connection::new(config, now()),
+            sink: Seqnos::default(),
+            policy,
+            window: WINDOW.into(),
+            max_body_len: MAX_BODY_LEN,
+            queue: Arc::clone(&queue),
+            link: Arc::default(),
+            commands: receiver,
+            reports: sender,
+            cancel: cancel.clone(),
+        };
+        tokio::spawn(driver.run(over(far), BytesMut::new()));
+        let input = BytesMut::new();
+        let mut server = Self { io, input, opaque: Opaque(0), queue, commands, reports, cancel };
+        server.open(Vbid(0)).await;
+        server
+    }
+
+    pub(super) async fn open(&mut self, vbid: Vbid) {
+        let resume = Box::new(Resume::new(Position::EARLIEST));
+        self.commands.send(Command::Open { vbid, end_seqno: Seqno::MAX, resume }).unwrap();
+        let (opcode, opaque, _) = self.receive().await;
+        assert_eq!(opcode, Opcode::DCP_STREAM_REQ);
+        self.opaque = opaque;
+        let mut log = Vec::new();
+        encode_failover_log([FailoverEntry { vbuuid: Vbuuid(1), seqno: Seqno(0) }], &mut log);
+        let answer = Frame::response(Opcode::DCP_STREAM_REQ, Status::SUCCESS);
+        self.send_frame(&answer.with_opaque(opaque).with_value(&log)).await;
+        assert!(matches!(self.report().await, Report::Opened(_)));
+    }
+
+    /// The next packet the task sends: opcode, opaque, extras.
+    pub(super) async fn receive(&mut self) -> (Opcode, Opaque, Vec<u8>) {
+        loop {
+            if let Some((frame, used)) = Frame::parse(&self.input, MAX_BODY_LEN).unwrap() {
+                let header = frame.header;
+                let packet = (header.opcode, header.opaque, frame.extras.to_vec());
+                self.input.advance(used);
+                return packet;
+            }
+            let read = timeout(WEEK, self.io.read_buf(&mut self.input)).await;
+            assert_ne!(read.expect("no packet comes").unwrap(), 0, "closed");
+        }
+    }
+
+    /// Bytes of the next acknowledgement.
+    pub(super) async fn ack(&mut self) -> u32 {
+        let (opcode, _, extras) = self.receive().await;
+        assert_eq!(opcode, Opcode::DCP_BUFFER_ACK);
+        u32::from_be_bytes(extras.try_into().unwrap())
+    }
+
+    pub(super) async fn send_frame(&mut self, frame: &Frame<'_>) {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes).unwrap();
+        self.io.write_all(&bytes).await.unwrap();
+    }
+
+    pub(super) fn to(&self, vbid: Vbid) -> StreamAddress {
+        StreamAddress { vbid, opaque: self.opaque, stream_id: None }
+    }
+
+    pub(super) async fn marker(&mut self) {
+        let mut bytes = Vec::new();
+        let marker = SnapshotMarker::new(Seqno(0), Seqno(1000), SnapshotFlags::MEMORY);
+        marker.encode(self.to(Vbid(0)), &mut bytes).unwrap();
+        self.io.write_all(&bytes).await.unwrap();
+    }
+
+    pub(super) async fn rows(&mut self, seqnos: impl IntoIterator<Item = u64>) {
+        let mut bytes = Vec::new();
+        for seqno in seqnos {
+            let mutation = Mutation {
+                seqno: Seqno(seqno),
+                key: b"key",
+                value: &[7; 42],
+                ..Mutation::default()
+            };
+            mutation.encode(self.to(Vbid(0)), &mut bytes).unwrap();
+        }
+        self.io.write_all(&bytes).await.unwrap();
+    }
+
+    /// The stream ends, to go on elsewhere.
+    pub(super) async fn end(&mut self) {
+        let mut bytes = Vec::new();
+        let end = StreamEnd { reason: StreamEndReason::STATE_CHANGED };
+        end.encode(self.to(Vbid(0)), &mut bytes).unwrap();
+        self.io.write_all(&bytes).await.unwrap();
+    }
+
+    pub(super) async fn report(&mut self) -> Report {
+        let report = timeout(WEEK, self.reports.recv()).await;
+        report.expect("no report comes").unwrap().1
+    }
+
+    pub(super) async fn batch(&mut self) -> Queued<Vec<u64>> {
+        match timeout(WEEK, self.queue.pop()).await.expect("no batch comes") {
+            Entry::Batch(batch) => batch,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Lets the task do everything it can do without time passing.
+    pub(super) async fn settle(&self) {
+        for _ in 0..50 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
