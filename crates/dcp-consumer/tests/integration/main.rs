@@ -13,5 +13,6 @@ mod kept;
 mod mitigation;
 mod observer;
 mod replay;
+mod rollbacks;
 mod rows;
 mod tls;

@@ -11,6 +11,7 @@ mod cursors;
 mod disk_image;
 mod document;
 mod durable;
+mod going_back;
 mod hash_table;
 mod history;
 mod manifest;

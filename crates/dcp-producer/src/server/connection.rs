@@ -12,6 +12,7 @@ use dcp_wire::{DecodeError, Frame, MAX_BODY_LEN};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::buffers::let_go;
 use super::dcp_names::DcpNames;
 use super::socket::Socket;
 use super::{faulty, push};
@@ -37,9 +38,6 @@ const READ_SIZE: usize = 64 << 10;
 const MAX_DISCARDED: usize = 1 << 20;
 /// Longest body of a client that has not authenticated, in bytes.
 const MAX_ANONYMOUS_BODY_LEN: usize = 64 << 10;
-/// Buffers larger than this are given back once they are empty, in bytes.
-const KEPT_CAPACITY: usize = 2 << 20;
-
 /// One client connection.
 pub(super) struct Connection {
     socket: Socket,
@@ -474,29 +472,5 @@ async fn optional(future: Option<impl Future<Output = ()>>) {
     match future {
         Some(future) => future.await,
         None => std::future::pending().await,
-    }
-}
-
-/// Gives an empty buffer's memory back if it has grown large. What was taken off its front counts
-/// too, which its capacity no longer tells.
-fn let_go(buffer: &mut BytesMut) {
-    if buffer.try_reclaim(KEPT_CAPACITY + 1) {
-        *buffer = BytesMut::new();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_buffer_that_grew_is_let_go_however_it_was_emptied() {
-        for (len, is_kept) in [(64 << 10, true), (KEPT_CAPACITY * 2, false)] {
-            let mut buffer = BytesMut::zeroed(len);
-            buffer.advance(len - 10);
-            buffer.advance(10);
-            let_go(&mut buffer);
-            assert_eq!(buffer.try_reclaim(1), is_kept, "{len} bytes");
-        }
     }
 }

@@ -1,5 +1,6 @@
 //! Sockets: one task per connection, and the tasks that go with a node.
 
+mod buffers;
 mod connection;
 mod dcp_names;
 mod faulty;

@@ -8,6 +8,7 @@ mod data_folder;
 mod documents;
 mod failures;
 mod fault_conditions;
+mod fault_rules;
 mod faults;
 mod http;
 mod limits;

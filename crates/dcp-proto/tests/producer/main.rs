@@ -17,6 +17,7 @@ mod recorded;
 mod rows;
 mod scenarios;
 mod script;
+mod seen;
 mod snapshots;
 mod storage;
 mod stream_end;

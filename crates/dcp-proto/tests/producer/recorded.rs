@@ -16,53 +16,12 @@ use dcp_wire::message::{
 };
 use dcp_wire::{
     Cas, CollectionId, Datatype, DocKey, Feature, Frame, MAX_BODY_LEN, Opcode, RevSeqno, ScopeId,
-    Seqno, Status, Vbid, snappy,
+    Seqno, Status, Vbid,
 };
 
 use crate::client::{packets, some_instant};
+use crate::seen::{Seen, seen};
 use crate::storage::{Bucket, Node, VBucket, doc, event};
-
-/// What of a packet must be the same; a compressed value is compared inflated, because two
-/// compressors of one format need not choose the same copies.
-#[derive(Debug, PartialEq, Eq)]
-struct Seen {
-    opcode: Opcode,
-    vbid_or_status: u16,
-    datatype: Datatype,
-    opaque: u32,
-    cas: Cas,
-    framing_extras: Vec<u8>,
-    extras: Vec<u8>,
-    key: String,
-    value: Vec<u8>,
-}
-
-fn seen(packet: &[u8]) -> Option<Seen> {
-    let (frame, _) = Frame::parse(packet, MAX_BODY_LEN).unwrap().unwrap();
-    let header = frame.header;
-    if !header.opcode.is_dcp() || header.opcode == Opcode::DCP_NOOP {
-        return None;
-    }
-    let is_error = header.magic.is_response()
-        && !matches!(header.status(), Status::SUCCESS | Status::ROLLBACK);
-    let value = match snappy::decompress(frame.value, MAX_BODY_LEN) {
-        // Statuses are the protocol's, the words of an error body are each server's own.
-        _ if is_error => Vec::new(),
-        Ok(plain) if header.datatype.contains(Datatype::SNAPPY) => plain,
-        _ => frame.value.to_vec(),
-    };
-    Some(Seen {
-        opcode: header.opcode,
-        vbid_or_status: header.vbid_or_status,
-        datatype: header.datatype,
-        opaque: header.opaque.0,
-        cas: header.cas,
-        framing_extras: frame.framing_extras.to_vec(),
-        extras: frame.extras.to_vec(),
-        key: String::from_utf8_lossy(frame.key).into_owned(),
-        value,
-    })
-}
 
 /// The documents and events a recording shows, and its vBucket's failover log.
 struct Data {

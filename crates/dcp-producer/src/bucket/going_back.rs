@@ -1,0 +1,151 @@
+//! How a copy of a vBucket goes back: rollbacks, restarts, and lives begun anew.
+
+use std::sync::Arc;
+
+use dcp_proto::Snapshot;
+use dcp_proto::producer::VBucketState;
+use dcp_wire::{Seqno, Vbuuid};
+
+use super::collections::VBucketCollections;
+use super::disk_image::DiskImage;
+use super::vbucket::VBucket;
+use crate::Error;
+
+impl VBucket {
+    /// Goes back to how things were at `to` and continues on the new branch `vbuuid`.
+    pub(crate) fn roll_back(&mut self, to: Seqno, vbuuid: Vbuuid) -> Result<(), Error> {
+        self.go_back(to)?;
+        self.failover.create_entry(vbuuid, to);
+        Ok(())
+    }
+
+    /// The last seqno up to `to` whose state can be restored as far as snapshots that left
+    /// versions out are concerned.
+    pub(super) fn last_restorable(&self, mut to: Seqno) -> Seqno {
+        for &(before, end) in self.thinned.iter().rev() {
+            if before < to && to < end {
+                to = before;
+            }
+        }
+        to
+    }
+
+    /// Goes back to how things were at `to`; the failover table stays.
+    pub(super) fn go_back(&mut self, to: Seqno) -> Result<(), Error> {
+        let (vbid, high_seqno, oldest) = (self.vbid, self.high_seqno, self.history.floor());
+        if to > high_seqno {
+            return Err(Error::RollbackBeyondHighSeqno { vbid, to, high_seqno });
+        }
+        if to < oldest && to != Seqno::ZERO {
+            return Err(Error::RollbackHistoryGone { vbid, to, oldest });
+        }
+        if self.last_restorable(to) != to {
+            let ends = self.thinned.iter().filter(|&&(before, end)| before < to && to < end);
+            let oldest = ends.map(|&(_, end)| end).max().unwrap_or(oldest);
+            return Err(Error::RollbackHistoryGone { vbid, to, oldest });
+        }
+        self.thinned.retain(|&(before, _)| before < to);
+        let restored = self.history.restore(to);
+        let mut dropped = Vec::new();
+        self.table.retain(|slot| {
+            let keep = slot.newest.seqno <= to;
+            if !keep {
+                dropped.push(Arc::clone(&slot.newest));
+            }
+            keep
+        });
+        for item in dropped {
+            self.count(&item, false);
+        }
+        for item in restored {
+            self.count(&item, true);
+            self.table.replace(item);
+        }
+        self.rebuild_disk();
+        if to == Seqno::ZERO {
+            self.history.reset();
+            self.purge_seqno = Seqno::ZERO;
+        }
+        self.stand_at(to);
+        Ok(())
+    }
+
+    /// Comes back from a crash with what is on disk. An active copy begins the branch `vbuuid`;
+    /// one without a disk starts over.
+    pub(super) fn recover(&mut self, vbuuid: Vbuuid) {
+        if self.settings.is_ephemeral {
+            self.start_over(vbuuid);
+            return;
+        }
+        let begins = self.consistent_seqno();
+        let mut gone = Vec::new();
+        self.table.retain(|slot| {
+            gone.push(Arc::clone(&slot.newest));
+            false
+        });
+        for item in gone {
+            self.count(&item, false);
+        }
+        for item in self.disk.items_above(Seqno::ZERO) {
+            self.count(&item, true);
+            self.table.replace(item);
+        }
+        drop(self.history.restore(self.persisted_seqno));
+        self.rebuild_disk();
+        let snapshot = self.persisted_snapshot;
+        self.stand_at(self.persisted_seqno);
+        (self.snapshot, self.persisted_snapshot) = (snapshot, snapshot);
+        if self.state == VBucketState::Active {
+            self.failover.create_entry(vbuuid, begins);
+        }
+    }
+
+    /// Stops in good order and comes back: everything is on disk, nothing in memory.
+    pub(super) fn stop_cleanly(&mut self, vbuuid: Vbuuid) {
+        if self.settings.is_ephemeral {
+            self.start_over(vbuuid);
+            return;
+        }
+        self.persist_everything();
+        self.forget_checkpoints(self.high_seqno);
+        self.begin_life();
+    }
+
+    /// Becomes empty, with a history that begins with `vbuuid`.
+    pub(super) fn start_over(&mut self, vbuuid: Vbuuid) {
+        self.memory.sub(if self.is_charged { self.bytes } else { 0 });
+        let memory = Arc::clone(&self.memory);
+        *self = Self {
+            state: self.state,
+            settings: self.settings,
+            is_charged: self.is_charged,
+            clock: self.clock,
+            ..Self::new(self.vbid, vbuuid, self.history.max_bytes(), memory)
+        };
+        self.keep_history(self.settings.keeps_history);
+    }
+
+    /// Begins anew at `to`, which table and disk are at already.
+    pub(super) fn stand_at(&mut self, to: Seqno) {
+        self.begin_life();
+        self.forget_checkpoints(to);
+        self.high_seqno = to;
+        self.persisted_seqno = to;
+        self.snapshot = Snapshot { start: to, end: to };
+        self.persisted_snapshot = self.snapshot;
+        self.collections = VBucketCollections::of(self.table.iter().map(|slot| &*slot.newest));
+        self.durable.go_back(to, self.table.iter().map(|slot| &*slot.newest));
+    }
+
+    /// Makes the disk hold exactly the newest versions.
+    pub(super) fn rebuild_disk(&mut self) {
+        let mut items = Vec::with_capacity(self.table.len());
+        self.table.retain(|slot| {
+            slot.persisted = slot.newest.seqno;
+            items.push(Arc::clone(&slot.newest));
+            true
+        });
+        items.sort_unstable_by_key(|item| item.seqno);
+        self.disk = DiskImage::from_sorted(items);
+    }
+}

@@ -1,0 +1,91 @@
+//! Messages of wrong layout, by the rows of the conformance tables.
+
+use dcp_wire::message::*;
+use dcp_wire::*;
+
+use crate::frame;
+use crate::golden_packets::packets;
+
+#[test]
+fn failover_logs_that_are_empty_or_not_whole_are_refused() {
+    for len in [0, 8, 15, 17, 24] {
+        assert!(FailoverEntries::decode(&vec![0; len]).is_err(), "{len} bytes");
+    }
+}
+
+#[test]
+fn va_18_to_va_21_malformed_stream_messages_are_refused() {
+    let deletion = |datatype: u8| {
+        let mut packet = packets::<1>("GP-20")[0].clone();
+        packet[5] = datatype;
+        Deletion::decode(&frame(&packet)).map(drop)
+    };
+    assert_eq!(deletion(0x00), Ok(()));
+    assert!(deletion(0x01).is_err() && deletion(0x03).is_err());
+    assert_eq!((deletion(0x02), deletion(0x04), deletion(0x07)), (Ok(()), Ok(()), Ok(())));
+
+    let mut mutation = packets::<1>("GP-18")[0].clone();
+    mutation[24 + 29] = 4;
+    assert!(Mutation::decode(&frame(&mutation)).is_err(), "extended metadata");
+
+    let prepare = |change: fn(&mut [u8])| {
+        let mut packet = packets::<1>("GP-30")[0].clone();
+        change(&mut packet);
+        Prepare::decode(&frame(&packet)).map(drop)
+    };
+    assert_eq!(prepare(|_| {}), Ok(()));
+    assert!(prepare(|packet| packet[24 + 30] = 0).is_err(), "level 0");
+    assert!(prepare(|packet| packet[24 + 30] = 4).is_err(), "level 4");
+    assert!(prepare(|packet| packet[24 + 7] = 0).is_err(), "seqno 0");
+    assert!(prepare(|packet| packet[23] = 0).is_err(), "CAS 0");
+
+    let mut commit = packets::<1>("GP-31")[0].clone();
+    commit[11] += 1;
+    commit.push(b'v');
+    assert!(Commit::decode(&frame(&commit)).is_err(), "a commit with a value");
+}
+
+#[test]
+fn va_22_to_va_25_cached_documents_are_checked_one_by_one() {
+    let transfer = |value: &[u8]| -> Result<Vec<bool>, DecodeError> {
+        let request = Frame::request(Opcode::DCP_CACHE_TRANSFER).with_value(value);
+        let mut out = Vec::new();
+        request.encode(&mut out).unwrap();
+        Ok(CacheTransfer::decode(&frame(&out))?.map(|document| document.is_ok()).collect())
+    };
+    let record = |key: &[u8], value: &[u8]| {
+        let mut out = Vec::new();
+        let document = CachedDocument {
+            cas: Cas(1),
+            seqno: Seqno(2),
+            rev_seqno: RevSeqno(3),
+            flags: 4,
+            expiry: 5,
+            datatype: Datatype::RAW,
+            cache_hint: 6,
+            key,
+            value,
+        };
+        document.encode(&mut out).unwrap();
+        let decoded = CacheTransfer::new(&out).next();
+        if (2..=251).contains(&key.len()) {
+            assert_eq!(decoded, Some(Ok(document)));
+        }
+        out
+    };
+    let good = record(b"\0k", b"");
+    assert_eq!(good.len(), 42);
+    for len in 0..42 {
+        assert!(transfer(&good[..len]).is_err(), "{len} bytes");
+    }
+    assert_eq!(transfer(&good), Ok(vec![true]));
+    assert_eq!(transfer(&record(b"k", b"v")), Ok(vec![false]));
+    let mut two = good;
+    two.extend_from_slice(&record(b"\0l", b"value"));
+    assert_eq!(transfer(&two), Ok(vec![true, true]));
+    two.pop();
+    assert_eq!(transfer(&two), Ok(vec![true, false]));
+    let mut oversized = record(&[b'k'; 251], b"v");
+    oversized[37] = 252;
+    assert_eq!(transfer(&oversized), Ok(vec![false]));
+}
