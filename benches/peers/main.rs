@@ -11,7 +11,8 @@ use dcp_benches::Error;
 use dcp_benches::machine::Machine;
 
 const USAGE: &str = "usage: peers source DOCUMENTS VALUE_LEN VBUCKETS | \
-                     ready PASSES VALUE_LEN VBUCKETS | count | batches | drain | machine";
+                     ready PASSES VALUE_LEN VBUCKETS | paced PASSES MICROSECONDS VBUCKETS | \
+                     count | batches | drain | machine";
 
 fn main() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1);
@@ -22,6 +23,7 @@ fn main() -> Result<(), Error> {
             source::embedded(number()?, usize::try_from(number()?)?, u16::try_from(number()?)?)
         }
         "ready" => source::ready(number()?, usize::try_from(number()?)?, u16::try_from(number()?)?),
+        "paced" => source::paced(number()?, number()?, u16::try_from(number()?)?),
         "count" => count::count(false),
         "batches" => count::count(true),
         "drain" => drained::drained(),

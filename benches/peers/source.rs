@@ -1,6 +1,7 @@
 //! What every client reads.
 
 use std::io::{Read, Write};
+use std::time::Duration;
 
 use bytes::Bytes;
 use dcp_benches::Error;
@@ -43,7 +44,17 @@ pub(crate) fn embedded(documents: u64, value_len: usize, vbuckets: u16) -> Resul
 pub(crate) fn ready(passes: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
     let congestion_control = may_choose("reno").then_some("reno");
     let shape = Shape { value_len, vbuckets, pass_bytes: 1024 * 1024 };
-    let sender = Sender::start(shape, passes, congestion_control)?;
+    offer_sender(&Sender::start(shape, passes, congestion_control)?)
+}
+
+/// A sender of one mutation of 256 B every so many microseconds, in which is when it was sent, until
+/// standard input ends.
+pub(crate) fn paced(passes: u64, microseconds: u64, vbuckets: u16) -> Result<(), Error> {
+    let shape = Shape { value_len: 256, vbuckets, pass_bytes: 0 };
+    offer_sender(&Sender::paced(shape, passes, Duration::from_micros(microseconds))?)
+}
+
+fn offer_sender(sender: &Sender) -> Result<(), Error> {
     offer(&json!({
         "connection_string": sender.connection_string(),
         "nodes": [sender.address().to_string()],

@@ -4,7 +4,8 @@ It does what a JSON line on standard input says, prints what it measured as a JS
 for the end of its input.
 
 `batches` reads a stream to now; `rows` makes tuples and dicts of batches that were read before;
-`latency` writes documents one by one and waits for each to come back.
+`wire` tells how long ago each change was sent that a paced sender sends; `latency` writes documents
+one by one and waits for each to come back.
 """
 
 from __future__ import annotations
@@ -59,6 +60,19 @@ def rows(job: dict[str, Any]) -> dict[str, Any]:
     return {"changes": made, "seconds_per_row": seconds, "seconds": sum(seconds.values())}
 
 
+def wire(job: dict[str, Any]) -> dict[str, Any]:
+    """Times changes from the socket to Python; the end of each value says when it was sent."""
+    spans, changes = [], 0
+    with connect(job) as client, client.stream(until="now", linger=0) as stream:
+        for batch in stream:
+            arrived = time.time_ns()
+            # The first of several has waited longest.
+            sent = next(batch.rows())["value"][-22:-2]
+            spans.append((arrived - int(sent)) / 1e9)
+            changes += batch.num_rows
+    return {"changes": changes, "seconds": sum(spans), "latency": percentiles(spans)}
+
+
 def latency(job: dict[str, Any]) -> dict[str, Any]:
     """Times a write until its batch is there, the embedded producer's part included."""
     spans = []
@@ -68,20 +82,24 @@ def latency(job: dict[str, Any]) -> dict[str, Any]:
         client.stream(start="latest", linger=0) as stream,
     ):
         changes = iter(stream)
-        for number in range(job["writes"] + 200):
+        for number in range(job["writes"] + WARM_UP):
             time.sleep(0.0005)
             started = time.perf_counter()
             producer.upsert(f"key-{number}", b"x" * 256)
             next(changes)
             spans.append(time.perf_counter() - started)
-    # The first ones warm up.
-    spans = sorted(spans[200:])
-    at = {name: spans[int(len(spans) * part)] for name, part in PARTS.items()}
-    return {"changes": len(spans), "seconds": sum(spans), "latency": at}
+    return {"changes": len(spans), "seconds": sum(spans), "latency": percentiles(spans)}
 
 
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """Gives the percentiles of all but the first, which warm up."""
+    spans = sorted(seconds[WARM_UP:])
+    return {name: spans[int(len(spans) * part)] for name, part in PARTS.items()}
+
+
+WARM_UP = 200
 PARTS = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
-WORK = {"batches": batches, "rows": rows, "latency": latency}
+WORK = {"batches": batches, "rows": rows, "wire": wire, "latency": latency}
 
 
 def main() -> None:

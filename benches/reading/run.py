@@ -97,9 +97,11 @@ def serving(
     process.communicate()
 
 
-def read(command: list[str], job: dict[str, Any], expected: int | None) -> Figures:
+def read(
+    command: list[str], job: dict[str, Any], expected: int | None, *, is_pinned: bool = True
+) -> Figures:
     """Lets a reader do a job once."""
-    process = start(command, cores()[1])
+    process = start(command, cores()[1] if is_pinned else None)
     process.stdin.write(json.dumps(job) + "\n")
     process.stdin.flush()
     text = process.stdout.readline()
@@ -256,24 +258,25 @@ def rows(documents: int, rounds: int) -> list[str]:
     return [*lines, ""]
 
 
-def latency(writes: int, rounds: int) -> list[str]:
-    """From a write to its batch in Python."""
+def latency(program: Path, writes: int, rounds: int) -> list[str]:
+    """From the socket to a batch in Python, and from a write to it through the producer."""
     command = [*PYTHON, str(HERE / "reader.py")]
-    job = {"work": "latency", "writes": writes}
-    # Producer and reader are threads of one process here, which must not share a core.
-    samples = []
+    sent, written = [], []
     for _ in range(rounds):
-        process = subprocess.run(
-            command, input=json.dumps(job), capture_output=True, text=True, check=True
-        )
-        samples.append(json.loads(process.stdout)["latency"])
-    of = {name: statistics.median(sample[name] for sample in samples) for name in samples[0]}
-    told = ", ".join(f"{name} {seconds * 1e6:.0f} µs" for name, seconds in of.items())
-    what = (
-        "Write to batch in Python, one at a time every 0.5 ms, linger 0, the embedded producer's "
-        f"part included ({writes} writes, median of {rounds} runs)"
-    )
-    return [f"{what}: {told}.", ""]
+        # Nothing is pinned: the threads of a reader must not share a core.
+        sender = [str(program), "paced", str(writes // 16), "500", "16"]
+        with serving(sender, None, is_pinned=False) as job:
+            sample = read(command, {**job, "work": "wire"}, job["documents"], is_pinned=False)
+            sent.append(sample.measured["latency"])
+        sample = read(command, {"work": "latency", "writes": writes}, None, is_pinned=False)
+        written.append(sample.measured["latency"])
+    head = "| one change every 0.5 ms, linger 0 | p50 | p99 | p99.9 |"
+    lines = [head, "|---|---|---|---|"]
+    ways = {"wire to Python": sent, "write to Python, through the producer": written}
+    for name, samples in ways.items():
+        of = [statistics.median(sample[part] for sample in samples) * 1e6 for part in samples[0]]
+        lines.append(f"| {name} | " + " | ".join(f"{each:.0f} µs" for each in of) + " |")
+    return [*lines, ""]
 
 
 def beside_rust(program: Path, passes: int, rounds: int) -> list[str]:
@@ -362,7 +365,7 @@ def measure(group: str, chosen: argparse.Namespace) -> list[str]:
         case "rows":
             lines = rows(min(chosen.documents, 500_000), rounds)
         case "latency":
-            lines = latency(5000, rounds)
+            lines = latency(chosen.program, 5000, rounds)
         case "spark":
             lines = spark(chosen.program, chosen.documents, rounds)
         case "batches":

@@ -1,6 +1,7 @@
 //! Ready-made frames: one pass over a few vBuckets that can be sent again and again.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use dcp_wire::message::{
     Mutation, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd, StreamEndReason,
@@ -18,6 +19,19 @@ pub const fn frame_len(value_len: usize) -> usize {
     Header::LEN + Mutation::EXTRAS_LEN + KEY_LEN + value_len
 }
 
+/// Length of a snapshot marker with one mutation in bytes.
+#[must_use]
+pub const fn marked_len(value_len: usize) -> usize {
+    Header::LEN + SnapshotMarker::EXTRAS_LEN_V1 + frame_len(value_len)
+}
+
+/// Length of the shortest value that has room for a time.
+pub const STAMPED_LEN: usize = VALUE_HEAD.len() + STAMP_LEN + VALUE_TAIL.len();
+
+const VALUE_HEAD: &[u8] = br#"{"body":""#;
+const VALUE_TAIL: &[u8] = br#""}"#;
+/// Digits of nanoseconds since 1970 in a value.
+const STAMP_LEN: usize = 20;
 const SEQNO_AT: usize = Header::LEN;
 const MARKER_END_AT: usize = Header::LEN + 8;
 const OPAQUE_AT: usize = 12;
@@ -145,6 +159,14 @@ impl Frames {
         }
     }
 
+    /// Writes `since_1970` into the value of the mutation that ends at `end`: the last 20 digits of its
+    /// text, in nanoseconds. Values are at least [`STAMPED_LEN`] long.
+    pub fn stamp(&mut self, end: usize, since_1970: Duration) {
+        let digits = format!("{:0STAMP_LEN$}", since_1970.as_nanos());
+        let at = end - VALUE_TAIL.len() - STAMP_LEN;
+        self.bytes[at..][..STAMP_LEN].copy_from_slice(digits.as_bytes());
+    }
+
     /// Where the bytes may be cut so that each piece holds whole frames and at most about `len`
     /// bytes (a frame longer than that is a piece of its own).
     #[must_use]
@@ -221,9 +243,9 @@ fn key(vbid: Vbid, seqno: u64) -> Vec<u8> {
 /// A JSON document of `len` bytes.
 #[must_use]
 pub fn json_value(len: usize) -> Vec<u8> {
-    let mut value = br#"{"body":""#.to_vec();
-    value.extend((b'a'..=b'z').cycle().take(len.saturating_sub(value.len() + 2)));
-    value.extend_from_slice(br#""}"#);
+    let mut value = VALUE_HEAD.to_vec();
+    value.extend((b'a'..=b'z').cycle().take(len.saturating_sub(value.len() + VALUE_TAIL.len())));
+    value.extend_from_slice(VALUE_TAIL);
     value.truncate(len);
     value
 }
@@ -302,6 +324,27 @@ mod tests {
             assert!(piece.len() <= 1000);
             seqnos(&frames.bytes()[piece], Vbid(0));
         }
+    }
+
+    #[test]
+    fn a_time_is_the_end_of_a_value_and_of_no_other() {
+        let shape = Shape { value_len: STAMPED_LEN, vbuckets: 2, pass_bytes: 0 };
+        let mut frames = Frames::new(shape).unwrap();
+        let pieces = frames.pieces(marked_len(STAMPED_LEN));
+        assert_eq!(pieces.len(), 2, "one mutation each");
+        frames.stamp(pieces[1].end, Duration::from_nanos(1_767_225_600_000_000_007));
+        let values: Vec<_> = pieces
+            .into_iter()
+            .map(|piece| {
+                let bytes = &frames.bytes()[piece];
+                let (_, marker) = Frame::parse(bytes, MAX_BODY_LEN).unwrap().unwrap();
+                let (frame, len) = Frame::parse(&bytes[marker..], MAX_BODY_LEN).unwrap().unwrap();
+                assert_eq!(marker + len, bytes.len());
+                Mutation::decode(&frame).unwrap().value.to_vec()
+            })
+            .collect();
+        assert_eq!(values[0], br#"{"body":"abcdefghijklmnopqrst"}"#);
+        assert_eq!(values[1], br#"{"body":"01767225600000000007"}"#);
     }
 
     #[test]

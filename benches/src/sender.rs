@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dcp_wire::message::{BufferAck, Control, FailoverEntry, StreamRequest, encode_failover_log};
 use dcp_wire::sasl::{Mechanism, ScramCredentials, ScramServer};
@@ -15,7 +16,7 @@ use serde_json::json;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::Error;
-use crate::frames::{Frames, Shape};
+use crate::frames::{Frames, STAMPED_LEN, Shape, marked_len};
 
 /// Name of the bucket the node has.
 pub const BUCKET: &str = "frames";
@@ -55,6 +56,8 @@ pub struct Sender {
 struct Plan {
     shape: Shape,
     passes: u64,
+    /// Time between two mutations; without one they are sent as fast as they are taken.
+    interval: Option<Duration>,
     port: u16,
     high_seqno: u64,
 }
@@ -68,6 +71,29 @@ impl Sender {
     pub fn start(
         shape: Shape,
         passes: u64,
+        congestion_control: Option<&str>,
+    ) -> Result<Self, Error> {
+        Self::listen(shape, passes, None, congestion_control)
+    }
+
+    /// As [`start`](Self::start), but sends one mutation at a time, `interval` apart, in whose value
+    /// is when it was handed to the socket (see [`Frames::stamp`]).
+    ///
+    /// # Errors
+    /// If the system refuses the port, or there is no place for a time in values so short.
+    pub fn paced(shape: Shape, passes: u64, interval: Duration) -> Result<Self, Error> {
+        if shape.value_len < STAMPED_LEN {
+            return Err(format!("a value with its time takes {STAMPED_LEN} bytes").into());
+        }
+        // One mutation of each vBucket.
+        let shape = Shape { pass_bytes: 0, ..shape };
+        Self::listen(shape, passes, Some(interval), None)
+    }
+
+    fn listen(
+        shape: Shape,
+        passes: u64,
+        interval: Option<Duration>,
         congestion_control: Option<&str>,
     ) -> Result<Self, Error> {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
@@ -85,6 +111,7 @@ impl Sender {
         let plan = Plan {
             shape,
             passes,
+            interval,
             port: address.port(),
             high_seqno: frames.rows_per_vbucket() * passes,
         };
@@ -302,8 +329,8 @@ impl Connection {
             && let Some(frames) = self.frames.take()
         {
             let (writer, window) = (Arc::clone(&self.writer), Arc::clone(&self.window));
-            let (passes, ready) = (self.plan.passes, Arc::clone(&self.ready));
-            thread::spawn(move || match send(frames, passes, &writer, &window) {
+            let (plan, ready) = (self.plan, Arc::clone(&self.ready));
+            thread::spawn(move || match send(frames, plan, &writer, &window) {
                 Ok(frames) => {
                     *ready.lock().unwrap_or_else(PoisonError::into_inner) = Some(frames);
                 }
@@ -320,11 +347,13 @@ impl Connection {
 
 fn send(
     mut frames: Frames,
-    passes: u64,
+    plan: Plan,
     writer: &Mutex<TcpStream>,
     window: &Window,
 ) -> Result<Frames, Error> {
-    let pieces = frames.pieces(WRITE_LEN);
+    let Plan { passes, interval, .. } = plan;
+    // A mutation and its marker at a time, if it has a time of its own.
+    let pieces = frames.pieces(interval.map_or(WRITE_LEN, |_| marked_len(plan.shape.value_len)));
     let write = |piece: &[u8]| -> Result<(), Error> {
         let mut rest = piece;
         while !rest.is_empty() {
@@ -340,6 +369,10 @@ fn send(
             frames.advance();
         }
         for piece in &pieces {
+            if let Some(interval) = interval {
+                thread::sleep(interval);
+                frames.stamp(piece.end, SystemTime::now().duration_since(UNIX_EPOCH)?);
+            }
             write(&frames.bytes()[piece.clone()])?;
         }
     }
