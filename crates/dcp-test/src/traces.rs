@@ -8,7 +8,8 @@ use thiserror::Error;
 
 use crate::{parse_hex, tests_folder};
 
-/// Environment variable that names another folder of recordings.
+/// Environment variable that names another folder of recordings, which tests of all recordings
+/// play instead of the project's. Recordings that a test names are the project's nevertheless.
 pub const FOLDER_VARIABLE: &str = "DCP_TRACES";
 
 /// A recording that could not be read.
@@ -21,6 +22,12 @@ pub enum TraceError {
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// The folder holds no recording: nothing would be tested.
+    #[error("there is no recording in {path}: check that its *.jsonl files are there")]
+    Nothing {
+        /// Which folder.
+        path: PathBuf,
     },
     /// A line is not what the format says.
     #[error("{path}, line {line}: {reason}")]
@@ -98,7 +105,6 @@ struct Meta {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct EventLine {
     dir: String,
     #[serde(default)]
@@ -111,40 +117,58 @@ struct EventLine {
 /// The folder of recordings: the one [`FOLDER_VARIABLE`] names, or the repository's.
 #[must_use]
 pub fn folder() -> PathBuf {
-    std::env::var_os(FOLDER_VARIABLE).map_or_else(|| tests_folder("traces"), PathBuf::from)
+    std::env::var_os(FOLDER_VARIABLE).map_or_else(own_folder, PathBuf::from)
 }
 
-/// Paths of all recordings, in order.
+fn own_folder() -> PathBuf {
+    tests_folder("traces")
+}
+
+/// Whether [`folder`] is the project's, of which tests know names and counts. Of others they
+/// decide by what the packets are.
+#[must_use]
+pub fn is_own_folder() -> bool {
+    let same = |folder: &Path| folder.canonicalize().ok();
+    same(&folder()) == same(&own_folder())
+}
+
+/// Paths of all recordings, in order: one at least.
 ///
 /// # Errors
-/// [`TraceError::Read`] if the folder cannot be read.
+/// [`TraceError::Read`] if the folder cannot be read, [`TraceError::Nothing`] if it holds none.
 pub fn paths() -> Result<Vec<PathBuf>, TraceError> {
-    let folder = folder();
-    let read = |source| TraceError::Read { path: folder.clone(), source };
+    paths_in(&folder())
+}
+
+fn paths_in(folder: &Path) -> Result<Vec<PathBuf>, TraceError> {
+    let read = |source| TraceError::Read { path: folder.to_owned(), source };
     let mut paths = Vec::new();
-    for entry in fs::read_dir(&folder).map_err(read)? {
+    for entry in fs::read_dir(folder).map_err(read)? {
         let path = entry.map_err(read)?.path();
         if path.extension().is_some_and(|extension| extension == "jsonl") {
             paths.push(path);
         }
+    }
+    if paths.is_empty() {
+        return Err(TraceError::Nothing { path: folder.to_owned() });
     }
     paths.sort();
     Ok(paths)
 }
 
 impl Scenario {
-    /// The recording named `name`, for example `8.0.2-noop`.
+    /// The project's recording named `name`, for example `8.0.2-noop`.
     ///
     /// # Errors
     /// [`TraceError`] if there is none or it is malformed.
     pub fn load(name: &str) -> Result<Self, TraceError> {
-        Self::read(&folder().join(format!("{name}.jsonl")))
+        Self::read(&own_folder().join(format!("{name}.jsonl")))
     }
 
-    /// All recordings.
+    /// All recordings of [`folder`]: one at least.
     ///
     /// # Errors
-    /// [`TraceError`] if one is malformed.
+    /// [`TraceError`] if there is none or one is malformed.
     pub fn load_all() -> Result<Vec<Self>, TraceError> {
         paths()?.iter().map(|path| Self::read(path)).collect()
     }
@@ -201,4 +225,27 @@ fn parse_event(line: &str) -> Result<Event, String> {
         _ => return Err("neither a packet nor the end of a connection".to_owned()),
     };
     Ok(Event { conn: line.conn, kind })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_without_recordings_is_an_error() {
+        let no_recordings = paths_in(&tests_folder("vectors"));
+        assert!(matches!(no_recordings, Err(TraceError::Nothing { .. })), "{no_recordings:?}");
+        let no_folder = paths_in(&tests_folder("no such folder"));
+        assert!(matches!(no_folder, Err(TraceError::Read { .. })), "{no_folder:?}");
+        assert!(!paths_in(&own_folder()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_a_line_says_besides_its_packet_does_not_matter() {
+        let line = r#"{"dir": "s2c", "conn": 3, "hex": "8155", "time": 1.5}"#;
+        let event = parse_event(line).unwrap();
+        assert_eq!((event.conn, event.kind), (3, EventKind::ServerPacket(vec![0x81, 0x55])));
+        assert!(parse_event(r#"{"dir": "s2c"}"#).is_err());
+        assert!(parse_event(r#"{"dir": "c2s", "eof": true}"#).is_err());
+    }
 }

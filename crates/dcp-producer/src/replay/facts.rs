@@ -8,7 +8,10 @@ use dcp_wire::message::{GetAllVbSeqnos, SnapshotMarker, StreamRequest, VbucketSt
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status};
 
 use super::shown::shown;
-use crate::{ConnectionConfig, OsoBackfill, ServerVersion};
+use crate::{ConnectionConfig, OsoBackfill, ProducerOptions, ServerVersion};
+
+/// vBuckets of the largest bucket.
+const MOST_VBUCKETS: u16 = 1024;
 
 /// Bits of a snapshot marker: from disk; begins a checkpoint.
 const DISK: u32 = 0x02;
@@ -32,7 +35,7 @@ pub(super) struct Facts {
     pub(super) replicas: BTreeSet<u16>,
     /// vBuckets with streams.
     pub(super) streamed: BTreeSet<u16>,
-    /// Whether the node knows a cluster map.
+    /// Whether the node knows a cluster map from the beginning.
     pub(super) has_map: bool,
     /// Seqno of each vBucket after which everything left memory.
     pub(super) evictions: BTreeMap<u16, u64>,
@@ -70,14 +73,14 @@ impl Facts {
             ephemeral: what.contains("ephemeral bucket"),
             passive_compression: what.contains("compression_mode=passive"),
             forces_oso: what.contains("dcp_oso_backfill=enabled"),
-            idle_timeout: what.contains("dcp_idle_timeout=4").then(|| Duration::from_secs(4)),
-            crashes: what.contains("SIGKILLed and restarted"),
+            idle_timeout: number_after(what, "dcp_idle_timeout=").map(Duration::from_secs),
+            crashes: what.contains("SIGKILL") && what.contains("restarted"),
             fails_over: what.contains("(failover)"),
             drops_bucket: what.contains("bucket deleted"),
             vbuckets: present(scenario, &answers),
             replicas: replicas(&answers),
             streamed: streams.iter().map(|stream| stream.vbid).collect(),
-            has_map: what.contains("cluster map rev") || scenario.name.contains("-sdk-"),
+            has_map: has_map(&answers),
             evictions: evictions(&streams),
             purges: purged.map(purged_after).collect(),
             purge_seqno,
@@ -87,6 +90,14 @@ impl Facts {
     /// The node closes connections that say nothing for long.
     pub(super) fn is_idle(&self) -> bool {
         self.idle_timeout.is_some()
+    }
+
+    /// How many vBuckets the bucket needs to have all that are streamed or there.
+    pub(super) fn count(&self) -> u16 {
+        let named = self.vbuckets.iter().flatten().chain(&self.streamed);
+        let highest = named.copied().filter(|&vbid| vbid < MOST_VBUCKETS).max();
+        let needed = highest.map_or(0, |highest| (highest + 1).next_power_of_two());
+        needed.max(ProducerOptions::default().vbuckets)
     }
 
     /// How the recorded server was configured.
@@ -100,6 +111,13 @@ impl Facts {
             ..usual
         }
     }
+}
+
+/// The number that follows some words.
+fn number_after(text: &str, words: &str) -> Option<u64> {
+    let (_, rest) = text.split_once(words)?;
+    let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..end].parse().ok()
 }
 
 pub(super) fn version(server: &str) -> ServerVersion {
@@ -159,6 +177,19 @@ fn present(scenario: &Scenario, answers: &[Answered<'_>]) -> Option<BTreeSet<u16
         }
     }
     Some(present)
+}
+
+/// Whether an answer holds a cluster map before any is set.
+fn has_map(answers: &[Answered<'_>]) -> bool {
+    let set = |answer: &&Answered<'_>| {
+        answer.request.header.opcode == Opcode::SET_CLUSTER_CONFIG && answer.status.is_success()
+    };
+    let before = answers.iter().take_while(|answer| !set(answer));
+    before.into_iter().any(|answer| {
+        let tells = answer.request.header.opcode == Opcode::GET_CLUSTER_CONFIG
+            && answer.status.is_success();
+        (tells || answer.status == Status::NOT_MY_VBUCKET) && !answer.value.is_empty()
+    })
 }
 
 /// vBuckets that are replicas from the beginning: streams that want an active one are refused, or

@@ -73,24 +73,25 @@ fn number(value: &Value) -> u64 {
 }
 
 /// Gives recordings that do not write their KV operations down those of another one of the same
-/// series and the same bucket.
+/// bucket.
 pub(super) fn share_operations(scenarios: &mut [Scenario]) {
-    let series =
-        |scenario: &Scenario| scenario.name.rsplit_once('-').map(|(series, _)| series.to_owned());
     let is_null = |scenario: &Scenario| scenario.expected["kv_ops"].is_null();
     for at in 0..scenarios.len() {
         let scenario = &scenarios[at];
         if !is_null(scenario) || !scenario.expected.is_object() {
             continue;
         }
-        let logs = shown(scenario).into_values().flat_map(|shown| shown.logs).flatten();
-        let vbuuids: Vec<u64> = logs.map(|(vbuuid, _)| vbuuid).collect();
+        let shown = shown(scenario);
+        let logs = shown.values().flat_map(|shown| &shown.logs).flatten();
+        let vbuuids: Vec<u64> = logs.map(|(vbuuid, _)| *vbuuid).collect();
         let same_bucket = |other: &&Scenario| {
             let ops = other.expected["kv_ops"].as_array();
-            ops.is_some_and(|ops| ops.iter().any(|op| vbuuids.contains(&number(&op["vbuuid"]))))
+            let ops = ops.map_or(&[][..], Vec::as_slice);
+            ops.iter().any(|op| vbuuids.contains(&number(&op["vbuuid"])))
+                && ops.iter().all(|op| agrees(op, &shown))
         };
-        let mut others = scenarios.iter().filter(|other| series(other) == series(scenario));
-        let Some(other) = others.find(same_bucket).map(|other| other.expected.clone()) else {
+        let Some(other) = scenarios.iter().find(same_bucket).map(|other| other.expected.clone())
+        else {
             continue;
         };
         for name in ["kv_ops", "manifests", "manifest"] {
@@ -99,6 +100,15 @@ pub(super) fn share_operations(scenarios: &mut [Scenario]) {
             }
         }
     }
+}
+
+/// Whether streams show an operation as it was, if they show its seqno at all.
+fn agrees(op: &Value, shown: &BTreeMap<u16, Shown>) -> bool {
+    let vbid = op["vb"].as_u64().and_then(|vbid| u16::try_from(vbid).ok());
+    let shown = vbid.and_then(|vbid| shown.get(&vbid));
+    let item = op["seqno"].as_u64().and_then(|seqno| shown?.items.get(&seqno));
+    let (Some(item), Some(key)) = (item, op["key"].as_str().map(bytes)) else { return true };
+    item.raw_key == key || item.key == key || item.key[1..] == key
 }
 
 /// The steps of each vBucket.

@@ -187,18 +187,29 @@ impl Replay<'_> {
             _ => None,
         });
         if let Some(vbid) = next.and_then(|packet| state_changed(&packet)) {
-            self.change_state(vbid);
+            self.change_state(at, vbid);
             self.settle().await;
         }
     }
 
-    fn change_state(&self, vbid: u16) {
-        if self.scenario.name.ends_with("replica") {
-            self.stage.set_state(vbid, VBucketState::Replica);
-        } else if self.scenario.name.ends_with("vb-deleted") {
-            self.stage.drop_vbucket(vbid);
-        } else {
-            self.stage.set_state(vbid, VBucketState::Dead);
+    /// A vBucket became what a later request says: a replica can be streamed, one that is dead or
+    /// gone cannot.
+    fn change_state(&self, at: usize, vbid: u16) {
+        let mut later = (at + 1..self.scenario.events.len()).filter(|&later| {
+            let packet = self.scenario.events[later].packet();
+            let request = packet.and_then(frame);
+            request.is_some_and(|frame| {
+                StreamRequest::decode(&frame).is_ok_and(|request| request.vbid.0 == vbid)
+            })
+        });
+        let answer = later.next().and_then(|asked| self.answer_of(asked));
+        match answer {
+            Some((status, _)) if status.is_success() => {
+                self.stage.set_state(vbid, VBucketState::Replica);
+            }
+            // To clients that is the same as a dead one.
+            _ if self.scenario.name.ends_with("vb-deleted") => self.stage.drop_vbucket(vbid),
+            _ => self.stage.set_state(vbid, VBucketState::Dead),
         }
     }
 
@@ -220,7 +231,7 @@ impl Replay<'_> {
             && self.stage.is_alive(vbid)
         {
             self.settle().await;
-            self.change_state(vbid);
+            self.change_state(at, vbid);
             self.settle().await;
         }
         let client = self.clients.get_mut(&conn).unwrap();

@@ -47,6 +47,7 @@ impl Stage {
         let options = ProducerOptions {
             username: USER.0.to_owned(),
             password: USER.1.to_owned(),
+            vbuckets: facts.count(),
             nodes: 1 + copies,
             replicas: u8::from(facts.fails_over),
             ephemeral: facts.ephemeral,
@@ -57,7 +58,8 @@ impl Stage {
         };
         let producer = Producer::start(options).await.unwrap();
         producer.set_dcp_config(facts.dcp_config());
-        let nodes = producer.copies_of(Vbid(0)).unwrap();
+        let vbid = facts.streamed.first().copied().filter(|&vbid| vbid < facts.count());
+        let nodes = producer.copies_of(Vbid(vbid.unwrap_or_default())).unwrap();
         let stage = Self {
             producer,
             histories: histories(scenario),

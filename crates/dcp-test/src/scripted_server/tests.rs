@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Duration, timeout};
 
 use super::*;
-use crate::traces::EventKind;
+use crate::traces::{self, EventKind};
 
 const FEATURES: [Feature; 6] = [
     Feature::XATTR,
@@ -257,7 +257,8 @@ async fn every_recording_plays_all_its_streams() {
             streams += left;
         }
     }
-    assert!(streams > 0);
+    // Other recordings may be of other things.
+    assert!(streams > 0 || !traces::is_own_folder());
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Descriptions of packets.
 
-use dcp_test::traces::Scenario;
+use dcp_test::traces::{self, Scenario};
 use dcp_wire::describe::{Description, FieldValue, Keys, Packets, describe};
 use dcp_wire::message::{Sasl, StreamAddress, StreamEnd, StreamEndReason};
 use dcp_wire::sasl::encode_plain;
@@ -157,7 +157,7 @@ fn the_answer_to_hello_tells_how_keys_are_written() {
                     with_collection += 1;
                 } else {
                     assert!(
-                        frame.key.first().is_some_and(u8::is_ascii_alphabetic)
+                        frame.key.first().is_some_and(u8::is_ascii_graphic)
                             || !frame.key.is_ascii()
                     );
                     plain += 1;
@@ -165,7 +165,8 @@ fn the_answer_to_hello_tells_how_keys_are_written() {
             }
         }
     }
-    assert!(plain > 0 && with_collection > 0);
+    // Other recordings need not have both.
+    assert!((plain > 0 && with_collection > 0) || !traces::is_own_folder());
 }
 
 #[test]
