@@ -77,9 +77,16 @@ impl VBucket {
         self.newest_now(now, key).filter(|item| item.kind == ItemKind::Mutation)
     }
 
-    /// The document if it lives; nothing is done about one whose expiry has passed.
+    /// The same with its value as it is stored, which may be compressed.
+    pub(crate) fn live_as_stored(&mut self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
+        self.newest_as_stored(now, key).filter(|item| item.kind == ItemKind::Mutation)
+    }
+
+    /// The document if it lives, its value as it is stored; nothing is done about one whose expiry
+    /// has passed.
     pub(crate) fn live_if_unexpired(&self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
-        self.newest_unless_expired(now, key).filter(|item| item.kind == ItemKind::Mutation)
+        let item = self.newest(key).filter(|item| !is_expired(item, now));
+        item.filter(|item| item.kind == ItemKind::Mutation).cloned()
     }
 
     /// Newest version of the document, tombstones included; nothing is done about one whose expiry
@@ -90,9 +97,14 @@ impl VBucket {
 
     /// Newest version of the document, tombstones included; expires it if its time has passed.
     pub(crate) fn newest_now(&mut self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
-        let item = inflated(self.newest(key)?);
+        self.newest_as_stored(now, key).map(|item| inflated(&item))
+    }
+
+    /// The same with its value as it is stored, which may be compressed.
+    pub(crate) fn newest_as_stored(&mut self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
+        let item = self.newest(key).cloned()?;
         if is_expired(&item, now) {
-            self.bury(now, &item, ItemKind::Expiration);
+            self.bury(now, &inflated(&item), ItemKind::Expiration);
             return self.newest(key).cloned();
         }
         Some(item)
@@ -165,7 +177,7 @@ impl VBucket {
         Ok(self.bury(now, &item, kind))
     }
 
-    /// Changes when a document expires; returns the document as it is then.
+    /// Changes when a document expires; returns the document as it is stored then.
     pub(crate) fn touch(
         &mut self,
         now: Now,
@@ -175,7 +187,7 @@ impl VBucket {
         check_key(key)?;
         self.check_collection(key)?;
         self.check_not_prepared(key)?;
-        let item = self.live(now, key).ok_or(DocumentError::NotFound)?;
+        let item = self.live_as_stored(now, key).ok_or(DocumentError::NotFound)?;
         let expiry = self.limited_expiry(now, key, expiry);
         if item.expiry == expiry {
             return Ok(item);

@@ -1,5 +1,7 @@
 //! Reading and writing documents.
 
+use std::sync::Arc;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use dcp_proto::producer::{Item, ItemKind, VBucketState};
 use dcp_wire::message::{MutationToken, Store, Touch};
@@ -7,7 +9,7 @@ use dcp_wire::{Cas, Datatype, Frame, Opcode, Status, snappy, xattr};
 
 use super::command::Command;
 use super::failure::Failure;
-use crate::bucket::{Condition, DocumentWrite, MAX_VALUE_LEN, Written};
+use crate::bucket::{Condition, DocumentWrite, MAX_VALUE_LEN, Written, inflated};
 use crate::{DocumentError, value};
 
 /// Body of a document and its xattr section, as parts of its value.
@@ -25,7 +27,7 @@ impl Command<'_, '_> {
     pub(super) fn get(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, false)?;
         let (key, now) = (self.key()?, self.now);
-        let item = self.with_vbucket(|vbucket| vbucket.live(now, key))?;
+        let item = self.with_vbucket(|vbucket| vbucket.live_as_stored(now, key))?;
         let item = item.ok_or(Status::KEY_ENOENT)?;
         self.send_document(&item)
     }
@@ -42,8 +44,12 @@ impl Command<'_, '_> {
         self.send_document(&item)
     }
 
-    fn send_document(&mut self, item: &Item) -> Result<(), Failure> {
-        let (body, _) = split_xattrs(item);
+    /// Sends a document as it is stored: compressed, if it is, to a client that agreed on that.
+    /// One with xattrs is compressed as a whole, of which the body is no part.
+    fn send_document(&mut self, stored: &Arc<Item>) -> Result<(), Failure> {
+        let as_stored = self.session.features.snappy && !stored.datatype.contains(Datatype::XATTR);
+        let item = if as_stored { Arc::clone(stored) } else { inflated(stored) };
+        let (body, _) = split_xattrs(&item);
         let mut datatype = item.datatype.without(Datatype::XATTR);
         if !self.session.features.json {
             datatype = datatype.without(Datatype::JSON);

@@ -173,6 +173,45 @@ async fn compressed_values_are_inflated_and_forged_ones_refused() {
 }
 
 #[tokio::test]
+async fn a_value_stored_compressed_is_read_so_by_those_who_agreed_on_it() {
+    let producer = start(|options| options.keeps_compressed = true).await;
+    let (mut client, key) = client_and_key(&producer).await;
+    let document = [br#"{"pad":""#, &[b'a'; 1000][..], br#""}"#].concat();
+    let compressed = snappy::compress(&document).unwrap();
+    let extras = store_extras(0);
+    let write = Frame::request(Opcode::SET).with_key(&key).with_extras(&extras);
+    let both = Datatype::JSON.with(Datatype::SNAPPY);
+    client.succeed(write.with_datatype(both).with_value(&compressed)).await;
+
+    let without_json = [Feature::XERROR, Feature::SNAPPY, Feature::COLLECTIONS];
+    let without_snappy = [Feature::XERROR, Feature::JSON, Feature::COLLECTIONS];
+    let ways: [(&[Feature], Datatype, &[u8]); 3] = [
+        (ALL, both, &compressed),
+        (&without_json, Datatype::SNAPPY, &compressed),
+        (&without_snappy, Datatype::JSON, &document),
+    ];
+    for (features, datatype, value) in ways {
+        let mut reader = RawClient::ready(&producer, 0, features).await;
+        // The second time with an expiry, which is no reason to store it otherwise.
+        let touch = Frame::request(Opcode::GET_AND_TOUCH).with_extras(&[0, 0, 0x10, 0]);
+        for read in [Frame::request(Opcode::GET), touch, Frame::request(Opcode::GET)] {
+            let got = reader.succeed(read.with_key(&key)).await;
+            assert_eq!(got.frame().header.datatype, datatype, "{features:?}");
+            assert_eq!(got.frame().value, value, "{features:?}");
+        }
+    }
+    let get_meta = Frame::request(Opcode::GET_META).with_key(&key).with_extras(&[2]);
+    assert_eq!(client.succeed(get_meta).await.frame().extras[20], both.0, "as it is stored");
+
+    // Whoever changes it in part gets at what it says, and stores it as written.
+    let append = Frame::request(Opcode::APPEND).with_key(&key);
+    client.succeed(append.with_value(b" ")).await;
+    let got = client.succeed(Frame::request(Opcode::GET).with_key(&key)).await;
+    assert_eq!(got.frame().value, [&document[..], b" "].concat());
+    assert_eq!(got.frame().header.datatype, Datatype::JSON);
+}
+
+#[tokio::test]
 async fn writes_with_metadata_keep_it_and_resolve_conflicts() {
     let producer = start_one().await;
     let (mut client, key) = client_and_key(&producer).await;
