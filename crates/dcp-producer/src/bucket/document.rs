@@ -321,7 +321,8 @@ impl VBucket {
         if expiry == 0 { latest } else { expiry.min(latest) }
     }
 
-    pub(super) fn check_collection(&self, key: DocKey<'_>) -> Result<(), DocumentError> {
+    /// Refuses keys of collections the vBucket does not have.
+    pub(crate) fn check_collection(&self, key: DocKey<'_>) -> Result<(), DocumentError> {
         if self.collections.contains(key.collection_id) {
             return Ok(());
         }

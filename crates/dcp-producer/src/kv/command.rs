@@ -240,6 +240,16 @@ impl<'a, 'f> Command<'a, 'f> {
         bucket.with_active_on(node, self.vbid(), op).ok_or(Failure::NotMyVbucket)
     }
 
+    /// Works on the vBucket the request is about, which must have the collection of the key.
+    pub(super) fn with_collection<T>(
+        &mut self,
+        key: DocKey<'_>,
+        op: impl FnOnce(&mut VBucket) -> T,
+    ) -> Result<T, Failure> {
+        let checked = |vbucket: &mut VBucket| vbucket.check_collection(key).map(|()| op(vbucket));
+        Ok(self.with_vbucket(checked)??)
+    }
+
     /// Works on this node's copy of the vBucket the request is about, active or not.
     pub(super) fn with_copy<T>(
         &mut self,

@@ -21,6 +21,7 @@ impl Command<'_, '_> {
         let increment = self.frame.header.opcode == Opcode::INCREMENT;
         let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
         let (written, number) = self.with_vbucket(|vbucket| {
+            vbucket.check_collection(key)?;
             let item = vbucket.live(now, key);
             let (number, section, flags, expiry) = match &item {
                 Some(item) => {

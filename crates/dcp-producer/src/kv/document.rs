@@ -27,7 +27,7 @@ impl Command<'_, '_> {
     pub(super) fn get(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, false)?;
         let (key, now) = (self.key()?, self.now);
-        let item = self.with_vbucket(|vbucket| vbucket.live_as_stored(now, key))?;
+        let item = self.with_collection(key, |vbucket| vbucket.live_as_stored(now, key))?;
         let item = item.ok_or(Status::KEY_ENOENT)?;
         self.send_document(&item)
     }
@@ -38,9 +38,11 @@ impl Command<'_, '_> {
         let (key, now) = (self.key()?, self.now);
         let item = self.with_copy(|vbucket| {
             let is_replica = vbucket.state == VBucketState::Replica;
-            is_replica.then(|| vbucket.live_if_unexpired(now, key))
+            let read =
+                || vbucket.check_collection(key).map(|()| vbucket.live_if_unexpired(now, key));
+            is_replica.then(read)
         })?;
-        let item = item.ok_or(Failure::NotMyVbucket)?.ok_or(Status::KEY_ENOENT)?;
+        let item = item.ok_or(Failure::NotMyVbucket)??.ok_or(Status::KEY_ENOENT)?;
         self.send_document(&item)
     }
 
@@ -133,6 +135,7 @@ impl Command<'_, '_> {
         let prepend = self.frame.header.opcode == Opcode::PREPEND;
         let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
         let written = self.with_vbucket(|vbucket| {
+            vbucket.check_collection(key)?;
             let Some(item) = vbucket.live(now, key) else {
                 return Err(Failure::Status(Status::NOT_STORED));
             };

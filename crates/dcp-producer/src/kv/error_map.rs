@@ -8,28 +8,33 @@ use serde_json::{Map, Value, json};
 use super::command::Command;
 use super::failure::Failure;
 
-/// Version of the map's form.
+/// Newest version of the map's form.
 const VERSION: u16 = 2;
 /// Grows with each change to the map's contents.
 const REVISION: u16 = 1;
 
 impl Command<'_, '_> {
     pub(super) fn error_map(&mut self) -> Result<(), Failure> {
-        static MAP: LazyLock<String> = LazyLock::new(|| error_map().to_string());
+        static MAPS: LazyLock<[String; 2]> =
+            LazyLock::new(|| [1, VERSION].map(|version| error_map(version).to_string()));
         if !self.frame.extras.is_empty() || !self.frame.key.is_empty() {
             return Err(Failure::Invalid("the request must not have extras or a key"));
         }
         let version = <[u8; 2]>::try_from(self.frame.value)
             .map_err(|_| Failure::Invalid("the version is two bytes"))?;
-        if u16::from_be_bytes(version) == 0 {
-            return Err(Failure::Invalid("the version is 1 or higher"));
-        }
+        // The newest one that the client knows, too.
+        let [first, newest] = &*MAPS;
+        let map = match u16::from_be_bytes(version) {
+            0 => return Err(Status::KEY_ENOENT.into()),
+            1 => first,
+            _ => newest,
+        };
         let json = self.json();
-        self.succeed(self.success().with_datatype(json).with_value(MAP.as_bytes()))
+        self.succeed(self.success().with_datatype(json).with_value(map.as_bytes()))
     }
 }
 
-fn error_map() -> Value {
+fn error_map(version: u16) -> Value {
     let mut errors = Map::new();
     for &status in Status::KNOWN {
         let (description, attributes) = describe(status);
@@ -37,7 +42,7 @@ fn error_map() -> Value {
         let entry = json!({"name": name, "desc": description, "attrs": attributes});
         errors.insert(format!("{:x}", status.0), entry);
     }
-    json!({"version": VERSION, "revision": REVISION, "errors": errors})
+    json!({"version": version, "revision": REVISION, "errors": errors})
 }
 
 /// What a status means and what a client that does not know it should do.

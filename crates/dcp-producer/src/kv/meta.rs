@@ -17,7 +17,7 @@ impl Command<'_, '_> {
             Some(_) => return Err(Failure::Invalid("the version is 1 or 2")),
         };
         let (key, now) = (self.key()?, self.now);
-        let item = self.with_vbucket(|vbucket| vbucket.newest_as_stored(now, key))?;
+        let item = self.with_collection(key, |vbucket| vbucket.newest_as_stored(now, key))?;
         let item = item.ok_or(Status::KEY_ENOENT)?;
         let live = item.kind == ItemKind::Mutation;
         let metadata = Metadata {

@@ -350,7 +350,8 @@ async fn what_is_not_offered_is_said_so() {
     // Durability "majority", and an object nobody knows.
     client.fail(write.with_framing_extras(&[0x11, 1]), Status::NOT_SUPPORTED).await;
     client.fail(write.with_framing_extras(&[0xd0]), Status::UNKNOWN_FRAME_INFO).await;
-    client.fail(Frame::request(Opcode::GET).with_key(b"\x08key"), Status::KEY_ENOENT).await;
+    let get = Frame::request(Opcode::GET).with_key(b"\x08key");
+    client.fail(get, Status::UNKNOWN_COLLECTION).await;
     let elsewhere = Frame::request(Opcode::SET).with_key(b"\x08key").with_extras(&extras);
     let refused = client.fail(elsewhere.with_value(b"1"), Status::UNKNOWN_COLLECTION).await;
     let said: serde_json::Value = serde_json::from_slice(refused.frame().value).unwrap();

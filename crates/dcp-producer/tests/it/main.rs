@@ -12,6 +12,7 @@ mod fault_rules;
 mod faults;
 mod http;
 mod limits;
+mod neighbours;
 mod raw_client;
 mod seqnos;
 mod streams;

@@ -143,13 +143,20 @@ impl Command<'_, '_> {
         }
         let (key, now) = (self.key()?, self.now);
         let (item, vbuuid) = if flags & doc_flag::REPLICA_READ == 0 {
-            self.with_vbucket(|vbucket| (vbucket.newest_now(now, key), vbucket.vbuuid()))?
+            self.with_collection(key, |vbucket| (vbucket.newest_now(now, key), vbucket.vbuuid()))?
         } else {
             let read = self.with_copy(|vbucket| {
                 let is_replica = vbucket.state == VBucketState::Replica;
-                is_replica.then(|| (vbucket.newest_unless_expired(now, key), vbucket.vbuuid()))
+                let read = || {
+                    vbucket.check_collection(key)?;
+                    Ok::<_, DocumentError>((
+                        vbucket.newest_unless_expired(now, key),
+                        vbucket.vbuuid(),
+                    ))
+                };
+                is_replica.then(read)
             })?;
-            read.ok_or(Failure::NotMyVbucket)?
+            read.ok_or(Failure::NotMyVbucket)??
         };
         let item = item.ok_or(Status::KEY_ENOENT)?;
         if item.kind != ItemKind::Mutation && flags & doc_flag::ACCESS_DELETED == 0 {
@@ -184,7 +191,7 @@ impl Command<'_, '_> {
             expiry: now.absolute_expiry(expiry.unwrap_or(0)),
             preserve_expiry: options.preserve_expiry,
         };
-        self.with_vbucket(|vbucket| request.apply(now, vbucket))?
+        self.with_collection(request.key, |vbucket| request.apply(now, vbucket))?
     }
 }
 
