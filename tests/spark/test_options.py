@@ -37,7 +37,12 @@ def test_names_are_taken_in_any_case():
 
 @pytest.mark.parametrize(
     ("wrong", "nearest"),
-    [("vbucket", "vbuckets"), ("startOffsets", "startingOffsets"), ("passwort", "password")],
+    [
+        ("vbucket", "vbuckets"),
+        ("startOffsets", "startingOffsets"),
+        ("passwort", "password"),
+        ("compress", "compressed"),
+    ],
 )
 def test_an_unknown_option_is_refused_with_the_nearest_name(wrong, nearest):
     with pytest.raises(ConfigError, match=f"no option {wrong}; did you mean {nearest}?"):
@@ -57,6 +62,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(wrong, nearest):
         ("collections", "a.b, c.d", "collections", ("a.b", "c.d")),
         ("columns", ["op", "key"], "columns", ("op", "key")),
         ("includeXattrs", True, "include_xattrs", True),
+        ("compressed", "TRUE", "compressed", True),
         ("startingOffsets", "EARLIEST", "starting_offsets", "earliest"),
         ("metadata", "Full", "metadata", "full"),
         ("scope", None, "scope", None),

@@ -77,6 +77,35 @@ def test_the_schema_is_exactly_that_of_the_batches(spark, options, load, more):
     assert changes(spark, chosen).count() == 20
 
 
+@pytest.mark.parametrize("through", ["mapInArrow", "format", "read_split"])
+def test_documents_may_come_compressed_and_the_rows_are_the_same(spark, options, producer, through):
+    for n in range(40):
+        producer.upsert(f"doc_{n}", {"n": n, "pad": "x" * 1000})
+    settings = {"opcode": "DCP_CONTROL", "direction": "to_server"}
+    producer.set_faults([{"condition": settings, "reaction": {"delay": {"seconds": 0}}}])
+
+    def rows(**more):
+        chosen = options | {"metadata": "full", "numPartitions": "1"} | more
+        if through == "read_split":
+            batches = [b for s in dcp_rs.spark.splits(chosen) for b in dcp_rs.spark.read_split(s)]
+            found = [tuple(map(str, row.values())) for b in batches for row in b.to_pylist()]
+        elif through == "format":
+            dcp_rs.spark.register(spark)
+            frame = spark.read.format("couchbase.dcp").options(**chosen).load()
+            found = [tuple(map(str, row)) for row in frame.collect()]
+        else:
+            found = [tuple(map(str, row)) for row in changes(spark, chosen).collect()]
+        (asked,) = producer.fault_counts()
+        return sorted(found), asked
+
+    plain, without = rows()
+    again, both = rows(compressed="true")
+    assert len(plain) == 40
+    assert again == plain
+    # One setting more for each connection that reads: one for each node that has documents.
+    assert both - without == without + producer.num_nodes
+
+
 def test_all_tasks_share_the_bound_of_the_plan(spark, options, producer, load):
     load(200)
     task = dcp_rs.spark.map_in_arrow(options)

@@ -102,6 +102,9 @@ class ReadOptions:
     """Most bytes of a batch, as `4194304` or `4m`; the engine's default if not given."""
     flow_control_buffer_bytes: int | None = None
     """Most bytes in flight per connection; the engine's default if not given."""
+    compressed: bool = False
+    """Whether to ask the server to send documents compressed that get smaller by it, which costs
+    both ends processor time and pays on a slow network. The rows are the same."""
     worker_gc_freeze: bool = True
     """Takes what is loaded out of the sight of Python's cycle collector, once per worker: Spark
     runs a full collection after every task, which otherwise looks at every module again."""
@@ -332,6 +335,7 @@ _PARSERS: dict[str, _Parser] = {
     "batch_rows": _within(_number, 1, 10_000_000),
     "collections": _names,
     "columns": _names,
+    "compressed": _boolean,
     "connect_timeout": _seconds,
     "document_schema": _document_schema,
     "ending_offsets": _offsets("latest"),

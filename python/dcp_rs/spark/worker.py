@@ -223,6 +223,7 @@ def _content(options: ReadOptions) -> dict[str, Any]:
         "scope": options.scope,
         "collections": list(options.collections) if options.collections is not None else None,
         "on_rollback": options.on_rollback,
+        "compressed": options.compressed,
     }
     limits = {
         "batch_rows": options.batch_rows,
