@@ -18,3 +18,9 @@ rows!(takeovers, "takeover.json": fc_25);
 rows!(requests, "requests.json":
     sr_20 sr_55 sr_56 sr_58 sr_59 op_10 op_20 fc_17 fc_18 fc_23 fc_24 fc_30 fc_31 fc_32 fc_33 fc_40 ct_28
     cm_29);
+
+// Our own: what lies next to the rows of the tables.
+rows!(neighbours, "neighbours.json":
+    near_01 near_02 near_03 near_04 near_05 near_06 near_07 near_08 near_09 near_10 near_11 near_12
+    near_13 near_14 near_15 near_16 near_17 near_18 near_19 near_20 near_21 near_22 near_23 near_24
+    near_25 near_26 near_27 near_28 near_29 near_30);
