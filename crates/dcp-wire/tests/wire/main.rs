@@ -5,6 +5,7 @@ mod describe;
 mod facts;
 mod framing;
 mod golden_packets;
+mod layouts;
 mod malformed;
 mod properties;
 mod snapshot_markers;
