@@ -1,6 +1,8 @@
 """Packets recorded from real servers, shown."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +11,10 @@ from dcp_rs.exceptions import ConfigError, ProtocolError
 from dcp_rs.packets import Decoder
 from reading import TRACES
 
-TRACE_FILES = sorted(TRACES.glob("*.jsonl"))
+# Another folder's recordings are judged by their packets; names are known of the project's only.
+FOLDER = Path(os.environ.get("DCP_TRACES", TRACES))
+IS_OWN_FOLDER = FOLDER.resolve() == TRACES.resolve()
+TRACE_FILES = sorted(FOLDER.glob("*.jsonl"))
 
 
 MAGICS = {0x08, 0x18, 0x80, 0x81, 0x82, 0x83}
@@ -42,7 +47,7 @@ def decoded(path):
 
 
 def test_there_are_traces():
-    assert len(TRACE_FILES) > 100
+    assert len(TRACE_FILES) > (100 if IS_OWN_FOLDER else 0)
 
 
 @pytest.mark.parametrize("path", TRACE_FILES, ids=lambda path: path.stem)
@@ -50,13 +55,14 @@ def test_every_recorded_packet_is_understood(path):
     count = 0
     for line, packet in decoded(path):
         count += 1
+        on_purpose = "errors" in path.stem if IS_OWN_FOLDER else line["dir"] == "c2s"
         raw = bytes.fromhex(line["hex"])
         assert packet.size == len(raw)
         assert packet.opcode == raw[1]
         assert raw.endswith(packet.extras + packet.key + packet.value)
         assert "\n" not in str(packet)
         json.dumps(packet.to_dict())
-        if "errors" not in path.stem:
+        if not on_purpose:
             assert packet.error is None, str(packet)
     assert len(recorded(path)) - 1 <= count > 0
 
