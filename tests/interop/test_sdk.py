@@ -129,6 +129,16 @@ def test_documents_are_written_over_tls(open_cluster):
         assert streamed(producer) == documents
 
 
+def test_what_the_sdk_compressed_it_reads_as_it_was(open_cluster):
+    with Producer(nodes=1, vbuckets=4, keeps_compressed=True) as producer:
+        documents = open_cluster(producer).bucket("default").default_collection()
+        large = {"pad": "abc" * 2000}
+        documents.upsert("large", large)
+        assert documents.get("large").content_as[dict] == large
+        assert documents.touch("large", timedelta(hours=1)).cas
+        assert documents.get("large").content_as[dict] == large
+
+
 def test_another_session_goes_on_where_the_first_ended(producer, open_cluster):
     first = open_cluster(producer)
     documents = write(first.bucket("default").default_collection(), 50)
