@@ -11,10 +11,11 @@ use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, TableOptions, TableSche
 use dcp_benches::Error;
 use dcp_benches::drain::{Target, drain};
 use dcp_benches::frames::{KEY_LEN, Shape, frame_len, json_value};
+use dcp_benches::listening::may_choose;
 use dcp_benches::machine::default_congestion_control;
 use dcp_benches::measure::{Case, Options, WallClock, compare};
 use dcp_benches::report::{Group, run};
-use dcp_benches::sender::{self, Sender, may_choose};
+use dcp_benches::sender::{self, Sender};
 use dcp_consumer::{Client, ConnectOptions, Credentials, End, StreamOptions};
 use dcp_producer::{Producer, ProducerOptions, WriteOptions};
 use dcp_wire::{Seqno, Vbid};

@@ -11,6 +11,7 @@ pub mod drain;
 pub mod drive;
 pub mod footprint;
 pub mod frames;
+pub mod listening;
 pub mod machine;
 pub mod measure;
 pub mod report;

@@ -2,7 +2,7 @@
 //! and then does nothing but write, so that it is no limit a client could be measured against.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,10 +13,10 @@ use dcp_wire::{
     Datatype, Feature, Frame, Header, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid,
 };
 use serde_json::json;
-use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::Error;
 use crate::frames::{Frames, STAMPED_LEN, Shape, marked_len};
+use crate::listening::listen;
 
 /// Name of the bucket the node has.
 pub const BUCKET: &str = "frames";
@@ -31,15 +31,7 @@ pub const PASSWORD: &str = "only for loopback";
 const MECHANISM: Mechanism = Mechanism::ScramSha1;
 
 /// Largest single write in bytes: smaller ones cost the sender more than everything else.
-const WRITE_LEN: usize = 256 * 1024;
-
-/// Whether this process may choose the congestion control `name` for its sockets.
-#[must_use]
-pub fn may_choose(name: &str) -> bool {
-    Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
-        .and_then(|socket| socket.set_tcp_congestion(name.as_bytes()))
-        .is_ok()
-}
+pub(crate) const WRITE_LEN: usize = 256 * 1024;
 
 /// A node whose every DCP connection sends the same stream: `passes` passes of the frames on all
 /// vBuckets, then the ends of the streams.
@@ -73,7 +65,7 @@ impl Sender {
         passes: u64,
         congestion_control: Option<&str>,
     ) -> Result<Self, Error> {
-        Self::listen(shape, passes, None, congestion_control)
+        Self::serve(shape, passes, None, congestion_control)
     }
 
     /// As [`start`](Self::start), but sends one mutation at a time, `interval` apart, in whose value
@@ -87,25 +79,16 @@ impl Sender {
         }
         // One mutation of each vBucket.
         let shape = Shape { pass_bytes: 0, ..shape };
-        Self::listen(shape, passes, Some(interval), None)
+        Self::serve(shape, passes, Some(interval), None)
     }
 
-    fn listen(
+    fn serve(
         shape: Shape,
         passes: u64,
         interval: Option<Duration>,
         congestion_control: Option<&str>,
     ) -> Result<Self, Error> {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
-        if let Some(name) = congestion_control {
-            socket.set_tcp_congestion(name.as_bytes())?;
-        }
-        let in_force = socket.tcp_congestion()?;
-        let in_force = in_force.split(|&byte| byte == 0).next().unwrap_or_default();
-        let congestion_control = String::from_utf8_lossy(in_force).into_owned();
-        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
-        socket.listen(16)?;
-        let listener = TcpListener::from(socket);
+        let (listener, congestion_control) = listen(congestion_control)?;
         let address = listener.local_addr()?;
         let frames = Frames::new(shape)?;
         let plan = Plan {
