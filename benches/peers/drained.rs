@@ -9,7 +9,7 @@ use dcp_wire::{Seqno, Vbid};
 use serde_json::{Value, json};
 
 /// Takes the job of the first line of standard input, begins at the second, and prints what went
-/// by as a JSON line.
+/// by as a JSON line; waits for the end of its input, as `count` does.
 pub(crate) fn drained() -> Result<(), Error> {
     let mut lines = std::io::stdin().lock().lines();
     let job: Value = serde_json::from_str(&lines.next().ok_or("there is no job")??)?;
@@ -31,5 +31,7 @@ pub(crate) fn drained() -> Result<(), Error> {
     let drained = drain(&target)?;
     let seconds = drained.elapsed.as_secs_f64();
     let told = json!({"line": "counted", "changes": drained.changes, "seconds": seconds});
-    Ok(writeln!(std::io::stdout(), "{told}")?)
+    writeln!(std::io::stdout(), "{told}")?;
+    lines.try_for_each(|line| line.map(drop))?;
+    Ok(())
 }

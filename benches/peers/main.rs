@@ -11,6 +11,7 @@ use dcp_benches::Error;
 use dcp_benches::machine::Machine;
 
 const USAGE: &str = "usage: peers source DOCUMENTS VALUE_LEN VBUCKETS | \
+                     recorded DOCUMENTS VALUE_LEN VBUCKETS | \
                      ready PASSES VALUE_LEN VBUCKETS | paced PASSES MICROSECONDS VBUCKETS | \
                      count | batches | drain | machine";
 
@@ -18,12 +19,14 @@ fn main() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1);
     let what = arguments.next().ok_or(USAGE)?;
     let mut number = || -> Result<u64, Error> { Ok(arguments.next().ok_or(USAGE)?.parse()?) };
+    let mut serve = |source: fn(u64, usize, u16) -> Result<(), Error>| {
+        source(number()?, usize::try_from(number()?)?, u16::try_from(number()?)?)
+    };
     match what.as_str() {
-        "source" => {
-            source::embedded(number()?, usize::try_from(number()?)?, u16::try_from(number()?)?)
-        }
-        "ready" => source::ready(number()?, usize::try_from(number()?)?, u16::try_from(number()?)?),
-        "paced" => source::paced(number()?, number()?, u16::try_from(number()?)?),
+        "source" => serve(source::embedded),
+        "recorded" => serve(source::recorded),
+        "ready" => serve(source::ready),
+        "paced" => serve(source::paced),
         "count" => count::count(false),
         "batches" => count::count(true),
         "drain" => drained::drained(),

@@ -1,43 +1,99 @@
 //! What every client reads.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
 use dcp_benches::Error;
 use dcp_benches::frames::{Shape, json_value};
-use dcp_benches::sender::{self, Sender, may_choose};
+use dcp_benches::listening::may_choose;
+use dcp_benches::relay::Relay;
+use dcp_benches::sender::{self, Sender};
 use dcp_producer::{Producer, ProducerOptions, WriteOptions};
 use serde_json::{Value, json};
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 
 /// An embedded producer full of documents, all of them persisted, until standard input ends.
 pub(crate) fn embedded(documents: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
-    let mut options = ProducerOptions::default();
-    options.vbuckets = vbuckets;
-    options.memory_quota_bytes = usize::MAX;
-    let (username, password) = (options.username.clone(), options.password.clone());
-    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let producer = runtime.block_on(Producer::start(options))?;
-    let value = json_value(value_len);
-    for number in 0..documents {
-        let key = format!("key-{number:015}");
-        producer.upsert(key.as_bytes(), Bytes::from(value.clone()), WriteOptions::default())?;
-    }
-    producer.persist();
-    let connection_string = producer.connection_string();
-    let nodes: Vec<_> = connection_string.trim_start_matches("couchbase://").split(',').collect();
-    offer(&json!({
-        "connection_string": &connection_string,
-        "nodes": nodes,
-        "management": producer.management_urls(),
-        "bucket": producer.bucket_name(),
-        "username": username,
-        "password": password,
-        "documents": documents,
-    }))?;
-    runtime.block_on(producer.shutdown());
+    let full = Full::start(documents, value_len, vbuckets)?;
+    offer(&full.job)?;
+    full.shut_down();
     Ok(())
+}
+
+/// Such a producer behind a relay that sends each stream from memory when the same is asked for
+/// again. At the end it tells how many were.
+pub(crate) fn recorded(documents: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
+    let mut full = Full::start(documents, value_len, vbuckets)?;
+    let congestion_control = may_choose("reno").then_some("reno");
+    let (kv, management) = (full.address("nodes")?, full.address("management")?);
+    let relay = Relay::start(kv, management, congestion_control)?;
+    full.job["connection_string"] = json!(format!("couchbase://{}", relay.address()));
+    full.job["nodes"] = json!([relay.address()]);
+    full.job["management"] = json!([format!("http://{}", relay.management())]);
+    full.job["congestion_control"] = json!(relay.congestion_control());
+    offer(&full.job)?;
+    let relayed = relay.relayed();
+    let told = json!({
+        "forwarded": relayed.forwarded,
+        "from_memory": relayed.from_memory,
+        "bytes": relayed.bytes,
+    });
+    writeln!(std::io::stdout(), "{told}")?;
+    full.shut_down();
+    Ok(())
+}
+
+/// An embedded producer full of documents, and the job that leads to it.
+struct Full {
+    runtime: Runtime,
+    producer: Producer,
+    job: Value,
+}
+
+impl Full {
+    fn start(documents: u64, value_len: usize, vbuckets: u16) -> Result<Self, Error> {
+        let mut options = ProducerOptions::default();
+        options.vbuckets = vbuckets;
+        options.memory_quota_bytes = usize::MAX;
+        let (username, password) = (options.username.clone(), options.password.clone());
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let producer = runtime.block_on(Producer::start(options))?;
+        let value = json_value(value_len);
+        for number in 0..documents {
+            let key = format!("key-{number:015}");
+            producer.upsert(key.as_bytes(), Bytes::from(value.clone()), WriteOptions::default())?;
+        }
+        producer.persist();
+        let connection_string = producer.connection_string();
+        let nodes: Vec<_> =
+            connection_string.trim_start_matches("couchbase://").split(',').collect();
+        let high_seqnos: BTreeMap<_, _> =
+            producer.high_seqnos().into_iter().map(|(vbid, seqno)| (vbid.0, seqno.0)).collect();
+        let job = json!({
+            "connection_string": &connection_string,
+            "nodes": nodes,
+            "management": producer.management_urls(),
+            "bucket": producer.bucket_name(),
+            "username": username,
+            "password": password,
+            "documents": documents,
+            "high_seqnos": high_seqnos,
+        });
+        Ok(Self { runtime, producer, job })
+    }
+
+    /// The address of its only node in the list `name` of the job.
+    fn address(&self, name: &str) -> Result<SocketAddr, Error> {
+        let text = self.job[name][0].as_str().ok_or("the job has no address")?;
+        Ok(text.trim_start_matches("http://").parse()?)
+    }
+
+    fn shut_down(self) {
+        self.runtime.block_on(self.producer.shutdown());
+    }
 }
 
 /// A sender of ready frames, which is faster than any client, until standard input ends.
@@ -49,9 +105,9 @@ pub(crate) fn ready(passes: u64, value_len: usize, vbuckets: u16) -> Result<(), 
 
 /// A sender of one mutation of 256 B every so many microseconds, in which is when it was sent, until
 /// standard input ends.
-pub(crate) fn paced(passes: u64, microseconds: u64, vbuckets: u16) -> Result<(), Error> {
+pub(crate) fn paced(passes: u64, microseconds: usize, vbuckets: u16) -> Result<(), Error> {
     let shape = Shape { value_len: 256, vbuckets, pass_bytes: 0 };
-    offer_sender(&Sender::paced(shape, passes, Duration::from_micros(microseconds))?)
+    offer_sender(&Sender::paced(shape, passes, Duration::from_micros(microseconds as u64))?)
 }
 
 fn offer_sender(sender: &Sender) -> Result<(), Error> {

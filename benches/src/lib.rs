@@ -14,6 +14,7 @@ pub mod frames;
 pub mod listening;
 pub mod machine;
 pub mod measure;
+pub mod relay;
 pub mod report;
 pub mod sender;
 pub mod snappy;

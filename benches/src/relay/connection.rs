@@ -1,0 +1,220 @@
+//! One client's connection: two directions of packets, and a third source of them.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use dcp_proto::flow_control::counted_bytes;
+use dcp_wire::message::{BufferAck, Control};
+use dcp_wire::{Frame, Header, MAX_BODY_LEN, Opcode};
+
+use super::outbox::{Outbox, front};
+use super::ports::Ports;
+use super::recordings::{Recorder, Store, Terms};
+use crate::Error;
+use crate::sender::WRITE_LEN;
+
+/// What the directions of a connection share.
+#[derive(Debug)]
+pub(super) struct Connection {
+    /// Both, for ending them while somebody writes.
+    sockets: [TcpStream; 2],
+    to_client: Mutex<TcpStream>,
+    to_server: Mutex<TcpStream>,
+    outbox: Outbox,
+    recorder: Mutex<Recorder>,
+    store: Arc<Store>,
+    ports: Arc<Ports>,
+}
+
+impl Connection {
+    /// Relays between a client and the node at `server` until either closes its connection.
+    ///
+    /// # Errors
+    /// If the node cannot be reached or the client sends no packets.
+    pub(super) fn serve(
+        client: TcpStream,
+        server: SocketAddr,
+        store: Arc<Store>,
+        ports: Arc<Ports>,
+    ) -> Result<(), Error> {
+        let server = TcpStream::connect(server)?;
+        for socket in [&client, &server] {
+            socket.set_nodelay(true)?;
+        }
+        let connection = Arc::new(Self {
+            sockets: [client.try_clone()?, server.try_clone()?],
+            to_client: Mutex::new(client.try_clone()?),
+            to_server: Mutex::new(server.try_clone()?),
+            outbox: Outbox::default(),
+            recorder: Mutex::default(),
+            store,
+            ports,
+        });
+        connection.spawn(move |connection| {
+            read_packets(server, |packets| connection.take_of_server(packets))
+        })?;
+        let mut terms = Terms::default();
+        let result = read_packets(client, |packets| {
+            let mut rest = &*packets;
+            while let Some((frame, len)) = Frame::parse(rest, MAX_BODY_LEN)? {
+                let (packet, after) = rest.split_at(len);
+                connection.take_of_client(&frame, packet, &mut terms)?;
+                rest = after;
+            }
+            Ok(())
+        });
+        connection.close();
+        result
+    }
+
+    fn spawn(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Arc<Self>) -> Result<(), Error> + Send + 'static,
+    ) -> Result<(), Error> {
+        let connection = Arc::clone(self);
+        thread::Builder::new().name("relay".to_owned()).spawn(move || {
+            report(work(&connection));
+            connection.close();
+        })?;
+        Ok(())
+    }
+
+    /// Takes one packet of the client.
+    fn take_of_client(
+        self: &Arc<Self>,
+        frame: &Frame<'_>,
+        packet: &[u8],
+        terms: &mut Terms,
+    ) -> Result<(), Error> {
+        let opaque = frame.header.opaque;
+        if frame.header.magic.is_response() {
+            return self.write_to_server(packet);
+        }
+        terms.negotiate(frame);
+        match frame.header.opcode {
+            Opcode::DCP_OPEN => self.spawn(|connection| {
+                connection.outbox.play(|bytes| connection.write_to_client(bytes))
+            })?,
+            Opcode::DCP_CONTROL => {
+                let control = Control::decode(frame)?;
+                if control.key == Control::CONNECTION_BUFFER_SIZE.as_bytes() {
+                    self.outbox.set_limit(std::str::from_utf8(control.value)?.parse()?);
+                }
+            }
+            // The producer is told by the relay what came from it (`take_of_server`).
+            Opcode::DCP_BUFFER_ACK => {
+                self.outbox.give_back(u64::from(BufferAck::decode(frame)?.bytes));
+                return Ok(());
+            }
+            Opcode::DCP_STREAM_REQ => {
+                let terms = terms.of_stream(frame);
+                if let Some(recording) = self.store.find(&terms) {
+                    self.outbox.ask(recording, opaque);
+                    return Ok(());
+                }
+                lock(&self.recorder).begin(opaque, terms);
+            }
+            // The producer knows nothing of such a stream, and a client that is answered so
+            // would be measured at something else than the others.
+            Opcode::DCP_CLOSE_STREAM if self.outbox.is_playing() => {
+                return Err("a client closes a stream that is sent from memory".into());
+            }
+            _ => {}
+        }
+        self.outbox.pass_on();
+        self.write_to_server(packet)
+    }
+
+    /// Takes whole packets of the producer.
+    fn take_of_server(&self, packets: &mut [u8]) -> Result<(), Error> {
+        lock(&self.recorder).take(packets, &self.store)?;
+        let mut rest = packets;
+        while let Some(head) = rest.first_chunk::<{ Header::LEN }>() {
+            let header = Header::decode(head)?;
+            let packet;
+            if counted_bytes(&header) == 0 {
+                (packet, rest) = rest.split_at_mut(header.packet_len());
+                self.answer(&header, packet)?;
+            } else {
+                let reserved = self.outbox.reserve()?;
+                let mut sent = front(rest, reserved, None)?;
+                if sent.len == 0 {
+                    // Longer than all the room: it goes alone, as a producer lets it.
+                    sent = front(&mut rest[..header.packet_len()], u64::MAX, None)?;
+                }
+                self.outbox.settle(reserved, sent.counted);
+                (packet, rest) = rest.split_at_mut(sent.len);
+                self.write_to_client(packet)?;
+                let mut ack = Vec::new();
+                BufferAck { bytes: u32::try_from(sent.counted)? }.encode(&mut ack)?;
+                self.write_to_server(&ack)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes on a packet that is not of a stream, with other ports in it.
+    fn answer(&self, header: &Header, packet: &mut [u8]) -> Result<(), Error> {
+        self.ports.lead_here(&mut packet[Header::LEN..]);
+        if !header.magic.is_response() {
+            return self.write_to_client(packet);
+        }
+        self.outbox.await_turn()?;
+        self.write_to_client(packet)?;
+        self.outbox.pass_answer_on();
+        Ok(())
+    }
+
+    fn write_to_client(&self, bytes: &[u8]) -> Result<(), Error> {
+        Ok(lock(&self.to_client).write_all(bytes)?)
+    }
+
+    fn write_to_server(&self, bytes: &[u8]) -> Result<(), Error> {
+        Ok(lock(&self.to_server).write_all(bytes)?)
+    }
+
+    /// Ends all directions, of which some may wait for a socket or the window.
+    fn close(&self) {
+        self.outbox.close();
+        for socket in &self.sockets {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// Hands on the whole packets that have come, until the connection ends.
+fn read_packets(
+    mut from: TcpStream,
+    mut take: impl FnMut(&mut [u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut input = Vec::new();
+    let mut chunk = vec![0; WRITE_LEN];
+    loop {
+        let len = from.read(&mut chunk)?;
+        if len == 0 {
+            return Ok(());
+        }
+        input.extend_from_slice(&chunk[..len]);
+        // Refuses a length that no packet has.
+        Frame::wanted(&input, MAX_BODY_LEN)?;
+        let whole = front(&mut input, u64::MAX, None)?.len;
+        take(&mut input[..whole])?;
+        input.drain(..whole);
+    }
+}
+
+/// Tells what went wrong, unless it is that a peer is gone.
+pub(super) fn report(result: Result<(), Error>) {
+    if let Err(error) = result
+        && !error.is::<io::Error>()
+    {
+        // Whoever measures learns of it by the end of the connection.
+        let _ = writeln!(io::stderr(), "relay: {error}");
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
