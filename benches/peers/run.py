@@ -2,8 +2,9 @@
 
 `make bench-peers` builds the clients, runs this, and puts table and plot into the documentation.
 Every round runs each client once, one after the other, against one embedded producer (or, with
---connection-string, a server that has documents already). Nothing is written if any run fails or
-counts something else than what is there.
+--connection-string, a server that has documents already); then the same against streams that such a
+producer sent once and that are sent again from memory, which is faster than any client. Nothing of
+a group of tables is written if any of its runs fails or counts something else than what is there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ DOCUMENT = ROOT / "docs" / "performance.md"
 PLOT = ROOT / "docs" / "peers.svg"
 # What the clients have to say, which is much.
 LOG = STATE / "log" / "peers.log"
-BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 
 # java-dcp-client insists on so many.
 VBUCKETS = 1024
@@ -43,6 +43,8 @@ class Peer:
     command: list[str]
     # Whether its process reads from more than one node.
     cluster: bool = True
+    # Whether it waits for a second line before it begins.
+    waits: bool = False
 
 
 @dataclass
@@ -85,6 +87,30 @@ def start(command: list[str], core: int | None) -> subprocess.Popen[str]:
         os.sched_setaffinity(0, cores)
 
 
+@dataclass
+class Source:
+    """A program that serves the clients, and what it tells them and us."""
+
+    process: subprocess.Popen[str]
+    job: dict
+
+    @classmethod
+    def begin(cls, command: list[str], core: int | None) -> Source:
+        """Waits until it serves."""
+        process = start(command, core)
+        text = process.stdout.readline()
+        if not text:
+            sys.exit(f"the producer failed with {process.wait()}")
+        return cls(process, json.loads(text))
+
+    def end(self) -> str:
+        """Lets it end; gives what it says then."""
+        told, _ = self.process.communicate()
+        if self.process.returncode:
+            sys.exit(f"the producer failed with {self.process.returncode}")
+        return told
+
+
 def peak_mib(pid: int) -> float:
     """The most memory that a process has had resident."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -95,7 +121,7 @@ def peak_mib(pid: int) -> float:
 def run(peer: Peer, job: dict, core: int | None) -> Sample:
     """Runs a client once."""
     process = start(peer.command, core)
-    process.stdin.write(json.dumps(job) + "\n")
+    process.stdin.write(json.dumps(job) + "\n" + ("go\n" if peer.waits else ""))
     process.stdin.flush()
     counted = None
     for text in process.stdout:
@@ -175,6 +201,19 @@ def table(value: str, medians: dict[str, Sample]) -> list[str]:
     return [*lines, ""]
 
 
+def elapsed_table(value: str, samples: dict[str, list[Sample]]) -> list[str]:
+    """The elapsed times for one length of value as Markdown; the ratios are the rounds' own."""
+    ours, *others = samples
+    lines = [f"| {value} | s | changes/s | dcp_rs (Rust) is |", "|---|---|---|---|"]
+    for name in [ours, *others]:
+        seconds = middle(samples[name]).seconds
+        rounds = zip(samples[name], samples[ours], strict=True)
+        ratio = statistics.median(theirs.seconds / own.seconds for theirs, own in rounds)
+        told = "" if name == ours else f"{ratio:.1f} times"
+        lines.append(f"| {name} | {seconds:.3f} | {1 / seconds:.2f} M | {told} |")
+    return [*lines, ""]
+
+
 def first_line(*command: str) -> str:
     """The first line that a program prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -197,12 +236,13 @@ def versions() -> str:
     )
 
 
-def write_document(parts: list[str]) -> None:
-    """Replaces the figures in the documentation."""
+def write_document(group: str, parts: list[str]) -> None:
+    """Replaces a group's figures in the documentation."""
+    begin, end = f"<!-- {group}: begin -->", f"<!-- {group}: end -->"
     text = DOCUMENT.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    DOCUMENT.write_text(before + BEGIN + "\n" + "\n".join(parts) + "\n" + END + after)
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    DOCUMENT.write_text(before + begin + "\n" + "\n".join(parts) + "\n" + end + after)
 
 
 def arguments() -> argparse.Namespace:
@@ -212,6 +252,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--changes", type=int, default=1_000_000, help="of up to 1 KiB each")
     parser.add_argument("--values", type=int, nargs="+", default=[64, 256, 1024, 4096])
     parser.add_argument("--program", type=Path, required=True, help="the example `peers`, built")
+    parser.add_argument("--only", choices=["embedded", "memory"], help="one group of tables")
     parser.add_argument("--no-write", action="store_true", help="leave the documentation alone")
     parser.add_argument("--connection-string", help="of a server that has documents")
     parser.add_argument("--bucket", default="default")
@@ -232,23 +273,9 @@ def real_server(chosen: argparse.Namespace) -> dict:
     }
 
 
-def main() -> None:
-    """Measures, and writes what was measured."""
-    chosen = arguments()
-    LOG.parent.mkdir(parents=True, exist_ok=True)
-    LOG.unlink(missing_ok=True)
-    cores = sorted(os.sched_getaffinity(0))
-    # The producer has a core for itself, the client another.
-    of_source, of_client = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
-    clients = peers(chosen.program)
-    if chosen.connection_string:
-        job = real_server(chosen)
-        clients = [peer for peer in clients if peer.cluster or len(job["nodes"]) == 1]
-        samples = measure(job_of(job, None), clients, chosen.rounds, None)
-        medians = {name: middle(all_samples) for name, all_samples in samples.items()}
-        print("\n".join(table("documents of the server", medians)))
-        return
-    measure_embedded(chosen, clients, of_source, of_client)
+def changes_of(chosen: argparse.Namespace, value_len: int) -> int:
+    """How many changes of a length are read."""
+    return chosen.changes if value_len <= 1024 else chosen.changes // 2
 
 
 def measure_embedded(
@@ -258,16 +285,13 @@ def measure_embedded(
     parts, load, figures = [], [], {}
     machine = first_line(str(chosen.program), "machine")
     for value_len in chosen.values:
-        changes = chosen.changes if value_len <= 1024 else chosen.changes // 2
+        changes = changes_of(chosen, value_len)
         print(f"{changes} changes of {value_len} B")
-        command = [str(chosen.program), "source"]
-        source = start([*command, str(changes), str(value_len), str(VBUCKETS)], of_source)
-        given = json.loads(source.stdout.readline())
-        samples = measure(job_of(given, changes), clients, chosen.rounds, of_client)
+        command = [str(chosen.program), "source", str(changes), str(value_len), str(VBUCKETS)]
+        source = Source.begin(command, of_source)
+        samples = measure(job_of(source.job, changes), clients, chosen.rounds, of_client)
         load.append(f"{os.getloadavg()[0]:.1f}")
-        source.communicate()
-        if source.returncode:
-            sys.exit(f"the producer failed with {source.returncode}")
+        source.end()
         medians = {name: middle(all_samples) for name, all_samples in samples.items()}
         figures[value_len] = medians
         parts += table(f"{value_len} B", medians)
@@ -284,7 +308,68 @@ def measure_embedded(
         print("\n".join([shape, "", *parts]))
         return
     PLOT.write_text(plot(figures))
-    write_document([shape, "", *parts, "![Processor seconds by client](peers.svg)"])
+    write_document("peers", [shape, "", *parts, "![Processor seconds by client](peers.svg)"])
+
+
+def measure_memory(
+    chosen: argparse.Namespace, clients: list[Peer], of_source: int | None, of_client: int | None
+) -> None:
+    """Measures with streams from memory on the first core and the clients on the second."""
+    readers = [*clients, Peer("plain drain", [str(chosen.program), "drain"], waits=True)]
+    parts, load, sent_by = [], [], ""
+    machine = first_line(str(chosen.program), "machine")
+    for value_len in chosen.values:
+        changes = changes_of(chosen, value_len)
+        print(f"{changes} changes of {value_len} B from memory")
+        command = [str(chosen.program), "recorded", str(changes), str(value_len), str(VBUCKETS)]
+        source = Source.begin(command, of_source)
+        sent_by = source.job["congestion_control"]
+        samples = measure(job_of(source.job, changes), readers, chosen.rounds, of_client)
+        load.append(f"{os.getloadavg()[0]:.1f}")
+        check_relayed(json.loads(source.end()), len(readers), chosen.rounds)
+        parts += elapsed_table(f"{value_len} B", samples)
+    shape = (
+        f"Medians of {chosen.rounds} rounds after one in which the streams were recorded; s per "
+        f"million changes; {chosen.changes:,} changes (half as many of 4 KiB) in {VBUCKETS} "
+        f"vBuckets, window 8 MiB, sent with {sent_by}. "
+        + ("Source and client pinned to a core each. " if of_client is not None else "")
+        + f"{machine}; load at the end of each size: {', '.join(load)}. {versions()}."
+    )
+    if chosen.no_write:
+        print("\n".join([shape, "", *parts]))
+        return
+    write_document("peers from memory", [shape, "", *parts[:-1]])
+
+
+def check_relayed(relayed: dict, readers: int, rounds: int) -> None:
+    """Makes sure that what was measured came from memory, all of it."""
+    a_round = readers * VBUCKETS
+    asked = relayed["forwarded"] + relayed["from_memory"]
+    if asked != (rounds + 1) * a_round or relayed["from_memory"] < rounds * a_round:
+        sys.exit(f"not all streams came from memory: {relayed}, {a_round} a round")
+    print(f"  {relayed['from_memory']} streams from memory, {relayed['bytes'] >> 20} MiB")
+
+
+def main() -> None:
+    """Measures, and writes what was measured."""
+    chosen = arguments()
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    LOG.unlink(missing_ok=True)
+    cores = sorted(os.sched_getaffinity(0))
+    # The producer has a core for itself, the client another.
+    of_source, of_client = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
+    clients = peers(chosen.program)
+    if chosen.connection_string:
+        job = real_server(chosen)
+        clients = [peer for peer in clients if peer.cluster or len(job["nodes"]) == 1]
+        samples = measure(job_of(job, None), clients, chosen.rounds, None)
+        medians = {name: middle(all_samples) for name, all_samples in samples.items()}
+        print("\n".join(table("documents of the server", medians)))
+        return
+    if chosen.only != "memory":
+        measure_embedded(chosen, clients, of_source, of_client)
+    if chosen.only != "embedded":
+        measure_memory(chosen, clients, of_source, of_client)
 
 
 if __name__ == "__main__":
