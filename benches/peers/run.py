@@ -3,8 +3,8 @@
 `make bench-peers` builds the clients, runs this, and puts table and plot into the documentation.
 Every round runs each client once, one after the other, against one embedded producer (or, with
 --connection-string, a server that has documents already); then the same against streams that such a
-producer sent once and that are sent again from memory, which is faster than any client. Nothing of
-a group of tables is written if any of its runs fails or counts something else than what is there.
+producer sent once and that are sent again from memory, which no other client keeps up with. Nothing
+of a group of tables is written if any of its runs fails or counts anything but what is there.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 //! A relay in front of an embedded producer with one node, which sends again from memory what the
-//! producer sent once, so that the producer is no limit a client could be measured against.
+//! producer sent once, so that clients are not measured by how fast the producer is.
 //!
 //! It passes on everything but streams: each is recorded, and when the same is asked for again on
 //! the same terms (features, open flags, settings and request) it comes from memory, byte for byte
