@@ -18,6 +18,7 @@ pub mod relay;
 pub mod report;
 pub mod sender;
 pub mod snappy;
+mod window;
 
 /// Whatever went wrong; a benchmark only reports it.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;

@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,6 +17,7 @@ use serde_json::json;
 use crate::Error;
 use crate::frames::{Frames, STAMPED_LEN, Shape, marked_len};
 use crate::listening::listen;
+use crate::window::Window;
 
 /// Name of the bucket the node has.
 pub const BUCKET: &str = "frames";
@@ -65,7 +66,7 @@ impl Sender {
         passes: u64,
         congestion_control: Option<&str>,
     ) -> Result<Self, Error> {
-        Self::serve(shape, passes, None, congestion_control)
+        Self::start_with(shape, passes, None, congestion_control)
     }
 
     /// As [`start`](Self::start), but sends one mutation at a time, `interval` apart, in whose value
@@ -79,10 +80,10 @@ impl Sender {
         }
         // One mutation of each vBucket.
         let shape = Shape { pass_bytes: 0, ..shape };
-        Self::serve(shape, passes, Some(interval), None)
+        Self::start_with(shape, passes, Some(interval), None)
     }
 
-    fn serve(
+    fn start_with(
         shape: Shape,
         passes: u64,
         interval: Option<Duration>,
@@ -378,61 +379,6 @@ fn first_frames(frames: &[u8], room: u64) -> usize {
         end += header.packet_len();
     }
     end
-}
-
-/// The flow-control window of a connection.
-#[derive(Debug, Default)]
-struct Window {
-    state: Mutex<WindowState>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct WindowState {
-    /// 0 for no window at all.
-    limit: u64,
-    outstanding: u64,
-    closed: bool,
-}
-
-impl Window {
-    fn change(&self, change: impl FnOnce(&mut WindowState)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
-        self.changed.notify_all();
-    }
-
-    fn set_limit(&self, limit: u64) {
-        self.change(|state| state.limit = limit);
-    }
-
-    fn give_back(&self, bytes: u64) {
-        self.change(|state| state.outstanding = state.outstanding.saturating_sub(bytes));
-    }
-
-    fn close(&self) {
-        self.change(|state| state.closed = true);
-    }
-
-    fn sent(&self, bytes: u64) {
-        self.change(|state| state.outstanding += bytes);
-    }
-
-    /// Waits until something may be sent; returns how much fits the window.
-    fn room(&self) -> Result<u64, Error> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if state.closed {
-                return Err("the connection was closed".into());
-            }
-            if state.limit == 0 {
-                return Ok(u64::MAX);
-            }
-            if state.outstanding < state.limit {
-                return Ok(state.limit - state.outstanding);
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
 }
 
 impl Plan {
