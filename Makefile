@@ -68,9 +68,10 @@ lint: .installed-test .rust ## Run clippy and ruff
 	@$(CARGO) clippy --workspace --all-targets --locked --quiet -- -D warnings
 	@$(PY) -m ruff check --quiet .
 
-layers: .installed-test .rust ## Check which crate and which module may use which
+layers: .installed-test .rust ## Check which crate and which module may use which, and that no file is too long
 	@$(PY) scripts/check_layers.py
 	@$(PY) scripts/check_layers.py --self-test
+	@$(PY) scripts/check_sizes.py
 
 types: .installed-test ## Check the Python types and the extension module's stub
 	@$(PY) -m mypy python/dcp_rs python/pyspark_couchbase_dcp scripts demo

@@ -1,0 +1,39 @@
+"""Files that are too long to be read are told."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "check_sizes.py"
+
+
+def check(folder):
+    return subprocess.run(
+        [sys.executable, SCRIPT, folder], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    return tmp_path
+
+
+def test_files_of_500_lines_pass_and_longer_ones_are_named(folder):
+    (folder / "just.rs").write_text("//\n" * 500)
+    (folder / "data.json").write_text("\n" * 5000)
+    (folder / ".gitignore").write_text("ignored.rs\n")
+    (folder / "ignored.rs").write_text("//\n" * 501)
+    assert check(folder).returncode == 0
+    (folder / "long.rs").write_text("//\n" * 501)
+    result = check(folder)
+    assert result.returncode == 1
+    assert "long.rs: 501 lines" in result.stdout
+    assert "just.rs" not in result.stdout
+    assert "ignored.rs" not in result.stdout
+
+
+def test_a_folder_without_sources_is_no_success(folder):
+    assert "nothing was checked" in check(folder).stdout
