@@ -193,9 +193,11 @@ impl Copy {
         let (Some(first), Some(last)) = (items.first(), items.last()) else {
             return;
         };
-        // The first snapshot begins before its first change, later ones at theirs.
-        let start = if self.fetched == Seqno::ZERO { Seqno::ZERO } else { first.seqno };
         let is_thinned = items.len() as u64 != last.seqno.0 - self.fetched.0;
+        // The first snapshot begins before its first change, later ones at theirs; unless versions
+        // are left out, without which the history is not the others' from there on.
+        let begins_before = self.fetched == Seqno::ZERO || is_thinned;
+        let start = if begins_before { self.fetched } else { first.seqno };
         self.fetched = last.seqno;
         let snapshot = Snapshot { start, end: last.seqno };
         self.inbox.push_back(Incoming::Marker { snapshot, is_thinned, from_disk });

@@ -193,6 +193,27 @@ proptest! {
     }
 }
 
+/// A replica that catches up gets the newest versions only. Where it is promoted half way, it lacks
+/// what others have at that seqno, so they must go back to where it stood before.
+#[test]
+fn a_replica_promoted_inside_a_snapshot_that_left_versions_out_shares_nothing_of_it() {
+    use Step::{CrashReplica, Failover, Lag, Set};
+    let bucket = three_copies();
+    for step in [Set(0), Lag(2, 1), Failover(false), Set(5), Set(0), Set(5), CrashReplica(1)] {
+        apply(&bucket, step);
+    }
+    let before = bucket.lock(VB).unwrap().vbuuid();
+    apply(&bucket, Failover(false));
+    let active = bucket.lock(VB).unwrap();
+    let expected = BTreeMap::from([(Bytes::from_static(b"k\0"), 3)]);
+    assert_eq!((active.high_seqno, documents(&active)), (Seqno(3), expected.clone()));
+    assert_eq!(active.failover.upper_bound(before, active.high_seqno), Some(Seqno(1)));
+    drop(active);
+    for node in 0..NODES {
+        assert_eq!(documents(&bucket.lock_on(node, VB).unwrap()), expected, "node {node}");
+    }
+}
+
 #[test]
 fn a_lag_takes_no_more_memory_than_an_inbox_has() {
     let bucket = three_copies();
