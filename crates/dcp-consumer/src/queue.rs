@@ -1,7 +1,7 @@
 //! Between the connections' tasks and the application.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dcp_proto::consumer::{ConnectionStats, Held, Moved};
@@ -16,12 +16,14 @@ pub(crate) struct Link {
     returned: AtomicU64,
     /// Batches of this connection the application has not taken.
     queued: AtomicUsize,
+    /// Whether the task is to be woken once they are all taken.
+    is_taking_awaited: AtomicBool,
     /// Bytes received and not acknowledged, as last told by the task.
     unacknowledged: AtomicU64,
     /// What the connection counted, and what waits to be on the disks of all copies, as last told
     /// by the task.
     stats: Mutex<(ConnectionStats, Held)>,
-    /// Wakes the task when one of the first two changes.
+    /// Wakes the task when there are bytes to return, or what it awaits has happened.
     pub(crate) wake: Notify,
 }
 
@@ -33,7 +35,26 @@ impl Link {
 
     /// Whether the application has a batch of this connection to take.
     pub(crate) fn has_queued(&self) -> bool {
-        self.queued.load(Ordering::Acquire) > 0
+        self.queued.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether the application has a batch of this connection to take; if so, the task is woken
+    /// once it has taken all of them. Without that nobody is: a wake-up costs the application more
+    /// than the batch.
+    pub(crate) fn awaits_taking(&self) -> bool {
+        self.has_queued() && {
+            self.is_taking_awaited.store(true, Ordering::SeqCst);
+            // What was taken before that was said wakes nobody.
+            self.has_queued()
+        }
+    }
+
+    /// The application takes a batch.
+    fn take(&self) {
+        let is_last = self.queued.fetch_sub(1, Ordering::SeqCst) == 1;
+        if is_last && self.is_taking_awaited.swap(false, Ordering::SeqCst) {
+            self.wake.notify_one();
+        }
     }
 
     pub(crate) fn publish(&self, stats: ConnectionStats, unacknowledged: u64, waiting: Held) {
@@ -113,7 +134,7 @@ impl<B> Queue<B> {
 
     pub(crate) fn push(&self, entry: Entry<B>) {
         if let Entry::Batch(batch) = &entry {
-            batch.credit.link.queued.fetch_add(1, Ordering::AcqRel);
+            batch.credit.link.queued.fetch_add(1, Ordering::SeqCst);
         }
         self.lock().push_back(entry);
         self.ready.notify_one();
@@ -132,9 +153,7 @@ impl<B> Queue<B> {
     fn try_pop(&self) -> Option<Entry<B>> {
         let entry = self.lock().pop_front()?;
         if let Entry::Batch(batch) = &entry {
-            let link = &batch.credit.link;
-            link.queued.fetch_sub(1, Ordering::AcqRel);
-            link.wake.notify_one();
+            batch.credit.link.take();
         }
         Some(entry)
     }
@@ -151,5 +170,39 @@ impl<B> Queue<B> {
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Entry<B>>> {
         // Nothing panics while it is held, so that the entries are whole in any case.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+
+    fn pushed(queue: &Queue<u32>, link: &Arc<Link>, batch: u32) {
+        let credit = Credit::new(Arc::clone(link), 0);
+        queue.push(Entry::Batch(Queued { batch, rows: 1, positions: Vec::new(), credit }));
+    }
+
+    fn is_woken(link: &Link) -> bool {
+        pin!(link.wake.notified()).enable()
+    }
+
+    #[test]
+    fn a_task_is_woken_by_the_last_batch_that_is_taken_if_it_waits_for_that() {
+        let (queue, link) = (Queue::new(), Arc::new(Link::default()));
+        assert!(!link.awaits_taking(), "there is none");
+        pushed(&queue, &link, 1);
+        assert!(queue.try_pop().is_some());
+        assert!(!is_woken(&link), "nobody waits");
+        (2..4).for_each(|batch| pushed(&queue, &link, batch));
+        assert!(link.awaits_taking());
+        assert!(queue.try_pop().is_some());
+        assert!(!is_woken(&link), "one is left");
+        assert!(queue.try_pop().is_some());
+        assert!(is_woken(&link));
+        pushed(&queue, &link, 4);
+        assert!(queue.try_pop().is_some());
+        assert!(!is_woken(&link), "said once");
     }
 }

@@ -332,7 +332,7 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
         sink.rows() >= policy.max_rows
             || sink.size_bytes() >= policy.max_bytes
             || (*window > 0 && machine.held() * 2 >= *window)
-            || (machine.is_window_full() && !link.has_queued())
+            || (machine.is_window_full() && !link.awaits_taking())
     }
 
     fn has_open_batch(&self) -> bool {
@@ -344,7 +344,7 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
     /// of this connection to take.
     fn linger_until(&self) -> Option<Instant> {
         let at = self.opened_at? + self.driver.policy.linger;
-        (!self.driver.link.has_queued()).then_some(at)
+        (!self.driver.link.awaits_taking()).then_some(at)
     }
 
     fn has_lingered(&self, now: Instant) -> bool {
