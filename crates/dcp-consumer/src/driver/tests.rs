@@ -48,8 +48,10 @@ async fn a_batch_is_cut_by_lingering_but_not_while_another_waits() {
     tokio::time::sleep(linger * 5).await;
     server.rows([4]).await;
     server.settle().await;
+    let taken = now();
     assert_eq!(server.batch().await.batch, [2], "waits to be taken");
     assert_eq!(server.batch().await.batch, [3, 4], "grew meanwhile");
+    assert_eq!(now() - taken, Duration::ZERO, "it has lingered long enough");
 }
 
 #[tokio::test(start_paused = true)]
