@@ -115,7 +115,9 @@ async fn a_checkpoint_is_refused_if_its_collection_was_made_anew_while_away() {
     let error = client.stream(resumed, Rows::default).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Checkpoint);
     let why = std::error::Error::source(&error).expect("it says why").to_string();
-    assert!(why.contains("made anew"), "{why}");
+    let named = format!("0x{carts} (dropped)");
+    assert!(why.contains(&named) && why.contains(&format!("_default.carts (0x{anew})")), "{why}");
+    assert!(why.contains("created again has a new id"), "{why}");
     let mut again = stream(&client, now()).await;
     assert_eq!(ids(read_all(&mut again).await), [anew; 5], "nothing of the old one");
 }
