@@ -55,11 +55,6 @@ impl Checkpoint {
         Some((scope, collections, filter.system_documents()))
     }
 
-    /// The filter in words.
-    fn filter_text(&self) -> Option<String> {
-        self.0.filter().map(ToString::to_string)
-    }
-
     /// Positions by vBucket, each a dict.
     fn positions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let positions = PyDict::new(py);
