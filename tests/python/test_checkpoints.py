@@ -178,7 +178,7 @@ def test_a_checkpoint_of_an_earlier_release_is_read(client, shop):
     names, resumed = read(client, old)
     assert names == ["carts", "orders"]
     assert resumed.filter.collection_ids is None
-    with pytest.raises(CheckpointError, match="another filter, of which .* only a hash"):
+    with pytest.raises(CheckpointError, match=r"another filter, of which .* only a hash"):
         read(client, old, scope="shop")
 
 
