@@ -12,6 +12,8 @@ pub(super) const NOT_OPEN: &str =
     "asked for on a connection that is not open for DCP: this consumer opens it first";
 pub(super) const NOTHING_LEFT: &str =
     "starts at its end or above: this consumer knows without asking that nothing is left";
+pub(super) const SETTINGS: &str =
+    "refused for settings of the recorded client that this consumer has otherwise";
 const MALFORMED: &str = "malformed on purpose by the recorded client";
 const NO_STREAM: &str = "no stream is asked for: key-value packets only";
 
@@ -22,6 +24,7 @@ const NOT_PLAYED: &[(&str, usize, &str)] = &[
     ("6.0.5-rollback-cases", 3, NOTHING_LEFT),
     ("8.0.2-errors", 2, NOT_OPEN),
     ("8.0.2-errors", 2, MALFORMED),
+    ("8.0.2-errors", 1, SETTINGS),
     ("8.0.2-rollback-cases", 3, NOTHING_LEFT),
     ("8.0.2-sdk-python-plain", 0, NO_STREAM),
     ("8.0.2-sdk-python-scram", 0, NO_STREAM),

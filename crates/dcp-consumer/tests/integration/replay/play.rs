@@ -129,7 +129,9 @@ pub(super) async fn play_request(
             Ok(Some(Err(error))) => error,
             other => panic!("{name}: {other:?} after {status}"),
         };
-        assert_eq!((error.kind(), error.status()), (ErrorKind::Status, Some(status)), "{name}");
+        let is_denied = status == Status::EACCESS;
+        let kind = if is_denied { ErrorKind::AccessDenied } else { ErrorKind::Status };
+        assert_eq!((error.kind(), error.status()), (kind, Some(status)), "{name}");
         assert_eq!(error.vbid(), Some(recorded.vbid), "{name}");
         assert_eq!(stream.stats().failed, 1, "{name}");
     } else {
@@ -280,7 +282,16 @@ fn check_asked_again(name: &str, recorded: &Recorded, asked: &Asked) {
 
 /// Whether a refusal is for good: what was asked for is wrong.
 fn is_final(status: Status) -> bool {
-    [Status::EINVAL, Status::ERANGE, Status::DCP_STREAMID_INVALID].contains(&status)
+    [
+        Status::EINVAL,
+        Status::ERANGE,
+        Status::DCP_STREAMID_INVALID,
+        Status::EACCESS,
+        Status::KEY_ENOENT,
+        Status::UNKNOWN_COMMAND,
+        Status::NOT_SUPPORTED,
+    ]
+    .contains(&status)
 }
 
 /// Whether the consumer asks again.
