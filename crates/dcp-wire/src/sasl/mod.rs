@@ -34,6 +34,14 @@ type Secret = Zeroizing<Vec<u8>>;
 /// the time a hostile server can make a client spend to a fraction of a second.
 pub const MAX_ITERATIONS: u32 = 200_000;
 
+/// Fewest PBKDF2 rounds a client does. A proof made with fewer lets whoever asked for it guess the
+/// password quickly.
+pub const MIN_ITERATIONS: u32 = 1_000;
+
+/// Shortest salt a client takes, in bytes. Tables of guesses can be made beforehand for shorter
+/// ones.
+pub const MIN_SALT_LEN: usize = 8;
+
 /// A way to authenticate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mechanism {
@@ -115,6 +123,25 @@ pub enum SaslError {
         iterations: u32,
         /// Largest number accepted.
         max: u32,
+    },
+    /// The server wants fewer PBKDF2 rounds than keep the password safe.
+    #[error(
+        "the server asks for {iterations} SCRAM iterations, fewer than the {MIN_ITERATIONS} that \
+         keep the password from being guessed: check that it is the server it should be, and its \
+         scramsha_iteration_count"
+    )]
+    TooFewIterations {
+        /// Rounds asked for.
+        iterations: u32,
+    },
+    /// The server's salt is too short to keep the password safe.
+    #[error(
+        "the server's SCRAM salt has {len} bytes, fewer than the {MIN_SALT_LEN} that keep the \
+         password from being guessed: check that it is the server it should be"
+    )]
+    ShortSalt {
+        /// Its length in bytes.
+        len: usize,
     },
     /// A message does not follow its grammar.
     #[error("malformed SASL message: {0}")]
