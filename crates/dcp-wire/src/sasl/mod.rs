@@ -76,6 +76,9 @@ impl Mechanism {
         Self::ALL.into_iter().find(|mechanism| mechanism.name().as_bytes() == name)
     }
 
+    /// Those that keep the password to the client, strongest first.
+    pub const SCRAM: [Self; 3] = [Self::ScramSha512, Self::ScramSha256, Self::ScramSha1];
+
     /// Whether the password itself travels to the server.
     #[must_use]
     pub const fn reveals_password(self) -> bool {
@@ -89,21 +92,19 @@ impl fmt::Display for Mechanism {
     }
 }
 
-/// The strongest mechanism in a server's space-separated list.
+/// The first of `allowed` mechanisms in a server's space-separated list.
 ///
-/// PLAIN is taken only with `allow_plain`, so that a listener in the middle cannot obtain the
-/// password by offering nothing else.
+/// [`Mechanism::Plain`] may only be allowed on a connection to a server whose certificate was
+/// verified: whoever is in the middle of another one could obtain the password by offering nothing
+/// else.
 ///
 /// # Errors
 /// [`SaslError::NoMechanism`] if nothing fits.
-pub fn select_mechanism(offered: &[u8], allow_plain: bool) -> Result<Mechanism, SaslError> {
-    Mechanism::ALL
-        .into_iter()
-        .filter(|mechanism| allow_plain || !mechanism.reveals_password())
-        .find(|mechanism| {
-            offered.split(|&byte| byte == b' ').any(|name| name == mechanism.name().as_bytes())
-        })
-        .ok_or(SaslError::NoMechanism)
+pub fn select_mechanism(offered: &[u8], allowed: &[Mechanism]) -> Result<Mechanism, SaslError> {
+    let is_offered = |mechanism: &&Mechanism| {
+        offered.split(|&byte| byte == b' ').any(|name| name == mechanism.name().as_bytes())
+    };
+    allowed.iter().find(is_offered).copied().ok_or(SaslError::NoMechanism)
 }
 
 /// Why authentication failed. Carries neither names nor secrets.

@@ -291,15 +291,17 @@ fn a_nonce_that_would_break_the_message_is_refused() {
 }
 
 #[test]
-fn the_strongest_offered_mechanism_is_chosen_and_plain_only_on_request() {
+fn the_first_allowed_mechanism_that_is_offered_is_chosen() {
     let all = b"PLAIN SCRAM-SHA1 SCRAM-SHA256 SCRAM-SHA512 OAUTHBEARER";
-    assert_eq!(select_mechanism(all, false), Ok(Mechanism::ScramSha512));
-    assert_eq!(select_mechanism(b"SCRAM-SHA1 PLAIN", true), Ok(Mechanism::ScramSha1));
-    assert_eq!(select_mechanism(b"PLAIN", true), Ok(Mechanism::Plain));
-    assert_eq!(select_mechanism(b"PLAIN", false), Err(SaslError::NoMechanism));
+    let (scram, plain) = (&Mechanism::SCRAM, Mechanism::Plain);
+    assert_eq!(select_mechanism(all, scram), Ok(Mechanism::ScramSha512));
+    assert_eq!(select_mechanism(b"SCRAM-SHA1 PLAIN", scram), Ok(Mechanism::ScramSha1));
+    assert_eq!(select_mechanism(all, &[plain, Mechanism::ScramSha512]), Ok(plain));
+    assert_eq!(select_mechanism(b"PLAIN", scram), Err(SaslError::NoMechanism));
     // A prefix of a name is another name.
-    assert_eq!(select_mechanism(b"SCRAM-SHA1024", false), Err(SaslError::NoMechanism));
-    assert_eq!(select_mechanism(b"", true), Err(SaslError::NoMechanism));
+    assert_eq!(select_mechanism(b"SCRAM-SHA1024", scram), Err(SaslError::NoMechanism));
+    assert_eq!(select_mechanism(b"", &Mechanism::ALL), Err(SaslError::NoMechanism));
+    assert_eq!(select_mechanism(all, &[]), Err(SaslError::NoMechanism));
 }
 
 #[test]
