@@ -59,6 +59,9 @@ impl Mechanism {
     /// All mechanisms, strongest first.
     pub const ALL: [Self; 4] = [Self::ScramSha512, Self::ScramSha256, Self::ScramSha1, Self::Plain];
 
+    /// Those that keep the password to the client, strongest first.
+    pub const SCRAM: [Self; 3] = [Self::ScramSha512, Self::ScramSha256, Self::ScramSha1];
+
     /// Name on the wire.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -75,9 +78,6 @@ impl Mechanism {
     pub fn from_name(name: &[u8]) -> Option<Self> {
         Self::ALL.into_iter().find(|mechanism| mechanism.name().as_bytes() == name)
     }
-
-    /// Those that keep the password to the client, strongest first.
-    pub const SCRAM: [Self; 3] = [Self::ScramSha512, Self::ScramSha256, Self::ScramSha1];
 
     /// Whether the password itself travels to the server.
     #[must_use]
