@@ -268,7 +268,7 @@ fn rule_08_an_existing_stream_is_closed_and_opened_again() {
 }
 
 fn closed(server: &mut Harness, opaque: dcp_wire::Opaque) {
-    let answer = dcp_wire::Frame::response(Opcode::DCP_CLOSE_STREAM, Status::SUCCESS);
+    let answer = Frame::response(Opcode::DCP_CLOSE_STREAM, Status::SUCCESS);
     answer.with_opaque(opaque).encode(&mut server.wire).unwrap();
     server.play();
 }
