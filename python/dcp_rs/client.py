@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-_MECHANISMS = ["PLAIN", "SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1"]
+SASL_MECHANISMS = ["PLAIN", "SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class ConnectionOptions:
             ):
                 raise _checks.wrong_type("sasl_mechanisms", self.sasl_mechanisms, "a list of names")
             for name in self.sasl_mechanisms:
-                _checks.word("sasl_mechanisms", name, _MECHANISMS)
+                _checks.word("sasl_mechanisms", name, SASL_MECHANISMS)
 
 
 def connect(
