@@ -37,6 +37,7 @@ _CONNECTION = (
     "tls_certificate",
     "tls_key",
     "network",
+    "sasl_mechanisms",
 )
 
 

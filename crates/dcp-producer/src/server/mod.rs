@@ -82,9 +82,7 @@ impl Servers {
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Result<Self, Error> {
-        // Nobody listens in on a cluster without ports.
-        let rounds = if options.in_memory { 1 } else { Credentials::ROUNDS };
-        let credentials = Credentials::new(&options.username, &options.password, rounds)?;
+        let credentials = Credentials::new(&options.username, &options.password)?;
         let credentials = Arc::new(credentials);
         let flusher = flusher::run(Arc::clone(cluster), store, options.persist_delay);
         tasks.spawn(stop.clone().run_until_cancelled_owned(flusher));
