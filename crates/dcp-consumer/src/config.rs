@@ -8,43 +8,12 @@ use std::time::Duration;
 use dcp_proto::topology::{ConnectionString, NetworkSelection};
 use zeroize::Zeroizing;
 
-use crate::Dial;
-
-/// A user name and password. The password is erased when dropped and never shown.
-#[derive(Clone)]
-pub struct Credentials {
-    username: String,
-    password: Zeroizing<String>,
-}
-
-impl Credentials {
-    /// Credentials of a user.
-    #[must_use]
-    pub fn new(username: impl Into<String>, password: impl Into<String>) -> Self {
-        Self { username: username.into(), password: Zeroizing::new(password.into()) }
-    }
-
-    /// User name.
-    #[must_use]
-    pub fn username(&self) -> &str {
-        &self.username
-    }
-
-    pub(crate) const fn password(&self) -> &Zeroizing<String> {
-        &self.password
-    }
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Credentials").field("username", &self.username).finish_non_exhaustive()
-    }
-}
+use crate::{CredentialsSource, Dial};
 
 /// PEM text, from a file or from memory.
 #[derive(Clone)]
 pub enum Pem {
-    /// Read when connecting.
+    /// Read at every connection, so that it may be replaced.
     File(PathBuf),
     /// The text itself.
     Text(Zeroizing<Vec<u8>>),
@@ -66,6 +35,14 @@ pub struct TlsOptions {
     pub ca: Option<Pem>,
     /// Client certificate chain and private key, instead of a user name and password.
     pub client_certificate: Option<ClientCertificate>,
+}
+
+impl TlsOptions {
+    /// Whether anything of them is in files.
+    pub(crate) fn has_files(&self) -> bool {
+        let client = self.client_certificate.iter().flat_map(|pair| [&pair.chain, &pair.key]);
+        self.ca.iter().chain(client).any(|pem| matches!(pem, Pem::File(_)))
+    }
 }
 
 /// A client certificate and its key.
@@ -97,7 +74,7 @@ pub struct ConnectOptions {
     /// Bucket, where the connection string names none; it must not name another.
     pub bucket: Option<String>,
     /// Who connects; not needed with a client certificate.
-    pub credentials: Option<Credentials>,
+    pub credentials: Option<CredentialsSource>,
     /// Longest time for name resolution, TCP, TLS and set-up of one connection together.
     pub connect_timeout: Duration,
     /// How connections are encrypted, with `couchbases://`.
@@ -164,10 +141,10 @@ impl ConnectOptions {
         self
     }
 
-    /// The same with credentials.
+    /// The same with credentials, or with what gives them to each connection.
     #[must_use]
-    pub fn with_credentials(mut self, credentials: Credentials) -> Self {
-        self.credentials = Some(credentials);
+    pub fn with_credentials(mut self, credentials: impl Into<CredentialsSource>) -> Self {
+        self.credentials = Some(credentials.into());
         self
     }
 
