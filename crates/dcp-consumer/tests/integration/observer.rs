@@ -196,6 +196,25 @@ async fn nodes_that_are_restarted_between_two_looks_are_asked_again() {
     }
 }
 
+#[tokio::test]
+async fn a_node_that_refuses_for_a_moment_is_asked_again_within_the_same_look() {
+    let producer = producer(2, 4).await;
+    let client = connect(&producer).await;
+    let mut observer = client.observer().unwrap();
+    observer.observe(&all(), false).await.unwrap();
+    let asked = Condition::opcode(Opcode::SELECT_BUCKET);
+    let refused = Rule::new(asked, Reaction::Answer(Status::KEY_ENOENT));
+    producer.set_faults(vec![refused]).unwrap();
+    producer.restart(0, true).await.unwrap();
+    let heals = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        producer.set_faults(Vec::new()).unwrap();
+    };
+    let vbids = all();
+    let (seen, ()) = tokio::join!(observer.observe(&vbids, false), heals);
+    assert_eq!(seen.unwrap().len(), 4);
+}
+
 /// Counts the connections that are open, by node.
 #[derive(Clone, Debug, Default)]
 struct Counted(Arc<Mutex<BTreeMap<String, usize>>>);
