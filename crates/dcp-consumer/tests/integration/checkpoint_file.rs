@@ -68,6 +68,53 @@ fn the_old_checkpoint_outlives_a_failed_write() {
     assert!(save_checkpoint(&checkpoint(1), folder.path().join("missing/x").as_path()).is_err());
 }
 
+fn names(folder: &std::path::Path) -> Vec<String> {
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string();
+    let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|e| name(e).unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_a_crash_left_hinders_no_save_whatever_process_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("positions.json");
+    // In a container every process has the same id, so a number after it would not tell them apart.
+    let left: Vec<_> =
+        (0..50).map(|n| format!("positions.json.{}-{n}.tmp", std::process::id())).collect();
+    left.iter().for_each(|name| fs::write(folder.path().join(name), "another's").unwrap());
+    (0..50).for_each(|vbid| save_checkpoint(&checkpoint(vbid), &path).unwrap());
+    assert_eq!(load_checkpoint(&path).unwrap(), checkpoint(49));
+    assert_eq!(names(folder.path()).len(), 51, "and what is not known to be its own is kept");
+}
+
+#[test]
+fn what_a_crash_left_is_removed_once_it_is_old_and_nothing_else_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("positions.json");
+    let abandoned = "positions.json.0123456789abcdef.tmp";
+    let kept = [
+        "other.json.0123456789abcdef.tmp",
+        "positions.json.0123456789ABCDEF.tmp",
+        "positions.json.0123456789abcde.tmp",
+        "positions.json.0123456789abcdef.tmp.bak",
+        "positions.json.bak.0123456789abcdef.tmp",
+        "positions.jsonx0123456789abcdef.tmp",
+    ];
+    let in_use = "positions.json.fedcba9876543210.tmp";
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3700);
+    for name in kept.iter().chain([&abandoned, &in_use]) {
+        let file = fs::File::create(folder.path().join(name)).unwrap();
+        if *name != in_use {
+            file.set_modified(long_ago).unwrap();
+        }
+    }
+    save_checkpoint(&checkpoint(1), &path).unwrap();
+    let mut expected: Vec<_> = kept.iter().chain([&in_use, &"positions.json"]).copied().collect();
+    expected.sort_unstable();
+    assert_eq!(names(folder.path()), expected);
+}
+
 #[test]
 fn every_store_gives_back_what_was_saved_last_and_nothing_before() {
     let folder = tempfile::tempdir().unwrap();
