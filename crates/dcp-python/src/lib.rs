@@ -12,13 +12,16 @@ mod checkpoint;
 mod client;
 mod decode;
 mod error;
+mod log_queue;
 mod logging;
+mod notify;
 mod options;
 mod planner;
 mod producer;
 mod rollback;
 mod runtime;
 mod schema;
+mod shared;
 mod stream;
 mod times;
 
@@ -43,7 +46,7 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::schema::{Schema, columns};
     #[pymodule_export]
-    use super::stream::ChangeStream;
+    use super::stream::{AsyncTurn, ChangeStream};
     use super::{PyModule, PyResult, logging};
     use pyo3::prelude::*;
 
@@ -51,6 +54,9 @@ mod _dcp_rs {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("DEBUG_BUILD", cfg!(debug_assertions))?;
-        logging::install(module.py())
+        logging::install();
+        let end = wrap_pyfunction!(super::runtime::end, module)?;
+        module.py().import("atexit")?.call_method1("register", (end,))?;
+        Ok(())
     }
 }
