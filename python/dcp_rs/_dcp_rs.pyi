@@ -14,8 +14,8 @@ from dcp_rs.stream import StreamOptions
 __version__: Final[str]
 DEBUG_BUILD: Final[bool]
 __all__ = [
-    "AsyncTurn",
     "DEBUG_BUILD",
+    "AsyncTurn",
     "ChangeBatch",
     "ChangeStream",
     "Checkpoint",
