@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 class ConnectionOptions:
     """How to connect: plain data that pickles, unlike a connection.
 
-    The repr does not show the password; a pickle holds it.
+    The repr shows no password, not even one in the connection string, where it does not belong; a
+    pickle holds it.
 
     Attributes:
         connection_string: `couchbase://host1,host2/bucket`, or `couchbases://` for TLS. The bucket
@@ -70,6 +72,26 @@ class ConnectionOptions:
             if value is not None and not isinstance(value, str | os.PathLike):
                 raise _checks.wrong_type(option, value, "a path")
         _checks.word("network", self.network, ["auto", "default", "external"])
+
+    def __repr__(self) -> str:
+        shown = {each.name: getattr(self, each.name) for each in fields(self) if each.repr}
+        shown["connection_string"] = _without_secrets(self.connection_string)
+        return (
+            f"ConnectionOptions({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        )
+
+
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::\d+)?(?:=\w+)?"
+_ADDRESSES = re.compile(rf"(?:\w+://)?{_HOST}(?:[,;]{_HOST})*(?:/[^/@:]*)?")
+
+
+def _without_secrets(connection_string: str) -> str:
+    """Shows hosts, bucket and the names of options; nothing of what is not plainly that."""
+    addresses, mark, options = connection_string.partition("?")
+    if _ADDRESSES.fullmatch(addresses) is None:
+        return "***"
+    names = (option.partition("=")[0] for option in options.split("&"))
+    return addresses + mark + "&".join(f"{name}=***" for name in names if mark)
 
 
 def connect(
