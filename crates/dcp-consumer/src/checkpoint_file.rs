@@ -18,6 +18,9 @@ const MAX_LEN: u64 = 64 * 1024 * 1024;
 /// Age at which a temporary file is nobody's any more: a save takes milliseconds.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
+/// Longest wait for another writer's save.
+const LOCKED: Duration = Duration::from_secs(10);
+
 /// Writes a checkpoint to `path`, in place of what is there.
 ///
 /// The document is written to a file next to it, synced, renamed over it, and the folder synced:
@@ -64,6 +67,48 @@ pub fn load_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
     file.take(MAX_LEN).read_to_end(&mut json).map_err(failed)?;
     Checkpoint::from_json(&json)
         .map_err(|error| Error::new(ErrorKind::Checkpoint, message()).with_source(error))
+}
+
+/// Locks the checkpoint file `path` against other writers until the file given is dropped.
+///
+/// What is locked is a file next to it that stays: the checkpoint file itself is another one after
+/// each save. Where there are no such locks, writers are not kept apart.
+///
+/// # Errors
+/// [`ErrorKind::Checkpoint`] if another writer holds it for longer than any save takes.
+pub(crate) fn lock(path: &Path) -> Result<File, Error> {
+    let failed = |error: io::Error| {
+        let message = format!("the checkpoint {} could not be locked", path.display());
+        Error::new(ErrorKind::Checkpoint, message).with_source(error)
+    };
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".lock");
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let file = options.open(path.with_file_name(name)).map_err(failed)?;
+    #[cfg(unix)]
+    wait_for_lock(&file).map_err(failed)?;
+    Ok(file)
+}
+
+#[cfg(unix)]
+fn wait_for_lock(file: &File) -> io::Result<()> {
+    use rustix::fs::{FlockOperation, flock};
+    use rustix::io::Errno;
+
+    let end = Instant::now() + LOCKED;
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            // Not every network file system has locks.
+            Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::NOTSUP) => return Ok(()),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// A name in the same folder that no other writer uses, in this process or another. A process id

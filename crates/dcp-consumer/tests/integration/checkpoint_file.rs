@@ -3,9 +3,9 @@ use std::fs;
 use dcp_consumer::{
     CheckpointStore, ErrorKind, FileStore, MemoryStore, load_checkpoint, save_checkpoint,
 };
-use dcp_proto::Position;
 use dcp_proto::checkpoint::{Checkpoint, FilterHash};
-use dcp_wire::Vbid;
+use dcp_proto::{Position, Snapshot};
+use dcp_wire::{Seqno, Vbid};
 
 fn checkpoint(vbid: u16) -> Checkpoint {
     Checkpoint::new("uuid", FilterHash(1)).with_position(Vbid(vbid), Position::EARLIEST)
@@ -135,4 +135,50 @@ fn every_store_gives_back_what_was_saved_last_and_nothing_before() {
         std::os::unix::fs::symlink("nowhere", file.path()).unwrap();
         assert_eq!(file.load().unwrap_err().kind(), ErrorKind::Checkpoint, "a broken link");
     }
+}
+
+fn at(seqno: u64, epoch: u32) -> Checkpoint {
+    let seqno = Seqno(seqno);
+    let snapshot = Snapshot { start: seqno, end: seqno };
+    let position = Position { seqno, snapshot, epoch, ..Position::EARLIEST };
+    Checkpoint::new("uuid", FilterHash(1)).with_position(Vbid(1), position)
+}
+
+#[test]
+fn a_store_that_two_readers_share_never_goes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("positions.json");
+    let (file, memory) = (FileStore::new(&path), MemoryStore::default());
+    // As another process would have it.
+    let other = FileStore::new(&path);
+    let stores: [(&dyn CheckpointStore, &dyn CheckpointStore); 2] =
+        [(&file, &other), (&memory, &memory)];
+    for (fast, slow) in stores {
+        fast.save(&at(5, 0)).unwrap();
+        slow.save(&at(5, 0)).unwrap();
+        fast.save(&at(9, 0)).unwrap();
+        let error = slow.save(&at(8, 0)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Checkpoint);
+        assert!(error.to_string().contains("at seqno 8, stored is 9"), "{error}");
+        assert_eq!(fast.load().unwrap(), Some(at(9, 0)));
+        fast.save(&at(3, 1)).unwrap();
+        slow.save(&at(10, 0)).unwrap_err();
+        assert_eq!(fast.load().unwrap(), Some(at(3, 1)), "after a rollback");
+    }
+}
+
+#[test]
+fn saves_of_many_writers_at_once_follow_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("positions.json");
+    let write = |path: std::path::PathBuf| {
+        move || {
+            let saved = |seqno: &u64| FileStore::new(&path).save(&at(*seqno, 0)).is_ok();
+            (1..60).filter(saved).max().unwrap_or_default()
+        }
+    };
+    let writers: Vec<_> = (0..4).map(|_| std::thread::spawn(write(path.clone()))).collect();
+    let highest = writers.into_iter().map(|writer| writer.join().unwrap()).max().unwrap();
+    assert_eq!(FileStore::new(&path).load().unwrap(), Some(at(highest, 0)));
+    assert_eq!(names(folder.path()), ["positions.json", "positions.json.lock"]);
 }
