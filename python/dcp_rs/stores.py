@@ -105,7 +105,7 @@ class FileStore:
         """
         if not isinstance(checkpoint, Checkpoint):
             raise _checks.wrong_type("checkpoint", checkpoint, "a Checkpoint")
-        checkpoint._inner.store(self._path)  # noqa: SLF001 - the package's own
+        checkpoint._store(self._path)  # noqa: SLF001 - the package's own
 
     def __repr__(self) -> str:
         return f"FileStore({self._path!r})"
@@ -138,5 +138,5 @@ class MemoryStore:
             raise _checks.wrong_type("checkpoint", checkpoint, "a Checkpoint")
         with self._lock:
             if self._checkpoint is not None:
-                checkpoint._inner.check_ahead(self._checkpoint._inner)  # noqa: SLF001
+                checkpoint._check_ahead(self._checkpoint)  # noqa: SLF001 - the package's own
             self._checkpoint = checkpoint
