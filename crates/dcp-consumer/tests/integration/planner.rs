@@ -199,6 +199,8 @@ async fn a_purge_is_noticed_without_statistics() {
 async fn a_cluster_that_was_there_may_be_away() {
     let producer = producer(1, 4).await;
     write(&producer, 0..5);
+    // The node is killed: what is in memory only is gone.
+    producer.persist();
     let options = connect(&producer).await.connect_options().clone();
     let client =
         Client::connect(options.with_connect_timeout(Duration::from_millis(300))).await.unwrap();

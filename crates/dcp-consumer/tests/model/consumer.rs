@@ -152,9 +152,12 @@ impl Consumer {
                     self.storage.lock().unwrap().violation.get_or_insert(what);
                     return;
                 }
-                // A node that dies while it is connected to closes without a word.
+                // A node that dies while it is connected to closes without a word, and one that
+                // cuts packets short may cut the same one until it is told to stop.
                 Err(Broken::Error(error))
-                    if error.is_retryable() || error.kind() == ErrorKind::NotCouchbase =>
+                    if error.is_retryable()
+                        || error.kind() == ErrorKind::NotCouchbase
+                        || error.kind() == ErrorKind::UnusablePacket =>
                 {
                     self.trace.add(format!("consumer: {error}"));
                 }

@@ -11,6 +11,8 @@ use crate::Error;
 pub(crate) struct Credentials {
     username: String,
     password: String,
+    /// Of SCRAM's key derivation.
+    rounds: u32,
     /// Derived when the first client asks: it takes some milliseconds.
     scram: OnceLock<Vec<ScramCredentials>>,
     /// Gives unknown users the same salt each time they ask.
@@ -19,10 +21,10 @@ pub(crate) struct Credentials {
 
 impl Credentials {
     /// Rounds of SCRAM's key derivation: what the data service asks for.
-    const ROUNDS: u32 = 4096;
+    pub(crate) const ROUNDS: u32 = 4096;
 
     /// Credentials that every mechanism can prove.
-    pub(crate) fn new(username: &str, password: &str) -> Result<Self, Error> {
+    pub(crate) fn new(username: &str, password: &str, rounds: u32) -> Result<Self, Error> {
         // One round tells whether the password can be used at all.
         derive(password, 1).map_err(|error| Error::InvalidOption {
             option: "password",
@@ -31,13 +33,14 @@ impl Credentials {
         Ok(Self {
             username: username.to_owned(),
             password: password.to_owned(),
+            rounds,
             scram: OnceLock::new(),
             salts: RandomState::new(),
         })
     }
 
     fn derived(&self) -> &[ScramCredentials] {
-        self.scram.get_or_init(|| derive(&self.password, Self::ROUNDS).unwrap_or_default())
+        self.scram.get_or_init(|| derive(&self.password, self.rounds).unwrap_or_default())
     }
 
     /// The user's name.
@@ -77,7 +80,7 @@ impl Credentials {
         let (stored, server) = keys.split_at(64);
         let key = |bytes: &[u8]| bytes.iter().copied().take(len).collect::<Vec<u8>>().into();
         let salt = [low, high].concat();
-        ScramCredentials::from_keys(mechanism, &salt, Self::ROUNDS, key(stored), key(server))
+        ScramCredentials::from_keys(mechanism, &salt, self.rounds, key(stored), key(server))
     }
 }
 

@@ -21,7 +21,7 @@ const USER: (&str, &str) = ("@admin", "password");
 
 /// What the cluster knows them by, which takes a while to make.
 static CREDENTIALS: LazyLock<Arc<Credentials>> =
-    LazyLock::new(|| Arc::new(Credentials::new(USER.0, USER.1).unwrap()));
+    LazyLock::new(|| Arc::new(Credentials::new(USER.0, USER.1, Credentials::ROUNDS).unwrap()));
 
 /// The cluster of a replay.
 pub(super) struct Stage {
