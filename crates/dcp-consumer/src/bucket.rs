@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::connect::{Connected, Connector};
 use crate::kept::Kept;
-use crate::{Chain, Content, Error, ErrorKind, StreamOptions, dial, probe};
+use crate::{Chain, ConnectOptions, Content, Error, ErrorKind, StreamOptions, dial, probe};
 
 /// Longest time in which a connection that was kept has to show that it is alive; a new one is made
 /// otherwise.
@@ -142,6 +142,10 @@ impl Bucket {
     /// What waits of a stream get their random part from.
     pub(crate) fn randomness(&self) -> StdRng {
         dial::randomness(self.connector.options().dialer.as_deref())
+    }
+
+    pub(crate) fn connect_options(&self) -> &ConnectOptions {
+        self.connector.options()
     }
 
     /// Longest time to set up one connection.

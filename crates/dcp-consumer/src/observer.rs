@@ -1,5 +1,7 @@
 //! What the cluster says of its vBuckets, asked again and again over connections that are kept.
 
+mod streams;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,15 +85,23 @@ impl Observer {
         vbids: &BTreeSet<Vbid>,
         persisted: bool,
     ) -> Result<BTreeMap<Vbid, Observation>, Error> {
-        let connections = std::mem::take(&mut self.connections);
-        let (bucket, opening) = (Arc::clone(&self.bucket), self.opening.clone());
-        let mut survey = Survey::with_connections(bucket, opening, connections);
+        let mut survey = self.survey();
         let observed = self.look(&mut survey, vbids, persisted).await;
+        self.keep(survey);
+        observed
+    }
+
+    fn survey(&mut self) -> Survey {
+        let connections = std::mem::take(&mut self.connections);
+        Survey::with_connections(Arc::clone(&self.bucket), self.opening.clone(), connections)
+    }
+
+    /// Keeps the connections to nodes that have a copy of some vBucket.
+    fn keep(&mut self, survey: Survey) {
         let copies = self.copies();
         let connections = survey.into_connections().into_iter();
         let named = connections.filter(|each| copies.contains(&each.address));
         self.connections = named.map(|each| (each.address.clone(), each)).collect();
-        observed
     }
 
     async fn look(

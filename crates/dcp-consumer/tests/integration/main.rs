@@ -14,6 +14,7 @@ mod kept;
 mod mitigation;
 mod observer;
 mod patience;
+mod planner;
 mod replay;
 mod rollbacks;
 mod rows;
