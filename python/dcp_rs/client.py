@@ -92,17 +92,22 @@ class ConnectionOptions:
             if value is not None and not isinstance(value, str | os.PathLike):
                 raise _checks.wrong_type(option, value, "a path")
         _checks.word("network", self.network, ["auto", "default", "external"])
-        if self.sasl_mechanisms is not None:
-            if isinstance(self.sasl_mechanisms, str) or not isinstance(
-                self.sasl_mechanisms, Sequence
-            ):
-                raise _checks.wrong_type("sasl_mechanisms", self.sasl_mechanisms, "a list of names")
-            for name in self.sasl_mechanisms:
-                _checks.word("sasl_mechanisms", name, SASL_MECHANISMS)
+        self._check_sasl_mechanisms()
         if self.password is not None and self.password_file is not None:
             raise ConfigError("password, password_file: give one of them")
-        if self.credentials is None:
+        if self.credentials is not None:
+            self._check_credentials()
+
+    def _check_sasl_mechanisms(self) -> None:
+        names = self.sasl_mechanisms
+        if names is None:
             return
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise _checks.wrong_type("sasl_mechanisms", names, "a list of names")
+        for name in names:
+            _checks.word("sasl_mechanisms", name, SASL_MECHANISMS)
+
+    def _check_credentials(self) -> None:
         if not callable(self.credentials):
             raise _checks.wrong_type("credentials", self.credentials, "a function")
         for option in ("username", "password", "password_file", "tls_certificate"):

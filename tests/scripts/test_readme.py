@@ -24,17 +24,17 @@ def test_the_quickstart_and_what_follows_it_run(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     seen = []
 
-    class Enough(Exception):
+    class EnoughError(Exception):
         pass
 
     def write(batch):
         seen.extend(row["key"] for row in batch.rows())
         if "stop" in seen:
-            raise Enough
+            raise EnoughError
         names["producer"].upsert("stop", {})
 
     for _ in range(2):
-        with pytest.raises(Enough):
+        with pytest.raises(EnoughError):
             exec(resume, names | {"write": write})
     assert sorted(seen) == ["airline_10", "airline_11", "stop", "stop"], "the last was not saved"
     names["client"].close()

@@ -19,7 +19,7 @@ pub trait CheckpointStore: Debug + Send + Sync {
     /// The checkpoint that was saved last; `None` if none ever was.
     ///
     /// # Errors
-    /// [`ErrorKind::Checkpoint`](crate::ErrorKind::Checkpoint) if it cannot be read or is damaged,
+    /// [`ErrorKind::Checkpoint`] if it cannot be read or is damaged,
     /// which must never be taken for none: the reader would begin anew, or pass over changes.
     fn load(&self) -> Result<Option<Checkpoint>, Error>;
 
@@ -29,7 +29,7 @@ pub trait CheckpointStore: Debug + Send + Sync {
     /// and what the faster has saved stays. A rollback is no step back.
     ///
     /// # Errors
-    /// [`ErrorKind::Checkpoint`](crate::ErrorKind::Checkpoint) if it cannot be kept, or is behind the
+    /// [`ErrorKind::Checkpoint`] if it cannot be kept, or is behind the
     /// one before it in any vBucket; the one before it still is there.
     fn save(&self, checkpoint: &Checkpoint) -> Result<(), Error>;
 }

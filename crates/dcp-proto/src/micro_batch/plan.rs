@@ -77,7 +77,7 @@ pub struct Limits {
 pub enum PlanError {
     /// The server's history of a vBucket is no longer the one that was read.
     #[error(
-        "the history of vBucket {vbid} was rolled back: what was read up to seqno {seqno} of branch \
+        "the history of {vbid} was rolled back: what was read up to seqno {seqno} of branch \
          {vbuuid} is common with the server's only up to {common}; to go on, have rollbacks \
          emitted, or the vBucket read again"
     )]
@@ -93,7 +93,7 @@ pub enum PlanError {
     },
     /// Deletions may be missing, because the server no longer has them.
     #[error(
-        "vBucket {vbid} was read up to seqno {seqno}, but the server has purged deletions {}: some \
+        "{vbid} was read up to seqno {seqno}, but the server has purged deletions {}: some \
          may be missed for good; read from the beginning, or allow the loss",
         purge.map_or_else(|| "above it".to_owned(), |purge| format!("up to {purge}"))
     )]
@@ -108,7 +108,7 @@ pub enum PlanError {
     /// The snapshot that a checkpoint stands in is not yet on the disks of all copies, so that no
     /// offset can be claimed in it. Passes.
     #[error(
-        "vBucket {vbid}: the snapshot that the checkpoint stands in ends at seqno {end}, but only \
+        "{vbid}: the snapshot that the checkpoint stands in ends at seqno {end}, but only \
          {persisted} is on the disks of all copies yet"
     )]
     NotPersisted {
