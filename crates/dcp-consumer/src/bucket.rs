@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::connect::{Connected, Connector};
 use crate::kept::Kept;
-use crate::{Content, Error, ErrorKind, StreamOptions, dial, probe};
+use crate::{Content, Error, ErrorKind, StreamOptions, probe};
 
 /// Longest time in which a connection that was kept has to show that it is alive; a new one is made
 /// otherwise.
@@ -59,9 +59,9 @@ impl Opening {
         Duration::from_secs(self.noop_interval_secs.into())
     }
 
-    fn request(&self) -> DcpOpen {
+    fn request(&self, mut randomness: StdRng) -> DcpOpen {
         // An older connection of the same name would be ended by the server: nobody else's is.
-        let name = format!("dcp_rs/{:032x}", rand::rng().random::<u128>());
+        let name = format!("dcp_rs/{:032x}", randomness.random::<u128>());
         let open = DcpOpen::new(name, self.flags, self.buffer_size, self.noop_interval_secs);
         if !self.compressed {
             return open;
@@ -132,9 +132,9 @@ impl Bucket {
         self.num_vbuckets
     }
 
-    /// What waits of a stream get their random part from.
+    /// Where what is made for the bucket gets its random numbers from.
     pub(crate) fn randomness(&self) -> StdRng {
-        dial::randomness(self.connector.options().dialer.as_deref())
+        self.connector.randomness()
     }
 
     /// Longest time to set up one connection.
@@ -222,7 +222,8 @@ impl Bucket {
         if let Some(connected) = self.take_kept(address, Some(opening)).await {
             return Ok(connected);
         }
-        let connected = self.connector.connect(address, Some(opening.request())).await?;
+        let connected =
+            self.connector.connect(address, Some(opening.request(self.randomness()))).await?;
         self.learn(&connected.outcome)?;
         Ok(connected)
     }

@@ -5,14 +5,15 @@ mod errors;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use dcp_proto::consumer::{Auth, Bootstrap, BootstrapConfig, BootstrapOutcome, DcpOpen};
 use dcp_proto::topology::{Address, ConnectionString, Network, NetworkSelection};
-use rand::Rng;
 use rand::distr::Alphanumeric;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -42,6 +43,7 @@ struct Shared {
     tls: Option<TlsConnector>,
     /// First half of the connection ids the server logs: which client it is.
     client_id: u64,
+    randomness: Mutex<StdRng>,
 }
 
 impl fmt::Debug for Connector {
@@ -83,9 +85,18 @@ impl Connector {
             true => Some(tls::connector(&options.tls)?),
             false => None,
         };
-        let client_id = rand::rng().random();
-        let shared = Shared { options, connection_string, network, tls, client_id };
+        let mut randomness = dial::randomness(options.dialer.as_deref());
+        let client_id = randomness.random();
+        let randomness = Mutex::new(randomness);
+        let shared = Shared { options, connection_string, network, tls, client_id, randomness };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// A generator of its own for each caller.
+    pub(crate) fn randomness(&self) -> StdRng {
+        StdRng::from_rng(
+            &mut *self.shared.randomness.lock().unwrap_or_else(PoisonError::into_inner),
+        )
     }
 
     /// The options as given.
@@ -250,7 +261,8 @@ impl Connector {
             Some(credentials) => Auth::Password {
                 username: credentials.username().to_owned(),
                 password: credentials.password().clone(),
-                nonce: rand::rng()
+                nonce: self
+                    .randomness()
                     .sample_iter(Alphanumeric)
                     .take(NONCE_LEN)
                     .map(char::from)
@@ -261,7 +273,7 @@ impl Connector {
         let bucket = self.bucket().map(ToOwned::to_owned);
         let mut config = BootstrapConfig::new(auth, bucket, address.host.as_str());
         config.agent.clone_from(&options.agent);
-        let connection_id: u64 = rand::rng().random();
+        let connection_id: u64 = self.randomness().random();
         config.connection_id = format!("{:016x}/{connection_id:016x}", self.shared.client_id);
         config
     }

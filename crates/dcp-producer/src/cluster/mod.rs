@@ -103,13 +103,17 @@ impl Cluster {
         let map = ClusterMap::new(
             version,
             nodes,
-            Some(new_uuid()),
+            Some(cluster.new_uuid()),
             Arc::default(),
             Arc::clone(&cluster.facts),
             cluster.bucket.chains(),
         );
         *cluster.write_map() = Arc::new(map);
         cluster
+    }
+
+    fn new_uuid(&self) -> Arc<str> {
+        format!("{:032x}", self.bucket.chance().number()).into()
     }
 
     /// Name of the bucket.
@@ -187,10 +191,6 @@ impl Cluster {
     pub(crate) fn set_dcp_config(&self, config: ConnectionConfig) {
         *self.dcp_config.write().unwrap_or_else(PoisonError::into_inner) = config;
     }
-}
-
-fn new_uuid() -> Arc<str> {
-    format!("{:032x}", rand::random::<u128>()).into()
 }
 
 /// One node's part of the bucket.

@@ -334,7 +334,8 @@ impl Connection {
 
     fn handle(&mut self, frame: &Frame<'_>) -> Result<(), End> {
         let dcp_open = self.following.is_some();
-        match self.session.handle(crate::producer::now(), frame, dcp_open, &mut self.output) {
+        let wall = self.session.cluster().bucket.chance().now();
+        match self.session.handle(wall, frame, dcp_open, &mut self.output) {
             Flow::Continue => self.dcp.handle_received(now()),
             Flow::Close => self.closing = Some(now()),
             Flow::Later => self.retry_at = Some(now() + RETRY_TICK),

@@ -84,7 +84,8 @@ impl Servers {
     ) -> Result<Self, Error> {
         // Nobody listens in on a cluster without ports.
         let rounds = if options.in_memory { 1 } else { Credentials::ROUNDS };
-        let credentials = Credentials::new(&options.username, &options.password, rounds)?;
+        let chance = Arc::clone(cluster.bucket.chance());
+        let credentials = Credentials::new(&options.username, &options.password, rounds, chance)?;
         let credentials = Arc::new(credentials);
         let flusher = flusher::run(Arc::clone(cluster), store, options.persist_delay);
         tasks.spawn(stop.clone().run_until_cancelled_owned(flusher));
