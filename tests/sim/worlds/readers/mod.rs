@@ -1,0 +1,534 @@
+//! Applications that read: their processes may be killed between any two of their steps, and what
+//! they have stored is all the next one knows.
+
+mod endless;
+mod finite;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dcp_consumer::{
+    Acknowledge, Client, ConnectOptions, Content, Credentials, Error, ErrorKind, Filter,
+    OnRollback, StreamOptions,
+};
+use rand::Rng;
+use rand::rngs::StdRng;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+use crate::network::{Dialer, Network};
+use crate::plan::{FilterPlan, ReaderKind, ReaderPlan};
+use crate::report::Report;
+use crate::rows::{Item, Table};
+use crate::storage::{Pair, Storage};
+use crate::trace::Trace;
+use crate::world::{NAMES, World};
+
+/// Longer than any world: no outage may end a stream.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// Longest time a client may take to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Longest packet a world sends.
+const MAX_PACKET: u64 = 8 * 1024;
+
+/// What all of one world share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) seed: u64,
+    pub(crate) world: Rc<RefCell<World>>,
+    pub(crate) network: Arc<Network>,
+    pub(crate) trace: Trace,
+    pub(crate) report: Rc<RefCell<Report>>,
+    clients: Rc<RefCell<BTreeMap<u64, (Client, u32)>>>,
+    connected: Rc<Cell<u64>>,
+    /// All faults are over.
+    pub(crate) healed: Rc<Cell<Option<Instant>>>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        seed: u64,
+        world: Rc<RefCell<World>>,
+        network: Arc<Network>,
+        trace: Trace,
+    ) -> Self {
+        Self {
+            seed,
+            world,
+            network,
+            trace,
+            report: Rc::default(),
+            clients: Rc::default(),
+            connected: Rc::default(),
+            healed: Rc::default(),
+        }
+    }
+
+    /// Whether nothing was broken for as long as a client may take to connect.
+    fn is_well(&self) -> bool {
+        self.healed.get().is_some_and(|since| since.elapsed() > 2 * CONNECT_TIMEOUT)
+    }
+
+    pub(crate) fn count(&self, what: impl Into<String>) {
+        self.report.borrow_mut().count(what);
+    }
+}
+
+/// Why a reader stops.
+enum Stop {
+    /// While a stream was being opened.
+    Opening(Error),
+    /// While it ran.
+    Running(Error),
+    Violation(String),
+    /// A call was cancelled, or there is nothing to read.
+    Again,
+}
+
+/// One reader and its process.
+pub(crate) struct Reader {
+    pub(crate) plan: ReaderPlan,
+    shared: Shared,
+    pub(crate) storage: Rc<RefCell<Storage>>,
+    paused_until: Rc<Cell<Option<Instant>>>,
+    /// A finite reader begins nothing more.
+    stops: Rc<Cell<bool>>,
+    lives: u64,
+    alive: Vec<JoinHandle<()>>,
+}
+
+impl Reader {
+    pub(crate) fn new(plan: ReaderPlan, shared: Shared) -> Self {
+        Self {
+            plan,
+            shared,
+            storage: Rc::default(),
+            paused_until: Rc::default(),
+            stops: Rc::default(),
+            lives: 0,
+            alive: Vec::new(),
+        }
+    }
+
+    pub(crate) fn start(&mut self) {
+        let processes = if self.plan.kind == ReaderKind::Rivals { 2 } else { 1 };
+        for _ in 0..processes {
+            self.lives += 1;
+            let seed = self.shared.seed ^ (self.plan.number << 40) ^ (self.lives << 48);
+            let process = Process {
+                plan: self.plan.clone(),
+                shared: self.shared.clone(),
+                storage: Rc::clone(&self.storage),
+                paused_until: Rc::clone(&self.paused_until),
+                stops: Rc::clone(&self.stops),
+                life: Cell::new(0),
+                seed,
+            };
+            self.shared.count(format!("reader {:?}", self.plan.kind));
+            self.alive.push(tokio::task::spawn_local(process.live()));
+        }
+    }
+
+    /// Ends its process without a word; what it had not stored is gone.
+    pub(crate) async fn kill(&mut self) {
+        for alive in self.alive.drain(..) {
+            alive.abort();
+            // Ends with being cancelled.
+            let _ = alive.await;
+        }
+        if !self.shares_client() {
+            self.shared.clients.borrow_mut().remove(&self.plan.client);
+        }
+    }
+
+    fn shares_client(&self) -> bool {
+        self.plan.client != self.plan.number
+    }
+
+    /// It takes nothing for a while.
+    pub(crate) fn pause(&self, lasts: Duration) {
+        self.paused_until.set(Some(Instant::now() + lasts));
+    }
+
+    pub(crate) fn take_violation(&self) -> Option<String> {
+        self.storage.borrow_mut().violation.take()
+    }
+
+    /// Waits until a finite reader has come to the end of what it reads.
+    pub(crate) async fn finish(&mut self, patience: Duration) -> Result<(), String> {
+        if self.plan.kind != ReaderKind::Finite {
+            return Ok(());
+        }
+        self.stops.set(true);
+        for alive in &mut self.alive {
+            if timeout(patience, alive).await.is_err() {
+                return Err(format!("{self}: a finite stream does not end"));
+            }
+        }
+        self.alive.clear();
+        Ok(())
+    }
+
+    /// Whether what it has stored is what the cluster has.
+    pub(crate) fn compare(&self) -> Result<(), String> {
+        if self.plan.kind == ReaderKind::Finite {
+            return Ok(());
+        }
+        let storage = self.storage.borrow();
+        let pair = storage.newest();
+        let world = self.shared.world.borrow();
+        let compared = compare(&self.plan, &world, pair);
+        compared.map_err(|wrong| format!("{self}: {wrong}"))?;
+        let (Some(pair), FilterPlan::All) = (pair, self.plan.filter) else { return Ok(()) };
+        for (vbid, high) in world.producer.high_seqnos() {
+            let position = pair.checkpoint.position(vbid);
+            let seqno = position.map_or_else(Default::default, |position| position.seqno);
+            if seqno != high {
+                return Err(format!("{self}: {vbid} stands at {seqno} of {high}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads everything that is there, from the beginning and from what is stored; each must bring
+    /// what the cluster has.
+    pub(crate) async fn read_all(&mut self, patience: Duration) -> Result<(), String> {
+        let process = Process {
+            plan: self.plan.clone(),
+            shared: self.shared.clone(),
+            storage: Rc::clone(&self.storage),
+            paused_until: Rc::default(),
+            stops: Rc::default(),
+            life: Cell::new(0),
+            seed: self.shared.seed ^ (self.plan.number << 40),
+        };
+        let read = timeout(patience, Box::pin(process.read_all())).await;
+        let read = read.unwrap_or_else(|_| Err("the last finite stream does not end".to_owned()));
+        read.map_err(|wrong| format!("{self}: {wrong}"))
+    }
+}
+
+impl std::fmt::Display for Reader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "reader {} ({:?}, {:?})", self.plan.number, self.plan.kind, self.plan.filter)
+    }
+}
+
+/// Whether rows are what the cluster has, of what the reader asks for.
+fn compare(plan: &ReaderPlan, world: &World, pair: Option<&Pair>) -> Result<(), String> {
+    let ids = wanted_ids(plan, world, pair);
+    if plan.filter == FilterPlan::Collections && ids.is_empty() {
+        return Ok(());
+    }
+    let wants = world.documents(&ids, plan.system_documents)?;
+    let nothing = Table::default();
+    let of = (plan.filter == FilterPlan::Collections).then_some(&ids);
+    let has = pair.map_or(&nothing, |pair| &pair.table).documents(of);
+    let since = pair.map_or(0, |pair| pair.since);
+    let mut off = Vec::new();
+    for (key, value) in &wants {
+        if has.get(key) != Some(value) && (has.contains_key(key) || is_since(world, key, since)) {
+            off.push(format!("{}/{} is missing or old", key.0, String::from_utf8_lossy(&key.1)));
+        }
+    }
+    for key in has.keys().filter(|key| !wants.contains_key(*key)) {
+        off.push(format!("{}/{} should be gone", key.0, String::from_utf8_lossy(&key.1)));
+    }
+    if off.is_empty() { Ok(()) } else { Err(off.join(", ")) }
+}
+
+/// Whether a document was written after a reader began.
+fn is_since(world: &World, (collection, key): &(u32, Vec<u8>), since: u64) -> bool {
+    let document = world.producer.get_from(dcp_wire::CollectionId(*collection), key);
+    let Some(document) = document else { return false };
+    let vbid = world.producer.vbid_of(key);
+    let write = world.truth.of_document(vbid, document.seqno.0, document.cas.0);
+    write.is_none_or(|write| write.order > since)
+}
+
+/// The collections a reader is to have.
+fn wanted_ids(plan: &ReaderPlan, world: &World, pair: Option<&Pair>) -> BTreeSet<u32> {
+    match plan.filter {
+        FilterPlan::All => world.live(|of| plan.system_documents || of.scope != "_system"),
+        FilterPlan::Scope => world.live(|of| of.scope == "shop"),
+        FilterPlan::Collections => {
+            let ids = pair.and_then(|pair| pair.ids.clone()).unwrap_or_default();
+            ids.intersection(&world.live(|_| true)).copied().collect()
+        }
+    }
+}
+
+/// One process of a reader.
+struct Process {
+    plan: ReaderPlan,
+    shared: Shared,
+    storage: Rc<RefCell<Storage>>,
+    paused_until: Rc<Cell<Option<Instant>>>,
+    stops: Rc<Cell<bool>>,
+    /// Of the bucket, when the client was connected.
+    life: Cell<u32>,
+    seed: u64,
+}
+
+/// What a stream is opened with.
+struct Wanted {
+    client: Client,
+    options: StreamOptions,
+    pair: Option<Pair>,
+    ids: Option<BTreeSet<u32>>,
+}
+
+impl Process {
+    async fn live(self) {
+        let mut rng = <StdRng as rand::SeedableRng>::seed_from_u64(self.seed);
+        while !self.stops.get() {
+            let read = match self.plan.kind {
+                ReaderKind::Finite => Box::pin(self.read_finite(&mut rng)).await,
+                _ => Box::pin(self.read_endless(&mut rng)).await,
+            };
+            if let Err(violation) = self.judge(read) {
+                let violation =
+                    format!("reader {} ({:?}): {violation}", self.plan.number, self.plan.kind);
+                self.storage.borrow_mut().violation.get_or_insert(violation);
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(rng.random_range(1..600))).await;
+        }
+    }
+
+    /// Decides whether a reader may have stopped for this.
+    fn judge(&self, read: Result<(), Stop>) -> Result<(), String> {
+        let (error, is_running) = match read {
+            Ok(()) | Err(Stop::Again) => return Ok(()),
+            Err(Stop::Violation(violation)) => return Err(violation),
+            Err(Stop::Opening(error)) => (error, false),
+            Err(Stop::Running(error)) => (error, true),
+        };
+        self.shared.trace.add(format!("reader {}: {:?}: {error}", self.plan.number, error.kind()));
+        self.shared.count(format!("error {:?}", error.kind()));
+        let world = self.shared.world.borrow();
+        let stored = self.storage.borrow().newest().cloned();
+        let is_of_this_bucket =
+            |pair: &Pair| pair.checkpoint.bucket_uuid() == world.producer.bucket_uuid();
+        let is_another_bucket =
+            self.life.get() != world.lives || !stored.as_ref().is_none_or(is_of_this_bucket);
+        if is_another_bucket {
+            let is_old = |(_, life): &(Client, u32)| *life != world.lives;
+            let mut clients = self.shared.clients.borrow_mut();
+            if clients.get(&self.plan.client).is_some_and(is_old) {
+                clients.remove(&self.plan.client);
+            }
+            self.storage.borrow_mut().lose();
+            self.shared.count("began anew on another bucket");
+            return Ok(());
+        }
+        let has_nothing_left = self.plan.filter == FilterPlan::Collections
+            && stored.as_ref().is_some_and(|pair| pair.ids.is_some())
+            && wanted_ids(&self.plan, &world, stored.as_ref()).is_empty();
+        if has_nothing_left {
+            self.storage.borrow_mut().lose();
+            self.shared.count("began anew with other collections");
+            return Ok(());
+        }
+        if error.kind() == ErrorKind::Rollback && self.plan.on_rollback == OnRollback::Raise {
+            self.storage.borrow_mut().lose();
+            self.shared.count("began anew after a rollback");
+            return Ok(());
+        }
+        let (healed, filtered) = (self.shared.is_well(), self.plan.filter != FilterPlan::All);
+        let may_be = match error.kind() {
+            // Only a new process may fail for an outage.
+            _ if is_running => false,
+            ErrorKind::Connect | ErrorKind::ConnectionLost | ErrorKind::Timeout => !healed,
+            ErrorKind::BucketNotFound
+            | ErrorKind::AccessDenied
+            | ErrorKind::Authentication
+            | ErrorKind::NotCouchbase
+            | ErrorKind::Protocol
+            | ErrorKind::Status => !healed,
+            // There may be no such collection.
+            ErrorKind::Config => filtered,
+            _ => false,
+        };
+        if may_be {
+            return Ok(());
+        }
+        let when = if is_running { "while it ran" } else { "while it was opened" };
+        let mut causes = format!("{error}");
+        let mut cause = std::error::Error::source(&error);
+        while let Some(next) = cause {
+            causes = format!("{causes}: {next}");
+            cause = next.source();
+        }
+        Err(format!("a stream ended {when}: {:?}: {causes}", error.kind()))
+    }
+
+    /// The client, the options, and what to go on from.
+    async fn prepare(&self, pair: Option<Pair>, rng: &mut StdRng) -> Result<Wanted, Stop> {
+        self.rest().await;
+        let client = self.client(rng).await?;
+        let names = self.names(pair.as_ref());
+        let filter = match self.plan.filter {
+            FilterPlan::All => Filter::All,
+            FilterPlan::Scope => Filter::Scope("shop".to_owned()),
+            FilterPlan::Collections if names.is_empty() => {
+                if pair.is_some() {
+                    self.storage.borrow_mut().lose();
+                }
+                return Err(Stop::Again);
+            }
+            FilterPlan::Collections => Filter::Collections(names.keys().cloned().collect()),
+        };
+        let ids: BTreeSet<u32> = names.values().copied().collect();
+        let ids = (self.plan.filter == FilterPlan::Collections).then_some(ids);
+        if let Some(had) = pair.as_ref().and_then(|pair| pair.ids.as_ref())
+            && ids.as_ref().is_some_and(|ids| ids.len() < had.len())
+        {
+            self.shared.count("filter narrowed");
+        }
+        let plan = &self.plan;
+        let acknowledge = if plan.manual { Acknowledge::Manual } else { Acknowledge::OnNext };
+        let options = StreamOptions {
+            filter,
+            batch: plan.batch,
+            content: Content { values: true, xattrs: plan.xattrs },
+            noop_interval: plan.noop_interval,
+            on_rollback: plan.on_rollback,
+            acknowledge,
+            persisted_only: plan.persisted_only,
+            system_documents: plan.system_documents,
+            compressed: plan.compressed,
+            buffer_size: StreamOptions::MIN_BUFFER_SIZE,
+            retry_timeout: RETRY_TIMEOUT,
+            ..StreamOptions::default()
+        };
+        self.shared.count(format!("filter {:?}", plan.filter));
+        self.shared.count(format!("on_rollback {:?}", plan.on_rollback));
+        Ok(Wanted { client, options, pair, ids })
+    }
+
+    /// Collections to ask for: those stored, or those there are. By name.
+    fn names(&self, pair: Option<&Pair>) -> BTreeMap<String, u32> {
+        let world = self.shared.world.borrow();
+        let had = pair.and_then(|pair| pair.ids.as_ref());
+        let of_shop = NAMES.iter().filter(|(scope, _)| *scope == "shop");
+        of_shop
+            .filter_map(|(scope, name)| {
+                Some((format!("{scope}.{name}"), world.id_of(scope, name)?))
+            })
+            .filter(|(_, id)| had.is_none_or(|had| had.contains(id)))
+            .collect()
+    }
+
+    /// Whether the filter still means what it was made for.
+    fn is_current(&self, wanted: &Wanted) -> bool {
+        let Some(ids) = &wanted.ids else { return true };
+        let manifest = wanted.client.manifest();
+        let Filter::Collections(names) = &wanted.options.filter else { return true };
+        let known = names.iter().filter_map(|name| {
+            let (scope, collection) = name.split_once('.')?;
+            Some(manifest.collection_named(scope, collection)?.id.0)
+        });
+        known.collect::<BTreeSet<u32>>() == *ids
+    }
+
+    async fn client(&self, rng: &mut StdRng) -> Result<Client, Stop> {
+        let number = self.plan.client;
+        let known = self.shared.clients.borrow().get(&number).cloned();
+        if let Some((client, life)) = known {
+            self.shared.count("client used again");
+            self.life.set(life);
+            return Ok(client);
+        }
+        self.shared.connected.set(self.shared.connected.get() + 1);
+        let seed = self.shared.seed ^ (self.shared.connected.get() << 32);
+        let network = Arc::clone(&self.shared.network);
+        let (life, nodes) = {
+            let world = self.shared.world.borrow();
+            (world.lives, world.producer.connection_string())
+        };
+        self.life.set(life);
+        let keep = Duration::from_secs(if self.plan.keeps_connections { 60 } else { 0 });
+        let options = ConnectOptions::new(nodes)
+            .with_bucket("default")
+            .with_credentials(Credentials::new("Administrator", "password"))
+            .with_connect_timeout(CONNECT_TIMEOUT)
+            .with_keep_connections(keep)
+            .with_dialer(Arc::new(Dialer { network, client: number, seed }));
+        let connecting = Box::pin(Client::connect(options));
+        let client = self.unless_cancelled(connecting, rng).await?.map_err(Stop::Opening)?;
+        self.shared.clients.borrow_mut().insert(number, (client.clone(), life));
+        Ok(client)
+    }
+
+    /// Now and then gives a call up before it is done.
+    async fn unless_cancelled<T>(
+        &self,
+        call: impl Future<Output = T>,
+        rng: &mut StdRng,
+    ) -> Result<T, Stop> {
+        if !rng.random_bool(0.15) {
+            return Ok(call.await);
+        }
+        let soon = Duration::from_millis(rng.random_range(0..60));
+        timeout(soon, call).await.map_err(|_| {
+            self.shared.count("call cancelled");
+            Stop::Again
+        })
+    }
+
+    /// Waits until a pause is over.
+    async fn rest(&self) {
+        if let Some(until) = self.paused_until.take() {
+            tokio::time::sleep_until(until).await;
+        }
+    }
+
+    /// Looks at what was received: all of it must be true.
+    fn check(&self, items: &[Item], wanted: &Wanted) -> Result<(), Stop> {
+        let mut world = self.shared.world.borrow_mut();
+        if wanted.client.bucket_uuid() != world.producer.bucket_uuid() {
+            // Of a bucket that is gone.
+            return Ok(());
+        }
+        for item in items {
+            self.shared.network.event(format!("{} {item:?}", self.plan.number).as_bytes());
+            match item {
+                Item::Change(row) => {
+                    world.check_row(row, self.plan.system_documents).map_err(Stop::Violation)?;
+                    let of = world.collections.get(&row.collection);
+                    let asked_for = match (&wanted.ids, self.plan.filter) {
+                        (Some(ids), _) => ids.contains(&row.collection),
+                        (None, FilterPlan::Scope) => of.is_some_and(|of| of.scope == "shop"),
+                        _ => true,
+                    };
+                    if !asked_for {
+                        let wrong = format!("a row that was not asked for: {row:?}");
+                        return Err(Stop::Violation(wrong));
+                    }
+                    if self.plan.persisted_only && !world.is_ephemeral {
+                        world.truth.promise(row, self.plan.number);
+                    }
+                    self.shared.count(format!("row {:?}", row.op));
+                    if row.has_xattrs {
+                        self.shared.count("row with xattrs");
+                    }
+                }
+                Item::Rollback(rollback) => {
+                    if self.plan.on_rollback == OnRollback::Resync && rollback.seqno.0 != 0 {
+                        let wrong = format!("a resync that begins at {}", rollback.seqno);
+                        return Err(Stop::Violation(wrong));
+                    }
+                    self.shared.count("row Rollback");
+                }
+                Item::Emptied { .. } => self.shared.count("row CollectionChanged"),
+            }
+        }
+        Ok(())
+    }
+}
