@@ -8,6 +8,11 @@ use crate::run::{Outcome, run};
 /// Real time spent on one world.
 const TIME: Duration = Duration::from_secs(60);
 
+/// What differs between readers that fail in the same way.
+const SPELLINGS: [&str; 9] = [
+    "Endless", "Rivals", "Latest", "Finite", "All", "Scope", "Collections", "Mutation", "Deletion",
+];
+
 /// A plan that still fails, with as little in it as was found, and how it goes.
 pub(crate) fn shrink(plan: &Plan) -> (Plan, Outcome) {
     let begin = Instant::now();
@@ -38,10 +43,19 @@ pub(crate) fn shrink(plan: &Plan) -> (Plan, Outcome) {
     (best, outcome)
 }
 
-/// Keeps a smaller plan if it fails; otherwise goes on behind what was left out.
+/// What a failure says, without its numbers: a smaller plan that fails in another way is another
+/// finding.
+fn gist(outcome: &Outcome) -> Option<String> {
+    let failure = outcome.result.as_ref().err()?;
+    let words = failure.split(|letter: char| !letter.is_ascii_alphabetic());
+    let words = words.filter(|word| word.len() > 2 && !SPELLINGS.contains(word));
+    Some(words.take(12).collect::<Vec<_>>().join(" "))
+}
+
+/// Keeps a smaller plan if it fails in the same way; otherwise goes on behind what was left out.
 fn take(best: &mut Plan, outcome: &mut Outcome, less: Plan, at: &mut usize, size: usize) -> bool {
     let went = run(&less);
-    if went.result.is_err() {
+    if gist(&went) == gist(outcome) {
         (*best, *outcome) = (less, went);
         return true;
     }

@@ -33,6 +33,17 @@ pub(crate) struct Write {
     copies: BTreeSet<u64>,
     /// Who was given it as something no failover takes back.
     promised_to: BTreeSet<u64>,
+    fate: Fate,
+}
+
+/// Whether a write is part of the history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Held,
+    /// A copy took over that did not have it, though it was there when it was written.
+    TakenBack,
+    /// It was lost in a way that nobody is safe from.
+    Lost,
 }
 
 impl fmt::Debug for Write {
@@ -107,6 +118,7 @@ impl Truth {
             order: self.writes,
             copies: history.copies.values().copied().collect(),
             promised_to: BTreeSet::new(),
+            fate: Fate::Held,
         };
         history.writes.entry(token.seqno.0).or_default().push(write);
     }
@@ -156,6 +168,13 @@ impl Truth {
         let writes = history.writes.get_mut(&row.seqno.0).into_iter().flatten();
         for write in writes.filter(|write| write.cas == row.cas && write.key == row.key) {
             write.promised_to.insert(reader);
+            if write.fate == Fate::TakenBack {
+                let broken = format!(
+                    "{}: what some copy did not have was given as persisted: {write:?}",
+                    row.vbid
+                );
+                self.broken.get_or_insert(broken);
+            }
         }
     }
 
@@ -243,15 +262,15 @@ impl History {
     fn settle_promises(&mut self, high: u64, promoted: Option<u64>, keeps: bool) -> Option<String> {
         let mut broken = None;
         for (seqno, writes) in self.writes.iter_mut().filter(|(seqno, _)| **seqno > high) {
-            for write in writes {
+            for write in writes.iter_mut().filter(|write| write.fate == Fate::Held) {
                 let was_there = promoted.is_some_and(|copy| write.copies.contains(&copy));
-                if keeps && was_there && !write.promised_to.is_empty() {
+                write.fate = if keeps && was_there { Fate::TakenBack } else { Fate::Lost };
+                if write.fate == Fate::TakenBack && !write.promised_to.is_empty() {
                     broken = Some(format!(
                         "what was on the disks of all copies was taken back: seqno {seqno}, the \
                          new branch begins at {high}; {write:?}"
                     ));
                 }
-                write.promised_to.clear();
             }
         }
         broken
