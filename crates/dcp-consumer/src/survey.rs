@@ -257,7 +257,12 @@ impl Survey {
             self.connections.insert(address, connected);
         }
         if missing.iter().any(|vbid| !answers.contains_key(vbid)) {
-            self.refresh_map().await?;
+            if self.connections.is_empty() {
+                // The map names no node for any of them.
+                self.find_out_who_is_left().await?;
+            } else {
+                self.refresh_map().await?;
+            }
         }
         Ok(())
     }

@@ -203,7 +203,7 @@ impl Run {
         let away = Duration::from_millis(rng.random_range(0..3000));
         sleep(away).await;
         producer.create_bucket().expect("there is none");
-        self.shared.world.borrow_mut().begin(rng.random_bool(0.5));
+        self.shared.world.borrow_mut().begin(rng.random_bool(0.5), rng.random_bool(0.5));
         format!("another one after {away:?}")
     }
 

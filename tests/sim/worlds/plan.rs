@@ -19,6 +19,8 @@ pub(crate) struct Plan {
     pub(crate) calm: bool,
     /// Scope `_system` exists from the start, as it does on servers since 7.6.
     pub(crate) system_scope: bool,
+    /// Collections that come and go are there from the start.
+    pub(crate) collections: bool,
     pub(crate) readers: Vec<ReaderPlan>,
     pub(crate) steps: Vec<Step>,
 }
@@ -101,7 +103,7 @@ kinds! {
     Persist 5 true,
     HoldPersistence 6 true,
     ReplicaLag 9 true,
-    Purge 3 true,
+    Purge 3 false,
     PurgeWhileAway 3 false,
     // Histories that are cut back.
     LoseTail 5 false,
@@ -174,9 +176,11 @@ impl Plan {
         let calm = rng.random_bool(0.15) && !ephemeral;
         let readers = rng.random_range(1..=3);
         let shared = rng.random_bool(0.3);
-        let pause = |rng: &mut StdRng| match rng.random_range(0..20) {
-            0 => rng.random_range(0..6000),
-            1..8 => rng.random_range(0..30),
+        let pause = |rng: &mut StdRng| match rng.random_range(0..60) {
+            // Longer than it takes until a stream that stands still is told of.
+            0 => rng.random_range(60_000..140_000),
+            1..3 => rng.random_range(0..6000),
+            3..24 => rng.random_range(0..30),
             _ => rng.random_range(0..400),
         };
         let step = |rng: &mut StdRng| Step {
@@ -192,6 +196,7 @@ impl Plan {
             ephemeral,
             calm,
             system_scope: rng.random_bool(0.5),
+            collections: rng.random_bool(0.6),
             readers: (0..readers).map(|number| ReaderPlan::new(number, shared, rng)).collect(),
             steps: (0..rng.random_range(8..50)).map(|_| step(rng)).collect(),
         }

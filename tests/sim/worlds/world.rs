@@ -71,17 +71,21 @@ impl World {
             written: 0,
             rules: Vec::new(),
         };
-        world.begin(plan.system_scope);
+        world.begin(plan.system_scope, plan.collections);
         world
     }
 
     /// What every bucket has at first.
-    pub(crate) fn begin(&mut self, system_scope: bool) {
+    pub(crate) fn begin(&mut self, system_scope: bool, collections: bool) {
         let default = ("_default".to_owned(), "_default".to_owned());
         self.add(DEFAULT, default);
         self.producer.create_scope("shop").expect("a new scope");
         if system_scope {
             self.create_system_scope();
+        }
+        for (scope, name) in NAMES.into_iter().filter(|_| collections) {
+            let id = self.producer.create_collection(scope, name, None).expect("a new one");
+            self.add(id.0, (scope.to_owned(), name.to_owned()));
         }
         self.observe(true);
     }

@@ -126,7 +126,8 @@ impl Reader {
                 storage: Rc::clone(&self.storage),
                 paused_until: Rc::clone(&self.paused_until),
                 stops: Rc::clone(&self.stops),
-                life: Cell::new(0),
+                life: Cell::default(),
+            is_foreign: Cell::default(),
                 seed,
             };
             self.shared.count(format!("reader {:?}", self.plan.kind));
@@ -204,7 +205,8 @@ impl Reader {
             storage: Rc::clone(&self.storage),
             paused_until: Rc::default(),
             stops: Rc::default(),
-            life: Cell::new(0),
+            life: Cell::default(),
+            is_foreign: Cell::default(),
             seed: self.shared.seed ^ (self.plan.number << 40),
         };
         let read = timeout(patience, Box::pin(process.read_all())).await;
@@ -272,6 +274,8 @@ struct Process {
     stops: Rc<Cell<bool>>,
     /// Of the bucket, when the client was connected.
     life: Cell<u32>,
+    /// What it went on from is of a bucket that is gone.
+    is_foreign: Cell<bool>,
     seed: u64,
 }
 
@@ -286,6 +290,7 @@ struct Wanted {
 impl Process {
     async fn live(self) {
         let mut rng = <StdRng as rand::SeedableRng>::seed_from_u64(self.seed);
+        let mut rounds = 0;
         while !self.stops.get() {
             let read = match self.plan.kind {
                 ReaderKind::Finite => Box::pin(self.read_finite(&mut rng)).await,
@@ -297,7 +302,10 @@ impl Process {
                 self.storage.borrow_mut().violation.get_or_insert(violation);
                 return;
             }
-            tokio::time::sleep(Duration::from_millis(rng.random_range(1..600))).await;
+            // Less and less often, so that a long pause is not all reading.
+            rounds += 1;
+            let pause = rng.random_range(1..600 * (1 + rounds / 8));
+            tokio::time::sleep(Duration::from_millis(pause)).await;
         }
     }
 
@@ -323,7 +331,9 @@ impl Process {
             if clients.get(&self.plan.client).is_some_and(is_old) {
                 clients.remove(&self.plan.client);
             }
-            self.storage.borrow_mut().lose();
+            if !stored.as_ref().is_none_or(is_of_this_bucket) {
+                self.storage.borrow_mut().lose();
+            }
             self.shared.count("began anew on another bucket");
             return Ok(());
         }
@@ -372,6 +382,8 @@ impl Process {
     async fn prepare(&self, pair: Option<Pair>, rng: &mut StdRng) -> Result<Wanted, Stop> {
         self.rest().await;
         let client = self.client(rng).await?;
+        let is_foreign = |pair: &Pair| pair.checkpoint.bucket_uuid() != client.bucket_uuid();
+        self.is_foreign.set(pair.as_ref().is_some_and(is_foreign));
         let names = self.names(pair.as_ref());
         let filter = match self.plan.filter {
             FilterPlan::All => Filter::All,
@@ -484,8 +496,11 @@ impl Process {
 
     /// Waits until a pause is over.
     async fn rest(&self) {
-        if let Some(until) = self.paused_until.take() {
-            tokio::time::sleep_until(until).await;
+        while let Some(until) = self.paused_until.get()
+            && until > Instant::now()
+            && self.shared.healed.get().is_none()
+        {
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
