@@ -3,14 +3,16 @@
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_quickstart_and_what_follows_it_run(capsys):
+def test_the_quickstart_and_what_follows_it_run(capsys, monkeypatch, tmp_path):
     blocks = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
     )
-    quickstart, arrow, *_ = blocks
+    quickstart, arrow, resume, *_ = blocks
     names = {}
     exec(quickstart, names)
     printed = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
@@ -19,6 +21,22 @@ def test_the_quickstart_and_what_follows_it_run(capsys):
     exec(arrow, names)
     assert names["table"].num_rows == names["frame"].height == len(printed)
     assert names["frame"].columns == ["op", "key", "seqno"]
+    monkeypatch.chdir(tmp_path)
+    seen = []
+
+    class Enough(Exception):
+        pass
+
+    def write(batch):
+        seen.extend(row["key"] for row in batch.rows())
+        if "stop" in seen:
+            raise Enough
+        names["producer"].upsert("stop", {})
+
+    for _ in range(2):
+        with pytest.raises(Enough):
+            exec(resume, names | {"write": write})
+    assert sorted(seen) == ["airline_10", "airline_11", "stop", "stop"], "the last was not saved"
     names["client"].close()
     names["producer"].close()
 

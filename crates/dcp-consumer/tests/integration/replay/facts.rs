@@ -24,6 +24,8 @@ pub(super) struct Delivered {
 pub(super) struct Compared {
     /// Streams that were granted.
     pub(super) streams: usize,
+    /// Streams that this consumer cannot have.
+    pub(super) not_played: usize,
     /// Rows that an operation or a list names.
     pub(super) named_rows: usize,
     /// Rows that nothing names.

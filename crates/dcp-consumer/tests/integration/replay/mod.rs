@@ -12,8 +12,8 @@ use dcp_consumer::{Client, Start};
 use dcp_proto::checkpoint::{Checkpoint, FilterHash};
 use dcp_proto::{FailoverLog, Position, Snapshot};
 use dcp_test::scripted_server::ScriptedServer;
-use dcp_test::traces::{self, Scenario};
-use dcp_wire::{Seqno, Status, Vbid};
+use dcp_test::traces::{self, EventKind, Scenario};
+use dcp_wire::{Header, Opcode, Seqno, Status, Vbid};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
@@ -57,10 +57,12 @@ async fn play(scenario: Arc<Scenario>) -> Compared {
             delivered.extend(play_request(&scenario, &all, stream).await);
         }
     }
-    compare(&scenario, &delivered)
+    let not_played = all.iter().filter(|stream| stream.why_not_played().is_some()).count();
+    Compared { not_played, ..compare(&scenario, &delivered) }
 }
 
 #[tokio::test]
+#[expect(clippy::print_stdout, reason = "a test over a folder tells how much it has seen")]
 async fn every_recorded_stream_is_delivered_as_it_was_sent() {
     let mut tasks = JoinSet::new();
     let (mut compared, mut wrong) = (Vec::new(), Vec::new());
@@ -79,6 +81,7 @@ async fn every_recorded_stream_is_delivered_as_it_was_sent() {
     }
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
     let sum = |of: Count| compared.iter().map(of).sum::<usize>();
+    println!("{} streams, {} not played", sum(|each| each.streams), sum(|each| each.not_played));
     // Facts that are no longer found would otherwise go unnoticed.
     if traces::is_own_folder() {
         let least: [(&str, Count, usize); 4] = [
@@ -91,6 +94,45 @@ async fn every_recorded_stream_is_delivered_as_it_was_sent() {
             assert!(sum(of) >= least, "only {} {what}", sum(of));
         }
         assert!(sum(|each| each.other_rows) <= 465, "rows that no fact names");
+    }
+}
+
+/// A recording whose server refuses every stream, with or without noops.
+fn refusing(name: &str, status: Status, noop: bool) -> Scenario {
+    let mut scenario = Scenario::load(name).unwrap();
+    scenario.expected = serde_json::Value::Null;
+    scenario.events.retain_mut(|event| {
+        let (EventKind::ClientPacket(packet) | EventKind::ServerPacket(packet)) = &mut event.kind
+        else {
+            return true;
+        };
+        let opcode = Opcode(packet[1]);
+        if (packet[0], opcode) == (0x81, Opcode::DCP_STREAM_REQ) {
+            packet.truncate(Header::LEN);
+            packet[6..8].copy_from_slice(&status.0.to_be_bytes());
+            packet[8..12].fill(0);
+        }
+        let is_of_stream = matches!(
+            opcode,
+            Opcode::DCP_SNAPSHOT_MARKER | Opcode::DCP_MUTATION | Opcode::DCP_SYSTEM_EVENT
+        );
+        !is_of_stream && (noop || opcode != Opcode::DCP_CONTROL)
+    });
+    scenario
+}
+
+#[tokio::test]
+async fn what_a_server_refuses_for_the_recorded_settings_is_not_asked_of_this_consumer() {
+    let name = "8.0.2-collections-memory-all";
+    let played = |status, noop| async move {
+        let compared = play(Arc::new(refusing(name, status, noop))).await;
+        (compared.streams, compared.not_played)
+    };
+    assert_eq!(played(Status::NOT_SUPPORTED, false).await, (0, 1), "no noops");
+    // With the settings of this consumer it is refused as well, and fails for good.
+    for status in [Status::NOT_SUPPORTED, Status::EINVAL, Status::EACCESS, Status::UNKNOWN_COMMAND]
+    {
+        assert_eq!(played(status, true).await, (0, 0), "{status}");
     }
 }
 

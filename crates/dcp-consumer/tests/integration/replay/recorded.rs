@@ -6,8 +6,8 @@ use dcp_proto::Op;
 use dcp_test::scripted_server::Asked;
 use dcp_test::traces::{EventKind, Scenario};
 use dcp_wire::message::{
-    Deletion, Expiration, Message, Mutation, Open, OpenFlags, Request, StreamEnd, StreamEndReason,
-    StreamRequest, StreamRequestFlags, rollback_seqno,
+    Control, Deletion, Expiration, Message, Mutation, Open, OpenFlags, Request, StreamEnd,
+    StreamEndReason, StreamRequest, StreamRequestFlags, rollback_seqno,
 };
 use dcp_wire::{
     CollectionId, DocKey, Feature, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, StreamId,
@@ -48,6 +48,12 @@ pub(super) struct Connection {
     /// Whether bodies are left out.
     pub(super) no_value: bool,
     flags: OpenFlags,
+    /// Whether the server answers for the liveness of the connection, which this consumer asks for
+    /// and servers demand of clients that want xattrs or collections.
+    noop: bool,
+    /// Whether it takes part in durable writes, or names its streams.
+    replicates: bool,
+    names_streams: bool,
     /// Stream requests so far.
     requests: usize,
 }
@@ -77,6 +83,9 @@ pub(super) fn recorded(scenario: &Scenario) -> Requests {
             if let Ok(open) = Open::decode(&frame) {
                 connection.flags = open.flags;
             }
+            if let Ok(control) = Control::decode(&frame) {
+                connection.set(&control);
+            }
             if frame.header.opcode != Opcode::DCP_STREAM_REQ {
                 continue;
             }
@@ -102,6 +111,30 @@ pub(super) fn recorded(scenario: &Scenario) -> Requests {
 }
 
 impl Connection {
+    /// Takes a setting. One that the server refuses makes no difference to what is asked of it.
+    fn set(&mut self, control: &Control<'_>) {
+        let on = control.value == b"true";
+        match control.key {
+            b"enable_noop" => self.noop = on,
+            b"enable_sync_writes" => self.replicates = on,
+            b"enable_stream_id" => self.names_streams = on,
+            _ => {}
+        }
+    }
+
+    /// Whether the server refuses `status` what it would grant this consumer, which has collections
+    /// and noops always, and neither durable writes nor stream ids.
+    fn is_why(&self, status: Status, asked: &Asked) -> bool {
+        let wants_noop = self.collections || self.flags.contains(OpenFlags::INCLUDE_XATTRS);
+        let is_ours = (self.noop || !wants_noop) && !self.replicates && !self.names_streams;
+        let filters_nothing = !self.collections && !asked.value.is_empty();
+        match status {
+            Status::NOT_SUPPORTED => !is_ours || filters_nothing,
+            Status::EINVAL => filters_nothing,
+            _ => false,
+        }
+    }
+
     fn answered(&mut self, frame: &Frame<'_>) {
         match frame.header.opcode {
             Opcode::HELLO => {
@@ -179,7 +212,11 @@ impl Recorded {
         if !self.on.is_open && self.status != Some(Status::SUCCESS) {
             return Some(super::not_played::NOT_OPEN);
         }
-        if start_seqno >= end_seqno && !to_latest {
+        if self.status.is_some_and(|status| self.on.is_why(status, &self.asked)) {
+            return Some(super::not_played::SETTINGS);
+        }
+        let is_left = end_seqno > Seqno::ZERO && end_seqno >= start_seqno;
+        if !is_left && !to_latest {
             return Some(super::not_played::NOTHING_LEFT);
         }
         None
