@@ -21,8 +21,9 @@ use crate::world::World;
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Time without events after which all is quiet.
 const QUIET: Duration = Duration::from_secs(20);
-/// Simulated time in which a write must have arrived where nothing is broken.
-const SOON: Duration = Duration::from_secs(15);
+/// Simulated time in which a write must have arrived where nothing is broken any more: a dead
+/// connection is known after two noop intervals, of nine seconds at most.
+const SOON: Duration = Duration::from_secs(30);
 
 /// How a world went.
 pub(crate) struct Outcome {
