@@ -85,9 +85,33 @@ class Planner:
     True
     """
 
-    def __init__(self, client: Client, vbuckets: Iterable[int] | None = None) -> None:
-        """Makes a planner of a bucket, or of some of its vBuckets."""
-        self._inner = _dcp_rs.Planner(client._inner)  # noqa: SLF001
+    def __init__(
+        self,
+        client: Client,
+        vbuckets: Iterable[int] | None = None,
+        *,
+        scope: str | None = None,
+        collections: Iterable[str] | None = None,
+        system_documents: bool = False,
+    ) -> None:
+        """Makes a planner of a bucket, or of some of its vBuckets.
+
+        Args:
+            client: Client of the bucket.
+            vbuckets: vBuckets to read; all if not given.
+            scope: As the streams that read the ranges are given it.
+            collections: As well.
+            system_documents: As well.
+
+        Raises:
+            ConfigError: There is no such scope or collection.
+        """
+        self._inner = _dcp_rs.Planner(
+            client._inner,  # noqa: SLF001 - its own
+            scope,
+            None if collections is None else list(collections),
+            system_documents,
+        )
         self._vbuckets = None if vbuckets is None else sorted(vbuckets)
 
     @property
@@ -125,7 +149,8 @@ class Planner:
         Raises:
             RollbackError: The server's history is another one, and `on_rollback` is `fail`.
             DataError: Deletions may have been purged unread.
-            CheckpointError: `start` is damaged, or of another bucket.
+            CheckpointError: `start` is damaged, of another bucket, or was made with a filter that
+                does not contain this one.
         """
         return _load(self._inner.plan_end(_dump(start), _engine(options)))
 
@@ -137,7 +162,8 @@ class Planner:
         Raises:
             RollbackError: `end` tells of a rollback, and `on_rollback` is `fail`.
             DataError: Deletions may have been purged unread.
-            CheckpointError: The offsets are damaged, or of another bucket.
+            CheckpointError: The offsets are damaged, of another bucket, or were made with a filter
+                that does not contain this one.
         """
         planned = self._inner.plan_tasks(_dump(start), _dump(end), tasks, _engine(options))
         return [Task(node, tuple(Range(*each) for each in ranges)) for node, ranges in planned]

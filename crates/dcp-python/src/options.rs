@@ -195,7 +195,10 @@ impl StreamArgs {
 }
 
 /// Collections may be named within `scope` or with their own, as `scope.collection`.
-fn filter(scope: Option<String>, collections: Option<Vec<String>>) -> Result<Filter, Failure> {
+pub(crate) fn filter(
+    scope: Option<String>,
+    collections: Option<Vec<String>>,
+) -> Result<Filter, Failure> {
     let Some(collections) = collections else {
         return Ok(scope.map_or(Filter::All, Filter::Scope));
     };

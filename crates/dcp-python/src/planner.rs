@@ -1,17 +1,20 @@
 //! The driver's side of bounded reads that follow each other.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dcp_consumer::{Client as EngineClient, Observation, Observer};
+use dcp_proto::checkpoint::StoredFilter;
 use dcp_proto::micro_batch::{
     Limits, Located, Observed, Offset, Offsets, OnRollback, Range, pack, plan_end, plan_ranges,
 };
+use dcp_proto::topology::Manifest;
 use dcp_wire::{Seqno, Vbid};
 use pyo3::prelude::*;
 
 use crate::client::Client;
 use crate::error::Failure;
+use crate::options::filter;
 use crate::runtime::{ProcessBound, wait};
 use crate::schema::one_of;
 
@@ -54,6 +57,9 @@ pub(crate) struct Planner {
     client: ProcessBound<EngineClient>,
     observer: ProcessBound<tokio::sync::Mutex<Observer>>,
     is_ephemeral: bool,
+    /// What is read, and the manifest that it was looked up in.
+    filter: StoredFilter,
+    manifest: Arc<Manifest>,
     /// Never locked across a wait.
     seen: Mutex<Seen>,
 }
@@ -97,11 +103,21 @@ impl Seen {
 #[pymethods]
 impl Planner {
     #[new]
-    fn new(py: Python<'_>, client: &Client) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        client: &Client,
+        scope: Option<String>,
+        collections: Option<Vec<String>>,
+        system_documents: bool,
+    ) -> PyResult<Self> {
         let client = client.engine()?.clone();
         let observer = client.observer().map_err(Failure::from)?;
+        let names = filter(scope, collections)?;
+        let look_up = || client.stored_filter(&names, system_documents);
         Ok(Self {
             is_ephemeral: observer.is_ephemeral(),
+            filter: wait(py, look_up)?.map_err(Failure::from)?,
+            manifest: client.manifest(),
             client: ProcessBound::new(py, "planner", client)?,
             observer: ProcessBound::new(py, "planner", tokio::sync::Mutex::new(observer))?,
             seen: Mutex::default(),
@@ -148,7 +164,9 @@ impl Planner {
     fn plan_end(&self, start: &str, options: PlanArgs) -> PyResult<String> {
         let (start, limits) = (self.parse(start)?, options.into_limits()?);
         if let Some(until) = &limits.until {
-            self.check(until)?;
+            let client = self.client.get()?;
+            let checked = until.check(client.bucket_uuid(), client.num_vbuckets().into());
+            checked.map_err(Failure::from)?;
         }
         let mut seen = self.seen();
         let end = plan_end(&start, &seen.observed(&start), &limits).map_err(Failure::from)?;
@@ -179,19 +197,15 @@ impl Planner {
 
     fn nothing_read(&self) -> PyResult<Offsets> {
         let client = self.client.get()?;
-        Ok(Offsets::new(client.bucket_uuid(), client.num_vbuckets()))
+        Ok(Offsets::new(client.bucket_uuid(), self.filter.clone(), client.num_vbuckets()))
     }
 
     fn parse(&self, json: &str) -> PyResult<Offsets> {
         let offsets = Offsets::from_json(json).map_err(Failure::from)?;
-        self.check(&offsets)?;
-        Ok(offsets)
-    }
-
-    fn check(&self, offsets: &Offsets) -> PyResult<()> {
         let client = self.client.get()?;
-        let checked = offsets.check(client.bucket_uuid(), client.num_vbuckets().into());
-        Ok(checked.map_err(Failure::from)?)
+        let (uuid, num_vbuckets) = (client.bucket_uuid(), client.num_vbuckets().into());
+        let ours = offsets.narrowed_to(uuid, num_vbuckets, &self.filter, &self.manifest);
+        Ok(ours.map_err(Failure::from)?)
     }
 
     fn locate(&self, ranges: Vec<Range>) -> PyResult<Vec<Located>> {

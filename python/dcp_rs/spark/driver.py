@@ -186,7 +186,12 @@ class Driver:
                     f"option vbuckets: there is no vBucket {max(wanted)}, the bucket has "
                     f"{client.num_vbuckets}"
                 )
-            self._planner = Planner(client, wanted)
+            self._planner = Planner(
+                client,
+                wanted,
+                scope=self._options.scope,
+                collections=self._options.collections,
+            )
             if self._options.persisted_only and self._planner.is_ephemeral:
                 warnings.warn(
                     f"bucket {self._options.bucket} has no disk: persistedOnly is off, and a "
