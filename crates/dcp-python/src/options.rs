@@ -195,7 +195,10 @@ impl StreamArgs {
 }
 
 /// Collections may be named within `scope` or with their own, as `scope.collection`.
-fn filter(scope: Option<String>, collections: Option<Vec<String>>) -> Result<Filter, Failure> {
+pub(crate) fn filter(
+    scope: Option<String>,
+    collections: Option<Vec<String>>,
+) -> Result<Filter, Failure> {
     let Some(collections) = collections else {
         return Ok(scope.map_or(Filter::All, Filter::Scope));
     };
@@ -212,7 +215,7 @@ fn filter(scope: Option<String>, collections: Option<Vec<String>>) -> Result<Fil
     Ok(Filter::Collections(collections.into_iter().map(qualify).collect::<Result<_, _>>()?))
 }
 
-fn seconds(option: &str, seconds: f64) -> Result<Duration, Failure> {
+pub(crate) fn seconds(option: &str, seconds: f64) -> Result<Duration, Failure> {
     Duration::try_from_secs_f64(seconds).map_err(|_| {
         Failure::new(Kind::Config, format!("{option}: must be a number of seconds from 0 up"))
     })
