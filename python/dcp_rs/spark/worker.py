@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dcp_rs
 from dcp_rs import _dcp_rs
@@ -197,7 +197,7 @@ def _content(options: ReadOptions) -> tuple[TableOptions, StreamOptions]:
         document_prefix=options.document_prefix,
         on_malformed=options.on_malformed,
     )
-    limits = {
+    limits: dict[str, Any] = {
         "batch_rows": options.batch_rows,
         "batch_bytes": options.batch_bytes,
         "buffer_size": options.flow_control_buffer_bytes,
