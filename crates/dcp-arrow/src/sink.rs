@@ -93,7 +93,10 @@ impl ArrowSink {
         if !wants.value && !wants.xattrs {
             return Ok(());
         }
-        let has_xattrs = change.datatype.contains(Datatype::XATTR) && !change.value.is_empty();
+        // Of a tombstone only the attributes are shown: without them its value is not looked at.
+        let is_shown = change.op == Op::Mutation || wants.xattrs;
+        let has_xattrs =
+            change.datatype.contains(Datatype::XATTR) && !change.value.is_empty() && is_shown;
         let compressed = change.datatype.contains(Datatype::SNAPPY) && !change.value.is_empty();
         match (has_xattrs, compressed) {
             (false, false) => self.push_plain(change, change.value),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use dcp_proto::checkpoint::{Checkpoint, FilterHash};
-use dcp_proto::consumer::{Delivery, Hidden, Resume};
+use dcp_proto::consumer::{Delivery, EndKind, Hidden, Resume};
 use dcp_proto::topology::Manifest;
 use dcp_proto::{BatchSink, FailoverLog, Position, Snapshot};
 use dcp_wire::{Seqno, Vbid};
@@ -172,35 +172,36 @@ impl Client {
         // Each connection brings the manifest of its node: this is the newest there is.
         let filter = filter::resolve(&options.filter, &self.manifest())?;
         let hash = filter::hash(&filter);
-        let asks = options.end_exists
-            || !matches!(
-                (&options.start, &options.end),
-                (Start::Earliest, End::Never | End::At(_))
-            );
+        let asks = !matches!((&options.start, &options.end), (Start::Earliest, End::Never));
         let high = if asks { survey.high_seqnos(&vbids).await? } else { BTreeMap::new() };
         let checkpoint = self.start(options, hash, &vbids, &high, &mut survey).await?;
         let (mut vbuckets, mut complete) = (Vec::with_capacity(vbids.len()), Vec::new());
         for &vbid in &vbids {
             let position = checkpoint.position(vbid).cloned().unwrap_or(Position::EARLIEST);
-            let end = match &options.end {
-                End::Never => Seqno::MAX,
-                End::Now => high.get(&vbid).copied().unwrap_or_default(),
-                End::At(seqnos) => seqnos.get(&vbid).copied().unwrap_or_default(),
-            };
-            if options.end_exists && matches!(options.end, End::At(_)) {
-                check_end(vbid, end, high.get(&vbid).copied().unwrap_or_default())?;
-            }
-            // A server that has less than the position was rolled back, which must be told even
-            // where the end lies below the position.
-            let is_cut_back = high.get(&vbid).is_some_and(|high| *high < position.seqno);
-            let end = if is_cut_back { Some(end) } else { effective_end(&position, end) };
-            match end {
-                Some(end) => {
-                    let history = checkpoint.history(vbid).cloned().unwrap_or_default();
-                    vbuckets.push((vbid, end, Resume::with_history(position, history)));
+            let high = high.get(&vbid).copied().unwrap_or_default();
+            let (end, kind) = match &options.end {
+                End::Never => (Seqno::MAX, EndKind::Awaited),
+                End::Now => (high, EndKind::Latest),
+                End::At(seqnos) => {
+                    let end = seqnos.get(&vbid).copied().unwrap_or_default();
+                    if options.end_exists {
+                        check_end(vbid, end, high)?;
+                    }
+                    // One that must exist is never given up for what there is.
+                    let is_seen = !options.end_exists && high >= end;
+                    (end, if is_seen { EndKind::Seen } else { EndKind::Awaited })
                 }
-                None => complete.push(vbid),
+            };
+            // Anything else is asked for even where nothing is left to read: only the server can
+            // tell that its history is no longer that of the position.
+            if (position.seqno, end) == (Seqno::ZERO, Seqno::ZERO) {
+                complete.push(vbid);
+                continue;
             }
+            let end = if options.clamp { end } else { whole_snapshot(&position, end) };
+            let history = checkpoint.history(vbid).cloned().unwrap_or_default();
+            let resume = Resume::with_history(position, history).with_end(kind);
+            vbuckets.push((vbid, end, resume));
         }
         let hidden = if options.system_documents {
             Hidden::default()
@@ -297,16 +298,13 @@ fn latest(seqno: Seqno, log: FailoverLog) -> Position {
     Position { seqno, snapshot, failover_log: Some(log), ..Position::EARLIEST }
 }
 
-/// The seqno to ask for in order to reach `end` from `position`; `None` if it is reached.
+/// The seqno to ask for in order to have everything up to `end`.
 ///
 /// A position inside a snapshot is not past any end in it: the snapshot's rest may be newer
 /// versions of keys at or below the end.
-fn effective_end(position: &Position, end: Seqno) -> Option<Seqno> {
-    if end > position.seqno {
-        return Some(end);
-    }
-    let inside = !position.is_snapshot_complete() && end > position.snapshot.start;
-    inside.then_some(position.snapshot.end)
+fn whole_snapshot(position: &Position, end: Seqno) -> Seqno {
+    let is_inside = !position.is_snapshot_complete() && end > position.snapshot.start;
+    if is_inside && end <= position.seqno { position.snapshot.end } else { end }
 }
 
 /// Refuses a checkpoint that knows changes the server does not have, though no failover accounts

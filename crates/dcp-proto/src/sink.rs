@@ -36,7 +36,8 @@ pub struct Change<'a> {
     pub collection_id: CollectionId,
     /// Key without its collection id.
     pub key: &'a [u8],
-    /// Value as sent: snappy and the xattr section are the sink's to undo, by `datatype`.
+    /// Value as sent: snappy and the xattr section are the sink's to undo, by `datatype`. Servers
+    /// before 7.0 may send a tombstone with a body, which says nothing.
     pub value: &'a [u8],
     /// What the value is made of.
     pub datatype: Datatype,

@@ -225,7 +225,7 @@ fn every_beginning_of_a_document_is_malformed() {
 fn what_is_no_json_document_has_no_columns() {
     let json = document(br#"{"n": 1}"#);
     let binary = Change { datatype: Datatype::RAW, ..json };
-    let removed = Change { op: Op::Deletion, value: b"", ..json };
+    let removed = Change { op: Op::Deletion, value: b"no document", ..json };
     let expired = Change { op: Op::Expiration, value: b"", ..json };
     let batch = batch_of(&decoding("n INT"), &[json, binary, removed, expired]);
     assert_eq!(cells(&batch, "n"), [json!(1), Value::Null, Value::Null, Value::Null]);
@@ -337,7 +337,7 @@ fn a_value_may_be_text() {
     assert_eq!(texts(&batch, "value"), [text("{}"), None, None, text("é"), text("")]);
     let malformed = [None, Some(b"a\xc3".to_vec()), Some(b"\xa9b".to_vec()), None, None];
     assert_eq!(bytes(&batch, "_malformed"), malformed);
-    let removed = Change { op: Op::Deletion, value: b"", ..CHANGE };
+    let removed = Change { op: Op::Deletion, value: b"no document", ..CHANGE };
     let batch = batch_of(&options, &[document(b"{}"), removed]);
     assert_eq!(texts(&batch, "value"), [text("{}"), None]);
 }
@@ -350,7 +350,7 @@ fn a_value_may_be_a_variant() {
         ..columns(&["value", "_malformed"])
     };
     let binary = Change { datatype: Datatype::RAW, ..CHANGE };
-    let removed = Change { op: Op::Deletion, value: b"", ..CHANGE };
+    let removed = Change { op: Op::Deletion, value: b"no document", ..CHANGE };
     let batch = batch_of(&options, &[document(br#"{"a": 1}"#), binary, removed, document(b"[")]);
     let variants = batch.column(0).as_struct();
     assert_eq!(

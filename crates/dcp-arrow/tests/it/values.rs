@@ -5,7 +5,7 @@ use dcp_proto::{BatchSink, Change, ChangeSink, Op};
 use dcp_wire::xattr::Xattr;
 use dcp_wire::{Datatype, Seqno, snappy, xattr};
 
-use crate::{CHANGE, batch_of, bytes, columns, maps, sink, sink_with};
+use crate::{CHANGE, batch_of, bytes, columns, maps, sink, sink_with, texts};
 
 const BODY: &[u8] = br#"{"a":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}"#;
 
@@ -62,6 +62,43 @@ fn a_tombstone_keeps_its_attributes() {
     let batch = batch_of(&columns(&["value", "xattrs"]), &[change]);
     assert_eq!(bytes(&batch, "value"), [None]);
     assert_eq!(maps(&batch), [pairs(&[("_sync", "{}")])]);
+}
+
+#[test]
+fn the_body_of_a_tombstone_is_dropped_whatever_its_datatype_is() {
+    let attributes = section(&[("u", "{\"a\":0}")], BODY);
+    let (packed, packed_both) =
+        (snappy::compress(BODY).unwrap(), snappy::compress(&attributes).unwrap());
+    let values = [
+        (BODY, Datatype::RAW),
+        (&packed, Datatype::SNAPPY),
+        (&attributes, Datatype::XATTR),
+        (&packed_both, BOTH),
+        // Bits that outlived the value they were about.
+        (b"", Datatype::RAW),
+        (b"", BOTH),
+    ];
+    let mut changes = Vec::new();
+    for op in [Op::Deletion, Op::Expiration] {
+        for (value, datatype) in values {
+            changes.push(Change { op, ..with(value, datatype) });
+            changes.push(Change { op, value, datatype, ..CHANGE });
+        }
+    }
+    let attributes = pairs(&[("u", "{\"a\":0}")]);
+    let shown = [None, None, attributes.clone(), attributes, None, None];
+    let shown: Vec<_> = shown.into_iter().flat_map(|map| [map.clone(), map]).collect();
+    let batch = batch_of(&columns(&["value", "datatype", "xattrs"]), &changes);
+    assert_eq!(bytes(&batch, "value"), vec![None; changes.len()]);
+    assert_eq!(texts(&batch, "datatype"), vec![None; changes.len()]);
+    assert_eq!(maps(&batch), [shown.clone(), shown].concat());
+
+    // Nobody asks for what is in them, so they may be anything.
+    let damaged = [Datatype::XATTR, Datatype::SNAPPY, BOTH];
+    let damaged =
+        damaged.map(|datatype| Change { op: Op::Deletion, ..with(b"\xff\xff\xff\xff", datatype) });
+    let batch = batch_of(&columns(&["value"]), &damaged);
+    assert_eq!(bytes(&batch, "value"), [None, None, None]);
 }
 
 #[test]

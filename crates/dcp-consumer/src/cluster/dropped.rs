@@ -4,6 +4,7 @@ use dcp_proto::BatchSink;
 
 use super::{Cluster, Slot};
 use crate::driver::Command;
+use crate::queue::Entry;
 use crate::{Error, ErrorKind, filter};
 
 impl<S: BatchSink> Cluster<S> {
@@ -14,6 +15,17 @@ impl<S: BatchSink> Cluster<S> {
             self.fetch_map();
         }
         Ok(())
+    }
+
+    /// How a stream ends whose vBuckets are all complete. One without an end gets there only when
+    /// everything its filter names was dropped, which must not look as if it had been closed.
+    pub(super) fn last_entry(&self) -> Entry<S::Batch> {
+        if !self.reconciler.is_endless() {
+            return Entry::Finished;
+        }
+        let message = "everything the filter names was dropped, so that nothing more can come: \
+                       open another stream for what takes its place";
+        Entry::Error(Error::new(ErrorKind::StreamEnded, message))
     }
 
     /// Takes out of the filter what the newest manifest known no longer has, for requests from

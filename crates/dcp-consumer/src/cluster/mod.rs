@@ -1,6 +1,7 @@
 //! The task of one stream: places its vBuckets on connections and keeps them there.
 
 mod dropped;
+mod hidden;
 mod mitigation;
 mod nodes;
 mod polls;
@@ -183,7 +184,7 @@ impl<S: BatchSink> Cluster<S> {
     async fn turn(&mut self, cancel: &CancellationToken) -> Result<Option<()>, Entry<S::Batch>> {
         self.act().map_err(Entry::Error)?;
         if self.reconciler.is_complete() {
-            return Err(Entry::Finished);
+            return Err(self.last_entry());
         }
         self.publish();
         let deadline = self.deadline();
@@ -260,6 +261,7 @@ impl<S: BatchSink> Cluster<S> {
                     self.stats.events.push(StreamEvent::BackingOff { vbid, wait });
                 }
             }
+            Report::Hidden(hidden) => self.hide(&hidden),
             Report::Map(json) => self.apply_map(id, &json)?,
             Report::Lost { streams, error } => {
                 tracing::warn!(%error, streams = streams.len(), "a connection was lost");

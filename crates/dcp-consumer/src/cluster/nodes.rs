@@ -163,6 +163,7 @@ impl<S: BatchSink> Cluster<S> {
     /// Starts the task of a connection.
     fn start(&mut self, id: ConnectionId, connected: Connected) -> Slot {
         let Connected { socket, leftover, outcome, address } = connected;
+        self.hide_by_manifest();
         let opening = &self.config.opening;
         let machine = Connection::new(
             ConnectionConfig {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use dcp_proto::BatchSink;
 use dcp_proto::topology::BucketConfig;
+use dcp_wire::Vbid;
 
 use super::nodes::Slot;
 use super::{Cluster, Event};
@@ -71,6 +72,15 @@ impl<S: BatchSink> Cluster<S> {
         }
     }
 
+    /// Closes a stream; it is reported as ended and opened again.
+    fn close(&self, vbid: Vbid) {
+        let on = self.reconciler.connection_of(vbid);
+        let node = self.nodes.values().find(|node| on.is_some() && node.id() == on);
+        if let Some(Slot::Up { commands, .. }) = node.map(|node| &node.slot) {
+            let _ = commands.send(Command::Close(vbid));
+        }
+    }
+
     /// Asks soon whether the ends are still there: streams that go on elsewhere may be of another
     /// history.
     pub(super) fn doubt_ends(&mut self, now: Instant) {
@@ -85,6 +95,10 @@ impl<S: BatchSink> Cluster<S> {
                 self.reconciler.check_end(progress)?;
             }
             let Progress { vbid, seqno, high_seqno, .. } = progress;
+            if self.reconciler.has_lost_end(progress) {
+                tracing::warn!(%vbid, %high_seqno, "the end of the read was lost in a failover");
+                self.close(vbid);
+            }
             let Some(still) = self.reconciler.progressed(progress, now) else { continue };
             tracing::warn!(%vbid, %seqno, %high_seqno, ?still, "a vbucket lags without progress");
             let event = StreamEvent::Lagging { vbid, seqno, high_seqno, still };

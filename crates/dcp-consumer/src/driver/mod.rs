@@ -9,7 +9,9 @@ use std::time::Instant;
 
 use bytes::{Buf, Bytes, BytesMut};
 use dcp_proto::consumer::StreamFilter;
-use dcp_proto::consumer::{Connection, ConnectionError, EndCause, Event, Held, Limit, Resume};
+use dcp_proto::consumer::{
+    Connection, ConnectionError, EndCause, Event, Held, Hidden, Limit, Resume,
+};
 use dcp_proto::{BatchSink, Rollback, SinkError};
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
@@ -30,6 +32,8 @@ pub(crate) struct ConnectionId(pub(crate) u64);
 pub(crate) enum Command {
     /// Ask for this from now on.
     Filter(StreamFilter),
+    /// Leave these documents out, too.
+    Hide(Hidden),
     /// Open a stream.
     Open { vbid: Vbid, end_seqno: Seqno, resume: Box<Resume> },
     /// Close a stream; it is reported as ended.
@@ -57,6 +61,8 @@ pub(crate) enum Report {
     Waiting(Vbid, Option<Vbuuid>),
     /// How far the vBuckets that stream here have come.
     Progress(Vec<Progress>),
+    /// These documents are left out, some of them from now on.
+    Hidden(Hidden),
     /// A cluster map, as JSON.
     Map(Bytes),
     /// The connection is over; these were its streams.
@@ -267,6 +273,7 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
                 }
             }
             Command::Filter(filter) => self.driver.machine.set_filter(filter),
+            Command::Hide(hidden) => self.driver.machine.hide(&hidden),
             Command::FetchMap => self.driver.machine.request_cluster_map(),
             Command::FetchHighSeqnos => self.driver.machine.request_high_seqnos(),
         }
@@ -373,6 +380,7 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
                 Event::RolledBack(rollback) => self.report(Report::RolledBack(rollback)),
                 Event::Waiting { vbid, vbuuid } => self.report(Report::Waiting(vbid, vbuuid)),
                 Event::HighSeqnos(seqnos) => self.report_progress(&seqnos),
+                Event::Hidden(hidden) => self.report(Report::Hidden(hidden)),
                 Event::ClusterMap(json) => self.report(Report::Map(json)),
                 Event::ClusterMapChanged => self.driver.machine.request_cluster_map(),
                 event => tracing::debug!(?event, "an event nobody waits for"),

@@ -5,7 +5,7 @@ mod decisions;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use dcp_proto::consumer::{EndCause, Resume};
+use dcp_proto::consumer::{EndCause, EndKind, Resume};
 use dcp_wire::{Seqno, Vbid};
 use rand::rngs::StdRng;
 
@@ -42,6 +42,8 @@ enum State {
 struct Entry {
     state: State,
     end_seqno: Seqno,
+    /// What is known of that end.
+    end: EndKind,
     /// Failures in a row.
     attempts: u32,
     /// Whether it has ever streamed.
@@ -86,9 +88,10 @@ impl Reconciler {
         now: Instant,
         randomness: StdRng,
     ) -> Self {
-        let entry = |(vbid, end_seqno, resume)| {
+        let entry = |(vbid, end_seqno, resume): (Vbid, Seqno, Resume)| {
+            let end = resume.end;
             let state = State::BackingOff { until: now, resume: Box::new(resume) };
-            (vbid, Entry { idle_since: Some(now), ..Entry::new(state, end_seqno) })
+            (vbid, Entry { idle_since: Some(now), end, ..Entry::new(state, end_seqno) })
         };
         Self { vbuckets: vbuckets.into_iter().map(entry).collect(), patience, randomness }
     }
@@ -262,6 +265,11 @@ impl Reconciler {
         self.vbuckets.values().all(|entry| matches!(entry.state, State::Complete))
     }
 
+    /// Whether some vBucket has no end that it could reach by reading.
+    pub(crate) fn is_endless(&self) -> bool {
+        self.vbuckets.values().any(|entry| entry.end_seqno == Seqno::MAX)
+    }
+
     /// Whether some vBucket is neither streaming nor done.
     pub(crate) fn has_idle(&self) -> bool {
         self.vbuckets.values().any(|entry| entry.idle_since.is_some())
@@ -336,6 +344,17 @@ impl Reconciler {
         }
     }
 
+    /// Whether a streaming vBucket waits for an end that was seen and has been lost since: the
+    /// server has less. True once, as its stream is to be asked for again.
+    pub(crate) fn has_lost_end(&mut self, progress: Progress) -> bool {
+        let Some(entry) = self.vbuckets.get_mut(&progress.vbid) else { return false };
+        let is_lost = entry.end == EndKind::Seen && progress.high_seqno < entry.end_seqno;
+        if is_lost {
+            entry.end = entry.end.after_a_try();
+        }
+        is_lost
+    }
+
     /// Checks that a vBucket still has the end that was seen to exist.
     ///
     /// # Errors
@@ -372,6 +391,7 @@ impl Entry {
         Self {
             state,
             end_seqno,
+            end: EndKind::Awaited,
             attempts: 0,
             was_open: false,
             is_refused: false,
@@ -410,10 +430,12 @@ impl Entry {
     fn back_off(
         &mut self,
         backoff: Backoff,
-        resume: Box<Resume>,
+        mut resume: Box<Resume>,
         now: Instant,
         randomness: &mut StdRng,
     ) {
+        resume.end = resume.end.after_a_try();
+        self.end = resume.end;
         let until = now + backoff.wait(self.attempts, randomness);
         self.state = State::BackingOff { until, resume };
         self.attempts = self.attempts.saturating_add(1);

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use dcp_consumer::{
     ChangeStream, Client, End, ErrorKind, Filter, Start, StreamEvent, StreamOptions,
 };
-use dcp_producer::{Condition, Producer, Reaction, Rule, WriteOptions};
-use dcp_wire::{CollectionId, Opcode, Status};
+use dcp_producer::{Condition, Producer, ProducerOptions, Reaction, Rule, WriteOptions};
+use dcp_wire::{CollectionId, Opcode, Status, Vbid};
 use tokio::time::timeout;
 
 use crate::embedded::{PATIENCE, connect, options, producer, read_all, row, take};
@@ -36,10 +36,13 @@ fn ids(items: Vec<Item>) -> Vec<CollectionId> {
     items.into_iter().map(|item| row(item).collection_id).collect()
 }
 
-/// Waits for the stream to end by itself.
-async fn end(stream: &mut ChangeStream<Vec<Item>>) {
+/// Waits for an endless stream to fail because nothing is left for it.
+async fn nothing_is_left(stream: &mut ChangeStream<Vec<Item>>) {
     let next = timeout(PATIENCE, stream.next()).await.expect("the stream goes on");
-    assert!(next.is_none(), "{:?}", next.map(|next| next.map(|delivered| delivered.rows)));
+    let error = next.expect("it ends as if it had been closed").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StreamEnded, "{error}");
+    assert!(error.to_string().contains("dropped"), "{error}");
+    assert!(stream.next().await.is_none());
 }
 
 #[tokio::test]
@@ -53,7 +56,7 @@ async fn a_collection_made_after_connecting_is_streamed_until_it_is_dropped() {
         stream(&client, filtered(&["_default.carts"], Start::Earliest, End::Never)).await;
     assert_eq!(ids(take(&mut stream, 20).await), [carts; 20]);
     producer.drop_collection("_default", "carts").unwrap();
-    end(&mut stream).await;
+    nothing_is_left(&mut stream).await;
     let events = stream.take_events();
     let ended = |event: &&StreamEvent| matches!(event, StreamEvent::Ended { .. });
     assert_eq!(events.iter().filter(ended).count(), 8, "each vBucket was told: {events:?}");
@@ -78,7 +81,7 @@ async fn a_filter_goes_on_without_what_was_dropped_when_its_streams_are_opened_a
     write(&producer, kept, 10..30);
     assert_eq!(ids(take(&mut stream, 20).await), [kept; 20]);
     producer.drop_collection("_default", "kept").unwrap();
-    end(&mut stream).await;
+    nothing_is_left(&mut stream).await;
 }
 
 #[tokio::test]
@@ -93,7 +96,7 @@ async fn a_stream_ends_if_all_it_names_is_dropped_while_its_node_is_away() {
     producer.kill(0).unwrap();
     producer.drop_collection("_default", "carts").unwrap();
     producer.restart(0, true).await.unwrap();
-    end(&mut stream).await;
+    nothing_is_left(&mut stream).await;
 }
 
 #[tokio::test]
@@ -178,7 +181,7 @@ async fn a_scope_brings_what_is_made_in_it_later() {
     write(&producer, items, 0..10);
     assert_eq!(ids(take(&mut stream, 10).await), [items; 10]);
     producer.drop_scope("shop").unwrap();
-    end(&mut stream).await;
+    nothing_is_left(&mut stream).await;
 }
 
 fn with_system_scope(producer: &Producer) -> CollectionId {
@@ -206,6 +209,54 @@ async fn the_system_scope_is_hidden_unless_asked_for() {
     let named = Filter::Scope("_system".to_owned());
     let mut named = stream(&client, StreamOptions { filter: named, ..everything() }).await;
     assert_eq!(ids(read_all(&mut named).await), [query; 10]);
+}
+
+#[tokio::test]
+async fn what_is_hidden_stays_hidden_on_a_connection_that_is_made_again() {
+    let producer = producer(1, 4).await;
+    let client = connect(&producer).await;
+    let mut stream = stream(&client, options(Start::Earliest, End::Never)).await;
+    write(&producer, CollectionId::DEFAULT, 0..5);
+    assert_eq!(ids(take(&mut stream, 5).await), [CollectionId::DEFAULT; 5]);
+    let query = with_system_scope(&producer);
+    write(&producer, query, 0..10);
+    write(&producer, CollectionId::DEFAULT, 5..10);
+    assert_eq!(ids(take(&mut stream, 5).await), [CollectionId::DEFAULT; 5]);
+    producer.persist();
+    producer.restart(0, true).await.unwrap();
+    write(&producer, query, 10..20);
+    write(&producer, CollectionId::DEFAULT, 10..15);
+    assert_eq!(ids(take(&mut stream, 5).await), [CollectionId::DEFAULT; 5]);
+}
+
+#[tokio::test]
+async fn what_is_hidden_stays_hidden_where_a_vbucket_moves_to() {
+    let mut two = ProducerOptions::default();
+    (two.nodes, two.vbuckets, two.replicas) = (2, 2, 1);
+    let producer = Producer::start(two).await.unwrap();
+    let active = |vbid| producer.copies_of(Vbid(vbid)).unwrap()[0];
+    let (from, to) = (active(0), active(1));
+    assert_ne!(from, to);
+    let client = connect(&producer).await;
+    let mut stream = stream(&client, options(Start::Earliest, End::Never)).await;
+    write(&producer, CollectionId::DEFAULT, 0..20);
+    take(&mut stream, 20).await;
+    // The connection it moves to does not hear of the collection by itself.
+    let rules = r#"[{"condition": {"opcode": "DCP_SYSTEM_EVENT", "vbucket": 1},
+                     "reaction": "drop"}]"#;
+    producer.set_faults(dcp_producer::parse_rules(rules).unwrap()).unwrap();
+    let query = with_system_scope(&producer);
+    let high = producer.high_seqnos()[&Vbid(0)];
+    let passed = async {
+        while stream.checkpoint().position(Vbid(0)).unwrap().seqno < high {
+            let _ = timeout(Duration::from_millis(10), stream.next()).await;
+        }
+    };
+    timeout(PATIENCE, passed).await.expect("the collection's event");
+    producer.move_vbucket(Vbid(0), to).unwrap();
+    write(&producer, query, 0..20);
+    write(&producer, CollectionId::DEFAULT, 20..40);
+    assert_eq!(ids(take(&mut stream, 20).await), [CollectionId::DEFAULT; 20]);
 }
 
 #[tokio::test]

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use dcp_consumer::{ChangeStream, Client, End, ErrorKind, Start, StreamEvent, StreamOptions};
+use dcp_consumer::{
+    ChangeStream, Client, End, ErrorKind, Filter, Start, StreamEvent, StreamOptions,
+};
 use dcp_producer::{Producer, ProducerOptions, WriteOptions};
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::{sleep, timeout};
@@ -254,6 +256,102 @@ async fn rule_11_a_clamped_stream_ends_when_the_snapshot_at_its_end_is_persisted
         assert_eq!(read_all(&mut stream).await, []);
         assert_eq!(stream.stats().complete, 1);
     }
+}
+
+/// A read up to seqno 4 whose last change was written again before it began: as seqno 8, which the
+/// replica does not get. `first` is what was written again before that, and reached the replica.
+async fn replaced_above_the_end(
+    first: &[&str],
+    filter: Filter,
+) -> (Producer, ChangeStream<Vec<Item>>) {
+    let producer = cluster(2, 1, 1).await;
+    let put = |key: &str, value: &'static [u8]| {
+        let value = Bytes::from_static(value);
+        producer.upsert(key.as_bytes(), value, WriteOptions::default()).unwrap();
+    };
+    ["a", "b", "c", "K"].into_iter().for_each(|key| put(key, b"1"));
+    producer.persist();
+    first.iter().for_each(|key| put(key, b"2"));
+    producer.persist();
+    // What the replica is still to get of that has arrived.
+    sleep(Duration::from_millis(50)).await;
+    producer.set_replica_lag(VB, 1, None).unwrap();
+    put("K", b"2");
+    producer.persist();
+    let client = connect(&producer).await;
+    let at = End::At([(VB, Seqno(4))].into());
+    let options = StreamOptions {
+        clamp: true,
+        end_persisted: true,
+        end_exists: true,
+        filter,
+        ..persisted_only(Start::Earliest, at)
+    };
+    let stream = stream(&client, options).await;
+    (producer, stream)
+}
+
+#[tokio::test]
+async fn rule_11_a_read_ends_only_once_what_replaced_its_last_change_is_persisted() {
+    let default = || Filter::Collections(vec!["_default._default".to_owned()]);
+    for (first, filter) in [
+        // The snapshot the end lies in holds changes below it, or none.
+        (&["b", "c"][..], Filter::All),
+        (&["a", "b", "c"], Filter::All),
+        (&["b", "c"], default()),
+        (&["a", "b", "c"], default()),
+    ] {
+        let rows = 3 - first.len();
+        let (producer, mut stream) = replaced_above_the_end(first, filter.clone()).await;
+        take(&mut stream, rows).await;
+        let next = timeout(Duration::from_millis(300), stream.next()).await;
+        assert!(next.is_err(), "{first:?} {filter:?}: the replica has K at seqno 4");
+        // The replica takes over: K is back at seqno 4.
+        producer.failover(0, false).unwrap();
+        let rest = read_all(&mut stream).await;
+        let last = row(rest.last().unwrap().clone());
+        assert_eq!((last.key, last.seqno), (b"K".to_vec(), Seqno(4)), "{first:?} {filter:?}");
+
+        let (producer, mut stream) = replaced_above_the_end(first, filter).await;
+        take(&mut stream, rows).await;
+        producer.set_replica_lag(VB, 1, Some(0)).unwrap();
+        producer.persist();
+        assert_eq!(read_all(&mut stream).await, [], "K is beyond the end on all copies");
+    }
+}
+
+#[tokio::test]
+async fn rule_11_a_read_of_nothing_below_its_end_waits_for_what_replaced_it() {
+    let producer = cluster(2, 1, 1).await;
+    let other = producer.create_collection("_default", "other", None).unwrap();
+    let mut in_other = WriteOptions::default();
+    in_other.collection_id = other;
+    let put = |key: &[u8], options| {
+        producer.upsert(key, Bytes::from_static(b"{}"), options).unwrap().seqno
+    };
+    let end = put(b"K", in_other);
+    put(b"a", WriteOptions::default());
+    producer.persist();
+    sleep(Duration::from_millis(50)).await;
+    producer.set_replica_lag(VB, 1, None).unwrap();
+    // Moves K past what the server looks at for a stream that ends below.
+    put(b"K", in_other);
+    put(b"b", WriteOptions::default());
+    producer.persist();
+    let client = connect(&producer).await;
+    let options = StreamOptions {
+        clamp: true,
+        end_persisted: true,
+        end_exists: true,
+        filter: Filter::Collections(vec!["_default.other".to_owned()]),
+        ..persisted_only(Start::Earliest, End::At([(VB, end)].into()))
+    };
+    let mut stream = stream(&client, options).await;
+    let next = timeout(Duration::from_millis(300), stream.next()).await;
+    assert!(next.is_err(), "the replica has K at seqno {end}");
+    producer.failover(0, false).unwrap();
+    let rows = read_all(&mut stream).await;
+    assert_eq!(row(rows.last().unwrap().clone()).seqno, end);
 }
 
 #[tokio::test]

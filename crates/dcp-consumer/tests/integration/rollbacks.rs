@@ -1,7 +1,7 @@
 //! Rollbacks by an embedded cluster that has lost its newest changes.
 
-use dcp_consumer::{ChangeStream, End, ErrorKind, OnRollback, Start};
-use dcp_producer::Producer;
+use dcp_consumer::{ChangeStream, End, ErrorKind, OnRollback, Start, StreamOptions};
+use dcp_producer::{Producer, parse_rules};
 use dcp_proto::Rollback;
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_wire::{Seqno, Vbid};
@@ -94,19 +94,122 @@ async fn a_rollback_can_end_the_stream() {
     assert_eq!(stream.checkpoint().position(Vbid(0)).unwrap().seqno, Seqno(30));
 }
 
+/// Refuses to open streams by closing the connection.
+fn refuse_streams(producer: &Producer) {
+    let rules = r#"[{"condition": {"opcode": "DCP_STREAM_REQ"}, "reaction": "disconnect"}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+}
+
 #[tokio::test]
 async fn a_finite_stream_does_not_wait_for_what_a_failover_lost() {
+    for end in [End::Now, End::At([(Vbid(0), Seqno(40))].into())] {
+        let producer = producer(1, 1).await;
+        let stream = three_snapshots(&producer, OnRollback::Emit).await;
+        let start = Start::Checkpoint(stream.checkpoint());
+        drop(stream);
+        write(&producer, 30..40);
+        // It knows its end, and its first request has not been answered.
+        refuse_streams(&producer);
+        let client = connect(&producer).await;
+        let mut stream = client.stream(options(start, end), Rows::default).await.unwrap();
+        producer.roll_back(Vbid(0), Seqno(25)).unwrap();
+        producer.set_faults(Vec::new()).unwrap();
+        let items = read_all(&mut stream).await;
+        assert_eq!(rollback(&items[0]).seqno, Seqno(20));
+        assert_eq!(items.len(), 6, "seqnos 21 to 25 are all there is");
+        assert_eq!(stream.stats().complete, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_read_from_the_beginning_does_not_wait_for_what_was_lost_before_it_was_opened() {
+    for end in [End::Now, End::At([(Vbid(0), Seqno(30))].into())] {
+        let producer = producer(1, 1).await;
+        write(&producer, 0..30);
+        refuse_streams(&producer);
+        let client = connect(&producer).await;
+        let options = options(Start::Earliest, end);
+        let mut stream = client.stream(options, Rows::default).await.unwrap();
+        producer.roll_back(Vbid(0), Seqno(25)).unwrap();
+        producer.set_faults(Vec::new()).unwrap();
+        assert_eq!(read_all(&mut stream).await.len(), 25);
+    }
+}
+
+#[tokio::test]
+async fn an_end_that_is_yet_to_be_written_is_waited_for_through_a_rollback() {
     let producer = producer(1, 1).await;
     let client = connect(&producer).await;
     let end = End::At([(Vbid(0), Seqno(40))].into());
     let mut stream = client.stream(options(Start::Earliest, end), Rows::default).await.unwrap();
-    for round in 0..3 {
-        write(&producer, round * 10..round * 10 + 10);
-        take(&mut stream, 10).await;
+    write(&producer, 0..10);
+    take(&mut stream, 10).await;
+    producer.roll_back(Vbid(0), Seqno(5)).unwrap();
+    let items = take(&mut stream, 6).await;
+    assert_eq!(rollback(&items[0]).seqno, Seqno(0));
+    assert_eq!(stream.stats().complete, 0);
+    write(&producer, 100..135);
+    assert_eq!(read_all(&mut stream).await.len(), 35);
+}
+
+/// A checkpoint at seqno 30, and a vBucket whose seqno 30 is another change by now.
+async fn same_seqno_on_another_branch() -> (Producer, Checkpoint) {
+    let producer = producer(1, 1).await;
+    let stream = three_snapshots(&producer, OnRollback::Emit).await;
+    let checkpoint = stream.checkpoint();
+    producer.roll_back(Vbid(0), Seqno(29)).unwrap();
+    write(&producer, 100..101);
+    assert_eq!(producer.high_seqnos()[&Vbid(0)], Seqno(30));
+    (producer, checkpoint)
+}
+
+#[tokio::test]
+async fn a_position_at_the_high_seqno_of_another_branch_is_rolled_back() {
+    for (end, clamp) in [
+        (End::Now, false),
+        (End::At([(Vbid(0), Seqno(30))].into()), false),
+        (End::At([(Vbid(0), Seqno(30))].into()), true),
+    ] {
+        let (producer, checkpoint) = same_seqno_on_another_branch().await;
+        let client = connect(&producer).await;
+        let start = Start::Checkpoint(checkpoint);
+        let options = StreamOptions { clamp, ..options(start, end) };
+        let mut stream = client.stream(options, Rows::default).await.unwrap();
+        let items = read_all(&mut stream).await;
+        assert_eq!(rollback(&items[0]).seqno, Seqno(20), "{clamp}");
+        let rows: Vec<Row> = items[1..].iter().cloned().map(row).collect();
+        assert_eq!(rows.last().unwrap().key, b"key-100");
+        assert_eq!(rows.len(), 10, "{clamp}");
     }
-    producer.roll_back(Vbid(0), Seqno(25)).unwrap();
+}
+
+#[tokio::test]
+async fn a_position_above_the_end_is_rolled_back_too() {
+    let (producer, checkpoint) = same_seqno_on_another_branch().await;
+    let client = connect(&producer).await;
+    let end = End::At([(Vbid(0), Seqno(25))].into());
+    let options = StreamOptions { clamp: true, ..options(Start::Checkpoint(checkpoint), end) };
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
     let items = read_all(&mut stream).await;
     assert_eq!(rollback(&items[0]).seqno, Seqno(20));
-    assert_eq!(items.len(), 6, "seqnos 21 to 25 are all there is");
-    assert_eq!(stream.stats().complete, 1);
+    assert_eq!(items.len(), 6, "up to seqno 25");
+}
+
+#[tokio::test]
+async fn a_clamped_read_that_resumes_inside_a_snapshot_takes_nothing_above_its_end() {
+    let producer = producer(1, 1).await;
+    write(&producer, 0..10);
+    producer.persist();
+    let client = connect(&producer).await;
+    let clamped = |start, end| {
+        let end = End::At([(Vbid(0), Seqno(end))].into());
+        StreamOptions { clamp: true, ..options(start, end) }
+    };
+    let mut stream = client.stream(clamped(Start::Earliest, 5), Rows::default).await.unwrap();
+    assert_eq!(read_all(&mut stream).await.len(), 5);
+    for (end, rows) in [(5, 0), (4, 0), (7, 2)] {
+        let start = Start::Checkpoint(stream.checkpoint());
+        let mut again = client.stream(clamped(start, end), Rows::default).await.unwrap();
+        assert_eq!(read_all(&mut again).await.len(), rows, "until {end}");
+    }
 }

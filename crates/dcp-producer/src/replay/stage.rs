@@ -285,8 +285,8 @@ impl Stage {
             }
             Deed::SetXattr { key, path, value, of_tombstone } => {
                 let spec = xattr_spec(path, value);
-                // Create, access deleted, create as deleted.
-                let doc_flags: &[u8] = if *of_tombstone { &[0x0d] } else { &[] };
+                // Create; of a tombstone also access deleted and create as deleted.
+                let doc_flags: &[u8] = if *of_tombstone { &[0x0d] } else { &[0x01] };
                 self.ask(now, request.with_extras(doc_flags).with_key(key).with_value(&spec))
             }
             Deed::Delete { key } => self.ask(now, request.with_key(key)),

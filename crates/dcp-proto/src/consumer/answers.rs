@@ -32,8 +32,9 @@ impl Connection {
             }
             Opcode::GET_ALL_VB_SEQNOS => {
                 if frame.header.status().is_success() {
-                    let seqnos = VbSeqnos::decode(frame.value)?;
-                    self.events.push_back(Event::HighSeqnos(seqnos.collect()));
+                    let seqnos: Vec<_> = VbSeqnos::decode(frame.value)?.collect();
+                    self.heard_high_seqnos(frame.header.opaque.0, &seqnos);
+                    self.events.push_back(Event::HighSeqnos(seqnos));
                 }
                 Ok(())
             }

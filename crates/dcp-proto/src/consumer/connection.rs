@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use dcp_wire::message::{BufferAck, CloseStream, StreamAddress, StreamEndReason};
-use dcp_wire::{Frame, Opcode, Seqno, Vbid};
+use dcp_wire::{Frame, Opaque, Opcode, Seqno, Vbid};
 
-use super::delivery::Delivery;
+use super::delivery::{Delivery, Hidden};
 use super::held::Held;
 use super::opaque::Opaques;
 use super::request::{RequestContext, StreamFilter};
@@ -121,6 +121,9 @@ pub struct Connection {
     pub(super) passed: VecDeque<Vbid>,
     pub(super) transmit: BytesMut,
     pub(super) events: VecDeque<Event>,
+    /// How many requests for high seqnos were made, and whether the last one is still to be sent.
+    high_seqno_requests: u32,
+    asks_high_seqnos: bool,
     /// When the server last gave a sign of life.
     pub(super) heard_at: Instant,
     /// Bytes of a packet that was not whole at that moment.
@@ -143,6 +146,8 @@ impl Connection {
             passed: VecDeque::new(),
             transmit: BytesMut::new(),
             events: VecDeque::new(),
+            high_seqno_requests: 0,
+            asks_high_seqnos: false,
             heard_at: now,
             incomplete: 0,
             stats: ConnectionStats::default(),
@@ -153,6 +158,11 @@ impl Connection {
     /// Command: stream requests ask for this from now on; streams that are open stay as they are.
     pub fn set_filter(&mut self, filter: StreamFilter) {
         self.config.filter = filter;
+    }
+
+    /// Command: leaves these documents out too, from now on.
+    pub fn hide(&mut self, hidden: &Hidden) {
+        self.config.delivery.hidden.merge(hidden);
     }
 
     /// Input: time has passed.
@@ -215,8 +225,21 @@ impl Connection {
     pub fn request_high_seqnos(&mut self) {
         // vBucket state: active.
         let extras = 1_u32.to_be_bytes();
+        // By its number an answer is told from that to an earlier request.
+        self.high_seqno_requests = self.high_seqno_requests.wrapping_add(1);
+        let opaque = Opaque(self.high_seqno_requests);
         let request = Frame::request(Opcode::GET_ALL_VB_SEQNOS).with_extras(&extras);
-        send(&request, &mut self.transmit);
+        send(&request.with_opaque(opaque), &mut self.transmit);
+        self.asks_high_seqnos = true;
+    }
+
+    /// The number of a request for high seqnos that the server gets after everything it has sent
+    /// so far: one that was not handed out yet, or a new one.
+    pub(super) fn next_high_seqnos(&mut self) -> u32 {
+        if !self.asks_high_seqnos {
+            self.request_high_seqnos();
+        }
+        self.high_seqno_requests
     }
 
     /// Command: the application has done with `bytes` of what was held.
@@ -232,6 +255,7 @@ impl Connection {
         }
         out.extend_from_slice(&self.transmit);
         self.transmit.clear();
+        self.asks_high_seqnos = false;
         true
     }
 

@@ -72,23 +72,44 @@ impl Hidden {
             || (collection_id != CollectionId::DEFAULT && self.collections.contains(&collection_id))
     }
 
-    /// Learns of scopes and collections that are made meanwhile.
-    pub(super) fn learn(&mut self, event: &SystemEvent<'_>) {
-        let Some(known_scope) = self.system_scope else { return };
+    /// Whether documents of scope `_system` are left out.
+    #[must_use]
+    pub const fn leaves_out_system_scope(&self) -> bool {
+        self.system_scope.is_some()
+    }
+
+    /// Leaves out what `other` does, too.
+    pub fn merge(&mut self, other: &Self) {
+        self.transactions |= other.transactions;
+        self.system_scope = other.system_scope.or(self.system_scope);
+        for &id in &other.collections {
+            if !self.collections.contains(&id) {
+                self.collections.push(id);
+            }
+        }
+    }
+
+    /// Learns of scopes and collections that are made meanwhile; whether there was anything new.
+    pub(super) fn learn(&mut self, event: &SystemEvent<'_>) -> bool {
+        let Some(known_scope) = self.system_scope else { return false };
         // A damaged payload names nothing to leave out.
-        let Ok(Some(payload)) = event.payload() else { return };
+        let Ok(Some(payload)) = event.payload() else { return false };
         match (event.id, payload.collection_id) {
-            (SystemEventId::CREATE_SCOPE, _) if payload.name == SYSTEM_SCOPE => {
+            (SystemEventId::CREATE_SCOPE, _)
+                if payload.name == SYSTEM_SCOPE && known_scope != Some(payload.scope_id) =>
+            {
                 self.system_scope = Some(Some(payload.scope_id));
+                true
             }
             (SystemEventId::BEGIN_COLLECTION, Some(id))
                 if known_scope == Some(payload.scope_id) && !self.collections.contains(&id) =>
             {
                 self.collections.push(id);
+                true
             }
             // A dropped collection stays: its documents may still come on other vBuckets, and its
             // id is not given again.
-            _ => {}
+            _ => false,
         }
     }
 }

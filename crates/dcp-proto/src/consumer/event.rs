@@ -6,7 +6,7 @@ use bytes::Bytes;
 use dcp_wire::message::StreamEndReason;
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 
-use super::OpenStreamError;
+use super::{Hidden, OpenStreamError};
 use crate::{History, Position, Rollback};
 
 /// Everything a vBucket's next stream needs to go on where the last one stopped.
@@ -16,9 +16,32 @@ pub struct Resume {
     pub position: Position,
     /// Positions a rollback can go back to.
     pub history: History,
-    /// Whether a server has accepted the stream before, so that it may have lost since what the
-    /// end was chosen by.
-    pub reopened: bool,
+    /// What is known of the stream's end.
+    pub end: EndKind,
+}
+
+/// What is known of the seqno a stream is to end with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EndKind {
+    /// It may not have been written yet: the stream waits for it.
+    #[default]
+    Awaited,
+    /// The server had it when it was chosen. A failover may have lost it by the time the stream is
+    /// asked for again, which then takes what there is.
+    Seen,
+    /// It was the newest seqno of the vBucket: the stream takes what there is.
+    Latest,
+}
+
+impl EndKind {
+    /// The same once a request may have met a server that has lost the end.
+    #[must_use]
+    pub const fn after_a_try(self) -> Self {
+        match self {
+            Self::Seen => Self::Latest,
+            other => other,
+        }
+    }
 }
 
 impl Resume {
@@ -28,11 +51,18 @@ impl Resume {
         Self::with_history(position, History::default())
     }
 
+    /// The same with what is known of the end.
+    #[must_use]
+    pub const fn with_end(mut self, end: EndKind) -> Self {
+        self.end = end;
+        self
+    }
+
     /// From what a checkpoint keeps, as after a restart.
     #[must_use]
     pub fn with_history(position: Position, mut history: History) -> Self {
         history.push(&position);
-        Self { position, history, reopened: false }
+        Self { position, history, end: EndKind::default() }
     }
 }
 
@@ -95,6 +125,9 @@ pub enum Event {
     /// The highest seqnos of the node's active vBuckets, as far as they are known to be in its
     /// streams; see [`request_high_seqnos`](super::Connection::request_high_seqnos).
     HighSeqnos(Vec<(Vbid, Seqno)>),
+    /// A scope or collection was created whose documents are left out: other connections need to
+    /// know it before they take over a vBucket that is past its creation.
+    Hidden(Hidden),
     /// A cluster map, pushed or sent with a refusal, as JSON.
     ClusterMap(Bytes),
     /// The cluster map has changed and the new one was not sent along: ask for it.

@@ -4,7 +4,7 @@ use dcp_wire::{Frame, MAX_BODY_LEN, Seqno, Vbid, Vbuuid};
 
 use super::connection::{Connection, Limit, Walk};
 use super::gate::Toll;
-use super::stream::{State, Stream};
+use super::stream::{Settles, State, Stream};
 use super::walk::over;
 use super::{ConnectionError, EndCause, Event};
 use crate::ChangeSink;
@@ -143,24 +143,46 @@ impl Connection {
         self.held += bytes;
     }
 
-    /// A stream has delivered what was asked for; it is complete now, or when its last snapshot is
-    /// on the disks of all copies. `by_server`: the server has ended it.
+    /// A stream has delivered what was asked for; it is complete now, or when it is settled
+    /// ([`Settles`]). `by_server`: the server has ended it.
     pub(super) fn reached_end(&mut self, vbid: Vbid, by_server: bool) {
         let Some(Some(stream)) = self.streams.get(vbid.index()) else { return };
-        let by_server = by_server || stream.gate.has_end();
+        let has_end = by_server || stream.gate.has_end();
         self.discard(vbid);
         let settles = self.config.delivery.persisted_only && self.config.delivery.end_persisted;
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
-        stream.ended = by_server;
-        if settles
-            && !stream.is_settled()
-            && let Some(vbuuid) = stream.newest_branch()
-        {
-            stream.state = State::Settling;
-            self.events.push_back(Event::Waiting { vbid, vbuuid: Some(vbuuid) });
-            return;
+        stream.ended = has_end;
+        if !settles {
+            return self.complete(vbid);
         }
-        self.complete(vbid);
+        let settles = match stream.replaced_up_to(by_server) {
+            Some(seqno) => Settles::At(seqno),
+            None => Settles::AtHighSeqno { request: self.next_high_seqnos() },
+        };
+        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
+        stream.settles = settles;
+        match stream.newest_branch() {
+            Some(vbuuid) if !stream.is_settled() => {
+                stream.state = State::Settling;
+                self.events.push_back(Event::Waiting { vbid, vbuuid: Some(vbuuid) });
+            }
+            _ => self.complete(vbid),
+        }
+    }
+
+    /// The node has answered request number `request` for its high seqnos: streams that waited to
+    /// hear of theirs know now when they are settled.
+    pub(super) fn heard_high_seqnos(&mut self, request: u32, seqnos: &[(Vbid, Seqno)]) {
+        for &(vbid, high) in seqnos {
+            let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { continue };
+            let Settles::AtHighSeqno { request: asked } = stream.settles else { continue };
+            if stream.state == State::Settling && request >= asked {
+                stream.settles = Settles::At(high);
+                if stream.is_settled() {
+                    self.complete(vbid);
+                }
+            }
+        }
     }
 
     /// The server has ended a stream that settles.
@@ -184,8 +206,8 @@ impl Connection {
 }
 
 impl Stream {
-    /// Whether the snapshot the position lies in is on the disks of all copies.
+    /// Whether whatever took the place of changes up to the end is on the disks of all copies.
     fn is_settled(&self) -> bool {
-        self.resume.position.snapshot.end <= self.gate.open_to
+        matches!(self.settles, Settles::At(seqno) if seqno <= self.gate.open_to)
     }
 }

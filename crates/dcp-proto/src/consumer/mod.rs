@@ -28,7 +28,7 @@ pub use delivery::{Delivery, Hidden};
 pub use error::{
     ApiMisuse, ConnectionError, Misbehaviour, OpenStreamError, ProtocolError, ProtocolErrorKind,
 };
-pub use event::{EndCause, Event, Moved, Resume};
+pub use event::{EndCause, EndKind, Event, Moved, Resume};
 pub use held::Held;
 pub use request::StreamFilter;
 pub use stats::ConnectionStats;

@@ -220,6 +220,9 @@ impl Connection {
     fn note(&mut self, vbid: Vbid, progress: Progress) {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
         self.stats.repeated_seqnos += u64::from(progress.repeated_seqno);
+        if progress.learned {
+            self.events.push_back(Event::Hidden(self.config.delivery.hidden.clone()));
+        }
         if progress.acknowledge_marker {
             let answer = Frame::response(Opcode::DCP_SNAPSHOT_MARKER, Status::SUCCESS);
             send(&answer.with_opaque(stream.opaque), &mut self.transmit);

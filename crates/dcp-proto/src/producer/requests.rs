@@ -217,8 +217,8 @@ fn raw_datatype(request: &Frame<'_>) -> Result<(), Refusal> {
 fn check_stream_message(frame: &Frame<'_>) -> Result<(), DecodeError> {
     match frame.header.opcode {
         Opcode::DCP_MUTATION => Mutation::decode(frame).map(drop),
-        Opcode::DCP_DELETION => Deletion::decode(frame).map(drop),
-        Opcode::DCP_EXPIRATION => Expiration::decode(frame).map(drop),
+        Opcode::DCP_DELETION => Deletion::decode(frame).and_then(|_| tombstone_datatype(frame)),
+        Opcode::DCP_EXPIRATION => Expiration::decode(frame).and_then(|_| tombstone_datatype(frame)),
         Opcode::DCP_SNAPSHOT_MARKER => SnapshotMarker::decode(frame).map(drop),
         Opcode::DCP_STREAM_END => StreamEnd::decode(frame).map(drop),
         Opcode::DCP_SYSTEM_EVENT => SystemEvent::decode(frame).map(drop),
@@ -229,4 +229,13 @@ fn check_stream_message(frame: &Frame<'_>) -> Result<(), DecodeError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Servers refuse a tombstone whose body is JSON, although older ones send such tombstones.
+const fn tombstone_datatype(frame: &Frame<'_>) -> Result<(), DecodeError> {
+    let datatype = frame.header.datatype;
+    if datatype.contains(Datatype::JSON) && !datatype.contains(Datatype::XATTR) {
+        return Err(DecodeError::InvalidField("datatype of a tombstone"));
+    }
+    Ok(())
 }

@@ -54,7 +54,9 @@ pub(super) struct Shape {
     flatbuffers_events: bool,
     sync_writes: bool,
     nru: u8,
-    /// Live documents without a body keep their datatype.
+    /// Documents from disk without a body keep their datatype.
+    names_omitted_from_disk: bool,
+    /// The same of the document at hand.
     names_omitted: bool,
     /// Documents from disk without body and xattrs are made of nothing but their keys.
     only_keys_from_disk: bool,
@@ -99,7 +101,8 @@ impl Shape {
             force_compression: settings.force_compression,
             flatbuffers_events: settings.flatbuffers_events,
             sync_writes: !matches!(settings.sync_writes, SyncWrites::Off),
-            names_omitted: settings.version.is_legacy(),
+            names_omitted_from_disk: settings.version.is_legacy(),
+            names_omitted: false,
             only_keys_from_disk: flags.contains(OpenFlags::NO_VALUE)
                 && !flags.contains(OpenFlags::INCLUDE_XATTRS)
                 && !settings.version.is_legacy(),
@@ -110,7 +113,8 @@ impl Shape {
     /// Appends the message of `item`, read from disk, to `out`.
     ///
     /// Servers since 7.0 read no more than keys for a client that wants neither values nor xattrs,
-    /// and make documents of them: even of tombstones, with nothing else of what they were.
+    /// and make documents of them: even of tombstones, with nothing else of what they were. Older
+    /// ones leave the value out and tell the datatype it has on disk.
     pub(super) fn write_from_disk(
         &self,
         item: &Item,
@@ -121,7 +125,8 @@ impl Shape {
         let is_document =
             matches!(item.kind, ItemKind::Mutation | ItemKind::Deletion | ItemKind::Expiration);
         if !self.only_keys_from_disk || !is_document {
-            return self.write(item, to, scratch, out);
+            let names_omitted = self.names_omitted_from_disk;
+            return Self { names_omitted, ..*self }.write(item, to, scratch, out);
         }
         let document = Item {
             kind: ItemKind::Mutation,

@@ -23,7 +23,7 @@ pub struct Deletion<'a> {
     pub delete_time: Option<u32>,
     /// Key, with its collection id on connections with collections.
     pub key: &'a [u8],
-    /// Xattr section, or empty.
+    /// Xattr section, or empty. Servers before 7.0 may leave the document's body behind it.
     pub value: &'a [u8],
 }
 
@@ -70,7 +70,7 @@ impl<'a> Deletion<'a> {
             rev_seqno,
             delete_time,
             cas: frame.header.cas,
-            datatype: tombstone_datatype(frame)?,
+            datatype: frame.header.datatype,
             key: frame.key,
             value: frame.value,
         })
@@ -105,13 +105,4 @@ impl<'a> Deletion<'a> {
             .with_value(self.value)
             .encode(out)
     }
-}
-
-/// A tombstone has no body, so JSON without xattrs is refused on one, as the server does.
-pub(super) const fn tombstone_datatype(frame: &Frame<'_>) -> Result<Datatype, DecodeError> {
-    let datatype = frame.header.datatype;
-    if datatype.contains(Datatype::JSON) && !datatype.contains(Datatype::XATTR) {
-        return Err(DecodeError::InvalidField("datatype of a tombstone"));
-    }
-    Ok(datatype)
 }

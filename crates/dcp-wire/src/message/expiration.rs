@@ -2,7 +2,6 @@
 
 use bytes::BufMut;
 
-use super::deletion::tombstone_datatype;
 use super::{StreamAddress, expect, extras};
 use crate::{Cas, Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, RevSeqno, Seqno};
 
@@ -23,7 +22,7 @@ pub struct Expiration<'a> {
     pub delete_time: u32,
     /// Key, with its collection id on connections with collections.
     pub key: &'a [u8],
-    /// Xattr section, or empty.
+    /// Xattr section, or empty. Servers before 7.0 may leave the document's body behind it.
     pub value: &'a [u8],
 }
 
@@ -44,7 +43,7 @@ impl<'a> Expiration<'a> {
             rev_seqno: RevSeqno(reader.u64()?),
             delete_time: reader.u32()?,
             cas: frame.header.cas,
-            datatype: tombstone_datatype(frame)?,
+            datatype: frame.header.datatype,
             key: frame.key,
             value: frame.value,
         };

@@ -17,8 +17,6 @@ use Part::{Always, Maybe, Never};
 
 const RAW: &[u8] = &[0];
 const ANY: &[u8] = &[0, 1, 2, 3, 4, 5, 6, 7];
-/// What is removed has no body, so that JSON alone describes nothing.
-const OF_TOMBSTONES: &[u8] = &[0, 2, 4, 5, 6, 7];
 
 /// Opcode, extras, key, value and datatypes.
 type Layout = (Opcode, &'static [usize], Part, Part, &'static [u8]);
@@ -31,8 +29,8 @@ const LAYOUTS: &[Layout] = &[
     (Opcode::DCP_STREAM_REQ, &[48], Never, Maybe, RAW),
     (Opcode::DCP_STREAM_END, &[4], Never, Never, ANY),
     (Opcode::DCP_MUTATION, &[31], Maybe, Maybe, ANY),
-    (Opcode::DCP_DELETION, &[18, 21], Maybe, Maybe, OF_TOMBSTONES),
-    (Opcode::DCP_EXPIRATION, &[20], Maybe, Maybe, OF_TOMBSTONES),
+    (Opcode::DCP_DELETION, &[18, 21], Maybe, Maybe, ANY),
+    (Opcode::DCP_EXPIRATION, &[20], Maybe, Maybe, ANY),
     (Opcode::DCP_SET_VBUCKET_STATE, &[1], Never, Never, ANY),
     (Opcode::DCP_BUFFER_ACK, &[4], Never, Never, ANY),
     (Opcode::DCP_CONTROL, &[0], Always, Always, ANY),

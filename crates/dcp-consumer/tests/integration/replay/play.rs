@@ -55,6 +55,8 @@ pub(super) async fn take(stream: &mut ChangeStream<Vec<Item>>, expected: usize) 
     }
     match timeout(QUIET, stream.next()).await {
         Err(_) | Ok(None) => items,
+        // Everything that was asked for was dropped.
+        Ok(Some(Err(error))) if error.kind() == ErrorKind::StreamEnded => items,
         Ok(Some(more)) => panic!("more than the {expected} recorded: {more:?}"),
     }
 }
@@ -96,7 +98,8 @@ pub(super) async fn play_connection(scenario: &Scenario, streams: &[Recorded]) -
     assert_eq!(report.problems, Vec::<String>::new(), "{name}");
     for recorded in streams {
         let mut asked = report.asked.iter();
-        check_asked(&name, recorded, asked.find(|asked| asked.vbid == recorded.vbid).unwrap());
+        let asked = asked.find(|asked| asked.vbid == recorded.vbid).unwrap();
+        check_asked(&name, recorded, asked, &end(streams));
     }
     delivered
 }
@@ -142,7 +145,7 @@ pub(super) async fn play_request(
     }
     let report = server.finish().await;
     assert_eq!(report.problems, Vec::<String>::new(), "{name}");
-    check_asked(&name, recorded, &report.asked[0]);
+    check_asked(&name, recorded, &report.asked[0], &end(core::slice::from_ref(recorded)));
     if asks_again(recorded) {
         check_asked_again(&name, recorded, &report.asked[1]);
     }
@@ -170,6 +173,9 @@ async fn play_on(
         let next = timeout(if is_over { QUIET } else { STEP }, stream.next()).await;
         match next {
             Ok(Some(Ok(delivered))) => items.extend(delivered.batch),
+            Ok(Some(Err(error))) if is_drop(recorded) => {
+                assert_eq!(error.kind(), ErrorKind::StreamEnded, "{name}");
+            }
             Ok(Some(Err(error))) => panic!("{name}: {error:?}"),
             Ok(None) | Err(_) if is_over && server.report().played == report.played => {
                 assert_eq!(items, expected, "{name}");
@@ -185,6 +191,11 @@ async fn play_on(
             }
         }
     }
+}
+
+/// Whether the stream is over because everything it asked for was dropped.
+fn is_drop(recorded: &Recorded) -> bool {
+    recorded.end == Some(StreamEndReason::FILTER_EMPTY)
 }
 
 /// What the application is given of a recorded stream.
@@ -215,7 +226,7 @@ fn check_rows(name: &str, recorded: &Recorded, rows: &[Row], checkpoint: &Checkp
 
 /// Checks what the consumer does about an answer or an end, besides what it delivers.
 async fn check_reaction(name: &str, stream: &ChangeStream<Vec<Item>>, recorded: &Recorded) {
-    if recorded.is_finite() || recorded.end == Some(StreamEndReason::FILTER_EMPTY) {
+    if recorded.is_finite() || is_drop(recorded) {
         return until(name, || stream.stats().complete == 1).await;
     }
     until(name, || stream.stats().streaming == 1).await;
@@ -241,7 +252,7 @@ async fn until(name: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// Checks that the consumer asked as the recorded client did, as far as it can.
-fn check_asked(name: &str, recorded: &Recorded, asked: &Asked) {
+fn check_asked(name: &str, recorded: &Recorded, asked: &Asked, end: &End) {
     let mut expected = recorded.asked.clone();
     if expected.flags.contains(StreamRequestFlags::TO_LATEST) {
         // It asks the server where that is.
@@ -255,7 +266,9 @@ fn check_asked(name: &str, recorded: &Recorded, asked: &Asked) {
         expected.snapshot.0 = expected.start_seqno;
     }
     assert!(asked.is_same_range(&expected), "{name}: asked {asked:?}");
-    assert_eq!(asked.flags, StreamRequestFlags::ACTIVE_VB_ONLY, "{name}");
+    let mut flags = StreamRequestFlags::ACTIVE_VB_ONLY;
+    flags.set(StreamRequestFlags::TO_LATEST, *end == End::Now);
+    assert_eq!(asked.flags, flags, "{name}");
     if members(&expected).is_some() {
         assert_eq!(asked.filter(), expected.filter(), "{name}");
     }

@@ -179,7 +179,8 @@ impl Recorded {
         if !self.on.is_open && self.status != Some(Status::SUCCESS) {
             return Some(super::not_played::NOT_OPEN);
         }
-        if start_seqno >= end_seqno && !to_latest {
+        let is_left = end_seqno > Seqno::ZERO && end_seqno >= start_seqno;
+        if !is_left && !to_latest {
             return Some(super::not_played::NOTHING_LEFT);
         }
         None

@@ -21,7 +21,7 @@ impl Stream {
         let mutation = Mutation::decode(&frame)?;
         let (collection_id, key) = split_key(mutation.key, collections)?;
         if mutation.seqno > self.clamp {
-            return Ok(self.past_end(mutation.seqno));
+            return Ok(self.past_end(mutation.seqno)?);
         }
         let repeated_seqno = self.check_item(mutation.seqno)?;
         if hidden.hides(collection_id, key) {
@@ -85,7 +85,7 @@ impl Stream {
     ) -> Result<Progress, Fault> {
         let (collection_id, key) = split_key(tombstone.key, collections)?;
         if tombstone.seqno > self.clamp {
-            return Ok(self.past_end(tombstone.seqno));
+            return Ok(self.past_end(tombstone.seqno)?);
         }
         let repeated_seqno = self.check_item(tombstone.seqno)?;
         if hidden.hides(collection_id, key) {
@@ -124,9 +124,9 @@ impl Stream {
         sink: &mut S,
     ) -> Result<Progress, Fault> {
         let event = SystemEvent::decode(frame)?;
-        hidden.learn(&event);
+        let learned = hidden.learn(&event);
         if event.seqno > self.clamp {
-            return Ok(self.past_end(event.seqno));
+            return Ok(Progress { learned, ..self.past_end(event.seqno)? });
         }
         let repeated_seqno = self.check_item(event.seqno)?;
         sink.system_event(&SystemEventRecord {
@@ -142,7 +142,7 @@ impl Stream {
         if let Ok(Some(payload)) = event.payload() {
             self.resume.position.manifest_uid = payload.manifest_uid;
         }
-        Ok(Progress { repeated_seqno, ..self.processed(event.seqno) })
+        Ok(Progress { repeated_seqno, learned, ..self.processed(event.seqno) })
     }
 
     /// Nothing up to a seqno is meant for the stream.
@@ -152,7 +152,7 @@ impl Stream {
     ) -> Result<Progress, Fault> {
         let seqno = SeqnoAdvanced::decode(frame)?.seqno;
         if seqno > self.clamp {
-            return Ok(self.past_end(seqno));
+            return Ok(self.past_end(seqno)?);
         }
         let last = self.resume.position.seqno;
         if self.oso.is_none() {

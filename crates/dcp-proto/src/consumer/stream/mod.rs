@@ -7,7 +7,7 @@ use dcp_wire::{DecodeError, Frame, Opaque, Seqno, Vbid, Vbuuid};
 
 use super::branch::Branch;
 use super::gate::Gate;
-use super::{Misbehaviour, Moved, ProtocolErrorKind, Resume};
+use super::{EndKind, Misbehaviour, Moved, ProtocolErrorKind, Resume};
 use crate::{FailoverLog, Rollback, SinkError, Snapshot};
 
 /// Why a stream message could not be taken.
@@ -55,8 +55,8 @@ pub(super) enum State {
     Requested,
     /// Its messages are taken.
     Streaming,
-    /// The end was reached, and its snapshot is not on the disks of all copies yet; what still
-    /// comes is dropped.
+    /// The end was reached, and what may have taken the place of changes up to it is not on the
+    /// disks of all copies yet; what still comes is dropped.
     Settling,
     /// The end was reached and told; what still comes is dropped.
     Finished,
@@ -75,13 +75,15 @@ pub(super) struct Progress {
     pub(super) repeated_seqno: bool,
     /// The sink was not given a row.
     pub(super) no_row: bool,
+    /// It names a scope or collection that is left out from now on.
+    pub(super) learned: bool,
 }
 
 impl Progress {
     /// Whether there is anything to do about it.
     #[inline]
     pub(super) const fn is_notable(&self) -> bool {
-        self.acknowledge_marker | self.reached_end | self.repeated_seqno
+        self.acknowledge_marker | self.reached_end | self.repeated_seqno | self.learned
     }
 
     /// How many rows the sink was given.
@@ -89,6 +91,30 @@ impl Progress {
     pub(super) const fn rows(&self) -> usize {
         !self.no_row as usize
     }
+}
+
+/// When a stream that has reached its end is settled (persistence: `end_persisted`).
+///
+/// A change up to the end can be missing because its document was written again since. The stream
+/// must not end before that newer version is on the disks of all copies: a failover that lost it
+/// would bring back the older one, below the end, where nobody reads any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Settles {
+    /// Once everything up to this seqno is on all disks: the end of the snapshot that the end lies
+    /// in, or that begins beyond it.
+    At(Seqno),
+    /// The server ended the stream before it sent anything at or past the end, so that no marker
+    /// says where the newer versions are: once everything is on all disks that it has written by
+    /// the time it answers the request for high seqnos of this number.
+    AtHighSeqno {
+        /// Number of the request.
+        request: u32,
+    },
+}
+
+/// Whether the server is asked for what there is, in place of the end.
+const fn takes_latest(end: EndKind, end_seqno: Seqno) -> bool {
+    matches!(end, EndKind::Latest) && end_seqno.0 != Seqno::MAX.0
 }
 
 /// What holds for the changes of a stream that follow in its snapshot, except for the last one.
@@ -135,6 +161,8 @@ pub(super) struct Stream {
     pub(super) gate: Gate,
     /// Whether the server has ended it.
     pub(super) ended: bool,
+    /// When a stream whose end was reached is settled.
+    pub(super) settles: Settles,
     /// Whether the server is to end the stream with what it has: a failover may have lost the
     /// change the end was chosen by, which would then never come.
     pub(super) to_latest: bool,
@@ -173,7 +201,8 @@ impl Stream {
             stop: resume.position.snapshot.end.min(clamp),
             gate: Gate::default(),
             ended: false,
-            to_latest: resume.reopened && end_seqno != Seqno::MAX,
+            settles: Settles::At(Seqno::MAX),
+            to_latest: takes_latest(resume.end, end_seqno),
             resume,
             dirty: false,
             reopen: false,
@@ -190,7 +219,7 @@ impl Stream {
     pub(super) fn opened(&mut self, log: FailoverLog) {
         self.state = State::Streaming;
         self.reopened = false;
-        self.resume.reopened = true;
+        self.resume.end = self.resume.end.after_a_try();
         self.branch = Branch::NONE;
         self.gate = Gate::default();
         self.ended = false;
@@ -227,7 +256,8 @@ impl Stream {
         };
         self.stop = position.snapshot.end.min(self.clamp);
         self.resume.position = position;
-        self.to_latest = self.resume.reopened && self.end_seqno != Seqno::MAX;
+        self.resume.end = self.resume.end.after_a_try();
+        self.to_latest = takes_latest(self.resume.end, self.end_seqno);
         self.dirty = true;
         rollback
     }
@@ -393,19 +423,35 @@ impl Stream {
 
     /// An item lies past the end the stream is cut at, and so does everything after it.
     #[cold]
-    fn past_end(&mut self, seqno: Seqno) -> Progress {
+    fn past_end(&mut self, seqno: Seqno) -> Result<Progress, Misbehaviour> {
         let no_row = Progress { no_row: true, ..Progress::default() };
         if let Some(highest) = &mut self.oso {
             // In no order: what comes after it may be wanted.
             *highest = seqno.max(*highest);
-            return no_row;
+            return Ok(no_row);
         }
-        let snapshot = self.marker.filter(|marker| !marker.pending).map(|marker| marker.snapshot);
-        if snapshot.is_some_and(|snapshot| snapshot.end > self.clamp) {
+        let Some(Marker { snapshot, pending, .. }) = self.marker else {
+            return Err(Misbehaviour::NoSnapshot);
+        };
+        let Snapshot { start, end } = snapshot;
+        if seqno < start || seqno > end {
+            return Err(Misbehaviour::OutsideSnapshot { seqno, start, end });
+        }
+        if !pending {
             // Whatever the snapshot holds up to the end has come.
             self.resume.position.seqno = self.clamp.max(self.resume.position.seqno);
         }
-        Progress { reached_end: true, ..no_row }
+        Ok(Progress { reached_end: true, ..no_row })
+    }
+
+    /// The end was reached, by an item or because the server said so: up to where newer versions
+    /// of what was left out may lie; `None` if no marker has said.
+    pub(super) fn replaced_up_to(&self, by_server: bool) -> Option<Seqno> {
+        if by_server && self.resume.position.seqno < self.end_seqno {
+            return None;
+        }
+        let announced = self.marker.map_or(Seqno::ZERO, |marker| marker.snapshot.end);
+        Some(announced.max(self.resume.position.snapshot.end))
     }
 
     /// The snapshot a row shows. The end of an out-of-sequence-order snapshot is not known before

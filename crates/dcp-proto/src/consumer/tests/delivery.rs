@@ -1,12 +1,17 @@
 //! What reaches the sink, and when: rollback mitigation, ends that cut, hidden documents.
 
 use dcp_wire::message::{
-    Mutation, OsoSnapshot, StreamAddress, StreamEndReason, SystemEvent, SystemEventId,
+    Mutation, OsoSnapshot, StreamAddress, StreamEnd, StreamEndReason, SystemEvent, SystemEventId,
+    encode_failover_log,
 };
-use dcp_wire::{CollectionId, ScopeId, Seqno, Vbuuid};
+use dcp_wire::{
+    CollectionId, Frame, MAX_BODY_LEN, Opaque, Opcode, ScopeId, Seqno, Status, Vbid, Vbuuid,
+};
 
-use super::harness::{Harness, VB, config, position};
-use crate::consumer::{ConnectionConfig, Delivery, EndCause, Event, Held, Hidden, Limit, Resume};
+use super::harness::{Harness, Sent, VB, config, log, position};
+use crate::consumer::{
+    ConnectionConfig, Delivery, EndCause, Event, Held, Hidden, Limit, Misbehaviour, Resume,
+};
 use crate::flow_control::counted_bytes;
 use crate::{Position, Snapshot};
 
@@ -81,8 +86,7 @@ fn rule_11_what_waits_is_not_acknowledged_and_stops_the_server() {
     server.marker(0, 99).play();
     let _ = server.machine.take_held();
     server.mutation(1);
-    let one =
-        counted_bytes(&dcp_wire::Frame::parse(&server.wire, 1 << 20).unwrap().unwrap().0.header);
+    let one = counted_bytes(&Frame::parse(&server.wire, 1 << 20).unwrap().unwrap().0.header);
     server.play();
     let mut seqno = 1;
     while !server.machine.is_window_full() {
@@ -254,6 +258,123 @@ fn rule_11_a_stream_that_waits_for_its_end_is_opened_again_elsewhere() {
     assert_eq!(server.events(), []);
     persisted(&mut server, 2, 9);
     assert!(server.events().iter().any(is_complete));
+}
+
+#[test]
+fn rule_11_a_snapshot_past_the_end_is_waited_for_when_it_replaced_changes_below() {
+    // Everything up to 5 that is missing was written again in the snapshot that follows.
+    for first in [6, 9] {
+        let mut server = bounded(settling(), 5);
+        server.marker(0, 3).mutation(3).marker(4, 9).mutation(first).play();
+        persisted(&mut server, 1, 8);
+        let events = server.events();
+        assert!(!events.iter().any(is_complete), "{first}: {events:?}");
+        persisted(&mut server, 1, 9);
+        assert_eq!(server.seqnos(), [3]);
+        assert!(server.events().iter().any(is_complete), "{first}");
+    }
+}
+
+/// The numbers of the requests for high seqnos that the machine has sent.
+fn asked_for_high_seqnos(server: &mut Harness) -> Vec<u32> {
+    let mut bytes = bytes::BytesMut::new();
+    server.machine.poll_transmit(&mut bytes);
+    let (mut rest, mut asked) = (&bytes[..], Vec::new());
+    while let Some((frame, used)) = Frame::parse(rest, MAX_BODY_LEN).unwrap() {
+        rest = &rest[used..];
+        if frame.header.opcode == Opcode::GET_ALL_VB_SEQNOS {
+            asked.push(frame.header.opaque.0);
+        }
+    }
+    asked
+}
+
+fn high_seqno(server: &mut Harness, request: u32, high: u64) {
+    let mut value = VB.0.to_be_bytes().to_vec();
+    value.extend_from_slice(&high.to_be_bytes());
+    let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS);
+    answer.with_opaque(Opaque(request)).with_value(&value).encode(&mut server.wire).unwrap();
+    server.play();
+}
+
+#[test]
+fn rule_11_an_end_with_nothing_before_it_is_settled_by_the_high_seqno() {
+    let mut server = bounded(settling(), 5);
+    server.machine.request_high_seqnos();
+    let [earlier] = asked_for_high_seqnos(&mut server)[..] else { panic!("one request") };
+    // No marker says where what was written again lies.
+    server.marker(0, 3).mutation(3).end(StreamEndReason::OK).play();
+    persisted(&mut server, 1, 3);
+    let [request] = asked_for_high_seqnos(&mut server)[..] else { panic!("one request") };
+    persisted(&mut server, 1, 9);
+    high_seqno(&mut server, earlier, 7);
+    let events = server.events();
+    assert!(!events.iter().any(is_complete), "an older answer says nothing: {events:?}");
+    high_seqno(&mut server, request, 12);
+    persisted(&mut server, 1, 11);
+    let events = server.events();
+    assert!(!events.iter().any(is_complete), "{events:?}");
+    persisted(&mut server, 1, 12);
+    assert!(server.events().iter().any(is_complete));
+    assert_eq!(server.seqnos(), [3]);
+}
+
+#[test]
+fn rule_11_an_end_with_nothing_before_it_may_be_settled_already() {
+    let mut server = bounded(settling(), 5);
+    server.end(StreamEndReason::OK).play();
+    persisted(&mut server, 1, 12);
+    let [request] = asked_for_high_seqnos(&mut server)[..] else { panic!("one request") };
+    assert!(!server.events().iter().any(is_complete));
+    high_seqno(&mut server, request, 12);
+    assert!(server.events().iter().any(is_complete));
+}
+
+#[test]
+fn many_streams_that_end_at_once_ask_for_high_seqnos_once() {
+    let mut server = Harness::new(settling());
+    for vbid in 0..8 {
+        server.machine.open_stream(Vbid(vbid), Seqno(5), Resume::new(Position::EARLIEST)).unwrap();
+    }
+    let mut opaques = Vec::new();
+    for sent in server.sent() {
+        if let Sent::StreamRequest(request) = sent {
+            opaques.push(request.opaque);
+        }
+    }
+    let mut log_value = Vec::new();
+    encode_failover_log(log(&[(1, 0)]).entries().iter().copied(), &mut log_value);
+    for (vbid, opaque) in (0..8).zip(opaques) {
+        let accepted = Frame::response(Opcode::DCP_STREAM_REQ, Status::SUCCESS);
+        accepted.with_opaque(opaque).with_value(&log_value).encode(&mut server.wire).unwrap();
+        let to = StreamAddress { vbid: Vbid(vbid), opaque, stream_id: None };
+        StreamEnd { reason: StreamEndReason::OK }.encode(to, &mut server.wire).unwrap();
+    }
+    server.play();
+    assert_eq!(asked_for_high_seqnos(&mut server).len(), 1);
+}
+
+#[test]
+fn rule_10_an_item_past_a_clamped_end_must_lie_in_a_snapshot() {
+    let mut server = bounded(clamped(), 5);
+    assert_eq!(server.mutation(7).misbehaves(), Misbehaviour::NoSnapshot);
+    let mut server = bounded(clamped(), 5);
+    let outside =
+        Misbehaviour::OutsideSnapshot { seqno: Seqno(10), start: Seqno(0), end: Seqno(9) };
+    assert_eq!(server.marker(0, 9).mutation(10).misbehaves(), outside);
+}
+
+#[test]
+fn rule_10_a_clamped_stream_that_resumes_inside_a_snapshot_delivers_nothing_above_its_end() {
+    for end in [5, 4] {
+        let mut server = Harness::new(clamped());
+        let request = server.open_until(Resume::new(position(5, (0, 10), &[(1, 0)])), Seqno(end));
+        assert_eq!((request.start, request.end, request.snapshot), (5, 5, (0, 10)));
+        server.accept(&[(1, 0)]);
+        server.marker(0, 10).mutations(6..=10).play();
+        assert_eq!(server.seqnos(), Vec::<u64>::new(), "until {end}");
+        assert!(server.events().iter().any(is_complete));
+    }
 }
 
 fn hiding() -> ConnectionConfig {

@@ -7,7 +7,7 @@ use dcp_wire::{CollectionId, Opcode, Seqno, Status, Vbuuid};
 
 use super::harness::{Harness, Item, Sent, VB, config, log, position};
 use crate::consumer::{
-    ConnectionConfig, EndCause, Event, Limit, Misbehaviour, OpenStreamError, Resume,
+    ConnectionConfig, EndCause, EndKind, Event, Limit, Misbehaviour, OpenStreamError, Resume,
     RollbackPolicy, StreamFilter,
 };
 use crate::{Position, Rollback, Snapshot};
@@ -317,7 +317,8 @@ fn rule_10_the_servers_end_completes_what_a_filter_left_short() {
 fn rule_10_an_end_that_a_failover_lost_is_not_waited_for() {
     let end = Seqno(100);
     let mut server = Harness::new(config());
-    assert!(!server.open_until(Resume::new(Position::EARLIEST), end).to_latest);
+    let begin = Resume::new(Position::EARLIEST).with_end(EndKind::Seen);
+    assert!(!server.open_until(begin, end).to_latest);
     server.accept(LOG);
     server.marker(0, 40).mutation(40).marker(40, 80).mutation(60).play();
     let request = server.reconnect_until(config(), end);
@@ -336,6 +337,30 @@ fn rule_10_an_end_that_a_failover_lost_is_not_waited_for() {
         matches!(events[..], [Event::StreamEnded { cause: EndCause::Complete, .. }]),
         "{events:?}"
     );
+}
+
+#[test]
+fn rule_10_the_newest_change_is_asked_for_as_such() {
+    let mut server = Harness::new(config());
+    let begin = Resume::new(Position::EARLIEST).with_end(EndKind::Latest);
+    assert!(server.open_until(begin, Seqno(3)).to_latest, "it may be lost by now");
+    server.accept(LOG);
+    server.marker(0, 1).mutation(1).end(StreamEndReason::OK).play();
+    let events = server.events();
+    assert!(
+        matches!(events[..], [Event::StreamEnded { cause: EndCause::Complete, .. }]),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn rule_10_an_end_that_is_yet_to_be_written_is_waited_for() {
+    let end = Seqno(100);
+    let mut server = Harness::new(config());
+    server.open_until(Resume::new(Position::EARLIEST), end);
+    server.accept(LOG);
+    server.marker(0, 40).mutation(40).play();
+    assert!(!server.reconnect_until(config(), end).to_latest, "nobody has seen it yet");
 }
 
 #[test]
