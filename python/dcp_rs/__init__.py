@@ -39,7 +39,7 @@ import warnings
 from dcp_rs import exceptions
 from dcp_rs._dcp_rs import DEBUG_BUILD, __version__
 from dcp_rs.batch import ChangeBatch
-from dcp_rs.checkpoint import Checkpoint, Position
+from dcp_rs.checkpoint import Checkpoint, Position, StoredFilter
 from dcp_rs.client import Client, ConnectionOptions, connect
 from dcp_rs.exceptions import DcpError
 from dcp_rs.packets import Packet, decode
@@ -67,6 +67,7 @@ __all__ = [
     "Producer",
     "RollbackExplanation",
     "Schema",
+    "StoredFilter",
     "StreamEvent",
     "StreamStats",
     "VbucketStats",

@@ -35,6 +35,31 @@ class Position:
     purge_seqno: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredFilter:
+    """The filter of the stream that made a checkpoint: all of the bucket, a scope or collections.
+
+    Attributes:
+        scope_id: The scope, if it was one.
+        collection_ids: The collections, if they were named.
+        system_documents: Whether system documents were delivered.
+    """
+
+    scope_id: int | None
+    collection_ids: tuple[int, ...] | None
+    system_documents: bool
+
+    def __str__(self) -> str:
+        if self.scope_id is not None:
+            documents = f"scope {self.scope_id:#x}"
+        elif self.collection_ids is not None:
+            ids = ", ".join(f"{each:#x}" for each in self.collection_ids)
+            documents = f"collection{'s'[len(self.collection_ids) == 1 :]} {ids}"
+        else:
+            documents = "the whole bucket"
+        return f"{documents} {'with' if self.system_documents else 'without'} system documents"
+
+
 class Checkpoint:
     """Where a reader stands in every vBucket of a bucket.
 
@@ -113,6 +138,21 @@ class Checkpoint:
         return self._inner.bucket_uuid
 
     @property
+    def filter(self) -> StoredFilter | None:
+        """What the stream was asked for: a stream from here may ask for that or for a part of it.
+
+        None in a checkpoint of an earlier release, which stored no more than a hash of it.
+        """
+        if self._inner.filter is None:
+            return None
+        scope, collections, system_documents = self._inner.filter
+        return StoredFilter(
+            scope_id=scope,
+            collection_ids=None if collections is None else tuple(collections),
+            system_documents=system_documents,
+        )
+
+    @property
     def positions(self) -> dict[int, Position]:
         """Positions by vBucket. One that is not there has not been read."""
         return {vbucket: Position(**fields) for vbucket, fields in self._inner.positions().items()}
@@ -130,7 +170,7 @@ class Checkpoint:
         """Gives the checkpoint with the positions of `other`, which win.
 
         Raises:
-            CheckpointError: `other` belongs to another bucket or filter.
+            CheckpointError: `other` belongs to another bucket or was made with another filter.
         """
         return Checkpoint._of(self._inner.merged_with(other._inner))
 
@@ -150,4 +190,8 @@ class Checkpoint:
         return Checkpoint.from_json, (self.to_json(),)
 
     def __repr__(self) -> str:
-        return f"<dcp_rs.Checkpoint bucket_uuid={self.bucket_uuid} vbuckets={len(self)}>"
+        made_with = self.filter or "unknown"
+        return (
+            f"<dcp_rs.Checkpoint bucket_uuid={self.bucket_uuid} filter={str(made_with)!r} "
+            f"vbuckets={len(self)}>"
+        )

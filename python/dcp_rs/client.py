@@ -293,7 +293,8 @@ class Client:
 
         Raises:
             ConfigError: An option is wrong.
-            CheckpointError: The checkpoint belongs to another bucket or filter, or is ahead.
+            CheckpointError: The checkpoint belongs to another bucket, is ahead, or was made with a
+                filter that does not contain this one.
             ClosedError: The client is closed.
             ForkedProcessError: The client was made before a fork.
         """

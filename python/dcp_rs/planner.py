@@ -72,6 +72,7 @@ class _PlannerOptions:
     vbuckets: list[int] | None
     scope: str | None
     collections: list[str] | None
+    system_documents: bool
     patience: float
 
 
@@ -108,6 +109,7 @@ class Planner:
         *,
         scope: str | None = None,
         collections: Iterable[str] | None = None,
+        system_documents: bool = False,
         patience: float = 300.0,
     ) -> None:
         """Makes a planner of a bucket, or of some of its vBuckets or collections.
@@ -117,6 +119,7 @@ class Planner:
             vbuckets: vBuckets to read, all if not given.
             scope: Scope to read, as in [`Client.stream`][dcp_rs.Client.stream].
             collections: Collections to read, likewise.
+            system_documents: Whether documents of scope `_system` are read, likewise.
             patience: Longest time in seconds that the cluster may be away, once it has answered.
 
         Raises:
@@ -126,6 +129,7 @@ class Planner:
             vbuckets=None if vbuckets is None else sorted(vbuckets),
             scope=scope,
             collections=None if collections is None else list(collections),
+            system_documents=system_documents,
             patience=patience,
         )
         self._inner = _dcp_rs.Planner(client._inner, options)  # noqa: SLF001

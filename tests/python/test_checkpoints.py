@@ -95,9 +95,91 @@ def test_a_checkpoint_ahead_of_the_server_is_refused(client, checkpoint, until):
         rows_of(client.stream(start=moved(checkpoint, 3, 1), until=until))
 
 
-def test_a_checkpoint_of_another_filter_is_refused(client, checkpoint):
-    with pytest.raises(CheckpointError, match="filter"):
-        client.stream(start=checkpoint, until="now", scope="_default")
+@pytest.fixture
+def shop(producer):
+    """Collections `orders` and `carts` of scope `shop`; gives what writes one document to each."""
+    producer.create_scope("shop")
+    producer.create_collection("shop.orders")
+    producer.create_collection("shop.carts")
+
+    def write(key):
+        producer.upsert(key, b"1", collection="shop.orders")
+        producer.upsert(key, b"1", collection="shop.carts")
+
+    return write
+
+
+def read(client, start, **options):
+    """The names of the collections of rows, and the checkpoint after them."""
+    stream = client.stream(start=start, until="now", columns=["key", "collection"], **options)
+    names = sorted(row["collection"] for row in rows_of(stream))
+    return names, stream.checkpoint()
+
+
+def test_a_checkpoint_serves_its_filter_and_parts_of_it(client, shop):
+    shop("a")
+    names, whole = read(client, "earliest")
+    assert (names, whole.filter.scope_id, whole.filter.collection_ids) == (
+        ["carts", "orders"], None, None,
+    )  # fmt: skip
+    shop("b")
+    names, scope = read(client, whole, scope="shop")
+    assert (names, scope.filter.scope_id) == (["carts", "orders"], 8)
+    shop("c")
+    names, orders = read(client, scope, collections=["shop.orders"])
+    assert names == ["orders"]
+    assert orders.filter == dcp_rs.StoredFilter(
+        scope_id=None, collection_ids=(8,), system_documents=False
+    )
+    assert "filter='collection 0x8 without system documents'" in repr(orders)
+    assert "filter='scope 0x8 without system documents'" in repr(scope)
+
+    for wider in ({}, {"scope": "shop"}, {"collections": ["shop.orders", "shop.carts"]}):
+        with pytest.raises(CheckpointError, match="earlier changes it would miss") as refused:
+            read(client, orders, **wider)
+        assert refused.value.code == "filter_changed"
+    assert "also asks for collection shop.carts (0x9)" in str(refused.value)
+    with pytest.raises(CheckpointError, match="also asks for system documents"):
+        read(client, orders, collections=["shop.orders"], system_documents=True)
+    with pytest.raises(CheckpointError, match="different filters") as mixed:
+        orders.merged_with(scope)
+    assert mixed.value.code == "filter_changed"
+
+
+def test_a_checkpoint_outlives_one_of_its_collections(producer, client, shop):
+    shop("a")
+    both = ["shop.orders", "shop.carts"]
+    names, checkpoint = read(client, "earliest", collections=both)
+    assert names == ["carts", "orders"]
+    producer.drop_collection("shop.carts")
+    producer.upsert("b", b"1", collection="shop.orders")
+    assert read(client, checkpoint, collections=["shop.orders"])[0] == ["orders"]
+    producer.create_collection("shop.carts")
+    with pytest.raises(CheckpointError, match=r"0x9 \(dropped\).* new id"):
+        read(client, checkpoint, collections=both)
+
+
+def as_version_2(checkpoint, hash_of_filter):
+    """The document that an earlier release wrote, without the filter."""
+    document = json.loads(checkpoint.to_json())
+    document["version"] = 2
+    document["content"]["filter"] = hash_of_filter
+    content = json.dumps(document["content"], separators=(",", ":")).encode()
+    document["crc32"] = f"{zlib.crc32(content):08x}"
+    return dcp_rs.Checkpoint.from_json(json.dumps(document))
+
+
+def test_a_checkpoint_of_an_earlier_release_is_read(client, shop):
+    shop("a")
+    old = as_version_2(read(client, "earliest")[1], "84b1e683aaee08a1")
+    assert old.filter is None
+    assert "filter='unknown'" in repr(old)
+    shop("b")
+    names, resumed = read(client, old)
+    assert names == ["carts", "orders"]
+    assert resumed.filter.collection_ids is None
+    with pytest.raises(CheckpointError, match=r"another filter, of which .* only a hash"):
+        read(client, old, scope="shop")
 
 
 def test_parts_can_be_taken_and_joined(client, checkpoint):

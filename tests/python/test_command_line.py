@@ -185,9 +185,12 @@ def test_changes_are_printed_and_a_checkpoint_is_kept(producer, fill, tmp_path):
     assert [row["key"] for row in cat("--checkpoint", kept)] == ["later"]
 
     shown = lines(run("checkpoint", "show", kept))
-    assert shown[0] == f"bucket {producer.bucket_uuid}, {len(shown) - 2} vBuckets"
-    assert shown[1].split()[:3] == ["vbucket", "seqno", "snapshot"]
+    assert shown[0] == f"bucket {producer.bucket_uuid}, {len(shown) - 3} vBuckets"
+    assert shown[1] == "made with the whole bucket without system documents"
+    assert shown[2].split()[:3] == ["vbucket", "seqno", "snapshot"]
     found = json.loads(lines(run("checkpoint", "show", kept, "--json"))[0])
+    everything = {"scope_id": None, "collection_ids": None, "system_documents": False}
+    assert found["filter"] == everything
     assert {int(vb): p["seqno"] for vb, p in found["positions"].items() if p["seqno"]} == {
         vb: seqno for vb, seqno in producer.high_seqnos().items() if seqno
     }

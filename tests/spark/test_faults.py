@@ -191,7 +191,7 @@ class TestCollectionThatIsMadeAgain:
         columns = "vbucket,epoch,seqno,op,key,value,collection_id"
         return producer, options | {"collections": "shop.carts", "columns": columns}
 
-    def test_the_new_one_is_read_from_its_first_document_on(self, shop, start):
+    def test_the_new_one_is_refused_and_read_by_a_new_query(self, shop, start):
         producer, options = shop
         job = start(options)
         job.drain()
@@ -202,11 +202,31 @@ class TestCollectionThatIsMadeAgain:
             producer.upsert(f"old_{n}", b"2", collection="shop.carts")
         producer.persist()
         job.restart()
+        with pytest.raises(SparkReadError, match=r"\(dropped\).* shop\.carts .* new id") as refused:
+            job.drain()
+        assert refused.value.code == "COUCHBASE_DCP_FILTER_CHANGED"
+        anew = start(options)
+        anew.drain()
+        assert existing(anew.rows) == {f"old_{n}": b"2" for n in range(50, 120)}
+
+    def test_a_filter_is_narrowed_and_not_widened_again(self, shop, start):
+        producer, options = shop
+        producer.create_collection("shop.orders")
+        both = "shop.carts,shop.orders"
+        job = start(options, collections=both)
         job.drain()
-        now = max(row.collection_id for row in job.rows)
-        assert len({row.collection_id for row in job.rows}) == 2
-        rows = [row for row in job.rows if row.collection_id == now]
-        assert existing(rows) == {f"old_{n}": b"2" for n in range(50, 120)}
+        assert len(job.rows) == 100
+        for name in ("carts", "orders"):
+            producer.upsert("later", b"3", collection=f"shop.{name}")
+        producer.persist()
+        job.restart(collections="shop.carts")
+        job.drain()
+        assert len(job.rows) == 101
+        job.restart(collections=both)
+        expected = r"also asks for collection shop\.orders"
+        with pytest.raises(SparkReadError, match=expected) as refused:
+            job.drain()
+        assert refused.value.code == "COUCHBASE_DCP_FILTER_CHANGED"
 
     def test_without_a_new_one_the_read_says_what_is_missing(self, shop, start):
         producer, options = shop

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use dcp_proto::checkpoint::{Checkpoint, FilterHash};
+use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
 use dcp_proto::consumer::{Delivery, EndKind, Hidden, Resume};
 use dcp_proto::topology::Manifest;
 use dcp_proto::{BatchSink, FailoverLog, Position, Snapshot};
@@ -18,7 +18,7 @@ use crate::reconciler::{Reconciler, check_end};
 use crate::survey::Survey;
 use crate::{
     Acknowledge, Acknowledger, BatchPolicy, ChangeStream, ConnectOptions, End, Error, ErrorKind,
-    Observer, Start, StreamEvent, StreamOptions,
+    Filter, Observer, Start, StreamEvent, StreamOptions,
 };
 use crate::{filter, options};
 
@@ -92,6 +92,23 @@ impl Client {
         let mut survey = Survey::new(Arc::clone(&self.bucket), None);
         let vbids = self.all_vbuckets().collect();
         Box::pin(survey.high_seqnos(&vbids)).await
+    }
+
+    /// A filter by ids, as checkpoints and offsets store it. Every node is asked for its manifest
+    /// first, so that [`manifest`](Self::manifest) gives the newest afterwards.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if there is no such scope or collection; [`Error`] if a node cannot be
+    /// reached within the connect timeout.
+    pub async fn stored_filter(
+        &self,
+        filter: &Filter,
+        system_documents: bool,
+    ) -> Result<StoredFilter, Error> {
+        self.check_open()?;
+        let mut survey = Survey::new(Arc::clone(&self.bucket), None);
+        Box::pin(survey.connect(&self.all_vbuckets().collect())).await?;
+        filter::resolve(filter, system_documents, &self.manifest())
     }
 
     /// Something to ask again and again where the vBuckets are.
@@ -170,11 +187,12 @@ impl Client {
         let mut survey = Survey::new(Arc::clone(&self.bucket), Some(opening.clone()));
         survey.connect(&vbids).await?;
         // Each connection brings the manifest of its node: this is the newest there is.
-        let filter = filter::resolve(&options.filter, &self.manifest())?;
-        let hash = filter::hash(&filter);
+        let manifest = self.manifest();
+        let filter = filter::resolve(&options.filter, options.system_documents, &manifest)?;
+        let given = self.given(&options.start, &filter, &manifest)?;
         let asks = !matches!((&options.start, &options.end), (Start::Earliest, End::Never));
         let high = if asks { survey.high_seqnos(&vbids).await? } else { BTreeMap::new() };
-        let checkpoint = self.start(options, hash, &vbids, &high, &mut survey).await?;
+        let checkpoint = self.start(options, given, &vbids, &high, &mut survey).await?;
         let (mut vbuckets, mut complete) = (Vec::with_capacity(vbids.len()), Vec::new());
         for &vbid in &vbids {
             let position = checkpoint.position(vbid).cloned().unwrap_or(Position::EARLIEST);
@@ -206,12 +224,12 @@ impl Client {
         let hidden = if options.system_documents {
             Hidden::default()
         } else {
-            filter::hidden(&filter, &self.manifest())
+            filter::hidden(filter.documents(), &manifest)
         };
         let persisted_only = options.persisted_only && !self.bucket.config().is_ephemeral();
         let config = StreamConfig {
             opening,
-            filter,
+            filter: filter.documents().clone(),
             on_rollback: options.on_rollback,
             delivery: Delivery {
                 clamp: options.clamp,
@@ -246,16 +264,30 @@ impl Client {
         Ok(vbids)
     }
 
+    /// The checkpoint to start from; an empty one if none is given.
+    fn given(
+        &self,
+        start: &Start,
+        filter: &StoredFilter,
+        manifest: &Manifest,
+    ) -> Result<Checkpoint, Error> {
+        match start {
+            Start::Checkpoint(given) => {
+                Ok(given.narrowed_to(self.bucket_uuid(), filter, manifest)?)
+            }
+            _ => Ok(Checkpoint::new(self.bucket_uuid(), filter.clone())),
+        }
+    }
+
     /// Where the stream starts.
     async fn start(
         &self,
         options: &StreamOptions,
-        hash: FilterHash,
+        mut checkpoint: Checkpoint,
         vbids: &BTreeSet<Vbid>,
         high: &BTreeMap<Vbid, Seqno>,
         survey: &mut Survey,
     ) -> Result<Checkpoint, Error> {
-        let mut checkpoint = Checkpoint::new(self.bucket_uuid(), hash);
         match &options.start {
             Start::Earliest => {}
             Start::Latest => {
@@ -272,11 +304,7 @@ impl Client {
                 }
                 check_not_ahead(&checkpoint, vbids, high, survey).await?;
             }
-            Start::Checkpoint(given) => {
-                given.check(self.bucket_uuid(), hash)?;
-                check_not_ahead(given, vbids, high, survey).await?;
-                checkpoint = given.clone();
-            }
+            Start::Checkpoint(_) => check_not_ahead(&checkpoint, vbids, high, survey).await?,
         }
         Ok(checkpoint)
     }

@@ -1,16 +1,25 @@
 //! A filter by names becomes one by ids.
 
-use dcp_proto::checkpoint::FilterHash;
+use dcp_proto::checkpoint::StoredFilter;
 use dcp_proto::consumer::{Hidden, StreamFilter};
 use dcp_proto::topology::{CollectionEntry, Manifest};
 
 use crate::{Error, ErrorKind, Filter};
 
-/// The ids a filter names, by the manifest.
+/// The filter by ids, as checkpoints and offsets store it. Made of ids, a collection that is created
+/// again under its name is another one.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] if there is no such scope or collection.
-pub(crate) fn resolve(filter: &Filter, manifest: &Manifest) -> Result<StreamFilter, Error> {
+pub(crate) fn resolve(
+    filter: &Filter,
+    system_documents: bool,
+    manifest: &Manifest,
+) -> Result<StoredFilter, Error> {
+    Ok(StoredFilter::new(ids(filter, manifest)?, system_documents))
+}
+
+fn ids(filter: &Filter, manifest: &Manifest) -> Result<StreamFilter, Error> {
     match filter {
         Filter::All => Ok(StreamFilter::All),
         Filter::Scope(name) => match manifest.scope_named(name) {
@@ -32,8 +41,6 @@ pub(crate) fn resolve(filter: &Filter, manifest: &Manifest) -> Result<StreamFilt
                 };
                 ids.push(entry.id);
             }
-            ids.sort_unstable();
-            ids.dedup();
             Ok(StreamFilter::Collections(ids))
         }
     }
@@ -65,19 +72,6 @@ pub(crate) fn remaining(filter: &StreamFilter, manifest: &Manifest) -> Option<St
     }
 }
 
-/// Fingerprint of a filter. Made of ids, so that a collection made anew under its old name does
-/// not go on where the old one stopped.
-pub(crate) fn hash(filter: &StreamFilter) -> FilterHash {
-    match filter {
-        StreamFilter::All => FilterHash::of(["all"]),
-        StreamFilter::Scope(id) => FilterHash::of(["scope", &id.to_string()]),
-        StreamFilter::Collections(ids) => {
-            let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
-            FilterHash::of(["collections"].into_iter().chain(ids.iter().map(String::as_str)))
-        }
-    }
-}
-
 fn config(message: String) -> Error {
     Error::new(ErrorKind::Config, message)
 }
@@ -95,9 +89,13 @@ mod tests {
         Manifest::parse(json.as_bytes()).unwrap()
     }
 
+    fn documents(filter: &Filter, manifest: &Manifest) -> Result<StreamFilter, Error> {
+        Ok(resolve(filter, false, manifest)?.documents().clone())
+    }
+
     fn collections(names: &[&str]) -> Result<StreamFilter, Error> {
         let names = names.iter().map(ToString::to_string).collect();
-        resolve(&Filter::Collections(names), &manifest())
+        documents(&Filter::Collections(names), &manifest())
     }
 
     #[test]
@@ -105,7 +103,7 @@ mod tests {
         let one = collections(&["shop.orders", "shop.carts"]).unwrap();
         let other = collections(&["shop.carts", "shop.orders", "shop.carts"]).unwrap();
         assert_eq!(one, StreamFilter::Collections(vec![CollectionId(9), CollectionId(10)]));
-        assert_eq!(hash(&one), hash(&other));
+        assert_eq!(one, other);
     }
 
     #[test]
@@ -113,9 +111,10 @@ mod tests {
         let anew = r#"{"uid":"5","scopes":[{"name":"shop","uid":"8","collections":
             [{"name":"orders","uid":"b"}]}]}"#;
         let names = Filter::Collections(vec!["shop.orders".to_owned()]);
-        let old = resolve(&names, &manifest()).unwrap();
-        let new = resolve(&names, &Manifest::parse(anew.as_bytes()).unwrap()).unwrap();
-        assert_ne!(hash(&old), hash(&new), "a checkpoint of the old one is refused");
+        let anew = Manifest::parse(anew.as_bytes()).unwrap();
+        let old = resolve(&names, false, &manifest()).unwrap();
+        let new = resolve(&names, false, &anew).unwrap();
+        assert!(old.check(&new, &anew).is_err(), "a checkpoint of the old one is refused");
     }
 
     #[test]
@@ -150,7 +149,7 @@ mod tests {
         assert_eq!(remaining(&both, &less), Some(carts), "the new one is not meant");
         let orders = collections(&["shop.orders"]).unwrap();
         assert_eq!(remaining(&orders, &less), None);
-        let scope = resolve(&Filter::Scope("shop".to_owned()), &less).unwrap();
+        let scope = documents(&Filter::Scope("shop".to_owned()), &less).unwrap();
         assert_eq!(remaining(&scope, &less), Some(scope.clone()));
         assert_eq!(remaining(&scope, &Manifest::default()), None);
         assert_eq!(remaining(&StreamFilter::All, &less), Some(StreamFilter::All));
@@ -161,14 +160,7 @@ mod tests {
         for names in [&["shop.nope"][..], &["orders"], &[]] {
             assert_eq!(collections(names).unwrap_err().kind(), ErrorKind::Config, "{names:?}");
         }
-        let error = resolve(&Filter::Scope("nope".to_owned()), &manifest()).unwrap_err();
+        let error = documents(&Filter::Scope("nope".to_owned()), &manifest()).unwrap_err();
         assert!(error.to_string().contains("no scope 'nope'"), "{error}");
-    }
-
-    #[test]
-    fn a_scope_and_its_only_collection_are_different_filters() {
-        let scope = resolve(&Filter::Scope("shop".to_owned()), &manifest()).unwrap();
-        assert_ne!(hash(&scope), hash(&collections(&["shop.orders"]).unwrap()));
-        assert_ne!(hash(&scope), hash(&StreamFilter::All));
     }
 }

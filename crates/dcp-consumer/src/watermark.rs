@@ -181,7 +181,7 @@ impl Watermark {
 
 #[cfg(test)]
 mod tests {
-    use dcp_proto::checkpoint::FilterHash;
+    use dcp_proto::checkpoint::StoredFilter;
     use dcp_proto::{History, Position, Snapshot};
     use dcp_wire::Seqno;
     use proptest::prelude::*;
@@ -196,7 +196,7 @@ mod tests {
     }
 
     fn manual() -> (Acknowledger, Arc<Link>) {
-        (Acknowledger::new(true, &Checkpoint::new("b", FilterHash(0))), Arc::default())
+        (Acknowledger::new(true, &Checkpoint::new("b", StoredFilter::default())), Arc::default())
     }
 
     fn seqno(acks: &Acknowledger, vbid: u16) -> u64 {
@@ -252,7 +252,7 @@ mod tests {
     fn tokens_of_other_streams_and_of_other_modes_are_refused() {
         let (one, other) = (manual().0, manual().0);
         assert_eq!(one.ack(other.token(1)).unwrap_err().kind(), ErrorKind::Config);
-        let by_itself = Acknowledger::new(false, &Checkpoint::new("b", FilterHash(0)));
+        let by_itself = Acknowledger::new(false, &Checkpoint::new("b", StoredFilter::default()));
         assert_eq!(by_itself.ack(by_itself.token(1)).unwrap_err().kind(), ErrorKind::Config);
         assert_eq!(by_itself.checkpoint(), None);
     }

@@ -4,11 +4,15 @@ use std::path::PathBuf;
 
 use dcp_consumer::{load_checkpoint, save_checkpoint};
 use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
+use dcp_proto::consumer::StreamFilter;
 use dcp_wire::Vbid;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::Failure;
+
+/// Scope, collections, whether system documents are delivered.
+type FilterTuple = (Option<u32>, Option<Vec<u32>>, bool);
 
 /// Where a reader stands in every vBucket.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs", from_py_object)]
@@ -38,6 +42,17 @@ impl Checkpoint {
     #[getter]
     fn bucket_uuid(&self) -> &str {
         self.0.bucket_uuid()
+    }
+
+    #[getter]
+    fn filter(&self) -> Option<FilterTuple> {
+        let filter = self.0.filter()?;
+        let (scope, collections) = match filter.documents() {
+            StreamFilter::All => (None, None),
+            StreamFilter::Scope(id) => (Some(id.0), None),
+            StreamFilter::Collections(ids) => (None, Some(ids.iter().map(|id| id.0).collect())),
+        };
+        Some((scope, collections, filter.system_documents()))
     }
 
     /// Positions by vBucket, each a dict.

@@ -151,9 +151,19 @@ const fn class_and_code(kind: ErrorKind) -> (Kind, &'static str) {
     }
 }
 
+/// What went wrong with a checkpoint.
+const fn checkpoint_code(error: &CheckpointError) -> &'static str {
+    match error {
+        CheckpointError::OtherFilter(_) | CheckpointError::MixedFilters { .. } => "filter_changed",
+        _ => "checkpoint",
+    }
+}
+
 impl From<ConsumerError> for Failure {
     fn from(error: ConsumerError) -> Self {
         let (kind, code) = class_and_code(error.kind());
+        let checkpoint = error.source().and_then(|source| source.downcast_ref());
+        let code = checkpoint.map_or(code, checkpoint_code);
         Self {
             kind,
             code: Some(code),
@@ -183,7 +193,8 @@ impl From<SinkError> for Failure {
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
-        Self { code: Some("checkpoint"), ..Self::new(Kind::Checkpoint, error.to_string()) }
+        let code = Some(checkpoint_code(&error));
+        Self { code, ..Self::new(Kind::Checkpoint, error.to_string()) }
     }
 }
 
@@ -191,6 +202,7 @@ impl From<OffsetsError> for Failure {
     fn from(error: OffsetsError) -> Self {
         let code = match error {
             OffsetsError::OtherBucket { .. } | OffsetsError::OtherShape { .. } => "bucket_changed",
+            OffsetsError::OtherFilter(_) => "filter_changed",
             _ => "offsets",
         };
         Self { code: Some(code), ..Self::new(Kind::Checkpoint, error.to_string()) }
@@ -227,8 +239,9 @@ impl From<PlannerError> for Failure {
             PlannerError::Offsets(error) => error.into(),
             PlannerError::Checkpoint(error) => {
                 let is_of_another = matches!(error, CheckpointError::OtherBucket { .. });
-                let code = if is_of_another { "bucket_changed" } else { "checkpoint" };
-                Self { code: Some(code), ..error.into() }
+                let failure = Self::from(error);
+                let code = if is_of_another { Some("bucket_changed") } else { failure.code };
+                Self { code, ..failure }
             }
             PlannerError::Partition(error) => error.into(),
             error => Self::new(Kind::Dcp, error.to_string()),

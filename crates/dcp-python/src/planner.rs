@@ -27,6 +27,7 @@ pub(crate) struct PlannerArgs {
     vbuckets: Option<Vec<u16>>,
     scope: Option<String>,
     collections: Option<Vec<String>>,
+    system_documents: bool,
     patience: f64,
 }
 
@@ -35,6 +36,7 @@ impl PlannerArgs {
         Ok(PlannerOptions {
             vbuckets: self.vbuckets.map(|vbids| vbids.into_iter().map(Vbid).collect()),
             filter: filter(self.scope, self.collections)?,
+            system_documents: self.system_documents,
             patience: seconds("patience", self.patience)?,
         })
     }
@@ -81,7 +83,7 @@ pub(crate) enum PlanStart {
 impl PlanStart {
     fn start(self, planner: &EnginePlanner) -> Result<Start, Failure> {
         Ok(match self {
-            Self::Checkpoint(Checkpoint(checkpoint)) => planner.start_at(checkpoint)?,
+            Self::Checkpoint(Checkpoint(checkpoint)) => planner.start_at(checkpoint),
             Self::Offsets(json) => Offsets::from_json(&json)?.into(),
         })
     }
@@ -99,7 +101,7 @@ impl Planner {
     #[new]
     fn new(py: Python<'_>, client: &Client, options: PlannerArgs) -> PyResult<Self> {
         let (client, options) = (client.engine()?, options.into_options()?);
-        let planner = wait(py, || async { EnginePlanner::new(client, options) })?;
+        let planner = wait(py, || EnginePlanner::new(client, options))?;
         let planner = tokio::sync::Mutex::new(planner.map_err(Failure::from)?);
         Ok(Self { planner: ProcessBound::new(py, "planner", planner)? })
     }

@@ -60,7 +60,9 @@ def _show(options: argparse.Namespace) -> None:
     }
     if options.json:
         found = {vbucket: asdict(position) for vbucket, position in positions.items()}
-        print(json.dumps({"bucket_uuid": checkpoint.bucket_uuid, "positions": found}))
+        made_with = None if checkpoint.filter is None else asdict(checkpoint.filter)
+        head = {"bucket_uuid": checkpoint.bucket_uuid, "filter": made_with}
+        print(json.dumps(head | {"positions": found}))
         return
     rows: list[tuple[str, ...]] = [
         ("vbucket", "seqno", "snapshot", "vbuuid", "epoch", "manifest", "purged")
@@ -70,6 +72,7 @@ def _show(options: argparse.Namespace) -> None:
         numbers = (vbucket, at.seqno, snapshot, f"{at.vbuuid:#x}", at.epoch)
         rows.append((*map(str, numbers), f"{at.manifest_uid:#x}", str(at.purge_seqno)))
     print(f"bucket {checkpoint.bucket_uuid}, {len(positions)} vBuckets")
+    print(f"made with {checkpoint.filter or 'a filter of which only a hash was stored'}")
     if positions:
         print(_table(rows))
 

@@ -30,7 +30,8 @@ impl<S: BatchSink> Cluster<S> {
 
     /// Takes out of the filter what the newest manifest known no longer has, for requests from
     /// now on; streams that are open end by themselves once nothing is left for them. Returns
-    /// whether there was anything.
+    /// whether there was anything. Checkpoints keep the filter that the stream was opened with: it
+    /// contains what is left, and ids are not given twice.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if nothing is left before any stream was opened.

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use dcp_proto::checkpoint::StoredFilter;
+use dcp_proto::topology::Manifest;
 use dcp_wire::Vbid;
 
-use crate::Filter;
+use crate::{Error, Filter, filter};
 
 /// What a [`Planner`](super::Planner) plans for.
 #[derive(Clone, Debug)]
@@ -13,6 +15,8 @@ pub struct PlannerOptions {
     pub vbuckets: Option<Vec<Vbid>>,
     /// Which documents to read.
     pub filter: Filter,
+    /// Whether what is read has documents of scope `_system` and records of transactions.
+    pub system_documents: bool,
     /// Longest time the cluster may be away, once the nodes have answered for the first time. Until
     /// then it is the connect timeout, so that what is misspelt fails at once.
     pub patience: Duration,
@@ -21,6 +25,14 @@ pub struct PlannerOptions {
 impl Default for PlannerOptions {
     /// Everything, and five minutes: a failover may take two.
     fn default() -> Self {
-        Self { vbuckets: None, filter: Filter::All, patience: Duration::from_secs(300) }
+        let patience = Duration::from_secs(300);
+        Self { vbuckets: None, filter: Filter::All, system_documents: false, patience }
+    }
+}
+
+impl PlannerOptions {
+    /// The filter by ids, by a manifest.
+    pub(super) fn resolve(&self, manifest: &Manifest) -> Result<StoredFilter, Error> {
+        filter::resolve(&self.filter, self.system_documents, manifest)
     }
 }

@@ -3,20 +3,22 @@
 mod cluster;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
-use dcp_proto::checkpoint::Checkpoint;
+use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
 use dcp_proto::consumer::StreamFilter;
 use dcp_proto::micro_batch::{
     Answer, Limits, Offset, Offsets, Partition, Start, pack, plan_end, plan_ranges,
 };
+use dcp_proto::topology::Manifest;
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::Instant;
 
 use self::cluster::Outage;
 pub(super) use self::cluster::pause;
 use super::{PlannerError, PlannerOptions};
-use crate::{Client, ConnectOptions, Observation, Observer, filter};
+use crate::{Client, ConnectOptions, Filter, Observation, Observer};
 
 /// A batch whose end was chosen this long ago at most is planned without looking again: its tasks
 /// notice what happens after any look.
@@ -44,7 +46,7 @@ pub struct Planner {
     /// Whether it was told that purges cannot be seen.
     has_warned: bool,
     /// The filter's names as ids, at the last look.
-    filter: StreamFilter,
+    filter: StoredFilter,
     seen: BTreeMap<Vbid, Observation>,
     /// What the server was asked since the last look.
     answers: BTreeMap<Vbid, Vec<Answer>>,
@@ -68,8 +70,13 @@ impl Planner {
     /// A planner of a client's bucket. Connects with the client's options when it has to.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if there is no such vBucket, scope or collection.
-    pub fn new(client: &Client, options: PlannerOptions) -> Result<Self, PlannerError> {
+    /// Error of kind [`ErrorKind::Config`](crate::ErrorKind::Config) if there is no such vBucket,
+    /// scope or collection; others if the nodes cannot be asked.
+    pub async fn new(client: &Client, options: PlannerOptions) -> Result<Self, PlannerError> {
+        let filter = match &options.filter {
+            Filter::All => StoredFilter::new(StreamFilter::All, options.system_documents),
+            names => client.stored_filter(names, options.system_documents).await?,
+        };
         let mut planner = Self {
             connect: client.connect_options().clone(),
             link: None,
@@ -78,7 +85,7 @@ impl Planner {
             is_ephemeral: false,
             was_open: false,
             has_warned: false,
-            filter: filter::resolve(&options.filter, &client.manifest())?,
+            filter,
             seen: BTreeMap::new(),
             answers: BTreeMap::new(),
             heads: None,
@@ -120,18 +127,14 @@ impl Planner {
     /// Offsets before every first change.
     #[must_use]
     pub fn earliest(&self) -> Offsets {
-        Offsets::new(&self.bucket_uuid, self.num_vbuckets)
+        Offsets::new(&self.bucket_uuid, self.filter.clone(), self.num_vbuckets)
     }
 
-    /// A start at a stream's checkpoint.
-    ///
-    /// # Errors
-    /// [`PlannerError::Offsets`] if it is of another bucket, [`PlannerError::Checkpoint`] if it is
-    /// of another filter.
-    pub fn start_at(&self, checkpoint: Checkpoint) -> Result<Start, PlannerError> {
-        let start = Start::checkpoint(checkpoint, self.num_vbuckets);
-        self.check(&start)?;
-        Ok(start)
+    /// A start at a stream's checkpoint. Whether it fits the bucket and the filter is checked where
+    /// it is used.
+    #[must_use]
+    pub fn start_at(&self, checkpoint: Checkpoint) -> Start {
+        Start::checkpoint(checkpoint, self.filter.clone(), self.num_vbuckets)
     }
 
     /// Offsets after what may be read now.
@@ -216,6 +219,8 @@ impl Planner {
 
     async fn try_end(&mut self, start: &Start, limits: &Limits) -> Result<Offsets, PlannerError> {
         let limits = self.possible(limits);
+        self.look(limits.persisted_only && !limits.is_last).await?;
+        let start = &self.fitted(start)?;
         let observed = self.consult(start, &limits).await?;
         if let Some(until) = &limits.until {
             until.check(&self.bucket_uuid, self.num_vbuckets.into())?;
@@ -236,18 +241,17 @@ impl Planner {
             at.elapsed() < FRESH && (from, to) == (start, end)
         };
         // Again where it was planned long ago: it may have been rolled back since.
-        let observed = if self.link.is_some() && self.planned.as_ref().is_some_and(is_planned) {
-            self.answered(start, &limits).await?
-        } else {
-            self.consult(start, &limits).await?
-        };
-        end.check(&self.bucket_uuid, self.num_vbuckets.into())?;
+        if self.link.is_none() || !self.planned.as_ref().is_some_and(is_planned) {
+            self.look(limits.persisted_only && !limits.is_last).await?;
+        }
+        let (start, end) = (&self.fitted(start)?, &self.fitted_offsets(end)?);
+        let observed = self.consult(start, &limits).await?;
         let located = self.locate(plan_ranges(start, end, &observed, &limits)?)?;
         let nodes = located.iter().map(|each| &each.node).collect::<BTreeSet<_>>().len();
         let per_node = if limits.is_last { LAST_TASKS_PER_NODE } else { 1 };
         let like = Partition {
             node: String::new(),
-            start: Checkpoint::new(&self.bucket_uuid, filter::hash(&self.filter)),
+            start: Checkpoint::new(&self.bucket_uuid, self.filter.clone()),
             ends: BTreeMap::new(),
             rolled_back: Vec::new(),
             is_followed: !limits.is_last,
@@ -265,16 +269,25 @@ impl Planner {
         Limits { persisted_only, ..limits.clone() }
     }
 
-    fn check(&self, start: &Start) -> Result<(), PlannerError> {
+    fn fitted_offsets(&self, offsets: &Offsets) -> Result<Offsets, PlannerError> {
+        let (uuid, num_vbuckets) = (&self.bucket_uuid, self.num_vbuckets.into());
+        Ok(offsets.clone().narrowed_to(uuid, num_vbuckets, &self.filter, &self.manifest())?)
+    }
+
+    /// The newest manifest known.
+    fn manifest(&self) -> Arc<Manifest> {
+        self.link.as_ref().map(|link| link.client.manifest()).unwrap_or_default()
+    }
+
+    /// A start as one with the filter of this planner, if it is good for that.
+    fn fitted(&self, start: &Start) -> Result<Start, PlannerError> {
         match start {
-            Start::Offsets(offsets) => {
-                offsets.check(&self.bucket_uuid, self.num_vbuckets.into())?;
-            }
+            Start::Offsets(offsets) => Ok(self.fitted_offsets(offsets)?.into()),
             Start::Checkpoint { checkpoint, .. } => {
-                checkpoint.check(&self.bucket_uuid, filter::hash(&self.filter))?;
+                let (uuid, filter) = (&self.bucket_uuid, &self.filter);
+                Ok(self.start_at(checkpoint.narrowed_to(uuid, filter, &self.manifest())?))
             }
         }
-        Ok(())
     }
 
     /// Notes what is known to be read by now: a batch is planned after the one before has run.

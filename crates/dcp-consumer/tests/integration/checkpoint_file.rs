@@ -4,11 +4,11 @@ use dcp_consumer::{
     CheckpointStore, ErrorKind, FileStore, MemoryStore, load_checkpoint, save_checkpoint,
 };
 use dcp_proto::Position;
-use dcp_proto::checkpoint::{Checkpoint, FilterHash};
+use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
 use dcp_wire::Vbid;
 
 fn checkpoint(vbid: u16) -> Checkpoint {
-    Checkpoint::new("uuid", FilterHash(1)).with_position(Vbid(vbid), Position::EARLIEST)
+    Checkpoint::new("uuid", StoredFilter::default()).with_position(Vbid(vbid), Position::EARLIEST)
 }
 
 #[test]

@@ -8,6 +8,8 @@ use dcp_consumer::{
     ChangeStream, Client, End, ErrorKind, Filter, Start, StreamEvent, StreamOptions,
 };
 use dcp_producer::{Condition, Producer, ProducerOptions, Reaction, Rule, WriteOptions};
+use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
+use dcp_proto::consumer::StreamFilter;
 use dcp_wire::{CollectionId, Opcode, Status, Vbid};
 use tokio::time::timeout;
 
@@ -118,9 +120,152 @@ async fn a_checkpoint_is_refused_if_its_collection_was_made_anew_while_away() {
     let error = client.stream(resumed, Rows::default).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Checkpoint);
     let why = std::error::Error::source(&error).expect("it says why").to_string();
-    assert!(why.contains("made anew"), "{why}");
+    let named = format!("0x{carts} (dropped)");
+    assert!(why.contains(&named) && why.contains(&format!("_default.carts (0x{anew})")), "{why}");
+    assert!(why.contains("created again has a new id"), "{why}");
     let mut again = stream(&client, now()).await;
     assert_eq!(ids(read_all(&mut again).await), [anew; 5], "nothing of the old one");
+}
+
+async fn refusal(client: &Client, options: StreamOptions) -> String {
+    let error = client.stream(options, Rows::default).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Checkpoint, "{error}");
+    std::error::Error::source(&error).expect("it says why").to_string()
+}
+
+#[tokio::test]
+async fn a_checkpoint_serves_its_filter_and_parts_of_it() {
+    let producer = producer(1, 8).await;
+    producer.create_scope("shop").unwrap();
+    let orders = producer.create_collection("shop", "orders", None).unwrap();
+    let carts = producer.create_collection("shop", "carts", None).unwrap();
+    let all = [CollectionId::DEFAULT, orders, carts];
+    let write_all = |keys: std::ops::Range<u32>| {
+        for id in all {
+            write(&producer, id, keys.clone());
+        }
+    };
+    write_all(0..10);
+    let client = connect(&producer).await;
+    let scope = || Filter::Scope("shop".to_owned());
+    let names = |names: &[&str]| filtered(names, Start::Earliest, End::Now).filter;
+    let from = |checkpoint: &Checkpoint, filter| {
+        let start = Start::Checkpoint(checkpoint.clone());
+        StreamOptions { filter, ..options(start, End::Now) }
+    };
+    let mut first = stream(&client, options(Start::Earliest, End::Now)).await;
+    assert_eq!(read_all(&mut first).await.len(), 30);
+    let mut checkpoint = first.checkpoint();
+    // Each is a part of the one before, and reads only what was written since.
+    for (round, (filter, ids_of)) in [
+        (scope(), &[orders, carts][..]),
+        (names(&["shop.carts", "shop.orders"]), &[orders, carts]),
+        (names(&["shop.carts"]), &[carts]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let manifest_uids = checkpoint.positions().map(|(_, position)| position.manifest_uid.0);
+        assert!(manifest_uids.max().unwrap() > 0, "it is in the stream requests");
+        let first_key = 100 * u32::try_from(round + 1).unwrap();
+        write_all(first_key..first_key + 10);
+        let mut part = stream(&client, from(&checkpoint, filter)).await;
+        let mut read = ids(read_all(&mut part).await);
+        read.sort_unstable();
+        assert_eq!(read, ids_of.iter().flat_map(|&id| [id; 10]).collect::<Vec<_>>());
+        checkpoint = Checkpoint::from_json(part.checkpoint().to_json().as_bytes()).unwrap();
+    }
+    for (wider, beyond) in [
+        (Filter::All, "the whole bucket"),
+        (scope(), "scope shop (0x8)"),
+        (names(&["shop.carts", "shop.orders"]), "collection shop.orders (0x8)"),
+    ] {
+        let why = refusal(&client, from(&checkpoint, wider)).await;
+        let expected = format!(
+            "made with collection shop.carts (0x{carts}) without system documents; the stream also \
+             asks for {beyond}, whose earlier changes it would miss"
+        );
+        assert!(why.contains(&expected), "{why}");
+    }
+}
+
+#[tokio::test]
+async fn a_checkpoint_outlives_one_of_its_collections() {
+    let producer = producer(1, 8).await;
+    let old = producer.create_collection("_default", "old", None).unwrap();
+    let kept = producer.create_collection("_default", "kept", None).unwrap();
+    write(&producer, old, 0..10);
+    write(&producer, kept, 0..10);
+    let client = connect(&producer).await;
+    let both = ["_default.old", "_default.kept"];
+    let mut first = stream(&client, filtered(&both, Start::Earliest, End::Never)).await;
+    take(&mut first, 20).await;
+    let before = first.checkpoint();
+    // Dropped between two runs, as far as `before` is concerned, and under a running stream.
+    producer.drop_collection("_default", "old").unwrap();
+    producer.restart(0, true).await.unwrap();
+    write(&producer, kept, 10..20);
+    assert_eq!(ids(take(&mut first, 10).await), [kept; 10]);
+    let after = first.checkpoint();
+    drop(first);
+    write(&producer, kept, 20..30);
+    for (checkpoint, rows) in [(before, 20), (after, 10)] {
+        let left = |start| filtered(&["_default.kept"], Start::Checkpoint(start), End::Now);
+        let mut rest = stream(&client, left(checkpoint.clone())).await;
+        assert_eq!(ids(read_all(&mut rest).await), vec![kept; rows]);
+        let mut again = stream(&client, left(rest.checkpoint())).await;
+        assert_eq!(ids(read_all(&mut again).await), []);
+
+        let anew = producer.create_collection("_default", "old", None).unwrap();
+        let start = Start::Checkpoint(checkpoint);
+        let why = refusal(&client, filtered(&both, start, End::Now)).await;
+        assert!(why.contains(&format!("0x{old} (dropped)")), "{why}");
+        assert!(
+            why.contains(&format!("also asks for collection _default.old (0x{anew})")),
+            "{why}"
+        );
+        producer.drop_collection("_default", "old").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn system_documents_that_were_hidden_are_not_asked_for_later() {
+    let producer = producer(1, 4).await;
+    let query = with_system_scope(&producer);
+    write(&producer, query, 0..10);
+    write(&producer, CollectionId::DEFAULT, 0..5);
+    let client = connect(&producer).await;
+    let shown =
+        |start, system_documents| StreamOptions { system_documents, ..options(start, End::Now) };
+    let mut hidden = stream(&client, shown(Start::Earliest, false)).await;
+    assert_eq!(read_all(&mut hidden).await.len(), 5);
+    let start = || Start::Checkpoint(hidden.checkpoint());
+    let why = refusal(&client, shown(start(), true)).await;
+    assert!(why.contains("also asks for system documents"), "{why}");
+    let named = Filter::Scope("_system".to_owned());
+    let why = refusal(&client, StreamOptions { filter: named, ..shown(start(), false) }).await;
+    assert!(why.contains("also asks for scope _system"), "{why}");
+
+    let mut all = stream(&client, shown(Start::Earliest, true)).await;
+    assert_eq!(read_all(&mut all).await.len(), 15);
+    write(&producer, query, 10..20);
+    write(&producer, CollectionId::DEFAULT, 5..10);
+    let start = Start::Checkpoint(all.checkpoint());
+    let mut without = stream(&client, shown(start, false)).await;
+    assert_eq!(ids(read_all(&mut without).await), [CollectionId::DEFAULT; 5]);
+}
+
+#[tokio::test]
+async fn a_filter_to_store_is_looked_up_in_the_newest_manifest() {
+    let producer = producer(2, 8).await;
+    let client = connect(&producer).await;
+    let carts = producer.create_collection("_default", "carts", None).unwrap();
+    let names = Filter::Collections(vec!["_default.carts".to_owned()]);
+    let found = client.stored_filter(&names, true).await.unwrap();
+    assert_eq!(found, StoredFilter::new(StreamFilter::Collections(vec![carts]), true));
+    producer.drop_collection("_default", "carts").unwrap();
+    let error = client.stored_filter(&names, true).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
 }
 
 #[tokio::test]

@@ -5,7 +5,9 @@
 //! reformatted but not changed. A later version adds a branch to [`read`] and keeps the others.
 //!
 //! Version 2 has, beside a position, the points below it that a rollback can go back to, oldest
-//! first; of each only what differs from the position.
+//! first; of each only what differs from the position. Version 3 has the filter where those before
+//! have a hash of it. A checkpoint that was read from one of those, and has not been used with a
+//! filter since, is written as version 2 again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +17,15 @@ use dcp_wire::{ManifestUid, Seqno, Vbid, Vbuuid};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Checkpoint, CheckpointError, FilterHash, Standing};
+use super::filter::FilterDocument;
+use super::{Checkpoint, CheckpointError, MadeWith, Standing, StoredFilter};
 use crate::{CompletePoint, FailoverLog, History, Position, Snapshot};
 
 const FORMAT: &str = "dcp_rs checkpoint";
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
+
+/// Newest version with a hash in place of the filter.
+const VERSION_WITH_HASH: u64 = 2;
 
 /// What every version has; the rest is read once the version is known.
 #[derive(Deserialize)]
@@ -30,18 +36,18 @@ struct Preamble {
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Document<P> {
+struct Document<F, P> {
     format: String,
     version: u64,
     crc32: Hex<u32>,
-    content: Content<P>,
+    content: Content<F, P>,
 }
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Content<P> {
+struct Content<F, P> {
     bucket_uuid: String,
-    filter: Hex<u64>,
+    filter: F,
     positions: BTreeMap<VbidKey, P>,
 }
 
@@ -89,7 +95,7 @@ type Log = Vec<(Hex<u64>, u64)>;
 
 /// Fixed-width lower-case hexadecimal text.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Hex<T>(T);
+pub(super) struct Hex<T>(pub(super) T);
 
 macro_rules! hex {
     ($int:ty, $width:literal) => {
@@ -136,20 +142,25 @@ impl<'de> Deserialize<'de> for VbidKey {
 }
 
 pub(super) fn write(checkpoint: &Checkpoint) -> String {
+    match &checkpoint.made_with {
+        MadeWith::Filter(filter) => {
+            write_version(VERSION, FilterDocument::from(&**filter), checkpoint)
+        }
+        MadeWith::Hash(hash) => write_version(VERSION_WITH_HASH, Hex(*hash), checkpoint),
+    }
+}
+
+fn write_version(version: u64, filter: impl Serialize, checkpoint: &Checkpoint) -> String {
     let content = Content {
         bucket_uuid: checkpoint.bucket_uuid.to_string(),
-        filter: Hex(checkpoint.filter_hash.0),
+        filter,
         positions: checkpoint
             .standings()
             .map(|(vbid, standing)| (VbidKey(vbid.0), PositionV2::from(standing)))
             .collect(),
     };
-    let document = Document {
-        format: FORMAT.to_owned(),
-        version: VERSION,
-        crc32: Hex(crc32(&content)),
-        content,
-    };
+    let document =
+        Document { format: FORMAT.to_owned(), version, crc32: Hex(crc32(&content)), content };
     to_json(&document)
 }
 
@@ -160,24 +171,26 @@ pub(super) fn read(json: &[u8]) -> Result<Checkpoint, CheckpointError> {
         return Err(CheckpointError::Damaged("another kind of document"));
     }
     match preamble.version {
-        1 => read_version::<PositionV1>(json),
-        2 => read_version::<PositionV2>(json),
+        1 => read_version::<Hex<u64>, PositionV1>(json),
+        2 => read_version::<Hex<u64>, PositionV2>(json),
+        3 => read_version::<FilterDocument, PositionV2>(json),
         found => Err(CheckpointError::Version { found, supported: VERSION }),
     }
 }
 
-/// Reads a version by its form of a position.
-fn read_version<P>(json: &[u8]) -> Result<Checkpoint, CheckpointError>
+/// Reads a version by its forms of a filter and of a position.
+fn read_version<F, P>(json: &[u8]) -> Result<Checkpoint, CheckpointError>
 where
+    F: DeserializeOwned + Serialize + TryInto<MadeWith, Error = CheckpointError>,
     P: DeserializeOwned + Serialize + TryInto<Standing, Error = CheckpointError>,
 {
-    let document: Document<P> = serde_json::from_slice(json)
+    let document: Document<F, P> = serde_json::from_slice(json)
         .map_err(|_| CheckpointError::Damaged("a member is missing or has the wrong form"))?;
     let content = document.content;
     if crc32(&content) != document.crc32.0 {
         return Err(CheckpointError::Damaged("checksum mismatch"));
     }
-    let mut checkpoint = Checkpoint::new(&content.bucket_uuid, FilterHash(content.filter.0));
+    let mut checkpoint = Checkpoint::made(&content.bucket_uuid, content.filter.try_into()?);
     for (vbid, position) in content.positions {
         checkpoint.put(Vbid(vbid.0), Some(Arc::new(position.try_into()?)));
     }
@@ -191,6 +204,23 @@ fn crc32(content: &impl Serialize) -> u32 {
 fn to_json(value: &impl Serialize) -> String {
     // Strings, numbers and maps with string keys only: there is nothing JSON cannot hold.
     serde_json::to_string(value).unwrap_or_default()
+}
+
+impl TryFrom<Hex<u64>> for MadeWith {
+    type Error = CheckpointError;
+
+    fn try_from(hash: Hex<u64>) -> Result<Self, CheckpointError> {
+        Ok(Self::Hash(hash.0))
+    }
+}
+
+impl TryFrom<FilterDocument> for MadeWith {
+    type Error = CheckpointError;
+
+    fn try_from(filter: FilterDocument) -> Result<Self, CheckpointError> {
+        let filter = StoredFilter::try_from(filter).map_err(CheckpointError::Damaged)?;
+        Ok(Self::Filter(Arc::new(filter)))
+    }
 }
 
 impl From<&Standing> for PositionV2 {

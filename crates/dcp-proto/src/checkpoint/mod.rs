@@ -4,6 +4,7 @@
 //! batch carries the checkpoint that is right once that batch has been processed.
 
 mod document;
+mod filter;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +14,10 @@ use std::sync::Arc;
 use dcp_wire::Vbid;
 use thiserror::Error;
 
+pub(crate) use self::filter::FilterDocument;
+pub use self::filter::{FilterMismatch, StoredFilter};
 use crate::consumer::Moved;
+use crate::topology::Manifest;
 use crate::{History, Position};
 
 /// vBuckets that share one allocation: what a change of one position copies.
@@ -28,32 +32,20 @@ struct Standing {
     history: History,
 }
 
-/// Fingerprint of what a stream was asked to contain.
-///
-/// A position is only good for the filter it was made with: changes a narrower filter passed over
-/// lie below it and would never be sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct FilterHash(pub u64);
-
-impl FilterHash {
-    /// Fingerprint of the parts of a filter; their order and their boundaries count.
-    ///
-    /// The same parts give the same hash in every version and on every platform (FNV-1a).
-    #[must_use]
-    pub fn of<'a>(parts: impl IntoIterator<Item = &'a str>) -> Self {
-        const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-        const PRIME: u64 = 0x100_0000_01b3;
-        let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(PRIME);
-        Self(parts.into_iter().fold(OFFSET, |hash, part| {
-            // 0xff is in no UTF-8 text, so it ends a part unmistakably.
-            step(part.bytes().fold(hash, step), 0xff)
-        }))
-    }
+/// What is known of the filter that the positions were made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum MadeWith {
+    Filter(Arc<StoredFilter>),
+    /// A release that stored no more than a hash wrote the document.
+    Hash(u64),
 }
 
-impl fmt::Display for FilterHash {
+impl fmt::Display for MadeWith {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
+        match self {
+            Self::Filter(filter) => filter.fmt(f),
+            Self::Hash(hash) => write!(f, "one with the hash {hash:016x}"),
+        }
     }
 }
 
@@ -88,16 +80,22 @@ pub enum CheckpointError {
         /// UUID of the bucket.
         expected: String,
     },
-    /// It was made with another filter.
+    /// The stream asks for more than the filter it was made with.
     #[error(
-        "the checkpoint was made with another filter of scopes and collections, or what the filter \
-         names was dropped and made anew: use the same filter, or start without a checkpoint"
+        "the checkpoint was {0}: ask for what it was made with or for a part of it, or start \
+         without a checkpoint"
     )]
-    OtherFilter {
-        /// Fingerprint in the checkpoint.
-        found: FilterHash,
-        /// Fingerprint of the filter now.
-        expected: FilterHash,
+    OtherFilter(FilterMismatch),
+    /// Checkpoints to be joined were made with different filters.
+    #[error(
+        "the checkpoints were made with different filters ({first}, and {second}): join only those \
+         of one filter"
+    )]
+    MixedFilters {
+        /// Filter of the one that was to be added to.
+        first: String,
+        /// Filter of the other.
+        second: String,
     },
 }
 
@@ -107,10 +105,12 @@ pub enum CheckpointError {
 ///
 /// ```
 /// use dcp_proto::Position;
-/// use dcp_proto::checkpoint::{Checkpoint, FilterHash};
-/// use dcp_wire::Vbid;
+/// use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
+/// use dcp_proto::consumer::StreamFilter;
+/// use dcp_wire::{CollectionId, Vbid};
 ///
-/// let start = Checkpoint::new("6cf5…", FilterHash::of(["inventory.airline"]));
+/// let airline = StreamFilter::Collections(vec![CollectionId(0x9)]);
+/// let start = Checkpoint::new("6cf5…", StoredFilter::new(airline, false));
 /// let later = start.clone().with_position(Vbid(7), Position::EARLIEST);
 /// assert!(start.is_empty());
 ///
@@ -122,15 +122,19 @@ pub enum CheckpointError {
 #[derive(Clone)]
 pub struct Checkpoint {
     bucket_uuid: Arc<str>,
-    filter_hash: FilterHash,
+    made_with: MadeWith,
     chunks: Arc<Vec<Arc<Chunk>>>,
 }
 
 impl Checkpoint {
     /// A checkpoint before the first change of any vBucket.
     #[must_use]
-    pub fn new(bucket_uuid: &str, filter_hash: FilterHash) -> Self {
-        Self { bucket_uuid: bucket_uuid.into(), filter_hash, chunks: Arc::default() }
+    pub fn new(bucket_uuid: &str, filter: StoredFilter) -> Self {
+        Self::made(bucket_uuid, MadeWith::Filter(Arc::new(filter)))
+    }
+
+    fn made(bucket_uuid: &str, made_with: MadeWith) -> Self {
+        Self { bucket_uuid: bucket_uuid.into(), made_with, chunks: Arc::default() }
     }
 
     /// Identity of the bucket the positions belong to.
@@ -139,10 +143,14 @@ impl Checkpoint {
         &self.bucket_uuid
     }
 
-    /// Fingerprint of the filter the positions were made with.
+    /// The filter the positions were made with; `None` if the checkpoint was written by a release
+    /// that stored only a hash of it.
     #[must_use]
-    pub const fn filter_hash(&self) -> FilterHash {
-        self.filter_hash
+    pub fn filter(&self) -> Option<&StoredFilter> {
+        match &self.made_with {
+            MadeWith::Filter(filter) => Some(filter),
+            MadeWith::Hash(_) => None,
+        }
     }
 
     /// Where the consumer stands in a vBucket; `None` if it has not begun.
@@ -205,7 +213,7 @@ impl Checkpoint {
     /// The checkpoint of some vBuckets only, as for one member of a group or one Spark task.
     #[must_use]
     pub fn restricted_to(&self, vbids: impl IntoIterator<Item = Vbid>) -> Self {
-        let mut part = Self::new(&self.bucket_uuid, self.filter_hash);
+        let mut part = Self::made(&self.bucket_uuid, self.made_with.clone());
         for vbid in vbids {
             if let Some(standing) = self.slot(vbid) {
                 part.put(vbid, Some(Arc::clone(standing)));
@@ -217,30 +225,57 @@ impl Checkpoint {
     /// Takes over the positions `other` has, as when the parts of several readers are joined.
     ///
     /// # Errors
-    /// [`CheckpointError`] if `other` belongs to another bucket or another filter.
+    /// [`CheckpointError::OtherBucket`] or [`CheckpointError::MixedFilters`].
     pub fn merge(&mut self, other: &Self) -> Result<(), CheckpointError> {
-        other.check(&self.bucket_uuid, self.filter_hash)?;
+        other.check_bucket(&self.bucket_uuid)?;
+        self.made_with = match (&self.made_with, &other.made_with) {
+            (own, others) if own == others => own.clone(),
+            // One of them was written by a release that stored only a hash.
+            (MadeWith::Filter(filter), MadeWith::Hash(hash))
+            | (MadeWith::Hash(hash), MadeWith::Filter(filter))
+                if filter.legacy_hash() == *hash =>
+            {
+                MadeWith::Filter(Arc::clone(filter))
+            }
+            (first, second) => {
+                let (first, second) = (first.to_string(), second.to_string());
+                return Err(CheckpointError::MixedFilters { first, second });
+            }
+        };
         for (vbid, _) in other.positions() {
             self.put(vbid, other.slot(vbid).cloned());
         }
         Ok(())
     }
 
-    /// Checks that the checkpoint may be used on a bucket with a filter.
+    /// The checkpoint to start a stream of `filter` from. That is stored from then on, so that a
+    /// filter which was narrowed is not widened again.
     ///
     /// # Errors
-    /// [`CheckpointError::OtherBucket`] or [`CheckpointError::OtherFilter`].
-    pub fn check(&self, bucket_uuid: &str, filter_hash: FilterHash) -> Result<(), CheckpointError> {
+    /// [`CheckpointError::OtherBucket`]; [`CheckpointError::OtherFilter`] if the checkpoint was not
+    /// made with `filter` or one that contains it.
+    pub fn narrowed_to(
+        &self,
+        bucket_uuid: &str,
+        filter: &StoredFilter,
+        manifest: &Manifest,
+    ) -> Result<Self, CheckpointError> {
+        self.check_bucket(bucket_uuid)?;
+        let checked = match &self.made_with {
+            MadeWith::Filter(stored) => stored.check(filter, manifest),
+            // Whether it had system documents cannot be known.
+            MadeWith::Hash(hash) if filter.legacy_hash() == *hash => Ok(()),
+            MadeWith::Hash(_) => Err(FilterMismatch::Hash),
+        };
+        checked.map_err(CheckpointError::OtherFilter)?;
+        Ok(Self { made_with: MadeWith::Filter(Arc::new(filter.clone())), ..self.clone() })
+    }
+
+    fn check_bucket(&self, bucket_uuid: &str) -> Result<(), CheckpointError> {
         if *self.bucket_uuid != *bucket_uuid {
             return Err(CheckpointError::OtherBucket {
                 found: self.bucket_uuid.to_string(),
                 expected: bucket_uuid.to_owned(),
-            });
-        }
-        if self.filter_hash != filter_hash {
-            return Err(CheckpointError::OtherFilter {
-                found: self.filter_hash,
-                expected: filter_hash,
             });
         }
         Ok(())
@@ -278,7 +313,7 @@ impl Checkpoint {
 impl PartialEq for Checkpoint {
     fn eq(&self, other: &Self) -> bool {
         self.bucket_uuid == other.bucket_uuid
-            && self.filter_hash == other.filter_hash
+            && self.made_with == other.made_with
             && (Arc::ptr_eq(&self.chunks, &other.chunks) || self.standings().eq(other.standings()))
     }
 }
@@ -289,7 +324,7 @@ impl fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Checkpoint")
             .field("bucket_uuid", &self.bucket_uuid)
-            .field("filter_hash", &format_args!("{}", self.filter_hash))
+            .field("filter", &format_args!("{}", self.made_with))
             .field("vbuckets", &self.positions().count())
             .finish()
     }

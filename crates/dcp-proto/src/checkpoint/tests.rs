@@ -1,11 +1,23 @@
 use dcp_wire::message::FailoverEntry;
-use dcp_wire::{ManifestUid, Seqno, Vbuuid};
+use dcp_wire::{CollectionId, ManifestUid, ScopeId, Seqno, Vbuuid};
 use proptest::prelude::*;
 
 use super::*;
+use crate::consumer::StreamFilter;
 use crate::{CompletePoint, FailoverLog, Snapshot};
 
-const FILTER: FilterHash = FilterHash(0xfeed);
+fn filter(ids: &[u32]) -> StoredFilter {
+    StoredFilter::new(
+        StreamFilter::Collections(ids.iter().copied().map(CollectionId).collect()),
+        false,
+    )
+}
+
+fn manifest() -> Manifest {
+    let json = r#"{"uid":"7","scopes":[{"name":"shop","uid":"8","collections":
+        [{"name":"orders","uid":"9"},{"name":"carts","uid":"a"}]}]}"#;
+    Manifest::parse(json.as_bytes()).unwrap()
+}
 
 fn position(seqno: u64, log: &[(u64, u64)]) -> Position {
     let entry = |&(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
@@ -20,7 +32,7 @@ fn position(seqno: u64, log: &[(u64, u64)]) -> Position {
 }
 
 fn checkpoint() -> Checkpoint {
-    Checkpoint::new("bucket-uuid", FILTER)
+    Checkpoint::new("bucket-uuid", filter(&[9]))
         .with_position(Vbid(0), position(10, &[(0xabc, 4), (u64::MAX, 0)]))
         .with_position(Vbid(31), position(11, &[]))
         .with_position(Vbid(1023), position(u64::MAX - 3, &[(1, 0)]))
@@ -46,7 +58,7 @@ fn version_1_documents_stay_readable() {
         ..position(5, &[(0xabc, 4)])
     };
     assert_eq!(read.position(Vbid(7)), Some(&expected));
-    assert_eq!((read.bucket_uuid(), read.filter_hash()), ("b", FILTER));
+    assert_eq!((read.bucket_uuid(), read.filter()), ("b", None));
     assert_eq!(read.history(Vbid(7)), Some(&History::default()));
 }
 
@@ -63,6 +75,63 @@ fn version_2_documents_stay_readable() {
     let points = [point(2, &[(0xdef, 0)], 0x1e, 0), point(4, &[(0xabc, 4)], 0x1f, 1)];
     assert_eq!(read.history(Vbid(7)).unwrap().points(), points);
     assert_eq!(read.to_json().as_bytes(), document, "and this release writes the same");
+}
+
+#[test]
+fn version_3_documents_stay_readable() {
+    // As the release that brought the filter wrote it; never to be changed.
+    let document = br#"{"format":"dcp_rs checkpoint","version":3,"crc32":"7f369016","content":{"bucket_uuid":"b","filter":{"collections":["00000009","0000000a"],"system_documents":false},"positions":{"7":{"seqno":5,"snapshot":[0,9],"failover_log":[["0000000000000abc",4]],"manifest":"000000000000001f","purge_seqno":1,"epoch":2}}}}"#;
+    let read = Checkpoint::from_json(document).unwrap();
+    assert_eq!(read.filter(), Some(&filter(&[9, 10])));
+    assert_eq!(read.position(Vbid(7)).unwrap().seqno, Seqno(5));
+    assert_eq!(read.to_json().as_bytes(), document, "and this release writes the same");
+}
+
+#[test]
+fn a_filter_of_which_only_the_hash_was_kept_is_stored_when_it_is_used_again() {
+    // Of collections 0x9 and 0xa; never to be changed.
+    let document = br#"{"format":"dcp_rs checkpoint","version":2,"crc32":"2f08c80d","content":{"bucket_uuid":"b","filter":"53a6f4b741b32ac3","positions":{"7":{"seqno":5,"snapshot":[0,9],"failover_log":[["0000000000000abc",4]],"manifest":"000000000000001f","purge_seqno":1,"epoch":2}}}}"#;
+    let read = Checkpoint::from_json(document).unwrap();
+    let both = filter(&[9, 10]);
+    for asked in [both.clone(), StoredFilter::new(both.documents().clone(), true)] {
+        let resumed = read.narrowed_to("b", &asked, &manifest()).unwrap();
+        assert_eq!(resumed.filter(), Some(&asked));
+        assert!(resumed.positions().eq(read.positions()));
+        assert!(resumed.to_json().contains(r#""version":3"#));
+    }
+    for other in [filter(&[9]), filter(&[9, 10, 11]), StoredFilter::default()] {
+        let refused = read.narrowed_to("b", &other, &manifest());
+        assert_eq!(refused, Err(CheckpointError::OtherFilter(FilterMismatch::Hash)), "{other}");
+    }
+    let part = read.restricted_to([Vbid(7)]);
+    assert_eq!(part.to_json().as_bytes(), document);
+    for (mut first, second) in [
+        (part.clone(), Checkpoint::new("b", both.clone())),
+        (Checkpoint::new("b", both.clone()), part.clone()),
+    ] {
+        first.merge(&second).unwrap();
+        assert_eq!(first.filter(), Some(&both));
+        assert_eq!(first.position(Vbid(7)), read.position(Vbid(7)));
+    }
+    let refused = Checkpoint::new("b", filter(&[9])).merge(&part).unwrap_err();
+    assert!(refused.to_string().contains("one with the hash 53a6f4b741b32ac3"), "{refused}");
+}
+
+#[test]
+fn a_narrower_filter_is_accepted_and_stored() {
+    let whole =
+        Checkpoint::new("b", StoredFilter::default()).with_position(Vbid(7), position(5, &[]));
+    let orders = filter(&[9]);
+    let narrowed = whole.narrowed_to("b", &orders, &manifest()).unwrap();
+    assert_eq!(narrowed.filter(), Some(&orders));
+    assert_eq!(narrowed.position(Vbid(7)), whole.position(Vbid(7)));
+    let read = Checkpoint::from_json(narrowed.to_json().as_bytes()).unwrap();
+    for wider in [filter(&[9, 10]), StoredFilter::default()] {
+        let refused = read.narrowed_to("b", &wider, &manifest());
+        assert!(matches!(refused, Err(CheckpointError::OtherFilter(_))), "{wider}: {refused:?}");
+    }
+    let text = read.narrowed_to("b", &filter(&[9, 10]), &manifest()).unwrap_err().to_string();
+    assert!(text.contains("shop.carts (0xa)"), "{text}");
 }
 
 fn point(seqno: u64, log: &[(u64, u64)], manifest: u64, purge: u64) -> CompletePoint {
@@ -83,7 +152,7 @@ fn earlier_points_that_cannot_be_are_damage() {
     ] {
         let points = earlier.iter().map(|&seqno| point(seqno, &[], 0, 0)).collect::<Vec<_>>();
         let history = History::unchecked(points);
-        let mut checkpoint = Checkpoint::new("b", FILTER);
+        let mut checkpoint = Checkpoint::new("b", filter(&[9]));
         checkpoint.advance(Moved { vbid: Vbid(7), position: position(5, &[]), history });
         let read = Checkpoint::from_json(checkpoint.to_json().as_bytes());
         assert_eq!(read, Err(CheckpointError::Damaged(what)), "{earlier:?}");
@@ -125,31 +194,35 @@ fn nothing_is_never_an_empty_checkpoint() {
     for nothing in ["", "{}", "null", "[]", "\0\0\0\0", r#"{"version":1}"#] {
         assert!(Checkpoint::from_json(nothing.as_bytes()).is_err(), "{nothing}");
     }
-    let empty = Checkpoint::new("b", FILTER);
+    let empty = Checkpoint::new("b", filter(&[9]));
     assert!(Checkpoint::from_json(empty.to_json().as_bytes()).unwrap().is_empty());
 }
 
 #[test]
 fn a_newer_release_is_named_as_the_reason() {
-    let newer = checkpoint().to_json().replace("\"version\":2", "\"version\":3");
+    let newer = checkpoint().to_json().replace("\"version\":3", "\"version\":4");
     assert_eq!(
         Checkpoint::from_json(newer.as_bytes()),
-        Err(CheckpointError::Version { found: 3, supported: 2 })
+        Err(CheckpointError::Version { found: 4, supported: 3 })
     );
 }
 
 #[test]
-fn another_bucket_or_filter_is_refused() {
-    let checkpoint = checkpoint();
-    assert_eq!(checkpoint.check("bucket-uuid", FILTER), Ok(()));
-    assert!(matches!(
-        checkpoint.check("recreated", FILTER),
-        Err(CheckpointError::OtherBucket { .. })
-    ));
-    assert!(matches!(
-        checkpoint.check("bucket-uuid", FilterHash(1)),
-        Err(CheckpointError::OtherFilter { .. })
-    ));
+fn another_bucket_is_refused() {
+    let refused = checkpoint().narrowed_to("recreated", &filter(&[9]), &manifest());
+    assert!(matches!(refused, Err(CheckpointError::OtherBucket { .. })), "{refused:?}");
+}
+
+#[test]
+fn a_document_of_another_version_needs_the_filter_of_that() {
+    let whole = checkpoint().to_json();
+    let hash = r#""00000000000000ab""#;
+    let document = r#"{"collections":["00000009"],"system_documents":false}"#;
+    assert!(whole.contains(document));
+    for wrong in [hash, "null", r#"{"collections":["00000009"]}"#, r#"{"scope":"9"}"#] {
+        let read = Checkpoint::from_json(whole.replace(document, wrong).as_bytes());
+        assert!(matches!(read, Err(CheckpointError::Damaged(_))), "{wrong}: {read:?}");
+    }
 }
 
 #[test]
@@ -180,20 +253,15 @@ fn parts_can_be_taken_and_joined() {
     let mut joined = whole.restricted_to([Vbid(0), Vbid(1023)]);
     joined.merge(&part).unwrap();
     assert_eq!(joined, whole);
-    assert!(joined.merge(&Checkpoint::new("other", FILTER)).is_err());
-}
-
-#[test]
-fn filters_have_hashes_that_last() {
-    assert_eq!(FilterHash::of([]).to_string(), "cbf29ce484222325");
-    assert_ne!(FilterHash::of(["ab", "c"]), FilterHash::of(["a", "bc"]));
-    assert_ne!(FilterHash::of(["a", ""]), FilterHash::of(["a"]));
-    assert_eq!(FilterHash::of(["scope", "inventory"]), FilterHash::of(["scope", "inventory"]));
+    assert!(joined.merge(&Checkpoint::new("other", filter(&[9]))).is_err());
+    let mixed = joined.merge(&Checkpoint::new("bucket-uuid", filter(&[10]))).unwrap_err();
+    assert!(matches!(mixed, CheckpointError::MixedFilters { .. }), "{mixed}");
+    assert_eq!(joined, whole, "nothing was taken over");
 }
 
 #[test]
 fn a_checkpoint_of_1024_vbuckets_is_of_a_sane_size() {
-    let mut checkpoint = Checkpoint::new("0123456789abcdef0123456789abcdef", FILTER);
+    let mut checkpoint = Checkpoint::new("0123456789abcdef0123456789abcdef", filter(&[9]));
     for vbid in (0..1024).map(Vbid) {
         let log = [(u64::MAX, 1 << 40), (u64::MAX - 1, 1 << 39), (u64::MAX - 2, 0)];
         let position = position(1 << 41, &log);
@@ -211,11 +279,21 @@ fn a_checkpoint_of_1024_vbuckets_is_of_a_sane_size() {
     assert_eq!(Checkpoint::from_json(json.as_bytes()).unwrap(), checkpoint);
 }
 
+fn any_filter() -> impl Strategy<Value = StoredFilter> {
+    let documents = prop_oneof![
+        Just(StreamFilter::All),
+        any::<u32>().prop_map(|id| StreamFilter::Scope(ScopeId(id))),
+        proptest::collection::vec(any::<u32>().prop_map(CollectionId), 0..20)
+            .prop_map(StreamFilter::Collections),
+    ];
+    (documents, any::<bool>()).prop_map(|(documents, system)| StoredFilter::new(documents, system))
+}
+
 proptest! {
     #[test]
     fn any_checkpoint_survives_being_written(
         uuid in ".*",
-        filter: u64,
+        filter in any_filter(),
         positions in proptest::collection::btree_map(
             any::<u16>(),
             (any::<[u64; 3]>(), any::<[u64; 2]>(), any::<u32>(),
@@ -224,7 +302,7 @@ proptest! {
             0..20,
         ),
     ) {
-        let mut checkpoint = Checkpoint::new(&uuid, FilterHash(filter));
+        let mut checkpoint = Checkpoint::new(&uuid, filter);
         for (vbid, (mut range, [manifest, purge], epoch, log, earlier)) in positions {
             range.sort_unstable();
             let [start, seqno, end] = range.map(Seqno);

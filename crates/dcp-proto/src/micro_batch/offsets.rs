@@ -6,7 +6,13 @@ use dcp_wire::{Seqno, Vbid, Vbuuid};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-const VERSION: u64 = 1;
+use crate::checkpoint::{FilterDocument, FilterMismatch, StoredFilter};
+use crate::topology::Manifest;
+
+const VERSION: u64 = 2;
+
+/// Version without a filter.
+const VERSION_WITHOUT_FILTER: u64 = 1;
 
 /// Most vBuckets that a bucket can have.
 const MAX_VBUCKETS: usize = 1 << 16;
@@ -49,6 +55,12 @@ pub enum OffsetsError {
         /// vBuckets of the bucket.
         expected: usize,
     },
+    /// More is to be read than the filter they were made with lets pass.
+    #[error(
+        "the offsets were {0}: ask for what they were made with or for a part of it, or start with \
+         new ones"
+    )]
+    OtherFilter(FilterMismatch),
 }
 
 impl OffsetsError {
@@ -72,10 +84,11 @@ pub struct Offset {
 /// How far each vBucket of a bucket has been read.
 ///
 /// ```
+/// use dcp_proto::checkpoint::StoredFilter;
 /// use dcp_proto::micro_batch::{Offset, Offsets};
 /// use dcp_wire::{Seqno, Vbid, Vbuuid};
 ///
-/// let mut offsets = Offsets::new("6cf5", 2);
+/// let mut offsets = Offsets::new("6cf5", StoredFilter::default(), 2);
 /// offsets.set(Vbid(1), Offset { seqno: Seqno(7), vbuuid: Vbuuid(9), epoch: 0 });
 /// assert_eq!(Offsets::from_json(&offsets.to_json())?, offsets);
 /// # Ok::<(), dcp_proto::micro_batch::OffsetsError>(())
@@ -83,21 +96,28 @@ pub struct Offset {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offsets {
     bucket_uuid: String,
+    filter: Option<StoredFilter>,
     vbuckets: Vec<Offset>,
 }
 
 impl Offsets {
     /// Offsets before the first change of every vBucket.
     #[must_use]
-    pub fn new(bucket_uuid: &str, num_vbuckets: u16) -> Self {
+    pub fn new(bucket_uuid: &str, filter: StoredFilter, num_vbuckets: u16) -> Self {
         let vbuckets = vec![Offset::default(); usize::from(num_vbuckets)];
-        Self { bucket_uuid: bucket_uuid.to_owned(), vbuckets }
+        Self { bucket_uuid: bucket_uuid.to_owned(), filter: Some(filter), vbuckets }
     }
 
     /// Identity of the bucket.
     #[must_use]
     pub fn bucket_uuid(&self) -> &str {
         &self.bucket_uuid
+    }
+
+    /// The filter that was read with; `None` if a release wrote the offsets that stored none.
+    #[must_use]
+    pub const fn filter(&self) -> Option<&StoredFilter> {
+        self.filter.as_ref()
     }
 
     /// Number of vBuckets of the bucket.
@@ -124,7 +144,8 @@ impl Offsets {
         (0..=u16::MAX).map(Vbid).zip(self.vbuckets.iter().copied())
     }
 
-    /// Checks that the offsets are those of a bucket.
+    /// Checks that the offsets are those of a bucket, whatever was read of it: enough for offsets
+    /// that only say where to stop.
     ///
     /// # Errors
     /// [`OffsetsError::OtherBucket`] or [`OffsetsError::OtherShape`].
@@ -140,15 +161,37 @@ impl Offsets {
         Ok(())
     }
 
+    /// The offsets to go on from with `filter`. That is stored from then on, also in the offsets
+    /// that are planned from these, so that a filter which was narrowed is not widened again.
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check); [`OffsetsError::OtherFilter`] if the offsets were not made
+    /// with `filter` or one that contains it.
+    pub fn narrowed_to(
+        self,
+        bucket_uuid: &str,
+        num_vbuckets: usize,
+        filter: &StoredFilter,
+        manifest: &Manifest,
+    ) -> Result<Self, OffsetsError> {
+        self.check(bucket_uuid, num_vbuckets)?;
+        if let Some(stored) = &self.filter {
+            stored.check(filter, manifest).map_err(OffsetsError::OtherFilter)?;
+        }
+        Ok(Self { filter: Some(filter.clone()), ..self })
+    }
+
     /// The offsets as JSON in one line, about 17 KB for 1024 vBuckets.
     ///
-    /// `v` is the version, `bucket` the bucket's UUID, `s` the seqnos by vBucket, `u` the vbuuids
-    /// in base64 with 8 bytes each, `e` the epochs above 0, `c` the CRC-32 of the other members.
+    /// `v` is the version, `bucket` the bucket's UUID, `f` the filter, `s` the seqnos by vBucket,
+    /// `u` the vbuuids in base64 with 8 bytes each, `e` the epochs above 0, `c` the CRC-32 of the
+    /// other members. Version 1 has no `f`.
     #[must_use]
     pub fn to_json(&self) -> String {
         let content = Content {
-            v: VERSION,
+            v: if self.filter.is_some() { VERSION } else { VERSION_WITHOUT_FILTER },
             bucket: self.bucket_uuid.clone(),
+            f: self.filter.as_ref().map(FilterDocument::from),
             s: self.vbuckets.iter().map(|offset| offset.seqno.0).collect(),
             u: BASE64.encode(
                 self.vbuckets
@@ -168,7 +211,7 @@ impl Offsets {
     /// [`OffsetsError::Damaged`] or [`OffsetsError::Version`].
     pub fn from_json(json: &str) -> Result<Self, OffsetsError> {
         let preamble: Preamble = serde_json::from_str(json).map_err(OffsetsError::damaged)?;
-        if preamble.v != VERSION {
+        if !matches!(preamble.v, VERSION_WITHOUT_FILTER | VERSION) {
             return Err(OffsetsError::Version { found: preamble.v });
         }
         let Document { content, c } = serde_json::from_str(json).map_err(OffsetsError::damaged)?;
@@ -195,6 +238,8 @@ struct Document {
 struct Content {
     v: u64,
     bucket: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    f: Option<FilterDocument>,
     s: Vec<u64>,
     u: String,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -211,6 +256,11 @@ impl Content {
         if self.s.is_empty() || self.s.len() > MAX_VBUCKETS {
             return Err(OffsetsError::damaged("no bucket has so many vBuckets"));
         }
+        if self.f.is_some() != (self.v != VERSION_WITHOUT_FILTER) {
+            return Err(OffsetsError::damaged("the version and the filter do not agree"));
+        }
+        let filter = self.f.map(StoredFilter::try_from).transpose();
+        let filter = filter.map_err(OffsetsError::damaged)?;
         let vbuuids = BASE64.decode(&self.u).map_err(OffsetsError::damaged)?;
         let (vbuuids, rest) = vbuuids.as_chunks::<8>();
         if vbuuids.len() != self.s.len() || !rest.is_empty() {
@@ -222,7 +272,7 @@ impl Content {
             epoch: 0,
         };
         let vbuckets = self.s.iter().zip(vbuuids).map(offset).collect();
-        let mut offsets = Offsets { bucket_uuid: self.bucket, vbuckets };
+        let mut offsets = Offsets { bucket_uuid: self.bucket, filter, vbuckets };
         for (name, epoch) in self.e {
             let slot = name.parse().ok().and_then(|vbid: usize| offsets.vbuckets.get_mut(vbid));
             let Some(slot) = slot else {

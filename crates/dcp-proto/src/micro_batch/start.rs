@@ -4,7 +4,7 @@ use dcp_wire::message::FailoverEntry;
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 
 use super::{Limits, Observed, Offset, Offsets, OnRollback, PlanError};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, StoredFilter};
 use crate::consumer::Resume;
 use crate::{FailoverLog, Position, Snapshot};
 
@@ -24,10 +24,10 @@ pub enum Start {
 }
 
 impl Start {
-    /// A start at a checkpoint, on a bucket of so many vBuckets.
+    /// A start at a checkpoint, which is good for the filter, on a bucket of so many vBuckets.
     #[must_use]
-    pub fn checkpoint(checkpoint: Checkpoint, num_vbuckets: u16) -> Self {
-        let mut offsets = Offsets::new(checkpoint.bucket_uuid(), num_vbuckets);
+    pub fn checkpoint(checkpoint: Checkpoint, filter: StoredFilter, num_vbuckets: u16) -> Self {
+        let mut offsets = Offsets::new(checkpoint.bucket_uuid(), filter, num_vbuckets);
         for (vbid, position) in checkpoint.positions() {
             let (seqno, epoch) = (position.seqno, position.epoch);
             offsets.set(vbid, Offset { seqno, vbuuid: position.vbuuid(), epoch });

@@ -1,12 +1,14 @@
 use std::collections::BTreeMap;
 
 use dcp_wire::message::FailoverEntry;
-use dcp_wire::{Seqno, Vbid, Vbuuid};
+use dcp_wire::{CollectionId, ScopeId, Seqno, Vbid, Vbuuid};
 use proptest::prelude::*;
 
 use super::*;
 use crate::FailoverLog;
-use crate::consumer::Resume;
+use crate::checkpoint::StoredFilter;
+use crate::consumer::{Resume, StreamFilter};
+use crate::topology::Manifest;
 
 const VB: Vbid = Vbid(3);
 const A: u64 = 0xa;
@@ -35,7 +37,7 @@ fn offset(seqno: u64, vbuuid: u64, epoch: u32) -> Offset {
 }
 
 fn at(offset: Offset) -> Offsets {
-    let mut offsets = Offsets::new("bucket", 4);
+    let mut offsets = Offsets::new("bucket", StoredFilter::default(), 4);
     offsets.set(VB, offset);
     offsets
 }
@@ -183,7 +185,8 @@ fn purged_deletions_are_told_or_read_over() {
 
 #[test]
 fn offsets_are_small_and_read_by_every_later_release() {
-    let mut offsets = Offsets::new("0123456789abcdef0123456789abcdef", 1024);
+    let mut offsets =
+        Offsets::new("0123456789abcdef0123456789abcdef", StoredFilter::default(), 1024);
     for vbid in 0..1024 {
         offsets.set(Vbid(vbid), offset(1_000_000 + u64::from(vbid), 0x1234_5678_9abc, 0));
     }
@@ -197,6 +200,48 @@ fn offsets_are_small_and_read_by_every_later_release() {
         r#"{"v":1,"bucket":"b","s":[0,7],"u":"AAAAAAAAAAAAAAAAAAAACg","e":{"1":2},"c":"df86a03b"}"#;
     let read = Offsets::from_json(v1).unwrap();
     assert_eq!((read.get(Vbid(0)), read.get(Vbid(1))), (offset(0, 0, 0), offset(7, A, 2)));
+    assert_eq!(read.filter(), None);
+    assert_eq!(read.to_json(), v1, "and this release writes the same");
+
+    let v2 = r#"{"v":2,"bucket":"b","f":{"scope":"00000008","system_documents":true},"s":[0,7],"u":"AAAAAAAAAAAAAAAAAAAACg","e":{"1":2},"c":"5b602637"}"#;
+    let read = Offsets::from_json(v2).unwrap();
+    assert_eq!((read.get(Vbid(0)), read.get(Vbid(1))), (offset(0, 0, 0), offset(7, A, 2)));
+    let shop = StoredFilter::new(StreamFilter::Scope(ScopeId(8)), true);
+    assert_eq!(read.filter(), Some(&shop));
+    assert_eq!(read.to_json(), v2, "and this release writes the same");
+}
+
+#[test]
+fn offsets_serve_their_filter_and_parts_of_it() {
+    let manifest = Manifest::parse(
+        br#"{"uid":"7","scopes":[{"name":"shop","uid":"8","collections":
+            [{"name":"orders","uid":"9"},{"name":"carts","uid":"a"}]}]}"#,
+    )
+    .unwrap();
+    let filter = |ids: &[u32]| {
+        let ids = ids.iter().copied().map(CollectionId).collect();
+        StoredFilter::new(StreamFilter::Collections(ids), false)
+    };
+    let narrowed = |offsets: &Offsets, filter: &StoredFilter| {
+        offsets.clone().narrowed_to("bucket", 4, filter, &manifest)
+    };
+    let whole = at(offset(7, A, 0));
+    let both = narrowed(&whole, &filter(&[9, 10])).unwrap();
+    assert_eq!((both.filter(), both.get(VB)), (Some(&filter(&[9, 10])), whole.get(VB)));
+    let observed = BTreeMap::from([(VB, seen(9, &[(A, 0)]))]);
+    let next = plan_end(&both.clone().into(), &observed, &Limits::default()).unwrap();
+    assert_eq!((next.filter(), next.get(VB)), (both.filter(), offset(9, A, 0)));
+    let refused = narrowed(&next, &StoredFilter::default()).unwrap_err();
+    assert!(matches!(refused, OffsetsError::OtherFilter(_)), "{refused}");
+    let orders = narrowed(&next, &filter(&[9])).unwrap();
+    let refused = narrowed(&orders, &filter(&[9, 10])).unwrap_err();
+    assert!(refused.to_string().contains("also asks for collection shop.carts (0xa)"), "{refused}");
+
+    let unknown =
+        r#"{"v":1,"bucket":"b","s":[0,7],"u":"AAAAAAAAAAAAAAAAAAAACg","e":{"1":2},"c":"df86a03b"}"#;
+    let unknown = Offsets::from_json(unknown).unwrap();
+    let stored = unknown.narrowed_to("b", 2, &filter(&[10]), &manifest).unwrap();
+    assert_eq!(stored.filter(), Some(&filter(&[10])));
 }
 
 #[test]
@@ -210,8 +255,16 @@ fn damaged_and_foreign_offsets_are_refused() {
         assert_ne!(changed, json);
         assert!(matches!(Offsets::from_json(&changed), Err(OffsetsError::Damaged { .. })));
     }
-    let later = json.replacen("\"v\":1", "\"v\":2", 1);
-    assert_eq!(Offsets::from_json(&later), Err(OffsetsError::Version { found: 2 }));
+    for at in 0..json.len() {
+        for flip in [0x01, 0x02, 0x10, 0x20] {
+            let mut damaged = json.clone().into_bytes();
+            damaged[at] ^= flip;
+            let damaged = String::from_utf8(damaged).unwrap();
+            assert!(Offsets::from_json(&damaged).is_err(), "{damaged}");
+        }
+    }
+    let later = json.replacen("\"v\":2", "\"v\":3", 1);
+    assert_eq!(Offsets::from_json(&later), Err(OffsetsError::Version { found: 3 }));
     let offsets = Offsets::from_json(&json).unwrap();
     assert_eq!(offsets.check("bucket", 4), Ok(()));
     assert!(matches!(offsets.check("other", 4), Err(OffsetsError::OtherBucket { .. })));

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{Link, Planner};
 use crate::micro_batch::PlannerError;
 use crate::retry::Backoff;
-use crate::{Client, Error, ErrorKind, Observation, filter};
+use crate::{Client, Error, ErrorKind, Filter, Observation};
 
 /// Longest time for the question how far the collections of a filter have come: nothing that is
 /// read depends on it.
@@ -63,19 +63,18 @@ impl Planner {
 
     /// Learns where the vBuckets are, and what the filter's names mean now.
     pub(super) async fn look(&mut self, persisted: bool) -> Result<(), PlannerError> {
-        let num_vbuckets = self.num_vbuckets;
-        let (names, wanted) = (self.options.filter.clone(), self.options.vbuckets.clone());
+        let options = self.options.clone();
         let link = self.ready().await?;
-        if names != crate::Filter::All {
+        if options.filter != Filter::All {
             link.observer.refresh_manifest().await?;
         }
-        let found = filter::resolve(&names, &link.client.manifest())?;
-        let vbids: BTreeSet<Vbid> = match wanted {
+        let filter = options.resolve(&link.client.manifest())?;
+        let vbids: BTreeSet<Vbid> = match options.vbuckets {
             Some(wanted) => wanted.into_iter().collect(),
-            None => (0..num_vbuckets).map(Vbid).collect(),
+            None => (0..link.client.num_vbuckets()).map(Vbid).collect(),
         };
         let seen = link.observer.observe(&vbids, persisted).await?;
-        (self.filter, self.seen, self.was_open) = (found, seen, true);
+        (self.filter, self.seen, self.was_open) = (filter, seen, true);
         self.answers.clear();
         let is_kept_secret = self.seen.values().any(|seen| seen.purge_seqno.is_none());
         if is_kept_secret && !std::mem::replace(&mut self.has_warned, true) {
@@ -87,20 +86,8 @@ impl Planner {
         Ok(())
     }
 
-    /// Looks, and asks what the look leaves open.
-    pub(super) async fn consult(
-        &mut self,
-        start: &Start,
-        limits: &Limits,
-    ) -> Result<BTreeMap<Vbid, Observed>, PlannerError> {
-        self.ready().await?;
-        self.look(limits.persisted_only && !limits.is_last).await?;
-        self.check(start)?;
-        self.answered(start, limits).await
-    }
-
     /// The last look, with what it leaves open asked.
-    pub(super) async fn answered(
+    pub(super) async fn consult(
         &mut self,
         start: &Start,
         limits: &Limits,
@@ -111,7 +98,7 @@ impl Planner {
             if asked.is_empty() {
                 return Ok(observed);
             }
-            let filter = self.filter.clone();
+            let filter = self.filter.documents().clone();
             let verdicts = self.ready().await?.observer.resume(&asked, &filter).await?;
             let mut answers = std::mem::take(&mut self.answers);
             for (vbid, position) in &asked {
@@ -148,7 +135,7 @@ impl Planner {
         self.heads = None;
         let vbids: BTreeSet<Vbid> = self.seen.keys().copied().collect();
         let Some(link) = &mut self.link else { return };
-        let collections: Vec<CollectionId> = match &self.filter {
+        let collections: Vec<CollectionId> = match self.filter.documents() {
             StreamFilter::All => return,
             StreamFilter::Collections(ids) => ids.clone(),
             StreamFilter::Scope(scope) => {

@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use dcp_consumer::{Client, Start};
-use dcp_proto::checkpoint::{Checkpoint, FilterHash};
+use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
+use dcp_proto::consumer::StreamFilter;
 use dcp_proto::{FailoverLog, Position, Snapshot};
 use dcp_test::scripted_server::ScriptedServer;
 use dcp_test::traces::{self, Scenario};
@@ -96,7 +97,8 @@ async fn every_recorded_stream_is_delivered_as_it_was_sent() {
 
 /// A checkpoint of one vBucket on the scripted server's bucket.
 fn checkpoint(client: &Client, vbid: Vbid, position: Position) -> Checkpoint {
-    Checkpoint::new(client.bucket_uuid(), FilterHash::of(["all"])).with_position(vbid, position)
+    Checkpoint::new(client.bucket_uuid(), StoredFilter::new(StreamFilter::All, true))
+        .with_position(vbid, position)
 }
 
 #[tokio::test]

@@ -7,8 +7,8 @@ use dcp_consumer::{
     ChangeStream, Client, ConnectOptions, Credentials, End, ErrorKind, Filter, Start, StreamEvent,
     StreamOptions,
 };
-use dcp_proto::checkpoint::{Checkpoint, FilterHash};
-use dcp_proto::consumer::Moved;
+use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
+use dcp_proto::consumer::{Moved, StreamFilter};
 use dcp_proto::{FailoverLog, History, Position, Rollback, Snapshot};
 use dcp_test::scripted_server::{Asked, ScriptedServer};
 use dcp_test::traces::Scenario;
@@ -333,7 +333,8 @@ fn start(client: &Client, recorded: &Recorded) -> Start {
         let snapshot = Snapshot { start: seqno, end: seqno };
         history.push(&Position { seqno, snapshot, ..position.clone() });
     }
-    let mut checkpoint = Checkpoint::new(client.bucket_uuid(), FilterHash::of(["all"]));
+    let mut checkpoint =
+        Checkpoint::new(client.bucket_uuid(), StoredFilter::new(StreamFilter::All, true));
     checkpoint.advance(Moved { vbid: recorded.vbid, position, history });
     Start::Checkpoint(checkpoint)
 }

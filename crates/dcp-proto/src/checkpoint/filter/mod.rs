@@ -1,0 +1,243 @@
+//! The filter that positions were made with.
+
+#[cfg(test)]
+mod tests;
+
+use core::fmt;
+
+use dcp_wire::{CollectionId, ScopeId};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::document::Hex;
+use crate::consumer::StreamFilter;
+use crate::topology::Manifest;
+
+/// Scope in which servers and services keep their own documents.
+const SYSTEM_SCOPE: &str = "_system";
+
+/// Most collections that an error names.
+const MOST_NAMED: usize = 8;
+
+/// The filter that positions were made with, by ids. Checkpoints and offsets store it.
+///
+/// A position is good for its filter and for any part of it: what a stream of the part would send
+/// below the position has been sent. It is not good for more, since the changes that the filter
+/// left out lie below the position and would never come.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredFilter {
+    /// Collections ascending, each once.
+    documents: StreamFilter,
+    system_documents: bool,
+}
+
+impl StoredFilter {
+    /// The filter of a stream that is asked for `documents`; `system_documents` says whether it
+    /// delivers records of transactions, and scope `_system` where it is not named.
+    #[must_use]
+    pub fn new(documents: StreamFilter, system_documents: bool) -> Self {
+        let documents = match documents {
+            StreamFilter::Collections(mut ids) => {
+                ids.sort_unstable();
+                ids.dedup();
+                StreamFilter::Collections(ids)
+            }
+            other => other,
+        };
+        Self { documents, system_documents }
+    }
+
+    /// What the server is asked for.
+    #[must_use]
+    pub const fn documents(&self) -> &StreamFilter {
+        &self.documents
+    }
+
+    /// Whether records of transactions are delivered, and scope `_system` where it is not named.
+    #[must_use]
+    pub const fn system_documents(&self) -> bool {
+        self.system_documents
+    }
+
+    /// Checks that this filter contains `asked`, so that positions made with it serve a stream of
+    /// that. The manifest says which collections lie in a scope.
+    ///
+    /// # Errors
+    /// [`FilterMismatch`], which names what the stream asks for in addition.
+    pub fn check(&self, asked: &Self, manifest: &Manifest) -> Result<(), FilterMismatch> {
+        let mut beyond = Vec::new();
+        if let Some(documents) = self.documents_beyond(asked, manifest) {
+            beyond.push(describe(&documents, Some(manifest)));
+        }
+        if asked.system_documents && !self.system_documents {
+            beyond.push("system documents".to_owned());
+        }
+        if beyond.is_empty() {
+            return Ok(());
+        }
+        Err(FilterMismatch::Beyond {
+            stored: self.describe(Some(manifest)),
+            beyond: beyond.join(" and "),
+            dropped: self.names_dropped(manifest),
+        })
+    }
+
+    /// What `asked` contains and this filter does not.
+    fn documents_beyond(&self, asked: &Self, manifest: &Manifest) -> Option<StreamFilter> {
+        use StreamFilter::{All, Collections, Scope};
+
+        let scope_of = |id: CollectionId| Some(manifest.collection(id)?.scope_id);
+        let system = manifest.scope_named(SYSTEM_SCOPE).map(|scope| scope.id);
+        let holds_scope = |id: ScopeId| match &self.documents {
+            All => self.system_documents || (manifest.scope(id).is_some() && Some(id) != system),
+            Scope(own) => *own == id,
+            Collections(_) => false,
+        };
+        let holds = |id: &CollectionId| match &self.documents {
+            Collections(own) => own.binary_search(id).is_ok(),
+            All if self.system_documents => true,
+            All | Scope(_) => scope_of(*id).is_some_and(holds_scope),
+        };
+        match &asked.documents {
+            All => (self.documents != All).then_some(All),
+            Scope(id) => (!holds_scope(*id)).then_some(Scope(*id)),
+            Collections(ids) => {
+                let beyond: Vec<_> = ids.iter().copied().filter(|id| !holds(id)).collect();
+                (!beyond.is_empty()).then_some(Collections(beyond))
+            }
+        }
+    }
+
+    /// Whether something that the filter names is not in the bucket any more.
+    fn names_dropped(&self, manifest: &Manifest) -> bool {
+        match &self.documents {
+            StreamFilter::All => false,
+            StreamFilter::Scope(id) => manifest.scope(*id).is_none(),
+            StreamFilter::Collections(ids) => {
+                ids.iter().any(|id| manifest.collection(*id).is_none())
+            }
+        }
+    }
+
+    fn describe(&self, manifest: Option<&Manifest>) -> String {
+        let system = if self.system_documents { "with" } else { "without" };
+        format!("{} {system} system documents", describe(&self.documents, manifest))
+    }
+
+    /// What releases stored that kept a hash of the filter: FNV-1a of its parts.
+    pub(super) fn legacy_hash(&self) -> u64 {
+        let hash = |kind: &str, ids: &[String]| {
+            const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+            const PRIME: u64 = 0x100_0000_01b3;
+            let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(PRIME);
+            let parts = [kind].into_iter().chain(ids.iter().map(String::as_str));
+            // 0xff is in no UTF-8 text, so it ends a part unmistakably.
+            parts.fold(OFFSET, |hash, part| step(part.bytes().fold(hash, step), 0xff))
+        };
+        match &self.documents {
+            StreamFilter::All => hash("all", &[]),
+            StreamFilter::Scope(id) => hash("scope", &[id.to_string()]),
+            StreamFilter::Collections(ids) => {
+                hash("collections", &ids.iter().map(ToString::to_string).collect::<Vec<_>>())
+            }
+        }
+    }
+}
+
+/// With ids in place of names.
+impl fmt::Display for StoredFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.describe(None))
+    }
+}
+
+/// How a stream's filter goes beyond the stored one.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FilterMismatch {
+    /// The stream asks for more.
+    #[error(
+        "made with {stored}; the stream also asks for {beyond}, whose earlier changes it would \
+         miss{}",
+        if *dropped { " (a collection or scope that is created again has a new id)" } else { "" }
+    )]
+    Beyond {
+        /// The stored filter, with the names of what is still in the bucket.
+        stored: String,
+        /// What the stream asks for in addition.
+        beyond: String,
+        /// Whether something that the stored filter names was dropped.
+        dropped: bool,
+    },
+    /// An earlier release stored a hash only, and it is another one.
+    #[error(
+        "made with another filter, of which the release that wrote it kept only a hash, or what \
+         the filter names was dropped and created again"
+    )]
+    Hash,
+}
+
+fn describe(documents: &StreamFilter, manifest: Option<&Manifest>) -> String {
+    match documents {
+        StreamFilter::All => "the whole bucket".to_owned(),
+        StreamFilter::Scope(id) => match manifest.map(|manifest| manifest.scope(*id)) {
+            Some(Some(scope)) => format!("scope {} (0x{id})", scope.name),
+            Some(None) => format!("scope 0x{id} (dropped)"),
+            None => format!("scope 0x{id}"),
+        },
+        StreamFilter::Collections(ids) => {
+            let name = |id: &CollectionId| match manifest.map(|manifest| manifest.names(*id)) {
+                Some(Some((scope, name))) => format!("{scope}.{name} (0x{id})"),
+                Some(None) => format!("0x{id} (dropped)"),
+                None => format!("0x{id}"),
+            };
+            let mut names: Vec<_> = ids.iter().take(MOST_NAMED).map(name).collect();
+            if ids.len() > MOST_NAMED {
+                names.push(format!("{} more", ids.len() - MOST_NAMED));
+            }
+            let kind = if ids.len() == 1 { "collection" } else { "collections" };
+            format!("{kind} {}", names.join(", "))
+        }
+    }
+}
+
+/// A filter in a document: a scope, collections or neither.
+#[derive(Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FilterDocument {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    scope: Option<Hex<u32>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    collections: Option<Vec<Hex<u32>>>,
+    system_documents: bool,
+}
+
+impl From<&StoredFilter> for FilterDocument {
+    fn from(filter: &StoredFilter) -> Self {
+        let (scope, collections) = match &filter.documents {
+            StreamFilter::All => (None, None),
+            StreamFilter::Scope(id) => (Some(Hex(id.0)), None),
+            StreamFilter::Collections(ids) => {
+                (None, Some(ids.iter().map(|id| Hex(id.0)).collect()))
+            }
+        };
+        Self { scope, collections, system_documents: filter.system_documents }
+    }
+}
+
+impl TryFrom<FilterDocument> for StoredFilter {
+    /// What is wrong with it.
+    type Error = &'static str;
+
+    fn try_from(read: FilterDocument) -> Result<Self, &'static str> {
+        let documents = match (read.scope, read.collections) {
+            (None, None) => StreamFilter::All,
+            (Some(id), None) => StreamFilter::Scope(ScopeId(id.0)),
+            (None, Some(ids)) => {
+                StreamFilter::Collections(ids.iter().map(|id| CollectionId(id.0)).collect())
+            }
+            (Some(_), Some(_)) => return Err("the filter names a scope and collections"),
+        };
+        Ok(Self::new(documents, read.system_documents))
+    }
+}
