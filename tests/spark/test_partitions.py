@@ -90,7 +90,7 @@ class TestOffsetsThatAreNotTrue:
         refused("OFFSETS", ends[:-1])
 
     def test_those_of_a_later_release(self, refused, ends):
-        refused("OFFSETS", ends.replace('"v":1', '"v":2'))
+        refused("OFFSETS", ends.replace('"v":2', '"v":3'))
 
     def test_those_of_another_bucket(self, refused, options):
         known = {name: options[name] for name in ("bucket", "username", "password")}

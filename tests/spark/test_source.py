@@ -171,5 +171,5 @@ def test_offsets_are_json_in_one_line(options, producer, load):
     end = dcp_rs.spark.splits(options, since="earliest").end
     assert "\n" not in end
     document = json.loads(end)
-    assert document["v"] == 1
+    assert document["v"] == 2
     assert sum(document["s"]) == 11
