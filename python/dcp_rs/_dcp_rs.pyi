@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, final
 
 from dcp_rs.client import ConnectionOptions
-from dcp_rs.planner import _PlanOptions
+from dcp_rs.planner import _PlannerOptions, _PlanOptions
 from dcp_rs.producer.documents import _WriteOptions
 from dcp_rs.producer.options import ProducerOptions
 from dcp_rs.rollback import _Request
@@ -26,12 +26,20 @@ __all__ = [
     "columns",
     "decode",
     "explain_rollback",
+    "open_task",
     "wanted",
 ]
 
 def columns() -> list[tuple[str, str, bool, str]]: ...
 def decode(data: bytes, collections: bool) -> tuple[list[dict[str, Any]], int, bool]: ...
 def explain_rollback(request: _Request) -> tuple[str, int | None, str]: ...
+def open_task(
+    connect: ConnectionOptions,
+    kept: Client | None,
+    plan: str,
+    table: TableOptions,
+    options: StreamOptions,
+) -> tuple[Client, ChangeStream]: ...
 def wanted(data: bytes) -> int: ...
 
 @final
@@ -107,23 +115,23 @@ class Client:
 
 @final
 class Planner:
-    def __new__(
-        cls,
-        client: Client,
-        scope: str | None,
-        collections: list[str] | None,
-        system_documents: bool,
-    ) -> Planner: ...
+    def __new__(cls, client: Client, options: _PlannerOptions) -> Planner: ...
     @property
     def is_ephemeral(self) -> bool: ...
-    def observe(self, vbuckets: list[int] | None, persisted: bool) -> None: ...
+    def observe(self, persisted: bool) -> None: ...
     def high_seqnos(self) -> dict[int, int]: ...
+    def head(self) -> str | None: ...
     def earliest(self) -> str: ...
     def latest(self, options: _PlanOptions) -> str: ...
-    def plan_end(self, start: str, options: _PlanOptions) -> str: ...
+    def fix_target(self, options: _PlanOptions) -> None: ...
+    def plan_end(self, start: str | Checkpoint, options: _PlanOptions) -> str: ...
     def plan_tasks(
-        self, start: str, end: str, tasks: int, options: _PlanOptions
-    ) -> list[tuple[str, list[tuple[int, int, int, int, int, bool]]]]: ...
+        self,
+        start: str | Checkpoint,
+        end: str,
+        tasks: int | None,
+        options: _PlanOptions,
+    ) -> list[tuple[str, str, list[tuple[int, int, int, int, int, bool]]]]: ...
 
 @final
 class Producer:

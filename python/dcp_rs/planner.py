@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dcp_rs import _dcp_rs
+from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.exceptions import CheckpointError
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Task(NamedTuple):
     node: str
     """Where the vBuckets were when it was planned, as `host:port`."""
     ranges: tuple[Range, ...]
+    plan: str
+    """The same with everything that its stream needs, for the engine: text to send to the task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,17 @@ class PlanOptions:
     """Whether to take only what every copy of a vBucket has on disk."""
     allow_data_loss: bool = False
     """Whether to go on where deletions may have been purged unread."""
+    is_last: bool = False
+    """Whether nothing goes on from the end: it is then all there is, persisted or not."""
+
+
+@dataclass(frozen=True)
+class _PlannerOptions:
+    vbuckets: list[int] | None
+    scope: str | None
+    collections: list[str] | None
+    system_documents: bool
+    patience: float
 
 
 @dataclass(frozen=True)
@@ -69,15 +83,18 @@ class _PlanOptions:
     on_rollback: str
     persisted_only: bool
     allow_data_loss: bool
+    is_last: bool
 
 
 class Planner:
     """Looks at a bucket and plans batches; see the module.
 
+    Once the nodes have answered for the first time, it waits for a cluster that is away, and
+    connects anew with what its client was connected with.
+
     >>> with Producer() as producer, producer.connect() as client:
     ...     planner = Planner(client)
     ...     token = producer.upsert("key", b"{}")
-    ...     planner.observe()
     ...     options = PlanOptions(persisted_only=False)
     ...     end = planner.end(planner.earliest(), options)
     ...     tasks = planner.tasks(planner.earliest(), end, 4, options)
@@ -93,26 +110,29 @@ class Planner:
         scope: str | None = None,
         collections: Iterable[str] | None = None,
         system_documents: bool = False,
+        patience: float = 300.0,
     ) -> None:
-        """Makes a planner of a bucket, or of some of its vBuckets.
+        """Makes a planner of a bucket, or of some of its vBuckets or collections.
 
         Args:
-            client: Client of the bucket.
-            vbuckets: vBuckets to read; all if not given.
-            scope: As the streams that read the ranges are given it.
-            collections: As well.
-            system_documents: As well.
+            client: A client of the bucket.
+            vbuckets: vBuckets to read, all if not given.
+            scope: Scope to read, as in [`Client.stream`][dcp_rs.Client.stream].
+            collections: Collections to read, likewise.
+            system_documents: Whether documents of scope `_system` are read, likewise.
+            patience: Longest time in seconds that the cluster may be away, once it has answered.
 
         Raises:
-            ConfigError: There is no such scope or collection.
+            ConfigError: There is no such vBucket, scope or collection.
         """
-        self._inner = _dcp_rs.Planner(
-            client._inner,  # noqa: SLF001 - its own
-            scope,
-            None if collections is None else list(collections),
-            system_documents,
+        options = _PlannerOptions(
+            vbuckets=None if vbuckets is None else sorted(vbuckets),
+            scope=scope,
+            collections=None if collections is None else list(collections),
+            system_documents=system_documents,
+            patience=patience,
         )
-        self._vbuckets = None if vbuckets is None else sorted(vbuckets)
+        self._inner = _dcp_rs.Planner(client._inner, options)  # noqa: SLF001
 
     @property
     def is_ephemeral(self) -> bool:
@@ -120,20 +140,29 @@ class Planner:
         return self._inner.is_ephemeral
 
     def observe(self, *, persisted: bool = False) -> None:
-        """Asks the nodes where the vBuckets are; what is planned rests on the last look.
+        """Asks the nodes where the vBuckets are, for [`high_seqnos`][dcp_rs.planner.Planner].
 
         Args:
             persisted: Whether to ask what each copy has on disk, too.
 
         Raises:
             ConnectError: A node cannot be reached.
-            TimeoutError: The nodes did not all answer within the connect timeout.
+            TimeoutError: The nodes did not all answer in time.
         """
-        self._inner.observe(self._vbuckets, persisted)
+        self._inner.observe(persisted)
 
     def high_seqnos(self) -> dict[int, int]:
         """Gives the highest seqnos of the last look, by vBucket."""
         return self._inner.high_seqnos()
+
+    def head(self) -> Offsets | None:
+        """Gives offsets after what the server had at the last look; `None` before the first.
+
+        Of the collections that are read, where the server tells. How far a read lags behind them
+        is how much is left to read.
+        """
+        head = self._inner.head()
+        return None if head is None else _load(head)
 
     def earliest(self) -> Offsets:
         """Gives offsets before every first change."""
@@ -143,18 +172,27 @@ class Planner:
         """Gives offsets after what may be read now."""
         return _load(self._inner.latest(_engine(options)))
 
-    def end(self, start: Offsets, options: PlanOptions) -> Offsets:
-        """Gives where to end the batch that begins at `start`; `start` if there is nothing to do.
+    def fix_target(self, options: PlanOptions) -> None:
+        """Lets no batch go beyond what may be read now."""
+        self._inner.fix_target(_engine(options))
+
+    def end(self, start: Offsets | Checkpoint, options: PlanOptions) -> Offsets:
+        """Gives where to end the batch that begins at `start`; there if there is nothing to do.
 
         Raises:
             RollbackError: The server's history is another one, and `on_rollback` is `fail`.
             DataError: Deletions may have been purged unread.
-            CheckpointError: `start` is damaged, of another bucket, or was made with a filter that
-                does not contain this one.
+            CheckpointError: `start` is damaged, or of another bucket or filter.
         """
-        return _load(self._inner.plan_end(_dump(start), _engine(options)))
+        return _load(self._inner.plan_end(_begin(start), _engine(options)))
 
-    def tasks(self, start: Offsets, end: Offsets, tasks: int, options: PlanOptions) -> list[Task]:
+    def tasks(
+        self,
+        start: Offsets | Checkpoint,
+        end: Offsets,
+        tasks: int | None,
+        options: PlanOptions,
+    ) -> list[Task]:
         """Gives what is to be read for a batch, in at most `tasks` parts or one per node.
 
         What is no longer the server's history is left out; planning the next batch tells of it.
@@ -162,11 +200,13 @@ class Planner:
         Raises:
             RollbackError: `end` tells of a rollback, and `on_rollback` is `fail`.
             DataError: Deletions may have been purged unread.
-            CheckpointError: The offsets are damaged, of another bucket, or were made with a filter
-                that does not contain this one.
+            CheckpointError: The offsets are damaged, or of another bucket or filter.
         """
-        planned = self._inner.plan_tasks(_dump(start), _dump(end), tasks, _engine(options))
-        return [Task(node, tuple(Range(*each) for each in ranges)) for node, ranges in planned]
+        planned = self._inner.plan_tasks(_begin(start), _dump(end), tasks, _engine(options))
+        return [
+            Task(node, tuple(Range(*each) for each in ranges), plan)
+            for node, plan, ranges in planned
+        ]
 
 
 def is_offsets(text: str) -> bool:
@@ -203,6 +243,10 @@ def _damaged(what: str) -> CheckpointError:
     return error
 
 
+def _begin(start: Offsets | Checkpoint) -> str | _dcp_rs.Checkpoint:
+    return start._inner if isinstance(start, Checkpoint) else _dump(start)  # noqa: SLF001
+
+
 def _dump(offsets: Mapping[str, Any]) -> str:
     return json.dumps(offsets, separators=(",", ":"))
 
@@ -214,4 +258,5 @@ def _engine(options: PlanOptions) -> _PlanOptions:
         on_rollback=options.on_rollback,
         persisted_only=options.persisted_only,
         allow_data_loss=options.allow_data_loss,
+        is_last=options.is_last,
     )

@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 class StreamOptions:
     """The arguments of `Client.stream` that are not about columns, checked."""
 
-    start: str | _dcp_rs.Checkpoint | dict[int, tuple[int, int, int]]
-    until: str | dict[int, int] | None
-    vbuckets: list[int] | None
-    scope: str | None
-    collections: list[str] | None
-    batch_rows: int
-    batch_bytes: int
-    linger: float
-    buffer_size: int
-    clamp: bool
-    end_exists: bool
-    persisted_only: bool
-    end_persisted: bool
-    system_documents: bool
-    compressed: bool
-    on_rollback: str
-    ack: str
-    noop_interval: float
-    retry_timeout: float
+    start: str | _dcp_rs.Checkpoint | dict[int, tuple[int, int, int]] = "earliest"
+    until: str | dict[int, int] | None = None
+    vbuckets: list[int] | None = None
+    scope: str | None = None
+    collections: list[str] | None = None
+    batch_rows: int = 10_000
+    batch_bytes: int = 4 * 1024 * 1024
+    linger: float = 0.1
+    buffer_size: int = 8 * 1024 * 1024
+    clamp: bool = False
+    end_exists: bool = False
+    persisted_only: bool = False
+    end_persisted: bool = False
+    system_documents: bool = False
+    compressed: bool = False
+    on_rollback: str = "emit"
+    ack: str = "next"
+    noop_interval: float = 20.0
+    retry_timeout: float = 300.0
 
     def __post_init__(self) -> None:
         if self.vbuckets is not None:

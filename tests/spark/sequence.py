@@ -54,7 +54,7 @@ class Job:
         return self.noted
 
     def splits(self):
-        return self.driver.splits(self.start, self.noted, is_followed=True)
+        return self.driver.splits(self.start, self.noted)
 
     def finish(self, splits):
         """Runs the tasks; the batch counts only if all are done."""

@@ -8,33 +8,7 @@ import dcp_rs
 import dcp_rs.spark
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark import ReadOptions, SparkReadError
-from dcp_rs.spark.partitions import VBucketRange, _shares, batch_splits, deal
-
-
-def ranges(*sizes):
-    return [VBucketRange(vbucket, 100, 100 + size) for vbucket, size in enumerate(sizes)]
-
-
-def test_hands_are_of_about_the_same_size():
-    hands = deal(ranges(9, 1, 1, 1, 5, 3), 2)
-    assert [sum(each.size for each in hand) for hand in hands] == [10, 10]
-    assert [[each.vbucket for each in hand] for hand in hands] == [[0, 2], [1, 3, 4, 5]]
-
-
-def test_a_hand_is_never_empty():
-    assert [len(hand) for hand in deal(ranges(1000, 1, 1), 3)] == [1, 1, 1]
-
-
-def test_partitions_go_to_the_nodes_with_most_changes():
-    by_node = {"a": ranges(*[10] * 8), "b": ranges(*[10] * 2)}
-    assert _shares(by_node, 5) == {"a": 4, "b": 1}
-    assert _shares(by_node, None) == {"a": 4, "b": 2}
-
-
-def test_no_more_partitions_than_vbuckets_and_no_fewer_than_nodes():
-    by_node = {"a": ranges(1, 1), "b": ranges(1)}
-    assert _shares(by_node, 100) == {"a": 2, "b": 1}
-    assert _shares(by_node, 1) == {"a": 1, "b": 1}
+from dcp_rs.spark.partitions import batch_splits
 
 
 def test_splits_cover_each_changed_vbucket_once_by_node(producer, options, load):

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::connect::{Connected, Connector};
 use crate::kept::Kept;
-use crate::{Content, Error, ErrorKind, StreamOptions, probe};
+use crate::{ConnectOptions, Content, Error, ErrorKind, StreamOptions, probe};
 
 /// Longest time in which a connection that was kept has to show that it is alive; a new one is made
 /// otherwise.
@@ -135,6 +135,10 @@ impl Bucket {
     /// Where what is made for the bucket gets its random numbers from.
     pub(crate) fn randomness(&self) -> StdRng {
         self.connector.randomness()
+    }
+
+    pub(crate) fn connect_options(&self) -> &ConnectOptions {
+        self.connector.options()
     }
 
     /// Longest time to set up one connection.
@@ -295,7 +299,8 @@ impl Bucket {
         self.check_identity()
     }
 
-    fn learn_manifest(&self, manifest: Manifest) {
+    /// Takes a manifest if it is newer.
+    pub(crate) fn learn_manifest(&self, manifest: Manifest) {
         let mut state = self.state();
         if manifest.uid() > state.manifest.uid() {
             state.manifest = Arc::new(manifest);

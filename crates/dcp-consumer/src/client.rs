@@ -42,6 +42,12 @@ impl Client {
         Ok(Self { bucket: Arc::new(bucket), closed: CancellationToken::new() })
     }
 
+    /// What it was connected with.
+    #[must_use]
+    pub fn connect_options(&self) -> &ConnectOptions {
+        self.bucket.connect_options()
+    }
+
     /// Name of the bucket.
     #[must_use]
     pub fn bucket_name(&self) -> &str {

@@ -54,6 +54,7 @@ mod error;
 mod events;
 mod filter;
 mod kept;
+pub mod micro_batch;
 mod observer;
 mod options;
 mod persistence;

@@ -1,5 +1,7 @@
 //! What the cluster says of its vBuckets, asked again and again over connections that are kept.
 
+mod streams;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;

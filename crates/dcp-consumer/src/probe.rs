@@ -1,5 +1,8 @@
 //! Questions asked of a node before any stream is open.
 
+mod collections;
+mod resume;
+
 use std::collections::BTreeMap;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -12,6 +15,8 @@ use dcp_wire::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+pub(crate) use self::collections::collection_seqnos;
+pub(crate) use self::resume::resume;
 use crate::{Error, ErrorKind};
 
 /// State asked for by GET_ALL_VB_SEQNOS: active vBuckets.

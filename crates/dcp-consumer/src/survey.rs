@@ -1,5 +1,7 @@
 //! What is asked of all nodes before streams are opened: highest seqnos and failover logs.
 
+mod streams;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;

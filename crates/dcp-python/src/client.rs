@@ -25,7 +25,7 @@ impl Client {
     fn connect(py: Python<'_>, options: ConnectArgs) -> PyResult<Self> {
         let options = options.into_options()?;
         let client = wait(py, || EngineClient::connect(options))?.map_err(Failure::from)?;
-        Ok(Self { client: ProcessBound::new(py, "client", client)? })
+        Self::new(py, client)
     }
 
     #[getter]
@@ -77,13 +77,17 @@ impl Client {
 }
 
 impl Client {
+    pub(crate) fn new(py: Python<'_>, client: EngineClient) -> PyResult<Self> {
+        Ok(Self { client: ProcessBound::new(py, "client", client)? })
+    }
+
     pub(crate) fn engine(&self) -> PyResult<&EngineClient> {
         self.client.get()
     }
 }
 
 /// Makes the sinks of one stream, which share their memory and their names.
-fn sinks(
+pub(crate) fn sinks(
     client: &EngineClient,
     table: &TableSchema,
 ) -> impl Fn() -> ArrowSink + Send + Sync + use<> {

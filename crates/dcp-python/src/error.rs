@@ -3,11 +3,12 @@
 use std::error::Error as StdError;
 
 use dcp_arrow::SchemaError;
+use dcp_consumer::micro_batch::PlannerError;
 use dcp_consumer::{Error as ConsumerError, ErrorKind};
 use dcp_producer::{DocumentError, Error as ProducerError, RuleError};
 use dcp_proto::SinkError;
 use dcp_proto::checkpoint::CheckpointError;
-use dcp_proto::micro_batch::{OffsetsError, PlanError};
+use dcp_proto::micro_batch::{OffsetsError, PartitionError, PlanError};
 use dcp_wire::{DecodeError, Seqno, Status, Vbid};
 use pyo3::prelude::*;
 
@@ -214,12 +215,37 @@ impl From<PlanError> for Failure {
             PlanError::RolledBack { vbid, common, .. } => {
                 (Kind::Rollback, "rollback", Some(vbid), Some(common))
             }
-            PlanError::Purged { vbid, purge, .. } => {
-                (Kind::Data, "data_loss", Some(vbid), Some(purge))
+            PlanError::Purged { vbid, purge, .. } => (Kind::Data, "data_loss", Some(vbid), purge),
+            PlanError::NotPersisted { vbid, persisted, .. } => {
+                (Kind::Timeout, "not_persisted", Some(vbid), Some(persisted))
             }
             _ => (Kind::Dcp, "plan", None, None),
         };
         Self { code: Some(code), vbid, seqno, ..Self::new(kind, error.to_string()) }
+    }
+}
+
+impl From<PartitionError> for Failure {
+    fn from(error: PartitionError) -> Self {
+        Self { code: Some("plan"), ..Self::new(Kind::Config, error.to_string()) }
+    }
+}
+
+impl From<PlannerError> for Failure {
+    fn from(error: PlannerError) -> Self {
+        match error {
+            PlannerError::Cluster(error) => error.into(),
+            PlannerError::Plan(error) => error.into(),
+            PlannerError::Offsets(error) => error.into(),
+            PlannerError::Checkpoint(error) => {
+                let is_of_another = matches!(error, CheckpointError::OtherBucket { .. });
+                let failure = Self::from(error);
+                let code = if is_of_another { Some("bucket_changed") } else { failure.code };
+                Self { code, ..failure }
+            }
+            PlannerError::Partition(error) => error.into(),
+            error => Self::new(Kind::Dcp, error.to_string()),
+        }
     }
 }
 

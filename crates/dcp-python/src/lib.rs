@@ -35,7 +35,7 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::decode::{decode, wanted};
     #[pymodule_export]
-    use super::planner::Planner;
+    use super::planner::{Planner, open_task};
     #[pymodule_export]
     use super::producer::Producer;
     #[pymodule_export]

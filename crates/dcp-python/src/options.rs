@@ -215,7 +215,7 @@ pub(crate) fn filter(
     Ok(Filter::Collections(collections.into_iter().map(qualify).collect::<Result<_, _>>()?))
 }
 
-fn seconds(option: &str, seconds: f64) -> Result<Duration, Failure> {
+pub(crate) fn seconds(option: &str, seconds: f64) -> Result<Duration, Failure> {
     Duration::try_from_secs_f64(seconds).map_err(|_| {
         Failure::new(Kind::Config, format!("{option}: must be a number of seconds from 0 up"))
     })

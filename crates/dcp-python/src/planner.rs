@@ -1,25 +1,46 @@
-//! The driver's side of bounded reads that follow each other.
+//! The driver's side of bounded reads that follow each other, and that of their tasks.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
 
-use dcp_consumer::{Client as EngineClient, Observation, Observer};
-use dcp_proto::checkpoint::StoredFilter;
-use dcp_proto::micro_batch::{
-    Limits, Located, Observed, Offset, Offsets, OnRollback, Range, pack, plan_end, plan_ranges,
-};
-use dcp_proto::topology::Manifest;
-use dcp_wire::{Seqno, Vbid};
+use dcp_consumer::micro_batch::{Planner as EnginePlanner, PlannerOptions, open};
+use dcp_proto::micro_batch::{Limits, Offsets, OnRollback, Partition, Start};
+use dcp_wire::Vbid;
 use pyo3::prelude::*;
 
-use crate::client::Client;
+use crate::checkpoint::Checkpoint;
+use crate::client::{Client, sinks};
 use crate::error::Failure;
-use crate::options::filter;
+use crate::options::{ConnectArgs, StreamArgs, filter, seconds};
 use crate::runtime::{ProcessBound, wait};
-use crate::schema::one_of;
+use crate::schema::{TableArgs, one_of};
+use crate::stream::ChangeStream;
 
 /// vBucket, vbuuid, from, to, epoch, whether it was rolled back.
 type RangeTuple = (u16, u64, u64, u64, u32, bool);
+
+/// Node, what its task reads as a document, and the same to look at.
+type TaskTuple = (String, String, Vec<RangeTuple>);
+
+/// What a planner plans for.
+#[derive(FromPyObject)]
+pub(crate) struct PlannerArgs {
+    vbuckets: Option<Vec<u16>>,
+    scope: Option<String>,
+    collections: Option<Vec<String>>,
+    system_documents: bool,
+    patience: f64,
+}
+
+impl PlannerArgs {
+    fn into_options(self) -> Result<PlannerOptions, Failure> {
+        Ok(PlannerOptions {
+            vbuckets: self.vbuckets.map(|vbids| vbids.into_iter().map(Vbid).collect()),
+            filter: filter(self.scope, self.collections)?,
+            system_documents: self.system_documents,
+            patience: seconds("patience", self.patience)?,
+        })
+    }
+}
 
 /// How far a batch may go.
 #[derive(FromPyObject)]
@@ -29,6 +50,7 @@ pub(crate) struct PlanArgs {
     on_rollback: String,
     persisted_only: bool,
     allow_data_loss: bool,
+    is_last: bool,
 }
 
 impl PlanArgs {
@@ -46,6 +68,23 @@ impl PlanArgs {
             persisted_only: self.persisted_only,
             on_rollback,
             allow_data_loss: self.allow_data_loss,
+            is_last: self.is_last,
+        })
+    }
+}
+
+/// Where a batch begins.
+#[derive(FromPyObject)]
+pub(crate) enum PlanStart {
+    Checkpoint(Checkpoint),
+    Offsets(String),
+}
+
+impl PlanStart {
+    fn start(self, planner: &EnginePlanner) -> Result<Start, Failure> {
+        Ok(match self {
+            Self::Checkpoint(Checkpoint(checkpoint)) => planner.start_at(checkpoint),
+            Self::Offsets(json) => Offsets::from_json(&json)?.into(),
         })
     }
 }
@@ -54,177 +93,133 @@ impl PlanArgs {
 #[pyclass(frozen, module = "dcp_rs._dcp_rs")]
 #[derive(Debug)]
 pub(crate) struct Planner {
-    client: ProcessBound<EngineClient>,
-    observer: ProcessBound<tokio::sync::Mutex<Observer>>,
-    is_ephemeral: bool,
-    /// What is read, and the manifest that it was looked up in.
-    filter: StoredFilter,
-    manifest: Arc<Manifest>,
-    /// Never locked across a wait.
-    seen: Mutex<Seen>,
-}
-
-/// What the last look showed.
-#[derive(Debug, Default)]
-struct Seen {
-    vbuckets: BTreeMap<Vbid, Observation>,
-    /// Offsets that a batch was planned from, so that all before is read, and the high seqno then.
-    read: BTreeMap<Vbid, (Offset, Seqno)>,
-}
-
-impl Seen {
-    fn observed(&self, start: &Offsets) -> BTreeMap<Vbid, Observed> {
-        let observed = |(&vbid, seen): (&Vbid, &Observation)| {
-            let read = self.read.get(&vbid).filter(|(offset, _)| *offset == start.get(vbid));
-            let observed = Observed {
-                high: seen.high_seqno,
-                persisted: seen.persisted_seqno,
-                purge: seen.purge_seqno.unwrap_or(Seqno::ZERO),
-                log: seen.log.clone(),
-                high_after_read: read.map(|(_, high)| *high),
-            };
-            (vbid, observed)
-        };
-        self.vbuckets.iter().map(observed).collect()
-    }
-
-    /// Notes what is known to be read by now: a batch is planned after the one before has run.
-    fn note_read(&mut self, start: &Offsets) {
-        for (&vbid, seen) in &self.vbuckets {
-            let offset = start.get(vbid);
-            let is_noted = self.read.get(&vbid).is_some_and(|(known, _)| *known == offset);
-            if offset.vbuuid == seen.log.newest().vbuuid && !is_noted {
-                self.read.insert(vbid, (offset, seen.high_seqno));
-            }
-        }
-    }
+    planner: ProcessBound<tokio::sync::Mutex<EnginePlanner>>,
 }
 
 #[pymethods]
 impl Planner {
     #[new]
-    fn new(
-        py: Python<'_>,
-        client: &Client,
-        scope: Option<String>,
-        collections: Option<Vec<String>>,
-        system_documents: bool,
-    ) -> PyResult<Self> {
-        let client = client.engine()?.clone();
-        let observer = client.observer().map_err(Failure::from)?;
-        let names = filter(scope, collections)?;
-        let look_up = || client.stored_filter(&names, system_documents);
-        Ok(Self {
-            is_ephemeral: observer.is_ephemeral(),
-            filter: wait(py, look_up)?.map_err(Failure::from)?,
-            manifest: client.manifest(),
-            client: ProcessBound::new(py, "planner", client)?,
-            observer: ProcessBound::new(py, "planner", tokio::sync::Mutex::new(observer))?,
-            seen: Mutex::default(),
-        })
+    fn new(py: Python<'_>, client: &Client, options: PlannerArgs) -> PyResult<Self> {
+        let (client, options) = (client.engine()?, options.into_options()?);
+        let planner = wait(py, || EnginePlanner::new(client, options))?;
+        let planner = tokio::sync::Mutex::new(planner.map_err(Failure::from)?);
+        Ok(Self { planner: ProcessBound::new(py, "planner", planner)? })
     }
 
     #[getter]
-    fn is_ephemeral(&self) -> bool {
-        self.is_ephemeral
+    fn is_ephemeral(&self, py: Python<'_>) -> PyResult<bool> {
+        self.get(py, EnginePlanner::is_ephemeral)
     }
 
-    /// Looks at the vBuckets, at all if none are named; what is planned rests on the last look.
-    fn observe(&self, py: Python<'_>, vbuckets: Option<Vec<u16>>, persisted: bool) -> PyResult<()> {
-        let observer = self.observer.get()?;
-        let vbids: BTreeSet<Vbid> = match vbuckets {
-            Some(vbuckets) => vbuckets.into_iter().map(Vbid).collect(),
-            None => (0..self.client.get()?.num_vbuckets()).map(Vbid).collect(),
-        };
-        let look = || async { observer.lock().await.observe(&vbids, persisted).await };
-        self.seen().vbuckets = wait(py, look)?.map_err(Failure::from)?;
-        Ok(())
+    /// Looks at the vBuckets.
+    fn observe(&self, py: Python<'_>, persisted: bool) -> PyResult<()> {
+        let planner = self.planner.get()?;
+        let look = || async { planner.lock().await.observe(persisted).await };
+        Ok(wait(py, look)?.map_err(Failure::from)?)
     }
 
-    /// The highest seqnos seen.
-    fn high_seqnos(&self) -> BTreeMap<u16, u64> {
-        let seen = self.seen();
-        seen.vbuckets.iter().map(|(vbid, seen)| (vbid.0, seen.high_seqno.0)).collect()
+    /// The highest seqnos of the last look.
+    fn high_seqnos(&self, py: Python<'_>) -> PyResult<BTreeMap<u16, u64>> {
+        let seqnos = self.get(py, EnginePlanner::high_seqnos)?;
+        Ok(seqnos.into_iter().map(|(vbid, seqno)| (vbid.0, seqno.0)).collect())
+    }
+
+    /// Offsets after what the server had at the last look.
+    fn head(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.get(py, |planner| planner.head().map(|head| head.to_json()))
     }
 
     /// Offsets before every first change.
-    fn earliest(&self) -> PyResult<String> {
-        Ok(self.nothing_read()?.to_json())
+    fn earliest(&self, py: Python<'_>) -> PyResult<String> {
+        self.get(py, |planner| planner.earliest().to_json())
     }
 
     /// Offsets after what may be read now.
-    fn latest(&self, options: PlanArgs) -> PyResult<String> {
-        let start = self.nothing_read()?;
-        let limits = Limits { max_seqnos: None, until: None, ..options.into_limits()? };
-        let observed = self.seen().observed(&start);
-        Ok(plan_end(&start, &observed, &limits).map_err(Failure::from)?.to_json())
+    fn latest(&self, py: Python<'_>, options: PlanArgs) -> PyResult<String> {
+        let (planner, limits) = (self.planner.get()?, options.into_limits()?);
+        let ask = || async { planner.lock().await.latest(&limits).await };
+        Ok(wait(py, ask)?.map_err(Failure::from)?.to_json())
+    }
+
+    /// Lets no batch go beyond what may be read now.
+    fn fix_target(&self, py: Python<'_>, options: PlanArgs) -> PyResult<()> {
+        let (planner, limits) = (self.planner.get()?, options.into_limits()?);
+        let ask = || async { planner.lock().await.fix_target(&limits).await };
+        Ok(wait(py, ask)?.map_err(Failure::from)?)
     }
 
     /// Where to end the batch that begins at `start`.
-    fn plan_end(&self, start: &str, options: PlanArgs) -> PyResult<String> {
-        let (start, limits) = (self.parse(start)?, options.into_limits()?);
-        if let Some(until) = &limits.until {
-            let client = self.client.get()?;
-            let checked = until.check(client.bucket_uuid(), client.num_vbuckets().into());
-            checked.map_err(Failure::from)?;
-        }
-        let mut seen = self.seen();
-        let end = plan_end(&start, &seen.observed(&start), &limits).map_err(Failure::from)?;
-        seen.note_read(&start);
-        Ok(end.to_json())
+    fn plan_end(&self, py: Python<'_>, start: PlanStart, options: PlanArgs) -> PyResult<String> {
+        let (planner, limits) = (self.planner.get()?, options.into_limits()?);
+        let plan = || async {
+            let mut planner = planner.lock().await;
+            let start = start.start(&planner)?;
+            planner.end(&start, &limits).await.map_err(Failure::from)
+        };
+        Ok(wait(py, plan)??.to_json())
     }
 
     /// What to read for a batch, in at most `tasks` lists, each of one node.
     fn plan_tasks(
         &self,
-        start: &str,
+        py: Python<'_>,
+        start: PlanStart,
         end: &str,
-        tasks: usize,
+        tasks: Option<usize>,
         options: PlanArgs,
-    ) -> PyResult<Vec<(String, Vec<RangeTuple>)>> {
-        let (start, end) = (self.parse(start)?, self.parse(end)?);
-        let (observed, limits) = (self.seen().observed(&start), options.into_limits()?);
-        let ranges = plan_ranges(&start, &end, &observed, &limits).map_err(Failure::from)?;
-        let packed = pack(self.locate(ranges)?, tasks);
-        Ok(packed.into_iter().filter_map(task).collect())
+    ) -> PyResult<Vec<TaskTuple>> {
+        let (planner, limits) = (self.planner.get()?, options.into_limits()?);
+        let end = Offsets::from_json(end).map_err(Failure::from)?;
+        let plan = || async {
+            let mut planner = planner.lock().await;
+            let start = start.start(&planner)?;
+            let partitions = planner.partitions(&start, &end, tasks, &limits).await?;
+            Ok::<_, Failure>(partitions.iter().map(task).collect())
+        };
+        Ok(wait(py, plan)??)
     }
 }
 
 impl Planner {
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn nothing_read(&self) -> PyResult<Offsets> {
-        let client = self.client.get()?;
-        Ok(Offsets::new(client.bucket_uuid(), self.filter.clone(), client.num_vbuckets()))
-    }
-
-    fn parse(&self, json: &str) -> PyResult<Offsets> {
-        let offsets = Offsets::from_json(json).map_err(Failure::from)?;
-        let client = self.client.get()?;
-        let (uuid, num_vbuckets) = (client.bucket_uuid(), client.num_vbuckets().into());
-        let ours = offsets.narrowed_to(uuid, num_vbuckets, &self.filter, &self.manifest);
-        Ok(ours.map_err(Failure::from)?)
-    }
-
-    fn locate(&self, ranges: Vec<Range>) -> PyResult<Vec<Located>> {
-        let mut nodes = BTreeMap::new();
-        for (node, vbids) in self.client.get()?.vbuckets_by_node() {
-            nodes.extend(vbids.into_iter().map(|vbid| (vbid, node.clone())));
-        }
-        // One that is on its way between two nodes is found by the task.
-        let node = |vbid| nodes.get(&vbid).cloned().unwrap_or_default();
-        let locate = |range: Range| Located { node: node(range.vbid), range };
-        Ok(ranges.into_iter().map(locate).collect())
+    /// Asks the engine's planner for what it knows; detached, as others may hold it and log.
+    fn get<T: Send>(
+        &self,
+        py: Python<'_>,
+        get: impl FnOnce(&EnginePlanner) -> T + Send,
+    ) -> PyResult<T> {
+        let planner = self.planner.get()?;
+        wait(py, || async { get(&*planner.lock().await) })
     }
 }
 
-fn task(located: Vec<Located>) -> Option<(String, Vec<RangeTuple>)> {
-    let node = located.first()?.node.clone();
-    let tuple = |Located { range, .. }: Located| {
-        let Range { vbid, vbuuid, from, to, epoch, rolled_back } = range;
-        (vbid.0, vbuuid.0, from.0, to.0, epoch, rolled_back)
+fn task(partition: &Partition) -> TaskTuple {
+    let ranges = partition.ranges().map(|range| {
+        let (vbuuid, from, to) = (range.vbuuid.0, range.from.0, range.to.0);
+        (range.vbid.0, vbuuid, from, to, range.epoch, range.rolled_back)
+    });
+    (partition.node.clone(), partition.to_json(), ranges.collect())
+}
+
+/// Opens the stream of a task; on the client of an earlier one, unless that is of no use. Gives the
+/// client that it belongs to.
+#[pyfunction]
+pub(crate) fn open_task(
+    py: Python<'_>,
+    connect: ConnectArgs,
+    kept: Option<&Client>,
+    plan: &str,
+    table: TableArgs,
+    options: StreamArgs,
+) -> PyResult<(Client, ChangeStream)> {
+    let connect = connect.into_options()?;
+    let kept = kept.map(Client::engine).transpose()?.cloned();
+    let table = table.schema()?;
+    let base = options.into_options(&table)?;
+    let opening = || async {
+        let partition = Partition::from_json(plan).map_err(Failure::from)?;
+        let make_sinks = |client: &dcp_consumer::Client| sinks(client, &table);
+        open(&connect, kept, &partition, &base, make_sinks).await.map_err(Failure::from)
     };
-    Some((node, located.into_iter().map(tuple).collect()))
+    let (client, stream) = wait(py, opening)??;
+    Ok((Client::new(py, client)?, ChangeStream::new(py, stream, table)?))
 }

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 from dcp_rs.spark.errors import SparkReadError, missing_library
 from dcp_rs.spark.options import ReadOptions
 from dcp_rs.spark.partitions import Split, Splits, splits
+from dcp_rs.spark.progress import Lag, lag
 from dcp_rs.spark.schema import schema
 from dcp_rs.spark.worker import MapInArrowTask, map_in_arrow, read_split
 
@@ -38,11 +39,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "Lag",
     "MapInArrowTask",
     "ReadOptions",
     "SparkReadError",
     "Split",
     "Splits",
+    "lag",
     "map_in_arrow",
     "read_split",
     "register",

@@ -42,7 +42,10 @@ class ReadOptions:
     password_env: str | None = None
     """Environment variable with the password, on the driver and on every executor."""
     connect_timeout: float = 10.0
-    """Seconds for one connection to be set up."""
+    """Seconds for one connection to be set up, and for the first contact of a read."""
+    retry_timeout: float = 300.0
+    """Seconds for which the cluster, or a vBucket, may be away before a read fails, once it was
+    there: a failover may take two minutes, a restart more."""
     tls_ca: str | None = None
     """PEM file with the certificate authorities to trust; the system's if not given."""
     tls_certificate: str | None = None
@@ -351,6 +354,7 @@ _PARSERS: dict[str, _Parser] = {
     "on_malformed": _one_of("null", "fail", "column"),
     "on_rollback": _one_of("emit", "fail", "resync"),
     "persisted_only": _boolean,
+    "retry_timeout": _seconds,
     "starting_offsets": _offsets("earliest", "latest"),
     "value_format": _one_of("binary", "string", "variant"),
     "vbuckets": _vbuckets,

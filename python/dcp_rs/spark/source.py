@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pyspark.sql.datasource as api
 
+import dcp_rs
+from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import SparkReadError, options_coded
 from dcp_rs.spark.options import ReadOptions
@@ -80,8 +81,6 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
         self._options = table.options
         self._driver: Driver | None = None
         self._initial: Offsets | None = None
-        self._target: Offsets | None = None
-        self._latest: Offsets | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles without connections."""
@@ -102,7 +101,13 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
             elif where == "latest":
                 self._initial = driver.latest()
             else:
-                self._initial = driver.parse(where)
+                initial = driver.parse(where)
+                if isinstance(initial, dcp_rs.Checkpoint):
+                    raise ConfigError(
+                        "option startingOffsets: a stream cannot begin at a checkpoint; read from "
+                        "it with splits(options, since=...), and begin at the end of these"
+                    )
+                self._initial = initial
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -114,23 +119,22 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
     @options_coded()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Notes what is available now, so that the query ends there."""
-        self._target = self._connected().latest()
+        self._connected().fix_target()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
         """Plans the end of the next micro-batch, with rollbacks told or refused."""
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         with options_coded():  # inside: Spark counts the parameters of this method
-            self._latest = self._connected().end(start, rows, self._target)
-        return self._latest
+            return self._connected().end(start, rows)
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
-        """Gives the last offsets known; asks nothing."""
-        return self._latest
+        """Gives what the server had when the last end was chosen; asks nothing."""
+        return None if self._driver is None else self._driver.head()
 
     @options_coded()
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[api.InputPartition]:
         """Plans the splits of a micro-batch, maybe long after its end was chosen."""
-        splits = self._connected().splits(start, end, is_followed=True)
+        splits = self._connected().splits(start, end)
         return [SplitPartition(split) for split in splits]
 
     def read(self, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:
@@ -182,6 +186,12 @@ class CouchbaseDcpDataSource(api.DataSource):
                 f"PySpark {pyspark.__version__} cannot tell a source where to start: install "
                 "pyspark 4.2 or later, or read with spark.read or mapInArrow",
             )
+        with options_coded():
+            if any(name.lower() == "endingoffsets" for name in self.options):
+                raise ConfigError(
+                    "option endingOffsets: a stream has no end; use trigger(availableNow=True) to "
+                    "read what is there now, or spark.read"
+                )
         return CouchbaseDcpStreamReader(self._project(schema))
 
     @options_coded()
@@ -210,20 +220,3 @@ def _leave_on_sigterm() -> None:
         return
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-
-
-def offsets_of(progress: Any) -> Offsets | None:
-    """Reads the end offsets of this source from a query's progress.
-
-    Args:
-        progress: One of `query.recentProgress`, or its JSON.
-    """
-    text = progress if isinstance(progress, str) else getattr(progress, "json", progress)
-    document = json.loads(text) if isinstance(text, str) else dict(text)
-    for source in document.get("sources", []):
-        end = source.get("endOffset")
-        if isinstance(end, str):
-            end = json.loads(end)
-        if isinstance(end, dict) and "bucket" in end:
-            return end
-    return None

@@ -8,13 +8,16 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import dcp_rs
+from dcp_rs import _dcp_rs
 from dcp_rs.exceptions import DcpError
+from dcp_rs.schema import TableOptions
 from dcp_rs.spark.errors import SparkReadError, coded, missing_library
-from dcp_rs.spark.partitions import Split, VBucketRange, splits
+from dcp_rs.spark.partitions import Split, splits
 from dcp_rs.spark.schema import table_schema
+from dcp_rs.stream import StreamOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -59,7 +62,7 @@ class _Clients:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._clients: dict[tuple[int, object], dcp_rs.Client] = {}
+        self._clients: dict[tuple[int, object], _dcp_rs.Client] = {}
         self._asked_for: dict[tuple[int, object], float] = {}
         os.register_at_fork(after_in_child=self._renew_lock)
 
@@ -67,17 +70,17 @@ class _Clients:
         # Another thread of the parent may have held it at the fork.
         self._lock = threading.Lock()
 
-    def get(self, options: ReadOptions) -> tuple[dcp_rs.Client, bool]:
-        """Gives a client, and whether it was there already."""
+    def get(self, options: ReadOptions) -> _dcp_rs.Client | None:
+        """Gives the client of these options, if there is one."""
         key = self._key(options)
         with self._lock:
             self._close_forgotten(key)
-            client = self._clients.get(key)
-            if client is not None:
-                return client, True
-            connection = replace(options.connection(), keep_connections=_KEEP_CONNECTIONS)
-            client = self._clients[key] = dcp_rs.connect(connection)
-            return client, False
+            return self._clients.get(key)
+
+    def keep(self, options: ReadOptions, client: _dcp_rs.Client) -> None:
+        """Keeps a client for the next task."""
+        with self._lock:
+            self._clients[self._key(options)] = client
 
     def forget(self, options: ReadOptions) -> None:
         """Closes the client of these options, if there is one."""
@@ -136,45 +139,29 @@ def read_split(split: Split) -> Iterator[pa.RecordBatch]:
         return
     delivered = False
     while True:
-        reused = False
+        kept = _CLIENTS.get(split.options)
         try:
-            client, reused = _CLIENTS.get(split.options)
-            for batch in _stream(client, split):
+            for batch in _stream(kept, split):
                 delivered = True
                 yield pa.record_batch(batch)
         except DcpError as error:
             _CLIENTS.forget(split.options)
             # What an earlier task left may be of no use by now: its node may be gone, the bucket
             # may be another one, the password may have changed. A new client tells.
-            if reused and not delivered:
+            if kept is not None and not delivered:
                 continue
             raise coded(error, doing) from error
         return
 
 
-def _stream(client: dcp_rs.Client, split: Split) -> Iterator[dcp_rs.ChangeBatch]:
+def _stream(kept: _dcp_rs.Client | None, split: Split) -> Iterator[dcp_rs.ChangeBatch]:
     options = split.options
-    if client.bucket_uuid != split.bucket_uuid:
-        raise SparkReadError(
-            "COUCHBASE_DCP_BUCKET_CHANGED",
-            f"bucket {options.bucket} is {client.bucket_uuid}, but {split.bucket_uuid} when the "
-            "read was planned: it was deleted and made again",
-        )
-    ranges = [each for each in split.ranges if each.size]
-    more: dict[str, Any] = {}
-    if split.is_followed:
-        # The driver decides what becomes of a rollback: the read is planned again.
-        is_persisted = options.persisted_only
-        more = {"clamp": True, "persisted_only": is_persisted, "end_persisted": is_persisted}
-        more["on_rollback"] = "fail"
-    with client.stream(
-        start=_start(split, ranges),
-        until={each.vbucket: each.to_seqno for each in ranges},
-        end_exists=True,
-        vbuckets=[each.vbucket for each in ranges],
-        **_content(options) | more,
-    ) as stream:
-        yield from stream
+    connection = replace(options.connection(), keep_connections=_KEEP_CONNECTIONS)
+    table, content = _content(options)
+    client, stream = _dcp_rs.open_task(connection, kept, split.plan, table, content)
+    _CLIENTS.keep(options, client)
+    with dcp_rs.ChangeStream(stream) as changes:
+        yield from changes
 
 
 def _rollback_rows(split: Split) -> pa.RecordBatch | None:
@@ -197,40 +184,31 @@ def _rollback_rows(split: Split) -> pa.RecordBatch | None:
     )
 
 
-def _start(
-    split: Split, ranges: list[VBucketRange]
-) -> Literal["earliest"] | dcp_rs.Checkpoint | dict[int, tuple[int, int, int]]:
-    options = split.options
-    if split.is_planned:
-        return {each.vbucket: (each.vbuuid, each.from_seqno, each.epoch) for each in ranges}
-    if options.starting_offsets == "earliest":
-        return "earliest"
-    return dcp_rs.Checkpoint.from_json(options.starting_offsets)
-
-
-def _content(options: ReadOptions) -> dict[str, Any]:
-    """Gives the arguments of `Client.stream` that say what a row holds and how rows are cut."""
-    content: dict[str, Any] = {
-        "columns": list(options.columns) if options.columns is not None else None,
-        "metadata": options.metadata,
-        "include_value": options.include_value,
-        "include_xattrs": options.include_xattrs,
-        "key_type": options.key_type,
-        "value_format": options.value_format,
-        "document_schema": options.document_schema,
-        "document_prefix": options.document_prefix,
-        "on_malformed": options.on_malformed,
-        "scope": options.scope,
-        "collections": list(options.collections) if options.collections is not None else None,
-        "on_rollback": options.on_rollback,
-        "compressed": options.compressed,
-    }
-    limits = {
+def _content(options: ReadOptions) -> tuple[TableOptions, StreamOptions]:
+    """Gives what a row holds and how rows are cut; where the stream begins and ends is planned."""
+    table = TableOptions(
+        columns=list(options.columns) if options.columns is not None else None,
+        metadata=options.metadata,
+        include_value=options.include_value,
+        include_xattrs=options.include_xattrs,
+        key_type=options.key_type,
+        value_format=options.value_format,
+        document_schema=options.document_schema,
+        document_prefix=options.document_prefix,
+        on_malformed=options.on_malformed,
+    )
+    limits: dict[str, Any] = {
         "batch_rows": options.batch_rows,
         "batch_bytes": options.batch_bytes,
         "buffer_size": options.flow_control_buffer_bytes,
     }
-    return content | {name: value for name, value in limits.items() if value is not None}
+    content = StreamOptions(
+        scope=options.scope,
+        collections=list(options.collections) if options.collections is not None else None,
+        compressed=options.compressed,
+        **{name: value for name, value in limits.items() if value is not None},
+    )
+    return table, content
 
 
 _frozen_in: int | None = None

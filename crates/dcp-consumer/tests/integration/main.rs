@@ -12,6 +12,7 @@ mod failover;
 mod kept;
 mod mitigation;
 mod observer;
+mod planner;
 mod replay;
 mod rollbacks;
 mod rows;

@@ -21,6 +21,22 @@ pub enum StreamFilter {
     Collections(Vec<CollectionId>),
 }
 
+impl StreamFilter {
+    /// The member that names it in the value of a stream request, and that member's JSON; nothing
+    /// for the whole bucket.
+    #[must_use]
+    pub fn member(&self) -> Option<(&'static str, String)> {
+        match self {
+            Self::All => None,
+            Self::Scope(scope) => Some(("scope", format!("\"{scope}\""))),
+            Self::Collections(ids) => {
+                let ids: Vec<_> = ids.iter().map(|id| format!("\"{id}\"")).collect();
+                Some(("collections", format!("[{}]", ids.join(","))))
+            }
+        }
+    }
+}
+
 /// What all stream requests of a connection have in common.
 pub(super) struct RequestContext<'a> {
     config: &'a ConnectionConfig,
@@ -69,13 +85,8 @@ impl<'a> RequestContext<'a> {
             // Writing to a string cannot fail.
             let _ = write!(members, "{separator}\"{name}\":{value}");
         };
-        match &self.config.filter {
-            StreamFilter::All => {}
-            StreamFilter::Scope(scope) => member("scope", &format!("\"{scope}\"")),
-            StreamFilter::Collections(ids) => {
-                let ids: Vec<_> = ids.iter().map(|id| format!("\"{id}\"")).collect();
-                member("collections", &format!("[{}]", ids.join(",")));
-            }
+        if let Some((name, value)) = self.config.filter.member() {
+            member(name, &value);
         }
         if self.config.filter != StreamFilter::All && position.manifest_uid.0 != 0 {
             // Servers before 7.0 refuse a vBucket that has not reached this manifest yet.

@@ -5,10 +5,11 @@
 //! on a history branch. This module decides, from [`Offsets`] and what the server says of itself
 //! ([`Observed`]):
 //!
+//! * [`questions`]: what the server has to be asked besides, where its history does not tell;
 //! * [`plan_end`]: up to where the next batch goes, and whether a vBucket is to be rolled back;
 //! * [`plan_ranges`]: what is to be read for a batch, checked again against the server's history,
 //!   because a batch may be planned long before it runs;
-//! * [`pack()`]: which ranges go into which task.
+//! * [`pack()`]: which ranges go into which task; a [`Partition`] is what that task reads.
 //!
 //! All are pure: no IO, no clock.
 //!
@@ -22,11 +23,17 @@
 //! snapshot, so any branch that cannot be shown to begin above it restarts the vBucket.
 mod offsets;
 mod pack;
+mod partition;
 mod plan;
 mod share;
+mod start;
 #[cfg(test)]
 mod tests;
 
 pub use offsets::{Offset, Offsets, OffsetsError};
 pub use pack::{Located, pack};
-pub use plan::{Limits, Observed, OnRollback, PlanError, Range, plan_end, plan_ranges};
+pub use partition::{Partition, PartitionError, PartitionRange};
+pub use plan::{
+    Answer, Limits, Observed, OnRollback, PlanError, Range, plan_end, plan_ranges, questions,
+};
+pub use start::Start;

@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 
 use dcp_wire::{Seqno, Vbid, Vbuuid};
+use serde::{Deserialize, Serialize};
 
 use super::share::share;
+use super::start::{Begin, Start, begin, begin_again, common};
 use super::{Offset, Offsets};
-use crate::FailoverLog;
+use crate::consumer::Resume;
+use crate::{FailoverLog, Position};
 
 /// What the server says of one vBucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,8 +18,10 @@ pub struct Observed {
     pub high: Seqno,
     /// Seqno that is persisted on every copy that is there; `None` if it was not asked for.
     pub persisted: Option<Seqno>,
-    /// Tombstones at or below it may be gone; 0 if it is not known.
-    pub purge: Seqno,
+    /// Tombstones at or below it may be gone; `None` if the server does not tell.
+    pub purge: Option<Seqno>,
+    /// What the server said to going on from here or there.
+    pub answers: Vec<Answer>,
     /// The vBucket's history.
     pub log: FailoverLog,
     /// The high seqno when the offsets to go on from were known to be read completely, on the
@@ -24,8 +29,20 @@ pub struct Observed {
     pub high_after_read: Option<Seqno>,
 }
 
+/// What the server said to a stream request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The branch that was named.
+    pub vbuuid: Vbuuid,
+    /// Seqno to go on from.
+    pub seqno: Seqno,
+    /// Seqno to roll back to; `None` if the stream may go on.
+    pub rollback: Option<Seqno>,
+}
+
 /// What to do if the server's history is no longer the one that was read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum OnRollback {
     /// Tell of it in the batch and go on from the last common seqno.
     #[default]
@@ -50,6 +67,8 @@ pub struct Limits {
     pub on_rollback: OnRollback,
     /// Go on though tombstones above an offset may have been purged.
     pub allow_data_loss: bool,
+    /// Nothing goes on from the end: read all there is, persisted or not.
+    pub is_last: bool,
 }
 
 /// Why no batch can be planned.
@@ -74,42 +93,98 @@ pub enum PlanError {
     },
     /// Deletions may be missing, because the server no longer has them.
     #[error(
-        "vBucket {vbid} was read up to seqno {seqno}, but the server has purged deletions up to \
-         {purge}: some may be missed for good; read from the beginning, or allow the loss"
+        "vBucket {vbid} was read up to seqno {seqno}, but the server has purged deletions {}: some \
+         may be missed for good; read from the beginning, or allow the loss",
+        purge.map_or_else(|| "above it".to_owned(), |purge| format!("up to {purge}"))
     )]
     Purged {
         /// The vBucket.
         vbid: Vbid,
         /// Up to where it was read.
         seqno: Seqno,
-        /// Up to where deletions may be gone.
-        purge: Seqno,
+        /// Up to where deletions may be gone; `None` if the server does not tell.
+        purge: Option<Seqno>,
+    },
+    /// The snapshot that a checkpoint stands in is not yet on the disks of all copies, so that no
+    /// offset can be claimed in it. Passes.
+    #[error(
+        "vBucket {vbid}: the snapshot that the checkpoint stands in ends at seqno {end}, but only \
+         {persisted} is on the disks of all copies yet"
+    )]
+    NotPersisted {
+        /// The vBucket.
+        vbid: Vbid,
+        /// Where the snapshot ends.
+        end: Seqno,
+        /// Up to where it is on all disks.
+        persisted: Seqno,
     },
 }
 
 /// What is to be read of one vBucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
     /// The vBucket.
     pub vbid: Vbid,
-    /// Branch to name in the stream request; 0 from the beginning.
-    pub vbuuid: Vbuuid,
-    /// Reading begins above it.
-    pub from: Seqno,
+    /// Where reading begins, with the points a rollback can go back to.
+    pub resume: Resume,
     /// Last seqno to read.
     pub to: Seqno,
-    /// Epoch of the changes.
-    pub epoch: u32,
-    /// Whether a rollback to `from` is to be told before the changes.
+    /// Whether a rollback to where reading begins is to be told before the changes.
     pub rolled_back: bool,
 }
 
 impl Range {
+    /// Reading begins above it.
+    #[must_use]
+    pub const fn from(&self) -> Seqno {
+        self.resume.position.seqno
+    }
+
+    /// Branch to name in the stream request; 0 from the beginning.
+    #[must_use]
+    pub fn vbuuid(&self) -> Vbuuid {
+        self.resume.position.vbuuid()
+    }
+
+    /// Epoch of the changes.
+    #[must_use]
+    pub const fn epoch(&self) -> u32 {
+        self.resume.position.epoch
+    }
+
     /// How many seqnos it has; de-duplication leaves fewer changes.
     #[must_use]
     pub const fn size(&self) -> u64 {
-        self.to.0.saturating_sub(self.from.0)
+        self.to.0.saturating_sub(self.from().0)
     }
+}
+
+/// What the server has to be asked before a batch from `start` is planned: whether it would go on
+/// from these positions. Answers belong into [`Observed::answers`]; ask again with them, until there
+/// are no more questions.
+///
+/// The history alone tells whether what was read is still true, except where the server keeps from
+/// the user which deletions it has purged, and of a position inside a snapshot.
+#[must_use]
+pub fn questions(
+    start: &Start,
+    observed: &BTreeMap<Vbid, Observed>,
+    limits: &Limits,
+) -> BTreeMap<Vbid, Position> {
+    let is_inside = matches!(start, Start::Checkpoint { .. });
+    let mut questions = BTreeMap::new();
+    for (&vbid, seen) in observed.iter().filter(|(_, seen)| seen.purge.is_none() || is_inside) {
+        // The plan itself says why a vBucket cannot be read.
+        let Ok(begin) = begin(vbid, start, seen, limits) else { continue };
+        let position = begin.resume.position;
+        let is_known = seen.answer(position.vbuuid(), position.seqno).is_some();
+        let is_read = is_inside || seen.high > position.seqno;
+        if position.seqno != Seqno::ZERO && is_read && !is_known {
+            questions.insert(vbid, position);
+        }
+    }
+    questions
 }
 
 /// Where to end the batch that begins at `start`: one offset for each vBucket in `observed`, the
@@ -118,25 +193,33 @@ impl Range {
 /// # Errors
 /// [`PlanError`], for the first vBucket in question.
 pub fn plan_end(
-    start: &Offsets,
+    start: &Start,
     observed: &BTreeMap<Vbid, Observed>,
     limits: &Limits,
 ) -> Result<Offsets, PlanError> {
     let mut begins = Vec::with_capacity(observed.len());
     for (&vbid, seen) in observed {
-        let begin = begin(vbid, start.get(vbid), seen, limits)?;
-        begins.push((vbid, begin, available(vbid, begin, seen, limits)));
+        let begin = begin(vbid, start, seen, limits)?;
+        let end = available(vbid, &begin, seen, limits);
+        let least = least_end(vbid, start, &begin, limits);
+        if least > end {
+            return Err(PlanError::NotPersisted { vbid, end: least, persisted: end });
+        }
+        begins.push((vbid, begin, end, least));
     }
     let amounts: Vec<u64> =
-        begins.iter().map(|(_, begin, end)| end.0.saturating_sub(begin.seqno.0)).collect();
+        begins.iter().map(|(_, begin, end, _)| end.0.saturating_sub(begin.seqno().0)).collect();
+    let from = start.offsets();
     let shares = match limits.max_seqnos {
         None => amounts,
-        Some(limit) => share(&amounts, limit, turn(start)),
+        Some(limit) => share(&amounts, limit, turn(from)),
     };
-    let mut end = start.clone();
-    for ((vbid, begin, _), share) in begins.into_iter().zip(shares) {
-        let next = Offset { seqno: Seqno(begin.seqno.0.saturating_add(share)), ..begin };
-        let from = start.get(vbid);
+    let mut end = from.clone();
+    for ((vbid, begin, _, least), share) in begins.into_iter().zip(shares) {
+        let seqno = Seqno(begin.seqno().0.saturating_add(share)).max(least);
+        let vbuuid = observed.get(&vbid).map_or(Vbuuid(0), |seen| seen.log.newest().vbuuid);
+        let next = Offset { seqno, vbuuid, epoch: begin.epoch() };
+        let from = from.get(vbid);
         let still = next.seqno == from.seqno && next.epoch == from.epoch;
         // A branch that takes nothing away is no reason for an empty batch, unless the name of the
         // newest one is what later tells that nothing was taken away.
@@ -157,116 +240,55 @@ pub fn plan_end(
 /// [`PlanError::Purged`]; and [`PlanError::RolledBack`] if `end` tells of a rollback, but
 /// rollbacks are to fail.
 pub fn plan_ranges(
-    start: &Offsets,
+    start: &Start,
     end: &Offsets,
     observed: &BTreeMap<Vbid, Observed>,
     limits: &Limits,
 ) -> Result<Vec<Range>, PlanError> {
     let mut ranges = Vec::new();
     for (&vbid, seen) in observed {
-        let (from, to) = (start.get(vbid), end.get(vbid));
-        let rolled_back = to.epoch > from.epoch;
+        let (from, to) = (start.offsets().get(vbid), end.get(vbid));
         if to == from {
             continue;
         }
-        let begin = if rolled_back { begin(vbid, from, seen, limits)? } else { from };
+        let is_told = to.epoch > from.epoch;
+        // What was lost since the end was chosen is told by the plan of the next batch.
+        let Begin { mut resume, rolled_back } = if is_told || limits.is_last {
+            begin(vbid, start, seen, limits)?
+        } else {
+            begin_again(vbid, start, seen, limits)?
+        };
+        resume.position.epoch = resume.position.epoch.max(to.epoch);
+        let from = resume.position.seqno;
         // The rollback that was planned may have been undone by nothing, but another failover can
         // have lost more since.
-        let last = common(to, seen).min(to.seqno).max(begin.seqno);
-        if last > begin.seqno || rolled_back {
-            ranges.push(Range {
-                vbid,
-                vbuuid: if begin.seqno == Seqno::ZERO { Vbuuid(0) } else { begin.vbuuid },
-                from: begin.seqno,
-                to: last,
-                epoch: to.epoch,
-                rolled_back,
-            });
+        let to_seqno = common(to, seen).min(to.seqno).max(from);
+        if to_seqno > from || is_told || rolled_back {
+            ranges.push(Range { vbid, resume, to: to_seqno, rolled_back: is_told || rolled_back });
         }
     }
     Ok(ranges)
 }
 
-/// Where reading goes on: at the offset, or where a rollback leads.
-fn begin(vbid: Vbid, start: Offset, seen: &Observed, limits: &Limits) -> Result<Offset, PlanError> {
-    let newest = seen.log.newest().vbuuid;
-    let purged = |seqno: Seqno| seqno > Seqno::ZERO && seqno < seen.purge;
-    let Some(common) = rollback(start, seen, limits) else {
-        if !purged(start.seqno) {
-            return Ok(Offset { vbuuid: newest, ..start });
-        }
-        if !limits.allow_data_loss {
-            return Err(PlanError::Purged { vbid, seqno: start.seqno, purge: seen.purge });
-        }
-        // The server lets nobody go on from there; all that it still has comes again.
-        let epoch = start.epoch.saturating_add(1);
-        return Ok(Offset { seqno: Seqno::ZERO, vbuuid: newest, epoch });
-    };
-    let epoch = start.epoch.saturating_add(1);
-    match limits.on_rollback {
-        OnRollback::Fail => {
-            let Offset { vbuuid, seqno, .. } = start;
-            Err(PlanError::RolledBack { vbid, vbuuid, seqno, common })
-        }
-        OnRollback::Resync => Ok(Offset { seqno: Seqno::ZERO, vbuuid: newest, epoch }),
-        // Below the purge seqno the server lets nobody go on.
-        OnRollback::Emit if purged(common) => {
-            Ok(Offset { seqno: Seqno::ZERO, vbuuid: newest, epoch })
-        }
-        OnRollback::Emit => Ok(Offset { seqno: common, vbuuid: newest, epoch }),
-    }
-}
-
-/// Where to go back to, if what was read is not, or not surely, the server's history.
-fn rollback(start: Offset, seen: &Observed, limits: &Limits) -> Option<Seqno> {
-    if start.seqno == Seqno::ZERO {
-        return None;
-    }
-    let common = common(start, seen);
-    if limits.persisted_only {
-        return (common < start.seqno).then_some(common);
-    }
-    // The snapshot that the offset fell into may end anywhere up to the high seqno of that time,
-    // and a branch that begins in it takes away what it de-duplicated.
-    match branch_end(start.vbuuid, &seen.log) {
-        Some(None) => (common < start.seqno).then_some(common),
-        Some(Some(branch_end)) => {
-            let read = seen.high_after_read.filter(|high| *high >= start.seqno);
-            let whole = read.is_some_and(|high| branch_end >= high) && common >= start.seqno;
-            (!whole).then_some(Seqno::ZERO)
-        }
-        None => Some(Seqno::ZERO),
-    }
-}
-
-/// Up to where an offset lies on the server's history.
-fn common(offset: Offset, seen: &Observed) -> Seqno {
-    match branch_end(offset.vbuuid, &seen.log) {
-        _ if offset.seqno == Seqno::ZERO => Seqno::ZERO,
-        None => Seqno::ZERO,
-        Some(None) => offset.seqno.min(seen.high),
-        Some(Some(branch_end)) => offset.seqno.min(branch_end).min(seen.high),
-    }
-}
-
-/// Where a branch ends because another begins: `Some(None)` for the newest, `None` for one that the
-/// log does not have.
-fn branch_end(vbuuid: Vbuuid, log: &FailoverLog) -> Option<Option<Seqno>> {
-    let entries = log.entries();
-    let at = entries.iter().position(|entry| entry.vbuuid == vbuuid)?;
-    Some(at.checked_sub(1).and_then(|newer| entries.get(newer)).map(|newer| newer.seqno))
-}
-
 /// Last seqno that may be read now; not below where reading begins.
-fn available(vbid: Vbid, begin: Offset, seen: &Observed, limits: &Limits) -> Seqno {
+fn available(vbid: Vbid, begin: &Begin, seen: &Observed, limits: &Limits) -> Seqno {
     let mut end = seen.high;
-    if limits.persisted_only {
+    if limits.persisted_only && !limits.is_last {
         end = end.min(seen.persisted.unwrap_or(Seqno::ZERO));
     }
     if let Some(until) = &limits.until {
         end = end.min(until.get(vbid).seqno);
     }
-    end.max(begin.seqno)
+    end.max(begin.seqno())
+}
+
+/// The end below which no offset may be claimed.
+fn least_end(vbid: Vbid, start: &Start, begin: &Begin, limits: &Limits) -> Seqno {
+    let is_claimed = limits.persisted_only && !limits.is_last && !begin.rolled_back;
+    let least = start.least_end(vbid).filter(|_| is_claimed).unwrap_or(Seqno::ZERO);
+    // An end that is given was claimed by who planned it.
+    let is_given = limits.until.as_ref().is_some_and(|until| until.get(vbid).seqno < least);
+    if is_given { Seqno::ZERO } else { least }
 }
 
 /// Moves on by what a batch read, so that a small limit goes round all vBuckets.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::FailoverLog;
 use crate::checkpoint::StoredFilter;
-use crate::consumer::StreamFilter;
+use crate::consumer::{Resume, StreamFilter};
 use crate::topology::Manifest;
 
 const VB: Vbid = Vbid(3);
@@ -25,7 +25,8 @@ fn seen(high: u64, entries: &[(u64, u64)]) -> Observed {
     Observed {
         high: Seqno(high),
         persisted: Some(Seqno(high)),
-        purge: Seqno::ZERO,
+        purge: Some(Seqno::ZERO),
+        answers: Vec::new(),
         log: log(entries),
         high_after_read: None,
     }
@@ -46,11 +47,11 @@ fn persisted() -> Limits {
 }
 
 fn end(start: Offset, seen: Observed, limits: &Limits) -> Result<Offset, PlanError> {
-    plan_end(&at(start), &BTreeMap::from([(VB, seen)]), limits).map(|end| end.get(VB))
+    plan_end(&at(start).into(), &BTreeMap::from([(VB, seen)]), limits).map(|end| end.get(VB))
 }
 
 fn ranges(start: Offset, end: Offset, seen: Observed, limits: &Limits) -> Vec<Range> {
-    plan_ranges(&at(start), &at(end), &BTreeMap::from([(VB, seen)]), limits).unwrap()
+    plan_ranges(&at(start).into(), &at(end), &BTreeMap::from([(VB, seen)]), limits).unwrap()
 }
 
 #[test]
@@ -75,20 +76,15 @@ fn a_rollback_is_told_and_read_again_from_what_is_common() {
     let (start, now) = (offset(100, A, 0), || seen(130, &[(B, 80), (A, 0)]));
     let next = end(start, now(), &persisted()).unwrap();
     assert_eq!(next, offset(130, B, 1));
-    let range = Range {
-        vbid: VB,
-        vbuuid: Vbuuid(B),
-        from: Seqno(80),
-        to: Seqno(130),
-        epoch: 1,
-        rolled_back: true,
-    };
-    assert_eq!(ranges(start, next, now(), &persisted()), [range]);
+    let [range] = &ranges(start, next, now(), &persisted())[..] else { panic!() };
+    assert_eq!((range.vbid, range.vbuuid(), range.from()), (VB, Vbuuid(B), Seqno(80)));
+    assert_eq!((range.to, range.epoch(), range.rolled_back), (Seqno(130), 1, true));
 
     let resync = Limits { on_rollback: OnRollback::Resync, ..persisted() };
     assert_eq!(end(start, now(), &resync), Ok(offset(130, B, 1)));
-    let whole = Range { vbuuid: Vbuuid(0), from: Seqno(0), ..range };
-    assert_eq!(ranges(start, next, now(), &resync), [whole]);
+    let [whole] = &ranges(start, next, now(), &resync)[..] else { panic!() };
+    assert_eq!((whole.vbuuid(), whole.from()), (Vbuuid(0), Seqno::ZERO));
+    assert_eq!((whole.to, whole.epoch(), whole.rolled_back), (Seqno(130), 1, true));
 
     let fail = Limits { on_rollback: OnRollback::Fail, ..persisted() };
     let error = end(start, now(), &fail).unwrap_err();
@@ -111,8 +107,8 @@ fn a_branch_above_a_persisted_offset_takes_nothing_away() {
     let now = || seen(130, &[(B, 100), (A, 0)]);
     let next = end(offset(100, A, 0), now(), &persisted()).unwrap();
     assert_eq!(next, offset(130, B, 0));
-    let [range] = ranges(offset(100, A, 0), next, now(), &persisted())[..] else { panic!() };
-    assert_eq!((range.vbuuid, range.from, range.rolled_back), (Vbuuid(A), Seqno(100), false));
+    let [range] = &ranges(offset(100, A, 0), next, now(), &persisted())[..] else { panic!() };
+    assert_eq!((range.vbuuid(), range.from(), range.rolled_back), (Vbuuid(A), Seqno(100), false));
     let still = end(offset(130, A, 2), seen(130, &[(B, 130), (A, 0)]), &persisted());
     assert_eq!(still, Ok(offset(130, A, 2)), "no empty batch for a name");
 }
@@ -128,10 +124,10 @@ fn an_unpersisted_offset_survives_only_a_branch_that_surely_begins_above_its_sna
     assert_eq!(next(Some(120)), offset(150, B, 0));
     for unsure in [None, Some(121), Some(99)] {
         assert_eq!(next(unsure), offset(150, B, 1), "{unsure:?}");
-        let [range] = ranges(start, next(unsure), now(unsure), &Limits::default())[..] else {
+        let [range] = &ranges(start, next(unsure), now(unsure), &Limits::default())[..] else {
             panic!()
         };
-        assert_eq!((range.from, range.rolled_back), (Seqno::ZERO, true));
+        assert_eq!((range.from(), range.rolled_back), (Seqno::ZERO, true));
     }
     let named = end(offset(150, A, 0), now(Some(150)), &Limits::default()).unwrap();
     assert_eq!(named, offset(150, B, 1), "a branch below the offset");
@@ -143,7 +139,7 @@ fn a_history_that_nobody_knows_is_read_again() {
         let now = || seen(90, &[(C, 20), (B, 0)]);
         let next = end(offset(100, A, 4), now(), &limits).unwrap();
         assert_eq!(next, offset(90, C, 5));
-        assert_eq!(ranges(offset(100, A, 4), next, now(), &limits)[0].from, Seqno::ZERO);
+        assert_eq!(ranges(offset(100, A, 4), next, now(), &limits)[0].from(), Seqno::ZERO);
         let lower = end(offset(100, A, 4), seen(90, &[(A, 0)]), &limits).unwrap();
         assert_eq!(lower, offset(90, A, 5), "fewer changes on the same branch");
     }
@@ -154,7 +150,7 @@ fn a_batch_whose_end_was_rolled_back_since_is_cut() {
     let (start, planned) = (offset(100, A, 0), offset(150, A, 0));
     let now = |branch| seen(200, &[(B, branch), (A, 0)]);
     let to: Vec<_> = ranges(start, planned, now(120), &persisted());
-    assert_eq!((to.len(), to[0].from, to[0].to), (1, Seqno(100), Seqno(120)));
+    assert_eq!((to.len(), to[0].from(), to[0].to), (1, Seqno(100), Seqno(120)));
     assert_eq!(ranges(start, planned, now(100), &persisted()), []);
     assert_eq!(ranges(start, planned, now(90), &persisted()), [], "not even its start is left");
     let after = end(planned, now(90), &persisted()).unwrap();
@@ -165,26 +161,26 @@ fn a_batch_whose_end_was_rolled_back_since_is_cut() {
 fn a_rollback_that_was_planned_is_told_where_it_leads_by_now() {
     let (start, planned) = (offset(100, A, 0), offset(130, B, 1));
     let now = seen(60, &[(C, 50), (A, 0)]);
-    let [range] = ranges(start, planned, now, &persisted())[..] else { panic!() };
-    assert_eq!((range.from, range.to), (Seqno(50), Seqno(50)));
-    assert_eq!((range.epoch, range.rolled_back), (1, true));
+    let [range] = &ranges(start, planned, now, &persisted())[..] else { panic!() };
+    assert_eq!((range.from(), range.to), (Seqno(50), Seqno(50)));
+    assert_eq!((range.epoch(), range.rolled_back), (1, true));
 }
 
 #[test]
 fn purged_deletions_are_told_or_read_over() {
-    let now = || Observed { purge: Seqno(60), ..seen(100, &[(A, 0)]) };
+    let now = || Observed { purge: Some(Seqno(60)), ..seen(100, &[(A, 0)]) };
     let error = end(offset(59, A, 0), now(), &persisted()).unwrap_err();
-    assert_eq!(error, PlanError::Purged { vbid: VB, seqno: Seqno(59), purge: Seqno(60) });
+    assert_eq!(error, PlanError::Purged { vbid: VB, seqno: Seqno(59), purge: Some(Seqno(60)) });
     assert_eq!(end(offset(60, A, 0), now(), &persisted()), Ok(offset(100, A, 0)));
     assert_eq!(end(offset(0, 0, 0), now(), &persisted()), Ok(offset(100, A, 0)));
     let limits = Limits { allow_data_loss: true, ..persisted() };
     let next = end(offset(59, A, 0), now(), &limits).unwrap();
     assert_eq!(next, offset(100, A, 1));
-    assert_eq!(ranges(offset(59, A, 0), next, now(), &limits)[0].from, Seqno::ZERO);
-    let now = || Observed { purge: Seqno(60), ..seen(100, &[(B, 50), (A, 0)]) };
+    assert_eq!(ranges(offset(59, A, 0), next, now(), &limits)[0].from(), Seqno::ZERO);
+    let now = || Observed { purge: Some(Seqno(60)), ..seen(100, &[(B, 50), (A, 0)]) };
     let next = end(offset(70, A, 0), now(), &persisted()).unwrap();
-    let [range] = ranges(offset(70, A, 0), next, now(), &persisted())[..] else { panic!() };
-    assert_eq!(range.from, Seqno::ZERO, "the server lets nobody go on from 50");
+    let [range] = &ranges(offset(70, A, 0), next, now(), &persisted())[..] else { panic!() };
+    assert_eq!(range.from(), Seqno::ZERO, "the server lets nobody go on from 50");
 }
 
 #[test]
@@ -233,7 +229,7 @@ fn offsets_serve_their_filter_and_parts_of_it() {
     let both = narrowed(&whole, &filter(&[9, 10])).unwrap();
     assert_eq!((both.filter(), both.get(VB)), (Some(&filter(&[9, 10])), whole.get(VB)));
     let observed = BTreeMap::from([(VB, seen(9, &[(A, 0)]))]);
-    let next = plan_end(&both, &observed, &Limits::default()).unwrap();
+    let next = plan_end(&both.clone().into(), &observed, &Limits::default()).unwrap();
     assert_eq!((next.filter(), next.get(VB)), (both.filter(), offset(9, A, 0)));
     let refused = narrowed(&next, &StoredFilter::default()).unwrap_err();
     assert!(matches!(refused, OffsetsError::OtherFilter(_)), "{refused}");
@@ -342,10 +338,10 @@ fn step() -> impl Strategy<Value = Step> {
 fn apply(table: &mut Vec<u32>, ranges: &[Range], history: &History) {
     for range in ranges {
         if range.rolled_back {
-            table.truncate(range.from.0 as usize);
+            table.truncate(range.from().0 as usize);
         }
-        assert!(table.len() as u64 >= range.from.0, "a gap below {range:?}");
-        for seqno in range.from.0..range.to.0 {
+        assert!(table.len() as u64 >= range.from().0, "a gap below {range:?}");
+        for seqno in range.from().0..range.to.0 {
             let change = history.changes[seqno as usize];
             match table.get_mut(seqno as usize) {
                 Some(same) => *same = change,
@@ -361,11 +357,12 @@ fn batches_reach_the_servers_history(steps: Vec<Step>, on_rollback: OnRollback) 
     let (mut start, mut planned) = (at(Offset::default()), None);
     let mut table = Vec::new();
     let plan = |start: &Offsets, history: &History, limit| {
-        plan_end(start, &BTreeMap::from([(VB, history.seen())]), &limits(limit)).unwrap()
+        plan_end(&start.clone().into(), &BTreeMap::from([(VB, history.seen())]), &limits(limit))
+            .unwrap()
     };
     let mut run = |start: &Offsets, end: &Offsets, history: &History| {
         let seen = BTreeMap::from([(VB, history.seen())]);
-        let ranges = plan_ranges(start, end, &seen, &limits(None)).unwrap();
+        let ranges = plan_ranges(&start.clone().into(), end, &seen, &limits(None)).unwrap();
         apply(&mut table, &ranges, history);
         table.clone()
     };
@@ -424,7 +421,8 @@ proptest! {
     ) {
         let located: Vec<Located> = (0..).zip(&sizes).map(|(vbid, &(node, size))| {
             let vbid = Vbid(vbid);
-            let range = Range { vbid, vbuuid: Vbuuid(1), from: Seqno(5), to: Seqno(5 + size), epoch: 0, rolled_back: false };
+            let resume = Resume::new(start::at(offset(5, 1, 0)));
+            let range = Range { vbid, resume, to: Seqno(5 + size), rolled_back: false };
             Located { node: node.to_string(), range }
         }).collect();
         let packed = pack(located.clone(), tasks);

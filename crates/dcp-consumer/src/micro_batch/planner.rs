@@ -1,0 +1,303 @@
+//! The side that plans.
+
+mod cluster;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
+use dcp_proto::consumer::StreamFilter;
+use dcp_proto::micro_batch::{
+    Answer, Limits, Offset, Offsets, Partition, Start, pack, plan_end, plan_ranges,
+};
+use dcp_proto::topology::Manifest;
+use dcp_wire::{Seqno, Vbid};
+use tokio::time::Instant;
+
+use self::cluster::Outage;
+pub(super) use self::cluster::pause;
+use super::{PlannerError, PlannerOptions};
+use crate::{Client, ConnectOptions, Filter, Observation, Observer};
+
+/// A batch whose end was chosen this long ago at most is planned without looking again: its tasks
+/// notice what happens after any look.
+const FRESH: Duration = Duration::from_secs(2);
+
+/// Tasks per node of a read that no other follows: enough that an uneven bucket still fills the
+/// cores, few enough that what a task costs does not count.
+const LAST_TASKS_PER_NODE: usize = 4;
+
+/// Plans bounded reads of one bucket that follow each other, over connections that it keeps.
+///
+/// Once the nodes have answered for the first time, it waits for a cluster that is away as long as
+/// [`PlannerOptions::patience`] says, and connects anew.
+#[derive(Debug)]
+pub struct Planner {
+    connect: ConnectOptions,
+    options: PlannerOptions,
+    link: Option<Link>,
+    /// As the bucket was last seen.
+    bucket_uuid: String,
+    num_vbuckets: u16,
+    is_ephemeral: bool,
+    /// Whether the nodes have ever answered.
+    was_open: bool,
+    /// Whether it was told that purges cannot be seen.
+    has_warned: bool,
+    /// The filter's names as ids, at the last look.
+    filter: StoredFilter,
+    seen: BTreeMap<Vbid, Observation>,
+    /// What the server was asked since the last look.
+    answers: BTreeMap<Vbid, Vec<Answer>>,
+    /// What the server has of the filter's collections, where that is not all of the bucket.
+    heads: Option<BTreeMap<Vbid, Seqno>>,
+    /// Offsets that a batch was planned from, so that all before is read, and the high seqno then.
+    read: BTreeMap<Vbid, (Offset, Seqno)>,
+    /// When the last end was planned, from where, and what it is.
+    planned: Option<(Instant, Start, Offsets)>,
+    /// Offsets not to pass, since [`Planner::fix_target`].
+    target: Option<Offsets>,
+}
+
+#[derive(Debug)]
+struct Link {
+    client: Client,
+    observer: Observer,
+}
+
+impl Planner {
+    /// A planner of a client's bucket. Connects with the client's options when it has to.
+    ///
+    /// # Errors
+    /// Error of kind [`ErrorKind::Config`](crate::ErrorKind::Config) if there is no such vBucket,
+    /// scope or collection; others if the nodes cannot be asked.
+    pub async fn new(client: &Client, options: PlannerOptions) -> Result<Self, PlannerError> {
+        let filter = match &options.filter {
+            Filter::All => StoredFilter::new(StreamFilter::All, options.system_documents),
+            names => client.stored_filter(names, options.system_documents).await?,
+        };
+        let mut planner = Self {
+            connect: client.connect_options().clone(),
+            link: None,
+            bucket_uuid: String::new(),
+            num_vbuckets: 0,
+            is_ephemeral: false,
+            was_open: false,
+            has_warned: false,
+            filter,
+            seen: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            heads: None,
+            read: BTreeMap::new(),
+            planned: None,
+            target: None,
+            options,
+        };
+        planner.adopt(client.clone())?;
+        Ok(planner)
+    }
+
+    /// Whether the bucket is kept in memory only, so that nothing of it is ever persisted.
+    #[must_use]
+    pub const fn is_ephemeral(&self) -> bool {
+        self.is_ephemeral
+    }
+
+    /// The highest seqnos of the last look.
+    #[must_use]
+    pub fn high_seqnos(&self) -> BTreeMap<Vbid, Seqno> {
+        self.seen.iter().map(|(&vbid, seen)| (vbid, seen.high_seqno)).collect()
+    }
+
+    /// Offsets after what the server had at the last look, of the filter's collections as far as
+    /// that is known; `None` before the first. How far a read lags behind them is how much there is
+    /// left to read.
+    #[must_use]
+    pub fn head(&self) -> Option<Offsets> {
+        let mut head = self.planned.as_ref()?.2.clone();
+        for (&vbid, seen) in &self.seen {
+            let known = self.heads.as_ref().and_then(|heads| heads.get(&vbid)).copied();
+            let seqno = known.unwrap_or(seen.high_seqno).min(seen.high_seqno);
+            head.set(vbid, Offset { seqno, vbuuid: seen.log.newest().vbuuid, ..head.get(vbid) });
+        }
+        Some(head)
+    }
+
+    /// Offsets before every first change.
+    #[must_use]
+    pub fn earliest(&self) -> Offsets {
+        Offsets::new(&self.bucket_uuid, self.filter.clone(), self.num_vbuckets)
+    }
+
+    /// A start at a stream's checkpoint. Whether it fits the bucket and the filter is checked where
+    /// it is used.
+    #[must_use]
+    pub fn start_at(&self, checkpoint: Checkpoint) -> Start {
+        Start::checkpoint(checkpoint, self.filter.clone(), self.num_vbuckets)
+    }
+
+    /// Offsets after what may be read now.
+    ///
+    /// # Errors
+    /// [`PlannerError`] if the cluster cannot be asked.
+    pub async fn latest(&mut self, limits: &Limits) -> Result<Offsets, PlannerError> {
+        let limits = Limits { max_seqnos: None, until: None, ..limits.clone() };
+        let mut outage = Outage::new();
+        loop {
+            let start = Start::from(self.earliest());
+            match Box::pin(self.try_end(&start, &limits)).await {
+                Err(error) => self.sit_out(error, &mut outage).await?,
+                end => return end,
+            }
+        }
+    }
+
+    /// From now on no batch goes beyond what may be read at this moment.
+    ///
+    /// # Errors
+    /// [`PlannerError`] if the cluster cannot be asked.
+    pub async fn fix_target(&mut self, limits: &Limits) -> Result<(), PlannerError> {
+        self.target = Some(self.latest(limits).await?);
+        Ok(())
+    }
+
+    /// Looks where the vBuckets are.
+    ///
+    /// # Errors
+    /// [`PlannerError`] if the cluster cannot be asked.
+    pub async fn observe(&mut self, persisted: bool) -> Result<(), PlannerError> {
+        let mut outage = Outage::new();
+        loop {
+            match Box::pin(self.look(persisted)).await {
+                Err(error) => self.sit_out(error, &mut outage).await?,
+                done => return done,
+            }
+        }
+    }
+
+    /// Where to end the read that begins at `start`; there if there is nothing to do.
+    ///
+    /// # Errors
+    /// [`PlannerError`] if the start is of another bucket or filter, was rolled back, has lost
+    /// deletions, or the cluster cannot be asked.
+    pub async fn end(&mut self, start: &Start, limits: &Limits) -> Result<Offsets, PlannerError> {
+        let until = limits.until.clone().or_else(|| self.target.clone());
+        let limits = Limits { until, ..limits.clone() };
+        let mut outage = Outage::new();
+        let end = loop {
+            match Box::pin(self.try_end(start, &limits)).await {
+                Err(error) => self.sit_out(error, &mut outage).await?,
+                end => break end?,
+            }
+        };
+        self.note_read(start.offsets());
+        self.planned = Some((Instant::now(), start.clone(), end.clone()));
+        Ok(end)
+    }
+
+    /// What to read from `start` to `end`, in at most `tasks` parts but one per node at least.
+    /// Without a number it is one per node, or four where no other read follows.
+    ///
+    /// # Errors
+    /// As [`Planner::end`].
+    pub async fn partitions(
+        &mut self,
+        start: &Start,
+        end: &Offsets,
+        tasks: Option<usize>,
+        limits: &Limits,
+    ) -> Result<Vec<Partition>, PlannerError> {
+        let mut outage = Outage::new();
+        loop {
+            match Box::pin(self.try_partitions(start, end, tasks, limits)).await {
+                Err(error) => self.sit_out(error, &mut outage).await?,
+                partitions => return partitions,
+            }
+        }
+    }
+
+    async fn try_end(&mut self, start: &Start, limits: &Limits) -> Result<Offsets, PlannerError> {
+        let limits = self.possible(limits);
+        self.look(limits.persisted_only && !limits.is_last).await?;
+        let start = &self.fitted(start)?;
+        let observed = self.consult(start, &limits).await?;
+        if let Some(until) = &limits.until {
+            until.check(&self.bucket_uuid, self.num_vbuckets.into())?;
+        }
+        self.look_at_heads().await;
+        Ok(plan_end(start, &observed, &limits)?)
+    }
+
+    async fn try_partitions(
+        &mut self,
+        start: &Start,
+        end: &Offsets,
+        tasks: Option<usize>,
+        limits: &Limits,
+    ) -> Result<Vec<Partition>, PlannerError> {
+        let limits = self.possible(limits);
+        let is_planned = |(at, from, to): &(Instant, Start, Offsets)| {
+            at.elapsed() < FRESH && (from, to) == (start, end)
+        };
+        // Again where it was planned long ago: it may have been rolled back since.
+        if self.link.is_none() || !self.planned.as_ref().is_some_and(is_planned) {
+            self.look(limits.persisted_only && !limits.is_last).await?;
+        }
+        let (start, end) = (&self.fitted(start)?, &self.fitted_offsets(end)?);
+        let observed = self.consult(start, &limits).await?;
+        let located = self.locate(plan_ranges(start, end, &observed, &limits)?)?;
+        let nodes = located.iter().map(|each| &each.node).collect::<BTreeSet<_>>().len();
+        let per_node = if limits.is_last { LAST_TASKS_PER_NODE } else { 1 };
+        let like = Partition {
+            node: String::new(),
+            start: Checkpoint::new(&self.bucket_uuid, self.filter.clone()),
+            ends: BTreeMap::new(),
+            rolled_back: Vec::new(),
+            is_followed: !limits.is_last,
+            persisted_only: limits.persisted_only,
+            on_rollback: limits.on_rollback,
+            patience: self.options.patience,
+        };
+        let packed = pack(located, tasks.unwrap_or(nodes * per_node));
+        Ok(packed.into_iter().map(|located| Partition::with_ranges(&like, located)).collect())
+    }
+
+    /// A bucket without a disk has nothing persisted.
+    fn possible(&self, limits: &Limits) -> Limits {
+        let persisted_only = limits.persisted_only && !self.is_ephemeral;
+        Limits { persisted_only, ..limits.clone() }
+    }
+
+    fn fitted_offsets(&self, offsets: &Offsets) -> Result<Offsets, PlannerError> {
+        let (uuid, num_vbuckets) = (&self.bucket_uuid, self.num_vbuckets.into());
+        Ok(offsets.clone().narrowed_to(uuid, num_vbuckets, &self.filter, &self.manifest())?)
+    }
+
+    /// The newest manifest known.
+    fn manifest(&self) -> Arc<Manifest> {
+        self.link.as_ref().map(|link| link.client.manifest()).unwrap_or_default()
+    }
+
+    /// A start as one with the filter of this planner, if it is good for that.
+    fn fitted(&self, start: &Start) -> Result<Start, PlannerError> {
+        match start {
+            Start::Offsets(offsets) => Ok(self.fitted_offsets(offsets)?.into()),
+            Start::Checkpoint { checkpoint, .. } => {
+                let (uuid, filter) = (&self.bucket_uuid, &self.filter);
+                Ok(self.start_at(checkpoint.narrowed_to(uuid, filter, &self.manifest())?))
+            }
+        }
+    }
+
+    /// Notes what is known to be read by now: a batch is planned after the one before has run.
+    fn note_read(&mut self, start: &Offsets) {
+        for (&vbid, seen) in &self.seen {
+            let offset = start.get(vbid);
+            let is_noted = self.read.get(&vbid).is_some_and(|(known, _)| *known == offset);
+            if offset.vbuuid == seen.log.newest().vbuuid && !is_noted {
+                self.read.insert(vbid, (offset, seen.high_seqno));
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What a planner asks the cluster, and what it does while that is away.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use dcp_proto::consumer::StreamFilter;
+use dcp_proto::micro_batch::{Answer, Limits, Located, Observed, Offsets, Range, Start, questions};
+use dcp_wire::{CollectionId, Vbid};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{Link, Planner};
+use crate::micro_batch::PlannerError;
+use crate::retry::Backoff;
+use crate::{Client, Error, ErrorKind, Filter, Observation};
+
+/// Longest time for the question how far the collections of a filter have come: nothing that is
+/// read depends on it.
+const HEADS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Time in which a call has not been answered.
+pub(super) struct Outage {
+    since: Instant,
+    attempts: u32,
+}
+
+impl Outage {
+    pub(super) fn new() -> Self {
+        Self { since: Instant::now(), attempts: 0 }
+    }
+}
+
+/// The wait before a cluster that is away is asked again.
+pub(in crate::micro_batch) fn pause(attempts: u32) -> Duration {
+    Backoff::SHORT.wait(attempts.saturating_add(2), &mut rand::rng())
+}
+
+impl Planner {
+    /// Goes on with a client.
+    pub(super) fn adopt(&mut self, client: Client) -> Result<&mut Link, PlannerError> {
+        let num_vbuckets = client.num_vbuckets();
+        let wanted = self.options.vbuckets.iter().flatten().max();
+        if let Some(vbid) = wanted.filter(|vbid| vbid.0 >= num_vbuckets) {
+            let message =
+                format!("vbuckets: there is no vBucket {}, the bucket has {num_vbuckets}", vbid.0);
+            return Err(Error::new(ErrorKind::Config, message).with_vbid(*vbid).into());
+        }
+        let observer = client.observer()?;
+        client.bucket_uuid().clone_into(&mut self.bucket_uuid);
+        self.num_vbuckets = num_vbuckets;
+        self.is_ephemeral = observer.is_ephemeral();
+        Ok(self.link.insert(Link { client, observer }))
+    }
+
+    /// The link to the cluster, made anew if there is none.
+    async fn ready(&mut self) -> Result<&mut Link, PlannerError> {
+        if self.link.is_none() {
+            let client = Client::connect(self.connect.clone()).await?;
+            self.adopt(client)?;
+        }
+        let closed = || Error::new(ErrorKind::Closed, "the planner has no connection").into();
+        self.link.as_mut().ok_or_else(closed)
+    }
+
+    /// Learns where the vBuckets are, and what the filter's names mean now.
+    pub(super) async fn look(&mut self, persisted: bool) -> Result<(), PlannerError> {
+        let options = self.options.clone();
+        let link = self.ready().await?;
+        if options.filter != Filter::All {
+            link.observer.refresh_manifest().await?;
+        }
+        let filter = options.resolve(&link.client.manifest())?;
+        let vbids: BTreeSet<Vbid> = match options.vbuckets {
+            Some(wanted) => wanted.into_iter().collect(),
+            None => (0..link.client.num_vbuckets()).map(Vbid).collect(),
+        };
+        let seen = link.observer.observe(&vbids, persisted).await?;
+        (self.filter, self.seen, self.was_open) = (filter, seen, true);
+        self.answers.clear();
+        let is_kept_secret = self.seen.values().any(|seen| seen.purge_seqno.is_none());
+        if is_kept_secret && !std::mem::replace(&mut self.has_warned, true) {
+            tracing::warn!(
+                "the user may not read statistics, so that purges are noticed only where a read \
+                 begins below one: a role with the privilege 'SimpleStats' shows them all"
+            );
+        }
+        Ok(())
+    }
+
+    /// The last look, with what it leaves open asked.
+    pub(super) async fn consult(
+        &mut self,
+        start: &Start,
+        limits: &Limits,
+    ) -> Result<BTreeMap<Vbid, Observed>, PlannerError> {
+        loop {
+            let observed = self.observed(start.offsets());
+            let asked = questions(start, &observed, limits);
+            if asked.is_empty() {
+                return Ok(observed);
+            }
+            let filter = self.filter.documents().clone();
+            let verdicts = self.ready().await?.observer.resume(&asked, &filter).await?;
+            let mut answers = std::mem::take(&mut self.answers);
+            for (vbid, position) in &asked {
+                let Some(&rollback) = verdicts.get(vbid) else { continue };
+                let (vbuuid, seqno) = (position.vbuuid(), position.seqno);
+                answers.entry(*vbid).or_default().push(Answer { vbuuid, seqno, rollback });
+            }
+            if verdicts.values().any(Option::is_some) {
+                // A history that has changed since the look explains it better than a purge does.
+                self.look(limits.persisted_only && !limits.is_last).await?;
+            }
+            self.answers = answers;
+        }
+    }
+
+    fn observed(&self, start: &Offsets) -> BTreeMap<Vbid, Observed> {
+        let observed = |(&vbid, seen): (&Vbid, &Observation)| {
+            let read = self.read.get(&vbid).filter(|(offset, _)| *offset == start.get(vbid));
+            let observed = Observed {
+                high: seen.high_seqno,
+                persisted: seen.persisted_seqno,
+                purge: seen.purge_seqno,
+                answers: self.answers.get(&vbid).cloned().unwrap_or_default(),
+                log: seen.log.clone(),
+                high_after_read: read.map(|(_, high)| *high),
+            };
+            (vbid, observed)
+        };
+        self.seen.iter().map(observed).collect()
+    }
+
+    /// Learns how far the filter's collections have come. Without an answer it is not known.
+    pub(super) async fn look_at_heads(&mut self) {
+        self.heads = None;
+        let vbids: BTreeSet<Vbid> = self.seen.keys().copied().collect();
+        let Some(link) = &mut self.link else { return };
+        let collections: Vec<CollectionId> = match self.filter.documents() {
+            StreamFilter::All => return,
+            StreamFilter::Collections(ids) => ids.clone(),
+            StreamFilter::Scope(scope) => {
+                let manifest = link.client.manifest();
+                let of_scope = manifest.collections().filter(|entry| entry.scope_id == *scope);
+                of_scope.map(|entry| entry.id).collect()
+            }
+        };
+        let asked = link.observer.collection_seqnos(&vbids, &collections);
+        match timeout(HEADS_WITHIN, asked).await {
+            Ok(Ok(heads)) => self.heads = Some(heads),
+            Ok(Err(error)) => tracing::debug!(%error, "the seqnos of collections are not told"),
+            Err(_) => tracing::debug!("the seqnos of collections are not told in time"),
+        }
+    }
+
+    /// Where the vBuckets of ranges are. One that no node has at the moment is waited for: to leave
+    /// it out would lose its changes.
+    pub(super) fn locate(&self, ranges: Vec<Range>) -> Result<Vec<Located>, PlannerError> {
+        let by_node = self.link.as_ref().map(|link| link.client.vbuckets_by_node());
+        let mut nodes = BTreeMap::new();
+        for (node, vbids) in by_node.unwrap_or_default() {
+            nodes.extend(vbids.into_iter().map(|vbid| (vbid, node.clone())));
+        }
+        let locate = |range: Range| match nodes.get(&range.vbid) {
+            Some(node) => Ok(Located { node: node.clone(), range }),
+            None => {
+                let vbid = range.vbid;
+                let message = format!("no node has {vbid} at the moment: check the cluster");
+                Err(Error::new(ErrorKind::Timeout, message).with_vbid(vbid).into())
+            }
+        };
+        ranges.into_iter().map(locate).collect()
+    }
+
+    /// Waits before a question is asked again, or gives the error back if that is to no avail.
+    pub(super) async fn sit_out(
+        &mut self,
+        error: PlannerError,
+        outage: &mut Outage,
+    ) -> Result<(), PlannerError> {
+        let (patience, connect) = (self.options.patience, self.connect.connect_timeout);
+        let patience = if self.was_open { patience } else { connect };
+        let pause = pause(outage.attempts);
+        let is_over = outage.since.elapsed() + pause >= patience;
+        if is_over || !error.may_pass(self.was_open) {
+            return Err(error);
+        }
+        if matches!(error, PlannerError::Cluster(_)) {
+            tracing::warn!(%error, "the cluster does not answer, trying again");
+            self.link = None;
+        }
+        outage.attempts = outage.attempts.saturating_add(1);
+        sleep(pause).await;
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! Reading one partition.
+
+use dcp_proto::BatchSink;
+use dcp_proto::micro_batch::{OnRollback as PlannedRollback, Partition};
+use tokio::time::Instant;
+
+use super::PlannerError;
+use super::planner::pause;
+use crate::{ChangeStream, Client, ConnectOptions, End, OnRollback, Start, StreamOptions};
+
+/// The options of a partition's stream; what a row holds is as in `base`.
+#[must_use]
+pub fn stream_options(partition: &Partition, base: StreamOptions) -> StreamOptions {
+    let (start, ends) = partition.to_stream();
+    let persisted_only = partition.is_followed && partition.persisted_only;
+    let on_rollback = match partition.on_rollback {
+        _ if partition.is_followed => OnRollback::Raise,
+        PlannedRollback::Emit => OnRollback::Emit,
+        PlannedRollback::Fail => OnRollback::Raise,
+        PlannedRollback::Resync => OnRollback::Resync,
+    };
+    StreamOptions {
+        start: Start::Checkpoint(start),
+        vbuckets: Some(ends.keys().copied().collect()),
+        end: End::At(ends),
+        end_exists: true,
+        clamp: partition.is_followed,
+        persisted_only,
+        end_persisted: persisted_only,
+        on_rollback,
+        retry_timeout: partition.patience,
+        ..base
+    }
+}
+
+/// Opens the stream of a partition that has something to read, trying for as long as its patience
+/// allows: whoever planned it had opened the bucket.
+///
+/// Uses the client `kept` from an earlier read unless that turns out to be of no use, and gives
+/// back the one that the stream belongs to.
+///
+/// # Errors
+/// [`PlannerError`]; [`OffsetsError::OtherBucket`](dcp_proto::micro_batch::OffsetsError::OtherBucket)
+/// if the bucket is not the one that was planned for.
+pub async fn open<S, M>(
+    connect: &ConnectOptions,
+    mut kept: Option<Client>,
+    partition: &Partition,
+    base: &StreamOptions,
+    sinks: impl Fn(&Client) -> M,
+) -> Result<(Client, ChangeStream<S::Batch>), PlannerError>
+where
+    S: BatchSink,
+    M: Fn() -> S + Send + Sync + 'static,
+{
+    let options = stream_options(partition, base.clone());
+    let deadline = Instant::now() + partition.patience;
+    let mut attempts = 0;
+    loop {
+        let was_kept = kept.is_some();
+        let attempt = async {
+            let client = match kept.take() {
+                Some(client) => client,
+                None => Client::connect(connect.clone()).await?,
+            };
+            partition.check(client.bucket_uuid())?;
+            let stream = client.stream(options.clone(), sinks(&client)).await?;
+            Ok::<_, PlannerError>((client, stream))
+        };
+        match Box::pin(attempt).await {
+            // Another client tells: the node of this one may be gone, its bucket another by now.
+            Err(error) if was_kept => tracing::debug!(%error, "a kept client is of no use"),
+            Err(error) if error.may_pass(true) => {
+                let pause = pause(attempts);
+                if Instant::now() + pause >= deadline {
+                    return Err(error);
+                }
+                tracing::warn!(%error, "a partition cannot be opened, trying again");
+                tokio::time::sleep(pause).await;
+                attempts += 1;
+            }
+            outcome => return outcome,
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Bounded reads that follow each other: planned as Spark's driver does, read as its tasks do.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use dcp_consumer::micro_batch::{Planner, PlannerError, PlannerOptions, open};
+use dcp_consumer::{
+    Client, ConnectOptions, Credentials, End, ErrorKind, Filter, Start as StreamStart,
+    StreamOptions,
+};
+use dcp_producer::{Condition, Producer, ProducerOptions, Reaction, Rule, WriteOptions};
+use dcp_proto::checkpoint::Checkpoint;
+use dcp_proto::micro_batch::{Limits, Offsets, OnRollback, Partition, PlanError, Start};
+use dcp_proto::topology::vbucket_of_key;
+use dcp_wire::{CollectionId, Opcode, Seqno, Status, Vbid};
+use tokio::time::sleep;
+
+use crate::embedded::{PATIENCE, connect, options, producer, read_all};
+use crate::rows::{Item, Rows};
+
+const VB: Vbid = Vbid(1);
+
+/// Reads to now, and no other read follows.
+fn last() -> Limits {
+    Limits { persisted_only: true, is_last: true, ..Limits::default() }
+}
+
+fn followed() -> Limits {
+    Limits { persisted_only: true, ..Limits::default() }
+}
+
+async fn planner(producer: &Producer) -> Planner {
+    Planner::new(&connect(producer).await, PlannerOptions::default()).await.unwrap()
+}
+
+/// Some keys of one vBucket.
+fn own_keys(keys: std::ops::Range<u32>) -> impl Iterator<Item = String> {
+    let all = (0..).map(|n| format!("key-{n}"));
+    let own = all.filter(|key| vbucket_of_key(key.as_bytes(), 4) == VB);
+    own.skip(keys.start as usize).take(keys.len())
+}
+
+/// Writes keys of that vBucket.
+fn write(producer: &Producer, keys: std::ops::Range<u32>) {
+    for key in own_keys(keys) {
+        producer.upsert(key.as_bytes(), Bytes::from("{}"), WriteOptions::default()).unwrap();
+    }
+}
+
+/// Where a stream to now stands at its end.
+async fn checkpoint(producer: &Producer) -> Checkpoint {
+    let client = connect(producer).await;
+    let options = options(StreamStart::Earliest, End::Now);
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    read_all(&mut stream).await;
+    stream.checkpoint()
+}
+
+/// Seqnos as a task gives them: rollbacks that were planned, then what its stream brings.
+async fn read(producer: &Producer, partition: &Partition) -> Result<Vec<String>, PlannerError> {
+    let told = partition.ranges().filter(|range| range.rolled_back);
+    let told = told.map(|range| format!("rollback to {} in {}", range.from, range.epoch));
+    let mut items: Vec<String> = told.collect();
+    if partition.to_stream().1.is_empty() {
+        return Ok(items);
+    }
+    // As it comes to a task: from another process.
+    let partition = Partition::from_json(&partition.to_json()).unwrap();
+    let connect = connect(producer).await.connect_options().clone();
+    let base = StreamOptions::default();
+    let (_client, mut stream) = open(&connect, None, &partition, &base, |_| Rows::default).await?;
+    while let Some(delivered) = stream.next().await {
+        items.extend(delivered?.batch.iter().map(described));
+    }
+    Ok(items)
+}
+
+fn described(item: &Item) -> String {
+    match item {
+        Item::Row(row) => row.seqno.to_string(),
+        Item::Rollback(rollback) => format!("rollback to {} in {}", rollback.seqno, rollback.epoch),
+    }
+}
+
+/// Plans and reads everything from `start`.
+async fn batch(
+    producer: &Producer,
+    planner: &mut Planner,
+    start: &Start,
+    limits: &Limits,
+) -> Result<(Vec<String>, Offsets), PlannerError> {
+    let end = planner.end(start, limits).await?;
+    let mut items = Vec::new();
+    for partition in planner.partitions(start, &end, None, limits).await? {
+        items.extend(read(producer, &partition).await?);
+    }
+    Ok((items, end))
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_was_rolled_back_is_planned_as_a_stream_from_it_goes_on() {
+    // Fewer changes than were read, as many on another branch, and more.
+    for written in [2, 5, 9] {
+        let producer = producer(2, 4).await;
+        write(&producer, 0..5);
+        let first = checkpoint(&producer).await;
+        let client = connect(&producer).await;
+        write(&producer, 5..10);
+        let options = options(StreamStart::Checkpoint(first), End::Now);
+        let mut stream = client.stream(options.clone(), Rows::default).await.unwrap();
+        read_all(&mut stream).await;
+        let given = stream.checkpoint();
+        producer.roll_back(VB, Seqno(5)).unwrap();
+        write(&producer, 20..20 + written);
+        producer.persist();
+
+        let options = StreamOptions { start: StreamStart::Checkpoint(given.clone()), ..options };
+        let mut stream = client.stream(options, Rows::default).await.unwrap();
+        let wanted: Vec<String> = read_all(&mut stream).await.iter().map(described).collect();
+        assert_eq!(wanted.first().map(String::as_str), Some("rollback to 5 in 1"));
+        for limits in [last(), followed()] {
+            let mut planner = planner(&producer).await;
+            let start = planner.start_at(given.clone());
+            let (items, end) = batch(&producer, &mut planner, &start, &limits).await.unwrap();
+            assert_eq!(items, wanted, "{written} {limits:?}");
+            assert_eq!((end.get(VB).seqno.0, end.get(VB).epoch), (5 + u64::from(written), 1));
+            let (more, _) = batch(&producer, &mut planner, &end.into(), &limits).await.unwrap();
+            assert!(more.is_empty(), "{more:?}");
+        }
+        let mut planner = planner(&producer).await;
+        let fail = Limits { on_rollback: OnRollback::Fail, ..last() };
+        let error = planner.end(&planner.start_at(given), &fail).await.unwrap_err();
+        assert!(matches!(error, PlannerError::Plan(PlanError::RolledBack { .. })), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_checkpoint_of_another_bucket_is_refused() {
+    let (one, other) = (producer(1, 4).await, producer(1, 4).await);
+    write(&one, 0..3);
+    let mut planner = planner(&other).await;
+    let start = planner.start_at(checkpoint(&one).await);
+    let error = planner.end(&start, &last()).await.unwrap_err();
+    assert!(matches!(error, PlannerError::Checkpoint(_)), "{error}");
+}
+
+/// Nobody is told statistics, as with the role *Data DCP Reader*.
+fn keep_statistics(producer: &Producer) {
+    let condition = Condition::opcode(Opcode::STAT);
+    let rule = Rule::new(condition, Reaction::Answer(Status::EACCESS));
+    producer.set_faults(vec![rule]).unwrap();
+}
+
+#[tokio::test]
+async fn a_purge_is_noticed_without_statistics() {
+    for told in [true, false] {
+        let producer = producer(1, 4).await;
+        write(&producer, 0..5);
+        producer.persist();
+        if !told {
+            keep_statistics(&producer);
+        }
+        let mut planner = planner(&producer).await;
+        let begin = planner.earliest().into();
+        let (_, read) = batch(&producer, &mut planner, &begin, &followed()).await.unwrap();
+        write(&producer, 5..7);
+        producer.persist();
+        let read: Start = read.into();
+        let noted = planner.end(&read, &followed()).await.unwrap();
+        for key in own_keys(0..2) {
+            producer.remove(key.as_bytes(), WriteOptions::default()).unwrap();
+        }
+        write(&producer, 7..8);
+        producer.persist();
+        producer.purge(VB, Seqno(9)).unwrap();
+
+        for _ in 0..2 {
+            let error = batch(&producer, &mut planner, &read, &followed()).await.unwrap_err();
+            let is_purge = matches!(error, PlannerError::Plan(PlanError::Purged { vbid: VB, .. }));
+            assert!(is_purge, "{error}");
+            let allowed = Limits { allow_data_loss: true, ..followed() };
+            let (items, end) = batch(&producer, &mut planner, &read, &allowed).await.unwrap();
+            assert_eq!(items[0], "rollback to 0 in 1");
+            assert_eq!((items.len(), end.get(VB).epoch), (1 + 6, 1), "{items:?}");
+        }
+        // The end of a batch was written to a log, and its driver has died.
+        let mut planner = self::planner(&producer).await;
+        let error = planner.partitions(&read, &noted, None, &followed()).await.unwrap_err();
+        assert!(matches!(error, PlannerError::Plan(PlanError::Purged { .. })), "{error}");
+        let allowed = Limits { allow_data_loss: true, ..followed() };
+        let again = planner.partitions(&read, &noted, None, &allowed).await.unwrap();
+        let items = self::read(&producer, &again[0]).await.unwrap();
+        assert_eq!(again[0].ranges().map(|range| range.epoch).max(), Some(0));
+        assert_eq!(items.len(), 5, "what is left of the range, and below: {items:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_that_was_there_may_be_away() {
+    let producer = producer(1, 4).await;
+    write(&producer, 0..5);
+    let options = connect(&producer).await.connect_options().clone();
+    let client =
+        Client::connect(options.with_connect_timeout(Duration::from_millis(300))).await.unwrap();
+    let short =
+        PlannerOptions { patience: Duration::from_millis(500), ..PlannerOptions::default() };
+    let mut hasty = Planner::new(&client, short).await.unwrap();
+    let mut patient = Planner::new(&client, PlannerOptions::default()).await.unwrap();
+    let begin: Start = patient.earliest().into();
+    for planner in [&mut hasty, &mut patient] {
+        planner.end(&begin, &last()).await.unwrap();
+    }
+    producer.kill(0).unwrap();
+    hasty.end(&begin, &last()).await.unwrap_err();
+    let since = Instant::now();
+    let planned = tokio::spawn(async move {
+        let end = patient.end(&begin, &last()).await.unwrap();
+        (patient.partitions(&begin, &end, None, &last()).await.unwrap(), end)
+    });
+    sleep(Duration::from_secs(2)).await;
+    producer.restart(0, true).await.unwrap();
+    let (partitions, _) = planned.await.unwrap();
+    assert!(since.elapsed() >= Duration::from_secs(2));
+
+    // And so for the task.
+    producer.kill(0).unwrap();
+    let partition = partitions[0].clone();
+    let opening = tokio::spawn(async move {
+        let base = StreamOptions::default();
+        let opened = open(client.connect_options(), None, &partition, &base, |_| Rows::default);
+        let (_client, mut stream) = opened.await.unwrap();
+        read_all(&mut stream).await.len()
+    });
+    sleep(Duration::from_secs(2)).await;
+    producer.restart(0, true).await.unwrap();
+    assert_eq!(opening.await.unwrap(), 5);
+}
+
+#[tokio::test]
+async fn what_was_never_there_fails_at_once() {
+    let producer = producer(1, 4).await;
+    let client = connect(&producer).await;
+    let since = Instant::now();
+    let missing = |filter| PlannerOptions { filter, ..PlannerOptions::default() };
+    for filter in [Filter::Scope("nope".into()), Filter::Collections(vec!["_default.no".into()])] {
+        let error = Planner::new(&client, missing(filter)).await.unwrap_err();
+        let PlannerError::Cluster(error) = error else { panic!("{error}") };
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    }
+    let vbuckets = Some(vec![Vbid(4)]);
+    let beyond = PlannerOptions { vbuckets, ..PlannerOptions::default() };
+    assert!(Planner::new(&client, beyond).await.is_err());
+    // The nodes have never answered this user's questions.
+    let condition = Condition::opcode(Opcode::DCP_OPEN);
+    let rule = Rule::new(condition, Reaction::Answer(Status::EACCESS));
+    producer.set_faults(vec![rule]).unwrap();
+    let mut planner = planner(&producer).await;
+    let begin = planner.earliest().into();
+    planner.end(&begin, &last()).await.unwrap_err();
+    assert!(since.elapsed() < PATIENCE / 2);
+}
+
+#[tokio::test]
+async fn a_vbucket_without_a_node_is_waited_for() {
+    let mut options = ProducerOptions::default();
+    (options.nodes, options.vbuckets) = (2, 4);
+    let producer = Producer::start(options).await.unwrap();
+    write(&producer, 0..5);
+    let node = producer.copies_of(VB).unwrap()[0];
+    let connect = ConnectOptions::new(producer.connection_string())
+        .with_bucket("default")
+        .with_credentials(Credentials::new("Administrator", "password"))
+        .with_connect_timeout(Duration::from_secs(1));
+    let client = Client::connect(connect).await.unwrap();
+    let short = PlannerOptions { patience: Duration::from_secs(1), ..PlannerOptions::default() };
+    let mut planner = Planner::new(&client, short).await.unwrap();
+    let begin: Start = planner.earliest().into();
+    let end = planner.end(&begin, &last()).await.unwrap();
+    // There is no replica: the map has no node for its vBuckets from now on.
+    producer.failover_unsafely(&[node]).unwrap();
+    let moment = Instant::now();
+    let fresh = planner.partitions(&begin, &end, None, &last()).await;
+    let named = |partitions: &[Partition]| partitions.iter().any(|p| p.ends.contains_key(&VB));
+    assert!(fresh.as_ref().is_err() || named(fresh.as_ref().unwrap()), "left out: {fresh:?}");
+    sleep(Duration::from_secs(2).saturating_sub(moment.elapsed())).await;
+    planner.partitions(&begin, &end, None, &last()).await.unwrap_err();
+    planner.end(&begin, &last()).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn the_head_is_that_of_the_collections_that_are_read() {
+    let producer = producer(2, 4).await;
+    let carts = producer.create_collection("_default", "carts", None).unwrap();
+    let put = |id: CollectionId, count: u32| {
+        let mut options = WriteOptions::default();
+        options.collection_id = id;
+        for n in 0..count {
+            producer.upsert(format!("k{n}").as_bytes(), Bytes::from("{}"), options).unwrap();
+        }
+    };
+    put(carts, 40);
+    put(CollectionId::DEFAULT, 100);
+    producer.persist();
+    let client = connect(&producer).await;
+    let lag = |head: &Offsets, end: &Offsets| -> u64 {
+        let left = |(vbid, offset): (Vbid, _)| {
+            let end: dcp_proto::micro_batch::Offset = end.get(vbid);
+            let offset: dcp_proto::micro_batch::Offset = offset;
+            offset.seqno.0.saturating_sub(end.seqno.0)
+        };
+        head.iter().map(left).sum()
+    };
+    for (filter, at_most) in [
+        (Filter::All, u64::MAX),
+        (Filter::Scope("_default".into()), u64::MAX),
+        (Filter::Collections(vec!["_default.carts".into()]), 40 + 4),
+    ] {
+        let options = PlannerOptions { filter: filter.clone(), ..PlannerOptions::default() };
+        let mut planner = Planner::new(&client, options).await.unwrap();
+        assert_eq!(planner.head(), None);
+        let begin: Start = planner.earliest().into();
+        let few = Limits { max_seqnos: Some(8), ..followed() };
+        let end = planner.end(&begin, &few).await.unwrap();
+        let left = lag(&planner.head().unwrap(), &end);
+        assert!(left > 0 && left <= at_most, "{left} {filter:?}");
+        let end = planner.end(&begin, &followed()).await.unwrap();
+        assert_eq!(lag(&planner.head().unwrap(), &end), 0, "{filter:?}");
+    }
+}

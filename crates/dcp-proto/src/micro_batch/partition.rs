@@ -1,0 +1,171 @@
+//! What one task reads, as a document to send it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use dcp_wire::{Seqno, Vbid, Vbuuid};
+use serde::{Deserialize, Serialize};
+
+use super::{Located, OffsetsError, OnRollback};
+use crate::Position;
+use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::consumer::Moved;
+
+/// Why a document is no partition.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PartitionError {
+    /// Not JSON, or not as it was written.
+    #[error("the plan of a task is damaged ({0}): plan the read again")]
+    Damaged(String),
+    /// What it holds of positions cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+}
+
+/// What one task reads: ranges of vBuckets of one node, and everything else that its stream needs.
+///
+/// Plain data that becomes JSON, since the task runs elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// Where the vBuckets were when it was planned; the task follows them.
+    pub node: String,
+    /// Positions to begin at, of a bucket and a filter.
+    pub start: Checkpoint,
+    /// Last seqnos to read. vBuckets that stand there already are not streamed.
+    pub ends: BTreeMap<Vbid, Seqno>,
+    /// vBuckets of which a rollback to their positions is to be told before the changes.
+    pub rolled_back: Vec<Vbid>,
+    /// Whether another read goes on from the ends. Then this one stops there exactly, and a
+    /// rollback makes it fail: whoever planned it decides what follows.
+    pub is_followed: bool,
+    /// Whether only what is on the disks of all copies is read, where another read follows.
+    pub persisted_only: bool,
+    /// What to do about a rollback in a read that no other follows.
+    pub on_rollback: OnRollback,
+    /// Longest time a vBucket, or the whole cluster, may be away.
+    pub patience: Duration,
+}
+
+/// One vBucket of a [`Partition`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartitionRange {
+    /// The vBucket.
+    pub vbid: Vbid,
+    /// Branch that reading goes on from; 0 from the beginning.
+    pub vbuuid: Vbuuid,
+    /// Reading begins above it.
+    pub from: Seqno,
+    /// Last seqno to read.
+    pub to: Seqno,
+    /// Epoch of the changes.
+    pub epoch: u32,
+    /// Whether a rollback to `from` is to be told before the changes.
+    pub rolled_back: bool,
+}
+
+impl Partition {
+    /// Puts what [`pack`](super::pack()) made for one task, which must not be empty, in place of
+    /// the ranges of `like`.
+    #[must_use]
+    pub fn with_ranges(like: &Self, located: Vec<Located>) -> Self {
+        let node = located.first().map(|first| first.node.clone()).unwrap_or_default();
+        let (mut ends, mut rolled_back) = (BTreeMap::new(), Vec::new());
+        let mut start = like.start.restricted_to([]);
+        for Located { range, .. } in located {
+            ends.insert(range.vbid, range.to);
+            if range.rolled_back {
+                rolled_back.push(range.vbid);
+            }
+            let (position, history) = (range.resume.position, range.resume.history);
+            start.advance(Moved { vbid: range.vbid, position, history });
+        }
+        Self { node, start, ends, rolled_back, ..like.clone() }
+    }
+
+    /// What is read of each vBucket, ascending.
+    pub fn ranges(&self) -> impl Iterator<Item = PartitionRange> {
+        self.ends.iter().map(|(&vbid, &to)| {
+            let position = self.start.position(vbid).unwrap_or(&Position::EARLIEST);
+            PartitionRange {
+                vbid,
+                vbuuid: position.vbuuid(),
+                from: position.seqno,
+                to,
+                epoch: position.epoch,
+                rolled_back: self.rolled_back.contains(&vbid),
+            }
+        })
+    }
+
+    /// Checks that the bucket is the one that was planned for.
+    ///
+    /// # Errors
+    /// [`OffsetsError::OtherBucket`].
+    pub fn check(&self, bucket_uuid: &str) -> Result<(), OffsetsError> {
+        if self.start.bucket_uuid() == bucket_uuid {
+            return Ok(());
+        }
+        let (found, expected) = (self.start.bucket_uuid().to_owned(), bucket_uuid.to_owned());
+        Err(OffsetsError::OtherBucket { found, expected })
+    }
+
+    /// The partition as JSON.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let document = Document {
+            node: self.node.clone(),
+            start: self.start.to_json(),
+            ends: self.ends.iter().map(|(vbid, to)| (vbid.0, to.0)).collect(),
+            rolled_back: self.rolled_back.iter().map(|vbid| vbid.0).collect(),
+            is_followed: self.is_followed,
+            persisted_only: self.persisted_only,
+            on_rollback: self.on_rollback,
+            patience_ms: u64::try_from(self.patience.as_millis()).unwrap_or(u64::MAX),
+        };
+        // Numbers and strings always are JSON.
+        serde_json::to_string(&document).unwrap_or_default()
+    }
+
+    /// Reads a document that [`to_json`](Self::to_json) wrote, in this release.
+    ///
+    /// # Errors
+    /// [`PartitionError`].
+    pub fn from_json(json: &str) -> Result<Self, PartitionError> {
+        let document: Document = serde_json::from_str(json)
+            .map_err(|error| PartitionError::Damaged(error.to_string()))?;
+        Ok(Self {
+            node: document.node,
+            start: Checkpoint::from_json(document.start.as_bytes())?,
+            ends: document.ends.iter().map(|&(vbid, to)| (Vbid(vbid), Seqno(to))).collect(),
+            rolled_back: document.rolled_back.into_iter().map(Vbid).collect(),
+            is_followed: document.is_followed,
+            persisted_only: document.persisted_only,
+            on_rollback: document.on_rollback,
+            patience: Duration::from_millis(document.patience_ms),
+        })
+    }
+
+    /// The positions and ends of those vBuckets that have something to read.
+    #[must_use]
+    pub fn to_stream(&self) -> (Checkpoint, BTreeMap<Vbid, Seqno>) {
+        let has_changes = |range: &PartitionRange| range.to > range.from;
+        let ends: BTreeMap<_, _> =
+            self.ranges().filter(has_changes).map(|range| (range.vbid, range.to)).collect();
+        (self.start.restricted_to(ends.keys().copied()), ends)
+    }
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    node: String,
+    /// A checkpoint's document, whose checksum goes with it.
+    start: String,
+    ends: Vec<(u16, u64)>,
+    rolled_back: Vec<u16>,
+    is_followed: bool,
+    persisted_only: bool,
+    on_rollback: OnRollback,
+    patience_ms: u64,
+}

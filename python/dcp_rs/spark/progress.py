@@ -1,0 +1,67 @@
+"""What a query's progress says of its source."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+class Lag(NamedTuple):
+    """How much of a bucket a query has yet to read, in seqnos: an upper bound of the rows."""
+
+    total: int
+    """In all vBuckets together."""
+    by_vbucket: dict[int, int]
+    """vBuckets that have something left to read, and how much."""
+
+
+def lag(progress: Any, source: int = 0) -> Lag | None:
+    """Tells how far a query lags behind what the server had when its last batch was planned.
+
+    With `scope` or `collections` only their changes count, where the server tells their seqnos.
+    What lies between counts as a whole, though DCP keeps only the newest version of a key.
+
+        dcp_rs.spark.lag(query.lastProgress).total
+
+    Args:
+        progress: `query.lastProgress`, one of `query.recentProgress` or what a listener is given;
+            or its JSON.
+        source: Which one, if a query reads from several sources of this kind.
+
+    Returns:
+        The lag; `None` if the progress does not tell, as before the first batch.
+    """
+    found = [each for each in _sources(progress) if each is not None]
+    if source >= len(found):
+        return None
+    end, latest = found[source]
+    left = {
+        vbucket: there - read
+        for vbucket, (read, there) in enumerate(zip(end["s"], latest["s"], strict=False))
+        if there > read
+    }
+    return Lag(sum(left.values()), left)
+
+
+def _sources(progress: Any) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]] | None]:
+    if progress is None:
+        return
+    text = progress if isinstance(progress, str) else getattr(progress, "json", progress)
+    document = json.loads(text) if isinstance(text, str) else dict(text)
+    for source in document.get("sources", []):
+        end, latest = (_offsets(source.get(name)) for name in ("endOffset", "latestOffset"))
+        yield None if end is None or latest is None else (end, latest)
+
+
+def _offsets(value: Any) -> Mapping[str, Any] | None:
+    """Reads what this source gave Spark as its offset; it is text in some versions."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    is_ours = isinstance(value, dict) and "bucket" in value and isinstance(value.get("s"), list)
+    return value if is_ours else None
