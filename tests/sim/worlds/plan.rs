@@ -60,6 +60,8 @@ pub(crate) enum ReaderKind {
     Latest,
     /// Finite streams, one after the other.
     Finite,
+    /// Micro-batches, with a driver and tasks.
+    Batches,
 }
 
 /// Which documents a reader asks for.
@@ -215,15 +217,17 @@ impl Plan {
 
 impl ReaderPlan {
     fn new(number: u64, shared: bool, rng: &mut StdRng) -> Self {
-        use ReaderKind::{Endless, Finite, Latest, Rivals};
-        let kinds = [Endless, Endless, Endless, Rivals, Latest, Finite, Finite, Finite];
+        use ReaderKind::{Batches, Endless, Finite, Latest, Rivals};
+        let kinds = [Endless, Endless, Endless, Rivals, Latest, Finite, Finite, Batches, Batches];
+        let kind = *kinds.choose(rng).unwrap_or(&Endless);
         let filters = [FilterPlan::All, FilterPlan::All, FilterPlan::All, FilterPlan::Scope];
         let rollback = rng.random_range(0..10);
         Self {
             number,
-            kind: *kinds.choose(rng).unwrap_or(&Endless),
+            kind,
             client: if shared { 0 } else { number },
             filter: match rng.random_bool(0.25) {
+                _ if kind == Batches => FilterPlan::All,
                 true => FilterPlan::Collections,
                 false => *filters.choose(rng).unwrap_or(&FilterPlan::All),
             },
@@ -238,11 +242,12 @@ impl ReaderPlan {
             noop_interval: Duration::from_secs(rng.random_range(1..10)),
             on_rollback: match rollback {
                 0..7 => OnRollback::Emit,
+                _ if kind == Batches => OnRollback::Resync,
                 7..9 => OnRollback::Resync,
                 _ => OnRollback::Raise,
             },
             manual: rng.random_bool(0.4),
-            persisted_only: rng.random_bool(0.3),
+            persisted_only: rng.random_bool(if kind == Batches { 0.7 } else { 0.3 }),
             keeps_connections: rng.random_bool(0.3),
             slowness: *[0, 0, 30, 400].choose(rng).unwrap_or(&0),
             commits: rng.random_range(0.1..1.0),

@@ -13,6 +13,7 @@ pub(crate) struct Report {
 
 /// What has to occur besides every kind of step, over all worlds of a run.
 const REQUIRED: &[&str] = &[
+    "began anew after a purge",
     "began anew after a rollback",
     "began anew on another bucket",
     "began anew with other collections",
@@ -39,6 +40,11 @@ const REQUIRED: &[&str] = &[
     "on_rollback Emit",
     "on_rollback Raise",
     "on_rollback Resync",
+    "driver died",
+    "micro-batch committed",
+    "micro-batch repeated",
+    "micro-batches of what is available now",
+    "reader Batches",
     "reader Endless",
     "reader Finite",
     "reader Latest",
@@ -50,11 +56,14 @@ const REQUIRED: &[&str] = &[
     "row Mutation",
     "row Rollback",
     "row with xattrs",
+    "rollback inside of a micro-batch",
+    "rollback of a micro-batch",
     "rows held for persistence",
     "state BackingOff",
     "state Complete",
     "state Opening",
     "state Streaming",
+    "task run twice",
 ];
 
 impl Report {

@@ -6,6 +6,7 @@ use dcp_proto::checkpoint::Checkpoint;
 use rand::Rng;
 use rand::rngs::StdRng;
 
+use crate::readers::Log;
 use crate::rows::Table;
 
 /// How many pairs are kept behind the newest, for a reader that is taken back.
@@ -28,6 +29,8 @@ pub(crate) struct Storage {
     pairs: Vec<Pair>,
     /// What a crash has made of the newest checkpoint while it was written.
     torn: Option<Vec<u8>>,
+    /// Of a reader in micro-batches.
+    pub(crate) batches: Log,
     /// What the reader did that it must not.
     pub(crate) violation: Option<String>,
 }
@@ -82,6 +85,7 @@ impl Storage {
     /// Loses everything.
     pub(crate) fn lose(&mut self) {
         self.pairs.clear();
+        self.batches = Log::default();
         self.torn = None;
     }
 

@@ -1,8 +1,11 @@
 //! Applications that read: their processes may be killed between any two of their steps, and what
 //! they have stored is all the next one knows.
 
+mod batches;
 mod endless;
 mod finite;
+
+pub(crate) use self::batches::Log;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -181,11 +184,14 @@ impl Reader {
             return Ok(());
         }
         let storage = self.storage.borrow();
-        let pair = storage.newest();
+        let batches = (self.plan.kind == ReaderKind::Batches).then(|| storage.batches.as_pair());
+        let pair = batches.as_ref().map_or_else(|| storage.newest(), Option::as_ref);
         let world = self.shared.world.borrow();
         let compared = compare(&self.plan, &world, pair);
         compared.map_err(|wrong| format!("{self}: {wrong}"))?;
-        let (Some(pair), FilterPlan::All) = (pair, self.plan.filter) else { return Ok(()) };
+        let (Some(pair), FilterPlan::All, None) = (pair, self.plan.filter, &batches) else {
+            return Ok(());
+        };
         for (vbid, high) in world.producer.high_seqnos() {
             let position = pair.checkpoint.position(vbid);
             let seqno = position.map_or_else(Default::default, |position| position.seqno);
@@ -294,6 +300,7 @@ impl Process {
         while !self.stops.get() {
             let read = match self.plan.kind {
                 ReaderKind::Finite => Box::pin(self.read_finite(&mut rng)).await,
+                ReaderKind::Batches => Box::pin(self.read_batches(&mut rng)).await,
                 _ => Box::pin(self.read_endless(&mut rng)).await,
             };
             if let Err(violation) = self.judge(read) {
@@ -331,7 +338,8 @@ impl Process {
             if clients.get(&self.plan.client).is_some_and(is_old) {
                 clients.remove(&self.plan.client);
             }
-            if !stored.as_ref().is_none_or(is_of_this_bucket) {
+            let is_stale = !stored.as_ref().is_none_or(is_of_this_bucket);
+            if is_stale || self.is_of_old_bucket() {
                 self.storage.borrow_mut().lose();
             }
             self.shared.count("began anew on another bucket");
@@ -343,6 +351,10 @@ impl Process {
         if has_nothing_left {
             self.storage.borrow_mut().lose();
             self.shared.count("began anew with other collections");
+            return Ok(());
+        }
+        if error.kind() == ErrorKind::Rollback && self.plan.kind == ReaderKind::Batches {
+            self.shared.count("rollback inside of a micro-batch");
             return Ok(());
         }
         if error.kind() == ErrorKind::Rollback && self.plan.on_rollback == OnRollback::Raise {
@@ -457,25 +469,26 @@ impl Process {
             self.life.set(life);
             return Ok(client);
         }
-        self.shared.connected.set(self.shared.connected.get() + 1);
-        let seed = self.shared.seed ^ (self.shared.connected.get() << 32);
-        let network = Arc::clone(&self.shared.network);
-        let (life, nodes) = {
-            let world = self.shared.world.borrow();
-            (world.lives, world.producer.connection_string())
-        };
+        let life = self.shared.world.borrow().lives;
         self.life.set(life);
-        let keep = Duration::from_secs(if self.plan.keeps_connections { 60 } else { 0 });
-        let options = ConnectOptions::new(nodes)
-            .with_bucket("default")
-            .with_credentials(Credentials::new("Administrator", "password"))
-            .with_connect_timeout(CONNECT_TIMEOUT)
-            .with_keep_connections(keep)
-            .with_dialer(Arc::new(Dialer { network, client: number, seed }));
+        let options = self.connect_options();
         let connecting = Box::pin(Client::connect(options));
         let client = self.unless_cancelled(connecting, rng).await?.map_err(Stop::Opening)?;
         self.shared.clients.borrow_mut().insert(number, (client.clone(), life));
         Ok(client)
+    }
+
+    fn connect_options(&self) -> ConnectOptions {
+        self.shared.connected.set(self.shared.connected.get() + 1);
+        let seed = self.shared.seed ^ (self.shared.connected.get() << 32);
+        let (network, client) = (Arc::clone(&self.shared.network), self.plan.client);
+        let keep = Duration::from_secs(if self.plan.keeps_connections { 60 } else { 0 });
+        ConnectOptions::new(self.shared.world.borrow().producer.connection_string())
+            .with_bucket("default")
+            .with_credentials(Credentials::new("Administrator", "password"))
+            .with_connect_timeout(CONNECT_TIMEOUT)
+            .with_keep_connections(keep)
+            .with_dialer(Arc::new(Dialer { network, client, seed }))
     }
 
     /// Now and then gives a call up before it is done.
@@ -506,8 +519,17 @@ impl Process {
 
     /// Looks at what was received: all of it must be true.
     fn check(&self, items: &[Item], wanted: &Wanted) -> Result<(), Stop> {
+        self.check_items(items, wanted.client.bucket_uuid(), wanted.ids.as_ref())
+    }
+
+    fn check_items(
+        &self,
+        items: &[Item],
+        bucket_uuid: &str,
+        ids: Option<&BTreeSet<u32>>,
+    ) -> Result<(), Stop> {
         let mut world = self.shared.world.borrow_mut();
-        if wanted.client.bucket_uuid() != world.producer.bucket_uuid() {
+        if bucket_uuid != world.producer.bucket_uuid() {
             // Of a bucket that is gone.
             return Ok(());
         }
@@ -517,7 +539,7 @@ impl Process {
                 Item::Change(row) => {
                     world.check_row(row, self.plan.system_documents).map_err(Stop::Violation)?;
                     let of = world.collections.get(&row.collection);
-                    let asked_for = match (&wanted.ids, self.plan.filter) {
+                    let asked_for = match (ids, self.plan.filter) {
                         (Some(ids), _) => ids.contains(&row.collection),
                         (None, FilterPlan::Scope) => of.is_some_and(|of| of.scope == "shop"),
                         _ => true,
