@@ -18,6 +18,12 @@ impl Run {
         let mut rng = StdRng::seed_from_u64(step.dice);
         let rng = &mut rng;
         self.shared.world.borrow_mut().tick();
+        let makes_copies =
+            [Kind::Rebalance, Kind::Repair, Kind::AddNode, Kind::Move, Kind::TakeNodeOut];
+        if self.plan.trusts_disks && makes_copies.contains(&step.kind) {
+            // A real cluster lets a copy into the map once it has everything.
+            self.shared.world.borrow().catch_up();
+        }
         let told = match step.kind {
             Kind::Write
             | Kind::WriteHot
@@ -57,9 +63,8 @@ impl Run {
             _ => self.misbehave(step.kind, rng),
         };
         // A vBucket taken back by hand loses what is on every disk.
-        let by_hand =
-            [Kind::LoseTail, Kind::Rewrite, Kind::InterruptBackfill, Kind::RecreateBucket];
-        let keeps_promises = !by_hand.contains(&step.kind);
+        let keeps_promises =
+            !Kind::BY_HAND.contains(&step.kind) && step.kind != Kind::RecreateBucket;
         self.shared.world.borrow_mut().observe(keeps_promises);
         format!("{:?}: {told}", step.kind)
     }

@@ -21,6 +21,9 @@ pub(crate) struct Plan {
     pub(crate) system_scope: bool,
     /// Collections that come and go are there from the start.
     pub(crate) collections: bool,
+    /// Some reader keeps no snapshots in its positions and relies on what is on all disks: a
+    /// vBucket is not taken back by hand below that, which no failover does.
+    pub(crate) trusts_disks: bool,
     pub(crate) readers: Vec<ReaderPlan>,
     pub(crate) steps: Vec<Step>,
 }
@@ -160,10 +163,14 @@ kinds! {
 }
 
 impl Kind {
-    fn any(calm: bool, rng: &mut StdRng) -> Self {
-        let weight = |(_, weight, in_calm): &(Self, u32, bool)| match calm && !in_calm {
-            true => 0,
-            false => *weight,
+    /// Steps that take back what is on all disks.
+    pub(crate) const BY_HAND: [Self; 4] =
+        [Self::LoseTail, Self::Rewrite, Self::InterruptBackfill, Self::ForgedRollback];
+
+    fn any(calm: bool, trusts_disks: bool, rng: &mut StdRng) -> Self {
+        let weight = |(kind, weight, in_calm): &(Self, u32, bool)| {
+            let is_out = calm && !in_calm || trusts_disks && Self::BY_HAND.contains(kind);
+            if is_out { 0 } else { *weight }
         };
         Self::ALL.choose_weighted(rng, weight).map_or(Self::Write, |(kind, ..)| *kind)
     }
@@ -176,8 +183,6 @@ impl Plan {
         let ephemeral = rng.random_bool(0.1);
         // A node without a disk loses what it has with every restart.
         let calm = rng.random_bool(0.15) && !ephemeral;
-        let readers = rng.random_range(1..=3);
-        let shared = rng.random_bool(0.3);
         let pause = |rng: &mut StdRng| match rng.random_range(0..60) {
             // Longer than it takes until a stream that stands still is told of.
             0 => rng.random_range(60_000..140_000),
@@ -185,8 +190,13 @@ impl Plan {
             3..24 => rng.random_range(0..30),
             _ => rng.random_range(0..400),
         };
+        let readers = 0..rng.random_range(1..=3);
+        let shared = rng.random_bool(0.3);
+        let readers: Vec<_> = readers.map(|number| ReaderPlan::new(number, shared, rng)).collect();
+        let trusts_disks = !ephemeral
+            && readers.iter().any(|of| of.kind == ReaderKind::Batches && of.persisted_only);
         let step = |rng: &mut StdRng| Step {
-            kind: Kind::any(calm, rng),
+            kind: Kind::any(calm, trusts_disks, rng),
             dice: rng.random(),
             pause: Duration::from_millis(pause(rng)),
         };
@@ -199,7 +209,8 @@ impl Plan {
             calm,
             system_scope: rng.random_bool(0.5),
             collections: rng.random_bool(0.6),
-            readers: (0..readers).map(|number| ReaderPlan::new(number, shared, rng)).collect(),
+            trusts_disks,
+            readers,
             steps: (0..rng.random_range(8..50)).map(|_| step(rng)).collect(),
         }
     }

@@ -10,7 +10,15 @@ const TIME: Duration = Duration::from_secs(60);
 
 /// What differs between readers that fail in the same way.
 const SPELLINGS: [&str; 9] = [
-    "Endless", "Rivals", "Latest", "Finite", "All", "Scope", "Collections", "Mutation", "Deletion",
+    "Endless",
+    "Rivals",
+    "Latest",
+    "Finite",
+    "All",
+    "Scope",
+    "Collections",
+    "Mutation",
+    "Deletion",
 ];
 
 /// A plan that still fails, with as little in it as was found, and how it goes.

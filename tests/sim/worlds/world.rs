@@ -277,7 +277,7 @@ impl World {
     }
 
     /// Every copy receives and persists everything.
-    fn catch_up(&self) {
+    pub(crate) fn catch_up(&self) {
         for index in 0..self.producer.num_vbuckets() {
             for copy in 0..4 {
                 // Refused where there is no such copy.

@@ -55,7 +55,8 @@ impl Process {
             patience: RETRY_TIMEOUT,
             ..PlannerOptions::default()
         };
-        let mut planner = Planner::new(&client, options).await.map_err(|error| self.planning(error))?;
+        let mut planner =
+            Planner::new(&client, options).await.map_err(|error| self.planning(error))?;
         let base = StreamOptions {
             batch: self.plan.batch,
             noop_interval: self.plan.noop_interval,
@@ -93,7 +94,7 @@ impl Process {
                 dcp_consumer::OnRollback::Resync => OnRollback::Resync,
                 _ => OnRollback::Emit,
             },
-                        ..Limits::default()
+            ..Limits::default()
         }
     }
 
@@ -141,10 +142,12 @@ impl Process {
             self.die_now_and_then(rng)?;
         }
         for item in &items {
-            log.table.apply(item).map_err(|wrong| {
-                Stop::Violation(format!("batch {}: {wrong}", log.committed))
-            })?;
+            log.table
+                .apply(item)
+                .map_err(|wrong| Stop::Violation(format!("batch {}: {wrong}", log.committed)))?;
         }
+        let told = format!("reader {}: batch {}", self.plan.number, log.committed);
+        self.shared.trace.add(format!("{told}, {} rows, to {end:?}", items.len()));
         log.committed += 1;
         self.storage.borrow_mut().batches = log;
         self.shared.count("micro-batch committed");
@@ -166,7 +169,9 @@ impl Process {
             attempts += 1;
             match Box::pin(self.attempt(partition, connect, base, kept, rng)).await {
                 Ok(items) => return Ok(items),
-                Err(Stop::Running(error)) if error.kind() != ErrorKind::Rollback && attempts < 4 => {
+                Err(Stop::Running(error))
+                    if error.kind() != ErrorKind::Rollback && attempts < 4 =>
+                {
                     self.shared.count("task retried");
                     self.judge(Err(Stop::Running(error))).map_err(Stop::Violation)?;
                 }

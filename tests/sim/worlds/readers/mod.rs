@@ -130,7 +130,8 @@ impl Reader {
                 paused_until: Rc::clone(&self.paused_until),
                 stops: Rc::clone(&self.stops),
                 life: Cell::default(),
-            is_foreign: Cell::default(),
+                is_foreign: Cell::default(),
+                ids: RefCell::default(),
                 seed,
             };
             self.shared.count(format!("reader {:?}", self.plan.kind));
@@ -213,6 +214,7 @@ impl Reader {
             stops: Rc::default(),
             life: Cell::default(),
             is_foreign: Cell::default(),
+            ids: RefCell::default(),
             seed: self.shared.seed ^ (self.plan.number << 40),
         };
         let read = timeout(patience, Box::pin(process.read_all())).await;
@@ -241,7 +243,11 @@ fn compare(plan: &ReaderPlan, world: &World, pair: Option<&Pair>) -> Result<(), 
     let mut off = Vec::new();
     for (key, value) in &wants {
         if has.get(key) != Some(value) && (has.contains_key(key) || is_since(world, key, since)) {
-            off.push(format!("{}/{} is missing or old", key.0, String::from_utf8_lossy(&key.1)));
+            let id = dcp_wire::CollectionId(key.0);
+            let seqno = world.producer.get_from(id, &key.1).map(|document| document.seqno.0);
+            let (vbid, name) = (world.producer.vbid_of(&key.1), String::from_utf8_lossy(&key.1));
+            let state = if has.contains_key(key) { "old" } else { "missing" };
+            off.push(format!("{}/{name} is {state}, {vbid} has it at {seqno:?}", key.0));
         }
     }
     for key in has.keys().filter(|key| !wants.contains_key(*key)) {
@@ -282,6 +288,8 @@ struct Process {
     life: Cell<u32>,
     /// What it went on from is of a bucket that is gone.
     is_foreign: Cell<bool>,
+    /// Collections it asked for last, where its filter names any.
+    ids: RefCell<Option<BTreeSet<u32>>>,
     seed: u64,
 }
 
@@ -324,14 +332,16 @@ impl Process {
             Err(Stop::Opening(error)) => (error, false),
             Err(Stop::Running(error)) => (error, true),
         };
-        self.shared.trace.add(format!("reader {}: {:?}: {error}", self.plan.number, error.kind()));
+        let at = format!("life {}, foreign {}", self.life.get(), self.is_foreign.get());
+        let kind = error.kind();
+        self.shared.trace.add(format!("reader {}, {at}: {kind:?}: {error}", self.plan.number));
         self.shared.count(format!("error {:?}", error.kind()));
         let world = self.shared.world.borrow();
         let stored = self.storage.borrow().newest().cloned();
         let is_of_this_bucket =
             |pair: &Pair| pair.checkpoint.bucket_uuid() == world.producer.bucket_uuid();
         let is_another_bucket =
-            self.life.get() != world.lives || !stored.as_ref().is_none_or(is_of_this_bucket);
+            self.life.get() != world.lives || self.is_foreign.get() || self.is_of_old_bucket();
         if is_another_bucket {
             let is_old = |(_, life): &(Client, u32)| *life != world.lives;
             let mut clients = self.shared.clients.borrow_mut();
@@ -346,8 +356,7 @@ impl Process {
             return Ok(());
         }
         let has_nothing_left = self.plan.filter == FilterPlan::Collections
-            && stored.as_ref().is_some_and(|pair| pair.ids.is_some())
-            && wanted_ids(&self.plan, &world, stored.as_ref()).is_empty();
+            && self.ids.borrow().as_ref().is_some_and(|ids| ids.is_disjoint(&world.live(|_| true)));
         if has_nothing_left {
             self.storage.borrow_mut().lose();
             self.shared.count("began anew with other collections");
@@ -410,6 +419,7 @@ impl Process {
         };
         let ids: BTreeSet<u32> = names.values().copied().collect();
         let ids = (self.plan.filter == FilterPlan::Collections).then_some(ids);
+        self.ids.borrow_mut().clone_from(&ids);
         if let Some(had) = pair.as_ref().and_then(|pair| pair.ids.as_ref())
             && ids.as_ref().is_some_and(|ids| ids.len() < had.len())
         {
