@@ -200,6 +200,8 @@ impl Process {
             }));
             self.shared.count("rollback of a micro-batch");
         }
+        let ranges: Vec<_> = partition.ranges().collect();
+        self.shared.trace.add(format!("reader {}: task {ranges:?}", self.plan.number));
         let opened = open::<Rows, _>(connect, kept.take(), partition, base, |_| Rows::default);
         let (client, mut stream) = Box::pin(opened).await.map_err(|error| self.planning(error))?;
         let ends: BTreeMap<_, _> = partition.ranges().map(|range| (range.vbid, range.to)).collect();
