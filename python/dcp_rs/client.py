@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
@@ -16,9 +16,12 @@ from dcp_rs.stores import CheckpointStore
 from dcp_rs.stream import ChangeStream, StreamOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import pyarrow as pa
+
+
+SASL_MECHANISMS = ["PLAIN", "SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,10 @@ class ConnectionOptions:
             takes those that the connection string's host is one of.
         keep_connections: Seconds for which a connection is kept that a finished stream leaves
             behind, so that the next stream of the client need not make one; 0: not at all.
+        sasl_mechanisms: Mechanisms to authenticate with, of which the first that the server offers
+            is used: `PLAIN`, `SCRAM-SHA512`, `SCRAM-SHA256`, `SCRAM-SHA1`. Unless given, `PLAIN`
+            and then SCRAM with `couchbases://`, which users of LDAP, PAM and saslauthd need, and
+            SCRAM only with `couchbase://`, where `PLAIN` is refused.
     """
 
     connection_string: str
@@ -53,6 +60,7 @@ class ConnectionOptions:
     tls_key: str | os.PathLike[str] | None = None
     network: str = "auto"
     keep_connections: float = 0.0
+    sasl_mechanisms: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         """Checks types and ranges.
@@ -70,6 +78,13 @@ class ConnectionOptions:
             if value is not None and not isinstance(value, str | os.PathLike):
                 raise _checks.wrong_type(option, value, "a path")
         _checks.word("network", self.network, ["auto", "default", "external"])
+        if self.sasl_mechanisms is not None:
+            if isinstance(self.sasl_mechanisms, str) or not isinstance(
+                self.sasl_mechanisms, Sequence
+            ):
+                raise _checks.wrong_type("sasl_mechanisms", self.sasl_mechanisms, "a list of names")
+            for name in self.sasl_mechanisms:
+                _checks.word("sasl_mechanisms", name, SASL_MECHANISMS)
 
 
 def connect(
@@ -84,6 +99,7 @@ def connect(
     tls_key: str | os.PathLike[str] | None = None,
     network: Literal["auto", "default", "external"] = "auto",
     keep_connections: float = 0.0,
+    sasl_mechanisms: Sequence[str] | None = None,
 ) -> Client:
     """Connects to a bucket.
 
@@ -109,6 +125,7 @@ def connect(
         tls_key: PEM file with its private key.
         network: `auto`, `default` or `external`.
         keep_connections: Seconds for which connections are kept between streams.
+        sasl_mechanisms: Mechanisms to authenticate with, in the order of preference.
 
     Raises:
         ConfigError: An option is wrong, or no bucket is named.
@@ -131,6 +148,7 @@ def connect(
             tls_key=tls_key,
             network=network,
             keep_connections=keep_connections,
+            sasl_mechanisms=sasl_mechanisms,
         )
     )
 

@@ -4,6 +4,7 @@ import base64
 import json
 import ssl
 import urllib.request
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,37 @@ def test_changes_are_read_over_tls(producer, ca):
     assert producer.tls_connection_string.startswith("couchbases://")
     with connect(producer, ca) as client, client.stream(until="now") as stream:
         assert stream.read_all().num_rows == 100
+
+
+def test_plain_is_for_verified_servers_and_other_mechanisms_can_be_named(producer, ca):
+    options = dcp_rs.ConnectionOptions(
+        connection_string=producer.tls_connection_string,
+        username="Administrator",
+        password="password",
+        bucket="default",
+        tls_ca=ca,
+    )
+    # Users of LDAP can prove nothing, which PLAIN does not ask for.
+    producer.set_faults(
+        [{"condition": {"opcode": "SASL_STEP"}, "reaction": {"answer": {"status": "AUTH_ERROR"}}}]
+    )
+    dcp_rs.connect(options).close()
+    scram = replace(options, sasl_mechanisms=["SCRAM-SHA512"])
+    with pytest.raises(exceptions.AuthenticationError):
+        dcp_rs.connect(scram)
+    producer.set_faults([])
+    dcp_rs.connect(scram).close()
+    with pytest.raises(exceptions.ConfigError, match="PLAIN"):
+        dcp_rs.connect(
+            producer.connection_string,
+            username="Administrator",
+            password="password",
+            bucket="default",
+            sasl_mechanisms=["PLAIN"],
+        )
+    for wrong in ("PLAIN", ["plain"], [1], []):
+        with pytest.raises(exceptions.ConfigError, match="sasl_mechanisms"):
+            dcp_rs.connect(replace(options, sasl_mechanisms=wrong))
 
 
 def test_a_cluster_with_another_authority_is_not_trusted(producer, tmp_path):

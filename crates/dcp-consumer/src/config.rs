@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dcp_proto::topology::{ConnectionString, NetworkSelection};
+use dcp_wire::sasl::Mechanism;
 use zeroize::Zeroizing;
 
 use crate::Dial;
@@ -98,6 +99,10 @@ pub struct ConnectOptions {
     pub bucket: Option<String>,
     /// Who connects; not needed with a client certificate.
     pub credentials: Option<Credentials>,
+    /// Mechanisms to authenticate with, the first that the server offers. Unless given, PLAIN and
+    /// then SCRAM over TLS, as users of LDAP, PAM and saslauthd need, and SCRAM only without TLS,
+    /// where PLAIN is refused.
+    pub sasl_mechanisms: Option<Vec<Mechanism>>,
     /// Longest time for name resolution, TCP, TLS and set-up of one connection together.
     pub connect_timeout: Duration,
     /// How connections are encrypted, with `couchbases://`.
@@ -127,6 +132,7 @@ impl fmt::Debug for ConnectOptions {
         debug
             .field("bucket", &self.bucket)
             .field("credentials", &self.credentials)
+            .field("sasl_mechanisms", &self.sasl_mechanisms)
             .field("connect_timeout", &self.connect_timeout)
             .field("tls", &self.tls)
             .field("agent", &self.agent)
@@ -148,6 +154,7 @@ impl ConnectOptions {
             connection_string: connection_string.into(),
             bucket: None,
             credentials: None,
+            sasl_mechanisms: None,
             connect_timeout: Self::DEFAULT_CONNECT_TIMEOUT,
             tls: TlsOptions::default(),
             agent: concat!("dcp_rs/", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -175,6 +182,13 @@ impl ConnectOptions {
     #[must_use]
     pub fn with_dialer(mut self, dialer: Arc<dyn Dial>) -> Self {
         self.dialer = Some(dialer);
+        self
+    }
+
+    /// The same with other mechanisms to authenticate with.
+    #[must_use]
+    pub fn with_sasl_mechanisms(mut self, mechanisms: impl Into<Vec<Mechanism>>) -> Self {
+        self.sasl_mechanisms = Some(mechanisms.into());
         self
     }
 

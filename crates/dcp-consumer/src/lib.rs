@@ -75,6 +75,7 @@ pub use checkpoint_file::{load_checkpoint, save_checkpoint};
 pub use checkpoint_store::{CheckpointStore, FileStore, MemoryStore};
 pub use client::Client;
 pub use config::{ClientCertificate, ConnectOptions, Credentials, Pem, TlsOptions};
+pub use dcp_wire::sasl::Mechanism;
 pub use dial::{Dial, Dialing, Transport};
 pub use error::{Error, ErrorKind};
 pub use events::StreamEvent;

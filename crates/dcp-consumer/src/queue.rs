@@ -1,9 +1,10 @@
 //! Between the connections' tasks and the application.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use dcp_proto::consumer::{ConnectionStats, Held, Moved};
 use tokio::sync::Notify;
 
@@ -23,6 +24,8 @@ pub(crate) struct Link {
     /// What the connection counted, and what waits to be on the disks of all copies, as last told
     /// by the task.
     stats: Mutex<(ConnectionStats, Held)>,
+    /// The newest cluster map that came on the connection and nobody took.
+    map: Mutex<Option<Bytes>>,
     /// Wakes the task when there are bytes to return, or what it awaits has happened.
     pub(crate) wake: Notify,
 }
@@ -55,6 +58,17 @@ impl Link {
         if is_last && self.is_taking_awaited.swap(false, Ordering::SeqCst) {
             self.wake.notify_one();
         }
+    }
+
+    /// Puts a cluster map in the place of the one before; `true` if that was taken, so that whoever
+    /// takes maps is to be told.
+    pub(crate) fn offer_map(&self, json: Bytes) -> bool {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner).replace(json).is_none()
+    }
+
+    /// The newest cluster map, once.
+    pub(crate) fn take_map(&self) -> Option<Bytes> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     pub(crate) fn publish(&self, stats: ConnectionStats, unacknowledged: u64, waiting: Held) {
@@ -119,7 +133,8 @@ pub(crate) enum Entry<B> {
 ///
 /// It has no bound of its own: whatever is in it counts as unacknowledged on its connection, and
 /// a connection whose server sends more than the flow-control window and one packet is closed.
-/// So it holds at most that much per connection, and no task ever waits to put a batch in, which
+/// Positions count for nothing, and are one entry however often they move without a batch. So it
+/// holds at most that much per connection, and no task ever waits to put a batch in, which
 /// is what keeps signs of life answered while the application is slow.
 #[derive(Debug)]
 pub(crate) struct Queue<B> {
@@ -136,7 +151,12 @@ impl<B> Queue<B> {
         if let Entry::Batch(batch) = &entry {
             batch.credit.link.queued.fetch_add(1, Ordering::SeqCst);
         }
-        self.lock().push_back(entry);
+        let mut entries = self.lock();
+        match (entries.back_mut(), entry) {
+            (Some(Entry::Positions(last)), Entry::Positions(newer)) => supersede(last, newer),
+            (_, entry) => entries.push_back(entry),
+        }
+        drop(entries);
         self.ready.notify_one();
     }
 
@@ -173,9 +193,27 @@ impl<B> Queue<B> {
     }
 }
 
+/// Puts newer positions in the place of older ones of the same vBuckets.
+fn supersede(positions: &mut Vec<Moved>, newer: Vec<Moved>) {
+    let mut at: HashMap<_, _> =
+        positions.iter().enumerate().map(|(at, moved)| (moved.vbid, at)).collect();
+    for moved in newer {
+        match at.get(&moved.vbid).and_then(|&at| positions.get_mut(at)) {
+            Some(older) => *older = moved,
+            None => {
+                at.insert(moved.vbid, positions.len());
+                positions.push(moved);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
+
+    use dcp_proto::{History, Position};
+    use dcp_wire::{Seqno, Vbid};
 
     use super::*;
 
@@ -204,5 +242,32 @@ mod tests {
         pushed(&queue, &link, 4);
         assert!(queue.try_pop().is_some());
         assert!(!is_woken(&link), "said once");
+    }
+
+    fn moved(vbid: u16, seqno: u64) -> Moved {
+        let position = Position { seqno: Seqno(seqno), ..Position::EARLIEST };
+        Moved { vbid: Vbid(vbid), position, history: History::default() }
+    }
+
+    #[test]
+    fn positions_that_nobody_takes_are_one_entry_with_the_newest_of_each() {
+        let (queue, link) = (Queue::new(), Arc::new(Link::default()));
+        for seqno in 1..=100 {
+            queue.push(Entry::Positions(vec![moved(0, seqno), moved(1, seqno * 2)]));
+            queue.push(Entry::Positions(vec![moved(2, seqno), moved(0, seqno + 1)]));
+        }
+        pushed(&queue, &link, 1);
+        // What comes after a batch is not told before it.
+        queue.push(Entry::Positions(vec![moved(0, 200)]));
+        let mut seen = Vec::new();
+        while let Some(entry) = queue.try_pop() {
+            seen.push(match entry {
+                Entry::Positions(positions) => {
+                    positions.iter().map(|moved| (moved.vbid.0, moved.position.seqno.0)).collect()
+                }
+                _ => Vec::new(),
+            });
+        }
+        assert_eq!(seen, [vec![(0, 101), (1, 200), (2, 100)], vec![], vec![(0, 200)]]);
     }
 }

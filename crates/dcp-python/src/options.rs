@@ -12,6 +12,7 @@ use dcp_consumer::{
 use dcp_proto::topology::{Network, NetworkSelection};
 use dcp_proto::{FailoverLog, Position, Snapshot};
 use dcp_wire::message::FailoverEntry;
+use dcp_wire::sasl::Mechanism;
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 use pyo3::prelude::*;
 
@@ -26,6 +27,7 @@ pub(crate) struct ConnectArgs {
     bucket: Option<String>,
     username: Option<String>,
     password: Option<String>,
+    sasl_mechanisms: Option<Vec<String>>,
     connect_timeout: f64,
     tls_ca: Option<PathBuf>,
     tls_certificate: Option<PathBuf>,
@@ -60,6 +62,7 @@ impl ConnectArgs {
             .with_tls(TlsOptions { ca: self.tls_ca.map(Pem::File), client_certificate });
         options.bucket = self.bucket;
         options.credentials = credentials;
+        options.sasl_mechanisms = self.sasl_mechanisms.map(mechanisms).transpose()?;
         options.network = match self.network.as_str() {
             "auto" => NetworkSelection::Auto,
             "default" => NetworkSelection::Fixed(Network::Default),
@@ -68,6 +71,13 @@ impl ConnectArgs {
         };
         Ok(options)
     }
+}
+
+/// Mechanisms by their names.
+fn mechanisms(names: Vec<String>) -> Result<Vec<Mechanism>, Failure> {
+    let all = Mechanism::ALL.map(Mechanism::name);
+    let of = |name: String| Mechanism::from_name(name.as_bytes());
+    names.into_iter().map(|name| of(name).ok_or_else(|| one_of("sasl_mechanisms", &all))).collect()
 }
 
 /// Where to begin.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from dcp_rs._documents import as_ddl
-from dcp_rs.client import ConnectionOptions
+from dcp_rs.client import SASL_MECHANISMS, ConnectionOptions
 from dcp_rs.exceptions import ConfigError
 
 _Parser = Callable[[str, object], object]
@@ -54,6 +54,9 @@ class ReadOptions:
     """PEM file with its private key."""
     network: Literal["auto", "default", "external"] = "auto"
     """Which of the nodes' addresses to use."""
+    sasl_mechanisms: tuple[str, ...] | None = None
+    """Mechanisms to authenticate with, of which the first that the server offers is used; `PLAIN`
+    and then SCRAM with `couchbases://` if not given, otherwise SCRAM."""
     scope: str | None = None
     """Scope to read; every scope if not given."""
     collections: tuple[str, ...] | None = None
@@ -168,6 +171,7 @@ class ReadOptions:
             tls_certificate=self.tls_certificate,
             tls_key=self.tls_key,
             network=self.network,
+            sasl_mechanisms=self.sasl_mechanisms,
         )
 
     def _resolve_password(self) -> str | None:
@@ -311,6 +315,13 @@ def _vbuckets(name: str, value: object) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def _mechanisms(name: str, value: object) -> tuple[str, ...]:
+    found = tuple(mechanism.upper() for mechanism in _names(name, value))
+    if not set(found) <= set(SASL_MECHANISMS):
+        raise _wrong(name, value, f"some of {', '.join(SASL_MECHANISMS)}")
+    return found
+
+
 def _one_of(*choices: str) -> _Parser:
     def parse(name: str, value: object) -> str:
         text = str(value).strip().lower()
@@ -355,6 +366,7 @@ _PARSERS: dict[str, _Parser] = {
     "on_rollback": _one_of("emit", "fail", "resync"),
     "persisted_only": _boolean,
     "retry_timeout": _seconds,
+    "sasl_mechanisms": _mechanisms,
     "starting_offsets": _offsets("earliest", "latest"),
     "value_format": _one_of("binary", "string", "variant"),
     "vbuckets": _vbuckets,

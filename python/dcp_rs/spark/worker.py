@@ -40,6 +40,7 @@ _CONNECTION = (
     "tls_certificate",
     "tls_key",
     "network",
+    "sasl_mechanisms",
 )
 
 

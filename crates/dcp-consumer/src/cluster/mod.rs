@@ -59,7 +59,8 @@ enum Event {
     Observed(Address, Observed),
 }
 
-/// Both ends of a channel of reports. Not bounded: each vBucket reports once per request it made.
+/// Both ends of a channel of reports. Not bounded: each vBucket reports once per request it made,
+/// and each connection once until its newest cluster map is taken.
 struct Channel<T> {
     sender: mpsc::UnboundedSender<T>,
     receiver: mpsc::UnboundedReceiver<T>,
@@ -262,7 +263,11 @@ impl<S: BatchSink> Cluster<S> {
                 }
             }
             Report::Hidden(hidden) => self.hide(&hidden),
-            Report::Map(json) => self.apply_map(id, &json)?,
+            Report::Map(link) => {
+                if let Some(json) = link.take_map() {
+                    self.apply_map(id, &json)?;
+                }
+            }
             Report::Lost { streams, error } => {
                 tracing::warn!(%error, streams = streams.len(), "a connection was lost");
                 let node = self.node_name(id);

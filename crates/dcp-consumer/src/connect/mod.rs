@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use dcp_proto::consumer::{Auth, Bootstrap, BootstrapConfig, BootstrapOutcome, DcpOpen};
 use dcp_proto::topology::{Address, ConnectionString, Network, NetworkSelection};
+use dcp_wire::sasl::Mechanism;
 use rand::distr::Alphanumeric;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -254,6 +255,17 @@ impl Connector {
         Ok(Socket::Tls(Box::new(encrypt(tls, address, stream).await?)))
     }
 
+    /// How to authenticate. Whoever is checked by another service, as LDAP, has nothing but a
+    /// password that this service must see, and servers offer everybody everything: so PLAIN comes
+    /// first where the server was verified, and nowhere else.
+    fn mechanisms(&self) -> Vec<Mechanism> {
+        match &self.shared.options.sasl_mechanisms {
+            Some(mechanisms) => mechanisms.clone(),
+            None if self.is_tls() => [&[Mechanism::Plain], &Mechanism::SCRAM[..]].concat(),
+            None => Mechanism::SCRAM.to_vec(),
+        }
+    }
+
     fn bootstrap_config(&self, address: &Address) -> BootstrapConfig {
         let options = &self.shared.options;
         let auth = match &options.credentials {
@@ -267,7 +279,7 @@ impl Connector {
                     .take(NONCE_LEN)
                     .map(char::from)
                     .collect(),
-                allow_plain: self.is_tls(),
+                mechanisms: self.mechanisms(),
             },
         };
         let bucket = self.bucket().map(ToOwned::to_owned);
@@ -291,6 +303,18 @@ fn check(options: &ConnectOptions, connection_string: &ConnectionString) -> Resu
     }
     if options.dialer.is_some() && connection_string.scheme().is_tls() {
         return wrong("a dialer makes connections without TLS: use couchbase://");
+    }
+    if let Some(mechanisms) = &options.sasl_mechanisms {
+        if mechanisms.is_empty() {
+            return wrong("sasl_mechanisms is empty: name one, or leave it out");
+        }
+        let reveals = mechanisms.iter().any(|mechanism| mechanism.reveals_password());
+        if reveals && !connection_string.scheme().is_tls() {
+            return wrong(
+                "sasl_mechanisms names PLAIN, which would send the password to whoever listens: use \
+                 couchbases://",
+            );
+        }
     }
     if options.connect_timeout.is_zero() {
         return wrong("the connect timeout must be more than zero");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BytesMut};
 use dcp_proto::consumer::StreamFilter;
 use dcp_proto::consumer::{
     Connection, ConnectionError, EndCause, Event, Held, Hidden, Limit, Resume,
@@ -63,8 +63,8 @@ pub(crate) enum Report {
     Progress(Vec<Progress>),
     /// These documents are left out, some of them from now on.
     Hidden(Hidden),
-    /// A cluster map, as JSON.
-    Map(Bytes),
+    /// The newest cluster map is to be had of the connection, until it is taken.
+    Map(Arc<Link>),
     /// The connection is over; these were its streams.
     Lost { streams: Vec<(Vbid, Resume)>, error: Error },
     /// The sink cannot go on.
@@ -381,7 +381,11 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
                 Event::Waiting { vbid, vbuuid } => self.report(Report::Waiting(vbid, vbuuid)),
                 Event::HighSeqnos(seqnos) => self.report_progress(&seqnos),
                 Event::Hidden(hidden) => self.report(Report::Hidden(hidden)),
-                Event::ClusterMap(json) => self.report(Report::Map(json)),
+                Event::ClusterMap(json) => {
+                    if self.driver.link.offer_map(json) {
+                        self.report(Report::Map(Arc::clone(&self.driver.link)));
+                    }
+                }
                 Event::ClusterMapChanged => self.driver.machine.request_cluster_map(),
                 event => tracing::debug!(?event, "an event nobody waits for"),
             }
@@ -448,6 +452,10 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
     }
 }
 
+/// Bytes that wait to be written before nothing more is read: whoever makes us write more without
+/// reading it has to wait.
+const MAX_UNWRITTEN: usize = 1 << 20;
+
 /// Writes what is to be written, or else reads: a connection that is not read while it is written
 /// could wait for a server that waits for us.
 async fn ready<IO: AsyncRead + AsyncWrite + Unpin>(
@@ -466,6 +474,9 @@ async fn ready<IO: AsyncRead + AsyncWrite + Unpin>(
                 out.advance(written);
                 *flush = true;
                 return Poll::Ready(Ok(Io::Wrote));
+            }
+            if out.len() > MAX_UNWRITTEN {
+                return Poll::Pending;
             }
         } else if *flush && let Poll::Ready(flushed) = Pin::new(&mut *io).poll_flush(cx) {
             flushed?;

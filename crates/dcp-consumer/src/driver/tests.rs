@@ -314,3 +314,50 @@ impl Server {
         bytes.is_err()
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_read_answers_is_not_read() {
+    const PIPE: usize = 1 << 20;
+    let mut server = Server::start(patient()).await;
+    let mut noops = Vec::new();
+    for opaque in 0..4096 {
+        Frame::request(Opcode::DCP_NOOP).with_opaque(Opaque(opaque)).encode(&mut noops).unwrap();
+    }
+    let mut written = 0;
+    while let Ok(len) = timeout(Duration::from_secs(1), server.io.write(&noops)).await {
+        let len = len.unwrap();
+        written += len;
+        assert!(written < 16 * PIPE, "answers are kept without bound");
+        // A part of a packet may have been written.
+        noops.rotate_left(len);
+    }
+    // Both ways of the pipe, what waits to be written, and what was read meanwhile.
+    assert!(written <= 3 * PIPE + MAX_UNWRITTEN, "{written}");
+
+    // Once it reads, it is read and answered again.
+    let (opcode, ..) = server.receive().await;
+    assert_eq!(opcode, Opcode::DCP_NOOP);
+    let mut answered = server.input.len();
+    while answered < written / 2 {
+        server.input.clear();
+        answered += server.io.read_buf(&mut server.input).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_cluster_maps_that_nobody_takes_the_newest_is_kept() {
+    let mut server = Server::start(patient()).await;
+    for rev in 0..50 {
+        let map = format!("{{\"rev\":{rev}}}");
+        let mut push = Vec::new();
+        let frame = Frame::request(Opcode::CLUSTER_MAP_CHANGE);
+        frame.with_key(b"default").with_value(map.as_bytes()).encode(&mut push).unwrap();
+        push[0] = 0x82;
+        server.io.write_all(&push).await.unwrap();
+    }
+    server.settle().await;
+    let Report::Map(link) = server.report().await else { panic!("no map") };
+    assert_eq!(link.take_map().as_deref(), Some(&b"{\"rev\":49}"[..]));
+    server.settle().await;
+    assert!(server.reports.try_recv().is_err(), "told once");
+}

@@ -93,7 +93,7 @@ impl DataService {
                 }
                 mechanism => {
                     let credentials =
-                        ScramCredentials::derive(mechanism, PASSWORD, b"0123456789abcdef", 64);
+                        ScramCredentials::derive(mechanism, PASSWORD, b"0123456789abcdef", 4096);
                     let server = scram.insert(ScramServer::read(frame.value).unwrap());
                     value = server.challenge(credentials.unwrap(), "serverNonce").unwrap();
                     status = Status::AUTH_CONTINUE;

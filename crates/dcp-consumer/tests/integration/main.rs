@@ -9,6 +9,7 @@ mod data_service;
 mod embedded;
 mod events;
 mod failover;
+mod floods;
 mod kept;
 mod mitigation;
 mod observer;

@@ -3,7 +3,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dcp_consumer::connect::{Connected, Connector};
-use dcp_consumer::{ClientCertificate, ConnectOptions, Error, ErrorKind, Pem};
+use dcp_consumer::{ClientCertificate, ConnectOptions, Error, ErrorKind, Mechanism, Pem};
+use dcp_wire::{Opcode, Status};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -77,9 +78,8 @@ impl Authority {
             let acceptor = acceptor.clone();
             async move {
                 if let Ok(stream) = acceptor.accept(stream).await {
-                    DataService { mechanisms: Some(b"PLAIN"), ..DataService::default() }
-                        .run(stream)
-                        .await;
+                    // The user is one of LDAP: every mechanism is offered, and one works.
+                    DataService::refusing(Opcode::SASL_STEP, Status::AUTH_ERROR).run(stream).await;
                 }
             }
         })
@@ -176,6 +176,30 @@ async fn a_server_that_wants_a_client_certificate_says_so() {
     let address = authority.serve("127.0.0.1", true).await;
     let error = connect(encrypted(address, authority.trusted())).await.unwrap_err();
     assert_tls_error(&error, "client certificate");
+}
+
+#[tokio::test]
+async fn the_mechanisms_that_are_named_are_used_and_no_others() {
+    let authority = Authority::new();
+    let address = authority.serve("127.0.0.1", false).await;
+    let encrypted = |mechanisms: &[Mechanism]| {
+        encrypted(address, authority.trusted()).with_sasl_mechanisms(mechanisms)
+    };
+    assert!(connect(encrypted(&[Mechanism::ScramSha256, Mechanism::Plain])).await.is_ok());
+    let refused = connect(encrypted(&Mechanism::SCRAM)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Authentication, "no second try with another");
+    let not_offered = connect(encrypted(&[Mechanism::ScramSha256])).await.unwrap_err();
+    assert_eq!(not_offered.kind(), ErrorKind::Authentication);
+    let none = connect(encrypted(&[])).await.unwrap_err();
+    assert_eq!(none.kind(), ErrorKind::Config);
+
+    let service = DataService::default().start().await;
+    let open = |mechanisms: &[Mechanism]| {
+        options(format!("couchbase://{service}")).with_sasl_mechanisms(mechanisms)
+    };
+    let error = connect(open(&[Mechanism::ScramSha1, Mechanism::Plain])).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "anybody could listen");
+    assert!(connect(open(&[Mechanism::ScramSha1])).await.is_ok());
 }
 
 #[tokio::test]

@@ -61,6 +61,7 @@ pub(super) fn bucket(
         "uuid": uuid,
         "nodeLocator": "vbucket",
         "bucketType": if bucket.is_ephemeral { "ephemeral" } else { "membase" },
+        "storageBackend": if bucket.is_ephemeral { "undefined" } else { "couchstore" },
         "uri": format!("/pools/default/buckets/{name}?bucket_uuid={uuid}"),
         "streamingUri": format!("/pools/default/bucketsStreaming/{name}?bucket_uuid={uuid}"),
         "bucketCapabilitiesVer": "",

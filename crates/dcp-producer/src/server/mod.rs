@@ -83,7 +83,10 @@ impl Servers {
         stop: &CancellationToken,
     ) -> Result<Self, Error> {
         // Nobody listens in on a cluster without ports.
-        let rounds = if options.in_memory { 1 } else { Credentials::ROUNDS };
+        let rounds = match options.in_memory {
+            true => Credentials::FEWEST_ROUNDS,
+            false => Credentials::ROUNDS,
+        };
         let chance = Arc::clone(cluster.bucket.chance());
         let credentials = Credentials::new(&options.username, &options.password, rounds, chance)?;
         let credentials = Arc::new(credentials);

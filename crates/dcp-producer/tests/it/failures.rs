@@ -413,7 +413,10 @@ async fn an_ephemeral_bucket_has_no_disk() {
     let vbuuid = log_of(&answer)[0].0;
     assert_eq!(observe(&mut plain, vbuuid).await, (0, 5));
     let map = map(&mut plain).await;
-    assert_eq!(map["bucketType"], "ephemeral");
+    assert_eq!(
+        (&map["bucketType"], &map["storageBackend"]),
+        (&"ephemeral".into(), &"undefined".into())
+    );
     let external = &map["nodesExt"][0]["alternateAddresses"]["external"];
     assert_eq!(external["hostname"], "localhost");
     assert_eq!(external["ports"], map["nodesExt"][0]["services"]);

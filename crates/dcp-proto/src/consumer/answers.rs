@@ -30,7 +30,12 @@ impl Connection {
                 }
                 Ok(())
             }
+            Opcode::GET_ALL_VB_SEQNOS if self.asked_high_seqnos == 0 => {
+                self.stats.stale_responses += 1;
+                Ok(())
+            }
             Opcode::GET_ALL_VB_SEQNOS => {
+                self.asked_high_seqnos -= 1;
                 if frame.header.status().is_success() {
                     let seqnos: Vec<_> = VbSeqnos::decode(frame.value)?.collect();
                     self.heard_high_seqnos(frame.header.opaque.0, &seqnos);

@@ -129,6 +129,8 @@ pub struct Connection {
     /// Bytes of a packet that was not whole at that moment.
     pub(super) incomplete: usize,
     pub(super) stats: ConnectionStats,
+    /// Questions for high seqnos that were not answered.
+    pub(super) asked_high_seqnos: usize,
 }
 
 impl Connection {
@@ -151,6 +153,7 @@ impl Connection {
             heard_at: now,
             incomplete: 0,
             stats: ConnectionStats::default(),
+            asked_high_seqnos: 0,
             config,
         }
     }
@@ -223,6 +226,7 @@ impl Connection {
     /// Command: asks for the highest seqnos of the node's active vBuckets;
     /// [`Event::HighSeqnos`] follows.
     pub fn request_high_seqnos(&mut self) {
+        self.asked_high_seqnos += 1;
         // vBucket state: active.
         let extras = 1_u32.to_be_bytes();
         // By its number an answer is told from that to an earlier request.

@@ -89,6 +89,12 @@ impl Hidden {
         }
     }
 
+    /// The part that was learned last.
+    pub(super) fn learned_last(&self) -> Self {
+        let collections = self.collections.last().copied().into_iter().collect();
+        Self { transactions: false, system_scope: self.system_scope, collections }
+    }
+
     /// Learns of scopes and collections that are made meanwhile; whether there was anything new.
     pub(super) fn learn(&mut self, event: &SystemEvent<'_>) -> bool {
         let Some(known_scope) = self.system_scope else { return false };

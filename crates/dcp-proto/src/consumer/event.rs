@@ -125,8 +125,8 @@ pub enum Event {
     /// The highest seqnos of the node's active vBuckets, as far as they are known to be in its
     /// streams; see [`request_high_seqnos`](super::Connection::request_high_seqnos).
     HighSeqnos(Vec<(Vbid, Seqno)>),
-    /// A scope or collection was created whose documents are left out: other connections need to
-    /// know it before they take over a vBucket that is past its creation.
+    /// The scope or collection that was created last and whose documents are left out: other
+    /// connections need to know it before they take over a vBucket that is past its creation.
     Hidden(Hidden),
     /// A cluster map, pushed or sent with a refusal, as JSON.
     ClusterMap(Bytes),

@@ -221,7 +221,7 @@ impl Connection {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
         self.stats.repeated_seqnos += u64::from(progress.repeated_seqno);
         if progress.learned {
-            self.events.push_back(Event::Hidden(self.config.delivery.hidden.clone()));
+            self.events.push_back(Event::Hidden(self.config.delivery.hidden.learned_last()));
         }
         if progress.acknowledge_marker {
             let answer = Frame::response(Opcode::DCP_SNAPSHOT_MARKER, Status::SUCCESS);

@@ -151,6 +151,12 @@ impl Stream {
         let (items, first, mut end) = self.filter_checkpoint(items, read_up_to);
         end = open_end.filter(|&open_end| open_end == read_up_to).or(end);
         let first = first.or(end).unwrap_or(read_up_to);
+        if self.is_by_key && begins_checkpoint {
+            // Servers tell where the checkpoint begins, but no seqno of what follows: changes of
+            // other collections between the two lie below the snapshot.
+            let below = Seqno(first.0.saturating_sub(1));
+            self.snapshot.start = self.snapshot.start.max(checkpoint_start.min(below));
+        }
         let natural_start = match self.last_marker_end {
             Some(last_end) if begins_checkpoint && checkpoint_start > last_end => {
                 checkpoint_start.min(first)
@@ -237,6 +243,7 @@ impl Stream {
                     let end = sending.end_seqno;
                     self.start_seqno = end;
                     self.snapshot = Snapshot { start: end, end };
+                    self.is_by_key = true;
                     self.finish_snapshot(end, true);
                     return None;
                 }

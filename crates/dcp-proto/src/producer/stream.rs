@@ -82,6 +82,8 @@ pub(super) struct Stream {
     pub(super) end_seqno: Seqno,
     /// Snapshot the client is in until the first marker.
     pub(super) snapshot: Snapshot,
+    /// Whether that is one in the order of the keys, which no marker announced.
+    pub(super) is_by_key: bool,
     pub(super) disk_only: bool,
     pub(super) ignore_purged: bool,
     pub(super) client_purge_seqno: Seqno,
@@ -134,6 +136,7 @@ impl Stream {
             start_seqno: accepted.start_seqno,
             end_seqno: accepted.end_seqno,
             snapshot: accepted.snapshot,
+            is_by_key: false,
             disk_only: accepted.disk_only,
             ignore_purged: accepted.ignore_purged,
             client_purge_seqno: accepted.client_purge_seqno,

@@ -67,10 +67,14 @@ impl BucketConfig {
             )),
         };
         let capabilities = json.bucket_capabilities.unwrap_or_default();
-        let ephemeral = match json.bucket_type.as_deref() {
-            Some(bucket_type) => bucket_type == "ephemeral",
-            // Views need a disk; a configuration without capabilities says nothing.
-            None => !capabilities.is_empty() && capabilities.iter().all(|can| can != "couchapi"),
+        let ephemeral = match (json.bucket_type.as_deref(), json.storage_backend.as_deref()) {
+            (Some(bucket_type), _) => bucket_type == "ephemeral",
+            (None, Some(storage_backend)) => storage_backend == "undefined",
+            // Before 7.1 only the capability for views tells of a disk, and no bucket with one
+            // lacked it. A configuration without capabilities says nothing.
+            (None, None) => {
+                !capabilities.is_empty() && capabilities.iter().all(|can| can != "couchapi")
+            }
         };
         Ok(Self {
             revision,

@@ -16,6 +16,7 @@ pub(super) struct ConfigJson {
     pub(super) name: Option<String>,
     pub(super) uuid: Option<String>,
     pub(super) bucket_type: Option<String>,
+    pub(super) storage_backend: Option<String>,
     pub(super) bucket_capabilities: Option<Vec<String>>,
     pub(super) node_locator: Option<String>,
     pub(super) collections_manifest_uid: Option<String>,

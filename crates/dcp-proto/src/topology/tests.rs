@@ -163,6 +163,30 @@ fn an_ephemeral_bucket_is_known_as_such() {
 }
 
 #[test]
+fn what_a_bucket_lacks_does_not_make_it_ephemeral_where_its_type_or_storage_is_told() {
+    for (bucket_type, storage, is_ephemeral) in [
+        (Some("membase"), Some("magma"), false),
+        (Some("membase"), None, false),
+        (Some("ephemeral"), Some("undefined"), true),
+        (None, Some("magma"), false),
+        (None, Some("couchstore"), false),
+        (None, Some("undefined"), true),
+    ] {
+        let config = parse(&with(|json| {
+            json["bucketCapabilities"] = vec!["dcp", "collections"].into();
+            json.as_object_mut().unwrap().remove("bucketType");
+            for (name, value) in [("bucketType", bucket_type), ("storageBackend", storage)] {
+                if let Some(value) = value {
+                    json[name] = value.into();
+                }
+            }
+        }));
+        let found = config.unwrap().is_ephemeral();
+        assert_eq!(found, is_ephemeral, "{bucket_type:?} on {storage:?}");
+    }
+}
+
+#[test]
 fn indexes_that_name_no_node_are_refused() {
     for (index, vbid) in [(2, 1), (-2, 1), (65_536, 1), (i64::MAX, 1), (i64::MIN, 1)] {
         let json = with(|json| json["vBucketServerMap"]["vBucketMap"][1][1] = index.into());

@@ -1,13 +1,13 @@
 //! Answers to everything but streams: the bootstrap and questions about the bucket.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use dcp_wire::message::{
     GetAllVbSeqnos, Hello, Request, ResolveName, ResolvedName, Sasl, encode_features,
     encode_vb_seqnos,
 };
-use dcp_wire::sasl::{Mechanism, PlainMessage, ScramCredentials, ScramServer};
+use dcp_wire::sasl::{Mechanism, PlainMessage, SaslError, ScramCredentials, ScramServer};
 use dcp_wire::{
     CollectionId, Datatype, Feature, Frame, ManifestUid, Opcode, ScopeId, Status, Vbid,
 };
@@ -19,8 +19,16 @@ use super::conversation::encode;
 /// The password of every user.
 const PASSWORD: &str = "password";
 
-/// Few: it is no secret, and hashing would take most of the time that many short conversations do.
-const SCRAM_ITERATIONS: u32 = 16;
+/// What the data service asks for.
+const SCRAM_ITERATIONS: u32 = 4096;
+
+/// What each mechanism of SCRAM needs, which takes a while to make.
+static SCRAM: LazyLock<Vec<ScramCredentials>> = LazyLock::new(|| {
+    let derive = |mechanism| {
+        ScramCredentials::derive(mechanism, PASSWORD, b"scripted salt", SCRAM_ITERATIONS).ok()
+    };
+    Mechanism::ALL.into_iter().filter_map(derive).collect()
+});
 
 /// Features that do not change what a stream looks like: granted whether recorded or not.
 const HARMLESS: [Feature; 6] = [
@@ -123,8 +131,8 @@ impl Answers {
             return verdict.and_then(Result::ok).map_or(refused, |last| (Status::SUCCESS, last));
         }
         let challenge = ScramServer::read(sasl.message).and_then(|mut server| {
-            let credentials =
-                ScramCredentials::derive(mechanism, PASSWORD, b"scripted salt", SCRAM_ITERATIONS)?;
+            let known = SCRAM.iter().find(|known| known.mechanism() == mechanism);
+            let credentials = known.ok_or(SaslError::NoMechanism)?.clone();
             let challenge = server.challenge(credentials, "scripted-server-nonce")?;
             self.scram = Some(server);
             Ok(challenge)

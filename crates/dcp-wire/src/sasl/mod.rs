@@ -34,6 +34,14 @@ type Secret = Zeroizing<Vec<u8>>;
 /// the time a hostile server can make a client spend to a fraction of a second.
 pub const MAX_ITERATIONS: u32 = 200_000;
 
+/// Fewest PBKDF2 rounds a client does. A proof made with fewer lets whoever asked for it guess the
+/// password quickly.
+pub const MIN_ITERATIONS: u32 = 1_000;
+
+/// Shortest salt a client takes, in bytes. Tables of guesses can be made beforehand for shorter
+/// ones.
+pub const MIN_SALT_LEN: usize = 8;
+
 /// A way to authenticate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mechanism {
@@ -50,6 +58,9 @@ pub enum Mechanism {
 impl Mechanism {
     /// All mechanisms, strongest first.
     pub const ALL: [Self; 4] = [Self::ScramSha512, Self::ScramSha256, Self::ScramSha1, Self::Plain];
+
+    /// Those that keep the password to the client, strongest first.
+    pub const SCRAM: [Self; 3] = [Self::ScramSha512, Self::ScramSha256, Self::ScramSha1];
 
     /// Name on the wire.
     #[must_use]
@@ -81,21 +92,19 @@ impl fmt::Display for Mechanism {
     }
 }
 
-/// The strongest mechanism in a server's space-separated list.
+/// The first of `allowed` mechanisms in a server's space-separated list.
 ///
-/// PLAIN is taken only with `allow_plain`, so that a listener in the middle cannot obtain the
-/// password by offering nothing else.
+/// [`Mechanism::Plain`] may only be allowed on a connection to a server whose certificate was
+/// verified: whoever is in the middle of another one could obtain the password by offering nothing
+/// else.
 ///
 /// # Errors
 /// [`SaslError::NoMechanism`] if nothing fits.
-pub fn select_mechanism(offered: &[u8], allow_plain: bool) -> Result<Mechanism, SaslError> {
-    Mechanism::ALL
-        .into_iter()
-        .filter(|mechanism| allow_plain || !mechanism.reveals_password())
-        .find(|mechanism| {
-            offered.split(|&byte| byte == b' ').any(|name| name == mechanism.name().as_bytes())
-        })
-        .ok_or(SaslError::NoMechanism)
+pub fn select_mechanism(offered: &[u8], allowed: &[Mechanism]) -> Result<Mechanism, SaslError> {
+    let is_offered = |mechanism: &&Mechanism| {
+        offered.split(|&byte| byte == b' ').any(|name| name == mechanism.name().as_bytes())
+    };
+    allowed.iter().find(is_offered).copied().ok_or(SaslError::NoMechanism)
 }
 
 /// Why authentication failed. Carries neither names nor secrets.
@@ -115,6 +124,25 @@ pub enum SaslError {
         iterations: u32,
         /// Largest number accepted.
         max: u32,
+    },
+    /// The server wants fewer PBKDF2 rounds than keep the password safe.
+    #[error(
+        "the server asks for {iterations} SCRAM iterations, fewer than the {MIN_ITERATIONS} that \
+         keep the password from being guessed: check that it is the server it should be, and its \
+         scramsha_iteration_count"
+    )]
+    TooFewIterations {
+        /// Rounds asked for.
+        iterations: u32,
+    },
+    /// The server's salt is too short to keep the password safe.
+    #[error(
+        "the server's SCRAM salt has {len} bytes, fewer than the {MIN_SALT_LEN} that keep the \
+         password from being guessed: check that it is the server it should be"
+    )]
+    ShortSalt {
+        /// Its length in bytes.
+        len: usize,
     },
     /// A message does not follow its grammar.
     #[error("malformed SASL message: {0}")]

@@ -6,7 +6,8 @@ use zeroize::Zeroizing;
 
 use super::digest::{self, Hash, decode_base64, encode_base64};
 use super::{
-    Attributes, MAX_ITERATIONS, Mechanism, SaslError, Secret, ServerError, is_nonce, prepare,
+    Attributes, MAX_ITERATIONS, MIN_ITERATIONS, MIN_SALT_LEN, Mechanism, SaslError, Secret,
+    ServerError, is_nonce, prepare,
 };
 
 /// No channel binding, no other identity: `n,,` and its base64 form.
@@ -94,7 +95,8 @@ impl ScramClient {
     /// The message for SASL_STEP, from the server's challenge.
     ///
     /// Does up to [`MAX_ITERATIONS`] rounds of PBKDF2: tens of milliseconds at worst at what
-    /// servers ask for.
+    /// servers ask for. Proves nothing with fewer than [`MIN_ITERATIONS`] rounds or a salt shorter
+    /// than [`MIN_SALT_LEN`].
     ///
     /// # Errors
     /// [`SaslError`]; the exchange is over then.
@@ -110,6 +112,12 @@ impl ScramClient {
         // The server appends to our nonce: anything else was not made for this exchange.
         if !nonce.starts_with(&self.nonce) || nonce.len() == self.nonce.len() || !is_nonce(nonce) {
             return Err(SaslError::Nonce);
+        }
+        if iterations < MIN_ITERATIONS {
+            return Err(SaslError::TooFewIterations { iterations });
+        }
+        if salt.len() < MIN_SALT_LEN {
+            return Err(SaslError::ShortSalt { len: salt.len() });
         }
         if iterations > self.max_iterations {
             return Err(SaslError::Iterations { iterations, max: self.max_iterations });
@@ -183,9 +191,6 @@ impl<'a> Challenge<'a> {
         let salt = decode_base64(attributes.expect('s', what)?, what)?;
         let iterations =
             attributes.expect('i', what)?.parse().map_err(|_| SaslError::Malformed(what))?;
-        if iterations == 0 || salt.is_empty() {
-            return Err(SaslError::Malformed(what));
-        }
         Ok(Self { nonce, salt, iterations })
     }
 }

@@ -4,7 +4,7 @@ use core::fmt;
 
 use bytes::Bytes;
 use dcp_wire::message::{Control, OpenFlags};
-use dcp_wire::sasl::SaslError;
+use dcp_wire::sasl::{Mechanism, SaslError};
 use dcp_wire::{DecodeError, Feature, Opcode, Status};
 use thiserror::Error;
 use zeroize::Zeroizing;
@@ -27,9 +27,9 @@ pub enum Auth {
         password: Zeroizing<String>,
         /// Random printable ASCII without a comma, 24 characters or more, never used twice.
         nonce: String,
-        /// Whether the password itself may be sent where the server offers nothing better: only
-        /// on encrypted connections.
-        allow_plain: bool,
+        /// Mechanisms that may be used, in the order in which they are preferred. PLAIN, which
+        /// sends the password itself, only on connections to verified servers.
+        mechanisms: Vec<Mechanism>,
     },
 }
 
@@ -37,10 +37,10 @@ impl fmt::Debug for Auth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Certificate => f.write_str("Certificate"),
-            Self::Password { username, allow_plain, .. } => f
+            Self::Password { username, mechanisms, .. } => f
                 .debug_struct("Password")
                 .field("username", username)
-                .field("allow_plain", allow_plain)
+                .field("mechanisms", mechanisms)
                 .finish_non_exhaustive(),
         }
     }

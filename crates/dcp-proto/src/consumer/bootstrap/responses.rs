@@ -29,8 +29,8 @@ impl Bootstrap {
 
     pub(super) fn on_mechanisms(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
         success(frame)?;
-        if let Auth::Password { allow_plain, .. } = self.config.auth {
-            self.mechanism = Some(select_mechanism(frame.value, allow_plain)?);
+        if let Auth::Password { mechanisms, .. } = &self.config.auth {
+            self.mechanism = Some(select_mechanism(frame.value, mechanisms)?);
         }
         Ok(())
     }

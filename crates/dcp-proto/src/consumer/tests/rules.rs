@@ -2,8 +2,9 @@
 
 use dcp_wire::message::{
     OsoSnapshot, SnapshotFlags, SnapshotMarker, StreamEndReason, StreamRequestFlags,
+    encode_vb_seqnos,
 };
-use dcp_wire::{CollectionId, Opcode, Seqno, Status, Vbuuid};
+use dcp_wire::{CollectionId, Frame, Opcode, Seqno, Status, Vbuuid};
 
 use super::harness::{Harness, Item, Sent, VB, config, log, position};
 use crate::consumer::{
@@ -267,7 +268,7 @@ fn rule_08_an_existing_stream_is_closed_and_opened_again() {
 }
 
 fn closed(server: &mut Harness, opaque: dcp_wire::Opaque) {
-    let answer = dcp_wire::Frame::response(Opcode::DCP_CLOSE_STREAM, Status::SUCCESS);
+    let answer = Frame::response(Opcode::DCP_CLOSE_STREAM, Status::SUCCESS);
     answer.with_opaque(opaque).encode(&mut server.wire).unwrap();
     server.play();
 }
@@ -449,6 +450,21 @@ fn an_answer_to_a_replaced_request_is_dropped() {
     assert_eq!((server.sent(), server.machine.stats().stale_responses), (vec![], 1));
     server.opaque = current.opaque;
     server.accept(LOG);
+}
+
+#[test]
+fn high_seqnos_nobody_asked_for_are_dropped() {
+    let mut server = Harness::streaming(config());
+    server.machine.request_high_seqnos();
+    let mut value = Vec::new();
+    encode_vb_seqnos([(VB, Seqno(7))], &mut value);
+    let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS);
+    for _ in 0..3 {
+        answer.with_value(&value).encode(&mut server.wire).unwrap();
+    }
+    server.play();
+    assert_eq!(server.events(), [Event::HighSeqnos(vec![(VB, Seqno(7))])]);
+    assert_eq!(server.machine.stats().stale_responses, 2);
 }
 
 #[test]

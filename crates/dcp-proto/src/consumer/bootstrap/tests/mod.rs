@@ -77,9 +77,9 @@ fn plain_is_used_only_where_it_is_allowed() {
     assert_eq!(error, BootstrapError::Sasl(SaslError::NoMechanism));
 
     let mut allowed = config();
-    let Auth::Password { allow_plain, .. } = &mut allowed.auth else { unreachable!() };
-    *allow_plain = true;
-    let mut server = Server { mechanisms: b"PLAIN", ..Server::default() };
+    let Auth::Password { mechanisms, .. } = &mut allowed.auth else { unreachable!() };
+    mechanisms.insert(0, Mechanism::Plain);
+    let mut server = Server { mechanisms: b"SCRAM-SHA512 PLAIN", ..Server::default() };
     let rounds = server.run(&mut Bootstrap::new(allowed).unwrap()).unwrap();
     assert_eq!(rounds.len(), 3, "PLAIN saves a round trip");
 }
@@ -402,7 +402,7 @@ fn the_recorded_answers_of_a_real_server_are_understood() {
         username: "@admin".to_owned(),
         password: Zeroizing::new("password".to_owned()),
         nonce,
-        allow_plain: false,
+        mechanisms: Mechanism::SCRAM.to_vec(),
     };
     let mut config = BootstrapConfig::new(auth, Some("default".to_owned()), "127.0.0.1");
     config.manifest = false;

@@ -103,7 +103,7 @@ impl Server {
             return (if right { Status::SUCCESS } else { Status::AUTH_ERROR }, Vec::new());
         }
         let credentials =
-            ScramCredentials::derive(mechanism, "secret", b"0123456789abcdef", 16).unwrap();
+            ScramCredentials::derive(mechanism, "secret", b"0123456789abcdef", 4096).unwrap();
         let mut scram = ScramServer::read(&request.value).unwrap();
         let challenge = scram.challenge(credentials, "serverNonce").unwrap();
         self.scram = Some(scram);
@@ -149,7 +149,7 @@ pub(super) fn config() -> BootstrapConfig {
         username: "user".to_owned(),
         password: Zeroizing::new("secret".to_owned()),
         nonce: "clientNonceOf24Characters".to_owned(),
-        allow_plain: false,
+        mechanisms: Mechanism::SCRAM.to_vec(),
     };
     let mut config = BootstrapConfig::new(auth, Some("default".to_owned()), "10.0.0.1");
     config.dcp = Some(DcpOpen::new("name", OpenFlags::INCLUDE_DELETE_TIMES, 1024, 20));
