@@ -17,6 +17,7 @@ use dcp_consumer::{
     Acknowledge, Client, ConnectOptions, Content, Credentials, Error, ErrorKind, Filter,
     OnRollback, StreamOptions,
 };
+use dcp_wire::sasl::Mechanism;
 use rand::Rng;
 use rand::rngs::StdRng;
 use tokio::task::JoinHandle;
@@ -498,6 +499,8 @@ impl Process {
             .with_credentials(Credentials::new("Administrator", "password"))
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_keep_connections(keep)
+            // The one that costs the least.
+            .with_sasl_mechanisms([Mechanism::ScramSha1])
             .with_dialer(Arc::new(Dialer { network, client, seed }))
     }
 
