@@ -116,7 +116,7 @@ fn bootstrap(socket: &mut TcpStream, target: &Target) -> Result<BytesMut, Error>
         username: target.username.clone(),
         password: target.password.clone().into(),
         nonce: "a nonce of a client that only drains".replace(' ', "-"),
-        allow_plain: false,
+        mechanisms: dcp_wire::sasl::Mechanism::SCRAM.to_vec(),
     };
     let mut config =
         BootstrapConfig::new(auth, Some(target.bucket.clone()), target.address.ip().to_string());

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dcp_wire::message::{BufferAck, Control, FailoverEntry, StreamRequest, encode_failover_log};
-use dcp_wire::sasl::{Mechanism, ScramCredentials, ScramServer};
+use dcp_wire::sasl::{MIN_ITERATIONS, Mechanism, ScramCredentials, ScramServer};
 use dcp_wire::{
     Datatype, Feature, Frame, Header, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid,
 };
@@ -226,7 +226,8 @@ impl Connection {
                 self.respond(request, Status::SUCCESS, MECHANISM.name().as_bytes())
             }
             Opcode::SASL_AUTH => {
-                let credentials = ScramCredentials::derive(MECHANISM, PASSWORD, &[7; 16], 1)?;
+                let credentials =
+                    ScramCredentials::derive(MECHANISM, PASSWORD, &[7; 16], MIN_ITERATIONS)?;
                 let mut scram = ScramServer::read(request.value)?;
                 let challenge = scram.challenge(credentials, "a nonce of the scripted node")?;
                 self.scram = Some(scram);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
@@ -16,7 +17,7 @@ from dcp_rs.stores import CheckpointStore
 from dcp_rs.stream import ChangeStream, StreamOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import pyarrow as pa
 
@@ -28,13 +29,22 @@ SASL_MECHANISMS = ["PLAIN", "SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1"]
 class ConnectionOptions:
     """How to connect: plain data that pickles, unlike a connection.
 
-    The repr does not show the password; a pickle holds it.
+    The repr shows neither the password nor `credentials`; a pickle holds them.
+
+    What is in files, and what `credentials` returns, is fetched again for every connection that is
+    made, so that passwords and certificates may be replaced while streams run.
 
     Attributes:
         connection_string: `couchbase://host1,host2/bucket`, or `couchbases://` for TLS. The bucket
             may be left out here or given here only.
         username: Who connects; not needed with a client certificate.
         password: Their password.
+        password_file: File with the password, in place of `password`; a final newline is dropped.
+        credentials: Function without arguments that returns `(username, password)`, in place of
+            those. It is called on a thread of its own, maybe on several at once, and given
+            `connect_timeout` seconds. What it raises is shown as an
+            [`AuthenticationError`][dcp_rs.exceptions.AuthenticationError] with its text, which must
+            not hold a secret. To pickle, it must be a function of a module.
         bucket: The bucket, where the connection string names none.
         connect_timeout: Longest time for one connection to be made and set up, in seconds.
         tls_ca: PEM file with the certificate authorities to trust; the system's if not given.
@@ -61,6 +71,8 @@ class ConnectionOptions:
     network: str = "auto"
     keep_connections: float = 0.0
     sasl_mechanisms: Sequence[str] | None = None
+    password_file: str | os.PathLike[str] | None = None
+    credentials: Callable[[], tuple[str, str]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Checks types and ranges.
@@ -73,7 +85,7 @@ class ConnectionOptions:
             _checks.text(option, getattr(self, option), optional=True)
         _checks.seconds("connect_timeout", self.connect_timeout, 0.001, 86_400)
         _checks.seconds("keep_connections", self.keep_connections, 0, 86_400)
-        for option in ("tls_ca", "tls_certificate", "tls_key"):
+        for option in ("tls_ca", "tls_certificate", "tls_key", "password_file"):
             value = getattr(self, option)
             if value is not None and not isinstance(value, str | os.PathLike):
                 raise _checks.wrong_type(option, value, "a path")
@@ -85,6 +97,31 @@ class ConnectionOptions:
                 raise _checks.wrong_type("sasl_mechanisms", self.sasl_mechanisms, "a list of names")
             for name in self.sasl_mechanisms:
                 _checks.word("sasl_mechanisms", name, SASL_MECHANISMS)
+        if self.password is not None and self.password_file is not None:
+            raise ConfigError("password, password_file: give one of them")
+        if self.credentials is None:
+            return
+        if not callable(self.credentials):
+            raise _checks.wrong_type("credentials", self.credentials, "a function")
+        for option in ("username", "password", "password_file", "tls_certificate"):
+            if getattr(self, option) is not None:
+                raise ConfigError(f"credentials, {option}: give one of them")
+
+    def __getstate__(self) -> dict[str, object]:
+        """Gives what is pickled.
+
+        Raises:
+            ConfigError: The function that gives the credentials does not pickle.
+        """
+        if self.credentials is not None:
+            try:
+                pickle.dumps(self.credentials)
+            except Exception as error:
+                raise ConfigError(
+                    "credentials: this function does not pickle: give one that is defined in a "
+                    "module, or password_file"
+                ) from error
+        return dict(self.__dict__)
 
 
 def connect(
@@ -92,6 +129,8 @@ def connect(
     *,
     username: str | None = None,
     password: str | None = None,
+    password_file: str | os.PathLike[str] | None = None,
+    credentials: Callable[[], tuple[str, str]] | None = None,
     bucket: str | None = None,
     connect_timeout: float = 10.0,
     tls_ca: str | os.PathLike[str] | None = None,
@@ -118,6 +157,8 @@ def connect(
             [`ConnectionOptions`][dcp_rs.ConnectionOptions], and nothing else then.
         username: See [`ConnectionOptions`][dcp_rs.ConnectionOptions], as for all that follow.
         password: The user's password.
+        password_file: File with the password, read again for every connection.
+        credentials: Function that returns `(username, password)`, called for every connection.
         bucket: The bucket, where the connection string names none.
         connect_timeout: Longest time for one connection to be made and set up, in seconds.
         tls_ca: PEM file with the certificate authorities to trust.
@@ -141,6 +182,8 @@ def connect(
             connection_string=connection_string,
             username=username,
             password=password,
+            password_file=password_file,
+            credentials=credentials,
             bucket=bucket,
             connect_timeout=connect_timeout,
             tls_ca=tls_ca,
@@ -194,8 +237,8 @@ class Client:
         """Asks every node for the highest seqno of each vBucket.
 
         Raises:
-            TimeoutError: A node did not answer within the connect timeout.
-            ConnectError: A node cannot be reached.
+            TimeoutError: A node did not answer within the connect timeout; the text says why.
+            AuthenticationError: The user is refused by now.
         """
         return self._inner.high_seqnos()
 
@@ -307,7 +350,14 @@ class Client:
             noop_interval: Seconds between the server's signs of life; a connection that is silent
                 for twice as long is taken for dead.
             retry_timeout: How long a vBucket may be without a stream, while it is tried again and
-                again, before the whole stream fails, in seconds.
+                again, before the whole stream fails, in seconds. It holds for opening the stream
+                too, and for everything that a restart, a failover or a new password may pass
+                through: lost and refused connections, a bucket that a node does not know yet, a
+                refused user. The error names the vBucket and the last cause; its class is
+                that of the cause where something has to be put right, as
+                [`AuthenticationError`][dcp_rs.exceptions.AuthenticationError], and
+                [`TimeoutError`][dcp_rs.exceptions.TimeoutError] where the cluster did not answer.
+                0: nothing is tried again.
 
         Raises:
             ConfigError: An option is wrong.

@@ -29,6 +29,7 @@ __all__ = [
     "StreamEndedError",
     "TimeoutError",
     "UnsupportedError",
+    "UnusablePacketError",
 ]
 
 
@@ -39,7 +40,8 @@ class DcpError(Exception):
         code: What kind of thing, in a word that does not change between releases, such as
             `connection_lost`; `None` if there is no finer one than the class.
         vbucket: vBucket concerned, if it is about one.
-        seqno: Seqno concerned: the one rolled back to, or that of a row that cannot be shown.
+        seqno: Seqno concerned: the one rolled back to, or that of a row that cannot be shown or of
+            a packet that cannot be used.
         status: What the server answered, as the number of the protocol.
         is_retryable: Whether the same call may succeed later with nothing changed on this side.
     """
@@ -117,3 +119,11 @@ class TimeoutError(DcpError, builtins.TimeoutError):  # noqa: A001 - it is one
 
 class UnsupportedError(DcpError):
     """The server lacks a feature that is needed."""
+
+
+class UnusablePacketError(ProtocolError):
+    """The server sends a packet that cannot be used, again after every reconnect.
+
+    The text names vBucket, seqno, opcode and what is wrong; `vbucket` and `seqno` do too. Read
+    without that vBucket to go on with the others.
+    """

@@ -1,5 +1,7 @@
 """Connecting: what is wrong is said, by class and within the time allowed."""
 
+import functools
+import pickle
 import socket
 import threading
 import time
@@ -164,3 +166,105 @@ def test_documents_are_checked(producer):
     producer.close()
     with pytest.raises(exceptions.ClosedError):
         producer.get("a")
+
+
+def vault():
+    """Gives credentials as a function of a module does."""
+    return "Administrator", "password"
+
+
+def test_a_password_file_is_read_for_every_connection(producer, tmp_path):
+    secret = tmp_path / "password"
+    secret.write_text("password\n")
+    given = {"username": "Administrator", "password": None, "password_file": secret}
+    with connect(producer.connection_string, **given) as client:
+        secret.write_text("wrong")
+        with pytest.raises(exceptions.AuthenticationError, match="check user name"):
+            connect(producer.connection_string, **given)
+        # The client goes on trying, as the file may be about to be replaced.
+        with pytest.raises(exceptions.AuthenticationError, match="vb:0 could not be reached for"):
+            client.stream(retry_timeout=1.0)
+        secret.write_text("password")
+        with client.stream(until="now") as stream:
+            assert list(stream) == []
+    secret.unlink()
+    with pytest.raises(exceptions.AuthenticationError, match=str(secret)):
+        connect(producer.connection_string, **given)
+
+
+def test_credentials_may_come_from_a_function(producer):
+    nobody = {"username": None, "password": None}
+    threads = []
+
+    def current():
+        threads.append(threading.current_thread())
+        return "Administrator", "password"
+
+    with (
+        connect(producer.connection_string, **nobody, credentials=current) as client,
+        client.stream(until="now") as stream,
+    ):
+        assert list(stream) == []
+    assert len(threads) == 3  # one for the map, one for each node
+    assert threading.main_thread() not in threads
+    with producer.connect(credentials=vault) as client:
+        assert client.options.credentials is vault
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda: ("Administrator", "wrong"), "check user name and password"),
+        (lambda: "hunter2", r"must return \(username, password\) as text, not str"),
+        (lambda: ("Administrator", None), "must return .* not tuple"),
+        (lambda: {}["token"], "KeyError: 'token'"),
+        (lambda: time.sleep(3), "the credentials were not given within 1s"),
+    ],
+)
+def test_credentials_that_are_of_no_use_are_an_authentication_error(producer, function, message):
+    nobody = {"username": None, "password": None, "connect_timeout": 1}
+    with pytest.raises(exceptions.AuthenticationError, match=message) as raised:
+        connect(producer.connection_string, **nobody, credentials=function)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_function_that_needs_python_is_called_while_python_is_busy(producer):
+    def current():
+        time.sleep(0.01)
+        return "Administrator", "password"
+
+    with producer.connect(credentials=current) as client:
+        deadline = time.monotonic() + 1
+        streams = 0
+        while time.monotonic() < deadline:
+            with client.stream(until="now") as stream:
+                assert list(stream) == []
+            streams += 1
+            sum(range(100_000))
+    assert streams
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"password_file": "f"}, "password, password_file: give one of them"),
+        ({"credentials": vault}, "credentials, username: give one of them"),
+        ({"credentials": 5, "username": None, "password": None}, "credentials: must be a function"),
+        ({"password_file": 5, "password": None}, "password_file: must be a path, not int"),
+        ({"password_file": "f", "password": None, "username": None}, "give both or neither"),
+    ],
+)
+def test_the_password_is_given_in_one_way(options, message):
+    with pytest.raises(exceptions.ConfigError, match=message):
+        dcp_rs.connect("couchbase://127.0.0.1", **({"bucket": "b"} | USER | options))
+
+
+def test_options_with_a_function_pickle_if_the_function_does():
+    options = dcp_rs.ConnectionOptions(connection_string="couchbase://h", credentials=vault)
+    assert pickle.loads(pickle.dumps(options)) == options
+    secret = functools.partial(max, "hunter2")
+    options = dcp_rs.ConnectionOptions(connection_string="couchbase://h", credentials=secret)
+    assert "hunter2" not in repr(options)
+    options = dcp_rs.ConnectionOptions(connection_string="couchbase://h", credentials=lambda: None)
+    with pytest.raises(exceptions.ConfigError, match="credentials: this function does not pickle"):
+        pickle.dumps(options)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import dcp_rs
-from dcp_rs.exceptions import ConfigError, DcpError
+from dcp_rs.exceptions import ConfigError, DcpError, ProtocolError, UnusablePacketError
 
 BUSY_ONCE = {
     "name": "busy once",
@@ -87,6 +87,28 @@ def test_a_client_that_cannot_go_on_says_so(producer, client, fill):
     )
     with pytest.raises(DcpError):
         keys(client.stream(until="now", retry_timeout=1.0))
+
+
+def test_a_packet_that_cannot_be_used_is_named(producer, client):
+    producer.upsert("key", "1")
+    vbucket = next(each for each, seqno in producer.high_seqnos().items() if seqno)
+    inverted = {"corrupt": {"offset": 31}}  # the last byte of the snapshot's first seqno
+    producer.set_faults([{"condition": {"opcode": "DCP_SNAPSHOT_MARKER"}, "reaction": inverted}])
+    with pytest.raises(UnusablePacketError, match="DCP_SNAPSHOT_MARKER with seqno 255") as raised:
+        keys(client.stream())
+    assert isinstance(raised.value, ProtocolError)
+    assert raised.value.code == "unusable_packet"
+    assert (raised.value.vbucket, raised.value.seqno) == (vbucket, 255)
+    assert not raised.value.is_retryable
+
+
+def test_without_patience_nothing_is_tried_again(producer, client, fill):
+    documents = fill(50)
+    assert keys(client.stream(until="now", retry_timeout=0)) == sorted(documents)
+    producer.set_faults([BUSY_ONCE])
+    with pytest.raises(TimeoutError, match=r"vb:\d+ could not be reached: .*ETMPFAIL"):
+        keys(client.stream(until="now", retry_timeout=0))
+    assert producer.fault_counts() == [1]
 
 
 def wait_for(condition):

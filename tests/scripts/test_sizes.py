@@ -1,4 +1,4 @@
-"""Files that are too long to be read are told."""
+"""Files that grow long are named."""
 
 import subprocess
 import sys
@@ -21,16 +21,21 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_files_of_500_lines_pass_and_longer_ones_are_named(folder):
-    (folder / "just.rs").write_text("//\n" * 500)
+def test_files_above_600_lines_are_named_and_above_1000_refused(folder):
+    (folder / "just.rs").write_text("//\n" * 600)
     (folder / "data.json").write_text("\n" * 5000)
     (folder / ".gitignore").write_text("ignored.rs\n")
-    (folder / "ignored.rs").write_text("//\n" * 501)
-    assert check(folder).returncode == 0
-    (folder / "long.rs").write_text("//\n" * 501)
+    (folder / "ignored.rs").write_text("//\n" * 1001)
+    result = check(folder)
+    assert (result.returncode, result.stdout) == (0, "")
+    (folder / "growing.rs").write_text("//\n" * 1000)
+    result = check(folder)
+    assert result.returncode == 0
+    assert "warning: growing.rs: 1000 lines" in result.stdout
+    (folder / "long.rs").write_text("//\n" * 1001)
     result = check(folder)
     assert result.returncode == 1
-    assert "long.rs: 501 lines" in result.stdout
+    assert "long.rs: 1001 lines" in result.stdout
     assert "just.rs" not in result.stdout
     assert "ignored.rs" not in result.stdout
 

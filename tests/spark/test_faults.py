@@ -326,3 +326,58 @@ def test_no_live_key_is_missing_from_a_read_while_all_are_rewritten(cluster):
         stop.set()
         writer.join()
     assert rounds, "everything was rewritten at least once"
+
+
+class TestReadsFromACheckpoint:
+    """Where a stream stood is where a read of Spark begins, rolled back or not."""
+
+    @pytest.fixture
+    def rolled_back(self, cluster):
+        """A checkpoint at seqno 10 of a vBucket that now has 7, of which 5 are common."""
+        producer, options = cluster(nodes=1, vbuckets=2)
+        keys = [key for key in (f"k{n}" for n in range(200)) if producer.vbucket_of(key) == 0]
+        with producer.connect() as client:
+            for key in keys[:10]:
+                producer.upsert(key, b"1")
+            with client.stream(until="now") as stream:
+                assert sum(batch.num_rows for batch in stream) == 10
+                checkpoint = stream.checkpoint()
+            producer.roll_back(0, 5)
+            for key in keys[10:12]:
+                producer.upsert(key, b"2")
+            producer.persist()
+            with client.stream(start=checkpoint, until="now") as stream:
+                rows = [row for batch in stream for row in batch.rows()]
+        assert rows[0]["op"] == "rollback"
+        return (
+            options,
+            checkpoint.to_json(),
+            [(row["op"], row["key"], row["seqno"]) for row in rows],
+        )
+
+    @staticmethod
+    def rows(splits):
+        batches = [batch for split in splits for batch in read_split(split)]
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        return [(row["op"], row["key"], row["seqno"]) for row in rows]
+
+    def test_a_read_up_to_now_has_what_a_stream_has(self, rolled_back):
+        options, checkpoint, wanted = rolled_back
+        assert self.rows(dcp_rs.spark.splits(options | {"startingOffsets": checkpoint})) == wanted
+
+    def test_a_job_goes_on_from_it(self, rolled_back):
+        options, checkpoint, wanted = rolled_back
+        splits = dcp_rs.spark.splits(options, since=checkpoint)
+        assert self.rows(splits) == wanted
+        assert dcp_rs.spark.splits(options, since=splits.end) == []
+
+    def test_it_may_have_an_end(self, rolled_back):
+        options, checkpoint, wanted = rolled_back
+        end = dcp_rs.spark.splits(options, since="earliest").end
+        bounded = options | {"startingOffsets": checkpoint, "endingOffsets": end}
+        assert self.rows(batch_splits(ReadOptions.parse(bounded))) == wanted
+
+    def test_with_fail_it_is_refused(self, rolled_back):
+        options, checkpoint, _ = rolled_back
+        with pytest.raises(SparkReadError, match=r"\[COUCHBASE_DCP_ROLLBACK\].*vb:0"):
+            dcp_rs.spark.splits(options | {"startingOffsets": checkpoint, "onRollback": "fail"})

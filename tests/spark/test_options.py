@@ -126,7 +126,8 @@ def test_the_password_is_given_in_one_way(tmp_path, monkeypatch):
     secret.write_text("from a file\n")
     monkeypatch.setenv("CB_PASSWORD", "from the environment")
     assert parse(password="as it is").connection().password == "as it is"
-    assert parse(passwordFile=str(secret)).connection().password == "from a file"
+    from_file = parse(passwordFile=str(secret)).connection()
+    assert (from_file.password, from_file.password_file) == (None, str(secret))
     assert parse(passwordEnv="CB_PASSWORD").connection().password == "from the environment"
     with pytest.raises(ConfigError, match="NOT_THERE is not set"):
         parse(passwordEnv="NOT_THERE").connection()

@@ -1,5 +1,6 @@
 """Reading through Spark's Python workers."""
 
+import dataclasses
 import os
 import pickle
 from collections import Counter
@@ -9,7 +10,7 @@ import pytest
 
 import dcp_rs
 import dcp_rs.spark
-from dcp_rs.spark import SparkReadError
+from dcp_rs.spark import ReadOptions, SparkReadError
 
 pytestmark = pytest.mark.spark
 
@@ -206,13 +207,13 @@ def test_limit_ends_the_tasks_early(spark, options, load):
 def test_a_failing_task_hands_on_its_code(spark, options, load):
     load(10)
     task = dcp_rs.spark.map_in_arrow(options)
-    forged = pickle.loads(
-        pickle.dumps(task).replace(
-            task.splits[0].bucket_uuid.encode(), b"0" * len(task.splits[0].bucket_uuid)
-        )
-    )
-    with pytest.raises(Exception, match="COUCHBASE_DCP_BUCKET_CHANGED"):
-        changes(spark, options, forged).collect()
+    known = {name: options[name] for name in ("bucket", "username", "password")}
+    with dcp_rs.Producer(nodes=2, vbuckets=64, **known) as other:
+        there = ReadOptions.parse(options | {"connectionString": other.connection_string})
+        splits = [dataclasses.replace(split, options=there) for split in task.splits]
+        elsewhere = dcp_rs.spark.map_in_arrow(there, splits)
+        with pytest.raises(Exception, match="COUCHBASE_DCP_BUCKET_CHANGED"):
+            changes(spark, options, elsewhere).collect()
 
 
 def test_a_split_number_that_does_not_exist_is_an_error(options, load):

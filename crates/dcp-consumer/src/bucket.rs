@@ -8,18 +8,22 @@ use std::time::Duration;
 use dcp_proto::consumer::{BootstrapOutcome, ClusterConfig, ControlSetting, DcpOpen};
 use dcp_proto::topology::{Address, BucketConfig, Manifest, Network};
 use dcp_wire::message::{Control, OpenFlags};
-use dcp_wire::{Feature, Vbid};
+use dcp_wire::{Feature, Opcode, Status, Vbid};
 use rand::Rng;
 use rand::rngs::StdRng;
-use tokio::time::timeout;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
 
 use crate::connect::{Connected, Connector};
 use crate::kept::Kept;
-use crate::{ConnectOptions, Content, Error, ErrorKind, StreamOptions, probe};
+use crate::{Chain, ConnectOptions, Content, Error, ErrorKind, StreamOptions, probe};
 
 /// Longest time in which a connection that was kept has to show that it is alive; a new one is made
 /// otherwise.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long a node is waited for that is asked for the map before the next one is asked too.
+const NEXT_AFTER: Duration = Duration::from_millis(250);
 
 /// How the DCP connections of a stream are opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +86,8 @@ pub(crate) struct Bucket {
     state: Mutex<State>,
     /// Another bucket has taken the name.
     replaced: AtomicBool,
+    /// Some node has opened a DCP connection: the user may do that.
+    has_opened_dcp: AtomicBool,
     /// Connections that no stream uses.
     kept: Kept,
 }
@@ -115,6 +121,7 @@ impl Bucket {
                 manifest: Arc::new(manifest.unwrap_or_default()),
             }),
             replaced: AtomicBool::new(false),
+            has_opened_dcp: AtomicBool::new(false),
             kept: Kept::new(connector.options().keep_connections),
             connector,
         })
@@ -217,27 +224,53 @@ impl Bucket {
         by_address
     }
 
-    /// A connection with DCP opened: one that was kept, or a new one.
-    pub(crate) async fn connect_dcp(
-        &self,
-        address: &Address,
-        opening: &Opening,
-    ) -> Result<Connected, Error> {
-        if let Some(connected) = self.take_kept(address, Some(opening)).await {
-            return Ok(connected);
+    /// Whether a failure may pass by itself. The bucket was opened by this client, so that a node
+    /// which does not know it, or refuses the user, may be starting, or not have heard of a new
+    /// password yet.
+    pub(crate) fn may_pass(&self, error: &Error) -> bool {
+        if self.check_identity().is_err() {
+            return false;
         }
-        let connected =
-            self.connector.connect(address, Some(opening.request(self.randomness()))).await?;
-        self.learn(&connected.outcome)?;
-        Ok(connected)
+        // What the server has never granted to this client, it refuses on purpose.
+        let was_granted = self.has_opened_dcp.load(Ordering::Relaxed);
+        match (error.kind(), error.opcode()) {
+            (ErrorKind::Config | ErrorKind::Closed | ErrorKind::Checkpoint, _) => false,
+            (ErrorKind::Unsupported, _)
+            | (ErrorKind::AccessDenied, Some(Opcode::DCP_OPEN))
+            | (ErrorKind::Status, Some(Opcode::HELLO | Opcode::DCP_OPEN)) => was_granted,
+            // A question that the user may not ask, or the server does not know.
+            (ErrorKind::Status, opcode) if opcode != Some(Opcode::GET_CLUSTER_CONFIG) => !matches!(
+                error.status(),
+                Some(
+                    Status::EACCESS
+                        | Status::EINVAL
+                        | Status::NOT_SUPPORTED
+                        | Status::UNKNOWN_COMMAND
+                )
+            ),
+            _ => true,
+        }
     }
 
-    /// A connection for questions: one that was kept, or a new one.
-    pub(crate) async fn connect_plain(&self, address: &Address) -> Result<Connected, Error> {
-        if let Some(connected) = self.take_kept(address, None).await {
+    /// A connection within `limit`, with DCP opened or for questions only: one that was kept, or a
+    /// new one.
+    pub(crate) async fn connect_to(
+        &self,
+        address: &Address,
+        opening: Option<&Opening>,
+        limit: Duration,
+    ) -> Result<Connected, Error> {
+        let begun = Instant::now();
+        let kept = timeout(limit / 2, self.take_kept(address, opening)).await;
+        if let Ok(Some(connected)) = kept {
             return Ok(connected);
         }
-        let connected = self.connector.connect(address, None).await?;
+        let left = limit.saturating_sub(begun.elapsed());
+        let request = opening.map(|opening| opening.request(self.randomness()));
+        let connected = self.connector.connect_in(left, address, request).await?;
+        if opening.is_some() {
+            self.has_opened_dcp.store(true, Ordering::Relaxed);
+        }
         self.learn(&connected.outcome)?;
         Ok(connected)
     }
@@ -254,13 +287,16 @@ impl Bucket {
             let mut connected = self.kept.take(address, opening).await?;
             match timeout(ALIVE_WITHIN, self.refresh(&mut connected)).await {
                 Ok(Ok(())) => return Some(connected),
-                Ok(Err(error)) => tracing::debug!(%address, %error, "a kept connection is gone"),
+                Ok(Err(error)) => {
+                    tracing::debug!(%address, error = %Chain(&error), "a kept connection is gone");
+                }
                 Err(_) => tracing::debug!(%address, "a kept connection does not answer"),
             }
         }
     }
 
-    async fn refresh(&self, connected: &mut Connected) -> Result<(), Error> {
+    /// Learns map and manifest over a connection.
+    pub(crate) async fn refresh(&self, connected: &mut Connected) -> Result<(), Error> {
         let Connected { socket, leftover, outcome, address } = connected;
         let map = probe::cluster_map(socket, leftover).await?;
         let map = BucketConfig::parse(&map, &address.host).map_err(|error| {
@@ -275,16 +311,31 @@ impl Bucket {
         self.check_identity()
     }
 
-    /// Learns the newest map from any node that answers: those of the map, then those of the
-    /// connection string.
-    pub(crate) async fn fetch_map(&self) -> Result<(), Error> {
+    /// Learns the newest map from the first node that answers: of those of the map, where none holds
+    /// up the others, or of those of the connection string.
+    pub(crate) async fn fetch_map(self: &Arc<Self>) -> Result<(), Error> {
+        let limit = self.connect_timeout();
         let all = (0..self.num_vbuckets).map(Vbid);
-        for address in self.by_address(all).into_keys().flatten() {
-            match self.connect_plain(&address).await {
-                Ok(_) => return Ok(()),
-                Err(error) => tracing::debug!(%address, %error, "a node cannot be reached"),
+        let mut addresses = self.by_address(all).into_keys().flatten();
+        let mut attempts = JoinSet::new();
+        loop {
+            if let Some(address) = addresses.next() {
+                let bucket = Arc::clone(self);
+                attempts.spawn(async move {
+                    let connected = bucket.connect_to(&address, None, limit).await;
+                    if let Err(error) = &connected {
+                        tracing::debug!(%address, error = %Chain(error), "a node gives no map");
+                    }
+                    connected.is_ok()
+                });
+            }
+            match timeout(NEXT_AFTER, attempts.join_next()).await {
+                Ok(Some(Ok(true))) => return self.check_identity(),
+                Ok(None) => break,
+                _ => {}
             }
         }
+        self.check_identity()?;
         let connected = self.connector.connect_any().await?;
         self.learn(&connected.outcome)
     }
@@ -299,8 +350,7 @@ impl Bucket {
         self.check_identity()
     }
 
-    /// Takes a manifest if it is newer.
-    pub(crate) fn learn_manifest(&self, manifest: Manifest) {
+    fn learn_manifest(&self, manifest: Manifest) {
         let mut state = self.state();
         if manifest.uid() > state.manifest.uid() {
             state.manifest = Arc::new(manifest);

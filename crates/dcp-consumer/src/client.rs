@@ -134,8 +134,10 @@ impl Client {
         let plan = Box::pin(self.plan(&options)).await?;
         let Plan { config, checkpoint, vbuckets, complete, connections } = plan;
         let now = tokio::time::Instant::now().into_std();
-        let mut reconciler =
-            Reconciler::new(vbuckets, options.retry_timeout, now, self.bucket.randomness());
+        // To connect, and to be answered.
+        let attempt = self.bucket.connect_timeout().saturating_mul(2);
+        let patience = (options.retry_timeout, attempt);
+        let mut reconciler = Reconciler::new(vbuckets, patience, now, self.bucket.randomness());
         reconciler.add_complete(complete);
         let queue = Arc::new(Queue::new());
         let stats = Arc::new(SharedStats::default());
@@ -184,7 +186,8 @@ impl Client {
         options::check(options)?;
         let opening = Opening::new(options)?;
         let vbids = self.vbuckets(options)?;
-        let mut survey = Survey::new(Arc::clone(&self.bucket), Some(opening.clone()));
+        let (bucket, patience) = (Arc::clone(&self.bucket), options.retry_timeout);
+        let mut survey = Survey::for_stream(bucket, opening.clone(), patience);
         survey.connect(&vbids).await?;
         // Each connection brings the manifest of its node: this is the newest there is.
         let manifest = self.manifest();

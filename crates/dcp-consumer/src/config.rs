@@ -9,43 +9,12 @@ use dcp_proto::topology::{ConnectionString, NetworkSelection};
 use dcp_wire::sasl::Mechanism;
 use zeroize::Zeroizing;
 
-use crate::Dial;
-
-/// A user name and password. The password is erased when dropped and never shown.
-#[derive(Clone)]
-pub struct Credentials {
-    username: String,
-    password: Zeroizing<String>,
-}
-
-impl Credentials {
-    /// Credentials of a user.
-    #[must_use]
-    pub fn new(username: impl Into<String>, password: impl Into<String>) -> Self {
-        Self { username: username.into(), password: Zeroizing::new(password.into()) }
-    }
-
-    /// User name.
-    #[must_use]
-    pub fn username(&self) -> &str {
-        &self.username
-    }
-
-    pub(crate) const fn password(&self) -> &Zeroizing<String> {
-        &self.password
-    }
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Credentials").field("username", &self.username).finish_non_exhaustive()
-    }
-}
+use crate::{CredentialsSource, Dial};
 
 /// PEM text, from a file or from memory.
 #[derive(Clone)]
 pub enum Pem {
-    /// Read when connecting.
+    /// Read at every connection, so that it may be replaced.
     File(PathBuf),
     /// The text itself.
     Text(Zeroizing<Vec<u8>>),
@@ -67,6 +36,14 @@ pub struct TlsOptions {
     pub ca: Option<Pem>,
     /// Client certificate chain and private key, instead of a user name and password.
     pub client_certificate: Option<ClientCertificate>,
+}
+
+impl TlsOptions {
+    /// Whether anything of them is in files.
+    pub(crate) fn has_files(&self) -> bool {
+        let client = self.client_certificate.iter().flat_map(|pair| [&pair.chain, &pair.key]);
+        self.ca.iter().chain(client).any(|pem| matches!(pem, Pem::File(_)))
+    }
 }
 
 /// A client certificate and its key.
@@ -98,7 +75,7 @@ pub struct ConnectOptions {
     /// Bucket, where the connection string names none; it must not name another.
     pub bucket: Option<String>,
     /// Who connects; not needed with a client certificate.
-    pub credentials: Option<Credentials>,
+    pub credentials: Option<CredentialsSource>,
     /// Mechanisms to authenticate with, the first that the server offers. Unless given, PLAIN and
     /// then SCRAM over TLS, as users of LDAP, PAM and saslauthd need, and SCRAM only without TLS,
     /// where PLAIN is refused.
@@ -171,10 +148,10 @@ impl ConnectOptions {
         self
     }
 
-    /// The same with credentials.
+    /// The same with credentials, or with what gives them to each connection.
     #[must_use]
-    pub fn with_credentials(mut self, credentials: Credentials) -> Self {
-        self.credentials = Some(credentials);
+    pub fn with_credentials(mut self, credentials: impl Into<CredentialsSource>) -> Self {
+        self.credentials = Some(credentials.into());
         self
     }
 

@@ -2,9 +2,13 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
 use dcp_proto::checkpoint::CheckpointError;
-use dcp_wire::{Seqno, Status, Vbid};
+use dcp_proto::consumer::ProtocolError;
+use dcp_proto::topology::Address;
+use dcp_wire::{Opcode, Seqno, Status, Vbid};
 
 type Source = Box<dyn StdError + Send + Sync + 'static>;
 
@@ -46,6 +50,8 @@ pub enum ErrorKind {
     Tls,
     /// The server lacks a feature that is needed.
     Unsupported,
+    /// The same packet ended three connections, and nothing of its vBucket came in between.
+    UnusablePacket,
 }
 
 impl ErrorKind {
@@ -59,14 +65,15 @@ struct Inner {
     message: String,
     source: Option<Source>,
     status: Option<Status>,
+    opcode: Option<Opcode>,
     vbid: Option<Vbid>,
-    rollback_seqno: Option<Seqno>,
+    seqno: Option<Seqno>,
 }
 
 /// Why something failed.
 ///
-/// The message says what to check; causes are in the [source](StdError::source) chain and not
-/// repeated in it. Neither ever holds a document's key or value, or a secret.
+/// The message says what to check; causes are in the [source](StdError::source) chain, and
+/// [`Chain`] shows them with it. Neither ever holds a document's key or value, or a secret.
 pub struct Error(Box<Inner>);
 
 impl Error {
@@ -76,8 +83,9 @@ impl Error {
             message: message.into(),
             source: None,
             status: None,
+            opcode: None,
             vbid: None,
-            rollback_seqno: None,
+            seqno: None,
         }))
     }
 
@@ -91,14 +99,69 @@ impl Error {
         self
     }
 
+    pub(crate) fn with_opcode(mut self, opcode: Opcode) -> Self {
+        self.0.opcode = Some(opcode);
+        self
+    }
+
     pub(crate) fn with_vbid(mut self, vbid: Vbid) -> Self {
         self.0.vbid = Some(vbid);
         self
     }
 
     pub(crate) fn with_rollback_seqno(mut self, seqno: Seqno) -> Self {
-        self.0.rollback_seqno = Some(seqno);
+        self.0.seqno = Some(seqno);
         self
+    }
+
+    /// The same, said of a node.
+    pub(crate) fn of_node(mut self, address: &Address) -> Self {
+        self.0.message = format!("{address}: {}", self.0.message);
+        self
+    }
+
+    /// A packet has ended so many connections that it is not asked for any more.
+    pub(crate) fn unusable_packet(packet: &ProtocolError) -> Self {
+        let message = format!(
+            "a packet of the server cannot be used, and ends every connection ({packet}): please \
+             report this, and leave the vBucket out to read the others"
+        );
+        let mut error = Self::new(ErrorKind::UnusablePacket, message).with_vbid(packet.vbid);
+        error.0.seqno = packet.seqno;
+        error.with_opcode(packet.opcode).with_source(*packet)
+    }
+
+    /// A vBucket was out of reach for as long as it may be.
+    ///
+    /// The kind is that of the last failure where something has to be put right, as a password, and
+    /// [`ErrorKind::Timeout`] where the cluster did not answer.
+    pub(crate) fn out_of_reach(vbid: Vbid, waited: Duration, cause: Option<Arc<Self>>) -> Self {
+        let message = match waited.as_secs_f64() {
+            // Nothing was tried again.
+            ..0.05 => format!("{vbid} could not be reached"),
+            seconds => format!("{vbid} could not be reached for {seconds:.1} s"),
+        };
+        let Some(cause) = cause else {
+            let message = format!("{message}: check the cluster");
+            return Self::new(ErrorKind::Timeout, message).with_vbid(vbid);
+        };
+        let kind = match cause.kind() {
+            kind @ (ErrorKind::AccessDenied
+            | ErrorKind::Authentication
+            | ErrorKind::BucketNotFound
+            | ErrorKind::Status
+            | ErrorKind::Tls
+            | ErrorKind::Unsupported)
+                if !cause.is_retryable() =>
+            {
+                kind
+            }
+            _ => ErrorKind::Timeout,
+        };
+        let mut error = Self::new(kind, format!("{message}: {}", Chain(&cause)));
+        error.0.status = cause.status();
+        error.0.opcode = cause.opcode();
+        error.with_vbid(vbid).with_source(cause)
     }
 
     /// What kind of thing went wrong.
@@ -125,10 +188,50 @@ impl Error {
         self.0.vbid
     }
 
+    /// Opcode of the request that was refused, or of the packet that cannot be used.
+    #[must_use]
+    pub fn opcode(&self) -> Option<Opcode> {
+        self.0.opcode
+    }
+
+    /// Seqno concerned: the one rolled back to, for [`ErrorKind::Rollback`]; that of the packet, for
+    /// [`ErrorKind::UnusablePacket`].
+    #[must_use]
+    pub fn seqno(&self) -> Option<Seqno> {
+        self.0.seqno
+    }
+
     /// Seqno rolled back to, for [`ErrorKind::Rollback`].
     #[must_use]
     pub fn rollback_seqno(&self) -> Option<Seqno> {
-        self.0.rollback_seqno
+        self.0.seqno.filter(|_| self.0.kind == ErrorKind::Rollback)
+    }
+}
+
+/// Shows an error with its causes in one line, each said once.
+///
+/// ```
+/// # use dcp_consumer::Chain;
+/// let error: Box<dyn std::error::Error> = "x".parse::<u8>().unwrap_err().into();
+/// assert_eq!(Chain(&*error).to_string(), "invalid digit found in string");
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Chain<'a>(pub &'a (dyn StdError + 'static));
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = self.0.to_string();
+        let mut source = self.0.source();
+        while let Some(cause) = source {
+            let cause_text = cause.to_string();
+            // Some errors show their cause in their own text.
+            if !text.contains(&cause_text) {
+                text.push_str(": ");
+                text.push_str(&cause_text);
+            }
+            source = cause.source();
+        }
+        f.write_str(&text)
     }
 }
 
@@ -163,11 +266,14 @@ impl fmt::Debug for Error {
         if let Some(status) = self.0.status {
             debug.field("status", &status);
         }
+        if let Some(opcode) = self.0.opcode {
+            debug.field("opcode", &opcode);
+        }
         if let Some(vbid) = self.0.vbid {
             debug.field("vbid", &vbid);
         }
-        if let Some(seqno) = self.0.rollback_seqno {
-            debug.field("rollback_seqno", &seqno);
+        if let Some(seqno) = self.0.seqno {
+            debug.field("seqno", &seqno);
         }
         if let Some(source) = &self.0.source {
             debug.field("source", source);
@@ -215,5 +321,35 @@ mod tests {
         assert_eq!((error.vbid(), error.rollback_seqno()), (Some(Vbid(7)), Some(Seqno(41))));
         assert_eq!(error.to_string(), "vBucket 7 was rolled back");
         assert!(error.source().is_some());
+    }
+    #[test]
+    fn causes_are_shown_to_the_last_and_each_once() {
+        let last = std::io::Error::other("connection reset by peer");
+        let shown = Error::new(ErrorKind::Protocol, format!("no answer: {last}")).with_source(last);
+        let outer = Error::new(ErrorKind::Timeout, "gave up").with_source(shown);
+        assert_eq!(Chain(&outer).to_string(), "gave up: no answer: connection reset by peer");
+    }
+
+    #[test]
+    fn what_has_to_be_put_right_is_told_from_a_cluster_that_does_not_answer() {
+        let out_of_reach = |kind| {
+            let cause =
+                Error::new(kind, "the cause").with_source(std::io::Error::other("the last"));
+            Error::out_of_reach(Vbid(7), Duration::from_secs(5), Some(Arc::new(cause)))
+        };
+        for (kind, told) in [
+            (ErrorKind::Authentication, ErrorKind::Authentication),
+            (ErrorKind::BucketNotFound, ErrorKind::BucketNotFound),
+            (ErrorKind::Tls, ErrorKind::Tls),
+            (ErrorKind::NotCouchbase, ErrorKind::Timeout),
+            (ErrorKind::Connect, ErrorKind::Timeout),
+            (ErrorKind::ConnectionLost, ErrorKind::Timeout),
+        ] {
+            assert_eq!(out_of_reach(kind).kind(), told, "{kind:?}");
+        }
+        let error = out_of_reach(ErrorKind::Connect);
+        assert_eq!(error.vbid(), Some(Vbid(7)));
+        let text = "vb:7 could not be reached for 5.0 s: the cause: the last";
+        assert_eq!((error.to_string(), Chain(&error).to_string()), (text.into(), text.into()));
     }
 }

@@ -10,12 +10,12 @@ use dcp_proto::FailoverLog;
 use dcp_proto::topology::Address;
 use dcp_wire::message::ObservedSeqno;
 use dcp_wire::{Seqno, Vbid, Vbuuid};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
 use crate::bucket::{Bucket, Opening};
 use crate::connect::Connected;
-use crate::survey::Survey;
-use crate::{Error, ErrorKind, StreamOptions, probe};
+use crate::survey::{Seqnos, Survey, Visited};
+use crate::{Chain, Error, ErrorKind, StreamOptions};
 
 /// Longest time for the replicas of one call: what they do not say is taken for "not persisted".
 const REPLICA_PATIENCE: Duration = Duration::from_secs(2);
@@ -47,7 +47,7 @@ pub struct Observation {
 /// [`Client::observer`](crate::Client::observer).
 ///
 /// It keeps one connection per node between calls, without a task: a connection that has died
-/// meanwhile is made anew.
+/// meanwhile is made anew, and one to a node that has no copy any more is closed.
 #[derive(Debug)]
 pub struct Observer {
     bucket: Arc<Bucket>,
@@ -57,9 +57,6 @@ pub struct Observer {
     /// newest, and a history does not change without a new branch.
     logs: BTreeMap<Vbid, FailoverLog>,
 }
-
-/// vBuckets, and the branch they were last seen on, by the nodes that hold copies of them.
-type ByNode = BTreeMap<Address, Vec<(Vbid, Vbuuid)>>;
 
 impl Observer {
     pub(crate) fn new(bucket: Arc<Bucket>) -> Result<Self, Error> {
@@ -89,23 +86,9 @@ impl Observer {
         persisted: bool,
     ) -> Result<BTreeMap<Vbid, Observation>, Error> {
         let mut survey = self.survey();
-        let observed = observe_active(&mut survey, vbids, &mut self.logs).await;
+        let observed = self.look(&mut survey, vbids, persisted).await;
         self.keep(survey);
-        let mut observed = observed?;
-        if !persisted {
-            observed.values_mut().for_each(|seen| seen.persisted_seqno = None);
-        } else if !self.observe_replicas(&mut observed).await {
-            // The map may name copies that are there no more.
-            let mut survey = self.survey();
-            let refreshed = timeout_at(Instant::now() + REPLICA_PATIENCE, survey.refresh_map());
-            match refreshed.await {
-                Ok(Ok(())) => self.keep(survey),
-                // A late answer would be taken for that of the next call.
-                Ok(Err(error)) if !error.is_retryable() => return Err(error),
-                _ => tracing::debug!("no cluster map could be fetched"),
-            }
-        }
-        Ok(observed)
+        observed
     }
 
     fn survey(&mut self) -> Survey {
@@ -113,75 +96,50 @@ impl Observer {
         Survey::with_connections(Arc::clone(&self.bucket), self.opening.clone(), connections)
     }
 
+    /// Keeps the connections to nodes that have a copy of some vBucket.
     fn keep(&mut self, survey: Survey) {
+        let copies = self.copies();
         let connections = survey.into_connections().into_iter();
-        self.connections = connections.map(|each| (each.address.clone(), each)).collect();
+        let named = connections.filter(|each| copies.contains(&each.address));
+        self.connections = named.map(|each| (each.address.clone(), each)).collect();
     }
 
-    /// Lowers what is persisted to what it is on every replica; `false` if one did not answer.
-    async fn observe_replicas(&mut self, observed: &mut BTreeMap<Vbid, Observation>) -> bool {
-        let deadline = Instant::now() + REPLICA_PATIENCE;
-        let mut all = true;
-        for (address, asked) in self.replicas(observed) {
-            let answers = timeout_at(deadline, self.ask_replica(&address, &asked)).await;
-            let answers = match answers {
-                Ok(Ok(answers)) => answers,
-                Ok(Err(error)) => {
-                    tracing::warn!(%address, %error, "a replica does not answer");
-                    BTreeMap::new()
-                }
-                Err(_) => {
-                    tracing::warn!(%address, "a replica does not answer in time");
-                    BTreeMap::new()
-                }
-            };
-            for (vbid, vbuuid) in asked {
-                all &= answers.contains_key(&vbid);
-                let same = answers.get(&vbid).filter(|answer| is_on(answer, vbuuid));
-                let persisted = same.map_or(Seqno::ZERO, |answer| answer.persisted_seqno);
-                if let Some(seen) = observed.get_mut(&vbid) {
-                    seen.persisted_seqno = seen.persisted_seqno.map(|least| least.min(persisted));
-                }
-            }
+    async fn look(
+        &mut self,
+        survey: &mut Survey,
+        vbids: &BTreeSet<Vbid>,
+        persisted: bool,
+    ) -> Result<BTreeMap<Vbid, Observation>, Error> {
+        let mut observed = observe_active(survey, vbids, &mut self.logs).await?;
+        let replicas = self.replicas(vbids.iter().copied());
+        if !persisted {
+            observed.values_mut().for_each(|seen| seen.persisted_seqno = None);
+        } else if !observe_replicas(survey, replicas, &mut observed).await {
+            // The map may name copies that are there no more.
+            survey.refresh_map(REPLICA_PATIENCE).await?;
         }
-        all
+        Ok(observed)
+    }
+
+    /// The nodes that have a copy of some vBucket.
+    fn copies(&self) -> BTreeSet<Address> {
+        let map = self.bucket.config();
+        let vbids = (0..self.bucket.num_vbuckets()).map(Vbid);
+        vbids.flat_map(|vbid| self.bucket.copies_of(&map, vbid)).flatten().collect()
     }
 
     /// The replicas the map names, by node.
-    fn replicas(&self, observed: &BTreeMap<Vbid, Observation>) -> ByNode {
+    fn replicas(&self, vbids: impl Iterator<Item = Vbid>) -> BTreeMap<Address, Vec<Vbid>> {
         let map = self.bucket.config();
-        let mut by_node = ByNode::new();
-        for (&vbid, seen) in observed {
+        let mut by_node = BTreeMap::<_, Vec<Vbid>>::new();
+        for vbid in vbids {
             for node in map.replicas(vbid).flatten() {
                 if let Some(address) = self.bucket.address_of_node(&map, node) {
-                    by_node.entry(address).or_default().push((vbid, seen.log.newest().vbuuid));
+                    by_node.entry(address).or_default().push(vbid);
                 }
             }
         }
         by_node
-    }
-
-    async fn ask_replica(
-        &mut self,
-        address: &Address,
-        asked: &[(Vbid, Vbuuid)],
-    ) -> Result<BTreeMap<Vbid, ObservedSeqno>, Error> {
-        // Kept again only if it answered: a late answer would be taken for that of the next call.
-        let kept = self.connections.remove(address);
-        let was_kept = kept.is_some();
-        let mut connected = match kept {
-            Some(connected) => connected,
-            None => self.bucket.connect_dcp(address, &self.opening).await?,
-        };
-        let mut answers =
-            probe::observe(&mut connected.socket, &mut connected.leftover, asked).await;
-        if was_kept && answers.is_err() {
-            connected = self.bucket.connect_dcp(address, &self.opening).await?;
-            answers = probe::observe(&mut connected.socket, &mut connected.leftover, asked).await;
-        }
-        let answers = answers?;
-        self.connections.insert(address.clone(), connected);
-        Ok(answers)
     }
 }
 
@@ -227,6 +185,34 @@ async fn observe_active(
         sleep(PAUSE).await;
     }
     Ok(observed)
+}
+
+/// Lowers what is persisted to what it is on every replica; `false` if one did not answer.
+async fn observe_replicas(
+    survey: &mut Survey,
+    replicas: BTreeMap<Address, Vec<Vbid>>,
+    observed: &mut BTreeMap<Vbid, Observation>,
+) -> bool {
+    let newest = |(&vbid, seen): (&Vbid, &Observation)| (vbid, seen.log.newest().vbuuid);
+    let branches: BTreeMap<Vbid, Vbuuid> = observed.iter().map(newest).collect();
+    let question = Arc::new(Seqnos { branches });
+    let mut all = true;
+    for visited in survey.visit(replicas, &question, REPLICA_PATIENCE).await {
+        let Visited { address, vbids, answers } = visited;
+        let answers = answers.unwrap_or_else(|error| {
+            tracing::warn!(%address, error = %Chain(&error), "a replica does not answer");
+            BTreeMap::new()
+        });
+        for vbid in vbids {
+            let Some(seen) = observed.get_mut(&vbid) else { continue };
+            let answer = answers.get(&vbid);
+            all &= answer.is_some();
+            let same = answer.filter(|answer| is_on(answer, seen.log.newest().vbuuid));
+            let persisted = same.map_or(Seqno::ZERO, |answer| answer.persisted_seqno);
+            seen.persisted_seqno = seen.persisted_seqno.map(|least| least.min(persisted));
+        }
+    }
+    all
 }
 
 /// Whether the answer is of the branch that was asked for, and that branch the copy's newest.

@@ -179,7 +179,19 @@ pub struct StreamOptions {
     /// whole for twice as long, nor 64 KiB of one, is taken for dead.
     pub noop_interval: Duration,
     /// Longest time a vBucket may be without a stream, while it is tried again and again, before
-    /// the whole stream ends with an error.
+    /// the whole stream ends with an error. Zero: nothing is tried again.
+    ///
+    /// It holds for opening the stream too, and for everything that a restart, a failover or a new
+    /// password may pass through: connections that are refused, lost, or closed without a word, a
+    /// bucket that a node does not know yet, a user that it refuses. Only what the server has never
+    /// granted to this client or stream, as the right to stream, ends it at once.
+    ///
+    /// The error names the vBucket and the last cause. Its kind is that of the cause where something
+    /// has to be put right ([`Authentication`](crate::ErrorKind::Authentication),
+    /// [`AccessDenied`](crate::ErrorKind::AccessDenied),
+    /// [`BucketNotFound`](crate::ErrorKind::BucketNotFound), [`Tls`](crate::ErrorKind::Tls),
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) or [`Status`](crate::ErrorKind::Status)), and
+    /// [`Timeout`](crate::ErrorKind::Timeout) where the cluster did not answer.
     pub retry_timeout: Duration,
 }
 

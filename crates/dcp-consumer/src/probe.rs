@@ -290,12 +290,14 @@ fn unencodable(error: EncodeError) -> Error {
 }
 
 fn lost(error: std::io::Error) -> Error {
-    Error::new(ErrorKind::ConnectionLost, "a connection was lost").with_source(error)
+    Error::new(ErrorKind::ConnectionLost, "the connection broke before the answer")
+        .with_source(error)
 }
 
 fn refused(opcode: Opcode, status: Status) -> Error {
     Error::new(ErrorKind::Status, format!("the server refused {opcode} ({status})"))
         .with_status(status)
+        .with_opcode(opcode)
 }
 
 fn malformed(opcode: Opcode, source: impl std::error::Error + Send + Sync + 'static) -> Error {

@@ -7,23 +7,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dcp_proto::FailoverLog;
-use dcp_proto::topology::{Address, BucketConfig};
+use dcp_proto::topology::Address;
 use dcp_wire::message::ObservedSeqno;
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::bucket::{Bucket, Opening};
 use crate::connect::Connected;
-use crate::{Error, ErrorKind, probe};
+use crate::{Chain, Error, ErrorKind, probe};
 
-/// Pause before nodes are asked again for what they did not answer.
+/// Pause before nodes are asked again for what they did not answer; it doubles.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Longest such pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Longer than anybody waits, and nothing that a moment cannot be moved by.
+const YEARS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 /// What nodes are asked. A trait and no closure, so that the futures can be sent between threads.
-trait Question: Sync {
+pub(crate) trait Question: Send + Sync + 'static {
     /// What there is to say of one vBucket.
-    type Answer: Send;
+    type Answer: Send + 'static;
 
     /// Asks one node.
     fn ask(
@@ -31,6 +37,17 @@ trait Question: Sync {
         connected: &mut Connected,
         vbids: &[Vbid],
     ) -> impl Future<Output = Result<BTreeMap<Vbid, Self::Answer>, Error>> + Send;
+}
+
+/// Nothing: that there is a connection is enough.
+struct Nothing;
+
+impl Question for Nothing {
+    type Answer = ();
+
+    async fn ask(&self, _: &mut Connected, vbids: &[Vbid]) -> Result<BTreeMap<Vbid, ()>, Error> {
+        Ok(vbids.iter().map(|&vbid| (vbid, ())).collect())
+    }
 }
 
 struct HighSeqnos;
@@ -61,11 +78,12 @@ impl Question for FailoverLogs {
     }
 }
 
-struct Seqnos<'a> {
-    branches: &'a BTreeMap<Vbid, Vbuuid>,
+/// Seqnos in memory and on disk of copies that were last seen on these branches.
+pub(crate) struct Seqnos {
+    pub(crate) branches: BTreeMap<Vbid, Vbuuid>,
 }
 
-impl Question for Seqnos<'_> {
+impl Question for Seqnos {
     type Answer = ObservedSeqno;
 
     async fn ask(
@@ -104,15 +122,35 @@ pub(crate) struct Survey {
     /// With DCP opened so, or plain ones.
     opening: Option<Opening>,
     connections: BTreeMap<Address, Connected>,
+    begun: Instant,
+    /// Nodes are not asked again after this moment.
     deadline: Instant,
+    /// Whether a first attempt may last beyond it.
+    is_for_stream: bool,
+}
+
+/// What came of asking one node about some vBuckets.
+pub(crate) struct Visited<A> {
+    pub(crate) address: Address,
+    pub(crate) vbids: Vec<Vbid>,
+    pub(crate) answers: Result<BTreeMap<Vbid, A>, Error>,
 }
 
 impl Survey {
     /// Connections are made as `opening` says; everything together may take as long as one
     /// connection.
     pub(crate) fn new(bucket: Arc<Bucket>, opening: Option<Opening>) -> Self {
-        let deadline = Instant::now() + bucket.connect_timeout();
-        Self { bucket, opening, connections: BTreeMap::new(), deadline }
+        let begun = Instant::now();
+        let deadline = begun + bucket.connect_timeout();
+        let connections = BTreeMap::new();
+        Self { bucket, opening, connections, begun, deadline, is_for_stream: false }
+    }
+
+    /// For a stream to be opened: what fails is tried again for as long as the stream would.
+    pub(crate) fn for_stream(bucket: Arc<Bucket>, opening: Opening, patience: Duration) -> Self {
+        let survey = Self::new(bucket, Some(opening));
+        let deadline = survey.begun.checked_add(patience.min(YEARS)).unwrap_or(survey.deadline);
+        Self { deadline, is_for_stream: true, ..survey }
     }
 
     /// Goes on with connections that were made before.
@@ -134,32 +172,15 @@ impl Survey {
         self.connections.into_values().collect()
     }
 
-    /// Connects to the nodes of these vBuckets.
+    /// Connects to the nodes of these vBuckets, as far as there are any.
     ///
     /// # Errors
     /// [`Error`] of a node that cannot be reached before the deadline.
     pub(crate) async fn connect(&mut self, vbids: &BTreeSet<Vbid>) -> Result<(), Error> {
-        loop {
-            let by_address = self.bucket.by_address(vbids.iter().copied());
-            let attempt = self.connect_to(by_address.into_keys().flatten()).await;
-            match attempt {
-                Err(error) if may_pass(&error) && Instant::now() + PAUSE < self.deadline => {
-                    tracing::debug!(%error, "a node cannot be reached, trying again");
-                    self.find_out_who_is_left().await?;
-                    sleep(PAUSE).await;
-                }
-                other => return other,
-            }
-        }
-    }
-
-    /// Learns the newest map from whoever can be reached: a node that cannot may have left.
-    async fn find_out_who_is_left(&mut self) -> Result<(), Error> {
-        let deadline = self.deadline;
-        match timeout_at(deadline, Box::pin(self.bucket.fetch_map())).await {
-            Ok(Err(error)) if !error.is_retryable() => Err(error),
-            Ok(_) | Err(_) => Ok(()),
-        }
+        let by_address = self.bucket.by_address(vbids.iter().copied());
+        let placed = by_address.into_iter().filter(|(address, _)| address.is_some());
+        let placed = placed.flat_map(|(_, vbids)| vbids).collect();
+        self.ask(&placed, Nothing).await.map(drop)
     }
 
     /// Highest seqnos of these vBuckets.
@@ -170,7 +191,7 @@ impl Survey {
         &mut self,
         vbids: &BTreeSet<Vbid>,
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
-        let mut seqnos = self.ask(vbids, &HighSeqnos).await?;
+        let mut seqnos = self.ask(vbids, HighSeqnos).await?;
         seqnos.retain(|vbid, _| vbids.contains(vbid));
         Ok(seqnos)
     }
@@ -183,7 +204,7 @@ impl Survey {
         &mut self,
         vbids: &BTreeSet<Vbid>,
     ) -> Result<BTreeMap<Vbid, FailoverLog>, Error> {
-        self.ask(vbids, &FailoverLogs).await
+        self.ask(vbids, FailoverLogs).await
     }
 
     /// Seqnos in memory and on disk of these vBuckets, which were last seen on these branches.
@@ -194,7 +215,8 @@ impl Survey {
         &mut self,
         branches: &BTreeMap<Vbid, Vbuuid>,
     ) -> Result<BTreeMap<Vbid, ObservedSeqno>, Error> {
-        self.ask(&branches.keys().copied().collect(), &Seqnos { branches }).await
+        let vbids = branches.keys().copied().collect();
+        self.ask(&vbids, Seqnos { branches: branches.clone() }).await
     }
 
     /// Up to where deletions of these vBuckets may be gone; `None` where the node does not tell.
@@ -205,118 +227,169 @@ impl Survey {
         &mut self,
         vbids: &BTreeSet<Vbid>,
     ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
-        self.ask(vbids, &PurgeSeqnos).await
+        self.ask(vbids, PurgeSeqnos).await
     }
 
     /// Asks the nodes until every vBucket is answered.
     async fn ask<Q: Question>(
         &mut self,
         vbids: &BTreeSet<Vbid>,
-        question: &Q,
+        question: Q,
     ) -> Result<BTreeMap<Vbid, Q::Answer>, Error> {
-        let mut answers = BTreeMap::new();
+        let (question, mut answers, mut pause) = (Arc::new(question), BTreeMap::new(), PAUSE);
         loop {
             let missing: BTreeSet<Vbid> =
                 vbids.iter().copied().filter(|vbid| !answers.contains_key(vbid)).collect();
             let Some(&first) = missing.first() else { return Ok(answers) };
-            let deadline = self.deadline;
-            let round = Box::pin(self.round(&missing, &mut answers, question));
-            let outcome = match timeout_at(deadline, round).await {
-                Ok(outcome) => outcome,
-                Err(_) => Err(unanswered(first)),
-            };
-            match outcome {
-                Ok(()) if missing.iter().all(|vbid| answers.contains_key(vbid)) => {
-                    return Ok(answers);
-                }
-                Err(error) if !may_pass(&error) => return Err(error),
-                outcome if Instant::now() + PAUSE >= deadline => {
-                    return Err(outcome.err().unwrap_or_else(|| unanswered(first)));
-                }
-                _ => sleep(PAUSE).await,
+            let failed = Box::pin(self.round(&missing, &mut answers, &question)).await?;
+            if missing.iter().all(|vbid| answers.contains_key(vbid)) {
+                return Ok(answers);
             }
+            let is_map_doubtful = failed.is_some() || self.connections.is_empty();
+            let (vbid, cause) = failed.unwrap_or_else(|| (first, unanswered()));
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let (waited, cause) = (self.begun.elapsed(), Some(Arc::new(cause)));
+                return Err(Error::out_of_reach(vbid, waited, cause));
+            }
+            tracing::debug!(%vbid, error = %Chain(&cause), "a node is asked again");
+            if is_map_doubtful {
+                self.find_out_who_is_left().await?;
+            } else {
+                self.refresh_map(self.attempt()).await?;
+            }
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            sleep(pause.min(left)).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
+    /// Asks each node once. A failure that may pass is returned, and a vBucket it is about.
     async fn round<Q: Question>(
         &mut self,
         missing: &BTreeSet<Vbid>,
         answers: &mut BTreeMap<Vbid, Q::Answer>,
-        question: &Q,
-    ) -> Result<(), Error> {
-        let by_address = self.bucket.by_address(missing.iter().copied());
-        if let Err(error) = self.connect_to(by_address.keys().flatten().cloned()).await {
-            if error.is_retryable() {
-                self.find_out_who_is_left().await?;
-            }
-            return Err(error);
-        }
-        for (address, vbids) in by_address {
-            let Some(address) = address else { continue };
-            let Some(mut connected) = self.connections.remove(&address) else { continue };
-            // A connection that fails is not put back.
-            answers.extend(question.ask(&mut connected, &vbids).await?);
-            self.connections.insert(address, connected);
-        }
-        if missing.iter().any(|vbid| !answers.contains_key(vbid)) {
-            if self.connections.is_empty() {
-                // The map names no node for any of them.
-                self.find_out_who_is_left().await?;
-            } else {
-                self.refresh_map().await?;
+        question: &Arc<Q>,
+    ) -> Result<Option<(Vbid, Error)>, Error> {
+        let by_address = self.bucket.by_address(missing.iter().copied()).into_iter();
+        let nodes = by_address.filter_map(|(address, vbids)| Some((address?, vbids))).collect();
+        let mut failed = None;
+        for visited in self.visit(nodes, question, self.attempt()).await {
+            match (visited.answers, visited.vbids.first()) {
+                (Ok(told), _) => answers.extend(told),
+                (Err(error), Some(&vbid)) if self.bucket.may_pass(&error) => {
+                    // The first vBucket of all, so that it is the same one each time.
+                    failed = failed.filter(|(other, _)| *other < vbid).or(Some((vbid, error)));
+                }
+                (Err(error), _) => return Err(error),
             }
         }
-        Ok(())
+        Ok(failed)
     }
 
-    /// Connects to the nodes there is no connection to, all at once.
-    async fn connect_to(&mut self, addresses: impl Iterator<Item = Address>) -> Result<(), Error> {
-        let mut attempts = JoinSet::new();
-        for address in addresses.filter(|address| !self.connections.contains_key(address)) {
+    /// How long one node may take: not all the time there is, since another may have taken its
+    /// place meanwhile.
+    fn attempt(&self) -> Duration {
+        if self.is_for_stream {
+            return self.bucket.connect_timeout();
+        }
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        (left * 3 / 4).max(PAUSE)
+    }
+
+    /// Asks these nodes, all at once, so that none holds up the others.
+    pub(crate) async fn visit<Q: Question>(
+        &mut self,
+        nodes: BTreeMap<Address, Vec<Vbid>>,
+        question: &Arc<Q>,
+        limit: Duration,
+    ) -> Vec<Visited<Q::Answer>> {
+        let mut visits = JoinSet::new();
+        for (address, vbids) in nodes {
             let (bucket, opening) = (Arc::clone(&self.bucket), self.opening.clone());
-            attempts.spawn(async move {
-                match &opening {
-                    Some(opening) => bucket.connect_dcp(&address, opening).await,
-                    None => bucket.connect_plain(&address).await,
-                }
+            let (question, kept) = (Arc::clone(question), self.connections.remove(&address));
+            visits.spawn(async move {
+                let connect = bucket.connect_to(&address, opening.as_ref(), limit);
+                let asked = ask_node(kept, connect, &*question, &vbids, limit).await;
+                (address, vbids, asked)
             });
         }
-        let mut failed = None;
-        while let Some(attempt) = attempts.join_next().await {
-            match attempt {
-                Ok(Ok(connected)) => {
-                    self.connections.insert(connected.address.clone(), connected);
-                }
-                Ok(Err(error)) => failed = Some(error),
-                Err(panic) => {
-                    let message = "a connection attempt was ended by the runtime";
-                    failed = Some(Error::new(ErrorKind::Closed, message).with_source(panic));
-                }
-            }
+        let mut visited = Vec::with_capacity(visits.len());
+        while let Some(visit) = visits.join_next().await {
+            // One whose task was ended by the runtime has not answered.
+            let Ok((address, vbids, asked)) = visit else { continue };
+            let answers = asked.map(|(connected, answers)| {
+                self.connections.insert(address.clone(), connected);
+                answers
+            });
+            visited.push(Visited { address, vbids, answers });
         }
-        failed.map_or(Ok(()), Err)
+        visited
     }
 
-    /// Learns the newest map from the nodes there are connections to.
-    pub(crate) async fn refresh_map(&mut self) -> Result<(), Error> {
-        for (address, connected) in &mut self.connections {
-            let map = probe::cluster_map(&mut connected.socket, &mut connected.leftover).await?;
-            match BucketConfig::parse(&map, &address.host) {
-                Ok(map) => self.bucket.apply(map),
-                Err(error) => tracing::warn!(%address, %error, "a cluster map cannot be used"),
-            }
+    /// Learns the newest map from whoever can be reached: a node that cannot may have left.
+    async fn find_out_who_is_left(&mut self) -> Result<(), Error> {
+        match timeout(self.attempt(), Box::pin(self.bucket.fetch_map())).await {
+            Ok(Err(error)) if !self.bucket.may_pass(&error) => Err(error),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Learns the newest map from the nodes there are connections to. One that does not answer is
+    /// let go of.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BucketNotFound`] if another bucket has the name.
+    pub(crate) async fn refresh_map(&mut self, limit: Duration) -> Result<(), Error> {
+        let mut refreshes = JoinSet::new();
+        for (address, mut connected) in std::mem::take(&mut self.connections) {
+            let bucket = Arc::clone(&self.bucket);
+            refreshes.spawn(async move {
+                match timeout(limit, bucket.refresh(&mut connected)).await {
+                    Ok(Ok(())) => return Some((address, connected)),
+                    Ok(Err(error)) => {
+                        tracing::debug!(%address, error = %Chain(&error), "a node gives no map");
+                    }
+                    Err(_) => tracing::debug!(%address, "a node gives no map in time"),
+                }
+                None
+            });
+        }
+        while let Some(refreshed) = refreshes.join_next().await {
+            self.connections.extend(refreshed.ok().flatten());
         }
         self.bucket.check_identity()
     }
 }
 
-/// Whether another try may go better. The cluster names the node, so that one which closes without
-/// a word is a data service that goes down or comes up.
-fn may_pass(error: &Error) -> bool {
-    error.is_retryable() || error.kind() == ErrorKind::NotCouchbase
+/// Asks one node, over the connection that was kept or a new one. One that fails is let go of: it
+/// is dead, or a late answer would be taken for that to the next question.
+async fn ask_node<Q: Question>(
+    kept: Option<Connected>,
+    connect: impl Future<Output = Result<Connected, Error>>,
+    question: &Q,
+    vbids: &[Vbid],
+    limit: Duration,
+) -> Result<(Connected, BTreeMap<Vbid, Q::Answer>), Error> {
+    let deadline = Instant::now() + limit;
+    if let Some(mut connected) = kept
+        && let Ok(Ok(answers)) = timeout(limit / 2, question.ask(&mut connected, vbids)).await
+    {
+        return Ok((connected, answers));
+    }
+    let connected = timeout_at(deadline, connect).await;
+    let mut connected = connected.unwrap_or_else(|_| Err(late(limit)))?;
+    let answers = timeout_at(deadline, question.ask(&mut connected, vbids)).await;
+    match answers.unwrap_or_else(|_| Err(late(limit))) {
+        Ok(answers) => Ok((connected, answers)),
+        Err(error) => Err(error.of_node(&connected.address)),
+    }
 }
 
-fn unanswered(vbid: Vbid) -> Error {
-    let message = format!("no node answered for {vbid} in time: check that the cluster is healthy");
-    Error::new(ErrorKind::Timeout, message).with_vbid(vbid)
+fn late(limit: Duration) -> Error {
+    Error::new(ErrorKind::Timeout, format!("the node did not answer within {limit:?}"))
+}
+
+fn unanswered() -> Error {
+    Error::new(ErrorKind::Timeout, "no node says that the vBucket is active on it")
 }

@@ -1,10 +1,10 @@
 //! Errors of the engine as exceptions of `dcp_rs.exceptions`.
 
-use std::error::Error as StdError;
+use std::error::Error as _;
 
 use dcp_arrow::SchemaError;
 use dcp_consumer::micro_batch::PlannerError;
-use dcp_consumer::{Error as ConsumerError, ErrorKind};
+use dcp_consumer::{Chain, Error as ConsumerError, ErrorKind};
 use dcp_producer::{DocumentError, Error as ProducerError, RuleError};
 use dcp_proto::SinkError;
 use dcp_proto::checkpoint::CheckpointError;
@@ -33,6 +33,7 @@ pub(crate) enum Kind {
     StreamEnded,
     Timeout,
     Unsupported,
+    UnusablePacket,
 }
 
 impl Kind {
@@ -56,6 +57,7 @@ impl Kind {
             Self::StreamEnded => "StreamEndedError",
             Self::Timeout => "TimeoutError",
             Self::Unsupported => "UnsupportedError",
+            Self::UnusablePacket => "UnusablePacketError",
         }
     }
 }
@@ -113,21 +115,6 @@ impl From<Failure> for PyErr {
     }
 }
 
-/// An error and its causes in one line: Python shows the text of an exception and nothing else.
-fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
-}
-
 const fn class_and_code(kind: ErrorKind) -> (Kind, &'static str) {
     match kind {
         ErrorKind::AccessDenied => (Kind::AccessDenied, "access_denied"),
@@ -147,6 +134,7 @@ const fn class_and_code(kind: ErrorKind) -> (Kind, &'static str) {
         ErrorKind::Timeout => (Kind::Timeout, "timeout"),
         ErrorKind::Tls => (Kind::Connect, "tls"),
         ErrorKind::Unsupported => (Kind::Unsupported, "unsupported"),
+        ErrorKind::UnusablePacket => (Kind::UnusablePacket, "unusable_packet"),
         _ => (Kind::Dcp, "other"),
     }
 }
@@ -168,10 +156,10 @@ impl From<ConsumerError> for Failure {
             kind,
             code: Some(code),
             vbid: error.vbid(),
-            seqno: error.rollback_seqno(),
+            seqno: error.seqno(),
             status: error.status(),
             is_retryable: error.is_retryable(),
-            message: chain(&error),
+            message: Chain(&error).to_string(),
         }
     }
 }
@@ -283,12 +271,12 @@ impl From<ProducerError> for Failure {
             ProducerError::Listen { .. } => (Kind::Connect, "listen"),
             _ => (Kind::Config, "config"),
         };
-        Self { code: Some(code), ..Self::new(kind, chain(&error)) }
+        Self { code: Some(code), ..Self::new(kind, Chain(&error).to_string()) }
     }
 }
 
 impl From<RuleError> for Failure {
     fn from(error: RuleError) -> Self {
-        Self { code: Some("fault_rule"), ..Self::new(Kind::Config, chain(&error)) }
+        Self { code: Some("fault_rule"), ..Self::new(Kind::Config, Chain(&error).to_string()) }
     }
 }

@@ -10,6 +10,7 @@ mod batch;
 mod cells;
 mod checkpoint;
 mod client;
+mod credentials;
 mod decode;
 mod error;
 mod logging;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use dcp_arrow::{Column, TableSchema};
 use dcp_consumer::{
-    Acknowledge, BatchPolicy, ClientCertificate, ConnectOptions, Content, Credentials, End, Filter,
-    OnRollback, Pem, Start, StreamOptions, TlsOptions,
+    Acknowledge, BatchPolicy, ClientCertificate, ConnectOptions, Content, Credentials,
+    CredentialsSource, End, Filter, OnRollback, Pem, Start, StreamOptions, TlsOptions,
 };
 use dcp_proto::topology::{Network, NetworkSelection};
 use dcp_proto::{FailoverLog, Position, Snapshot};
@@ -17,6 +17,7 @@ use dcp_wire::{Seqno, Vbid, Vbuuid};
 use pyo3::prelude::*;
 
 use crate::checkpoint::Checkpoint;
+use crate::credentials::callable;
 use crate::error::{Failure, Kind};
 use crate::schema::one_of;
 
@@ -27,6 +28,8 @@ pub(crate) struct ConnectArgs {
     bucket: Option<String>,
     username: Option<String>,
     password: Option<String>,
+    password_file: Option<PathBuf>,
+    credentials: Option<Py<PyAny>>,
     sasl_mechanisms: Option<Vec<String>>,
     connect_timeout: f64,
     tls_ca: Option<PathBuf>,
@@ -38,9 +41,14 @@ pub(crate) struct ConnectArgs {
 
 impl ConnectArgs {
     pub(crate) fn into_options(self) -> Result<ConnectOptions, Failure> {
-        let credentials = match (self.username, self.password) {
-            (Some(username), Some(password)) => Some(Credentials::new(username, password)),
-            (None, None) => None,
+        let credentials = match (self.username, self.password, self.password_file) {
+            (Some(username), Some(password), None) => {
+                Some(Credentials::new(username, password).into())
+            }
+            (Some(username), None, Some(path)) => {
+                Some(CredentialsSource::PasswordFile { username, path })
+            }
+            (None, None, None) => self.credentials.map(callable),
             _ => {
                 let message = "username, password: give both or neither";
                 return Err(Failure::new(Kind::Config, message));

@@ -250,6 +250,10 @@ class Producer(Documents, Control):
             if address is None:
                 raise ConfigError("tls: start the producer with tls=True to connect over TLS")
             chosen = {"connection_string": address, "tls_ca": self.ca_file}
+        if options.get("password_file") is not None:
+            chosen["password"] = None
+        if options.get("credentials") is not None:
+            chosen |= {"username": None, "password": None}
         return Client(replace(self.connection_options, **(chosen | options)))
 
     def close(self) -> None:

@@ -156,15 +156,20 @@ class ReadOptions:
             raise ConfigError("option vbuckets names no vBucket")
 
     def connection(self) -> ConnectionOptions:
-        """Gives what to connect with; the password is fetched by this process, now.
+        """Gives what to connect with.
+
+        The password is fetched by this process: from its variable now, from its file now and
+        again for every connection.
 
         Raises:
             ConfigError: The password's file cannot be read, or its variable is not set.
         """
+        password = self._resolve_password()
         return ConnectionOptions(
             connection_string=self.connection_string,
             username=self.username,
-            password=self._resolve_password(),
+            password=password if self.password_file is None else None,
+            password_file=self.password_file,
             bucket=self.bucket,
             connect_timeout=self.connect_timeout,
             tls_ca=self.tls_ca,

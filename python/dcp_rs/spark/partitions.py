@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import dcp_rs
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.planner import Offsets
 from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import SparkReadError, options_as_written
 from dcp_rs.spark.options import ReadOptions
@@ -15,6 +14,8 @@ from dcp_rs.spark.schema import table_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from dcp_rs.planner import Offsets
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,10 @@ def batch_splits(options: ReadOptions) -> Splits:
     _check_start(options)
     table_schema(options)
     with Driver(options) as driver:
-        start, until = _start(driver, options.starting_offsets), driver.parse(options.ending_offsets)
+        start, until = (
+            _start(driver, options.starting_offsets),
+            driver.parse(options.ending_offsets),
+        )
         if isinstance(until, dcp_rs.Checkpoint):
             raise ConfigError("option endingOffsets: takes offsets, not a checkpoint")
         end = driver.end(start, None, until)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyspark.sql.datasource as api
 
 import dcp_rs
-from dcp_rs.exceptions import ConfigError
+from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import SparkReadError, options_coded
 from dcp_rs.spark.options import ReadOptions
@@ -129,7 +130,9 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
         """Gives what the server had when the last end was chosen; asks nothing."""
-        return None if self._driver is None else self._driver.head()
+        with suppress(DcpError):  # an error here would end the query
+            return None if self._driver is None else self._driver.head()
+        return None
 
     @options_coded()
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[api.InputPartition]:

@@ -12,7 +12,7 @@ use super::{Cluster, Event, Slot};
 use crate::driver::{Command, ConnectionId};
 use crate::persistence::observer::{self, Observed};
 use crate::persistence::{Question, Told};
-use crate::{Error, StreamEvent};
+use crate::{Chain, Error, StreamEvent};
 
 impl<S: BatchSink> Cluster<S> {
     /// Changes of a vBucket wait on a connection, or do no more.
@@ -80,17 +80,28 @@ impl<S: BatchSink> Cluster<S> {
         let now = super::now();
         let told = match observed {
             Observed::Answers { answers, is_map_old } => {
+                (self.has_observed, self.refused_since) = (true, None);
                 if is_map_old {
                     self.poll_map(now);
                 }
                 self.persistence.answered(address, Some(&answers), now)
             }
             Observed::Lost(error) => {
+                let error = Chain(&error);
                 tracing::debug!(%address, %error, "a node does not say what it has on disk");
                 self.poll_map(now);
                 self.persistence.answered(address, None, now)
             }
-            Observed::Refused(error) => return Err(error),
+            // As with a stream: what was answered before may be answered again.
+            Observed::Refused(error) => {
+                let since = *self.refused_since.get_or_insert(now);
+                let refused = now.saturating_duration_since(since);
+                if !self.has_observed || refused >= self.reconciler.patience() {
+                    return Err(error);
+                }
+                tracing::warn!(%address, error = %Chain(&error), "a node refuses a question");
+                self.persistence.answered(address, None, now)
+            }
         };
         self.tell(told);
         Ok(())

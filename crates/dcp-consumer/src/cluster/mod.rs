@@ -6,6 +6,7 @@ mod mitigation;
 mod nodes;
 mod polls;
 mod shared;
+mod unusable;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -14,16 +15,16 @@ use std::time::{Duration, Instant};
 use dcp_proto::BatchSink;
 use dcp_proto::consumer::{Delivery, StreamFilter};
 use dcp_proto::topology::{Address, BucketConfig};
-use dcp_wire::Vbid;
 use rand::rngs::StdRng;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use self::nodes::{Node, Slot};
 use self::polls::{POLL_MAP, POLL_PROGRESS};
 pub(crate) use self::shared::{KnownVbucket, SharedStats};
+use self::unusable::Unusable;
 use crate::bucket::{Bucket, Opening};
 use crate::connect::Connected;
 use crate::driver::{Command, ConnectionId, Report};
@@ -32,7 +33,7 @@ use crate::persistence::observer::Observed;
 use crate::persistence::{Persistence, Question};
 use crate::queue::{Entry, Queue};
 use crate::reconciler::{Reconciler, Verdict};
-use crate::{BatchPolicy, Error, ErrorKind, OnRollback};
+use crate::{BatchPolicy, Chain, Error, ErrorKind, OnRollback};
 
 /// Longest time in which connections are made ready for the next stream.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
@@ -87,6 +88,9 @@ pub(crate) struct Cluster<S: BatchSink> {
     persistence: Persistence,
     /// By node, whom to ask for that.
     observers: BTreeMap<Address, mpsc::UnboundedSender<Question>>,
+    /// Some node has said how far it is, and since when nodes have refused to.
+    has_observed: bool,
+    refused_since: Option<Instant>,
     /// The map every stream was last compared with.
     followed: Option<Arc<BucketConfig>>,
     reports: Channel<(ConnectionId, Report)>,
@@ -96,11 +100,15 @@ pub(crate) struct Cluster<S: BatchSink> {
     fetching_map: bool,
     /// When nodes are asked for their high seqnos next.
     poll_progress_at: Instant,
-    last_error: Option<Error>,
+    /// Why no map could be fetched, if so.
+    map_error: Option<Arc<Error>>,
+    unusable: Unusable,
     randomness: StdRng,
     cancel: CancellationToken,
     /// The tasks of connections, which may leave them to the next stream.
     tasks: JoinSet<()>,
+    /// Those that make connections and fetch maps.
+    errands: JoinSet<()>,
 }
 
 impl<S: BatchSink> Cluster<S> {
@@ -125,16 +133,20 @@ impl<S: BatchSink> Cluster<S> {
             next_id: 0,
             persistence: Persistence::default(),
             observers: BTreeMap::new(),
+            has_observed: false,
+            refused_since: None,
             followed: None,
             reports: Channel::new(),
             outcomes: Channel::new(),
             poll_map_at: now(),
             fetching_map: false,
             poll_progress_at: now() + POLL_PROGRESS,
-            last_error: None,
+            map_error: None,
+            unusable: Unusable::default(),
             randomness,
             cancel,
             tasks: JoinSet::new(),
+            errands: JoinSet::new(),
         }
     }
 
@@ -144,8 +156,8 @@ impl<S: BatchSink> Cluster<S> {
         for connected in connections {
             let id = self.new_id();
             let address = connected.address.clone();
-            self.nodes.insert(address.clone(), Node { slot: Slot::Connecting(id), failures: 0 });
-            self.connected(&address, id, Ok(connected));
+            self.nodes.insert(address.clone(), Node::connecting(id));
+            self.made(&address, id, connected);
         }
         let cancel = self.cancel.clone();
         let last = loop {
@@ -200,6 +212,12 @@ impl<S: BatchSink> Cluster<S> {
             () = cancel.cancelled() => return Ok(None),
             Some(outcome) = self.outcomes.receiver.recv() => outcome,
             Some((id, report)) = self.reports.receiver.recv() => Event::Driver(id, report),
+            Some(over) = self.tasks.join_next() => {
+                return over.map(Some).map_err(|error| Entry::Error(panicked(error)));
+            }
+            Some(over) = self.errands.join_next() => {
+                return over.map(Some).map_err(|error| Entry::Error(panicked(error)));
+            }
             () = sleep => return Ok(Some(())),
         };
         self.handle(event).map_err(Entry::Error)?;
@@ -213,15 +231,13 @@ impl<S: BatchSink> Cluster<S> {
     fn handle(&mut self, event: Event) -> Result<(), Error> {
         match event {
             Event::Driver(id, report) => self.reported(id, report),
-            Event::Connected(address, id, result) => {
-                self.connected(&address, id, *result);
-                self.refused(&address)
-            }
+            Event::Connected(address, id, result) => self.connected(&address, id, *result),
             Event::Fetched(result) => {
                 self.fetching_map = false;
-                if let Err(error) = result {
+                self.map_error = result.err().map(Arc::new);
+                if let Some(error) = &self.map_error {
+                    let error = Chain(error);
                     tracing::debug!(%error, "no cluster map could be fetched");
-                    self.last_error = Some(error);
                 }
                 self.bucket.check_identity()?;
                 self.drop_from_filter().map(drop)
@@ -269,15 +285,17 @@ impl<S: BatchSink> Cluster<S> {
                 }
             }
             Report::Lost { streams, error } => {
-                tracing::warn!(%error, streams = streams.len(), "a connection was lost");
+                let cause = Chain(&error).to_string();
+                tracing::warn!(error = %cause, streams = streams.len(), "a connection was lost");
                 let node = self.node_name(id);
-                let error_text = error.to_string();
-                self.stats.events.push(StreamEvent::ConnectionLost { node, error: error_text });
+                self.stats.events.push(StreamEvent::ConnectionLost { node, error: cause });
+                if let Some(error) = self.unusable.lost(&error, &streams) {
+                    return Err(error);
+                }
                 self.persistence.forget_all(id);
-                self.reconciler.lost(id, streams, now);
+                self.reconciler.lost(id, streams, &Arc::new(error), now);
                 self.doubt_ends(now);
                 self.drop_connection(id);
-                self.last_error = Some(error);
             }
             Report::SinkFailed(error) => {
                 return Err(Error::new(ErrorKind::Sink, error.to_string()).with_source(error));
@@ -289,8 +307,9 @@ impl<S: BatchSink> Cluster<S> {
     /// Takes what is due further.
     fn act(&mut self) -> Result<(), Error> {
         let now = now();
-        if let Some((vbid, idle)) = self.reconciler.stalled(now) {
-            return Err(self.stalled(vbid, idle));
+        if let Some((vbid, idle, cause)) = self.reconciler.stalled(now) {
+            let cause = cause.or_else(|| self.map_error.take());
+            return Err(Error::out_of_reach(vbid, idle, cause));
         }
         let map = self.bucket.config();
         if !self.followed.as_ref().is_some_and(|followed| Arc::ptr_eq(followed, &map)) {
@@ -306,19 +325,22 @@ impl<S: BatchSink> Cluster<S> {
                 Some(address) => self.place(vbid, &address, now),
                 None => {
                     self.poll_map_at = self.poll_map_at.min(now + POLL_MAP);
-                    self.reconciler.postpone(vbid, now);
+                    let cause = self.no_node();
+                    self.reconciler.postpone(vbid, Some(cause), now);
                 }
             }
         }
-        for node in self.nodes.values() {
+        for (address, node) in &self.nodes {
             if let Slot::Up { id, commands, .. } = &node.slot {
                 for (vbid, end_seqno, resume) in self.reconciler.take_requests(*id) {
-                    // A task that is gone reports what it had, and the vBucket with it: see lost.
+                    // A task that is gone takes nothing; one that goes hands back what it was sent.
                     let command = Command::Open { vbid, end_seqno, resume };
                     if let Err(refused) = commands.send(command)
                         && let Command::Open { vbid, resume, .. } = refused.0
                     {
-                        self.reconciler.lost(*id, vec![(vbid, *resume)], now);
+                        let message = format!("the connection to {address} is over");
+                        let cause = Arc::new(Error::new(ErrorKind::ConnectionLost, message));
+                        self.reconciler.lost(*id, vec![(vbid, *resume)], &cause, now);
                     }
                 }
             }
@@ -334,14 +356,13 @@ impl<S: BatchSink> Cluster<S> {
         self.reconciler.check(|id| nodes.values().any(|node| node.id() == Some(id)))
     }
 
-    fn stalled(&mut self, vbid: Vbid, idle: Duration) -> Error {
-        let seconds = idle.as_secs();
-        let message = format!("{vbid} could not be streamed for {seconds} s: check the cluster");
-        let error = Error::new(ErrorKind::Timeout, message).with_vbid(vbid);
-        match self.last_error.take() {
-            Some(source) => error.with_source(source),
+    /// Why a vBucket that the map has on no node is not streamed.
+    fn no_node(&self) -> Arc<Error> {
+        let error = Error::new(ErrorKind::Connect, "the cluster map has it on no node");
+        Arc::new(match &self.map_error {
+            Some(cause) => error.with_source(Arc::clone(cause)),
             None => error,
-        }
+        })
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -367,6 +388,12 @@ impl<S: BatchSink> Cluster<S> {
         };
         vbuckets.extend(self.reconciler.states().map(known));
     }
+}
+
+/// A task of the stream has ended in a way it never should: what it was to do is done by nobody.
+fn panicked(error: JoinError) -> Error {
+    let message = "a task of the stream panicked: please report this";
+    Error::new(ErrorKind::StreamEnded, message).with_source(error)
 }
 
 fn now() -> Instant {

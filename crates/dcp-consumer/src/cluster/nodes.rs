@@ -17,12 +17,7 @@ use crate::driver::{Command, ConnectionId, Driver};
 use crate::events::StreamEvent;
 use crate::queue::Link;
 use crate::retry::Backoff;
-use crate::{Error, OnRollback};
-
-/// How often in a row a node may refuse a connection for a reason that does not pass by itself,
-/// as a wrong password, before the stream gives up. A node on its way out of the cluster refuses
-/// too, until the map says so.
-const REFUSALS: u32 = 5;
+use crate::{Chain, Error, OnRollback};
 
 /// A node's connection.
 pub(super) enum Slot {
@@ -36,11 +31,17 @@ pub(super) enum Slot {
 
 pub(super) struct Node {
     pub(super) slot: Slot,
-    /// Failures to connect in a row.
-    pub(super) failures: u32,
+    /// Failures to connect in a row, for the wait before the next attempt.
+    failures: u32,
+    /// The last of them.
+    error: Option<Arc<Error>>,
 }
 
 impl Node {
+    pub(super) const fn connecting(id: ConnectionId) -> Self {
+        Self { slot: Slot::Connecting(id), failures: 0, error: None }
+    }
+
     pub(super) const fn id(&self) -> Option<ConnectionId> {
         match self.slot {
             Slot::Connecting(id) | Slot::Up { id, .. } => Some(id),
@@ -52,10 +53,10 @@ impl Node {
 impl<S: BatchSink> Cluster<S> {
     /// Gives a vBucket to the connection of a node, which is made if need be.
     pub(super) fn place(&mut self, vbid: Vbid, address: &Address, now: Instant) {
-        let id = match self.nodes.get(address).map(|node| &node.slot) {
-            Some(Slot::Connecting(id) | Slot::Up { id, .. }) => *id,
-            Some(Slot::Waiting(until)) if *until > now => {
-                return self.reconciler.postpone(vbid, now);
+        let id = match self.nodes.get(address).map(|node| (&node.slot, &node.error)) {
+            Some((Slot::Connecting(id) | Slot::Up { id, .. }, _)) => *id,
+            Some((Slot::Waiting(until), error)) if *until > now => {
+                return self.reconciler.postpone(vbid, error.clone(), now);
             }
             _ => self.connect(address),
         };
@@ -101,62 +102,59 @@ impl<S: BatchSink> Cluster<S> {
 
     fn connect(&mut self, address: &Address) -> ConnectionId {
         let id = self.new_id();
-        let failures = self.nodes.get(address).map_or(0, |node| node.failures);
-        if failures > 0 {
+        let known = self.nodes.entry(address.clone());
+        let node = known.or_insert_with(|| Node::connecting(id));
+        node.slot = Slot::Connecting(id);
+        if node.failures > 0 {
             self.stats.update(|stats, _| stats.reconnects += 1);
         }
-        self.nodes.insert(address.clone(), Node { slot: Slot::Connecting(id), failures });
         let (bucket, opening) = (Arc::clone(&self.bucket), self.config.opening.clone());
         let (outcomes, address) = (self.outcomes.sender.clone(), address.clone());
-        let cancel = self.cancel.clone();
-        tokio::spawn(async move {
-            let connect = bucket.connect_dcp(&address, &opening);
-            if let Some(result) = cancel.run_until_cancelled(connect).await {
-                let _ = outcomes.send(Event::Connected(address, id, Box::new(result)));
-            }
+        self.errands.spawn(async move {
+            let limit = bucket.connect_timeout();
+            let result = bucket.connect_to(&address, Some(&opening), limit).await;
+            let _ = outcomes.send(Event::Connected(address, id, Box::new(result)));
         });
         id
     }
 
+    /// A connection was made, or could not be. Whatever may pass is tried again for as long as the
+    /// stream is patient.
+    ///
+    /// # Errors
+    /// A failure that does not pass.
     pub(super) fn connected(
         &mut self,
         address: &Address,
         id: ConnectionId,
         result: Result<Connected, Error>,
-    ) {
+    ) -> Result<(), Error> {
         let now = now();
         let Some(node) = self.nodes.get_mut(address).filter(|node| node.id() == Some(id)) else {
-            return;
+            return Ok(());
         };
         match result {
-            Ok(connected) => {
-                node.failures = 0;
-                let slot = self.start(id, connected);
-                if let Some(node) = self.nodes.get_mut(address) {
-                    node.slot = slot;
-                }
-            }
+            Ok(connected) => self.made(address, id, connected),
+            Err(error) if !self.bucket.may_pass(&error) => return Err(error),
             Err(error) => {
-                tracing::warn!(%address, %error, "a node cannot be reached");
-                node.slot =
-                    Slot::Waiting(now + Backoff::SHORT.wait(node.failures, &mut self.randomness));
+                tracing::warn!(%address, error = %Chain(&error), "a node cannot be reached");
+                let error = Arc::new(error);
+                let wait = Backoff::SHORT.wait(node.failures, &mut self.randomness);
+                node.slot = Slot::Waiting(now + wait);
                 node.failures = node.failures.saturating_add(1);
-                self.reconciler.unreachable(id, now);
+                node.error = Some(Arc::clone(&error));
+                self.reconciler.unreachable(id, &error, now);
                 self.poll_map_at = self.poll_map_at.min(now);
-                self.last_error = Some(error);
             }
         }
+        Ok(())
     }
 
-    /// Gives up on a node that keeps refusing for a reason that does not pass.
-    pub(super) fn refused(&mut self, address: &Address) -> Result<(), Error> {
-        let failures = self.nodes.get(address).map_or(0, |node| node.failures);
-        match self.last_error.take() {
-            Some(error) if failures >= REFUSALS && !error.is_retryable() => Err(error),
-            other => {
-                self.last_error = other;
-                Ok(())
-            }
+    /// A connection is there.
+    pub(super) fn made(&mut self, address: &Address, id: ConnectionId, connected: Connected) {
+        let slot = self.start(id, connected);
+        if let Some(node) = self.nodes.get_mut(address) {
+            *node = Node { slot, failures: 0, error: None };
         }
     }
 
@@ -187,6 +185,7 @@ impl<S: BatchSink> Cluster<S> {
         let (commands, receiver) = mpsc::unbounded_channel();
         let driver = Driver {
             id,
+            peer: address.clone(),
             machine,
             sink: (self.make_sink)(),
             policy: self.config.batch,
@@ -199,7 +198,6 @@ impl<S: BatchSink> Cluster<S> {
             cancel: self.cancel.clone(),
         };
         let (bucket, opening) = (Arc::clone(&self.bucket), self.config.opening.clone());
-        while self.tasks.try_join_next().is_some() {}
         self.tasks.spawn(async move {
             if let Some((socket, leftover)) = driver.run(socket, leftover).await {
                 let connected = Connected { socket, leftover, outcome, address };

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use dcp_proto::BatchSink;
 use dcp_proto::topology::BucketConfig;
 use dcp_wire::Vbid;
+use rand::seq::IteratorRandom;
 
 use super::nodes::Slot;
 use super::{Cluster, Event};
@@ -34,16 +35,16 @@ impl<S: BatchSink> Cluster<S> {
         self.bucket.check_identity()
     }
 
-    /// Asks some connection for the map, or, while there is none, any node at all.
+    /// Asks some connection for the map, or, where that is of no use, any node at all.
     pub(super) fn poll_map(&mut self, now: Instant) {
         self.poll_map_at = now + POLL_MAP;
-        let up = self.nodes.values().find_map(|node| match &node.slot {
+        let up = self.nodes.values().filter_map(|node| match &node.slot {
             Slot::Up { commands, .. } => Some(commands),
             _ => None,
         });
-        if let Some(commands) = up {
-            let _ = commands.send(Command::FetchMap);
-        } else {
+        // Any of them: the same one could be dead each time, and not known to be.
+        let asked = up.choose(&mut self.randomness);
+        if asked.is_none_or(|commands| commands.send(Command::FetchMap).is_err()) {
             self.fetch_map();
         }
     }
@@ -52,12 +53,8 @@ impl<S: BatchSink> Cluster<S> {
     pub(super) fn fetch_map(&mut self) {
         if !std::mem::replace(&mut self.fetching_map, true) {
             let (bucket, outcomes) = (Arc::clone(&self.bucket), self.outcomes.sender.clone());
-            let cancel = self.cancel.clone();
-            tokio::spawn(async move {
-                let fetch = bucket.fetch_map();
-                if let Some(result) = cancel.run_until_cancelled(fetch).await {
-                    let _ = outcomes.send(Event::Fetched(result));
-                }
+            self.errands.spawn(async move {
+                let _ = outcomes.send(Event::Fetched(bucket.fetch_map().await));
             });
         }
     }

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use dcp_proto::consumer::BootstrapError;
 use dcp_proto::topology::Address;
-use dcp_wire::DecodeError;
+use dcp_wire::{DecodeError, Opcode};
 
-use crate::{Error, ErrorKind, tls};
+use crate::{Chain, Error, ErrorKind, tls};
 
 /// How far a connection has come: what a timeout is about.
 #[derive(Clone, Copy)]
 pub(super) enum Stage {
+    Credentials,
     Resolve,
     Tcp,
     Tls,
@@ -21,6 +22,7 @@ pub(super) enum Stage {
 impl Stage {
     pub(super) fn timed_out(self, address: &Address, limit: Duration) -> Error {
         let what = match self {
+            Self::Credentials => return no_credentials(limit),
             Self::Resolve => "the host name was not resolved: check it and the name servers",
             Self::Tcp => "the host does not answer: check the address, the port and firewalls",
             Self::Tls => {
@@ -37,6 +39,12 @@ impl Stage {
         let message = format!("connecting to {address} took longer than {limit:?}: {what}");
         Error::new(ErrorKind::Timeout, message)
     }
+}
+
+/// What gives the credentials does not answer.
+pub(super) fn no_credentials(limit: Duration) -> Error {
+    let message = format!("the credentials were not given within {limit:?}");
+    Error::new(ErrorKind::Authentication, message)
 }
 
 /// The connection ended during set-up.
@@ -78,10 +86,28 @@ pub(super) fn set_up_failed(address: &Address, error: &BootstrapError) -> Error 
         }
         _ => ErrorKind::Protocol,
     };
-    let failed = Error::new(kind, format!("{address}: {error}"));
+    let failed = Error::new(kind, format!("{address}: {}", Chain(error)));
+    let failed = match refused_opcode(error) {
+        Some(opcode) => failed.with_opcode(opcode),
+        None => failed,
+    };
     match error.status() {
         Some(status) => failed.with_status(status),
         None => failed,
+    }
+}
+
+/// The request that was refused, where that decides what follows.
+const fn refused_opcode(error: &BootstrapError) -> Option<Opcode> {
+    use BootstrapError as E;
+
+    match error {
+        E::DcpAccess => Some(Opcode::DCP_OPEN),
+        E::BucketNotFound { .. } | E::BucketAccess { .. } => Some(Opcode::SELECT_BUCKET),
+        E::NoConfig { .. } => Some(Opcode::GET_CLUSTER_CONFIG),
+        E::ControlRefused { .. } => Some(Opcode::DCP_CONTROL),
+        E::Status { opcode, .. } => Some(*opcode),
+        _ => None,
     }
 }
 

@@ -22,14 +22,16 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use zeroize::Zeroize;
 
-use self::errors::{Stage, lost, set_up_failed};
+use self::errors::{Stage, lost, no_credentials, set_up_failed};
+use crate::credentials::Aside;
 pub use crate::socket::Socket;
-use crate::{ConnectOptions, Error, ErrorKind, dial, srv, tls};
+use crate::{Chain, ConnectOptions, Credentials, Error, ErrorKind, dial, srv, tls};
 
 /// Length of a SCRAM nonce, in characters of 62.
 const NONCE_LEN: usize = 32;
 
-/// What every connection of a client is made with: options checked, certificates read.
+/// What every connection of a client is made with: options checked, and certificates once, so that
+/// mistakes are told at once. What is in files is read again at every connection.
 ///
 /// Cheap to clone.
 #[derive(Clone)]
@@ -41,7 +43,9 @@ struct Shared {
     options: ConnectOptions,
     connection_string: ConnectionString,
     network: NetworkSelection,
+    /// `None` without TLS.
     tls: Option<TlsConnector>,
+    aside: Aside,
     /// First half of the connection ids the server logs: which client it is.
     client_id: u64,
     randomness: Mutex<StdRng>,
@@ -88,8 +92,9 @@ impl Connector {
         };
         let mut randomness = dial::randomness(options.dialer.as_deref());
         let client_id = randomness.random();
-        let randomness = Mutex::new(randomness);
-        let shared = Shared { options, connection_string, network, tls, client_id, randomness };
+        let (aside, randomness) = (Aside::new(), Mutex::new(randomness));
+        let shared =
+            Shared { options, connection_string, network, tls, aside, client_id, randomness };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -138,15 +143,24 @@ impl Connector {
     /// # Errors
     /// [`Error`] of the last node tried.
     pub async fn connect_any(&self) -> Result<Connected, Error> {
-        let deadline = Instant::now() + self.shared.options.connect_timeout;
+        let limit = self.shared.options.connect_timeout;
+        let deadline = Instant::now() + limit;
+        let credentials = match timeout_at(deadline, self.credentials()).await {
+            Ok(credentials) => credentials?,
+            Err(_) => return Err(no_credentials(limit)),
+        };
         let addresses = self.seeds(deadline).await;
         let mut last = Error::new(ErrorKind::Config, "the connection string names no host");
         for (index, address) in addresses.iter().enumerate() {
             let share = share(deadline, addresses.len().saturating_sub(index));
-            match self.connect_within(share, address, |_| {}).await {
+            let mut stage = Stage::Resolve;
+            let config = self.bootstrap_config(address, credentials.as_ref());
+            let attempt = Box::pin(self.attempt(share, address, config, &mut stage));
+            let attempt = timeout(share, attempt).await;
+            match attempt.unwrap_or_else(|_| Err(stage.timed_out(address, share))) {
                 Ok(connected) => return Ok(connected),
                 Err(error) if is_about_node(error.kind()) || error.is_retryable() => {
-                    tracing::debug!(%address, %error, "a node cannot be reached");
+                    tracing::debug!(%address, error = %Chain(&error), "a node cannot be reached");
                     last = error;
                 }
                 Err(error) => return Err(error),
@@ -171,7 +185,7 @@ impl Connector {
             match srv::lookup(&srv::name_servers(), service, &host.host).await {
                 Ok(nodes) => Some(nodes),
                 Err(error) => {
-                    tracing::debug!(service, %error, "DNS lists no nodes");
+                    tracing::debug!(service, error = %Chain(&error), "DNS lists no nodes");
                     None
                 }
             }
@@ -194,6 +208,16 @@ impl Connector {
         self.connect_with(address, |config| config.dcp = dcp).await
     }
 
+    /// The same with a limit of its own for the whole set-up.
+    pub(crate) async fn connect_in(
+        &self,
+        limit: Duration,
+        address: &Address,
+        dcp: Option<DcpOpen>,
+    ) -> Result<Connected, Error> {
+        self.connect_within(limit, address, |config| config.dcp = dcp).await
+    }
+
     /// The same, with a say in what is asked of the server.
     ///
     /// # Errors
@@ -212,23 +236,48 @@ impl Connector {
         address: &Address,
         adjust: impl FnOnce(&mut BootstrapConfig),
     ) -> Result<Connected, Error> {
-        let mut config = self.bootstrap_config(address);
-        adjust(&mut config);
-        let mut stage = Stage::Resolve;
-        let attempt = Box::pin(self.attempt(Instant::now() + limit, address, config, &mut stage));
+        let mut stage = Stage::Credentials;
+        let attempt = Box::pin(async {
+            let begun = Instant::now();
+            let credentials = self.credentials().await?;
+            let mut config = self.bootstrap_config(address, credentials.as_ref());
+            adjust(&mut config);
+            stage = Stage::Resolve;
+            let left = limit.saturating_sub(begun.elapsed());
+            self.attempt(left, address, config, &mut stage).await
+        });
         match timeout(limit, attempt).await {
             Ok(result) => result,
             Err(_) => Err(stage.timed_out(address, limit)),
         }
     }
 
+    /// Who connects; `None` with a client certificate.
+    async fn credentials(&self) -> Result<Option<Credentials>, Error> {
+        match &self.shared.options.credentials {
+            Some(source) => self.shared.aside.credentials(source).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// What encrypts a connection; `None` without TLS.
+    async fn tls(&self) -> Result<Option<TlsConnector>, Error> {
+        let options = &self.shared.options.tls;
+        if self.shared.tls.is_none() || !options.has_files() {
+            return Ok(self.shared.tls.clone());
+        }
+        let options = options.clone();
+        self.shared.aside.read(move || tls::connector(&options)).await.map(Some)
+    }
+
     async fn attempt(
         &self,
-        deadline: Instant,
+        limit: Duration,
         address: &Address,
         config: BootstrapConfig,
         stage: &mut Stage,
     ) -> Result<Connected, Error> {
+        let deadline = Instant::now() + limit;
         let mut socket = match &self.shared.options.dialer {
             Some(dialer) => {
                 *stage = Stage::Tcp;
@@ -250,9 +299,9 @@ impl Connector {
         let resolved = resolve(address).await?;
         *stage = Stage::Tcp;
         let stream = connect_tcp(deadline, address, &resolved).await?;
-        let Some(tls) = &self.shared.tls else { return Ok(Socket::Plain(stream)) };
         *stage = Stage::Tls;
-        Ok(Socket::Tls(Box::new(encrypt(tls, address, stream).await?)))
+        let Some(tls) = self.tls().await? else { return Ok(Socket::Plain(stream)) };
+        Ok(Socket::Tls(Box::new(encrypt(&tls, address, stream).await?)))
     }
 
     /// How to authenticate. Whoever is checked by another service, as LDAP, has nothing but a
@@ -266,9 +315,13 @@ impl Connector {
         }
     }
 
-    fn bootstrap_config(&self, address: &Address) -> BootstrapConfig {
+    fn bootstrap_config(
+        &self,
+        address: &Address,
+        credentials: Option<&Credentials>,
+    ) -> BootstrapConfig {
         let options = &self.shared.options;
-        let auth = match &options.credentials {
+        let auth = match credentials {
             None => Auth::Certificate,
             Some(credentials) => Auth::Password {
                 username: credentials.username().to_owned(),

@@ -1,5 +1,7 @@
 //! The task of one connection: reads, walks, cuts batches, writes.
 
+mod over;
+
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -12,16 +14,18 @@ use dcp_proto::consumer::StreamFilter;
 use dcp_proto::consumer::{
     Connection, ConnectionError, EndCause, Event, Held, Hidden, Limit, Resume,
 };
+use dcp_proto::topology::Address;
 use dcp_proto::{BatchSink, Rollback, SinkError};
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use self::over::Over;
 use crate::persistence::Told;
 use crate::queue::{Credit, Entry, Link, Queue, Queued};
 use crate::read_buffer::ReadBuffer;
-use crate::{BatchPolicy, Error, ErrorKind};
+use crate::{BatchPolicy, Error};
 
 /// Identity of one connection among all a stream has ever had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,7 +69,7 @@ pub(crate) enum Report {
     Hidden(Hidden),
     /// The newest cluster map is to be had of the connection, until it is taken.
     Map(Arc<Link>),
-    /// The connection is over; these were its streams.
+    /// The connection is over; these were its streams, and those it was still to open.
     Lost { streams: Vec<(Vbid, Resume)>, error: Error },
     /// The sink cannot go on.
     SinkFailed(SinkError),
@@ -83,36 +87,11 @@ pub(crate) struct Progress {
     pub(crate) is_held_up: bool,
 }
 
-/// How a connection's task ends.
-enum Over {
-    /// The connection is of no use any more.
-    Lost(Error),
-    /// The sink cannot go on.
-    Sink(SinkError),
-    /// Nobody wants anything from the task any more.
-    Dismissed,
-}
-
-impl From<ConnectionError> for Over {
-    fn from(error: ConnectionError) -> Self {
-        let kind = match &error {
-            ConnectionError::Sink(error) => return Self::Sink(error.clone()),
-            ConnectionError::Idle => ErrorKind::ConnectionLost,
-            _ => ErrorKind::Protocol,
-        };
-        Self::Lost(Error::new(kind, "a connection was given up").with_source(error))
-    }
-}
-
-impl From<SinkError> for Over {
-    fn from(error: SinkError) -> Self {
-        Self::Sink(error)
-    }
-}
-
 /// What a connection's task is made of.
 pub(crate) struct Driver<S: BatchSink> {
     pub(crate) id: ConnectionId,
+    /// The node.
+    pub(crate) peer: Address,
     pub(crate) machine: Connection,
     pub(crate) sink: S,
     pub(crate) policy: BatchPolicy,
@@ -226,7 +205,9 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
                 None => std::future::pending().await,
             }
         };
-        let space = self.buffer.space().map_err(ConnectionError::Framing)?;
+        let peer = &self.driver.peer;
+        let space = self.buffer.space().map_err(ConnectionError::Framing);
+        let space = space.map_err(|error| Over::given_up(peer, error))?;
         tokio::select! {
             biased;
             () = self.driver.cancel.cancelled() => return Err(Over::Dismissed),
@@ -238,13 +219,12 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
             ready = ready(&mut self.io, space, &mut self.out, &mut self.flush) => match ready {
                 Ok(Io::Read(len)) => self.buffer.filled_by(len),
                 Ok(Io::Wrote) => {}
-                Err(error) => {
-                    let message = "a connection was lost";
-                    let error = Error::new(ErrorKind::ConnectionLost, message).with_source(error);
-                    return Err(Over::Lost(error));
-                }
+                Err(error) => return Err(Over::broken(peer, error)),
             },
-            () = sleep => self.driver.machine.handle_timeout(now())?,
+            () = sleep => {
+                let timeout = self.driver.machine.handle_timeout(now());
+                timeout.map_err(|error| Over::given_up(peer, error))?;
+            }
         }
         Ok(())
     }
@@ -288,8 +268,9 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
         }
         loop {
             let limit = self.limit();
-            let Driver { machine, sink, .. } = &mut self.driver;
-            let walk = machine.handle_input(now, self.buffer.filled(), limit, sink)?;
+            let Driver { machine, sink, peer, .. } = &mut self.driver;
+            let walk = machine.handle_input(now, self.buffer.filled(), limit, sink);
+            let walk = walk.map_err(|error| Over::given_up(peer, error))?;
             self.buffer.consume(walk.consumed);
             let released = self.drain_events();
             if released || self.is_full() {
@@ -432,9 +413,9 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
         let _ = self.driver.reports.send((self.driver.id, report));
     }
 
-    /// Hands over what the sink holds, then the streams to go on elsewhere. What came before an
-    /// error is good: rows and positions belong together, and the next connection goes on behind
-    /// them.
+    /// Hands over what the sink holds, then the streams to go on elsewhere, and those that were
+    /// still to be opened. What came before an error is good: rows and positions belong together,
+    /// and the next connection goes on behind them.
     fn finish(mut self, over: Over) {
         let error = match over {
             Over::Dismissed => return,
@@ -446,9 +427,18 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
         if let Err(error) = self.cut(now()) {
             return self.report(Report::SinkFailed(error));
         }
-        let Driver { id, machine, reports, link, .. } = self.driver;
+        let Driver { id, machine, reports, link, mut commands, .. } = self.driver;
         link.publish(*machine.stats(), 0, Held::default());
-        let _ = reports.send((id, Report::Lost { streams: machine.into_streams(), error }));
+        let mut streams = machine.into_streams();
+        // From here on whoever has a stream to open is told that nobody takes it. The other
+        // commands are about the connection, and over with it.
+        commands.close();
+        while let Ok(command) = commands.try_recv() {
+            if let Command::Open { vbid, resume, .. } = command {
+                streams.push((vbid, *resume));
+            }
+        }
+        let _ = reports.send((id, Report::Lost { streams, error }));
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod rig;
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use tokio::time::timeout;
 
 use self::rig::*;
 use super::*;
+use crate::{Chain, ErrorKind};
 
 fn patient() -> BatchPolicy {
     BatchPolicy { linger: Duration::from_secs(3600), ..BatchPolicy::default() }
@@ -117,6 +119,8 @@ async fn a_silent_server_is_given_up_with_what_it_sent_delivered() {
     let Report::Lost { streams, error } = server.report().await else { panic!("not lost") };
     assert_eq!(now() - began, Duration::from_secs(40));
     assert_eq!(error.kind(), ErrorKind::ConnectionLost);
+    let text = Chain(&error).to_string();
+    assert!(text.contains("node:11210") && text.contains("noop interval"), "{text}");
     assert_eq!(streams[0].1.position.seqno, Seqno(5), "the next connection goes on behind it");
     let batch = server.batch().await;
     assert_eq!(batch.batch, [1, 2, 3, 4, 5]);
@@ -157,16 +161,38 @@ async fn a_closed_socket_and_a_broken_protocol_are_told_apart() {
     server.io.shutdown().await.unwrap();
     let Report::Lost { error, .. } = server.report().await else { panic!("not lost") };
     assert_eq!(error.kind(), ErrorKind::ConnectionLost);
+    assert_eq!(Chain(&error).to_string(), "node:11210 closed the connection");
 
     let mut server = Server::start(patient()).await;
     server.rows([1]).await;
     let Report::Lost { error, .. } = server.report().await else { panic!("not lost") };
     assert_eq!(error.kind(), ErrorKind::Protocol, "an item before any marker");
+    assert_eq!(
+        Chain(&error).to_string(),
+        "the connection to node:11210 was given up: the server broke the protocol: vb:0 \
+         DCP_MUTATION with seqno 1: message outside a snapshot"
+    );
 
     let mut server = Server::start(patient()).await;
     server.io.write_all(b"HTTP/1.1 400 Bad Request").await.unwrap();
     let Report::Lost { error, .. } = server.report().await else { panic!("not lost") };
     assert_eq!(error.kind(), ErrorKind::Protocol);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_a_dying_task_is_still_to_open_is_handed_back() {
+    for breaks in [true, false] {
+        let armed = Arc::new(Mutex::new(None));
+        let late = |io| Late { io, breaks, commands: Arc::clone(&armed) };
+        let mut server = Server::start_over(patient(), Delivery::default(), late).await;
+        *armed.lock().unwrap() = Some(server.commands.clone());
+        // A packet that ends the connection in the next turn, if the socket does not.
+        server.rows([1]).await;
+        let Report::Lost { streams, .. } = server.report().await else { panic!("not lost") };
+        let vbids: Vec<Vbid> = streams.iter().map(|(vbid, _)| *vbid).collect();
+        assert_eq!(vbids, [Vbid(0), Vbid(1)], "{breaks}");
+        assert!(server.commands.send(Command::FetchMap).is_err(), "nobody takes what comes later");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -206,10 +232,7 @@ async fn a_packet_of_impossible_length_ends_the_connection_before_its_body_comes
         server.io.write_all(&packet).await.unwrap();
         let Report::Lost { error, .. } = server.report().await else { panic!("not lost") };
         assert_eq!(error.kind(), ErrorKind::Protocol);
-        let text = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source())
-            .map(ToString::to_string)
-            .collect::<Vec<_>>()
-            .join(": ");
+        let text = Chain(&error).to_string();
         assert!(text.contains(message), "{text}");
         assert_eq!(server.batch().await.batch, [1], "what came before is delivered");
     }

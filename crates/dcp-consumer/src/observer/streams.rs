@@ -5,10 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use dcp_proto::Position;
 use dcp_proto::consumer::StreamFilter;
 use dcp_wire::{CollectionId, Seqno, Vbid};
-use tokio::time::timeout_at;
 
-use super::Observer;
-use crate::{Error, ErrorKind};
+use super::{Observer, REPLICA_PATIENCE};
+use crate::Error;
 
 impl Observer {
     /// Whether streams of what a filter names could go on from these positions; if not, the seqno
@@ -42,18 +41,14 @@ impl Observer {
         seqnos
     }
 
-    /// Has the client learn the newest manifest.
+    /// Has the client learn the newest manifest that the nodes send in time.
     ///
     /// # Errors
-    /// [`Error`] if the node that is asked does not answer within the connect timeout.
+    /// [`Error`] if the bucket is another one by now.
     pub(crate) async fn refresh_manifest(&mut self) -> Result<(), Error> {
         let mut survey = self.survey();
-        // A late answer would be taken for that of the next question: the connection goes with it.
-        let refreshed = timeout_at(survey.deadline(), survey.refresh_manifest()).await;
+        let refreshed = survey.refresh_map(REPLICA_PATIENCE).await;
         self.keep(survey);
-        refreshed.unwrap_or_else(|_| {
-            let message = "no node sent the collections manifest in time";
-            Err(Error::new(ErrorKind::Timeout, message))
-        })
+        refreshed
     }
 }

@@ -60,7 +60,7 @@ async fn ask(
 ) -> Observed {
     let connected = match connection {
         Some(connected) => connected,
-        None => match Box::pin(bucket.connect_plain(address)).await {
+        None => match Box::pin(bucket.connect_to(address, None, PATIENCE)).await {
             Ok(connected) => connection.insert(connected),
             Err(error) => return Observed::Lost(error),
         },

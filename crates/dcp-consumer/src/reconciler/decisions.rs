@@ -19,12 +19,15 @@ pub(super) enum Decision {
     Fatal(Error),
 }
 
-/// The table of stream ends and open errors.
-pub(super) fn decide(vbid: Vbid, cause: &EndCause) -> Decision {
+/// The table of stream ends and open errors. Where the stream `has_streamed`, a refusal may be that
+/// of a node which starts, or has not heard yet what the user may do.
+pub(super) fn decide(vbid: Vbid, cause: &EndCause, has_streamed: bool) -> Decision {
     match cause {
         EndCause::Complete => Decision::Complete,
         EndCause::Ended(reason) => decide_end(vbid, *reason),
-        EndCause::Refused(OpenStreamError::Refused { status, .. }) => decide_refusal(vbid, *status),
+        EndCause::Refused(OpenStreamError::Refused { status, .. }) => {
+            decide_refusal(vbid, *status, has_streamed)
+        }
         EndCause::RolledBack(rollback) => {
             let message = format!(
                 "{vbid} was rolled back to seqno {}: what was read above it is no longer true",
@@ -57,28 +60,44 @@ fn decide_end(vbid: Vbid, reason: StreamEndReason) -> Decision {
     }
 }
 
-fn decide_refusal(vbid: Vbid, status: Status) -> Decision {
-    let fatal = |kind, message: String| {
-        Decision::Fatal(Error::new(kind, message).with_vbid(vbid).with_status(status))
-    };
+fn decide_refusal(vbid: Vbid, status: Status, has_streamed: bool) -> Decision {
     match status {
         Status::NOT_MY_VBUCKET => Decision::Moved,
-        Status::EACCESS => fatal(
+        Status::EACCESS | Status::KEY_ENOENT if has_streamed => Decision::Retry(Backoff::SHORT),
+        // A node may hear of a new collection later than we.
+        Status::UNKNOWN_COLLECTION | Status::UNKNOWN_SCOPE => Decision::FilterRefused,
+        Status::EACCESS
+        | Status::KEY_ENOENT
+        | Status::EINVAL
+        | Status::ERANGE
+        | Status::NOT_SUPPORTED
+        | Status::UNKNOWN_COMMAND
+        | Status::DCP_STREAMID_INVALID => Decision::Fatal(refusal(vbid, status)),
+        _ => Decision::Retry(Backoff::SHORT),
+    }
+}
+
+fn refusal(vbid: Vbid, status: Status) -> Error {
+    let (kind, message) = match status {
+        Status::EACCESS => (
             ErrorKind::AccessDenied,
             "the user may not stream this bucket: it needs the role 'Data DCP Reader' \
              (data_dcp_reader)"
                 .to_owned(),
         ),
-        // A node may hear of a new collection later than we.
-        Status::UNKNOWN_COLLECTION | Status::UNKNOWN_SCOPE => Decision::FilterRefused,
-        Status::KEY_ENOENT
-        | Status::EINVAL
-        | Status::ERANGE
-        | Status::NOT_SUPPORTED
-        | Status::UNKNOWN_COMMAND
-        | Status::DCP_STREAMID_INVALID => {
-            fatal(ErrorKind::Status, format!("{vbid}: the server refused the stream ({status})"))
+        _ => (ErrorKind::Status, format!("{vbid}: the server refused the stream ({status})")),
+    };
+    Error::new(kind, message).with_vbid(vbid).with_status(status)
+}
+
+/// What went wrong with a stream that has to be opened again; `None` if it was closed on this side.
+pub(super) fn failure(vbid: Vbid, cause: &EndCause) -> Option<Error> {
+    match cause {
+        EndCause::Closed => None,
+        EndCause::Refused(OpenStreamError::Refused { status, .. }) => Some(refusal(vbid, *status)),
+        cause => {
+            let message = format!("{vbid}: {cause}");
+            Some(Error::new(ErrorKind::StreamEnded, message).with_vbid(vbid))
         }
-        _ => Decision::Retry(Backoff::SHORT),
     }
 }

@@ -3,13 +3,14 @@
 mod decisions;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dcp_proto::consumer::{EndCause, EndKind, Resume};
 use dcp_wire::{Seqno, Vbid};
 use rand::rngs::StdRng;
 
-use self::decisions::{Decision, decide};
+use self::decisions::{Decision, decide, failure};
 use crate::driver::{ConnectionId, Progress};
 use crate::retry::Backoff;
 use crate::{Error, ErrorKind, StreamStats, VbucketState};
@@ -52,6 +53,8 @@ struct Entry {
     is_refused: bool,
     /// Since when it has not been streaming.
     idle_since: Option<Instant>,
+    /// What went wrong last since then; `None` while a first attempt is under way.
+    cause: Option<Arc<Error>>,
     /// Highest seqno the server was heard to have.
     high_seqno: Option<Seqno>,
     /// The seqno it stands at, below the server's, since when, and whether that was told.
@@ -77,6 +80,10 @@ pub(crate) struct Reconciler {
     vbuckets: BTreeMap<Vbid, Entry>,
     /// How long a vBucket may be without a stream.
     patience: Duration,
+    /// How long it takes to find out that it cannot have one: a first attempt is not cut short.
+    attempt: Duration,
+    /// Some vBucket has streamed: the user may read the bucket.
+    has_streamed: bool,
     randomness: StdRng,
 }
 
@@ -84,7 +91,7 @@ impl Reconciler {
     /// A stream of these vBuckets; each is due at once.
     pub(crate) fn new(
         vbuckets: impl IntoIterator<Item = (Vbid, Seqno, Resume)>,
-        patience: Duration,
+        (patience, attempt): (Duration, Duration),
         now: Instant,
         randomness: StdRng,
     ) -> Self {
@@ -93,7 +100,8 @@ impl Reconciler {
             let state = State::BackingOff { until: now, resume: Box::new(resume) };
             (vbid, Entry { idle_since: Some(now), end, ..Entry::new(state, end_seqno) })
         };
-        Self { vbuckets: vbuckets.into_iter().map(entry).collect(), patience, randomness }
+        let vbuckets = vbuckets.into_iter().map(entry).collect();
+        Self { vbuckets, patience, attempt, has_streamed: false, randomness }
     }
 
     /// The stream has these vBuckets too, and they stand at their ends already.
@@ -118,11 +126,8 @@ impl Reconciler {
             State::BackingOff { until, .. } => Some(until),
             _ => None,
         });
-        let patience = self.patience;
-        let limits = self
-            .vbuckets
-            .values()
-            .filter_map(|entry| entry.idle_since.map(|since| since + patience));
+        let limit = |entry: &Entry| entry.idle_since?.checked_add(self.limit(entry));
+        let limits = self.vbuckets.values().filter_map(limit);
         waits.chain(limits).min()
     }
 
@@ -150,9 +155,10 @@ impl Reconciler {
         requests
     }
 
-    /// A vBucket has nowhere to go for now.
-    pub(crate) fn postpone(&mut self, vbid: Vbid, now: Instant) {
+    /// A vBucket has nowhere to go for now, because of `cause`.
+    pub(crate) fn postpone(&mut self, vbid: Vbid, cause: Option<Arc<Error>>, now: Instant) {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else { return };
+        entry.cause = cause.or(entry.cause.take());
         if let State::BackingOff { until, .. } = &mut entry.state {
             *until = now + Backoff::SHORT.wait(entry.attempts, &mut self.randomness);
             entry.attempts = entry.attempts.saturating_add(1);
@@ -160,12 +166,13 @@ impl Reconciler {
     }
 
     /// A connection could not be made: what waited for it waits again.
-    pub(crate) fn unreachable(&mut self, lost: ConnectionId, now: Instant) {
+    pub(crate) fn unreachable(&mut self, lost: ConnectionId, cause: &Arc<Error>, now: Instant) {
         for entry in self.vbuckets.values_mut() {
             if let State::Opening { on, resume } = &mut entry.state
                 && *on == lost
                 && let Some(resume) = resume.take()
             {
+                entry.cause = Some(Arc::clone(cause));
                 entry.back_off(Backoff::SHORT, resume, now, &mut self.randomness);
             }
         }
@@ -176,22 +183,30 @@ impl Reconciler {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else { return };
         if entry.is_on(on) {
             entry.state = State::Streaming { on, since: now };
-            entry.idle_since = None;
+            (entry.idle_since, entry.cause) = (None, None);
             (entry.was_open, entry.is_refused) = (true, false);
+            self.has_streamed = true;
         }
     }
 
     /// A connection is over, and with it the streams it had.
-    pub(crate) fn lost(&mut self, on: ConnectionId, streams: Vec<(Vbid, Resume)>, now: Instant) {
+    pub(crate) fn lost(
+        &mut self,
+        on: ConnectionId,
+        streams: Vec<(Vbid, Resume)>,
+        cause: &Arc<Error>,
+        now: Instant,
+    ) {
         for (vbid, resume) in streams {
             let Some(entry) = self.vbuckets.get_mut(&vbid) else { continue };
             if entry.is_on(on) {
                 entry.settle(now);
+                entry.cause = Some(Arc::clone(cause));
                 let resume = Box::new(resume);
                 entry.back_off(Backoff::SHORT, resume, now, &mut self.randomness);
             }
         }
-        self.unreachable(on, now);
+        self.unreachable(on, cause, now);
     }
 
     /// A stream is over: decides what follows.
@@ -210,7 +225,8 @@ impl Reconciler {
             return Verdict::Retry { fetch_map: false };
         }
         entry.settle(now);
-        let (backoff, fetch_map) = match decide(vbid, &cause) {
+        entry.cause = failure(vbid, &cause).map(Arc::new);
+        let (backoff, fetch_map) = match decide(vbid, &cause, self.has_streamed) {
             Decision::Complete => {
                 entry.state = State::Complete;
                 entry.idle_since = None;
@@ -275,12 +291,25 @@ impl Reconciler {
         self.vbuckets.values().any(|entry| entry.idle_since.is_some())
     }
 
-    /// A vBucket that has been without a stream for too long, and how long that is.
-    pub(crate) fn stalled(&self, now: Instant) -> Option<(Vbid, Duration)> {
+    /// A vBucket that has been without a stream for too long, how long that is, and what went wrong
+    /// last.
+    pub(crate) fn stalled(&self, now: Instant) -> Option<(Vbid, Duration, Option<Arc<Error>>)> {
         self.vbuckets.iter().find_map(|(&vbid, entry)| {
             let idle = now.saturating_duration_since(entry.idle_since?);
-            (idle >= self.patience).then_some((vbid, idle))
+            (idle >= self.limit(entry)).then(|| (vbid, idle, entry.cause.clone()))
         })
+    }
+
+    /// How long a vBucket may be without a stream.
+    pub(crate) const fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    fn limit(&self, entry: &Entry) -> Duration {
+        match entry.cause {
+            Some(_) => self.patience,
+            None => self.patience.max(self.attempt),
+        }
     }
 
     /// Checks that nobody has been forgotten: a vBucket that is not final has a moment, or a
@@ -396,6 +425,7 @@ impl Entry {
             was_open: false,
             is_refused: false,
             idle_since: None,
+            cause: None,
             high_seqno: None,
             still: None,
         }

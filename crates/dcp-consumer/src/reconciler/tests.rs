@@ -9,6 +9,8 @@ use super::*;
 const VB: Vbid = Vbid(3);
 const ON: ConnectionId = ConnectionId(1);
 const PATIENCE: Duration = Duration::from_secs(300);
+const ATTEMPT: Duration = Duration::from_secs(20);
+const LIMITS: (Duration, Duration) = (PATIENCE, ATTEMPT);
 
 fn now() -> Instant {
     Instant::now()
@@ -19,7 +21,16 @@ fn resume() -> Box<Resume> {
 }
 
 fn one(now: Instant) -> Reconciler {
-    Reconciler::new([(VB, Seqno::MAX, *resume())], PATIENCE, now, crate::dial::randomness(None))
+    one_with(PATIENCE, now)
+}
+
+fn one_with(patience: Duration, now: Instant) -> Reconciler {
+    let vbuckets = [(VB, Seqno::MAX, *resume())];
+    Reconciler::new(vbuckets, (patience, ATTEMPT), now, crate::dial::randomness(None))
+}
+
+fn cause() -> Arc<Error> {
+    Arc::new(Error::new(ErrorKind::Connect, "no route to host"))
 }
 
 /// One vBucket that streams on `ON`.
@@ -116,8 +127,10 @@ fn every_end_has_its_consequence() {
 fn every_refusal_has_its_consequence() {
     let status = Fatal(ErrorKind::Status);
     let rows = [
-        (Status::KEY_ENOENT, status),
         (Status::EINVAL, status),
+        // It has streamed: the node starts, or does not know yet what the user may do.
+        (Status::EACCESS, Soon),
+        (Status::KEY_ENOENT, Soon),
         (Status::KEY_EEXISTS, Soon),
         (Status::NOT_MY_VBUCKET, Moved),
         (Status::ERANGE, status),
@@ -128,7 +141,6 @@ fn every_refusal_has_its_consequence() {
         (Status::COLLECTIONS_MANIFEST_IS_AHEAD, Soon),
         (Status::UNKNOWN_COLLECTION, Doubted),
         (Status::UNKNOWN_SCOPE, Doubted),
-        (Status::EACCESS, Fatal(ErrorKind::AccessDenied)),
         (Status::DCP_STREAMID_INVALID, status),
         (Status::NOT_SUPPORTED, status),
         (Status::EINTERNAL, Soon),
@@ -138,6 +150,34 @@ fn every_refusal_has_its_consequence() {
         assert_eq!(verdict(EndCause::Refused(refused)), expected, "{status}");
     }
     assert_eq!(verdict(EndCause::Refused(OpenStreamError::RollbackAtZero)), Soon);
+}
+
+#[test]
+fn what_is_refused_before_anything_streamed_is_refused_for_good() {
+    for (status, kind) in
+        [(Status::EACCESS, ErrorKind::AccessDenied), (Status::KEY_ENOENT, ErrorKind::Status)]
+    {
+        let at = now();
+        let mut reconciler = one(at);
+        reconciler.assign(VB, ON);
+        reconciler.take_requests(ON);
+        let refused = OpenStreamError::Refused { status, manifest_uid: None };
+        let verdict = reconciler.ended(VB, ON, EndCause::Refused(refused), resume(), at);
+        let Verdict::Fatal(error) = verdict else { panic!("{verdict:?}") };
+        assert_eq!((error.kind(), error.status()), (kind, Some(status)));
+    }
+}
+
+#[test]
+fn what_was_refused_for_too_long_is_told_with_its_kind() {
+    let at = now();
+    let mut reconciler = streaming(at);
+    let refused = OpenStreamError::Refused { status: Status::EACCESS, manifest_uid: None };
+    reconciler.ended(VB, ON, EndCause::Refused(refused), resume(), at);
+    let (vbid, idle, cause) = reconciler.stalled(at + PATIENCE).unwrap();
+    let error = Error::out_of_reach(vbid, idle, cause);
+    assert_eq!((error.kind(), error.vbid()), (ErrorKind::AccessDenied, Some(VB)));
+    assert!(error.to_string().contains("data_dcp_reader"), "{error}");
 }
 
 #[test]
@@ -200,7 +240,7 @@ fn failures_in_a_row_wait_longer_and_longer_until_a_stream_has_lived() {
 fn a_lost_connection_gives_back_what_streamed_and_what_was_to_be_opened() {
     let now = now();
     let vbuckets = (0..3).map(|vbid| (Vbid(vbid), Seqno::MAX, *resume()));
-    let mut reconciler = Reconciler::new(vbuckets, PATIENCE, now, crate::dial::randomness(None));
+    let mut reconciler = Reconciler::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
     assert_eq!(reconciler.due(now).len(), 3);
     reconciler.assign(Vbid(0), ON);
     reconciler.take_requests(ON);
@@ -208,7 +248,7 @@ fn a_lost_connection_gives_back_what_streamed_and_what_was_to_be_opened() {
     reconciler.assign(Vbid(1), ON);
     reconciler.assign(Vbid(2), ConnectionId(2));
     assert_eq!(counts(&reconciler), [2, 1, 0, 0, 0]);
-    reconciler.lost(ON, vec![(Vbid(0), *resume())], now);
+    reconciler.lost(ON, vec![(Vbid(0), *resume())], &cause(), now);
     assert_eq!(counts(&reconciler), [1, 0, 2, 0, 0], "the other connection is not concerned");
     assert!(reconciler.check(|id| id == ConnectionId(2)).is_ok());
 }
@@ -219,7 +259,7 @@ fn what_an_old_connection_reports_changes_nothing() {
     let mut reconciler = streaming(now);
     let old = ConnectionId(0);
     reconciler.ended(VB, old, EndCause::Complete, resume(), now);
-    reconciler.lost(old, vec![(VB, *resume())], now);
+    reconciler.lost(old, vec![(VB, *resume())], &cause(), now);
     reconciler.opened(VB, old, now);
     assert_eq!(counts(&reconciler), [0, 1, 0, 0, 0]);
 }
@@ -228,16 +268,41 @@ fn what_an_old_connection_reports_changes_nothing() {
 fn a_vbucket_without_a_stream_for_too_long_is_told() {
     let start = now();
     let mut reconciler = one(start);
-    assert_eq!(reconciler.stalled(start + PATIENCE - Duration::from_secs(1)), None);
+    assert!(reconciler.stalled(start + PATIENCE - Duration::from_secs(1)).is_none());
     assert!(reconciler.deadline().unwrap() <= start + PATIENCE);
     let mut at = start;
     while at < start + PATIENCE {
-        reconciler.postpone(VB, at);
+        reconciler.postpone(VB, Some(cause()), at);
         at += Duration::from_secs(10);
     }
-    assert_eq!(reconciler.stalled(at), Some((VB, at - start)));
+    let (vbid, idle, last) = reconciler.stalled(at).unwrap();
+    assert_eq!((vbid, idle), (VB, at - start));
+    assert_eq!(last.unwrap().to_string(), "no route to host");
     reopen(&mut reconciler, at + Duration::from_secs(20));
-    assert_eq!(reconciler.stalled(at + PATIENCE * 2), None, "a stream counts from its last end");
+    assert!(reconciler.stalled(at + PATIENCE * 2).is_none(), "a stream counts from its last end");
+}
+
+#[test]
+fn without_patience_the_first_attempt_is_made_and_the_first_failure_ends_the_stream() {
+    let start = now();
+    let mut reconciler = one_with(Duration::ZERO, start);
+    assert!(reconciler.stalled(start + Duration::from_secs(1)).is_none(), "it is not made yet");
+    reopen(&mut reconciler, start + Duration::from_secs(1));
+    assert!(reconciler.stalled(start + PATIENCE).is_none(), "it streams");
+
+    // One that is closed in order to be moved has not failed.
+    let later = start + PATIENCE;
+    reconciler.ended(VB, ON, EndCause::Closed, resume(), later);
+    assert!(reconciler.stalled(later).is_none());
+    let due = reconciler.deadline().unwrap();
+    reopen(&mut reconciler, due);
+    reconciler.lost(ON, vec![(VB, *resume())], &cause(), later);
+    let (_, _, last) = reconciler.stalled(later).unwrap();
+    assert_eq!(last.unwrap().kind(), ErrorKind::Connect);
+
+    let mut reconciler = one_with(Duration::ZERO, start);
+    reconciler.assign(VB, ON);
+    assert!(reconciler.stalled(start + ATTEMPT).is_some(), "an attempt that has no end");
 }
 
 #[test]
@@ -313,7 +378,7 @@ proptest! {
     ) {
         let mut now = now();
         let vbuckets = (0..4).map(|vbid| (Vbid(vbid), Seqno::MAX, *resume()));
-        let mut reconciler = Reconciler::new(vbuckets, PATIENCE, now, crate::dial::randomness(None));
+        let mut reconciler = Reconciler::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
         for happening in happenings {
             match happening {
                 Happening::Place(on) => {
@@ -332,11 +397,13 @@ proptest! {
                     let on = ConnectionId(on);
                     let there = reconciler.placed().into_iter().filter(|placed| placed.1 == on);
                     let streams = there.map(|(vbid, _)| (vbid, *resume())).collect();
-                    reconciler.lost(on, streams, now);
+                    reconciler.lost(on, streams, &cause(), now);
                     prop_assert!(reconciler.placed().iter().all(|placed| placed.1 != on));
                 }
-                Happening::Unreachable(on) => reconciler.unreachable(ConnectionId(on), now),
-                Happening::Postpone(vbid) => reconciler.postpone(Vbid(vbid), now),
+                Happening::Unreachable(on) => {
+                    reconciler.unreachable(ConnectionId(on), &cause(), now);
+                }
+                Happening::Postpone(vbid) => reconciler.postpone(Vbid(vbid), None, now),
                 Happening::Wait(millis) => now += Duration::from_millis(millis),
             }
             prop_assert_eq!(counts(&reconciler).iter().sum::<usize>(), 4);

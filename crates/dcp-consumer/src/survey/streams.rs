@@ -10,12 +10,12 @@ use super::{Question, Survey};
 use crate::connect::Connected;
 use crate::{Error, probe};
 
-struct Resumption<'a> {
-    positions: &'a BTreeMap<Vbid, Position>,
-    filter: &'a StreamFilter,
+struct Resumption {
+    positions: BTreeMap<Vbid, Position>,
+    filter: StreamFilter,
 }
 
-impl Question for Resumption<'_> {
+impl Question for Resumption {
     /// Where the server rolls back to, if it does.
     type Answer = Option<Seqno>;
 
@@ -27,16 +27,16 @@ impl Question for Resumption<'_> {
         let asked = |&vbid: &Vbid| Some((vbid, self.positions.get(&vbid)?));
         let asked: Vec<_> = vbids.iter().filter_map(asked).collect();
         let filter =
-            if connected.outcome.manifest.is_some() { self.filter } else { &StreamFilter::All };
+            if connected.outcome.manifest.is_some() { &self.filter } else { &StreamFilter::All };
         probe::resume(&mut connected.socket, &mut connected.leftover, &asked, filter).await
     }
 }
 
-struct CollectionSeqnos<'a> {
-    collections: &'a [CollectionId],
+struct CollectionSeqnos {
+    collections: Vec<CollectionId>,
 }
 
-impl Question for CollectionSeqnos<'_> {
+impl Question for CollectionSeqnos {
     type Answer = Seqno;
 
     async fn ask(
@@ -45,7 +45,7 @@ impl Question for CollectionSeqnos<'_> {
         vbids: &[Vbid],
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
         let Connected { socket, leftover, .. } = connected;
-        let seqnos = probe::collection_seqnos(socket, leftover, self.collections).await?;
+        let seqnos = probe::collection_seqnos(socket, leftover, &self.collections).await?;
         // The node knows no seqno of a collection that a vBucket has nothing of.
         Ok(vbids
             .iter()
@@ -65,7 +65,8 @@ impl Survey {
         filter: &StreamFilter,
     ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
         let vbids = positions.keys().copied().collect();
-        self.ask(&vbids, &Resumption { positions, filter }).await
+        let (positions, filter) = (positions.clone(), filter.clone());
+        self.ask(&vbids, Resumption { positions, filter }).await
     }
 
     /// Highest seqnos that any of these collections has in these vBuckets.
@@ -77,22 +78,7 @@ impl Survey {
         vbids: &BTreeSet<Vbid>,
         collections: &[CollectionId],
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
-        self.ask(vbids, &CollectionSeqnos { collections }).await
-    }
-
-    /// Learns the newest manifest from one of the nodes there are connections to.
-    ///
-    /// # Errors
-    /// [`Error`] if the connection fails.
-    pub(crate) async fn refresh_manifest(&mut self) -> Result<(), Error> {
-        let Some((address, mut connected)) = self.connections.pop_first() else { return Ok(()) };
-        if connected.outcome.manifest.is_some() {
-            let Connected { socket, leftover, .. } = &mut connected;
-            if let Some(manifest) = probe::manifest(socket, leftover).await? {
-                self.bucket.learn_manifest(manifest);
-            }
-        }
-        self.connections.insert(address, connected);
-        Ok(())
+        let collections = collections.to_vec();
+        self.ask(vbids, CollectionSeqnos { collections }).await
     }
 }

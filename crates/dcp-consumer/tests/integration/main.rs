@@ -13,6 +13,7 @@ mod floods;
 mod kept;
 mod mitigation;
 mod observer;
+mod patience;
 mod planner;
 mod replay;
 mod rollbacks;

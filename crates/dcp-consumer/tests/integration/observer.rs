@@ -1,11 +1,18 @@
 //! What the cluster says of its vBuckets.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use dcp_consumer::{End, Observation, Observer, Start};
+use dcp_consumer::{
+    Client, ConnectOptions, Credentials, Dial, Dialing, End, Observation, Observer, Start,
+    Transport,
+};
 use dcp_producer::{Condition, Producer, ProducerOptions, Reaction, Rule, WriteOptions};
+use dcp_proto::topology::Address;
 use dcp_wire::{Opcode, Seqno, Status, Vbid};
+use tokio::io::{copy_bidirectional, duplex};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::embedded::{PATIENCE, connect, options, producer, write};
@@ -169,4 +176,103 @@ async fn a_node_that_tells_no_statistics_can_be_looked_at() {
     let seen = client.observer().unwrap().observe(&all(), false).await.unwrap();
     assert_eq!(seen.len(), 4);
     assert!(seen.values().all(|seen| seen.purge_seqno.is_none()));
+}
+
+fn is_send<T: Send>(future: T) -> T {
+    future
+}
+
+#[tokio::test]
+async fn nodes_that_are_restarted_between_two_looks_are_asked_again() {
+    let producer = producer(3, 4).await;
+    write(&producer, 0..100);
+    let client = connect(&producer).await;
+    let mut observer = client.observer().unwrap();
+    for round in 0..9 {
+        is_send(observer.observe(&all(), false)).await.unwrap();
+        producer.restart(round % 3, true).await.unwrap();
+        let seen = observer.observe(&all(), false).await.unwrap();
+        assert_eq!(seen.len(), 4, "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_refuses_for_a_moment_is_asked_again_within_the_same_look() {
+    let producer = producer(2, 4).await;
+    let client = connect(&producer).await;
+    let mut observer = client.observer().unwrap();
+    observer.observe(&all(), false).await.unwrap();
+    let asked = Condition::opcode(Opcode::SELECT_BUCKET);
+    let refused = Rule::new(asked, Reaction::Answer(Status::KEY_ENOENT));
+    producer.set_faults(vec![refused]).unwrap();
+    producer.restart(0, true).await.unwrap();
+    let heals = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        producer.set_faults(Vec::new()).unwrap();
+    };
+    let vbids = all();
+    let (seen, ()) = tokio::join!(observer.observe(&vbids, false), heals);
+    assert_eq!(seen.unwrap().len(), 4);
+}
+
+/// Counts the connections that are open, by node.
+#[derive(Clone, Debug, Default)]
+struct Counted(Arc<Mutex<BTreeMap<String, usize>>>);
+
+impl Counted {
+    fn open(&self, node: &str) -> usize {
+        self.0.lock().unwrap().get(node).copied().unwrap_or_default()
+    }
+}
+
+impl Dial for Counted {
+    fn dial(&self, address: &Address) -> Dialing {
+        let (counted, node) = (self.clone(), address.to_string());
+        Box::pin(async move {
+            let mut stream = TcpStream::connect(&node).await?;
+            let (near, mut far) = duplex(1 << 16);
+            *counted.0.lock().unwrap().entry(node.clone()).or_default() += 1;
+            tokio::spawn(async move {
+                let _ = copy_bidirectional(&mut far, &mut stream).await;
+                *counted.0.lock().unwrap().get_mut(&node).unwrap() -= 1;
+            });
+            Ok(Box::new(near) as Box<dyn Transport>)
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_has_no_vbucket_any_more_is_let_go_of() {
+    let mut options = ProducerOptions::default();
+    (options.nodes, options.vbuckets) = (3, 2);
+    let producer = Producer::start(options).await.unwrap();
+    write(&producer, 0..10);
+    let counted = Counted::default();
+    let options = ConnectOptions::new(producer.connection_string())
+        .with_bucket("default")
+        .with_credentials(Credentials::new("Administrator", "password"))
+        .with_dialer(Arc::new(counted.clone()));
+    let client = Client::connect(options).await.unwrap();
+    let nodes = producer.connection_string();
+    let nodes: Vec<&str> = nodes.trim_start_matches("couchbase://").split(',').collect();
+    let mut observer = client.observer().unwrap();
+    let both = BTreeSet::from([Vbid(0), Vbid(1)]);
+    observer.observe(&both, true).await.unwrap();
+    let at = |vbid| producer.copies_of(Vbid(vbid)).unwrap()[0];
+    let (first, second) = (at(0), at(1));
+    producer.move_vbucket(Vbid(0), second).unwrap();
+    assert_eq!(counted.open(nodes[first]), 1);
+    observer.observe(&both, true).await.unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while counted.open(nodes[first]) > 0 {
+        assert!(Instant::now() < deadline, "its connection is kept");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    producer.kill(first).unwrap();
+    producer.move_vbucket(Vbid(0), 3 - first - second).unwrap();
+    let begun = Instant::now();
+    for _ in 0..3 {
+        observer.observe(&both, true).await.unwrap();
+    }
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
 }

@@ -122,6 +122,22 @@ async fn a_server_whose_authority_is_trusted_may_have_the_password() {
 }
 
 #[tokio::test]
+async fn certificates_in_files_are_read_again_at_every_connection() {
+    let (old, new) = (Authority::new(), Authority::new());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ca.pem");
+    std::fs::write(&file, &old.pem).unwrap();
+    let address = new.serve("127.0.0.1", false).await;
+    let connector = Connector::new(encrypted(address, Pem::File(file.clone()))).unwrap();
+    let error = connector.connect_any().await.unwrap_err();
+    assert_tls_error(&error, "give the cluster's CA");
+    std::fs::write(&file, &new.pem).unwrap();
+    connector.connect_any().await.unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert_tls_error(&connector.connect_any().await.unwrap_err(), "ca.pem");
+}
+
+#[tokio::test]
 async fn a_certificate_nobody_trusted_signed_is_refused() {
     let address = Authority::new().serve("127.0.0.1", false).await;
     let error = connect(encrypted(address, Authority::new().trusted())).await.unwrap_err();

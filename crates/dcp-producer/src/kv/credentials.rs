@@ -24,8 +24,6 @@ pub(crate) struct Credentials {
 impl Credentials {
     /// Rounds of SCRAM's key derivation: what the data service asks for.
     pub(crate) const ROUNDS: u32 = 4096;
-    /// The fewest that clients accept.
-    pub(crate) const FEWEST_ROUNDS: u32 = 1000;
 
     /// Credentials that every mechanism can prove.
     pub(crate) fn new(
@@ -91,7 +89,7 @@ impl Credentials {
         let (stored, server) = keys.split_at(64);
         let key = |bytes: &[u8]| bytes.iter().copied().take(len).collect::<Vec<u8>>().into();
         let salt = [low, high].concat();
-        ScramCredentials::from_keys(mechanism, &salt, Self::ROUNDS, key(stored), key(server))
+        ScramCredentials::from_keys(mechanism, &salt, self.rounds, key(stored), key(server))
     }
 }
 

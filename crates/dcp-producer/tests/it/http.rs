@@ -263,7 +263,7 @@ async fn a_changed_map_is_streamed_to_whoever_follows_it() {
     {
         let mut configs = Configs::follow(dial(&producer, 1).await, path).await;
         let first = configs.next().await.unwrap();
-        assert_eq!(first.get("storageBackend").is_some(), full, "{path}");
+        assert_eq!(first.get("evictionPolicy").is_some(), full, "{path}");
         assert_eq!(first["nodesExt"][1]["thisNode"], true);
         let owner = first["vBucketServerMap"]["vBucketMap"][0][0].as_u64().unwrap();
         let next = 1 - usize::try_from(owner).unwrap();

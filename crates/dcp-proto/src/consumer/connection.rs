@@ -210,9 +210,10 @@ impl Connection {
     /// Command: closes a stream, if there is one. [`Event::StreamEnded`] follows.
     pub fn close_stream(&mut self, vbid: Vbid) {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
+        // One that is being closed in order to be asked for again stays closed.
+        stream.reopen = false;
         if stream.state != State::Closing {
             stream.state = State::Closing;
-            stream.reopen = false;
             send_close(stream, &mut self.transmit);
             self.discard(vbid);
         }

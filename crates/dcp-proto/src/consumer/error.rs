@@ -1,5 +1,7 @@
 //! What goes wrong on a connection.
 
+use core::fmt;
+
 use dcp_wire::{DecodeError, ManifestUid, Opaque, Opcode, Seqno, Status, Vbid};
 use thiserror::Error;
 
@@ -67,8 +69,7 @@ pub enum ProtocolErrorKind {
 }
 
 /// The server broke the protocol: the connection cannot be trusted any further.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("{vbid} {opcode}: {kind}")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProtocolError {
     /// What is wrong.
     pub kind: ProtocolErrorKind,
@@ -76,9 +77,32 @@ pub struct ProtocolError {
     pub opcode: Opcode,
     /// vBucket of the packet.
     pub vbid: Vbid,
+    /// Seqno of the packet, the first of the snapshot for a marker; `None` if it carries none.
+    pub seqno: Option<Seqno>,
     /// Opaque of the packet.
     pub opaque: Opaque,
 }
+
+impl ProtocolError {
+    /// Whether `other` is about the same packet, sent again, and the same thing is wrong with it.
+    #[must_use]
+    pub fn is_same_packet(&self, other: &Self) -> bool {
+        let of = |error: &Self| (error.vbid, error.seqno, error.opcode, error.kind);
+        of(self) == of(other)
+    }
+}
+
+impl fmt::Display for ProtocolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, opcode, vbid, seqno, .. } = self;
+        match seqno {
+            Some(seqno) => write!(f, "{vbid} {opcode} with seqno {seqno}: {kind}"),
+            None => write!(f, "{vbid} {opcode}: {kind}"),
+        }
+    }
+}
+
+impl core::error::Error for ProtocolError {}
 
 /// Why a connection is over.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]

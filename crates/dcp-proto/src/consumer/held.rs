@@ -98,8 +98,7 @@ impl Connection {
             // It was parsed before, and encoded again as it was.
             let parsed = Frame::parse(&passed.packet, MAX_BODY_LEN);
             let Some((frame, used)) = parsed.map_err(ConnectionError::Framing)? else { continue };
-            let header = frame.header;
-            let rows = self.deliver(frame, sink).map_err(|fault| over(header, fault))?;
+            let rows = self.deliver(frame, sink).map_err(|fault| over(&passed.packet, fault))?;
             if rows == 0 {
                 continue;
             }

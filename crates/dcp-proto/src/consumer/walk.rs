@@ -8,9 +8,10 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use dcp_wire::message::{MutationView, StreamEnd, StreamEndReason};
-use dcp_wire::{Frame, Header, Magic, Opcode, Status, Vbid};
+use dcp_wire::{DecodeError, Frame, Header, Magic, Opcode, Seqno, Status, Vbid};
 
 use super::connection::{Connection, ConnectionConfig, Limit, Walk, send};
+use super::opaque::vbid_of;
 use super::stream::{Fault, Progress, State};
 use super::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError, run};
 use crate::ChangeSink;
@@ -68,13 +69,13 @@ impl Connection {
                 }
             }
             let Some((frame, used)) =
-                Frame::parse(rest, max_body_len).map_err(ConnectionError::Framing)?
+                Frame::parse(rest, max_body_len).map_err(|error| framing(rest, error))?
             else {
                 break;
             };
             let rows = match self.handle_frame(frame, sink) {
                 Ok(rows) => rows,
-                Err(fault) => return Err(over(frame.header, fault)),
+                Err(fault) => return Err(over(rest, fault)),
             };
             (_, rest) = rest.split_at(used);
             packets += 1;
@@ -283,16 +284,50 @@ impl Connection {
     }
 }
 
+/// The end of a connection by the packet that `input` begins with, which is parsed once more: its
+/// view is not kept for what is rare.
 #[cold]
-pub(super) fn over(header: Header, fault: Fault) -> ConnectionError {
-    match fault {
-        Fault::Sink(error) => error.into(),
-        Fault::Protocol(kind) => ProtocolError {
-            kind,
-            opcode: header.opcode,
-            vbid: header.vbid(),
-            opaque: header.opaque,
+pub(super) fn over(input: &[u8], fault: Fault) -> ConnectionError {
+    let kind = match fault {
+        Fault::Sink(error) => return error.into(),
+        Fault::Protocol(kind) => kind,
+    };
+    match Frame::parse(input, usize::MAX) {
+        Ok(Some((frame, _))) => {
+            let Header { opcode, opaque, magic, .. } = frame.header;
+            // An answer has its status where a request has the vBucket.
+            let is_answer = magic.is_response();
+            let vbid = if is_answer { vbid_of(opaque) } else { frame.header.vbid() };
+            let seqno = if is_answer { None } else { seqno_of(&frame) };
+            ProtocolError { kind, opcode, vbid, seqno, opaque }.into()
         }
-        .into(),
+        Ok(None) => ConnectionError::Framing(DecodeError::UnexpectedEnd { what: "packet" }),
+        Err(error) => ConnectionError::Framing(error),
     }
+}
+
+/// The end of a connection by bytes that are no packet, or by a packet that is too long to be taken.
+#[cold]
+fn framing(input: &[u8], error: DecodeError) -> ConnectionError {
+    let head = input.first_chunk().filter(|_| matches!(error, DecodeError::FrameTooLarge { .. }));
+    let Some(Ok(header)) = head.map(Header::decode) else { return ConnectionError::Framing(error) };
+    let Header { opcode, opaque, .. } = header;
+    let vbid = if header.magic.is_response() { vbid_of(opaque) } else { header.vbid() };
+    ProtocolError { kind: error.into(), opcode, vbid, seqno: None, opaque }.into()
+}
+
+/// The seqno of a packet, as far as it can be read.
+fn seqno_of(frame: &Frame<'_>) -> Option<Seqno> {
+    let fields = match frame.header.opcode {
+        // Later layouts of the marker are in the value.
+        Opcode::DCP_SNAPSHOT_MARKER if frame.extras.len() == 1 => frame.value,
+        Opcode::DCP_SNAPSHOT_MARKER
+        | Opcode::DCP_MUTATION
+        | Opcode::DCP_DELETION
+        | Opcode::DCP_EXPIRATION
+        | Opcode::DCP_SYSTEM_EVENT
+        | Opcode::DCP_SEQNO_ADVANCED => frame.extras,
+        _ => return None,
+    };
+    fields.first_chunk().map(|bytes| Seqno(u64::from_be_bytes(*bytes)))
 }

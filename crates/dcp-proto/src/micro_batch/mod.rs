@@ -21,6 +21,8 @@
 //! whichever copy is promoted holds everything up to that snapshot's end, and the offset may be
 //! claimed as a complete snapshot. Without it any new branch may have begun inside that unknown
 //! snapshot, so any branch that cannot be shown to begin above it restarts the vBucket.
+#[cfg(test)]
+mod checkpoint_tests;
 mod offsets;
 mod pack;
 mod partition;

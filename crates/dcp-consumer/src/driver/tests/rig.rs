@@ -1,5 +1,6 @@
 //! A server for one connection, as a script plays it.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Context;
 use std::time::Duration;
@@ -107,6 +108,53 @@ impl AsyncWrite for Deaf {
     }
 }
 
+/// The task's end of the pipe, which asks for vBucket 1 the moment it next reads something, and then
+/// breaks if it is to.
+pub(super) struct Late {
+    pub(super) io: DuplexStream,
+    pub(super) breaks: bool,
+    pub(super) commands: Arc<Mutex<Option<mpsc::UnboundedSender<Command>>>>,
+}
+
+impl AsyncRead for Late {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        std::task::ready!(Pin::new(&mut self.io).poll_read(cx, buffer))?;
+        let Some(commands) = self.commands.lock().unwrap().take() else {
+            return Poll::Ready(Ok(()));
+        };
+        let resume = Box::new(Resume::new(Position::EARLIEST));
+        let open = Command::Open { vbid: Vbid(1), end_seqno: Seqno::MAX, resume };
+        commands.send(Command::FetchMap).unwrap();
+        commands.send(open).unwrap();
+        Poll::Ready(match self.breaks {
+            true => Err(io::ErrorKind::ConnectionReset.into()),
+            false => Ok(()),
+        })
+    }
+}
+
+impl AsyncWrite for Late {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
 impl Server {
     /// With vBucket 0 streaming.
     pub(super) async fn start(policy: BatchPolicy) -> Self {
@@ -140,6 +188,7 @@ impl Server {
         };
         let driver = Driver {
             id: ConnectionId(1),
+            peer: Address::new("node", 11210),
             machine: Connection::new(config, now()),
             sink: Seqnos::default(),
             policy,

@@ -79,8 +79,8 @@ impl Planner {
         let is_kept_secret = self.seen.values().any(|seen| seen.purge_seqno.is_none());
         if is_kept_secret && !std::mem::replace(&mut self.has_warned, true) {
             tracing::warn!(
-                "the user may not read statistics, so that purges are noticed only where a read \
-                 begins below one: a role with the privilege 'SimpleStats' shows them all"
+                "the user may not read statistics: a purge of deletions is noticed only where a \
+                 read would go on below it"
             );
         }
         Ok(())

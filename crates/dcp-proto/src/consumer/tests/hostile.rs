@@ -1,11 +1,11 @@
 //! Servers that send anything at all.
 
-use dcp_wire::{Datatype, Frame, Magic, Opaque, Opcode, Seqno, Status, Vbid};
+use dcp_wire::{Datatype, Frame, Magic, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::harness::{Harness, VB, config};
-use crate::consumer::{ConnectionConfig, Limit, Moved, Resume};
+use crate::consumer::{ConnectionConfig, ConnectionError, Delivery, Limit, Moved, Resume};
 use crate::{CompletePoint, Position};
 
 /// A packet with plausible parts: mostly of our stream, mostly of the size its opcode wants.
@@ -229,4 +229,37 @@ fn a_server_that_rolls_back_again_and_again_comes_to_an_end() {
     let last = events.last();
     assert!(matches!(last, Some(crate::consumer::Event::StreamEnded { .. })), "{last:?}");
     assert_eq!(server.sent(), [], "whoever opens it again waits before");
+}
+
+/// What is told of the packet that ends the connection.
+fn named(server: &mut Harness) -> (Vbid, Option<Seqno>, Opcode) {
+    match server.try_play() {
+        Err(ConnectionError::Protocol(error)) => (error.vbid, error.seqno, error.opcode),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_packet_that_ends_the_connection_is_named_by_its_seqno_where_it_has_one() {
+    let streaming = || Harness::streaming(config());
+    let mut server = streaming();
+    server.mutation(9);
+    assert_eq!(named(&mut server), (VB, Some(Seqno(9)), Opcode::DCP_MUTATION));
+    let mut server = streaming();
+    server.deletion(8, None);
+    assert_eq!(named(&mut server), (VB, Some(Seqno(8)), Opcode::DCP_DELETION));
+    let mut server = streaming();
+    server.marker(0, 5).mutations(1..=5).marker(9, 7);
+    assert_eq!(named(&mut server), (VB, Some(Seqno(9)), Opcode::DCP_SNAPSHOT_MARKER));
+    let mut server = Harness::new(config());
+    server.open(Resume::new(Position::EARLIEST));
+    server.answer(Status::SUCCESS, &[1]);
+    assert_eq!(named(&mut server), (VB, None, Opcode::DCP_STREAM_REQ), "an answer has a status");
+
+    // What waits for disks is named as it was received.
+    let delivery = Delivery { persisted_only: true, ..Delivery::default() };
+    let mut server = Harness::streaming(ConnectionConfig { delivery, ..config() });
+    server.marker(0, 5).mutation(4).mutation(2).play();
+    server.machine.persisted(VB, Vbuuid(1), Seqno(5));
+    assert_eq!(named(&mut server), (VB, Some(Seqno(2)), Opcode::DCP_MUTATION));
 }

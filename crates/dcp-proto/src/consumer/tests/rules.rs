@@ -267,6 +267,33 @@ fn rule_08_an_existing_stream_is_closed_and_opened_again() {
     assert!(matches!(events[..], [Event::StreamEnded { .. }]), "{events:?}");
 }
 
+#[test]
+fn rule_08_a_stream_that_is_closed_while_it_is_asked_for_stays_closed() {
+    let mut server = Harness::new(config());
+    let first = server.open(Resume::new(Position::EARLIEST));
+    server.machine.close_stream(VB);
+    assert_eq!(server.sent(), [Sent::Close(first.opaque)]);
+    closed(&mut server, first.opaque);
+    let events = server.events();
+    assert!(
+        matches!(events[..], [Event::StreamEnded { cause: EndCause::Closed, .. }]),
+        "{events:?}"
+    );
+
+    // The same while another's stream of that name is closed in order to ask again.
+    let second = server.open(Resume::new(Position::EARLIEST));
+    server.answer(Status::KEY_EEXISTS, &[]).play();
+    assert_eq!(server.sent(), [Sent::Close(second.opaque)]);
+    server.machine.close_stream(VB);
+    closed(&mut server, second.opaque);
+    let events = server.events();
+    assert!(
+        matches!(events[..], [Event::StreamEnded { cause: EndCause::Closed, .. }]),
+        "{events:?}"
+    );
+    assert_eq!(server.sent(), []);
+}
+
 fn closed(server: &mut Harness, opaque: dcp_wire::Opaque) {
     let answer = Frame::response(Opcode::DCP_CLOSE_STREAM, Status::SUCCESS);
     answer.with_opaque(opaque).encode(&mut server.wire).unwrap();

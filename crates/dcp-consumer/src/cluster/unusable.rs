@@ -1,0 +1,101 @@
+//! Packets that end one connection after the other.
+
+use std::collections::BTreeMap;
+use std::error::Error as StdError;
+
+use dcp_proto::consumer::{ConnectionError, ProtocolError, Resume};
+use dcp_wire::{Seqno, Vbid};
+
+use crate::Error;
+
+/// Connections that one packet may end: a server that sends it again for ever is not asked for it
+/// for ever.
+const MOST: u32 = 3;
+
+/// The packet that ended the last connection, by vBucket.
+#[derive(Debug, Default)]
+pub(super) struct Unusable(BTreeMap<Vbid, Strikes>);
+
+#[derive(Debug)]
+struct Strikes {
+    packet: ProtocolError,
+    /// Where the vBucket stood: seqno and epoch.
+    at: Option<(Seqno, u32)>,
+    count: u32,
+}
+
+impl Unusable {
+    /// A connection was lost with these streams. The error to end the stream with, if that was for a
+    /// packet which has ended enough of them without anything of its vBucket in between.
+    pub(super) fn lost(&mut self, error: &Error, streams: &[(Vbid, Resume)]) -> Option<Error> {
+        let source = error.source()?.downcast_ref()?;
+        let ConnectionError::Protocol(packet) = source else { return None };
+        let resume = streams.iter().find(|(vbid, _)| *vbid == packet.vbid);
+        let at = resume.map(|(_, resume)| (resume.position.seqno, resume.position.epoch));
+        let new = || Strikes { packet: *packet, at, count: 0 };
+        let strikes = self.0.entry(packet.vbid).or_insert_with(new);
+        if !strikes.packet.is_same_packet(packet) || strikes.at != at {
+            *strikes = new();
+        }
+        strikes.count += 1;
+        (strikes.count >= MOST).then(|| Error::unusable_packet(packet))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dcp_proto::Position;
+    use dcp_proto::consumer::{Misbehaviour, ProtocolErrorKind};
+    use dcp_wire::{Opaque, Opcode};
+
+    use super::*;
+    use crate::ErrorKind;
+
+    fn packet(seqno: u64) -> ProtocolError {
+        ProtocolError {
+            kind: ProtocolErrorKind::PeerMisbehaved(Misbehaviour::UnexpectedPacket),
+            opcode: Opcode::DCP_DELETION,
+            vbid: Vbid(5),
+            seqno: Some(Seqno(seqno)),
+            opaque: Opaque(0),
+        }
+    }
+
+    fn lose(unusable: &mut Unusable, packet: ProtocolError, at: u64) -> Option<Error> {
+        let error = Error::new(ErrorKind::Protocol, "x").with_source(ConnectionError::from(packet));
+        let position = Position { seqno: Seqno(at), ..Position::EARLIEST };
+        unusable.lost(&error, &[(Vbid(5), Resume::new(position))])
+    }
+
+    #[test]
+    fn the_third_connection_in_a_row_ends_the_stream_and_names_the_packet() {
+        let mut unusable = Unusable::default();
+        for round in 0..2 {
+            let opaque = Opaque(round);
+            assert!(lose(&mut unusable, ProtocolError { opaque, ..packet(9) }, 8).is_none());
+        }
+        let error = lose(&mut unusable, packet(9), 8).unwrap();
+        assert_eq!(error.kind(), ErrorKind::UnusablePacket);
+        assert_eq!((error.vbid(), error.seqno()), (Some(Vbid(5)), Some(Seqno(9))));
+        assert_eq!(error.opcode(), Some(Opcode::DCP_DELETION));
+        let text = error.to_string();
+        for part in ["vb:5", "seqno 9", "DCP_DELETION", "unexpected packet"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn another_packet_or_progress_in_between_begins_anew() {
+        let mut unusable = Unusable::default();
+        for at in 0..10 {
+            assert!(lose(&mut unusable, packet(9), at).is_none(), "it has moved");
+        }
+        for seqno in 10..20 {
+            assert!(lose(&mut unusable, packet(seqno), 9).is_none(), "another packet");
+        }
+        let lost = Error::new(ErrorKind::ConnectionLost, "x").with_source(ConnectionError::Idle);
+        for _ in 0..10 {
+            assert!(unusable.lost(&lost, &[]).is_none(), "no packet's fault");
+        }
+    }
+}

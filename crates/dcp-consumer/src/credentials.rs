@@ -1,0 +1,275 @@
+//! Who connects, and where that is learned from.
+
+use std::error::Error as StdError;
+use std::fmt::{self, Debug};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, oneshot};
+use zeroize::Zeroizing;
+
+use crate::{Error, ErrorKind};
+
+/// Longest password file that is read.
+const MAX_PASSWORD_FILE: u64 = 64 * 1024;
+
+/// Threads that a client has read files or call a provider at a time: one that never comes back
+/// must not be followed by one more at every attempt.
+const MAX_THREADS: usize = 4;
+
+/// A user name and password. The password is erased when dropped and never shown.
+#[derive(Clone)]
+pub struct Credentials {
+    username: String,
+    password: Zeroizing<String>,
+}
+
+impl Credentials {
+    /// Credentials of a user.
+    #[must_use]
+    pub fn new(username: impl Into<String>, password: impl Into<String>) -> Self {
+        Self { username: username.into(), password: Zeroizing::new(password.into()) }
+    }
+
+    /// User name.
+    #[must_use]
+    pub fn username(&self) -> &str {
+        &self.username
+    }
+
+    pub(crate) const fn password(&self) -> &Zeroizing<String> {
+        &self.password
+    }
+}
+
+impl Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("username", &self.username).finish_non_exhaustive()
+    }
+}
+
+/// Why there are no credentials. Its text is shown: it must not hold a secret.
+pub type CredentialsError = Box<dyn StdError + Send + Sync + 'static>;
+
+/// Gives credentials to every connection that is made, so that they may change while streams run.
+///
+/// It is called on a thread of its own and may block, as for a request to a vault; calls may come
+/// from several threads at once. A connection waits for
+/// [`connect_timeout`](crate::ConnectOptions::connect_timeout) at most.
+pub trait ProvideCredentials: Send + Sync {
+    /// The credentials for one connection.
+    ///
+    /// # Errors
+    /// [`CredentialsError`]: the connection is not made, and tried again as if the server had
+    /// refused it.
+    fn credentials(&self) -> Result<Credentials, CredentialsError>;
+}
+
+/// Where the credentials of a connection come from.
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum CredentialsSource {
+    /// Always these.
+    Fixed(Credentials),
+    /// A user whose password is in a file, which is read at every connection. A final newline is
+    /// dropped.
+    PasswordFile {
+        /// User name.
+        username: String,
+        /// The file.
+        path: PathBuf,
+    },
+    /// What this gives.
+    Provider(Arc<dyn ProvideCredentials>),
+}
+
+impl From<Credentials> for CredentialsSource {
+    fn from(credentials: Credentials) -> Self {
+        Self::Fixed(credentials)
+    }
+}
+
+impl Debug for CredentialsSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(credentials) => credentials.fmt(f),
+            Self::PasswordFile { username, path } => f
+                .debug_struct("PasswordFile")
+                .field("username", username)
+                .field("path", path)
+                .finish(),
+            Self::Provider(_) => f.write_str("Provider(..)"),
+        }
+    }
+}
+
+/// Runs what may block, one thread for each call and few of them at a time.
+#[derive(Clone, Debug)]
+pub(crate) struct Aside {
+    threads: Arc<Semaphore>,
+}
+
+impl Aside {
+    pub(crate) fn new() -> Self {
+        Self { threads: Arc::new(Semaphore::new(MAX_THREADS)) }
+    }
+
+    /// Runs `call` on a thread of its own. Not one of the runtime's: those are waited for when it
+    /// ends.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Authentication`] if there is no thread to be had, or the call panics.
+    async fn run<T: Send + 'static>(
+        &self,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let failed = |message| Error::new(ErrorKind::Authentication, message);
+        let permit = Arc::clone(&self.threads).acquire_owned().await.map_err(|closed| {
+            failed("no thread is left to ask for the credentials").with_source(closed)
+        })?;
+        let (sender, receiver) = oneshot::channel();
+        let run = move || {
+            let result = call();
+            drop(permit);
+            // A connection that was given up does not want it any more.
+            let _ = sender.send(result);
+        };
+        std::thread::Builder::new().name("dcp_rs-credentials".to_owned()).spawn(run).map_err(
+            |error| {
+                failed("no thread could be started to ask for the credentials").with_source(error)
+            },
+        )?;
+        receiver.await.map_err(|_| failed("what gives the credentials panicked"))
+    }
+
+    /// The credentials of one connection.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Authentication`] if there are none.
+    pub(crate) async fn credentials(
+        &self,
+        source: &CredentialsSource,
+    ) -> Result<Credentials, Error> {
+        match source {
+            CredentialsSource::Fixed(credentials) => Ok(credentials.clone()),
+            CredentialsSource::PasswordFile { username, path } => {
+                let (username, file) = (username.clone(), path.clone());
+                let password = self.run(move || read_password(&file)).await?;
+                let password = password.map_err(|error| {
+                    let path = path.display();
+                    let message = format!("the password could not be read from {path}");
+                    Error::new(ErrorKind::Authentication, message).with_source(error)
+                })?;
+                Ok(Credentials { username, password })
+            }
+            CredentialsSource::Provider(provider) => {
+                let provider = Arc::clone(provider);
+                self.run(move || provider.credentials()).await?.map_err(|error| {
+                    let message = "the credentials could not be had";
+                    Error::new(ErrorKind::Authentication, message).with_source(error)
+                })
+            }
+        }
+    }
+
+    /// What `read` makes of files, on a thread of its own.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.run(read).await?
+    }
+}
+
+fn read_password(path: &Path) -> io::Result<Zeroizing<String>> {
+    let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+    let mut bytes = Zeroizing::new(Vec::with_capacity(1024));
+    File::open(path)?.take(MAX_PASSWORD_FILE + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_PASSWORD_FILE {
+        return Err(invalid("it is longer than 64 KiB"));
+    }
+    let text = std::str::from_utf8(&bytes).map_err(|_| invalid("it is not UTF-8"))?;
+    let line = text.strip_suffix('\n').unwrap_or(text);
+    Ok(Zeroizing::new(line.strip_suffix('\r').unwrap_or(line).to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    async fn ask(source: &CredentialsSource) -> Result<Credentials, Error> {
+        Aside::new().credentials(source).await
+    }
+
+    #[tokio::test]
+    async fn a_password_file_is_read_each_time_without_its_final_newline() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("password");
+        let source = CredentialsSource::PasswordFile { username: "u".into(), path: path.clone() };
+        for (text, password) in [("one\n", "one"), ("two\r\n", "two"), ("a\nb", "a\nb"), ("", "")] {
+            std::fs::write(&path, text).unwrap();
+            let read = ask(&source).await.unwrap();
+            assert_eq!((read.username(), read.password().as_str()), ("u", password));
+        }
+        std::fs::write(&path, b"secret\xff").unwrap();
+        let error = ask(&source).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Authentication);
+        assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+        std::fs::write(&path, vec![b'x'; 64 * 1024 + 1]).unwrap();
+        assert!(ask(&source).await.is_err());
+        std::fs::remove_file(&path).unwrap();
+        let error = ask(&source).await.unwrap_err();
+        assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+    }
+
+    struct Hangs;
+
+    impl ProvideCredentials for Hangs {
+        fn credentials(&self) -> Result<Credentials, CredentialsError> {
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_provider_that_never_comes_back_holds_few_threads_and_not_the_runtime() {
+        let aside = Aside::new();
+        let source = CredentialsSource::Provider(Arc::new(Hangs));
+        for _ in 0..20 {
+            let asked = timeout(Duration::from_millis(5), aside.credentials(&source)).await;
+            assert!(asked.is_err());
+        }
+        assert_eq!(aside.threads.available_permits(), 0);
+        assert_eq!(Arc::strong_count(&aside.threads), 1 + MAX_THREADS);
+    }
+
+    struct Fails(bool);
+
+    impl ProvideCredentials for Fails {
+        fn credentials(&self) -> Result<Credentials, CredentialsError> {
+            assert!(!self.0, "on purpose");
+            Err("the vault is sealed".into())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_provider_that_fails_or_panics_is_an_error() {
+        for panics in [false, true] {
+            let source = CredentialsSource::Provider(Arc::new(Fails(panics)));
+            let error = ask(&source).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Authentication);
+            let says = if panics { "panicked" } else { "the vault is sealed" };
+            assert!(crate::Chain(&error).to_string().contains(says), "{error:?}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! How the task of a connection ends.
+
+use std::io;
+
+use dcp_proto::SinkError;
+use dcp_proto::consumer::ConnectionError;
+use dcp_proto::topology::Address;
+
+use crate::{Error, ErrorKind};
+
+/// How a connection's task ends.
+pub(super) enum Over {
+    /// The connection is of no use any more.
+    Lost(Error),
+    /// The sink cannot go on.
+    Sink(SinkError),
+    /// Nobody wants anything from the task any more.
+    Dismissed,
+}
+
+impl Over {
+    /// The machine gives the connection up.
+    pub(super) fn given_up(peer: &Address, error: ConnectionError) -> Self {
+        let kind = match &error {
+            ConnectionError::Sink(error) => return Self::Sink(error.clone()),
+            ConnectionError::Idle => ErrorKind::ConnectionLost,
+            _ => ErrorKind::Protocol,
+        };
+        let message = format!("the connection to {peer} was given up");
+        Self::Lost(Error::new(kind, message).with_source(error))
+    }
+
+    /// The socket gives the connection up.
+    pub(super) fn broken(peer: &Address, error: io::Error) -> Self {
+        let lost = |message| Error::new(ErrorKind::ConnectionLost, message);
+        Self::Lost(match error.kind() {
+            io::ErrorKind::UnexpectedEof => lost(format!("{peer} closed the connection")),
+            _ => lost(format!("the connection to {peer} broke")).with_source(error),
+        })
+    }
+}
+
+impl From<SinkError> for Over {
+    fn from(error: SinkError) -> Self {
+        Self::Sink(error)
+    }
+}

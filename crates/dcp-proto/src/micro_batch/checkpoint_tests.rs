@@ -1,0 +1,165 @@
+//! Plans from a stream's checkpoint, and what a task is sent.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use dcp_wire::message::FailoverEntry;
+use dcp_wire::{Seqno, Vbid, Vbuuid};
+
+use super::*;
+use crate::checkpoint::{Checkpoint, StoredFilter};
+use crate::consumer::{Moved, Resume};
+use crate::{FailoverLog, History, Position, Snapshot};
+
+const VB: Vbid = Vbid(3);
+
+fn log(entries: &[(u64, u64)]) -> FailoverLog {
+    let entry = |&(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
+    FailoverLog::new(entries.iter().map(entry).collect()).unwrap()
+}
+
+fn position(seqno: u64, snapshot: (u64, u64)) -> Position {
+    Position {
+        seqno: Seqno(seqno),
+        snapshot: Snapshot { start: Seqno(snapshot.0), end: Seqno(snapshot.1) },
+        failover_log: Some(log(&[(0xa, 0)])),
+        ..Position::EARLIEST
+    }
+}
+
+/// A stream that was at the ends of snapshots 10 and 20 and stands at 25 in one up to 40.
+fn start() -> Start {
+    let mut history = History::default();
+    history.push(&position(10, (10, 10)));
+    history.push(&position(20, (20, 20)));
+    let mut checkpoint = Checkpoint::new("bucket", StoredFilter::default());
+    checkpoint.advance(Moved { vbid: VB, position: position(25, (20, 40)), history });
+    Start::checkpoint(checkpoint, StoredFilter::default(), 4)
+}
+
+fn seen(persisted: u64, purge: Option<u64>, answers: &[(u64, Option<u64>)]) -> Observed {
+    let answer = |&(seqno, rollback): &(u64, Option<u64>)| Answer {
+        vbuuid: Vbuuid(0xa),
+        seqno: Seqno(seqno),
+        rollback: rollback.map(Seqno),
+    };
+    Observed {
+        high: Seqno(100),
+        persisted: Some(Seqno(persisted)),
+        purge: purge.map(Seqno),
+        answers: answers.iter().map(answer).collect(),
+        log: log(&[(0xa, 0)]),
+        high_after_read: None,
+    }
+}
+
+fn limits() -> Limits {
+    Limits { persisted_only: true, ..Limits::default() }
+}
+
+fn plan(seen: Observed, limits: &Limits) -> Result<Vec<Range>, PlanError> {
+    let observed = BTreeMap::from([(VB, seen)]);
+    let end = plan_end(&start(), &observed, limits)?;
+    plan_ranges(&start(), &end, &observed, limits)
+}
+
+#[test]
+fn the_server_is_asked_about_one_point_of_the_history_after_the_other() {
+    let mut answers = Vec::new();
+    for wanted in [25, 20, 10] {
+        let observed = BTreeMap::from([(VB, seen(100, Some(0), &answers))]);
+        let asked = questions(&start(), &observed, &limits());
+        assert_eq!(asked[&VB].seqno, Seqno(wanted));
+        answers.push((wanted, Some(wanted - 5)));
+    }
+    let observed = BTreeMap::from([(VB, seen(100, Some(0), &answers))]);
+    assert!(questions(&start(), &observed, &limits()).is_empty(), "from 0 everybody may read");
+    let [range] = &plan(seen(100, Some(0), &answers), &limits()).unwrap()[..] else { panic!() };
+    assert_eq!((range.from(), range.epoch(), range.rolled_back), (Seqno(0), 1, true));
+
+    let [range] = &plan(seen(100, Some(0), &answers[..1]), &limits()).unwrap()[..] else {
+        panic!()
+    };
+    assert_eq!((range.from(), range.rolled_back), (Seqno(20), true));
+    let fail = Limits { on_rollback: OnRollback::Fail, ..limits() };
+    let error = plan(seen(100, Some(0), &answers[..1]), &fail).unwrap_err();
+    assert!(matches!(error, PlanError::RolledBack { common: Seqno(20), .. }), "{error}");
+}
+
+#[test]
+fn a_purge_behind_a_checkpoint_is_no_rollback() {
+    for purge in [Some(30), None] {
+        let now = || seen(100, purge, &[(25, Some(0))]);
+        let error = plan(now(), &limits()).unwrap_err();
+        assert!(matches!(error, PlanError::Purged { seqno: Seqno(25), .. }), "{error}");
+        let allowed = Limits { allow_data_loss: true, ..limits() };
+        let [range] = &plan(now(), &allowed).unwrap()[..] else { panic!() };
+        assert_eq!((range.from(), range.epoch()), (Seqno(0), 1));
+    }
+}
+
+#[test]
+fn no_offset_is_claimed_inside_a_checkpoints_snapshot() {
+    let error = plan(seen(39, Some(0), &[(25, None)]), &limits()).unwrap_err();
+    let (end, persisted) = (Seqno(40), Seqno(39));
+    assert_eq!(error, PlanError::NotPersisted { vbid: VB, end, persisted });
+    let few = Limits { max_seqnos: Some(1), ..limits() };
+    let [range] = &plan(seen(60, Some(0), &[(25, None)]), &few).unwrap()[..] else { panic!() };
+    assert_eq!((range.from(), range.to), (Seqno(25), Seqno(40)));
+    assert_eq!(range.resume.position, position(25, (20, 40)), "with the snapshot");
+    let last = Limits { is_last: true, ..limits() };
+    let [range] = &plan(seen(0, Some(0), &[(25, None)]), &last).unwrap()[..] else { panic!() };
+    assert_eq!(range.to, Seqno(100), "all there is");
+}
+
+#[test]
+fn a_batch_that_is_replayed_after_a_purge_begins_at_zero_or_fails() {
+    let at = |seqno| {
+        let mut offsets = Offsets::new("bucket", StoredFilter::default(), 4);
+        offsets.set(VB, Offset { seqno: Seqno(seqno), vbuuid: Vbuuid(0xa), epoch: 2 });
+        offsets
+    };
+    let (start, end) = (at(20).into(), at(60));
+    for now in [seen(100, Some(30), &[]), seen(100, None, &[(20, Some(0))])] {
+        let observed = BTreeMap::from([(VB, now)]);
+        let error = plan_ranges(&start, &end, &observed, &limits()).unwrap_err();
+        assert!(matches!(error, PlanError::Purged { .. }), "{error}");
+        let allowed = Limits { allow_data_loss: true, ..limits() };
+        let ranges = plan_ranges(&start, &end, &observed, &allowed).unwrap();
+        let [range] = &ranges[..] else { panic!() };
+        assert_eq!((range.from(), range.to), (Seqno(0), Seqno(60)));
+        assert_eq!((range.epoch(), range.rolled_back), (2, false), "later batches have that epoch");
+    }
+}
+
+#[test]
+fn a_partition_is_read_back_as_it_was_sent() {
+    let resume = Resume::with_history(position(25, (20, 40)), History::default());
+    let range = |vbid, to, rolled_back| Range { vbid, resume: resume.clone(), to, rolled_back };
+    let like = Partition {
+        node: String::new(),
+        start: Checkpoint::new("bucket", StoredFilter::default()),
+        ends: BTreeMap::new(),
+        rolled_back: Vec::new(),
+        is_followed: true,
+        persisted_only: true,
+        on_rollback: OnRollback::Resync,
+        patience: Duration::from_secs(7),
+    };
+    let located = [(VB, 60, false), (Vbid(4), 25, true)].map(|(vbid, to, rolled_back)| Located {
+        node: "there:11210".to_owned(),
+        range: range(vbid, Seqno(to), rolled_back),
+    });
+    let sent = Partition::with_ranges(&like, located.to_vec());
+    let json = sent.to_json();
+    assert_eq!(Partition::from_json(&json), Ok(sent.clone()));
+    for cut in 0..json.len() {
+        assert!(Partition::from_json(&json[..cut]).is_err());
+    }
+    let seen: Vec<_> = sent.ranges().map(|range| (range.vbid, range.rolled_back)).collect();
+    assert_eq!(seen, [(VB, false), (Vbid(4), true)]);
+    let (start, ends) = sent.to_stream();
+    assert_eq!((start.positions().count(), ends), (1, BTreeMap::from([(VB, Seqno(60))])));
+    assert_eq!(sent.check("bucket"), Ok(()));
+    assert!(matches!(sent.check("other"), Err(OffsetsError::OtherBucket { .. })));
+}

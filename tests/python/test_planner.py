@@ -1,0 +1,40 @@
+"""Planning while other threads of the engine log."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import logging, threading, time
+import dcp_rs
+from dcp_rs.planner import Planner, PlanOptions
+
+logging.basicConfig(level=logging.WARNING, handlers=[logging.NullHandler()])
+logging.getLogger("dcp_rs").setLevel(logging.DEBUG)
+stop = time.monotonic() + 3
+with dcp_rs.Producer(nodes=2, vbuckets=16) as producer, producer.connect() as client:
+    for n in range(50):
+        producer.upsert(f"key_{n}", b"{}")
+    with client.stream() as stream:
+        next(stream)
+        planner, options = Planner(client), PlanOptions(persisted_only=False)
+
+        def move():
+            n = 0
+            while time.monotonic() < stop:
+                producer.move_vbucket(0, n % 2)
+                n += 1
+                time.sleep(0.002)
+
+        mover = threading.Thread(target=move)
+        mover.start()
+        start = planner.earliest()
+        end = planner.end(start, options)
+        while time.monotonic() < stop:
+            assert planner.tasks(start, end, 4, options)
+        mover.join()
+"""
+
+
+def test_planning_and_logging_do_not_wait_for_each_other():
+    # In a process of its own: what stands still holds the interpreter.
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=60)
