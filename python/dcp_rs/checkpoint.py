@@ -132,6 +132,12 @@ class Checkpoint:
         """
         self._inner.save(path)
 
+    def _store(self, path: str | os.PathLike[str]) -> None:
+        self._inner.store(path)
+
+    def _check_ahead(self, kept: Checkpoint) -> None:
+        self._inner.check_ahead(kept._inner)
+
     @property
     def bucket_uuid(self) -> str:
         """Identity of the bucket the positions belong to."""

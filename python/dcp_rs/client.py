@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs
@@ -29,7 +30,8 @@ SASL_MECHANISMS = ["PLAIN", "SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1"]
 class ConnectionOptions:
     """How to connect: plain data that pickles, unlike a connection.
 
-    The repr shows neither the password nor `credentials`; a pickle holds them.
+    The repr shows neither the password, not even one in the connection string, where it does not
+    belong, nor `credentials`; a pickle holds them.
 
     What is in files, and what `credentials` returns, is fetched again for every connection that is
     made, so that passwords and certificates may be replaced while streams run.
@@ -122,6 +124,26 @@ class ConnectionOptions:
                     "module, or password_file"
                 ) from error
         return dict(self.__dict__)
+
+    def __repr__(self) -> str:
+        shown = {each.name: getattr(self, each.name) for each in fields(self) if each.repr}
+        shown["connection_string"] = _without_secrets(self.connection_string)
+        return (
+            f"ConnectionOptions({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        )
+
+
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::\d+)?(?:=\w+)?"
+_ADDRESSES = re.compile(rf"(?:\w+://)?{_HOST}(?:[,;]{_HOST})*(?:/[^/@:]*)?")
+
+
+def _without_secrets(connection_string: str) -> str:
+    """Shows hosts, bucket and the names of options; nothing of what is not plainly that."""
+    addresses, mark, options = connection_string.partition("?")
+    if _ADDRESSES.fullmatch(addresses) is None:
+        return "***"
+    names = (option.partition("=")[0] for option in options.split("&"))
+    return addresses + mark + "&".join(f"{name}=***" for name in names if mark)
 
 
 def connect(

@@ -66,6 +66,10 @@ class FileStore:
     old checkpoint or the new one. It carries a version and a checksum, the bucket's UUID and a hash
     of the filter, which are checked when a stream goes on from it.
 
+    It never goes back: of two readers that share a file, the slower gets an error, and what the
+    faster has saved stays. A rollback is no step back. A save locks the file `<path>.lock`, which
+    stays there. To read again on purpose, remove the file, or write it with `Checkpoint.save`.
+
         >>> import dcp_rs, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     dcp_rs.FileStore(f"{folder}/positions.json").load() is None
@@ -96,9 +100,12 @@ class FileStore:
         """Writes the file.
 
         Raises:
-            CheckpointError: It cannot be written; what was there still is.
+            CheckpointError: It cannot be written, or another reader has saved a checkpoint that is
+                further; what was there still is.
         """
-        checkpoint.save(self._path)
+        if not isinstance(checkpoint, Checkpoint):
+            raise _checks.wrong_type("checkpoint", checkpoint, "a Checkpoint")
+        checkpoint._store(self._path)  # noqa: SLF001 - the package's own
 
     def __repr__(self) -> str:
         return f"FileStore({self._path!r})"
@@ -122,8 +129,14 @@ class MemoryStore:
             return self._checkpoint
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Keeps a checkpoint."""
+        """Keeps a checkpoint.
+
+        Raises:
+            CheckpointError: Another reader has saved one that is further, which is kept.
+        """
         if not isinstance(checkpoint, Checkpoint):
             raise _checks.wrong_type("checkpoint", checkpoint, "a Checkpoint")
         with self._lock:
+            if self._checkpoint is not None:
+                checkpoint._check_ahead(self._checkpoint)  # noqa: SLF001 - the package's own
             self._checkpoint = checkpoint

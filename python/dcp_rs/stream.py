@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from dcp_rs import _checks
@@ -175,7 +176,8 @@ class ChangeStream:
     Read it in one of three ways:
 
     * `for batch in stream`, which waits; other threads run meanwhile, and Ctrl-C ends the wait;
-    * `async for batch in stream`, which cancelling leaves intact: no batch is lost;
+    * `async for batch in stream`, which cancelling leaves intact: no batch is lost. Tasks that ask
+      at the same time are served in the order they asked;
     * as an Arrow C stream: `pyarrow.table(stream)`, `polars.DataFrame(stream)`,
       `duckdb.from_arrow(pyarrow.RecordBatchReader.from_stream(stream))`. That takes the stream: it
       can be done once, and not be iterated over afterwards. Errors, Ctrl-C among them, are then
@@ -216,17 +218,21 @@ class ChangeStream:
         return self
 
     async def __anext__(self) -> ChangeBatch:
-        while True:
-            batch, is_over = self._inner.next_now()
-            if batch is not None:
-                return ChangeBatch(batch)
-            if is_over:
-                raise StopAsyncIteration
-            # What the notification is about stays in the stream: cancelled here, nothing is lost.
-            loop = asyncio.get_running_loop()
-            there = loop.create_future()
-            self._inner.notify(lambda: loop.call_soon_threadsafe(_settle, there))  # noqa: B023
-            await there
+        loop = asyncio.get_running_loop()
+        turn = self._inner.new_turn()
+        try:
+            while True:
+                there = loop.create_future()
+                notify = partial(loop.call_soon_threadsafe, _settle, there)
+                batch, is_over = self._inner.poll_next(turn, notify)
+                if batch is not None:
+                    return ChangeBatch(batch)
+                if is_over:
+                    raise StopAsyncIteration
+                # Cancelled here, nothing is lost: what comes stays in the stream.
+                await there
+        finally:
+            self._inner.leave(turn)
 
     def checkpoint(self) -> Checkpoint:
         """Gives where the reader stands: after the last batch that it was given.

@@ -1,6 +1,10 @@
 """Reading streams with asyncio."""
 
 import asyncio
+import gc
+import random
+import threading
+import time
 
 import pytest
 
@@ -106,3 +110,135 @@ def test_a_loop_that_is_gone_is_not_missed(producer, client):
     (row,) = next(stream).rows()
     assert row["key"] == "a"
     stream.close()
+
+
+async def test_waits_that_are_cancelled_leave_nothing_behind(producer, client):
+    tasks = 0
+    async with client.stream(start="latest", linger=0.0) as stream:
+        loop = asyncio.get_running_loop()
+        before = threading.active_count()
+        began = loop.time()
+        for n in range(10_000):
+            waiting = loop.create_task(anext(stream))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            if n == 1000:
+                tasks = len(gc.get_objects())
+        # It was 50 ms for each before, for whoever came next.
+        assert loop.time() - began < 20
+        assert threading.active_count() == before
+        gc.collect()
+        assert len(gc.get_objects()) < tasks + 1000
+        began = loop.time()
+        stream.stats(), stream.events(), stream.vbucket_stats(), stream.checkpoint()
+        assert loop.time() - began < 0.1
+        producer.upsert("a", b"1")
+        batch = await asyncio.wait_for(anext(stream), 5)
+        assert [row["key"] for row in batch.rows()] == ["a"]
+        assert loop.time() - began < 1
+
+
+async def test_cancelling_at_any_moment_loses_and_doubles_nothing(producer, client):
+    found = []
+    written = threading.Thread(
+        target=lambda: [producer.upsert(f"key_{n}", b"1") for n in range(3000)]
+    )
+    async with client.stream(linger=0.0, batch_rows=3) as stream:
+        written.start()
+        moments = random.Random(7)
+        idle = 0
+        while idle < 100:
+            waiting = asyncio.ensure_future(anext(stream))
+            for _ in range(moments.randrange(4)):
+                await asyncio.sleep(moments.choice([0, 0, 0.0005]))
+            # The batch may be there by now and not taken, or the loop about to be told of it.
+            waiting.cancel()
+            try:
+                batch = await waiting
+            except asyncio.CancelledError:
+                idle += not written.is_alive()
+                continue
+            idle = 0
+            found += [row["key"] for row in batch.rows()]
+    written.join()
+    assert sorted(found) == sorted(f"key_{n}" for n in range(3000))
+
+
+async def test_readers_that_wait_at_once_are_served_in_the_order_they_asked(producer, client):
+    served = []
+
+    async def read(name):
+        batch = await anext(stream)
+        served.append((name, [row["key"] for row in batch.rows()]))
+
+    async with client.stream(linger=0.0, vbuckets=[producer.vbucket_of("a")]) as stream:
+        readers = []
+        for n in range(5):
+            readers.append(asyncio.create_task(read(n)))
+            await asyncio.sleep(0)
+        # One that gives up hands its turn on, first or not.
+        for n in (0, 3):
+            readers[n].cancel()
+        for value in (b"1", b"2", b"3"):
+            producer.upsert("a", value)
+            await asyncio.sleep(0.3)
+        await asyncio.gather(*readers, return_exceptions=True)
+    assert served == [(1, ["a"]), (2, ["a"]), (4, ["a"])]
+
+
+async def test_every_reader_that_waits_sees_the_end(client):
+    stream = client.stream()
+    readers = [asyncio.ensure_future(anext(stream)) for _ in range(3)]
+    thread = asyncio.ensure_future(asyncio.to_thread(next, stream, None))
+    await asyncio.sleep(0.2)
+    began = asyncio.get_running_loop().time()
+    stream.close()
+    for reader in readers:
+        with pytest.raises((StopAsyncIteration, ClosedError)):
+            await reader
+    assert await thread is None
+    assert asyncio.get_running_loop().time() - began < 1
+
+
+async def test_a_loop_that_closes_under_a_reader_does_not_keep_the_others_waiting(producer, client):
+    stream = client.stream(linger=0.0)
+    kept = []
+
+    def run_and_close():
+        other = asyncio.new_event_loop()
+        reading = anext(stream)
+        kept.append(reading)
+
+        async def begin():
+            kept.append(asyncio.ensure_future(reading))
+            await asyncio.sleep(0.05)
+
+        other.run_until_complete(begin())
+        other.close()
+
+    await asyncio.to_thread(run_and_close)
+    producer.upsert("a", b"1")
+    batch = await asyncio.wait_for(anext(stream), 5)
+    assert [row["key"] for row in batch.rows()] == ["a"]
+    stream.close()
+
+
+def test_numbers_are_there_while_another_thread_waits(client):
+    stream = client.stream(linger=0.0)
+    waiting = threading.Thread(target=next, args=(stream, None))
+    waiting.start()
+    time.sleep(0.2)
+    slowest = 0.0
+    for _ in range(200):
+        began = time.monotonic()
+        stream.stats(), stream.events(), stream.vbucket_stats(), stream.checkpoint()
+        slowest = max(slowest, time.monotonic() - began)
+    began = time.monotonic()
+    stream.close()
+    waiting.join(5)
+    assert not waiting.is_alive()
+    assert time.monotonic() - began < 0.045
+    # A wait of its own would take up to 50 ms.
+    assert slowest < 0.045

@@ -1,5 +1,6 @@
 """The command `dcp-rs`."""
 
+import base64
 import inspect
 import json
 import os
@@ -7,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -17,7 +19,9 @@ PASSWORD = "secret word"
 
 
 def environment(**more):
-    return os.environ | {"PYTHONWARNINGS": "ignore::RuntimeWarning"} | more
+    # Output is buffered as it is for users.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return inherited | {"PYTHONWARNINGS": "ignore::RuntimeWarning"} | more
 
 
 def run(*arguments, stdin=b"", **variables):
@@ -216,5 +220,209 @@ def test_a_failure_is_one_line_and_shows_no_password(producer):
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert b"wrong word" not in done.stderr
-    done = run("cat", "couchbase://h/b", "--username", "u", "--password-env", "NOT_SET_AT_ALL")
-    assert b"NOT_SET_AT_ALL" in done.stderr
+
+
+def cat_arguments(producer, *more):
+    address = f"{producer.connection_string.split(',')[0]}/default"
+    return ["cat", address, "--username", "Administrator", *more]
+
+
+def begin(producer, *more, stdout):
+    return subprocess.Popen(
+        [sys.executable, "-m", "dcp_rs", *map(str, cat_arguments(producer, *more))],
+        stdout=stdout, stderr=subprocess.PIPE, env=environment(DCP_RS_PASSWORD="password"),
+    )  # fmt: skip
+
+
+def positions(path):
+    return sum(dcp_rs.Checkpoint.load(path).seqnos.values()) if path.exists() else 0
+
+
+def eventually(condition, patience=20):
+    end = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_checkpoint_counts_no_row_that_was_not_written(producer, fill, tmp_path):
+    fill(20)
+    kept, output = tmp_path / "positions.json", tmp_path / "output"
+    with output.open("ab") as out:
+        process = begin(producer, "--columns", "key", "--checkpoint", kept, stdout=out)
+        eventually(lambda: positions(kept) == 20)
+        process.kill()
+        process.communicate()
+        assert len(output.read_text().splitlines()) == 20
+        again = begin(producer, "--checkpoint", kept, "--until", "now", stdout=out)
+        assert again.communicate(timeout=30) == (None, b"")
+        assert again.returncode == 0
+    assert len(output.read_text().splitlines()) == 20
+
+
+def test_rows_are_written_to_disk_before_the_checkpoint_is(producer, fill, tmp_path):
+    fill(20)
+    # Says what is done in which order; the process is the real one otherwise.
+    program = """
+import os, sys
+import dcp_rs.stores
+from dcp_rs.cli import main
+fsync, save = os.fsync, dcp_rs.stores.FileStore.save
+def note(what):
+    size = os.fstat(1).st_size
+    print(what, size, file=sys.stderr, flush=True)
+def noted_fsync(file):
+    fsync(file)
+    note("synced")
+def noted_save(self, checkpoint):
+    note("saved")
+    save(self, checkpoint)
+os.fsync, dcp_rs.stores.FileStore.save = noted_fsync, noted_save
+sys.exit(main(sys.argv[1:]))
+"""
+    output = tmp_path / "output"
+    arguments = cat_arguments(producer, "--until", "now", "--checkpoint", str(tmp_path / "kept"))
+    with output.open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], stdout=out, stderr=subprocess.PIPE,
+            timeout=60, env=environment(DCP_RS_PASSWORD="password"), text=True,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    notes = [tuple(line.split()) for line in done.stderr.splitlines()]
+    assert ("saved", str(output.stat().st_size)) in notes
+    synced = "0"
+    for what, size in notes:
+        if what == "synced":
+            synced = size
+        else:
+            assert size == synced, notes
+
+
+def test_a_start_at_the_latest_change_is_kept_before_the_first_row(producer, fill, tmp_path):
+    fill(20)
+    kept = tmp_path / "positions.json"
+    process = begin(producer, "--start", "latest", "--checkpoint", kept, stdout=subprocess.PIPE)
+    eventually(kept.exists)
+    process.kill()
+    process.communicate()
+    producer.upsert("between", b"1")
+    options = ["--start", "latest", "--checkpoint", kept, "--until", "now", "--columns", "key"]
+    done = run(*cat_arguments(producer, *options), DCP_RS_PASSWORD="password")
+    assert lines(done) == ["key=between"]
+
+
+def test_ctrl_c_keeps_what_was_written_and_no_more(producer, fill, tmp_path):
+    documents = fill(2000)
+    kept, output = tmp_path / "positions.json", tmp_path / "output"
+    with output.open("wb") as out:
+        process = begin(producer, "--columns", "key", "--checkpoint", kept, stdout=out)
+        eventually(lambda: output.stat().st_size > 0)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == (None, b"")
+    assert process.returncode == 130
+    written = set(output.read_text().splitlines())
+    done = run(
+        *cat_arguments(producer, "--columns", "key", "--checkpoint", kept, "--until", "now"),
+        DCP_RS_PASSWORD="password",
+    )
+    assert written | set(lines(done)) == {f"key={key}" for key in documents}
+
+
+def test_keys_and_values_that_are_no_text_are_shown_without_loss(producer):
+    keys = [b"plain", b"\xff\xfe", b'"quoted"', b'{"base64":"eA=="}', "größe".encode(), b"a b"]
+    for key in keys:
+        producer.upsert(key, b"\xff" if key == b"plain" else b"{}")
+    options = ["--until", "now", "--columns", "key,value"]
+    done = run(*cat_arguments(producer, "--json", *options), DCP_RS_PASSWORD="password")
+    rows = [json.loads(line) for line in lines(done)]
+
+    def of(shown):
+        return base64.b64decode(shown["base64"]) if isinstance(shown, dict) else shown.encode()
+
+    assert sorted(of(row["key"]) for row in rows) == sorted(keys)
+    assert [row["value"] for row in rows if row["key"] == "plain"] == [{"base64": "/w=="}]
+
+    done = run(*cat_arguments(producer, "--until", "now", "--columns", "key"),
+               DCP_RS_PASSWORD="password")  # fmt: skip
+    shown = [line.removeprefix("key=") for line in lines(done)]
+    assert len(set(shown)) == len(keys)
+    read = [of(json.loads(text)) if text[0] in '"{' else text.encode() for text in shown]
+    assert sorted(read) == sorted(keys)
+
+
+SECRET = "hunter2-is-secret"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["cat", "couchbase://h/b", "--username", "u", "--password", SECRET],
+        ["cat", "couchbase://h/b", "--username", "u", f"--password={SECRET}"],
+        ["cat", "--password", SECRET, "couchbase://h/b", "--username", "u"],
+        ["cat", "couchbase://h/b", "--username", "u", "-p", SECRET],
+        ["cat", "couchbase://h/b", "--username", "u", f"-p{SECRET}"],
+        ["cat", "couchbase://h/b", "--username", "u", "--pass", SECRET],
+        ["cat", "couchbase://h/b", "--username", "u", "--passphrase", SECRET],
+        ["cat", "couchbase://h/b", "--username", "u", "--password-env", SECRET],
+        ["cat", "couchbase://h/b", "--username", "u", "--password-file", SECRET],
+        ["--password", SECRET, "cat", "couchbase://h/b"],
+        ["serve", "--password", SECRET],
+        ["serve", f"--password={SECRET}"],
+        ["serve", "--password-env", SECRET],
+        ["serve", "--password-file", SECRET],
+        ["serve", SECRET],
+        ["cat", f"couchbase://u:{SECRET}@h/b"],
+        ["cat", f"couchbase://h/b?password={SECRET}"],
+    ],
+)
+def test_a_secret_on_the_command_line_is_refused_and_not_shown(arguments):
+    done = run(*arguments)
+    assert done.returncode in {1, 2}
+    assert b"Traceback" not in done.stderr
+    assert SECRET.encode() not in done.stdout + done.stderr
+    if any(word.partition("=")[0] == "--password" for word in arguments):
+        assert b"--password-file" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["cat", "couchbase://h/b", "--user", "u"],
+        ["cat", "couchbase://h/b", "--js"],
+        ["serve", "--vb", "4"],
+        ["decode", "--collection", "x"],
+        ["checkpoint", "show", "x", "--js"],
+        ["explain-rollback", "--failover", "1:2"],
+    ],
+)
+def test_options_are_not_abbreviated(arguments):
+    assert run(*arguments).returncode == 2
+
+
+def test_a_password_that_is_not_set_is_asked_for(tmp_path):
+    before = ["cat", "couchbase://h/b", "--username", "u"]
+    done = run(*before)
+    assert done.returncode == 1
+    assert b"set DCP_RS_PASSWORD" in done.stderr
+    assert b"--password-env" in run(*before, "--password-env", "NOT_SET_AT_ALL").stderr
+    assert b"--password-file" in run(*before, "--password-file", tmp_path / "none").stderr
+    assert run("serve", "--password-env", "NOT_SET_AT_ALL").returncode == 1
+
+
+def test_changes_are_printed_over_tls_with_a_password_from_a_file(tmp_path):
+    ca, secret = tmp_path / "ca.pem", tmp_path / "password"
+    secret.write_text("another word\n")
+    with dcp_rs.Producer(tls=True, password="another word") as producer:
+        ca.write_text(producer.ca_pem)
+        producer.upsert("a", b"1")
+        done = run(
+            "cat", f"{producer.tls_connection_string}/default", "--username", "Administrator",
+            "--password-file", secret, "--tls-ca", ca, "--network", "default",
+            "--connect-timeout", "20", "--until", "now", "--columns", "key",
+        )  # fmt: skip
+        assert lines(done) == ["key=a"]
+        done = run(
+            "cat", f"{producer.tls_connection_string}/default", "--username", "Administrator",
+            "--password-file", secret, "--until", "now", "--connect-timeout", "5",
+        )  # fmt: skip
+        assert done.returncode == 1

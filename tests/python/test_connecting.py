@@ -133,6 +133,25 @@ def test_passwords_are_not_shown():
     assert options.password == secret
 
 
+@pytest.mark.parametrize(
+    ("connection_string", "shown"),
+    [
+        ("couchbase://u:s3cret@h/b", "***"),
+        ("couchbase://h:s3cret/b", "***"),
+        ("s3cret@h", "***"),
+        ("couchbase://h/b?password=s3cret", "couchbase://h/b?password=***"),
+        ("couchbase://h?a=s3cret&b=s3cret", "couchbase://h?a=***&b=***"),
+        ("couchbases://a.b-c:1,[::1]:2=kv;10.0.0.1/b", None),
+        ("h", None),
+    ],
+)
+def test_a_secret_in_a_connection_string_is_not_shown(connection_string, shown):
+    options = dcp_rs.ConnectionOptions(connection_string=connection_string)
+    start = f"ConnectionOptions(connection_string={shown or connection_string!r}, username=None,"
+    assert repr(options).startswith(start)
+    assert "s3cret" not in repr(options)
+
+
 def test_a_port_in_use_is_an_error(producer):
     port = int(producer.connection_string.rpartition(":")[2])
     with pytest.raises(exceptions.ConnectError, match=str(port)):

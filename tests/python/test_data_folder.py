@@ -140,3 +140,13 @@ def test_a_killed_server_goes_on_where_its_folder_ends(serve):
     assert len(safe) >= 200
     assert len(branches[0]) == 3, "each of two crashes began a branch"
     assert branches[1] == branches[0], "a stop in good order began none"
+
+
+def test_only_the_owner_may_read_the_data(tmp_path):
+    file = tmp_path / "data" / "bucket.redb"
+    for _ in range(2):
+        with dcp_rs.Producer(vbuckets=1, data=tmp_path / "data") as producer:
+            producer.upsert("key", b"1")
+        assert file.stat().st_mode & 0o777 == 0o600
+        # As an earlier release made it.
+        file.chmod(0o644)

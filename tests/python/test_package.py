@@ -64,6 +64,7 @@ def test_every_error_is_caught_by_one_class():
 def test_every_class_of_the_extension_is_wrapped():
     """Whatever the extension module can do, the package offers or uses."""
     wrappers = {
+        "AsyncTurn": dcp_rs.ChangeStream,
         "ChangeBatch": dcp_rs.ChangeBatch,
         "ChangeStream": dcp_rs.ChangeStream,
         "Checkpoint": dcp_rs.Checkpoint,

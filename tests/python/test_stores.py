@@ -55,6 +55,22 @@ def test_a_stream_goes_on_from_what_a_store_has(client, fill, store):
         read(client, store)
 
 
+@pytest.mark.parametrize("store", ["file", "memory"], indirect=True)
+def test_of_two_readers_with_one_store_the_slower_is_told(producer, client, store):
+    producer.upsert("a", b"1")
+    with client.stream(start=store, linger=0.01) as slow:
+        behind = next(slow)
+        for _ in range(4):
+            producer.upsert("a", b"2")
+        assert read(client, store)
+        kept = store.load()
+        with pytest.raises(dcp_rs.exceptions.CheckpointError, match="Another reader"):
+            store.save(behind.checkpoint)
+    assert store.load() == kept
+    # Whoever is not behind may save.
+    store.save(kept)
+
+
 def test_a_damaged_file_is_an_error_and_no_first_start(client, tmp_path):
     path = tmp_path / "positions.json"
     store = dcp_rs.FileStore(path)

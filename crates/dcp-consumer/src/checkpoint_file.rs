@@ -1,9 +1,12 @@
 //! Checkpoints in files: either the old document or the new one, never half of one.
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use dcp_proto::checkpoint::Checkpoint;
 
@@ -12,10 +15,20 @@ use crate::{Error, ErrorKind};
 /// Longest checkpoint file read, in bytes: a hundred times what 1024 vBuckets take.
 const MAX_LEN: u64 = 64 * 1024 * 1024;
 
+/// Age at which a temporary file is nobody's any more: a save takes milliseconds.
+const ABANDONED: Duration = Duration::from_secs(3600);
+
+/// Longest wait for another writer's save.
+const LOCKED: Duration = Duration::from_secs(10);
+
 /// Writes a checkpoint to `path`, in place of what is there.
 ///
 /// The document is written to a file next to it, synced, renamed over it, and the folder synced:
 /// after a crash there is the old document or the new one. Only the owner may read the file.
+///
+/// A crash may leave the file next to it, `<name>.<16 hexadecimal digits>.tmp`. Such files are removed
+/// by later saves once they have not been written to for an hour.
+///
 /// Blocks; call it from a blocking task.
 ///
 /// # Errors
@@ -26,13 +39,16 @@ pub fn save_checkpoint(checkpoint: &Checkpoint, path: &Path) -> Result<(), Error
         Error::new(ErrorKind::Checkpoint, message).with_source(error)
     };
     let temporary = temporary_path(path).map_err(failed)?;
-    let written = write_synced(&temporary, checkpoint.to_json().as_bytes())
+    // What cannot be created may be another's, and is left alone.
+    let file = create(&temporary).map_err(failed)?;
+    let written = write_synced(&file, checkpoint.to_json().as_bytes())
         .and_then(|()| fs::rename(&temporary, path));
     if let Err(error) = written {
         // Best effort: the file is of no use to anybody.
         let _ = fs::remove_file(&temporary);
         return Err(failed(error));
     }
+    remove_abandoned(path, &file);
     sync_folder(path).map_err(failed)
 }
 
@@ -53,34 +69,122 @@ pub fn load_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
         .map_err(|error| Error::new(ErrorKind::Checkpoint, message()).with_source(error))
 }
 
-/// A name in the same folder that no other writer uses at the same time.
+/// Locks the checkpoint file `path` against other writers until the file given is dropped.
+///
+/// What is locked is a file next to it that stays: the checkpoint file itself is another one after
+/// each save. Where there are no such locks, writers are not kept apart.
+///
+/// # Errors
+/// [`ErrorKind::Checkpoint`] if another writer holds it for longer than any save takes.
+pub(crate) fn lock(path: &Path) -> Result<File, Error> {
+    let failed = |error: io::Error| {
+        let message = format!("the checkpoint {} could not be locked", path.display());
+        Error::new(ErrorKind::Checkpoint, message).with_source(error)
+    };
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".lock");
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let file = options.open(path.with_file_name(name)).map_err(failed)?;
+    #[cfg(unix)]
+    wait_for_lock(&file).map_err(failed)?;
+    Ok(file)
+}
+
+#[cfg(unix)]
+fn wait_for_lock(file: &File) -> io::Result<()> {
+    use rustix::fs::{FlockOperation, flock};
+    use rustix::io::Errno;
+
+    let end = Instant::now() + LOCKED;
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            // Not every network file system has locks.
+            Ok(()) | Err(Errno::NOLCK | Errno::NOSYS | Errno::NOTSUP) => return Ok(()),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// A name in the same folder that no other writer uses, in this process or another. A process id
+/// would not do: in a container it is the same after each restart.
 fn temporary_path(path: &Path) -> io::Result<PathBuf> {
-    static WRITERS: AtomicU64 = AtomicU64::new(0);
     let mut name = path
         .file_name()
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the path names no file"))?
         .to_owned();
-    let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
-    name.push(format!(".{}-{writer}.tmp", std::process::id()));
+    name.push(format!(".{:016x}.tmp", rand::random::<u64>()));
     Ok(path.with_file_name(name))
 }
 
-fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Whether `name` is one that [`temporary_path`] gives for the file `of`.
+fn is_temporary(name: &OsStr, of: &OsStr) -> bool {
+    let digits = name
+        .as_encoded_bytes()
+        .strip_prefix(of.as_encoded_bytes())
+        .and_then(|rest| rest.strip_prefix(b"."))
+        .and_then(|rest| rest.strip_suffix(b".tmp"));
+    let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    digits.is_some_and(|digits| digits.len() == 16 && digits.iter().all(is_digit))
+}
+
+/// Removes what crashes have left next to `path`, if it is time to look for that.
+///
+/// Best effort: no save fails because of a file that is not its own. `written` has just been
+/// written, so that its time is the present by the clock that the others' times were taken by.
+fn remove_abandoned(path: &Path, written: &File) {
+    let (Some(name), true) = (path.file_name(), is_time_to_look(path)) else { return };
+    let Ok(now) = written.metadata().and_then(|written| written.modified()) else { return };
+    let Ok(entries) = fs::read_dir(folder_of(path)) else { return };
+    for entry in entries.flatten().filter(|entry| is_temporary(&entry.file_name(), name)) {
+        // Not that of what a link leads to.
+        let modified = entry.metadata().and_then(|metadata| metadata.modified());
+        let age = modified.ok().and_then(|modified| now.duration_since(modified).ok());
+        if age.is_some_and(|age| age >= ABANDONED) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Whether an hour has passed since this said so for `path`: folders can be large.
+fn is_time_to_look(path: &Path) -> bool {
+    static LOOKED: Mutex<BTreeMap<PathBuf, Instant>> = Mutex::new(BTreeMap::new());
+    let mut looked = LOOKED.lock().unwrap_or_else(PoisonError::into_inner);
+    looked.retain(|_, at| at.elapsed() < ABANDONED);
+    let is_time = !looked.contains_key(path);
+    if is_time {
+        looked.insert(path.to_owned(), Instant::now());
+    }
+    is_time
+}
+
+fn create(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.open(path)?;
+    options.open(path)
+}
+
+fn write_synced(mut file: &File, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()
 }
 
 /// Makes a rename in the folder of `path` durable.
 fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = match path.parent() {
+    // Only Unix can open a folder; elsewhere the rename is as durable as the system makes it.
+    if cfg!(unix) { File::open(folder_of(path))?.sync_all() } else { Ok(()) }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
-    };
-    // Only Unix can open a folder; elsewhere the rename is as durable as the system makes it.
-    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+    }
 }

@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use dcp_proto::checkpoint::Checkpoint;
 
-use crate::{Error, load_checkpoint, save_checkpoint};
+use crate::checkpoint_file::lock;
+use crate::{Error, ErrorKind, load_checkpoint, save_checkpoint};
 
 /// Keeps one checkpoint: in a file, in memory, or wherever else it is implemented for.
 ///
@@ -24,13 +25,19 @@ pub trait CheckpointStore: Debug + Send + Sync {
 
     /// Keeps a checkpoint in place of the one before it, durably, whole or not at all.
     ///
+    /// The stores of this crate never go back: of two readers that share one, the slower is told,
+    /// and what the faster has saved stays. A rollback is no step back.
+    ///
     /// # Errors
-    /// [`ErrorKind::Checkpoint`](crate::ErrorKind::Checkpoint) if it cannot be kept; the one before
-    /// it still is.
+    /// [`ErrorKind::Checkpoint`](crate::ErrorKind::Checkpoint) if it cannot be kept, or is behind the
+    /// one before it in any vBucket; the one before it still is there.
     fn save(&self, checkpoint: &Checkpoint) -> Result<(), Error>;
 }
 
 /// Keeps a checkpoint in a file, as [`save_checkpoint`] writes it.
+///
+/// A save holds a lock on the file `<name>.lock` next to it, which stays there, so that nobody saves
+/// between its look at what is there and its write. To go back on purpose, use [`save_checkpoint`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileStore {
     path: PathBuf,
@@ -60,8 +67,36 @@ impl CheckpointStore for FileStore {
     }
 
     fn save(&self, checkpoint: &Checkpoint) -> Result<(), Error> {
+        let _lock = lock(&self.path)?;
+        if let Some(kept) = self.load()? {
+            check_ahead(checkpoint, &kept)?;
+        }
         save_checkpoint(checkpoint, &self.path)
     }
+}
+
+/// Fails if `checkpoint` would take a vBucket back that `kept` has read further.
+///
+/// # Errors
+/// [`ErrorKind::Checkpoint`], naming the first such vBucket.
+pub fn check_ahead(checkpoint: &Checkpoint, kept: &Checkpoint) -> Result<(), Error> {
+    if checkpoint.bucket_uuid() != kept.bucket_uuid() {
+        return Ok(());
+    }
+    for (vbid, new) in checkpoint.positions() {
+        let Some(old) = kept.position(vbid) else { continue };
+        // A reader that was rolled back has a lower seqno and counts one rollback more.
+        if (new.epoch, new.seqno) < (old.epoch, old.seqno) {
+            let message = format!(
+                "the checkpoint is behind the stored one: {vbid} is at seqno {}, stored is {}. \
+                 Another reader uses the same store: stop one of them, or give each its own. To read \
+                 again on purpose, remove the stored checkpoint first",
+                new.seqno, old.seqno
+            );
+            return Err(Error::new(ErrorKind::Checkpoint, message));
+        }
+    }
+    Ok(())
 }
 
 fn is_absence(error: &std::io::Error) -> bool {
@@ -81,6 +116,9 @@ impl CheckpointStore for MemoryStore {
 
     fn save(&self, checkpoint: &Checkpoint) -> Result<(), Error> {
         let mut kept = self.checkpoint.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kept) = &*kept {
+            check_ahead(checkpoint, kept)?;
+        }
         *kept = Some(checkpoint.clone());
         Ok(())
     }

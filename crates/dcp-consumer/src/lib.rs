@@ -73,7 +73,7 @@ mod tls;
 mod watermark;
 
 pub use checkpoint_file::{load_checkpoint, save_checkpoint};
-pub use checkpoint_store::{CheckpointStore, FileStore, MemoryStore};
+pub use checkpoint_store::{CheckpointStore, FileStore, MemoryStore, check_ahead};
 pub use client::Client;
 pub use config::{ClientCertificate, ConnectOptions, Pem, TlsOptions};
 pub use credentials::{Credentials, CredentialsError, CredentialsSource, ProvideCredentials};

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use dcp_proto::consumer::{ConnectionStats, Held, Moved};
@@ -138,58 +139,71 @@ pub(crate) enum Entry<B> {
 /// is what keeps signs of life answered while the application is slow.
 #[derive(Debug)]
 pub(crate) struct Queue<B> {
-    entries: Mutex<VecDeque<Entry<B>>>,
-    ready: Notify,
+    state: Mutex<State<B>>,
+}
+
+#[derive(Debug)]
+struct State<B> {
+    entries: VecDeque<Entry<B>>,
+    /// Who looked last and found nothing: there is one reader.
+    reader: Option<Waker>,
 }
 
 impl<B> Queue<B> {
     pub(crate) fn new() -> Self {
-        Self { entries: Mutex::new(VecDeque::new()), ready: Notify::new() }
+        Self { state: Mutex::new(State { entries: VecDeque::new(), reader: None }) }
     }
 
     pub(crate) fn push(&self, entry: Entry<B>) {
         if let Entry::Batch(batch) = &entry {
             batch.credit.link.queued.fetch_add(1, Ordering::SeqCst);
         }
-        let mut entries = self.lock();
-        match (entries.back_mut(), entry) {
-            (Some(Entry::Positions(last)), Entry::Positions(newer)) => supersede(last, newer),
-            (_, entry) => entries.push_back(entry),
-        }
-        drop(entries);
-        self.ready.notify_one();
-    }
-
-    /// The next entry. Cancellation-safe: an entry is either returned or still there.
-    pub(crate) async fn pop(&self) -> Entry<B> {
-        loop {
-            if let Some(entry) = self.try_pop() {
-                return entry;
+        let reader = {
+            let mut state = self.lock();
+            match (state.entries.back_mut(), entry) {
+                (Some(Entry::Positions(last)), Entry::Positions(newer)) => supersede(last, newer),
+                (_, entry) => state.entries.push_back(entry),
             }
-            self.ready.notified().await;
+            state.reader.take()
+        };
+        // A waker may do anything, so it is called once the lock is free.
+        if let Some(reader) = reader {
+            reader.wake();
         }
     }
 
-    fn try_pop(&self) -> Option<Entry<B>> {
-        let entry = self.lock().pop_front()?;
+    /// The next entry, or a promise to wake the caller once there is one. Nothing is kept for a
+    /// caller that does not come back but its waker.
+    pub(crate) fn poll_pop(&self, context: &mut Context<'_>) -> Poll<Entry<B>> {
+        let replaced;
+        let entry = {
+            let mut state = self.lock();
+            let entry = state.entries.pop_front();
+            let waker = entry.is_none().then(|| context.waker().clone());
+            replaced = std::mem::replace(&mut state.reader, waker);
+            entry
+        };
+        drop(replaced);
+        let Some(entry) = entry else { return Poll::Pending };
         if let Entry::Batch(batch) = &entry {
             batch.credit.link.take();
         }
-        Some(entry)
+        Poll::Ready(entry)
     }
 
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.lock().entries.is_empty()
     }
 
     pub(crate) fn clear(&self) {
-        self.lock().clear();
+        let entries = std::mem::take(&mut self.lock().entries);
+        drop(entries);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Entry<B>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State<B>> {
         // Nothing panics while it is held, so that the entries are whole in any case.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -222,6 +236,13 @@ mod tests {
         queue.push(Entry::Batch(Queued { batch, rows: 1, positions: Vec::new(), credit }));
     }
 
+    fn popped(queue: &Queue<u32>) -> Option<u32> {
+        match queue.poll_pop(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Entry::Batch(batch)) => Some(batch.batch),
+            _ => None,
+        }
+    }
+
     fn is_woken(link: &Link) -> bool {
         pin!(link.wake.notified()).enable()
     }
@@ -231,16 +252,16 @@ mod tests {
         let (queue, link) = (Queue::new(), Arc::new(Link::default()));
         assert!(!link.awaits_taking(), "there is none");
         pushed(&queue, &link, 1);
-        assert!(queue.try_pop().is_some());
+        assert!(popped(&queue).is_some());
         assert!(!is_woken(&link), "nobody waits");
         (2..4).for_each(|batch| pushed(&queue, &link, batch));
         assert!(link.awaits_taking());
-        assert!(queue.try_pop().is_some());
+        assert!(popped(&queue).is_some());
         assert!(!is_woken(&link), "one is left");
-        assert!(queue.try_pop().is_some());
+        assert!(popped(&queue).is_some());
         assert!(is_woken(&link));
         pushed(&queue, &link, 4);
-        assert!(queue.try_pop().is_some());
+        assert!(popped(&queue).is_some());
         assert!(!is_woken(&link), "said once");
     }
 
@@ -260,7 +281,8 @@ mod tests {
         // What comes after a batch is not told before it.
         queue.push(Entry::Positions(vec![moved(0, 200)]));
         let mut seen = Vec::new();
-        while let Some(entry) = queue.try_pop() {
+        let mut context = Context::from_waker(Waker::noop());
+        while let Poll::Ready(entry) = queue.poll_pop(&mut context) {
             seen.push(match entry {
                 Entry::Positions(positions) => {
                     positions.iter().map(|moved| (moved.vbid.0, moved.position.seqno.0)).collect()
@@ -269,5 +291,28 @@ mod tests {
             });
         }
         assert_eq!(seen, [vec![(0, 101), (1, 200), (2, 100)], vec![], vec![(0, 200)]]);
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl std::task::Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_reader_is_woken_once_and_finds_every_entry_whoever_gave_up_waiting() {
+        let (queue, link) = (Queue::new(), Arc::new(Link::default()));
+        let (gone, waits) = (Arc::new(Count::default()), Arc::new(Count::default()));
+        for reader in [&gone, &waits, &waits] {
+            let waker = Waker::from(Arc::clone(reader));
+            assert!(queue.poll_pop(&mut Context::from_waker(&waker)).is_pending());
+        }
+        assert_eq!(Arc::strong_count(&gone), 1, "nothing is kept for a reader that was replaced");
+        (1..3).for_each(|batch| pushed(&queue, &link, batch));
+        assert_eq!((gone.0.load(Ordering::SeqCst), waits.0.load(Ordering::SeqCst)), (0, 1));
+        assert_eq!((popped(&queue), popped(&queue), popped(&queue)), (Some(1), Some(2), None));
     }
 }

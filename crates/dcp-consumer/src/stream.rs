@@ -1,6 +1,8 @@
 //! The application's end of a stream of changes.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use dcp_proto::checkpoint::Checkpoint;
@@ -88,11 +90,20 @@ impl<B: Send + 'static> ChangeStream<B> {
     /// [`Error`] once, if the stream cannot go on. What was delivered before stays good, and so
     /// does its checkpoint.
     pub async fn next(&mut self) -> Option<Result<Delivered<B>, Error>> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// As [`next`](Self::next), for one who cannot keep the stream borrowed while it waits: the
+    /// waker of the last call is woken once it is worth another.
+    pub fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Delivered<B>, Error>>> {
         if let Some(credit) = self.credit.take() {
             credit.give_back();
         }
         while !self.over {
-            match self.queue.pop().await {
+            match ready!(self.queue.poll_pop(context)) {
                 Entry::Batch(queued) => {
                     self.batches += 1;
                     let (positions, credit) = (queued.positions, queued.credit);
@@ -101,12 +112,12 @@ impl<B: Send + 'static> ChangeStream<B> {
                         self.checkpoint.advance(moved);
                     }
                     self.rows += queued.rows as u64;
-                    return Some(Ok(Delivered {
+                    return Poll::Ready(Some(Ok(Delivered {
                         batch: queued.batch,
                         rows: queued.rows,
                         checkpoint: self.checkpoint.clone(),
                         token: self.acks.token(self.batches),
-                    }));
+                    })));
                 }
                 Entry::Positions(positions) => {
                     self.acks.passed(&positions);
@@ -116,12 +127,12 @@ impl<B: Send + 'static> ChangeStream<B> {
                 }
                 Entry::Error(error) => {
                     self.close();
-                    return Some(Err(error));
+                    return Poll::Ready(Some(Err(error)));
                 }
                 Entry::Finished => self.close(),
             }
         }
-        None
+        Poll::Ready(None)
     }
 
     /// Where the stream stands after the batch returned last: everything up to here was returned.

@@ -6,8 +6,8 @@ use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, SchemaRef};
 use pyo3::prelude::*;
 
-use crate::runtime::{ProcessBound, wait};
-use crate::stream::Shared;
+use crate::runtime::ProcessBound;
+use crate::shared::Shared;
 
 /// What an Arrow library reads a stream through.
 ///
@@ -52,11 +52,8 @@ impl RecordBatchReader for StreamReader {
 impl Drop for StreamReader {
     /// A library that stops early has no use for the rest.
     fn drop(&mut self) {
-        Python::try_attach(|py| {
-            if let Ok(shared) = self.shared.get() {
-                // Nothing but a signal can make this fail, and its handler runs when it is due.
-                let _ignored = wait(py, || shared.close());
-            }
-        });
+        if let Some(shared) = self.shared.own() {
+            shared.close();
+        }
     }
 }

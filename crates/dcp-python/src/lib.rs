@@ -13,13 +13,16 @@ mod client;
 mod credentials;
 mod decode;
 mod error;
+mod log_queue;
 mod logging;
+mod notify;
 mod options;
 mod planner;
 mod producer;
 mod rollback;
 mod runtime;
 mod schema;
+mod shared;
 mod stream;
 mod times;
 
@@ -44,7 +47,7 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::schema::{Schema, columns};
     #[pymodule_export]
-    use super::stream::ChangeStream;
+    use super::stream::{AsyncTurn, ChangeStream};
     use super::{PyModule, PyResult, logging};
     use pyo3::prelude::*;
 
@@ -52,6 +55,9 @@ mod _dcp_rs {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("DEBUG_BUILD", cfg!(debug_assertions))?;
-        logging::install(module.py())
+        logging::install();
+        let end = wrap_pyfunction!(super::runtime::end, module)?;
+        module.py().import("atexit")?.call_method1("register", (end,))?;
+        Ok(())
     }
 }

@@ -1,51 +1,126 @@
-//! The runtime the engine's tasks run on, and the one way Python waits for them.
+//! What a process has once: the runtime the engine's tasks run on, and the threads that call into
+//! Python for it. And the one way Python waits for the engine.
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, EnterGuard, Runtime};
 
 use crate::error::{Failure, Kind};
+use crate::logging::Log;
+use crate::notify::Notifier;
 
 /// How often a wait looks for signals: half of the 100 ms in which Ctrl-C is to be answered.
-pub(crate) const TICK: Duration = Duration::from_millis(50);
+const TICK: Duration = Duration::from_millis(50);
 
-struct ProcessRuntime {
+/// What one process has.
+#[derive(Debug)]
+pub(crate) struct Process {
     pid: u32,
-    runtime: &'static Runtime,
+    runtime: Runtime,
+    pub(crate) log: Log,
+    pub(crate) notifier: Notifier,
+    /// That of a forked child, whose memory begins as a copy of this.
+    next: OnceLock<&'static Self>,
 }
 
-/// The runtime of this process.
+/// That of the first process; those of its descendants follow.
 ///
-/// Locked by attached threads only and never across anything that could detach, so a fork, which
-/// Python does attached, cannot copy it while it is locked.
-static CURRENT: Mutex<Option<ProcessRuntime>> = Mutex::new(None);
+/// A list that only grows and is never locked: a fork copies a lock as it is, held by a thread that
+/// the child does not have. The parent's threads do not follow a fork either, so a child makes its
+/// own of everything, and leaves alone what it finds: to drop that would wait for its threads.
+static FIRST: OnceLock<&'static Process> = OnceLock::new();
 
-/// The runtime of this process, started when it is first asked for.
-///
-/// The threads of a runtime do not follow a fork. A child starts its own; the parent's, of which
-/// the child has only the memory, is left alone there: to drop it would wait for its threads.
-pub(crate) fn current(_py: Python<'_>) -> PyResult<&'static Runtime> {
-    let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-    let pid = std::process::id();
-    if let Some(process) = &*current
-        && process.pid == pid
-    {
-        return Ok(process.runtime);
+impl Process {
+    /// What this process has, if it has made it. Takes no lock, so that any thread may ask.
+    pub(crate) fn own() -> Option<&'static Self> {
+        let pid = std::process::id();
+        let mut slot = &FIRST;
+        while let Some(&process) = slot.get() {
+            if process.pid == pid {
+                return Some(process);
+            }
+            slot = &process.next;
+        }
+        None
     }
-    let runtime = Builder::new_multi_thread().enable_all().thread_name("dcp_rs").build().map_err(
-        |error| {
+
+    /// Makes the runtime that of this thread: what is dropped may end tasks, which takes one.
+    pub(crate) fn enter(&self) -> EnterGuard<'_> {
+        self.runtime.enter()
+    }
+
+    fn start(py: Python<'_>) -> PyResult<&'static Self> {
+        let failed = |error| {
             Failure::new(Kind::Dcp, format!("the runtime's threads cannot be started: {error}"))
-        },
-    )?;
-    let runtime: &'static Runtime = Box::leak(Box::new(runtime));
-    *current = Some(ProcessRuntime { pid, runtime });
-    Ok(runtime)
+        };
+        let mut threads = Builder::new_multi_thread();
+        let runtime = threads.enable_all().thread_name("dcp_rs").build().map_err(failed)?;
+        let process = Box::leak(Box::new(Self {
+            pid: std::process::id(),
+            runtime,
+            log: Log::new(py)?,
+            notifier: Notifier::default(),
+            next: OnceLock::new(),
+        }));
+        let process: &'static Self = process;
+        let mut slot = &FIRST;
+        while slot.set(process).is_err() {
+            // Another thread may have been faster; then what was made here stays without use.
+            if let Some(own) = Self::own() {
+                return Ok(own);
+            }
+            slot = slot.get().map_or(slot, |process| &process.next);
+        }
+        process.log.start().and_then(|()| process.notifier.start()).map_err(failed)?;
+        Ok(process)
+    }
+}
+
+/// What this process has, made when it is first asked for.
+pub(crate) fn current(py: Python<'_>) -> PyResult<&'static Process> {
+    Process::own().map_or_else(|| Process::start(py), Ok)
+}
+
+/// Ends the threads that call into Python, which must not outlive the interpreter.
+#[pyfunction]
+pub(crate) fn end(py: Python<'_>) {
+    if let Some(process) = Process::own() {
+        py.detach(|| {
+            process.notifier.end();
+            process.log.end();
+        });
+    }
+}
+
+/// Waits for the future `start` makes, as [`block_on`] does, for calls that are not made for each
+/// batch: what is logged meanwhile is judged by the levels as they are now, and has reached
+/// `logging` by the time the call returns or raises.
+///
+/// # Errors
+/// As of [`block_on`].
+pub(crate) fn wait<F>(py: Python<'_>, start: impl FnOnce() -> F + Send) -> PyResult<F::Output>
+where
+    F: Future,
+    F::Output: Send,
+{
+    let process = current(py)?;
+    process.log.look_at_levels(py)?;
+    let output = block_on(py, start);
+    process.log.flush(py);
+    output
+}
+
+/// Waits a moment for `logging` to have what was logged so far.
+pub(crate) fn flush_log(py: Python<'_>) {
+    if let Some(process) = Process::own() {
+        process.log.flush(py);
+    }
 }
 
 /// Waits detached from Python for the future `start` makes, looking for signals in between.
@@ -55,14 +130,14 @@ pub(crate) fn current(_py: Python<'_>) -> PyResult<&'static Runtime> {
 ///
 /// # Errors
 /// What a signal handler raised, `KeyboardInterrupt` first of all; the future is dropped then.
-pub(crate) fn wait<F>(py: Python<'_>, start: impl FnOnce() -> F + Send) -> PyResult<F::Output>
+pub(crate) fn block_on<F>(py: Python<'_>, start: impl FnOnce() -> F + Send) -> PyResult<F::Output>
 where
     F: Future,
     F::Output: Send,
 {
-    let runtime = current(py)?;
+    let process = current(py)?;
     py.detach(|| {
-        let _guard = runtime.enter();
+        let _guard = process.enter();
         let waker = Waker::from(Arc::new(Sleeper(thread::current())));
         let mut context = Context::from_waker(&waker);
         let mut future = pin!(start());
@@ -94,11 +169,17 @@ impl Wake for Sleeper {
     }
 }
 
-/// Is over the next time that [`wait`] polls it because a tick has passed.
-pub(crate) fn tick() -> impl Future<Output = ()> {
-    // It was made a little later than the tick began.
+/// `future` in [`block_on`], for one tick: `None` if it takes longer.
+pub(crate) async fn for_a_tick<F: Future>(future: F) -> Option<F::Output> {
+    // It is made a little later than the tick begins, at whose end it is polled.
     let over = Instant::now() + TICK / 2;
-    poll_fn(move |_| if Instant::now() >= over { Poll::Ready(()) } else { Poll::Pending })
+    let mut future = pin!(future);
+    poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending if Instant::now() >= over => Poll::Ready(None),
+        Poll::Pending => Poll::Pending,
+    })
+    .await
 }
 
 /// A value with tasks behind it, usable only in the process that made it.
@@ -107,8 +188,7 @@ pub(crate) fn tick() -> impl Future<Output = ()> {
 /// its locks may have been copied while held.
 #[derive(Debug)]
 pub(crate) struct ProcessBound<T> {
-    pid: u32,
-    runtime: &'static Runtime,
+    process: &'static Process,
     what: &'static str,
     value: Option<T>,
 }
@@ -116,34 +196,32 @@ pub(crate) struct ProcessBound<T> {
 impl<T> ProcessBound<T> {
     /// Binds `value`, which messages call `what`, to this process.
     pub(crate) fn new(py: Python<'_>, what: &'static str, value: T) -> PyResult<Self> {
-        Ok(Self { pid: std::process::id(), runtime: current(py)?, what, value: Some(value) })
+        Ok(Self { process: current(py)?, what, value: Some(value) })
     }
 
     pub(crate) fn get(&self) -> PyResult<&T> {
-        match &self.value {
-            Some(value) if self.is_own() => Ok(value),
-            _ => Err(Failure::new(
+        self.own().ok_or_else(|| {
+            Failure::new(
                 Kind::ForkedProcess,
                 format!(
                     "this {} was made in process {}, before a fork: make a new one in this process",
-                    self.what, self.pid
+                    self.what, self.process.pid
                 ),
             )
-            .into()),
-        }
+            .into()
+        })
     }
 
-    /// Whether this is the process that made the value.
-    pub(crate) fn is_own(&self) -> bool {
-        self.pid == std::process::id()
+    /// The value, if this is the process that made it.
+    pub(crate) fn own(&self) -> Option<&T> {
+        self.value.as_ref().filter(|_| self.process.pid == std::process::id())
     }
 }
 
 impl<T> Drop for ProcessBound<T> {
     fn drop(&mut self) {
-        if self.is_own() {
-            // What is dropped may end tasks, which takes a runtime.
-            let _guard = self.runtime.enter();
+        if self.own().is_some() {
+            let _guard = self.process.enter();
             drop(self.value.take());
         } else {
             std::mem::forget(self.value.take());

@@ -1,14 +1,11 @@
 //! Streams of changes.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
 
-use arrow_array::RecordBatch;
 use arrow_array::ffi_stream::FFI_ArrowArrayStream;
 use dcp_arrow::{PendingBatch, TableSchema};
-use dcp_consumer::{
-    Acknowledger, ChangeStream as EngineStream, Delivered, StreamEvent, VbucketStats,
-};
-use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
+use dcp_consumer::{ChangeStream as EngineStream, StreamEvent, VbucketStats};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
@@ -16,129 +13,31 @@ use crate::arrow_stream::StreamReader;
 use crate::batch::ChangeBatch;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Failure, Kind};
-use crate::runtime::{ProcessBound, TICK, tick, wait};
+use crate::notify::Call;
+use crate::runtime::{ProcessBound, current, flush_log};
 use crate::schema::schema_capsule;
+use crate::shared::{Next, Shared, Turn};
 
-/// A stream as its readers share it.
-///
-/// The engine's stream is locked for one tick at a time, so that another thread which closes it or
-/// asks for its numbers waits no longer than that.
+/// The turn of an asynchronous reader.
+#[pyclass(frozen, module = "dcp_rs._dcp_rs")]
 #[derive(Debug)]
-pub(crate) struct Shared {
-    engine: tokio::sync::Mutex<Engine>,
-    /// Where the reader stands: after the last batch it was given.
-    checkpoint: Mutex<EngineCheckpoint>,
-    acks: Acknowledger,
-    table: TableSchema,
+pub(crate) struct AsyncTurn {
+    turn: Turn,
+    /// What the stream wakes.
+    call: Mutex<Option<Arc<Call>>>,
 }
 
-#[derive(Debug)]
-struct Engine {
-    stream: EngineStream<PendingBatch>,
-    /// Fetched for an asynchronous reader that has not come for it yet.
-    fetched: Option<Result<Delivered<PendingBatch>, Failure>>,
-    /// Whether the stream has said that nothing more comes.
-    is_over: bool,
-    /// Whether the engine's checkpoint counts a batch that the reader will never get.
-    is_ahead: bool,
-}
-
-impl Engine {
-    /// Fetches the next batch unless `limit` is over before; true if there is one now, or never
-    /// will be.
-    async fn fetch(&mut self, limit: impl Future<Output = ()>) -> bool {
-        if self.fetched.is_some() || self.is_over {
-            return true;
-        }
-        // The engine's `next` may be dropped at any time without losing a batch.
-        tokio::select! {
-            biased;
-            next = self.stream.next() => {
-                self.is_over = !matches!(next, Some(Ok(_)));
-                self.fetched = next.map(|next| next.map_err(Failure::from));
-                true
-            }
-            () = limit => false,
-        }
-    }
-}
-
-/// What a look for the next batch found.
-#[derive(Debug)]
-pub(crate) enum Next {
-    Batch(ChangeBatch),
-    Over,
-    NotYet,
-}
-
-impl Shared {
-    pub(crate) const fn table(&self) -> &TableSchema {
-        &self.table
+impl AsyncTurn {
+    fn replace(&self, call: Arc<Call>) -> Arc<Call> {
+        let mut last = self.call.lock().unwrap_or_else(PoisonError::into_inner);
+        *last = Some(Arc::clone(&call));
+        call
     }
 
-    /// Looks for the next batch until `limit` is over.
-    async fn next_within(&self, limit: impl Future<Output = ()>) -> Result<Next, Failure> {
-        let delivered = {
-            let mut engine = self.engine.lock().await;
-            let is_settled = engine.fetch(limit).await;
-            match engine.fetched.take() {
-                Some(fetched) => fetched?,
-                None => {
-                    // Positions move without a batch too: past what the filter leaves out.
-                    if !engine.is_ahead {
-                        self.keep(engine.stream.checkpoint());
-                    }
-                    return Ok(if is_settled { Next::Over } else { Next::NotYet });
-                }
-            }
-        };
-        // A batch that cannot be shown ends the stream: reading on would pass over its rows.
-        let batch: RecordBatch = match delivered.batch.finish() {
-            Ok(batch) => batch,
-            Err(error) => {
-                self.engine.lock().await.is_ahead = true;
-                self.close().await;
-                return Err(error.into());
-            }
-        };
-        let Delivered { checkpoint, token, .. } = delivered;
-        self.keep(checkpoint.clone());
-        Ok(Next::Batch(ChangeBatch { batch, checkpoint, token }))
-    }
-
-    /// Waits for the next batch; `None` at the end of the stream.
-    pub(crate) fn next(&self, py: Python<'_>) -> PyResult<Option<ChangeBatch>> {
-        py.check_signals()?;
-        loop {
-            match wait(py, || self.next_within(tick()))?? {
-                Next::Batch(batch) => return Ok(Some(batch)),
-                Next::Over => return Ok(None),
-                Next::NotYet => py.check_signals()?,
-            }
-        }
-    }
-
-    /// Fetches the next batch and leaves it for [`Self::next_within`].
-    async fn fetched(&self) {
-        while !self.engine.lock().await.fetch(tokio::time::sleep(TICK)).await {}
-    }
-
-    /// Where the reader stands; in a stream whose batches it acknowledges, after those.
-    fn stands_at(&self) -> EngineCheckpoint {
-        self.acks.checkpoint().unwrap_or_else(|| {
-            self.checkpoint.lock().unwrap_or_else(PoisonError::into_inner).clone()
-        })
-    }
-
-    fn keep(&self, checkpoint: EngineCheckpoint) {
-        *self.checkpoint.lock().unwrap_or_else(PoisonError::into_inner) = checkpoint;
-    }
-
-    pub(crate) async fn close(&self) {
-        let mut engine = self.engine.lock().await;
-        engine.stream.close();
-        engine.is_ahead |= engine.fetched.take().is_some();
-        engine.is_over = true;
+    /// Takes the call back: the stream may keep its waker for long, and nobody waits for it.
+    fn forget(&self) {
+        let call = self.call.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(call.and_then(|call| call.take()));
     }
 }
 
@@ -165,15 +64,7 @@ impl ChangeStream {
         stream: EngineStream<PendingBatch>,
         table: TableSchema,
     ) -> PyResult<Self> {
-        let checkpoint = Mutex::new(stream.checkpoint());
-        let acks = stream.acknowledger();
-        let engine = tokio::sync::Mutex::new(Engine {
-            stream,
-            fetched: None,
-            is_over: false,
-            is_ahead: false,
-        });
-        let shared = Arc::new(Shared { engine, checkpoint, acks, table });
+        let shared = Arc::new(Shared::new(stream, table));
         Ok(Self {
             shared: ProcessBound::new(py, "stream", shared)?,
             reader: Mutex::new(Reader::None),
@@ -254,49 +145,61 @@ impl ChangeStream {
         self.for_iterator()?.next(py)
     }
 
-    /// The next batch if it is there: `(batch, False)`; `(None, True)` at the end of the stream,
-    /// `(None, False)` if it is yet to come.
-    fn next_now(&self, py: Python<'_>) -> PyResult<(Option<ChangeBatch>, bool)> {
+    /// Looks for the next batch on the reader's turn: `(batch, False)`; `(None, True)` at the end of
+    /// the stream. `(None, False)` if it is yet to come: then the turn lasts until `leave`, and
+    /// `notify` is called once, from another thread, when it is time to look again.
+    fn poll_next(
+        &self,
+        py: Python<'_>,
+        turn: &AsyncTurn,
+        notify: Py<PyAny>,
+    ) -> PyResult<(Option<ChangeBatch>, bool)> {
         let shared = self.for_iterator()?;
-        Ok(match wait(py, || shared.next_within(std::future::ready(())))?? {
-            Next::Batch(batch) => (Some(batch), false),
-            Next::Over => (None, true),
-            Next::NotYet => (None, false),
-        })
+        py.check_signals()?;
+        let call = Call::new(current(py)?, notify, shared, turn.turn);
+        let (waker, turn) = (Waker::from(turn.replace(call)), turn.turn);
+        let next = py.detach(|| match shared.poll(turn, &mut Context::from_waker(&waker)) {
+            Poll::Ready(()) => shared.take(turn),
+            Poll::Pending => Ok(Next::NotYet),
+        });
+        match next {
+            Ok(Next::Batch(batch)) => Ok((Some(batch), false)),
+            Ok(Next::NotYet) => Ok((None, false)),
+            ended => {
+                flush_log(py);
+                ended.map(|_| (None, true)).map_err(Into::into)
+            }
+        }
     }
 
-    /// Calls `notify` from another thread once the next batch is there, or never will be.
-    fn notify(&self, py: Python<'_>, notify: Py<PyAny>) -> PyResult<()> {
-        let shared = Arc::clone(self.for_iterator()?);
-        let runtime = crate::runtime::current(py)?;
-        runtime.spawn(async move {
-            shared.fetched().await;
-            // Attaching to Python may wait for other Python threads: not on the engine's.
-            let call = move || {
-                Python::try_attach(|py| {
-                    // The event loop may be closed by now; then nobody waits any more.
-                    let _ignored = notify.call0(py);
-                });
-            };
-            tokio::task::spawn_blocking(call);
-        });
-        Ok(())
+    /// A turn for `poll_next`: whoever has asked first is served first.
+    fn new_turn(&self) -> PyResult<AsyncTurn> {
+        Ok(AsyncTurn { turn: self.shared.get()?.new_turn(), call: Mutex::default() })
+    }
+
+    /// The reader waits no longer.
+    fn leave(&self, py: Python<'_>, turn: &AsyncTurn) {
+        if let Some(shared) = self.shared.own() {
+            py.detach(|| shared.leave(turn.turn));
+            turn.forget();
+        }
     }
 
     #[getter]
-    fn checkpoint(&self) -> PyResult<Checkpoint> {
-        Ok(Checkpoint(self.shared.get()?.stands_at()))
+    fn checkpoint(&self, py: Python<'_>) -> PyResult<Checkpoint> {
+        let shared = self.shared.get()?;
+        Ok(Checkpoint(py.detach(|| shared.stands_at())))
     }
 
     /// Whether batches wait for `ack`.
     #[getter]
     fn is_manual(&self) -> PyResult<bool> {
-        Ok(self.shared.get()?.acks.is_manual())
+        Ok(self.shared.get()?.acks().is_manual())
     }
 
     /// The reader has done with a batch.
     fn ack(&self, batch: &ChangeBatch) -> PyResult<()> {
-        Ok(self.shared.get()?.acks.ack(batch.token).map_err(Failure::from)?)
+        Ok(self.shared.get()?.acks().ack(batch.token).map_err(Failure::from)?)
     }
 
     #[getter]
@@ -306,7 +209,7 @@ impl ChangeStream {
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let shared = self.shared.get()?;
-        let stats = wait(py, || async { shared.engine.lock().await.stream.stats() })?;
+        let stats = py.detach(|| shared.stats());
         let dict = PyDict::new(py);
         for (name, count) in [
             ("opening", stats.opening),
@@ -337,7 +240,7 @@ impl ChangeStream {
     /// Where every vBucket stands.
     fn vbucket_stats(&self, py: Python<'_>) -> PyResult<Vec<VbucketParts>> {
         let shared = self.shared.get()?;
-        let stats = wait(py, || async { shared.engine.lock().await.stream.vbucket_stats() })?;
+        let stats = py.detach(|| shared.vbucket_stats());
         let of = |vbucket: VbucketStats| {
             let high_seqno = vbucket.high_seqno.map(|seqno| seqno.0);
             let persisted_seqno = vbucket.persisted_seqno.map(|seqno| seqno.0);
@@ -352,14 +255,16 @@ impl ChangeStream {
     /// What has happened since the last call: kind, vBucket, node and the rest as text.
     fn events(&self, py: Python<'_>) -> PyResult<Vec<EventParts>> {
         let shared = self.shared.get()?;
-        let events = wait(py, || async { shared.engine.lock().await.stream.take_events() })?;
+        let events = py.detach(|| shared.take_events());
         Ok(events.into_iter().map(event_parts).collect())
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let shared = self.shared.get()?;
         *self.reader() = Reader::Closed;
-        wait(py, || shared.close())
+        py.detach(|| shared.close());
+        flush_log(py);
+        Ok(())
     }
 
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
@@ -376,7 +281,7 @@ impl ChangeStream {
     ) -> PyResult<Bound<'py, PyCapsule>> {
         let _wish = requested_schema;
         let shared = self.shared.get()?;
-        if shared.acks.is_manual() {
+        if shared.acks().is_manual() {
             let message = "a stream with ack=\"manual\" is read batch by batch: nobody would \
                            acknowledge the batches of an Arrow stream";
             return Err(Failure::new(Kind::Config, message).into());

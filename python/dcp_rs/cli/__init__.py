@@ -7,21 +7,21 @@ command line is wrong, and 130 after Ctrl-C.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from typing import TYPE_CHECKING
 
 from dcp_rs import __version__
 from dcp_rs.cli import cat, checkpoint, decode, explain_rollback, serve
+from dcp_rs.cli._options import Parser
 from dcp_rs.exceptions import DcpError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="dcp-rs", description="Read Couchbase changes, and run an embedded cluster."
     )
     parser.add_argument("--version", action="version", version=f"dcp-rs {__version__}")
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Words of the command line after the command's name; those of the process if
             not given.
     """
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(sys.argv[1:] if arguments is None else arguments)
     try:
         options.run(options)
         sys.stdout.flush()

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import stat
+import sys
 from typing import TYPE_CHECKING, Any
 
-from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.cli._options import PASSWORD_VARIABLE, add_password, password
 from dcp_rs.client import connect
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.stores import FileStore
 
 if TYPE_CHECKING:
     import argparse
+
+# How bytes that are not UTF-8 begin in a line.
+_BYTES = '{"base64":'
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
@@ -19,16 +26,33 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser(
         "cat",
         help="print a bucket's changes",
-        description="Prints changes, a line each.",
+        description="Prints changes, a line each. Keys and values that are not UTF-8 are shown as"
+        ' {"base64":"..."}, with --json too. A checkpoint is stored once its rows are written, to'
+        " disk if standard output is a file.",
     )
     parser.add_argument("connection_string", metavar="CONNSTR", help="couchbase://host[/bucket]")
     parser.add_argument("--bucket", help="bucket, where CONNSTR names none")
     parser.add_argument("--username", help="user name")
+    add_password(parser, PASSWORD_VARIABLE)
     parser.add_argument(
-        "--password-env",
-        metavar="NAME",
-        default="DCP_RS_PASSWORD",
-        help="environment variable with the password (DCP_RS_PASSWORD)",
+        "--tls-ca", metavar="FILE", help="PEM file with the authorities to trust (the system's)"
+    )
+    parser.add_argument(
+        "--tls-certificate", metavar="FILE", help="PEM chain of a client, in place of a user"
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key")
+    parser.add_argument(
+        "--network",
+        choices=["auto", "default", "external"],
+        default="auto",
+        help="which of the nodes' addresses to use (auto)",
+    )
+    parser.add_argument(
+        "--connect-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=10.0,
+        help="longest time for a connection to be made (10)",
     )
     parser.add_argument("--start", choices=["earliest", "latest"], default="earliest")
     parser.add_argument("--until", choices=["now"], help="stop with the changes there are now")
@@ -47,34 +71,64 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    start: Any = options.start
-    if options.checkpoint is not None and os.path.exists(options.checkpoint):  # noqa: PTH110
-        start = Checkpoint.load(options.checkpoint)
-    password = os.environ.get(options.password_env)
-    if options.username is not None and password is None:
-        raise ConfigError(f"the variable {options.password_env} holds no password")
+    store = None if options.checkpoint is None else FileStore(options.checkpoint)
+    kept = None if store is None else store.load()
     show = _as_json if options.json else _as_line
     with (
         connect(
             options.connection_string,
             bucket=options.bucket,
             username=options.username,
-            password=password if options.username is not None else None,
+            password=_password(options),
+            tls_ca=options.tls_ca,
+            tls_certificate=options.tls_certificate,
+            tls_key=options.tls_key,
+            network=options.network,
+            connect_timeout=options.connect_timeout,
         ) as client,
         client.stream(
-            start=start,
+            start=options.start if kept is None else kept,
             until=options.until,
             columns=_words(options.columns),
             metadata=options.metadata,
+            key_type="binary",
             scope=options.scope,
             collections=_words(options.collections),
         ) as stream,
     ):
+        if store is not None and kept is None and options.start == "latest":
+            # A restart before the first change must not begin later than this start.
+            store.save(stream.checkpoint())
         for batch in stream:
             for row in batch.rows():
                 print(show(row))
-            if options.checkpoint is not None:
-                batch.checkpoint.save(options.checkpoint)
+            _hand_over(durably=store is not None)
+            if store is not None:
+                store.save(batch.checkpoint)
+        if store is not None:
+            # Past what the filter leaves out after the last row.
+            store.save(stream.checkpoint())
+
+
+def _password(options: argparse.Namespace) -> str | None:
+    found = password(options)
+    if found is None and options.username is not None:
+        found = os.environ.get(PASSWORD_VARIABLE)
+        if found is None:
+            raise ConfigError(
+                f"there is no password for the user: set {PASSWORD_VARIABLE} to it, name another"
+                " variable with --password-env, or a file with --password-file"
+            )
+    return found if options.username is not None else None
+
+
+def _hand_over(*, durably: bool) -> None:
+    """Hands over what was printed: a checkpoint must not count what could still be lost."""
+    sys.stdout.flush()
+    if durably:
+        output = sys.stdout.fileno()
+        if stat.S_ISREG(os.fstat(output).st_mode):
+            os.fsync(output)
 
 
 def _words(text: str | None) -> list[str] | None:
@@ -90,13 +144,24 @@ def _as_json(row: dict[str, object]) -> str:
 
 
 def _text(value: object) -> str:
-    text = str(_plain(value))
-    return text if text.isprintable() and " " not in text else json.dumps(text)
+    """Text as it is where nobody can mistake it, and in JSON where not."""
+    plain = _plain(value)
+    if isinstance(plain, dict):
+        return json.dumps(plain, separators=(",", ":"))
+    text = str(plain)
+    is_clear = text.isprintable() and " " not in text and not text.startswith(('"', _BYTES))
+    return text if is_clear else json.dumps(text)
 
 
 def _plain(value: object) -> object:
+    """A value as JSON has it; bytes that are not UTF-8 as an object, which no text is."""
     if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    if isinstance(value, int | str | dict) or value is None:
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, int | str) or value is None:
         return value
     return value.isoformat()  # type: ignore[attr-defined]  # a datetime is all that is left

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dcp_rs.cli._options import add_password, password
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.producer import Producer
 
@@ -37,15 +38,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--bucket", default="default", help="name of the bucket (default)")
     parser.add_argument("--username", default="Administrator", help="user name (Administrator)")
-    password = parser.add_mutually_exclusive_group()
-    password.add_argument(
-        "--password-env",
-        metavar="NAME",
-        help="environment variable with the password; `password` if not given",
-    )
-    password.add_argument(
-        "--password-file", metavar="FILE", type=Path, help="file with the password in a line"
-    )
+    add_password(parser, "`password`")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -118,7 +111,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    password = _password(options)
+    secret = password(options)
     settings = _settings(options)
     tls = options.tls_ca is not None or "tls_certificate" in settings
     rules = _rules(options.faults)
@@ -141,7 +134,7 @@ def run(options: argparse.Namespace) -> None:
         alternate_host=options.alternate_host,
         bucket=options.bucket,
         username=options.username,
-        password=password,
+        password="password" if secret is None else secret,
         host=options.host,
         port=options.port,
         management_port=options.management_port,
@@ -169,14 +162,6 @@ def run(options: argparse.Namespace) -> None:
         changes = sum(producer.high_seqnos().values())
         fired = _fired(producer)
     print(f"dcp-rs: stopped after {changes} changes{fired}", file=sys.stderr)
-
-
-def _password(options: argparse.Namespace) -> str:
-    if options.password_env is not None:
-        return os.environ.get(options.password_env, "")
-    if options.password_file is not None:
-        return str(options.password_file.read_text().rstrip("\r\n"))
-    return "password"
 
 
 def _rules(path: Path | None) -> list[dict[str, Any]]:

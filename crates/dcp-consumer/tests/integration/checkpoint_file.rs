@@ -3,9 +3,9 @@ use std::fs;
 use dcp_consumer::{
     CheckpointStore, ErrorKind, FileStore, MemoryStore, load_checkpoint, save_checkpoint,
 };
-use dcp_proto::Position;
 use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
-use dcp_wire::Vbid;
+use dcp_proto::{Position, Snapshot};
+use dcp_wire::{Seqno, Vbid};
 
 fn checkpoint(vbid: u16) -> Checkpoint {
     Checkpoint::new("uuid", StoredFilter::default()).with_position(Vbid(vbid), Position::EARLIEST)
@@ -68,6 +68,53 @@ fn the_old_checkpoint_outlives_a_failed_write() {
     assert!(save_checkpoint(&checkpoint(1), folder.path().join("missing/x").as_path()).is_err());
 }
 
+fn names(folder: &std::path::Path) -> Vec<String> {
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string();
+    let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|e| name(e).unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_a_crash_left_hinders_no_save_whatever_process_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("positions.json");
+    // In a container every process has the same id, so a number after it would not tell them apart.
+    let left: Vec<_> =
+        (0..50).map(|n| format!("positions.json.{}-{n}.tmp", std::process::id())).collect();
+    left.iter().for_each(|name| fs::write(folder.path().join(name), "another's").unwrap());
+    (0..50).for_each(|vbid| save_checkpoint(&checkpoint(vbid), &path).unwrap());
+    assert_eq!(load_checkpoint(&path).unwrap(), checkpoint(49));
+    assert_eq!(names(folder.path()).len(), 51, "and what is not known to be its own is kept");
+}
+
+#[test]
+fn what_a_crash_left_is_removed_once_it_is_old_and_nothing_else_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("positions.json");
+    let abandoned = "positions.json.0123456789abcdef.tmp";
+    let kept = [
+        "other.json.0123456789abcdef.tmp",
+        "positions.json.0123456789ABCDEF.tmp",
+        "positions.json.0123456789abcde.tmp",
+        "positions.json.0123456789abcdef.tmp.bak",
+        "positions.json.bak.0123456789abcdef.tmp",
+        "positions.jsonx0123456789abcdef.tmp",
+    ];
+    let in_use = "positions.json.fedcba9876543210.tmp";
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3700);
+    for name in kept.iter().chain([&abandoned, &in_use]) {
+        let file = fs::File::create(folder.path().join(name)).unwrap();
+        if *name != in_use {
+            file.set_modified(long_ago).unwrap();
+        }
+    }
+    save_checkpoint(&checkpoint(1), &path).unwrap();
+    let mut expected: Vec<_> = kept.iter().chain([&in_use, &"positions.json"]).copied().collect();
+    expected.sort_unstable();
+    assert_eq!(names(folder.path()), expected);
+}
+
 #[test]
 fn every_store_gives_back_what_was_saved_last_and_nothing_before() {
     let folder = tempfile::tempdir().unwrap();
@@ -88,4 +135,50 @@ fn every_store_gives_back_what_was_saved_last_and_nothing_before() {
         std::os::unix::fs::symlink("nowhere", file.path()).unwrap();
         assert_eq!(file.load().unwrap_err().kind(), ErrorKind::Checkpoint, "a broken link");
     }
+}
+
+fn at(seqno: u64, epoch: u32) -> Checkpoint {
+    let seqno = Seqno(seqno);
+    let snapshot = Snapshot { start: seqno, end: seqno };
+    let position = Position { seqno, snapshot, epoch, ..Position::EARLIEST };
+    Checkpoint::new("uuid", StoredFilter::default()).with_position(Vbid(1), position)
+}
+
+#[test]
+fn a_store_that_two_readers_share_never_goes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("positions.json");
+    let (file, memory) = (FileStore::new(&path), MemoryStore::default());
+    // As another process would have it.
+    let other = FileStore::new(&path);
+    let stores: [(&dyn CheckpointStore, &dyn CheckpointStore); 2] =
+        [(&file, &other), (&memory, &memory)];
+    for (fast, slow) in stores {
+        fast.save(&at(5, 0)).unwrap();
+        slow.save(&at(5, 0)).unwrap();
+        fast.save(&at(9, 0)).unwrap();
+        let error = slow.save(&at(8, 0)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Checkpoint);
+        assert!(error.to_string().contains("at seqno 8, stored is 9"), "{error}");
+        assert_eq!(fast.load().unwrap(), Some(at(9, 0)));
+        fast.save(&at(3, 1)).unwrap();
+        slow.save(&at(10, 0)).unwrap_err();
+        assert_eq!(fast.load().unwrap(), Some(at(3, 1)), "after a rollback");
+    }
+}
+
+#[test]
+fn saves_of_many_writers_at_once_follow_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("positions.json");
+    let write = |path: std::path::PathBuf| {
+        move || {
+            let saved = |seqno: &u64| FileStore::new(&path).save(&at(*seqno, 0)).is_ok();
+            (1..60).filter(saved).max().unwrap_or_default()
+        }
+    };
+    let writers: Vec<_> = (0..4).map(|_| std::thread::spawn(write(path.clone()))).collect();
+    let highest = writers.into_iter().map(|writer| writer.join().unwrap()).max().unwrap();
+    assert_eq!(FileStore::new(&path).load().unwrap(), Some(at(highest, 0)));
+    assert_eq!(names(folder.path()), ["positions.json", "positions.json.lock"]);
 }

@@ -82,7 +82,9 @@ impl Store {
     pub(crate) fn open(path: &Path, options: &ProducerOptions) -> Result<Self, Error> {
         let unusable = |source: Failure| Error::Data { path: path.to_owned(), source };
         std::fs::create_dir_all(path).map_err(|error| unusable(error.into()))?;
-        let database = Database::create(path.join(FILE)).map_err(|error| unusable(error.into()))?;
+        let file = own_file(&path.join(FILE)).map_err(|error| unusable(error.into()))?;
+        let database =
+            Database::builder().create_file(file).map_err(|error| unusable(error.into()))?;
         let record = read_record(&database).map_err(unusable)?;
         if let Some(record) = record {
             check(&record, options)?;
@@ -298,4 +300,17 @@ fn write_bucket(transaction: &WriteTransaction, cluster: &Cluster) -> Result<(),
         table.insert(RECORD, &record[..])?;
     }
     Ok(())
+}
+
+/// The file, which only its owner may read: it holds what the documents hold.
+fn own_file(path: &Path) -> std::io::Result<std::fs::File> {
+    let mut options = std::fs::OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let file = options.open(path)?;
+    // One that an earlier release made others could read.
+    #[cfg(unix)]
+    file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+    Ok(file)
 }

@@ -1,5 +1,6 @@
 //! A server for one connection, as a script plays it.
 
+use std::future::poll_fn;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Context;
@@ -286,7 +287,10 @@ impl Server {
     }
 
     pub(super) async fn batch(&mut self) -> Queued<Vec<u64>> {
-        match timeout(WEEK, self.queue.pop()).await.expect("no batch comes") {
+        match timeout(WEEK, poll_fn(|context| self.queue.poll_pop(context)))
+            .await
+            .expect("no batch comes")
+        {
             Entry::Batch(batch) => batch,
             other => panic!("{other:?}"),
         }

@@ -1,0 +1,112 @@
+//! Tells event loops that there is something to read.
+
+use std::io;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::task::Wake;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use crate::runtime::Process;
+use crate::shared::{Shared, Turn};
+
+/// For how long the end of the interpreter waits for the thread.
+const END: Duration = Duration::from_secs(2);
+
+/// A call into Python to be made once, for a reader that waits in an event loop.
+///
+/// As a waker it may be woken on any thread, under any lock: the call is made by the process's
+/// [`Notifier`].
+#[derive(Debug)]
+pub(crate) struct Call {
+    callback: Mutex<Option<Py<PyAny>>>,
+    process: &'static Process,
+    stream: Weak<Shared>,
+    turn: Turn,
+}
+
+impl Call {
+    pub(crate) fn new(
+        process: &'static Process,
+        callback: Py<PyAny>,
+        stream: &Arc<Shared>,
+        turn: Turn,
+    ) -> Arc<Self> {
+        let callback = Mutex::new(Some(callback));
+        Arc::new(Self { callback, process, stream: Arc::downgrade(stream), turn })
+    }
+
+    /// Takes the call back, or to make it.
+    pub(crate) fn take(&self) -> Option<Py<PyAny>> {
+        self.callback.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Call {
+    fn make(&self, py: Python<'_>) {
+        let Some(callback) = self.take() else { return };
+        if callback.call0(py).is_err() {
+            // The event loop is closed: this reader never comes, and others wait for their turn.
+            py.detach(|| {
+                let _guard = self.process.enter();
+                if let Some(stream) = self.stream.upgrade() {
+                    stream.leave(self.turn);
+                }
+            });
+        }
+    }
+}
+
+impl Wake for Call {
+    fn wake(self: Arc<Self>) {
+        if let Some(queue) = self.process.notifier.queue.get() {
+            // It fails once the interpreter ends, when nobody waits any more.
+            let _sent = queue.send(Some(Arc::clone(&self)));
+        }
+    }
+}
+
+/// The thread that makes the calls. Each schedules something in an event loop, so that none takes
+/// long.
+#[derive(Debug, Default)]
+pub(crate) struct Notifier {
+    queue: OnceLock<Sender<Option<Arc<Call>>>>,
+    has_ended: Mutex<bool>,
+    ended: Condvar,
+}
+
+impl Notifier {
+    pub(crate) fn start(&'static self) -> io::Result<()> {
+        let (queue, calls) = mpsc::channel();
+        let _first = self.queue.set(queue);
+        let thread = std::thread::Builder::new().name("dcp_rs-notify".to_owned());
+        thread.spawn(move || {
+            Python::try_attach(|py| make(py, calls));
+            *self.has_ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+            self.ended.notify_all();
+        })?;
+        Ok(())
+    }
+
+    pub(crate) fn end(&self) {
+        let is_running = self.queue.get().is_some_and(|queue| queue.send(None).is_ok());
+        if is_running {
+            let has_ended = self.has_ended.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(self.ended.wait_timeout_while(has_ended, END, |has_ended| !*has_ended));
+        }
+    }
+}
+
+/// Makes calls until one of them is the end.
+fn make(py: Python<'_>, mut calls: Receiver<Option<Arc<Call>>>) {
+    loop {
+        let (receiver, call) = py.detach(move || {
+            let call = calls.recv();
+            (calls, call)
+        });
+        calls = receiver;
+        let Ok(Some(call)) = call else { return };
+        call.make(py);
+    }
+}

@@ -1,0 +1,274 @@
+//! A stream as its readers share it.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use dcp_arrow::{PendingBatch, TableSchema};
+use dcp_consumer::{
+    Acknowledger, ChangeStream as EngineStream, Delivered, StreamEvent, StreamStats, VbucketStats,
+};
+use dcp_proto::checkpoint::Checkpoint;
+use pyo3::prelude::*;
+
+use crate::batch::ChangeBatch;
+use crate::error::Failure;
+use crate::runtime::{block_on, flush_log, for_a_tick};
+
+/// A stream as its readers share it.
+///
+/// Its lock is held for moments only: never while a reader waits, while a batch is decoded, or
+/// across a call into Python.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    engine: Mutex<Engine>,
+    acks: Acknowledger,
+    table: TableSchema,
+    next_turn: AtomicU64,
+}
+
+/// The place of a reader among those that wait: whoever asked first is served first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn(u64);
+
+#[derive(Debug)]
+struct Engine {
+    stream: EngineStream<PendingBatch>,
+    fetched: Fetched,
+    /// Readers that wait. The first is woken for a batch, all of them for the end.
+    waiting: BTreeMap<Turn, Waker>,
+    /// Whether nothing more comes from the stream.
+    is_over: bool,
+    /// Whether the engine's checkpoint counts a batch that the reader will never get.
+    is_ahead: bool,
+    /// Where the reader stands, as last known: after the last batch it was given.
+    stands_at: Checkpoint,
+}
+
+/// What the stream has given and no reader has taken.
+#[derive(Debug)]
+enum Fetched {
+    Nothing,
+    /// One that a reader decodes.
+    InHand,
+    Ready(Result<ChangeBatch, Failure>),
+}
+
+/// What a look for the next batch found.
+#[derive(Debug)]
+pub(crate) enum Next {
+    Batch(ChangeBatch),
+    Over,
+    NotYet,
+}
+
+impl Engine {
+    /// Looks for the next batch for a reader whose turn it is, which is to decode it then; `None`
+    /// if there is nothing to decode: one is ready, or none will ever come.
+    fn poll(&mut self, turn: Turn, context: &mut Context<'_>) -> Poll<Option<PendingDelivery>> {
+        if self.is_first(turn) {
+            match self.fetched {
+                Fetched::Ready(_) => return Poll::Ready(None),
+                Fetched::InHand => return Poll::Pending,
+                Fetched::Nothing => {}
+            }
+        }
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        if !self.is_first(turn) {
+            return Poll::Pending;
+        }
+        match self.stream.poll_next(context) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(None) => {
+                self.is_over = true;
+                Poll::Ready(None)
+            }
+            Poll::Ready(Some(Err(error))) => {
+                self.is_over = true;
+                self.fetched = Fetched::Ready(Err(error.into()));
+                Poll::Ready(None)
+            }
+            Poll::Ready(Some(Ok(delivered))) => {
+                self.fetched = Fetched::InHand;
+                Poll::Ready(Some(delivered))
+            }
+        }
+    }
+
+    fn is_first(&self, turn: Turn) -> bool {
+        self.waiting.first_key_value().is_none_or(|(first, _)| *first >= turn)
+    }
+
+    /// Who is to look next, now that a reader has gone.
+    fn to_wake(&self) -> Vec<Waker> {
+        let count = if self.is_over { self.waiting.len() } else { 1 };
+        self.waiting.values().take(count).cloned().collect()
+    }
+
+    fn close(&mut self) {
+        self.stream.close();
+        self.is_over = true;
+        if matches!(self.fetched, Fetched::Ready(_)) {
+            self.fetched = Fetched::Nothing;
+            self.is_ahead = true;
+        }
+    }
+}
+
+type PendingDelivery = Delivered<PendingBatch>;
+
+impl Shared {
+    pub(crate) fn new(stream: EngineStream<PendingBatch>, table: TableSchema) -> Self {
+        let (stands_at, acks) = (stream.checkpoint(), stream.acknowledger());
+        let engine = Mutex::new(Engine {
+            stream,
+            fetched: Fetched::Nothing,
+            waiting: BTreeMap::new(),
+            is_over: false,
+            is_ahead: false,
+            stands_at,
+        });
+        Self { engine, acks, table, next_turn: AtomicU64::new(0) }
+    }
+
+    pub(crate) const fn table(&self) -> &TableSchema {
+        &self.table
+    }
+
+    pub(crate) const fn acks(&self) -> &Acknowledger {
+        &self.acks
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Engine> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn new_turn(&self) -> Turn {
+        Turn(self.next_turn.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Fetches and decodes the next batch; ready if there is one now, or never will be. Otherwise
+    /// the reader has its place until it [leaves](Self::leave).
+    pub(crate) fn poll(&self, turn: Turn, context: &mut Context<'_>) -> Poll<()> {
+        let (polled, _replaced) = {
+            let mut engine = self.lock();
+            let polled = engine.poll(turn, context);
+            let place = polled.is_pending().then(|| context.waker().clone());
+            let replaced = place.and_then(|waker| engine.waiting.insert(turn, waker));
+            (polled, replaced)
+        };
+        match polled {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => {}
+            Poll::Ready(Some(delivered)) => self.decode(delivered),
+        }
+        Poll::Ready(())
+    }
+
+    fn decode(&self, delivered: PendingDelivery) {
+        let Delivered { batch, checkpoint, token, .. } = delivered;
+        let decoded = batch.finish().map(|batch| ChangeBatch { batch, checkpoint, token });
+        let mut engine = self.lock();
+        // A batch that cannot be shown ends the stream: reading on would pass over its rows.
+        if decoded.is_err() {
+            engine.is_ahead = true;
+            engine.close();
+        }
+        engine.fetched = Fetched::Ready(decoded.map_err(Failure::from));
+    }
+
+    /// Takes what [`poll`](Self::poll) has found, if it is still there and nobody is before.
+    pub(crate) fn take(&self, turn: Turn) -> Result<Next, Failure> {
+        let (taken, to_wake) = {
+            let mut engine = self.lock();
+            if !engine.is_first(turn) && !engine.is_over {
+                return Ok(Next::NotYet);
+            }
+            let taken = match std::mem::replace(&mut engine.fetched, Fetched::Nothing) {
+                Fetched::Ready(batch) => {
+                    if let Ok(batch) = &batch {
+                        engine.stands_at = batch.checkpoint.clone();
+                    }
+                    batch.map(Next::Batch)
+                }
+                other => {
+                    engine.fetched = other;
+                    Ok(if engine.is_over { Next::Over } else { Next::NotYet })
+                }
+            };
+            engine.waiting.remove(&turn);
+            (taken, engine.to_wake())
+        };
+        to_wake.iter().for_each(Waker::wake_by_ref);
+        taken
+    }
+
+    /// The reader waits no longer; whoever is next looks for what it leaves.
+    pub(crate) fn leave(&self, turn: Turn) {
+        let (_place, to_wake) = {
+            let mut engine = self.lock();
+            (engine.waiting.remove(&turn), engine.to_wake())
+        };
+        to_wake.iter().for_each(Waker::wake_by_ref);
+    }
+
+    /// Waits for the next batch; `None` at the end of the stream.
+    pub(crate) fn next(&self, py: Python<'_>) -> PyResult<Option<ChangeBatch>> {
+        let turn = self.new_turn();
+        py.check_signals()?;
+        loop {
+            block_on(py, || for_a_tick(poll_fn(|context| self.poll(turn, context))))?;
+            // A signal's handler may raise, or read the stream itself: the batch and the turn are
+            // not taken meanwhile.
+            self.leave(turn);
+            py.check_signals()?;
+            match self.take(turn) {
+                Ok(Next::Batch(batch)) => return Ok(Some(batch)),
+                Ok(Next::NotYet) => {}
+                // What is logged about the end comes before the end.
+                ended => {
+                    flush_log(py);
+                    return ended.map(|_| None).map_err(Into::into);
+                }
+            }
+        }
+    }
+
+    /// Where the reader stands; in a stream whose batches it acknowledges, after those.
+    pub(crate) fn stands_at(&self) -> Checkpoint {
+        self.acks.checkpoint().unwrap_or_else(|| {
+            let mut engine = self.lock();
+            // Positions move without a batch too: past what the filter leaves out.
+            if matches!(engine.fetched, Fetched::Nothing) && !engine.is_ahead {
+                engine.stands_at = engine.stream.checkpoint();
+            }
+            engine.stands_at.clone()
+        })
+    }
+
+    pub(crate) fn stats(&self) -> StreamStats {
+        self.lock().stream.stats()
+    }
+
+    pub(crate) fn vbucket_stats(&self) -> Vec<VbucketStats> {
+        self.lock().stream.vbucket_stats()
+    }
+
+    pub(crate) fn take_events(&self) -> Vec<StreamEvent> {
+        self.lock().stream.take_events()
+    }
+
+    /// Ends the stream, and the waits of all readers.
+    pub(crate) fn close(&self) {
+        let to_wake = {
+            let mut engine = self.lock();
+            engine.close();
+            engine.to_wake()
+        };
+        to_wake.iter().for_each(Waker::wake_by_ref);
+    }
+}
