@@ -260,6 +260,10 @@ impl History {
 
     /// A new branch begins at `high`, on the copy `promoted`: what is above is gone.
     fn settle_promises(&mut self, high: u64, promoted: Option<u64>, keeps: bool) -> Option<String> {
+        if !keeps {
+            // Going back by hand takes the other copies' disks back too, further than that.
+            self.writes.values_mut().flatten().for_each(|write| write.copies.clear());
+        }
         let mut broken = None;
         for (seqno, writes) in self.writes.iter_mut().filter(|(seqno, _)| **seqno > high) {
             for write in writes.iter_mut().filter(|write| write.fate == Fate::Held) {
