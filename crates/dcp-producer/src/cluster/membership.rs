@@ -97,7 +97,7 @@ impl Cluster {
     fn leave(&self, change: &mut Change, node: usize, graceful: bool) {
         for vbid in self.bucket.vbids() {
             self.bucket.rearrange(vbid, |copies| {
-                copies.leave(node, graceful, self.bucket.chance().vbuuid())
+                copies.leave(node, graceful, self.bucket.chance().vbuuid());
             });
         }
         if let Some(failed) = change.nodes.get_mut(node) {
@@ -154,7 +154,7 @@ impl Cluster {
     pub(crate) fn come_back(&self, node: usize, cleanly: bool) {
         for vbid in self.bucket.vbids() {
             self.bucket.rearrange(vbid, |copies| {
-                copies.come_back(node, cleanly, self.bucket.chance().vbuuid())
+                copies.come_back(node, cleanly, self.bucket.chance().vbuuid());
             });
         }
         self.bring_forward();

@@ -189,7 +189,7 @@ impl Stage {
         match &step.deed {
             Deed::Event(event) => {
                 bucket.with(Vbid(vbid), |vbucket| {
-                    vbucket.stage_event(Chance::default().now(), event)
+                    vbucket.stage_event(Chance::default().now(), event);
                 });
             }
             Deed::Manifest(model) => {
