@@ -90,7 +90,7 @@ impl Run {
             trace.add(format!("{reader:?}"));
         }
         let world = Rc::new(RefCell::new(world));
-        let shared = Shared::new(plan.seed, world, network, trace);
+        let shared = Shared::new(&plan, world, network, trace);
         let readers = plan.readers.iter().cloned();
         let readers = readers.map(|reader| Reader::new(reader, shared.clone())).collect();
         Self { plan, shared, readers }

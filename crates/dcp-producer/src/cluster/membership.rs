@@ -38,7 +38,7 @@ impl Cluster {
         let next = ClusterMap::new(version, nodes, bucket_uuid, manifest, facts, chains);
         *map = Arc::new(next);
         drop(map);
-        self.version.send_replace(version);
+        self.versions.announce();
         Ok(result)
     }
 

@@ -26,7 +26,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use crate::network::{Dialer, Network};
-use crate::plan::{FilterPlan, ReaderKind, ReaderPlan};
+use crate::plan::{FilterPlan, Kind, Plan, ReaderKind, ReaderPlan, Step};
 use crate::report::Report;
 use crate::rows::Item;
 use crate::storage::{Pair, Storage};
@@ -50,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) network: Arc<Network>,
     pub(crate) trace: Trace,
     pub(crate) report: Rc<RefCell<Report>>,
+    /// Some step lets nodes send what no client can take.
+    damages_packets: bool,
     clients: Rc<RefCell<BTreeMap<u64, (Client, u32)>>>,
     connected: Rc<Cell<u64>>,
     /// All faults are over.
@@ -58,13 +60,15 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(
-        seed: u64,
+        plan: &Plan,
         world: Rc<RefCell<World>>,
         network: Arc<Network>,
         trace: Trace,
     ) -> Self {
+        let damages = |step: &Step| matches!(step.kind, Kind::Truncated | Kind::Repeat);
         Self {
-            seed,
+            seed: plan.seed,
+            damages_packets: plan.steps.iter().any(damages),
             world,
             network,
             trace,

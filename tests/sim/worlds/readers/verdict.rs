@@ -108,6 +108,8 @@ impl Process {
         }
         let (healed, filtered) = (self.shared.is_well(), self.plan.filter != FilterPlan::All);
         let may_be = match error.kind() {
+            // A node that damages packets may damage the same one again and again.
+            ErrorKind::UnusablePacket => self.shared.damages_packets,
             // Only a new process may fail for an outage.
             _ if is_running => false,
             ErrorKind::Connect | ErrorKind::ConnectionLost | ErrorKind::Timeout => !healed,
