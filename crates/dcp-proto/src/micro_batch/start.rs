@@ -131,10 +131,7 @@ pub(super) fn begin_again(
 ) -> Result<Begin, PlanError> {
     let (offset, mut resume) = (start.offsets().get(vbid), start.resume(vbid));
     let is_offset = matches!(start, Start::Offsets(_));
-    if is_offset
-        && rollback(offset, seen, limits).is_none()
-        && seen.is_purged(offset.vbuuid, offset.seqno)
-    {
+    if is_offset && seen.is_purged(offset.vbuuid, offset.seqno) {
         seen.lost(vbid, offset.seqno, limits)?;
         resume = Resume::new(Position { epoch: offset.epoch, ..Position::EARLIEST });
     }

@@ -184,6 +184,17 @@ fn purged_deletions_are_told_or_read_over() {
 }
 
 #[test]
+fn a_batch_that_is_repeated_tells_of_deletions_purged_since_on_another_branch_too() {
+    // Not persisted only: a branch that began beyond the end may have begun inside its snapshot.
+    let now = Observed { purge: Some(Seqno(60)), ..seen(100, &[(B, 50), (A, 0)]) };
+    let (start, end) = (at(offset(20, A, 0)), at(offset(40, A, 0)));
+    let planned =
+        plan_ranges(&start.into(), &end, &BTreeMap::from([(VB, now)]), &Limits::default());
+    let purged = PlanError::Purged { vbid: VB, seqno: Seqno(20), purge: Some(Seqno(60)) };
+    assert_eq!(planned, Err(purged), "the server lets nobody go on from 20");
+}
+
+#[test]
 fn offsets_are_small_and_read_by_every_later_release() {
     let mut offsets =
         Offsets::new("0123456789abcdef0123456789abcdef", StoredFilter::default(), 1024);
