@@ -121,8 +121,9 @@ pub(super) fn begin(
 
 /// Where a batch begins whose end was chosen before: at its start, whatever has become of that.
 ///
-/// Where the server goes on from no seqno so old, all that it still has comes again, in the epoch
-/// that the end was chosen in.
+/// Where the server resumes from no seqno so old, all that it still has comes again, in the epoch
+/// that the end was chosen in. A start that is not on the server's history any more is another
+/// matter: nothing is read from there, and the plan of the next batch tells of the rollback.
 pub(super) fn begin_again(
     vbid: Vbid,
     start: &Start,
@@ -131,7 +132,8 @@ pub(super) fn begin_again(
 ) -> Result<Begin, PlanError> {
     let (offset, mut resume) = (start.offsets().get(vbid), start.resume(vbid));
     let is_offset = matches!(start, Start::Offsets(_));
-    if is_offset && seen.is_purged(offset.vbuuid, offset.seqno) {
+    let is_on_history = common(offset, seen) >= offset.seqno;
+    if is_offset && is_on_history && seen.is_purged(offset.vbuuid, offset.seqno) {
         seen.lost(vbid, offset.seqno, limits)?;
         resume = Resume::new(Position { epoch: offset.epoch, ..Position::EARLIEST });
     }

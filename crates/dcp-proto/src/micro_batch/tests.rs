@@ -184,14 +184,23 @@ fn purged_deletions_are_told_or_read_over() {
 }
 
 #[test]
-fn a_batch_that_is_repeated_tells_of_deletions_purged_since_on_another_branch_too() {
-    // Not persisted only: a branch that began beyond the end may have begun inside its snapshot.
-    let now = Observed { purge: Some(Seqno(60)), ..seen(100, &[(B, 50), (A, 0)]) };
-    let (start, end) = (at(offset(20, A, 0)), at(offset(40, A, 0)));
-    let planned =
-        plan_ranges(&start.into(), &end, &BTreeMap::from([(VB, now)]), &Limits::default());
-    let purged = PlanError::Purged { vbid: VB, seqno: Seqno(20), purge: Some(Seqno(60)) };
-    assert_eq!(planned, Err(purged), "the server lets nobody go on from 20");
+fn a_written_end_is_not_repeated_for_ever_after_a_purge_on_a_new_branch() {
+    // A node was restarted uncleanly after the end had been written down, then deletions were purged.
+    let now = || Observed { purge: Some(Seqno(70)), ..seen(90, &[(B, 50), (A, 0)]) };
+    let (start, planned) = (offset(23, A, 0), offset(43, A, 0));
+    for limits in [Limits::default(), persisted()] {
+        let plan = |limits: &Limits| {
+            let observed = BTreeMap::from([(VB, now())]);
+            plan_ranges(&at(start).into(), &at(planned), &observed, limits)
+        };
+        let purged = PlanError::Purged { vbid: VB, seqno: Seqno(23), purge: Some(Seqno(70)) };
+        assert_eq!(plan(&limits), Err(purged), "the server resumes from no seqno so old");
+        let ranges = plan(&Limits { allow_data_loss: true, ..limits }).unwrap();
+        assert_eq!((ranges.len(), ranges[0].from()), (1, Seqno::ZERO));
+    }
+    // A start that was rolled back is not read from: the next plan says so.
+    let lost = || Observed { purge: Some(Seqno(30)), ..seen(90, &[(B, 10), (A, 0)]) };
+    assert_eq!(ranges(start, planned, lost(), &persisted()), []);
 }
 
 #[test]
