@@ -270,6 +270,7 @@ class Bench:
 
     def try_out(self, mutation: Mutation) -> dict[str, str]:
         """Puts a defect in and runs its tests."""
+        self.world = None
         with put_in(self.folder, mutation.edits):
             if any(place_of(test)[0] == "pytest" for test in mutation.tests):
                 self.build_extension(mutation.edits)
@@ -346,9 +347,9 @@ def main(arguments: list[str]) -> int:
         try:
             outcomes = bench.try_out(each)
             missed = [test for test, outcome in outcomes.items() if outcome != "failed"]
-            by_worlds = bench.world is not None and any(WORLDS in place_of(t) for t in each.tests)
-            after = f" after {bench.world + 1} worlds" if by_worlds else ""
-            verdict = f"found{after}" if not missed else f"NOT FOUND by {', '.join(missed)}: {outcomes}"
+            found = "found" if bench.world is None else f"found after {bench.world + 1} worlds"
+            told = f"NOT FOUND by {', '.join(missed)}: {outcomes}"
+            verdict = told if missed else found
         except DefectError as error:
             missed, verdict = ["all"], str(error)
         unfound += bool(missed)
