@@ -149,6 +149,8 @@ def place_of(test: str) -> tuple[str, ...]:
     path, _, _ = test.partition(": ")
     if path.endswith(".py"):
         return ("pytest", path)
+    if path.startswith("tests/sim/"):
+        return ("-p", WORLDS, "--test", "worlds")
     crate, kind, *rest = Path(path).parts
     if kind == "src":
         return ("-p", crate, "--lib")
