@@ -120,8 +120,8 @@ bench-reading: .java .installed-test ## Measure the reader in Python; writes doc
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/reading/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
-long: .java .installed-test ## Run properties, model, kills and cycles with many more cases, and put in defects (two hours)
-	@PROPTEST_CASES=50000 DCP_MODEL_SEEDS=10000 $(CARGO) test --workspace --release --locked
+long: .java .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (three hours)
+	@PROPTEST_CASES=50000 DCP_SIM_WORLDS=20000 $(CARGO) test --workspace --release --locked
 	@DCP_KILLS=200 DCP_CYCLES=1000 $(PY) -m pytest --timeout 3600 tests/python/test_kills.py tests/python/test_scale.py
 	@$(PY) scripts/put_in_defects.py
 	@$(PY) tests/spark/versions.py $(WHEELS)/*.whl

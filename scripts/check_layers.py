@@ -55,6 +55,7 @@ LAYERS = {
     "dcp-python": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer dcp-arrow"),
     # Never built into the product: a development dependency of the crates above.
     "dcp-test": _layer("dcp-wire dcp-proto", PYTHON),
+    "dcp-sim": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer", PYTHON, ARROW),
     "dcp-e2e": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer dcp-arrow dcp-test", PYTHON),
     "dcp-benches": _layer(
         "dcp-wire dcp-proto dcp-consumer dcp-producer dcp-arrow dcp-test", PYTHON

@@ -8,7 +8,8 @@ not notice its defect, and one that does not compile has noticed nothing: both f
 exit code is then 1. Before that the tests are run without any defect, when all must pass.
 
 The copy is kept in `.state/defects` (or FOLDER) with a build of its own, so that the next run
-compiles only what has changed. Rows are called by number, `12`, or by place among the others, `o3`.
+compiles only what has changed. Whole worlds (`dcp-sim`) are run up to the first that fails, and
+its number is told. Rows are called by number, `12`, or by place among the others, `o3`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,26 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[1]
 
 # Longest time for the tests of one place, in seconds: a test that hangs has not noticed anything.
 PATIENCE = 900
+
+# The crate of whole worlds in simulation, and how it looks for one defect: world by world up to the
+# first that fails.
+WORLDS = "dcp-sim"
+ENVIRONMENT_OF_WORLDS = {
+    "DCP_SIM_WORLDS": "2000",
+    "DCP_SIM_FAILURES": "1",
+    "DCP_SIM_BRIEF": "1",
+}
+PATIENCE_WITH_WORLDS = 3600
 
 EXTENSION = "python/dcp_rs/_dcp_rs.abi3.so"
 
@@ -127,7 +139,7 @@ def copy_checkout(folder: Path) -> None:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, target)
-    for path in (folder / "crates").rglob("*.rs"):
+    for path in (*(folder / "crates").rglob("*.rs"), *(folder / "tests").rglob("*.rs")):
         if str(path.relative_to(folder)) not in wanted:
             path.unlink()
 
@@ -137,6 +149,8 @@ def place_of(test: str) -> tuple[str, ...]:
     path, _, _ = test.partition(": ")
     if path.endswith(".py"):
         return ("pytest", path)
+    if path.startswith("tests/sim/"):
+        return ("-p", WORLDS, "--test", "worlds")
     crate, kind, *rest = Path(path).parts
     if kind == "src":
         return ("-p", crate, "--lib")
@@ -151,6 +165,8 @@ class Bench:
     target: Path
     # What is in the extension module that lies in the copy; `None` if nothing is known.
     built_with: tuple[Edit, ...] | None = None
+    # The first world that failed, when worlds were run last.
+    world: int | None = None
 
     def environment(self) -> dict[str, str]:
         """Gives the environment of every program: a build of its own, without debug detail."""
@@ -162,12 +178,18 @@ class Bench:
         }
         return dict(os.environ) | more
 
-    def run(self, command: list[str], *, patience: float = PATIENCE) -> tuple[int | None, str]:
+    def run(
+        self,
+        command: list[str],
+        *,
+        patience: float = PATIENCE,
+        more: Mapping[str, str] = MappingProxyType({}),
+    ) -> tuple[int | None, str]:
         """Runs a program; without a code if it takes too long."""
         process = subprocess.Popen(
             command,
             cwd=self.folder,
-            env=self.environment(),
+            env=self.environment() | dict(more),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -202,7 +224,13 @@ class Bench:
             raise DefectError("does not compile:\n" + out[-3000:])
         names = {test: test.split(": ")[1] for test in tests}
         # Not quiet: one line for each test.
-        code, out = self.run(["cargo", "test", "--locked", *place, "--", *sorted(names.values())])
+        command = ["cargo", "test", "--locked", *place, "--", *sorted(names.values())]
+        if WORLDS in place:
+            code, out = self.run(command, patience=PATIENCE_WITH_WORLDS, more=ENVIRONMENT_OF_WORLDS)
+            world = re.search(r"^world (\d+)", out, re.MULTILINE)
+            self.world = int(world[1]) if world else None
+        else:
+            code, out = self.run(command)
         if code is None:
             return dict.fromkeys(tests, "hung")
         told = {
@@ -244,6 +272,7 @@ class Bench:
 
     def try_out(self, mutation: Mutation) -> dict[str, str]:
         """Puts a defect in and runs its tests."""
+        self.world = None
         with put_in(self.folder, mutation.edits):
             if any(place_of(test)[0] == "pytest" for test in mutation.tests):
                 self.build_extension(mutation.edits)
@@ -320,7 +349,9 @@ def main(arguments: list[str]) -> int:
         try:
             outcomes = bench.try_out(each)
             missed = [test for test, outcome in outcomes.items() if outcome != "failed"]
-            verdict = "found" if not missed else f"NOT FOUND by {', '.join(missed)}: {outcomes}"
+            found = "found" if bench.world is None else f"found after {bench.world + 1} worlds"
+            told = f"NOT FOUND by {', '.join(missed)}: {outcomes}"
+            verdict = told if missed else found
         except DefectError as error:
             missed, verdict = ["all"], str(error)
         unfound += bool(missed)

@@ -26,7 +26,7 @@ MUTATIONS = put_in_defects.mutations(LIST)
 def exists(test):
     path, name = test.split(": ")
     is_python = path.endswith(".py")
-    file = ROOT / path if is_python else ROOT / "crates" / path
+    file = ROOT / path if path.startswith("tests/") else ROOT / "crates" / path
     # Rust's attribute may have arguments, and others may follow it.
     attributes = r"test(\(.*\))?\]\n( *#\[.*\]\n)* *(async )?"
     wanted = rf"^ *def test_{name}\(" if is_python else rf"{attributes}fn {name}\("
@@ -90,7 +90,7 @@ def test_a_text_that_is_not_there_once_is_an_error(text, tmp_path):
 def test_a_test_is_run_where_it_lies():
     places = {
         "dcp-proto/src/consumer/tests/rules.rs: a": ("-p", "dcp-proto", "--lib"),
-        "dcp-consumer/tests/model/main.rs: b": ("-p", "dcp-consumer", "--test", "model"),
+        "tests/sim/worlds/main.rs: b": ("-p", "dcp-sim", "--test", "worlds"),
         "dcp-arrow/tests/it/values.rs: c": ("-p", "dcp-arrow", "--test", "it"),
         "tests/python/test_rows.py: d": ("pytest", "tests/python/test_rows.py"),
     }

@@ -172,5 +172,4 @@ def test_offsets_are_json_in_one_line(options, producer, load):
     assert "\n" not in end
     document = json.loads(end)
     assert document["v"] == 2
-    assert document["f"] == {"system_documents": False}
     assert sum(document["s"]) == 11

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::connect::{Connected, Connector};
 use crate::kept::Kept;
-use crate::{Chain, ConnectOptions, Content, Error, ErrorKind, StreamOptions, dial, probe};
+use crate::{Chain, ConnectOptions, Content, Error, ErrorKind, StreamOptions, probe};
 
 /// Longest time in which a connection that was kept has to show that it is alive; a new one is made
 /// otherwise.
@@ -63,9 +63,9 @@ impl Opening {
         Duration::from_secs(self.noop_interval_secs.into())
     }
 
-    fn request(&self) -> DcpOpen {
+    fn request(&self, mut randomness: StdRng) -> DcpOpen {
         // An older connection of the same name would be ended by the server: nobody else's is.
-        let name = format!("dcp_rs/{:032x}", rand::rng().random::<u128>());
+        let name = format!("dcp_rs/{:032x}", randomness.random::<u128>());
         let open = DcpOpen::new(name, self.flags, self.buffer_size, self.noop_interval_secs);
         if !self.compressed {
             return open;
@@ -139,9 +139,9 @@ impl Bucket {
         self.num_vbuckets
     }
 
-    /// What waits of a stream get their random part from.
+    /// Where what is made for the bucket gets its random numbers from.
     pub(crate) fn randomness(&self) -> StdRng {
-        dial::randomness(self.connector.options().dialer.as_deref())
+        self.connector.randomness()
     }
 
     pub(crate) fn connect_options(&self) -> &ConnectOptions {
@@ -266,7 +266,7 @@ impl Bucket {
             return Ok(connected);
         }
         let left = limit.saturating_sub(begun.elapsed());
-        let request = opening.map(Opening::request);
+        let request = opening.map(|opening| opening.request(self.randomness()));
         let connected = self.connector.connect_in(left, address, request).await?;
         if opening.is_some() {
             self.has_opened_dcp.store(true, Ordering::Relaxed);

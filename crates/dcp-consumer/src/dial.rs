@@ -25,8 +25,9 @@ pub trait Dial: Debug + Send + Sync {
     /// Connects to a node, as the connection string or the cluster map names it.
     fn dial(&self, address: &Address) -> Dialing;
 
-    /// Where waits between attempts get their random part from. `None`, the default, is different
-    /// every time; a number makes runs in simulated time alike.
+    /// Where a client gets its random numbers from: waits between attempts, names, nonces. `None`,
+    /// the default, is the system; a number makes runs in simulated time alike, and nonces known
+    /// to whoever knows it.
     fn seed(&self) -> Option<u64> {
         None
     }
@@ -43,7 +44,7 @@ pub(crate) async fn dial(
     })
 }
 
-/// What waits get their random part from.
+/// Where random numbers come from.
 pub(crate) fn randomness(dialer: Option<&dyn Dial>) -> StdRng {
     match dialer.and_then(Dial::seed) {
         Some(seed) => StdRng::seed_from_u64(seed),

@@ -5,7 +5,6 @@ use std::time::Duration;
 use dcp_wire::{CollectionId, ScopeId, Vbid};
 
 use crate::bucket::{CollectionSettings, Copies};
-use crate::producer::now;
 use crate::{Error, Producer};
 
 /// How long the ports of a node may take to open or close.
@@ -198,7 +197,7 @@ impl Producer {
     /// # Errors
     /// [`Error::Manifest`] if it exists or may not be called that; [`Error::NoBucket`].
     pub fn create_scope(&self, scope: &str) -> Result<ScopeId, Error> {
-        self.cluster.update_manifest(now(), |manifest| manifest.create_scope(scope))
+        self.cluster.update_manifest(self.now(), |manifest| manifest.create_scope(scope))
     }
 
     /// Creates a collection. With `max_ttl` its documents live that many seconds at most.
@@ -212,7 +211,7 @@ impl Producer {
         collection: &str,
         max_ttl: Option<u32>,
     ) -> Result<CollectionId, Error> {
-        self.cluster.update_manifest(now(), |manifest| {
+        self.cluster.update_manifest(self.now(), |manifest| {
             let settings = CollectionSettings { max_ttl, history: false };
             manifest.create_collection(scope, collection, settings)
         })
@@ -234,7 +233,7 @@ impl Producer {
         max_ttl: Option<u32>,
         history: bool,
     ) -> Result<(), Error> {
-        self.cluster.update_manifest(now(), |manifest| {
+        self.cluster.update_manifest(self.now(), |manifest| {
             let settings = CollectionSettings { max_ttl, history };
             manifest.modify_collection(scope, collection, settings)
         })
@@ -246,7 +245,8 @@ impl Producer {
     /// # Errors
     /// [`Error::Manifest`] if there is no such collection; [`Error::NoBucket`].
     pub fn flush_collection(&self, scope: &str, collection: &str) -> Result<(), Error> {
-        self.cluster.update_manifest(now(), |manifest| manifest.flush_collection(scope, collection))
+        self.cluster
+            .update_manifest(self.now(), |manifest| manifest.flush_collection(scope, collection))
     }
 
     /// Drops a scope with everything in it.
@@ -254,7 +254,7 @@ impl Producer {
     /// # Errors
     /// [`Error::Manifest`] if there is none, or it is the default scope; [`Error::NoBucket`].
     pub fn drop_scope(&self, scope: &str) -> Result<(), Error> {
-        self.cluster.update_manifest(now(), |manifest| manifest.drop_scope(scope))
+        self.cluster.update_manifest(self.now(), |manifest| manifest.drop_scope(scope))
     }
 
     /// Drops a collection with everything in it; the default collection never comes back.
@@ -262,7 +262,8 @@ impl Producer {
     /// # Errors
     /// [`Error::Manifest`] if there is none; [`Error::NoBucket`].
     pub fn drop_collection(&self, scope: &str, collection: &str) -> Result<(), Error> {
-        self.cluster.update_manifest(now(), |manifest| manifest.drop_collection(scope, collection))
+        self.cluster
+            .update_manifest(self.now(), |manifest| manifest.drop_collection(scope, collection))
     }
 
     /// The id of a collection.

@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod bucket;
+mod chance;
 mod cluster;
 mod control;
 mod dcp_config;

@@ -86,6 +86,11 @@ pub struct ProducerOptions {
     /// [`Producer::dial`](crate::Producer::dial), and no system resource is taken, so that a
     /// runtime whose time is paused runs the cluster in simulated time. Default `false`.
     pub in_memory: bool,
+    /// Where random numbers come from: history branches, identities, nonces. With a seed two
+    /// clusters are alike whose clients do the same, and versions and expiries count from a fixed
+    /// moment on with the runtime's clock, which may be paused. For tests: whoever knows the seed
+    /// knows the nonces. Default `None`: the system's randomness and clock.
+    pub seed: Option<u64>,
 }
 
 impl Default for ProducerOptions {
@@ -119,6 +124,7 @@ impl Default for ProducerOptions {
             congestion_control: None,
             keeps_compressed: false,
             in_memory: false,
+            seed: None,
         }
     }
 }
@@ -179,6 +185,9 @@ impl ProducerOptions {
         }
         if let Some(tls) = &self.tls {
             tls.check()?;
+        }
+        if self.seed.is_some() && !self.in_memory {
+            return invalid("seed", "only a cluster without ports may be predictable".to_owned());
         }
         if self.in_memory && self.tls.is_some() {
             return invalid("in_memory", "a cluster without ports speaks no TLS".to_owned());

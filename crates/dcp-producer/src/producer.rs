@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use dcp_proto::producer::ItemKind;
@@ -14,6 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::bucket::{Bucket, Condition, DocumentWrite, Now, VBucket, Written};
+use crate::chance::Chance;
 use crate::cluster::{Cluster, Node};
 use crate::fault::Faults;
 use crate::server::{Listeners, MemoryStream, Servers};
@@ -61,7 +61,8 @@ impl Producer {
         let store = options.data.as_ref().map(|path| Store::open(path, &options)).transpose()?;
         let listeners = Listeners::bind(&options).await?;
         let (quota, history) = (options.memory_quota_bytes, options.history_bytes);
-        let mut bucket = Bucket::new(options.vbuckets, quota, history);
+        let chance = Arc::new(Chance::new(options.seed));
+        let mut bucket = Bucket::new(options.vbuckets, quota, history).by(chance);
         if options.ephemeral {
             bucket = bucket.ephemeral();
         }
@@ -188,7 +189,7 @@ impl Producer {
         options: WriteOptions,
         condition: Condition,
     ) -> Result<MutationToken, DocumentError> {
-        let now = now();
+        let now = self.now();
         let datatype = match options.datatype {
             None => crate::value::detect(&value),
             Some(datatype) if crate::value::is_valid(&value, datatype) => datatype,
@@ -237,7 +238,7 @@ impl Producer {
         kind: ItemKind,
     ) -> Result<MutationToken, DocumentError> {
         let doc_key = DocKey { collection_id: options.collection_id, key };
-        self.on_vbucket_of(key, |vbucket| vbucket.remove(now(), doc_key, options.cas, kind))
+        self.on_vbucket_of(key, |vbucket| vbucket.remove(self.now(), doc_key, options.cas, kind))
     }
 
     pub(crate) fn on_vbucket_of(
@@ -261,7 +262,7 @@ impl Producer {
     /// As [`get`](Self::get), from a collection.
     #[must_use]
     pub fn get_from(&self, collection_id: CollectionId, key: &[u8]) -> Option<Document> {
-        let live = |vbucket: &mut VBucket| vbucket.live(now(), DocKey { collection_id, key });
+        let live = |vbucket: &mut VBucket| vbucket.live(self.now(), DocKey { collection_id, key });
         let item = self.cluster.bucket.with(self.vbid_of(key), live)??;
         Some(Document {
             value: item.value.clone(),
@@ -294,7 +295,7 @@ impl Producer {
     /// when one is next accessed.
     pub fn expire_due(&self) -> usize {
         let bucket = &self.cluster.bucket;
-        let expire = |vbid| bucket.with(vbid, |vbucket| vbucket.expire_due(now()));
+        let expire = |vbid| bucket.with(vbid, |vbucket| vbucket.expire_due(self.now()));
         bucket.vbids().filter_map(expire).sum()
     }
 
@@ -342,6 +343,11 @@ impl Producer {
         self.cluster.bucket.roll_back(vbid, to).ok_or_else(|| self.no_vbucket(vbid))??;
         self.cluster.bring_forward();
         Ok(())
+    }
+
+    /// The present moment.
+    pub(crate) fn now(&self) -> Now {
+        self.cluster.bucket.chance().now()
     }
 
     pub(crate) fn no_vbucket(&self, vbid: Vbid) -> Error {
@@ -418,10 +424,4 @@ fn reachable(address: SocketAddr) -> SocketAddr {
         host => host,
     };
     SocketAddr::new(host, address.port())
-}
-
-/// The present moment.
-pub(crate) fn now() -> Now {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Now(u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX))
 }

@@ -6,7 +6,6 @@ use dcp_wire::message::DurabilityLevel;
 use dcp_wire::{CollectionId, DocKey, Vbid};
 
 use crate::bucket::{Condition, DocumentWrite};
-use crate::producer::now;
 use crate::{DocumentError, Error, MutationToken, Producer, WriteOptions};
 
 impl Producer {
@@ -23,7 +22,7 @@ impl Producer {
         options: WriteOptions,
         level: DurabilityLevel,
     ) -> Result<MutationToken, DocumentError> {
-        let now = now();
+        let now = self.now();
         let doc_key = DocKey { collection_id: options.collection_id, key };
         let write = value.map(|value| DocumentWrite {
             key: doc_key,

@@ -5,15 +5,16 @@ mod errors;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use dcp_proto::consumer::{Auth, Bootstrap, BootstrapConfig, BootstrapOutcome, DcpOpen};
 use dcp_proto::topology::{Address, ConnectionString, Network, NetworkSelection};
 use dcp_wire::sasl::Mechanism;
-use rand::Rng;
 use rand::distr::Alphanumeric;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -47,6 +48,7 @@ struct Shared {
     aside: Aside,
     /// First half of the connection ids the server logs: which client it is.
     client_id: u64,
+    randomness: Mutex<StdRng>,
 }
 
 impl fmt::Debug for Connector {
@@ -88,10 +90,19 @@ impl Connector {
             true => Some(tls::connector(&options.tls)?),
             false => None,
         };
-        let client_id = rand::rng().random();
-        let aside = Aside::new();
-        let shared = Shared { options, connection_string, network, tls, aside, client_id };
+        let mut randomness = dial::randomness(options.dialer.as_deref());
+        let client_id = randomness.random();
+        let (aside, randomness) = (Aside::new(), Mutex::new(randomness));
+        let shared =
+            Shared { options, connection_string, network, tls, aside, client_id, randomness };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// A generator of its own for each caller.
+    pub(crate) fn randomness(&self) -> StdRng {
+        StdRng::from_rng(
+            &mut *self.shared.randomness.lock().unwrap_or_else(PoisonError::into_inner),
+        )
     }
 
     /// The options as given.
@@ -315,7 +326,8 @@ impl Connector {
             Some(credentials) => Auth::Password {
                 username: credentials.username().to_owned(),
                 password: credentials.password().clone(),
-                nonce: rand::rng()
+                nonce: self
+                    .randomness()
                     .sample_iter(Alphanumeric)
                     .take(NONCE_LEN)
                     .map(char::from)
@@ -326,7 +338,7 @@ impl Connector {
         let bucket = self.bucket().map(ToOwned::to_owned);
         let mut config = BootstrapConfig::new(auth, bucket, address.host.as_str());
         config.agent.clone_from(&options.agent);
-        let connection_id: u64 = rand::rng().random();
+        let connection_id: u64 = self.randomness().random();
         config.connection_id = format!("{:016x}/{connection_id:016x}", self.shared.client_id);
         config
     }

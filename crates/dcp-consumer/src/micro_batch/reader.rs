@@ -71,7 +71,7 @@ where
             // Another client tells: the node of this one may be gone, its bucket another by now.
             Err(error) if was_kept => tracing::debug!(%error, "a kept client is of no use"),
             Err(error) if error.may_pass(true) => {
-                let pause = pause(attempts);
+                let pause = pause(connect, attempts);
                 if Instant::now() + pause >= deadline {
                     return Err(error);
                 }

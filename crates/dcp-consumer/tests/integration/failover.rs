@@ -38,6 +38,19 @@ async fn take_keys(stream: &mut ChangeStream<Vec<Item>>, wanted: u32, prefix_fro
 }
 
 #[tokio::test]
+async fn a_client_whose_first_map_names_no_node_learns_the_next_one() {
+    let producer = cluster(2, 1, 0).await;
+    let [node] = producer.copies_of(Vbid(0)).unwrap()[..] else { panic!("one copy") };
+    producer.failover(node, false).unwrap();
+    let client = connect(&producer).await;
+    assert!(client.vbuckets_by_node().is_empty(), "the only copy is gone");
+    producer.restart(node, true).await.unwrap();
+    producer.rebalance().unwrap();
+    let high = timeout(PATIENCE, client.high_seqnos()).await.unwrap().unwrap();
+    assert_eq!(high.len(), 1);
+}
+
+#[tokio::test]
 async fn nodes_are_lost_and_regained_without_a_change_lost() {
     let producer = cluster(3, 12, 1).await;
     let mut stream = endless(&producer, |_| {}).await;

@@ -136,7 +136,7 @@ fn a_changed_collection_keeps_its_creation_and_what_it_was_changed_to_survives_a
     assert_eq!(persisted(&bucket), [1, 2, 3, 4]);
     bucket.rearrange(VB, |copies| {
         copies.stop(0);
-        copies.come_back(0, false, random_vbuuid());
+        copies.come_back(0, false, Chance::default().vbuuid());
     });
     assert_eq!(set(&bucket, carts, b"newer"), 60);
     assert_eq!(follow(&bucket, &manifest), []);

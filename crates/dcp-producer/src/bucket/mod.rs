@@ -28,9 +28,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::{BufMut, Bytes, BytesMut};
 use dcp_proto::producer::{Item, ItemKind, VBucketState};
 use dcp_proto::topology::vbucket_of_key;
-use dcp_wire::{Datatype, Seqno, Vbid, Vbuuid, snappy, xattr};
+use dcp_wire::{Datatype, Seqno, Vbid, snappy, xattr};
 
 use crate::Error;
+use crate::chance::Chance;
 pub(crate) use changes::{Changes, Subscriber};
 pub(crate) use clock::Now;
 pub(crate) use copies::{Copies, Copy, HELD};
@@ -57,6 +58,7 @@ pub(crate) struct Bucket {
     keeps_history: bool,
     keeps_compressed: bool,
     is_kept: bool,
+    chance: Arc<Chance>,
 }
 
 impl Bucket {
@@ -71,7 +73,18 @@ impl Bucket {
             keeps_history: false,
             keeps_compressed: false,
             is_kept: false,
+            chance: Arc::default(),
         }
+    }
+
+    /// The same bucket with another source of random numbers and time.
+    pub(crate) fn by(self, chance: Arc<Chance>) -> Self {
+        Self { chance, ..self }
+    }
+
+    /// Random numbers and the present moment.
+    pub(crate) const fn chance(&self) -> &Arc<Chance> {
+        &self.chance
     }
 
     /// The same bucket, keeping every version of its documents for clients that want them.
@@ -260,7 +273,7 @@ impl Bucket {
     /// A new, empty copy for a node.
     pub(crate) fn new_copy(&self, node: usize, vbid: Vbid) -> Copy {
         let memory = Arc::clone(&self.memory);
-        let mut vbucket = VBucket::new(vbid, random_vbuuid(), self.history_bytes, memory);
+        let mut vbucket = VBucket::new(vbid, self.chance.vbuuid(), self.history_bytes, memory);
         vbucket.settings.is_ephemeral = self.is_ephemeral;
         vbucket.keep_history(self.keeps_history);
         vbucket.settings.compresses_disk = self.keeps_compressed;
@@ -273,7 +286,7 @@ impl Bucket {
     pub(crate) fn roll_back(&self, vbid: Vbid, to: Seqno) -> Option<Result<(), Error>> {
         let mut copies = self.copies(vbid)?;
         let active = copies.active()?;
-        let result = copies.get_mut(active)?.vbucket.roll_back(to, random_vbuuid());
+        let result = copies.get_mut(active)?.vbucket.roll_back(to, self.chance.vbuuid());
         copies.replicate();
         drop(copies);
         if result.is_ok() {
@@ -299,11 +312,6 @@ where
         items.extend(items_of().cloned());
     }
     items
-}
-
-/// A random branch identity: 48 significant bits, never 0.
-pub(crate) fn random_vbuuid() -> Vbuuid {
-    Vbuuid(rand::random_range(1..1u64 << 48))
 }
 
 /// Bytes an item takes, about: itself, its counters, key and value, its places in table and image.

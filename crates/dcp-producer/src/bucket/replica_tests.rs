@@ -100,7 +100,7 @@ fn apply(bucket: &Bucket, step: Step) {
         Step::CrashReplica(copy) => copies(&|copies| crash(copies, nodes[copy], false)),
         Step::CleanRestart => copies(&|copies| crash(copies, nodes[0], true)),
         Step::Failover(graceful) => copies(&|copies| {
-            copies.leave(nodes[0], graceful, random_vbuuid());
+            copies.leave(nodes[0], graceful, Chance::default().vbuuid());
             copies.add_replica(bucket.new_copy(nodes[0], VB));
         }),
         Step::HandOver(node) => copies(&|copies| copies.hand_over(node)),
@@ -121,7 +121,7 @@ fn apply(bucket: &Bucket, step: Step) {
 
 fn crash(copies: &mut Copies, node: usize, cleanly: bool) {
     copies.stop(node);
-    copies.come_back(node, cleanly, random_vbuuid());
+    copies.come_back(node, cleanly, Chance::default().vbuuid());
 }
 
 /// Live documents of a copy, with their seqnos.
@@ -185,7 +185,7 @@ proptest! {
         bucket.rearrange(VB, |copies| copies.get_mut(1).unwrap().lag = lag);
         (0..lost).for_each(|n| apply(&bucket, Step::Set((first + n) as u8)));
         let before = bucket.lock(VB).unwrap().vbuuid();
-        bucket.rearrange(VB, |copies| copies.leave(0, false, random_vbuuid()));
+        bucket.rearrange(VB, |copies| copies.leave(0, false, Chance::default().vbuuid()));
         let active = bucket.lock(VB).unwrap();
         let kept = (first + lost).saturating_sub(lag).max(first);
         prop_assert_eq!(active.high_seqno, Seqno(kept));

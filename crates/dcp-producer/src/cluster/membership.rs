@@ -7,9 +7,9 @@ use dcp_wire::message::ConfigVersion;
 use tokio_util::sync::CancellationToken;
 
 use super::map::{ClusterMap, MapNode};
-use super::{Cluster, Node, NodePower, new_uuid};
+use super::{Cluster, Node, NodePower};
 use crate::Error;
-use crate::bucket::{Copies, HELD, Manifest, Now, Unchanged, random_vbuuid};
+use crate::bucket::{Copies, HELD, Manifest, Now, Unchanged};
 
 /// What the next version of the map says that cannot be seen from the copies.
 struct Change {
@@ -38,7 +38,7 @@ impl Cluster {
         let next = ClusterMap::new(version, nodes, bucket_uuid, manifest, facts, chains);
         *map = Arc::new(next);
         drop(map);
-        self.version.send_replace(version);
+        self.versions.announce();
         Ok(result)
     }
 
@@ -96,7 +96,9 @@ impl Cluster {
 
     fn leave(&self, change: &mut Change, node: usize, graceful: bool) {
         for vbid in self.bucket.vbids() {
-            self.bucket.rearrange(vbid, |copies| copies.leave(node, graceful, random_vbuuid()));
+            self.bucket.rearrange(vbid, |copies| {
+                copies.leave(node, graceful, self.bucket.chance().vbuuid());
+            });
         }
         if let Some(failed) = change.nodes.get_mut(node) {
             failed.is_member = false;
@@ -151,7 +153,9 @@ impl Cluster {
     /// Brings the data of a stopped node back, before it takes connections again.
     pub(crate) fn come_back(&self, node: usize, cleanly: bool) {
         for vbid in self.bucket.vbids() {
-            self.bucket.rearrange(vbid, |copies| copies.come_back(node, cleanly, random_vbuuid()));
+            self.bucket.rearrange(vbid, |copies| {
+                copies.come_back(node, cleanly, self.bucket.chance().vbuuid());
+            });
         }
         self.bring_forward();
     }
@@ -233,7 +237,7 @@ impl Cluster {
             if change.bucket_uuid.is_some() {
                 return Err(Error::BucketExists);
             }
-            change.bucket_uuid = Some(new_uuid());
+            change.bucket_uuid = Some(self.new_uuid());
             self.lay_out(&change.nodes);
             Ok(())
         })
@@ -283,7 +287,7 @@ impl Cluster {
 
     /// A vBucket that went back in time may lack collections the bucket has.
     pub(crate) fn bring_forward(&self) {
-        self.bring_all_forward(crate::producer::now(), &self.manifest());
+        self.bring_all_forward(self.bucket.chance().now(), &self.manifest());
     }
 
     fn bring_all_forward(&self, now: Now, manifest: &Manifest) {

@@ -1,6 +1,7 @@
 //! Which node has which vBucket, and what clients are told about it.
 
 mod config_json;
+mod follow;
 mod layout;
 mod map;
 mod membership;
@@ -13,11 +14,12 @@ use bytes::Bytes;
 use dcp_proto::producer::{BucketSource, ConnectionConfig, MemoryPressure, Privilege};
 use dcp_wire::message::ConfigVersion;
 use dcp_wire::{CollectionId, ManifestUid, ScopeId, Vbid};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::ProducerOptions;
 use crate::bucket::{Bucket, Manifest, VBucketGuard};
+pub(crate) use follow::Follower;
+use follow::Versions;
 pub(crate) use map::ClusterMap;
 use map::{MapFacts, MapNode};
 pub(crate) use node::NodePower;
@@ -54,7 +56,7 @@ pub(crate) struct Cluster {
     stop: CancellationToken,
     map: RwLock<Arc<ClusterMap>>,
     /// Follows the version of the map.
-    version: watch::Sender<ConfigVersion>,
+    versions: Arc<Versions>,
     /// Ends the connections that selected the bucket when it is dropped.
     bucket_life: RwLock<CancellationToken>,
     /// What new DCP connections are served with.
@@ -92,7 +94,7 @@ impl Cluster {
             stop: stop.clone(),
             map: RwLock::new(Arc::new(ClusterMap::empty(version, Arc::clone(&facts)))),
             facts,
-            version: watch::Sender::new(version),
+            versions: Arc::default(),
             bucket_life: RwLock::default(),
             dcp_config: RwLock::new(dcp_config),
             revoked: RwLock::default(),
@@ -103,13 +105,17 @@ impl Cluster {
         let map = ClusterMap::new(
             version,
             nodes,
-            Some(new_uuid()),
+            Some(cluster.new_uuid()),
             Arc::default(),
             Arc::clone(&cluster.facts),
             cluster.bucket.chains(),
         );
         *cluster.write_map() = Arc::new(map);
         cluster
+    }
+
+    fn new_uuid(&self) -> Arc<str> {
+        format!("{:032x}", self.bucket.chance().number()).into()
     }
 
     /// Name of the bucket.
@@ -151,8 +157,8 @@ impl Cluster {
     }
 
     /// Follows the version of the map.
-    pub(crate) fn follow_map(&self) -> watch::Receiver<ConfigVersion> {
-        self.version.subscribe()
+    pub(crate) fn follow_map(&self) -> Follower {
+        self.versions.follow()
     }
 
     /// Whether a node runs, and how it is stopped; `None` for one there is not.
@@ -187,10 +193,6 @@ impl Cluster {
     pub(crate) fn set_dcp_config(&self, config: ConnectionConfig) {
         *self.dcp_config.write().unwrap_or_else(PoisonError::into_inner) = config;
     }
-}
-
-fn new_uuid() -> Arc<str> {
-    format!("{:032x}", rand::random::<u128>()).into()
 }
 
 /// One node's part of the bucket.

@@ -180,6 +180,7 @@ impl Tap {
             return std::future::pending().await;
         };
         tokio::select! {
+            biased;
             () = tokio::time::sleep_until(until.into()) => {}
             Ok(()) = self.source.changed() => {
                 // Marked as seen by waiting for it: `refresh` is to find it.

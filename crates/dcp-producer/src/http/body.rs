@@ -7,13 +7,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use dcp_wire::message::ConfigVersion;
 use hyper::body::{Frame, SizeHint};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::documents::{self, Detail};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Follower as MapFollower};
 
 /// What stands after each configuration of an endless answer.
 const SEPARATOR: &[u8] = b"\n\n\n\n";
@@ -96,7 +94,7 @@ pub(super) struct Follower {
     cluster: Arc<Cluster>,
     node: usize,
     detail: Detail,
-    version: watch::Receiver<ConfigVersion>,
+    version: MapFollower,
     stop: CancellationToken,
 }
 
@@ -109,13 +107,14 @@ impl Follower {
     ) -> Self {
         let mut version = cluster.follow_map();
         // The present configuration is the first one.
-        version.mark_changed();
+        version.mark_unseen();
         Self { cluster, node, detail, version, stop }
     }
 
     /// The next configuration with its separator; `None` once the bucket or the cluster is gone.
     async fn next(mut self) -> Option<(Bytes, Self)> {
-        self.stop.run_until_cancelled(self.version.changed()).await?.ok()?;
+        self.stop.run_until_cancelled(self.version.changed()).await?;
+        self.version.mark_seen();
         let mut config = documents::bucket(&self.cluster, self.node, self.detail)?.into_bytes();
         config.extend_from_slice(SEPARATOR);
         Some((config.into(), self))

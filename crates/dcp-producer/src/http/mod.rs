@@ -105,7 +105,7 @@ mod tests {
     fn management() -> Arc<Management> {
         let (bucket, stop) = (Bucket::new(1, 1 << 20, 0), CancellationToken::new());
         let cluster = Cluster::new(bucket, &ProducerOptions::default(), &[], &stop);
-        let credentials = Arc::new(Credentials::new("user", "word", 1).unwrap());
+        let credentials = Arc::new(Credentials::new("user", "word", 1, Arc::default()).unwrap());
         let management = Management::new(Arc::new(cluster), 0, credentials, stop);
         Arc::new(Management { head_patience: Duration::from_millis(50), ..management })
     }

@@ -1,11 +1,12 @@
 //! Who may use the cluster.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use dcp_wire::sasl::{Mechanism, PlainMessage, SaslError, ScramCredentials};
 
 use crate::Error;
+use crate::chance::Chance;
 
 /// The one user of an embedded cluster.
 pub(crate) struct Credentials {
@@ -17,6 +18,7 @@ pub(crate) struct Credentials {
     scram: OnceLock<Vec<ScramCredentials>>,
     /// Gives unknown users the same salt each time they ask.
     salts: RandomState,
+    pub(super) chance: Arc<Chance>,
 }
 
 impl Credentials {
@@ -24,9 +26,14 @@ impl Credentials {
     pub(crate) const ROUNDS: u32 = 4096;
 
     /// Credentials that every mechanism can prove.
-    pub(crate) fn new(username: &str, password: &str, rounds: u32) -> Result<Self, Error> {
+    pub(crate) fn new(
+        username: &str,
+        password: &str,
+        rounds: u32,
+        chance: Arc<Chance>,
+    ) -> Result<Self, Error> {
         // One round tells whether the password can be used at all.
-        derive(password, 1).map_err(|error| Error::InvalidOption {
+        derive(password, 1, &chance).map_err(|error| Error::InvalidOption {
             option: "password",
             reason: error.to_string(),
         })?;
@@ -36,11 +43,13 @@ impl Credentials {
             rounds,
             scram: OnceLock::new(),
             salts: RandomState::new(),
+            chance,
         })
     }
 
     fn derived(&self) -> &[ScramCredentials] {
-        self.scram.get_or_init(|| derive(&self.password, self.rounds).unwrap_or_default())
+        self.scram
+            .get_or_init(|| derive(&self.password, self.rounds, &self.chance).unwrap_or_default())
     }
 
     /// The user's name.
@@ -85,9 +94,13 @@ impl Credentials {
 }
 
 /// What each mechanism of SCRAM keeps of a password.
-fn derive(password: &str, iterations: u32) -> Result<Vec<ScramCredentials>, SaslError> {
+fn derive(
+    password: &str,
+    iterations: u32,
+    chance: &Chance,
+) -> Result<Vec<ScramCredentials>, SaslError> {
     let derive = |mechanism| {
-        let salt: [u8; 16] = rand::random();
+        let salt = chance.number().to_be_bytes();
         ScramCredentials::derive(mechanism, password, &salt, iterations)
     };
     let salted = Mechanism::ALL.into_iter().filter(|mechanism| !mechanism.reveals_password());

@@ -62,7 +62,7 @@ impl Login {
         }
         let mut server = ScramServer::read(message)?;
         let credentials = self.credentials.scram(mechanism, server.username())?;
-        let nonce = format!("{:032x}", rand::random::<u128>());
+        let nonce = format!("{:032x}", self.credentials.chance.number());
         let challenge = server.challenge(credentials, &nonce)?;
         self.state = State::Challenged(mechanism, Box::new(server));
         Ok(Answer::Challenge(challenge))
@@ -89,7 +89,7 @@ impl Command<'_, '_> {
 
     /// Clients are not told why, but by what the reason can be found in the log.
     fn refuse_login(&mut self, error: SaslError) -> Result<(), Failure> {
-        let reference = format!("{:032x}", rand::random::<u128>());
+        let reference = format!("{:032x}", self.session.login.credentials.chance.number());
         tracing::debug!(%error, reference, "authentication failed");
         let body = json!({"error": {"ref": reference}}).to_string();
         let response = self.response(Status::AUTH_ERROR).with_datatype(self.json());

@@ -13,6 +13,7 @@ use super::facts::Facts;
 use super::history::{Deed, Step, histories};
 use super::twins::Twins;
 use crate::bucket::Now;
+use crate::chance::Chance;
 use crate::kv::{Credentials, Session};
 use crate::{Producer, ProducerOptions};
 
@@ -20,8 +21,9 @@ use crate::{Producer, ProducerOptions};
 const USER: (&str, &str) = ("@admin", "password");
 
 /// What the cluster knows them by, which takes a while to make.
-static CREDENTIALS: LazyLock<Arc<Credentials>> =
-    LazyLock::new(|| Arc::new(Credentials::new(USER.0, USER.1, Credentials::ROUNDS).unwrap()));
+static CREDENTIALS: LazyLock<Arc<Credentials>> = LazyLock::new(|| {
+    Arc::new(Credentials::new(USER.0, USER.1, Credentials::ROUNDS, Arc::default()).unwrap())
+});
 
 /// The cluster of a replay.
 pub(super) struct Stage {
@@ -186,12 +188,13 @@ impl Stage {
         let bucket = &self.producer.cluster.bucket;
         match &step.deed {
             Deed::Event(event) => {
-                bucket
-                    .with(Vbid(vbid), |vbucket| vbucket.stage_event(crate::producer::now(), event));
+                bucket.with(Vbid(vbid), |vbucket| {
+                    vbucket.stage_event(Chance::default().now(), event);
+                });
             }
             Deed::Manifest(model) => {
                 let manifest = model.manifest();
-                let now = crate::producer::now();
+                let now = Chance::default().now();
                 let replaced = self.producer.cluster.update_manifest(now, |old| {
                     *old = manifest;
                     Ok(())
@@ -268,7 +271,7 @@ impl Stage {
     }
 
     fn write(&mut self, vbid: u16, step: &Step, twins: &mut Twins) {
-        let mut now = crate::producer::now();
+        let mut now = Chance::default().now();
         let request = Frame::request(match &step.deed {
             Deed::Set { .. } => Opcode::SET,
             Deed::SetXattr { .. } => Opcode::SUBDOC_MULTI_MUTATION,
@@ -342,7 +345,7 @@ impl Stage {
             Feature::COLLECTIONS,
         ];
         let codes: Vec<u8> = features.iter().flat_map(|code| code.0.to_be_bytes()).collect();
-        let now = crate::producer::now();
+        let now = Chance::default().now();
         let login = sasl::encode_plain(USER.0, USER.1).unwrap();
         for request in [
             Frame::request(Opcode::HELLO).with_value(&codes),

@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, BytesMut};
 use dcp_proto::producer;
-use dcp_wire::message::ConfigVersion;
 use dcp_wire::{DecodeError, Frame, MAX_BODY_LEN};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::buffers::let_go;
@@ -17,7 +15,7 @@ use super::dcp_names::DcpNames;
 use super::socket::Socket;
 use super::{faulty, push};
 use crate::bucket::Subscriber;
-use crate::cluster::NodeBucket;
+use crate::cluster::{Follower, NodeBucket};
 use crate::fault::{Faults, RequestFault, Tap};
 use crate::kv::{Flow, MapPush, Session};
 
@@ -45,7 +43,7 @@ pub(super) struct Connection {
     dcp: producer::Connection,
     /// What the connection follows since it became a DCP one.
     following: Option<Following>,
-    map_version: watch::Receiver<ConfigVersion>,
+    map_version: Follower,
     input: BytesMut,
     output: BytesMut,
     /// What goes wrong on the way from `output` to the socket, if faults are asked for.
@@ -334,7 +332,8 @@ impl Connection {
 
     fn handle(&mut self, frame: &Frame<'_>) -> Result<(), End> {
         let dcp_open = self.following.is_some();
-        match self.session.handle(crate::producer::now(), frame, dcp_open, &mut self.output) {
+        let wall = self.session.cluster().bucket.chance().now();
+        match self.session.handle(wall, frame, dcp_open, &mut self.output) {
             Flow::Continue => self.dcp.handle_received(now()),
             Flow::Close => self.closing = Some(now()),
             Flow::Later => self.retry_at = Some(now() + RETRY_TICK),
@@ -380,8 +379,8 @@ impl Connection {
 
     /// Sends a new cluster map to a client that wants them pushed.
     fn push_map(&mut self) {
-        if self.pushes() && matches!(self.map_version.has_changed(), Ok(true)) {
-            self.map_version.mark_unchanged();
+        if self.pushes() && self.map_version.has_changed() {
+            self.map_version.mark_seen();
             push::push_map(&self.session, &mut self.output);
         }
     }
@@ -453,11 +452,7 @@ impl Connection {
             () = optional(timeout.map(|at| tokio::time::sleep_until(at.into()))) => {
                 self.dcp.handle_timeout(tokio::time::Instant::now().into_std()).map_err(End::Dcp)
             }
-            changed = self.map_version.changed(), if pushes => {
-                // Marked as seen by waiting for it: `push_map` is to find it.
-                self.map_version.mark_changed();
-                changed.map_err(|_| End::Done)
-            }
+            () = self.map_version.changed(), if pushes => Ok(()),
         }
     }
 }

@@ -85,7 +85,8 @@ impl Servers {
         // Nobody listens in on a cluster without ports: as few as clients take.
         let rounds =
             if options.in_memory { dcp_wire::sasl::MIN_ITERATIONS } else { Credentials::ROUNDS };
-        let credentials = Credentials::new(&options.username, &options.password, rounds)?;
+        let chance = Arc::clone(cluster.bucket.chance());
+        let credentials = Credentials::new(&options.username, &options.password, rounds, chance)?;
         let credentials = Arc::new(credentials);
         let flusher = flusher::run(Arc::clone(cluster), store, options.persist_delay);
         tasks.spawn(stop.clone().run_until_cancelled_owned(flusher));

@@ -16,7 +16,7 @@ use redb::{Database, ReadableTable, TableDefinition, WriteTransaction};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::bucket::{Manifest, Stored, Unstored, VBucketRecord, random_vbuuid};
+use crate::bucket::{Manifest, Stored, Unstored, VBucketRecord};
 use crate::cluster::Cluster;
 use crate::{Error, ProducerOptions};
 
@@ -193,7 +193,10 @@ impl Open {
                 }
                 found.sort_unstable_by_key(|item| item.seqno);
                 let restored = cluster.bucket.with_first_copy(vbid, |vbucket| {
-                    (vbucket.restore(&record, found, random_vbuuid()), vbucket.record(false))
+                    (
+                        vbucket.restore(&record, found, cluster.bucket.chance().vbuuid()),
+                        vbucket.record(false),
+                    )
                 });
                 let Some((stored, record)) = restored else { continue };
                 records.insert(vbid.0, &serde_json::to_vec(&record)?[..])?;

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{Link, Planner};
 use crate::micro_batch::PlannerError;
 use crate::retry::Backoff;
-use crate::{Client, Error, ErrorKind, Filter, Observation};
+use crate::{Client, ConnectOptions, Error, ErrorKind, Filter, Observation, dial};
 
 /// Longest time for the question how far the collections of a filter have come: nothing that is
 /// read depends on it.
@@ -30,8 +30,9 @@ impl Outage {
 }
 
 /// The wait before a cluster that is away is asked again.
-pub(in crate::micro_batch) fn pause(attempts: u32) -> Duration {
-    Backoff::SHORT.wait(attempts.saturating_add(2), &mut rand::rng())
+pub(in crate::micro_batch) fn pause(connect: &ConnectOptions, attempts: u32) -> Duration {
+    let mut randomness = dial::randomness(connect.dialer.as_deref());
+    Backoff::SHORT.wait(attempts.saturating_add(2), &mut randomness)
 }
 
 impl Planner {
@@ -179,7 +180,7 @@ impl Planner {
     ) -> Result<(), PlannerError> {
         let (patience, connect) = (self.options.patience, self.connect.connect_timeout);
         let patience = if self.was_open { patience } else { connect };
-        let pause = pause(outage.attempts);
+        let pause = pause(&self.connect, outage.attempts);
         let is_over = outage.since.elapsed() + pause >= patience;
         if is_over || !error.may_pass(self.was_open) {
             return Err(error);

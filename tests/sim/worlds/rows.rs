@@ -1,6 +1,6 @@
-//! What the consumer makes of the changes: each vBucket's changes in order, cut back by rollbacks.
+//! What a reader is given, and the log it keeps of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use dcp_proto::checkpoint::Checkpoint;
@@ -8,20 +8,29 @@ use dcp_proto::{
     BatchSink, Change, ChangeSink, Op, Rollback, SinkError, Snapshot, SystemEventRecord,
 };
 use dcp_wire::message::{SystemEvent, SystemEventId};
-use dcp_wire::{CollectionId, Seqno, Vbid};
+use dcp_wire::{Datatype, Seqno, Vbid, snappy, xattr};
 
 /// Documents by collection and key.
 pub(crate) type Documents = BTreeMap<(u32, Vec<u8>), Vec<u8>>;
 
-/// One thing the sink was given.
+/// Most a value inflates to.
+const MAX_VALUE: usize = 1 << 20;
+
+/// One thing a sink was given.
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
     Change(Arc<Row>),
-    Dropped { vbid: Vbid, seqno: Seqno, epoch: u32, collection: u32 },
+    /// A collection begins, begins anew, or ends: it is empty in any case.
+    Emptied {
+        vbid: Vbid,
+        seqno: Seqno,
+        epoch: u32,
+        collection: u32,
+    },
     Rollback(Rollback),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) vbid: Vbid,
     pub(crate) seqno: Seqno,
@@ -29,21 +38,43 @@ pub(crate) struct Row {
     pub(crate) op: Op,
     pub(crate) collection: u32,
     pub(crate) key: Vec<u8>,
+    /// Without its extended attributes.
     pub(crate) value: Vec<u8>,
+    pub(crate) has_xattrs: bool,
     pub(crate) cas: u64,
     pub(crate) vbuuid: u64,
 }
 
+impl std::fmt::Debug for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { vbid, seqno, epoch, op, collection, cas, vbuuid, .. } = self;
+        let (key, value) = (String::from_utf8_lossy(&self.key), shown(&self.value));
+        write!(f, "{vbid} {seqno} on {vbuuid:x}, epoch {epoch}: ")?;
+        write!(f, "{op:?} {collection}/{key} = {value}, cas {cas}")
+    }
+}
+
+/// A value without the zeros that make it long.
+pub(crate) fn shown(value: &[u8]) -> String {
+    String::from_utf8_lossy(value).trim_start_matches('0').to_owned()
+}
+
 impl Item {
+    pub(crate) fn vbid(&self) -> Vbid {
+        match self {
+            Self::Change(row) => row.vbid,
+            Self::Emptied { vbid, .. } => *vbid,
+            Self::Rollback(rollback) => rollback.vbid,
+        }
+    }
+
     /// Whether it lies at or below its vBucket's position.
     pub(crate) fn is_covered(&self, checkpoint: &Checkpoint) -> bool {
-        let at = |vbid| checkpoint.position(vbid).map(|at| (at.epoch, at.seqno));
+        let at = checkpoint.position(self.vbid()).map(|at| (at.epoch, at.seqno));
         match self {
-            Self::Change(row) => at(row.vbid) >= Some((row.epoch, row.seqno)),
-            Self::Dropped { vbid, seqno, epoch, .. } => at(*vbid) >= Some((*epoch, *seqno)),
-            Self::Rollback(rollback) => {
-                at(rollback.vbid).is_some_and(|(epoch, _)| epoch >= rollback.epoch)
-            }
+            Self::Change(row) => at >= Some((row.epoch, row.seqno)),
+            Self::Emptied { seqno, epoch, .. } => at >= Some((*epoch, *seqno)),
+            Self::Rollback(rollback) => at.is_some_and(|(epoch, _)| epoch >= rollback.epoch),
         }
     }
 }
@@ -53,14 +84,23 @@ impl Item {
 pub(crate) struct Rows {
     items: Vec<Item>,
     bytes: usize,
-    misplaced: Option<(Seqno, Snapshot)>,
 }
 
 impl ChangeSink for Rows {
     fn change(&mut self, change: &Change<'_>) -> Result<(), SinkError> {
         let Snapshot { start, end } = change.snapshot;
-        if change.seqno < start || change.seqno > end {
-            self.misplaced = Some((change.seqno, change.snapshot));
+        assert!(
+            change.seqno >= start && change.seqno <= end,
+            "{} lies outside of its snapshot {start} to {end}",
+            change.seqno
+        );
+        let mut value = change.value.to_vec();
+        if change.datatype.contains(Datatype::SNAPPY) {
+            value = snappy::decompress(&value, MAX_VALUE).expect("a compressed value");
+        }
+        let has_xattrs = change.datatype.contains(Datatype::XATTR);
+        if has_xattrs {
+            value = xattr::split(&value).expect("extended attributes").1.to_vec();
         }
         self.bytes += change.key.len() + change.value.len();
         self.items.push(Item::Change(Arc::new(Row {
@@ -70,7 +110,8 @@ impl ChangeSink for Rows {
             op: change.op,
             collection: change.collection_id.0,
             key: change.key.to_vec(),
-            value: change.value.to_vec(),
+            value,
+            has_xattrs,
             cas: change.cas.0,
             vbuuid: change.vbuuid.0,
         })));
@@ -86,9 +127,9 @@ impl ChangeSink for Rows {
         let &SystemEventRecord { vbid, seqno, epoch, id, version, key, value } = event;
         let payload = SystemEvent { seqno, id, version, key, value }.payload();
         let payload = payload.expect("a payload that is whole").expect("a known event");
-        if id == SystemEventId::END_COLLECTION {
+        if matches!(id, SystemEventId::END_COLLECTION | SystemEventId::BEGIN_COLLECTION) {
             let collection = payload.collection_id.expect("the collection").0;
-            self.items.push(Item::Dropped { vbid, seqno, epoch, collection });
+            self.items.push(Item::Emptied { vbid, seqno, epoch, collection });
         }
         Ok(())
     }
@@ -107,7 +148,6 @@ impl BatchSink for Rows {
 
     fn take_batch(&mut self) -> Result<Vec<Item>, SinkError> {
         self.bytes = 0;
-        assert!(self.misplaced.is_none(), "outside of its snapshot: {:?}", self.misplaced);
         Ok(std::mem::take(&mut self.items))
     }
 }
@@ -119,7 +159,7 @@ struct Log {
     items: Vec<(Seqno, Item)>,
 }
 
-/// All vBuckets.
+/// What a reader has of all vBuckets: each one's changes in order, cut back by rollbacks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     logs: BTreeMap<Vbid, Log>,
@@ -130,7 +170,7 @@ impl Table {
     pub(crate) fn apply(&mut self, item: &Item) -> Result<(), String> {
         let (vbid, seqno, epoch) = match item {
             Item::Change(row) => (row.vbid, row.seqno, row.epoch),
-            Item::Dropped { vbid, seqno, epoch, .. } => (*vbid, *seqno, *epoch),
+            Item::Emptied { vbid, seqno, epoch, .. } => (*vbid, *seqno, *epoch),
             Item::Rollback(rollback) => return self.roll_back(rollback),
         };
         let log = self.logs.entry(vbid).or_default();
@@ -155,19 +195,19 @@ impl Table {
         Ok(())
     }
 
-    /// The newest seqno of each vBucket must lie at or below its position, in its epoch.
+    /// The newest seqno of each vBucket must lie at or below its position, in its epoch and on its
+    /// branch.
     pub(crate) fn check(&self, checkpoint: &Checkpoint) -> Result<(), String> {
         for (vbid, log) in &self.logs {
             let position = checkpoint.position(*vbid);
             let (seqno, epoch) = position.map_or((Seqno::ZERO, 0), |at| (at.seqno, at.epoch));
             let last = log.items.last().map_or(Seqno::ZERO, |(seqno, _)| *seqno);
-            if (log.epoch, last) > (epoch, seqno) || log.epoch != epoch {
-                let (at, epoch_at) = (log.epoch, epoch);
+            if last > seqno || log.epoch != epoch {
                 return Err(format!(
-                    "{vbid}: {last} in epoch {at}, position {seqno} in {epoch_at}"
+                    "{vbid}: {last} in epoch {}, position {seqno} in {epoch}",
+                    log.epoch
                 ));
             }
-            // What is gone on with must know the branch of what there is.
             if let Some((_, Item::Change(row))) = log.items.last()
                 && let Some(branches) = position.and_then(|at| at.failover_log.as_ref())
                 && branches.branch_of(row.seqno).vbuuid.0 != row.vbuuid
@@ -178,21 +218,13 @@ impl Table {
         Ok(())
     }
 
-    /// Every change in it.
-    pub(crate) fn rows(&self) -> impl Iterator<Item = &Row> {
-        self.logs.values().flat_map(|log| &log.items).filter_map(|(_, item)| match item {
-            Item::Change(row) => Some(row.as_ref()),
-            _ => None,
-        })
-    }
-
     /// Rollbacks there were.
     pub(crate) fn rollbacks(&self) -> u32 {
         self.logs.values().map(|log| log.epoch).sum()
     }
 
-    /// What it amounts to.
-    pub(crate) fn documents(&self) -> Documents {
+    /// What it amounts to, in these collections or in all.
+    pub(crate) fn documents(&self, of: Option<&BTreeSet<u32>>) -> Documents {
         let mut documents = Documents::new();
         for log in self.logs.values() {
             let mut of_vbucket = Documents::new();
@@ -205,17 +237,17 @@ impl Table {
                             Op::Deletion | Op::Expiration => of_vbucket.remove(&key),
                         };
                     }
-                    Item::Dropped { collection, .. } => {
-                        of_vbucket.retain(|(of, _), _| of != collection);
+                    Item::Emptied { collection, .. } => {
+                        of_vbucket.retain(|(id, _), _| id != collection);
                     }
                     Item::Rollback(_) => {}
                 }
             }
             documents.extend(of_vbucket);
         }
+        if let Some(of) = of {
+            documents.retain(|(collection, _), _| of.contains(collection));
+        }
         documents
     }
 }
-
-/// The collections keys are written to at first.
-pub(crate) const DEFAULT: u32 = CollectionId::DEFAULT.0;

@@ -1,4 +1,4 @@
-//! Seeds that do not come to an end.
+//! Worlds that do not come to an end.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 /// Packets of the network a seed may take: a hundred times as many as most do.
-const MAX_STEPS: u64 = 200_000;
+const MAX_STEPS: u64 = 1_000_000;
 
 /// Real time a seed may take, where one of them takes less than a second: for loops that send no
 /// packet and let no other task run, so that nothing inside of the run could end it.
@@ -58,7 +58,7 @@ impl Watchdog {
                     running.iter().find(|(_, since)| since.elapsed() > MAX_TIME)
                 {
                     // Not by a macro: what those print is kept for the end of the test.
-                    let told = format!("seed {seed} does not end: DCP_MODEL_SEED={seed}\n");
+                    let told = format!("seed {seed} does not end: DCP_SIM_SEED={seed}\n");
                     let _ = std::io::stderr().write_all(told.as_bytes());
                     std::process::exit(101);
                 }

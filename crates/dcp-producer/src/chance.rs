@@ -1,0 +1,82 @@
+//! Random numbers and the wall clock.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use dcp_wire::Vbuuid;
+use rand::rngs::StdRng;
+use rand::{Rng, RngCore, SeedableRng};
+use tokio::time::Instant;
+
+use crate::bucket::Now;
+
+/// Where a seeded clock begins, since 1970.
+const EPOCH: Duration = Duration::from_secs(1_700_000_000);
+
+/// Where a cluster's random numbers and its time come from: the system, or one seed and the
+/// runtime's clock.
+#[derive(Default)]
+pub(crate) struct Chance(Option<Seeded>);
+
+struct Seeded {
+    rng: Mutex<StdRng>,
+    begin: Instant,
+}
+
+impl fmt::Debug for Chance {
+    /// Leaves out what the next numbers could be told from.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Chance").field(&self.0.is_some()).finish()
+    }
+}
+
+impl Chance {
+    pub(crate) fn new(seed: Option<u64>) -> Self {
+        Self(seed.map(|seed| Seeded {
+            rng: Mutex::new(StdRng::seed_from_u64(seed)),
+            begin: Instant::now(),
+        }))
+    }
+
+    fn draw<T>(&self, draw: impl FnOnce(&mut dyn RngCore) -> T) -> T {
+        match &self.0 {
+            None => draw(&mut rand::rng()),
+            Some(seeded) => draw(&mut *seeded.rng.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+
+    pub(crate) fn number(&self) -> u128 {
+        self.draw(|rng| rng.random())
+    }
+
+    /// A branch identity: 48 significant bits, never 0.
+    pub(crate) fn vbuuid(&self) -> Vbuuid {
+        Vbuuid(self.draw(|rng| rng.random_range(1..1u64 << 48)))
+    }
+
+    /// The present moment.
+    pub(crate) fn now(&self) -> Now {
+        let since_1970 = match &self.0 {
+            None => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+            Some(seeded) => EPOCH + seeded.begin.elapsed(),
+        };
+        Now(u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_seed_gives_the_same_numbers_and_the_same_time() {
+        let [one, other] = [(); 2].map(|()| Chance::new(Some(7)));
+        assert_eq!((one.number(), one.vbuuid()), (other.number(), other.vbuuid()));
+        let begin = one.now();
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!(one.now().0 - begin.0, 3_000_000_000);
+        assert_eq!(one.now(), other.now());
+        assert_ne!(Chance::new(None).number(), Chance::new(None).number());
+    }
+}

@@ -1,0 +1,267 @@
+//! Bounded reads that follow each other, as Spark's micro-batches: a driver that plans and writes
+//! down what it planned, tasks that may run twice, and a process that dies between any two steps.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use dcp_consumer::micro_batch::{Planner, PlannerError, PlannerOptions, open};
+use dcp_consumer::{Client, ConnectOptions, ErrorKind, StreamOptions};
+use dcp_proto::Rollback;
+use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
+use dcp_proto::micro_batch::{
+    Limits, Offsets, OffsetsError, OnRollback, Partition, PlanError, Start,
+};
+use dcp_wire::Vbuuid;
+use rand::Rng;
+use rand::rngs::StdRng;
+use tokio::time::sleep;
+
+use super::{Process, RETRY_TIMEOUT, Stop};
+use crate::rows::{Item, Rows, Table};
+use crate::storage::Pair;
+
+/// What is kept of micro-batches: the offsets that were written down, and the rows of batches that
+/// were committed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Log {
+    /// As text, by batch; the last one may not be committed.
+    offsets: Vec<String>,
+    committed: usize,
+    pub(crate) table: Table,
+}
+
+impl Log {
+    /// What was committed, as far as it can be held against the cluster.
+    pub(crate) fn as_pair(&self) -> Option<Pair> {
+        let offsets = self.offsets(0)?;
+        let checkpoint = Checkpoint::new(offsets.bucket_uuid(), StoredFilter::default());
+        Some(Pair { checkpoint, table: self.table.clone(), ids: None, since: 0 })
+    }
+
+    /// Offsets that were written down, of a batch or of the beginning.
+    fn offsets(&self, batch: usize) -> Option<Offsets> {
+        let json = self.offsets.get(batch)?;
+        Some(Offsets::from_json(json).expect("what was written"))
+    }
+}
+
+impl Process {
+    /// Runs micro-batches until the process is killed.
+    pub(super) async fn read_batches(&self, rng: &mut StdRng) -> Result<(), Stop> {
+        let client = self.client(rng).await?;
+        let connect = self.connect_options();
+        let options = PlannerOptions {
+            system_documents: self.plan.system_documents,
+            patience: RETRY_TIMEOUT,
+            ..PlannerOptions::default()
+        };
+        let mut planner =
+            Planner::new(&client, options).await.map_err(|error| self.planning(error))?;
+        let base = StreamOptions {
+            batch: self.plan.batch,
+            noop_interval: self.plan.noop_interval,
+            compressed: self.plan.compressed,
+            system_documents: self.plan.system_documents,
+            buffer_size: StreamOptions::MIN_BUFFER_SIZE,
+            ..StreamOptions::default()
+        };
+        let mut kept = None;
+        let available_now = rng.random_bool(0.3);
+        if available_now {
+            planner.fix_target(&self.limits(rng)).await.map_err(|error| self.planning(error))?;
+            self.shared.count("micro-batches of what is available now");
+        }
+        for _ in 0..rng.random_range(1..12) {
+            if self.stops.get() {
+                return Ok(());
+            }
+            self.rest().await;
+            if !self.batch(&mut planner, &connect, &base, &mut kept, rng).await? {
+                if available_now {
+                    return Ok(());
+                }
+                sleep(Duration::from_millis(rng.random_range(1..300))).await;
+            }
+        }
+        Ok(())
+    }
+
+    fn limits(&self, rng: &mut StdRng) -> Limits {
+        Limits {
+            max_seqnos: rng.random_bool(0.6).then(|| rng.random_range(1..30)),
+            persisted_only: self.plan.persisted_only,
+            on_rollback: match self.plan.on_rollback {
+                dcp_consumer::OnRollback::Resync => OnRollback::Resync,
+                _ => OnRollback::Emit,
+            },
+            ..Limits::default()
+        }
+    }
+
+    /// Plans, reads and commits one batch, or repeats the one that was not committed; `false` if
+    /// there was nothing to read.
+    async fn batch(
+        &self,
+        planner: &mut Planner,
+        connect: &ConnectOptions,
+        base: &StreamOptions,
+        kept: &mut Option<Client>,
+        rng: &mut StdRng,
+    ) -> Result<bool, Stop> {
+        let limits = self.limits(rng);
+        let mut log = self.storage.borrow().batches.clone();
+        if log.offsets.is_empty() {
+            log.offsets.push(planner.earliest().to_json());
+            log.committed = 1;
+            self.storage.borrow_mut().batches = log.clone();
+        }
+        let start: Start = log.offsets(log.committed - 1).expect("the last one committed").into();
+        if log.offsets.len() == log.committed {
+            let end = planner.end(&start, &limits).await.map_err(|error| self.planning(error))?;
+            if end == *start.offsets() {
+                return Ok(false);
+            }
+            // Written down before anything of it is read.
+            log.offsets.push(end.to_json());
+            self.storage.borrow_mut().batches = log.clone();
+        } else {
+            self.shared.count("micro-batch repeated");
+        }
+        self.die_now_and_then(rng)?;
+        let end = log.offsets(log.committed).expect("the one written down");
+        let partitions = planner
+            .partitions(&start, &end, Some(rng.random_range(1..4)), &limits)
+            .await
+            .map_err(|error| self.planning(error))?;
+        let mut items = Vec::new();
+        for partition in &partitions {
+            // As it comes to a task on another machine.
+            let partition = Partition::from_json(&partition.to_json());
+            let partition = partition.map_err(|error| Stop::Violation(error.to_string()))?;
+            items.extend(self.task(&partition, connect, base, kept, rng).await?);
+            self.die_now_and_then(rng)?;
+        }
+        for item in &items {
+            log.table
+                .apply(item)
+                .map_err(|wrong| Stop::Violation(format!("batch {}: {wrong}", log.committed)))?;
+        }
+        let told = format!("reader {}: batch {}", self.plan.number, log.committed);
+        self.shared.trace.add(format!("{told}, {} rows, to {end:?}", items.len()));
+        log.committed += 1;
+        self.storage.borrow_mut().batches = log;
+        self.shared.count("micro-batch committed");
+        Ok(true)
+    }
+
+    /// One task, maybe twice over as a speculative one, or once more after a failure: both have the
+    /// same rows, or neither is taken.
+    async fn task(
+        &self,
+        partition: &Partition,
+        connect: &ConnectOptions,
+        base: &StreamOptions,
+        kept: &mut Option<Client>,
+        rng: &mut StdRng,
+    ) -> Result<Vec<Item>, Stop> {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            match Box::pin(self.attempt(partition, connect, base, kept, rng)).await {
+                Ok(items) => return Ok(items),
+                Err(Stop::Running(error))
+                    if error.kind() != ErrorKind::Rollback && attempts < 4 =>
+                {
+                    self.shared.count("task retried");
+                    self.judge(Err(Stop::Running(error))).map_err(Stop::Violation)?;
+                }
+                Err(stop) => return Err(stop),
+            }
+        }
+    }
+
+    async fn attempt(
+        &self,
+        partition: &Partition,
+        connect: &ConnectOptions,
+        base: &StreamOptions,
+        kept: &mut Option<Client>,
+        rng: &mut StdRng,
+    ) -> Result<Vec<Item>, Stop> {
+        let mut items = Vec::new();
+        for range in partition.ranges().filter(|range| range.rolled_back) {
+            items.push(Item::Rollback(Rollback {
+                vbid: range.vbid,
+                seqno: range.from,
+                from_seqno: range.from,
+                old_vbuuid: Vbuuid(0),
+                new_vbuuid: range.vbuuid,
+                epoch: range.epoch,
+            }));
+            self.shared.count("rollback of a micro-batch");
+        }
+        let ranges: Vec<_> = partition.ranges().collect();
+        self.shared.trace.add(format!("reader {}: task {ranges:?}", self.plan.number));
+        let opened = open::<Rows, _>(connect, kept.take(), partition, base, |_| Rows::default);
+        let (client, mut stream) = Box::pin(opened).await.map_err(|error| self.planning(error))?;
+        let ends: BTreeMap<_, _> = partition.ranges().map(|range| (range.vbid, range.to)).collect();
+        while let Some(delivered) = stream.next().await {
+            let batch = delivered.map_err(Stop::Running)?.batch;
+            self.watch(&stream)?;
+            self.check_items(&batch, client.bucket_uuid(), None)?;
+            for item in &batch {
+                if let Item::Change(row) = item
+                    && ends.get(&row.vbid).is_none_or(|end| row.seqno > *end)
+                {
+                    return Err(Stop::Violation(format!("a row beyond its batch: {row:?}")));
+                }
+            }
+            items.extend(batch);
+            self.rest().await;
+        }
+        *kept = rng.random_bool(0.7).then_some(client);
+        if rng.random_bool(0.1) {
+            self.shared.count("task run twice");
+            return Err(Stop::Again);
+        }
+        Ok(items)
+    }
+
+    /// The driver's process may die between any two steps.
+    fn die_now_and_then(&self, rng: &mut StdRng) -> Result<(), Stop> {
+        if rng.random_bool(0.05) {
+            self.shared.count("driver died");
+            return Err(Stop::Again);
+        }
+        Ok(())
+    }
+
+    /// What a failure of the planner means.
+    fn planning(&self, error: PlannerError) -> Stop {
+        match error {
+            PlannerError::Cluster(error) => Stop::Opening(error),
+            // Planned again from what is written down.
+            PlannerError::Plan(PlanError::NotPersisted { .. }) => Stop::Again,
+            PlannerError::Plan(PlanError::Purged { .. }) => {
+                self.storage.borrow_mut().lose();
+                self.shared.count("began anew after a purge");
+                Stop::Again
+            }
+            PlannerError::Offsets(OffsetsError::OtherBucket { .. }) if self.is_of_old_bucket() => {
+                self.storage.borrow_mut().lose();
+                Stop::Again
+            }
+            error => Stop::Violation(format!("planning: {error:?}")),
+        }
+    }
+
+    /// Whether what is written down, or the client, is of a bucket that is gone.
+    pub(super) fn is_of_old_bucket(&self) -> bool {
+        let world = self.shared.world.borrow();
+        let storage = self.storage.borrow();
+        let offsets = storage.batches.offsets(0);
+        let uuid = world.producer.bucket_uuid();
+        self.life.get() != world.lives
+            || offsets.is_some_and(|offsets| offsets.bucket_uuid() != uuid)
+    }
+}

@@ -1,0 +1,182 @@
+//! Streams without an end.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use dcp_consumer::{AckToken, ChangeStream, Delivered, End, Start, StreamEvent, StreamOptions};
+use dcp_proto::checkpoint::Checkpoint;
+use rand::Rng;
+use rand::rngs::StdRng;
+use tokio::time::{sleep, timeout};
+
+use super::{Process, Stop, Wanted};
+use crate::plan::ReaderKind;
+use crate::rows::{Item, Rows, Table};
+use crate::storage::Pair;
+
+impl Process {
+    /// Streams until it is killed.
+    pub(super) async fn read_endless(&self, rng: &mut StdRng) -> Result<(), Stop> {
+        let stored = self.storage.borrow_mut().load();
+        let wanted = self.prepare(stored, rng).await?;
+        let begins_now = self.plan.kind == ReaderKind::Latest && wanted.pair.is_none();
+        let start = match &wanted.pair {
+            Some(pair) => Start::Checkpoint(pair.checkpoint.clone()),
+            None if begins_now => Start::Latest,
+            None => Start::Earliest,
+        };
+        let options = StreamOptions { start, end: End::Never, ..wanted.options.clone() };
+        let opening = Box::pin(wanted.client.stream(options, Rows::default));
+        let stream = self.unless_cancelled(opening, rng).await?.map_err(Stop::Opening)?;
+        if !self.is_current(&wanted) {
+            return Err(Stop::Again);
+        }
+        let mut since = wanted.pair.as_ref().map_or(0, |pair| pair.since);
+        if begins_now {
+            // What was written while it was opened may or may not be the reader's.
+            since = self.shared.world.borrow().truth.writes();
+        }
+        let table = wanted.pair.as_ref().map(|pair| pair.table.clone()).unwrap_or_default();
+        let mut reading =
+            Reading { process: self, wanted, stream, table, since, received: Received::default() };
+        if begins_now {
+            // The place it began is worth keeping before anything has come.
+            reading.store()?;
+        }
+        reading.run(rng).await
+    }
+}
+
+/// A stream that runs, and what was made of it.
+struct Reading<'a> {
+    process: &'a Process,
+    wanted: Wanted,
+    stream: ChangeStream<Vec<Item>>,
+    table: Table,
+    since: u64,
+    received: Received,
+}
+
+impl Reading<'_> {
+    async fn run(&mut self, rng: &mut StdRng) -> Result<(), Stop> {
+        let plan = &self.process.plan;
+        loop {
+            self.process.rest().await;
+            let patience = Duration::from_millis(rng.random_range(1..300));
+            let next = timeout(patience, self.stream.next()).await;
+            let is_idle = next.is_err();
+            self.watch()?;
+            match next {
+                Ok(Some(delivered)) => {
+                    let Delivered { batch, token, .. } = delivered.map_err(Stop::Running)?;
+                    self.process.check(&batch, &self.wanted)?;
+                    self.received.batch(batch, token, plan.manual);
+                }
+                Ok(None) => {
+                    return Err(Stop::Violation("an endless stream ended without a word".into()));
+                }
+                Err(_) => {}
+            }
+            while let Some(token) = self.received.acknowledge(is_idle, rng) {
+                self.stream.ack(token).map_err(Stop::Running)?;
+            }
+            if is_idle || rng.random_bool(plan.commits) {
+                self.store()?;
+            }
+            if plan.slowness > 0 {
+                sleep(Duration::from_millis(rng.random_range(0..=plan.slowness))).await;
+            }
+        }
+    }
+
+    fn store(&mut self) -> Result<(), Stop> {
+        let checkpoint = self.stream.checkpoint();
+        self.received.settle(&checkpoint, &mut self.table).map_err(Stop::Violation)?;
+        let (table, ids, since) = (self.table.clone(), self.wanted.ids.clone(), self.since);
+        self.process.storage.borrow_mut().store(Pair { checkpoint, table, ids, since });
+        Ok(())
+    }
+
+    /// Looks at what the stream says of itself.
+    fn watch(&self) -> Result<(), Stop> {
+        self.process.watch(&self.stream)
+    }
+}
+
+impl Process {
+    /// Counts what a stream says has happened, and looks at its bounds.
+    pub(super) fn watch(&self, stream: &ChangeStream<Vec<Item>>) -> Result<(), Stop> {
+        for event in stream.take_events() {
+            let text = format!("{event:?}");
+            self.shared.network.event(text.as_bytes());
+            if !matches!(event, StreamEvent::Opened { .. }) {
+                self.shared.trace.add(format!("reader {}: {text}", self.plan.number));
+            }
+            let name = text.split([' ', '(']).next().unwrap_or_default();
+            self.shared.count(format!("event {name}"));
+        }
+        for vbucket in stream.vbucket_stats() {
+            self.shared.count(format!("state {:?}", vbucket.state));
+        }
+        let stats = stream.stats();
+        // A window for each connection, and one document more.
+        let most = (stats.connections as u64 + 1)
+            * (u64::from(StreamOptions::MIN_BUFFER_SIZE) + super::MAX_PACKET);
+        if stats.buffered_bytes > most {
+            let wrong =
+                format!("{} bytes are buffered, at most {most} may be", stats.buffered_bytes);
+            return Err(Stop::Violation(wrong));
+        }
+        if stats.held_rows > 0 {
+            self.shared.count("rows held for persistence");
+        }
+        Ok(())
+    }
+}
+
+/// What was received and not stored yet.
+#[derive(Default)]
+struct Received {
+    /// In the order it came, with the number of its batch.
+    items: VecDeque<(u64, Item)>,
+    batches: u64,
+    /// Batches that are not acknowledged, by number.
+    open: BTreeMap<u64, AckToken>,
+}
+
+impl Received {
+    fn batch(&mut self, items: Vec<Item>, token: AckToken, is_manual: bool) {
+        self.batches += 1;
+        let number = self.batches;
+        self.items.extend(items.into_iter().map(|item| (number, item)));
+        if is_manual {
+            self.open.insert(number, token);
+        }
+    }
+
+    /// Some batch to acknowledge now: any of them, or every one while nothing comes.
+    fn acknowledge(&mut self, all: bool, rng: &mut StdRng) -> Option<AckToken> {
+        if self.open.is_empty() || !(all || self.open.len() > 8 || rng.random_bool(0.4)) {
+            return None;
+        }
+        let number = *self.open.keys().nth(rng.random_range(0..self.open.len()))?;
+        self.open.remove(&number)
+    }
+
+    /// Moves what the checkpoint covers into the table.
+    fn settle(&mut self, checkpoint: &Checkpoint, table: &mut Table) -> Result<(), String> {
+        let mut left = VecDeque::new();
+        for (number, item) in self.items.drain(..) {
+            if !item.is_covered(checkpoint) {
+                left.push_back((number, item));
+                continue;
+            }
+            if self.open.contains_key(&number) {
+                return Err(format!("the checkpoint covers what is not acknowledged: {item:?}"));
+            }
+            table.apply(&item)?;
+        }
+        self.items = left;
+        Ok(())
+    }
+}

@@ -1,0 +1,180 @@
+//! Streams with an end, one after the other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use dcp_consumer::{ChangeStream, End, Start, StreamOptions};
+use dcp_proto::Position;
+use dcp_proto::checkpoint::Checkpoint;
+use dcp_wire::{Seqno, Vbid};
+use rand::Rng;
+use rand::rngs::StdRng;
+use tokio::time::sleep;
+
+use super::{Process, Stop, Wanted, compare};
+use crate::plan::FilterPlan;
+use crate::rows::{Item, Rows, Table};
+use crate::storage::Pair;
+
+impl Process {
+    /// Reads up to some end, from what was stored, from something older, or from the beginning.
+    pub(super) async fn read_finite(&self, rng: &mut StdRng) -> Result<(), Stop> {
+        let stored = match rng.random_range(0..10) {
+            0 => None,
+            1 | 2 => self.storage.borrow().any(rng).cloned(),
+            _ => self.storage.borrow_mut().load(),
+        };
+        let wanted = self.prepare(stored, rng).await?;
+        let end = match rng.random_bool(0.5) {
+            true => End::Now,
+            false => End::At(self.some_ends(&wanted, rng).await?),
+        };
+        let clamp = rng.random_bool(0.5);
+        let pair = Box::pin(self.read_to(&wanted, end, clamp, rng)).await?;
+        self.storage.borrow_mut().store(pair);
+        Ok(())
+    }
+
+    /// Seqnos that were there a moment ago.
+    async fn some_ends(
+        &self,
+        wanted: &Wanted,
+        rng: &mut StdRng,
+    ) -> Result<BTreeMap<Vbid, Seqno>, Stop> {
+        let asking = Box::pin(wanted.client.high_seqnos());
+        let mut ends = self.unless_cancelled(asking, rng).await?.map_err(Stop::Opening)?;
+        for end in ends.values_mut() {
+            if rng.random_bool(0.6) {
+                end.0 = rng.random_range(0..=end.0);
+            }
+        }
+        Ok(ends)
+    }
+
+    async fn read_to(
+        &self,
+        wanted: &Wanted,
+        end: End,
+        clamp: bool,
+        rng: &mut StdRng,
+    ) -> Result<Pair, Stop> {
+        let kind = if matches!(end, End::Now) { "now" } else { "at" };
+        self.shared.count(format!("end {kind}, clamped {clamp}"));
+        let (start, mut table) = match &wanted.pair {
+            Some(pair) => (Start::Checkpoint(pair.checkpoint.clone()), pair.table.clone()),
+            None => (Start::Earliest, Table::default()),
+        };
+        let options = StreamOptions { start, end: end.clone(), clamp, ..wanted.options.clone() };
+        let opening = Box::pin(wanted.client.stream(options, Rows::default));
+        let mut stream = self.unless_cancelled(opening, rng).await?.map_err(Stop::Opening)?;
+        if !self.is_current(wanted) {
+            return Err(Stop::Again);
+        }
+        let mut given_back = BTreeSet::new();
+        while let Some(delivered) = stream.next().await {
+            let delivered = delivered.map_err(Stop::Running)?;
+            self.watch(&stream)?;
+            self.check(&delivered.batch, wanted)?;
+            for item in &delivered.batch {
+                table.apply(item).map_err(Stop::Violation)?;
+                if let Item::Rollback(rollback) = item {
+                    given_back.insert(rollback.vbid);
+                }
+                check_within(item, &end, clamp).map_err(Stop::Violation)?;
+            }
+            if self.plan.manual {
+                stream.ack(delivered.token).map_err(Stop::Running)?;
+            }
+            self.rest().await;
+            sleep(Duration::from_millis(rng.random_range(0..=self.plan.slowness))).await;
+        }
+        let checkpoint = self.ended(wanted, &stream, &end, clamp, &given_back)?;
+        let (ids, since) = (wanted.ids.clone(), 0);
+        Ok(Pair { checkpoint, table, ids, since })
+    }
+
+    /// Where a finite stream must stand that has ended.
+    fn ended(
+        &self,
+        wanted: &Wanted,
+        stream: &ChangeStream<Vec<Item>>,
+        end: &End,
+        clamp: bool,
+        given_back: &BTreeSet<Vbid>,
+    ) -> Result<Checkpoint, Stop> {
+        let checkpoint = stream.checkpoint();
+        let ends = match end {
+            End::At(ends) if self.shared.world.borrow().lives == self.life.get() => ends.clone(),
+            _ => BTreeMap::new(),
+        };
+        for (&vbid, &end) in &ends {
+            let at = checkpoint.position(vbid).cloned().unwrap_or(Position::EARLIEST);
+            let start = wanted.pair.as_ref().and_then(|pair| pair.checkpoint.position(vbid));
+            if start == Some(&at) || given_back.contains(&vbid) {
+                continue;
+            }
+            let wrong = if clamp && at.seqno > end {
+                "beyond its end, at which it was to stop"
+            } else if !clamp && at.seqno < end && self.plan.filter == FilterPlan::All {
+                "below its end"
+            } else if !clamp && !at.is_snapshot_complete() {
+                "inside of the snapshot that holds its end"
+            } else {
+                continue;
+            };
+            let wrong = format!("a finite stream of {vbid} to {end} ended {wrong}: {at:?}");
+            return Err(Stop::Violation(wrong));
+        }
+        Ok(checkpoint)
+    }
+
+    /// Reads what there is, when nothing is broken any more.
+    pub(super) async fn read_all(self) -> Result<(), String> {
+        let mut rng = <StdRng as rand::SeedableRng>::seed_from_u64(self.seed);
+        let stored = self.storage.borrow_mut().load();
+        let froms = if stored.is_some() { vec![None, stored] } else { vec![None] };
+        for mut from in froms {
+            let pair = loop {
+                match self.read_what_there_is(from.clone(), &mut rng).await {
+                    Ok(pair) => break pair,
+                    Err(stop) => self.judge(Err(stop))?,
+                }
+                // A stored checkpoint may turn out to be another bucket's.
+                if self.storage.borrow().newest().is_none() {
+                    from = None;
+                }
+                let collections = self.shared.world.borrow().live(|of| of.scope == "shop");
+                if self.plan.filter == FilterPlan::Collections && collections.is_empty() {
+                    return Ok(());
+                }
+                sleep(Duration::from_millis(200)).await;
+            };
+            let world = self.shared.world.borrow();
+            compare(&self.plan, &world, Some(&pair))
+                .map_err(|wrong| format!("a finite stream brought something else: {wrong}"))?;
+        }
+        Ok(())
+    }
+
+    async fn read_what_there_is(&self, from: Option<Pair>, rng: &mut StdRng) -> Result<Pair, Stop> {
+        let mut wanted = self.prepare(from, rng).await?;
+        if self.seed % 8 == 3 {
+            // Nothing is broken: nothing needs to be tried again.
+            wanted.options.retry_timeout = Duration::ZERO;
+            self.shared.count("retry_timeout zero");
+        }
+        let since = wanted.pair.as_ref().map_or(0, |pair| pair.since);
+        let pair = Box::pin(self.read_to(&wanted, End::Now, false, rng)).await?;
+        Ok(Pair { since, ..pair })
+    }
+}
+
+/// A clamped stream brings nothing above its end.
+fn check_within(item: &Item, end: &End, clamp: bool) -> Result<(), String> {
+    let (End::At(ends), true, Item::Change(row)) = (end, clamp, item) else { return Ok(()) };
+    match ends.get(&row.vbid) {
+        Some(end) if row.seqno > *end => Err(format!("a row above the end {end}: {row:?}")),
+        Some(_) => Ok(()),
+        None => Err(format!("a row of a vBucket that was not asked for: {row:?}")),
+    }
+}

@@ -1,0 +1,199 @@
+//! One world, from its plan to the last comparison.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Builder;
+use tokio::task::LocalSet;
+use tokio::time::{Instant, sleep};
+
+use crate::network::Network;
+use crate::panics;
+use crate::plan::{Plan, ReaderKind};
+use crate::readers::{Reader, Shared};
+use crate::report::Report;
+use crate::trace::Trace;
+use crate::world::World;
+
+/// Simulated time in which everything must have arrived once all faults are over.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Time without events after which all is quiet.
+const QUIET: Duration = Duration::from_secs(20);
+/// Simulated time in which a write must have arrived where nothing is broken any more: a dead
+/// connection is known after two noop intervals, of nine seconds at most.
+const SOON: Duration = Duration::from_secs(30);
+
+/// How a world went.
+pub(crate) struct Outcome {
+    pub(crate) result: Result<(), String>,
+    pub(crate) trace: Vec<String>,
+    /// Of everything that happened.
+    pub(crate) hash: u64,
+    pub(crate) report: Report,
+}
+
+/// A world under way.
+pub(crate) struct Run {
+    pub(crate) plan: Plan,
+    pub(crate) shared: Shared,
+    pub(crate) readers: Vec<Reader>,
+}
+
+/// Runs a plan in simulated time.
+pub(crate) fn run(plan: &Plan) -> Outcome {
+    panics::watch();
+    panics::take();
+    std::panic::catch_unwind(|| run_in_simulated_time(plan)).unwrap_or_else(|_| Outcome {
+        result: Err(panics::take().unwrap_or_default()),
+        trace: Vec::new(),
+        hash: 0,
+        report: Report::default(),
+    })
+}
+
+fn run_in_simulated_time(plan: &Plan) -> Outcome {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+    let local = LocalSet::new();
+    runtime.expect("a runtime").block_on(local.run_until(async {
+        let trace = Trace::new();
+        let run = Run::new(plan.clone(), trace.clone()).await;
+        let (shared, steps) = (run.shared.clone(), run.shared.network.steps.clone());
+        let result = tokio::select! {
+            biased;
+            result = Box::pin(run.play()) => result,
+            round = steps.exhausted() => Err(round),
+        };
+        // Whatever came of it: a task that is gone may have been one of many.
+        let result = panics::take().map_or(result, |panic| Err(format!("a panic: {panic}")));
+        trace.add(format!("{} packets", steps.taken()));
+        let trace = trace.take();
+        for line in &trace {
+            shared.network.event(line.as_bytes());
+        }
+        let mut report = shared.report.borrow().clone();
+        report.add("branch of history", shared.world.borrow().truth.branches);
+        Outcome { result, trace, hash: shared.network.hash(), report }
+    }))
+}
+
+impl Run {
+    async fn new(plan: Plan, trace: Trace) -> Self {
+        let world = World::new(&plan).await;
+        let network = Network::new(Arc::clone(&world.producer), plan.seed);
+        trace.add(format!(
+            "{} nodes, {} vBuckets, {} replicas, ephemeral {}, calm {}",
+            plan.nodes, plan.vbuckets, plan.replicas, plan.ephemeral, plan.calm
+        ));
+        for reader in &plan.readers {
+            trace.add(format!("{reader:?}"));
+        }
+        let world = Rc::new(RefCell::new(world));
+        let shared = Shared::new(&plan, world, network, trace);
+        let readers = plan.readers.iter().cloned();
+        let readers = readers.map(|reader| Reader::new(reader, shared.clone())).collect();
+        Self { plan, shared, readers }
+    }
+
+    async fn play(mut self) -> Result<(), String> {
+        self.readers.iter_mut().for_each(Reader::start);
+        for step in self.plan.steps.clone() {
+            let told = self.step(step).await;
+            self.shared.count(format!("step {:?}", step.kind));
+            self.shared.trace.add(told);
+            sleep(step.pause).await;
+            self.check()?;
+        }
+        self.heal().await;
+        self.arrive(PATIENCE).await?;
+        for reader in &mut self.readers {
+            reader.finish(PATIENCE).await?;
+        }
+        // Where nothing is broken what is written arrives soon, whatever happened before.
+        let mut rng = <rand::rngs::StdRng as rand::SeedableRng>::seed_from_u64(!self.plan.seed);
+        self.shared.world.borrow_mut().write(20, 24, &mut rng);
+        self.arrive(SOON).await?;
+        sleep(QUIET).await;
+        self.check()?;
+        self.compare()?;
+        self.check_accounts()?;
+        self.check_calm()?;
+        for reader in &mut self.readers {
+            reader.kill().await;
+            reader.read_all(PATIENCE).await?;
+        }
+        self.check()
+    }
+
+    /// The end of all faults.
+    async fn heal(&self) {
+        self.shared.trace.add("heal");
+        self.shared.network.heal();
+        self.shared.world.borrow_mut().end_rules();
+        let producer = Arc::clone(&self.shared.world.borrow().producer);
+        let broken = std::mem::take(&mut self.shared.world.borrow_mut().broken);
+        for node in broken {
+            // Refused for one there is not.
+            let _ = producer.restart(node, true).await;
+            self.shared.world.borrow_mut().observe(true);
+        }
+        self.shared.world.borrow_mut().settle();
+        self.shared.healed.set(Some(Instant::now()));
+    }
+
+    /// Nothing that must not be has been seen so far.
+    fn check(&self) -> Result<(), String> {
+        if let Some(violation) = self.readers.iter().find_map(Reader::take_violation) {
+            return Err(violation);
+        }
+        if let Some(wrong) = self.shared.network.take_wrong() {
+            return Err(wrong);
+        }
+        self.shared.world.borrow_mut().truth.broken.take().map_or(Ok(()), Err)
+    }
+
+    /// Waits until every reader has what the cluster has.
+    async fn arrive(&self, patience: Duration) -> Result<(), String> {
+        let begin = Instant::now();
+        while let Err(wrong) = self.compare() {
+            self.check()?;
+            if begin.elapsed() > patience {
+                return Err(format!("{:?} after the last fault: {wrong}", begin.elapsed()));
+            }
+            sleep(Duration::from_millis(200)).await;
+        }
+        self.shared.trace.add("everything has arrived");
+        self.check()
+    }
+
+    fn compare(&self) -> Result<(), String> {
+        self.readers.iter().try_for_each(Reader::compare)
+    }
+
+    /// Nothing is outstanding by the accounts of either end while nothing moves.
+    fn check_accounts(&self) -> Result<(), String> {
+        for reader in &self.readers {
+            let outstanding = self.shared.network.outstanding(reader.plan.client);
+            if outstanding != 0 {
+                return Err(format!("{reader}: {outstanding} bytes are not acknowledged"));
+            }
+        }
+        self.shared.count("accounts agree");
+        Ok(())
+    }
+
+    /// Where nothing was lost nothing is taken back.
+    fn check_calm(&self) -> Result<(), String> {
+        let rolled_back = |reader: &&Reader| {
+            let storage = reader.storage.borrow();
+            storage.newest().is_some_and(|pair| pair.table.rollbacks() > 0)
+        };
+        match self.readers.iter().find(rolled_back) {
+            Some(reader) if self.plan.calm && reader.plan.kind != ReaderKind::Finite => {
+                Err(format!("{reader}: a rollback though nothing was lost"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
