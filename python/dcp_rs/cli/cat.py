@@ -74,12 +74,16 @@ def run(options: argparse.Namespace) -> None:
     store = None if options.checkpoint is None else FileStore(options.checkpoint)
     kept = None if store is None else store.load()
     show = _as_json if options.json else _as_line
+    secret = _password(options)
+    # A file that can be read is read again for each connection: the password in it may change.
+    is_in_file = secret is not None and options.password_file is not None
     with (
         connect(
             options.connection_string,
             bucket=options.bucket,
             username=options.username,
-            password=_password(options),
+            password=None if is_in_file else secret,
+            password_file=options.password_file if is_in_file else None,
             tls_ca=options.tls_ca,
             tls_certificate=options.tls_certificate,
             tls_key=options.tls_key,
