@@ -8,7 +8,7 @@ use std::time::Duration;
 use dcp_proto::consumer::{BootstrapOutcome, ClusterConfig, ControlSetting, DcpOpen};
 use dcp_proto::topology::{Address, BucketConfig, Manifest, Network};
 use dcp_wire::message::{Control, OpenFlags};
-use dcp_wire::{Feature, Opcode, Status, Vbid};
+use dcp_wire::{Feature, Opcode, Seqno, Status, Vbid};
 use rand::Rng;
 use rand::rngs::StdRng;
 use tokio::task::JoinSet;
@@ -88,6 +88,8 @@ pub(crate) struct Bucket {
     replaced: AtomicBool,
     /// Some node has opened a DCP connection: the user may do that.
     has_opened_dcp: AtomicBool,
+    /// The highest seqno each vBucket was ever seen to have.
+    highest: Mutex<BTreeMap<Vbid, Seqno>>,
     /// Connections that no stream uses.
     kept: Kept,
 }
@@ -122,6 +124,7 @@ impl Bucket {
             }),
             replaced: AtomicBool::new(false),
             has_opened_dcp: AtomicBool::new(false),
+            highest: Mutex::default(),
             kept: Kept::new(connector.options().keep_connections),
             connector,
         })
@@ -355,6 +358,21 @@ impl Bucket {
         if manifest.uid() > state.manifest.uid() {
             state.manifest = Arc::new(manifest);
         }
+    }
+
+    /// vBuckets were seen to have these seqnos.
+    pub(crate) fn saw(&self, seqnos: &BTreeMap<Vbid, Seqno>) {
+        let mut highest = self.highest.lock().unwrap_or_else(PoisonError::into_inner);
+        for (&vbid, &seqno) in seqnos {
+            let known = highest.entry(vbid).or_default();
+            *known = seqno.max(*known);
+        }
+    }
+
+    /// Whether a vBucket was ever seen to have a seqno. It may have lost it since.
+    pub(crate) fn has_seen(&self, vbid: Vbid, seqno: Seqno) -> bool {
+        let highest = self.highest.lock().unwrap_or_else(PoisonError::into_inner);
+        highest.get(&vbid).is_some_and(|highest| *highest >= seqno)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

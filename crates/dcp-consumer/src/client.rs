@@ -208,9 +208,15 @@ impl Client {
                     if options.end_exists {
                         check_end(vbid, end, high)?;
                     }
-                    // One that must exist is never given up for what there is.
-                    let is_seen = !options.end_exists && high >= end;
-                    (end, if is_seen { EndKind::Seen } else { EndKind::Awaited })
+                    let was_there = position.seqno >= end || self.bucket.has_seen(vbid, end);
+                    let kind = match was_there {
+                        // One that must exist is never given up for what there is.
+                        _ if options.end_exists => EndKind::Awaited,
+                        _ if high >= end => EndKind::Seen,
+                        true => EndKind::Latest,
+                        false => EndKind::Awaited,
+                    };
+                    (end, kind)
                 }
             };
             // Anything else is asked for even where nothing is left to read: only the server can

@@ -193,6 +193,7 @@ impl Survey {
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
         let mut seqnos = self.ask(vbids, HighSeqnos).await?;
         seqnos.retain(|vbid, _| vbids.contains(vbid));
+        self.bucket.saw(&seqnos);
         Ok(seqnos)
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use dcp_producer::VBucketState;
 use dcp_wire::{Seqno, Vbid};
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use tokio::time::sleep;
 
@@ -39,6 +40,7 @@ impl Run {
             | Kind::Kill
             | Kind::Move
             | Kind::Rebalance => self.change_nodes(step.kind, rng),
+            Kind::RewriteAndFailOver => self.rewrite_and_fail_over(rng).await,
             Kind::RestartCleanly => self.restart(rng, true).await,
             Kind::RestartUncleanly => self.restart(rng, false).await,
             Kind::Repair => self.repair(rng).await,
@@ -132,6 +134,46 @@ impl Run {
             world.broken.push(node);
         }
         format!("node {node}, {vbid}: {done}")
+    }
+
+    /// Documents are written again while reads of their first versions are planned and run, the last
+    /// of them where no replica gets it. Then a replica takes over that has everything but that, and
+    /// with it the first version of that document.
+    async fn rewrite_and_fail_over(&self, rng: &mut StdRng) -> String {
+        let (vbid, producer, mut keys) = {
+            let world = self.shared.world.borrow();
+            let vbid = world.any_vbid(rng);
+            (vbid, Arc::clone(&world.producer), world.keys_of(vbid))
+        };
+        let copies = producer.copies_of(vbid).unwrap_or_default();
+        if copies.len() < 2 || keys.len() < 2 {
+            return format!("{vbid} has no replica, or nothing to write");
+        }
+        keys.shuffle(rng);
+        keys.truncate(rng.random_range(2..5));
+        let (last, others) = keys.split_last().expect("two keys");
+        let write = |keys: &[Vec<u8>], rng: &mut StdRng| {
+            self.shared.world.borrow_mut().write_each(keys, rng);
+            producer.persist();
+        };
+        self.shared.world.borrow().catch_up();
+        write(&keys, rng);
+        sleep(Duration::from_millis(rng.random_range(20..400))).await;
+        write(others, rng);
+        sleep(Duration::from_millis(rng.random_range(0..100))).await;
+        for replica in 1..copies.len() {
+            // Refused if it is gone meanwhile.
+            let _ = producer.set_replica_lag(vbid, replica, None);
+        }
+        write(std::slice::from_ref(last), rng);
+        sleep(Duration::from_millis(rng.random_range(0..1000))).await;
+        let node = copies[0];
+        let done = producer.failover(node, false).is_ok();
+        let mut world = self.shared.world.borrow_mut();
+        if done && !world.broken.contains(&node) {
+            world.broken.push(node);
+        }
+        format!("{vbid} of node {node}: {done}")
     }
 
     async fn restart(&self, rng: &mut StdRng, cleanly: bool) -> String {

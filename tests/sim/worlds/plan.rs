@@ -114,6 +114,7 @@ kinds! {
     LoseTail 5 false,
     Rewrite 6 false,
     FailOver 8 false,
+    RewriteAndFailOver 5 false,
     FailOverGracefully 3 true,
     FailOverUnsafely 2 false,
     Kill 5 false,

@@ -148,10 +148,22 @@ impl World {
 
     /// Writes to one vBucket, so many times.
     pub(crate) fn write_to(&mut self, vbid: Vbid, count: u64, rng: &mut StdRng) {
-        let keys = (0..KEYS).map(|key| format!("key-{key}").into_bytes());
-        let keys: Vec<_> = keys.filter(|key| self.producer.vbid_of(key) == vbid).collect();
+        let keys = self.keys_of(vbid);
         for _ in 0..count {
             let Some(key) = keys.choose(rng) else { return };
+            self.upsert(DEFAULT, key, rng);
+        }
+    }
+
+    /// The keys that lie in a vBucket.
+    pub(crate) fn keys_of(&self, vbid: Vbid) -> Vec<Vec<u8>> {
+        let keys = (0..KEYS).map(|key| format!("key-{key}").into_bytes());
+        keys.filter(|key| self.producer.vbid_of(key) == vbid).collect()
+    }
+
+    /// Writes each of these documents once, in their order.
+    pub(crate) fn write_each(&mut self, keys: &[Vec<u8>], rng: &mut StdRng) {
+        for key in keys {
             self.upsert(DEFAULT, key, rng);
         }
     }

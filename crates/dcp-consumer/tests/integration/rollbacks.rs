@@ -137,19 +137,47 @@ async fn a_read_from_the_beginning_does_not_wait_for_what_was_lost_before_it_was
 }
 
 #[tokio::test]
-async fn an_end_that_is_yet_to_be_written_is_waited_for_through_a_rollback() {
+async fn an_end_that_was_seen_and_lost_before_the_stream_was_asked_for_is_not_waited_for() {
+    let producer = producer(1, 1).await;
+    write(&producer, 0..30);
+    let client = connect(&producer).await;
+    let end = End::At(client.high_seqnos().await.unwrap());
+    producer.roll_back(Vbid(0), Seqno(25)).unwrap();
+    let mut stream = client.stream(options(Start::Earliest, end), Rows::default).await.unwrap();
+    assert_eq!(read_all(&mut stream).await.len(), 25);
+}
+
+#[tokio::test]
+async fn an_end_is_not_waited_for_once_history_was_lost() {
+    let producer = producer(1, 1).await;
+    let client = connect(&producer).await;
+    let end = End::At([(Vbid(0), Seqno(40))].into());
+    let mut stream = client.stream(options(Start::Earliest, end), Rows::default).await.unwrap();
+    for round in 0..3 {
+        write(&producer, round * 10..round * 10 + 10);
+        take(&mut stream, 10).await;
+    }
+    producer.roll_back(Vbid(0), Seqno(25)).unwrap();
+    let items = read_all(&mut stream).await;
+    assert_eq!(rollback(&items[0]).seqno, Seqno(20));
+    assert_eq!(items.len(), 6, "seqnos 21 to 25 are all there is");
+}
+
+#[tokio::test]
+async fn an_end_that_is_yet_to_be_written_is_waited_for_through_a_restart() {
     let producer = producer(1, 1).await;
     let client = connect(&producer).await;
     let end = End::At([(Vbid(0), Seqno(40))].into());
     let mut stream = client.stream(options(Start::Earliest, end), Rows::default).await.unwrap();
     write(&producer, 0..10);
     take(&mut stream, 10).await;
-    producer.roll_back(Vbid(0), Seqno(5)).unwrap();
-    let items = take(&mut stream, 6).await;
-    assert_eq!(rollback(&items[0]).seqno, Seqno(0));
+    producer.persist();
+    producer.restart(0, true).await.unwrap();
+    write(&producer, 10..20);
+    take(&mut stream, 10).await;
     assert_eq!(stream.stats().complete, 0);
-    write(&producer, 100..135);
-    assert_eq!(read_all(&mut stream).await.len(), 35);
+    write(&producer, 20..40);
+    assert_eq!(read_all(&mut stream).await.len(), 20);
 }
 
 /// A checkpoint at seqno 30, and a vBucket whose seqno 30 is another change by now.

@@ -23,7 +23,8 @@ pub struct Resume {
 /// What is known of the seqno a stream is to end with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EndKind {
-    /// It may not have been written yet: the stream waits for it.
+    /// It may not have been written yet: the stream waits for it. A rollback says that history was
+    /// lost, and the end may have been part of it.
     #[default]
     Awaited,
     /// The server had it when it was chosen. A failover may have lost it by the time the stream is

@@ -256,7 +256,7 @@ impl Stream {
         };
         self.stop = position.snapshot.end.min(self.clamp);
         self.resume.position = position;
-        self.resume.end = self.resume.end.after_a_try();
+        self.resume.end = EndKind::Latest;
         self.to_latest = takes_latest(self.resume.end, self.end_seqno);
         self.dirty = true;
         rollback
