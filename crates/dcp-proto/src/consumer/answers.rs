@@ -89,9 +89,11 @@ impl Connection {
                 Ok(())
             }
             Status::ERANGE if stream.to_latest => {
-                // The newest change there lies below the start: without that flag the server says
-                // how far to go back.
+                // The newest change there, or the newest that passes the filter, lies below the start.
+                // Asked for no more than the start, the server ends the stream at once, or says how
+                // far to go back.
                 stream.to_latest = false;
+                stream.is_past_latest = true;
                 stream.restart(self.opaques.stream(vbid));
                 RequestContext::new(&self.config).encode(stream, &mut self.transmit);
                 Ok(())

@@ -62,7 +62,10 @@ impl<'a> RequestContext<'a> {
             start_seqno: position.seqno,
             // A position can be past the end where the server has lost changes since. The rollback
             // that it answers takes it back; a request whose end is below its start is malformed.
-            end_seqno: stream.end_seqno.max(position.seqno),
+            end_seqno: match stream.is_past_latest {
+                true => position.seqno,
+                false => stream.end_seqno.max(position.seqno),
+            },
             vbuuid: position.vbuuid(),
             snapshot_start: snapshot.start,
             snapshot_end: snapshot.end,

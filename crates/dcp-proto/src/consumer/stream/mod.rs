@@ -166,6 +166,8 @@ pub(super) struct Stream {
     /// Whether the server is to end the stream with what it has: a failover may have lost the
     /// change the end was chosen by, which would then never come.
     pub(super) to_latest: bool,
+    /// Whether the server has refused that, since it has nothing for the stream above the start.
+    pub(super) is_past_latest: bool,
     /// Whether the position has moved since it was last taken.
     pub(super) dirty: bool,
     /// Whether it is to be asked for again once it is closed.
@@ -203,6 +205,7 @@ impl Stream {
             ended: false,
             settles: Settles::At(Seqno::MAX),
             to_latest: takes_latest(resume.end, end_seqno),
+            is_past_latest: false,
             resume,
             dirty: false,
             reopen: false,
@@ -258,6 +261,7 @@ impl Stream {
         self.resume.position = position;
         self.resume.end = EndKind::Latest;
         self.to_latest = takes_latest(self.resume.end, self.end_seqno);
+        self.is_past_latest = false;
         self.dirty = true;
         rollback
     }

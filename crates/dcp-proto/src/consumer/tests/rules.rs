@@ -354,7 +354,7 @@ fn rule_10_an_end_that_a_failover_lost_is_not_waited_for() {
     // It has less than was read: the start is out of range, and only then is it told how far.
     server.answer(Status::ERANGE, &[]).play();
     let request = server.requested();
-    assert_eq!((request.start, request.to_latest), (60, false));
+    assert_eq!((request.start, request.end, request.to_latest), (60, 60, false));
     server.answer(Status::ROLLBACK, &50_u64.to_be_bytes()).play();
     let request = server.requested();
     assert_eq!((request.start, request.to_latest), (40, true));
@@ -374,6 +374,24 @@ fn rule_10_the_newest_change_is_asked_for_as_such() {
     assert!(server.open_until(begin, Seqno(3)).to_latest, "it may be lost by now");
     server.accept(LOG);
     server.marker(0, 1).mutation(1).end(StreamEndReason::OK).play();
+    let events = server.events();
+    assert!(
+        matches!(events[..], [Event::StreamEnded { cause: EndCause::Complete, .. }]),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn rule_10_nothing_is_waited_for_where_a_filter_has_nothing_above_the_start() {
+    let mut server = Harness::new(config());
+    let resume = Resume::new(position(23, (0, 46), LOG)).with_end(EndKind::Latest);
+    assert!(server.open_until(resume, Seqno(78)).to_latest);
+    // The newest change of the filter's collections lies below, and the end was lost since.
+    server.answer(Status::ERANGE, &[]).play();
+    let request = server.requested();
+    assert_eq!((request.start, request.end, request.to_latest), (23, 23, false));
+    server.accept(LOG);
+    server.end(StreamEndReason::OK).play();
     let events = server.events();
     assert!(
         matches!(events[..], [Event::StreamEnded { cause: EndCause::Complete, .. }]),
