@@ -49,6 +49,10 @@ impl<S: BatchSink> Cluster<S> {
             self.observers.remove(&address);
             let _ = self.observer(&address).send(refused.0);
         }
+        for (vbid, on) in self.persistence.left_behind(now) {
+            tracing::debug!(%vbid, "the active copy has left the branch of changes that wait");
+            self.close(vbid, on);
+        }
         for (vbid, waits) in self.persistence.overdue(now) {
             tracing::warn!(%vbid, ?waits, "changes wait for a copy that does not persist them");
             self.stats.events.push(StreamEvent::Held { vbid, waits });

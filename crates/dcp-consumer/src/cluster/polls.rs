@@ -69,10 +69,9 @@ impl<S: BatchSink> Cluster<S> {
         }
     }
 
-    /// Closes a stream; it is reported as ended and opened again.
-    fn close(&self, vbid: Vbid) {
-        let on = self.reconciler.connection_of(vbid);
-        let node = self.nodes.values().find(|node| on.is_some() && node.id() == on);
+    /// Closes a stream on a connection; it is reported as ended and opened again.
+    pub(super) fn close(&self, vbid: Vbid, on: ConnectionId) {
+        let node = self.nodes.values().find(|node| node.id() == Some(on));
         if let Some(Slot::Up { commands, .. }) = node.map(|node| &node.slot) {
             let _ = commands.send(Command::Close(vbid));
         }
@@ -92,9 +91,11 @@ impl<S: BatchSink> Cluster<S> {
                 self.reconciler.check_end(progress)?;
             }
             let Progress { vbid, seqno, high_seqno, .. } = progress;
-            if self.reconciler.has_lost_end(progress) {
+            if self.reconciler.has_lost_end(progress)
+                && let Some(on) = self.reconciler.connection_of(vbid)
+            {
                 tracing::warn!(%vbid, %high_seqno, "the end of the read was lost in a failover");
-                self.close(vbid);
+                self.close(vbid, on);
             }
             let Some(still) = self.reconciler.progressed(progress, now) else { continue };
             tracing::warn!(%vbid, %seqno, %high_seqno, ?still, "a vbucket lags without progress");

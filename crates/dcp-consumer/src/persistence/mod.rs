@@ -19,6 +19,10 @@ const SHORTEST: Duration = Duration::from_millis(10);
 /// Longest pause, after nothing has moved for a while.
 const LONGEST: Duration = Duration::from_secs(1);
 
+/// How long changes may wait although the active copy has left their branch. The server ends the
+/// stream of such a vBucket by itself, except where it has ended it before, at its end.
+const LEFT_BEHIND: Duration = Duration::from_secs(1);
+
 /// How long changes may wait before that is told.
 const OVERDUE: Duration = Duration::from_secs(60);
 
@@ -259,6 +263,23 @@ impl Persistence {
     pub(crate) fn waiting(&self, vbid: Vbid) -> (Option<Instant>, bool) {
         let watched = self.vbuckets.get(&vbid);
         watched.map_or((None, false), |watched| (watched.since, watched.is_settling()))
+    }
+
+    /// vBuckets whose active copy has left the branch of the changes that wait, so that these will
+    /// never be persisted, and the connections they are on. They are forgotten: their streams are
+    /// to be opened again.
+    pub(crate) fn left_behind(&mut self, now: Instant) -> Vec<(Vbid, ConnectionId)> {
+        let left_behind = |(&vbid, watched): (&Vbid, &Watched)| {
+            let waits = now.saturating_duration_since(watched.since?);
+            let (vbuuid, _) = watched.answers.first().copied().flatten()?;
+            let is_left = waits >= LEFT_BEHIND && vbuuid != watched.vbuuid;
+            is_left.then_some((vbid, watched.on))
+        };
+        let left: Vec<_> = self.vbuckets.iter().filter_map(left_behind).collect();
+        for (vbid, _) in &left {
+            self.vbuckets.remove(vbid);
+        }
+        left
     }
 
     /// vBuckets of which changes wait for too long, once each, and for how long.

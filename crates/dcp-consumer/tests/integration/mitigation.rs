@@ -258,6 +258,23 @@ async fn rule_11_a_clamped_stream_ends_when_the_snapshot_at_its_end_is_persisted
     }
 }
 
+#[tokio::test]
+async fn rule_11_changes_do_not_wait_for_ever_on_a_branch_that_the_active_copy_has_left() {
+    let producer = cluster(2, 1, 1).await;
+    producer.hold_persistence(VB, 1, true).unwrap();
+    write(&producer, 0..10);
+    producer.persist();
+    let client = connect(&producer).await;
+    // The server has sent the end of the stream, which waits behind the changes.
+    let mut stream = stream(&client, persisted_only(Start::Earliest, End::Now)).await;
+    held(&mut stream, 10).await;
+    // So it has no stream to end when the history of the vBucket is another one.
+    producer.roll_back(VB, Seqno(8)).unwrap();
+    producer.hold_persistence(VB, 1, false).unwrap();
+    producer.persist();
+    assert_eq!(seqnos(&read_all(&mut stream).await), (1..=8).collect::<Vec<_>>());
+}
+
 /// A read up to seqno 4 whose last change was written again before it began: as seqno 8, which the
 /// replica does not get. `first` is what was written again before that, and reached the replica.
 async fn replaced_above_the_end(
