@@ -19,6 +19,8 @@ impl Run {
         let mut rng = StdRng::seed_from_u64(step.dice);
         let rng = &mut rng;
         self.shared.world.borrow_mut().tick();
+        let may_lose = step.kind.may_lose();
+        self.shared.world.borrow_mut().losses += u32::from(may_lose);
         let makes_copies =
             [Kind::Rebalance, Kind::Repair, Kind::AddNode, Kind::Move, Kind::TakeNodeOut];
         if self.plan.trusts_disks && makes_copies.contains(&step.kind) {
@@ -68,6 +70,7 @@ impl Run {
         let keeps_promises =
             !Kind::BY_HAND.contains(&step.kind) && step.kind != Kind::RecreateBucket;
         self.shared.world.borrow_mut().observe(keeps_promises);
+        self.shared.world.borrow_mut().losses += u32::from(may_lose);
         format!("{:?}: {told}", step.kind)
     }
 

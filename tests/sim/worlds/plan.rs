@@ -168,6 +168,13 @@ impl Kind {
     pub(crate) const BY_HAND: [Self; 4] =
         [Self::LoseTail, Self::Rewrite, Self::InterruptBackfill, Self::ForgedRollback];
 
+    /// Whether a vBucket may lose changes by the step.
+    pub(crate) fn may_lose(self) -> bool {
+        let in_calm = |(kind, _, in_calm): &(Self, u32, bool)| *kind == self && *in_calm;
+        // A node that comes back may have been killed.
+        self == Self::Repair || !Self::ALL.iter().any(in_calm)
+    }
+
     fn any(calm: bool, trusts_disks: bool, rng: &mut StdRng) -> Self {
         let weight = |(kind, weight, in_calm): &(Self, u32, bool)| {
             let is_out = calm && !in_calm || trusts_disks && Self::BY_HAND.contains(kind);

@@ -43,6 +43,8 @@ pub(crate) struct World {
     pub(crate) broken: Vec<usize>,
     /// How often the bucket was made.
     pub(crate) lives: u32,
+    /// How often history may have been lost.
+    pub(crate) losses: u32,
     pub(crate) is_calm: bool,
     pub(crate) is_ephemeral: bool,
     written: u64,
@@ -66,6 +68,7 @@ impl World {
             collections: BTreeMap::new(),
             broken: Vec::new(),
             lives: 1,
+            losses: 0,
             is_calm: plan.calm,
             is_ephemeral: plan.ephemeral,
             written: 0,

@@ -113,9 +113,11 @@ impl Process {
             if start == Some(&at) || given_back.contains(&vbid) {
                 continue;
             }
+            // An end that was lost is not waited for.
+            let is_there = self.shared.world.borrow().losses == wanted.losses;
             let wrong = if clamp && at.seqno > end {
                 "beyond its end, at which it was to stop"
-            } else if !clamp && at.seqno < end && self.plan.filter == FilterPlan::All {
+            } else if !clamp && is_there && at.seqno < end && self.plan.filter == FilterPlan::All {
                 "below its end"
             } else if !clamp && !at.is_snapshot_complete() {
                 "inside of the snapshot that holds its end"

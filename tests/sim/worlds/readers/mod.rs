@@ -258,6 +258,8 @@ struct Wanted {
     options: StreamOptions,
     pair: Option<Pair>,
     ids: Option<BTreeSet<u32>>,
+    /// How often history may have been lost before.
+    losses: u32,
 }
 
 impl Process {
@@ -327,7 +329,8 @@ impl Process {
         };
         self.shared.count(format!("filter {:?}", plan.filter));
         self.shared.count(format!("on_rollback {:?}", plan.on_rollback));
-        Ok(Wanted { client, options, pair, ids })
+        let losses = self.shared.world.borrow().losses;
+        Ok(Wanted { client, options, pair, ids, losses })
     }
 
     /// Collections to ask for: those stored, or those there are. By name.
