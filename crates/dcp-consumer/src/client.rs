@@ -202,7 +202,10 @@ impl Client {
             let high = high.get(&vbid).copied().unwrap_or_default();
             let (end, kind) = match &options.end {
                 End::Never => (Seqno::MAX, EndKind::Awaited),
-                End::Now => (high, EndKind::Latest),
+                // Asked for what there is, a server ends a filtered stream with the newest change of
+                // the filter's collections, before the event that drops another one of them.
+                End::Now if options.filter == Filter::All => (high, EndKind::Latest),
+                End::Now => (high, EndKind::Seen),
                 End::At(seqnos) => {
                     let end = seqnos.get(&vbid).copied().unwrap_or_default();
                     if options.end_exists {

@@ -329,6 +329,27 @@ async fn a_scope_brings_what_is_made_in_it_later() {
     nothing_is_left(&mut stream).await;
 }
 
+#[tokio::test]
+async fn a_finite_stream_of_a_scope_goes_on_past_a_collection_that_was_dropped_last() {
+    let producer = producer(1, 1).await;
+    producer.create_scope("shop").unwrap();
+    let carts = producer.create_collection("shop", "carts", None).unwrap();
+    write(&producer, carts, 0..5);
+    let client = connect(&producer).await;
+    let shop = |start| StreamOptions {
+        filter: Filter::Scope("shop".to_owned()),
+        ..options(start, End::Now)
+    };
+    let mut first = stream(&client, shop(Start::Earliest)).await;
+    assert_eq!(ids(read_all(&mut first).await), [carts; 5]);
+    producer.drop_collection("shop", "carts").unwrap();
+    let high = producer.high_seqnos()[&Vbid(0)];
+    let mut second = stream(&client, shop(Start::Checkpoint(first.checkpoint()))).await;
+    assert_eq!(read_all(&mut second).await, []);
+    let position = second.checkpoint().position(Vbid(0)).cloned().unwrap();
+    assert_eq!(position.seqno, high, "that of the event that drops it");
+}
+
 fn with_system_scope(producer: &Producer) -> CollectionId {
     producer.create_scope("_system").unwrap();
     producer.create_collection("_system", "_query", None).unwrap()
