@@ -202,10 +202,7 @@ impl Client {
             let high = high.get(&vbid).copied().unwrap_or_default();
             let (end, kind) = match &options.end {
                 End::Never => (Seqno::MAX, EndKind::Awaited),
-                // Asked for what there is, a server ends a filtered stream with the newest change of
-                // the filter's collections, before the event that drops another one of them.
-                End::Now if options.filter == Filter::All => (high, EndKind::Latest),
-                End::Now => (high, EndKind::Seen),
+                End::Now => (high, EndKind::Latest),
                 End::At(seqnos) => {
                     let end = seqnos.get(&vbid).copied().unwrap_or_default();
                     if options.end_exists {
@@ -228,7 +225,6 @@ impl Client {
                 complete.push(vbid);
                 continue;
             }
-            let end = if options.clamp { end } else { whole_snapshot(&position, end) };
             let history = checkpoint.history(vbid).cloned().unwrap_or_default();
             let resume = Resume::with_history(position, history).with_end(kind);
             vbuckets.push((vbid, end, resume));
@@ -336,15 +332,6 @@ struct Plan {
 fn latest(seqno: Seqno, log: FailoverLog) -> Position {
     let snapshot = Snapshot { start: seqno, end: seqno };
     Position { seqno, snapshot, failover_log: Some(log), ..Position::EARLIEST }
-}
-
-/// The seqno to ask for in order to have everything up to `end`.
-///
-/// A position inside a snapshot is not past any end in it: the snapshot's rest may be newer
-/// versions of keys at or below the end.
-fn whole_snapshot(position: &Position, end: Seqno) -> Seqno {
-    let is_inside = !position.is_snapshot_complete() && end > position.snapshot.start;
-    if is_inside && end <= position.seqno { position.snapshot.end } else { end }
 }
 
 /// Refuses a checkpoint that knows changes the server does not have, though no failover accounts

@@ -7,7 +7,6 @@ use serde::Deserialize;
 
 use super::connection::{Connection, RollbackPolicy, send_close};
 use super::opaque::vbid_of;
-use super::request::RequestContext;
 use super::stream::{Fault, State};
 use super::{EndCause, Event, Misbehaviour, OpenStreamError};
 use crate::{ChangeSink, FailoverLog};
@@ -36,11 +35,14 @@ impl Connection {
             }
             Opcode::GET_ALL_VB_SEQNOS => {
                 self.asked_high_seqnos -= 1;
-                if frame.header.status().is_success() {
-                    let seqnos: Vec<_> = VbSeqnos::decode(frame.value)?.collect();
-                    self.heard_high_seqnos(frame.header.opaque.0, &seqnos);
-                    self.events.push_back(Event::HighSeqnos(seqnos));
+                let (number, status) = (frame.header.opaque.0, frame.header.status());
+                if !status.is_success() {
+                    self.high_seqnos_refused(number, status);
+                    return Ok(());
                 }
+                let seqnos: Vec<_> = VbSeqnos::decode(frame.value)?.collect();
+                self.heard_high_seqnos(number, &seqnos);
+                self.events.push_back(Event::HighSeqnos(seqnos));
                 Ok(())
             }
             // An acknowledgement is answered only if it was malformed, which ours are not.
@@ -88,16 +90,6 @@ impl Connection {
                 send_close(stream, &mut self.transmit);
                 Ok(())
             }
-            Status::ERANGE if stream.to_latest => {
-                // The newest change there, or the newest that passes the filter, lies below the start.
-                // Asked for no more than the start, the server ends the stream at once, or says how
-                // far to go back.
-                stream.to_latest = false;
-                stream.is_past_latest = true;
-                stream.restart(self.opaques.stream(vbid));
-                RequestContext::new(&self.config).encode(stream, &mut self.transmit);
-                Ok(())
-            }
             status => {
                 self.refused(vbid, status, frame.value);
                 Ok(())
@@ -129,7 +121,7 @@ impl Connection {
         self.events.push_back(Event::RolledBack(rollback));
         self.dirty.push(vbid);
         stream.restart(self.opaques.stream(vbid));
-        RequestContext::new(&self.config).encode(stream, &mut self.transmit);
+        self.request(vbid);
         Ok(())
     }
 
@@ -159,7 +151,7 @@ impl Connection {
             return;
         }
         stream.restart(self.opaques.stream(vbid));
-        RequestContext::new(&self.config).encode(stream, &mut self.transmit);
+        self.request(vbid);
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use dcp_wire::message::{BufferAck, CloseStream, StreamAddress, StreamEndReason};
-use dcp_wire::{Frame, Opaque, Opcode, Seqno, Vbid};
+use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status, Vbid};
 
 use super::delivery::{Delivery, Hidden};
 use super::held::Held;
@@ -13,7 +13,9 @@ use super::opaque::Opaques;
 use super::request::{RequestContext, StreamFilter};
 use super::stream::{State, Stream};
 use super::window::Window;
-use super::{ApiMisuse, ConnectionError, ConnectionStats, EndCause, Event, Moved, Resume};
+use super::{
+    ApiMisuse, ConnectionError, ConnectionStats, EndCause, Event, Moved, OpenStreamError, Resume,
+};
 
 /// Intervals without any packet after which a connection is dead. The producer sends a noop each
 /// interval whatever else it sends, so that one can be lost in a stall and the second is late.
@@ -202,9 +204,48 @@ impl Connection {
             self.config.delivery.clamp,
             resume,
         );
-        RequestContext::new(&self.config).encode(&stream, &mut self.transmit);
         *slot = Some(Box::new(stream));
+        self.request(vbid);
         Ok(())
+    }
+
+    /// Asks for a stream, or first where it ends.
+    pub(super) fn request(&mut self, vbid: Vbid) {
+        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
+        if !stream.may_have_lost_end() {
+            stream.state = State::Requested;
+            return RequestContext::new(&self.config).encode(stream, &mut self.transmit);
+        }
+        let request = self.next_high_seqnos();
+        if let Some(Some(stream)) = self.streams.get_mut(vbid.index()) {
+            stream.state = State::Asking { request };
+        }
+    }
+
+    /// The node has answered request number `request` for its high seqnos: streams whose ends may
+    /// have been lost end with what there is.
+    pub(super) fn ask_up_to(&mut self, request: u32, seqnos: &[(Vbid, Seqno)]) {
+        for &(vbid, high) in seqnos {
+            if let Some(Some(stream)) = self.streams.get_mut(vbid.index())
+                && stream.asks(request)
+            {
+                stream.end_seqno = stream.end_seqno.min(high);
+            }
+        }
+        // What the node does not have it says once it is asked for it.
+        for stream in self.streams.iter_mut().flatten().filter(|stream| stream.asks(request)) {
+            stream.state = State::Requested;
+            RequestContext::new(&self.config).encode(stream, &mut self.transmit);
+        }
+    }
+
+    /// The node has refused request number `request` for its high seqnos.
+    pub(super) fn high_seqnos_refused(&mut self, request: u32, status: Status) {
+        let asking = self.streams.iter().flatten().filter(|stream| stream.asks(request));
+        for vbid in asking.map(|stream| stream.vbid).collect::<Vec<_>>() {
+            let refused = OpenStreamError::Refused { status, manifest_uid: None };
+            self.end(vbid, EndCause::Refused(refused));
+        }
     }
 
     /// Command: closes a stream, if there is one. [`Event::StreamEnded`] follows.
@@ -212,7 +253,10 @@ impl Connection {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
         // One that is being closed in order to be asked for again stays closed.
         stream.reopen = false;
-        if stream.state != State::Closing {
+        if matches!(stream.state, State::Asking { .. }) {
+            // The server knows nothing of it.
+            self.end(vbid, EndCause::Closed);
+        } else if stream.state != State::Closing {
             stream.state = State::Closing;
             send_close(stream, &mut self.transmit);
             self.discard(vbid);

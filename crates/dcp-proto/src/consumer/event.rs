@@ -30,7 +30,8 @@ pub enum EndKind {
     /// The server had it when it was chosen. A failover may have lost it by the time the stream is
     /// asked for again, which then takes what there is.
     Seen,
-    /// It was the newest seqno of the vBucket: the stream takes what there is.
+    /// A failover may have lost it: the server is asked first how much there is, and the stream
+    /// ends with that if it is less.
     Latest,
 }
 

@@ -172,6 +172,7 @@ impl Connection {
     /// The node has answered request number `request` for its high seqnos: streams that waited to
     /// hear of theirs know now when they are settled.
     pub(super) fn heard_high_seqnos(&mut self, request: u32, seqnos: &[(Vbid, Seqno)]) {
+        self.ask_up_to(request, seqnos);
         for &(vbid, high) in seqnos {
             let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { continue };
             let Settles::AtHighSeqno { request: asked } = stream.settles else { continue };

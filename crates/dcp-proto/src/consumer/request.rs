@@ -53,19 +53,13 @@ impl<'a> RequestContext<'a> {
         let snapshot = position.resume_snapshot();
         let value = self.value(stream);
         // A replica's history may be shorter than what was read from the active vBucket.
-        let mut flags = StreamRequestFlags::ACTIVE_VB_ONLY;
-        flags.set(StreamRequestFlags::TO_LATEST, stream.to_latest);
+        let flags = StreamRequestFlags::ACTIVE_VB_ONLY;
         let encoded = StreamRequest {
             vbid: stream.vbid,
             opaque: stream.opaque,
             flags,
             start_seqno: position.seqno,
-            // A position can be past the end where the server has lost changes since. The rollback
-            // that it answers takes it back; a request whose end is below its start is malformed.
-            end_seqno: match stream.is_past_latest {
-                true => position.seqno,
-                false => stream.end_seqno.max(position.seqno),
-            },
+            end_seqno: stream.asked_end(),
             vbuuid: position.vbuuid(),
             snapshot_start: snapshot.start,
             snapshot_end: snapshot.end,

@@ -242,7 +242,9 @@ impl Connection {
             return self.stale(frame);
         }
         match (stream.state, frame.header.opcode) {
-            (State::Requested, _) => return Err(Misbehaviour::UnexpectedPacket.into()),
+            (State::Asking { .. } | State::Requested, _) => {
+                return Err(Misbehaviour::UnexpectedPacket.into());
+            }
             (State::Finished, Opcode::DCP_STREAM_END) => {
                 self.remove(vbid);
             }

@@ -40,7 +40,9 @@ impl From<SinkError> for Fault {
 /// Where a stream is in its life.
 ///
 /// ```text
-///            SUCCESS                 end reached
+/// Asking
+///   │ high seqno
+///   ▼        SUCCESS                 end reached
 /// Requested ─────────► Streaming ──────────────────► Finished
 ///   ▲   │                 │ │ │      persisted           │
 ///   │   │                 │ │ └──────► Settling ─────────┤
@@ -51,6 +53,12 @@ impl From<SinkError> for Fault {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
+    /// The server is asked for the vBucket's newest seqno first, since the end may have been lost
+    /// in a failover and would then never come ([`EndKind::Latest`]).
+    Asking {
+        /// Number of the request.
+        request: u32,
+    },
     /// Asked for; nothing but the answer may come.
     Requested,
     /// Its messages are taken.
@@ -112,11 +120,6 @@ pub(super) enum Settles {
     },
 }
 
-/// Whether the server is asked for what there is, in place of the end.
-const fn takes_latest(end: EndKind, end_seqno: Seqno) -> bool {
-    matches!(end, EndKind::Latest) && end_seqno.0 != Seqno::MAX.0
-}
-
 /// What holds for the changes of a stream that follow in its snapshot, except for the last one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fixed {
@@ -163,11 +166,6 @@ pub(super) struct Stream {
     pub(super) ended: bool,
     /// When a stream whose end was reached is settled.
     pub(super) settles: Settles,
-    /// Whether the server is to end the stream with what it has: a failover may have lost the
-    /// change the end was chosen by, which would then never come.
-    pub(super) to_latest: bool,
-    /// Whether the server has refused that, since it has nothing for the stream above the start.
-    pub(super) is_past_latest: bool,
     /// Whether the position has moved since it was last taken.
     pub(super) dirty: bool,
     /// Whether it is to be asked for again once it is closed.
@@ -204,8 +202,6 @@ impl Stream {
             gate: Gate::default(),
             ended: false,
             settles: Settles::At(Seqno::MAX),
-            to_latest: takes_latest(resume.end, end_seqno),
-            is_past_latest: false,
             resume,
             dirty: false,
             reopen: false,
@@ -234,6 +230,24 @@ impl Stream {
         Some(self.log.as_ref()?.newest().vbuuid)
     }
 
+    /// The end to ask the server for.
+    ///
+    /// Within a snapshot the position is past no end in it: the rest may hold newer versions of
+    /// keys at or below the end. Beyond the end it can also be because the server has lost changes
+    /// since: the answer is a rollback, while a request whose end is below its start is malformed.
+    pub(super) fn asked_end(&self) -> Seqno {
+        let position = &self.resume.position;
+        let is_past = self.end_seqno <= position.seqno;
+        let needs_the_rest = self.clamp == Seqno::MAX
+            && position.snapshot.start < self.end_seqno
+            && !position.is_snapshot_complete();
+        if is_past && needs_the_rest {
+            position.snapshot.end
+        } else {
+            self.end_seqno.max(position.seqno)
+        }
+    }
+
     /// Where the stream stands.
     pub(super) fn moved(&self) -> Moved {
         let Resume { position, history, .. } = &self.resume;
@@ -260,16 +274,23 @@ impl Stream {
         self.stop = position.snapshot.end.min(self.clamp);
         self.resume.position = position;
         self.resume.end = EndKind::Latest;
-        self.to_latest = takes_latest(self.resume.end, self.end_seqno);
-        self.is_past_latest = false;
         self.dirty = true;
         rollback
     }
 
-    /// The stream is asked for again, with a new opaque, from where it stands.
+    /// Whether the answer to this request for high seqnos says where the stream ends.
+    pub(super) const fn asks(&self, request: u32) -> bool {
+        matches!(self.state, State::Asking { request: asked } if request >= asked)
+    }
+
+    /// Whether the end may have been lost in a failover.
+    pub(super) const fn may_have_lost_end(&self) -> bool {
+        matches!(self.resume.end, EndKind::Latest) && self.end_seqno.0 != Seqno::MAX.0
+    }
+
+    /// The stream is to be asked for again, with a new opaque, from where it stands.
     pub(super) fn restart(&mut self, opaque: Opaque) {
         self.opaque = opaque;
-        self.state = State::Requested;
         self.log = None;
         self.marker = None;
         self.oso = None;

@@ -4,11 +4,9 @@ use dcp_wire::message::{
     Mutation, OsoSnapshot, StreamAddress, StreamEnd, StreamEndReason, SystemEvent, SystemEventId,
     encode_failover_log,
 };
-use dcp_wire::{
-    CollectionId, Frame, MAX_BODY_LEN, Opaque, Opcode, ScopeId, Seqno, Status, Vbid, Vbuuid,
-};
+use dcp_wire::{CollectionId, Frame, Opcode, ScopeId, Seqno, Status, Vbid, Vbuuid};
 
-use super::harness::{Harness, Sent, VB, config, log, position};
+use super::harness::{Harness, Sent, VB, config, is_complete, log, position};
 use crate::consumer::{
     ConnectionConfig, Delivery, EndCause, Event, Held, Hidden, Limit, Misbehaviour, Resume,
 };
@@ -32,10 +30,6 @@ fn settling() -> ConnectionConfig {
     let delivery =
         Delivery { clamp: true, persisted_only: true, end_persisted: true, ..Delivery::default() };
     ConnectionConfig { delivery, ..config() }
-}
-
-fn is_complete(event: &Event) -> bool {
-    matches!(event, Event::StreamEnded { cause: EndCause::Complete, .. })
 }
 
 fn persisted(server: &mut Harness, vbuuid: u64, seqno: u64) {
@@ -277,24 +271,11 @@ fn rule_11_a_snapshot_past_the_end_is_waited_for_when_it_replaced_changes_below(
 
 /// The numbers of the requests for high seqnos that the machine has sent.
 fn asked_for_high_seqnos(server: &mut Harness) -> Vec<u32> {
-    let mut bytes = bytes::BytesMut::new();
-    server.machine.poll_transmit(&mut bytes);
-    let (mut rest, mut asked) = (&bytes[..], Vec::new());
-    while let Some((frame, used)) = Frame::parse(rest, MAX_BODY_LEN).unwrap() {
-        rest = &rest[used..];
-        if frame.header.opcode == Opcode::GET_ALL_VB_SEQNOS {
-            asked.push(frame.header.opaque.0);
-        }
-    }
-    asked
-}
-
-fn high_seqno(server: &mut Harness, request: u32, high: u64) {
-    let mut value = VB.0.to_be_bytes().to_vec();
-    value.extend_from_slice(&high.to_be_bytes());
-    let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS);
-    answer.with_opaque(Opaque(request)).with_value(&value).encode(&mut server.wire).unwrap();
-    server.play();
+    let number = |sent| match sent {
+        Sent::HighSeqnos(number) => Some(number),
+        _ => None,
+    };
+    server.sent().into_iter().filter_map(number).collect()
 }
 
 #[test]
@@ -307,10 +288,10 @@ fn rule_11_an_end_with_nothing_before_it_is_settled_by_the_high_seqno() {
     persisted(&mut server, 1, 3);
     let [request] = asked_for_high_seqnos(&mut server)[..] else { panic!("one request") };
     persisted(&mut server, 1, 9);
-    high_seqno(&mut server, earlier, 7);
+    server.high_seqno(earlier, 7);
     let events = server.events();
     assert!(!events.iter().any(is_complete), "an older answer says nothing: {events:?}");
-    high_seqno(&mut server, request, 12);
+    server.high_seqno(request, 12);
     persisted(&mut server, 1, 11);
     let events = server.events();
     assert!(!events.iter().any(is_complete), "{events:?}");
@@ -326,7 +307,7 @@ fn rule_11_an_end_with_nothing_before_it_may_be_settled_already() {
     persisted(&mut server, 1, 12);
     let [request] = asked_for_high_seqnos(&mut server)[..] else { panic!("one request") };
     assert!(!server.events().iter().any(is_complete));
-    high_seqno(&mut server, request, 12);
+    server.high_seqno(request, 12);
     assert!(server.events().iter().any(is_complete));
 }
 
@@ -375,6 +356,22 @@ fn rule_10_a_clamped_stream_that_resumes_inside_a_snapshot_delivers_nothing_abov
         assert_eq!(server.seqnos(), Vec::<u64>::new(), "until {end}");
         assert!(server.events().iter().any(is_complete));
     }
+}
+
+#[test]
+fn rule_10_a_stream_that_resumes_inside_the_snapshot_of_its_end_asks_for_the_rest() {
+    // The rest may hold newer versions of keys at or below the end.
+    for (end, snapshot, asked) in
+        [(4, (0, 10), 10), (5, (0, 10), 10), (7, (0, 10), 7), (5, (0, 5), 5), (3, (3, 10), 5)]
+    {
+        let mut server = Harness::new(config());
+        let request = server.open_until(Resume::new(position(5, snapshot, &[(1, 0)])), Seqno(end));
+        assert_eq!((request.start, request.end), (5, asked), "to {end} in {snapshot:?}");
+    }
+    let mut server = bounded(config(), 5);
+    server.marker(0, 9).mutations([2, 6]).play();
+    let request = server.reconnect_until(config(), Seqno(5));
+    assert_eq!((request.start, request.end, request.snapshot), (6, 9, (0, 9)));
 }
 
 fn hiding() -> ConnectionConfig {

@@ -6,12 +6,12 @@ use bytes::BytesMut;
 use dcp_wire::message::{
     Deletion, Expiration, FailoverEntry, Mutation, OsoSnapshot, SeqnoAdvanced, SnapshotFlags,
     SnapshotMarker, StreamAddress, StreamEnd, StreamEndReason, StreamRequest, StreamRequestFlags,
-    SystemEvent, SystemEventId, encode_failover_log,
+    SystemEvent, SystemEventId, encode_failover_log, encode_vb_seqnos,
 };
 use dcp_wire::{Cas, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 
 use crate::consumer::{
-    Connection, ConnectionConfig, ConnectionError, Delivery, Event, Limit, Misbehaviour,
+    Connection, ConnectionConfig, ConnectionError, Delivery, EndCause, Event, Limit, Misbehaviour,
     ProtocolErrorKind, Resume, RollbackPolicy, StreamFilter, Walk,
 };
 use crate::{
@@ -72,7 +72,6 @@ pub(super) struct Request {
     pub(super) vbuuid: u64,
     pub(super) snapshot: (u64, u64),
     pub(super) value: String,
-    pub(super) to_latest: bool,
     pub(super) flags: StreamRequestFlags,
 }
 
@@ -81,6 +80,7 @@ pub(super) struct Request {
 pub(super) enum Sent {
     StreamRequest(Request),
     Close(Opaque),
+    HighSeqnos(u32),
     Ack(u32),
     Response { opcode: Opcode, opaque: Opaque, status: Status },
     Other(Opcode),
@@ -113,6 +113,10 @@ pub(super) fn config() -> ConnectionConfig {
         delivery: Delivery::default(),
         max_body_len: MAX_BODY_LEN,
     }
+}
+
+pub(super) fn is_complete(event: &Event) -> bool {
+    matches!(event, Event::StreamEnded { cause: EndCause::Complete, .. })
 }
 
 pub(super) fn log(entries: &[(u64, u64)]) -> FailoverLog {
@@ -156,6 +160,23 @@ impl Harness {
     pub(super) fn open_until(&mut self, resume: Resume, end: Seqno) -> Request {
         self.machine.open_stream(VB, end, resume).unwrap();
         self.requested()
+    }
+
+    /// The stream request the machine sends once it knows how much there is, and nothing before.
+    pub(super) fn requested_up_to(&mut self, high: u64) -> Request {
+        let sent = self.sent();
+        let [Sent::HighSeqnos(number)] = sent[..] else { panic!("{sent:?}") };
+        self.high_seqno(number, high);
+        self.requested()
+    }
+
+    /// Answers a request for high seqnos.
+    pub(super) fn high_seqno(&mut self, number: u32, high: u64) {
+        let mut value = Vec::new();
+        encode_vb_seqnos([(VB, Seqno(high))], &mut value);
+        let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS);
+        answer.with_opaque(Opaque(number)).with_value(&value).encode(&mut self.wire).unwrap();
+        self.play();
     }
 
     /// The stream request the machine has just sent, and nothing else; its opaque is used from
@@ -270,7 +291,7 @@ impl Harness {
         encode_failover_log(log(entries).entries().iter().copied(), &mut value);
         self.answer(Status::SUCCESS, &value).play();
         let mut events = self.events();
-        events.retain(|event| !matches!(event, Event::RolledBack(_)));
+        events.retain(|event| !matches!(event, Event::RolledBack(_) | Event::HighSeqnos(_)));
         assert_eq!(events, [Event::StreamOpened(VB)]);
     }
 
@@ -314,10 +335,16 @@ impl Harness {
 
     /// The same for a stream with an end.
     pub(super) fn reconnect_until(&mut self, config: ConnectionConfig, end: Seqno) -> Request {
+        self.reopen_until(config, end);
+        self.requested()
+    }
+
+    /// The same up to what the machine sends.
+    pub(super) fn reopen_until(&mut self, config: ConnectionConfig, end: Seqno) {
         let old = std::mem::replace(&mut self.machine, Connection::new(config, self.now));
         self.wire.clear();
         let [(_, resume)] = &old.into_streams()[..] else { panic!("one stream") };
-        self.open_until(resume.clone(), end)
+        self.machine.open_stream(VB, end, resume.clone()).unwrap();
     }
 
     pub(super) fn seqnos(&self) -> Vec<u64> {
@@ -345,11 +372,11 @@ fn decode_sent(frame: &Frame<'_>) -> Sent {
                 vbuuid: request.vbuuid.0,
                 snapshot: (request.snapshot_start.0, request.snapshot_end.0),
                 value: String::from_utf8(request.value.to_vec()).unwrap(),
-                to_latest: request.flags.contains(StreamRequestFlags::TO_LATEST),
                 flags: request.flags,
             })
         }
         Opcode::DCP_CLOSE_STREAM => Sent::Close(header.opaque),
+        Opcode::GET_ALL_VB_SEQNOS => Sent::HighSeqnos(header.opaque.0),
         Opcode::DCP_BUFFER_ACK => Sent::Ack(u32::from_be_bytes(frame.extras.try_into().unwrap())),
         opcode => Sent::Other(opcode),
     }

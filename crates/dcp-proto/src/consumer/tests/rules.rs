@@ -4,9 +4,9 @@ use dcp_wire::message::{
     OsoSnapshot, SnapshotFlags, SnapshotMarker, StreamEndReason, StreamRequestFlags,
     encode_vb_seqnos,
 };
-use dcp_wire::{CollectionId, Frame, Opcode, Seqno, Status, Vbuuid};
+use dcp_wire::{CollectionId, Frame, Opaque, Opcode, Seqno, Status, Vbuuid};
 
-use super::harness::{Harness, Item, Sent, VB, config, log, position};
+use super::harness::{Harness, Item, Sent, VB, config, is_complete, log, position};
 use crate::consumer::{
     ConnectionConfig, EndCause, EndKind, Event, Limit, Misbehaviour, OpenStreamError, Resume,
     RollbackPolicy, StreamFilter,
@@ -187,13 +187,15 @@ fn rule_06_a_second_rollback_is_legal() {
 }
 
 #[test]
-fn rule_06_a_rollback_leaves_the_end_asked_for_alone() {
-    let mut server = Harness::new(config());
-    let resume = Resume::new(position(20, (20, 20), &[(1, 0)]));
-    assert_eq!(server.open_until(resume, Seqno(40)).end, 40);
-    server.answer(Status::ROLLBACK, &10_u64.to_be_bytes()).play();
-    let request = server.requested();
-    assert_eq!((request.start, request.end), (0, 40));
+fn rule_06_a_rollback_takes_no_more_of_the_end_than_was_lost() {
+    for (high, end) in [(30, 30), (40, 40), (50, 40)] {
+        let mut server = Harness::new(config());
+        let resume = Resume::new(position(20, (20, 20), &[(1, 0)]));
+        assert_eq!(server.open_until(resume, Seqno(40)).end, 40);
+        server.answer(Status::ROLLBACK, &10_u64.to_be_bytes()).play();
+        let request = server.requested_up_to(high);
+        assert_eq!((request.start, request.end), (0, end), "{high}");
+    }
 }
 
 #[test]
@@ -294,7 +296,7 @@ fn rule_08_a_stream_that_is_closed_while_it_is_asked_for_stays_closed() {
     assert_eq!(server.sent(), []);
 }
 
-fn closed(server: &mut Harness, opaque: dcp_wire::Opaque) {
+fn closed(server: &mut Harness, opaque: Opaque) {
     let answer = Frame::response(Opcode::DCP_CLOSE_STREAM, Status::SUCCESS);
     answer.with_opaque(opaque).encode(&mut server.wire).unwrap();
     server.play();
@@ -346,57 +348,71 @@ fn rule_10_an_end_that_a_failover_lost_is_not_waited_for() {
     let end = Seqno(100);
     let mut server = Harness::new(config());
     let begin = Resume::new(Position::EARLIEST).with_end(EndKind::Seen);
-    assert!(!server.open_until(begin, end).to_latest);
+    assert_eq!(server.open_until(begin, end).end, 100);
     server.accept(LOG);
     server.marker(0, 40).mutation(40).marker(40, 80).mutation(60).play();
-    let request = server.reconnect_until(config(), end);
-    assert!(request.to_latest, "whatever the server has is the end now");
-    // It has less than was read: the start is out of range, and only then is it told how far.
-    server.answer(Status::ERANGE, &[]).play();
-    let request = server.requested();
-    assert_eq!((request.start, request.end, request.to_latest), (60, 60, false));
+    server.reopen_until(config(), end);
+    // It has less than was read, which it says once it is asked to go on from there.
+    let request = server.requested_up_to(50);
+    assert_eq!((request.start, request.end), (60, 80));
     server.answer(Status::ROLLBACK, &50_u64.to_be_bytes()).play();
-    let request = server.requested();
-    assert_eq!((request.start, request.to_latest), (40, true));
+    let request = server.requested_up_to(50);
+    assert_eq!((request.start, request.end), (40, 50), "what there is is the end now");
     server.accept(&[(2, 50), (1, 0)]);
     server.marker(40, 50).mutation(50).end(StreamEndReason::OK).play();
-    let events = server.events();
-    assert!(
-        matches!(events[..], [Event::StreamEnded { cause: EndCause::Complete, .. }]),
-        "{events:?}"
-    );
+    assert!(server.events().iter().any(is_complete));
 }
 
 #[test]
-fn rule_10_the_newest_change_is_asked_for_as_such() {
+fn rule_10_the_newest_change_is_asked_for_first() {
+    for (high, end) in [(2, 2), (3, 3), (9, 3)] {
+        let mut server = Harness::new(config());
+        let begin = Resume::new(Position::EARLIEST).with_end(EndKind::Latest);
+        server.machine.open_stream(VB, Seqno(3), begin).unwrap();
+        assert_eq!(server.requested_up_to(high).end, end, "it may be lost by now");
+        server.accept(LOG);
+        server.marker(0, 1).mutation(1).end(StreamEndReason::OK).play();
+        assert!(server.events().iter().any(is_complete));
+    }
+}
+
+#[test]
+fn rule_10_only_an_answer_to_its_own_question_says_where_a_stream_ends() {
+    let mut server = Harness::new(config());
+    server.machine.request_high_seqnos();
+    let earlier = server.sent();
+    let [Sent::HighSeqnos(earlier)] = earlier[..] else { panic!("{earlier:?}") };
+    let begin = Resume::new(Position::EARLIEST).with_end(EndKind::Latest);
+    server.machine.open_stream(VB, Seqno(3), begin).unwrap();
+    server.high_seqno(earlier, 2);
+    assert_eq!(server.requested_up_to(1).end, 1);
+}
+
+#[test]
+fn rule_10_a_node_that_does_not_say_what_it_has_has_refused_the_stream() {
     let mut server = Harness::new(config());
     let begin = Resume::new(Position::EARLIEST).with_end(EndKind::Latest);
-    assert!(server.open_until(begin, Seqno(3)).to_latest, "it may be lost by now");
-    server.accept(LOG);
-    server.marker(0, 1).mutation(1).end(StreamEndReason::OK).play();
+    server.machine.open_stream(VB, Seqno(3), begin).unwrap();
+    let sent = server.sent();
+    let [Sent::HighSeqnos(number)] = sent[..] else { panic!("{sent:?}") };
+    let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::ETMPFAIL);
+    answer.with_opaque(Opaque(number)).encode(&mut server.wire).unwrap();
+    server.play();
+    let refused = OpenStreamError::Refused { status: Status::ETMPFAIL, manifest_uid: None };
     let events = server.events();
     assert!(
-        matches!(events[..], [Event::StreamEnded { cause: EndCause::Complete, .. }]),
+        matches!(&events[..], [Event::StreamEnded { cause: EndCause::Refused(why), .. }] if *why == refused),
         "{events:?}"
     );
-}
-
-#[test]
-fn rule_10_nothing_is_waited_for_where_a_filter_has_nothing_above_the_start() {
-    let mut server = Harness::new(config());
-    let resume = Resume::new(position(23, (0, 46), LOG)).with_end(EndKind::Latest);
-    assert!(server.open_until(resume, Seqno(78)).to_latest);
-    // The newest change of the filter's collections lies below, and the end was lost since.
-    server.answer(Status::ERANGE, &[]).play();
-    let request = server.requested();
-    assert_eq!((request.start, request.end, request.to_latest), (23, 23, false));
-    server.accept(LOG);
-    server.end(StreamEndReason::OK).play();
+    // One that is closed before it was asked for is unknown to the server.
+    let begin = Resume::new(Position::EARLIEST).with_end(EndKind::Latest);
+    server.machine.open_stream(VB, Seqno(3), begin).unwrap();
+    server.machine.close_stream(VB);
     let events = server.events();
-    assert!(
-        matches!(events[..], [Event::StreamEnded { cause: EndCause::Complete, .. }]),
-        "{events:?}"
-    );
+    let [Event::StreamEnded { cause: EndCause::Closed, .. }] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert!(!server.sent().iter().any(|sent| matches!(sent, Sent::Close(_))));
 }
 
 #[test]
@@ -406,7 +422,7 @@ fn rule_10_an_end_that_is_yet_to_be_written_is_waited_for() {
     server.open_until(Resume::new(Position::EARLIEST), end);
     server.accept(LOG);
     server.marker(0, 40).mutation(40).play();
-    assert!(!server.reconnect_until(config(), end).to_latest, "nobody has seen it yet");
+    assert_eq!(server.reconnect_until(config(), end).end, 100, "nobody has seen it yet");
 }
 
 #[test]
