@@ -19,7 +19,8 @@
 //!
 //! `DCP_SIM_WORLDS` is how many worlds are run (500 unless given), `DCP_SIM_SEED` runs that one,
 //! `DCP_SIM_WITHOUT` leaves out kinds of steps (`Cut,Kill`),
-//! `DCP_SIM_VERBOSE` shows what happens, `DCP_SIM_REPORT` how often what happened.
+//! `DCP_SIM_VERBOSE` shows what happens, `DCP_SIM_PACKETS` every packet, `DCP_SIM_REPORT` how often
+//! what happened.
 
 mod faults;
 mod network;

@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::packets::{Account, Packets};
+use crate::trace;
 use crate::watchdog::Steps;
 
 /// Bytes that come one at a time before a link is itself again.
@@ -172,10 +173,12 @@ impl Network {
         self.wrong.lock().unwrap().take()
     }
 
-    /// Bytes that a client was sent and has not acknowledged; all that flow control counts.
+    /// Bytes that a client was sent and has not acknowledged; all that flow control counts. On a
+    /// frozen connection, which a client may keep for later, no acknowledgement comes through.
     pub(crate) fn outstanding(&self, client: u64) -> i64 {
         let links = self.links();
-        let of_client = links.iter().filter(|link| link.client == client);
+        let is_frozen = |link: &Link| link.frozen.load(Ordering::Relaxed);
+        let of_client = links.iter().filter(|link| link.client == client && !is_frozen(link));
         of_client.map(|link| link.account.lock().unwrap().outstanding()).sum()
     }
 
@@ -294,6 +297,7 @@ impl Pump {
     fn count(&mut self, bytes: &[u8]) {
         let mut account = self.link.account.lock().unwrap();
         for packet in self.packets.follow(bytes) {
+            trace::packet(self.link.number, self.is_down, &packet);
             if let Err(wrong) = account.count(self.is_down, &packet) {
                 let wrong = format!("on connection {}: {wrong}", self.link.number);
                 self.network.wrong.lock().unwrap().get_or_insert(wrong);

@@ -3,11 +3,32 @@
 use std::cell::RefCell;
 use std::io::Write;
 use std::rc::Rc;
+use std::sync::LazyLock;
 
+use dcp_wire::describe::{Keys, describe};
+use dcp_wire::{Frame, MAX_BODY_LEN};
 use tokio::time::Instant;
 
 /// Set to print what happens as it happens.
 pub(crate) const VERBOSE: &str = "DCP_SIM_VERBOSE";
+
+/// Set to print every packet that passes, too.
+pub(crate) const PACKETS: &str = "DCP_SIM_PACKETS";
+
+/// Prints a packet of a connection, where that is wanted.
+pub(crate) fn packet(connection: u64, is_down: bool, packet: &[u8]) {
+    static SHOWN: LazyLock<bool> = LazyLock::new(|| std::env::var_os(PACKETS).is_some());
+    if !*SHOWN {
+        return;
+    }
+    let direction = if is_down { "to client" } else { "to node" };
+    let described = match Frame::parse(packet, MAX_BODY_LEN) {
+        Ok(Some((frame, _))) => describe(&frame, Keys::WithCollection).to_string(),
+        unreadable => format!("{unreadable:?}"),
+    };
+    let _ =
+        writeln!(std::io::stderr(), "{:>11} connection {connection} {direction}: {described}", "");
+}
 
 /// What happened, with its simulated time.
 #[derive(Clone, Debug)]

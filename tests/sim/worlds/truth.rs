@@ -203,6 +203,25 @@ impl Truth {
         ))
     }
 
+    /// Whether the newest version of some document lies above `above`, up to `up_to`.
+    pub(crate) fn has_newest_between(
+        &self,
+        vbid: Vbid,
+        (above, up_to): (u64, u64),
+        wanted: impl Fn(u32) -> bool,
+    ) -> bool {
+        let Some(history) = self.vbuckets.get(&vbid) else { return false };
+        let all = history.writes.iter().flat_map(|(seqno, writes)| {
+            writes.iter().filter(|write| write.fate == Fate::Held).map(move |write| (*seqno, write))
+        });
+        let mut newest: HashMap<(u32, &[u8]), u64> = HashMap::new();
+        for (seqno, write) in all.filter(|(_, write)| wanted(write.collection)) {
+            let of_document = newest.entry((write.collection, &write.key)).or_default();
+            *of_document = seqno.max(*of_document);
+        }
+        newest.values().any(|seqno| *seqno > above && *seqno <= up_to)
+    }
+
     /// The write that made a document what it is in the cluster.
     pub(crate) fn of_document(&self, vbid: Vbid, seqno: u64, cas: u64) -> Option<&Write> {
         let writes = self.vbuckets.get(&vbid)?.writes.get(&seqno)?;

@@ -119,7 +119,7 @@ impl Process {
                 "beyond its end, at which it was to stop"
             } else if !clamp && is_there && at.seqno < end && self.plan.filter == FilterPlan::All {
                 "below its end"
-            } else if !clamp && !at.is_snapshot_complete() {
+            } else if !clamp && !at.is_snapshot_complete() && self.is_left(vbid, &at) {
                 "inside of the snapshot that holds its end"
             } else {
                 continue;
@@ -128,6 +128,21 @@ impl Process {
             return Err(Stop::Violation(wrong));
         }
         Ok(checkpoint)
+    }
+
+    /// Whether the snapshot of a position holds more that the filter asks for. What only others
+    /// ask for need not be passed over: a server ends a filtered stream with its newest change.
+    fn is_left(&self, vbid: Vbid, at: &Position) -> bool {
+        let world = self.shared.world.borrow();
+        let wanted = |id: u32| match (&*self.ids.borrow(), self.plan.filter) {
+            (Some(ids), _) => ids.contains(&id),
+            (None, FilterPlan::Scope) => {
+                world.collections.get(&id).is_some_and(|of| of.scope == "shop")
+            }
+            _ => true,
+        };
+        let rest = (at.seqno.0, at.snapshot.end.0);
+        self.plan.filter == FilterPlan::All || world.truth.has_newest_between(vbid, rest, wanted)
     }
 
     /// Reads what there is, when nothing is broken any more.

@@ -278,8 +278,9 @@ impl Process {
                 self.storage.borrow_mut().violation.get_or_insert(violation);
                 return;
             }
-            // Less and less often, so that a long pause is not all reading.
-            rounds += 1;
+            // Less and less often, so that a long pause is not all reading; at the end there is only
+            // so much time.
+            rounds = if self.shared.healed.get().is_some() { 0 } else { rounds + 1 };
             let pause = rng.random_range(1..600 * (1 + rounds / 8));
             tokio::time::sleep(Duration::from_millis(pause)).await;
         }
