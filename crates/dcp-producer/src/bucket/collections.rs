@@ -1,6 +1,6 @@
 //! The scopes and collections of one copy of a vBucket, as its system events made them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use dcp_proto::producer::{Item, ItemKind};
@@ -33,7 +33,13 @@ pub(crate) struct VBucketCollections {
     scopes: BTreeSet<ScopeId>,
     /// Manifest the vBucket has reached.
     manifest_uid: ManifestUid,
+    /// The newest tombstone that was purged, by collection.
+    purged: PurgedTombstones,
 }
+
+/// The newest tombstone that was purged, by collection. It still counts towards the collection's
+/// high seqno: a client that stands below it has missed a deletion.
+pub(crate) type PurgedTombstones = BTreeMap<CollectionId, Seqno>;
 
 impl Default for VBucketCollections {
     /// The default scope and collection, which no event creates.
@@ -48,13 +54,17 @@ impl Default for VBucketCollections {
             collections: FxHashMap::from_iter([(CollectionId::DEFAULT, default)]),
             scopes: BTreeSet::from([Manifest::DEFAULT_SCOPE]),
             manifest_uid: ManifestUid(0),
+            purged: BTreeMap::new(),
         }
     }
 }
 
 impl VBucketCollections {
-    /// What the newest version of everything says.
-    pub(super) fn of<'a>(items: impl Iterator<Item = &'a Item> + Clone) -> Self {
+    /// What the newest version of everything says, and what was purged of it.
+    pub(super) fn of<'a>(
+        items: impl Iterator<Item = &'a Item> + Clone,
+        purged: PurgedTombstones,
+    ) -> Self {
         let is_event = |item: &&Item| matches!(item.kind, ItemKind::SystemEvent { .. });
         let mut events: Vec<_> = items.clone().filter(is_event).collect();
         events.sort_unstable_by_key(|item| item.seqno);
@@ -67,7 +77,28 @@ impl VBucketCollections {
                 state.high_seqno = state.high_seqno.max(item.seqno);
             }
         }
+        known.have_purged(&purged);
         known
+    }
+
+    /// Tombstones up to these are purged.
+    pub(super) fn have_purged(&mut self, purged: &PurgedTombstones) {
+        for (&id, &seqno) in purged {
+            let newest = self.purged.entry(id).or_default();
+            *newest = seqno.max(*newest);
+            if let Some(state) = self.collections.get_mut(&id) {
+                state.high_seqno = seqno.max(state.high_seqno);
+            }
+        }
+    }
+
+    /// Tombstones up to these are purged, as far as a history goes that ends at `to`.
+    pub(super) fn purged_up_to(&self, to: Seqno) -> PurgedTombstones {
+        self.purged
+            .iter()
+            .filter(|(_, seqno)| **seqno <= to)
+            .map(|(&id, &seqno)| (id, seqno))
+            .collect()
     }
 
     /// Follows a change; returns what it took with it.

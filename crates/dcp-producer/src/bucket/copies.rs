@@ -177,6 +177,8 @@ impl Copy {
                         return;
                     }
                     self.vbucket.purge_seqno = active.purge_seqno;
+                    let purged = active.collections.purged_up_to(end);
+                    self.vbucket.collections.have_purged(&purged);
                     self.receive(active.disk.items_above(self.fetched).collect(), true);
                     self.vbucket.durable.catch_up(&active.durable, end);
                     if self.fetched < end {

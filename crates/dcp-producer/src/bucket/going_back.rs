@@ -133,7 +133,9 @@ impl VBucket {
         self.persisted_seqno = to;
         self.snapshot = Snapshot { start: to, end: to };
         self.persisted_snapshot = self.snapshot;
-        self.collections = VBucketCollections::of(self.table.iter().map(|slot| &*slot.newest));
+        let purged = self.collections.purged_up_to(to);
+        let items = self.table.iter().map(|slot| &*slot.newest);
+        self.collections = VBucketCollections::of(items, purged);
         self.durable.go_back(to, self.table.iter().map(|slot| &*slot.newest));
     }
 

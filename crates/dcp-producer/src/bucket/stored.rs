@@ -1,11 +1,12 @@
 //! What of a vBucket goes into a data folder, and how it comes back.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dcp_proto::Snapshot;
 use dcp_proto::producer::{FailoverTable, Item};
 use dcp_wire::message::FailoverEntry;
-use dcp_wire::{Cas, Seqno, Vbuuid};
+use dcp_wire::{Cas, CollectionId, Seqno, Vbuuid};
 use serde::{Deserialize, Serialize};
 
 use super::vbucket::VBucket;
@@ -19,6 +20,9 @@ pub(crate) struct VBucketRecord {
     /// Snapshot the last change lies in.
     snapshot: (u64, u64),
     purge_seqno: u64,
+    /// The newest tombstone that was purged, by collection.
+    #[serde(default)]
+    purged: BTreeMap<u32, u64>,
     max_deleted_rev: u64,
     last_cas: u64,
     /// Where the last durable write began that was committed or aborted.
@@ -63,11 +67,13 @@ impl VBucket {
     pub(crate) fn record(&self, is_clean: bool) -> VBucketRecord {
         let entry = |entry: &FailoverEntry| (entry.vbuuid.0, entry.seqno.0);
         let Snapshot { start, end } = self.persisted_snapshot;
+        let purged = self.collections.purged_up_to(self.persisted_seqno);
         VBucketRecord {
             failover: self.failover.entries().iter().map(entry).collect(),
             persisted_seqno: self.persisted_seqno.0,
             snapshot: (start.0, end.0),
             purge_seqno: self.purge_seqno.0,
+            purged: purged.into_iter().map(|(id, seqno)| (id.0, seqno.0)).collect(),
             max_deleted_rev: self.max_deleted_rev,
             last_cas: self.clock.last().0,
             completed: self.durable.high_completed(self.persisted_seqno).0,
@@ -104,6 +110,8 @@ impl VBucket {
         // Versions that were replaced are not stored.
         self.history.forget_below(seqno);
         self.stand_at(seqno);
+        let purged = record.purged.iter().map(|(&id, &seqno)| (CollectionId(id), Seqno(seqno)));
+        self.collections.have_purged(&purged.collect());
         let items = self.table.iter().map(|slot| &*slot.newest);
         self.durable.resume(seqno, Seqno(record.completed), items);
         let (start, end) = record.snapshot;

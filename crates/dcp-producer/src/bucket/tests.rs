@@ -110,6 +110,24 @@ fn persisted_checkpoints_leave_memory_and_an_open_image_stays_as_it_was() {
 }
 
 #[test]
+fn a_purged_tombstone_counts_towards_its_collection_after_a_crash() {
+    let bucket = one_vbucket();
+    set(&bucket, b"a");
+    bucket
+        .with(VB, |vbucket| {
+            vbucket.remove(Now(2), default_key(b"a"), Cas(0), ItemKind::Deletion).unwrap();
+            // The last change is never purged: one of another collection follows.
+            vbucket.append(Item { collection_id: CollectionId(8), ..item(3) });
+            vbucket.purge(Seqno(3));
+            vbucket.recover(dcp_wire::Vbuuid(9));
+        })
+        .unwrap();
+    let vbucket = bucket.lock(VB).unwrap();
+    assert_eq!((vbucket.high_seqno, vbucket.purge_seqno), (Seqno(3), Seqno(2)));
+    assert_eq!(vbucket.collection_high_seqno(CollectionId::DEFAULT), Some(Seqno(2)));
+}
+
+#[test]
 fn the_last_change_is_never_purged() {
     let bucket = one_vbucket();
     set(&bucket, b"a");

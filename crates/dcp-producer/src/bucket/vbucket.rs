@@ -438,6 +438,7 @@ impl VBucket {
             self.disk.begin_generation();
         }
         for item in purged {
+            self.collections.have_purged(&[(item.collection_id, item.seqno)].into());
             self.disk.remove(item.seqno);
             self.purge_seqno = self.purge_seqno.max(item.seqno);
             self.count(&item, false);
