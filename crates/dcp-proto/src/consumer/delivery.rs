@@ -28,13 +28,17 @@ pub struct Delivery {
     pub hidden: Hidden,
 }
 
+/// Most collections of scope `_system` that are told apart. Servers and services make a handful, and
+/// one that was dropped long ago sends no documents any more.
+const MAX_HIDDEN: usize = 1024;
+
 /// Documents that are left out: positions pass over them like over what a filter leaves out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hidden {
     transactions: bool,
     /// Set if collections of scope `_system` are left out, its id once that is known.
     system_scope: Option<Option<ScopeId>>,
-    /// Collections of that scope.
+    /// Collections of that scope, in the order they were learnt.
     collections: Vec<CollectionId>,
 }
 
@@ -55,8 +59,21 @@ impl Hidden {
         collections: impl IntoIterator<Item = CollectionId>,
     ) -> Self {
         self.system_scope = Some(scope);
-        self.collections.extend(collections);
+        collections.into_iter().for_each(|id| _ = self.add(id));
         self
+    }
+
+    /// Leaves out a collection's documents; whether that is new. Beyond [`MAX_HIDDEN`] the one that
+    /// was learnt first is shown again.
+    fn add(&mut self, id: CollectionId) -> bool {
+        if self.collections.contains(&id) {
+            return false;
+        }
+        if self.collections.len() == MAX_HIDDEN {
+            self.collections.remove(0);
+        }
+        self.collections.push(id);
+        true
     }
 
     /// This, if any document may be left out.
@@ -82,11 +99,7 @@ impl Hidden {
     pub fn merge(&mut self, other: &Self) {
         self.transactions |= other.transactions;
         self.system_scope = other.system_scope.or(self.system_scope);
-        for &id in &other.collections {
-            if !self.collections.contains(&id) {
-                self.collections.push(id);
-            }
-        }
+        other.collections.iter().for_each(|&id| _ = self.add(id));
     }
 
     /// The part that was learned last.
@@ -108,10 +121,9 @@ impl Hidden {
                 true
             }
             (SystemEventId::BEGIN_COLLECTION, Some(id))
-                if known_scope == Some(payload.scope_id) && !self.collections.contains(&id) =>
+                if known_scope == Some(payload.scope_id) =>
             {
-                self.collections.push(id);
-                true
+                self.add(id)
             }
             // A dropped collection stays: its documents may still come on other vBuckets, and its
             // id is not given again.

@@ -422,6 +422,24 @@ fn hidden_documents_move_the_position_and_are_no_rows() {
 }
 
 #[test]
+fn a_server_that_makes_ever_new_system_collections_takes_little_memory() {
+    let mut server = Harness::streaming(hiding());
+    let made = 100..100 + 1024;
+    server.marker(0, 9999);
+    for (seqno, id) in (1..).zip(made.clone()) {
+        begin_collection(&mut server, seqno, 8, id);
+    }
+    server.play();
+    let mut hidden = hiding().delivery.hidden;
+    for event in server.events() {
+        let Event::Hidden(learned) = event else { panic!("{event:?}") };
+        hidden.merge(&learned);
+    }
+    assert!(made.clone().all(|id| hidden.hides(CollectionId(id), b"k")));
+    assert!(!hidden.hides(CollectionId(9), b"k"), "the one learnt first makes room");
+}
+
+#[test]
 fn the_newest_hidden_document_completes_a_bounded_stream() {
     let mut server = Harness::new(hiding());
     server.open_until(Resume::new(position(1, (1, 1), &[(1, 0)])), Seqno(3));
