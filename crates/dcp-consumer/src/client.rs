@@ -300,9 +300,8 @@ impl Client {
             Start::Earliest => {}
             Start::Latest => {
                 let written = high.iter().filter(|(_, seqno)| **seqno != Seqno::ZERO);
-                let logs = survey.failover_logs(&written.map(|(vbid, _)| *vbid).collect()).await?;
-                for (vbid, log) in logs {
-                    let seqno = high.get(&vbid).copied().unwrap_or_default();
+                let written = written.map(|(vbid, _)| *vbid).collect();
+                for (vbid, (seqno, log)) in survey.newest(written).await? {
                     checkpoint.set(vbid, latest(seqno, log));
                 }
             }

@@ -208,6 +208,47 @@ impl Survey {
         self.ask(vbids, FailoverLogs).await
     }
 
+    /// Highest seqnos of these vBuckets, each with the failover log of the history it is part of:
+    /// both are asked for until no failover lies between.
+    ///
+    /// # Errors
+    /// [`Error`] if not every vBucket's node answers before the deadline, or histories change at
+    /// every look until then.
+    pub(crate) async fn newest(
+        &mut self,
+        mut vbids: BTreeSet<Vbid>,
+    ) -> Result<BTreeMap<Vbid, (Seqno, FailoverLog)>, Error> {
+        let (mut newest, mut before) = (BTreeMap::new(), self.failover_logs(&vbids).await?);
+        loop {
+            let (seqnos, after) =
+                (self.high_seqnos(&vbids).await?, self.failover_logs(&vbids).await?);
+            for (&vbid, log) in &after {
+                if let (Some(before), Some(&seqno)) = (before.get(&vbid), seqnos.get(&vbid))
+                    && before.newest() == log.newest()
+                {
+                    newest.insert(vbid, (seqno, log.clone()));
+                }
+            }
+            vbids.retain(|vbid| !newest.contains_key(vbid));
+            let Some(&vbid) = vbids.first() else { return Ok(newest) };
+            self.check_deadline(vbid)?;
+            before = after;
+        }
+    }
+
+    /// Whether there is time to ask once more about a vBucket whose history has just changed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Timeout`] after the deadline.
+    pub(crate) fn check_deadline(&self, vbid: Vbid) -> Result<(), Error> {
+        if Instant::now() < self.deadline {
+            return Ok(());
+        }
+        let message = format!("{vbid} has another history each time its node is asked");
+        let cause = Arc::new(Error::new(ErrorKind::Timeout, message));
+        Err(Error::out_of_reach(vbid, self.begun.elapsed(), Some(cause)))
+    }
+
     /// Seqnos in memory and on disk of these vBuckets, which were last seen on these branches.
     ///
     /// # Errors

@@ -93,11 +93,14 @@ impl Planner {
         start: &Start,
         limits: &Limits,
     ) -> Result<BTreeMap<Vbid, Observed>, PlannerError> {
+        let begun = Instant::now();
         loop {
             let observed = self.observed(start.offsets());
             let asked = questions(start, &observed, limits);
-            if asked.is_empty() {
-                return Ok(observed);
+            let Some(&vbid) = asked.keys().next() else { return Ok(observed) };
+            if begun.elapsed() > self.options.patience {
+                let message = format!("{vbid} has another history each time its node is asked");
+                return Err(Error::new(ErrorKind::Timeout, message).with_vbid(vbid).into());
             }
             let filter = self.filter.documents().clone();
             let verdicts = self.ready().await?.observer.resume(&asked, &filter).await?;
