@@ -10,7 +10,9 @@ use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, TableOptions, TableSche
 
 use dcp_benches::Error;
 use dcp_benches::columns::Columns;
-use dcp_benches::drive::{BATCH_BYTES, BATCH_ROWS, Counter, expect_rows, feed, machine};
+use dcp_benches::drive::{
+    BATCH_BYTES, BATCH_ROWS, Counter, expect_rows, feed, machine, machine_of_persisted,
+};
 use dcp_benches::frames::{Frames, KEY_LEN, Shape};
 use dcp_benches::measure::{Case, Options, compare};
 use dcp_benches::report::{Group, run};
@@ -42,6 +44,9 @@ fn measure(options: &Options, value_len: usize) -> Result<Group, Error> {
         Case::reference("hand-written loop", || columns(shape, passes)),
         Case::new("connection machine, rows counted", || {
             machine(shape, passes, Counter::default(), |_| Ok(()))
+        }),
+        Case::new("connection machine, persisted_only", || {
+            machine_of_persisted(shape, passes, Counter::default(), |_| Ok(()))
         }),
         Case::new("connection machine to RecordBatch", || {
             let schema = TableSchema::new(&TableOptions::default())?;

@@ -14,7 +14,7 @@ use dcp_wire::{MAX_BODY_LEN, Opaque, Seqno, Vbid};
 use crate::Error;
 use crate::frames::{Frames, Shape};
 use crate::measure::ThreadClock;
-use crate::sender::answer_stream_requests;
+use crate::sender::{answer_stream_requests, branch_of};
 
 /// Rows a batch is cut at.
 pub const BATCH_ROWS: usize = 8192;
@@ -55,11 +55,37 @@ pub fn feed(
 pub fn machine<S: BatchSink>(
     shape: Shape,
     passes: u64,
+    sink: S,
+    finish: impl FnMut(S::Batch) -> Result<(), Error>,
+) -> Result<Duration, Error> {
+    drive(shape, passes, Delivery::default(), sink, finish)
+}
+
+/// The same with `persisted_only`, where every change is on all disks when it comes.
+///
+/// # Errors
+/// Those of [`machine`].
+pub fn machine_of_persisted<S: BatchSink>(
+    shape: Shape,
+    passes: u64,
+    sink: S,
+    finish: impl FnMut(S::Batch) -> Result<(), Error>,
+) -> Result<Duration, Error> {
+    drive(shape, passes, Delivery { persisted_only: true, ..Delivery::default() }, sink, finish)
+}
+
+fn drive<S: BatchSink>(
+    shape: Shape,
+    passes: u64,
+    delivery: Delivery,
     mut sink: S,
     mut finish: impl FnMut(S::Batch) -> Result<(), Error>,
 ) -> Result<Duration, Error> {
-    let mut connection = connection(shape);
+    let mut connection = connection(shape, delivery);
     let opaques = open_streams(&mut connection, shape, &mut sink)?;
+    for &(vbid, _) in &opaques {
+        connection.persisted(vbid, branch_of(vbid), Seqno::MAX);
+    }
     let mut rows = 0;
     let mut take = |connection: &mut Connection, sink: &mut S| -> Result<(), Error> {
         rows += sink.rows() as u64;
@@ -91,7 +117,7 @@ pub fn machine<S: BatchSink>(
     Ok(elapsed)
 }
 
-fn connection(shape: Shape) -> Connection {
+fn connection(shape: Shape, delivery: Delivery) -> Connection {
     let config = ConnectionConfig {
         num_vbuckets: shape.vbuckets,
         collections: true,
@@ -100,7 +126,7 @@ fn connection(shape: Shape) -> Connection {
         filter: StreamFilter::All,
         purge_seqno: false,
         on_rollback: RollbackPolicy::Resume,
-        delivery: Delivery::default(),
+        delivery,
         max_body_len: MAX_BODY_LEN,
     };
     Connection::new(config, Instant::now())

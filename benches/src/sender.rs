@@ -445,8 +445,14 @@ pub fn answer_stream_requests(
     Ok(opaques)
 }
 
+/// The branch of history that a vBucket's changes lie on.
+#[must_use]
+pub fn branch_of(vbid: Vbid) -> Vbuuid {
+    Vbuuid(0xdc9_0000_0000 + u64::from(vbid.0))
+}
+
 fn failover_log(vbid: Vbid) -> Vec<u8> {
-    let vbuuid = Vbuuid(0xdc9_0000_0000 + u64::from(vbid.0));
+    let vbuuid = branch_of(vbid);
     let mut log = Vec::new();
     encode_failover_log([FailoverEntry { vbuuid, seqno: Seqno::ZERO }], &mut log);
     log

@@ -69,6 +69,12 @@ pub struct Limit {
 impl Limit {
     /// No limit.
     pub const NONE: Self = Self { rows: usize::MAX, bytes: usize::MAX };
+
+    /// What is left of it after so much.
+    #[inline(always)]
+    pub(super) const fn less(self, rows: usize, bytes: usize) -> Self {
+        Self { rows: self.rows.saturating_sub(rows), bytes: self.bytes.saturating_sub(bytes) }
+    }
 }
 
 /// What one walk over the read buffer did.

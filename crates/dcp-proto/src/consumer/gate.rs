@@ -1,28 +1,10 @@
 //! What a stream holds back until it is on the disks of all copies.
 
-use std::collections::VecDeque;
-
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use dcp_wire::message::{StreamEnd, StreamEndReason};
-use dcp_wire::{Frame, Opcode, Seqno};
+use dcp_wire::{Frame, MAX_BODY_LEN, Opcode, Seqno};
 
-/// A message that is held back.
-#[derive(Debug)]
-struct Message {
-    /// Passes once this is on all disks.
-    seqno: Seqno,
-    len: usize,
-    counted: u64,
-    is_row: bool,
-}
-
-/// A message that has passed.
-#[derive(Debug)]
-pub(super) struct Passed {
-    pub(super) packet: Bytes,
-    pub(super) counted: u64,
-    pub(super) is_row: bool,
-}
+use super::Held;
 
 /// How a message concerns a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +19,14 @@ pub(super) enum Toll {
 }
 
 impl Toll {
+    /// Whether a message passes where everything up to `open_to` is on all disks.
+    pub(super) fn is_paid(self, open_to: Seqno) -> bool {
+        match self {
+            Self::Seqno { seqno, .. } => seqno <= open_to,
+            Self::Abandon | Self::None => true,
+        }
+    }
+
     /// By the message.
     pub(super) fn of(frame: &Frame<'_>) -> Self {
         let by_seqno = |is_row| match frame.extras.first_chunk::<8>() {
@@ -63,26 +53,39 @@ impl Toll {
     }
 }
 
-/// Messages of one stream in their order, up to the first whose change is not on the disks of all
-/// copies.
+/// Messages of one stream in their order, as they came: the first is one whose change is not on the
+/// disks of all copies.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     /// Up to here everything is.
     pub(super) open_to: Seqno,
-    messages: VecDeque<Message>,
-    packets: BytesMut,
+    pub(super) waiting: Waiting,
     /// The end of the stream is the last of them.
     has_end: bool,
 }
 
+/// What is held back.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    /// Whole packets.
+    pub(super) packets: BytesMut,
+    /// How much that is.
+    pub(super) held: Held,
+}
+
 impl Gate {
     pub(super) fn is_empty(&self) -> bool {
-        self.messages.is_empty()
+        self.waiting.packets.is_empty()
     }
 
     /// Whether the server's end of the stream is held back.
     pub(super) const fn has_end(&self) -> bool {
         self.has_end
+    }
+
+    /// Up to where changes that arrive now pass at once.
+    pub(super) fn passes(&self) -> Seqno {
+        if self.is_empty() { self.open_to } else { Seqno::ZERO }
     }
 
     /// Whether a message that arrives now passes at once.
@@ -92,42 +95,27 @@ impl Gate {
 
     /// Whether the first message held back may pass now.
     pub(super) fn has_passed(&self) -> bool {
-        self.messages.front().is_some_and(|first| first.seqno <= self.open_to)
+        match Frame::parse(&self.waiting.packets, MAX_BODY_LEN) {
+            Ok(Some((frame, _))) => Toll::of(&frame).is_paid(self.open_to),
+            _ => false,
+        }
     }
 
     /// Holds a message back.
-    pub(super) fn push(&mut self, frame: &Frame<'_>, seqno: Seqno, is_row: bool, counted: u64) {
-        let before = self.packets.len();
-        // What was parsed fits a packet.
-        let encoded = frame.encode(&mut self.packets);
-        debug_assert!(encoded.is_ok(), "a packet that was parsed encodes");
-        let len = self.packets.len() - before;
-        self.messages.push_back(Message { seqno, len, counted, is_row });
-        self.has_end = frame.header.opcode == Opcode::DCP_STREAM_END;
+    pub(super) fn push(&mut self, packet: &[u8], is_end: bool, held: Held) {
+        self.waiting.packets.extend_from_slice(packet);
+        self.waiting.held += held;
+        self.has_end = is_end;
     }
 
-    /// The first message, if it may pass.
-    pub(super) fn pop(&mut self) -> Option<Passed> {
-        if !self.has_passed() {
-            return None;
-        }
-        let Message { len, counted, is_row, .. } = self.messages.pop_front()?;
-        let packet = self.packets.split_to(len.min(self.packets.len())).freeze();
-        if self.is_empty() {
-            // A burst leaves no memory behind.
-            self.packets = BytesMut::new();
-            self.has_end = false;
-        }
-        Some(Passed { packet, counted, is_row })
+    /// Takes everything that is held back, to be looked at from the first message on.
+    pub(super) fn take(&mut self) -> Waiting {
+        std::mem::take(&mut self.waiting)
     }
 
-    /// Drops everything held back: how many rows, and how many counted bytes.
-    pub(super) fn clear(&mut self) -> (u64, u64) {
-        let rows = self.messages.iter().filter(|message| message.is_row).count();
-        let counted = self.messages.iter().map(|message| message.counted).sum();
-        self.messages = VecDeque::new();
-        self.packets = BytesMut::new();
-        self.has_end = false;
-        (rows as u64, counted)
+    /// Holds back what is left of what was taken.
+    pub(super) fn put_back(&mut self, waiting: Waiting) {
+        self.has_end &= !waiting.packets.is_empty();
+        self.waiting = waiting;
     }
 }

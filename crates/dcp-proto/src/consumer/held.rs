@@ -1,13 +1,19 @@
 //! Rollback mitigation: changes wait until every copy of their vBucket has them on disk.
 
-use dcp_wire::{Frame, MAX_BODY_LEN, Seqno, Vbid, Vbuuid};
+use std::ops::{AddAssign, SubAssign};
+
+use bytes::{Buf, BytesMut};
+use dcp_wire::message::MutationView;
+use dcp_wire::{Frame, MAX_BODY_LEN, Opcode, Seqno, Vbid, Vbuuid};
 
 use super::connection::{Connection, Limit, Walk};
-use super::gate::Toll;
+use super::gate::{Toll, Waiting};
+use super::run::{self, Origin};
 use super::stream::{Settles, State, Stream};
 use super::walk::over;
 use super::{ConnectionError, EndCause, Event};
 use crate::ChangeSink;
+use crate::flow_control::counted_bytes;
 
 /// What waits to be on the disks of all copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,6 +22,20 @@ pub struct Held {
     pub rows: u64,
     /// Bytes that count towards the window.
     pub bytes: u64,
+}
+
+impl AddAssign for Held {
+    fn add_assign(&mut self, other: Self) {
+        self.rows += other.rows;
+        self.bytes += other.bytes;
+    }
+}
+
+impl SubAssign for Held {
+    fn sub_assign(&mut self, other: Self) {
+        self.rows -= other.rows;
+        self.bytes -= other.bytes;
+    }
 }
 
 impl Connection {
@@ -47,7 +67,7 @@ impl Connection {
 
     /// Holds a message back; `false` if it may pass at once.
     #[cold]
-    pub(super) fn hold(&mut self, frame: &Frame<'_>, counted: u64) -> bool {
+    pub(super) fn hold(&mut self, frame: &Frame<'_>, packet: &[u8], counted: u64) -> bool {
         let header = frame.header;
         if header.magic.is_response() {
             return false;
@@ -57,23 +77,23 @@ impl Connection {
         if stream.opaque != header.opaque || stream.state != State::Streaming {
             return false;
         }
-        let (seqno, is_row) = match Toll::of(frame) {
+        let is_row = match Toll::of(frame) {
             Toll::None => return false,
             Toll::Abandon => {
                 self.discard(vbid);
                 return false;
             }
             Toll::Seqno { seqno, .. } if stream.gate.lets_pass(seqno) => return false,
-            Toll::Seqno { seqno, is_row } => (seqno, is_row),
+            Toll::Seqno { is_row, .. } => is_row,
         };
         if stream.gate.is_empty()
             && let Some(vbuuid) = stream.newest_branch()
         {
             self.events.push_back(Event::Waiting { vbid, vbuuid: Some(vbuuid) });
         }
-        stream.gate.push(frame, seqno, is_row, counted);
-        self.waiting.rows += u64::from(is_row);
-        self.waiting.bytes += counted;
+        let held = Held { rows: u64::from(is_row), bytes: counted };
+        stream.gate.push(packet, header.opcode == Opcode::DCP_STREAM_END, held);
+        self.waiting += held;
         true
     }
 
@@ -86,39 +106,96 @@ impl Connection {
         sink: &mut S,
     ) -> Result<(), ConnectionError> {
         while let Some(&vbid) = self.passed.front() {
-            let stream = self.streams.get_mut(vbid.index()).and_then(Option::as_mut);
-            let Some(passed) = stream.and_then(|stream| stream.gate.pop()) else {
+            let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else {
                 self.passed.pop_front();
-                self.may_have_emptied(vbid);
                 continue;
             };
-            self.waiting.rows -= u64::from(passed.is_row);
-            self.waiting.bytes -= passed.counted;
-            self.held += passed.counted;
-            // It was parsed before, and encoded again as it was.
-            let parsed = Frame::parse(&passed.packet, MAX_BODY_LEN);
-            let Some((frame, used)) = parsed.map_err(ConnectionError::Framing)? else { continue };
-            let rows = self.deliver(frame, sink).map_err(|fault| over(&passed.packet, fault))?;
-            if rows == 0 {
-                continue;
+            let (opaque, mut waiting) = (stream.opaque, stream.gate.take());
+            let walked = self.walk_waiting(vbid, &mut waiting, limit, (walk, row_bytes), sink);
+            match self.streams.get_mut(vbid.index()) {
+                Some(Some(stream))
+                    if stream.opaque == opaque && stream.state == State::Streaming =>
+                {
+                    stream.gate.put_back(waiting);
+                }
+                // It has come to its end meanwhile.
+                _ => self.drop_waiting(waiting.held),
             }
-            walk.rows += rows;
-            *row_bytes += used;
-            if walk.rows >= limit.rows || *row_bytes >= limit.bytes {
-                walk.limited = true;
-                break;
+            walked?;
+            if walk.limited {
+                return Ok(());
             }
+            self.passed.pop_front();
+            self.may_have_emptied(vbid);
         }
         Ok(())
     }
 
-    #[inline(never)]
-    fn deliver<S: ChangeSink>(
+    /// Takes off the front of what waits what does not have to any more, in the same way as what
+    /// arrives.
+    fn walk_waiting<S: ChangeSink>(
         &mut self,
-        frame: Frame<'_>,
+        vbid: Vbid,
+        waiting: &mut Waiting,
+        limit: Limit,
+        (walk, row_bytes): (&mut Walk, &mut usize),
         sink: &mut S,
-    ) -> Result<usize, super::stream::Fault> {
-        self.dispatch(frame, sink)
+    ) -> Result<(), ConnectionError> {
+        let packets = std::mem::take(&mut waiting.packets);
+        let mut rest = &packets[..];
+        let mut staged = [MutationView::EMPTY; run::MAX_LEN];
+        let walked = loop {
+            if walk.rows >= limit.rows || *row_bytes >= limit.bytes {
+                walk.limited = true;
+                break Ok(());
+            }
+            let left = limit.less(walk.rows, *row_bytes);
+            let ran = match self.run(rest, left, Origin::Waiting, &mut staged, sink) {
+                Ok(ran) => ran,
+                Err(error) => break Err(error.into()),
+            };
+            let (rows, used) = if ran.rows > 0 {
+                waiting.held -= Held { rows: ran.rows as u64, bytes: ran.bytes as u64 };
+                (ran.rows, ran.bytes)
+            } else {
+                let Ok(Some((frame, used))) = Frame::parse(rest, MAX_BODY_LEN) else {
+                    break Ok(());
+                };
+                let Some(Some(stream)) = self.streams.get(vbid.index()) else { break Ok(()) };
+                let toll = Toll::of(&frame);
+                if stream.state != State::Streaming || !toll.is_paid(stream.gate.open_to) {
+                    break Ok(());
+                }
+                let is_row = matches!(toll, Toll::Seqno { is_row: true, .. });
+                let held = Held { rows: u64::from(is_row), bytes: counted_bytes(&frame.header) };
+                waiting.held -= held;
+                self.drop_waiting(held);
+                match self.dispatch(frame, sink) {
+                    Ok(rows) => (rows, used),
+                    Err(fault) => break Err(over(rest, fault)),
+                }
+            };
+            (_, rest) = rest.split_at(used);
+            if rows > 0 {
+                walk.rows += rows;
+                *row_bytes += used;
+            }
+        };
+        let done = packets.len() - rest.len();
+        waiting.packets = packets;
+        waiting.packets.advance(done);
+        if waiting.packets.is_empty() {
+            // A burst leaves no memory behind.
+            waiting.packets = BytesMut::new();
+        }
+        walked
+    }
+
+    /// What waited waits no more: it was given to the sink, or comes again, or is not wanted. Its
+    /// bytes go back like those of everything that has arrived.
+    pub(super) fn drop_waiting(&mut self, held: Held) {
+        self.waiting -= held;
+        self.held += held.bytes;
     }
 
     /// Tells that nothing of a vBucket waits any more, if so.
@@ -129,17 +206,12 @@ impl Connection {
         }
     }
 
-    /// Drops what a stream holds back: it comes again, or is not wanted. Its bytes go back like
-    /// those of everything that is dropped.
+    /// Drops what a stream holds back: it comes again, or is not wanted.
     pub(super) fn discard(&mut self, vbid: Vbid) {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
-        if stream.gate.is_empty() {
-            return;
-        }
-        let (rows, bytes) = stream.gate.clear();
-        self.waiting.rows -= rows;
-        self.waiting.bytes -= bytes;
-        self.held += bytes;
+        let Waiting { held, .. } = stream.gate.take();
+        stream.gate.put_back(Waiting::default());
+        self.drop_waiting(held);
     }
 
     /// A stream has delivered what was asked for; it is complete now, or when it is settled

@@ -5,8 +5,10 @@
 //! about its stream and the window is written down once, behind it. Whatever is not as usual about
 //! a packet ends the run before it and takes the way of [`walk`](super::walk), which knows all.
 
+use dcp_wire::Seqno;
 use dcp_wire::message::MutationView;
 
+use super::Held;
 use super::connection::{Connection, Limit};
 use super::stream::{Fixed, State};
 use crate::{ChangeSink, MutationRun, RunError, SinkError};
@@ -16,6 +18,15 @@ pub(super) const MAX_LEN: usize = 64;
 
 /// Place for the mutations of a run.
 pub(super) type Staged<'a> = [MutationView<'a>; MAX_LEN];
+
+/// Where the packets of a run lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// In the read buffer.
+    Arrived,
+    /// Among what waits for disks, and is counted already.
+    Waiting,
+}
 
 /// What one run took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +43,7 @@ impl Connection {
         &mut self,
         input: &'a [u8],
         limit: Limit,
+        origin: Origin,
         staged: &mut Staged<'a>,
         sink: &mut S,
     ) -> Result<Ran, SinkError> {
@@ -47,12 +59,14 @@ impl Connection {
         if stream.opaque != opaque || stream.state != State::Streaming {
             return Ok(Ran::default());
         }
-        let Some(Fixed { mut last, before, vbuuid, snapshot, epoch }) = stream.fixed(first.seqno())
+        let passes = if config.delivery.persisted_only { stream.gate.passes() } else { Seqno::MAX };
+        let Some(Fixed { mut last, before, vbuuid, snapshot, epoch }) =
+            stream.fixed(first.seqno(), passes)
         else {
             return Ok(Ran::default());
         };
         let hidden = config.delivery.hidden.may_hide();
-        let room = self.window.room();
+        let room = if origin == Origin::Arrived { self.window.room() } else { u64::MAX };
         let (mut rest, mut rows, mut bytes) = (input, 0, 0);
         while let Some(place) = staged.get_mut(rows)
             && let Some((mutation, after)) = MutationView::parse(rest, max_body, collections)
@@ -86,6 +100,7 @@ impl Connection {
         if let Err(RunError { taken, .. }) = &outcome {
             let taken = mutations.get(..*taken).unwrap_or(mutations);
             bytes = taken.iter().map(MutationView::packet_len).sum();
+            rows = taken.len();
             let Some(of_last) = taken.last().map(MutationView::seqno) else {
                 return outcome.map(|()| Ran::default()).map_err(|error| error.error);
             };
@@ -96,9 +111,14 @@ impl Connection {
             stream.dirty = true;
             self.dirty.push(vbid);
         }
-        // That there is room was looked at before each.
-        self.window.receive(bytes as u64);
-        self.held += bytes as u64;
+        match origin {
+            Origin::Arrived => {
+                // That there is room was looked at before each.
+                self.window.receive(bytes as u64);
+                self.held += bytes as u64;
+            }
+            Origin::Waiting => self.drop_waiting(Held { rows: rows as u64, bytes: bytes as u64 }),
+        }
         outcome.map(|()| Ran { rows, bytes }).map_err(|error| error.error)
     }
 }

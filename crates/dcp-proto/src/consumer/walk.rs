@@ -10,10 +10,11 @@ use bytes::Bytes;
 use dcp_wire::message::{MutationView, StreamEnd, StreamEndReason};
 use dcp_wire::{DecodeError, Frame, Header, Magic, Opcode, Seqno, Status, Vbid};
 
-use super::connection::{Connection, ConnectionConfig, Limit, Walk, send};
+use super::connection::{Connection, Limit, Walk, send};
 use super::opaque::vbid_of;
+use super::run::{self, Origin};
 use super::stream::{Fault, Progress, State};
-use super::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError, run};
+use super::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError};
 use crate::ChangeSink;
 use crate::flow_control::counted_bytes;
 
@@ -47,25 +48,19 @@ impl Connection {
         let max_body_len = self.config.max_body_len;
         let mut staged = [MutationView::EMPTY; run::MAX_LEN];
         loop {
-            // What waits for disks is looked at one by one.
-            if !self.config.delivery.persisted_only {
-                let left = Limit {
-                    rows: limit.rows.saturating_sub(walk.rows),
-                    bytes: limit.bytes.saturating_sub(row_bytes),
-                };
-                let ran = self.run(rest, left, &mut staged, sink)?;
-                if ran.rows > 0 {
-                    (_, rest) = rest.split_at(ran.bytes);
-                    packets += ran.rows as u64;
-                    walk.rows += ran.rows;
-                    row_bytes += ran.bytes;
-                    if walk.rows >= limit.rows || row_bytes >= limit.bytes {
-                        walk.limited = true;
-                        break;
-                    }
-                    if ran.rows == run::MAX_LEN {
-                        continue;
-                    }
+            let left = limit.less(walk.rows, row_bytes);
+            let ran = self.run(rest, left, Origin::Arrived, &mut staged, sink)?;
+            if ran.rows > 0 {
+                (_, rest) = rest.split_at(ran.bytes);
+                packets += ran.rows as u64;
+                walk.rows += ran.rows;
+                row_bytes += ran.bytes;
+                if walk.rows >= limit.rows || row_bytes >= limit.bytes {
+                    walk.limited = true;
+                    break;
+                }
+                if ran.rows == run::MAX_LEN {
+                    continue;
                 }
             }
             let Some((frame, used)) =
@@ -73,11 +68,12 @@ impl Connection {
             else {
                 break;
             };
-            let rows = match self.handle_frame(frame, sink) {
+            let (packet, after) = rest.split_at(used);
+            let rows = match self.handle_frame(frame, packet, sink) {
                 Ok(rows) => rows,
                 Err(fault) => return Err(over(rest, fault)),
             };
-            (_, rest) = rest.split_at(used);
+            rest = after;
             packets += 1;
             if rows == 0 {
                 continue;
@@ -106,52 +102,23 @@ impl Connection {
     fn handle_frame<S: ChangeSink>(
         &mut self,
         frame: Frame<'_>,
+        packet: &[u8],
         sink: &mut S,
     ) -> Result<usize, Fault> {
         let counted = counted_bytes(&frame.header);
         if !self.window.receive(counted) {
             return Err(Misbehaviour::WindowOverrun.into());
         }
-        if self.config.delivery.persisted_only && self.hold(&frame, counted) {
+        if self.config.delivery.persisted_only && self.hold(&frame, packet, counted) {
             return Ok(0);
         }
         self.held += counted;
         self.dispatch(frame, sink)
     }
 
-    /// Hands one packet to its stream; returns how many rows the sink was given.
-    #[inline(always)]
-    pub(super) fn dispatch<S: ChangeSink>(
-        &mut self,
-        frame: Frame<'_>,
-        sink: &mut S,
-    ) -> Result<usize, Fault> {
-        let header = frame.header;
-        if header.opcode != Opcode::DCP_MUTATION || header.magic.is_response() {
-            return self.handle_other(frame, sink);
-        }
-        let vbid = header.vbid();
-        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else {
-            return self.handle_other(frame, sink);
-        };
-        if stream.opaque != header.opaque || stream.state != State::Streaming {
-            return self.handle_other(frame, sink);
-        }
-        let ConnectionConfig { collections, delivery, .. } = &self.config;
-        let progress = stream.mutation(frame, *collections, &delivery.hidden, sink)?;
-        if !stream.dirty {
-            stream.dirty = true;
-            self.dirty.push(vbid);
-        }
-        if progress.is_notable() {
-            self.note(vbid, progress);
-        }
-        Ok(progress.rows())
-    }
-
-    /// Handles anything but a mutation that is expected.
+    /// Handles one packet that is in some way special; returns how many rows the sink was given.
     #[inline(never)]
-    fn handle_other<S: ChangeSink>(
+    pub(super) fn dispatch<S: ChangeSink>(
         &mut self,
         frame: Frame<'_>,
         sink: &mut S,
@@ -190,8 +157,9 @@ impl Connection {
         }
         let (collections, hidden) = (self.config.collections, &mut self.config.delivery.hidden);
         let (progress, may_be_row) = match frame.header.opcode {
-            Opcode::DCP_DELETION => (stream.deletion(frame, collections, hidden, sink)?, true),
-            Opcode::DCP_EXPIRATION => (stream.expiration(frame, collections, hidden, sink)?, true),
+            Opcode::DCP_MUTATION | Opcode::DCP_DELETION | Opcode::DCP_EXPIRATION => {
+                (stream.document(frame, collections, hidden, sink)?, true)
+            }
             Opcode::DCP_SYSTEM_EVENT => (stream.system_event(frame, hidden, sink)?, false),
             Opcode::DCP_SEQNO_ADVANCED => (stream.seqno_advanced(frame)?, false),
             Opcode::DCP_OSO_SNAPSHOT => (stream.oso_snapshot(frame)?, false),

@@ -1,119 +1,38 @@
 //! The messages of a stream that move its position: documents, system events, SEQNO_ADVANCED.
 
 use dcp_wire::message::{Deletion, Expiration, Mutation, SeqnoAdvanced, SystemEvent};
-use dcp_wire::{CollectionId, DecodeError, DocKey, Frame};
+use dcp_wire::{CollectionId, DecodeError, DocKey, Frame, Header, Opcode, RevSeqno, Vbuuid};
 
 use super::{Fault, Progress, Stream};
 use crate::consumer::Misbehaviour;
 use crate::consumer::delivery::Hidden;
-use crate::{Change, ChangeSink, Op, SystemEventRecord};
+use crate::{Change, ChangeSink, Op, Snapshot, SystemEventRecord};
 
 impl Stream {
-    /// A document was written.
-    #[inline(always)]
-    pub(in crate::consumer) fn mutation<S: ChangeSink>(
-        &mut self,
-        frame: Frame<'_>,
-        collections: bool,
-        hidden: &Hidden,
-        sink: &mut S,
-    ) -> Result<Progress, Fault> {
-        let mutation = Mutation::decode(&frame)?;
-        let (collection_id, key) = split_key(mutation.key, collections)?;
-        if mutation.seqno > self.clamp {
-            return Ok(self.past_end(mutation.seqno)?);
-        }
-        let repeated_seqno = self.check_item(mutation.seqno)?;
-        if hidden.hides(collection_id, key) {
-            return Ok(Progress { repeated_seqno, no_row: true, ..self.processed(mutation.seqno) });
-        }
-        let change = Change {
-            op: Op::Mutation,
-            vbid: self.vbid,
-            seqno: mutation.seqno,
-            vbuuid: self.branch_of(mutation.seqno),
-            epoch: self.resume.position.epoch,
-            snapshot: self.row_snapshot(mutation.seqno),
-            collection_id,
-            key,
-            value: mutation.value,
-            datatype: mutation.datatype,
-            cas: mutation.cas,
-            rev_seqno: mutation.rev_seqno,
-            flags: mutation.flags,
-            expiry: mutation.expiry,
-            delete_time: 0,
-        };
-        sink.change(&change)?;
-        Ok(Progress { repeated_seqno, ..self.processed(mutation.seqno) })
-    }
-
-    /// A document was removed.
-    pub(in crate::consumer) fn deletion<S: ChangeSink>(
+    /// A document was written, was removed, or expired.
+    pub(in crate::consumer) fn document<S: ChangeSink>(
         &mut self,
         frame: &Frame<'_>,
         collections: bool,
         hidden: &Hidden,
         sink: &mut S,
     ) -> Result<Progress, Fault> {
-        let deletion = Deletion::decode(frame)?;
-        let delete_time = deletion.delete_time.unwrap_or(0);
-        self.tombstone(Op::Deletion, &deletion, delete_time, (collections, hidden), sink)
-    }
-
-    /// A document expired.
-    pub(in crate::consumer) fn expiration<S: ChangeSink>(
-        &mut self,
-        frame: &Frame<'_>,
-        collections: bool,
-        hidden: &Hidden,
-        sink: &mut S,
-    ) -> Result<Progress, Fault> {
-        let Expiration { seqno, rev_seqno, cas, datatype, delete_time, key, value } =
-            Expiration::decode(frame)?;
-        let deletion = Deletion { seqno, rev_seqno, cas, datatype, key, value, delete_time: None };
-        self.tombstone(Op::Expiration, &deletion, delete_time, (collections, hidden), sink)
-    }
-
-    fn tombstone<S: ChangeSink>(
-        &mut self,
-        op: Op,
-        tombstone: &Deletion<'_>,
-        delete_time: u32,
-        (collections, hidden): (bool, &Hidden),
-        sink: &mut S,
-    ) -> Result<Progress, Fault> {
-        let (collection_id, key) = split_key(tombstone.key, collections)?;
-        if tombstone.seqno > self.clamp {
-            return Ok(self.past_end(tombstone.seqno)?);
+        let change = decode(frame, collections)?;
+        let seqno = change.seqno;
+        if seqno > self.clamp {
+            return Ok(self.past_end(seqno)?);
         }
-        let repeated_seqno = self.check_item(tombstone.seqno)?;
-        if hidden.hides(collection_id, key) {
-            return Ok(Progress {
-                repeated_seqno,
-                no_row: true,
-                ..self.processed(tombstone.seqno)
-            });
+        let repeated_seqno = self.check_item(seqno)?;
+        let no_row = hidden.hides(change.collection_id, change.key);
+        if !no_row {
+            sink.change(&Change {
+                vbuuid: self.branch_of(seqno),
+                epoch: self.resume.position.epoch,
+                snapshot: self.row_snapshot(seqno),
+                ..change
+            })?;
         }
-        let change = Change {
-            op,
-            vbid: self.vbid,
-            seqno: tombstone.seqno,
-            vbuuid: self.branch_of(tombstone.seqno),
-            epoch: self.resume.position.epoch,
-            snapshot: self.row_snapshot(tombstone.seqno),
-            collection_id,
-            key,
-            value: tombstone.value,
-            datatype: tombstone.datatype,
-            cas: tombstone.cas,
-            rev_seqno: tombstone.rev_seqno,
-            flags: 0,
-            expiry: 0,
-            delete_time,
-        };
-        sink.change(&change)?;
-        Ok(Progress { repeated_seqno, ..self.processed(tombstone.seqno) })
+        Ok(Progress { repeated_seqno, no_row, ..self.processed(seqno) })
     }
 
     /// A collection or scope changed.
@@ -165,6 +84,51 @@ impl Stream {
         self.advanced = true;
         Ok(progress)
     }
+}
+
+/// What a packet says of a document; its place in the history is the stream's to say.
+fn decode<'a>(frame: &Frame<'a>, collections: bool) -> Result<Change<'a>, DecodeError> {
+    let change = |op, seqno, key, value| -> Result<Change<'a>, DecodeError> {
+        let (collection_id, key) = split_key(key, collections)?;
+        let Header { datatype, cas, .. } = frame.header;
+        Ok(Change {
+            op,
+            vbid: frame.header.vbid(),
+            seqno,
+            vbuuid: Vbuuid(0),
+            epoch: 0,
+            snapshot: Snapshot { start: seqno, end: seqno },
+            collection_id,
+            key,
+            value,
+            datatype,
+            cas,
+            rev_seqno: RevSeqno(0),
+            flags: 0,
+            expiry: 0,
+            delete_time: 0,
+        })
+    };
+    Ok(match frame.header.opcode {
+        Opcode::DCP_MUTATION => {
+            let Mutation { seqno, rev_seqno, key, value, flags, expiry, .. } =
+                Mutation::decode(frame)?;
+            let change = change(Op::Mutation, seqno, key, value)?;
+            Change { rev_seqno, flags, expiry, ..change }
+        }
+        Opcode::DCP_DELETION => {
+            let Deletion { seqno, rev_seqno, key, value, delete_time, .. } =
+                Deletion::decode(frame)?;
+            let change = change(Op::Deletion, seqno, key, value)?;
+            Change { rev_seqno, delete_time: delete_time.unwrap_or(0), ..change }
+        }
+        _ => {
+            let Expiration { seqno, rev_seqno, key, value, delete_time, .. } =
+                Expiration::decode(frame)?;
+            let change = change(Op::Expiration, seqno, key, value)?;
+            Change { rev_seqno, delete_time, ..change }
+        }
+    })
 }
 
 /// Collection and key of a document.

@@ -392,18 +392,23 @@ impl Stream {
         }
     }
 
-    /// What holds for a change with `seqno` and those that follow it, unless anything about it is
-    /// special.
+    /// What holds for a change with `seqno` and those that follow it up to `passes`, unless anything
+    /// about it is special.
     #[inline(always)]
-    pub(super) fn fixed(&mut self, seqno: Seqno) -> Option<Fixed> {
+    pub(super) fn fixed(&mut self, seqno: Seqno, passes: Seqno) -> Option<Fixed> {
         let Snapshot { start, end } =
             self.marker.as_ref().filter(|marker| !marker.pending)?.snapshot;
         let last = self.resume.position.seqno;
-        if self.oso.is_some() || seqno <= last || seqno < start || seqno >= self.stop {
+        if self.oso.is_some()
+            || seqno <= last
+            || seqno < start
+            || seqno >= self.stop
+            || seqno > passes
+        {
             return None;
         }
         let vbuuid = self.branch_of(seqno);
-        let up_to = self.branch.up_to.min(end).min(self.clamp);
+        let up_to = self.branch.up_to.min(end).min(self.clamp).min(passes);
         Some(Fixed {
             last: last.max(self.branch.above),
             before: self.stop.min(Seqno(up_to.0.saturating_add(1))),
