@@ -113,11 +113,11 @@ def progress(things: Iterable[Any] | None = None, **options: Any) -> Any:
 def sdk_collection(hosts: str, password: str) -> Iterator[Collection]:
     """Opens the bucket's default collection with the official SDK."""
     authenticator = PasswordAuthenticator(USERNAME, password)
-    cluster = Cluster(hosts, ClusterOptions(authenticator))
+    sdk = Cluster(hosts, ClusterOptions(authenticator))
     try:
-        yield cluster.bucket(BUCKET).default_collection()
+        yield sdk.bucket(BUCKET).default_collection()
     finally:
-        cluster.close()
+        sdk.close()
 
 
 def load(collection: Collection, airports: Mapping[str, Mapping[str, Any]]) -> Loaded:
@@ -339,11 +339,11 @@ def run(arguments: argparse.Namespace, folder: str) -> int:
     """Runs the six steps; returns the exit code."""
     password = secrets.token_urlsafe(12)
     with step(1, "an embedded cluster: 2 nodes, 64 vBuckets, SCRAM"):
-        producer = dcp_rs.Producer(
+        cluster = dcp_rs.testing.EmbeddedCluster(
             nodes=2, vbuckets=64, bucket=BUCKET, username=USERNAME, password=password
         )
-    with producer, sdk_collection(producer.connection_string, password) as collection:
-        with step(2, f"loading airports through the Couchbase SDK ({producer.connection_string})"):
+    with cluster, sdk_collection(cluster.connection_string, password) as collection:
+        with step(2, f"loading airports through the Couchbase SDK ({cluster.connection_string})"):
             airports = dict(islice(airportsdata.load("ICAO").items(), arguments.documents))
             loaded = load(collection, airports)
             print(
@@ -352,7 +352,7 @@ def run(arguments: argparse.Namespace, folder: str) -> int:
             )
 
         options: dict[str, object] = {
-            "connectionString": producer.connection_string,
+            "connectionString": cluster.connection_string,
             "username": USERNAME,
             "password": password,
             "bucket": BUCKET,
@@ -365,7 +365,7 @@ def run(arguments: argparse.Namespace, folder: str) -> int:
             changes = spark.read.parquet(folder)
 
         if arguments.alter_one:
-            producer.upsert(loaded.keys[0].encode(), b'{"altered": true}')
+            cluster.upsert(loaded.keys[0].encode(), b'{"altered": true}')
         with step(4, "the latest change per key against what the SDK reads"):
             comparison = compare(changes, collection, loaded.keys)
             print(told(comparison))
@@ -374,11 +374,11 @@ def run(arguments: argparse.Namespace, folder: str) -> int:
         with step(5, f"a streaming query: micro-batches of at most {LIMIT:,} changes"):
             streams = f"{folder}-stream"
             everything = collection, loaded.keys
-            streamed = stream(spark, options, streams, producer.persist, everything)
+            streamed = stream(spark, options, streams, cluster.persist, everything)
             print(told(streamed))
 
         with step(6, "the same stream in plain Python, through the Arrow C stream"):
-            plain_python(producer.connection_string, password)
+            plain_python(cluster.connection_string, password)
         spark.stop()
     return 0 if all(is_equal(each, loaded.keys) for each in (comparison, streamed)) else 1
 

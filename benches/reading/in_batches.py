@@ -52,7 +52,7 @@ def durations(frame: DataFrame, folder: str) -> list[dict[str, int]]:
     return [told[batch] for batch in sorted(told)[WARM:]]
 
 
-def writing(producer: dcp_rs.Producer) -> AbstractContextManager[None]:
+def writing(producer: dcp_rs.testing.EmbeddedCluster) -> AbstractContextManager[None]:
     """Writes a change every millisecond or so, meanwhile."""
     from contextlib import contextmanager
 
@@ -82,7 +82,7 @@ def main() -> None:
     spark.dataSource.register(cached_source.CachedDataSource)
     figures: dict[str, list[dict[str, int]]] = {"cached": [], "ours": []}
     with (
-        dcp_rs.Producer(vbuckets=job["vbuckets"]) as producer,
+        dcp_rs.testing.EmbeddedCluster(vbuckets=job["vbuckets"]) as producer,
         tempfile.TemporaryDirectory() as folder,
     ):
         options = {

@@ -77,7 +77,7 @@ def latency(job: dict[str, Any]) -> dict[str, Any]:
     """Times a write until its batch is there, the embedded producer's part included."""
     spans = []
     with (
-        dcp_rs.Producer(vbuckets=16) as producer,
+        dcp_rs.testing.EmbeddedCluster(vbuckets=16) as producer,
         producer.connect() as client,
         client.stream(start="latest", linger=0) as stream,
     ):

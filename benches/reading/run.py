@@ -1,7 +1,7 @@
 """Measures the reader in Python: what a connection carries, how it grows, rows, latency.
 
 `make bench-reading` runs this and puts the tables into the documentation, each group in its own
-place, so that `ARGS="--only growth"` measures and writes that one alone. Producer and reader are
+place, so that `ARGS="--only growth"` measures and writes that one alone. Cluster and reader are
 processes of their own, each pinned to a core where there are two. The cases of a group are run in
 turn, once to warm up and then as often as is asked for; a ratio is the median of the rounds' own.
 Nothing of a group is written if anything fails or a change is missing.

@@ -28,7 +28,9 @@ def main() -> None:
     wanted = json.loads(sys.stdin.readline())
     values = bodies(wanted["value_len"], words=wanted["words"])
     options = {"vbuckets": wanted["vbuckets"], "nodes": wanted["nodes"], "tls": wanted["tls"]}
-    with dcp_rs.Producer(memory_quota=1 << 40, **options) as producer:
+    with dcp_rs.testing.EmbeddedCluster(
+        limits=dcp_rs.testing.Limits(memory_quota=1 << 40), **options
+    ) as producer:
         write = {}
         if wanted["collection"]:
             producer.create_scope("measured")

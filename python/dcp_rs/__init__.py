@@ -1,10 +1,10 @@
 """Read a Couchbase bucket's changes as Arrow tables.
 
     >>> import dcp_rs
-    >>> with dcp_rs.Producer() as producer:  # an embedded cluster, in place of a real one
-    ...     _ = producer.upsert("airline_10", {"name": "40-Mile Air"})
+    >>> with dcp_rs.testing.EmbeddedCluster() as cluster:  # in place of a real one
+    ...     _ = cluster.upsert("airline_10", {"name": "40-Mile Air"})
     ...     with dcp_rs.connect(
-    ...         producer.connection_string,
+    ...         cluster.connection_string,
     ...         bucket="default",
     ...         username="Administrator",
     ...         password="password",
@@ -23,8 +23,8 @@ latest version only.
   async iterator and an Arrow C stream of [`ChangeBatch`][dcp_rs.ChangeBatch].
 * [`Checkpoint`][dcp_rs.Checkpoint] is where a reader stands, to go on from there; a
   [`CheckpointStore`][dcp_rs.CheckpointStore] keeps it, in a file, in memory or where you like.
-* [`Producer`][dcp_rs.Producer] is an embedded cluster which Couchbase SDKs and DCP clients take for
-  a real one.
+* [`dcp_rs.testing`][dcp_rs.testing] has an embedded cluster, which Couchbase SDKs and DCP clients
+  take for a real one.
 * [`decode`][dcp_rs.decode] shows recorded packets;
   [`explain_rollback`][dcp_rs.explain_rollback] why a server told a client to roll back.
 * `dcp_rs.spark` reads a bucket in Spark; it is imported by itself.
@@ -36,14 +36,13 @@ from __future__ import annotations
 
 import warnings
 
-from dcp_rs import exceptions
+from dcp_rs import exceptions, testing
 from dcp_rs._dcp_rs import DEBUG_BUILD, __version__
 from dcp_rs.batch import ChangeBatch
 from dcp_rs.checkpoint import Checkpoint, Position, StoredFilter
 from dcp_rs.client import Client, ConnectionOptions, connect
 from dcp_rs.exceptions import DcpError
 from dcp_rs.packets import Packet, decode
-from dcp_rs.producer import Document, MutationToken, Producer
 from dcp_rs.rollback import RollbackExplanation, explain_rollback
 from dcp_rs.schema import ColumnInfo, Schema, columns
 from dcp_rs.stores import CheckpointStore, FileStore, MemoryStore
@@ -58,13 +57,10 @@ __all__ = [
     "ColumnInfo",
     "ConnectionOptions",
     "DcpError",
-    "Document",
     "FileStore",
     "MemoryStore",
-    "MutationToken",
     "Packet",
     "Position",
-    "Producer",
     "RollbackExplanation",
     "Schema",
     "StoredFilter",
@@ -77,6 +73,7 @@ __all__ = [
     "decode",
     "exceptions",
     "explain_rollback",
+    "testing",
 ]
 
 if DEBUG_BUILD:

@@ -5,11 +5,11 @@ from typing import Any, Final, final
 
 from dcp_rs.client import ConnectionOptions
 from dcp_rs.planner import _PlannerOptions, _PlanOptions
-from dcp_rs.producer.documents import _WriteOptions
-from dcp_rs.producer.options import ProducerOptions
 from dcp_rs.rollback import _Request
 from dcp_rs.schema import TableOptions
 from dcp_rs.stream import StreamOptions
+from dcp_rs.testing.documents import _WriteOptions
+from dcp_rs.testing.options import ClusterOptions
 
 __version__: Final[str]
 DEBUG_BUILD: Final[bool]
@@ -20,8 +20,8 @@ __all__ = [
     "ChangeStream",
     "Checkpoint",
     "Client",
+    "EmbeddedCluster",
     "Planner",
-    "Producer",
     "Schema",
     "__version__",
     "columns",
@@ -143,9 +143,9 @@ class Planner:
     ) -> list[tuple[str, str, list[tuple[int, int, int, int, int, bool]]]]: ...
 
 @final
-class Producer:
+class EmbeddedCluster:
     @staticmethod
-    def start(options: ProducerOptions) -> Producer: ...
+    def start(options: ClusterOptions) -> EmbeddedCluster: ...
     def connection_string(self) -> str: ...
     def tls_connection_string(self) -> str | None: ...
     def management_urls(self) -> list[str]: ...

@@ -67,12 +67,12 @@ class Checkpoint:
     on after that batch. Immutable; pickles.
 
         >>> import dcp_rs
-        >>> with dcp_rs.Producer() as producer, producer.connect() as client:
-        ...     _ = producer.upsert("a", b"1")
+        >>> with dcp_rs.testing.EmbeddedCluster() as cluster, cluster.connect() as client:
+        ...     _ = cluster.upsert("a", b"1")
         ...     stream = client.stream(until="now")
         ...     first = [row["key"] for batch in stream for row in batch.rows()]
         ...     text = stream.checkpoint().to_json()
-        ...     _ = producer.upsert("b", b"2")
+        ...     _ = cluster.upsert("b", b"2")
         ...     start = dcp_rs.Checkpoint.from_json(text)
         ...     rest = client.stream(start=start, until="now")
         ...     second = [row["key"] for batch in rest for row in batch.rows()]

@@ -169,9 +169,9 @@ def connect(
 ) -> Client:
     """Connects to a bucket.
 
-        >>> with Producer() as producer:
+        >>> with EmbeddedCluster() as cluster:
         ...     with connect(
-        ...         producer.connection_string,
+        ...         cluster.connection_string,
         ...         bucket="default",
         ...         username="Administrator",
         ...         password="password",
@@ -307,9 +307,9 @@ class Client:
     ) -> ChangeStream:
         """Opens a stream of changes.
 
-            >>> with Producer() as producer, producer.connect() as client:
+            >>> with EmbeddedCluster() as cluster, cluster.connect() as client:
             ...     for n in range(3):
-            ...         _ = producer.upsert(f"key_{n}", b"{}")
+            ...         _ = cluster.upsert(f"key_{n}", b"{}")
             ...     with client.stream(until="now", columns=["op", "key"]) as stream:
             ...         sorted(row["key"] for batch in stream for row in batch.rows())
             ['key_0', 'key_1', 'key_2']

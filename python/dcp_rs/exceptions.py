@@ -70,7 +70,7 @@ class CheckpointError(DcpError, ValueError):
 
 
 class ClosedError(DcpError):
-    """The client, stream or producer has been closed on this side."""
+    """The client, stream or cluster has been closed on this side."""
 
 
 class ConfigError(DcpError, ValueError):

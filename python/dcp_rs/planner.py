@@ -92,9 +92,9 @@ class Planner:
     Once the nodes have answered for the first time, it waits for a cluster that is away, and
     connects anew with what its client was connected with.
 
-    >>> with Producer() as producer, producer.connect() as client:
+    >>> with EmbeddedCluster() as cluster, cluster.connect() as client:
     ...     planner = Planner(client)
-    ...     token = producer.upsert("key", b"{}")
+    ...     token = cluster.upsert("key", b"{}")
     ...     options = PlanOptions(persisted_only=False)
     ...     end = planner.end(planner.earliest(), options)
     ...     tasks = planner.tasks(planner.earliest(), end, 4, options)

@@ -1,36 +1,57 @@
-"""The pytest fixture `couchbase_producer`: an embedded cluster for each test.
+"""The pytest fixtures `couchbase_cluster` and `couchbase_session_cluster`: embedded clusters.
 
 pytest loads this module by itself, in every test run of an environment that dcp_rs is installed
-in; so it imports no optional library and starts nothing until a test asks for the fixture.
+in; so it imports no optional library and starts nothing until a test asks for a fixture.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dcp_rs.producer import Producer
+    from dcp_rs.testing import EmbeddedCluster
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Announces the mark that the fixture looks at."""
     config.addinivalue_line(
-        "markers", "couchbase(**options): options of couchbase_producer, as dcp_rs.Producer's"
+        "markers",
+        "couchbase(**options): options of couchbase_cluster, as dcp_rs.testing.EmbeddedCluster's",
     )
 
 
 @pytest.fixture
-def couchbase_producer(request: pytest.FixtureRequest) -> Iterator[Producer]:
-    """An embedded Couchbase cluster with an empty bucket, stopped after the test.
+def couchbase_cluster(request: pytest.FixtureRequest) -> Iterator[EmbeddedCluster]:
+    """An embedded Couchbase cluster with an empty bucket, closed after the test.
 
     `@pytest.mark.couchbase(nodes=3, vbuckets=1024)` chooses its options.
     """
-    from dcp_rs.producer import Producer
+    from dcp_rs.testing import EmbeddedCluster
 
     mark = request.node.get_closest_marker("couchbase")
-    with Producer(**(mark.kwargs if mark else {})) as producer:
-        yield producer
+    with EmbeddedCluster(**(mark.kwargs if mark else {})) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def couchbase_session_options() -> dict[str, Any]:
+    """Options of `couchbase_session_cluster`: override it in your `conftest.py`."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def couchbase_session_cluster(
+    couchbase_session_options: dict[str, Any],
+) -> Iterator[EmbeddedCluster]:
+    """An embedded Couchbase cluster that all tests share, closed after the last of them.
+
+    What one test writes the others see: keys of their own keep tests apart.
+    """
+    from dcp_rs.testing import EmbeddedCluster
+
+    with EmbeddedCluster(**couchbase_session_options) as cluster:
+        yield cluster

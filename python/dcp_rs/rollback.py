@@ -86,9 +86,9 @@ def explain_rollback(
 ) -> RollbackExplanation:
     """Says what a server answers to a stream request, and why.
 
-    It is the decision of the embedded [`Producer`][dcp_rs.Producer] itself, which follows the
-    server's order of checks: the request's seqnos among themselves, the rollback rules, and
-    whether the vBucket reaches that far. All seqnos are of one vBucket.
+    The embedded cluster decides by the same code, in the server's order of checks: the seqnos
+    of the request among themselves, the rollback rules, and whether the vBucket reaches that
+    far. All seqnos are of one vBucket.
 
         >>> print(explain_rollback(
         ...     failover_log=[(0xBEEF, 900), (0xCAFE, 0)], high_seqno=950,

@@ -35,9 +35,9 @@ class CheckpointStore(Protocol):
         >>> database = sqlite3.connect(":memory:")
         >>> _ = database.execute("CREATE TABLE position (id INTEGER PRIMARY KEY, document TEXT)")
         >>> store = TableStore(database)
-        >>> with dcp_rs.Producer() as producer, producer.connect() as client:
+        >>> with dcp_rs.testing.EmbeddedCluster() as cluster, cluster.connect() as client:
         ...     for key in ("a", "b"):
-        ...         _ = producer.upsert(key, b"1")
+        ...         _ = cluster.upsert(key, b"1")
         ...         for batch in client.stream(start=store, until="now"):
         ...             with database:  # one transaction
         ...                 print([row["key"] for row in batch.rows()])

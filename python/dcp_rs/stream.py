@@ -193,9 +193,9 @@ class ChangeStream:
         >>> async def count(stream):
         ...     async with stream:
         ...         return sum([batch.num_rows async for batch in stream])
-        >>> with Producer() as producer, producer.connect() as client:
+        >>> with EmbeddedCluster() as cluster, cluster.connect() as client:
         ...     for n in range(3):
-        ...         _ = producer.upsert(f"key_{n}", b"{}")
+        ...         _ = cluster.upsert(f"key_{n}", b"{}")
         ...     asyncio.run(count(client.stream(until="now")))
         3
     """
@@ -248,8 +248,8 @@ class ChangeStream:
         bytes come back; `checkpoint` counts the batch once it counts all before it. Twice is the
         same as once.
 
-            >>> with Producer() as producer, producer.connect() as client:
-            ...     _ = producer.upsert("key", b"{}")
+            >>> with EmbeddedCluster() as cluster, cluster.connect() as client:
+            ...     _ = cluster.upsert("key", b"{}")
             ...     with client.stream(until="now", ack="manual") as stream:
             ...         batch = next(stream)
             ...         before = len(stream.checkpoint())

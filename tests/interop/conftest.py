@@ -1,4 +1,4 @@
-"""Clients that others wrote, built on demand, and producers for them to read from.
+"""Clients that others wrote, built on demand, and clusters for them to read from.
 
 Every client is a small program that takes jobs (JSON on standard input), drains all vBuckets and
 prints what it is sent as JSON lines; see `Job` in go/session/job.go.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dcp_rs import Producer
+from dcp_rs.testing import EmbeddedCluster
 
 # The modules of this folder are imported by name from its tests.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -73,12 +73,12 @@ def client(request) -> ForeignClient:
 
 @pytest.fixture
 def open_history() -> Iterator[Callable[..., History]]:
-    """Starts producers and stops them."""
+    """Starts clusters and stops them."""
     with contextlib.ExitStack() as stack:
 
         def open_one(client: ForeignClient, **options: object) -> History:
             options = {"vbuckets": client.vbuckets, **options}
-            return History(stack.enter_context(Producer(**options)))
+            return History(stack.enter_context(EmbeddedCluster(**options)))
 
         yield open_one
 

@@ -1,4 +1,4 @@
-"""Everything that was written to a producer, to hold what a client was sent against."""
+"""Everything that was written to a cluster, to hold what a client was sent against."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dcp_rs import Producer
+    from dcp_rs.testing import EmbeddedCluster
 
 
 @dataclass(frozen=True)
@@ -34,25 +34,25 @@ class Change:
 
 @dataclass
 class History:
-    """Everything that was ever written to a producer, by vBucket."""
+    """Everything that was ever written to a cluster, by vBucket."""
 
-    producer: Producer
+    cluster: EmbeddedCluster
     seed: int = 1
     versions: dict[int, list[Change]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.versions = {vbucket: [] for vbucket in range(self.producer.num_vbuckets)}
+        self.versions = {vbucket: [] for vbucket in range(self.cluster.num_vbuckets)}
         self._collections = {None: 0}
         self._keys: dict[str, tuple[itertools.count[int], defaultdict[int, deque[str]]]] = {}
 
     def create_collection(self, path: str) -> int:
         """Creates a collection, given as scope.collection, and its scope; gives its number."""
         scope = path.partition(".")[0]
-        if scope not in self.producer.collections():
-            self.producer.create_scope(scope)
-        self.producer.create_collection(path)
-        for each in self.producer.manifest()["scopes"]:
+        if scope not in self.cluster.collections():
+            self.cluster.create_scope(scope)
+        self.cluster.create_collection(path)
+        for each in self.cluster.manifest()["scopes"]:
             for collection in each["collections"]:
                 name = f"{each['name']}.{collection['name']}"
                 self._collections[name] = int(collection["uid"], 16)
@@ -60,21 +60,21 @@ class History:
 
     def drop_collection(self, path: str) -> None:
         """Drops a collection; its documents are no longer expected."""
-        self.producer.drop_collection(path)
+        self.cluster.drop_collection(path)
         number = self._collections.pop(path)
         for vbucket, versions in self.versions.items():
             self.versions[vbucket] = [v for v in versions if v.collection != number]
 
     def upsert(self, key: str, value: bytes, collection: str | None = None) -> None:
-        token = self.producer.upsert(key, value, collection=collection)
+        token = self.cluster.upsert(key, value, collection=collection)
         self._note(token, key, "mutation", value, collection)
 
     def remove(self, key: str, collection: str | None = None) -> None:
-        token = self.producer.remove(key, collection=collection)
+        token = self.cluster.remove(key, collection=collection)
         self._note(token, key, "deletion", b"", collection)
 
     def expire(self, key: str, collection: str | None = None) -> None:
-        token = self.producer.expire(key, collection=collection)
+        token = self.cluster.expire(key, collection=collection)
         self._note(token, key, "expiration", b"", collection)
 
     def _note(self, token, key: str, op: str, value: bytes, collection: str | None) -> None:
@@ -118,12 +118,12 @@ class History:
         numbers, pools = self._keys.setdefault(prefix, (itertools.count(), defaultdict(deque)))
         while not pools[vbucket]:
             key = f"{prefix}-{next(numbers)}"
-            pools[self.producer.vbucket_of(key)].append(key)
+            pools[self.cluster.vbucket_of(key)].append(key)
         return pools[vbucket].popleft()
 
     def forget_lost(self) -> dict[int, int]:
-        """Forgets what the producer has lost; gives the seqnos it has now."""
-        high = self.producer.high_seqnos()
+        """Forgets what the cluster has lost; gives the seqnos it has now."""
+        high = self.cluster.high_seqnos()
         for vbucket, versions in self.versions.items():
             self.versions[vbucket] = [v for v in versions if v.seqno <= high[vbucket]]
         return high

@@ -16,7 +16,7 @@ import pytest
 from history import Change
 
 if TYPE_CHECKING:
-    from dcp_rs import Producer
+    from dcp_rs.testing import EmbeddedCluster
 
 HERE = Path(__file__).parent
 STATE = HERE.parents[1] / ".state" / "interop"
@@ -244,13 +244,13 @@ class ForeignClient:
         """How many streams it tells of opening; go-dcp tells only of those opened again."""
         return 0 if self.name == "go-dcp" else self.vbuckets
 
-    def start(self, producer: Producer, *, tls: bool = False, **options: object) -> Run:
-        address = producer.tls_connection_string if tls else producer.connection_string
+    def start(self, cluster: EmbeddedCluster, *, tls: bool = False, **options: object) -> Run:
+        address = cluster.tls_connection_string if tls else cluster.connection_string
         job = {
             "nodes": address.partition("://")[2].split(","),
-            "management": producer.tls_management_urls if tls else producer.management_urls,
-            "ca": str(producer.ca_file) if tls else None,
-            "bucket": producer.bucket_name,
+            "management": cluster.tls_management_urls if tls else cluster.management_urls,
+            "ca": str(cluster.ca_file) if tls else None,
+            "bucket": cluster.bucket_name,
             "username": "Administrator",
             "password": "password",
             "collections": True,
@@ -260,6 +260,6 @@ class ForeignClient:
         }
         return Run(self.program, job)
 
-    def drain(self, producer: Producer, **options: object) -> Seen:
+    def drain(self, cluster: EmbeddedCluster, **options: object) -> Seen:
         """Reads from the beginning, or from where it was, to now."""
-        return self.start(producer, **options).finish()
+        return self.start(cluster, **options).finish()

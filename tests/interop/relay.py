@@ -1,4 +1,4 @@
-"""A relay in front of a producer's node, which shortens the time between noops.
+"""A relay in front of a cluster's node, which shortens the time between noops.
 
 Some clients ask for noops every three minutes and let nobody change that. The relay changes it for
 them, in packets of the same length, and has the cluster map lead to itself.
@@ -17,7 +17,7 @@ HEADER = 24
 
 
 class Relay:
-    """Relays connections to the ports of a producer with one node, and counts noops."""
+    """Relays connections to the ports of a cluster with one node, and counts noops."""
 
     def __init__(self, kv_port: int, management_port: int) -> None:
         listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
@@ -25,7 +25,7 @@ class Relay:
         self.address = f"127.0.0.1:{own_kv}"
         self.management_url = f"http://127.0.0.1:{own_management}"
         self._sockets: list[socket.socket] = listeners
-        # By opaque: the noops of the producer, and the client's answers.
+        # By opaque: the noops of the cluster, and the client's answers.
         self.noops: Counter[int] = Counter()
         self.answers: Counter[int] = Counter()
         self.answered_twice = threading.Event()

@@ -1,4 +1,4 @@
-"""Wireshark's dissector reads what our producer says to a client that others wrote."""
+"""Wireshark's dissector reads what our cluster says to a client that others wrote."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def open_capture(require_tool, tmp_path):
 def test_the_dissector_finds_no_malformed_packet(gocbcore, open_history, open_capture, options):
     history = open_history(gocbcore)
     history.write(1000)
-    history.producer.persist()
+    history.cluster.persist()
     history.write(500, prefix="more")
-    capture = open_capture(int(history.producer.connection_string.rpartition(":")[2]))
-    seen = gocbcore.drain(history.producer, buffer=20_000, **options)
+    capture = open_capture(int(history.cluster.connection_string.rpartition(":")[2]))
+    seen = gocbcore.drain(history.cluster, buffer=20_000, **options)
     capture.stop()
     wrong = f"_ws.malformed || _ws.expert.severity >= {ERROR}"
     found = capture.fields(

@@ -12,32 +12,32 @@ from relay import Relay
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300, func_only=True)]
 
 
-def active_on(producer, node):
+def active_on(cluster, node):
     """The vBuckets whose active copy a node has."""
-    return [vb for vb in range(producer.num_vbuckets) if producer.copies_of(vb)[0] == node]
+    return [vb for vb in range(cluster.num_vbuckets) if cluster.copies_of(vb)[0] == node]
 
 
 def test_changes_lost_in_a_failover_are_rolled_back_on_resuming(client, open_history, tmp_path):
     history = open_history(client, nodes=2, replicas=1)
-    producer = history.producer
+    cluster = history.cluster
     state = tmp_path / "state.json"
     history.write(1000)
-    kept = producer.high_seqnos()
-    lossy = active_on(producer, 0)[::7]
+    kept = cluster.high_seqnos()
+    lossy = active_on(cluster, 0)[::7]
     for vbucket in lossy:
-        producer.set_replica_lag(vbucket, 1, None)
+        cluster.set_replica_lag(vbucket, 1, None)
         history.write_to(vbucket, 3, prefix="lost")
-    first = client.drain(producer, save=state)
+    first = client.drain(cluster, save=state)
     assert_versions(history, first)
-    read = producer.high_seqnos()
-    producer.failover(0)
+    read = cluster.high_seqnos()
+    cluster.failover(0)
     assert history.forget_lost() == kept
     for vbucket in lossy:
         # The lost seqnos are used again, and more: the client is behind on the new branch.
         history.write_to(vbucket, 5, prefix="found")
-    run = client.start(producer, resume=state, follow=True)
+    run = client.start(cluster, resume=state, follow=True)
     run.await_streaming()
-    second = run.finish(producer.high_seqnos())
+    second = run.finish(cluster.high_seqnos())
     rollbacks = {line["vb"]: line["to"] for line in reversed(second.of("rollback"))}
     assert rollbacks == {vbucket: kept[vbucket] for vbucket in lossy}
     again = {line["vb"]: line["to"] for line in second.of("rollback")}
@@ -65,33 +65,33 @@ def test_changes_lost_in_a_failover_are_rolled_back_on_resuming(client, open_his
 @pytest.mark.parametrize("event", ["failover", "unsafe failover", "crash"])
 def test_a_loss_while_streaming_is_lived_through(client, event, open_history):
     history = open_history(client, nodes=2, replicas=1, persist_delay=3600.0)
-    producer = history.producer
+    cluster = history.cluster
     history.write(500)
-    producer.persist()
-    run = client.start(producer, follow=True)
+    cluster.persist()
+    run = client.start(cluster, follow=True)
     run.await_streaming()
-    lossy = active_on(producer, 1)[::16]
+    lossy = active_on(cluster, 1)[::16]
     for vbucket in lossy:
-        producer.set_replica_lag(vbucket, 1, None)
+        cluster.set_replica_lag(vbucket, 1, None)
         history.write_to(vbucket, 2, prefix="lost")
-    read = producer.high_seqnos()
+    read = cluster.high_seqnos()
     if event == "failover":
-        producer.failover(1)
+        cluster.failover(1)
     elif event == "unsafe failover":
         # The map's revision begins again; its epoch says that it is newer.
-        epoch, _ = producer.map_version
-        producer.failover_unsafely([1])
-        assert producer.map_version == (epoch + 1, 1)
+        epoch, _ = cluster.map_version
+        cluster.failover_unsafely([1])
+        assert cluster.map_version == (epoch + 1, 1)
     else:
-        producer.kill(1)
-        producer.restart(1)
+        cluster.kill(1)
+        cluster.restart(1)
     kept = history.forget_lost()
     assert {vbucket: read[vbucket] - kept[vbucket] for vbucket in lossy} == dict.fromkeys(lossy, 2)
-    for vbucket in active_on(producer, 1)[1::16]:
+    for vbucket in active_on(cluster, 1)[1::16]:
         history.write_to(vbucket, 1, prefix="more")
     for vbucket in lossy:
         history.write_to(vbucket, 4, prefix="found")
-    seen = run.finish(producer.high_seqnos())
+    seen = run.finish(cluster.high_seqnos())
     for vbucket in lossy:
         assert_lived_through_loss(client, history, seen, vbucket, read[vbucket])
         del history.versions[vbucket]
@@ -104,7 +104,7 @@ def test_what_only_gocbcore_has_goes_through_loss_and_rebalance(
     feature, gocbcore, open_history, tmp_path
 ):
     history = open_history(gocbcore, nodes=2, replicas=1, vbuckets=4)
-    producer = history.producer
+    cluster = history.cluster
     number, path, sids = None, None, [0]
     options = {"purge_markers": True, "stream_ids": [1, 65535], "expirations": True}
     if feature == "out of order":
@@ -116,13 +116,13 @@ def test_what_only_gocbcore_has_goes_through_loss_and_rebalance(
     else:
         sids = options["stream_ids"]
     history.write(1500)
-    producer.persist()
-    kept = producer.high_seqnos()
-    lossy = active_on(producer, 0)
+    cluster.persist()
+    kept = cluster.high_seqnos()
+    lossy = active_on(cluster, 0)
     state = tmp_path / "state.json"
     options |= {"save": state, "buffer": 5000}
     wanted = {"collection": number, "expirations": "expiration"}
-    first = gocbcore.drain(producer, **options)
+    first = gocbcore.drain(cluster, **options)
     for vbucket in history.versions:
         newest = [v.told_as("expiration") for v in history.latest(vbucket)]
         for sid in sids:
@@ -132,21 +132,21 @@ def test_what_only_gocbcore_has_goes_through_loss_and_rebalance(
             ]
     assert bool(first.of("out_of_order")) == (path is not None)
     for vbucket in lossy:
-        producer.set_replica_lag(vbucket, 1, None)
+        cluster.set_replica_lag(vbucket, 1, None)
         history.write_to(vbucket, 3, prefix="lost", collection=path)
-    second = gocbcore.drain(producer, resume=state, **options)
+    second = gocbcore.drain(cluster, resume=state, **options)
     assert second.count() == 3 * len(lossy) * len(sids)
-    producer.failover(0)
+    cluster.failover(0)
     assert history.forget_lost() == kept
     for vbucket in lossy:
         history.write_to(vbucket, 5, prefix="found", collection=path)
-    run = gocbcore.start(producer, resume=state, follow=True, **options)
+    run = gocbcore.start(cluster, resume=state, follow=True, **options)
     run.await_streaming()
-    producer.add_node()
-    producer.rebalance()
+    cluster.add_node()
+    cluster.rebalance()
     for vbucket in history.versions:
         history.write_to(vbucket, 4, prefix="spread", collection=path)
-    third = run.finish(producer.high_seqnos())
+    third = run.finish(cluster.high_seqnos())
     assert {(line["vb"], line["to"]) for line in third.of("rollback")} == {
         (vbucket, kept[vbucket]) for vbucket in lossy
     }
@@ -157,13 +157,13 @@ def test_what_only_gocbcore_has_goes_through_loss_and_rebalance(
 
 def test_a_clean_restart_loses_nothing_and_sends_nothing_twice(client, open_history):
     history = open_history(client, nodes=2)
-    producer = history.producer
+    cluster = history.cluster
     history.write(500)
-    run = client.start(producer, follow=True)
+    run = client.start(cluster, follow=True)
     run.await_streaming()
-    producer.restart(0)
+    cluster.restart(0)
     history.write(300, prefix="late")
-    seen = run.finish(producer.high_seqnos())
+    seen = run.finish(cluster.high_seqnos())
     assert_versions(history, seen)
     assert not seen.of("rollback")
     assert len(seen.of("opened")) > client.opened_at_first, "no stream was cut off"
@@ -171,22 +171,22 @@ def test_a_clean_restart_loses_nothing_and_sends_nothing_twice(client, open_hist
 
 def test_a_rebalance_is_lived_through_while_streaming(client, open_history):
     history = open_history(client, nodes=2)
-    producer = history.producer
+    cluster = history.cluster
     history.write(500)
-    run = client.start(producer, follow=True)
+    run = client.start(cluster, follow=True)
     run.await_streaming()
     moved = range(0, client.vbuckets, 16)
     for round_ in range(3):
         history.write(200, prefix=f"live-{round_}")
         for vbucket in moved:
-            producer.move_vbucket(vbucket, 1 - producer.copies_of(vbucket)[0])
+            cluster.move_vbucket(vbucket, 1 - cluster.copies_of(vbucket)[0])
             history.write_to(vbucket, 2, prefix=f"moved-{round_}")
     # A node that the client has not seen yet takes its part.
-    added = producer.add_node()
-    producer.rebalance()
-    assert active_on(producer, added)
+    added = cluster.add_node()
+    cluster.rebalance()
+    assert active_on(cluster, added)
     history.write(300, prefix="spread")
-    seen = run.finish(producer.high_seqnos())
+    seen = run.finish(cluster.high_seqnos())
     assert_versions(history, seen)
     assert not seen.of("rollback")
     assert len(seen.of("opened")) > client.opened_at_first, "no stream was moved"
@@ -195,27 +195,27 @@ def test_a_rebalance_is_lived_through_while_streaming(client, open_history):
 def test_writes_go_on_while_a_slow_client_reads(client, open_history):
     history = open_history(client, nodes=3, persist_delay=0.001)
     history.write(1500)
-    history.producer.persist()
-    run = client.start(history.producer, follow=True, buffer=2000)
+    history.cluster.persist()
+    run = client.start(history.cluster, follow=True, buffer=2000)
     for round_ in range(6):
         # The same keys over and over: they change while their older versions are on their way.
         history.write(1000, prefix="hot")
         if round_ == 2:
             run.await_streaming()
         if round_ % 2:
-            history.producer.persist()
-    seen = run.finish(history.producer.high_seqnos())
+            history.cluster.persist()
+    seen = run.finish(history.cluster.high_seqnos())
     assert_versions(history, seen)
 
 
 def test_idle_streams_stay_open_by_noops(java, open_history):
     history = open_history(java)
-    run = java.start(history.producer, follow=True, noop_seconds=2)
+    run = java.start(history.cluster, follow=True, noop_seconds=2)
     run.await_streaming()
     # The client gives up after two intervals of silence.
     time.sleep(6)
     history.write(100)
-    seen = run.finish(history.producer.high_seqnos())
+    seen = run.finish(history.cluster.high_seqnos())
     assert_versions(history, seen)
     assert len(seen.of("opened")) == java.vbuckets, "streams were opened again"
 
@@ -225,17 +225,17 @@ def test_a_client_answers_every_noop(name, request, open_history):
     client = request.getfixturevalue(name)
     history = open_history(client)
     history.write(100)
-    producer = history.producer
-    addresses = (producer.connection_string, producer.management_urls[0])
+    cluster = history.cluster
+    addresses = (cluster.connection_string, cluster.management_urls[0])
     relay = Relay(*(int(address.rpartition(":")[2]) for address in addresses))
     try:
         run = client.start(
-            producer, nodes=[relay.address], management=[relay.management_url], follow=True
+            cluster, nodes=[relay.address], management=[relay.management_url], follow=True
         )
         run.await_streaming()
         assert relay.answered_twice.wait(60), "no noop came, or no answer"
         history.write(100, prefix="more")
-        seen = run.finish(producer.high_seqnos())
+        seen = run.finish(cluster.high_seqnos())
     finally:
         relay.close()
     assert_versions(history, seen)
@@ -251,10 +251,10 @@ def test_changes_are_withheld_until_persisted_by_a_client_that_mitigates_rollbac
     client = request.getfixturevalue(name)
     history = open_history(client, nodes=2, replicas=1, persist_delay=3600.0)
     history.write(300)
-    run = client.start(history.producer, follow=True, mitigate_rollbacks=20)
+    run = client.start(history.cluster, follow=True, mitigate_rollbacks=20)
     run.await_streaming()
     time.sleep(1)
     assert not [line for line in run.lines if line["line"] == "change"]
-    history.producer.persist()
-    seen = run.finish(history.producer.high_seqnos())
+    history.cluster.persist()
+    seen = run.finish(history.cluster.high_seqnos())
     assert_versions(history, seen)

@@ -25,11 +25,11 @@ def test_a_filter_lets_only_its_collection_pass(client, persisted, open_history)
     history = open_history(client, nodes=2, persist_delay=3600.0)
     airline = write_collections(history)
     if persisted:
-        history.producer.persist()
+        history.cluster.persist()
     wanted = {"filter": [airline]}
     if client.name == "go-dcp":
         wanted = {"scope": "inventory", "collection_names": ["airline"]}
-    seen = client.drain(history.producer, **wanted)
+    seen = client.drain(history.cluster, **wanted)
     assert {line["collection"] for line in seen.of("change")} == {airline}
     assert_versions(history, seen, collection=airline)
 
@@ -41,11 +41,11 @@ def test_a_filter_is_resumed(client, open_history, tmp_path):
     wanted = {"filter": [airline]}
     if client.name == "go-dcp":
         wanted = {"scope": "inventory", "collection_names": ["airline"]}
-    client.drain(history.producer, save=state, **wanted)
-    before = history.producer.high_seqnos()
+    client.drain(history.cluster, save=state, **wanted)
+    before = history.cluster.high_seqnos()
     history.write(200, prefix="more", collection="inventory.airline")
     history.write(200, prefix="more")
-    seen = client.drain(history.producer, resume=state, **wanted)
+    seen = client.drain(history.cluster, resume=state, **wanted)
     assert not seen.of("rollback")
     assert_versions(history, seen, after=before, collection=airline)
 
@@ -55,13 +55,13 @@ def test_collections_that_come_and_go_are_told_of(name, request, open_history):
     client = request.getfixturevalue(name)
     history = open_history(client, nodes=2)
     history.write(100)
-    run = client.start(history.producer, follow=True)
+    run = client.start(history.cluster, follow=True)
     run.await_streaming()
     # The client has to learn of these while it reads.
     write_collections(history)
     history.drop_collection("inventory.hotel")
     history.write(100, prefix="last")
-    seen = run.finish(history.producer.high_seqnos())
+    seen = run.finish(history.cluster.high_seqnos())
     events = {
         vbucket: [line["event"] for line in seen.of("system", vbucket)]
         for vbucket in history.versions

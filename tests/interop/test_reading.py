@@ -1,4 +1,4 @@
-"""Clients that others wrote read all that a producer holds, or what they lack of it."""
+"""Clients that others wrote read all that a cluster holds, or what they lack of it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300, func_only=True)]
 def test_a_drain_of_memory_gives_the_newest_version_of_every_key(client, open_history):
     history = open_history(client, persist_delay=3600.0)
     history.write(3000)
-    seen = client.drain(history.producer)
+    seen = client.drain(history.cluster)
     assert_versions(history, seen)
-    assert ends_of(seen) == history.producer.high_seqnos()
+    assert ends_of(seen) == history.cluster.high_seqnos()
     assert all(line["memory"] for line in seen.of("marker"))
 
 
 def test_a_drain_of_disk_gives_every_key_once(client, open_history):
     history = open_history(client)
     history.write(3000)
-    history.producer.persist()
-    seen = client.drain(history.producer)
+    history.cluster.persist()
+    seen = client.drain(history.cluster)
     assert_versions(history, seen)
     keys = sum(len(history.latest(vbucket)) for vbucket in history.versions)
     assert seen.count() == keys
@@ -36,7 +36,7 @@ def test_a_drain_of_disk_gives_every_key_once(client, open_history):
 
 def test_an_empty_bucket_ends_every_stream_at_once(client, open_history):
     history = open_history(client)
-    seen = client.drain(history.producer)
+    seen = client.drain(history.cluster)
     assert seen.count() == 0
     assert set(ends_of(seen).values()) == {0}
     assert len(ends_of(seen)) == client.vbuckets
@@ -47,7 +47,7 @@ def test_a_client_without_collections_sees_the_same(name, request, open_history)
     client = request.getfixturevalue(name)
     history = open_history(client)
     history.write(1000)
-    seen = client.drain(history.producer, collections=False)
+    seen = client.drain(history.cluster, collections=False)
     assert_versions(history, seen)
 
 
@@ -56,7 +56,7 @@ def test_keys_come_without_values_when_asked_for(name, request, open_history):
     client = request.getfixturevalue(name)
     history = open_history(client, persist_delay=3600.0)
     history.write(1000)
-    seen = client.drain(history.producer, no_value=True)
+    seen = client.drain(history.cluster, no_value=True)
     assert {line["size"] for line in seen.of("change")} == {0}
     for vbucket in history.versions:
         newest = {(v.key, v.seqno, v.cas) for v in history.latest(vbucket)}
@@ -66,15 +66,15 @@ def test_keys_come_without_values_when_asked_for(name, request, open_history):
 def test_compressed_values_are_the_values_that_were_written(client, open_history):
     history = open_history(client)
     history.write(1000, size=3000)
-    history.producer.persist()
-    seen = client.drain(history.producer, compression="forced")
+    history.cluster.persist()
+    seen = client.drain(history.cluster, compression="forced")
     assert_versions(history, seen)
 
 
 def test_a_tiny_flow_control_buffer_holds_nothing_back_for_good(client, open_history):
     history = open_history(client, nodes=2)
     history.write(1000, size=3000)
-    seen = client.drain(history.producer, buffer=1500)
+    seen = client.drain(history.cluster, buffer=1500)
     assert_versions(history, seen)
 
 
@@ -85,13 +85,13 @@ def test_a_client_that_resumes_is_sent_what_it_lacks_and_nothing_twice(
     state = tmp_path / "state.json"
     # From memory and from disk; the second half of what is resumed is still in memory.
     for round_, persisted in enumerate([False, True, False]):
-        before = history.producer.high_seqnos()
+        before = history.cluster.high_seqnos()
         history.write(400, prefix=f"round-{round_ % 2}")
         if persisted:
-            history.producer.persist()
+            history.cluster.persist()
             history.write(200, prefix="late")
         resume = {"resume": state} if round_ else {}
-        seen = client.drain(history.producer, save=state, **resume)
+        seen = client.drain(history.cluster, save=state, **resume)
         assert seen.count() > 0
         assert not seen.of("rollback")
         assert_versions(history, seen, after=before)
@@ -106,17 +106,17 @@ def test_a_client_that_does_not_mind_purged_tombstones_resumes_below_them(
     history.remove(gone.key)
     history.write_to(5, 3, prefix="more")
     state = tmp_path / "state.json"
-    seen = java.drain(history.producer, save=state)
+    seen = java.drain(history.cluster, save=state)
     positions = json.loads(state.read_text())
     positions["5"] |= {"seqno": 8, "snapshot_start": 8, "snapshot_end": 8}
     state.write_text(json.dumps(positions))
     purged = history.versions[5][10].seqno
-    history.producer.purge(5, purged)
+    history.cluster.purge(5, purged)
     history.write_to(5, 1, prefix="last")
-    minding = java.drain(history.producer, resume=state)
+    minding = java.drain(history.cluster, resume=state)
     assert [(line["vb"], line["to"]) for line in minding.of("rollback")] == [(5, 0)]
     assert gone.key not in {change.key for change in minding.changes(5)}
-    lenient = java.drain(history.producer, resume=state, ignore_purged=True)
+    lenient = java.drain(history.cluster, resume=state, ignore_purged=True)
     assert not lenient.of("rollback")
     kept = [change for change in seen.changes(5) if change.seqno > 8 and change.seqno != purged]
     assert lenient.changes(5)[:-1] == kept
@@ -125,7 +125,7 @@ def test_a_client_that_does_not_mind_purged_tombstones_resumes_below_them(
 def test_expirations_come_as_such_when_asked_for(gocbcore, open_history):
     history = open_history(gocbcore)
     history.write(1000)
-    seen = gocbcore.drain(history.producer, expirations=True)
+    seen = gocbcore.drain(history.cluster, expirations=True)
     assert_versions(history, seen, expirations="expiration")
     assert any(line["op"] == "expiration" for line in seen.of("change"))
     assert all(line["time"] > 0 for line in seen.of("change") if line["op"] == "expiration")
@@ -134,10 +134,10 @@ def test_expirations_come_as_such_when_asked_for(gocbcore, open_history):
 def test_streams_of_one_vbucket_are_told_apart_by_their_ids(gocbcore, open_history):
     history = open_history(gocbcore)
     history.write(500)
-    run = gocbcore.start(history.producer, stream_ids=[1, 7, 65535], follow=True)
+    run = gocbcore.start(history.cluster, stream_ids=[1, 7, 65535], follow=True)
     run.await_streaming()
     history.write(500, prefix="live")
-    seen = run.finish(history.producer.high_seqnos())
+    seen = run.finish(history.cluster.high_seqnos())
     for sid in (1, 7, 65535):
         assert_versions(history, seen, sid=sid)
 
@@ -148,23 +148,23 @@ def test_a_client_that_knows_the_purge_seqno_resumes_below_it(gocbcore, open_his
     vbucket = 5
     tombstones = [v.seqno for v in history.latest(vbucket) if v.op != "mutation"]
     purged = max(tombstones)
-    history.producer.purge(vbucket, purged)
+    history.cluster.purge(vbucket, purged)
     state = tmp_path / "state.json"
-    seen = gocbcore.drain(history.producer, purge_markers=True, save=state)
+    seen = gocbcore.drain(history.cluster, purge_markers=True, save=state)
     assert {line["purge_seqno"] for line in seen.of("marker", vbucket)} == {purged}
     positions = json.loads(state.read_text())
     assert positions["5"]["purge_seqno"] == purged
     below = purged - 2
     positions["5"] |= {"seqno": below, "snapshot_start": below, "snapshot_end": below}
     state.write_text(json.dumps(positions))
-    again = gocbcore.drain(history.producer, purge_markers=True, resume=state)
+    again = gocbcore.drain(history.cluster, purge_markers=True, resume=state)
     assert not again.of("rollback")
     assert {change.seqno for change in again.changes(vbucket)} == {
         change.seqno for change in seen.changes(vbucket) if change.seqno > below
     }
     del positions["5"]["purge_seqno"]
     state.write_text(json.dumps(positions))
-    unaware = gocbcore.drain(history.producer, purge_markers=True, resume=state)
+    unaware = gocbcore.drain(history.cluster, purge_markers=True, resume=state)
     assert [(line["vb"], line["to"]) for line in unaware.of("rollback")] == [(vbucket, 0)]
     assert unaware.changes(vbucket) == seen.changes(vbucket)
 
@@ -175,9 +175,9 @@ def test_a_client_that_takes_any_order_is_sent_the_order_of_keys(gocbcore, open_
     small = history.create_collection("inventory.small")
     history.write(16, collection="inventory.small", size=3000)
     history.write(1500)
-    history.producer.persist()
+    history.cluster.persist()
     state = tmp_path / "state.json"
-    seen = gocbcore.drain(history.producer, out_of_order=True, filter=[small], save=state)
+    seen = gocbcore.drain(history.cluster, out_of_order=True, filter=[small], save=state)
     for vbucket in history.versions:
         assert [line["type"] for line in seen.of("out_of_order", vbucket)] == [1, 2]
         changes = seen.changes(vbucket)
@@ -192,27 +192,27 @@ def test_a_client_that_takes_any_order_is_sent_the_order_of_keys(gocbcore, open_
         for vbucket in history.versions
         for c, d in itertools.pairwise(seen.changes(vbucket))
     ), "the order of keys is that of seqnos"
-    before = history.producer.high_seqnos()
+    before = history.cluster.high_seqnos()
     history.write(16, prefix="more", collection="inventory.small")
-    rest = gocbcore.drain(history.producer, out_of_order=True, filter=[small], resume=state)
+    rest = gocbcore.drain(history.cluster, out_of_order=True, filter=[small], resume=state)
     assert not rest.of("rollback")
     assert_versions(history, rest, after=before, collection=small)
 
 
 def test_a_backfill_in_the_order_of_keys_that_is_cut_off_begins_anew(gocbcore, open_history):
     history = open_history(gocbcore, vbuckets=1)
-    producer = history.producer
+    cluster = history.cluster
     small = history.create_collection("inventory.small")
     history.write(16, collection="inventory.small", size=3000)
     history.write(1500)
-    producer.persist()
+    cluster.persist()
     begins = {"opcode": "DCP_OSO_SNAPSHOT", "nth": 1}
-    producer.set_faults([{"condition": begins, "reaction": {"oso_cut": {"items": 3}}}])
-    run = gocbcore.start(producer, follow=True, out_of_order=True, filter=[small])
+    cluster.set_faults([{"condition": begins, "reaction": {"oso_cut": {"items": 3}}}])
+    run = gocbcore.start(cluster, follow=True, out_of_order=True, filter=[small])
     run.await_streaming()
     history.write_to(0, 2, prefix="later", collection="inventory.small")
-    seen = run.finish(producer.high_seqnos())
-    assert producer.fault_counts() == [1]
+    seen = run.finish(cluster.high_seqnos())
+    assert cluster.fault_counts() == [1]
     assert [line["type"] for line in seen.of("out_of_order")] == [1, 1, 2]
     changes = seen.changes(0)
     kinds = [line["line"] for line in seen.lines if line["line"] in ("change", "out_of_order")]
@@ -228,5 +228,5 @@ def test_a_backfill_in_the_order_of_keys_that_is_cut_off_begins_anew(gocbcore, o
 def test_changes_are_read_over_tls(client, open_history):
     history = open_history(client, nodes=2, tls=True)
     history.write(500)
-    seen = client.drain(history.producer, tls=True)
+    seen = client.drain(history.cluster, tls=True)
     assert_versions(history, seen)

@@ -13,7 +13,7 @@ from datetime import timedelta
 import pytest
 from programs import skip
 
-from dcp_rs import Producer
+from dcp_rs.testing import EmbeddedCluster
 
 try:
     from couchbase.auth import PasswordAuthenticator
@@ -47,8 +47,8 @@ def sdk():
 
 
 @pytest.fixture
-def producer():
-    with Producer(nodes=2, vbuckets=64, replicas=1) as running:
+def cluster():
+    with EmbeddedCluster(nodes=2, vbuckets=64, replicas=1) as running:
         yield running
 
 
@@ -57,13 +57,13 @@ def open_cluster():
     """Connects SDKs and closes them."""
     opened = []
 
-    def connect(producer, *, tls=False):
+    def connect(cluster, *, tls=False):
         password = PasswordAuthenticator("Administrator", "password")
-        address = producer.connection_string
+        address = cluster.connection_string
         if tls:
-            address = producer.tls_connection_string
+            address = cluster.tls_connection_string
             password = PasswordAuthenticator(
-                "Administrator", "password", cert_path=str(producer.ca_file)
+                "Administrator", "password", cert_path=str(cluster.ca_file)
             )
         # As patient as the machine may be slow.
         timeouts = ClusterTimeoutOptions(
@@ -75,18 +75,18 @@ def open_cluster():
         return opened[-1]
 
     yield connect
-    for cluster in opened:
-        cluster.close()
+    for sdk in opened:
+        sdk.close()
 
 
 @pytest.fixture
-def collection(producer, open_cluster):
-    return open_cluster(producer).bucket("default").default_collection()
+def collection(cluster, open_cluster):
+    return open_cluster(cluster).bucket("default").default_collection()
 
 
-def streamed(producer):
+def streamed(cluster):
     """What a DCP client is sent: the documents, decoded, by key."""
-    with producer.connect() as client, client.stream(until="now") as stream:
+    with cluster.connect() as client, client.stream(until="now") as stream:
         rows = [row for batch in stream for row in batch.rows()]
     newest = {row["key"]: row for row in rows}
     return {key: json.loads(row["value"]) for key, row in newest.items() if row["op"] == "mutation"}
@@ -113,25 +113,25 @@ def settle(collection, key):
     pytest.fail("the SDK did not find the node that took over")
 
 
-def test_what_the_sdk_loads_is_streamed(producer, collection):
+def test_what_the_sdk_loads_is_streamed(cluster, collection):
     documents = write(collection, 500)
     for key in list(documents)[::5]:
         collection.remove(key)
         del documents[key]
-    assert streamed(producer) == documents
+    assert streamed(cluster) == documents
     assert {key: collection.get(key).content_as[dict] for key in documents} == documents
 
 
 def test_documents_are_written_over_tls(open_cluster):
-    with Producer(nodes=2, vbuckets=64, tls=True) as producer:
-        collection = open_cluster(producer, tls=True).bucket("default").default_collection()
+    with EmbeddedCluster(nodes=2, vbuckets=64, tls=True) as cluster:
+        collection = open_cluster(cluster, tls=True).bucket("default").default_collection()
         documents = write(collection, 50)
-        assert streamed(producer) == documents
+        assert streamed(cluster) == documents
 
 
 def test_what_the_sdk_compressed_it_reads_as_it_was(open_cluster):
-    with Producer(nodes=1, vbuckets=4, keeps_compressed=True) as producer:
-        documents = open_cluster(producer).bucket("default").default_collection()
+    with EmbeddedCluster(nodes=1, vbuckets=4, keeps_compressed=True) as cluster:
+        documents = open_cluster(cluster).bucket("default").default_collection()
         large = {"pad": "abc" * 2000}
         documents.upsert("large", large)
         assert documents.get("large").content_as[dict] == large
@@ -139,48 +139,48 @@ def test_what_the_sdk_compressed_it_reads_as_it_was(open_cluster):
         assert documents.get("large").content_as[dict] == large
 
 
-def test_another_session_goes_on_where_the_first_ended(producer, open_cluster):
-    first = open_cluster(producer)
+def test_another_session_goes_on_where_the_first_ended(cluster, open_cluster):
+    first = open_cluster(cluster)
     documents = write(first.bucket("default").default_collection(), 50)
     versions = {key: first.bucket("default").default_collection().get(key).cas for key in documents}
     first.close()
-    again = open_cluster(producer).bucket("default").default_collection()
+    again = open_cluster(cluster).bucket("default").default_collection()
     for key, cas in versions.items():
         again.replace(key, {"again": True}, ReplaceOptions(cas=cas))
         with pytest.raises(CASMismatchException):
             again.replace(key, {"late": True}, ReplaceOptions(cas=cas))
-    assert streamed(producer) == {key: {"again": True} for key in documents}
+    assert streamed(cluster) == {key: {"again": True} for key in documents}
 
 
-def test_what_a_failover_loses_is_gone_and_what_follows_is_of_another_branch(producer, collection):
+def test_what_a_failover_loses_is_gone_and_what_follows_is_of_another_branch(cluster, collection):
     documents = write(collection, 200)
-    for vbucket in range(producer.num_vbuckets):
-        producer.set_replica_lag(vbucket, 1, None)
-    on_first = [key for key in documents if producer.copies_of(producer.vbucket_of(key))[0] == 0]
+    for vbucket in range(cluster.num_vbuckets):
+        cluster.set_replica_lag(vbucket, 1, None)
+    on_first = [key for key in documents if cluster.copies_of(cluster.vbucket_of(key))[0] == 0]
     lost = {key: collection.upsert(key, {"lost": True}).mutation_token() for key in on_first}
-    producer.failover(0)
+    cluster.failover(0)
     settle(collection, on_first[0])
     for key in documents:
         assert collection.get(key).content_as[dict] == documents[key]
     for key, before in lost.items():
         after = collection.upsert(key, {"found": True}).mutation_token()
         documents[key] = {"found": True}
-        assert after.partition_id == before.partition_id == producer.vbucket_of(key)
+        assert after.partition_id == before.partition_id == cluster.vbucket_of(key)
         assert after.partition_uuid != before.partition_uuid
-    assert streamed(producer) == documents
+    assert streamed(cluster) == documents
 
 
-def test_writes_go_on_through_a_crash(producer, collection):
+def test_writes_go_on_through_a_crash(cluster, collection):
     documents = write(collection, 200)
-    producer.persist()
-    producer.kill(1)
+    cluster.persist()
+    cluster.kill(1)
     # What is written meanwhile waits for the node.
-    threading.Timer(0.5, producer.restart, [1]).start()
+    threading.Timer(0.5, cluster.restart, [1]).start()
     documents |= write(collection, 200, prefix="meanwhile")
-    assert streamed(producer) == documents
+    assert streamed(cluster) == documents
 
 
-def test_writes_go_on_through_rebalances(producer, collection):
+def test_writes_go_on_through_rebalances(cluster, collection):
     documents = {}
     failure = []
     done = threading.Event()
@@ -199,28 +199,28 @@ def test_writes_go_on_through_rebalances(producer, collection):
     writer = threading.Thread(target=keep_writing)
     writer.start()
     try:
-        for vbucket in range(producer.num_vbuckets):
-            producer.move_vbucket(vbucket, 1 - producer.copies_of(vbucket)[0])
-        producer.add_node()
-        producer.rebalance()
+        for vbucket in range(cluster.num_vbuckets):
+            cluster.move_vbucket(vbucket, 1 - cluster.copies_of(vbucket)[0])
+        cluster.add_node()
+        cluster.rebalance()
         documents_then = len(documents)
-        assert producer.copies_of(0)
+        assert cluster.copies_of(0)
     finally:
         done.set()
         writer.join()
     assert not failure, failure[0]
     assert documents_then <= len(documents)
-    assert streamed(producer) == documents
+    assert streamed(cluster) == documents
 
 
-def test_collections_hold_documents_apart(producer, open_cluster):
-    bucket = open_cluster(producer).bucket("default")
+def test_collections_hold_documents_apart(cluster, open_cluster):
+    bucket = open_cluster(cluster).bucket("default")
     with pytest.raises(ScopeNotFoundException):
         bucket.scope("inventory").collection("airline").upsert(
             "early", {}, UpsertOptions(timeout=timedelta(seconds=1))
         )
-    producer.create_scope("inventory")
-    producer.create_collection("inventory.airline")
+    cluster.create_scope("inventory")
+    cluster.create_collection("inventory.airline")
     airline = bucket.scope("inventory").collection("airline")
     plain = bucket.default_collection()
     airline.upsert("same", {"in": "airline"})
@@ -228,7 +228,7 @@ def test_collections_hold_documents_apart(producer, open_cluster):
     assert airline.get("same").content_as[dict] == {"in": "airline"}
     assert plain.get("same").content_as[dict] == {"in": "default"}
     with (
-        producer.connect() as client,
+        cluster.connect() as client,
         client.stream(until="now", collections=["inventory.airline"]) as stream,
     ):
         rows = [row for batch in stream for row in batch.rows()]
@@ -237,11 +237,11 @@ def test_collections_hold_documents_apart(producer, open_cluster):
     assert {each.name for each in scopes["inventory"].collections} == {"airline"}
 
 
-def test_every_node_answers_a_noop(producer, open_cluster):
-    bucket = open_cluster(producer).bucket("default")
+def test_every_node_answers_a_noop(cluster, open_cluster):
+    bucket = open_cluster(cluster).bucket("default")
     answers = bucket.ping(PingOptions(service_types=[ServiceType.KeyValue])).endpoints
     told = {answer.remote: answer.state for answer in answers[ServiceType.KeyValue]}
-    nodes = producer.connection_string.removeprefix("couchbase://").split(",")
+    nodes = cluster.connection_string.removeprefix("couchbase://").split(",")
     assert told == dict.fromkeys(nodes, PingState.OK)
 
 

@@ -14,19 +14,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
 @pytest.fixture
-def producer():
-    with dcp_rs.Producer(nodes=2, vbuckets=16) as running:
+def cluster():
+    with dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=16) as running:
         yield running
 
 
 @pytest.fixture
-def client(producer):
-    with producer.connect() as connected:
+def client(cluster):
+    with cluster.connect() as connected:
         yield connected
 
 
 @pytest.fixture
-def fill(producer):
+def fill(cluster):
     """Writes `count` documents; gives their values by key."""
 
     def write(count, prefix="key", size=0):
@@ -34,7 +34,7 @@ def fill(producer):
             f"{prefix}_{n}": b'{"n":%d,"pad":"%s"}' % (n, b"x" * size) for n in range(count)
         }
         for key, value in documents.items():
-            producer.upsert(key, value)
+            cluster.upsert(key, value)
         return documents
 
     return write

@@ -15,8 +15,8 @@ def manual(client, **options):
 
 
 @pytest.fixture
-def producer():
-    with dcp_rs.Producer(nodes=1, vbuckets=1) as running:
+def cluster():
+    with dcp_rs.testing.EmbeddedCluster(nodes=1, vbuckets=1) as running:
         yield running
 
 
@@ -36,11 +36,11 @@ def test_the_checkpoint_never_passes_a_batch_that_is_not_acknowledged(client, fi
     assert stream.checkpoint() == batches[3].checkpoint
 
 
-def test_batches_are_acknowledged_while_the_next_one_is_waited_for(producer, client, fill):
+def test_batches_are_acknowledged_while_the_next_one_is_waited_for(cluster, client, fill):
     fill(10)
     with manual(client, linger=0.0) as stream:
         first = next(stream)
-        later = threading.Timer(0.2, lambda: (stream.ack(first), producer.upsert("later", b"1")))
+        later = threading.Timer(0.2, lambda: (stream.ack(first), cluster.upsert("later", b"1")))
         later.start()
         assert next(stream).num_rows == 1
         later.join()

@@ -21,7 +21,7 @@ async def test_an_async_loop_reads_everything(client, fill):
     assert sorted(found) == sorted(documents)
 
 
-async def test_the_loop_runs_while_a_stream_waits(producer, client):
+async def test_the_loop_runs_while_a_stream_waits(cluster, client):
     ticks = 0
 
     async def tick():
@@ -32,18 +32,18 @@ async def test_the_loop_runs_while_a_stream_waits(producer, client):
 
     task = asyncio.create_task(tick())
     async with client.stream(linger=0.0) as stream:
-        asyncio.get_running_loop().call_later(0.3, producer.upsert, "a", b"1")
+        asyncio.get_running_loop().call_later(0.3, cluster.upsert, "a", b"1")
         batch = await anext(stream)
     task.cancel()
     assert batch.num_rows == 1
     assert ticks > 20
 
 
-async def test_cancelling_a_wait_loses_no_batch(producer, client):
+async def test_cancelling_a_wait_loses_no_batch(cluster, client):
     found = []
     async with client.stream(linger=0.0) as stream:
         for n in range(40):
-            producer.upsert(f"key_{n}", b"1")
+            cluster.upsert(f"key_{n}", b"1")
             # Cancelled before, while and after the batch arrives.
             try:
                 batch = await asyncio.wait_for(anext(stream), n * 0.0005)
@@ -56,14 +56,14 @@ async def test_cancelling_a_wait_loses_no_batch(producer, client):
     assert sorted(found) == sorted(f"key_{n}" for n in range(40))
 
 
-async def test_a_batch_that_was_not_taken_is_not_in_the_checkpoint(producer, client):
+async def test_a_batch_that_was_not_taken_is_not_in_the_checkpoint(cluster, client):
     stream = client.stream(linger=0.0)
     waiting = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0.05)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    token = producer.upsert("a", b"1")
+    token = cluster.upsert("a", b"1")
     await asyncio.sleep(0.3)
     checkpoint = stream.checkpoint()
     assert checkpoint.seqnos.get(token.vbucket, 0) == 0
@@ -83,8 +83,8 @@ async def test_two_streams_are_read_at_once(client, fill):
     assert sorted(key for part in parts for key in part) == sorted(documents)
 
 
-async def test_errors_arrive_in_the_loop(producer, client):
-    producer.upsert(b"\xff", b"1")
+async def test_errors_arrive_in_the_loop(cluster, client):
+    cluster.upsert(b"\xff", b"1")
     with pytest.raises(ValueError, match="not UTF-8"):
         async for _ in client.stream(until="now"):
             pass
@@ -98,7 +98,7 @@ async def test_a_closed_stream_says_so(client):
         await anext(stream)
 
 
-def test_a_loop_that_is_gone_is_not_missed(producer, client):
+def test_a_loop_that_is_gone_is_not_missed(cluster, client):
     stream = client.stream(linger=0.0)
 
     async def begin():
@@ -106,13 +106,13 @@ def test_a_loop_that_is_gone_is_not_missed(producer, client):
             await asyncio.wait_for(anext(stream), 0.05)
 
     asyncio.run(begin())
-    producer.upsert("a", b"1")
+    cluster.upsert("a", b"1")
     (row,) = next(stream).rows()
     assert row["key"] == "a"
     stream.close()
 
 
-async def test_waits_that_are_cancelled_leave_nothing_behind(producer, client):
+async def test_waits_that_are_cancelled_leave_nothing_behind(cluster, client):
     tasks = 0
     async with client.stream(start="latest", linger=0.0) as stream:
         loop = asyncio.get_running_loop()
@@ -134,16 +134,16 @@ async def test_waits_that_are_cancelled_leave_nothing_behind(producer, client):
         began = loop.time()
         stream.stats(), stream.events(), stream.vbucket_stats(), stream.checkpoint()
         assert loop.time() - began < 0.1
-        producer.upsert("a", b"1")
+        cluster.upsert("a", b"1")
         batch = await asyncio.wait_for(anext(stream), 5)
         assert [row["key"] for row in batch.rows()] == ["a"]
         assert loop.time() - began < 1
 
 
-async def test_cancelling_at_any_moment_loses_and_doubles_nothing(producer, client):
+async def test_cancelling_at_any_moment_loses_and_doubles_nothing(cluster, client):
     found = []
     written = threading.Thread(
-        target=lambda: [producer.upsert(f"key_{n}", b"1") for n in range(3000)]
+        target=lambda: [cluster.upsert(f"key_{n}", b"1") for n in range(3000)]
     )
     async with client.stream(linger=0.0, batch_rows=3) as stream:
         written.start()
@@ -166,14 +166,14 @@ async def test_cancelling_at_any_moment_loses_and_doubles_nothing(producer, clie
     assert sorted(found) == sorted(f"key_{n}" for n in range(3000))
 
 
-async def test_readers_that_wait_at_once_are_served_in_the_order_they_asked(producer, client):
+async def test_readers_that_wait_at_once_are_served_in_the_order_they_asked(cluster, client):
     served = []
 
     async def read(name):
         batch = await anext(stream)
         served.append((name, [row["key"] for row in batch.rows()]))
 
-    async with client.stream(linger=0.0, vbuckets=[producer.vbucket_of("a")]) as stream:
+    async with client.stream(linger=0.0, vbuckets=[cluster.vbucket_of("a")]) as stream:
         readers = []
         for n in range(5):
             readers.append(asyncio.create_task(read(n)))
@@ -182,7 +182,7 @@ async def test_readers_that_wait_at_once_are_served_in_the_order_they_asked(prod
         for n in (0, 3):
             readers[n].cancel()
         for value in (b"1", b"2", b"3"):
-            producer.upsert("a", value)
+            cluster.upsert("a", value)
             await asyncio.sleep(0.3)
         await asyncio.gather(*readers, return_exceptions=True)
     assert served == [(1, ["a"]), (2, ["a"]), (4, ["a"])]
@@ -202,7 +202,7 @@ async def test_every_reader_that_waits_sees_the_end(client):
     assert asyncio.get_running_loop().time() - began < 1
 
 
-async def test_a_loop_that_closes_under_a_reader_does_not_keep_the_others_waiting(producer, client):
+async def test_a_loop_that_closes_under_a_reader_does_not_keep_the_others_waiting(cluster, client):
     stream = client.stream(linger=0.0)
     kept = []
 
@@ -219,7 +219,7 @@ async def test_a_loop_that_closes_under_a_reader_does_not_keep_the_others_waitin
         other.close()
 
     await asyncio.to_thread(run_and_close)
-    producer.upsert("a", b"1")
+    cluster.upsert("a", b"1")
     batch = await asyncio.wait_for(anext(stream), 5)
     assert [row["key"] for row in batch.rows()] == ["a"]
     stream.close()

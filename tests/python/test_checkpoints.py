@@ -29,9 +29,9 @@ def test_a_stream_goes_on_after_each_batch(client, fill):
     assert sorted(read) == sorted(documents)
 
 
-def test_a_checkpoint_says_where_the_stream_stands(producer, client, checkpoint):
-    assert checkpoint.bucket_uuid == producer.bucket_uuid == client.bucket_uuid
-    high = {vbucket: seqno for vbucket, seqno in producer.high_seqnos().items() if seqno}
+def test_a_checkpoint_says_where_the_stream_stands(cluster, client, checkpoint):
+    assert checkpoint.bucket_uuid == cluster.bucket_uuid == client.bucket_uuid
+    high = {vbucket: seqno for vbucket, seqno in cluster.high_seqnos().items() if seqno}
     seqnos = {vbucket: seqno for vbucket, seqno in checkpoint.seqnos.items() if seqno}
     assert seqnos == high
     for vbucket, seqno in high.items():
@@ -71,7 +71,7 @@ def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path):
 
 
 def test_a_checkpoint_of_another_bucket_is_refused(checkpoint):
-    with dcp_rs.Producer(vbuckets=16) as other, other.connect() as client:
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=16) as other, other.connect() as client:
         other.upsert("a", b"1")
         with pytest.raises(CheckpointError, match="another bucket"):
             client.stream(start=checkpoint, until="now")
@@ -96,15 +96,15 @@ def test_a_checkpoint_ahead_of_the_server_is_refused(client, checkpoint, until):
 
 
 @pytest.fixture
-def shop(producer):
+def shop(cluster):
     """Collections `orders` and `carts` of scope `shop`; gives what writes one document to each."""
-    producer.create_scope("shop")
-    producer.create_collection("shop.orders")
-    producer.create_collection("shop.carts")
+    cluster.create_scope("shop")
+    cluster.create_collection("shop.orders")
+    cluster.create_collection("shop.carts")
 
     def write(key):
-        producer.upsert(key, b"1", collection="shop.orders")
-        producer.upsert(key, b"1", collection="shop.carts")
+        cluster.upsert(key, b"1", collection="shop.orders")
+        cluster.upsert(key, b"1", collection="shop.carts")
 
     return write
 
@@ -146,15 +146,15 @@ def test_a_checkpoint_serves_its_filter_and_parts_of_it(client, shop):
     assert mixed.value.code == "filter_changed"
 
 
-def test_a_checkpoint_outlives_one_of_its_collections(producer, client, shop):
+def test_a_checkpoint_outlives_one_of_its_collections(cluster, client, shop):
     shop("a")
     both = ["shop.orders", "shop.carts"]
     names, checkpoint = read(client, "earliest", collections=both)
     assert names == ["carts", "orders"]
-    producer.drop_collection("shop.carts")
-    producer.upsert("b", b"1", collection="shop.orders")
+    cluster.drop_collection("shop.carts")
+    cluster.upsert("b", b"1", collection="shop.orders")
     assert read(client, checkpoint, collections=["shop.orders"])[0] == ["orders"]
-    producer.create_collection("shop.carts")
+    cluster.create_collection("shop.carts")
     with pytest.raises(CheckpointError, match=r"0x9 \(dropped\).* new id"):
         read(client, checkpoint, collections=both)
 
@@ -208,23 +208,23 @@ def test_no_key_is_in_it(checkpoint):
 class Rolled:
     """A vBucket that was read to seqno 6 and then rolled back to 3."""
 
-    def __init__(self, producer, client):
+    def __init__(self, cluster, client):
         self.key = "a"
-        self.vbucket = producer.vbucket_of("a")
+        self.vbucket = cluster.vbucket_of("a")
         names = (f"a{n}" for n in range(10_000))
-        self.keys = [name for name in names if producer.vbucket_of(name) == self.vbucket][:8]
+        self.keys = [name for name in names if cluster.vbucket_of(name) == self.vbucket][:8]
         for key in self.keys[:3]:
-            producer.upsert(key, b"old")
+            cluster.upsert(key, b"old")
         stream = client.stream(until="now", vbuckets=[self.vbucket])
         rows_of(stream)
         for key in self.keys[3:6]:
-            producer.upsert(key, b"lost")
+            cluster.upsert(key, b"lost")
         stream = client.stream(start=stream.checkpoint(), until="now", vbuckets=[self.vbucket])
         assert len(rows_of(stream)) == 3
         self.checkpoint = stream.checkpoint()
         assert self.checkpoint.seqnos[self.vbucket] == 6
-        producer.roll_back(self.vbucket, 3)
-        producer.upsert(self.keys[6], b"new")
+        cluster.roll_back(self.vbucket, 3)
+        cluster.upsert(self.keys[6], b"new")
 
 
 def apply(rows):
@@ -238,8 +238,8 @@ def apply(rows):
     return {row["key"]: row["value"] for row in history if row["op"] == "mutation"}
 
 
-def test_a_rollback_is_a_row(producer, client):
-    rolled = Rolled(producer, client)
+def test_a_rollback_is_a_row(cluster, client):
+    rolled = Rolled(cluster, client)
     rows = rows_of(
         client.stream(
             start=rolled.checkpoint, until="now", vbuckets=[rolled.vbucket], metadata="full"
@@ -257,8 +257,8 @@ def test_a_rollback_is_a_row(producer, client):
     assert not set(keys) & set(rolled.keys[3:6])
 
 
-def test_a_rollback_can_be_an_error(producer, client):
-    rolled = Rolled(producer, client)
+def test_a_rollback_can_be_an_error(cluster, client):
+    rolled = Rolled(cluster, client)
     with pytest.raises(RollbackError) as raised:
         rows_of(
             client.stream(
@@ -272,8 +272,8 @@ def test_a_rollback_can_be_an_error(producer, client):
     assert raised.value.seqno <= 3
 
 
-def test_a_rollback_can_be_answered_from_the_beginning(producer, client):
-    rolled = Rolled(producer, client)
+def test_a_rollback_can_be_answered_from_the_beginning(cluster, client):
+    rolled = Rolled(cluster, client)
     rollback, *rest = rows_of(
         client.stream(
             start=rolled.checkpoint, until="now", vbuckets=[rolled.vbucket], on_rollback="resync"
@@ -283,17 +283,17 @@ def test_a_rollback_can_be_answered_from_the_beginning(producer, client):
     assert [row["key"] for row in rest] == [*rolled.keys[:3], rolled.keys[6]]
 
 
-def test_a_rollback_under_a_running_stream_is_a_row(producer, client):
-    vbucket = producer.vbucket_of("a")
+def test_a_rollback_under_a_running_stream_is_a_row(cluster, client):
+    vbucket = cluster.vbucket_of("a")
     names = (f"a{n}" for n in range(10_000))
-    keys = [name for name in names if producer.vbucket_of(name) == vbucket][:8]
+    keys = [name for name in names if cluster.vbucket_of(name) == vbucket][:8]
     rows = []
     with client.stream(vbuckets=[vbucket], linger=0.0) as stream:
         for key in keys[:6]:
-            producer.upsert(key, b"1")
+            cluster.upsert(key, b"1")
             rows += next(stream).rows()
-        producer.roll_back(vbucket, 3)
-        producer.upsert(keys[6], b"2")
+        cluster.roll_back(vbucket, 3)
+        cluster.upsert(keys[6], b"2")
         while rows[-1]["key"] != keys[6]:
             rows += next(stream).rows()
     assert [row["op"] for row in rows].count("rollback") == 1

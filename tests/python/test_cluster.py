@@ -12,18 +12,18 @@ from reading import rows_of
 
 @pytest.fixture
 def cluster():
-    with dcp_rs.Producer(nodes=2, replicas=1, vbuckets=4) as running:
+    with dcp_rs.testing.EmbeddedCluster(nodes=2, replicas=1, vbuckets=4) as running:
         yield running
 
 
-def on_vbucket(producer, vbucket, prefix):
+def on_vbucket(cluster, vbucket, prefix):
     """A key of a vBucket."""
     keys = (f"{prefix}_{n}" for n in range(1000))
-    return next(key for key in keys if producer.vbucket_of(key) == vbucket)
+    return next(key for key in keys if cluster.vbucket_of(key) == vbucket)
 
 
-def changes(producer, **options):
-    with producer.connect() as client, client.stream(until="now", **options) as stream:
+def changes(cluster, **options):
+    with cluster.connect() as client, client.stream(until="now", **options) as stream:
         return [(row["op"], row["key"]) for row in rows_of(stream)]
 
 
@@ -173,16 +173,16 @@ def test_purged_deletions_are_not_streamed(cluster):
 
 
 def test_an_ephemeral_bucket_loses_everything_in_a_restart():
-    with dcp_rs.Producer(vbuckets=1, ephemeral=True) as producer:
-        producer.upsert("key", "1")
-        producer.restart(0)
-        assert producer.get("key") is None
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=1, ephemeral=True) as cluster:
+        cluster.upsert("key", "1")
+        cluster.restart(0)
+        assert cluster.get("key") is None
 
 
 def test_the_alternate_address_is_where_external_clients_go():
-    with dcp_rs.Producer(vbuckets=1, alternate_host="localhost") as producer:
-        producer.upsert("key", "1")
-        with producer.connect(network="external") as client:
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=1, alternate_host="localhost") as cluster:
+        cluster.upsert("key", "1")
+        with cluster.connect(network="external") as client:
             assert [node.split(":")[0] for node in client.vbuckets_by_node()] == ["localhost"]
             assert client.high_seqnos() == {0: 1}
 
@@ -192,20 +192,20 @@ def test_connecting_takes_the_options_of_connect(cluster):
         assert client.options.connect_timeout == 30.0
     with pytest.raises(BucketNotFoundError):
         cluster.connect(bucket="nonesuch")
-    with pytest.raises(ConfigError, match="start the producer with tls=True"):
+    with pytest.raises(ConfigError, match="start the cluster with tls=True"):
         cluster.connect(tls=True)
     with pytest.raises(TypeError, match="nonesuch"):
         cluster.connect(nonesuch=1)
 
 
 def test_connecting_over_tls_trusts_the_authority_that_was_made():
-    with dcp_rs.Producer(vbuckets=1, tls=True) as producer:
-        producer.upsert("key", "1")
-        with producer.connect(tls=True) as client:
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=1, tls=True) as cluster:
+        cluster.upsert("key", "1")
+        with cluster.connect(tls=True) as client:
             assert client.options.connection_string.startswith("couchbases://")
             assert client.high_seqnos() == {0: 1}
-        file = producer.ca_file
-        assert file.read_text() == producer.ca_pem
+        file = cluster.ca_file
+        assert file.read_text() == cluster.ca_pem
     assert not file.exists()
 
 
@@ -222,17 +222,52 @@ def test_connecting_over_tls_trusts_the_authority_that_was_made():
         (lambda cluster: cluster.create_bucket(), "drop it first"),
         (lambda cluster: cluster.create_collection("nonesuch.a"), "no such scope"),
         (lambda cluster: cluster.upsert("a", "1", collection=1), "collection: must be text"),
-        (lambda _: dcp_rs.Producer(replicas=4), "replicas: 4 is not from 0 to 3"),
-        (lambda _: dcp_rs.Producer(max_streams=0), "max_streams: 0 is not from 1"),
-        (lambda _: dcp_rs.Producer(max_unacknowledged_bytes=1 << 32), "max_unacknowledged_bytes"),
-        (lambda _: dcp_rs.Producer(idle_timeout=0), "idle_timeout"),
-        (lambda _: dcp_rs.Producer(dcp_idle_timeout=0), "dcp_idle_timeout"),
-        (lambda _: dcp_rs.Producer(persistence_timeout=-1), "persistence_timeout"),
-        (lambda _: dcp_rs.Producer(keeps_history=1), "keeps_history: must be True or False"),
-        (lambda _: dcp_rs.Producer(keeps_compressed="no"), "keeps_compressed: must be True or"),
-        (lambda _: dcp_rs.Producer(congestion_control=1), "congestion_control: must be text"),
-        (lambda _: dcp_rs.Producer(data=1), "data: must be a path"),
-        (lambda _: dcp_rs.Producer(data="x", ephemeral=True), "data: an ephemeral bucket has no"),
+        (lambda _: dcp_rs.testing.EmbeddedCluster(replicas=4), "replicas: 4 is not from 0 to 3"),
+        (
+            lambda _: dcp_rs.testing.EmbeddedCluster(limits=dcp_rs.testing.Limits(max_streams=0)),
+            "max_streams: 0 is not from 1",
+        ),
+        (
+            lambda _: dcp_rs.testing.EmbeddedCluster(
+                limits=dcp_rs.testing.Limits(max_unacknowledged_bytes=1 << 32)
+            ),
+            "max_unacknowledged_bytes",
+        ),
+        (
+            lambda _: dcp_rs.testing.EmbeddedCluster(limits=dcp_rs.testing.Limits(idle_timeout=0)),
+            "idle_timeout",
+        ),
+        (
+            lambda _: dcp_rs.testing.EmbeddedCluster(
+                limits=dcp_rs.testing.Limits(dcp_idle_timeout=0)
+            ),
+            "dcp_idle_timeout",
+        ),
+        (
+            lambda _: dcp_rs.testing.EmbeddedCluster(
+                limits=dcp_rs.testing.Limits(persistence_timeout=-1)
+            ),
+            "persistence_timeout",
+        ),
+        (
+            lambda _: dcp_rs.testing.EmbeddedCluster(keeps_history=1),
+            "keeps_history: must be True or False",
+        ),
+        (
+            lambda _: dcp_rs.testing.EmbeddedCluster(keeps_compressed="no"),
+            "keeps_compressed: must be True or",
+        ),
+        (
+            lambda _: dcp_rs.testing.EmbeddedCluster(
+                limits=dcp_rs.testing.Limits(congestion_control=1)
+            ),
+            "congestion_control: must be text",
+        ),
+        (lambda _: dcp_rs.testing.EmbeddedCluster(data=1), "data: must be a path"),
+        (
+            lambda _: dcp_rs.testing.EmbeddedCluster(data="x", ephemeral=True),
+            "data: an ephemeral bucket has no",
+        ),
         (lambda cluster: cluster.failover_unsafely([7]), "node"),
     ],
 )
@@ -242,8 +277,10 @@ def test_what_cannot_be_done_is_refused_with_the_reason(cluster, call, named):
 
 
 def test_a_client_that_says_nothing_is_shown_out():
-    with dcp_rs.Producer(authentication_timeout=0.1) as producer:
-        host, _, port = producer.connection_string.removeprefix("couchbase://").partition(":")
+    with dcp_rs.testing.EmbeddedCluster(
+        limits=dcp_rs.testing.Limits(authentication_timeout=0.1)
+    ) as cluster:
+        host, _, port = cluster.connection_string.removeprefix("couchbase://").partition(":")
         with socket.create_connection((host, int(port)), timeout=30) as connection:
             assert connection.recv(1) == b""
 
@@ -251,8 +288,8 @@ def test_a_client_that_says_nothing_is_shown_out():
 class RawClient:
     """A client that knows nothing but packets."""
 
-    def __init__(self, producer):
-        host, _, port = producer.connection_string.removeprefix("couchbase://").partition(":")
+    def __init__(self, cluster):
+        host, _, port = cluster.connection_string.removeprefix("couchbase://").partition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=30)
 
     def ask(self, opcode, key=b"", extras=b"", value=b""):
@@ -281,8 +318,10 @@ class RawClient:
 
 
 def test_a_dcp_client_that_answers_no_noop_is_shown_out():
-    with dcp_rs.Producer(dcp_idle_timeout=0.2) as producer:
-        client = RawClient(producer)
+    with dcp_rs.testing.EmbeddedCluster(
+        limits=dcp_rs.testing.Limits(dcp_idle_timeout=0.2)
+    ) as cluster:
+        client = RawClient(cluster)
         with client.socket:
             assert client.open_for_dcp((b"enable_noop", b"true")) == [0]
             assert client.socket.recv(1) == b""
@@ -290,8 +329,8 @@ def test_a_dcp_client_that_answers_no_noop_is_shown_out():
 
 @pytest.mark.parametrize(("keeps_history", "status"), [(False, 0x83), (True, 0)])
 def test_every_version_is_streamed_if_history_is_kept(keeps_history, status):
-    with dcp_rs.Producer(keeps_history=keeps_history) as producer:
-        client = RawClient(producer)
+    with dcp_rs.testing.EmbeddedCluster(keeps_history=keeps_history) as cluster:
+        client = RawClient(cluster)
         with client.socket:
             assert client.open_for_dcp((b"change_streams", b"true")) == [status]
 
@@ -302,8 +341,8 @@ def test_what_a_client_compressed_may_be_kept_so(kept):
     # Snappy: the length, the beginning as it is, and copies of its last byte.
     compressed = bytes([108, 6 << 2]) + document[:7] + bytes([0xFE, 1, 0]) + bytes([0x8A, 1, 0])
     compressed += bytes([1 << 2]) + b'"}'
-    with dcp_rs.Producer(vbuckets=1, keeps_compressed=kept) as producer:
-        client = RawClient(producer)
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=1, keeps_compressed=kept) as cluster:
+        client = RawClient(cluster)
         with client.socket:
             assert client.ask(0x1F, b"raw", value=bytes.fromhex("000a"))[0] == 0
             assert client.ask(0x21, b"PLAIN", value=b"\0Administrator\0password")[0] == 0
@@ -314,7 +353,7 @@ def test_what_a_client_compressed_may_be_kept_so(kept):
             answer = client.read(24)
             client.read(int.from_bytes(answer[8:12], "big"))
             assert answer[6:8] == bytes(2)
-        client = RawClient(producer)
+        client = RawClient(cluster)
         with client.socket:
             client.open_for_dcp()
             request = struct.pack(">IIQQQQQ", 0, 0, 0, 1, 0, 0, 0)
@@ -328,4 +367,4 @@ def test_what_a_client_compressed_may_be_kept_so(kept):
 
 def test_a_congestion_control_nobody_knows_is_refused():
     with pytest.raises(dcp_rs.DcpError, match=r"(?i)listen"):
-        dcp_rs.Producer(congestion_control="nonesuch")
+        dcp_rs.testing.EmbeddedCluster(limits=dcp_rs.testing.Limits(congestion_control="nonesuch"))

@@ -142,11 +142,12 @@ def test_a_served_cluster_takes_clients_and_stops_cleanly(serving, number):
     assert (process.returncode, out, err) == (0, "", "dcp-rs: stopped after 0 changes\n")
 
 
-def test_a_served_cluster_takes_every_option_a_producer_has():
+def test_a_served_cluster_takes_every_option_there_is():
     shown = run("serve", "--help").stdout.decode()
+    taken = [dcp_rs.testing.EmbeddedCluster, dcp_rs.testing.Limits]
     options = [
-        option for option in inspect.signature(dcp_rs.Producer).parameters
-        if option not in {"password", "tls"}
+        option for each in taken for option in inspect.signature(each).parameters
+        if option not in {"password", "tls", "limits"}
     ]  # fmt: skip
     assert len(options) > 20
     assert [o for o in options if f"--{o.replace('_', '-')}" not in shown] == []
@@ -169,9 +170,9 @@ def test_a_certificate_that_is_given_to_a_served_cluster_is_read(tmp_path):
     assert b"tls_certificate" in done.stderr
 
 
-def test_changes_are_printed_and_a_checkpoint_is_kept(producer, fill, tmp_path):
+def test_changes_are_printed_and_a_checkpoint_is_kept(cluster, fill, tmp_path):
     fill(30)
-    address = f"{producer.connection_string}/default"
+    address = f"{cluster.connection_string}/default"
     options = ["--username", "Administrator", "--until", "now", "--json"]
     kept = tmp_path / "positions.json"
 
@@ -185,24 +186,24 @@ def test_changes_are_printed_and_a_checkpoint_is_kept(producer, fill, tmp_path):
     assert json.loads(rows[0]["value"])["pad"] == ""
 
     assert len(cat("--checkpoint", kept)) == 30
-    producer.upsert("later", b"1")
+    cluster.upsert("later", b"1")
     assert [row["key"] for row in cat("--checkpoint", kept)] == ["later"]
 
     shown = lines(run("checkpoint", "show", kept))
-    assert shown[0] == f"bucket {producer.bucket_uuid}, {len(shown) - 3} vBuckets"
+    assert shown[0] == f"bucket {cluster.bucket_uuid}, {len(shown) - 3} vBuckets"
     assert shown[1] == "made with the whole bucket without system documents"
     assert shown[2].split()[:3] == ["vbucket", "seqno", "snapshot"]
     found = json.loads(lines(run("checkpoint", "show", kept, "--json"))[0])
     everything = {"scope_id": None, "collection_ids": None, "system_documents": False}
     assert found["filter"] == everything
     assert {int(vb): p["seqno"] for vb, p in found["positions"].items() if p["seqno"]} == {
-        vb: seqno for vb, seqno in producer.high_seqnos().items() if seqno
+        vb: seqno for vb, seqno in cluster.high_seqnos().items() if seqno
     }
 
 
-def test_a_reader_that_has_enough_is_no_error(producer, fill):
+def test_a_reader_that_has_enough_is_no_error(cluster, fill):
     fill(2000, size=100)
-    command = f"{sys.executable} -m dcp_rs cat {producer.connection_string.split(',')[0]}/default"
+    command = f"{sys.executable} -m dcp_rs cat {cluster.connection_string.split(',')[0]}/default"
     done = subprocess.run(
         f"{command} --username Administrator --until now | head -n 3; exit ${{PIPESTATUS[0]}}",
         shell=True, executable="/bin/bash", capture_output=True, timeout=60,
@@ -212,9 +213,9 @@ def test_a_reader_that_has_enough_is_no_error(producer, fill):
     assert len(done.stdout.splitlines()) == 3
 
 
-def test_a_failure_is_one_line_and_shows_no_password(producer):
+def test_a_failure_is_one_line_and_shows_no_password(cluster):
     done = run(
-        "cat", f"{producer.connection_string.split(',')[0]}/default", "--username", "Administrator",
+        "cat", f"{cluster.connection_string.split(',')[0]}/default", "--username", "Administrator",
         DCP_RS_PASSWORD="wrong word",
     )  # fmt: skip
     assert done.returncode == 1
@@ -222,14 +223,14 @@ def test_a_failure_is_one_line_and_shows_no_password(producer):
     assert b"wrong word" not in done.stderr
 
 
-def cat_arguments(producer, *more):
-    address = f"{producer.connection_string.split(',')[0]}/default"
+def cat_arguments(cluster, *more):
+    address = f"{cluster.connection_string.split(',')[0]}/default"
     return ["cat", address, "--username", "Administrator", *more]
 
 
-def begin(producer, *more, stdout):
+def begin(cluster, *more, stdout):
     return subprocess.Popen(
-        [sys.executable, "-m", "dcp_rs", *map(str, cat_arguments(producer, *more))],
+        [sys.executable, "-m", "dcp_rs", *map(str, cat_arguments(cluster, *more))],
         stdout=stdout, stderr=subprocess.PIPE, env=environment(DCP_RS_PASSWORD="password"),
     )  # fmt: skip
 
@@ -245,22 +246,22 @@ def eventually(condition, patience=20):
         time.sleep(0.02)
 
 
-def test_a_checkpoint_counts_no_row_that_was_not_written(producer, fill, tmp_path):
+def test_a_checkpoint_counts_no_row_that_was_not_written(cluster, fill, tmp_path):
     fill(20)
     kept, output = tmp_path / "positions.json", tmp_path / "output"
     with output.open("ab") as out:
-        process = begin(producer, "--columns", "key", "--checkpoint", kept, stdout=out)
+        process = begin(cluster, "--columns", "key", "--checkpoint", kept, stdout=out)
         eventually(lambda: positions(kept) == 20)
         process.kill()
         process.communicate()
         assert len(output.read_text().splitlines()) == 20
-        again = begin(producer, "--checkpoint", kept, "--until", "now", stdout=out)
+        again = begin(cluster, "--checkpoint", kept, "--until", "now", stdout=out)
         assert again.communicate(timeout=30) == (None, b"")
         assert again.returncode == 0
     assert len(output.read_text().splitlines()) == 20
 
 
-def test_rows_are_written_to_disk_before_the_checkpoint_is(producer, fill, tmp_path):
+def test_rows_are_written_to_disk_before_the_checkpoint_is(cluster, fill, tmp_path):
     fill(20)
     # Says what is done in which order; the process is the real one otherwise.
     program = """
@@ -281,7 +282,7 @@ os.fsync, dcp_rs.stores.FileStore.save = noted_fsync, noted_save
 sys.exit(main(sys.argv[1:]))
 """
     output = tmp_path / "output"
-    arguments = cat_arguments(producer, "--until", "now", "--checkpoint", str(tmp_path / "kept"))
+    arguments = cat_arguments(cluster, "--until", "now", "--checkpoint", str(tmp_path / "kept"))
     with output.open("wb") as out:
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments], stdout=out, stderr=subprocess.PIPE,
@@ -298,42 +299,42 @@ sys.exit(main(sys.argv[1:]))
             assert size == synced, notes
 
 
-def test_a_start_at_the_latest_change_is_kept_before_the_first_row(producer, fill, tmp_path):
+def test_a_start_at_the_latest_change_is_kept_before_the_first_row(cluster, fill, tmp_path):
     fill(20)
     kept = tmp_path / "positions.json"
-    process = begin(producer, "--start", "latest", "--checkpoint", kept, stdout=subprocess.PIPE)
+    process = begin(cluster, "--start", "latest", "--checkpoint", kept, stdout=subprocess.PIPE)
     eventually(kept.exists)
     process.kill()
     process.communicate()
-    producer.upsert("between", b"1")
+    cluster.upsert("between", b"1")
     options = ["--start", "latest", "--checkpoint", kept, "--until", "now", "--columns", "key"]
-    done = run(*cat_arguments(producer, *options), DCP_RS_PASSWORD="password")
+    done = run(*cat_arguments(cluster, *options), DCP_RS_PASSWORD="password")
     assert lines(done) == ["key=between"]
 
 
-def test_ctrl_c_keeps_what_was_written_and_no_more(producer, fill, tmp_path):
+def test_ctrl_c_keeps_what_was_written_and_no_more(cluster, fill, tmp_path):
     documents = fill(2000)
     kept, output = tmp_path / "positions.json", tmp_path / "output"
     with output.open("wb") as out:
-        process = begin(producer, "--columns", "key", "--checkpoint", kept, stdout=out)
+        process = begin(cluster, "--columns", "key", "--checkpoint", kept, stdout=out)
         eventually(lambda: output.stat().st_size > 0)
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30) == (None, b"")
     assert process.returncode == 130
     written = set(output.read_text().splitlines())
     done = run(
-        *cat_arguments(producer, "--columns", "key", "--checkpoint", kept, "--until", "now"),
+        *cat_arguments(cluster, "--columns", "key", "--checkpoint", kept, "--until", "now"),
         DCP_RS_PASSWORD="password",
     )
     assert written | set(lines(done)) == {f"key={key}" for key in documents}
 
 
-def test_keys_and_values_that_are_no_text_are_shown_without_loss(producer):
+def test_keys_and_values_that_are_no_text_are_shown_without_loss(cluster):
     keys = [b"plain", b"\xff\xfe", b'"quoted"', b'{"base64":"eA=="}', "größe".encode(), b"a b"]
     for key in keys:
-        producer.upsert(key, b"\xff" if key == b"plain" else b"{}")
+        cluster.upsert(key, b"\xff" if key == b"plain" else b"{}")
     options = ["--until", "now", "--columns", "key,value"]
-    done = run(*cat_arguments(producer, "--json", *options), DCP_RS_PASSWORD="password")
+    done = run(*cat_arguments(cluster, "--json", *options), DCP_RS_PASSWORD="password")
     rows = [json.loads(line) for line in lines(done)]
 
     def of(shown):
@@ -342,7 +343,7 @@ def test_keys_and_values_that_are_no_text_are_shown_without_loss(producer):
     assert sorted(of(row["key"]) for row in rows) == sorted(keys)
     assert [row["value"] for row in rows if row["key"] == "plain"] == [{"base64": "/w=="}]
 
-    done = run(*cat_arguments(producer, "--until", "now", "--columns", "key"),
+    done = run(*cat_arguments(cluster, "--until", "now", "--columns", "key"),
                DCP_RS_PASSWORD="password")  # fmt: skip
     shown = [line.removeprefix("key=") for line in lines(done)]
     assert len(set(shown)) == len(keys)
@@ -412,17 +413,17 @@ def test_a_password_that_is_not_set_is_asked_for(tmp_path):
 def test_changes_are_printed_over_tls_with_a_password_from_a_file(tmp_path):
     ca, secret = tmp_path / "ca.pem", tmp_path / "password"
     secret.write_text("another word\n")
-    with dcp_rs.Producer(tls=True, password="another word") as producer:
-        ca.write_text(producer.ca_pem)
-        producer.upsert("a", b"1")
+    with dcp_rs.testing.EmbeddedCluster(tls=True, password="another word") as cluster:
+        ca.write_text(cluster.ca_pem)
+        cluster.upsert("a", b"1")
         done = run(
-            "cat", f"{producer.tls_connection_string}/default", "--username", "Administrator",
+            "cat", f"{cluster.tls_connection_string}/default", "--username", "Administrator",
             "--password-file", secret, "--tls-ca", ca, "--network", "default",
             "--connect-timeout", "20", "--until", "now", "--columns", "key",
         )  # fmt: skip
         assert lines(done) == ["key=a"]
         done = run(
-            "cat", f"{producer.tls_connection_string}/default", "--username", "Administrator",
+            "cat", f"{cluster.tls_connection_string}/default", "--username", "Administrator",
             "--password-file", secret, "--until", "now", "--connect-timeout", "5",
         )  # fmt: skip
         assert done.returncode == 1

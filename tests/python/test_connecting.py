@@ -24,27 +24,27 @@ def connect(address, **options):
         assert time.monotonic() - begun < 4
 
 
-def test_the_bucket_may_be_in_the_connection_string(producer):
-    address = f"{producer.connection_string.split(',')[0]}/default"
+def test_the_bucket_may_be_in_the_connection_string(cluster):
+    address = f"{cluster.connection_string.split(',')[0]}/default"
     with dcp_rs.connect(address, **USER) as client:
         assert client.bucket_name == "default"
-        assert client.bucket_uuid == producer.bucket_uuid
-        assert client.num_vbuckets == producer.num_vbuckets == 16
+        assert client.bucket_uuid == cluster.bucket_uuid
+        assert client.num_vbuckets == cluster.num_vbuckets == 16
 
 
-def test_a_wrong_password_is_refused(producer):
+def test_a_wrong_password_is_refused(cluster):
     for wrong in ({"password": "wrong"}, {"username": "nobody"}, {"password": ""}):
         with pytest.raises(exceptions.AuthenticationError) as raised:
-            connect(producer.connection_string, **wrong)
+            connect(cluster.connection_string, **wrong)
         assert isinstance(raised.value, PermissionError)
         assert raised.value.code == "authentication"
         assert not raised.value.is_retryable
         assert "wrong" not in str(raised.value).split()
 
 
-def test_an_unknown_bucket_is_named(producer):
+def test_an_unknown_bucket_is_named(cluster):
     with pytest.raises(exceptions.BucketNotFoundError, match="no_such_bucket") as raised:
-        connect(producer.connection_string, bucket="no_such_bucket")
+        connect(cluster.connection_string, bucket="no_such_bucket")
     assert isinstance(raised.value, LookupError)
 
 
@@ -91,8 +91,8 @@ def test_a_peer_that_speaks_something_else_is_told_from_a_node(greeting):
             connect(f"couchbase://127.0.0.1:{other.getsockname()[1]}")
 
 
-def test_tls_to_a_plain_port_fails_in_time(producer):
-    address = producer.connection_string.split(",")[0].replace("couchbase://", "couchbases://")
+def test_tls_to_a_plain_port_fails_in_time(cluster):
+    address = cluster.connection_string.split(",")[0].replace("couchbase://", "couchbases://")
     with pytest.raises((exceptions.ConnectError, exceptions.TimeoutError)):
         connect(address)
 
@@ -126,7 +126,7 @@ def test_passwords_are_not_shown():
     options = dcp_rs.ConnectionOptions(
         connection_string="couchbase://h", username="u", password=secret
     )
-    with dcp_rs.Producer(password=secret) as other, other.connect() as connected:
+    with dcp_rs.testing.EmbeddedCluster(password=secret) as other, other.connect() as connected:
         for each in (options, other, connected, connected.options, other.connection_options):
             assert secret not in repr(each)
             assert secret not in str(each)
@@ -152,39 +152,39 @@ def test_a_secret_in_a_connection_string_is_not_shown(connection_string, shown):
     assert "s3cret" not in repr(options)
 
 
-def test_a_port_in_use_is_an_error(producer):
-    port = int(producer.connection_string.rpartition(":")[2])
+def test_a_port_in_use_is_an_error(cluster):
+    port = int(cluster.connection_string.rpartition(":")[2])
     with pytest.raises(exceptions.ConnectError, match=str(port)):
-        dcp_rs.Producer(port=port)
+        dcp_rs.testing.EmbeddedCluster(port=port)
 
 
 def test_the_producer_listens_on_loopback_only():
     with pytest.raises(exceptions.ConfigError, match="loopback"):
-        dcp_rs.Producer(host="0.0.0.0")
+        dcp_rs.testing.EmbeddedCluster(host="0.0.0.0")
     with pytest.raises(exceptions.ConfigError, match="vbuckets: 2000 is not from 1 to 1024"):
-        dcp_rs.Producer(vbuckets=2000)
+        dcp_rs.testing.EmbeddedCluster(vbuckets=2000)
 
 
-def test_documents_are_checked(producer):
+def test_documents_are_checked(cluster):
     with pytest.raises(exceptions.DocumentNotFoundError):
-        producer.remove("missing")
-    assert producer.get("missing") is None
-    token = producer.insert("a", [1])
+        cluster.remove("missing")
+    assert cluster.get("missing") is None
+    token = cluster.insert("a", [1])
     with pytest.raises(exceptions.DocumentExistsError):
-        producer.insert("a", [2])
+        cluster.insert("a", [2])
     with pytest.raises(exceptions.DocumentExistsError) as raised:
-        producer.upsert("a", [2], cas=token.cas + 1)
+        cluster.upsert("a", [2], cas=token.cas + 1)
     assert raised.value.code == "cas_mismatch"
-    assert producer.upsert("a", [3], cas=token.cas).seqno == token.seqno + 1
-    assert producer.get("a").value == b"[3]"
+    assert cluster.upsert("a", [3], cas=token.cas).seqno == token.seqno + 1
+    assert cluster.get("a").value == b"[3]"
     with pytest.raises(exceptions.ConfigError):
-        producer.upsert("k" * 251, b"1")
+        cluster.upsert("k" * 251, b"1")
     with pytest.raises(exceptions.ConfigError, match="value: must be bytes"):
-        producer.upsert("a", 5)
-    producer.close()
-    producer.close()
+        cluster.upsert("a", 5)
+    cluster.close()
+    cluster.close()
     with pytest.raises(exceptions.ClosedError):
-        producer.get("a")
+        cluster.get("a")
 
 
 def vault():
@@ -192,14 +192,14 @@ def vault():
     return "Administrator", "password"
 
 
-def test_a_password_file_is_read_for_every_connection(producer, tmp_path):
+def test_a_password_file_is_read_for_every_connection(cluster, tmp_path):
     secret = tmp_path / "password"
     secret.write_text("password\n")
     given = {"username": "Administrator", "password": None, "password_file": secret}
-    with connect(producer.connection_string, **given) as client:
+    with connect(cluster.connection_string, **given) as client:
         secret.write_text("wrong")
         with pytest.raises(exceptions.AuthenticationError, match="check user name"):
-            connect(producer.connection_string, **given)
+            connect(cluster.connection_string, **given)
         # The client goes on trying, as the file may be about to be replaced.
         with pytest.raises(exceptions.AuthenticationError, match="vb:0 could not be reached for"):
             client.stream(retry_timeout=1.0)
@@ -208,10 +208,10 @@ def test_a_password_file_is_read_for_every_connection(producer, tmp_path):
             assert list(stream) == []
     secret.unlink()
     with pytest.raises(exceptions.AuthenticationError, match=str(secret)):
-        connect(producer.connection_string, **given)
+        connect(cluster.connection_string, **given)
 
 
-def test_credentials_may_come_from_a_function(producer):
+def test_credentials_may_come_from_a_function(cluster):
     nobody = {"username": None, "password": None}
     threads = []
 
@@ -220,13 +220,13 @@ def test_credentials_may_come_from_a_function(producer):
         return "Administrator", "password"
 
     with (
-        connect(producer.connection_string, **nobody, credentials=current) as client,
+        connect(cluster.connection_string, **nobody, credentials=current) as client,
         client.stream(until="now") as stream,
     ):
         assert list(stream) == []
     assert len(threads) == 3  # one for the map, one for each node
     assert threading.main_thread() not in threads
-    with producer.connect(credentials=vault) as client:
+    with cluster.connect(credentials=vault) as client:
         assert client.options.credentials is vault
 
 
@@ -240,19 +240,19 @@ def test_credentials_may_come_from_a_function(producer):
         (lambda: time.sleep(3), "the credentials were not given within 1s"),
     ],
 )
-def test_credentials_that_are_of_no_use_are_an_authentication_error(producer, function, message):
+def test_credentials_that_are_of_no_use_are_an_authentication_error(cluster, function, message):
     nobody = {"username": None, "password": None, "connect_timeout": 1}
     with pytest.raises(exceptions.AuthenticationError, match=message) as raised:
-        connect(producer.connection_string, **nobody, credentials=function)
+        connect(cluster.connection_string, **nobody, credentials=function)
     assert "hunter2" not in str(raised.value)
 
 
-def test_a_function_that_needs_python_is_called_while_python_is_busy(producer):
+def test_a_function_that_needs_python_is_called_while_python_is_busy(cluster):
     def current():
         time.sleep(0.01)
         return "Administrator", "password"
 
-    with producer.connect(credentials=current) as client:
+    with cluster.connect(credentials=current) as client:
         deadline = time.monotonic() + 1
         streams = 0
         while time.monotonic() < deadline:

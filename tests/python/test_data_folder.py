@@ -43,24 +43,24 @@ def connect(facts):
 
 def test_a_bucket_is_there_again_after_it_was_closed(tmp_path):
     options = {"vbuckets": 4, "data": tmp_path}
-    with dcp_rs.Producer(**options) as producer:
-        producer.create_collection("landmark")
-        producer.upsert("key", {"a": 1}, collection="landmark", xattrs={"_x": 1})
-        before = (producer.bucket_uuid, producer.high_seqnos(), producer.manifest())
-        document = producer.get("key", collection="landmark")
-        with producer.connect() as client:
+    with dcp_rs.testing.EmbeddedCluster(**options) as cluster:
+        cluster.create_collection("landmark")
+        cluster.upsert("key", {"a": 1}, collection="landmark", xattrs={"_x": 1})
+        before = (cluster.bucket_uuid, cluster.high_seqnos(), cluster.manifest())
+        document = cluster.get("key", collection="landmark")
+        with cluster.connect() as client:
             stream = client.stream(until="now")
             assert len(rows_of(stream)) == 1
             position = stream.checkpoint()
-    with dcp_rs.Producer(**options) as producer:
-        assert (producer.bucket_uuid, producer.high_seqnos(), producer.manifest()) == before
-        assert producer.get("key", collection="landmark") == document
-        producer.upsert("new", "1")
-        with producer.connect() as client:
+    with dcp_rs.testing.EmbeddedCluster(**options) as cluster:
+        assert (cluster.bucket_uuid, cluster.high_seqnos(), cluster.manifest()) == before
+        assert cluster.get("key", collection="landmark") == document
+        cluster.upsert("new", "1")
+        with cluster.connect() as client:
             rows = rows_of(client.stream(start=position, until="now"))
         assert [(row["op"], row["key"]) for row in rows] == [("mutation", "new")]
     with pytest.raises(ConfigError, match=r"vbuckets.*has 4"):
-        dcp_rs.Producer(vbuckets=8, data=tmp_path)
+        dcp_rs.testing.EmbeddedCluster(vbuckets=8, data=tmp_path)
 
 
 def wait_until_persisted(facts, seqno):
@@ -111,11 +111,11 @@ def test_a_killed_server_goes_on_where_its_folder_ends(serve):
     for _round in range(2):
         process, facts = serve()
         read(facts)
-        cluster = Cluster(
+        sdk = Cluster(
             facts["connection_string"],
             ClusterOptions(PasswordAuthenticator("Administrator", "password")),
         )
-        collection = cluster.bucket("default").default_collection()
+        collection = sdk.bucket("default").default_collection()
         for is_safe in (True, False):
             for _ in range(100):
                 collection.upsert(f"key_{next(numbers)}", {})
@@ -125,7 +125,7 @@ def test_a_killed_server_goes_on_where_its_folder_ends(serve):
                 safe = set(state)
         process.kill()
         process.wait()
-        cluster.close()
+        sdk.close()
     for _life in range(2):
         process, facts = serve()
         read(facts)
@@ -145,8 +145,8 @@ def test_a_killed_server_goes_on_where_its_folder_ends(serve):
 def test_only_the_owner_may_read_the_data(tmp_path):
     file = tmp_path / "data" / "bucket.redb"
     for _ in range(2):
-        with dcp_rs.Producer(vbuckets=1, data=tmp_path / "data") as producer:
-            producer.upsert("key", b"1")
+        with dcp_rs.testing.EmbeddedCluster(vbuckets=1, data=tmp_path / "data") as cluster:
+            cluster.upsert("key", b"1")
         assert file.stat().st_mode & 0o777 == 0o600
         # As an earlier release made it.
         file.chmod(0o644)

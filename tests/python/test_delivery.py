@@ -7,8 +7,8 @@ import dcp_rs
 
 @pytest.fixture
 def single():
-    with dcp_rs.Producer(vbuckets=1) as producer, producer.connect() as client:
-        yield producer, client
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=1) as cluster, cluster.connect() as client:
+        yield cluster, client
 
 
 def seqnos(stream):
@@ -16,9 +16,9 @@ def seqnos(stream):
 
 
 def test_a_clamped_stream_delivers_exactly_up_to_its_end(single):
-    producer, client = single
+    cluster, client = single
     for n in range(20):
-        producer.upsert(f"key_{n}", b"1")
+        cluster.upsert(f"key_{n}", b"1")
     start, ends = "earliest", [7, 8, 15, 20]
     for before, end in zip([0, *ends], ends, strict=False):
         stream = client.stream(start=start, until={0: end}, clamp=True)
@@ -30,9 +30,9 @@ def test_a_clamped_stream_delivers_exactly_up_to_its_end(single):
 
 
 def test_changes_are_delivered_once_they_are_persisted(single):
-    producer, client = single
+    cluster, client = single
     for n in range(20):
-        producer.upsert(f"key_{n}", b"1")
+        cluster.upsert(f"key_{n}", b"1")
     stream = client.stream(until="now", persisted_only=True, end_persisted=True)
     assert seqnos(stream) == list(range(1, 21))
     stats = stream.stats()
@@ -45,9 +45,9 @@ def test_changes_are_delivered_once_they_are_persisted(single):
 
 
 def test_records_of_transactions_are_hidden_unless_asked_for(single):
-    producer, client = single
+    cluster, client = single
     for key in ("a", "_txn:atr-1", "b", "_txn:client-record"):
-        producer.upsert(key, b"{}")
+        cluster.upsert(key, b"{}")
     stream = client.stream(until="now")
     assert seqnos(stream) == [1, 3]
     assert stream.checkpoint().seqnos == {0: 4}

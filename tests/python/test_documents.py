@@ -49,7 +49,7 @@ READ = {
 
 
 @pytest.fixture
-def documents(producer):
+def documents(cluster):
     """Documents that fit and others, by key."""
     written = {
         "good": DOCUMENT,
@@ -59,8 +59,8 @@ def documents(producer):
         "removed": {},
     }
     for key, value in written.items():
-        producer.upsert(key, value)
-    producer.remove("removed")
+        cluster.upsert(key, value)
+    cluster.remove("removed")
     return written
 
 
@@ -115,8 +115,8 @@ def test_an_arrow_schema_that_documents_cannot_have_is_refused():
             dcp_rs.Schema(document_schema=schema)
 
 
-def test_a_malformed_document_can_end_the_stream(producer, client):
-    token = producer.upsert("secret key", {"n": "secret"})
+def test_a_malformed_document_can_end_the_stream(cluster, client):
+    token = cluster.upsert("secret key", {"n": "secret"})
     with pytest.raises(DataError, match="expected an INT") as raised:
         list(client.stream(until="now", document_schema="n INT", on_malformed="fail"))
     assert (raised.value.vbucket, raised.value.seqno) == (token.vbucket, token.seqno)
@@ -124,8 +124,8 @@ def test_a_malformed_document_can_end_the_stream(producer, client):
     assert "secret" not in str(raised.value)
 
 
-def test_fields_called_as_columns_get_a_prefix(producer, client):
-    producer.upsert("k", {"key": 1, "timestamp": 2})
+def test_fields_called_as_columns_get_a_prefix(cluster, client):
+    cluster.upsert("k", {"key": 1, "timestamp": 2})
     schema = "key INT, timestamp BIGINT"
     with pytest.raises(ConfigError, match="give document_prefix"):
         client.stream(document_schema=schema)

@@ -16,7 +16,7 @@ def events_until(stream, is_enough):
     return events
 
 
-def test_events_tell_what_happened_once(producer, client, fill):
+def test_events_tell_what_happened_once(cluster, client, fill):
     fill(50)
     with client.stream(linger=0.0) as stream:
         rows = 0
@@ -29,9 +29,9 @@ def test_events_tell_what_happened_once(producer, client, fill):
             assert event.kind == "opened"
             assert event.vbucket in nodes[event.node]
         assert stream.events() == []
-        high = producer.high_seqnos()
+        high = cluster.high_seqnos()
         vbucket = max(high, key=high.get)
-        producer.roll_back(vbucket, high[vbucket] - 1)
+        cluster.roll_back(vbucket, high[vbucket] - 1)
         batch = next(stream)
         assert next(iter(batch.rows()))["op"] == "rollback"
         events = events_until(

@@ -23,16 +23,16 @@ def keys(stream):
     return sorted(row["key"] for batch in stream for row in batch.rows())
 
 
-def test_a_busy_server_is_asked_again(producer, client, fill):
+def test_a_busy_server_is_asked_again(cluster, client, fill):
     documents = fill(50)
-    producer.set_faults([BUSY_ONCE])
+    cluster.set_faults([BUSY_ONCE])
     assert keys(client.stream(until="now")) == sorted(documents)
-    assert producer.fault_counts() == [1]
+    assert cluster.fault_counts() == [1]
 
 
-def test_a_cut_connection_loses_no_change(producer, client, fill):
+def test_a_cut_connection_loses_no_change(cluster, client, fill):
     documents = fill(500)
-    producer.set_faults(
+    cluster.set_faults(
         [
             {
                 "condition": {"opcode": "DCP_MUTATION", "nth": 200},
@@ -41,59 +41,59 @@ def test_a_cut_connection_loses_no_change(producer, client, fill):
         ]
     )
     assert set(keys(client.stream(until="now"))) == set(documents)
-    assert producer.fault_counts() == [1]
+    assert cluster.fault_counts() == [1]
 
 
-def test_rules_begin_and_end_while_a_stream_runs(producer, client):
+def test_rules_begin_and_end_while_a_stream_runs(cluster, client):
     with client.stream(linger=0) as stream:
-        producer.upsert("before", "1")
+        cluster.upsert("before", "1")
         assert keys([next(stream)]) == ["before"]
-        producer.set_faults([{"condition": {"opcode": "DCP_MUTATION"}, "reaction": "drop"}])
-        producer.upsert("lost", "1")
-        wait_for(lambda: producer.fault_counts() == [1])
-        producer.set_faults([])
-        producer.upsert("after", "1")
+        cluster.set_faults([{"condition": {"opcode": "DCP_MUTATION"}, "reaction": "drop"}])
+        cluster.upsert("lost", "1")
+        wait_for(lambda: cluster.fault_counts() == [1])
+        cluster.set_faults([])
+        cluster.upsert("after", "1")
         assert keys([next(stream)]) == ["after"]
 
 
-def test_rules_are_read_back_and_ended(producer):
-    assert producer.faults() == []
-    producer.set_faults([BUSY_ONCE, {"reaction": "no_noop"}])
-    first, second = producer.faults()
+def test_rules_are_read_back_and_ended(cluster):
+    assert cluster.faults() == []
+    cluster.set_faults([BUSY_ONCE, {"reaction": "no_noop"}])
+    first, second = cluster.faults()
     assert (first["name"], first["condition"]["nth"]) == ("busy once", 1)
     assert first["condition"]["opcode"] == ["DCP_STREAM_REQ"]
     assert second == {"condition": {}, "reaction": "no_noop"}
-    producer.set_faults(producer.faults())
-    assert producer.faults() == [first, second]
-    producer.set_faults([])
-    assert (producer.faults(), producer.fault_counts()) == ([], [])
+    cluster.set_faults(cluster.faults())
+    assert cluster.faults() == [first, second]
+    cluster.set_faults([])
+    assert (cluster.faults(), cluster.fault_counts()) == ([], [])
 
 
-def test_a_mistyped_name_is_answered_with_the_nearest_and_changes_nothing(producer):
-    producer.set_faults([BUSY_ONCE])
+def test_a_mistyped_name_is_answered_with_the_nearest_and_changes_nothing(cluster):
+    cluster.set_faults([BUSY_ONCE])
     wrong = {"condition": {"opcode": "DCP_MUTATON"}, "reaction": "drop"}
     with pytest.raises(
         ConfigError, match=r'\[1\].*"DCP_MUTATON"; did you mean "DCP_MUTATION"'
     ) as raised:
-        producer.set_faults([{"reaction": "drop"}, wrong])
+        cluster.set_faults([{"reaction": "drop"}, wrong])
     assert raised.value.code == "fault_rule"
-    assert producer.faults()[0]["name"] == "busy once"
+    assert cluster.faults()[0]["name"] == "busy once"
 
 
-def test_a_client_that_cannot_go_on_says_so(producer, client, fill):
+def test_a_client_that_cannot_go_on_says_so(cluster, client, fill):
     fill(10)
-    producer.set_faults(
+    cluster.set_faults(
         [{"condition": {"opcode": "DCP_STREAM_REQ"}, "reaction": {"answer": {"status": "EACCESS"}}}]
     )
     with pytest.raises(DcpError):
         keys(client.stream(until="now", retry_timeout=1.0))
 
 
-def test_a_packet_that_cannot_be_used_is_named(producer, client):
-    producer.upsert("key", "1")
-    vbucket = next(each for each, seqno in producer.high_seqnos().items() if seqno)
+def test_a_packet_that_cannot_be_used_is_named(cluster, client):
+    cluster.upsert("key", "1")
+    vbucket = next(each for each, seqno in cluster.high_seqnos().items() if seqno)
     inverted = {"corrupt": {"offset": 31}}  # the last byte of the snapshot's first seqno
-    producer.set_faults([{"condition": {"opcode": "DCP_SNAPSHOT_MARKER"}, "reaction": inverted}])
+    cluster.set_faults([{"condition": {"opcode": "DCP_SNAPSHOT_MARKER"}, "reaction": inverted}])
     with pytest.raises(UnusablePacketError, match="DCP_SNAPSHOT_MARKER with seqno 255") as raised:
         keys(client.stream())
     assert isinstance(raised.value, ProtocolError)
@@ -102,13 +102,13 @@ def test_a_packet_that_cannot_be_used_is_named(producer, client):
     assert not raised.value.is_retryable
 
 
-def test_without_patience_nothing_is_tried_again(producer, client, fill):
+def test_without_patience_nothing_is_tried_again(cluster, client, fill):
     documents = fill(50)
     assert keys(client.stream(until="now", retry_timeout=0)) == sorted(documents)
-    producer.set_faults([BUSY_ONCE])
+    cluster.set_faults([BUSY_ONCE])
     with pytest.raises(TimeoutError, match=r"vb:\d+ could not be reached: .*ETMPFAIL"):
         keys(client.stream(until="now", retry_timeout=0))
-    assert producer.fault_counts() == [1]
+    assert cluster.fault_counts() == [1]
 
 
 def wait_for(condition):

@@ -33,7 +33,7 @@ for batch in client.stream(start=start, until=until or None, batch_rows=7, linge
 
 
 def test_a_store_of_rows_and_checkpoint_has_each_change_once_whenever_its_reader_is_killed(
-    producer, start_python, tmp_path
+    cluster, start_python, tmp_path
 ):
     kills = int(os.environ.get("DCP_KILLS", "20"))
     seed = int(os.environ.get("DCP_KILLS_SEED", "1"))
@@ -41,9 +41,9 @@ def test_a_store_of_rows_and_checkpoint_has_each_change_once_whenever_its_reader
     for _ in range(kills):
         for _ in range(60):
             key, value = f"key-{len(written)}", b'{"n":%d}' % len(written)
-            producer.upsert(key, value)
+            cluster.upsert(key, value)
             written[key] = value
-        reader = start_python(_READ, producer.connection_string, path, "")
+        reader = start_python(_READ, cluster.connection_string, path, "")
         for _ in range(chance.randrange(1, 6)):
             line = reader.stdout.readline()
             assert line.strip(), reader.communicate()[1]
@@ -54,7 +54,7 @@ def test_a_store_of_rows_and_checkpoint_has_each_change_once_whenever_its_reader
             reader.send_signal(signal.SIGKILL)
         assert reader.wait(timeout=30) == -signal.SIGKILL, reader.communicate()[1]
 
-    last = start_python(_READ, producer.connection_string, path, "now")
+    last = start_python(_READ, cluster.connection_string, path, "now")
     _, error = last.communicate(timeout=120)
     assert last.returncode == 0, error
     changes = sqlite3.connect(path).execute("SELECT key, value FROM changes").fetchall()

@@ -39,9 +39,9 @@ def nobody():
 
 
 @pytest.fixture
-def unreachable(producer):
+def unreachable(cluster):
     """A connection string whose first address leads nowhere, which is logged."""
-    return producer.connection_string.replace("couchbase://", f"couchbase://{nobody()},")
+    return cluster.connection_string.replace("couchbase://", f"couchbase://{nobody()},")
 
 
 class Records(logging.Handler):
@@ -138,10 +138,10 @@ def test_a_level_takes_effect_at_once_for_calls_and_soon_for_all_else(unreachabl
         consumer.setLevel(logging.NOTSET)
 
 
-def test_a_level_that_changes_while_nothing_is_called_is_noticed(producer, records):
+def test_a_level_that_changes_while_nothing_is_called_is_noticed(cluster, records):
     logger = logging.getLogger("dcp_rs")
     logger.setLevel(logging.WARNING)
-    host, _, port = producer.connection_string.removeprefix("couchbase://").partition(":")
+    host, _, port = cluster.connection_string.removeprefix("couchbase://").partition(":")
     port = int(port.split(",")[0])
 
     def knock():
@@ -151,7 +151,7 @@ def test_a_level_that_changes_while_nothing_is_called_is_noticed(producer, recor
             while connection.recv(1000):
                 pass
 
-    producer.high_seqnos()
+    cluster.high_seqnos()
     time.sleep(0.5)
     knock()
     time.sleep(0.1)
@@ -173,8 +173,8 @@ import faulthandler
 faulthandler.dump_traceback_later(20, exit=True)
 logging.getLogger("dcp_rs").addHandler(logging.NullHandler())
 logging.getLogger("dcp_rs").setLevel(logging.DEBUG)
-producer = dcp_rs.Producer(nodes=2, vbuckets=16)
-client = producer.connect()
+cluster = dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=16)
+client = cluster.connect()
 stream = client.stream()
 planner, options = Planner(client), PlanOptions(persisted_only=False)
 planner.observe()
@@ -184,7 +184,7 @@ stop = time.monotonic() + 3
 def move():
     node = 0
     while time.monotonic() < stop:
-        producer.move_vbucket(0, node)
+        cluster.move_vbucket(0, node)
         node = 1 - node
         time.sleep(0.002)
 moving = threading.Thread(target=move)
@@ -200,7 +200,7 @@ print(calls > 100)
     assert run(program).stdout == "True\n"
 
 
-def test_the_engine_goes_on_while_python_does_not(producer):
+def test_the_engine_goes_on_while_python_does_not(cluster):
     # `PyDLL` calls C without letting other Python threads run.
     program = """
 import ctypes
@@ -214,9 +214,9 @@ sys.stdin.readline()
 ctypes.PyDLL(None).usleep(1_500_000)
 print(stream.stats().buffered_bytes, flush=True)
 """
-    producer.upsert("first", b"1")
+    cluster.upsert("first", b"1")
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _CONNECT + program, producer.connection_string],
+        [sys.executable, "-W", "ignore", "-c", _CONNECT + program, cluster.connection_string],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         # One that waits would be one too many.
         env=os.environ | {"TOKIO_WORKER_THREADS": "1"},
@@ -228,13 +228,13 @@ print(stream.stats().buffered_bytes, flush=True)
         time.sleep(0.2)
         # Each move is logged by the client; its vBucket gets no document, so that none is held up.
         for n in range(60):
-            producer.move_vbucket(0, n % 2)
+            cluster.move_vbucket(0, n % 2)
             time.sleep(0.002)
         written = 0
         for n in range(500):
             key = f"key_{n}"
-            if producer.vbucket_of(key) != 0:
-                producer.upsert(key, b"x" * 1000)
+            if cluster.vbucket_of(key) != 0:
+                cluster.upsert(key, b"x" * 1000)
                 written += 1000
         assert int(process.stdout.readline()) > written
     finally:
@@ -242,8 +242,8 @@ print(stream.stats().buffered_bytes, flush=True)
         process.communicate()
 
 
-def test_records_that_find_no_room_are_counted_and_told_once(producer, records):
-    address = producer.connection_string.removeprefix("couchbase://").split(",")[0]
+def test_records_that_find_no_room_are_counted_and_told_once(cluster, records):
+    address = cluster.connection_string.removeprefix("couchbase://").split(",")[0]
     host, _, port = address.rpartition(":")
     hold, held = threading.Event(), threading.Event()
 
@@ -278,12 +278,12 @@ def test_records_that_find_no_room_are_counted_and_told_once(producer, records):
     assert not records.named("were lost")
 
 
-def test_a_handler_may_use_dcp_rs(producer, unreachable, records):
+def test_a_handler_may_use_dcp_rs(cluster, unreachable, records):
     seqnos = []
 
     def read(record):
         if "cannot be reached" in record.getMessage():
-            with producer.connect() as client:
+            with cluster.connect() as client:
                 seqnos.append(client.high_seqnos())
 
     records.then = read
@@ -362,13 +362,13 @@ class Print(logging.Handler):
 logging.getLogger("dcp_rs").addHandler(Print())
 logging.getLogger("dcp_rs").setLevel(logging.DEBUG)
 client = connect()
-producer = dcp_rs.Producer(nodes=2, vbuckets=16)
-stream = producer.connect().stream()
+cluster = dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=16)
+stream = cluster.connect().stream()
 stop = False
 def move():
     n = 0
     while not stop:
-        producer.move_vbucket(0, n % 2)
+        cluster.move_vbucket(0, n % 2)
         n += 1
 moving = threading.Thread(target=move)
 moving.start()
@@ -389,16 +389,16 @@ moving.join()
         assert any(line.startswith(f"{child} a node cannot be reached") for line in lines)
 
 
-def test_nothing_is_asked_of_python_for_records_that_nobody_wants(producer, monkeypatch):
+def test_nothing_is_asked_of_python_for_records_that_nobody_wants(cluster, monkeypatch):
     from dcp_rs import _logging
 
     called = []
     monkeypatch.setattr(_logging, "hand_on", lambda *call: called.append(call))
-    with producer.connect() as client:
+    with cluster.connect() as client:
         planner = Planner(client)
         planner.observe()
         planner.end(planner.earliest(), PlanOptions(persisted_only=False))
         for n in range(20):
-            producer.move_vbucket(0, n % 2)
+            cluster.move_vbucket(0, n % 2)
         client.high_seqnos()
     assert called == []

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import dcp_rs
-from dcp_rs import _dcp_rs, exceptions, planner
+from dcp_rs import _dcp_rs, exceptions, planner, testing
 
 MODULES = sorted(
     name
@@ -24,6 +24,7 @@ MODULES = sorted(
 def test_the_examples_in_the_documentation_run(name):
     module = importlib.import_module(name)
     names = {each: getattr(dcp_rs, each) for each in dcp_rs.__all__} | {"dcp_rs": dcp_rs}
+    names |= {each: getattr(testing, each) for each in testing.__all__}
     result = doctest.testmod(module, extraglobs=names, raise_on_error=False)
     assert result.failed == 0
 
@@ -42,8 +43,9 @@ def test_the_public_names_are_sorted_and_documented():
     assert dcp_rs.__all__ == sorted(dcp_rs.__all__)
     assert exceptions.__all__ == sorted(exceptions.__all__)
     looked_at = 0
-    for name in dcp_rs.__all__:
-        each = getattr(dcp_rs, name)
+    assert testing.__all__ == sorted(testing.__all__)
+    names = {each: getattr(dcp_rs, each) for each in dcp_rs.__all__}
+    for name, each in (names | {each: getattr(testing, each) for each in testing.__all__}).items():
         if inspect.isclass(each):
             assert each.__doc__, name
             for member, value in vars(each).items():
@@ -70,7 +72,7 @@ def test_every_class_of_the_extension_is_wrapped():
         "Checkpoint": dcp_rs.Checkpoint,
         "Client": dcp_rs.Client,
         "Planner": planner.Planner,
-        "Producer": dcp_rs.Producer,
+        "EmbeddedCluster": dcp_rs.testing.EmbeddedCluster,
         "Schema": dcp_rs.Schema,
     }
     classes = {name: each for name, each in vars(_dcp_rs).items() if inspect.isclass(each)}

@@ -11,9 +11,9 @@ from dcp_rs.planner import Planner, PlanOptions
 logging.basicConfig(level=logging.WARNING, handlers=[logging.NullHandler()])
 logging.getLogger("dcp_rs").setLevel(logging.DEBUG)
 stop = time.monotonic() + 3
-with dcp_rs.Producer(nodes=2, vbuckets=16) as producer, producer.connect() as client:
+with dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=16) as cluster, cluster.connect() as client:
     for n in range(50):
-        producer.upsert(f"key_{n}", b"{}")
+        cluster.upsert(f"key_{n}", b"{}")
     with client.stream() as stream:
         next(stream)
         planner, options = Planner(client), PlanOptions(persisted_only=False)
@@ -21,7 +21,7 @@ with dcp_rs.Producer(nodes=2, vbuckets=16) as producer, producer.connect() as cl
         def move():
             n = 0
             while time.monotonic() < stop:
-                producer.move_vbucket(0, n % 2)
+                cluster.move_vbucket(0, n % 2)
                 n += 1
                 time.sleep(0.002)
 

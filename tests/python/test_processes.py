@@ -48,8 +48,8 @@ except Exception as error:
 
 
 @pytest.mark.parametrize("way", ["iterate", "async", "read_all", "arrow"])
-def test_ctrl_c_ends_a_wait_at_once(producer, start_python, way):
-    process = start_python(_WAIT, way, producer.connection_string)
+def test_ctrl_c_ends_a_wait_at_once(cluster, start_python, way):
+    process = start_python(_WAIT, way, cluster.connection_string)
     assert process.stdout.readline() == "waiting\n"
     if way == "arrow":
         assert process.stdout.readline() == "waiting\n"
@@ -103,7 +103,7 @@ def in_child(function):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_handles_made_before_a_fork_say_so_in_the_child(producer, client, fill):
+def test_handles_made_before_a_fork_say_so_in_the_child(cluster, client, fill):
     fill(10)
     stream = client.stream(until="now", batch_rows=3)
     batch = next(stream)
@@ -114,8 +114,8 @@ def test_handles_made_before_a_fork_say_so_in_the_child(producer, client, fill):
         lambda: next(stream),
         stream.close,
         stream.stats,
-        lambda: producer.upsert("a", b"1"),
-        producer.close,
+        lambda: cluster.upsert("a", b"1"),
+        cluster.close,
     ):
         error = in_child(use)
         assert isinstance(error, ForkedProcessError), error
@@ -137,16 +137,16 @@ def test_a_forked_child_makes_its_own(client, fill):
 
     assert in_child(read) == sorted(documents)
 
-    def run_producer():
-        with dcp_rs.Producer() as own, own.connect() as connected:
+    def run_cluster():
+        with dcp_rs.testing.EmbeddedCluster() as own, own.connect() as connected:
             own.upsert("mine", b"1")
             return [row["key"] for row in rows_of(connected.stream(until="now"))]
 
-    assert in_child(run_producer) == ["mine"]
+    assert in_child(run_cluster) == ["mine"]
     assert sorted(row["key"] for row in rows_of(client.stream(until="now"))) == sorted(documents)
 
 
-def test_fork_before_the_first_use_is_safe(producer, start_python):
+def test_fork_before_the_first_use_is_safe(cluster, start_python):
     program = """
 import os, sys
 import dcp_rs
@@ -159,16 +159,16 @@ for _ in range(2):
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
 """
-    out, err = start_python(program, producer.connection_string).communicate(timeout=30)
+    out, err = start_python(program, cluster.connection_string).communicate(timeout=30)
     assert out == "16\n16\n", err
 
 
-def test_options_pickle_and_connections_do_not(producer, client):
+def test_options_pickle_and_connections_do_not(cluster, client):
     options = pickle.loads(pickle.dumps(client.options))
     assert options == client.options
     with dcp_rs.connect(options) as again:
         assert again.bucket_uuid == client.bucket_uuid
-    for handle in (client, client.stream(until="now"), producer):
+    for handle in (client, client.stream(until="now"), cluster):
         with pytest.raises(TypeError, match="does not pickle: pickle"):
             pickle.dumps(handle)
 
@@ -213,11 +213,11 @@ print("done", flush=True)
 """
 
 
-def test_a_killed_reader_goes_on_where_its_checkpoint_is(producer, start_python, fill, tmp_path):
+def test_a_killed_reader_goes_on_where_its_checkpoint_is(cluster, start_python, fill, tmp_path):
     import json
 
     documents = fill(1000)
-    first = start_python(_READ, producer.connection_string, tmp_path)
+    first = start_python(_READ, cluster.connection_string, tmp_path)
     read = 0
     while read < 500:
         read += int(first.stdout.readline())
@@ -227,7 +227,7 @@ def test_a_killed_reader_goes_on_where_its_checkpoint_is(producer, start_python,
     first.send_signal(signal.SIGKILL)
     assert first.wait(timeout=10) == -signal.SIGKILL
 
-    second = start_python(_READ, producer.connection_string, tmp_path)
+    second = start_python(_READ, cluster.connection_string, tmp_path)
     out, err = second.communicate("\n" * 2000, timeout=60)
     assert out.endswith("done\n"), err
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
@@ -236,23 +236,23 @@ def test_a_killed_reader_goes_on_where_its_checkpoint_is(producer, start_python,
     assert sum(map(int, out.split()[:-1])) == 1000 - read
 
 
-def test_an_open_stream_does_not_keep_the_process(producer, start_python):
+def test_an_open_stream_does_not_keep_the_process(cluster, start_python):
     program = """
 import sys
 import dcp_rs
 client = dcp_rs.connect(
     sys.argv[1], bucket="default", username="Administrator", password="password")
 stream = client.stream()
-producer = dcp_rs.Producer()
-producer.upsert("a", b"1")
+cluster = dcp_rs.testing.EmbeddedCluster()
+cluster.upsert("a", b"1")
 print("end", flush=True)
 """
-    process = start_python(program, producer.connection_string)
+    process = start_python(program, cluster.connection_string)
     out, err = process.communicate(timeout=10)
     assert (process.returncode, out) == (0, "end\n"), err
 
 
-def test_log_records_reach_python(producer):
+def test_log_records_reach_python(cluster):
     program = """
 import logging, sys
 logging.basicConfig(level=logging.DEBUG, format="%(name)s %(levelname)s %(message)s")
@@ -264,7 +264,7 @@ print(client.num_vbuckets)
     # Nobody listens at the first address.
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = f"couchbase://127.0.0.1:{closed.getsockname()[1]},"
-    address = producer.connection_string.replace("couchbase://", nobody)
+    address = cluster.connection_string.replace("couchbase://", nobody)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program, address],
         capture_output=True, text=True, timeout=30, check=True,

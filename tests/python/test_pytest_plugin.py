@@ -8,18 +8,18 @@ TESTS = """
 import pytest
 
 
-def test_an_empty_cluster(couchbase_producer):
-    assert couchbase_producer.num_vbuckets == 64
-    couchbase_producer.upsert("a", "1")
-    with couchbase_producer.connect() as client:
+def test_an_empty_cluster(couchbase_cluster):
+    assert couchbase_cluster.num_vbuckets == 64
+    couchbase_cluster.upsert("a", "1")
+    with couchbase_cluster.connect() as client:
         rows = [row for batch in client.stream(until="now") for row in batch.rows()]
     assert [row["key"] for row in rows] == ["a"]
 
 
 @pytest.mark.couchbase(nodes=2, vbuckets=8)
-def test_another_one(couchbase_producer):
-    assert couchbase_producer.num_vbuckets == 8
-    assert sum(couchbase_producer.high_seqnos().values()) == 0
+def test_another_one(couchbase_cluster):
+    assert couchbase_cluster.num_vbuckets == 8
+    assert sum(couchbase_cluster.high_seqnos().values()) == 0
 """
 HEAVY = """
 import sys
@@ -50,6 +50,31 @@ def run(tmp_path, text):
 
 def test_the_fixture_gives_each_test_a_cluster_with_its_options(tmp_path):
     done = run(tmp_path, TESTS)
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+
+
+SESSION = """
+import pytest
+
+
+@pytest.fixture(scope="session")
+def couchbase_session_options():
+    return {"vbuckets": 8}
+
+
+def test_one_writes(couchbase_session_cluster):
+    assert couchbase_session_cluster.num_vbuckets == 8
+    couchbase_session_cluster.upsert("a", "1")
+
+
+def test_another_reads(couchbase_session_cluster):
+    assert couchbase_session_cluster.get("a").value == b"1"
+"""
+
+
+def test_the_cluster_of_the_session_is_one_for_all_tests(tmp_path):
+    done = run(tmp_path, SESSION)
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
 

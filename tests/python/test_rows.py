@@ -16,9 +16,9 @@ def row_of(client, **options):
     return row
 
 
-def test_a_mutation_shows_its_document(producer, client):
+def test_a_mutation_shows_its_document(cluster, client):
     before = dt.datetime.now(dt.UTC)
-    token = producer.upsert("airline_10", {"name": "40-Mile Air"}, flags=0x0200_0006)
+    token = cluster.upsert("airline_10", {"name": "40-Mile Air"}, flags=0x0200_0006)
     row = row_of(client, metadata="full")
     timestamp = row.pop("timestamp")
     assert before - dt.timedelta(seconds=1) < timestamp < dt.datetime.now(dt.UTC)
@@ -30,7 +30,7 @@ def test_a_mutation_shows_its_document(producer, client):
         "value": b'{"name":"40-Mile Air"}',
         "scope": "_default",
         "collection": "_default",
-        "vbucket": producer.vbucket_of("airline_10"),
+        "vbucket": cluster.vbucket_of("airline_10"),
         "seqno": token.seqno,
         "epoch": 0,
         "cas": token.cas,
@@ -43,10 +43,10 @@ def test_a_mutation_shows_its_document(producer, client):
     }
 
 
-def test_tuples_hold_the_values_of_the_rows(producer, client):
+def test_tuples_hold_the_values_of_the_rows(cluster, client):
     for number in range(3):
-        producer.upsert(f"k{number}", {"n": number}, expiry=4_000_000_000 + number)
-    producer.remove("k0")
+        cluster.upsert(f"k{number}", {"n": number}, expiry=4_000_000_000 + number)
+    cluster.remove("k0")
     count = 0
     for batch in client.stream(until="now", metadata="full"):
         rows = list(batch.rows())
@@ -56,9 +56,9 @@ def test_tuples_hold_the_values_of_the_rows(producer, client):
     assert count == 3
 
 
-def test_timestamps_are_those_of_the_columns(producer, client):
+def test_timestamps_are_those_of_the_columns(cluster, client):
     for number in range(100):
-        producer.upsert(f"k{number}", {"n": number}, expiry=2**32 - 1 - number)
+        cluster.upsert(f"k{number}", {"n": number}, expiry=2**32 - 1 - number)
     count = 0
     for batch in client.stream(until="now", columns=["timestamp", "expiry"]):
         columns = batch.to_pyarrow()
@@ -69,30 +69,30 @@ def test_timestamps_are_those_of_the_columns(producer, client):
     assert count == 100
 
 
-def test_what_is_not_json_is_called_binary(producer, client):
-    producer.upsert("blob", b"\x00\xff")
+def test_what_is_not_json_is_called_binary(cluster, client):
+    cluster.upsert("blob", b"\x00\xff")
     row = row_of(client, metadata="full")
     assert (row["datatype"], row["value"]) == ("binary", b"\x00\xff")
 
 
-def test_a_deletion_has_a_time_and_no_value(producer, client):
-    producer.upsert("a", b"1")
-    token = producer.remove("a")
+def test_a_deletion_has_a_time_and_no_value(cluster, client):
+    cluster.upsert("a", b"1")
+    token = cluster.remove("a")
     row = row_of(client, metadata="full")
     assert (row["op"], row["key"], row["value"]) == ("deletion", "a", None)
     assert (row["seqno"], row["cas"], row["rev"]) == (token.seqno, token.cas, 2)
     assert abs((dt.datetime.now(dt.UTC) - row["deleted_at"]).total_seconds()) < 5
 
 
-def test_an_expiration_is_told_from_a_deletion(producer, client):
-    producer.upsert("a", b"1")
-    producer.expire("a")
+def test_an_expiration_is_told_from_a_deletion(cluster, client):
+    cluster.upsert("a", b"1")
+    cluster.expire("a")
     assert row_of(client)["op"] == "expiration"
 
 
-def test_a_document_shows_when_it_expires(producer, client):
+def test_a_document_shows_when_it_expires(cluster, client):
     expiry = int(time.time()) + 1000 * 86_400
-    producer.upsert("a", b"1", expiry=expiry)
+    cluster.upsert("a", b"1", expiry=expiry)
     assert row_of(client, metadata="full")["expiry"] == dt.datetime.fromtimestamp(expiry, dt.UTC)
 
 
@@ -113,30 +113,30 @@ def test_values_arrive_as_they_were_written(client, fill):
     assert list(rows[0]) == ["value", "key"]
 
 
-def test_without_values_everything_else_is_there(producer, client):
-    producer.upsert("a", {"x": 1})
+def test_without_values_everything_else_is_there(cluster, client):
+    cluster.upsert("a", {"x": 1})
     with_values = row_of(client, metadata="full")
     without = row_of(client, metadata="full", include_value=False)
     assert with_values.pop("value") == b'{"x":1}'
     assert without == with_values
 
 
-def test_documents_that_come_compressed_are_as_they_were_written(producer, client):
-    producer.upsert("a", {"x": "1" * 1000})
+def test_documents_that_come_compressed_are_as_they_were_written(cluster, client):
+    cluster.upsert("a", {"x": "1" * 1000})
     plain = row_of(client, metadata="full")
     settings = {"opcode": "DCP_CONTROL", "direction": "to_server"}
-    producer.set_faults([{"condition": settings, "reaction": {"delay": {"seconds": 0}}}])
+    cluster.set_faults([{"condition": settings, "reaction": {"delay": {"seconds": 0}}}])
     assert row_of(client, metadata="full") == plain
-    (without,) = producer.fault_counts()
+    (without,) = cluster.fault_counts()
     assert row_of(client, metadata="full", compressed=True) == plain
-    (both,) = producer.fault_counts()
+    (both,) = cluster.fault_counts()
     # One setting more for each node.
-    assert both - without == without + producer.num_nodes
+    assert both - without == without + cluster.num_nodes
     assert plain["datatype"] == "json"
 
 
-def test_every_column_can_be_asked_for_alone(producer, client):
-    producer.upsert("a", {"x": 1})
+def test_every_column_can_be_asked_for_alone(cluster, client):
+    cluster.upsert("a", {"x": 1})
     names = [column.name for column in dcp_rs.columns()]
     assert len(names) == 20
     everything = row_of(client, columns=names)
@@ -144,13 +144,13 @@ def test_every_column_can_be_asked_for_alone(producer, client):
         assert row_of(client, columns=[name]) == {name: everything[name]}
 
 
-def test_xattrs_are_a_column_when_asked_for(producer, client):
-    producer.upsert("a", {"x": 1})
+def test_xattrs_are_a_column_when_asked_for(cluster, client):
+    cluster.upsert("a", {"x": 1})
     assert row_of(client, include_xattrs=True)["xattrs"] is None
 
 
-def test_keys_that_are_not_text_need_binary_keys(producer, client):
-    token = producer.upsert(b"\xff\x00", b"1")
+def test_keys_that_are_not_text_need_binary_keys(cluster, client):
+    token = cluster.upsert(b"\xff\x00", b"1")
     stream = client.stream(until="now")
     with pytest.raises(DataError, match='key_type="binary"') as raised:
         rows_of(stream)
@@ -180,7 +180,7 @@ def test_columns_and_rows_agree_with_pyarrow(client, fill):
         assert list(batch.rows()) == record_batch.to_pylist()
 
 
-def test_types_are_exact(client, producer):
+def test_types_are_exact(client, cluster):
     import pyarrow as pa
 
     expected = pa.schema(
@@ -206,7 +206,7 @@ def test_types_are_exact(client, producer):
             pa.field("xattrs", pa.map_(pa.string(), pa.string())),
         ]
     )
-    producer.upsert("a", b"1")
+    cluster.upsert("a", b"1")
     stream = client.stream(until="now", metadata="full", include_xattrs=True)
     assert stream.schema.equals(expected)
     assert stream.column_names == expected.names
@@ -228,9 +228,9 @@ def dcp_rs_docs():
     return Path(__file__).resolve().parents[2] / "docs"
 
 
-def test_json_survives(producer, client):
+def test_json_survives(cluster, client):
     document = {"text": "ünïcödé \N{SNOWMAN}", "list": [1, None, {"deep": True}]}
-    producer.upsert("schlüssel", document)
+    cluster.upsert("schlüssel", document)
     row = row_of(client)
     assert row["key"] == "schlüssel"
     assert json.loads(row["value"]) == document

@@ -23,8 +23,8 @@ def opened():
 """
 
 
-def measured(start_python, producer, program):
-    process = start_python(_BEGIN + program, producer.connection_string)
+def measured(start_python, cluster, program):
+    process = start_python(_BEGIN + program, cluster.connection_string)
     out, error = process.communicate(timeout=900)
     assert process.returncode == 0, error
     return json.loads(out)
@@ -37,7 +37,7 @@ def figures(got):
             file.write(json.dumps(got) + "\n")
 
 
-def test_a_slow_reader_holds_its_windows_and_batches_only(producer, start_python, fill):
+def test_a_slow_reader_holds_its_windows_and_batches_only(cluster, start_python, fill):
     fill(20_000, size=2000)
     program = """
 window, batch = 1024 * 1024, 256 * 1024
@@ -56,7 +56,7 @@ with connect() as client:
             time.sleep(0.01)
 print(json.dumps({"grown": most - before, "held": held}))
 """
-    got = measured(start_python, producer, program)
+    got = measured(start_python, cluster, program)
     windows, batches = 2 * 1024 * 1024, 9 * 256 * 1024
     # A server may send one change more than fits each window.
     assert 0 < got["held"] <= windows + 2 * 4096, got
@@ -64,7 +64,7 @@ print(json.dumps({"grown": most - before, "held": held}))
     figures(got)
 
 
-def test_streams_that_are_closed_leave_nothing(producer, start_python, fill):
+def test_streams_that_are_closed_leave_nothing(cluster, start_python, fill):
     fill(200)
     program = """
 def cycle(count):
@@ -83,7 +83,7 @@ begin, before = opened(), resident()
 cycle(int(os.environ.get("DCP_CYCLES", "100")))
 print(json.dumps({"grown": resident() - before, "begin": begin, "end": opened()}))
 """
-    got = measured(start_python, producer, program)
+    got = measured(start_python, cluster, program)
     assert got["end"][0] <= got["begin"][0], got
     assert got["end"][1] <= got["begin"][1], got
     assert got["grown"] <= 8 << 20, got
@@ -105,8 +105,8 @@ with connect() as client:
         share = (time.process_time() - used) / (time.monotonic() - begin)
 print(json.dumps({"opening": opening, "share": share}))
 """
-    with dcp_rs.Producer(nodes=1, vbuckets=1024) as producer:
-        got = measured(start_python, producer, program)
+    with dcp_rs.testing.EmbeddedCluster(nodes=1, vbuckets=1024) as cluster:
+        got = measured(start_python, cluster, program)
     # Meant are 0.25 s and 0.005 of a core in a release build on a machine that does nothing else.
     assert got["share"] <= 0.1, got
     figures(got)

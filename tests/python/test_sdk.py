@@ -27,26 +27,26 @@ from couchbase.options import (
 )
 
 
-def open_cluster(producer, password="password"):
+def open_cluster(cluster, password="password"):
     return Cluster(
-        producer.connection_string,
+        cluster.connection_string,
         ClusterOptions(PasswordAuthenticator("Administrator", password)),
     )
 
 
 @pytest.fixture
-def collection(producer):
-    cluster = open_cluster(producer)
-    bucket = cluster.bucket("default")
-    cluster.wait_until_ready(timedelta(seconds=10))
+def collection(cluster):
+    sdk = open_cluster(cluster)
+    bucket = sdk.bucket("default")
+    sdk.wait_until_ready(timedelta(seconds=10))
     yield bucket.default_collection()
-    cluster.close()
+    sdk.close()
 
 
-def test_documents_are_written_read_and_removed(producer, client, collection):
+def test_documents_are_written_read_and_removed(cluster, client, collection):
     collection.upsert("airline_10", {"name": "40-Mile Air"})
     assert collection.get("airline_10").content_as[dict] == {"name": "40-Mile Air"}
-    assert json.loads(producer.get("airline_10").value) == {"name": "40-Mile Air"}
+    assert json.loads(cluster.get("airline_10").value) == {"name": "40-Mile Air"}
     collection.replace("airline_10", {"name": "40-Mile"})
     assert collection.exists("airline_10").exists
     collection.remove("airline_10")
@@ -71,7 +71,7 @@ def test_conflicts_are_refused(collection):
     assert collection.get("a").content_as[dict] == {"n": 2}
 
 
-def test_documents_expire(producer, client, collection):
+def test_documents_expire(cluster, client, collection):
     collection.upsert("short", {"n": 1}, UpsertOptions(expiry=timedelta(seconds=1)))
     collection.insert("long", {"n": 2}, InsertOptions(expiry=timedelta(hours=1)))
     (row,) = [r for r in rows_of(client.stream(until="now", metadata="full")) if r["key"] == "long"]
@@ -81,7 +81,7 @@ def test_documents_expire(producer, client, collection):
         time.sleep(0.1)
     with pytest.raises(DocumentNotFoundException):
         collection.get("short")
-    producer.expire_due()
+    cluster.expire_due()
     rows = {row["key"]: row["op"] for row in rows_of(client.stream(until="now"))}
     assert rows == {"short": "expiration", "long": "mutation"}
 
@@ -97,12 +97,12 @@ def test_every_document_the_sdk_writes_is_streamed(client, collection):
     assert {row["flags"] for row in rows} == {0x0200_0000}
 
 
-def test_what_the_producer_writes_the_sdk_reads(producer, collection):
-    token = producer.upsert("mine", {"n": 1}, flags=0x0200_0006)
+def test_what_the_producer_writes_the_sdk_reads(cluster, collection):
+    token = cluster.upsert("mine", {"n": 1}, flags=0x0200_0006)
     found = collection.get("mine")
     assert (found.content_as[dict], found.cas) == ({"n": 1}, token.cas)
 
 
-def test_a_wrong_password_is_refused(producer):
+def test_a_wrong_password_is_refused(cluster):
     with pytest.raises(AuthenticationException):
-        open_cluster(producer, "wrong")
+        open_cluster(cluster, "wrong")

@@ -56,12 +56,12 @@ def test_a_stream_goes_on_from_what_a_store_has(client, fill, store):
 
 
 @pytest.mark.parametrize("store", ["file", "memory"], indirect=True)
-def test_of_two_readers_with_one_store_the_slower_is_told(producer, client, store):
-    producer.upsert("a", b"1")
+def test_of_two_readers_with_one_store_the_slower_is_told(cluster, client, store):
+    cluster.upsert("a", b"1")
     with client.stream(start=store, linger=0.01) as slow:
         behind = next(slow)
         for _ in range(4):
-            producer.upsert("a", b"2")
+            cluster.upsert("a", b"2")
         assert read(client, store)
         kept = store.load()
         with pytest.raises(dcp_rs.exceptions.CheckpointError, match="Another reader"):

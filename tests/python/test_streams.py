@@ -15,10 +15,10 @@ def keys(stream):
     return sorted(row["key"] for row in rows_of(stream))
 
 
-def test_now_ends_with_what_is_there(producer, client, fill):
+def test_now_ends_with_what_is_there(cluster, client, fill):
     documents = fill(100)
     assert keys(client.stream(until="now")) == sorted(documents)
-    producer.upsert("later", b"1")
+    cluster.upsert("later", b"1")
     assert len(rows_of(client.stream(until="now"))) == 101
 
 
@@ -29,18 +29,18 @@ def test_an_empty_bucket_has_no_batches(client):
     assert stream.read_all().num_rows == 0
 
 
-def test_an_endless_stream_delivers_what_comes_later(producer, client):
+def test_an_endless_stream_delivers_what_comes_later(cluster, client):
     with client.stream(linger=0.0) as stream:
         for n in range(3):
-            token = producer.upsert(f"key_{n}", b"1")
+            token = cluster.upsert(f"key_{n}", b"1")
             (row,) = next(stream).rows()
             assert (row["key"], row["seqno"]) == (f"key_{n}", token.seqno)
 
 
-def test_latest_passes_over_what_is_there(producer, client, fill):
+def test_latest_passes_over_what_is_there(cluster, client, fill):
     fill(50)
     with client.stream(start="latest", linger=0.0) as stream:
-        producer.upsert("new", b"1")
+        cluster.upsert("new", b"1")
         (row,) = next(stream).rows()
     assert row["key"] == "new"
 
@@ -53,9 +53,9 @@ def test_given_seqnos_stream_the_vbuckets_they_name(client, fill):
     assert max(row["seqno"] for row in rows if row["vbucket"] == 3) == high[3]
 
 
-def test_vbuckets_can_be_chosen(producer, client, fill):
+def test_vbuckets_can_be_chosen(cluster, client, fill):
     documents = fill(200)
-    expected = sorted(key for key in documents if producer.vbucket_of(key) in {1, 2})
+    expected = sorted(key for key in documents if cluster.vbucket_of(key) in {1, 2})
     assert keys(client.stream(until="now", vbuckets=range(1, 3))) == expected
     parts = [keys(client.stream(until="now", vbuckets=[n])) for n in range(16)]
     assert sorted(key for part in parts for key in part) == sorted(documents)
@@ -91,9 +91,9 @@ def test_more_than_ten_windows_are_read_while_every_batch_is_kept(client, fill):
     assert sorted(table["key"].to_pylist()) == sorted(documents)
 
 
-def test_one_document_larger_than_the_window_is_read(producer, client):
-    producer.upsert("large", b"x" * 3_000_000)
-    producer.upsert("small", b"y")
+def test_one_document_larger_than_the_window_is_read(cluster, client):
+    cluster.upsert("large", b"x" * 3_000_000)
+    cluster.upsert("small", b"y")
     table = client.stream(until="now", buffer_size=64 * 1024).read_all()
     assert sorted(len(value.as_py()) for value in table["value"]) == [1, 3_000_000]
 
@@ -168,9 +168,9 @@ def test_a_library_that_stops_early_ends_the_stream(client, fill):
 
 
 def test_batches_outlive_stream_client_and_producer():
-    with dcp_rs.Producer() as producer:
-        producer.upsert("a", b"x" * 100_000)
-        with producer.connect() as client, client.stream(until="now") as stream:
+    with dcp_rs.testing.EmbeddedCluster() as cluster:
+        cluster.upsert("a", b"x" * 100_000)
+        with cluster.connect() as client, client.stream(until="now") as stream:
             (batch,) = list(stream)
     gc.collect()
     (row,) = batch.rows()
@@ -186,8 +186,8 @@ def test_a_closed_stream_says_so(client, fill):
         next(stream)
 
 
-def test_a_closed_client_opens_no_stream(producer):
-    client = producer.connect()
+def test_a_closed_client_opens_no_stream(cluster):
+    client = cluster.connect()
     client.close()
     with pytest.raises(ClosedError):
         client.stream()

@@ -13,15 +13,15 @@ from dcp_rs import exceptions
 
 
 @pytest.fixture
-def producer():
-    with dcp_rs.Producer(nodes=2, vbuckets=16, tls=True) as running:
+def cluster():
+    with dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=16, tls=True) as running:
         yield running
 
 
 @pytest.fixture
-def ca(producer, tmp_path):
+def ca(cluster, tmp_path):
     path = tmp_path / "ca.pem"
-    path.write_text(producer.ca_pem)
+    path.write_text(cluster.ca_pem)
     return path
 
 
@@ -32,9 +32,9 @@ def ask(url, **options):
         return json.load(answer)
 
 
-def connect(producer, ca):
+def connect(cluster, ca):
     return dcp_rs.connect(
-        producer.tls_connection_string,
+        cluster.tls_connection_string,
         username="Administrator",
         password="password",
         bucket="default",
@@ -42,35 +42,35 @@ def connect(producer, ca):
     )
 
 
-def test_changes_are_read_over_tls(producer, ca):
+def test_changes_are_read_over_tls(cluster, ca):
     for n in range(100):
-        producer.upsert(f"key_{n}", b"1")
-    assert producer.tls_connection_string.startswith("couchbases://")
-    with connect(producer, ca) as client, client.stream(until="now") as stream:
+        cluster.upsert(f"key_{n}", b"1")
+    assert cluster.tls_connection_string.startswith("couchbases://")
+    with connect(cluster, ca) as client, client.stream(until="now") as stream:
         assert stream.read_all().num_rows == 100
 
 
-def test_plain_is_for_verified_servers_and_other_mechanisms_can_be_named(producer, ca):
+def test_plain_is_for_verified_servers_and_other_mechanisms_can_be_named(cluster, ca):
     options = dcp_rs.ConnectionOptions(
-        connection_string=producer.tls_connection_string,
+        connection_string=cluster.tls_connection_string,
         username="Administrator",
         password="password",
         bucket="default",
         tls_ca=ca,
     )
     # Users of LDAP can prove nothing, which PLAIN does not ask for.
-    producer.set_faults(
+    cluster.set_faults(
         [{"condition": {"opcode": "SASL_STEP"}, "reaction": {"answer": {"status": "AUTH_ERROR"}}}]
     )
     dcp_rs.connect(options).close()
     scram = replace(options, sasl_mechanisms=["SCRAM-SHA512"])
     with pytest.raises(exceptions.AuthenticationError):
         dcp_rs.connect(scram)
-    producer.set_faults([])
+    cluster.set_faults([])
     dcp_rs.connect(scram).close()
     with pytest.raises(exceptions.ConfigError, match="PLAIN"):
         dcp_rs.connect(
-            producer.connection_string,
+            cluster.connection_string,
             username="Administrator",
             password="password",
             bucket="default",
@@ -81,27 +81,27 @@ def test_plain_is_for_verified_servers_and_other_mechanisms_can_be_named(produce
             dcp_rs.connect(replace(options, sasl_mechanisms=wrong))
 
 
-def test_a_cluster_with_another_authority_is_not_trusted(producer, tmp_path):
-    with dcp_rs.Producer(tls=True) as other:
+def test_a_cluster_with_another_authority_is_not_trusted(cluster, tmp_path):
+    with dcp_rs.testing.EmbeddedCluster(tls=True) as other:
         path = tmp_path / "other.pem"
         path.write_text(other.ca_pem)
     with pytest.raises(exceptions.DcpError, match="authority"):
-        connect(producer, path)
+        connect(cluster, path)
 
 
-def test_http_answers_with_and_without_tls(producer, ca):
+def test_http_answers_with_and_without_tls(cluster, ca):
     trusting = ssl.create_default_context(cafile=ca)
-    for url in producer.management_urls:
-        assert ask(f"{url}/pools/default/b/default")["uuid"] == producer.bucket_uuid
-    for url in producer.tls_management_urls:
+    for url in cluster.management_urls:
+        assert ask(f"{url}/pools/default/b/default")["uuid"] == cluster.bucket_uuid
+    for url in cluster.tls_management_urls:
         assert ask(f"{url}/whoami", context=trusting)["id"] == "Administrator"
 
 
 def test_without_tls_there_is_nothing_of_it():
-    with dcp_rs.Producer() as producer:
-        assert producer.ca_pem is None
-        assert producer.tls_connection_string is None
-        assert producer.tls_management_urls == []
+    with dcp_rs.testing.EmbeddedCluster() as cluster:
+        assert cluster.ca_pem is None
+        assert cluster.tls_connection_string is None
+        assert cluster.tls_management_urls == []
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_without_tls_there_is_nothing_of_it():
 )
 def test_options_that_do_not_fit_are_refused_by_name(options, named):
     with pytest.raises(exceptions.ConfigError, match=named):
-        dcp_rs.Producer(**options)
+        dcp_rs.testing.EmbeddedCluster(**options)

@@ -31,14 +31,14 @@ def test_the_quickstart_and_what_follows_it_run(capsys, monkeypatch, tmp_path):
         seen.extend(row["key"] for row in batch.rows())
         if "stop" in seen:
             raise EnoughError
-        names["producer"].upsert("stop", {})
+        names["cluster"].upsert("stop", {})
 
     for _ in range(2):
         with pytest.raises(EnoughError):
             exec(resume, names | {"write": write})
     assert sorted(seen) == ["airline_10", "airline_11", "stop", "stop"], "the last was not saved"
     names["client"].close()
-    names["producer"].close()
+    names["cluster"].close()
 
 
 def test_every_target_that_is_mentioned_exists():

@@ -23,17 +23,17 @@ def spark():
 
 
 @pytest.fixture
-def producer():
-    with dcp_rs.Producer(
+def cluster():
+    with dcp_rs.testing.EmbeddedCluster(
         nodes=2, vbuckets=64, bucket=BUCKET, username="reader", password=PASSWORD
     ) as running:
         yield running
 
 
 @pytest.fixture
-def options(producer):
+def options(cluster):
     return {
-        "connectionString": producer.connection_string,
+        "connectionString": cluster.connection_string,
         "username": "reader",
         "password": PASSWORD,
         "bucket": BUCKET,
@@ -41,15 +41,15 @@ def options(producer):
 
 
 @pytest.fixture
-def load(producer):
+def load(cluster):
     """Writes `count` documents, then removes every tenth; gives what is left, by key."""
 
     def write(count, prefix="doc"):
         documents = {f"{prefix}_{n}": b'{"n": %d}' % n for n in range(count)}
         for key, value in documents.items():
-            producer.upsert(key.encode(), value)
+            cluster.upsert(key.encode(), value)
         for key in list(documents)[::10]:
-            producer.remove(key.encode())
+            cluster.remove(key.encode())
             documents[key] = None
         return documents
 

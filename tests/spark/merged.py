@@ -43,9 +43,9 @@ class Kept:
     """The table, the query that keeps it, and the cluster it is kept after."""
 
     def __init__(self, spark, folder, *, of_delta_rs):
-        self.producer = dcp_rs.Producer(vbuckets=1, bucket="merged")
+        self.cluster = dcp_rs.testing.EmbeddedCluster(vbuckets=1, bucket="merged")
         options = {
-            "connectionString": self.producer.connection_string,
+            "connectionString": self.cluster.connection_string,
             "username": "Administrator",
             "password": "password",
             "bucket": "merged",
@@ -59,10 +59,10 @@ class Kept:
     def write(self, first, last, n):
         """Writes documents and removes every fifth of them."""
         for key in KEYS[first:last]:
-            self.producer.upsert(key, {"n": n})
+            self.cluster.upsert(key, {"n": n})
         for key in KEYS[first:last:5]:
-            self.producer.remove(key)
-        self.producer.persist()
+            self.cluster.remove(key)
+        self.cluster.persist()
 
     def run(self):
         """Lets the query do what there is to do; compares."""
@@ -91,7 +91,7 @@ class Kept:
         return {row["key"]: row["n"] for row in rows if row["op"] == "mutation"}
 
     def truth(self):
-        found = {key: self.producer.get(key) for key in KEYS}
+        found = {key: self.cluster.get(key) for key in KEYS}
         return {key: json.loads(each.value)["n"] for key, each in found.items() if each is not None}
 
 
@@ -109,21 +109,21 @@ def keep(spark, *, of_delta_rs):
         kept.write(8, 18, 3)
         kept.write(5, 6, 4)
         kept.run()
-        before = kept.producer.high_seqnos()[0]
+        before = kept.cluster.high_seqnos()[0]
         kept.write(10, 30, 5)
         kept.run()
         # What was read is lost, and others are written in its place.
-        kept.producer.roll_back(0, before)
+        kept.cluster.roll_back(0, before)
         kept.write(12, 16, 6)
         kept.run()
         kept.forget_commit()
         kept.run()
         # A batch is to run again whose end is lost.
-        before = kept.producer.high_seqnos()[0]
+        before = kept.cluster.high_seqnos()[0]
         kept.write(20, 40, 7)
         kept.run()
         kept.forget_commit()
-        kept.producer.roll_back(0, before + 3)
+        kept.cluster.roll_back(0, before + 3)
         kept.write(22, 30, 8)
         kept.run()
-        kept.producer.close()
+        kept.cluster.close()

@@ -174,12 +174,12 @@ OWN = {"connect", "pipeline", "delta"}
 
 def main():
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    with dcp_rs.Producer(nodes=2, vbuckets=64, bucket="changes") as producer:
+    with dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=64, bucket="changes") as cluster:
         for key in KEYS:
-            producer.upsert(key, b"{}")
-        producer.persist()
+            cluster.upsert(key, b"{}")
+        cluster.persist()
         options = {
-            "connectionString": producer.connection_string,
+            "connectionString": cluster.connection_string,
             "username": "Administrator",
             "password": "password",
             "bucket": "changes",

@@ -7,8 +7,8 @@ PATIENCE = 240
 class Query:
     """A query into Parquet, started again and again from its checkpoint."""
 
-    def __init__(self, spark, options, folder, producer):
-        self.spark, self.options, self.folder, self.producer = spark, options, folder, producer
+    def __init__(self, spark, options, folder, cluster):
+        self.spark, self.options, self.folder, self.cluster = spark, options, folder, cluster
 
     def run(self, *, wait=True, through=None, attempts=5, **more):
         """Starts it; to the end of what is there, unless it is not waited for.
@@ -16,7 +16,7 @@ class Query:
         `through` is what `mapInArrow` does with the rows on their way, in the tasks that read them.
         """
         # A batch takes only what is on disk, where changes arrive a moment later.
-        self.producer.persist()
+        self.cluster.persist()
         changes = (
             self.spark.readStream.format(FORMAT).options(**self.options).options(**more).load()
         )

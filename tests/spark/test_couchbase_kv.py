@@ -46,17 +46,17 @@ def make(way, options):
     return SeqnoJob(options) if way == "theirs" else Ours(options)
 
 
-def options_of(producer):
+def options_of(cluster):
     return {
-        "connectionString": producer.connection_string,
+        "connectionString": cluster.connection_string,
         "username": "Administrator",
         "password": "password",
         "bucket": "default",
     }
 
 
-def truth(producer, keys):
-    found = {key: producer.get(key) for key in keys}
+def truth(cluster, keys):
+    found = {key: cluster.get(key) for key in keys}
     return {key: each.value for key, each in found.items() if each is not None}
 
 
@@ -69,29 +69,29 @@ def catch_up(way, job):
 
 def test_without_faults_both_are_right(way):
     keys = [f"key_{n}" for n in range(400)]
-    with dcp_rs.Producer(nodes=2, vbuckets=8) as producer:
-        job = make(way, options_of(producer))
+    with dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=8) as cluster:
+        job = make(way, options_of(cluster))
         for value in (b"1", b"2", b"3"):
             for key in keys:
-                producer.upsert(key, value)
+                cluster.upsert(key, value)
             job.batch()
-        producer.remove(keys[0])
+        cluster.remove(keys[0])
         catch_up(way, job)
-        assert job.live() == truth(producer, keys)
+        assert job.live() == truth(cluster, keys)
 
 
 def test_a_failover_that_lost_the_tail(way):
     keys = [f"key_{n}" for n in range(60)]
-    with dcp_rs.Producer(vbuckets=1) as producer:
-        job = make(way, options_of(producer))
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=1) as cluster:
+        job = make(way, options_of(cluster))
         for key in keys[:40]:
-            producer.upsert(key, b"old")
+            cluster.upsert(key, b"old")
         job.batch()
-        producer.roll_back(VBUCKET, 25)
+        cluster.roll_back(VBUCKET, 25)
         for key in keys[35:60]:
-            producer.upsert(key, b"new")
+            cluster.upsert(key, b"new")
         catch_up(way, job)
-        found, wanted = job.live(), truth(producer, keys)
+        found, wanted = job.live(), truth(cluster, keys)
     if way == "ours":
         assert found == wanted
     else:
@@ -102,17 +102,17 @@ def test_a_failover_that_lost_the_tail(way):
 
 def test_a_version_that_became_the_truth_again(way):
     keys = [f"key_{n}" for n in range(10)]
-    with dcp_rs.Producer(vbuckets=1) as producer:
-        job = make(way, options_of(producer))
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=1) as cluster:
+        job = make(way, options_of(cluster))
         for key in keys:
-            producer.upsert(key, b"old")
+            cluster.upsert(key, b"old")
         job.note()
         # Replaces the old one in the snapshot that the batch is read from.
-        producer.upsert(keys[0], b"lost")
+        cluster.upsert(keys[0], b"lost")
         job.batch()
-        producer.roll_back(VBUCKET, 10)
+        cluster.roll_back(VBUCKET, 10)
         catch_up(way, job)
-        found, wanted = job.live(), truth(producer, keys)
+        found, wanted = job.live(), truth(cluster, keys)
     assert wanted == dict.fromkeys(keys, b"old")
     assert (found == wanted) == (way == "ours")
 
@@ -121,19 +121,19 @@ def test_a_rebalance_inside_a_batch(way):
     keys = [f"key_{n}" for n in range(4000)]
     # More than lies in windows and sockets: the batch is on its way until somebody reads on.
     value = b"x" * 10_000
-    with dcp_rs.Producer(nodes=1, vbuckets=8) as producer:
-        job = make(way, options_of(producer))
+    with dcp_rs.testing.EmbeddedCluster(nodes=1, vbuckets=8) as cluster:
+        job = make(way, options_of(cluster))
         for key in keys:
-            producer.upsert(key, value)
+            cluster.upsert(key, value)
         job.note()
 
         def rebalance():
-            producer.add_node()
-            producer.rebalance()
+            cluster.add_node()
+            cluster.rebalance()
 
         job.batch(during=rebalance)
         catch_up(way, job)
-        found, wanted = job.live(), truth(producer, keys)
+        found, wanted = job.live(), truth(cluster, keys)
     assert wanted == dict.fromkeys(keys, value)
     if way == "ours":
         assert found == wanted

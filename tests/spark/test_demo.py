@@ -55,15 +55,15 @@ def test_the_demo_fails_when_one_document_is_altered_behind_its_back():
 def test_the_check_notices_each_kind_of_difference(spark, demo):
     """Alters, removes and adds documents after the table was made, and drops a row from it."""
     with (
-        dcp_rs.Producer(
+        dcp_rs.testing.EmbeddedCluster(
             nodes=2, vbuckets=64, bucket=demo.BUCKET, username=demo.USERNAME, password="p"
-        ) as producer,
-        demo.sdk_collection(producer.connection_string, "p") as collection,
+        ) as cluster,
+        demo.sdk_collection(cluster.connection_string, "p") as collection,
     ):
         airports = {f"A{n}": {"elevation": float(n), "country": "XX"} for n in range(100)}
         loaded = demo.load(collection, airports)
         options = {
-            "connectionString": producer.connection_string,
+            "connectionString": cluster.connection_string,
             "username": demo.USERNAME,
             "password": "p",
             "bucket": demo.BUCKET,

@@ -21,14 +21,14 @@ KEYS = [f"key_{n}" for n in range(3000)]
 def ran(tmp_path_factory):
     """Runs the query; gives the folder with all that it left."""
     folder = tmp_path_factory.mktemp("cluster")
-    with dcp_rs.Producer(
+    with dcp_rs.testing.EmbeddedCluster(
         nodes=2, vbuckets=64, bucket="changes", username="reader", password=PASSWORD
-    ) as producer:
+    ) as cluster:
         for key in KEYS:
-            producer.upsert(key, b"1")
-        producer.persist()
+            cluster.upsert(key, b"1")
+        cluster.persist()
         options = {
-            "connectionString": producer.connection_string,
+            "connectionString": cluster.connection_string,
             "username": "reader",
             "password": PASSWORD,
             "bucket": "changes",

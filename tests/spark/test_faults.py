@@ -15,23 +15,23 @@ PATIENCE = 60
 
 
 @pytest.fixture
-def cluster():
-    """Starts clusters; gives a producer and the options to read it with."""
+def start_cluster():
+    """Starts clusters; gives a cluster and the options to read it with."""
     running = []
 
     def start(**more):
-        producer = dcp_rs.Producer(bucket="changes", **more)
-        running.append(producer)
-        return producer, {
-            "connectionString": producer.connection_string,
+        cluster = dcp_rs.testing.EmbeddedCluster(bucket="changes", **more)
+        running.append(cluster)
+        return cluster, {
+            "connectionString": cluster.connection_string,
             "username": "Administrator",
             "password": "password",
             "bucket": "changes",
         }
 
     yield start
-    for producer in running:
-        producer.close()
+    for cluster in running:
+        cluster.close()
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def start():
         job.close()
 
 
-def live(producer, keys, **more):
-    found = {key: producer.get(key, **more) for key in keys}
+def live(cluster, keys, **more):
+    found = {key: cluster.get(key, **more) for key in keys}
     return {key: each.value for key, each in found.items() if each is not None}
 
 
@@ -67,19 +67,19 @@ class TestBranchBelowWhatWasRead:
     KEYS = tuple(f"key_{n}" for n in range(60))
 
     @pytest.fixture
-    def fail(self, cluster):
-        producer, options = cluster(nodes=2, replicas=1, vbuckets=1)
+    def fail(self, start_cluster):
+        cluster, options = start_cluster(nodes=2, replicas=1, vbuckets=1)
         # The replica gets one snapshot of everything, and not its end.
-        producer.set_replica_lag(0, 1, None)
+        cluster.set_replica_lag(0, 1, None)
         for key in self.KEYS[:40]:
-            producer.upsert(key, b"1")
+            cluster.upsert(key, b"1")
 
         def fail():
             for key in self.KEYS[40:50]:
-                producer.upsert(key, b"2")
-            producer.set_replica_lag(0, 1, 5)
-            producer.failover(producer.copies_of(0)[0])
-            return producer
+                cluster.upsert(key, b"2")
+            cluster.set_replica_lag(0, 1, 5)
+            cluster.failover(cluster.copies_of(0)[0])
+            return cluster
 
         return options | {"persistedOnly": "false"}, fail
 
@@ -89,41 +89,41 @@ class TestBranchBelowWhatWasRead:
         job = start(options, onRollback=mode)
         job.drain()
         assert len(job.rows) == 40
-        producer = fail()
-        assert set(live(producer, self.KEYS[:40])) == set(self.KEYS[:40]), "nothing read is lost"
+        cluster = fail()
+        assert set(live(cluster, self.KEYS[:40])) == set(self.KEYS[:40]), "nothing read is lost"
         job.drain()
         (marker,) = [row for row in job.rows if row.op == "rollback"]
         assert (marker.seqno, marker.epoch) == (0, 1)
-        assert existing(job.rows) == live(producer, self.KEYS)
+        assert existing(job.rows) == live(cluster, self.KEYS)
 
     def test_with_fail_the_offsets_stay_usable(self, start, fail):
         options, fail = fail
         job = start(options, onRollback="fail")
         job.drain()
         before = job.start
-        producer = fail()
+        cluster = fail()
         with pytest.raises(SparkReadError, match=r"\[COUCHBASE_DCP_ROLLBACK\].*vb:0"):
             job.note()
         assert job.start == before
         job.restart(onRollback="emit")
         job.drain()
-        assert existing(job.rows) == live(producer, self.KEYS)
+        assert existing(job.rows) == live(cluster, self.KEYS)
 
 
 class TestEndThatWasLost:
     """The batch's end was chosen and its tasks were made; then a failover lost the end."""
 
     @pytest.mark.parametrize("persisted_only", ["true", "false"])
-    def test_tasks_fail_instead_of_waiting_for_it(self, cluster, start, persisted_only):
-        producer, options = cluster(nodes=1, vbuckets=1)
+    def test_tasks_fail_instead_of_waiting_for_it(self, start_cluster, start, persisted_only):
+        cluster, options = start_cluster(nodes=1, vbuckets=1)
         for n in range(40):
-            producer.upsert(f"key_{n}", b"1")
-        producer.persist()
+            cluster.upsert(f"key_{n}", b"1")
+        cluster.persist()
         job = start(options, persistedOnly=persisted_only)
         job.batch(10)
         job.note()
         splits = job.splits()
-        producer.roll_back(0, 25)
+        cluster.roll_back(0, 25)
         outcome = []
 
         def finish():
@@ -139,29 +139,29 @@ class TestEndThatWasLost:
         job.restart()
         job.batch()
         job.drain()
-        assert existing(job.rows) == live(producer, [f"key_{n}" for n in range(40)])
+        assert existing(job.rows) == live(cluster, [f"key_{n}" for n in range(40)])
 
 
-def test_a_replica_that_lags_behind_on_disk_holds_the_offers_back(cluster, start):
-    producer, options = cluster(nodes=2, replicas=1, vbuckets=4)
+def test_a_replica_that_lags_behind_on_disk_holds_the_offers_back(start_cluster, start):
+    cluster, options = start_cluster(nodes=2, replicas=1, vbuckets=4)
     keys = [f"key_{n}" for n in range(200)]
     for key in keys:
-        producer.upsert(key, b"1")
-    producer.persist()
+        cluster.upsert(key, b"1")
+    cluster.persist()
     job = start(options)
     wait_for(job, lambda: len(documents(job.rows)) == 200)
-    producer.hold_persistence(1, 1)
+    cluster.hold_persistence(1, 1)
     for key in keys:
-        producer.upsert(key, b"2")
-    producer.persist()
-    behind = {key for key in keys if producer.vbucket_of(key) == 1}
+        cluster.upsert(key, b"2")
+    cluster.persist()
+    behind = {key for key in keys if cluster.vbucket_of(key) == 1}
     assert behind
     wait_for(
         job,
         lambda: sum(value == b"2" for value in documents(job.rows).values()) >= 200 - len(behind),
     )
     assert {key for key, value in documents(job.rows).items() if value == b"1"} == behind
-    producer.hold_persistence(1, 1, hold=False)
+    cluster.hold_persistence(1, 1, hold=False)
     wait_for(job, lambda: set(documents(job.rows).values()) == {b"2"})
 
 
@@ -180,27 +180,27 @@ class TestCollectionThatIsMadeAgain:
     """A collection is dropped, and made again under its name, while nobody reads."""
 
     @pytest.fixture
-    def shop(self, cluster):
-        producer, options = cluster(nodes=2, vbuckets=16)
-        producer.create_scope("shop")
-        producer.create_collection("shop.carts")
+    def shop(self, start_cluster):
+        cluster, options = start_cluster(nodes=2, vbuckets=16)
+        cluster.create_scope("shop")
+        cluster.create_collection("shop.carts")
         for n in range(100):
-            producer.upsert(f"old_{n}", b"1", collection="shop.carts")
-            producer.upsert(f"other_{n}", b"1")
-        producer.persist()
+            cluster.upsert(f"old_{n}", b"1", collection="shop.carts")
+            cluster.upsert(f"other_{n}", b"1")
+        cluster.persist()
         columns = "vbucket,epoch,seqno,op,key,value,collection_id"
-        return producer, options | {"collections": "shop.carts", "columns": columns}
+        return cluster, options | {"collections": "shop.carts", "columns": columns}
 
     def test_the_new_one_is_refused_and_read_by_a_new_query(self, shop, start):
-        producer, options = shop
+        cluster, options = shop
         job = start(options)
         job.drain()
         assert len(job.rows) == 100
-        producer.drop_collection("shop.carts")
-        producer.create_collection("shop.carts")
+        cluster.drop_collection("shop.carts")
+        cluster.create_collection("shop.carts")
         for n in range(50, 120):
-            producer.upsert(f"old_{n}", b"2", collection="shop.carts")
-        producer.persist()
+            cluster.upsert(f"old_{n}", b"2", collection="shop.carts")
+        cluster.persist()
         job.restart()
         with pytest.raises(SparkReadError, match=r"\(dropped\).* shop\.carts .* new id") as refused:
             job.drain()
@@ -210,15 +210,15 @@ class TestCollectionThatIsMadeAgain:
         assert existing(anew.rows) == {f"old_{n}": b"2" for n in range(50, 120)}
 
     def test_a_filter_is_narrowed_and_not_widened_again(self, shop, start):
-        producer, options = shop
-        producer.create_collection("shop.orders")
+        cluster, options = shop
+        cluster.create_collection("shop.orders")
         both = "shop.carts,shop.orders"
         job = start(options, collections=both)
         job.drain()
         assert len(job.rows) == 100
         for name in ("carts", "orders"):
-            producer.upsert("later", b"3", collection=f"shop.{name}")
-        producer.persist()
+            cluster.upsert("later", b"3", collection=f"shop.{name}")
+        cluster.persist()
         job.restart(collections="shop.carts")
         job.drain()
         assert len(job.rows) == 101
@@ -229,35 +229,35 @@ class TestCollectionThatIsMadeAgain:
         assert refused.value.code == "COUCHBASE_DCP_FILTER_CHANGED"
 
     def test_without_a_new_one_the_read_says_what_is_missing(self, shop, start):
-        producer, options = shop
+        cluster, options = shop
         job = start(options)
         job.drain()
-        producer.drop_collection("shop.carts")
-        producer.upsert("other", b"2")
-        producer.persist()
+        cluster.drop_collection("shop.carts")
+        cluster.upsert("other", b"2")
+        cluster.persist()
         job.restart()
         with pytest.raises((SparkReadError, dcp_rs.exceptions.ConfigError), match=r"shop\.carts"):
             job.drain()
 
     def test_what_lies_elsewhere_makes_a_batch_without_rows(self, shop, start):
-        producer, options = shop
+        cluster, options = shop
         job = start(options)
         job.drain()
         for n in range(100):
-            producer.upsert(f"other_{n}", b"2")
-        producer.persist()
+            cluster.upsert(f"other_{n}", b"2")
+        cluster.persist()
         before = job.start
         assert job.note() != before
         assert job.batch() == []
         assert job.note() == job.start, "and there is nothing left"
 
 
-def test_a_thousand_vbuckets_are_read_exactly(cluster, start):
-    producer, options = cluster(nodes=2, vbuckets=1024)
+def test_a_thousand_vbuckets_are_read_exactly(start_cluster, start):
+    cluster, options = start_cluster(nodes=2, vbuckets=1024)
     keys = [f"key_{n}" for n in range(4000)]
     for key in keys:
-        producer.upsert(key, b"1")
-    producer.persist()
+        cluster.upsert(key, b"1")
+    cluster.persist()
     job = start(options)
     sizes = []
     while job.note(1500) != job.start:
@@ -270,18 +270,18 @@ def test_a_thousand_vbuckets_are_read_exactly(cluster, start):
     assert len(text) < 24_000, "what Spark writes into its log for each batch"
 
 
-def test_vbuckets_that_move_after_the_plan_are_followed(cluster, start):
-    producer, options = cluster(nodes=3, replicas=2, vbuckets=12)
+def test_vbuckets_that_move_after_the_plan_are_followed(start_cluster, start):
+    cluster, options = start_cluster(nodes=3, replicas=2, vbuckets=12)
     keys = [f"key_{n}" for n in range(600)]
     for key in keys:
-        producer.upsert(key, b"1")
+        cluster.upsert(key, b"1")
     job = start(options)
-    wait_for_offer(producer, job, 600)
+    wait_for_offer(cluster, job, 600)
     splits = job.splits()
-    producer.failover(0)
+    cluster.failover(0)
     job.finish(splits[:1])
-    producer.restart(0)
-    producer.rebalance()
+    cluster.restart(0)
+    cluster.rebalance()
     for split in splits[1:]:
         job.rows += [
             SimpleNamespace(**row) for batch in read_split(split) for row in batch.to_pylist()
@@ -290,27 +290,27 @@ def test_vbuckets_that_move_after_the_plan_are_followed(cluster, start):
     assert history(job.rows)
 
 
-def wait_for_offer(producer, job, rows):
+def wait_for_offer(cluster, job, rows):
     """Notes an end that holds so many rows: replicas and disks take a moment."""
     deadline = time.monotonic() + PATIENCE
     while sum(job.note()["s"]) < rows:
         assert time.monotonic() < deadline, "not everything is persisted"
-        producer.persist()
+        cluster.persist()
         time.sleep(0.05)
 
 
-def test_no_live_key_is_missing_from_a_read_while_all_are_rewritten(cluster):
-    producer, options = cluster(nodes=2, vbuckets=16)
+def test_no_live_key_is_missing_from_a_read_while_all_are_rewritten(start_cluster):
+    cluster, options = start_cluster(nodes=2, vbuckets=16)
     keys = [f"key_{n}" for n in range(2000)]
     for key in keys:
-        producer.upsert(key, b"0")
+        cluster.upsert(key, b"0")
     stop = threading.Event()
     rounds = []
 
     def rewrite():
         while not stop.is_set():
             for key in keys:
-                producer.upsert(key, b"%d" % (len(rounds) + 1))
+                cluster.upsert(key, b"%d" % (len(rounds) + 1))
             rounds.append(1)
 
     writer = threading.Thread(target=rewrite)
@@ -332,20 +332,20 @@ class TestReadsFromACheckpoint:
     """Where a stream stood is where a read of Spark begins, rolled back or not."""
 
     @pytest.fixture
-    def rolled_back(self, cluster):
+    def rolled_back(self, start_cluster):
         """A checkpoint at seqno 10 of a vBucket that now has 7, of which 5 are common."""
-        producer, options = cluster(nodes=1, vbuckets=2)
-        keys = [key for key in (f"k{n}" for n in range(200)) if producer.vbucket_of(key) == 0]
-        with producer.connect() as client:
+        cluster, options = start_cluster(nodes=1, vbuckets=2)
+        keys = [key for key in (f"k{n}" for n in range(200)) if cluster.vbucket_of(key) == 0]
+        with cluster.connect() as client:
             for key in keys[:10]:
-                producer.upsert(key, b"1")
+                cluster.upsert(key, b"1")
             with client.stream(until="now") as stream:
                 assert sum(batch.num_rows for batch in stream) == 10
                 checkpoint = stream.checkpoint()
-            producer.roll_back(0, 5)
+            cluster.roll_back(0, 5)
             for key in keys[10:12]:
-                producer.upsert(key, b"2")
-            producer.persist()
+                cluster.upsert(key, b"2")
+            cluster.persist()
             with client.stream(start=checkpoint, until="now") as stream:
                 rows = [row for batch in stream for row in batch.rows()]
         assert rows[0]["op"] == "rollback"

@@ -20,28 +20,30 @@ def registered(spark):
 
 
 @pytest.fixture
-def cluster(spark, tmp_path):
+def start_cluster(spark, tmp_path):
     """Three nodes that hold every vBucket each, and a query of them."""
-    with dcp_rs.Producer(nodes=3, replicas=2, vbuckets=24, bucket="changes") as producer:
+    with dcp_rs.testing.EmbeddedCluster(
+        nodes=3, replicas=2, vbuckets=24, bucket="changes"
+    ) as cluster:
         options = {
-            "connectionString": producer.connection_string,
+            "connectionString": cluster.connection_string,
             "username": "Administrator",
             "password": "password",
             "bucket": "changes",
         }
-        yield producer, Query(spark, options, tmp_path, producer)
+        yield cluster, Query(spark, options, tmp_path, cluster)
 
 
-def write(producer, keys, value):
+def write(cluster, keys, value):
     for key in keys:
-        producer.upsert(key, value)
+        cluster.upsert(key, value)
 
 
-def settled(producer, query, keys, **more):
+def settled(cluster, query, keys, **more):
     """Reads until the sink has what the bucket has: replicas and disks take a moment."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        found = {key: producer.get(key) for key in keys}
+        found = {key: cluster.get(key) for key in keys}
         wanted = {key: each.value for key, each in found.items() if each is not None}
         rows = query.rows()
         if {key: value for key, value in documents(rows).items() if value is not None} == wanted:
@@ -56,15 +58,15 @@ def is_once(rows):
     return len(seen) == len(set(seen))
 
 
-def stall(producer, node, seconds):
+def stall(cluster, node, seconds):
     """Holds the connection that sends the 50th change of a node."""
     condition = {"opcode": "DCP_MUTATION", "node": node, "nth": 50}
-    producer.set_faults([{"condition": condition, "reaction": {"delay": {"seconds": seconds}}}])
+    cluster.set_faults([{"condition": condition, "reaction": {"delay": {"seconds": seconds}}}])
 
 
-def wait_until_stalled(producer, running):
+def wait_until_stalled(cluster, running):
     deadline = time.monotonic() + PATIENCE
-    while producer.fault_counts() != [1]:
+    while cluster.fault_counts() != [1]:
         assert running.exception() is None
         assert time.monotonic() < deadline, "no batch is read"
         time.sleep(0.02)
@@ -73,22 +75,22 @@ def wait_until_stalled(producer, running):
 KEYS = [f"key_{n}" for n in range(3000)]
 
 
-def offered(producer, query):
+def offered(cluster, query):
     """Waits until everything may be read in one batch."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        producer.persist()
+        cluster.persist()
         end = dcp_rs.spark.splits(query.options, since="earliest").end
-        if sum(json.loads(end)["s"]) == sum(producer.high_seqnos().values()):
+        if sum(json.loads(end)["s"]) == sum(cluster.high_seqnos().values()):
             return
         assert time.monotonic() < deadline, "not everything is persisted"
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize("how", ["raises", "dies"])
-def test_a_task_that_fails_is_run_again(cluster, tmp_path, how):
-    producer, query = cluster
-    write(producer, KEYS, b"1")
+def test_a_task_that_fails_is_run_again(start_cluster, tmp_path, how):
+    cluster, query = start_cluster
+    write(cluster, KEYS, b"1")
     folder = str(tmp_path)
 
     def fail_once(batches):
@@ -107,73 +109,73 @@ def test_a_task_that_fails_is_run_again(cluster, tmp_path, how):
                     os.kill(os.getpid(), signal.SIGKILL)
                 raise RuntimeError("the first attempt fails")
 
-    offered(producer, query)
+    offered(cluster, query)
     query.run(through=fail_once)
     assert len(list(tmp_path.glob("failed_*"))) >= 1
-    rows = settled(producer, query, KEYS)
+    rows = settled(cluster, query, KEYS)
     assert len(rows) == len(KEYS)
     assert is_once(rows)
 
 
-def test_a_failover_inside_a_batch_loses_nothing(cluster):
-    producer, query = cluster
-    write(producer, KEYS, b"1")
-    offered(producer, query)
+def test_a_failover_inside_a_batch_loses_nothing(start_cluster):
+    cluster, query = start_cluster
+    write(cluster, KEYS, b"1")
+    offered(cluster, query)
     # Longer than the test may take: it is the failover that ends the connection.
-    stall(producer, 0, 600)
+    stall(cluster, 0, 600)
     running = query.run(wait=False)
-    wait_until_stalled(producer, running)
-    producer.failover(0)
-    producer.set_faults([])
-    write(producer, KEYS[::3], b"2")
+    wait_until_stalled(cluster, running)
+    cluster.failover(0)
+    cluster.set_faults([])
+    write(cluster, KEYS[::3], b"2")
     deadline = time.monotonic() + PATIENCE
     while not running.recentProgress:
         assert running.exception() is None
         assert time.monotonic() < deadline, "the batch does not end"
         time.sleep(0.1)
     running.stop()
-    rows = settled(producer, query, KEYS)
+    rows = settled(cluster, query, KEYS)
     assert {row.key for row in rows if row.op == "mutation"} == set(KEYS)
     assert is_once(rows)
 
 
-def test_a_rebalance_inside_a_batch_loses_nothing(cluster):
-    producer, query = cluster
-    write(producer, KEYS, b"1")
-    offered(producer, query)
-    producer.add_node()
-    stall(producer, 0, 2)
+def test_a_rebalance_inside_a_batch_loses_nothing(start_cluster):
+    cluster, query = start_cluster
+    write(cluster, KEYS, b"1")
+    offered(cluster, query)
+    cluster.add_node()
+    stall(cluster, 0, 2)
     running = query.run(wait=False)
-    wait_until_stalled(producer, running)
-    producer.rebalance()
-    producer.set_faults([])
-    write(producer, KEYS[::3], b"2")
+    wait_until_stalled(cluster, running)
+    cluster.rebalance()
+    cluster.set_faults([])
+    write(cluster, KEYS[::3], b"2")
     deadline = time.monotonic() + PATIENCE
     while not running.recentProgress:
         assert running.exception() is None
         assert time.monotonic() < deadline, "the batch does not end"
         time.sleep(0.1)
     running.stop()
-    rows = settled(producer, query, KEYS)
+    rows = settled(cluster, query, KEYS)
     assert not [row for row in rows if row.op == "rollback"]
     assert is_once(rows)
 
 
 @pytest.mark.parametrize("mode", ["emit", "resync"])
-def test_a_failover_inside_a_batch_that_lost_the_tail_is_told(cluster, mode):
-    producer, query = cluster
-    write(producer, KEYS[:1500], b"1")
+def test_a_failover_inside_a_batch_that_lost_the_tail_is_told(start_cluster, mode):
+    cluster, query = start_cluster
+    write(cluster, KEYS[:1500], b"1")
     query.run(persistedOnly="false", onRollback=mode)
     for vbucket in range(24):
-        for replica in range(1, len(producer.copies_of(vbucket))):
-            producer.set_replica_lag(vbucket, replica, None)
-    write(producer, KEYS, b"lost on some")
-    stall(producer, 0, 600)
+        for replica in range(1, len(cluster.copies_of(vbucket))):
+            cluster.set_replica_lag(vbucket, replica, None)
+    write(cluster, KEYS, b"lost on some")
+    stall(cluster, 0, 600)
     running = query.run(wait=False, persistedOnly="false", onRollback=mode)
-    wait_until_stalled(producer, running)
-    producer.failover(0)
-    producer.set_faults([])
-    write(producer, KEYS[::3], b"2")
+    wait_until_stalled(cluster, running)
+    cluster.failover(0)
+    cluster.set_faults([])
+    write(cluster, KEYS[::3], b"2")
     deadline = time.monotonic() + PATIENCE
     while running.isActive and len(running.recentProgress) < 2:
         assert time.monotonic() < deadline, "the batch does not end"
@@ -181,16 +183,16 @@ def test_a_failover_inside_a_batch_that_lost_the_tail_is_told(cluster, mode):
     if (error := running.exception()) is not None:
         assert "[COUCHBASE_DCP_ROLLBACK]" in str(error)
     running.stop()
-    rows = settled(producer, query, KEYS, persistedOnly="false", onRollback=mode)
+    rows = settled(cluster, query, KEYS, persistedOnly="false", onRollback=mode)
     assert [row for row in rows if row.op == "rollback"]
     assert is_once(rows)
 
 
-def test_a_slow_sink_slows_the_reader(cluster):
-    producer, query = cluster
+def test_a_slow_sink_slows_the_reader(start_cluster):
+    cluster, query = start_cluster
     value = b"x" * 2000
-    write(producer, KEYS, value)
-    offered(producer, query)
+    write(cluster, KEYS, value)
+    offered(cluster, query)
 
     def slowly(batches):
         import time
@@ -206,34 +208,34 @@ def test_a_slow_sink_slows_the_reader(cluster):
     while len(running.recentProgress) < 2:
         assert running.exception() is None
         assert time.monotonic() < deadline, "no progress"
-        write(producer, KEYS[:500], b"%d" % rounds)
+        write(cluster, KEYS[:500], b"%d" % rounds)
         rounds += 1
         time.sleep(0.1)
     running.stop()
-    rows = settled(producer, query, KEYS)
+    rows = settled(cluster, query, KEYS)
     assert is_once(rows)
 
 
-def test_a_query_of_nothing_ends_and_goes_on(cluster):
-    producer, query = cluster
+def test_a_query_of_nothing_ends_and_goes_on(start_cluster):
+    cluster, query = start_cluster
     query.run()
     query.run()
-    write(producer, KEYS[:10], b"1")
-    rows = settled(producer, query, KEYS[:10])
+    write(cluster, KEYS[:10], b"1")
+    rows = settled(cluster, query, KEYS[:10])
     query.run()
     assert len(query.rows()) == len(rows) == 10
 
 
-def test_a_read_misses_no_key_while_all_are_rewritten(spark, cluster):
-    producer, query = cluster
-    write(producer, KEYS, b"0")
+def test_a_read_misses_no_key_while_all_are_rewritten(spark, start_cluster):
+    cluster, query = start_cluster
+    write(cluster, KEYS, b"0")
     stop = threading.Event()
 
     def rewrite():
         n = 0
         while not stop.is_set():
             n += 1
-            write(producer, KEYS, b"%d" % n)
+            write(cluster, KEYS, b"%d" % n)
             time.sleep(0.01)
 
     writer = threading.Thread(target=rewrite)

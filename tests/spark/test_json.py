@@ -55,14 +55,14 @@ def registered(spark):
 
 
 @pytest.fixture
-def documents(producer):
-    producer.upsert("good", DOCUMENT)
-    producer.upsert("empty", {})
-    producer.upsert("wrong", {"name": "x", "geo": 5})
-    producer.upsert("binary", b"\x00\xff")
-    producer.upsert("removed", DOCUMENT)
-    producer.remove("removed")
-    producer.persist()
+def documents(cluster):
+    cluster.upsert("good", DOCUMENT)
+    cluster.upsert("empty", {})
+    cluster.upsert("wrong", {"name": "x", "geo": 5})
+    cluster.upsert("binary", b"\x00\xff")
+    cluster.upsert("removed", DOCUMENT)
+    cluster.remove("removed")
+    cluster.persist()
 
 
 def load(reader, options, **more):
@@ -108,7 +108,7 @@ def test_documents_are_columns_in_map_in_arrow(spark, options):
 
 
 @pytest.mark.usefixtures("documents")
-def test_documents_are_columns_of_micro_batches(spark, options, producer, tmp_path):
+def test_documents_are_columns_of_micro_batches(spark, options, cluster, tmp_path):
     changes = load(spark.readStream, options, documentSchema="name STRING, large BIGINT")
 
     def run():
@@ -127,8 +127,8 @@ def test_documents_are_columns_of_micro_batches(spark, options, producer, tmp_pa
     assert rows["wrong"] == ("mutation", "x", None)
     assert rows["removed"] == ("deletion", None, None)
     # What a rollback row has no document for is null, whatever its type.
-    vbucket = producer.vbucket_of("good")
-    producer.roll_back(vbucket, 0)
+    vbucket = cluster.vbucket_of("good")
+    cluster.roll_back(vbucket, 0)
     rows = [row for row in run() if row.op == "rollback"]
     assert [(row.vbucket, row.name, row.large) for row in rows] == [(vbucket, None, None)]
 
@@ -174,9 +174,9 @@ VARIANTS = [
 ]
 
 
-def test_variants_are_byte_for_byte_those_of_parse_json(spark, options, producer):
+def test_variants_are_byte_for_byte_those_of_parse_json(spark, options, cluster):
     for number, text in enumerate(VARIANTS):
-        producer.upsert(f"{number:02}", text.encode())
+        cluster.upsert(f"{number:02}", text.encode())
     frame = load(spark.read, options, valueFormat="variant").select("key", "value")
     ours = {row.key: row.value for row in frame.collect()}
     given = spark.createDataFrame(
@@ -189,10 +189,10 @@ def test_variants_are_byte_for_byte_those_of_parse_json(spark, options, producer
         ), row.t[:80]
 
 
-def test_a_field_may_be_a_variant(spark, options, producer):
+def test_a_field_may_be_a_variant(spark, options, cluster):
     for number, text in enumerate(VARIANTS[1:]):
-        producer.upsert(f"{number:02}", f'{{"v": {text}, "all": [{text}]}}'.encode())
-    producer.upsert("none", {"v": None})
+        cluster.upsert(f"{number:02}", f'{{"v": {text}, "all": [{text}]}}'.encode())
+    cluster.upsert("none", {"v": None})
     frame = load(spark.read, options, documentSchema="v VARIANT, all ARRAY<VARIANT>")
     assert frame.schema["v"].dataType.simpleString() == "variant"
     ours = frame.selectExpr("key", "v", "all[0] AS e", "to_json(v) AS t").collect()

@@ -14,10 +14,10 @@ PATIENCE = 30
 
 
 @pytest.fixture
-def keys(producer):
+def keys(cluster):
     """Keys of one vBucket."""
     keys = (f"k{n}" for n in range(10_000))
-    return [key for key in keys if producer.vbucket_of(key) == VBUCKET][:100]
+    return [key for key in keys if cluster.vbucket_of(key) == VBUCKET][:100]
 
 
 @pytest.fixture
@@ -34,15 +34,15 @@ def start(options):
         job.close()
 
 
-def write(producer, keys, value):
+def write(cluster, keys, value):
     for key in keys:
-        producer.upsert(key, value)
-    producer.persist()
+        cluster.upsert(key, value)
+    cluster.persist()
 
 
-def truth(producer, keys):
+def truth(cluster, keys):
     """The documents that there are; None for one that is not."""
-    found = {key: producer.get(key) for key in keys}
+    found = {key: cluster.get(key) for key in keys}
     return {key: None if each is None else each.value for key, each in found.items()}
 
 
@@ -50,8 +50,8 @@ def live(documents):
     return {key: value for key, value in documents.items() if value is not None}
 
 
-def test_a_limit_is_kept_and_nothing_is_missing(producer, start):
-    write(producer, [f"key_{n}" for n in range(1000)], b"1")
+def test_a_limit_is_kept_and_nothing_is_missing(cluster, start):
+    write(cluster, [f"key_{n}" for n in range(1000)], b"1")
     job = start()
     sizes = []
     while job.note(150) != job.start:
@@ -65,15 +65,15 @@ class TestDataLoss:
     """Deletions that were purged before they were read."""
 
     @pytest.fixture
-    def behind(self, producer, keys, start):
+    def behind(self, cluster, keys, start):
         def make(**more):
-            write(producer, keys[:40], b"1")
+            write(cluster, keys[:40], b"1")
             job = start(**more)
             job.drain()
             for key in keys[:20]:
-                producer.remove(key)
-            write(producer, keys[40:50], b"2")
-            producer.purge(VBUCKET, producer.high_seqnos()[VBUCKET])
+                cluster.remove(key)
+            write(cluster, keys[40:50], b"2")
+            cluster.purge(VBUCKET, cluster.high_seqnos()[VBUCKET])
             return job
 
         return make
@@ -84,37 +84,37 @@ class TestDataLoss:
             job.note()
         assert told.value.code == "COUCHBASE_DCP_DATA_LOSS"
 
-    def test_the_vbucket_can_be_read_again(self, producer, behind, keys):
+    def test_the_vbucket_can_be_read_again(self, cluster, behind, keys):
         job = behind()
         job.restart(failOnDataLoss="false")
         job.drain()
         (marker,) = [row for row in job.rows if row.op == "rollback"]
         assert (marker.vbucket, marker.seqno, marker.epoch) == (VBUCKET, 0, 1)
-        assert live(documents(job.rows)) == live(truth(producer, keys))
+        assert live(documents(job.rows)) == live(truth(cluster, keys))
 
-    def test_what_was_read_in_time_is_none(self, producer, keys, start):
-        write(producer, keys[:40], b"1")
+    def test_what_was_read_in_time_is_none(self, cluster, keys, start):
+        write(cluster, keys[:40], b"1")
         for key in keys[:20]:
-            producer.remove(key)
-        producer.persist()
+            cluster.remove(key)
+        cluster.persist()
         job = start()
         job.drain()
-        producer.purge(VBUCKET, producer.high_seqnos()[VBUCKET])
-        write(producer, keys[40:50], b"2")
+        cluster.purge(VBUCKET, cluster.high_seqnos()[VBUCKET])
+        write(cluster, keys[40:50], b"2")
         job.drain()
-        assert live(documents(job.rows)) == live(truth(producer, keys))
+        assert live(documents(job.rows)) == live(truth(cluster, keys))
 
 
 class TestLostTail:
     """A failover that lost the tail: 40 changes of a vBucket, of which 25 are left."""
 
     @pytest.fixture
-    def lose(self, producer, keys):
+    def lose(self, cluster, keys):
         def lose():
-            producer.roll_back(VBUCKET, 25)
-            write(producer, keys[30:50], b"new")
+            cluster.roll_back(VBUCKET, 25)
+            write(cluster, keys[30:50], b"new")
 
-        write(producer, keys[:40], b"old")
+        write(cluster, keys[:40], b"old")
         return lose
 
     @staticmethod
@@ -122,16 +122,16 @@ class TestLostTail:
         return [(row.seqno, row.epoch) for row in job.rows if row.op == "rollback"]
 
     @pytest.mark.parametrize("mode", ["emit", "resync"])
-    def test_between_batches_it_is_told(self, producer, keys, start, lose, mode):
+    def test_between_batches_it_is_told(self, cluster, keys, start, lose, mode):
         job = start(onRollback=mode)
         job.drain()
         lose()
         job.drain()
         assert self.markers(job) == [(25 if mode == "emit" else 0, 1)]
-        assert documents(job.rows) == live(truth(producer, keys))
+        assert documents(job.rows) == live(truth(cluster, keys))
 
     @pytest.mark.parametrize("mode", ["emit", "resync"])
-    def test_after_the_end_was_noted_the_batch_ends_early(self, producer, keys, start, lose, mode):
+    def test_after_the_end_was_noted_the_batch_ends_early(self, cluster, keys, start, lose, mode):
         job = start(onRollback=mode)
         job.batch(10)
         job.note(30)
@@ -141,11 +141,11 @@ class TestLostTail:
         assert self.markers(job) == []
         job.drain()
         assert len(self.markers(job)) == 1
-        assert documents(job.rows) == live(truth(producer, keys))
+        assert documents(job.rows) == live(truth(cluster, keys))
 
     @pytest.mark.parametrize("mode", ["emit", "resync"])
     def test_tasks_that_begin_above_it_fail_and_are_planned_again(
-        self, producer, keys, start, lose, mode
+        self, cluster, keys, start, lose, mode
     ):
         job = start(onRollback=mode)
         job.batch(30)
@@ -157,11 +157,11 @@ class TestLostTail:
         assert len(job.rows) == 30
         job.drain()
         assert len(self.markers(job)) == 1
-        assert documents(job.rows) == live(truth(producer, keys))
+        assert documents(job.rows) == live(truth(cluster, keys))
 
     @pytest.mark.parametrize("mode", ["emit", "resync"])
     def test_tasks_that_begin_below_it_read_on_and_it_is_told_afterwards(
-        self, producer, keys, start, lose, mode
+        self, cluster, keys, start, lose, mode
     ):
         job = start(onRollback=mode)
         job.batch(10)
@@ -171,9 +171,9 @@ class TestLostTail:
         job.finish(splits)
         job.drain()
         assert len(self.markers(job)) == 1
-        assert documents(job.rows) == live(truth(producer, keys))
+        assert documents(job.rows) == live(truth(cluster, keys))
 
-    def test_with_fail_the_checkpoint_stays_usable(self, producer, keys, start, lose):
+    def test_with_fail_the_checkpoint_stays_usable(self, cluster, keys, start, lose):
         job = start(onRollback="fail")
         job.drain()
         before = job.start
@@ -184,54 +184,56 @@ class TestLostTail:
         job.restart(onRollback="emit")
         job.drain()
         assert self.markers(job) == [(25, 1)]
-        assert documents(job.rows) == live(truth(producer, keys))
+        assert documents(job.rows) == live(truth(cluster, keys))
 
-    def test_a_second_one_before_the_first_was_read_is_told_once(self, producer, keys, start, lose):
+    def test_a_second_one_before_the_first_was_read_is_told_once(self, cluster, keys, start, lose):
         job = start()
         job.drain()
         lose()
         job.note()
-        producer.roll_back(VBUCKET, 10)
-        write(producer, keys[60:70], b"newer")
+        cluster.roll_back(VBUCKET, 10)
+        write(cluster, keys[60:70], b"newer")
         job.restart()
         job.batch()
         job.drain()
-        assert documents(job.rows) == live(truth(producer, keys))
+        assert documents(job.rows) == live(truth(cluster, keys))
 
 
-def test_a_version_that_became_the_truth_again_is_read(producer, keys, start):
+def test_a_version_that_became_the_truth_again_is_read(cluster, keys, start):
     """A newer version replaced it in the batch's snapshot and was then lost with a failover."""
-    write(producer, keys[:10], b"old")
-    write(producer, keys[:1], b"lost")
+    write(cluster, keys[:10], b"old")
+    write(cluster, keys[:1], b"lost")
     job = start(persistedOnly="false")
     job.note(10)  # ends inside the snapshot that has the newer version
     assert keys[0] not in {row.key for row in job.batch()}
-    producer.roll_back(VBUCKET, 10)
+    cluster.roll_back(VBUCKET, 10)
     job.drain()
     assert documents(job.rows) == dict.fromkeys(keys[:10], b"old")
     assert [row.seqno for row in job.rows if row.op == "rollback"] == [0]
 
 
-def test_another_bucket_of_the_same_name_is_refused(producer, keys, start):
-    write(producer, keys[:10], b"1")
+def test_another_bucket_of_the_same_name_is_refused(cluster, keys, start):
+    write(cluster, keys[:10], b"1")
     job = start()
     job.drain()
-    producer.drop_bucket()
-    producer.create_bucket()
+    cluster.drop_bucket()
+    cluster.create_bucket()
     with pytest.raises(SparkReadError, match="COUCHBASE_DCP_BUCKET_CHANGED"):
         job.note()
 
 
 def test_an_ephemeral_bucket_is_read_and_told_of():
-    with dcp_rs.Producer(nodes=1, vbuckets=8, ephemeral=True, bucket="changes") as producer:
+    with dcp_rs.testing.EmbeddedCluster(
+        nodes=1, vbuckets=8, ephemeral=True, bucket="changes"
+    ) as cluster:
         options = {
-            "connectionString": producer.connection_string,
+            "connectionString": cluster.connection_string,
             "username": "Administrator",
             "password": "password",
             "bucket": "changes",
         }
         for n in range(50):
-            producer.upsert(f"key_{n}", b"1")
+            cluster.upsert(f"key_{n}", b"1")
         with pytest.warns(RuntimeWarning, match="persistedOnly is off"):
             job = Job(options)
         job.drain()
@@ -258,8 +260,8 @@ class Story:
     )
     KEYS = tuple(f"key_{n}" for n in range(40))
 
-    def __init__(self, producer, job, seed):
-        self.producer, self.job, self.chance = producer, job, random.Random(seed)
+    def __init__(self, cluster, job, seed):
+        self.cluster, self.job, self.chance = cluster, job, random.Random(seed)
         self.out = None
         self.steps = 0
 
@@ -269,12 +271,12 @@ class Story:
 
     def write(self):
         for key in self.chance.choices(self.KEYS, k=15):
-            self.producer.upsert(key, f"{self.steps}".encode())
+            self.cluster.upsert(key, f"{self.steps}".encode())
 
     def remove(self):
         for key in self.chance.choices(self.KEYS, k=5):
-            if self.producer.get(key) is not None:
-                self.producer.remove(key)
+            if self.cluster.get(key) is not None:
+                self.cluster.remove(key)
 
     def note(self):
         if self.job.noted is None:
@@ -294,43 +296,45 @@ class Story:
         if self.job.options["persistedOnly"] == "true":
             return
         vbucket = self.chance.randrange(4)
-        for replica in range(1, len(self.producer.copies_of(vbucket))):
-            self.producer.set_replica_lag(vbucket, replica, self.chance.choice([None, 5, 0]))
+        for replica in range(1, len(self.cluster.copies_of(vbucket))):
+            self.cluster.set_replica_lag(vbucket, replica, self.chance.choice([None, 5, 0]))
 
     def catch_up(self):
         for vbucket in range(4):
-            for replica in range(1, len(self.producer.copies_of(vbucket))):
-                self.producer.set_replica_lag(vbucket, replica, 0)
+            for replica in range(1, len(self.cluster.copies_of(vbucket))):
+                self.cluster.set_replica_lag(vbucket, replica, 0)
 
     def fail(self):
         """Loses a node, or has the lost one back."""
         if self.out is None:
             self.out = self.chance.randrange(3)
-            self.producer.failover(self.out)
+            self.cluster.failover(self.out)
         else:
-            self.producer.restart(self.out)
-            self.producer.rebalance()
+            self.cluster.restart(self.out)
+            self.cluster.rebalance()
             self.out = None
 
 
 @pytest.mark.parametrize("persisted_only", ["true", "false"])
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_of_writes_failovers_and_restarts_ends_at_the_truth(seed, persisted_only):
-    with dcp_rs.Producer(nodes=3, replicas=2, vbuckets=4, bucket="changes") as producer:
+    with dcp_rs.testing.EmbeddedCluster(
+        nodes=3, replicas=2, vbuckets=4, bucket="changes"
+    ) as cluster:
         options = {
-            "connectionString": producer.connection_string,
+            "connectionString": cluster.connection_string,
             "username": "Administrator",
             "password": "password",
             "bucket": "changes",
         }
         job = Job(options, numPartitions="2", persistedOnly=persisted_only)
-        story = Story(producer, job, seed)
+        story = Story(cluster, job, seed)
         for _ in range(50):
             story.step()
         story.catch_up()
-        settle(producer, job)
+        settle(cluster, job)
         job.close()
-        assert live(documents(job.rows)) == live(truth(producer, story.KEYS))
+        assert live(documents(job.rows)) == live(truth(cluster, story.KEYS))
 
 
 def attempt(job, limit):
@@ -342,11 +346,11 @@ def attempt(job, limit):
             raise
 
 
-def settle(producer, job):
+def settle(cluster, job):
     """Reads until everything is on disk and has been read."""
     deadline = time.monotonic() + PATIENCE
-    while job.start["s"] != list(producer.high_seqnos().values()):
+    while job.start["s"] != list(cluster.high_seqnos().values()):
         assert time.monotonic() < deadline, "not everything arrives"
-        producer.persist()
+        cluster.persist()
         attempt(job, None)
     assert history(job.rows)

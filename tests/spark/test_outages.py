@@ -23,53 +23,53 @@ def registered(spark):
 
 
 @pytest.fixture
-def cluster(spark, tmp_path):
-    """Starts clusters; gives a producer and a query of it."""
+def start_cluster(spark, tmp_path):
+    """Starts clusters; gives a cluster and a query of it."""
     running = []
 
     def start(**more):
-        producer = dcp_rs.Producer(bucket="changes", vbuckets=4, **more)
-        running.append(producer)
+        cluster = dcp_rs.testing.EmbeddedCluster(bucket="changes", vbuckets=4, **more)
+        running.append(cluster)
         options = {
-            "connectionString": producer.connection_string,
+            "connectionString": cluster.connection_string,
             "username": "Administrator",
             "password": "password",
             "bucket": "changes",
         }
-        return producer, Query(spark, options, tmp_path, producer)
+        return cluster, Query(spark, options, tmp_path, cluster)
 
     yield start
-    for producer in running:
-        producer.close()
+    for cluster in running:
+        cluster.close()
 
 
-def own_keys(producer, count):
+def own_keys(cluster, count):
     """Keys of one vBucket."""
     keys = (f"k{n}" for n in range(10_000))
-    return [key for key in keys if producer.vbucket_of(key) == VBUCKET][:count]
+    return [key for key in keys if cluster.vbucket_of(key) == VBUCKET][:count]
 
 
-def write(producer, keys, value, **more):
+def write(cluster, keys, value, **more):
     for key in keys:
-        producer.upsert(key, value, **more)
+        cluster.upsert(key, value, **more)
 
 
 def live(found):
     return {key: value for key, value in found.items() if value is not None}
 
 
-def truth(producer, keys, **more):
-    found = {key: producer.get(key, **more) for key in keys}
+def truth(cluster, keys, **more):
+    found = {key: cluster.get(key, **more) for key in keys}
     return {key: each.value for key, each in found.items() if each is not None}
 
 
-def settled(producer, query, keys, **more):
+def settled(cluster, query, keys, **more):
     """Reads until the sink has what the bucket has: replicas and disks take a moment."""
     deadline = time.monotonic() + PATIENCE
     while True:
         query.run(**more)
         rows = query.rows()
-        if live(documents(rows)) == truth(producer, keys):
+        if live(documents(rows)) == truth(cluster, keys):
             return rows
         assert time.monotonic() < deadline, "sink and bucket differ"
 
@@ -78,40 +78,40 @@ def markers(rows):
     return [(row.vbucket, row.seqno, row.epoch) for row in rows if row.op == "rollback"]
 
 
-def test_a_failover_to_a_copy_that_lagged_takes_no_row_back(cluster):
-    producer, query = cluster(nodes=2, replicas=1)
-    keys = own_keys(producer, 40)
-    write(producer, keys[:20], b"1")
-    settled(producer, query, keys)
-    producer.set_replica_lag(VBUCKET, 1, None)
-    write(producer, keys[:30], b"lost")
+def test_a_failover_to_a_copy_that_lagged_takes_no_row_back(start_cluster):
+    cluster, query = start_cluster(nodes=2, replicas=1)
+    keys = own_keys(cluster, 40)
+    write(cluster, keys[:20], b"1")
+    settled(cluster, query, keys)
+    cluster.set_replica_lag(VBUCKET, 1, None)
+    write(cluster, keys[:30], b"lost")
     query.run()
     assert b"lost" not in {row.value for row in query.rows()}, "it is on one copy only"
-    producer.failover(producer.copies_of(VBUCKET)[0])
-    write(producer, keys[30:], b"2")
-    rows = settled(producer, query, keys)
+    cluster.failover(cluster.copies_of(VBUCKET)[0])
+    write(cluster, keys[30:], b"2")
+    rows = settled(cluster, query, keys)
     assert b"lost" not in {row.value for row in rows}
 
 
-def test_a_task_ends_only_once_what_replaced_its_rows_is_on_all_copies(spark, cluster):
-    producer, query = cluster(nodes=2, replicas=1)
-    keys = own_keys(producer, 4)
-    write(producer, keys, b"1")
+def test_a_task_ends_only_once_what_replaced_its_rows_is_on_all_copies(spark, start_cluster):
+    cluster, query = start_cluster(nodes=2, replicas=1)
+    keys = own_keys(cluster, 4)
+    write(cluster, keys, b"1")
     deadline = time.monotonic() + PATIENCE
     while True:  # until both copies have it on disk
-        producer.persist()
+        cluster.persist()
         first = dcp_rs.spark.splits(query.options, since="earliest")
         if sum(split.size for split in first) == 4:
             break
         assert time.monotonic() < deadline, "not everything is persisted"
         time.sleep(0.05)
     # The planned end is in the middle of a snapshot now, and the last key beyond it.
-    write(producer, keys[:3], b"2")
-    producer.persist()
+    write(cluster, keys[:3], b"2")
+    cluster.persist()
     time.sleep(0.3)
-    producer.set_replica_lag(VBUCKET, 1, None)
-    write(producer, keys[3:], b"2")
-    producer.persist()
+    cluster.set_replica_lag(VBUCKET, 1, None)
+    write(cluster, keys[3:], b"2")
+    cluster.persist()
     state, outcome = {}, []
 
     def run(splits):
@@ -132,84 +132,84 @@ def test_a_task_ends_only_once_what_replaced_its_rows_is_on_all_copies(spark, cl
     running.start()
     time.sleep(3)
     assert running.is_alive(), "what it passed over is on one copy only"
-    producer.failover(producer.copies_of(VBUCKET)[0])
+    cluster.failover(cluster.copies_of(VBUCKET)[0])
     running.join(PATIENCE)
     (end,) = outcome
     if not end.startswith("{"):
         assert "[COUCHBASE_DCP_ROLLBACK]" in end
         end = "earliest"
     deadline = time.monotonic() + PATIENCE
-    while state != truth(producer, keys):
+    while state != truth(cluster, keys):
         assert time.monotonic() < deadline, "a row is lost"
-        producer.persist()
+        cluster.persist()
         end = run(dcp_rs.spark.splits(query.options, since=end))
 
 
-def test_purged_deletions_stop_a_query_without_statistics_unless_it_may_lose_them(cluster):
-    producer, query = cluster(nodes=1)
+def test_purged_deletions_stop_a_query_without_statistics_unless_it_may_lose_them(start_cluster):
+    cluster, query = start_cluster(nodes=1)
     # As to a user with the role Data DCP Reader.
     answer = {"answer": {"status": "EACCESS"}}
-    producer.set_faults([{"condition": {"opcode": "STAT"}, "reaction": answer}])
-    keys = own_keys(producer, 30)
-    write(producer, keys[:20], b"1")
+    cluster.set_faults([{"condition": {"opcode": "STAT"}, "reaction": answer}])
+    keys = own_keys(cluster, 30)
+    write(cluster, keys[:20], b"1")
     query.run()
     for key in keys[:10]:
-        producer.remove(key)
-    write(producer, keys[20:], b"2")
-    producer.purge(VBUCKET, producer.high_seqnos()[VBUCKET])
+        cluster.remove(key)
+    write(cluster, keys[20:], b"2")
+    cluster.purge(VBUCKET, cluster.high_seqnos()[VBUCKET])
     for _ in range(2):
         with pytest.raises(Exception, match=r"COUCHBASE_DCP_DATA_LOSS"):
             query.run()
     query.run(failOnDataLoss="false", onRollback="resync")
     rows = query.rows()
     assert markers(rows) == [(VBUCKET, 0, 1)]
-    assert live(documents(rows)) == truth(producer, keys)
+    assert live(documents(rows)) == truth(cluster, keys)
 
 
-def test_an_end_that_was_rolled_back_after_it_was_logged_is_cut(cluster):
+def test_an_end_that_was_rolled_back_after_it_was_logged_is_cut(start_cluster):
     def fail(batches):
         for _ in batches:
             raise RuntimeError("the batch does not end")
         yield from ()
 
-    producer, query = cluster(nodes=2, replicas=1)
-    keys = own_keys(producer, 40)
-    write(producer, keys[:10], b"1")
-    settled(producer, query, keys)
-    write(producer, keys[10:30], b"lost")
+    cluster, query = start_cluster(nodes=2, replicas=1)
+    keys = own_keys(cluster, 40)
+    write(cluster, keys[:10], b"1")
+    settled(cluster, query, keys)
+    write(cluster, keys[10:30], b"lost")
     # Until the batch is offered.
     running = query.run(wait=False, through=fail)
     with pytest.raises(Exception, match="the batch does not end"):
         running.awaitTermination(PATIENCE)
-    producer.roll_back(VBUCKET, 15)
-    write(producer, keys[20:], b"2")
-    rows = settled(producer, query, keys)
+    cluster.roll_back(VBUCKET, 15)
+    write(cluster, keys[20:], b"2")
+    rows = settled(cluster, query, keys)
     assert len(markers(rows)) == 1
     assert {row.value for row in rows if row.epoch == 0} == {b"1", b"lost"}, "what is common"
 
 
-def test_with_fail_a_rollback_inside_a_batch_stops_the_query(cluster):
-    producer, query = cluster(nodes=1)
-    keys = own_keys(producer, 200)
-    write(producer, keys[:100], b"1")
+def test_with_fail_a_rollback_inside_a_batch_stops_the_query(start_cluster):
+    cluster, query = start_cluster(nodes=1)
+    keys = own_keys(cluster, 200)
+    write(cluster, keys[:100], b"1")
     query.run(onRollback="fail")
-    write(producer, keys[100:], b"lost")
-    producer.persist()
+    write(cluster, keys[100:], b"lost")
+    cluster.persist()
     held = {"opcode": "DCP_MUTATION", "nth": 30}
-    producer.set_faults([{"condition": held, "reaction": {"delay": {"seconds": 3}}}])
+    cluster.set_faults([{"condition": held, "reaction": {"delay": {"seconds": 3}}}])
     running = query.run(wait=False, onRollback="fail")
     deadline = time.monotonic() + PATIENCE
-    while producer.fault_counts() != [1]:
+    while cluster.fault_counts() != [1]:
         assert running.exception() is None
         assert time.monotonic() < deadline, "no batch is read"
         time.sleep(0.02)
-    producer.roll_back(VBUCKET, 50)
-    producer.set_faults([])
+    cluster.roll_back(VBUCKET, 50)
+    cluster.set_faults([])
     with pytest.raises(Exception, match=r"COUCHBASE_DCP_ROLLBACK"):
         running.awaitTermination(PATIENCE)
     with pytest.raises(Exception, match=r"COUCHBASE_DCP_ROLLBACK"):
         query.run(onRollback="fail")
-    rows = settled(producer, query, keys, onRollback="emit")
+    rows = settled(cluster, query, keys, onRollback="emit")
     assert markers(rows) == [(VBUCKET, 50, 1)]
 
 
@@ -217,28 +217,28 @@ class TestCollections:
     """Told at planning, before any task."""
 
     @pytest.fixture
-    def shop(self, cluster):
-        producer, query = cluster(nodes=1)
-        producer.create_scope("shop")
+    def shop(self, start_cluster):
+        cluster, query = start_cluster(nodes=1)
+        cluster.create_scope("shop")
         for name in ("carts", "orders"):
-            producer.create_collection(f"shop.{name}")
-            write(producer, [f"{name}_{n}" for n in range(20)], b"1", collection=f"shop.{name}")
-        return producer, query
+            cluster.create_collection(f"shop.{name}")
+            write(cluster, [f"{name}_{n}" for n in range(20)], b"1", collection=f"shop.{name}")
+        return cluster, query
 
     def test_one_that_is_made_again_is_another(self, shop):
-        producer, query = shop
+        cluster, query = shop
         query.run(collections="shop.carts")
-        producer.drop_collection("shop.carts")
+        cluster.drop_collection("shop.carts")
         with pytest.raises(Exception, match=r"there is no collection 'shop.carts'"):
             query.run(collections="shop.carts")
-        producer.create_collection("shop.carts")
-        write(producer, ["again"], b"2", collection="shop.carts")
+        cluster.create_collection("shop.carts")
+        write(cluster, ["again"], b"2", collection="shop.carts")
         with pytest.raises(Exception, match=r"COUCHBASE_DCP_FILTER_CHANGED.*shop\.carts"):
             query.run(collections="shop.carts")
 
     def test_the_lag_is_that_of_what_is_read(self, shop):
-        producer, query = shop
-        write(producer, [f"default_{n}" for n in range(100)], b"1")
+        cluster, query = shop
+        write(cluster, [f"default_{n}" for n in range(100)], b"1")
         ended = query.run(collections="shop.orders", maxRowsPerTrigger="30")
         lags = [dcp_rs.spark.lag(progress) for progress in ended.recentProgress]
         totals = [lag.total for lag in lags]
@@ -248,10 +248,10 @@ class TestCollections:
         assert 0 <= totals[0] <= 44
 
 
-def test_the_lag_is_what_the_server_has_and_not_what_was_planned(cluster):
-    producer, query = cluster(nodes=1)
-    keys = own_keys(producer, 100)
-    write(producer, keys, b"1")
+def test_the_lag_is_what_the_server_has_and_not_what_was_planned(start_cluster):
+    cluster, query = start_cluster(nodes=1)
+    keys = own_keys(cluster, 100)
+    write(cluster, keys, b"1")
     ended = query.run(maxRowsPerTrigger="40")
     lags = [dcp_rs.spark.lag(progress.json) for progress in ended.recentProgress]
     assert [lag.total for lag in lags][:3] == [60, 20, 0]
@@ -260,8 +260,8 @@ def test_the_lag_is_what_the_server_has_and_not_what_was_planned(cluster):
     assert dcp_rs.spark.lag(json.dumps({"sources": [{"endOffset": "7"}]})) is None
 
 
-def test_an_end_is_refused_for_a_stream(spark, cluster):
-    _, query = cluster(nodes=1)
+def test_an_end_is_refused_for_a_stream(spark, start_cluster):
+    _, query = start_cluster(nodes=1)
     options = query.options | {"endingOffsets": "latest"}
     with pytest.raises(Exception, match=r"COUCHBASE_DCP_CONFIG.*endingOffsets"):
         spark.readStream.format(FORMAT).options(**options).load().writeStream.format(
@@ -269,11 +269,11 @@ def test_an_end_is_refused_for_a_stream(spark, cluster):
         ).start().awaitTermination(PATIENCE)
 
 
-def test_an_outage_shorter_than_the_patience_stops_no_query(cluster):
-    producer, query = cluster(nodes=1)
-    keys = own_keys(producer, 20)
-    write(producer, keys[:10], b"1")
-    producer.persist()
+def test_an_outage_shorter_than_the_patience_stops_no_query(start_cluster):
+    cluster, query = start_cluster(nodes=1)
+    keys = own_keys(cluster, 20)
+    write(cluster, keys[:10], b"1")
+    cluster.persist()
     running = query.run(wait=False, connectTimeout="1", retryTimeout="120")
     deadline = time.monotonic() + PATIENCE
 
@@ -285,13 +285,13 @@ def test_an_outage_shorter_than_the_patience_stops_no_query(cluster):
 
     try:
         wait_for(10)
-        producer.kill(0)
+        cluster.kill(0)
         time.sleep(5)
         assert running.exception() is None
-        producer.restart(0)
-        write(producer, keys[10:], b"2")
-        producer.persist()
+        cluster.restart(0)
+        write(cluster, keys[10:], b"2")
+        cluster.persist()
         wait_for(20)
     finally:
         running.stop()
-    assert live(documents(query.rows())) == truth(producer, keys)
+    assert live(documents(query.rows())) == truth(cluster, keys)

@@ -11,10 +11,10 @@ from dcp_rs.spark import ReadOptions, SparkReadError
 from dcp_rs.spark.partitions import batch_splits
 
 
-def test_splits_cover_each_changed_vbucket_once_by_node(producer, options, load):
+def test_splits_cover_each_changed_vbucket_once_by_node(cluster, options, load):
     load(500)
     splits = dcp_rs.spark.splits(options)
-    high = {vbucket: seqno for vbucket, seqno in producer.high_seqnos().items() if seqno}
+    high = {vbucket: seqno for vbucket, seqno in cluster.high_seqnos().items() if seqno}
     planned = {
         each.vbucket: (each.from_seqno, each.to_seqno) for split in splits for each in split.ranges
     }
@@ -22,7 +22,7 @@ def test_splits_cover_each_changed_vbucket_once_by_node(producer, options, load)
     assert planned == {vbucket: (0, seqno) for vbucket, seqno in high.items()}
     assert len({split.node for split in splits}) == 2
     assert len(splits) == 8
-    assert {split.bucket_uuid for split in splits} == {producer.bucket_uuid}
+    assert {split.bucket_uuid for split in splits} == {cluster.bucket_uuid}
 
 
 def test_splits_of_an_empty_bucket_are_none(options):
@@ -67,9 +67,9 @@ class TestOffsetsThatAreNotTrue:
     """Told with a code before anything is read, wherever offsets are given."""
 
     @pytest.fixture
-    def ends(self, options, load, producer):
+    def ends(self, options, load, cluster):
         load(10)
-        producer.persist()
+        cluster.persist()
         return dcp_rs.spark.splits(options, since="earliest").end
 
     @pytest.fixture
@@ -94,26 +94,26 @@ class TestOffsetsThatAreNotTrue:
 
     def test_those_of_another_bucket(self, refused, options):
         known = {name: options[name] for name in ("bucket", "username", "password")}
-        with dcp_rs.Producer(**known) as other:
+        with dcp_rs.testing.EmbeddedCluster(**known) as other:
             there = options | {"connectionString": other.connection_string}
             refused("BUCKET_CHANGED", dcp_rs.spark.splits(there, since="earliest").end)
 
-    def test_an_end_that_is_not_there_yet(self, options, producer, ends):
+    def test_an_end_that_is_not_there_yet(self, options, cluster, ends):
         before = dcp_rs.spark.splits(options, since="earliest").end
-        vbucket = producer.vbucket_of("more")
-        producer.upsert("more", b"{}")
-        producer.persist()
+        vbucket = cluster.vbucket_of("more")
+        cluster.upsert("more", b"{}")
+        cluster.persist()
         later = dcp_rs.spark.splits(options, since=ends).end
         until = options | {"startingOffsets": before, "endingOffsets": later}
         (split,) = batch_splits(ReadOptions.parse(until))
         assert split.vbuckets == (vbucket,)
-        producer.roll_back(vbucket, producer.high_seqnos()[vbucket] - 1)
+        cluster.roll_back(vbucket, cluster.high_seqnos()[vbucket] - 1)
         with pytest.raises(SparkReadError, match=f"OFFSETS.*vBucket {vbucket} "):
             batch_splits(ReadOptions.parse(until))
 
-    def test_a_start_that_is_not_there_is_a_rollback(self, options, producer, ends):
+    def test_a_start_that_is_not_there_is_a_rollback(self, options, cluster, ends):
         vbucket = next(iter(dcp_rs.spark.splits(options)[0].vbuckets))
-        producer.roll_back(vbucket, 0)
+        cluster.roll_back(vbucket, 0)
         with pytest.raises(SparkReadError, match=f"ROLLBACK.*vb:{vbucket} "):
             dcp_rs.spark.splits(options | {"onRollback": "fail"}, since=ends)
 
@@ -125,7 +125,7 @@ def test_a_node_that_is_not_there_is_told(options):
 
 def test_a_checkpoint_of_another_bucket_is_refused(options, load):
     load(10)
-    with dcp_rs.Producer(username="u", password="p") as other:  # noqa: SIM117
+    with dcp_rs.testing.EmbeddedCluster(username="u", password="p") as other:  # noqa: SIM117
         with dcp_rs.connect(
             other.connection_string, username="u", password="p", bucket="default"
         ) as client:

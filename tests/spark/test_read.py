@@ -79,11 +79,11 @@ def test_the_schema_is_exactly_that_of_the_batches(spark, options, load, more):
 
 
 @pytest.mark.parametrize("through", ["mapInArrow", "format", "read_split"])
-def test_documents_may_come_compressed_and_the_rows_are_the_same(spark, options, producer, through):
+def test_documents_may_come_compressed_and_the_rows_are_the_same(spark, options, cluster, through):
     for n in range(40):
-        producer.upsert(f"doc_{n}", {"n": n, "pad": "x" * 1000})
+        cluster.upsert(f"doc_{n}", {"n": n, "pad": "x" * 1000})
     settings = {"opcode": "DCP_CONTROL", "direction": "to_server"}
-    producer.set_faults([{"condition": settings, "reaction": {"delay": {"seconds": 0}}}])
+    cluster.set_faults([{"condition": settings, "reaction": {"delay": {"seconds": 0}}}])
 
     def rows(**more):
         chosen = options | {"metadata": "full", "numPartitions": "1"} | more
@@ -96,7 +96,7 @@ def test_documents_may_come_compressed_and_the_rows_are_the_same(spark, options,
             found = [tuple(map(str, row)) for row in frame.collect()]
         else:
             found = [tuple(map(str, row)) for row in changes(spark, chosen).collect()]
-        (asked,) = producer.fault_counts()
+        (asked,) = cluster.fault_counts()
         return sorted(found), asked
 
     plain, without = rows()
@@ -104,16 +104,16 @@ def test_documents_may_come_compressed_and_the_rows_are_the_same(spark, options,
     assert len(plain) == 40
     assert again == plain
     # One setting more for each connection that reads: one for each node that has documents.
-    assert both - without == without + producer.num_nodes
+    assert both - without == without + cluster.num_nodes
 
 
-def test_all_tasks_share_the_bound_of_the_plan(spark, options, producer, load):
+def test_all_tasks_share_the_bound_of_the_plan(spark, options, cluster, load):
     load(200)
     task = dcp_rs.spark.map_in_arrow(options)
     bound = {each.vbucket: each.to_seqno for split in task.splits for each in split.ranges}
     # Other keys: nothing that was there is rewritten, so nothing may be missing either.
     for n in range(200):
-        producer.upsert(b"later_%d" % n, b"{}")
+        cluster.upsert(b"later_%d" % n, b"{}")
     rows = changes(spark, options, task).collect()
     original = [row for row in rows if row.key.startswith("doc_")]
     assert len(original) == 200
@@ -132,7 +132,7 @@ def test_an_empty_bucket_is_an_empty_table(spark, options):
     assert changes(spark, options, task).collect() == []
 
 
-def test_a_read_resumes_from_a_checkpoint(spark, options, producer, load):
+def test_a_read_resumes_from_a_checkpoint(spark, options, cluster, load):
     load(400)
     with (
         dcp_rs.connect(
@@ -146,7 +146,7 @@ def test_a_read_resumes_from_a_checkpoint(spark, options, producer, load):
         assert stream.read_all().num_rows == 400
         checkpoint = stream.checkpoint().to_json()
     for n in range(100):
-        producer.upsert(b"new_%d" % n, b"{}")
+        cluster.upsert(b"new_%d" % n, b"{}")
     rows = changes(spark, options | {"startingOffsets": checkpoint}).collect()
     assert sorted(row.key for row in rows) == sorted(f"new_{n}" for n in range(100))
 
@@ -208,7 +208,7 @@ def test_a_failing_task_hands_on_its_code(spark, options, load):
     load(10)
     task = dcp_rs.spark.map_in_arrow(options)
     known = {name: options[name] for name in ("bucket", "username", "password")}
-    with dcp_rs.Producer(nodes=2, vbuckets=64, **known) as other:
+    with dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=64, **known) as other:
         there = ReadOptions.parse(options | {"connectionString": other.connection_string})
         splits = [dataclasses.replace(split, options=there) for split in task.splits]
         elsewhere = dcp_rs.spark.map_in_arrow(there, splits)

@@ -44,14 +44,14 @@ def test_an_empty_bucket_is_an_empty_data_frame(spark, options):
     assert frame.schema == dcp_rs.spark.schema(options)
 
 
-def test_the_bound_is_taken_once_per_load(spark, options, producer, load):
+def test_the_bound_is_taken_once_per_load(spark, options, cluster, load):
     load(20)
     # A vBucket without changes is not read at all; one with some to the end of a snapshot.
-    empty = {vbucket for vbucket, seqno in producer.high_seqnos().items() if seqno == 0}
-    key = next(key for n in range(10_000) if producer.vbucket_of(key := b"later_%d" % n) in empty)
+    empty = {vbucket for vbucket, seqno in cluster.high_seqnos().items() if seqno == 0}
+    key = next(key for n in range(10_000) if cluster.vbucket_of(key := b"later_%d" % n) in empty)
     frame = read(spark, options)
     assert frame.count() == 20
-    producer.upsert(key, b"{}")
+    cluster.upsert(key, b"{}")
     assert frame.count() == 20
     assert read(spark, options).count() == 21
 
@@ -102,18 +102,18 @@ def test_a_wrong_option_is_told_before_anything_is_read(spark, options, more, sa
     assert options["password"] not in str(raised.value)
 
 
-def test_offsets_bound_a_read_on_both_sides(spark, options, producer):
+def test_offsets_bound_a_read_on_both_sides(spark, options, cluster):
     for n in range(100):
-        producer.upsert(b"first_%d" % n, b"{}")
-    producer.persist()
+        cluster.upsert(b"first_%d" % n, b"{}")
+    cluster.persist()
     first = dcp_rs.spark.splits(options, since="earliest")
     for n in range(100):
-        producer.upsert(b"second_%d" % n, b"{}")
-    producer.persist()
+        cluster.upsert(b"second_%d" % n, b"{}")
+    cluster.persist()
     second = dcp_rs.spark.splits(options, since=first.end)
     for n in range(100):
-        producer.upsert(b"third_%d" % n, b"{}")
-    producer.persist()
+        cluster.upsert(b"third_%d" % n, b"{}")
+    cluster.persist()
 
     def keys(**more):
         return {row.key.partition("_")[0] for row in read(spark, options, **more).collect()}
@@ -124,12 +124,12 @@ def test_offsets_bound_a_read_on_both_sides(spark, options, producer):
     assert keys(startingOffsets=second.end, endingOffsets=second.end) == set()
 
 
-def test_an_incremental_job_reads_each_change_once(spark, options, producer):
+def test_an_incremental_job_reads_each_change_once(spark, options, cluster):
     seen, since = [], "earliest"
     for run in range(4):
         for n in range(50):
-            producer.upsert(b"%d_%d" % (run, n), b"{}")
-        producer.persist()
+            cluster.upsert(b"%d_%d" % (run, n), b"{}")
+        cluster.persist()
         splits = dcp_rs.spark.splits(options, since=since)
         task = dcp_rs.spark.map_in_arrow(options, splits)
         n = len(task)
@@ -165,9 +165,9 @@ def test_spark_finds_the_source_by_itself():
     assert pickle.loads(pickle.dumps(source)) is source
 
 
-def test_offsets_are_json_in_one_line(options, producer, load):
+def test_offsets_are_json_in_one_line(options, cluster, load):
     load(10)
-    producer.persist()
+    cluster.persist()
     end = dcp_rs.spark.splits(options, since="earliest").end
     assert "\n" not in end
     document = json.loads(end)

@@ -26,8 +26,8 @@ def registered(spark):
 
 
 @pytest.fixture
-def query(spark, options, tmp_path, producer):
-    return Query(spark, options, tmp_path, producer)
+def query(spark, options, tmp_path, cluster):
+    return Query(spark, options, tmp_path, cluster)
 
 
 def test_available_now_reads_everything_in_limited_batches(query, load):
@@ -39,16 +39,16 @@ def test_available_now_reads_everything_in_limited_batches(query, load):
     assert documents(query.rows()) == expected
 
 
-def test_a_restart_goes_on_where_it_was(query, producer):
+def test_a_restart_goes_on_where_it_was(query, cluster):
     for run in range(2):
         for n in range(100):
-            producer.upsert(b"%d_%d" % (run, n), b"{}")
+            cluster.upsert(b"%d_%d" % (run, n), b"{}")
         query.run()
     assert len(query.rows()) == 200
     assert len(documents(query.rows())) == 200
 
 
-def test_with_a_writer_running_nothing_is_lost_or_doubled(query, producer):
+def test_with_a_writer_running_nothing_is_lost_or_doubled(query, cluster):
     stop = threading.Event()
     written = {}
 
@@ -56,7 +56,7 @@ def test_with_a_writer_running_nothing_is_lost_or_doubled(query, producer):
         n = 0
         while not stop.is_set():
             key, value = b"key_%d" % (n % 500), b'{"n": %d}' % n
-            producer.upsert(key, value)
+            cluster.upsert(key, value)
             written[key.decode()] = value
             n += 1
             if n % 200 == 0:
@@ -83,11 +83,11 @@ def test_with_a_writer_running_nothing_is_lost_or_doubled(query, producer):
     assert len(seen) == len(set(seen))
 
 
-def test_a_killed_driver_goes_on_where_it_was(query, options, producer, tmp_path):
+def test_a_killed_driver_goes_on_where_it_was(query, options, cluster, tmp_path):
     keys = [f"key_{n}" for n in range(4000)]
     for key in keys:
-        producer.upsert(key, b"1")
-    producer.persist()
+        cluster.upsert(key, b"1")
+    cluster.persist()
     limited = {**options, "maxRowsPerTrigger": "100"}
     program = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("session.py"))]
     # A session of its own, so that the JVM is killed with it.
@@ -104,7 +104,7 @@ def test_a_killed_driver_goes_on_where_it_was(query, options, producer, tmp_path
             os.killpg(driver.pid, signal.SIGKILL)
     assert 0 < len(query.rows()) < len(keys), "killed on its way"
     for key in keys[::2]:
-        producer.upsert(key, b"2")
+        cluster.upsert(key, b"2")
     query.run()
     rows = query.rows()
     assert documents(rows) == dict.fromkeys(keys, b"1") | dict.fromkeys(keys[::2], b"2")
@@ -125,10 +125,10 @@ def test_the_password_is_nowhere(query, options, load, tmp_path, caplog):
     assert not [text for text in told if options["password"] in text]
 
 
-def test_a_query_that_starts_at_latest_skips_what_was_there(query, producer):
-    producer.upsert(b"before", b"{}")
+def test_a_query_that_starts_at_latest_skips_what_was_there(query, cluster):
+    cluster.upsert(b"before", b"{}")
     query.run(startingOffsets="latest")
-    producer.upsert(b"after", b"{}")
+    cluster.upsert(b"after", b"{}")
     query.run(startingOffsets="latest")
     assert [row.key for row in query.rows()] == ["after"]
 
@@ -139,16 +139,16 @@ class TestRollback:
     VBUCKET = 7
 
     @pytest.fixture
-    def lost(self, query, producer):
+    def lost(self, query, cluster):
         """Reads 40 changes of one vBucket, of which the server then loses the last 15."""
         keys = (b"k%d" % n for n in range(10_000))
-        own = [key for key in keys if producer.vbucket_of(key) == self.VBUCKET]
+        own = [key for key in keys if cluster.vbucket_of(key) == self.VBUCKET]
         for key in own[:40]:
-            producer.upsert(key, b'"old"')
+            cluster.upsert(key, b'"old"')
         query.run()
-        producer.roll_back(self.VBUCKET, 25)
+        cluster.roll_back(self.VBUCKET, 25)
         for key in own[30:50]:
-            producer.upsert(key, b'"new"')
+            cluster.upsert(key, b'"new"')
         return {key.decode(): b'"old"' for key in own[:25]} | {
             key.decode(): b'"new"' for key in own[30:50]
         }
@@ -175,40 +175,40 @@ class TestRollback:
         assert documents(query.rows()) == lost
 
 
-def test_persisted_only_waits_for_the_disk(query, producer):
+def test_persisted_only_waits_for_the_disk(query, cluster):
     keys = [b"key_%d" % n for n in range(100)]
     for key in keys:
-        producer.upsert(key, b"{}")
-    vbucket = producer.vbucket_of(keys[0])
-    held = [key.decode() for key in keys if producer.vbucket_of(key) == vbucket]
-    producer.persist()
-    producer.hold_persistence(vbucket)
+        cluster.upsert(key, b"{}")
+    vbucket = cluster.vbucket_of(keys[0])
+    held = [key.decode() for key in keys if cluster.vbucket_of(key) == vbucket]
+    cluster.persist()
+    cluster.hold_persistence(vbucket)
     for key in keys:
-        producer.upsert(key, b'"again"')
+        cluster.upsert(key, b'"again"')
     query.run()
     again = {row.key for row in query.rows() if bytes(row.value) == b'"again"'}
     assert again == {key.decode() for key in keys} - set(held)
-    producer.hold_persistence(vbucket, hold=False)
+    cluster.hold_persistence(vbucket, hold=False)
     query.run()
     again = {row.key for row in query.rows() if bytes(row.value) == b'"again"'}
     assert again == {key.decode() for key in keys}
 
 
-def test_another_bucket_of_the_same_name_is_refused(query, producer, load):
+def test_another_bucket_of_the_same_name_is_refused(query, cluster, load):
     load(50)
     query.run()
-    producer.drop_bucket()
-    producer.create_bucket()
+    cluster.drop_bucket()
+    cluster.create_bucket()
     with pytest.raises(Exception, match="COUCHBASE_DCP_BUCKET_CHANGED"):
         query.run()
 
 
-def test_vbuckets_that_move_are_followed(query, producer, load):
+def test_vbuckets_that_move_are_followed(query, cluster, load):
     load(500)
     query.run()
     for vbucket in range(0, 64, 2):
         for node in (0, 1):
-            producer.move_vbucket(vbucket, node)
+            cluster.move_vbucket(vbucket, node)
     expected = load(500)
     query.run()
     assert documents(query.rows()) == expected

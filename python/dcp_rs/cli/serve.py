@@ -8,12 +8,13 @@ import os
 import queue
 import signal
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcp_rs.cli._options import add_password, password
 from dcp_rs.exceptions import ConfigError, DcpError
-from dcp_rs.producer import Producer
+from dcp_rs.testing import EmbeddedCluster, Limits
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -64,10 +65,10 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.set_defaults(run=run)
 
 
-# Options that are passed on as they are, if they are given; `Producer` has their defaults.
+# Options that are passed on as they are, if they are given; `EmbeddedCluster` has their defaults.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "tls_port": {"type": int, "help": "first node's port for TLS; 0 for any (0)"},
-    "tls_certificate": {"metavar": "FILE", "help": "PEM chain for the nodes, not a made one"},
+    "tls_certificate": {"metavar": "FILE", "help": "PEM file with the nodes' certificate"},
     "tls_key": {"metavar": "FILE", "help": "its private key"},
     "tls_client_ca": {"metavar": "FILE", "help": "who signs clients' certificates"},
     "tls_client_required": {"action": "store_true", "help": "refuse clients without one"},
@@ -99,14 +100,17 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "settings of the cluster", "Those of dcp_rs.Producer, which has their defaults."
+        "settings of the cluster",
+        "Those of dcp_rs.testing.EmbeddedCluster, which has their defaults.",
     )
     for name, how in _SETTINGS.items():
         group.add_argument("--" + name.replace("_", "-"), default=argparse.SUPPRESS, **how)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in _SETTINGS if hasattr(options, name)}
+    given = {name: getattr(options, name) for name in _SETTINGS if hasattr(options, name)}
+    limits = {each.name for each in fields(Limits)} & given.keys()
+    return given | {"limits": Limits(**{name: given.pop(name) for name in limits})}
 
 
 def run(options: argparse.Namespace) -> None:
@@ -125,7 +129,7 @@ def run(options: argparse.Namespace) -> None:
         signal.signal(number, on_signal)
     if options.faults is not None:
         signal.signal(signal.SIGHUP, on_signal)
-    with Producer(
+    with EmbeddedCluster(
         nodes=options.nodes,
         vbuckets=options.vbuckets,
         replicas=options.replicas,
@@ -140,27 +144,27 @@ def run(options: argparse.Namespace) -> None:
         management_port=options.management_port,
         tls=tls,
         **settings,
-    ) as producer:
-        producer.set_faults(rules)
+    ) as cluster:
+        cluster.set_faults(rules)
         facts = {
-            "connection_string": producer.connection_string,
-            "management_url": producer.management_urls[0],
-            "bucket": producer.bucket_name,
-            "bucket_uuid": producer.bucket_uuid,
+            "connection_string": cluster.connection_string,
+            "management_url": cluster.management_urls[0],
+            "bucket": cluster.bucket_name,
+            "bucket_uuid": cluster.bucket_uuid,
             "username": options.username,
-            "vbuckets": producer.num_vbuckets,
+            "vbuckets": cluster.num_vbuckets,
             "pid": os.getpid(),
         }
         if options.tls_ca is not None:
-            Path(options.tls_ca).write_text(producer.ca_pem or "")
+            Path(options.tls_ca).write_text(cluster.ca_pem or "")
         if tls:
-            facts["tls_connection_string"] = producer.tls_connection_string
+            facts["tls_connection_string"] = cluster.tls_connection_string
         line = " ".join(f"{name}={value}" for name, value in facts.items())
         print(json.dumps(facts) if options.json else line, flush=True)
         while signals.get():
-            _reload(producer, options.faults)
-        changes = sum(producer.high_seqnos().values())
-        fired = _fired(producer)
+            _reload(cluster, options.faults)
+        changes = sum(cluster.high_seqnos().values())
+        fired = _fired(cluster)
     print(f"dcp-rs: stopped after {changes} changes{fired}", file=sys.stderr)
 
 
@@ -176,24 +180,24 @@ def _rules(path: Path | None) -> list[dict[str, Any]]:
     return rules
 
 
-def _reload(producer: Producer, path: Path) -> None:
+def _reload(cluster: EmbeddedCluster, path: Path) -> None:
     """Reads the fault rules again; the former ones stay if that fails."""
-    fired = _fired(producer)
+    fired = _fired(cluster)
     try:
-        producer.set_faults(_rules(path))
+        cluster.set_faults(_rules(path))
     except (DcpError, OSError) as error:
         print(f"dcp-rs: kept the former faults: {error}", file=sys.stderr, flush=True)
         return
-    count = len(producer.faults())
+    count = len(cluster.faults())
     print(f"dcp-rs: {count} fault rules{fired}", file=sys.stderr, flush=True)
 
 
-def _fired(producer: Producer) -> str:
+def _fired(cluster: EmbeddedCluster) -> str:
     """How often each rule that is in force has reacted, if there are any."""
     counts = ", ".join(
         f"{rule.get('name', index)}: {count}"
         for index, (rule, count) in enumerate(
-            zip(producer.faults(), producer.fault_counts(), strict=True)
+            zip(cluster.faults(), cluster.fault_counts(), strict=True)
         )
     )
     return f"; faults fired: {counts}" if counts else ""

@@ -18,7 +18,7 @@ use crate::error::{Failure, Kind};
 use crate::runtime::{ProcessBound, wait};
 
 /// An embedded cluster; `None` once it has been shut down.
-#[pyclass(frozen, module = "dcp_rs._dcp_rs")]
+#[pyclass(frozen, module = "dcp_rs._dcp_rs", name = "EmbeddedCluster")]
 #[derive(Debug)]
 pub(crate) struct Producer {
     producer: ProcessBound<RwLock<Option<Arc<EngineProducer>>>>,
@@ -28,7 +28,7 @@ impl Producer {
     fn engine(&self, py: Python<'_>) -> PyResult<Arc<EngineProducer>> {
         let shared = self.producer.get()?;
         let producer = py.detach(|| shared.read().unwrap_or_else(PoisonError::into_inner).clone());
-        producer.ok_or_else(|| Failure::new(Kind::Closed, "the producer has been shut down").into())
+        producer.ok_or_else(|| Failure::new(Kind::Closed, "the embedded cluster is closed").into())
     }
 
     /// Calls the engine detached: its locks are shared with its tasks, which may want to log.
@@ -68,7 +68,11 @@ impl Producer {
         let options = options.into_options()?;
         let producer = wait(py, || EngineProducer::start(options))?.map_err(Failure::from)?;
         Ok(Self {
-            producer: ProcessBound::new(py, "producer", RwLock::new(Some(Arc::new(producer))))?,
+            producer: ProcessBound::new(
+                py,
+                "embedded cluster",
+                RwLock::new(Some(Arc::new(producer))),
+            )?,
         })
     }
 

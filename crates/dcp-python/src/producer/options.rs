@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::error::{Failure, Kind};
 
-/// `dcp_rs.Producer`'s options.
+/// `dcp_rs.testing.EmbeddedCluster`'s options.
 #[derive(FromPyObject)]
 pub(crate) struct ProducerArgs {
     nodes: usize,
@@ -31,10 +31,16 @@ pub(crate) struct ProducerArgs {
     tls_client_required: bool,
     data: Option<PathBuf>,
     persist_delay: f64,
-    memory_quota: usize,
     history_bytes: usize,
     keeps_history: bool,
     keeps_compressed: bool,
+    limits: LimitArgs,
+}
+
+/// `dcp_rs.testing.Limits`.
+#[derive(FromPyObject)]
+struct LimitArgs {
+    memory_quota: usize,
     max_connections: usize,
     max_streams: usize,
     max_unacknowledged_bytes: u32,
@@ -57,10 +63,11 @@ impl ProducerArgs {
         };
         options.persist_delay = seconds("persist_delay", self.persist_delay)?;
         options.authentication_timeout =
-            seconds("authentication_timeout", self.authentication_timeout)?;
-        options.idle_timeout = seconds("idle_timeout", self.idle_timeout)?;
-        options.dcp_idle_timeout = seconds("dcp_idle_timeout", self.dcp_idle_timeout)?;
-        options.persistence_timeout = seconds("persistence_timeout", self.persistence_timeout)?;
+            seconds("authentication_timeout", self.limits.authentication_timeout)?;
+        options.idle_timeout = seconds("idle_timeout", self.limits.idle_timeout)?;
+        options.dcp_idle_timeout = seconds("dcp_idle_timeout", self.limits.dcp_idle_timeout)?;
+        options.persistence_timeout =
+            seconds("persistence_timeout", self.limits.persistence_timeout)?;
         options.tls = self.tls.then(|| self.tls_options()).transpose()?;
         options.nodes = self.nodes;
         options.vbuckets = self.vbuckets;
@@ -74,14 +81,14 @@ impl ProducerArgs {
         options.management_port = self.management_port;
         options.alternate_host = self.alternate_host;
         options.tls_port = self.tls_port;
-        options.memory_quota_bytes = self.memory_quota;
+        options.memory_quota_bytes = self.limits.memory_quota;
         options.history_bytes = self.history_bytes;
         options.keeps_history = self.keeps_history;
         options.keeps_compressed = self.keeps_compressed;
-        options.congestion_control = self.congestion_control;
-        options.max_connections = self.max_connections;
-        options.max_streams = self.max_streams;
-        options.max_unacknowledged_bytes = self.max_unacknowledged_bytes;
+        options.congestion_control = self.limits.congestion_control;
+        options.max_connections = self.limits.max_connections;
+        options.max_streams = self.limits.max_streams;
+        options.max_unacknowledged_bytes = self.limits.max_unacknowledged_bytes;
         options.data = self.data;
         Ok(options)
     }

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Control:
-    """Nodes, copies, collections and faults of a producer."""
+    """Nodes, copies, collections and faults of a cluster."""
 
     __slots__ = ()
 
-    _inner: _dcp_rs.Producer
+    _inner: _dcp_rs.EmbeddedCluster
 
     @property
     def num_nodes(self) -> int:
@@ -81,12 +81,12 @@ class Control:
 
         The node comes back with `restart` and `rebalance`.
 
-            >>> with Producer(nodes=2, replicas=1, vbuckets=1) as producer:
-            ...     _ = producer.upsert("kept", "1")
-            ...     producer.set_replica_lag(0, 1, None)
-            ...     _ = producer.upsert("lost", "2")
-            ...     producer.failover(0)
-            ...     producer.get("kept") is None, producer.get("lost") is None
+            >>> with EmbeddedCluster(nodes=2, replicas=1, vbuckets=1) as cluster:
+            ...     _ = cluster.upsert("kept", "1")
+            ...     cluster.set_replica_lag(0, 1, None)
+            ...     _ = cluster.upsert("lost", "2")
+            ...     cluster.failover(0)
+            ...     cluster.get("kept") is None, cluster.get("lost") is None
             (False, True)
 
         Raises:
@@ -213,11 +213,11 @@ class Control:
     def create_collection(self, collection: str, *, max_ttl: int | None = None) -> None:
         """Creates a collection.
 
-            >>> with Producer() as producer:
-            ...     producer.create_scope("inventory")
-            ...     producer.create_collection("inventory.airline")
-            ...     _ = producer.upsert("airline_10", {}, collection="inventory.airline")
-            ...     producer.collections()
+            >>> with EmbeddedCluster() as cluster:
+            ...     cluster.create_scope("inventory")
+            ...     cluster.create_collection("inventory.airline")
+            ...     _ = cluster.upsert("airline_10", {}, collection="inventory.airline")
+            ...     cluster.collections()
             {'_default': ['_default'], 'inventory': ['airline']}
 
         Args:
@@ -300,9 +300,9 @@ class Control:
         described in docs/guides/faults.md. It holds from the next packet of each connection on,
         while clients are connected. The first rule whose condition a packet meets reacts.
 
-            >>> with Producer(vbuckets=1) as producer:
-            ...     _ = producer.upsert("a", "1")
-            ...     producer.set_faults(
+            >>> with EmbeddedCluster(vbuckets=1) as cluster:
+            ...     _ = cluster.upsert("a", "1")
+            ...     cluster.set_faults(
             ...         [
             ...             {
             ...                 "condition": {"opcode": "DCP_STREAM_REQ", "nth": 1},
@@ -310,9 +310,9 @@ class Control:
             ...             }
             ...         ]
             ...     )
-            ...     with producer.connect() as client:  # which asks again
+            ...     with cluster.connect() as client:  # which asks again
             ...         changes = sum(batch.num_rows for batch in client.stream(until="now"))
-            ...     changes, producer.fault_counts()
+            ...     changes, cluster.fault_counts()
             (1, [1])
 
         Args:

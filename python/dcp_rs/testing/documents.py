@@ -72,11 +72,11 @@ class _WriteOptions:
 
 
 class Documents:
-    """The documents of a producer's bucket."""
+    """The documents of a cluster's bucket."""
 
     __slots__ = ()
 
-    _inner: _dcp_rs.Producer
+    _inner: _dcp_rs.EmbeddedCluster
 
     def vbucket_of(self, key: str | bytes) -> int:
         """Gives the vBucket a key lies in."""

@@ -1,4 +1,8 @@
-"""The embedded cluster."""
+"""An embedded cluster to test against, in place of a real one.
+
+[`EmbeddedCluster`][dcp_rs.testing.EmbeddedCluster] runs within this process. pytest has it as the
+fixtures `couchbase_cluster`, one for each test, and `couchbase_session_cluster`, one for all.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +15,30 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from dcp_rs import _checks, _dcp_rs
 from dcp_rs.client import Client, ConnectionOptions
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.producer.control import Control
-from dcp_rs.producer.documents import Document, Documents, MutationToken
-from dcp_rs.producer.options import ProducerOptions
+from dcp_rs.testing.control import Control
+from dcp_rs.testing.documents import Document, Documents, MutationToken
+from dcp_rs.testing.options import ClusterOptions, Limits
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-__all__ = ["Document", "MutationToken", "Producer", "ProducerOptions"]
+__all__ = ["Document", "EmbeddedCluster", "Limits", "MutationToken"]
 
 
-class Producer(Documents, Control):
+class EmbeddedCluster(Documents, Control):
     """A Couchbase cluster within this process: it speaks KV and DCP on loopback ports.
 
     Couchbase SDKs write to it and DCP clients read from it; and the program that holds it can do
-    what no client can: persist at a given moment, forget deletions, roll a vBucket back, fail a
-    node over, kill and restart it, rebalance, drop the bucket, order faults. Nothing is written to
-    disk unless it is given a folder.
+    what no client can: persist at a given moment, purge tombstones, roll a vBucket back, fail a
+    node over, kill and restart it, rebalance, drop the bucket, inject faults. Nothing is written
+    to disk unless it is given a folder.
 
     A context manager; it runs from when it is made until it is closed.
 
-        >>> with Producer(nodes=2, vbuckets=16) as producer:
-        ...     token = producer.upsert("airline_10", {"name": "40-Mile Air"})
-        ...     producer.get("airline_10").value
+        >>> with EmbeddedCluster(nodes=2, vbuckets=16) as cluster:
+        ...     token = cluster.upsert("airline_10", {"name": "40-Mile Air"})
+        ...     cluster.get("airline_10").value
         b'{"name":"40-Mile Air"}'
 
     Args:
@@ -63,26 +67,15 @@ class Producer(Documents, Control):
         tls_client_ca: PEM file with authorities whose certificates clients may show in place of a
             password; their subject's common name is the user name.
         tls_client_required: Whether clients without a certificate are refused on the TLS ports.
-        data: Folder that keeps the bucket when the producer is closed or its process ends; made if
+        data: Folder that keeps the bucket when the cluster is closed or its process ends; made if
             it is not there. After a crash it has what had been persisted.
         persist_delay: How long a change waits in memory before it is persisted, in seconds.
-        memory_quota: Bytes of documents and tombstones the bucket may hold.
         history_bytes: Bytes of overwritten documents kept so that vBuckets can be rolled back.
         keeps_history: Whether clients may stream every version of a document (`change_streams`),
             as far as `history_bytes` goes.
         keeps_compressed: Whether values that clients send compressed are kept so, as with a
             bucket's compression mode "passive"; otherwise they are inflated ("off").
-        max_connections: Connections that a node serves at a time; more are closed at once.
-        max_streams: Streams a DCP connection may have; requests beyond are refused.
-        max_unacknowledged_bytes: Largest flow-control window a DCP client may ask for.
-        authentication_timeout: How long a client may take to authenticate, in seconds.
-        idle_timeout: How long nothing may move on a connection that is not for DCP, in seconds.
-        dcp_idle_timeout: How long nothing may come from a client whose DCP connection has noops
-            enabled, in seconds.
-        persistence_timeout: How long a client is kept waiting for a change to be persisted, in
-            seconds.
-        congestion_control: TCP congestion control of the connections, as `reno` or `cubic`; by
-            default `reno` where the system lets the process choose.
+        limits: [`Limits`][dcp_rs.testing.Limits] of memory, connections and times.
 
     Raises:
         ConfigError: An option is wrong.
@@ -113,20 +106,12 @@ class Producer(Documents, Control):
         tls_client_required: bool = False,
         data: str | os.PathLike[str] | None = None,
         persist_delay: float = 0.05,
-        memory_quota: int = 8 << 30,
         history_bytes: int = 256 << 20,
         keeps_history: bool = False,
         keeps_compressed: bool = False,
-        max_connections: int = 1024,
-        max_streams: int = 65_536,
-        max_unacknowledged_bytes: int = 0xFFFF_FFFF,
-        authentication_timeout: float = 60.0,
-        idle_timeout: float = 300.0,
-        dcp_idle_timeout: float = 360.0,
-        persistence_timeout: float = 30.0,
-        congestion_control: str | None = None,
+        limits: Limits | None = None,
     ) -> None:
-        self._options = ProducerOptions(
+        self._options = ClusterOptions(
             nodes=nodes,
             vbuckets=vbuckets,
             replicas=replicas,
@@ -146,22 +131,14 @@ class Producer(Documents, Control):
             tls_client_required=tls_client_required,
             data=data,
             persist_delay=persist_delay,
-            memory_quota=memory_quota,
             history_bytes=history_bytes,
             keeps_history=keeps_history,
             keeps_compressed=keeps_compressed,
-            max_connections=max_connections,
-            max_streams=max_streams,
-            max_unacknowledged_bytes=max_unacknowledged_bytes,
-            authentication_timeout=authentication_timeout,
-            idle_timeout=idle_timeout,
-            dcp_idle_timeout=dcp_idle_timeout,
-            persistence_timeout=persistence_timeout,
-            congestion_control=congestion_control,
+            limits=Limits() if limits is None else limits,
         )
         self._ca_file: Path | None = None
         self._forget_ca_file: Callable[[], object] | None = None
-        self._inner = _dcp_rs.Producer.start(self._options)
+        self._inner = _dcp_rs.EmbeddedCluster.start(self._options)
 
     @property
     def connection_string(self) -> str:
@@ -186,7 +163,7 @@ class Producer(Documents, Control):
 
     @property
     def ca_file(self) -> Path | None:
-        """A file with `ca_pem`, for what takes a path; it is there until the producer is closed.
+        """A file with `ca_pem`, for what takes a path; it is there until the cluster is closed.
 
         `None` if there is no `ca_pem`.
         """
@@ -248,7 +225,7 @@ class Producer(Documents, Control):
         if tls:
             address = self.tls_connection_string
             if address is None:
-                raise ConfigError("tls: start the producer with tls=True to connect over TLS")
+                raise ConfigError("tls: start the cluster with tls=True to connect over TLS")
             chosen = {"connection_string": address, "tls_ca": self.ca_file}
         if options.get("password_file") is not None:
             chosen["password"] = None
@@ -272,8 +249,9 @@ class Producer(Documents, Control):
     def __reduce__(self) -> NoReturn:
         """Refuses to pickle."""
         raise TypeError(
-            "a producer does not pickle: pickle its connection_options and connect with those"
+            "an embedded cluster does not pickle: pickle its connection_options and connect with"
+            " those"
         )
 
     def __repr__(self) -> str:
-        return f"<dcp_rs.Producer {self._options!r}>"
+        return f"<dcp_rs.testing.EmbeddedCluster {self._options!r}>"
