@@ -18,16 +18,17 @@ def text(option: str, value: object, *, optional: bool = False) -> None:
 
 
 def word(option: str, value: object, choices: Iterable[str]) -> None:
-    """Checks that `value` is one of a few words; names the nearest if it is not."""
+    """Checks that `value` is one of a few words; suggests one that is spelt much like it."""
     known = list(choices)
-    if isinstance(value, str):
-        if value in known:
-            return
-        nearest = difflib.get_close_matches(value.lower(), known, n=1, cutoff=0.0)
-        raise ConfigError(
-            f"{option}: {value!r} is none of {', '.join(known)}; did you mean {nearest[0]!r}?"
-        )
-    raise wrong_type(option, value, " or ".join(repr(each) for each in known))
+    *others, last = (repr(each) for each in known)
+    expected = f"{', '.join(others)} or {last}" if others else last
+    if not isinstance(value, str):
+        raise wrong_type(option, value, expected)
+    if value in known:
+        return
+    nearest = difflib.get_close_matches(value.lower(), known, n=1, cutoff=0.7)
+    suggestion = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise ConfigError(f"{option}: must be {expected}, not {value!r}{suggestion}")
 
 
 def integer(option: str, value: object, low: int, high: int) -> None:

@@ -374,8 +374,8 @@ class Client:
             ack: `next`: asking for the next batch acknowledges the one before it. `manual`:
                 [`ChangeStream.ack`][dcp_rs.ChangeStream.ack] does, in any order, and the stream's
                 checkpoint never passes a batch that is not acknowledged.
-            noop_interval: Seconds between the server's signs of life; a connection that is silent
-                for twice as long is taken for dead.
+            noop_interval: Seconds between the server's noops; a connection that is silent for
+                twice as long is taken for dead.
             retry_timeout: How long a vBucket may be without a stream, while it is tried again and
                 again, before the whole stream fails, in seconds. It holds for opening the stream
                 too, and for everything that a restart, a failover or a new password may pass
@@ -461,6 +461,7 @@ def _names(option: str, values: Iterable[str]) -> list[str]:
 
 
 def _resolve_start(start: object) -> Checkpoint | dict[int, tuple[int, int, int]] | str:
+    expected = "'earliest', 'latest', a Checkpoint or a CheckpointStore"
     # Before the stores: a checkpoint can be saved and loaded too.
     if isinstance(start, Checkpoint):
         return start
@@ -472,9 +473,11 @@ def _resolve_start(start: object) -> Checkpoint | dict[int, tuple[int, int, int]
     if isinstance(start, Mapping):
         return {each: _planned(each, position) for each, position in start.items()}
     if not isinstance(start, str):
-        expected = "'earliest', 'latest', a Checkpoint or a CheckpointStore"
         raise _checks.wrong_type("start", start, expected)
-    _checks.word("start", start, ["earliest", "latest"])
+    if start not in ("earliest", "latest"):
+        # No word is suggested: `latest` for a misspelt `earliest` would skip everything there is.
+        hint = f": read on from a file with dcp_rs.FileStore({start!r})" if "." in start else ""
+        raise ConfigError(f"start: must be {expected}, not {start!r}{hint}")
     return start
 
 

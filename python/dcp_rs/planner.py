@@ -36,7 +36,7 @@ class Range(NamedTuple):
     epoch: int
     """Rollbacks of the vBucket that were seen."""
     rolled_back: bool
-    """Whether a rollback to `from_seqno` is to be told before the changes."""
+    """Whether a rollback row to `from_seqno` comes before the changes."""
 
 
 class Task(NamedTuple):

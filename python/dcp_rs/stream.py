@@ -86,12 +86,12 @@ class StreamStats:
         batches: Batches taken.
         rows: Rows in those batches.
         buffered_bytes: Bytes received and not yet taken.
-        held_rows: Rows received that wait until every copy of their vBucket has them on disk; 0
-            unless the stream has `persisted_only`.
-        held_bytes: Bytes of what waits so, part of `buffered_bytes`.
-        held_seconds: For how long the oldest of what waits so has waited; 0 if nothing does.
-        settling: vBuckets of which changes wait because copies are on different branches of
-            history, as after a failover, until that has settled.
+        unpersisted_rows: Rows received that wait until every copy of their vBucket has them on
+            disk; 0 unless the stream has `persisted_only`.
+        unpersisted_bytes: Their bytes, part of `buffered_bytes`.
+        unpersisted_seconds: For how long the oldest of them has waited; 0 if there are none.
+        diverged: vBuckets whose changes wait because copies are on different branches of
+            history, as after a failover.
         elapsed: Seconds since the stream was opened.
     """
 
@@ -105,10 +105,10 @@ class StreamStats:
     batches: int
     rows: int
     buffered_bytes: int
-    held_rows: int
-    held_bytes: int
-    held_seconds: float
-    settling: int
+    unpersisted_rows: int
+    unpersisted_bytes: int
+    unpersisted_seconds: float
+    diverged: int
     elapsed: float
 
     @property
@@ -130,8 +130,8 @@ class VbucketStats:
         persisted_seqno: Up to here every copy of the vBucket has everything on disk, as last
             heard; 0 while copies are not heard from or are on different branches. `None` if it
             was not asked for: see `persisted_only`.
-        held_seconds: For how long changes have waited for that; `None` if none do.
-        is_settling: Whether they wait because copies are on different branches of history, as
+        unpersisted_seconds: For how long changes have waited for that; `None` if none do.
+        is_diverged: Whether they wait because copies are on different branches of history, as
             after a failover.
     """
 
@@ -140,8 +140,8 @@ class VbucketStats:
     seqno: int
     high_seqno: int | None
     persisted_seqno: int | None
-    held_seconds: float | None
-    is_settling: bool
+    unpersisted_seconds: float | None
+    is_diverged: bool
 
     @property
     def lag(self) -> int | None:
@@ -156,7 +156,7 @@ class StreamEvent:
     Attributes:
         kind: `opened`, `ended`, `rolled_back`, `moved` (the cluster map names another node),
             `backing_off`, `connection_lost`, `lagging` (the server has changes of the vBucket and
-            does not send them, though the reader waits), `held` (changes wait for long to be
+            does not send them, though the reader waits), `unpersisted` (changes wait for long to be
             on the disks of all copies), `nothing_persisted` (`persisted_only` has no effect on a
             bucket without disks) or `dropped` (older events, untaken).
         vbucket: The vBucket, if it is about one.
@@ -289,10 +289,10 @@ class ChangeStream:
                 seqno=seqno,
                 high_seqno=high_seqno,
                 persisted_seqno=persisted_seqno,
-                held_seconds=held_seconds,
-                is_settling=is_settling,
+                unpersisted_seconds=waited,
+                is_diverged=is_diverged,
             )
-            for vbucket, state, seqnos, held_seconds, is_settling in self._inner.vbucket_stats()
+            for vbucket, state, seqnos, waited, is_diverged in self._inner.vbucket_stats()
             for seqno, high_seqno, persisted_seqno in [seqnos]
         ]
 
@@ -300,7 +300,7 @@ class ChangeStream:
         """Gives what has happened since the last call, oldest first.
 
         An event may come a moment after the changes it is about. Events that nobody takes are
-        dropped from the oldest on, which is told too.
+        dropped, the oldest first; an event says how many.
         """
         return [
             StreamEvent(kind=kind, vbucket=vbucket, node=node, message=message)

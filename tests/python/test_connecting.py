@@ -105,7 +105,7 @@ def test_tls_to_a_plain_port_fails_in_time(cluster):
         ({"connection_string": 5}, "connection_string: must be text, not int"),
         ({"connect_timeout": 0}, "connect_timeout: 0 is not from"),
         ({"connect_timeout": "10"}, "connect_timeout: must be a number of seconds"),
-        ({"network": "externl"}, "network: 'externl' is none of .* did you mean 'external'"),
+        ({"network": "externl"}, "network: must be .*, not 'externl'; did you mean 'external'"),
         ({"password": None}, "username, password: give both or neither"),
         ({"username": 7}, "username: must be text, not int"),
         ({"tls_key": "key.pem"}, "tls_certificate, tls_key: give both or neither"),

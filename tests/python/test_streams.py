@@ -234,17 +234,27 @@ def test_numbers_of_a_stream(client, fill):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("start", "earlyest", "start: 'earlyest' is none of .*; did you mean 'earliest'?"),
+        (
+            "start",
+            "earlyest",
+            "^start: must be 'earliest', 'latest', a Checkpoint or a .*'earlyest'$",
+        ),
+        ("start", "here.json", "not 'here.json': read on from a file with dcp_rs.FileStore"),
         ("start", 3, "start: must be"),
-        ("until", "never", "until: 'never' is none of now"),
+        ("until", "never", "until: must be 'now', not 'never'$"),
+        ("until", "Now", "until: must be 'now', not 'Now'; did you mean 'now'?"),
         ("until", {}, "until: names no vBucket"),
         ("until", {1: -1}, "until: seqno: -1 is not from 0"),
         ("until", 5, "until: must be"),
         ("vbuckets", [], "vbuckets: names no vBucket"),
         ("vbuckets", ["1"], "vbuckets: must be a whole number, not str"),
         ("vbuckets", [70_000], "vbuckets: 70000 is not from 0"),
-        ("metadata", "fully", "metadata: 'fully' is none of basic, full; did you mean 'full'"),
-        ("key_type", "bytes", "key_type: 'bytes' is none of string, binary"),
+        (
+            "metadata",
+            "fully",
+            "metadata: must be 'basic' or 'full', not 'fully'; did you mean 'full'",
+        ),
+        ("key_type", "bytes", "key_type: must be 'string' or 'binary', not 'bytes'$"),
         ("include_value", "yes", "include_value: must be True or False, not str"),
         ("collections", "airline", "collections: must be a list of names"),
         ("collections", [], "collections: names no collection"),
@@ -253,7 +263,7 @@ def test_numbers_of_a_stream(client, fill):
         ("linger", -1, "linger: -1 is not from 0"),
         ("linger", "1s", "linger: must be a number of seconds"),
         ("buffer_size", 10, "buffer_size: 10 is not from 65536"),
-        ("on_rollback", "raise", "on_rollback: 'raise' is none of emit, fail, resync"),
+        ("on_rollback", "raise", "on_rollback: must be 'emit', 'fail' or 'resync', not 'raise'"),
     ],
 )
 def test_a_wrong_option_is_named(client, option, value, message):

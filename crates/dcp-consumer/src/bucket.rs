@@ -58,7 +58,7 @@ impl Opening {
         Ok(Self { flags, buffer_size, noop_interval_secs: secs, compressed })
     }
 
-    /// Interval of the server's signs of life.
+    /// Interval of the server's noops.
     pub(crate) fn noop_interval(&self) -> Duration {
         Duration::from_secs(self.noop_interval_secs.into())
     }

@@ -67,7 +67,7 @@ pub enum StreamEvent {
     },
     /// Changes of a vBucket have waited for long to be on the disks of all its copies: one of them
     /// does not persist, is not heard from, or is on another branch.
-    Held {
+    Unpersisted {
         /// The vBucket.
         vbid: Vbid,
         /// How long they have waited.

@@ -1,6 +1,6 @@
 //! Connections that no stream uses at the moment, kept for the next one.
 //!
-//! Each has a task, which answers the server's signs of life, notices when the server closes it, and
+//! Each has a task, which answers the server's noops, notices when the server closes it, and
 //! closes it when nobody wanted it for long enough.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

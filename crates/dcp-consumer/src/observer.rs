@@ -23,7 +23,7 @@ const REPLICA_PATIENCE: Duration = Duration::from_secs(2);
 /// Pause before a vBucket is asked for again whose history changed between two questions.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Interval in which the server would drop a connection that answers no signs of life: it is quiet
+/// Interval in which the server would drop a connection that answers no noops: it is quiet
 /// between two calls. The longest that servers accept.
 const QUIET: Duration = Duration::from_secs(3 * 60 * 60);
 

@@ -175,7 +175,7 @@ pub struct StreamOptions {
     pub compressed: bool,
     /// When the application has done with a batch.
     pub acknowledge: Acknowledge,
-    /// Time between the signs of life the server sends; a connection on which no packet comes
+    /// Time between the noops the server sends; a connection on which no packet comes
     /// whole for twice as long, nor 64 KiB of one, is taken for dead.
     pub noop_interval: Duration,
     /// Longest time a vBucket may be without a stream, while it is tried again and again, before

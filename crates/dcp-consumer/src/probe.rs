@@ -221,7 +221,7 @@ fn decode_seqnos(value: &[u8]) -> Result<BTreeMap<Vbid, Seqno>, DecodeError> {
     Ok(seqnos)
 }
 
-/// The next answer to `opcode`. Answers signs of life on the way; nothing else may come, since no
+/// The next answer to `opcode`. Answers noops on the way; nothing else may come, since no
 /// stream is open.
 async fn answer<IO>(io: &mut IO, leftover: &mut BytesMut, opcode: Opcode) -> Result<Answer, Error>
 where
@@ -249,7 +249,7 @@ where
     }
 }
 
-/// Answers the signs of life that have arrived, where nothing else is waited for.
+/// Answers the noops that have arrived, where nothing else is waited for.
 pub(crate) async fn answer_noops<IO>(io: &mut IO, leftover: &mut BytesMut) -> Result<(), Error>
 where
     IO: AsyncWrite + Unpin,
@@ -265,7 +265,7 @@ where
     Ok(())
 }
 
-/// Answers what arrived if it is a sign of life.
+/// Answers what arrived if it is a noop.
 async fn answer_noop<IO: AsyncWrite + Unpin>(io: &mut IO, header: &Header) -> Result<(), Error> {
     if header.opcode != Opcode::DCP_NOOP || header.magic.is_response() {
         return Ok(());

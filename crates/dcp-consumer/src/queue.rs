@@ -136,7 +136,7 @@ pub(crate) enum Entry<B> {
 /// a connection whose server sends more than the flow-control window and one packet is closed.
 /// Positions count for nothing, and are one entry however often they move without a batch. So it
 /// holds at most that much per connection, and no task ever waits to put a batch in, which
-/// is what keeps signs of life answered while the application is slow.
+/// is what keeps noops answered while the application is slow.
 #[derive(Debug)]
 pub(crate) struct Queue<B> {
     state: Mutex<State<B>>,

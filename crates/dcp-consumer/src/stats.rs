@@ -34,14 +34,14 @@ pub struct StreamStats {
     pub buffered_bytes: u64,
     /// Rows received that wait until every copy of their vBucket has them on disk; 0 unless
     /// [`persisted_only`](crate::StreamOptions::persisted_only) is set.
-    pub held_rows: u64,
+    pub unpersisted_rows: u64,
     /// Bytes of what waits so, part of `buffered_bytes`.
-    pub held_bytes: u64,
+    pub unpersisted_bytes: u64,
     /// For how long the oldest of what waits so has waited; zero if nothing does.
-    pub held_for: Duration,
+    pub unpersisted_for: Duration,
     /// vBuckets of which changes wait because copies are on different branches of history, as
     /// after a failover, until that has settled.
-    pub settling: usize,
+    pub diverged: usize,
     /// Time since the stream was opened: with `rows` and `connection` it gives rates.
     pub elapsed: Duration,
     /// What the connections counted, those gone included.
@@ -96,9 +96,9 @@ pub struct VbucketStats {
     /// [`persisted_only`](crate::StreamOptions::persisted_only).
     pub persisted_seqno: Option<Seqno>,
     /// For how long changes have waited for that; `None` if none do.
-    pub held_for: Option<Duration>,
+    pub unpersisted_for: Option<Duration>,
     /// Whether they wait because copies are on different branches of history, as after a failover.
-    pub is_settling: bool,
+    pub is_diverged: bool,
 }
 
 impl VbucketStats {

@@ -171,13 +171,14 @@ impl<B: Send + 'static> ChangeStream<B> {
     #[must_use]
     pub fn stats(&self) -> StreamStats {
         let (now, vbuckets) = (Instant::now().into_std(), self.stats.vbuckets());
-        let oldest = vbuckets.iter().filter_map(|vbucket| vbucket.held_since).min();
+        let oldest = vbuckets.iter().filter_map(|vbucket| vbucket.unpersisted_since).min();
         StreamStats {
             batches: self.batches,
             rows: self.rows,
             elapsed: self.opened.elapsed(),
-            held_for: oldest.map_or(Duration::ZERO, |since| now.saturating_duration_since(since)),
-            settling: vbuckets.iter().filter(|vbucket| vbucket.is_settling).count(),
+            unpersisted_for: oldest
+                .map_or(Duration::ZERO, |since| now.saturating_duration_since(since)),
+            diverged: vbuckets.iter().filter(|vbucket| vbucket.is_diverged).count(),
             ..self.stats.snapshot()
         }
     }
@@ -201,8 +202,10 @@ impl<B: Send + 'static> ChangeStream<B> {
             seqno,
             high_seqno,
             persisted_seqno,
-            held_for: known.held_since.map(|since| now.saturating_duration_since(since)),
-            is_settling: known.is_settling,
+            unpersisted_for: known
+                .unpersisted_since
+                .map(|since| now.saturating_duration_since(since)),
+            is_diverged: known.is_diverged,
         }
     }
 

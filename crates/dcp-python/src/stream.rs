@@ -113,9 +113,9 @@ fn event_parts(event: StreamEvent) -> EventParts {
             let message = format!("at seqno {seqno} of {high_seqno} for {still} s");
             ("lagging", Some(vbid.0), None, message)
         }
-        StreamEvent::Held { vbid, waits } => {
+        StreamEvent::Unpersisted { vbid, waits } => {
             let message = format!("changes wait to be persisted for {} s", waits.as_secs());
-            ("held", Some(vbid.0), None, message)
+            ("unpersisted", Some(vbid.0), None, message)
         }
         StreamEvent::NothingPersisted => {
             let message = "the bucket lives in memory only: persisted_only has no effect";
@@ -217,7 +217,7 @@ impl ChangeStream {
             ("backing_off", stats.backing_off),
             ("complete", stats.complete),
             ("failed", stats.failed),
-            ("settling", stats.settling),
+            ("diverged", stats.diverged),
             ("connections", stats.connections),
         ] {
             dict.set_item(name, count)?;
@@ -227,12 +227,12 @@ impl ChangeStream {
             ("batches", stats.batches),
             ("rows", stats.rows),
             ("buffered_bytes", stats.buffered_bytes),
-            ("held_rows", stats.held_rows),
-            ("held_bytes", stats.held_bytes),
+            ("unpersisted_rows", stats.unpersisted_rows),
+            ("unpersisted_bytes", stats.unpersisted_bytes),
         ] {
             dict.set_item(name, count)?;
         }
-        dict.set_item("held_seconds", stats.held_for.as_secs_f64())?;
+        dict.set_item("unpersisted_seconds", stats.unpersisted_for.as_secs_f64())?;
         dict.set_item("elapsed", stats.elapsed.as_secs_f64())?;
         Ok(dict)
     }
@@ -244,10 +244,10 @@ impl ChangeStream {
         let of = |vbucket: VbucketStats| {
             let high_seqno = vbucket.high_seqno.map(|seqno| seqno.0);
             let persisted_seqno = vbucket.persisted_seqno.map(|seqno| seqno.0);
-            let held_seconds = vbucket.held_for.map(|held| held.as_secs_f64());
-            let (state, is_settling) = (vbucket.state.as_str(), vbucket.is_settling);
+            let unpersisted_seconds = vbucket.unpersisted_for.map(|held| held.as_secs_f64());
+            let (state, is_diverged) = (vbucket.state.as_str(), vbucket.is_diverged);
             let seqnos = (vbucket.seqno.0, high_seqno, persisted_seqno);
-            (vbucket.vbid.0, state, seqnos, held_seconds, is_settling)
+            (vbucket.vbid.0, state, seqnos, unpersisted_seconds, is_diverged)
         };
         Ok(stats.into_iter().map(of).collect())
     }

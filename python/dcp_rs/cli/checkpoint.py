@@ -90,7 +90,7 @@ def _reset(options: argparse.Namespace) -> None:
         print(json.dumps({"file": options.file, "reset": sorted(forgotten)}))
     else:
         left = len(known) - len(forgotten)
-        print(f"{options.file}: {len(forgotten)} vBuckets begin anew, {left} are as they were")
+        print(f"{options.file}: reset {len(forgotten)} vBuckets, kept {left}")
 
 
 def _copy(options: argparse.Namespace) -> None:

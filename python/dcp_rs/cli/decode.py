@@ -34,7 +34,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         "decode",
         help="show recorded packets",
         description="Shows packets, a line each. FILE is a trace (JSON lines with `dir` and `hex`),"
-        " a hex dump, or the bytes themselves; which of them shows by itself.",
+        " a hex dump, or the bytes themselves; the format is detected.",
     )
     parser.add_argument("file", metavar="FILE", help="file to read; - for standard input")
     parser.add_argument("--json", action="store_true", help="a JSON document per packet")

@@ -30,7 +30,7 @@ class VBucketRange:
     epoch: int = 0
     """Rollbacks of the vBucket that were seen before."""
     rolled_back: bool = False
-    """Whether a rollback to `from_seqno` is to be told before the changes."""
+    """Whether a rollback row to `from_seqno` comes before the changes."""
 
     @property
     def size(self) -> int:

@@ -123,7 +123,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
         self._connected().fix_target()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
-        """Plans the end of the next micro-batch, with rollbacks told or refused."""
+        """Plans the end of the next micro-batch; rollbacks become rows or errors."""
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         with options_coded():  # inside: Spark counts the parameters of this method
             return self._connected().end(start, rows)

@@ -45,7 +45,7 @@ _CONNECTION = (
 
 
 # Seconds for which a connection waits for the next task. Spark ends workers that are idle for a
-# minute; until then the engine answers the server's signs of life.
+# minute; until then the engine answers the server's noops.
 _KEEP_CONNECTIONS = 55.0
 
 # Seconds after which a client that no task has asked for is closed: its cluster may be gone.
@@ -169,18 +169,21 @@ def _rollback_rows(split: Split) -> pa.RecordBatch | None:
     """Makes the rows that tell of planned rollbacks."""
     import pyarrow as pa
 
-    told = [each for each in split.ranges if each.rolled_back]
-    if not told:
+    rolled_back = [each for each in split.ranges if each.rolled_back]
+    if not rolled_back:
         return None
     values = {
-        "op": ["rollback"] * len(told),
-        "vbucket": [each.vbucket for each in told],
-        "seqno": [each.from_seqno for each in told],
-        "epoch": [each.epoch for each in told],
+        "op": ["rollback"] * len(rolled_back),
+        "vbucket": [each.vbucket for each in rolled_back],
+        "seqno": [each.from_seqno for each in rolled_back],
+        "epoch": [each.epoch for each in rolled_back],
     }
     fields = table_schema(split.options).to_pyarrow()
     return pa.record_batch(
-        [pa.array(values.get(field.name, [None] * len(told)), field.type) for field in fields],
+        [
+            pa.array(values.get(field.name, [None] * len(rolled_back)), field.type)
+            for field in fields
+        ],
         schema=fields,
     )
 

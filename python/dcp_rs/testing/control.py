@@ -1,4 +1,4 @@
-"""What an operator does to an embedded cluster, and what befalls it."""
+"""What an operator does to an embedded cluster, and the failures to inject into it."""
 
 from __future__ import annotations
 

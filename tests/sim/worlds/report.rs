@@ -27,7 +27,7 @@ const REQUIRED: &[&str] = &[
     "event BackingOff",
     "event ConnectionLost",
     "event Ended",
-    "event Held",
+    "event Unpersisted",
     "event Lagging",
     "event Moved",
     "event NothingPersisted",

@@ -55,7 +55,7 @@ impl<S: BatchSink> Cluster<S> {
         }
         for (vbid, waits) in self.persistence.overdue(now) {
             tracing::warn!(%vbid, ?waits, "changes wait for a copy that does not persist them");
-            self.stats.events.push(StreamEvent::Held { vbid, waits });
+            self.stats.events.push(StreamEvent::Unpersisted { vbid, waits });
         }
     }
 

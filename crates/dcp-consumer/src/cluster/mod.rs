@@ -285,9 +285,8 @@ impl<S: BatchSink> Cluster<S> {
                 }
             }
             Report::Lost { streams, error } => {
-                let cause = Chain(&error).to_string();
-                tracing::warn!(error = %cause, streams = streams.len(), "a connection was lost");
-                let node = self.node_name(id);
+                let (node, cause) = (self.node_name(id), Chain(&error).to_string());
+                tracing::warn!(%node, streams = streams.len(), error = %cause, "connection lost");
                 self.stats.events.push(StreamEvent::ConnectionLost { node, error: cause });
                 if let Some(error) = self.unusable.lost(&error, &streams) {
                     return Err(error);
@@ -383,8 +382,15 @@ impl<S: BatchSink> Cluster<S> {
         vbuckets.clear();
         let known = |(vbid, state, high_seqno)| {
             let persisted_seqno = self.persistence.persisted(vbid);
-            let (held_since, is_settling) = self.persistence.waiting(vbid);
-            KnownVbucket { vbid, state, high_seqno, persisted_seqno, held_since, is_settling }
+            let (unpersisted_since, is_diverged) = self.persistence.waiting(vbid);
+            KnownVbucket {
+                vbid,
+                state,
+                high_seqno,
+                persisted_seqno,
+                unpersisted_since,
+                is_diverged,
+            }
         };
         vbuckets.extend(self.reconciler.states().map(known));
     }

@@ -19,9 +19,9 @@ pub(crate) struct KnownVbucket {
     /// Up to here it is on the disks of all copies.
     pub(crate) persisted_seqno: Option<Seqno>,
     /// Since when changes wait for that.
-    pub(crate) held_since: Option<Instant>,
+    pub(crate) unpersisted_since: Option<Instant>,
     /// Whether copies are on different branches meanwhile.
-    pub(crate) is_settling: bool,
+    pub(crate) is_diverged: bool,
 }
 
 /// Numbers of a stream, written by its task and read by the application.
@@ -40,8 +40,8 @@ impl SharedStats {
             let (counted, unacknowledged, waiting) = link.stats();
             stats.connection.add(&counted);
             stats.buffered_bytes += unacknowledged;
-            stats.held_rows += waiting.rows;
-            stats.held_bytes += waiting.bytes;
+            stats.unpersisted_rows += waiting.rows;
+            stats.unpersisted_bytes += waiting.bytes;
         }
         stats
     }

@@ -26,7 +26,7 @@ impl Over {
             ConnectionError::Idle => ErrorKind::ConnectionLost,
             _ => ErrorKind::Protocol,
         };
-        let message = format!("the connection to {peer} was given up");
+        let message = format!("the connection to {peer} was closed");
         Self::Lost(Error::new(kind, message).with_source(error))
     }
 

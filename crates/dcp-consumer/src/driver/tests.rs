@@ -169,7 +169,7 @@ async fn a_closed_socket_and_a_broken_protocol_are_told_apart() {
     assert_eq!(error.kind(), ErrorKind::Protocol, "an item before any marker");
     assert_eq!(
         Chain(&error).to_string(),
-        "the connection to node:11210 was given up: the server broke the protocol: vb:0 \
+        "the connection to node:11210 was closed: the server broke the protocol: vb:0 \
          DCP_MUTATION with seqno 1: message outside a snapshot"
     );
 

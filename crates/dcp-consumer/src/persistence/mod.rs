@@ -69,7 +69,7 @@ impl Watched {
 
     /// Whether changes wait for copies to be of one mind: one of them is on another branch than the
     /// stream, or does not know that one yet.
-    fn is_settling(&self) -> bool {
+    fn is_diverged(&self) -> bool {
         let differs = |(vbuuid, _): &(Vbuuid, Seqno)| *vbuuid != self.vbuuid;
         self.since.is_some() && self.answers.iter().flatten().any(differs)
     }
@@ -262,7 +262,7 @@ impl Persistence {
     /// branches.
     pub(crate) fn waiting(&self, vbid: Vbid) -> (Option<Instant>, bool) {
         let watched = self.vbuckets.get(&vbid);
-        watched.map_or((None, false), |watched| (watched.since, watched.is_settling()))
+        watched.map_or((None, false), |watched| (watched.since, watched.is_diverged()))
     }
 
     /// vBuckets whose active copy has left the branch of the changes that wait, so that these will

@@ -32,7 +32,7 @@ async fn stream(client: &Client, options: StreamOptions) -> ChangeStream<Vec<Ite
 /// Waits until so many rows are held back, during which none may be delivered.
 async fn held(stream: &mut ChangeStream<Vec<Item>>, rows: u64) {
     let wait = async {
-        while stream.stats().held_rows != rows {
+        while stream.stats().unpersisted_rows != rows {
             if let Ok(next) = timeout(Duration::from_millis(20), stream.next()).await {
                 panic!("{:?} was delivered", next.unwrap().unwrap().batch);
             }
@@ -107,9 +107,12 @@ async fn rule_11_the_copy_that_persists_least_decides_and_is_shown() {
     assert!(rows.into_iter().all(|item| row(item).vbid == Vbid(1)), "others go on");
     held(&mut stream, high[&VB].0).await;
     let stats = stream.stats();
-    assert!(stats.held_bytes > 0 && stats.held_bytes <= stats.buffered_bytes, "{stats:?}");
-    assert!(!stats.held_for.is_zero() && stats.settling == 0, "{stats:?}");
-    assert!(stream.vbucket_stats()[0].held_for.is_some());
+    assert!(
+        stats.unpersisted_bytes > 0 && stats.unpersisted_bytes <= stats.buffered_bytes,
+        "{stats:?}"
+    );
+    assert!(!stats.unpersisted_for.is_zero() && stats.diverged == 0, "{stats:?}");
+    assert!(stream.vbucket_stats()[0].unpersisted_for.is_some());
     let persisted = |stream: &ChangeStream<Vec<Item>>| stream.vbucket_stats()[0].persisted_seqno;
     until(&stream, |stream| persisted(stream) == Some(Seqno(0))).await;
     producer.hold_persistence(VB, 2, false).unwrap();
@@ -121,8 +124,11 @@ async fn rule_11_the_copy_that_persists_least_decides_and_is_shown() {
         timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap();
     }
     until(&stream, |stream| persisted(stream) == Some(high[&VB])).await;
-    until(&stream, |stream| (stream.stats().held_rows, stream.stats().held_bytes) == (0, 0)).await;
-    until(&stream, |stream| stream.stats().held_for.is_zero()).await;
+    until(&stream, |stream| {
+        (stream.stats().unpersisted_rows, stream.stats().unpersisted_bytes) == (0, 0)
+    })
+    .await;
+    until(&stream, |stream| stream.stats().unpersisted_for.is_zero()).await;
 }
 
 #[tokio::test]
@@ -164,11 +170,11 @@ async fn rule_11_it_is_shown_that_changes_wait_for_a_copy_on_another_branch() {
     producer.failover(0, false).unwrap();
     write(&producer, 5..8);
     held(&mut stream, 3).await;
-    until(&stream, |stream| stream.stats().settling == 1).await;
-    assert!(stream.vbucket_stats()[0].is_settling);
+    until(&stream, |stream| stream.stats().diverged == 1).await;
+    assert!(stream.vbucket_stats()[0].is_diverged);
     producer.set_replica_lag(VB, 1, Some(0)).unwrap();
     assert_eq!(seqnos(&take(&mut stream, 3).await), [6, 7, 8]);
-    until(&stream, |stream| stream.stats().settling == 0).await;
+    until(&stream, |stream| stream.stats().diverged == 0).await;
 }
 
 #[tokio::test]
@@ -186,9 +192,9 @@ async fn rule_11_what_waits_is_bounded_by_the_window() {
     options.buffer_size = StreamOptions::MIN_BUFFER_SIZE;
     let mut stream = stream(&client, options).await;
     let window = u64::from(StreamOptions::MIN_BUFFER_SIZE);
-    until(&stream, |stream| stream.stats().held_bytes >= window).await;
+    until(&stream, |stream| stream.stats().unpersisted_bytes >= window).await;
     let stats = stream.stats();
-    assert!(stats.held_bytes < window + 2 * VALUE as u64, "{stats:?}");
+    assert!(stats.unpersisted_bytes < window + 2 * VALUE as u64, "{stats:?}");
     producer.hold_persistence(VB, 1, false).unwrap();
     producer.persist();
     take(&mut stream, 200).await;

@@ -132,7 +132,7 @@ pub struct Connection {
     /// How many requests for high seqnos were made, and whether the last one is still to be sent.
     high_seqno_requests: u32,
     asks_high_seqnos: bool,
-    /// When the server last gave a sign of life.
+    /// When anything last came from the server.
     pub(super) heard_at: Instant,
     /// Bytes of a packet that was not whole at that moment.
     pub(super) incomplete: usize,

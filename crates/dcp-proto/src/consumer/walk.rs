@@ -18,9 +18,9 @@ use super::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError};
 use crate::ChangeSink;
 use crate::flow_control::counted_bytes;
 
-/// So many bytes of a packet that is not whole yet are a sign of life: more than noops and the
+/// So many bytes of a packet that is not whole yet show that the peer is alive: more than noops and
 /// answers to what is asked from time to time, and little for the slowest network.
-const SIGN_OF_LIFE: usize = 64 * 1024;
+const ALIVE_BYTES: usize = 64 * 1024;
 
 impl Connection {
     /// Input: bytes that arrived, from the first one not consumed before. Walks whole packets
@@ -89,9 +89,9 @@ impl Connection {
         self.stats.packets += packets;
         self.stats.bytes += walk.consumed as u64;
         self.stats.changes += walk.rows as u64;
-        // Bytes that lay here before are no sign of life, nor are few that make no packet whole:
+        // Bytes that lay here before do not show that the peer is alive, nor are few that make no packet whole:
         // what a server that has cut a packet short sends afterwards would fill it up for hours.
-        if walk.consumed > 0 || rest.len() >= self.incomplete.saturating_add(SIGN_OF_LIFE) {
+        if walk.consumed > 0 || rest.len() >= self.incomplete.saturating_add(ALIVE_BYTES) {
             (self.heard_at, self.incomplete) = (now, rest.len());
         }
         Ok(walk)

@@ -1,4 +1,4 @@
-//! Flow control, memory and signs of life.
+//! Flow control, memory and keep-alive.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

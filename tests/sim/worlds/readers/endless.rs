@@ -127,7 +127,7 @@ impl Process {
                 format!("{} bytes are buffered, at most {most} may be", stats.buffered_bytes);
             return Err(Stop::Violation(wrong));
         }
-        if stats.held_rows > 0 {
+        if stats.unpersisted_rows > 0 {
             self.shared.count("rows held for persistence");
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Flow control to the byte, signs of life, dead connections.
+//! Flow control to the byte, keep-alive, dead connections.
 
 use std::time::Duration;
 
