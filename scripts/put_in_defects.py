@@ -45,6 +45,13 @@ ENVIRONMENT_OF_WORLDS = {
     "DCP_SIM_FAILURES": "1",
     "DCP_SIM_BRIEF": "1",
 }
+# Worlds are run optimized, but not when they are linked: that takes longer with every defect than
+# most of them take to be found.
+PROFILE_OF_WORLDS = {
+    "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16",
+    "CARGO_PROFILE_RELEASE_INCREMENTAL": "true",
+    "CARGO_PROFILE_RELEASE_LTO": "off",
+}
 PATIENCE_WITH_WORLDS = 3600
 
 EXTENSION = "python/dcp_rs/_dcp_rs.abi3.so"
@@ -150,7 +157,7 @@ def place_of(test: str) -> tuple[str, ...]:
     if path.endswith(".py"):
         return ("pytest", path)
     if path.startswith("tests/sim/"):
-        return ("-p", WORLDS, "--test", "worlds")
+        return ("--release", "-p", WORLDS, "--test", "worlds")
     crate, kind, *rest = Path(path).parts
     if kind == "src":
         return ("-p", crate, "--lib")
@@ -175,6 +182,7 @@ class Bench:
             "CARGO_PROFILE_DEV_DEBUG": "0",
             "CARGO_PROFILE_DEV_INCREMENTAL": "true",
             "PYTHONPATH": str(self.folder / "python"),
+            **PROFILE_OF_WORLDS,
         }
         return dict(os.environ) | more
 
