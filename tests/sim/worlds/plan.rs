@@ -200,7 +200,17 @@ impl Plan {
         };
         let readers = 0..rng.random_range(1..=3);
         let shared = rng.random_bool(0.3);
-        let readers: Vec<_> = readers.map(|number| ReaderPlan::new(number, shared, rng)).collect();
+        let mut readers: Vec<_> =
+            readers.map(|number| ReaderPlan::new(number, shared, rng)).collect();
+        // Apart from everything else, so that a seed keeps its plan.
+        let apart = &mut StdRng::seed_from_u64(!seed);
+        for reader in readers.iter_mut().filter(|of| of.kind == ReaderKind::Batches) {
+            reader.filter = match apart.random_range(0..10) {
+                0..4 => FilterPlan::Collections,
+                4 => FilterPlan::Scope,
+                _ => FilterPlan::All,
+            };
+        }
         let trusts_disks = !ephemeral
             && readers.iter().any(|of| of.kind == ReaderKind::Batches && of.persisted_only);
         let step = |rng: &mut StdRng| Step {

@@ -16,6 +16,7 @@ const REQUIRED: &[&str] = &[
     "began anew after a purge",
     "began anew after a rollback",
     "began anew on another bucket",
+    "began anew with a wider filter",
     "began anew with other collections",
     "branch of history",
     "call cancelled",

@@ -228,17 +228,22 @@ impl Truth {
         writes.iter().find(|write| write.cas == cas)
     }
 
-    /// What is in the cluster, of these keys; each must have been written.
+    /// What is in the cluster, of these keys, up to the end of their vBucket; each must have been
+    /// written.
     pub(crate) fn documents<'a>(
         &self,
         producer: &Producer,
         keys: impl Iterator<Item = (u32, &'a [u8])>,
+        end: impl Fn(Vbid) -> Option<u64>,
     ) -> Result<Documents, String> {
         let mut documents = Documents::new();
         for (collection, key) in keys {
             let id = dcp_wire::CollectionId(collection);
             let Some(found) = producer.get_from(id, key) else { continue };
             let vbid = producer.vbid_of(key);
+            if end(vbid).is_none_or(|end| found.seqno.0 > end) {
+                continue;
+            }
             let write = self.of_document(vbid, found.seqno.0, found.cas.0);
             let name = String::from_utf8_lossy(key);
             let write = write.ok_or_else(|| format!("the cluster made up {name} in {vbid}"))?;

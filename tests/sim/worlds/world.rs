@@ -310,6 +310,16 @@ impl World {
         ids: &BTreeSet<u32>,
         transactions: bool,
     ) -> Result<Documents, String> {
+        self.documents_up_to(ids, transactions, |_| Some(u64::MAX))
+    }
+
+    /// What is in these collections, of the vBuckets that have an end up to there.
+    pub(crate) fn documents_up_to(
+        &self,
+        ids: &BTreeSet<u32>,
+        transactions: bool,
+        end: impl Fn(Vbid) -> Option<u64>,
+    ) -> Result<Documents, String> {
         let keys: Vec<Vec<u8>> = (0..KEYS).map(|key| format!("key-{key}").into_bytes()).collect();
         let records: Vec<Vec<u8>> = (0..4).map(|key| format!("_txn:{key}").into_bytes()).collect();
         let mut all = Vec::new();
@@ -319,7 +329,13 @@ impl World {
                 all.extend(records.iter().map(|key| (id, key.as_slice())));
             }
         }
-        self.truth.documents(&self.producer, all.into_iter())
+        self.truth.documents(&self.producer, all.into_iter(), end)
+    }
+
+    /// The branch each vBucket is on.
+    pub(crate) fn branches(&self) -> BTreeMap<Vbid, u64> {
+        let logs = self.producer.failover_logs().into_iter();
+        logs.filter_map(|(vbid, log)| Some((vbid, log.first()?.vbuuid.0))).collect()
     }
 
     /// A row a reader was given is one it asked for, and true.

@@ -1,23 +1,26 @@
 //! Bounded reads that follow each other, as Spark's micro-batches: a driver that plans and writes
 //! down what it planned, tasks that may run twice, and a process that dies between any two steps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dcp_consumer::micro_batch::{Planner, PlannerError, PlannerOptions, open};
-use dcp_consumer::{Client, ConnectOptions, ErrorKind, StreamOptions};
+use dcp_consumer::{Client, ConnectOptions, ErrorKind, Filter, StreamOptions};
 use dcp_proto::Rollback;
 use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
+use dcp_proto::consumer::StreamFilter;
 use dcp_proto::micro_batch::{
     Limits, Offsets, OffsetsError, OnRollback, Partition, PlanError, Start,
 };
-use dcp_wire::Vbuuid;
+use dcp_wire::{Vbid, Vbuuid};
 use rand::Rng;
 use rand::rngs::StdRng;
 use tokio::time::sleep;
 
+use super::verdict::wanted_ids;
 use super::{Process, RETRY_TIMEOUT, Stop};
-use crate::rows::{Item, Rows, Table};
+use crate::plan::FilterPlan;
+use crate::rows::{Item, Rows, Table, shown};
 use crate::storage::Pair;
 
 /// What is kept of micro-batches: the offsets that were written down, and the rows of batches that
@@ -28,6 +31,8 @@ pub(crate) struct Log {
     offsets: Vec<String>,
     committed: usize,
     pub(crate) table: Table,
+    /// Collections that the newest offsets were planned for, where the filter names any.
+    ids: Option<BTreeSet<u32>>,
 }
 
 impl Log {
@@ -35,7 +40,7 @@ impl Log {
     pub(crate) fn as_pair(&self) -> Option<Pair> {
         let offsets = self.offsets(0)?;
         let checkpoint = Checkpoint::new(offsets.bucket_uuid(), StoredFilter::default());
-        Some(Pair { checkpoint, table: self.table.clone(), ids: None, since: 0 })
+        Some(Pair { checkpoint, table: self.table.clone(), ids: self.ids.clone(), since: 0 })
     }
 
     /// Offsets that were written down, of a batch or of the beginning.
@@ -50,21 +55,9 @@ impl Process {
     pub(super) async fn read_batches(&self, rng: &mut StdRng) -> Result<(), Stop> {
         let client = self.client(rng).await?;
         let connect = self.connect_options();
-        let options = PlannerOptions {
-            system_documents: self.plan.system_documents,
-            patience: RETRY_TIMEOUT,
-            ..PlannerOptions::default()
-        };
-        let mut planner =
-            Planner::new(&client, options).await.map_err(|error| self.planning(error))?;
-        let base = StreamOptions {
-            batch: self.plan.batch,
-            noop_interval: self.plan.noop_interval,
-            compressed: self.plan.compressed,
-            system_documents: self.plan.system_documents,
-            buffer_size: StreamOptions::MIN_BUFFER_SIZE,
-            ..StreamOptions::default()
-        };
+        let (filter, _) = self.filter(&self.names_for_batches(rng))?;
+        let mut planner = self.planner(&client, &filter).await?;
+        let base = self.base(filter);
         let mut kept = None;
         let available_now = rng.random_bool(0.3);
         if available_now {
@@ -84,6 +77,54 @@ impl Process {
             }
         }
         Ok(())
+    }
+
+    /// Collections of a job that is started again: those it had, or, because somebody has changed
+    /// its options, all there are or but one.
+    fn names_for_batches(&self, rng: &mut StdRng) -> BTreeMap<String, u32> {
+        let Log { offsets, committed, ids: had, .. } = self.storage.borrow().batches.clone();
+        // A batch that is under way keeps the filter that its offsets name.
+        let is_under_way = offsets.len() > committed;
+        let is_well = self.shared.healed.get().is_some();
+        if self.plan.filter != FilterPlan::Collections || is_under_way || is_well {
+            return self.names(had.as_ref());
+        }
+        let is_widened = had.is_some() && rng.random_bool(0.3);
+        let mut names = self.names(if is_widened { None } else { had.as_ref() });
+        let is_narrowed = rng.random_bool(if had.is_some() { 0.1 } else { 0.4 });
+        if is_narrowed && names.len() > 1 {
+            names.pop_first();
+        }
+        names
+    }
+
+    /// A planner for what the filter names, as long as it names what it did.
+    async fn planner(&self, client: &Client, filter: &Filter) -> Result<Planner, Stop> {
+        let options = PlannerOptions {
+            filter: filter.clone(),
+            system_documents: self.plan.system_documents,
+            patience: RETRY_TIMEOUT,
+            ..PlannerOptions::default()
+        };
+        let planner = Planner::new(client, options).await.map_err(|error| self.planning(error))?;
+        let ids = match planner.earliest().filter().map(StoredFilter::documents) {
+            Some(StreamFilter::Collections(ids)) => Some(ids.iter().map(|id| id.0).collect()),
+            _ => None,
+        };
+        if *self.ids.borrow() == ids { Ok(planner) } else { Err(Stop::Again) }
+    }
+
+    /// What the streams of tasks have in common.
+    fn base(&self, filter: Filter) -> StreamOptions {
+        StreamOptions {
+            filter,
+            batch: self.plan.batch,
+            noop_interval: self.plan.noop_interval,
+            compressed: self.plan.compressed,
+            system_documents: self.plan.system_documents,
+            buffer_size: StreamOptions::MIN_BUFFER_SIZE,
+            ..StreamOptions::default()
+        }
     }
 
     fn limits(&self, rng: &mut StdRng) -> Limits {
@@ -112,17 +153,21 @@ impl Process {
         let mut log = self.storage.borrow().batches.clone();
         if log.offsets.is_empty() {
             log.offsets.push(planner.earliest().to_json());
+            log.ids.clone_from(&self.ids.borrow());
             log.committed = 1;
             self.storage.borrow_mut().batches = log.clone();
         }
         let start: Start = log.offsets(log.committed - 1).expect("the last one committed").into();
         if log.offsets.len() == log.committed {
+            let branches = self.shared.world.borrow().branches();
             let end = planner.end(&start, &limits).await.map_err(|error| self.planning(error))?;
+            self.check_read(&log, start.offsets(), &end, &branches).map_err(Stop::Violation)?;
             if end == *start.offsets() {
                 return Ok(false);
             }
             // Written down before anything of it is read.
             log.offsets.push(end.to_json());
+            log.ids.clone_from(&self.ids.borrow());
             self.storage.borrow_mut().batches = log.clone();
         } else {
             self.shared.count("micro-batch repeated");
@@ -152,6 +197,34 @@ impl Process {
         self.storage.borrow_mut().batches = log;
         self.shared.count("micro-batch committed");
         Ok(true)
+    }
+
+    /// Where no rollback is told, what was read up to the offsets is all the cluster has up to
+    /// there. Branches are those before the plan was made.
+    fn check_read(
+        &self,
+        log: &Log,
+        from: &Offsets,
+        to: &Offsets,
+        branches: &BTreeMap<Vbid, u64>,
+    ) -> Result<(), String> {
+        let world = self.shared.world.borrow();
+        if from.bucket_uuid() != world.producer.bucket_uuid() {
+            return Ok(());
+        }
+        let after = world.branches();
+        let is_told = |vbid| to.get(vbid).epoch > from.get(vbid).epoch;
+        let is_same =
+            |vbid| branches.contains_key(&vbid) && branches.get(&vbid) == after.get(&vbid);
+        let end = |vbid| (is_same(vbid) && !is_told(vbid)).then(|| from.get(vbid).seqno.0);
+        let ids = wanted_ids(&self.plan, &world, log.as_pair().as_ref());
+        let wants = world.documents_up_to(&ids, self.plan.system_documents, end)?;
+        let has = log.table.documents(None);
+        let passed = wants.iter().find(|(key, value)| has.get(key) != Some(value));
+        passed.map_or(Ok(()), |((id, key), value)| {
+            let (key, value) = (String::from_utf8_lossy(key), shown(value));
+            Err(format!("the offsets have passed {id}/{key} = {value}: {from:?}"))
+        })
     }
 
     /// One task, maybe twice over as a speculative one, or once more after a failure: both have the
@@ -208,7 +281,7 @@ impl Process {
         while let Some(delivered) = stream.next().await {
             let batch = delivered.map_err(Stop::Running)?.batch;
             self.watch(&stream)?;
-            self.check_items(&batch, client.bucket_uuid(), None)?;
+            self.check_items(&batch, client.bucket_uuid(), self.ids.borrow().as_ref())?;
             for item in &batch {
                 if let Item::Change(row) = item
                     && ends.get(&row.vbid).is_none_or(|end| row.seqno > *end)
@@ -251,7 +324,23 @@ impl Process {
                 self.storage.borrow_mut().lose();
                 Stop::Again
             }
+            PlannerError::Offsets(OffsetsError::OtherFilter(_)) => self.other_filter(error),
             error => Stop::Violation(format!("planning: {error:?}")),
+        }
+    }
+
+    /// Offsets are refused for another filter: only where it names more, or what is gone.
+    fn other_filter(&self, error: PlannerError) -> Stop {
+        let had = self.storage.borrow().batches.ids.clone();
+        let (asked, world) = (self.ids.borrow(), self.shared.world.borrow());
+        match (&*asked, &had) {
+            (Some(asked), Some(had)) if !asked.is_subset(had) => {
+                self.storage.borrow_mut().lose();
+                self.shared.count("began anew with a wider filter");
+                Stop::Again
+            }
+            _ if self.names_dropped(&world) => Stop::Again,
+            _ => Stop::Violation(format!("a part of the filter is refused: {error}")),
         }
     }
 

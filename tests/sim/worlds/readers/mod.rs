@@ -292,21 +292,8 @@ impl Process {
         let client = self.client(rng).await?;
         let is_foreign = |pair: &Pair| pair.checkpoint.bucket_uuid() != client.bucket_uuid();
         self.is_foreign.set(pair.as_ref().is_some_and(is_foreign));
-        let names = self.names(pair.as_ref());
-        let filter = match self.plan.filter {
-            FilterPlan::All => Filter::All,
-            FilterPlan::Scope => Filter::Scope("shop".to_owned()),
-            FilterPlan::Collections if names.is_empty() => {
-                if pair.is_some() {
-                    self.storage.borrow_mut().lose();
-                }
-                return Err(Stop::Again);
-            }
-            FilterPlan::Collections => Filter::Collections(names.keys().cloned().collect()),
-        };
-        let ids: BTreeSet<u32> = names.values().copied().collect();
-        let ids = (self.plan.filter == FilterPlan::Collections).then_some(ids);
-        self.ids.borrow_mut().clone_from(&ids);
+        let names = self.names(pair.as_ref().and_then(|pair| pair.ids.as_ref()));
+        let (filter, ids) = self.filter(&names)?;
         if let Some(had) = pair.as_ref().and_then(|pair| pair.ids.as_ref())
             && ids.as_ref().is_some_and(|ids| ids.len() < had.len())
         {
@@ -334,10 +321,29 @@ impl Process {
         Ok(Wanted { client, options, pair, ids, losses })
     }
 
-    /// Collections to ask for: those stored, or those there are. By name.
-    fn names(&self, pair: Option<&Pair>) -> BTreeMap<String, u32> {
+    /// The filter to ask for, and the collections it names.
+    fn filter(
+        &self,
+        names: &BTreeMap<String, u32>,
+    ) -> Result<(Filter, Option<BTreeSet<u32>>), Stop> {
+        let filter = match self.plan.filter {
+            FilterPlan::All => Filter::All,
+            FilterPlan::Scope => Filter::Scope("shop".to_owned()),
+            FilterPlan::Collections if names.is_empty() => {
+                self.storage.borrow_mut().lose();
+                return Err(Stop::Again);
+            }
+            FilterPlan::Collections => Filter::Collections(names.keys().cloned().collect()),
+        };
+        let ids = names.values().copied().collect();
+        let ids = (self.plan.filter == FilterPlan::Collections).then_some(ids);
+        self.ids.borrow_mut().clone_from(&ids);
+        Ok((filter, ids))
+    }
+
+    /// Collections to ask for: those there are of what was asked for before. By name.
+    fn names(&self, had: Option<&BTreeSet<u32>>) -> BTreeMap<String, u32> {
         let world = self.shared.world.borrow();
-        let had = pair.and_then(|pair| pair.ids.as_ref());
         let of_shop = NAMES.iter().filter(|(scope, _)| *scope == "shop");
         of_shop
             .filter_map(|(scope, name)| {

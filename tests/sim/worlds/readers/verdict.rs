@@ -14,7 +14,8 @@ use crate::world::World;
 pub(super) fn compare(plan: &ReaderPlan, world: &World, pair: Option<&Pair>) -> Result<(), String> {
     let ids = wanted_ids(plan, world, pair);
     if plan.filter == FilterPlan::Collections && ids.is_empty() {
-        return Ok(());
+        let is_more = !world.live(|of| of.scope == "shop").is_empty();
+        return if is_more { Err("nothing of its filter was read".to_owned()) } else { Ok(()) };
     }
     let wants = world.documents(&ids, plan.system_documents)?;
     let nothing = Table::default();
@@ -47,7 +48,7 @@ fn is_since(world: &World, (collection, key): &(u32, Vec<u8>), since: u64) -> bo
 }
 
 /// The collections a reader is to have.
-fn wanted_ids(plan: &ReaderPlan, world: &World, pair: Option<&Pair>) -> BTreeSet<u32> {
+pub(super) fn wanted_ids(plan: &ReaderPlan, world: &World, pair: Option<&Pair>) -> BTreeSet<u32> {
     match plan.filter {
         FilterPlan::All => world.live(|of| plan.system_documents || of.scope != "_system"),
         FilterPlan::Scope => world.live(|of| of.scope == "shop"),
@@ -59,6 +60,12 @@ fn wanted_ids(plan: &ReaderPlan, world: &World, pair: Option<&Pair>) -> BTreeSet
 }
 
 impl Process {
+    /// Whether it asked for a collection that is gone.
+    pub(super) fn names_dropped(&self, world: &World) -> bool {
+        let live = world.live(|_| true);
+        self.ids.borrow().as_ref().is_some_and(|ids| !ids.is_subset(&live))
+    }
+
     /// Decides whether a reader may have stopped for this.
     pub(super) fn judge(&self, read: Result<(), Stop>) -> Result<(), String> {
         let (error, is_running) = match read {
@@ -128,6 +135,8 @@ impl Process {
             | ErrorKind::Status => !healed,
             // There may be no such collection.
             ErrorKind::Config => filtered,
+            // One has taken the name of another.
+            ErrorKind::Checkpoint => self.names_dropped(&world),
             _ => false,
         };
         if may_be {
