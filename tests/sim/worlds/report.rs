@@ -45,6 +45,7 @@ const REQUIRED: &[&str] = &[
     "micro-batch committed",
     "micro-batch repeated",
     "micro-batches of what is available now",
+    "read once",
     "reader Batches",
     "reader Endless",
     "reader Finite",

@@ -218,6 +218,15 @@ impl Table {
         Ok(())
     }
 
+    /// The changes it keeps.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &Row> {
+        let items = self.logs.values().flat_map(|log| &log.items);
+        items.filter_map(|(_, item)| match item {
+            Item::Change(row) => Some(&**row),
+            _ => None,
+        })
+    }
+
     /// Rollbacks there were.
     pub(crate) fn rollbacks(&self) -> u32 {
         self.logs.values().map(|log| log.epoch).sum()

@@ -184,6 +184,11 @@ impl Truth {
 
     /// A row must have been written, at its seqno, on the branch it names.
     pub(crate) fn check(&self, row: &Row) -> Result<(), String> {
+        self.check_on(row, row.vbuuid)
+    }
+
+    /// A row must have been written, at its seqno, and be part of a branch.
+    pub(crate) fn check_on(&self, row: &Row, vbuuid: u64) -> Result<(), String> {
         let history = self.vbuckets.get(&row.vbid).ok_or("no such vBucket")?;
         let writes = history.writes.get(&row.seqno.0).map(Vec::as_slice).unwrap_or_default();
         let is_it = |write: &&Write| {
@@ -194,11 +199,11 @@ impl Truth {
         let Some(write) = writes.iter().find(is_it) else {
             return Err(format!("was never written so: {row:?}"));
         };
-        if history.holds(row.vbuuid, row.seqno.0, write) {
+        if history.holds(vbuuid, row.seqno.0, write) {
             return Ok(());
         }
         Err(format!(
-            "is not on the branch it names: {row:?}, written on {}; {:?}",
+            "is not on the branch {vbuuid:x}: {row:?}, written on {:x}; {:?}",
             write.vbuuid, history.branches
         ))
     }

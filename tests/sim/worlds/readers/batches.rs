@@ -7,7 +7,7 @@ use std::time::Duration;
 use dcp_consumer::micro_batch::{Planner, PlannerError, PlannerOptions, open};
 use dcp_consumer::{Client, ConnectOptions, ErrorKind, Filter, StreamOptions};
 use dcp_proto::Rollback;
-use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
+use dcp_proto::checkpoint::{Checkpoint, CheckpointError, StoredFilter};
 use dcp_proto::consumer::StreamFilter;
 use dcp_proto::micro_batch::{
     Limits, Offsets, OffsetsError, OnRollback, Partition, PlanError, Start,
@@ -18,7 +18,7 @@ use rand::rngs::StdRng;
 use tokio::time::sleep;
 
 use super::verdict::wanted_ids;
-use super::{Process, RETRY_TIMEOUT, Stop};
+use super::{Process, RETRY_TIMEOUT, Stop, Wanted};
 use crate::plan::FilterPlan;
 use crate::rows::{Item, Rows, Table, shown};
 use crate::storage::Pair;
@@ -125,6 +125,35 @@ impl Process {
             buffer_size: StreamOptions::MIN_BUFFER_SIZE,
             ..StreamOptions::default()
         }
+    }
+
+    /// Reads all there is from where a stream stood, as a job that nothing follows. Tasks tell
+    /// rows and no positions, so that nothing of it is stored.
+    pub(super) async fn read_once(&self, wanted: &Wanted, rng: &mut StdRng) -> Result<Table, Stop> {
+        let filter = &wanted.options.filter;
+        let mut planner = self.planner(&wanted.client, filter).await?;
+        let (connect, base) = (self.connect_options(), self.base(filter.clone()));
+        let limits = Limits {
+            max_seqnos: None,
+            // Where deletions were purged all comes again.
+            allow_data_loss: true,
+            is_last: true,
+            ..self.limits(rng)
+        };
+        let (start, mut table) = match &wanted.pair {
+            Some(pair) => (planner.start_at(pair.checkpoint.clone()), pair.table.clone()),
+            None => (planner.earliest().into(), Table::default()),
+        };
+        let end = planner.end(&start, &limits).await.map_err(|error| self.planning(error))?;
+        let partitions = planner.partitions(&start, &end, None, &limits).await;
+        let mut kept = None;
+        for partition in partitions.map_err(|error| self.planning(error))? {
+            for item in self.task(&partition, &connect, &base, &mut kept, rng).await? {
+                table.apply(&item).map_err(Stop::Violation)?;
+            }
+        }
+        self.shared.count("read once");
+        Ok(table)
     }
 
     fn limits(&self, rng: &mut StdRng) -> Limits {
@@ -281,9 +310,13 @@ impl Process {
         while let Some(delivered) = stream.next().await {
             let batch = delivered.map_err(Stop::Running)?.batch;
             self.watch(&stream)?;
-            self.check_items(&batch, client.bucket_uuid(), self.ids.borrow().as_ref())?;
+            // One that nothing follows reads what is not on disk, too.
+            let persisted_only = self.plan.persisted_only && partition.is_followed;
+            let uuid = client.bucket_uuid();
+            self.check_items(&batch, uuid, self.ids.borrow().as_ref(), persisted_only)?;
             for item in &batch {
                 if let Item::Change(row) = item
+                    && partition.is_followed
                     && ends.get(&row.vbid).is_none_or(|end| row.seqno > *end)
                 {
                     return Err(Stop::Violation(format!("a row beyond its batch: {row:?}")));
@@ -324,7 +357,13 @@ impl Process {
                 self.storage.borrow_mut().lose();
                 Stop::Again
             }
-            PlannerError::Offsets(OffsetsError::OtherFilter(_)) => self.other_filter(error),
+            PlannerError::Checkpoint(CheckpointError::OtherBucket { .. })
+                if self.is_foreign.get() || self.is_of_old_bucket() =>
+            {
+                Stop::Again
+            }
+            PlannerError::Offsets(OffsetsError::OtherFilter(_))
+            | PlannerError::Checkpoint(CheckpointError::OtherFilter(_)) => self.other_filter(error),
             error => Stop::Violation(format!("planning: {error:?}")),
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dcp_consumer::{ChangeStream, End, Start, StreamOptions};
+use dcp_consumer::{ChangeStream, End, ErrorKind, Start, StreamOptions};
 use dcp_proto::Position;
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_wire::{Seqno, Vbid};
@@ -30,8 +30,48 @@ impl Process {
             false => End::At(self.some_ends(&wanted, rng).await?),
         };
         let clamp = rng.random_bool(0.5);
+        if self.seed % 3 == 0 {
+            self.check_read_once(&wanted, rng).await?;
+        }
         let pair = Box::pin(self.read_to(&wanted, end, clamp, rng)).await?;
         self.storage.borrow_mut().store(pair);
+        Ok(())
+    }
+
+    /// What a job has that goes on from the same place is the cluster's history too.
+    async fn check_read_once(&self, wanted: &Wanted, rng: &mut StdRng) -> Result<(), Stop> {
+        let branches = self.shared.world.borrow().branches();
+        let table = match Box::pin(self.read_once(wanted, rng)).await {
+            Ok(table) => table,
+            // Its end was lost meanwhile; or it is run again.
+            Err(Stop::Opening(error) | Stop::Running(error))
+                if error.kind() == ErrorKind::Rollback =>
+            {
+                return Ok(());
+            }
+            Err(Stop::Again) => return Ok(()),
+            Err(stop) => return Err(stop),
+        };
+        self.check_history(&table, &branches)
+    }
+
+    /// What was read where a vBucket stayed on the branch it was on before is that branch.
+    fn check_history(&self, table: &Table, before: &BTreeMap<Vbid, u64>) -> Result<(), Stop> {
+        let world = self.shared.world.borrow();
+        if world.lives != self.life.get() || self.is_foreign.get() {
+            return Ok(());
+        }
+        let branches = world.branches();
+        for row in table.rows() {
+            let branch = before.get(&row.vbid);
+            if let Some(&branch) = branch.filter(|branch| branches.get(&row.vbid) == Some(branch))
+                && world.truth.knows(row.vbid, branch)
+            {
+                let checked = world.truth.check_on(row, branch);
+                checked
+                    .map_err(|wrong| Stop::Violation(format!("a rollback was missed: {wrong}")))?;
+            }
+        }
         Ok(())
     }
 
@@ -65,6 +105,7 @@ impl Process {
             None => (Start::Earliest, Table::default()),
         };
         let options = StreamOptions { start, end: end.clone(), clamp, ..wanted.options.clone() };
+        let branches = self.shared.world.borrow().branches();
         let opening = Box::pin(wanted.client.stream(options, Rows::default));
         let mut stream = self.unless_cancelled(opening, rng).await?.map_err(Stop::Opening)?;
         if !self.is_current(wanted) {
@@ -88,6 +129,7 @@ impl Process {
             self.rest().await;
             sleep(Duration::from_millis(rng.random_range(0..=self.plan.slowness))).await;
         }
+        self.check_history(&table, &branches)?;
         let checkpoint = self.ended(wanted, &stream, &end, clamp, &given_back)?;
         let (ids, since) = (wanted.ids.clone(), 0);
         Ok(Pair { checkpoint, table, ids, since })

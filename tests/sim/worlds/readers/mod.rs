@@ -425,7 +425,8 @@ impl Process {
 
     /// Looks at what was received: all of it must be true.
     fn check(&self, items: &[Item], wanted: &Wanted) -> Result<(), Stop> {
-        self.check_items(items, wanted.client.bucket_uuid(), wanted.ids.as_ref())
+        let (uuid, ids) = (wanted.client.bucket_uuid(), wanted.ids.as_ref());
+        self.check_items(items, uuid, ids, self.plan.persisted_only)
     }
 
     fn check_items(
@@ -433,6 +434,7 @@ impl Process {
         items: &[Item],
         bucket_uuid: &str,
         ids: Option<&BTreeSet<u32>>,
+        persisted_only: bool,
     ) -> Result<(), Stop> {
         let mut world = self.shared.world.borrow_mut();
         if bucket_uuid != world.producer.bucket_uuid() {
@@ -454,7 +456,7 @@ impl Process {
                         let wrong = format!("a row that was not asked for: {row:?}");
                         return Err(Stop::Violation(wrong));
                     }
-                    if self.plan.persisted_only && !world.is_ephemeral {
+                    if persisted_only && !world.is_ephemeral {
                         world.truth.promise(row, self.plan.number);
                     }
                     self.shared.count(format!("row {:?}", row.op));
