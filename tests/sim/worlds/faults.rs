@@ -6,12 +6,17 @@ use std::time::Duration;
 use dcp_producer::VBucketState;
 use dcp_wire::{Seqno, Vbid};
 use rand::rngs::StdRng;
-use rand::seq::SliceRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use tokio::time::sleep;
 
-use crate::plan::{Kind, Step};
+use crate::plan::{Kind, ReaderKind, Step};
 use crate::run::Run;
+use crate::world::DEFAULT;
+
+/// Nodes refuse all streams for a while.
+const BUSY: &str = r#"[{"condition": {"opcode": "DCP_STREAM_REQ"},
+    "reaction": {"answer": {"status": "ETMPFAIL"}}}]"#;
 
 impl Run {
     /// Takes a step; tells what became of it.
@@ -35,6 +40,7 @@ impl Run {
             | Kind::HoldPersistence
             | Kind::ReplicaLag
             | Kind::Purge => self.write(step.kind, rng),
+            Kind::LoseTail if rng.random_bool(0.4) => self.lose_what_is_asked_for(rng).await,
             Kind::LoseTail | Kind::Rewrite => self.lose_tail(step.kind == Kind::Rewrite, rng),
             Kind::FailOver
             | Kind::FailOverGracefully
@@ -117,6 +123,34 @@ impl Run {
         format!("{vbid}, {lost} of {high}: {done}")
     }
 
+    /// Readers have seen where to end, and what they ask for is lost before nodes let them have it.
+    async fn lose_what_is_asked_for(&mut self, rng: &mut StdRng) -> String {
+        for reader in self.readers.iter_mut().filter(|of| of.plan.kind == ReaderKind::Finite) {
+            reader.kill().await;
+        }
+        let (vbid, had) = {
+            let mut world = self.shared.world.borrow_mut();
+            let vbid = world.any_vbid(rng);
+            let had = world.producer.high_seqnos().get(&vbid).copied().unwrap_or_default().0;
+            // So much that it takes a while until there is as much again.
+            world.write_to(vbid, 80, rng);
+            world.misbehave(BUSY, Duration::from_millis(rng.random_range(200..2000)));
+            (vbid, had)
+        };
+        self.readers.iter_mut().for_each(|reader| {
+            if reader.plan.kind == ReaderKind::Finite {
+                reader.start();
+            }
+        });
+        sleep(Duration::from_millis(rng.random_range(20..400))).await;
+        // Nobody who was there before has anything of what is lost.
+        let left = had + rng.random_range(0..8);
+        let mut world = self.shared.world.borrow_mut();
+        let done = world.producer.roll_back(vbid, Seqno(left)).is_ok();
+        world.observe(false);
+        format!("{vbid} back to {left} while streams are refused: {done}")
+    }
+
     fn change_nodes(&self, kind: Kind, rng: &mut StdRng) -> String {
         let mut world = self.shared.world.borrow_mut();
         let node = world.any_node(rng);
@@ -143,10 +177,12 @@ impl Run {
     /// of them where no replica gets it. Then a replica takes over that has everything but that, and
     /// with it the first version of that document.
     async fn rewrite_and_fail_over(&self, rng: &mut StdRng) -> String {
-        let (vbid, producer, mut keys) = {
+        let (vbid, producer, mut keys, collection) = {
             let world = self.shared.world.borrow();
             let vbid = world.any_vbid(rng);
-            (vbid, Arc::clone(&world.producer), world.keys_of(vbid))
+            let shop: Vec<u32> = world.live(|of| of.scope == "shop").into_iter().collect();
+            let collection = shop.choose(rng).copied().filter(|_| rng.random_bool(0.5));
+            (vbid, Arc::clone(&world.producer), world.keys_of(vbid), collection.unwrap_or(DEFAULT))
         };
         let copies = producer.copies_of(vbid).unwrap_or_default();
         if copies.len() < 2 || keys.len() < 2 {
@@ -156,12 +192,15 @@ impl Run {
         keys.truncate(rng.random_range(2..5));
         let (last, others) = keys.split_last().expect("two keys");
         let write = |keys: &[Vec<u8>], rng: &mut StdRng| {
-            self.shared.world.borrow_mut().write_each(keys, rng);
+            self.shared.world.borrow_mut().write_each(collection, keys, rng);
             producer.persist();
         };
         self.shared.world.borrow().catch_up();
+        producer.persist();
+        // Readers have everything else meanwhile, and plan to read just these.
+        sleep(Duration::from_millis(rng.random_range(0..2000))).await;
         write(&keys, rng);
-        sleep(Duration::from_millis(rng.random_range(20..400))).await;
+        sleep(Duration::from_millis(rng.random_range(20..600))).await;
         write(others, rng);
         sleep(Duration::from_millis(rng.random_range(0..100))).await;
         for replica in 1..copies.len() {

@@ -113,6 +113,7 @@ impl Run {
         // Where nothing is broken what is written arrives soon, whatever happened before.
         let mut rng = <rand::rngs::StdRng as rand::SeedableRng>::seed_from_u64(!self.plan.seed);
         self.shared.world.borrow_mut().write(20, 24, &mut rng);
+        self.shared.world.borrow_mut().write_system(4, &mut rng);
         self.arrive(SOON).await?;
         sleep(QUIET).await;
         self.check()?;

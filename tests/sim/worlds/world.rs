@@ -20,7 +20,7 @@ use crate::truth::Truth;
 /// Keys per collection.
 const KEYS: u32 = 24;
 /// The collection every bucket has.
-const DEFAULT: u32 = CollectionId::DEFAULT.0;
+pub(crate) const DEFAULT: u32 = CollectionId::DEFAULT.0;
 /// Collections that come and go, by scope.
 pub(crate) const NAMES: [(&str, &str); 3] =
     [("shop", "orders"), ("shop", "carts"), ("_default", "notes")];
@@ -165,9 +165,9 @@ impl World {
     }
 
     /// Writes each of these documents once, in their order.
-    pub(crate) fn write_each(&mut self, keys: &[Vec<u8>], rng: &mut StdRng) {
+    pub(crate) fn write_each(&mut self, collection: u32, keys: &[Vec<u8>], rng: &mut StdRng) {
         for key in keys {
-            self.upsert(DEFAULT, key, rng);
+            self.upsert(collection, key, rng);
         }
     }
 

@@ -202,6 +202,10 @@ impl Process {
             self.shared.count("micro-batch repeated");
         }
         self.die_now_and_then(rng)?;
+        if rng.random_bool(0.4) {
+            // Those that run the tasks are busy.
+            sleep(Duration::from_millis(rng.random_range(0..800))).await;
+        }
         let end = log.offsets(log.committed).expect("the one written down");
         let partitions = planner
             .partitions(&start, &end, Some(rng.random_range(1..4)), &limits)
