@@ -104,13 +104,6 @@ impl Process {
             self.shared.count("began anew with other collections");
             return Ok(());
         }
-        // It asks by name, and another collection has the name by now.
-        let is_renamed = !is_running
-            && self.ids.borrow().as_ref().is_some_and(|ids| !ids.is_subset(&world.live(|_| true)));
-        if error.kind() == ErrorKind::Checkpoint && is_renamed {
-            self.shared.count("collection made anew while a stream was opened");
-            return Ok(());
-        }
         if error.kind() == ErrorKind::Rollback && self.plan.kind == ReaderKind::Batches {
             self.shared.count("rollback inside of a micro-batch");
             return Ok(());
