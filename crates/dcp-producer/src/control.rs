@@ -18,6 +18,16 @@ impl Producer {
         self.cluster.members().len()
     }
 
+    /// Changes the password that clients authenticate with. Connections that are open stay open;
+    /// whoever connects from now on needs the new one.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] or [`Error::DefaultPassword`] for one that a cluster cannot be
+    /// started with; the former one stays.
+    pub fn set_password(&self, password: &str) -> Result<(), Error> {
+        self.servers.set_password(password)
+    }
+
     /// Nodes of the copies of a vBucket, the active one's first.
     ///
     /// # Errors

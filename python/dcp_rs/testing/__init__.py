@@ -233,6 +233,18 @@ class EmbeddedCluster(Documents, Control):
             chosen |= {"username": None, "password": None}
         return Client(replace(self.connection_options, **(chosen | options)))
 
+    def set_password(self, password: str) -> None:
+        """Changes the password that clients authenticate with.
+
+        Connections that are open stay open; whoever connects from now on needs the new one.
+
+        Raises:
+            ConfigError: The producer could not be started with it; the former one stays.
+        """
+        options = replace(self._options, password=password)
+        self._inner.set_password(password)
+        self._options = options
+
     def close(self) -> None:
         """Closes all connections and ports. Closing twice is harmless."""
         self._inner.shutdown()

@@ -1,7 +1,7 @@
 //! Who may use the cluster.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use dcp_wire::sasl::{Mechanism, PlainMessage, SaslError, ScramCredentials};
 
@@ -11,14 +11,30 @@ use crate::chance::Chance;
 /// The one user of an embedded cluster.
 pub(crate) struct Credentials {
     username: String,
-    password: String,
+    secret: RwLock<Arc<Secret>>,
     /// Of SCRAM's key derivation.
     rounds: u32,
-    /// Derived when the first client asks: it takes some milliseconds.
-    scram: OnceLock<Vec<ScramCredentials>>,
     /// Gives unknown users the same salt each time they ask.
     salts: RandomState,
     pub(super) chance: Arc<Chance>,
+}
+
+/// A password, and what SCRAM makes of it.
+struct Secret {
+    password: String,
+    /// Derived when the first client asks: it takes some milliseconds.
+    scram: OnceLock<Vec<ScramCredentials>>,
+}
+
+impl Secret {
+    fn new(password: &str, chance: &Chance) -> Result<Arc<Self>, Error> {
+        // One round tells whether the password can be used at all.
+        derive(password, 1, chance).map_err(|error| Error::InvalidOption {
+            option: "password",
+            reason: error.to_string(),
+        })?;
+        Ok(Arc::new(Self { password: password.to_owned(), scram: OnceLock::new() }))
+    }
 }
 
 impl Credentials {
@@ -32,24 +48,24 @@ impl Credentials {
         rounds: u32,
         chance: Arc<Chance>,
     ) -> Result<Self, Error> {
-        // One round tells whether the password can be used at all.
-        derive(password, 1, &chance).map_err(|error| Error::InvalidOption {
-            option: "password",
-            reason: error.to_string(),
-        })?;
         Ok(Self {
             username: username.to_owned(),
-            password: password.to_owned(),
+            secret: RwLock::new(Secret::new(password, &chance)?),
             rounds,
-            scram: OnceLock::new(),
             salts: RandomState::new(),
             chance,
         })
     }
 
-    fn derived(&self) -> &[ScramCredentials] {
-        self.scram
-            .get_or_init(|| derive(&self.password, self.rounds, &self.chance).unwrap_or_default())
+    /// Takes another password from now on.
+    pub(crate) fn set_password(&self, password: &str) -> Result<(), Error> {
+        let secret = Secret::new(password, &self.chance)?;
+        *self.secret.write().unwrap_or_else(PoisonError::into_inner) = secret;
+        Ok(())
+    }
+
+    fn secret(&self) -> Arc<Secret> {
+        Arc::clone(&self.secret.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The user's name.
@@ -59,7 +75,7 @@ impl Credentials {
 
     /// Whether a PLAIN message names the user and the password.
     pub(crate) fn accepts(&self, message: &PlainMessage<'_>) -> bool {
-        message.matches(&self.username, &self.password)
+        message.matches(&self.username, &self.secret().password)
     }
 
     /// What to challenge `username` with: for an unknown user something nobody can answer, so
@@ -69,8 +85,11 @@ impl Credentials {
         mechanism: Mechanism,
         username: &str,
     ) -> Result<ScramCredentials, SaslError> {
-        let known = self
-            .derived()
+        let secret = self.secret();
+        let derived = secret.scram.get_or_init(|| {
+            derive(&secret.password, self.rounds, &self.chance).unwrap_or_default()
+        });
+        let known = derived
             .iter()
             .find(|credentials| credentials.mechanism() == mechanism)
             .ok_or(SaslError::NoMechanism)?;

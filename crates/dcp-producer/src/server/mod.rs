@@ -103,6 +103,13 @@ impl Servers {
         })
     }
 
+    /// Has clients authenticate with another password; it must be one that a cluster can be started
+    /// with.
+    pub(crate) fn set_password(&self, password: &str) -> Result<(), Error> {
+        ProducerOptions { password: password.to_owned(), ..self.options.clone() }.check()?;
+        self.credentials.set_password(password)
+    }
+
     /// Opens the ports of one more node.
     pub(crate) async fn bind(&self) -> Result<NodeListeners, Error> {
         NodeListeners::bind(&self.options, self.cluster.nodes().len()).await

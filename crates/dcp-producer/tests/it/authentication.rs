@@ -108,3 +108,27 @@ async fn authentication_cannot_be_repeated_on_a_dcp_connection() {
     let select = Frame::request(Opcode::SELECT_BUCKET).with_key(b"default");
     client.fail(select, Status::NOT_SUPPORTED).await;
 }
+
+#[tokio::test]
+async fn a_password_that_was_changed_is_needed_for_what_connects_later() {
+    let producer = start_one().await;
+    let mut before = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
+    producer.set_password("another").unwrap();
+    before.succeed(Frame::request(Opcode::GET_CLUSTER_CONFIG)).await;
+    for (password, status) in [("password", Status::AUTH_ERROR), ("another", Status::SUCCESS)] {
+        let mut client = RawClient::connect(&producer, 0).await;
+        let message = sasl::encode_plain("Administrator", password).unwrap();
+        assert_eq!(client.ask(auth(Mechanism::Plain, &message)).await.status(), status);
+        let mut scram =
+            ScramClient::new(Mechanism::ScramSha256, "Administrator", password, "nonce").unwrap();
+        let challenge = client.ask(auth(Mechanism::ScramSha256, &scram.first_message())).await;
+        let last = scram.respond(challenge.frame().value).unwrap();
+        let step = Frame::request(Opcode::SASL_STEP).with_key(b"SCRAM-SHA256").with_value(&last);
+        assert_eq!(client.ask(step).await.status(), status, "{password}");
+    }
+    for refused in ["", "a\0b"] {
+        let error = producer.set_password(refused).unwrap_err();
+        assert!(error.to_string().contains("password"), "{error}");
+    }
+    RawClient::connect(&producer, 0).await.log_in("Administrator", "another").await;
+}

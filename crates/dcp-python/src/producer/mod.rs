@@ -174,6 +174,10 @@ impl Producer {
         self.attempt(py, |producer| producer.roll_back(Vbid(vbucket), Seqno(to)))
     }
 
+    fn set_password(&self, py: Python<'_>, password: &str) -> PyResult<()> {
+        self.attempt(py, |producer| producer.set_password(password))
+    }
+
     fn num_nodes(&self, py: Python<'_>) -> PyResult<usize> {
         self.with(py, EngineProducer::num_nodes)
     }
