@@ -27,7 +27,8 @@ pub trait Dial: Debug + Send + Sync {
 
     /// Where a client gets its random numbers from: waits between attempts, names, nonces. `None`,
     /// the default, is the system; a number makes runs in simulated time alike, and nonces known
-    /// to whoever knows it.
+    /// to whoever knows it. Credentials are then asked for in place, since a clock that is
+    /// simulated would go on while another thread is waited for.
     fn seed(&self) -> Option<u64> {
         None
     }

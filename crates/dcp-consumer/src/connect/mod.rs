@@ -92,7 +92,7 @@ impl Connector {
         };
         let mut randomness = dial::randomness(options.dialer.as_deref());
         let client_id = randomness.random();
-        let (aside, randomness) = (Aside::new(), Mutex::new(randomness));
+        let (aside, randomness) = (Aside::new(options.dialer.as_deref()), Mutex::new(randomness));
         let shared =
             Shared { options, connection_string, network, tls, aside, client_id, randomness };
         Ok(Self { shared: Arc::new(shared) })
