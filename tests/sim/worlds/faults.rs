@@ -68,6 +68,7 @@ impl Run {
             | Kind::PauseReader => self.disturb_reader(step.kind, rng).await,
             Kind::InterruptBackfill => self.interrupt_backfill(rng).await,
             Kind::PurgeWhileAway => self.purge_while_away(rng).await,
+            Kind::ChangePassword => self.change_password(rng),
             Kind::StateChangedAndClosed => self.change_state_and_close(rng).await,
             _ if self.break_link(step.kind, rng) => String::new(),
             _ => self.misbehave(step.kind, rng),
@@ -364,6 +365,19 @@ impl Run {
         sleep(Duration::from_millis(rng.random_range(0..100))).await;
         let active = dead && producer.set_vbucket_state(vbid, VBucketState::Active).is_ok();
         format!("{vbid}: {dead}, {active}")
+    }
+
+    /// The cluster takes another password from now on, and every connection has to be made again.
+    /// What gives the password to clients is behind for up to some minutes.
+    fn change_password(&self, rng: &mut StdRng) -> String {
+        let after = Duration::from_millis(match rng.random_bool(0.5) {
+            true => rng.random_range(1..2000),
+            false => rng.random_range(2000..200_000),
+        });
+        let is_sealed = rng.random_bool(0.3);
+        self.shared.world.borrow_mut().change_password(after, is_sealed);
+        self.shared.network.cut_all();
+        format!("known after {after:?}, sealed {is_sealed}")
     }
 
     /// Something happens to connections; `false` if the step is none of these.

@@ -14,7 +14,7 @@
 //! * nothing waits while nothing is broken, and finite streams end;
 //! * what was delivered as persisted is not taken back by a copy that was there ([`truth`]);
 //! * an end that is not clamped is the end of a snapshot, a clamped one has nothing above it;
-//! * no outage ends a stream that has time to wait;
+//! * no outage ends a stream that has time to wait, nor does a password that is changed;
 //! * buffers stay within their bounds, and flow control's accounts agree to the byte ([`packets`]).
 //!
 //! `DCP_SIM_WORLDS` is how many worlds are run (500 unless given), `DCP_SIM_SEED` runs that one,
@@ -35,6 +35,7 @@ mod shrink;
 mod storage;
 mod trace;
 mod truth;
+mod vault;
 mod watchdog;
 mod world;
 

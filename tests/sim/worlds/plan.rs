@@ -7,6 +7,9 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
+/// Tells the dice for changes of the password from those for everything else.
+const PASSWORDS: u64 = 0x7061_7373_776f_7264;
+
 /// Everything a world is made of.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -161,6 +164,8 @@ kinds! {
     OldCheckpoint 3 true,
     LoseCheckpoint 2 true,
     PauseReader 3 true,
+    // Not drawn with the others: see `add_password_changes`.
+    ChangePassword 0 true,
 }
 
 impl Kind {
@@ -218,7 +223,7 @@ impl Plan {
             dice: rng.random(),
             pause: Duration::from_millis(pause(rng)),
         };
-        Self {
+        let mut plan = Self {
             seed,
             nodes: rng.random_range(1..=4),
             vbuckets: *[1, 1, 2, 3, 5, 8].choose(rng).unwrap_or(&1),
@@ -230,6 +235,22 @@ impl Plan {
             trusts_disks,
             readers,
             steps: (0..rng.random_range(8..50)).map(|_| step(rng)).collect(),
+        };
+        plan.add_password_changes();
+        plan
+    }
+
+    /// Lets the password change in some worlds. Drawn apart, so that what else a seed amounts to
+    /// stays what it was.
+    fn add_password_changes(&mut self) {
+        let rng = &mut StdRng::seed_from_u64(self.seed ^ PASSWORDS);
+        if !rng.random_bool(0.2) {
+            return;
+        }
+        for _ in 0..rng.random_range(1..=2) {
+            let pause = Duration::from_millis(rng.random_range(0..20_000));
+            let step = Step { kind: Kind::ChangePassword, dice: rng.random(), pause };
+            self.steps.insert(rng.random_range(0..=self.steps.len()), step);
         }
     }
 

@@ -42,6 +42,10 @@ const REQUIRED: &[&str] = &[
     "on_rollback Raise",
     "on_rollback Resync",
     "driver died",
+    "given: first password",
+    "given: new password",
+    "given: no password",
+    "given: old password",
     "micro-batch committed",
     "micro-batch repeated",
     "micro-batches of what is available now",
@@ -65,6 +69,7 @@ const REQUIRED: &[&str] = &[
     "state Complete",
     "state Opening",
     "state Streaming",
+    "stream outlived a password",
     "task run twice",
 ];
 

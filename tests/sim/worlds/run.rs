@@ -74,6 +74,9 @@ fn run_in_simulated_time(plan: &Plan) -> Outcome {
         }
         let mut report = shared.report.borrow().clone();
         report.add("branch of history", shared.world.borrow().truth.branches);
+        for (given, times) in shared.world.borrow().vault.given() {
+            report.add(format!("given: {given}"), times);
+        }
         Outcome { result, trace, hash: shared.network.hash(), report }
     }))
 }
@@ -132,6 +135,7 @@ impl Run {
         self.shared.trace.add("heal");
         self.shared.network.heal();
         self.shared.world.borrow_mut().end_rules();
+        self.shared.world.borrow().vault.settle();
         let producer = Arc::clone(&self.shared.world.borrow().producer);
         let broken = std::mem::take(&mut self.shared.world.borrow_mut().broken);
         for node in broken {

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use crate::plan::Plan;
 use crate::rows::{Documents, Row};
 use crate::truth::Truth;
+use crate::vault::Vault;
 
 /// Keys per collection.
 const KEYS: u32 = 24;
@@ -37,6 +38,8 @@ pub(crate) struct Collection {
 pub(crate) struct World {
     pub(crate) producer: Arc<Producer>,
     pub(crate) truth: Truth,
+    pub(crate) vault: Arc<Vault>,
+    passwords: u64,
     /// Every collection there was, by id.
     pub(crate) collections: BTreeMap<u32, Collection>,
     /// Nodes that are down or out.
@@ -61,10 +64,13 @@ impl World {
         options.vbuckets = plan.vbuckets;
         options.replicas = plan.replicas;
         options.ephemeral = plan.ephemeral;
+        let vault = Arc::new(Vault::new(&options.password));
         let producer = Producer::start(options).await.expect("a cluster");
         let mut world = Self {
             producer: Arc::new(producer),
             truth: Truth::default(),
+            vault,
+            passwords: 0,
             collections: BTreeMap::new(),
             broken: Vec::new(),
             lives: 1,
@@ -249,6 +255,14 @@ impl World {
         self.lives += 1;
         self.collections.clear();
         self.truth = Truth::default();
+    }
+
+    /// Another password is asked for from now on, which clients are given after a while.
+    pub(crate) fn change_password(&mut self, after: Duration, is_sealed: bool) {
+        self.passwords += 1;
+        let password = format!("password {}", self.passwords);
+        self.producer.set_password(&password).expect("a password");
+        self.vault.change(password, after, is_sealed);
     }
 
     // ----- what nodes answer -----

@@ -1,6 +1,7 @@
 //! Streams without an end.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dcp_consumer::{AckToken, ChangeStream, Delivered, End, Start, StreamEvent, StreamOptions};
@@ -60,6 +61,8 @@ struct Reading<'a> {
 impl Reading<'_> {
     async fn run(&mut self, rng: &mut StdRng) -> Result<(), Stop> {
         let plan = &self.process.plan;
+        let vault = Arc::clone(&self.process.shared.world.borrow().vault);
+        let mut passwords = vault.changes();
         loop {
             self.process.rest().await;
             let patience = Duration::from_millis(rng.random_range(1..300));
@@ -70,6 +73,10 @@ impl Reading<'_> {
                 Ok(Some(delivered)) => {
                     let Delivered { batch, token, .. } = delivered.map_err(Stop::Running)?;
                     self.process.check(&batch, &self.wanted)?;
+                    if vault.changes() > passwords {
+                        passwords = vault.changes();
+                        self.process.shared.count("stream outlived a password");
+                    }
                     self.received.batch(batch, token, plan.manual);
                 }
                 Ok(None) => {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dcp_consumer::{
-    Acknowledge, Client, ConnectOptions, Content, Credentials, Error, Filter, OnRollback,
+    Acknowledge, Client, ConnectOptions, Content, CredentialsSource, Error, Filter, OnRollback,
     StreamOptions,
 };
 use dcp_wire::sasl::Mechanism;
@@ -387,9 +387,10 @@ impl Process {
         let seed = self.shared.seed ^ (self.shared.connected.get() << 32);
         let (network, client) = (Arc::clone(&self.shared.network), self.plan.client);
         let keep = Duration::from_secs(if self.plan.keeps_connections { 60 } else { 0 });
-        ConnectOptions::new(self.shared.world.borrow().producer.connection_string())
+        let world = self.shared.world.borrow();
+        ConnectOptions::new(world.producer.connection_string())
             .with_bucket("default")
-            .with_credentials(Credentials::new("Administrator", "password"))
+            .with_credentials(CredentialsSource::Provider(Arc::clone(&world.vault) as _))
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_keep_connections(keep)
             // The one that costs the least.
