@@ -13,6 +13,7 @@ pub(crate) struct Report {
 
 /// What has to occur besides every kind of step, over all worlds of a run.
 const REQUIRED: &[&str] = &[
+    "all below an end is there",
     "began anew after a purge",
     "began anew after a rollback",
     "began anew on another bucket",
@@ -25,6 +26,11 @@ const REQUIRED: &[&str] = &[
     "end at, clamped true",
     "end now, clamped false",
     "end now, clamped true",
+    "end that exists, clamped false",
+    "end that exists, clamped true",
+    "end that is persisted, clamped false",
+    "end that is persisted, clamped true",
+    "end that was lost",
     "event BackingOff",
     "event ConnectionLost",
     "event Ended",

@@ -13,7 +13,7 @@ use std::fmt;
 
 use dcp_producer::{MutationToken, Producer};
 use dcp_proto::Op;
-use dcp_wire::Vbid;
+use dcp_wire::{Seqno, Vbid};
 
 use crate::rows::{Documents, Row, shown};
 
@@ -208,29 +208,28 @@ impl Truth {
         ))
     }
 
-    /// Whether the newest version of some document lies above `above`, up to `up_to`.
-    pub(crate) fn has_newest_between(
-        &self,
-        vbid: Vbid,
-        (above, up_to): (u64, u64),
-        wanted: impl Fn(u32) -> bool,
-    ) -> bool {
-        let Some(history) = self.vbuckets.get(&vbid) else { return false };
-        let all = history.writes.iter().flat_map(|(seqno, writes)| {
-            writes.iter().filter(|write| write.fate == Fate::Held).map(move |write| (*seqno, write))
-        });
-        let mut newest: HashMap<(u32, &[u8]), u64> = HashMap::new();
-        for (seqno, write) in all.filter(|(_, write)| wanted(write.collection)) {
-            let of_document = newest.entry((write.collection, &write.key)).or_default();
-            *of_document = seqno.max(*of_document);
-        }
-        newest.values().any(|seqno| *seqno > above && *seqno <= up_to)
-    }
-
     /// The write that made a document what it is in the cluster.
     pub(crate) fn of_document(&self, vbid: Vbid, seqno: u64, cas: u64) -> Option<&Write> {
         let writes = self.vbuckets.get(&vbid)?.writes.get(&seqno)?;
         writes.iter().find(|write| write.cas == cas)
+    }
+
+    /// The newest write of each document of a vBucket, by collection and key, as far as it surely is
+    /// part of the history there is now.
+    pub(crate) fn newest(&self, vbid: Vbid) -> BTreeMap<(u32, &[u8]), (Seqno, &Write)> {
+        let Some(history) = self.vbuckets.get(&vbid) else { return BTreeMap::new() };
+        let mut newest = BTreeMap::new();
+        for (&seqno, writes) in &history.writes {
+            for write in writes.iter().filter(|write| write.fate == Fate::Held) {
+                let known = newest.entry((write.collection, write.key.as_slice()));
+                let known = known.or_insert((Seqno(seqno), write));
+                if known.0 < Seqno(seqno) {
+                    *known = (Seqno(seqno), write);
+                }
+            }
+        }
+        newest.retain(|_, (seqno, write)| history.surely_holds(seqno.0, write));
+        newest
     }
 
     /// What is in the cluster, of these keys, up to the end of their vBucket; each must have been
@@ -285,6 +284,19 @@ impl History {
             };
             branch = parent;
         }
+    }
+
+    /// Whether a write is part of the history there is now. Not sure of what a copy keeps that was
+    /// promoted within a snapshot.
+    fn surely_holds(&self, seqno: u64, write: &Write) -> bool {
+        let mut branch = self.branch(self.newest);
+        while let Some(on) = branch {
+            if seqno > on.begin {
+                return write.vbuuid == on.vbuuid;
+            }
+            branch = on.parent.and_then(|parent| self.branch(parent));
+        }
+        false
     }
 
     /// A new branch begins at `high`, on the copy `promoted`: what is above is gone.

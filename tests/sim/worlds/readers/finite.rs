@@ -11,7 +11,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use tokio::time::sleep;
 
-use super::{Process, Stop, Wanted, compare};
+use super::{Process, Stop, Wanted, compare, compare_up_to};
 use crate::plan::FilterPlan;
 use crate::rows::{Item, Rows, Table};
 use crate::storage::Pair;
@@ -24,7 +24,7 @@ impl Process {
             1 | 2 => self.storage.borrow().any(rng).cloned(),
             _ => self.storage.borrow_mut().load(),
         };
-        let wanted = self.prepare(stored, rng).await?;
+        let mut wanted = self.prepare(stored, rng).await?;
         let end = match rng.random_bool(0.5) {
             true => End::Now,
             false => End::At(self.some_ends(&wanted, rng).await?),
@@ -32,6 +32,18 @@ impl Process {
         let clamp = rng.random_bool(0.5);
         if self.seed % 3 == 0 {
             self.check_read_once(&wanted, rng).await?;
+        }
+        let options = &mut wanted.options;
+        options.end_exists = matches!(end, End::At(_)) && rng.random_bool(0.4);
+        options.end_persisted = options.persisted_only && rng.random_bool(0.5);
+        if options.end_exists {
+            self.end_existed.set(Some(wanted.losses));
+            self.shared.count(format!("end that exists, clamped {clamp}"));
+            // As between a plan and the task that reads it.
+            sleep(Duration::from_millis(rng.random_range(0..2000))).await;
+        }
+        if options.end_persisted {
+            self.shared.count(format!("end that is persisted, clamped {clamp}"));
         }
         let pair = Box::pin(self.read_to(&wanted, end, clamp, rng)).await?;
         self.storage.borrow_mut().store(pair);
@@ -131,6 +143,7 @@ impl Process {
         }
         self.check_history(&table, &branches)?;
         let checkpoint = self.ended(wanted, &stream, &end, clamp, &given_back)?;
+        self.check_all_there(wanted, &checkpoint, &table, &end)?;
         let (ids, since) = (wanted.ids.clone(), 0);
         Ok(Pair { checkpoint, table, ids, since })
     }
@@ -183,8 +196,40 @@ impl Process {
             }
             _ => true,
         };
-        let rest = (at.seqno.0, at.snapshot.end.0);
-        self.plan.filter == FilterPlan::All || world.truth.has_newest_between(vbid, rest, wanted)
+        let is_left = |seqno: Seqno| seqno > at.seqno && seqno <= at.snapshot.end;
+        let newest = world.truth.newest(vbid);
+        self.plan.filter == FilterPlan::All
+            || newest.iter().any(|((id, _), (seqno, _))| wanted(*id) && is_left(*seqno))
+    }
+
+    /// Everything at or below the ends must be there that nothing above them has replaced.
+    fn check_all_there(
+        &self,
+        wanted: &Wanted,
+        checkpoint: &Checkpoint,
+        table: &Table,
+        end: &End,
+    ) -> Result<(), Stop> {
+        let End::At(ends) = end else { return Ok(()) };
+        let world = self.shared.world.borrow();
+        let was_lost = world.lives != self.life.get() || world.losses != wanted.losses;
+        if was_lost {
+            // Neither was the end what it was.
+            return Ok(());
+        }
+        let mut ends = ends.clone();
+        // One that was not streamed may be on a branch that is gone.
+        let start = |vbid| wanted.pair.as_ref().and_then(|pair| pair.checkpoint.position(vbid));
+        ends.retain(|&vbid, _| start(vbid) != checkpoint.position(vbid));
+        let pair = Pair {
+            checkpoint: checkpoint.clone(),
+            table: table.clone(),
+            ids: wanted.ids.clone(),
+            since: 0,
+        };
+        self.shared.count("all below an end is there");
+        compare_up_to(&self.plan, &world, &pair, &ends)
+            .map_err(|wrong| Stop::Violation(format!("a finite stream to {ends:?}: {wrong}")))
     }
 
     /// Reads what there is, when nothing is broken any more.

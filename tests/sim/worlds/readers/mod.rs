@@ -7,7 +7,7 @@ mod finite;
 mod verdict;
 
 pub(crate) use self::batches::Log;
-use self::verdict::compare;
+use self::verdict::{compare, compare_up_to};
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -138,6 +138,7 @@ impl Reader {
                 stops: Rc::clone(&self.stops),
                 life: Cell::default(),
                 is_foreign: Cell::default(),
+                end_existed: Cell::default(),
                 ids: RefCell::default(),
                 seed,
             };
@@ -221,6 +222,7 @@ impl Reader {
             stops: Rc::default(),
             life: Cell::default(),
             is_foreign: Cell::default(),
+            end_existed: Cell::default(),
             ids: RefCell::default(),
             seed: self.shared.seed ^ (self.plan.number << 40),
         };
@@ -247,6 +249,8 @@ struct Process {
     life: Cell<u32>,
     /// What it went on from is of a bucket that is gone.
     is_foreign: Cell<bool>,
+    /// How often history may have been lost when an end was seen that the stream relies on.
+    end_existed: Cell<Option<u32>>,
     /// Collections it asked for last, where its filter names any.
     ids: RefCell<Option<BTreeSet<u32>>>,
     seed: u64,
@@ -289,6 +293,7 @@ impl Process {
     /// The client, the options, and what to go on from.
     async fn prepare(&self, pair: Option<Pair>, rng: &mut StdRng) -> Result<Wanted, Stop> {
         self.rest().await;
+        self.end_existed.set(None);
         let client = self.client(rng).await?;
         let is_foreign = |pair: &Pair| pair.checkpoint.bucket_uuid() != client.bucket_uuid();
         self.is_foreign.set(pair.as_ref().is_some_and(is_foreign));

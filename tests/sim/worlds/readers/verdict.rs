@@ -1,8 +1,10 @@
 //! Whether what a reader has is right, and whether it may have stopped.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dcp_consumer::{Client, ErrorKind, OnRollback};
+use dcp_proto::Op;
+use dcp_wire::{CollectionId, Seqno, Vbid};
 
 use super::{Process, Stop};
 use crate::plan::{FilterPlan, ReaderKind, ReaderPlan};
@@ -25,7 +27,7 @@ pub(super) fn compare(plan: &ReaderPlan, world: &World, pair: Option<&Pair>) -> 
     let mut off = Vec::new();
     for (key, value) in &wants {
         if has.get(key) != Some(value) && (has.contains_key(key) || is_since(world, key, since)) {
-            let id = dcp_wire::CollectionId(key.0);
+            let id = CollectionId(key.0);
             let seqno = world.producer.get_from(id, &key.1).map(|document| document.seqno.0);
             let (vbid, name) = (world.producer.vbid_of(&key.1), String::from_utf8_lossy(&key.1));
             let state = if has.contains_key(key) { "old" } else { "missing" };
@@ -38,9 +40,42 @@ pub(super) fn compare(plan: &ReaderPlan, world: &World, pair: Option<&Pair>) -> 
     if off.is_empty() { Ok(()) } else { Err(off.join(", ")) }
 }
 
+/// Whether rows up to these ends are what the cluster has of them: a document whose newest version
+/// lies at or below the end is there in that version, and one whose removal does is not.
+pub(super) fn compare_up_to(
+    plan: &ReaderPlan,
+    world: &World,
+    pair: &Pair,
+    ends: &BTreeMap<Vbid, Seqno>,
+) -> Result<(), String> {
+    let ids = wanted_ids(plan, world, Some(pair));
+    let is_below = |vbid, seqno| ends.get(&vbid).is_some_and(|end| seqno <= *end);
+    let has = pair.table.documents(Some(&ids));
+    for (key, value) in world.documents(&ids, plan.system_documents)? {
+        let vbid = world.producer.vbid_of(&key.1);
+        let document = world.producer.get_from(CollectionId(key.0), &key.1);
+        let Some(seqno) = document.map(|document| document.seqno) else { continue };
+        if is_below(vbid, seqno) && has.get(&key) != Some(&value) {
+            let (name, state) = (String::from_utf8_lossy(&key.1), has.contains_key(&key));
+            return Err(format!("{}/{name}, {vbid} {seqno}, is not there: {state}", key.0));
+        }
+    }
+    for &vbid in ends.keys() {
+        let newest = world.truth.newest(vbid).into_iter();
+        for ((collection, key), (seqno, write)) in newest {
+            let is_removed = write.op != Op::Mutation && is_below(vbid, seqno);
+            if is_removed && has.contains_key(&(collection, key.to_vec())) {
+                let name = String::from_utf8_lossy(key);
+                return Err(format!("{collection}/{name} was removed at {vbid} {seqno}"));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Whether a document was written after a reader began.
 fn is_since(world: &World, (collection, key): &(u32, Vec<u8>), since: u64) -> bool {
-    let document = world.producer.get_from(dcp_wire::CollectionId(*collection), key);
+    let document = world.producer.get_from(CollectionId(*collection), key);
     let Some(document) = document else { return false };
     let vbid = world.producer.vbid_of(key);
     let write = world.truth.of_document(vbid, document.seqno.0, document.cas.0);
@@ -106,6 +141,11 @@ impl Process {
         }
         if error.kind() == ErrorKind::Rollback && self.plan.kind == ReaderKind::Batches {
             self.shared.count("rollback inside of a micro-batch");
+            return Ok(());
+        }
+        let end_was_lost = self.end_existed.get().is_some_and(|losses| losses != world.losses);
+        if error.kind() == ErrorKind::Rollback && end_was_lost {
+            self.shared.count("end that was lost");
             return Ok(());
         }
         if error.kind() == ErrorKind::Rollback && self.plan.on_rollback == OnRollback::Raise {
