@@ -233,22 +233,22 @@ def test_credentials_may_come_from_a_function(cluster):
 def test_a_stream_outlives_a_password_that_is_changed():
     known = ["password"]
     with (
-        dcp_rs.Producer(vbuckets=1) as producer,
-        producer.connect(credentials=lambda: ("Administrator", known[0])) as client,
+        dcp_rs.testing.EmbeddedCluster(vbuckets=1) as cluster,
+        cluster.connect(credentials=lambda: ("Administrator", known[0])) as client,
         client.stream(linger=0.0) as stream,
     ):
-        producer.upsert("before", b"1")
+        cluster.upsert("before", b"1")
         assert [row["key"] for row in next(stream).rows()] == ["before"]
-        producer.set_password("another")
-        producer.restart(0)
+        cluster.set_password("another")
+        cluster.restart(0)
         with pytest.raises(exceptions.AuthenticationError):
             client.high_seqnos()
-        producer.upsert("after", b"1")
+        cluster.upsert("after", b"1")
         known[0] = "another"
         assert [row["key"] for row in next(stream).rows()] == ["after"]
         with pytest.raises(exceptions.ConfigError, match="password"):
-            producer.set_password("")
-        producer.connect().close()
+            cluster.set_password("")
+        cluster.connect().close()
 
 
 @pytest.mark.parametrize(

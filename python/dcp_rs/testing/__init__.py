@@ -239,7 +239,7 @@ class EmbeddedCluster(Documents, Control):
         Connections that are open stay open; whoever connects from now on needs the new one.
 
         Raises:
-            ConfigError: The producer could not be started with it; the former one stays.
+            ConfigError: The cluster could not be started with it; the former one stays.
         """
         options = replace(self._options, password=password)
         self._inner.set_password(password)
