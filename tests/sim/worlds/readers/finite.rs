@@ -30,7 +30,7 @@ impl Process {
             false => End::At(self.some_ends(&wanted, rng).await?),
         };
         let clamp = rng.random_bool(0.5);
-        if self.seed % 3 == 0 {
+        if self.seed.is_multiple_of(3) {
             self.check_read_once(&wanted, rng).await?;
         }
         let options = &mut wanted.options;
