@@ -5,7 +5,7 @@ use dcp_proto::producer::{Privilege, VBucketState};
 use dcp_wire::message::DurabilityLevel;
 use dcp_wire::{CollectionId, DocKey, Vbid};
 
-use crate::bucket::{Condition, DocumentWrite};
+use crate::bucket::{Condition, Copies, DocumentWrite};
 use crate::{DocumentError, Error, MutationToken, Producer, WriteOptions};
 
 impl Producer {
@@ -65,12 +65,17 @@ impl Producer {
 
     /// Changes the state of the active copy of a vBucket, as a cluster manager does in mid-move:
     /// its streams end with "state changed", and it takes writes only while it is active. Making
-    /// it active again is also the way back after a client took it over.
+    /// it active again is also the way back after a client took it over. A replica that becomes
+    /// active begins a new history branch, where it has persisted all of its history.
     ///
     /// # Errors
     /// [`Error::UnknownVbucket`] or [`Error::VbucketUnavailable`].
     pub fn set_vbucket_state(&self, vbid: Vbid, state: VBucketState) -> Result<(), Error> {
-        let set = self.cluster.bucket.rearrange(vbid, |copies| copies.set_state(state));
+        let vbuuid = self.cluster.bucket.chance().vbuuid();
+        // Servers before 7.0 go on with the checkpoint they had as a replica.
+        let keeps_checkpoint = self.cluster.dcp_config().server_version.is_legacy();
+        let set = |copies: &mut Copies| copies.set_state(state, vbuuid, keeps_checkpoint);
+        let set = self.cluster.bucket.rearrange(vbid, set);
         if set == Some(true) { Ok(()) } else { Err(self.no_vbucket(vbid)) }
     }
 

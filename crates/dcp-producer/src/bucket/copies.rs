@@ -243,12 +243,25 @@ impl Copies {
         self.0.first().filter(is_active).map(|_| 0)
     }
 
-    /// Changes the state of the active copy; `false` if there is none on a node that runs.
-    pub(crate) fn set_state(&mut self, state: VBucketState) -> bool {
-        let Some(copy) = self.0.first_mut().filter(|copy| copy.is_up) else {
+    /// Changes the state of the active copy; one that was a replica becomes active on the branch
+    /// `vbuuid`, in its open checkpoint if it `keeps_checkpoint`. `false` if there is no copy on a
+    /// node that runs.
+    pub(crate) fn set_state(
+        &mut self,
+        state: VBucketState,
+        vbuuid: Vbuuid,
+        keeps_checkpoint: bool,
+    ) -> bool {
+        let Some(Copy { vbucket, .. }) = self.0.first_mut().filter(|copy| copy.is_up) else {
             return false;
         };
-        copy.vbucket.set_state(state);
+        match (vbucket.state, state) {
+            (VBucketState::Replica, VBucketState::Active) if keeps_checkpoint => {
+                vbucket.become_active(Some(vbuuid));
+            }
+            (VBucketState::Replica, VBucketState::Active) => vbucket.promote(Some(vbuuid)),
+            _ => vbucket.set_state(state),
+        }
         true
     }
 

@@ -1,5 +1,5 @@
 use bytes::Bytes;
-use dcp_producer::{Error, Producer, WriteOptions};
+use dcp_producer::{Error, Producer, VBucketState, WriteOptions};
 use dcp_wire::message::{
     OpenFlags, SnapshotFlags, SnapshotMarker, StreamEnd, StreamEndReason, StreamRequestFlags,
     rollback_seqno,
@@ -424,4 +424,26 @@ async fn an_ephemeral_bucket_has_no_disk() {
     assert_eq!(producer.high_seqnos()[&VB], Seqno::ZERO);
     let log = failover_log(&mut RawClient::ready(&producer, 0, &[]).await).await;
     assert!(log.len() == 1 && log[0].0 != vbuuid);
+}
+
+#[tokio::test]
+async fn a_replica_made_active_begins_a_branch_where_it_has_persisted_everything() {
+    let producer = cluster(1, 0).await;
+    let persisted = write(&producer, "before", 3);
+    producer.persist();
+    producer.hold_persistence(VB, 0, true).unwrap();
+    write(&producer, "after", 2);
+    let before = producer.failover_logs()[&VB].clone();
+    // A dead one goes on as it was.
+    for state in [VBucketState::Dead, VBucketState::Active] {
+        producer.set_vbucket_state(VB, state).unwrap();
+    }
+    assert_eq!(producer.failover_logs()[&VB], before);
+    for state in [VBucketState::Replica, VBucketState::Active] {
+        producer.set_vbucket_state(VB, state).unwrap();
+    }
+    let after = &producer.failover_logs()[&VB];
+    assert_eq!((after[0].seqno, &after[1..]), (persisted, &before[..]));
+    assert_ne!(after[0].vbuuid, before[0].vbuuid);
+    assert_eq!(write(&producer, "on the branch", 1).0, persisted.0 + 3, "nothing is lost");
 }
