@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dcp_wire::{CollectionId, ScopeId, Vbid};
 
-use crate::bucket::{CollectionSettings, Copies};
+use crate::bucket::{CollectionSettings, Copies, Manifest};
 use crate::{Error, Producer};
 
 /// How long the ports of a node may take to open or close.
@@ -288,6 +288,21 @@ impl Producer {
         found.map(|collection| collection.id).ok_or_else(|| Error::UnknownCollection {
             scope: scope.to_owned(),
             collection: collection.to_owned(),
+        })
+    }
+
+    /// Makes the collections manifest the one that a data folder would keep as `stored`, with the
+    /// ids in it. Tests replay recordings of servers with it.
+    ///
+    /// # Errors
+    /// [`Error::Manifest`] if it is none; [`Error::NoBucket`].
+    #[doc(hidden)]
+    pub fn set_manifest(&self, stored: &str) -> Result<(), Error> {
+        let stored = serde_json::from_str(stored).unwrap_or_default();
+        let set = Manifest::from_stored(&stored).ok_or(Error::Manifest("it is no manifest"))?;
+        self.cluster.update_manifest(self.now(), |manifest| {
+            *manifest = set;
+            Ok(())
         })
     }
 

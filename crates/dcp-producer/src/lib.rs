@@ -32,8 +32,6 @@ mod http;
 mod kv;
 mod options;
 mod producer;
-#[cfg(test)]
-mod replay;
 mod server;
 mod store;
 mod tls;

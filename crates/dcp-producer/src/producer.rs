@@ -324,8 +324,22 @@ impl Producer {
     /// # Errors
     /// [`Error::UnknownVbucket`].
     pub fn purge(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
+        self.purge_copies(vbid, |vbucket| vbucket.purge(to))
+    }
+
+    /// As [`purge`](Self::purge), on disk only: recent changes stay in memory, tombstones too. Tests
+    /// replay recordings of servers with it.
+    ///
+    /// # Errors
+    /// As [`purge`](Self::purge).
+    #[doc(hidden)]
+    pub fn compact(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
+        self.purge_copies(vbid, |vbucket| vbucket.compact(to))
+    }
+
+    fn purge_copies(&self, vbid: Vbid, purge: impl Fn(&mut VBucket)) -> Result<(), Error> {
         let purge = |vbucket: &mut VBucket| {
-            vbucket.purge(to);
+            purge(vbucket);
             true
         };
         let purged = self.cluster.bucket.each_copy(vbid, purge);

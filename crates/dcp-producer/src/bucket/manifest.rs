@@ -132,12 +132,6 @@ impl Manifest {
         self.scopes.iter().any(|scope| scope.collections.iter().any(|known| known.id == id))
     }
 
-    /// A manifest as a test says it is.
-    #[cfg(test)]
-    pub(crate) fn staged(uid: ManifestUid, scopes: Vec<Scope>) -> Self {
-        Self { uid, scopes, ..Self::default() }
-    }
-
     /// Creates a scope.
     pub(crate) fn create_scope(&mut self, name: &str) -> Result<ScopeId, Unchanged> {
         if name != SYSTEM_SCOPE {

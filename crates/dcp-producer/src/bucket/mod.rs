@@ -17,8 +17,6 @@ mod history;
 mod manifest;
 mod memory;
 mod source;
-#[cfg(test)]
-mod staging;
 mod stored;
 mod stored_manifest;
 mod vbucket;
@@ -37,13 +35,9 @@ pub(crate) use clock::Now;
 pub(crate) use copies::{Copies, Copy, HELD};
 pub(crate) use document::{Condition, DocumentWrite, MAX_VALUE_LEN, MetaWrite};
 pub(crate) use hash_table::Identity;
-#[cfg(test)]
-pub(crate) use manifest::{Collection, Scope};
 pub(crate) use manifest::{CollectionSettings, Manifest, Unchanged};
 pub(crate) use memory::MemoryUse;
 pub(crate) use source::VBucketGuard;
-#[cfg(test)]
-pub(crate) use staging::StagedEvent;
 pub(crate) use stored::{Stored, Unstored, VBucketRecord};
 pub(crate) use vbucket::{VBucket, Written};
 

@@ -423,6 +423,12 @@ impl VBucket {
     /// Removes persisted tombstones up to `to`, the vBucket's last change excepted.
     pub(crate) fn purge(&mut self, to: Seqno) {
         self.persist_and_evict();
+        self.compact(to);
+    }
+
+    /// As [`purge`](Self::purge), while memory keeps what it has.
+    pub(crate) fn compact(&mut self, to: Seqno) {
+        self.persist();
         let (high_seqno, to) = (self.high_seqno, to.min(self.persisted_seqno));
         let mut purged = Vec::new();
         self.table.retain(|slot| {

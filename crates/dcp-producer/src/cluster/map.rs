@@ -87,27 +87,6 @@ impl ClusterMap {
         MapView { bucket: bucket.unwrap_or_default(), global }
     }
 
-    /// The same map told by every node.
-    #[cfg(test)]
-    pub(super) fn with_views(&self) -> Self {
-        let views = self.nodes.iter().map(|_| OnceLock::new()).collect();
-        Self { views, ..self.without_views() }
-    }
-
-    /// The same map told by nobody.
-    #[cfg(test)]
-    pub(super) fn without_views(&self) -> Self {
-        Self {
-            version: self.version,
-            nodes: self.nodes.clone(),
-            bucket_uuid: self.bucket_uuid.clone(),
-            manifest: Arc::clone(&self.manifest),
-            chains: self.chains.clone(),
-            facts: self.facts.clone(),
-            views: Vec::new(),
-        }
-    }
-
     /// Whether a node belongs to the cluster.
     pub(crate) fn is_member(&self, node: usize) -> bool {
         self.nodes.get(node).is_some_and(|node| node.is_member)

@@ -138,20 +138,6 @@ impl Cluster {
         Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Makes the nodes as they are before anybody told them the cluster map.
-    #[cfg(test)]
-    pub(crate) fn forget_map(&self) {
-        let mut map = self.write_map();
-        *map = Arc::new(map.without_views());
-    }
-
-    /// Lets the nodes tell the cluster map again.
-    #[cfg(test)]
-    pub(crate) fn learn_map(&self) {
-        let mut map = self.write_map();
-        *map = Arc::new(map.with_views());
-    }
-
     fn write_map(&self) -> RwLockWriteGuard<'_, Arc<ClusterMap>> {
         self.map.write().unwrap_or_else(PoisonError::into_inner)
     }

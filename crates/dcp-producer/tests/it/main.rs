@@ -14,6 +14,7 @@ mod http;
 mod limits;
 mod neighbours;
 mod raw_client;
+mod replay;
 mod seqnos;
 mod streams;
 mod tls;

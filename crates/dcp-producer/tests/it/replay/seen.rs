@@ -72,6 +72,19 @@ impl Seen {
         }
     }
 
+    /// What a node would have sent that was not told the cluster map.
+    pub(super) fn without_map(self) -> Self {
+        let status = match self.status() {
+            Some(Status::SUCCESS) if self.opcode == Opcode::GET_CLUSTER_CONFIG => {
+                Status::KEY_ENOENT
+            }
+            Some(Status::NOT_MY_VBUCKET) => Status::NOT_MY_VBUCKET,
+            _ => return self,
+        };
+        let (datatype, value) = (Datatype::RAW, Vec::new());
+        Self { vbid_or_status: status.0, datatype, value, ..self }
+    }
+
     fn status(&self) -> Option<Status> {
         self.is_response.then_some(Status(self.vbid_or_status))
     }

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use dcp_producer::{ConnectionConfig, OsoBackfill, ProducerOptions, ServerVersion};
 use dcp_test::traces::{Event, EventKind, Scenario};
 use dcp_wire::message::{GetAllVbSeqnos, SnapshotMarker, StreamRequest, VbucketState};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status};
 
 use super::shown::shown;
-use crate::{ConnectionConfig, OsoBackfill, ProducerOptions, ServerVersion};
 
 /// vBuckets of the largest bucket.
 const MOST_VBUCKETS: u16 = 1024;

@@ -8,13 +8,13 @@ use dcp_wire::message::{
 };
 use dcp_wire::{Datatype, Feature, Frame, MAX_BODY_LEN, Opcode, snappy, xattr};
 
-use crate::bucket::StagedEvent;
+use super::manifests;
 
 /// What the streams of a recording show of a vBucket.
 #[derive(Debug, Default)]
 pub(super) struct Shown {
     pub(super) items: BTreeMap<u64, Item>,
-    pub(super) events: BTreeMap<u64, StagedEvent>,
+    pub(super) events: BTreeMap<u64, manifests::Event>,
     /// Failover logs, oldest entry first, in the order they were seen.
     pub(super) logs: Vec<Vec<(u64, u64)>>,
     /// Highest end of a snapshot.
@@ -110,10 +110,10 @@ impl Shown {
     }
 }
 
-fn event(frame: &Frame<'_>) -> Option<(u64, StagedEvent)> {
+fn event(frame: &Frame<'_>) -> Option<(u64, manifests::Event)> {
     let event = SystemEvent::decode(frame).ok()?;
     let payload = event.payload().ok().flatten()?;
-    let staged = StagedEvent {
+    let shown = manifests::Event {
         id: event.id,
         manifest_uid: payload.manifest_uid,
         scope_id: payload.scope_id,
@@ -121,7 +121,7 @@ fn event(frame: &Frame<'_>) -> Option<(u64, StagedEvent)> {
         name: String::from_utf8_lossy(event.key).into_owned(),
         max_ttl: payload.max_ttl,
     };
-    Some((event.seqno.0, staged))
+    Some((event.seqno.0, shown))
 }
 
 fn item(frame: &Frame<'_>) -> Option<(u64, Item)> {

@@ -2,9 +2,22 @@
 
 use dcp_wire::message::SystemEventId;
 use dcp_wire::{CollectionId, ManifestUid, ScopeId};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::bucket::{Collection, CollectionSettings, Manifest, Scope, StagedEvent};
+/// First id of what is made up: nothing recorded has such.
+const MADE_UP: u32 = 1 << 30;
+
+/// A system event.
+#[derive(Clone, Debug)]
+pub(super) struct Event {
+    pub(super) id: SystemEventId,
+    pub(super) manifest_uid: ManifestUid,
+    pub(super) scope_id: ScopeId,
+    /// The collection, if the event concerns one.
+    pub(super) collection_id: Option<CollectionId>,
+    pub(super) name: String,
+    pub(super) max_ttl: Option<u32>,
+}
 
 /// The manifests of recordings that do not show theirs; most went to the second one at once.
 pub(super) const USUAL: &str = r#"[
@@ -21,6 +34,8 @@ pub(super) const USUAL: &str = r#"[
 pub(super) struct Model {
     pub(super) uid: u64,
     scopes: Vec<(u32, String, Vec<Member>)>,
+    /// How many scopes are made up, which take seqnos that nobody is shown.
+    hidden: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +48,7 @@ struct Member {
 impl Default for Model {
     fn default() -> Self {
         let default = Member { id: 0, name: "_default".to_owned(), max_ttl: None };
-        Self { uid: 0, scopes: vec![(0, "_default".to_owned(), vec![default])] }
+        Self { uid: 0, scopes: vec![(0, "_default".to_owned(), vec![default])], hidden: 0 }
     }
 }
 
@@ -58,22 +73,37 @@ impl Model {
             (id(&value["uid"]), text(value), members.iter().map(member).collect())
         };
         let scopes = json["scopes"].as_array().unwrap().iter().map(scope).collect();
-        Self { uid: hex(&json["uid"]), scopes }
+        Self { uid: hex(&json["uid"]), scopes, hidden: 0 }
     }
 
-    pub(super) fn manifest(&self) -> Manifest {
-        let collection = |member: &Member| Collection {
-            id: CollectionId(member.id),
-            name: member.name.clone(),
-            settings: CollectionSettings { max_ttl: member.max_ttl, history: false },
-            flush_uid: ManifestUid(0),
+    /// The manifest as a data folder keeps it.
+    pub(super) fn to_json(&self) -> String {
+        let collection = |member: &Member| json!({"name": member.name, "uid": format!("{:x}", member.id), "maxTTL": member.max_ttl});
+        let scope = |(id, name, members): &(u32, String, Vec<Member>)| {
+            let collections: Vec<_> = members.iter().map(collection).collect();
+            json!({"name": name, "uid": format!("{id:x}"), "collections": collections})
         };
-        let scope = |(id, name, members): &(u32, String, Vec<Member>)| Scope {
-            id: ScopeId(*id),
-            name: name.clone(),
-            collections: members.iter().map(collection).collect(),
-        };
-        Manifest::staged(ManifestUid(self.uid), self.scopes.iter().map(scope).collect())
+        let mut scopes: Vec<_> = self.scopes.iter().map(scope).collect();
+        let made_up =
+            (0..self.hidden).map(|number| (MADE_UP + number, format!("made up {number}")));
+        scopes.extend(made_up.map(|(id, name)| scope(&(id, name, Vec::new()))));
+        let next = MADE_UP + self.hidden;
+        json!({
+            "manifest": {"uid": format!("{:x}", self.uid), "scopes": scopes},
+            "next_scope": next,
+            "next_collection": next,
+        })
+        .to_string()
+    }
+
+    /// This manifest with the scopes that `other` has made up.
+    pub(super) fn hiding_as(&self, other: &Self) -> Self {
+        Self { hidden: other.hidden, ..self.clone() }
+    }
+
+    /// Makes up another scope.
+    pub(super) fn hide(&mut self) {
+        self.hidden += 1;
     }
 
     fn member(&self, id: u32) -> Option<&Member> {
@@ -82,7 +112,7 @@ impl Model {
 
     /// The events that lead to `next`, in the server's order: collections dropped, then changed,
     /// then scope by scope, the newest first, what is new, then scopes dropped.
-    pub(super) fn events_to(&self, next: &Self) -> Vec<StagedEvent> {
+    pub(super) fn events_to(&self, next: &Self) -> Vec<Event> {
         let mut events = Vec::new();
         for (scope, _, members) in &self.scopes {
             for gone in members.iter().filter(|member| next.member(member.id).is_none()) {
@@ -113,14 +143,12 @@ impl Model {
         }
         let last = events.len().saturating_sub(1);
         let uid = |index| if index == last { next.uid } else { self.uid };
-        let staged = events.into_iter().enumerate();
-        staged
-            .map(|(index, (id, scope, member))| staged_event(id, uid(index), scope, member))
-            .collect()
+        let numbered = events.into_iter().enumerate();
+        numbered.map(|(index, (id, scope, member))| event(id, uid(index), scope, member)).collect()
     }
 
     /// Follows an event that was seen.
-    pub(super) fn follow(&mut self, event: &StagedEvent) {
+    pub(super) fn follow(&mut self, event: &Event) {
         self.uid = event.manifest_uid.0;
         let (scope, name) = (event.scope_id.0, event.name.clone());
         let id = event.collection_id.map_or(0, |id| id.0);
@@ -140,10 +168,10 @@ impl Model {
     }
 }
 
-fn staged_event(id: SystemEventId, uid: u64, scope: u32, member: Option<Member>) -> StagedEvent {
+fn event(id: SystemEventId, uid: u64, scope: u32, member: Option<Member>) -> Event {
     let of_scope = matches!(id, SystemEventId::CREATE_SCOPE | SystemEventId::DROP_SCOPE);
     let collection = member.as_ref().filter(|_| !of_scope);
-    StagedEvent {
+    Event {
         id,
         manifest_uid: ManifestUid(uid),
         scope_id: ScopeId(scope),

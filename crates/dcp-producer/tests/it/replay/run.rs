@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dcp_proto::producer::VBucketState;
+use dcp_producer::VBucketState;
 use dcp_test::traces::{EventKind, Scenario};
 use dcp_wire::message::{
     FailoverEntries, SnapshotMarker, StreamEnd, StreamEndReason, StreamRequest,
@@ -37,7 +37,7 @@ pub(super) async fn replay(scenario: &Scenario) -> Vec<String> {
         unsettled: BTreeSet::new(),
         differences: Vec::new(),
     };
-    replay.stage.advance_unseen(&mut replay.twins);
+    replay.stage.advance_unseen(&mut replay.twins).await;
     for at in 0..scenario.events.len() {
         replay.event(at).await;
     }
@@ -58,7 +58,9 @@ impl Replay<'_> {
     async fn event(&mut self, at: usize) {
         let event = &self.scenario.events[at];
         if !self.clients.contains_key(&event.conn) {
-            let client = Client::connect(&self.stage.address(event.conn)).await;
+            let address = self.stage.address(event.conn);
+            let mut client = Client::connect(&self.stage.producer, address);
+            client.sides.has_map = self.stage.facts.has_map;
             self.clients.insert(event.conn, client);
         }
         match &event.kind {
@@ -78,17 +80,18 @@ impl Replay<'_> {
             return;
         };
         if let Ok(request) = StreamRequest::decode(&frame) {
-            self.prepare_stream(at, &request);
+            self.prepare_stream(at, &request).await;
         }
         if frame.header.opcode == Opcode::DCP_GET_FAILOVER_LOG {
-            self.prepare_log(at, frame.header.vbid().0);
+            self.prepare_log(at, frame.header.vbid().0).await;
         }
         if frame.header.opcode == Opcode::SET_CLUSTER_CONFIG
             && self.answer_of(at).is_some_and(|(status, _)| status.is_success())
         {
             // No client's: it is what the cluster manager does to a node.
             self.settle().await;
-            self.stage.learn_map();
+            self.stage.facts.has_map = true;
+            self.clients.values_mut().for_each(|client| client.sides.has_map = true);
             return;
         }
         self.change_state_before_credit(at, conn, &frame).await;
@@ -132,32 +135,32 @@ impl Replay<'_> {
     }
 
     /// Brings a vBucket to where it was when a stream of it was asked for.
-    fn prepare_stream(&mut self, at: usize, request: &StreamRequest<'_>) {
+    async fn prepare_stream(&mut self, at: usize, request: &StreamRequest<'_>) {
         let vbid = request.vbid.0;
         if self.answer_of(at).is_some_and(|(status, _)| status.is_success()) {
             self.stage.revive(vbid);
         }
-        self.prepare_log(at, vbid);
+        self.prepare_log(at, vbid).await;
         let first = facts::first_marker(self.scenario, at);
         let seqno = match first {
             Some((seqno, _)) => seqno,
             None => facts::first_announced(self.scenario, vbid),
         };
-        self.stage.advance(vbid, seqno, &mut self.twins);
+        self.stage.advance(vbid, seqno, &mut self.twins).await;
         if let Some((seqno, true)) = first
             && self.stage.high_seqno(vbid) == seqno
             && !self.stage.facts.evictions.contains_key(&vbid)
         {
-            self.stage.evict(vbid);
+            self.stage.producer.persist();
         }
     }
 
     /// Lets the branches begin that the recorded answer tells of.
-    fn prepare_log(&mut self, at: usize, vbid: u16) {
+    async fn prepare_log(&mut self, at: usize, vbid: u16) {
         let Some((Status::SUCCESS, value)) = self.answer_of(at) else { return };
         let Ok(mut log) = FailoverEntries::decode(&value) else { return };
         if let Some(newest) = log.next() {
-            self.stage.advance_to_branch(vbid, newest.vbuuid.0, &mut self.twins);
+            self.stage.advance_to_branch(vbid, newest.vbuuid.0, &mut self.twins).await;
         }
     }
 
@@ -194,7 +197,7 @@ impl Replay<'_> {
 
     /// A vBucket became what a later request says: a replica can be streamed, one that is dead or
     /// gone cannot.
-    fn change_state(&self, at: usize, vbid: u16) {
+    fn change_state(&mut self, at: usize, vbid: u16) {
         let mut later = (at + 1..self.scenario.events.len()).filter(|&later| {
             let packet = self.scenario.events[later].packet();
             let request = packet.and_then(frame);
@@ -207,8 +210,7 @@ impl Replay<'_> {
             Some((status, _)) if status.is_success() => {
                 self.stage.set_state(vbid, VBucketState::Replica);
             }
-            // To clients that is the same as a dead one.
-            _ if self.scenario.name.ends_with("vb-deleted") => self.stage.drop_vbucket(vbid),
+            // To clients one that is gone is the same.
             _ => self.stage.set_state(vbid, VBucketState::Dead),
         }
     }
@@ -224,7 +226,7 @@ impl Replay<'_> {
         {
             // Before it the stream had said all it had to say.
             self.settle().await;
-            self.stage.advance(vbid, marker.end_seqno.0, &mut self.twins);
+            self.stage.advance(vbid, marker.end_seqno.0, &mut self.twins).await;
             self.settle().await;
         }
         if let Some(vbid) = state_changed(packet)

@@ -4,14 +4,13 @@
 use std::collections::BTreeMap;
 
 use dcp_test::traces::Scenario;
-use dcp_wire::message::{Counter, SystemEventId};
-use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, ManifestUid, Opaque, ScopeId, Status};
+use dcp_wire::message::Counter;
+use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, Opaque, Status};
 use serde_json::Value;
 
 use super::facts::version;
 use super::manifests::{Model, USUAL};
 use super::shown::{Item, Shown, shown, with_collections};
-use crate::bucket::StagedEvent;
 
 /// Most writes that are made up to have been before a recording.
 const MOST_EARLIER: u64 = 10_000;
@@ -53,8 +52,7 @@ pub(super) enum Deed {
     Expire {
         key: Vec<u8>,
     },
-    Event(StagedEvent),
-    /// The manifest whose events came last.
+    /// The manifest became another one, which made one event.
     Manifest(Model),
     /// The vBucket became a replica and active again: a branch began.
     Promote,
@@ -277,7 +275,7 @@ fn set(op: &Value, key: Vec<u8>, shown: Option<&Shown>) -> Deed {
 /// Puts what the streams show, and what must have been for it, between the written operations.
 /// What no stream shows is `hidden` from clients without collections.
 fn fill(steps: &mut Vec<Step>, shown: &Shown, manifests: &[Model], hidden: bool) {
-    let mut by_seqno: BTreeMap<u64, Vec<Deed>> = BTreeMap::new();
+    let mut by_seqno: BTreeMap<u64, Deed> = BTreeMap::new();
     // The first branch only: of a later one everything is written down.
     let fallen = steps.windows(2).position(|pair| pair[1].seqno <= pair[0].seqno);
     let rest = fallen.map_or_else(Vec::new, |at| steps.split_off(at + 1));
@@ -288,7 +286,7 @@ fn fill(steps: &mut Vec<Step>, shown: &Shown, manifests: &[Model], hidden: bool)
         .iter()
         .filter(|(seqno, _)| !known.contains(seqno) && (rest.is_empty() || **seqno <= last_known));
     for (&seqno, item) in missing_items {
-        by_seqno.insert(seqno, vec![item.deed()]);
+        by_seqno.insert(seqno, item.deed());
     }
     let end = by_seqno.keys().next_back().copied().unwrap_or_default();
     let end = if known.is_empty() { end.max(shown.announced) } else { end };
@@ -302,72 +300,44 @@ fn fill(steps: &mut Vec<Step>, shown: &Shown, manifests: &[Model], hidden: bool)
         wanting.retain(|(seqno, ..)| !known.contains(seqno));
     }
     for run in free.chunk_by(|one, next| one + 1 == *next) {
-        fill_run(run, shown, manifests, &mut model, &mut wanting, &mut by_seqno);
+        if let Some(models) = manifests_of(run.len(), &model, manifests) {
+            model = models.last().unwrap_or(&model).clone();
+            by_seqno.extend(run.iter().copied().zip(models.into_iter().map(Deed::Manifest)));
+            continue;
+        }
         // A client that left early does not tell what would have come.
-        if hidden && shown.items.keys().next_back() > run.last() {
-            hide(run, &mut by_seqno);
+        let hides = hidden && shown.items.keys().next_back() > run.last();
+        for &seqno in run {
+            by_seqno.insert(seqno, fill_one(seqno, shown, hides, &mut model, &mut wanting));
         }
     }
-    for (seqno, deeds) in by_seqno {
+    for (seqno, deed) in by_seqno {
         let cas = shown.items.get(&seqno).map_or(0, |item| item.cas);
-        for deed in deeds {
-            steps.push(Step { seqno, deed, cas, vbuuid: 0, spreads: true });
-        }
+        steps.push(Step { seqno, deed, cas, vbuuid: 0, spreads: true });
     }
     steps.sort_by_key(|step| step.seqno);
     steps.extend(rest);
 }
 
-/// Says what the seqnos of `run` were given to.
-fn fill_run(
-    run: &[u64],
+/// Says what a seqno was given to of which no operation is known: an event that was shown, an older
+/// version of a document, or else something made up, which no client sees if it `hides`.
+fn fill_one(
+    seqno: u64,
     shown: &Shown,
-    manifests: &[Model],
+    hides: bool,
     model: &mut Model,
     wanting: &mut [(u64, &Item, u64)],
-    by_seqno: &mut BTreeMap<u64, Vec<Deed>>,
-) {
-    if let Some((events, reached)) = manifests_of(run.len(), model, manifests) {
-        for (&seqno, event) in run.iter().zip(events) {
-            by_seqno.insert(seqno, vec![Deed::Event(event)]);
-        }
-        *model = reached;
+) -> Deed {
+    if let Some(event) = shown.events.get(&seqno) {
+        model.follow(event);
+    } else if let Some(deed) = older_version(seqno, wanting) {
+        return deed;
+    } else if hides {
+        model.hide();
     } else {
-        for &seqno in run {
-            let deed = match shown.events.get(&seqno) {
-                Some(event) => {
-                    model.follow(event);
-                    Deed::Event(event.clone())
-                }
-                None => filler(seqno, wanting),
-            };
-            by_seqno.insert(seqno, vec![deed]);
-        }
+        return write_of(filler_key(seqno));
     }
-    let last = run[run.len() - 1];
-    if let Some(deeds) = by_seqno.get_mut(&last).filter(|deeds| matches!(deeds[0], Deed::Event(_)))
-    {
-        deeds.push(Deed::Manifest(model.clone()));
-    }
-}
-
-/// Makes system events of those writes of `run` of which nothing is known.
-fn hide(run: &[u64], by_seqno: &mut BTreeMap<u64, Vec<Deed>>) {
-    for seqno in run {
-        let Some([deed]) = by_seqno.get_mut(seqno).map(Vec::as_mut_slice) else { continue };
-        if matches!(deed, Deed::Set { key, .. } if *key == filler_key(*seqno)) {
-            *deed = Deed::Event(StagedEvent {
-                id: SystemEventId::CREATE_SCOPE,
-                manifest_uid: ManifestUid(0),
-                scope_id: ScopeId(
-                    u32::try_from(*seqno).unwrap_or(u32::MAX).saturating_add(1 << 30),
-                ),
-                collection_id: None,
-                name: format!("filler {seqno}"),
-                max_ttl: None,
-            });
-        }
-    }
+    Deed::Manifest(model.clone())
 }
 
 /// Key of a write of which nothing is known.
@@ -375,20 +345,23 @@ fn filler_key(seqno: u64) -> Vec<u8> {
     format!("\0filler {seqno}").into_bytes()
 }
 
-/// The events of as many manifests as make `count` of them, and where they lead.
-fn manifests_of(
-    count: usize,
-    model: &Model,
-    manifests: &[Model],
-) -> Option<(Vec<StagedEvent>, Model)> {
+/// The manifest after each event, if there are manifests that make `count` of them.
+fn manifests_of(count: usize, model: &Model, manifests: &[Model]) -> Option<Vec<Model>> {
     let newer: Vec<_> = manifests.iter().filter(|next| next.uid > model.uid).collect();
     for first in 0..newer.len() {
-        let (mut at, mut events) = (model.clone(), Vec::new());
+        let (mut at, mut models) = (model.clone(), Vec::new());
         for next in &newer[first..] {
-            events.extend(at.events_to(next));
-            at = Model::clone(next);
-            if events.len() == count {
-                return Some((events, at));
+            for event in at.events_to(next) {
+                at.follow(&event);
+                models.push(at.clone());
+            }
+            // The same, in the order in which clients get it.
+            at = next.hiding_as(model);
+            if let Some(last) = models.last_mut() {
+                *last = at.clone();
+            }
+            if models.len() == count {
+                return Some(models);
             }
         }
     }
@@ -396,16 +369,11 @@ fn manifests_of(
 }
 
 /// An older version of a document that is shown with a later one.
-fn filler(seqno: u64, wanting: &mut [(u64, &Item, u64)]) -> Deed {
-    let later = wanting.iter_mut().find(|(later, _, versions)| *later > seqno && *versions > 0);
-    let key = match later {
-        Some((_, item, versions)) => {
-            *versions -= 1;
-            item.key.clone()
-        }
-        None => filler_key(seqno),
-    };
-    write_of(key)
+fn older_version(seqno: u64, wanting: &mut [(u64, &Item, u64)]) -> Option<Deed> {
+    let later = |(later, _, versions): &&mut (u64, &Item, u64)| *later > seqno && *versions > 0;
+    let (_, item, versions) = wanting.iter_mut().find(later)?;
+    *versions -= 1;
+    Some(write_of(item.key.clone()))
 }
 
 impl Item {
@@ -430,7 +398,7 @@ fn branch(steps: &mut Vec<Step>, shown: &Shown) {
     let mut at = 1;
     while at < steps.len() {
         let (before, after) = (&steps[at - 1], &steps[at]);
-        let fell = after.seqno <= before.seqno && !matches!(after.deed, Deed::Manifest(_));
+        let fell = after.seqno <= before.seqno;
         let (vbuuid, seqno) = (after.vbuuid, before.seqno);
         if fell || (vbuuid != 0 && before.vbuuid != 0 && vbuuid != before.vbuuid) {
             let deed = if fell { Deed::Fail } else { Deed::Promote };

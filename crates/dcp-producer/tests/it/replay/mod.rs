@@ -1,7 +1,7 @@
 //! Every recording of a real server, replayed to the embedded cluster.
 //!
 //! The folder is `tests/traces`, or the one `DCP_TRACES` names. What a recording says was done to
-//! the bucket is done again, its clients send what they sent, and each packet of the cluster must
+//! the bucket is done again, in simulated time; its clients send what they sent, and each packet of the cluster must
 //! be the recorded server's. Only what must vary may: vbuuids, CAS and moments of expiry, which
 //! have to pair up the same way all along; the times of tombstones; opaques the server made up;
 //! words of errors; addresses. `differences.json` lists which of the project's recordings differ, in
@@ -31,14 +31,18 @@ use dcp_test::traces::{self, Scenario};
 
 use list::{Exempt, List};
 
-/// Replays at a time: some wait for the clock.
-const AT_A_TIME: usize = 3;
+/// Replays at a time.
+const AT_A_TIME: usize = 2;
 
 /// What differs in one recording; one that contradicts itself, or whose server comes to a
 /// standstill, does not keep the others from being replayed.
 fn replay(scenario: &Scenario) -> Vec<String> {
     let replayed = panic::catch_unwind(AssertUnwindSafe(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
         runtime.block_on(run::replay(scenario))
     }));
     replayed.unwrap_or_else(|panic| {

@@ -1,12 +1,13 @@
-//! The client of a recorded connection, over a loopback socket.
+//! The client of a recorded connection.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
+use dcp_producer::{MemoryStream, Producer};
 use dcp_wire::sasl::{Mechanism, ScramClient};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use super::compare::Sides;
 
@@ -19,7 +20,7 @@ const FENCE: u32 = 0xfe00_0001;
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Client {
-    socket: TcpStream,
+    socket: MemoryStream,
     input: BytesMut,
     pub(super) sides: Sides,
     is_open: bool,
@@ -28,11 +29,9 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) async fn connect(address: &str) -> Self {
-        let socket = TcpStream::connect(address).await.unwrap();
-        socket.set_nodelay(true).unwrap();
+    pub(super) fn connect(producer: &Producer, address: SocketAddr) -> Self {
         Self {
-            socket,
+            socket: producer.dial(address).unwrap(),
             input: BytesMut::new(),
             sides: Sides::default(),
             is_open: true,

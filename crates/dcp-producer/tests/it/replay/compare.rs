@@ -20,6 +20,8 @@ pub(super) struct Sides {
     /// Ends of the last snapshots, and whether they were reached.
     snapshots: BTreeMap<u32, (u64, u64)>,
     has_window: bool,
+    /// Whether the recorded node knows the cluster map; ours always does.
+    pub(super) has_map: bool,
     /// vBuckets of requests, by opaque.
     asked: BTreeMap<u32, u16>,
     /// Opaques of noops, recorded and ours.
@@ -55,7 +57,8 @@ impl Sides {
             self.noops.1.push(frame.header.opaque.0);
         }
         let asked = self.asked.get(&frame.header.opaque.0).copied();
-        self.ours.push(Seen::of(packet, asked));
+        let seen = Seen::of(packet, asked);
+        self.ours.push(if self.has_map { seen } else { seen.without_map() });
     }
 
     /// Notes a client's request.
