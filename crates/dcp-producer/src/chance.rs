@@ -1,4 +1,4 @@
-//! Random numbers and the wall clock.
+//! Random numbers and the wall clock, which are handed in with every operation.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -9,10 +9,32 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 use tokio::time::Instant;
 
-use crate::bucket::Now;
-
 /// Where a seeded clock begins, since 1970.
 const EPOCH: Duration = Duration::from_secs(1_700_000_000);
+
+/// The present moment, in nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Now(pub(crate) u64);
+
+impl Now {
+    const NANOS_PER_SECOND: u64 = 1_000_000_000;
+    /// Longest expiry that is relative to now, in seconds: 30 days.
+    const MAX_RELATIVE_EXPIRY: u32 = 30 * 24 * 60 * 60;
+
+    /// The moment in seconds since 1970.
+    pub(crate) fn seconds(self) -> u32 {
+        u32::try_from(self.0 / Self::NANOS_PER_SECOND).unwrap_or(u32::MAX)
+    }
+
+    /// When a document with `expiry` as clients write it expires, in seconds since 1970; 0 never.
+    pub(crate) fn absolute_expiry(self, expiry: u32) -> u32 {
+        match expiry {
+            0 => 0,
+            1..=Self::MAX_RELATIVE_EXPIRY => self.seconds().saturating_add(expiry),
+            _ => expiry,
+        }
+    }
+}
 
 /// Where a cluster's random numbers and its time come from: the system, or one seed and the
 /// runtime's clock.
@@ -68,6 +90,15 @@ impl Chance {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn expiry_is_relative_up_to_thirty_days() {
+        let now = Now(1_700_000_000 * Now::NANOS_PER_SECOND);
+        assert_eq!(now.absolute_expiry(0), 0);
+        assert_eq!(now.absolute_expiry(1), 1_700_000_001);
+        assert_eq!(now.absolute_expiry(2_592_000), 1_702_592_000);
+        assert_eq!(now.absolute_expiry(2_592_001), 2_592_001);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_seed_gives_the_same_numbers_and_the_same_time() {

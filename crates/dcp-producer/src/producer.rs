@@ -12,8 +12,8 @@ use dcp_wire::{CollectionId, DocKey, Seqno, Vbid};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::bucket::{Bucket, Condition, DocumentWrite, Now, VBucket, Written};
-use crate::chance::Chance;
+use crate::bucket::{Bucket, Condition, DocumentWrite, VBucket, Written};
+use crate::chance::{Chance, Now};
 use crate::cluster::{Cluster, Node};
 use crate::fault::Faults;
 use crate::server::{Listeners, MemoryStream, Servers};

@@ -1,9 +1,9 @@
-//! Recent changes in memory, cut into checkpoints.
+//! Recent changes in memory, cut into checkpoints, and where streams stand in them.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use dcp_proto::producer::{CheckpointItems, Item, ItemKind, MemoryRead, Slots};
+use dcp_proto::producer::{CheckpointItems, Cursor, Item, ItemKind, MemoryRead, Slots};
 use dcp_wire::Seqno;
 use dcp_wire::message::SystemEventId;
 
@@ -103,7 +103,7 @@ impl Checkpoint {
             return CheckpointItems::new(runs.to_vec(), skip);
         };
         let taken = if full.is_empty() { skip } else { 0 };
-        let own = super::shared(last.get(taken..).unwrap_or_default());
+        let own = shared(last.get(taken..).unwrap_or_default());
         let own = Arc::new(own.into_iter().map(Some).collect());
         let runs = full.iter().cloned().chain([own]).collect();
         CheckpointItems::new(runs, if full.is_empty() { 0 } else { skip })
@@ -243,5 +243,44 @@ impl CheckpointLog {
             max_visible_seqno: checkpoint.max_visible(),
             items: checkpoint.share(after, closed.is_none()),
         }
+    }
+}
+
+/// The items that are there, each shared with who has it already.
+///
+/// Counting a user in waits for the counter, which is rarely in the caches, and nothing else
+/// happens meanwhile. Looked at some at a time the counters come together.
+fn shared<'a, T>(slots: &'a [T]) -> Vec<Arc<Item>>
+where
+    &'a T: IntoIterator<Item = &'a Arc<Item>>,
+{
+    let mut items = Vec::with_capacity(slots.len());
+    for slots in slots.chunks(16) {
+        let items_of = || slots.iter().flatten();
+        let users: usize = items_of().map(Arc::strong_count).fold(0, usize::wrapping_add);
+        std::hint::black_box(users);
+        items.extend(items_of().cloned());
+    }
+    items
+}
+
+/// The cursors of the streams of one copy of a vBucket; a stream that ends takes its cursor along.
+#[derive(Debug, Default)]
+pub(crate) struct Cursors(Mutex<Vec<Weak<Cursor>>>);
+
+impl Cursors {
+    pub(super) fn register(&self, cursor: &Arc<Cursor>) {
+        let mut cursors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        cursors.retain(|cursor| cursor.strong_count() > 0);
+        cursors.push(Arc::downgrade(cursor));
+    }
+
+    /// Position of the cursor that has read least; [`Seqno::MAX`] without any. With
+    /// `only_undroppable` those count that must not be left behind.
+    pub(super) fn slowest(&self, only_undroppable: bool) -> Seqno {
+        let cursors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let live = cursors.iter().filter_map(Weak::upgrade);
+        let counted = live.filter(|cursor| !only_undroppable || !cursor.is_droppable());
+        counted.map(|cursor| cursor.position()).min().unwrap_or(Seqno::MAX)
     }
 }

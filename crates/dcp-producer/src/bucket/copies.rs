@@ -8,7 +8,7 @@ use dcp_proto::producer::rollback::{self, RollbackQuery, Verdict};
 use dcp_proto::producer::{Item, MemoryRead, VBucketState};
 use dcp_wire::{Seqno, Vbuuid};
 
-use super::footprint;
+use super::item::footprint;
 use super::vbucket::VBucket;
 
 /// A lag no replica ever makes up for: it receives nothing.

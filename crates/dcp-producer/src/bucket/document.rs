@@ -1,18 +1,17 @@
-//! Operations on single documents.
+//! Operations on single documents, durable writes among them.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use dcp_proto::producer::{Item, ItemKind};
-use dcp_wire::{Cas, Datatype, DocKey, RevSeqno, Seqno};
+use dcp_wire::message::DurabilityLevel;
+use dcp_wire::{Cas, CollectionId, Datatype, DocKey, RevSeqno, Seqno};
 
-use super::clock::Now;
+use super::hash_table::Identity;
+use super::item::{MAX_VALUE_LEN, inflated, is_expired, system_xattrs};
 use super::vbucket::{VBucket, Written};
-use super::{inflated, is_expired, system_xattrs};
 use crate::DocumentError;
-
-/// Longest value in bytes: 20 MiB of document and 1 MiB of system xattrs.
-pub(crate) const MAX_VALUE_LEN: usize = 21 << 20;
+use crate::chance::Now;
 
 /// When a write is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -327,6 +326,88 @@ impl VBucket {
             return Ok(());
         }
         Err(DocumentError::UnknownCollection(key.collection_id))
+    }
+}
+
+impl VBucket {
+    /// Begins a durable write, of a document or (without `write`) of its removal.
+    pub(crate) fn prepare(
+        &mut self,
+        now: Now,
+        key: DocKey<'_>,
+        write: Option<DocumentWrite<'_>>,
+        level: DurabilityLevel,
+    ) -> Result<Written, DocumentError> {
+        check_key(key)?;
+        self.check_collection(key)?;
+        self.check_not_prepared(key)?;
+        let previous = self.newest_now(now, key);
+        let live = previous.as_ref().filter(|item| item.kind == ItemKind::Mutation);
+        let is_deletion = write.is_none();
+        if is_deletion && live.is_none() {
+            return Err(DocumentError::NotFound);
+        }
+        let rev_seqno = RevSeqno(self.next_rev(previous.as_ref()));
+        let kept = live.map(|item| system_xattrs(item)).unwrap_or_default();
+        let (value, datatype, flags, expiry) = match write {
+            Some(write) => (write.value, write.datatype, write.flags, write.expiry),
+            None if kept.is_empty() => (Bytes::new(), Datatype::RAW, 0, 0),
+            None => (kept, Datatype::XATTR, 0, 0),
+        };
+        self.memory().check(value.len())?;
+        let cas = self.next_cas(now);
+        Ok(self.append(Item {
+            kind: ItemKind::Prepare { level, is_deletion },
+            seqno: Seqno::ZERO,
+            rev_seqno,
+            cas,
+            collection_id: key.collection_id,
+            key: Bytes::copy_from_slice(key.key),
+            value,
+            datatype,
+            flags,
+            expiry,
+            delete_time: if is_deletion { now.seconds() } else { 0 },
+        }))
+    }
+
+    /// Commits the durable write of a document, or aborts it. Writes are completed in the order in
+    /// which they were prepared.
+    pub(crate) fn complete(
+        &mut self,
+        key: DocKey<'_>,
+        commit: bool,
+    ) -> Result<Written, DocumentError> {
+        let is_next =
+            |(id, next): &(CollectionId, Bytes)| (*id, &next[..]) == (key.collection_id, key.key);
+        if !self.durable.next().is_some_and(is_next) {
+            return Err(DocumentError::NotPrepared);
+        }
+        let identity = Identity::Prepared(key.collection_id, key.key);
+        let slot = self.table.find(identity).ok_or(DocumentError::NotPrepared)?;
+        let prepare = Item::clone(&slot.newest);
+        let ItemKind::Prepare { is_deletion, .. } = prepare.kind else {
+            return Err(DocumentError::NotPrepared);
+        };
+        let prepared = prepare.seqno;
+        Ok(self.append(if commit {
+            Item { kind: ItemKind::Commit { prepared, is_deletion }, ..prepare }
+        } else {
+            Item {
+                kind: ItemKind::Abort { prepared },
+                value: Bytes::new(),
+                datatype: Datatype::RAW,
+                ..prepare
+            }
+        }))
+    }
+
+    /// Refuses to touch a document whose durable write is not completed.
+    pub(super) fn check_not_prepared(&self, key: DocKey<'_>) -> Result<(), DocumentError> {
+        if self.durable.is_outstanding(key) {
+            return Err(DocumentError::SyncWriteInProgress);
+        }
+        Ok(())
     }
 }
 

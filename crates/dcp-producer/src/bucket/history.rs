@@ -6,6 +6,8 @@ use std::sync::Arc;
 use dcp_proto::producer::Item;
 use dcp_wire::Seqno;
 
+use super::item::footprint;
+
 /// A version and the change that replaced it.
 #[derive(Debug)]
 struct Superseded {
@@ -46,12 +48,12 @@ impl History {
 
     /// Keeps `item`, which the change `by` replaced.
     pub(crate) fn push(&mut self, item: Arc<Item>, by: Seqno) {
-        self.bytes += super::footprint(&item);
+        self.bytes += footprint(&item);
         self.versions.push_back(Superseded { item, by });
         while self.bytes > self.max_bytes
             && let Some(oldest) = self.versions.pop_front()
         {
-            self.bytes -= super::footprint(&oldest.item);
+            self.bytes -= footprint(&oldest.item);
             self.floor = oldest.by;
         }
     }
@@ -71,7 +73,7 @@ impl History {
         while self.versions.front().is_some_and(|version| version.by <= seqno)
             && let Some(oldest) = self.versions.pop_front()
         {
-            self.bytes -= super::footprint(&oldest.item);
+            self.bytes -= footprint(&oldest.item);
         }
     }
 
@@ -86,7 +88,7 @@ impl History {
         while self.versions.back().is_some_and(|version| version.by > seqno)
             && let Some(version) = self.versions.pop_back()
         {
-            self.bytes -= super::footprint(&version.item);
+            self.bytes -= footprint(&version.item);
             if version.item.seqno <= seqno {
                 restored.push(version.item);
             }

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use dcp_proto::producer::{CheckpointItems, MemoryRead, VBucketSource};
+use bytes::Bytes;
+use dcp_proto::producer::{CheckpointItems, Item, ItemKind, MemoryRead, VBucketSource};
 use dcp_wire::message::{SystemEvent, SystemEventId};
-use dcp_wire::{Cas, CollectionId, DocKey};
+use dcp_wire::{Cas, CollectionId, Datatype, DocKey};
 
 use super::*;
+use crate::chance::Now;
 
 const VB: Vbid = Vbid(0);
 

@@ -2,18 +2,19 @@
 //!
 //! Each vBucket has a lock of its own. What changes is announced through [`Changes`].
 
+mod bring_forward;
 mod changes;
 mod checkpoint_log;
 mod clock;
 mod collections;
 mod copies;
-mod cursors;
 mod disk_image;
 mod document;
 mod durable;
 mod going_back;
 mod hash_table;
 mod history;
+mod item;
 mod manifest;
 mod memory;
 mod source;
@@ -23,18 +24,17 @@ mod vbucket;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::{BufMut, Bytes, BytesMut};
-use dcp_proto::producer::{Item, ItemKind, VBucketState};
+use dcp_proto::producer::VBucketState;
 use dcp_proto::topology::vbucket_of_key;
-use dcp_wire::{Datatype, Seqno, Vbid, snappy, xattr};
+use dcp_wire::{Seqno, Vbid};
 
 use crate::Error;
 use crate::chance::Chance;
 pub(crate) use changes::{Changes, Subscriber};
-pub(crate) use clock::Now;
 pub(crate) use copies::{Copies, Copy, HELD};
-pub(crate) use document::{Condition, DocumentWrite, MAX_VALUE_LEN, MetaWrite};
+pub(crate) use document::{Condition, DocumentWrite, MetaWrite};
 pub(crate) use hash_table::Identity;
+pub(crate) use item::{MAX_VALUE_LEN, inflated, system_xattrs};
 pub(crate) use manifest::{CollectionSettings, Manifest, Unchanged};
 pub(crate) use memory::MemoryUse;
 pub(crate) use source::VBucketGuard;
@@ -288,77 +288,6 @@ impl Bucket {
         }
         Some(result)
     }
-}
-
-/// The items that are there, each shared with who has it already.
-///
-/// Counting a user in waits for the counter, which is rarely in the caches, and nothing else
-/// happens meanwhile. Looked at some at a time the counters come together.
-fn shared<'a, T>(slots: &'a [T]) -> Vec<Arc<Item>>
-where
-    &'a T: IntoIterator<Item = &'a Arc<Item>>,
-{
-    let mut items = Vec::with_capacity(slots.len());
-    for slots in slots.chunks(16) {
-        let items_of = || slots.iter().flatten();
-        let users: usize = items_of().map(Arc::strong_count).fold(0, usize::wrapping_add);
-        std::hint::black_box(users);
-        items.extend(items_of().cloned());
-    }
-    items
-}
-
-/// Bytes an item takes, about: itself, its counters, key and value, its places in table and image.
-fn footprint(item: &Item) -> usize {
-    const PLACES: usize = 48;
-    size_of::<Item>() + PLACES + item.key.len() + item.value.len()
-}
-
-/// Whether a live document's time has passed.
-fn is_expired(item: &Item, now: Now) -> bool {
-    item.kind == ItemKind::Mutation && item.expiry != 0 && item.expiry <= now.seconds()
-}
-
-/// The item with its value inflated.
-pub(crate) fn inflated(item: &Arc<Item>) -> Arc<Item> {
-    if !item.datatype.contains(Datatype::SNAPPY) {
-        return Arc::clone(item);
-    }
-    // What does not inflate was never stored.
-    let Ok(value) = snappy::decompress(&item.value, MAX_VALUE_LEN) else {
-        return Arc::clone(item);
-    };
-    let datatype = item.datatype.without(Datatype::SNAPPY);
-    Arc::new(Item { value: value.into(), datatype, ..Item::clone(item) })
-}
-
-/// The item with its value compressed, whether that makes it smaller or not.
-pub(crate) fn compressed(item: Arc<Item>) -> Arc<Item> {
-    let is_document = matches!(item.kind, ItemKind::Mutation);
-    if !is_document || item.value.is_empty() || item.datatype.contains(Datatype::SNAPPY) {
-        return item;
-    }
-    let Ok(value) = snappy::compress(&item.value) else {
-        return item;
-    };
-    let datatype = item.datatype.with(Datatype::SNAPPY);
-    Arc::new(Item { value: value.into(), datatype, ..Item::clone(&item) })
-}
-
-/// The xattr section that outlives a document; empty if there is none.
-pub(crate) fn system_xattrs(item: &Item) -> Bytes {
-    if !item.datatype.contains(Datatype::XATTR) {
-        return Bytes::new();
-    }
-    let Ok((xattrs, _)) = xattr::split(&item.value) else {
-        return Bytes::new();
-    };
-    let system: Vec<_> = xattrs.flatten().filter(xattr::Xattr::is_system).collect();
-    let mut out = BytesMut::new().limit(MAX_VALUE_LEN);
-    if system.is_empty() || xattr::encode(system, &mut out).is_err() {
-        return Bytes::new();
-    }
-    out.into_inner().freeze()
 }
 
 #[cfg(test)]

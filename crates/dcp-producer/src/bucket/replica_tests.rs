@@ -1,10 +1,13 @@
 use std::collections::BTreeMap;
 
-use dcp_proto::producer::VBucketState;
-use dcp_wire::{Cas, CollectionId, DocKey};
+use bytes::Bytes;
+use dcp_proto::producer::{Item, ItemKind, VBucketState};
+use dcp_wire::{Cas, CollectionId, Datatype, DocKey};
 use proptest::prelude::*;
 
+use super::item::footprint;
 use super::*;
+use crate::chance::Now;
 
 const VB: Vbid = Vbid(0);
 const NODES: usize = 3;

@@ -9,6 +9,7 @@ use dcp_proto::producer::{
 use dcp_wire::{CollectionId, Seqno};
 
 use super::copies::Copies;
+use super::item::compressed;
 use super::vbucket::VBucket;
 
 /// Access to one copy of a vBucket, which stays locked while this lives.
@@ -53,7 +54,7 @@ impl VBucketGuard<'_> {
     /// Items in the form the disk has them in.
     fn as_stored(&self, items: impl Iterator<Item = Arc<Item>> + Send + 'static) -> Items {
         if self.settings.compresses_disk {
-            return Box::new(items.map(super::compressed).map(Ok));
+            return Box::new(items.map(compressed).map(Ok));
         }
         Box::new(items.map(Ok))
     }

@@ -1,10 +1,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use dcp_proto::producer::{MemoryRead, VBucketSource};
-use dcp_wire::{Cas, CollectionId, DocKey, RevSeqno};
+use bytes::Bytes;
+use dcp_proto::producer::{Item, ItemKind, MemoryRead, VBucketSource};
+use dcp_wire::{Cas, CollectionId, Datatype, DocKey, RevSeqno};
 use proptest::prelude::*;
 
+use super::item::footprint;
 use super::*;
+use crate::chance::Now;
 
 const VB: Vbid = Vbid(0);
 

@@ -8,16 +8,16 @@ use dcp_proto::Snapshot;
 use dcp_proto::producer::{FailoverTable, Item, ItemKind, VBucketState};
 use dcp_wire::{Cas, CollectionId, DocKey, Seqno, Vbid, Vbuuid};
 
-use super::checkpoint_log::CheckpointLog;
-use super::clock::{HybridClock, Now};
+use super::checkpoint_log::{CheckpointLog, Cursors};
+use super::clock::HybridClock;
 use super::collections::{Dropped, VBucketCollections};
-use super::cursors::Cursors;
 use super::disk_image::DiskImage;
 use super::durable::{DurableWrites, newest_version};
-use super::footprint;
 use super::hash_table::{Identity, ItemTable};
 use super::history::History;
+use super::item::{footprint, is_expired};
 use super::memory::MemoryUse;
+use crate::chance::Now;
 
 /// One copy of a vBucket.
 ///
@@ -457,7 +457,7 @@ impl VBucket {
         if self.live.expiring == 0 {
             return Vec::new();
         }
-        let expired = |item: &&Arc<Item>| super::is_expired(item, now);
+        let expired = |item: &&Arc<Item>| is_expired(item, now);
         self.table
             .iter()
             .map(|slot| &slot.newest)

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use dcp_wire::message::ConfigVersion;
 use serde_json::{Value, json};
 
-use super::Node;
+use super::node::Node;
 
 /// A node as a map names it.
 #[derive(Clone, Debug)]

@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use dcp_wire::message::ConfigVersion;
 
-use super::Node;
 use super::config_json::{self, BucketView, Member};
+use super::node::Node;
 use crate::bucket::Manifest;
 
 /// A node in the map.

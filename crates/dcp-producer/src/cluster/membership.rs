@@ -9,7 +9,8 @@ use tokio_util::sync::CancellationToken;
 use super::map::{ClusterMap, MapNode};
 use super::{Cluster, Node, NodePower};
 use crate::Error;
-use crate::bucket::{Copies, HELD, Manifest, Now, Unchanged};
+use crate::bucket::{Copies, HELD, Manifest, Unchanged};
+use crate::chance::Now;
 
 /// What the next version of the map says that cannot be seen from the copies.
 struct Change {

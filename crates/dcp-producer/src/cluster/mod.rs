@@ -7,7 +7,6 @@ mod map;
 mod membership;
 mod node;
 
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
 use bytes::Bytes;
@@ -22,26 +21,10 @@ pub(crate) use follow::Follower;
 use follow::Versions;
 pub(crate) use map::ClusterMap;
 use map::{MapFacts, MapNode};
-pub(crate) use node::NodePower;
+pub(crate) use node::{Node, NodePower, TlsAddresses};
 
 /// Version the nodes give, from which clients tell what they may rely on.
 pub(crate) const SERVER_VERSION: &str = "8.0.2";
-
-/// Where a node speaks TLS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TlsAddresses {
-    pub(crate) kv: SocketAddr,
-    pub(crate) mgmt: SocketAddr,
-}
-
-/// A node's addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Node {
-    pub(crate) kv: SocketAddr,
-    pub(crate) mgmt: SocketAddr,
-    /// With TLS, if the cluster speaks it.
-    pub(crate) tls: Option<TlsAddresses>,
-}
 
 /// An embedded cluster with one bucket.
 #[derive(Debug)]

@@ -1,9 +1,26 @@
-//! A node's place on the network: whether it runs, and who is connected to it.
+//! A node's place on the network: where it is, whether it runs, and who is connected to it.
 
+use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+/// Where a node speaks TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TlsAddresses {
+    pub(crate) kv: SocketAddr,
+    pub(crate) mgmt: SocketAddr,
+}
+
+/// A node's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub(crate) kv: SocketAddr,
+    pub(crate) mgmt: SocketAddr,
+    /// With TLS, if the cluster speaks it.
+    pub(crate) tls: Option<TlsAddresses>,
+}
 
 /// Whether a node runs, and how its connections end when it stops.
 #[derive(Debug)]

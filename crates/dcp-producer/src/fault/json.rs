@@ -8,8 +8,10 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
+use super::error::RuleError;
 use super::nearest::nearest;
-use super::{Condition, ConnectionIs, Direction, Probability, Reaction, Rule, RuleError};
+use super::reaction::{Direction, Reaction};
+use super::rule::{Condition, ConnectionIs, Probability, Rule};
 
 const RULE: &[&str] = &["name", "condition", "reaction"];
 const CONDITION: &[&str] = &[

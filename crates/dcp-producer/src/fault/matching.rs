@@ -7,8 +7,9 @@ use dcp_wire::{Frame, Vbid};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::reaction::{Direction, Reaction};
 use super::registry::Armed;
-use super::{Condition, ConnectionIs, Direction, Reaction};
+use super::rule::{Condition, ConnectionIs};
 
 /// What conditions ask about a connection.
 #[derive(Debug)]

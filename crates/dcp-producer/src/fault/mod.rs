@@ -17,8 +17,8 @@ mod tap;
 
 pub use error::RuleError;
 pub use json::parse_rules;
-pub use reaction::Reaction;
-pub use rule::{Condition, ConnectionIs, Direction, Probability, Rule};
+pub use reaction::{Direction, Reaction};
+pub use rule::{Condition, ConnectionIs, Probability, Rule};
 
 pub(crate) use registry::Faults;
 pub(crate) use tap::{Refusal, RequestFault, Tap};

@@ -4,7 +4,27 @@ use core::time::Duration;
 
 use dcp_wire::{Opcode, Seqno, Status};
 
-use super::{Direction, RuleError};
+use super::error::RuleError;
+
+/// Which way a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the cluster to the client.
+    ToClient,
+    /// From the client to the cluster.
+    ToServer,
+}
+
+impl Direction {
+    pub(super) const ALL: [Self; 2] = [Self::ToClient, Self::ToServer];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::ToClient => "to_client",
+            Self::ToServer => "to_server",
+        }
+    }
+}
 
 /// What happens to a packet.
 ///

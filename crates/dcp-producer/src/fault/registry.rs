@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::watch;
 
-use super::{Rule, RuleError};
+use super::error::RuleError;
+use super::rule::Rule;
 
 /// A rule in force.
 #[derive(Debug)]

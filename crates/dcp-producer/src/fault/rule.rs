@@ -4,7 +4,8 @@ use core::num::NonZeroU64;
 
 use dcp_wire::{Opcode, Vbid};
 
-use super::{Reaction, RuleError};
+use super::error::RuleError;
+use super::reaction::{Direction, Reaction};
 
 /// One fault: what happens to which packets.
 ///
@@ -42,26 +43,6 @@ impl Rule {
         }
         self.condition.check(&format!("{path}.condition"), 0)?;
         self.reaction.check(&format!("{path}.reaction"))
-    }
-}
-
-/// Which way a packet goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the cluster to the client.
-    ToClient,
-    /// From the client to the cluster.
-    ToServer,
-}
-
-impl Direction {
-    pub(super) const ALL: [Self; 2] = [Self::ToClient, Self::ToServer];
-
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::ToClient => "to_client",
-            Self::ToServer => "to_server",
-        }
     }
 }
 

@@ -9,9 +9,8 @@ use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 
 use super::matching::{Asked, ConnectionFacts};
-use super::reaction::is_item;
+use super::reaction::{Direction, Reaction, is_item};
 use super::registry::{Faults, Rules};
-use super::{Direction, Reaction};
 
 /// Bytes that may wait for the socket behind the tap.
 const WIRE_LIMIT: usize = 512 << 10;

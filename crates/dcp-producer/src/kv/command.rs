@@ -1,4 +1,4 @@
-//! One request and the way to answer it.
+//! One request, and its way through the session to an answer.
 
 use std::time::Instant;
 
@@ -7,11 +7,81 @@ use dcp_wire::framing_extras::{FrameInfo, server_duration_frame};
 use dcp_wire::{CollectionId, Datatype, DecodeError, DocKey, Frame, Opcode, Status, Vbid, snappy};
 use serde_json::json;
 
-use super::Session;
 use super::failure::Failure;
-use crate::bucket::{MAX_VALUE_LEN, Now, VBucket};
+use super::session::{Flow, Session};
+use crate::bucket::{MAX_VALUE_LEN, VBucket};
+use crate::chance::Now;
 use crate::cluster::SERVER_VERSION;
 use crate::value;
+
+impl Session {
+    /// Answers one request. `dcp_open` tells whether the connection has become a DCP one.
+    pub(crate) fn handle(
+        &mut self,
+        now: Now,
+        frame: &Frame<'_>,
+        dcp_open: bool,
+        out: &mut BytesMut,
+    ) -> Flow {
+        if frame.header.magic.is_response() {
+            // Answers to pushed cluster maps say nothing.
+            let dcp = frame.header.opcode.is_dcp() && dcp_open;
+            return if dcp { Flow::Dcp } else { Flow::Continue };
+        }
+        // HELLO may ask for how long it took itself.
+        let traced = self.features.tracing || frame.header.opcode == Opcode::HELLO;
+        let started = traced.then(Instant::now);
+        let result = match self.admit(frame, dcp_open) {
+            Ok(()) if frame.header.opcode.is_dcp() => return Flow::Dcp,
+            Ok(()) if frame.header.opcode == Opcode::QUIT => Err(Failure::Close),
+            Ok(()) => Command::new(self, frame, now, started, out).run(),
+            Err(failure) => Err(failure),
+        };
+        let failure = match result {
+            Ok(()) => return Flow::Continue,
+            Err(Failure::Later) => return Flow::Later,
+            Err(failure) => failure,
+        };
+        match Command::new(self, frame, now, started, out).refuse(failure) {
+            Ok(()) => Flow::Continue,
+            Err(_) => Flow::Close,
+        }
+    }
+
+    /// Whether the connection has come far enough for the request.
+    fn admit(&self, frame: &Frame<'_>, dcp_open: bool) -> Result<(), Failure> {
+        let opcode = frame.header.opcode;
+        if frame.header.magic.is_alt() && !self.features.alt_requests && !opcode.is_dcp() {
+            return Err(Failure::Invalid("framing extras were not negotiated"));
+        }
+        match opcode {
+            Opcode::HELLO | Opcode::GET_ERROR_MAP | Opcode::QUIT => Ok(()),
+            Opcode::SASL_LIST_MECHS
+            | Opcode::SASL_AUTH
+            | Opcode::SASL_STEP
+            | Opcode::SELECT_BUCKET
+                if dcp_open =>
+            {
+                Err(Status::NOT_SUPPORTED.into())
+            }
+            Opcode::SASL_LIST_MECHS | Opcode::SASL_AUTH | Opcode::SASL_STEP
+                if self.login.is_certified() =>
+            {
+                Err(Status::NOT_SUPPORTED.into())
+            }
+            Opcode::SASL_LIST_MECHS | Opcode::SASL_AUTH | Opcode::SASL_STEP => Ok(()),
+            _ if !self.is_authenticated() => Err(Status::EACCESS.into()),
+            Opcode::SELECT_BUCKET
+            | Opcode::GET_CLUSTER_CONFIG
+            | Opcode::NOOP
+            | Opcode::VERSION
+            | Opcode::STAT => Ok(()),
+            _ if opcode.is_dcp() => Ok(()),
+            _ if self.bucket.is_none() && Command::knows(opcode) => Err(Status::NO_BUCKET.into()),
+            _ => Ok(()),
+        }
+    }
+}
 
 /// Does what a request asks for and answers it.
 type Handler<'a, 'f> = fn(&mut Command<'a, 'f>) -> Result<(), Failure>;

@@ -1,9 +1,9 @@
-//! Who may use the cluster.
+//! Who may use the cluster, and how far a connection has come in showing that it is them.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use dcp_wire::sasl::{Mechanism, PlainMessage, SaslError, ScramCredentials};
+use dcp_wire::sasl::{Mechanism, PlainMessage, SaslError, ScramCredentials, ScramServer};
 
 use crate::Error;
 use crate::chance::Chance;
@@ -130,5 +130,83 @@ impl std::fmt::Debug for Credentials {
     /// Leaves the secrets out.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Credentials").field("username", &self.username).finish_non_exhaustive()
+    }
+}
+
+/// How far a connection's authentication has come.
+#[derive(Debug)]
+pub(crate) struct Login {
+    pub(super) credentials: Arc<Credentials>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Anonymous,
+    Challenged(Mechanism, Box<ScramServer>),
+    Done,
+    /// By a client certificate, which SASL cannot change.
+    Certified,
+}
+
+/// What a client is told.
+pub(super) enum Answer {
+    Challenge(Vec<u8>),
+    Done(Vec<u8>),
+}
+
+impl Login {
+    pub(super) fn new(credentials: Arc<Credentials>) -> Self {
+        Self { credentials, state: State::Anonymous }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        matches!(self.state, State::Done | State::Certified)
+    }
+
+    /// The client's certificate is the user's.
+    pub(super) fn certify(&mut self) {
+        self.state = State::Certified;
+    }
+
+    pub(super) fn is_certified(&self) -> bool {
+        matches!(self.state, State::Certified)
+    }
+
+    /// Begins anew, whoever the client was before.
+    pub(super) fn begin(
+        &mut self,
+        mechanism: Mechanism,
+        message: &[u8],
+    ) -> Result<Answer, SaslError> {
+        self.state = State::Anonymous;
+        if mechanism == Mechanism::Plain {
+            if !self.credentials.accepts(&PlainMessage::decode(message)?) {
+                return Err(SaslError::ClientProof);
+            }
+            self.state = State::Done;
+            return Ok(Answer::Done(Vec::new()));
+        }
+        let mut server = ScramServer::read(message)?;
+        let credentials = self.credentials.scram(mechanism, server.username())?;
+        let nonce = format!("{:032x}", self.credentials.chance.number());
+        let challenge = server.challenge(credentials, &nonce)?;
+        self.state = State::Challenged(mechanism, Box::new(server));
+        Ok(Answer::Challenge(challenge))
+    }
+
+    pub(super) fn step(
+        &mut self,
+        mechanism: Mechanism,
+        message: &[u8],
+    ) -> Result<Answer, SaslError> {
+        match std::mem::replace(&mut self.state, State::Anonymous) {
+            State::Challenged(begun, server) if begun == mechanism => {
+                let proof = server.verify(message)?;
+                self.state = State::Done;
+                Ok(Answer::Done(proof))
+            }
+            _ => Err(SaslError::OutOfOrder),
+        }
     }
 }

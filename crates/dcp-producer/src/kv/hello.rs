@@ -4,35 +4,7 @@ use dcp_wire::Feature;
 
 use super::command::Command;
 use super::failure::Failure;
-
-/// What a connection negotiated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Features {
-    pub(crate) mutation_tokens: bool,
-    pub(crate) xattr: bool,
-    pub(crate) xerror: bool,
-    pub(crate) snappy: bool,
-    pub(crate) json: bool,
-    pub(crate) collections: bool,
-    pub(crate) tracing: bool,
-    pub(crate) alt_requests: bool,
-    pub(crate) known_map_version: bool,
-    pub(crate) dedupe_maps: bool,
-    pub(crate) unordered_execution: bool,
-    pub(crate) map_push: MapPush,
-}
-
-/// How a connection learns of new cluster maps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum MapPush {
-    /// It asks.
-    #[default]
-    Off,
-    /// It is told that there is one.
-    Brief,
-    /// It is sent the map.
-    Full,
-}
+use super::session::{Features, MapPush};
 
 impl Features {
     /// What of this concerns DCP.

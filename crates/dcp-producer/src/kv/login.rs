@@ -1,84 +1,12 @@
 //! SASL: who is on the other side.
 
-use std::sync::Arc;
-
-use dcp_wire::sasl::{Mechanism, PlainMessage, SaslError, ScramServer};
+use dcp_wire::sasl::{Mechanism, SaslError};
 use dcp_wire::{Opcode, Status};
 use serde_json::json;
 
-use super::Credentials;
 use super::command::Command;
+use super::credentials::Answer;
 use super::failure::Failure;
-
-/// How far a connection's authentication has come.
-#[derive(Debug)]
-pub(crate) struct Login {
-    credentials: Arc<Credentials>,
-    state: State,
-}
-
-#[derive(Debug)]
-enum State {
-    Anonymous,
-    Challenged(Mechanism, Box<ScramServer>),
-    Done,
-    /// By a client certificate, which SASL cannot change.
-    Certified,
-}
-
-/// What a client is told.
-enum Answer {
-    Challenge(Vec<u8>),
-    Done(Vec<u8>),
-}
-
-impl Login {
-    pub(super) fn new(credentials: Arc<Credentials>) -> Self {
-        Self { credentials, state: State::Anonymous }
-    }
-
-    pub(super) fn is_done(&self) -> bool {
-        matches!(self.state, State::Done | State::Certified)
-    }
-
-    /// The client's certificate is the user's.
-    pub(super) fn certify(&mut self) {
-        self.state = State::Certified;
-    }
-
-    pub(super) fn is_certified(&self) -> bool {
-        matches!(self.state, State::Certified)
-    }
-
-    /// Begins anew, whoever the client was before.
-    fn begin(&mut self, mechanism: Mechanism, message: &[u8]) -> Result<Answer, SaslError> {
-        self.state = State::Anonymous;
-        if mechanism == Mechanism::Plain {
-            if !self.credentials.accepts(&PlainMessage::decode(message)?) {
-                return Err(SaslError::ClientProof);
-            }
-            self.state = State::Done;
-            return Ok(Answer::Done(Vec::new()));
-        }
-        let mut server = ScramServer::read(message)?;
-        let credentials = self.credentials.scram(mechanism, server.username())?;
-        let nonce = format!("{:032x}", self.credentials.chance.number());
-        let challenge = server.challenge(credentials, &nonce)?;
-        self.state = State::Challenged(mechanism, Box::new(server));
-        Ok(Answer::Challenge(challenge))
-    }
-
-    fn step(&mut self, mechanism: Mechanism, message: &[u8]) -> Result<Answer, SaslError> {
-        match std::mem::replace(&mut self.state, State::Anonymous) {
-            State::Challenged(begun, server) if begun == mechanism => {
-                let proof = server.verify(message)?;
-                self.state = State::Done;
-                Ok(Answer::Done(proof))
-            }
-            _ => Err(SaslError::OutOfOrder),
-        }
-    }
-}
 
 impl Command<'_, '_> {
     pub(super) fn list_mechanisms(&mut self) -> Result<(), Failure> {

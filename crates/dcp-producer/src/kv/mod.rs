@@ -20,5 +20,4 @@ mod stats;
 mod subdoc;
 
 pub(crate) use credentials::Credentials;
-pub(crate) use hello::MapPush;
-pub(crate) use session::{Flow, Session};
+pub(crate) use session::{Flow, MapPush, Session};

@@ -1,21 +1,43 @@
-//! One connection's state outside DCP, and the way of a request through it.
+//! One connection's state outside DCP.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
 use dcp_proto::producer::ServerVersion;
 use dcp_wire::message::ConfigVersion;
-use dcp_wire::{Frame, Opcode, Status};
 use tokio_util::sync::CancellationToken;
 
-use super::Credentials;
-use super::command::Command;
-use super::failure::Failure;
-use super::hello::Features;
-use super::login::Login;
-use crate::bucket::Now;
+use super::credentials::{Credentials, Login};
 use crate::cluster::Cluster;
+
+/// What a connection negotiated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Features {
+    pub(crate) mutation_tokens: bool,
+    pub(crate) xattr: bool,
+    pub(crate) xerror: bool,
+    pub(crate) snappy: bool,
+    pub(crate) json: bool,
+    pub(crate) collections: bool,
+    pub(crate) tracing: bool,
+    pub(crate) alt_requests: bool,
+    pub(crate) known_map_version: bool,
+    pub(crate) dedupe_maps: bool,
+    pub(crate) unordered_execution: bool,
+    pub(crate) map_push: MapPush,
+}
+
+/// How a connection learns of new cluster maps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum MapPush {
+    /// It asks.
+    #[default]
+    Off,
+    /// It is told that there is one.
+    Brief,
+    /// It is sent the map.
+    Full,
+}
 
 /// What is to be done after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,72 +130,5 @@ impl Session {
     /// What ends the connection with its bucket, if it has selected one.
     pub(crate) fn bucket_life(&self) -> Option<&CancellationToken> {
         self.bucket.as_ref()
-    }
-
-    /// Answers one request. `dcp_open` tells whether the connection has become a DCP one.
-    pub(crate) fn handle(
-        &mut self,
-        now: Now,
-        frame: &Frame<'_>,
-        dcp_open: bool,
-        out: &mut BytesMut,
-    ) -> Flow {
-        if frame.header.magic.is_response() {
-            // Answers to pushed cluster maps say nothing.
-            let dcp = frame.header.opcode.is_dcp() && dcp_open;
-            return if dcp { Flow::Dcp } else { Flow::Continue };
-        }
-        // HELLO may ask for how long it took itself.
-        let traced = self.features.tracing || frame.header.opcode == Opcode::HELLO;
-        let started = traced.then(Instant::now);
-        let result = match self.admit(frame, dcp_open) {
-            Ok(()) if frame.header.opcode.is_dcp() => return Flow::Dcp,
-            Ok(()) if frame.header.opcode == Opcode::QUIT => Err(Failure::Close),
-            Ok(()) => Command::new(self, frame, now, started, out).run(),
-            Err(failure) => Err(failure),
-        };
-        let failure = match result {
-            Ok(()) => return Flow::Continue,
-            Err(Failure::Later) => return Flow::Later,
-            Err(failure) => failure,
-        };
-        match Command::new(self, frame, now, started, out).refuse(failure) {
-            Ok(()) => Flow::Continue,
-            Err(_) => Flow::Close,
-        }
-    }
-
-    /// Whether the connection has come far enough for the request.
-    fn admit(&self, frame: &Frame<'_>, dcp_open: bool) -> Result<(), Failure> {
-        let opcode = frame.header.opcode;
-        if frame.header.magic.is_alt() && !self.features.alt_requests && !opcode.is_dcp() {
-            return Err(Failure::Invalid("framing extras were not negotiated"));
-        }
-        match opcode {
-            Opcode::HELLO | Opcode::GET_ERROR_MAP | Opcode::QUIT => Ok(()),
-            Opcode::SASL_LIST_MECHS
-            | Opcode::SASL_AUTH
-            | Opcode::SASL_STEP
-            | Opcode::SELECT_BUCKET
-                if dcp_open =>
-            {
-                Err(Status::NOT_SUPPORTED.into())
-            }
-            Opcode::SASL_LIST_MECHS | Opcode::SASL_AUTH | Opcode::SASL_STEP
-                if self.login.is_certified() =>
-            {
-                Err(Status::NOT_SUPPORTED.into())
-            }
-            Opcode::SASL_LIST_MECHS | Opcode::SASL_AUTH | Opcode::SASL_STEP => Ok(()),
-            _ if !self.is_authenticated() => Err(Status::EACCESS.into()),
-            Opcode::SELECT_BUCKET
-            | Opcode::GET_CLUSTER_CONFIG
-            | Opcode::NOOP
-            | Opcode::VERSION
-            | Opcode::STAT => Ok(()),
-            _ if opcode.is_dcp() => Ok(()),
-            _ if self.bucket.is_none() && Command::knows(opcode) => Err(Status::NO_BUCKET.into()),
-            _ => Ok(()),
-        }
     }
 }

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, BytesMut};
 use dcp_proto::producer;
-use dcp_wire::{DecodeError, Frame, MAX_BODY_LEN};
+use dcp_wire::message::{ClusterMapChange, PushedVersion};
+use dcp_wire::{DecodeError, Frame, MAX_BODY_LEN, Opaque};
 use tokio_util::sync::CancellationToken;
 
-use super::buffers::let_go;
 use super::dcp_names::DcpNames;
+use super::faulty;
 use super::socket::Socket;
-use super::{faulty, push};
 use crate::bucket::Subscriber;
 use crate::cluster::{Follower, NodeBucket};
 use crate::fault::{Faults, RequestFault, Tap};
@@ -381,7 +381,7 @@ impl Connection {
     fn push_map(&mut self) {
         if self.pushes() && self.map_version.has_changed() {
             self.map_version.mark_seen();
-            push::push_map(&self.session, &mut self.output);
+            push_map(&self.session, &mut self.output);
         }
     }
 
@@ -467,5 +467,50 @@ async fn optional(future: Option<impl Future<Output = ()>>) {
     match future {
         Some(future) => future.await,
         None => std::future::pending().await,
+    }
+}
+
+/// Appends the newest map, or its version, as the connection wants it.
+fn push_map(session: &Session, out: &mut BytesMut) {
+    let map = session.cluster().map();
+    let name = if session.has_bucket() { session.cluster().bucket_name().as_bytes() } else { &[] };
+    let view = map.view(session.node());
+    let config = match (session.features().map_push, view) {
+        (MapPush::Full, Some(view)) if session.has_bucket() => view.bucket.as_ref(),
+        (MapPush::Full, Some(view)) => view.global.as_ref(),
+        _ => &[],
+    };
+    let change =
+        ClusterMapChange { version: PushedVersion::EpochAndRev(map.version), bucket: name, config };
+    let pushed = change.encode(Opaque(0), out);
+    if let Err(error) = pushed {
+        tracing::warn!(%error, "cannot push the cluster map");
+    }
+}
+
+/// Buffers larger than this are given back once they are empty, in bytes.
+const KEPT_CAPACITY: usize = 2 << 20;
+
+/// Gives an empty buffer's memory back if it has grown large. What was taken off its front counts
+/// too, which its capacity no longer tells.
+fn let_go(buffer: &mut BytesMut) {
+    if buffer.try_reclaim(KEPT_CAPACITY + 1) {
+        *buffer = BytesMut::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_that_grew_is_let_go_however_it_was_emptied() {
+        for (len, is_kept) in [(64 << 10, true), (KEPT_CAPACITY * 2, false)] {
+            let mut buffer = BytesMut::zeroed(len);
+            buffer.advance(len - 10);
+            buffer.advance(10);
+            let_go(&mut buffer);
+            assert_eq!(buffer.try_reclaim(1), is_kept, "{len} bytes");
+        }
     }
 }

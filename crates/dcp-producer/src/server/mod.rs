@@ -1,6 +1,5 @@
 //! Sockets: one task per connection, and the tasks that go with a node.
 
-mod buffers;
 mod connection;
 mod dcp_names;
 mod faulty;
@@ -9,7 +8,6 @@ mod handshake;
 mod listeners;
 mod memory;
 mod port;
-mod push;
 mod socket;
 
 use std::io;

@@ -6,9 +6,10 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
 };
-use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::Identity;
+/// A chain of certificates, the node's first, and its private key.
+pub(super) type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 /// A certificate for nodes at `host` and on loopback, and the PEM of the authority that signed it.
 /// The authority's key is forgotten.

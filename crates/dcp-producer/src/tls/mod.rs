@@ -14,6 +14,7 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 
+use authority::Identity;
 use options::invalid;
 pub use options::{NodeCertificate, TlsOptions};
 pub(crate) use subject::common_name;
@@ -26,9 +27,6 @@ pub(crate) struct Tls {
     /// The authority that was made for this cluster, as PEM.
     pub(crate) ca_pem: Option<String>,
 }
-
-/// A chain of certificates, the node's first, and its private key.
-type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 impl Tls {
     /// Makes or reads the certificates for nodes at `host`.

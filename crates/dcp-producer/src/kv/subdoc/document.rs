@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 use super::edit::{self, op};
 use super::json_text;
-use super::path_flag;
-use crate::bucket::{MAX_VALUE_LEN, Now};
+use super::path::path_flag;
+use crate::bucket::MAX_VALUE_LEN;
+use crate::chance::Now;
 use crate::kv::document::split_xattrs;
 use crate::value;
 

@@ -20,22 +20,13 @@ use super::command::Command;
 use super::document::check_cas;
 use super::failure::Failure;
 use crate::DocumentError;
-use crate::bucket::{Condition, DocumentWrite, Now, VBucket, Written};
+use crate::bucket::{Condition, DocumentWrite, VBucket, Written};
+use crate::chance::Now;
 use document::Document;
+use path::path_flag;
 
 /// Most paths in one request.
 const MAX_PATHS: usize = 16;
-
-/// Flags of a path.
-mod path_flag {
-    /// Create what is missing on the way.
-    pub(super) const CREATE_PATH: u8 = 0x01;
-    /// The path is one of an xattr.
-    pub(super) const XATTR: u8 = 0x04;
-    /// The value is a macro.
-    pub(super) const EXPAND_MACROS: u8 = 0x10;
-    pub(super) const KNOWN: u8 = CREATE_PATH | XATTR | EXPAND_MACROS;
-}
 
 /// Flags of the whole document.
 mod doc_flag {

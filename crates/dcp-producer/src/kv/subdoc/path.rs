@@ -2,6 +2,17 @@
 
 use dcp_wire::Status;
 
+/// Flags of a path.
+pub(super) mod path_flag {
+    /// Create what is missing on the way.
+    pub(in super::super) const CREATE_PATH: u8 = 0x01;
+    /// The path is one of an xattr.
+    pub(in super::super) const XATTR: u8 = 0x04;
+    /// The value is a macro.
+    pub(in super::super) const EXPAND_MACROS: u8 = 0x10;
+    pub(in super::super) const KNOWN: u8 = CREATE_PATH | XATTR | EXPAND_MACROS;
+}
+
 /// Longest path in bytes.
 const MAX_LEN: usize = 1024;
 /// Most components.
