@@ -103,8 +103,8 @@ impl Checkpoint {
             return CheckpointItems::new(runs.to_vec(), skip);
         };
         let taken = if full.is_empty() { skip } else { 0 };
-        let own = shared(last.get(taken..).unwrap_or_default());
-        let own = Arc::new(own.into_iter().map(Some).collect());
+        let own = last.get(taken..).unwrap_or_default().iter().flatten().cloned();
+        let own = Arc::new(own.map(Some).collect());
         let runs = full.iter().cloned().chain([own]).collect();
         CheckpointItems::new(runs, if full.is_empty() { 0 } else { skip })
     }
@@ -244,24 +244,6 @@ impl CheckpointLog {
             items: checkpoint.share(after, closed.is_none()),
         }
     }
-}
-
-/// The items that are there, each shared with who has it already.
-///
-/// Counting a user in waits for the counter, which is rarely in the caches, and nothing else
-/// happens meanwhile. Looked at some at a time the counters come together.
-fn shared<'a, T>(slots: &'a [T]) -> Vec<Arc<Item>>
-where
-    &'a T: IntoIterator<Item = &'a Arc<Item>>,
-{
-    let mut items = Vec::with_capacity(slots.len());
-    for slots in slots.chunks(16) {
-        let items_of = || slots.iter().flatten();
-        let users: usize = items_of().map(Arc::strong_count).fold(0, usize::wrapping_add);
-        std::hint::black_box(users);
-        items.extend(items_of().cloned());
-    }
-    items
 }
 
 /// The cursors of the streams of one copy of a vBucket; a stream that ends takes its cursor along.
