@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use dcp_wire::{CollectionId, ScopeId, Vbid};
+use dcp_proto::producer::{Privilege, VBucketState};
+use dcp_wire::{CollectionId, ScopeId, Seqno, Vbid};
 
-use crate::bucket::{CollectionSettings, Copies, Manifest};
-use crate::{Error, Producer};
+use super::Producer;
+use crate::Error;
+use crate::bucket::{CollectionSettings, Copies, Manifest, VBucket};
 
 /// How long the ports of a node may take to open or close.
 const PORT_PATIENCE: Duration = Duration::from_secs(10);
@@ -183,6 +185,101 @@ impl Producer {
         let known = self.cluster.bucket.rearrange(vbid, set);
         let known = known.ok_or_else(|| self.no_vbucket(vbid))?;
         known.ok_or(Error::UnknownReplica { vbid, replica: copy })
+    }
+
+    /// Expires every document whose time has passed; returns how many. Otherwise that happens
+    /// when one is next accessed.
+    pub fn expire_due(&self) -> usize {
+        let bucket = &self.cluster.bucket;
+        let expire = |vbid| bucket.with(vbid, |vbucket| vbucket.expire_due(self.now()));
+        bucket.vbids().filter_map(expire).sum()
+    }
+
+    /// Persists everything and lets it leave memory: a stream that starts from 0 is then read
+    /// from disk. Otherwise changes are persisted after a short while, and recent ones are kept in
+    /// memory as well.
+    pub fn persist(&self) {
+        let bucket = &self.cluster.bucket;
+        for vbid in bucket.vbids() {
+            bucket.each_copy(vbid, |vbucket| {
+                vbucket.persist_and_evict();
+                true
+            });
+            bucket.changes().announce(vbid);
+        }
+        if let Some(store) = &self.store
+            && let Err(error) = store.round(&self.cluster, bucket.vbids())
+        {
+            tracing::error!(%error, "changes are not in the data folder yet");
+        }
+    }
+
+    /// Persists everything, then forgets the tombstones of a vBucket up to seqno `to`; its last
+    /// change is kept whatever it is.
+    ///
+    /// # Errors
+    /// [`Error::UnknownVbucket`].
+    pub fn purge(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
+        self.purge_copies(vbid, |vbucket| vbucket.purge(to))
+    }
+
+    /// As [`purge`](Self::purge), on disk only: recent changes stay in memory, tombstones too. Tests
+    /// replay recordings of servers with it.
+    ///
+    /// # Errors
+    /// As [`purge`](Self::purge).
+    #[doc(hidden)]
+    pub fn compact(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
+        self.purge_copies(vbid, |vbucket| vbucket.compact(to))
+    }
+
+    fn purge_copies(&self, vbid: Vbid, purge: impl Fn(&mut VBucket)) -> Result<(), Error> {
+        let purge = |vbucket: &mut VBucket| {
+            purge(vbucket);
+            true
+        };
+        let purged = self.cluster.bucket.each_copy(vbid, purge);
+        purged.then_some(()).ok_or_else(|| self.no_vbucket(vbid))
+    }
+
+    /// Takes a vBucket back to how it was at seqno `to`, as a failover to a replica that had
+    /// received no more: changes above it are gone, a new history branch begins there, and streams
+    /// of the vBucket end with "state changed".
+    ///
+    /// # Errors
+    /// [`Error::UnknownVbucket`], [`Error::RollbackBeyondHighSeqno`], or
+    /// [`Error::RollbackHistoryGone`] if overwritten documents that are needed are no longer kept.
+    pub fn roll_back(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
+        self.cluster.bucket.roll_back(vbid, to).ok_or_else(|| self.no_vbucket(vbid))??;
+        self.cluster.bring_forward();
+        Ok(())
+    }
+
+    /// Changes the state of the active copy of a vBucket, as a cluster manager does in mid-move:
+    /// its streams end with "state changed", and it takes writes only while it is active. Making
+    /// it active again is also the way back after a client took it over. A replica that becomes
+    /// active begins a new history branch, where it has persisted all of its history.
+    ///
+    /// # Errors
+    /// [`Error::UnknownVbucket`] or [`Error::VbucketUnavailable`].
+    pub fn set_vbucket_state(&self, vbid: Vbid, state: VBucketState) -> Result<(), Error> {
+        let vbuuid = self.cluster.bucket.chance().vbuuid();
+        // Servers before 7.0 go on with the checkpoint they had as a replica.
+        let keeps_checkpoint = self.cluster.dcp_config().server_version.is_legacy();
+        let set = |copies: &mut Copies| copies.set_state(state, vbuuid, keeps_checkpoint);
+        let set = self.cluster.bucket.rearrange(vbid, set);
+        if set == Some(true) { Ok(()) } else { Err(self.no_vbucket(vbid)) }
+    }
+
+    /// Takes a privilege from the user, from now on: requests that need it are refused, streams
+    /// that need it end with "lost privileges" in the place of their next snapshot.
+    pub fn revoke(&self, privilege: Privilege) {
+        self.cluster.change_privileges(|revoked| revoked.push(privilege));
+    }
+
+    /// Gives a privilege back.
+    pub fn grant(&self, privilege: Privilege) {
+        self.cluster.change_privileges(|revoked| revoked.retain(|&other| other != privilege));
     }
 
     /// Drops the bucket: connections to it are closed without another word, and clients that ask

@@ -1,36 +1,36 @@
 //! The handle of an embedded cluster.
 
+mod documents;
+mod operations;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-use bytes::Bytes;
-use dcp_proto::producer::ItemKind;
+use dcp_proto::producer::ConnectionConfig;
 use dcp_wire::message::FailoverEntry;
-use dcp_wire::{CollectionId, DocKey, Seqno, Vbid};
+use dcp_wire::{Seqno, Vbid};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::bucket::{Bucket, Condition, DocumentWrite, VBucket, Written};
+use crate::bucket::{Bucket, VBucket};
 use crate::chance::{Chance, Now};
 use crate::cluster::{Cluster, Node};
 use crate::fault::Faults;
 use crate::server::{Listeners, MemoryStream, Servers};
 use crate::store::Store;
 use crate::tls::Tls;
-use crate::{
-    Document, DocumentError, Error, MutationToken, ProducerOptions, Rule, RuleError, WriteOptions,
-};
+use crate::{Error, ProducerOptions, Rule, RuleError};
 
 /// An embedded cluster: it runs from [`start`](Self::start) until [`shutdown`](Self::shutdown) or
 /// until it is dropped.
 ///
 /// The document methods need no async runtime and may be called from any thread.
 pub struct Producer {
-    pub(crate) cluster: Arc<Cluster>,
+    cluster: Arc<Cluster>,
     store: Option<Arc<Store>>,
-    pub(crate) servers: Servers,
+    servers: Servers,
     ca_pem: Option<String>,
     faults: Arc<Faults>,
     tasks: TaskTracker,
@@ -155,126 +155,6 @@ impl Producer {
         self.cluster.bucket.vbid_of(key)
     }
 
-    /// Writes a document, whether it exists or not.
-    ///
-    /// # Errors
-    /// [`DocumentError`]: the key or value is too long, the CAS differs, the collection does not
-    /// exist, the value is not what its datatype says, or memory is used up.
-    pub fn upsert(
-        &self,
-        key: &[u8],
-        value: Bytes,
-        options: WriteOptions,
-    ) -> Result<MutationToken, DocumentError> {
-        self.write(key, value, options, Condition::Any)
-    }
-
-    /// Writes a document that does not exist yet.
-    ///
-    /// # Errors
-    /// [`DocumentError::Exists`], or as [`upsert`](Self::upsert).
-    pub fn insert(
-        &self,
-        key: &[u8],
-        value: Bytes,
-        options: WriteOptions,
-    ) -> Result<MutationToken, DocumentError> {
-        self.write(key, value, options, Condition::Absent)
-    }
-
-    fn write(
-        &self,
-        key: &[u8],
-        value: Bytes,
-        options: WriteOptions,
-        condition: Condition,
-    ) -> Result<MutationToken, DocumentError> {
-        let now = self.now();
-        let datatype = match options.datatype {
-            None => crate::value::detect(&value),
-            Some(datatype) if crate::value::is_valid(&value, datatype) => datatype,
-            Some(_) => return Err(DocumentError::InvalidValue),
-        };
-        let write = DocumentWrite {
-            key: DocKey { collection_id: options.collection_id, key },
-            value,
-            datatype,
-            flags: options.flags,
-            expiry: now.absolute_expiry(options.expiry),
-            cas: options.cas,
-            condition,
-        };
-        self.on_vbucket_of(key, |vbucket| vbucket.store(now, write))
-    }
-
-    /// Removes a document.
-    ///
-    /// # Errors
-    /// [`DocumentError::NotFound`], or as [`upsert`](Self::upsert).
-    pub fn remove(
-        &self,
-        key: &[u8],
-        options: WriteOptions,
-    ) -> Result<MutationToken, DocumentError> {
-        self.bury(key, options, ItemKind::Deletion)
-    }
-
-    /// Expires a document as if its time had passed.
-    ///
-    /// # Errors
-    /// As [`remove`](Self::remove).
-    pub fn expire(
-        &self,
-        key: &[u8],
-        options: WriteOptions,
-    ) -> Result<MutationToken, DocumentError> {
-        self.bury(key, options, ItemKind::Expiration)
-    }
-
-    fn bury(
-        &self,
-        key: &[u8],
-        options: WriteOptions,
-        kind: ItemKind,
-    ) -> Result<MutationToken, DocumentError> {
-        let doc_key = DocKey { collection_id: options.collection_id, key };
-        self.on_vbucket_of(key, |vbucket| vbucket.remove(self.now(), doc_key, options.cas, kind))
-    }
-
-    pub(crate) fn on_vbucket_of(
-        &self,
-        key: &[u8],
-        op: impl FnOnce(&mut VBucket) -> Result<Written, DocumentError>,
-    ) -> Result<MutationToken, DocumentError> {
-        let vbid = self.vbid_of(key);
-        let written = self.cluster.bucket.with(vbid, op);
-        let written = written.unwrap_or(Err(DocumentError::Unavailable(vbid)))?;
-        let Written { vbuuid, seqno, cas } = written;
-        Ok(MutationToken { vbid, vbuuid, seqno, cas })
-    }
-
-    /// The document, `None` if it does not exist. One whose time has passed is expired by this.
-    #[must_use]
-    pub fn get(&self, key: &[u8]) -> Option<Document> {
-        self.get_from(CollectionId::DEFAULT, key)
-    }
-
-    /// As [`get`](Self::get), from a collection.
-    #[must_use]
-    pub fn get_from(&self, collection_id: CollectionId, key: &[u8]) -> Option<Document> {
-        let live = |vbucket: &mut VBucket| vbucket.live(self.now(), DocKey { collection_id, key });
-        let item = self.cluster.bucket.with(self.vbid_of(key), live)??;
-        Some(Document {
-            value: item.value.clone(),
-            datatype: item.datatype,
-            cas: item.cas,
-            seqno: item.seqno,
-            rev_seqno: item.rev_seqno,
-            flags: item.flags,
-            expiry: item.expiry,
-        })
-    }
-
     /// Highest seqno of each vBucket.
     #[must_use]
     pub fn high_seqnos(&self) -> BTreeMap<Vbid, Seqno> {
@@ -291,80 +171,12 @@ impl Producer {
         bucket.vbids().filter_map(log).collect()
     }
 
-    /// Expires every document whose time has passed; returns how many. Otherwise that happens
-    /// when one is next accessed.
-    pub fn expire_due(&self) -> usize {
-        let bucket = &self.cluster.bucket;
-        let expire = |vbid| bucket.with(vbid, |vbucket| vbucket.expire_due(self.now()));
-        bucket.vbids().filter_map(expire).sum()
-    }
-
-    /// Persists everything and lets it leave memory: a stream that starts from 0 is then read
-    /// from disk. Otherwise changes are persisted after a short while, and recent ones are kept in
-    /// memory as well.
-    pub fn persist(&self) {
-        let bucket = &self.cluster.bucket;
-        for vbid in bucket.vbids() {
-            bucket.each_copy(vbid, |vbucket| {
-                vbucket.persist_and_evict();
-                true
-            });
-            bucket.changes().announce(vbid);
-        }
-        if let Some(store) = &self.store
-            && let Err(error) = store.round(&self.cluster, bucket.vbids())
-        {
-            tracing::error!(%error, "changes are not in the data folder yet");
-        }
-    }
-
-    /// Persists everything, then forgets the tombstones of a vBucket up to seqno `to`; its last
-    /// change is kept whatever it is.
-    ///
-    /// # Errors
-    /// [`Error::UnknownVbucket`].
-    pub fn purge(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
-        self.purge_copies(vbid, |vbucket| vbucket.purge(to))
-    }
-
-    /// As [`purge`](Self::purge), on disk only: recent changes stay in memory, tombstones too. Tests
-    /// replay recordings of servers with it.
-    ///
-    /// # Errors
-    /// As [`purge`](Self::purge).
-    #[doc(hidden)]
-    pub fn compact(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
-        self.purge_copies(vbid, |vbucket| vbucket.compact(to))
-    }
-
-    fn purge_copies(&self, vbid: Vbid, purge: impl Fn(&mut VBucket)) -> Result<(), Error> {
-        let purge = |vbucket: &mut VBucket| {
-            purge(vbucket);
-            true
-        };
-        let purged = self.cluster.bucket.each_copy(vbid, purge);
-        purged.then_some(()).ok_or_else(|| self.no_vbucket(vbid))
-    }
-
-    /// Takes a vBucket back to how it was at seqno `to`, as a failover to a replica that had
-    /// received no more: changes above it are gone, a new history branch begins there, and streams
-    /// of the vBucket end with "state changed".
-    ///
-    /// # Errors
-    /// [`Error::UnknownVbucket`], [`Error::RollbackBeyondHighSeqno`], or
-    /// [`Error::RollbackHistoryGone`] if overwritten documents that are needed are no longer kept.
-    pub fn roll_back(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
-        self.cluster.bucket.roll_back(vbid, to).ok_or_else(|| self.no_vbucket(vbid))??;
-        self.cluster.bring_forward();
-        Ok(())
-    }
-
     /// The present moment.
-    pub(crate) fn now(&self) -> Now {
+    fn now(&self) -> Now {
         self.cluster.bucket.chance().now()
     }
 
-    pub(crate) fn no_vbucket(&self, vbid: Vbid) -> Error {
+    fn no_vbucket(&self, vbid: Vbid) -> Error {
         let count = self.num_vbuckets();
         if vbid.0 < count {
             return Error::VbucketUnavailable { vbid };
@@ -380,6 +192,18 @@ impl Producer {
     /// does not run.
     pub fn dial(&self, address: SocketAddr) -> std::io::Result<MemoryStream> {
         self.servers.connect(address)
+    }
+
+    /// What connections are served with.
+    #[must_use]
+    pub fn dcp_config(&self) -> ConnectionConfig {
+        self.cluster.dcp_config()
+    }
+
+    /// Changes what connections are served with, such as how long they may be silent or whether
+    /// backfills come in the order of the keys; takes effect for connections made from now on.
+    pub fn set_dcp_config(&self, config: ConnectionConfig) {
+        self.cluster.set_dcp_config(config);
     }
 
     /// Makes things go wrong as the rules say, from the next packet of each connection on; in
