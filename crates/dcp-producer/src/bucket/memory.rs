@@ -22,12 +22,6 @@ impl MemoryUse {
         Self { used: AtomicUsize::new(0), quota, checkpoint_limit }
     }
 
-    #[cfg(test)]
-    pub(crate) const fn with_checkpoint_limit(mut self, bytes: usize) -> Self {
-        self.checkpoint_limit = bytes;
-        self
-    }
-
     /// Bytes that the closed checkpoints of one vBucket may take for streams that are behind.
     pub(crate) const fn checkpoint_limit(&self) -> usize {
         self.checkpoint_limit

@@ -86,13 +86,6 @@ impl Bucket {
         Self { keeps_history: true, ..self }
     }
 
-    /// The same bucket, whose closed checkpoints may take so many bytes of each vBucket.
-    #[cfg(test)]
-    fn with_checkpoint_room(self, bytes: usize) -> Self {
-        let memory = Arc::new(MemoryUse::new(self.memory.quota(), 1).with_checkpoint_limit(bytes));
-        Self { memory, ..self }
-    }
-
     pub(crate) const fn keeps_history(&self) -> bool {
         self.keeps_history
     }

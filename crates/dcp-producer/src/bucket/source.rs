@@ -40,13 +40,6 @@ impl core::ops::Deref for VBucketGuard<'_> {
     }
 }
 
-#[cfg(test)]
-impl core::ops::DerefMut for VBucketGuard<'_> {
-    fn deref_mut(&mut self) -> &mut VBucket {
-        &mut self.copies.get_mut(self.index).unwrap().vbucket
-    }
-}
-
 /// The items of a backfill.
 type Items = Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>;
 

@@ -81,7 +81,7 @@ fn the_open_checkpoint_holds_the_newest_version_of_each_key() {
 fn a_closed_checkpoint_keeps_versions_that_are_replaced_later() {
     let bucket = one_vbucket();
     set(&bucket, b"a");
-    bucket.lock(VB).unwrap().checkpoints.close_open();
+    bucket.with(VB, |vbucket| vbucket.checkpoints.close_open()).unwrap();
     set(&bucket, b"a");
     let vbucket = bucket.lock(VB).unwrap();
     assert_eq!(seqnos(vbucket.read_memory(Seqno(0))), Some((1, true, vec![1])));
@@ -142,7 +142,8 @@ fn the_last_change_is_never_purged() {
             }
             vbucket.purge(Seqno::MAX);
             assert_eq!((vbucket.purge_seqno, vbucket.high_seqno), (Seqno(3), Seqno(4)));
-            assert_eq!(vbucket.disk.seqnos(), [4]);
+            let kept = vbucket.disk.items_above(Seqno::ZERO).map(|item| item.seqno.0);
+            assert_eq!(kept.collect::<Vec<_>>(), [4]);
             let rev = |vbucket: &VBucket| vbucket.newest(default_key(b"a")).unwrap().rev_seqno;
             vbucket.store(Now(3), write(b"a", b"again")).unwrap();
             assert_eq!(rev(vbucket), RevSeqno(3), "revs go on above what was purged");
@@ -249,7 +250,9 @@ fn apply(bucket: &Bucket, step: Step, log: &mut Log, reader: &mut Reader, floor:
         }
         Step::Persist => drop(bucket.with(VB, VBucket::persist)),
         Step::Evict => bucket.with(VB, VBucket::persist_and_evict).unwrap(),
-        Step::CloseCheckpoint => bucket.lock(VB).unwrap().checkpoints.close_open(),
+        Step::CloseCheckpoint => {
+            bucket.with(VB, |vbucket| vbucket.checkpoints.close_open()).unwrap();
+        }
         Step::RollBack(share) => {
             let to = percent(share, log);
             let allowed = to == 0 || to >= *floor;
@@ -307,14 +310,16 @@ proptest! {
 #[test]
 fn a_slow_stream_keeps_its_place_in_memory_until_there_is_no_room_for_it() {
     use dcp_proto::producer::Cursor;
-    // Three closed checkpoints of 10 000 changes take about 100 KiB each.
-    for (quota, is_droppable, is_kept) in [
+    // Each vBucket's checkpoints may take its share of a quarter of the quota; three closed ones of
+    // 10 000 changes take about 100 KiB each.
+    const VBUCKETS: u16 = 1024;
+    for (room, is_droppable, is_kept) in [
         (64 << 20, true, true),
         (200 << 10, true, false),
         (1 << 20, false, true),
         (64 << 10, false, false),
     ] {
-        let bucket = Bucket::new(1, 1 << 30, 0).with_checkpoint_room(quota);
+        let bucket = Bucket::new(VBUCKETS, room * 4 * usize::from(VBUCKETS), 0);
         bucket.rearrange(VB, |copies| copies.set_active(bucket.new_copy(0, VB))).unwrap();
         let cursor = Arc::new(Cursor::new(Seqno(0), is_droppable));
         bucket.lock(VB).unwrap().register_cursor(&cursor);
@@ -323,7 +328,7 @@ fn a_slow_stream_keeps_its_place_in_memory_until_there_is_no_room_for_it() {
         }
         bucket.with(VB, VBucket::persist).unwrap();
         let read = bucket.lock(VB).unwrap().read_memory(Seqno(0));
-        assert_eq!(read != MemoryRead::NeedsBackfill, is_kept, "{quota} {is_droppable}");
+        assert_eq!(read != MemoryRead::NeedsBackfill, is_kept, "{room} {is_droppable}");
         drop(cursor);
         set(&bucket, b"more");
         bucket.with(VB, VBucket::persist).unwrap();
