@@ -65,6 +65,7 @@ fn ready_frames(
             ends,
             buffer_size: WINDOW,
             passes: 1,
+            nap: Duration::ZERO,
         },
         rows: sender.rows(),
     };
@@ -112,6 +113,7 @@ fn embedded_producer(options: &Options, value_len: usize) -> Result<Group, Error
             ends: producer.high_seqnos().into_iter().collect(),
             buffer_size: WINDOW,
             passes: 1,
+            nap: Duration::ZERO,
         },
         rows: documents,
     };

@@ -172,6 +172,7 @@ fn of_sender(sender: &Sender) -> Target {
         ends: (0..sender.vbuckets()).map(|vbid| (Vbid(vbid), Seqno::MAX)).collect(),
         buffer_size: WINDOW,
         passes: 1,
+        nap: Duration::ZERO,
     }
 }
 
@@ -185,6 +186,7 @@ fn of_producer(producer: &Producer, passes: usize) -> Result<Target, Error> {
         ends: producer.high_seqnos().into_iter().collect(),
         buffer_size: WINDOW,
         passes,
+        nap: Duration::ZERO,
     })
 }
 

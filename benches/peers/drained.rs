@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
+use std::time::Duration;
 
 use dcp_benches::Error;
 use dcp_benches::drain::{Target, drain};
@@ -9,8 +10,9 @@ use dcp_wire::{Seqno, Vbid};
 use serde_json::{Value, json};
 
 /// Takes the job of the first line of standard input, begins at the second, and prints what went
-/// by as a JSON line; waits for the end of its input, as `count` does.
-pub(crate) fn drained() -> Result<(), Error> {
+/// by as a JSON line; waits for the end of its input, as `count` does. It sleeps for `nap` before each
+/// read.
+pub(crate) fn drained(nap: Duration) -> Result<(), Error> {
     let mut lines = std::io::stdin().lock().lines();
     let job: Value = serde_json::from_str(&lines.next().ok_or("there is no job")??)?;
     let text = |name: &str| job[name].as_str().ok_or(format!("the job has no {name}"));
@@ -26,6 +28,7 @@ pub(crate) fn drained() -> Result<(), Error> {
             .collect::<Result<_, Error>>()?,
         buffer_size: 8 << 20,
         passes: 1,
+        nap,
     };
     lines.next().ok_or("nobody said when to begin")??;
     let drained = drain(&target)?;

@@ -1,10 +1,11 @@
 """Lets every client read the same changes into a counter and compares what that takes them.
 
 `make bench-peers` builds the clients, runs this, and puts table and plot into the documentation.
-Every round runs each client once, one after the other, against one embedded producer (or, with
---connection-string, a server that has documents already); then the same against streams that such a
-producer sent once and that are sent again from memory, which no other client keeps up with. Nothing
-of a group of tables is written if any of its runs fails or counts anything but what is there.
+Every round runs each client once, one after the other, against one source (or, with
+--connection-string, a server that has documents already). There are three: one that writes as a
+node does; an embedded producer; and streams that such a producer sent once and that are sent again
+from memory, which no other client keeps up with. Nothing of a group of tables is written if any of
+its runs fails or counts anything but what is there.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ LOG = STATE / "log" / "peers.log"
 VBUCKETS = 1024
 WINDOW = 8 << 20
 PATIENCE = 600
+DRAIN, NAPPING = "plain drain", "plain drain, naps of 500 us"
+# Lengths of value the source like a node is measured with.
+OF_A_NODE = (256, 1024)
 
 
 @dataclass
@@ -55,6 +59,8 @@ class Sample:
     seconds: float
     cpu: float
     peak: float
+    # How often the process gave the processor up to wait, in thousands.
+    waits: float
 
 
 def peers(program: Path) -> list[Peer]:
@@ -141,7 +147,7 @@ def run(peer: Peer, job: dict, core: int | None) -> Sample:
     if job["documents"] is not None and counted["changes"] != job["documents"]:
         sys.exit(f"{peer.name} counts {counted['changes']} changes of {job['documents']}")
     cpu = used.ru_utime + used.ru_stime
-    return Sample(counted["changes"], counted["seconds"], cpu, peak)
+    return Sample(counted["changes"], counted["seconds"], cpu, peak, used.ru_nvcsw / 1000)
 
 
 def measure(
@@ -155,7 +161,10 @@ def measure(
             if round_number:
                 samples[peer.name].append(sample)
             speed = sample.changes / sample.seconds / 1e6
-            print(f"  {round_number} {peer.name}: {speed:.2f} M/s, {sample.cpu:.2f} s of processor")
+            print(
+                f"  {round_number} {peer.name}: {speed:.2f} M/s, {sample.cpu:.2f} s of processor, "
+                f"{sample.waits:.0f} k waits"
+            )
     counts = {sample.changes for all_samples in samples.values() for sample in all_samples}
     if len(counts) != 1:
         sys.exit(f"the clients do not agree on how many changes there are: {sorted(counts)}")
@@ -170,6 +179,7 @@ def middle(samples: list[Sample]) -> Sample:
         statistics.median(sample.seconds for sample in samples) / million,
         statistics.median(sample.cpu for sample in samples) / million,
         statistics.median(sample.peak for sample in samples),
+        statistics.median(sample.waits for sample in samples) / million,
     )
 
 
@@ -214,6 +224,25 @@ def elapsed_table(value: str, samples: dict[str, list[Sample]]) -> list[str]:
     return [*lines, ""]
 
 
+def node_table(value: str, samples: dict[str, list[Sample]]) -> list[str]:
+    """The figures of a source like a node as Markdown; the ratios are the rounds' own."""
+    reference = samples[NAPPING]
+    lines = [
+        f"| {value} | s | of the napping drain | CPU s | of the napping drain | waits | peak MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, own in samples.items():
+        medians = middle(own)
+        rounds = list(zip(own, reference, strict=True))
+        seconds = statistics.median(one.seconds / other.seconds for one, other in rounds)
+        cpu = statistics.median(one.cpu / other.cpu for one, other in rounds)
+        lines.append(
+            f"| {name} | {medians.seconds:.2f} | {seconds:.2f} times | {medians.cpu:.2f} "
+            f"| {cpu:.2f} times | {medians.waits:.1f} k | {medians.peak:.0f} |"
+        )
+    return [*lines, ""]
+
+
 def first_line(*command: str) -> str:
     """The first line that a program prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -252,7 +281,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--changes", type=int, default=1_000_000, help="of up to 1 KiB each")
     parser.add_argument("--values", type=int, nargs="+", default=[64, 256, 1024, 4096])
     parser.add_argument("--program", type=Path, required=True, help="the example `peers`, built")
-    parser.add_argument("--only", choices=["embedded", "memory"], help="one group of tables")
+    parser.add_argument(
+        "--only", choices=["node", "embedded", "memory"], help="one group of tables"
+    )
+    parser.add_argument("--clients", nargs="+", help="only those with one of these in their names")
     parser.add_argument("--no-write", action="store_true", help="leave the documentation alone")
     parser.add_argument("--connection-string", help="of a server that has documents")
     parser.add_argument("--bucket", default="default")
@@ -276,6 +308,45 @@ def real_server(chosen: argparse.Namespace) -> dict:
 def changes_of(chosen: argparse.Namespace, value_len: int) -> int:
     """How many changes of a length are read."""
     return chosen.changes if value_len <= 1024 else chosen.changes // 2
+
+
+def drains(program: Path) -> list[Peer]:
+    """Programs that look at headers, acknowledge, and do nothing else."""
+    drain = [str(program), "drain"]
+    return [
+        Peer(DRAIN, [*drain, "0"], waits=True),
+        Peer(NAPPING, [*drain, "500"], waits=True),
+    ]
+
+
+def measure_node(
+    chosen: argparse.Namespace, clients: list[Peer], of_source: int | None, of_client: int | None
+) -> None:
+    """Measures with a source like a node on the first core and the clients on the second."""
+    readers = [*clients, *drains(chosen.program)]
+    parts, load, sent_by = [], [], ""
+    machine = first_line(str(chosen.program), "machine")
+    for value_len in [length for length in chosen.values if length in OF_A_NODE]:
+        command = [str(chosen.program), "node", str(chosen.changes), str(value_len), str(VBUCKETS)]
+        source = Source.begin(command, of_source)
+        sent_by = source.job["congestion_control"]
+        print(f"{chosen.changes} changes of {value_len} B as from a node")
+        samples = measure(job_of(source.job, chosen.changes), readers, chosen.rounds, of_client)
+        load.append(f"{os.getloadavg()[0]:.1f}")
+        check_relayed(json.loads(source.end()), len(readers), chosen.rounds)
+        parts += node_table(f"{value_len} B", samples)
+    shape = (
+        f"Per million changes; medians of {chosen.rounds} rounds; keys of 19 B in {VBUCKETS} "
+        f"vBuckets, {chosen.changes:,} changes, window 8 MiB, five changes a write with 3 us of "
+        f"work each, sent with {sent_by}. "
+        + ("Source and client pinned to a core each. " if of_client is not None else "")
+        + "Processor time, waits and peak are those of the whole process, start-up included. "
+        f"{machine}; load at the end of each size: {', '.join(load)}. {versions()}."
+    )
+    if chosen.no_write:
+        print("\n".join([shape, "", *parts]))
+        return
+    write_document("peers of a node", [shape, "", *parts[:-1]])
 
 
 def measure_embedded(
@@ -315,7 +386,7 @@ def measure_memory(
     chosen: argparse.Namespace, clients: list[Peer], of_source: int | None, of_client: int | None
 ) -> None:
     """Measures with streams from memory on the first core and the clients on the second."""
-    readers = [*clients, Peer("plain drain", [str(chosen.program), "drain"], waits=True)]
+    readers = [*clients, drains(chosen.program)[0]]
     parts, load, sent_by = [], [], ""
     machine = first_line(str(chosen.program), "machine")
     for value_len in chosen.values:
@@ -359,6 +430,8 @@ def main() -> None:
     # The producer has a core for itself, the client another.
     of_source, of_client = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
     clients = peers(chosen.program)
+    if chosen.clients:
+        clients = [one for one in clients if any(part in one.name for part in chosen.clients)]
     if chosen.connection_string:
         job = real_server(chosen)
         clients = [peer for peer in clients if peer.cluster or len(job["nodes"]) == 1]
@@ -366,9 +439,11 @@ def main() -> None:
         medians = {name: middle(all_samples) for name, all_samples in samples.items()}
         print("\n".join(table("documents of the server", medians)))
         return
-    if chosen.only != "memory":
+    if chosen.only in (None, "node"):
+        measure_node(chosen, clients, of_source, of_client)
+    if chosen.only in (None, "embedded"):
         measure_embedded(chosen, clients, of_source, of_client)
-    if chosen.only != "embedded":
+    if chosen.only in (None, "memory"):
         measure_memory(chosen, clients, of_source, of_client)
 
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use dcp_benches::Error;
 use dcp_benches::frames::{Shape, json_value};
 use dcp_benches::listening::may_choose;
-use dcp_benches::relay::Relay;
+use dcp_benches::relay::{Relay, Writes};
 use dcp_benches::sender::{self, Sender};
 use dcp_producer::{Producer, ProducerOptions, WriteOptions};
 use serde_json::{Value, json};
@@ -26,10 +26,19 @@ pub(crate) fn embedded(documents: u64, value_len: usize, vbuckets: u16) -> Resul
 /// Such a producer behind a relay that sends each stream from memory when the same is asked for
 /// again. At the end it tells how many were.
 pub(crate) fn recorded(documents: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
+    relayed(documents, value_len, vbuckets, Writes::Large)
+}
+
+/// The same, but writing as a node does.
+pub(crate) fn node(documents: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
+    relayed(documents, value_len, vbuckets, Writes::LikeANode)
+}
+
+fn relayed(documents: u64, value_len: usize, vbuckets: u16, writes: Writes) -> Result<(), Error> {
     let mut full = Full::start(documents, value_len, vbuckets)?;
     let congestion_control = may_choose("reno").then_some("reno");
     let (kv, management) = (full.address("nodes")?, full.address("management")?);
-    let relay = Relay::start(kv, management, congestion_control)?;
+    let relay = Relay::start(kv, management, congestion_control, writes)?;
     full.job["connection_string"] = json!(format!("couchbase://{}", relay.address()));
     full.job["nodes"] = json!([relay.address()]);
     full.job["management"] = json!([format!("http://{}", relay.management())]);

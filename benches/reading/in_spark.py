@@ -64,7 +64,7 @@ def cached(batch: pa.RecordBatch, rows: int) -> Callable[[Iterator[Any]], Iterat
 def drained_load(job: dict[str, Any]) -> Iterator[None]:
     """Lets the producer send everything to a plain drain meanwhile, and waits for the end."""
     pipe = subprocess.PIPE
-    drain = subprocess.Popen([job["program"], "drain"], stdin=pipe, stdout=pipe, text=True)
+    drain = subprocess.Popen([job["program"], "drain", "0"], stdin=pipe, stdout=pipe, text=True)
     drain.stdin.write(json.dumps(job) + "\n")
     drain.stdin.write("go\n")
     drain.stdin.flush()

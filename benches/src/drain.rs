@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::thread;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -38,6 +39,8 @@ pub struct Target {
     /// How many streams are opened one after the other on each vBucket, at least 1: each is asked
     /// for when the one before it has ended, while those of other vBuckets go on.
     pub passes: usize,
+    /// How long it sleeps before each read, so that data gathers meanwhile.
+    pub nap: Duration,
 }
 
 /// What went by.
@@ -73,6 +76,9 @@ pub fn drain(target: &Target) -> Result<Drained, Error> {
     let mut acknowledged = 0;
     walk.feed(&leftover)?;
     while walk.open > 0 {
+        if !target.nap.is_zero() {
+            thread::sleep(target.nap);
+        }
         let len = socket.read(&mut buffer)?;
         if len == 0 {
             return Err("the node closed the connection before the streams had ended".into());

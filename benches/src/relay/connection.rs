@@ -12,6 +12,7 @@ use dcp_wire::{Frame, Header, MAX_BODY_LEN, Opcode};
 use super::outbox::{Outbox, front};
 use super::ports::Ports;
 use super::recordings::{Recorder, Store, Terms};
+use super::writes::Writes;
 use crate::Error;
 use crate::sender::WRITE_LEN;
 
@@ -26,6 +27,7 @@ pub(super) struct Connection {
     recorder: Mutex<Recorder>,
     store: Arc<Store>,
     ports: Arc<Ports>,
+    writes: Writes,
 }
 
 impl Connection {
@@ -38,6 +40,7 @@ impl Connection {
         server: SocketAddr,
         store: Arc<Store>,
         ports: Arc<Ports>,
+        writes: Writes,
     ) -> Result<(), Error> {
         let server = TcpStream::connect(server)?;
         for socket in [&client, &server] {
@@ -51,6 +54,7 @@ impl Connection {
             recorder: Mutex::default(),
             store,
             ports,
+            writes,
         });
         connection.spawn(move |connection| {
             read_packets(server, |packets| connection.take_of_server(packets))
@@ -95,7 +99,10 @@ impl Connection {
         terms.negotiate(frame);
         match frame.header.opcode {
             Opcode::DCP_OPEN => self.spawn(|connection| {
-                connection.outbox.play(|bytes| connection.write_to_client(bytes))
+                let writes = connection.writes;
+                connection
+                    .outbox
+                    .play(|packets| writes.write(&mut *lock(&connection.to_client), packets))
             })?,
             Opcode::DCP_CONTROL => {
                 let control = Control::decode(frame)?;

@@ -11,6 +11,7 @@ mod connection;
 mod outbox;
 mod ports;
 mod recordings;
+mod writes;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -20,6 +21,7 @@ use std::thread;
 use self::connection::{Connection, report};
 use self::ports::Ports;
 use self::recordings::Store;
+pub use self::writes::Writes;
 use crate::Error;
 use crate::listening::listen;
 
@@ -45,7 +47,7 @@ pub struct Relayed {
 
 impl Relay {
     /// Listens on two loopback ports and relays to the node's port for KV and that for its
-    /// management until the process ends.
+    /// management until the process ends, and writes streams that come from memory as `writes` says.
     ///
     /// # Errors
     /// If the system refuses a port or the congestion control, or chooses ports with other numbers
@@ -54,6 +56,7 @@ impl Relay {
         kv: SocketAddr,
         management: SocketAddr,
         congestion_control: Option<&str>,
+        writes: Writes,
     ) -> Result<Self, Error> {
         let (kv_listener, congestion_control) = listen(congestion_control)?;
         let (management_listener, _) = listen(None)?;
@@ -64,7 +67,7 @@ impl Relay {
         let store = Arc::new(Store::default());
         let (kept, here) = (Arc::clone(&store), Arc::clone(&ports));
         accept(kv_listener, move |client| {
-            Connection::serve(client, kv, Arc::clone(&kept), Arc::clone(&here))
+            Connection::serve(client, kv, Arc::clone(&kept), Arc::clone(&here), writes)
         })?;
         accept(management_listener, move |client| relay_text(client, management, &ports))?;
         Ok(Self { address, management: own_management, congestion_control, store })
@@ -145,6 +148,8 @@ fn copy_text(mut from: &TcpStream, mut to: &TcpStream, ports: &Ports) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use bytes::Bytes;
     use dcp_producer::{Producer, ProducerOptions, WriteOptions};
     use tokio::runtime::Builder;
@@ -158,6 +163,12 @@ mod tests {
 
     #[test]
     fn what_was_drained_once_comes_from_memory_through_any_window() {
+        for writes in [Writes::Large, Writes::LikeANode] {
+            drain_again_and_again(writes);
+        }
+    }
+
+    fn drain_again_and_again(writes: Writes) {
         let mut options = ProducerOptions::default();
         options.vbuckets = 4;
         let (username, password) = (options.username.clone(), options.password.clone());
@@ -169,7 +180,8 @@ mod tests {
         }
         producer.persist();
         let management = address(&producer.management_urls()[0]);
-        let relay = Relay::start(address(&producer.connection_string()), management, None).unwrap();
+        let kv = address(&producer.connection_string());
+        let relay = Relay::start(kv, management, None, writes).unwrap();
         let target = |buffer_size| Target {
             address: relay.address(),
             bucket: producer.bucket_name().to_owned(),
@@ -178,6 +190,7 @@ mod tests {
             ends: producer.high_seqnos().into_iter().collect(),
             buffer_size,
             passes: 1,
+            nap: Duration::ZERO,
         };
         let first = drain(&target(64 << 10)).unwrap();
         assert_eq!(first.changes, 2000);
