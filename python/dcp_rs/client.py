@@ -348,7 +348,8 @@ class Client:
                 `scope` or else within `_default`.
             batch_rows: Most rows of a batch.
             batch_bytes: Size of a batch in bytes above which it ends, at most 16 MiB.
-            linger: How long the first row of a batch waits for others, in seconds.
+            linger: How long the first row of a batch waits for others, in seconds. From
+                2 ms on, what a busy connection brings may gather that long before it is read.
             buffer_size: Flow-control window of each node's connection in bytes: so much may be
                 received and not yet taken.
             clamp: Whether to stop at the seqnos of `until` themselves, and deliver exactly the

@@ -81,7 +81,8 @@ pub struct BatchPolicy {
     /// Size of a batch in bytes above which it ends; one document may overshoot it. At most
     /// [`BatchPolicy::MAX_BYTES`].
     pub max_bytes: usize,
-    /// How long the first row of a batch waits for others.
+    /// How long the first row of a batch waits for others. From 2 ms on, what a busy connection
+    /// brings may gather that long before it is read.
     pub linger: Duration,
 }
 

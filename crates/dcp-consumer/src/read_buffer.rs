@@ -8,7 +8,7 @@ use dcp_wire::{DecodeError, Frame};
 const SIZE: usize = 512 * 1024;
 
 /// Room there is to be before a read.
-const MIN_READ: usize = 256 * 1024;
+pub(crate) const MIN_READ: usize = 256 * 1024;
 
 /// Bytes that arrived and were not walked yet, at most one packet and one read.
 #[derive(Debug)]

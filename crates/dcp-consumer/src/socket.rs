@@ -30,6 +30,56 @@ impl Socket {
     }
 }
 
+/// A transport of a connection, which may be told to let data gather.
+pub(crate) trait Gather: AsyncRead + AsyncWrite + Unpin + Send {
+    /// Is not ready to be read below so many bytes, unless the other end has closed; `false` if the
+    /// transport knows of no such thing.
+    fn ready_from(&self, bytes: usize) -> bool;
+}
+
+impl Gather for Socket {
+    fn ready_from(&self, bytes: usize) -> bool {
+        match self {
+            Self::Plain(stream) => low_mark::set(stream, bytes),
+            Self::Tls(stream) => low_mark::set(stream.get_ref().0, bytes),
+            Self::Dialed(_) => false,
+        }
+    }
+}
+
+/// Linux wakes nobody up below the mark, and whoever waits once it is lowered to what is there. It
+/// makes the receive buffer large enough for the mark.
+#[cfg(target_os = "linux")]
+mod low_mark {
+    use nix::libc;
+    use nix::sys::socket::SetSockOpt;
+    use tokio::net::TcpStream;
+
+    #[derive(Clone, Copy, Debug)]
+    struct ReceiveLowMark;
+
+    nix::setsockopt_impl!(
+        ReceiveLowMark,
+        libc::SOL_SOCKET,
+        libc::SO_RCVLOWAT,
+        usize,
+        nix::sys::socket::sockopt::SetUsize
+    );
+
+    pub(super) fn set(stream: &TcpStream, bytes: usize) -> bool {
+        ReceiveLowMark.set(stream, &bytes).is_ok()
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod low_mark {
+    use tokio::net::TcpStream;
+
+    pub(super) const fn set(_: &TcpStream, _: usize) -> bool {
+        false
+    }
+}
+
 macro_rules! forward {
     ($self:ident, $method:ident($($arg:expr),*)) => {
         match $self.get_mut() {
@@ -81,5 +131,56 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         forward!(self, poll_shutdown(cx))
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const MARK: usize = 100_000;
+
+    async fn pair() -> (Socket, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (Socket::Plain(near), listener.accept().await.unwrap().0)
+    }
+
+    async fn read(socket: &mut Socket, patience: Duration) -> Option<usize> {
+        let mut bytes = vec![0; 2 * MARK];
+        timeout(patience, socket.read(&mut bytes)).await.ok().map(Result::unwrap)
+    }
+
+    const SHORT: Duration = Duration::from_millis(50);
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn below_the_mark_nobody_is_woken_until_it_is_lowered() {
+        let (mut near, mut far) = pair().await;
+        assert!(near.ready_from(MARK));
+        far.write_all(&[7; 1000]).await.unwrap();
+        assert_eq!(read(&mut near, SHORT).await, None);
+        assert!(near.ready_from(1));
+        assert_eq!(read(&mut near, LONG).await, Some(1000));
+        far.write_all(&[7; 1000]).await.unwrap();
+        assert_eq!(read(&mut near, LONG).await, Some(1000), "the first of the next ones");
+    }
+
+    #[tokio::test]
+    async fn what_reaches_the_mark_and_an_end_are_told_at_once() {
+        let (mut near, mut far) = pair().await;
+        assert!(near.ready_from(MARK));
+        far.write_all(&[7; MARK]).await.unwrap();
+        assert!(read(&mut near, LONG).await.is_some_and(|len| len >= MARK));
+        far.write_all(&[7; 10]).await.unwrap();
+        assert_eq!(read(&mut near, SHORT).await, None);
+        far.shutdown().await.unwrap();
+        assert_eq!(read(&mut near, LONG).await, Some(10));
     }
 }

@@ -1,6 +1,7 @@
 //! The task of one connection: reads, walks, cuts batches, writes.
 
 mod over;
+mod pace;
 
 use std::future::poll_fn;
 use std::io;
@@ -17,14 +18,16 @@ use dcp_proto::consumer::{
 use dcp_proto::topology::Address;
 use dcp_proto::{BatchSink, Rollback, SinkError};
 use dcp_wire::{Seqno, Vbid, Vbuuid};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncWriteExt, ReadBuf};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use self::over::Over;
+use self::pace::{PAUSE, Pace};
 use crate::persistence::Told;
 use crate::queue::{Credit, Entry, Link, Queue, Queued};
-use crate::read_buffer::ReadBuffer;
+use crate::read_buffer::{MIN_READ, ReadBuffer};
+use crate::socket::Gather;
 use crate::{BatchPolicy, Error};
 
 /// Identity of one connection among all a stream has ever had.
@@ -113,13 +116,16 @@ impl<S: BatchSink> Driver<S> {
     /// when nobody wanted anything any more: then others may be opened on it.
     pub(crate) async fn run<IO>(self, io: IO, leftover: BytesMut) -> Option<(IO, BytesMut)>
     where
-        IO: AsyncRead + AsyncWrite + Unpin + Send,
+        IO: Gather,
     {
+        let pace = Pace::new(self.policy.linger, now());
         let buffer = ReadBuffer::new(&leftover, self.max_body_len);
         let task = Task {
             driver: self,
             io,
             buffer,
+            pace,
+            is_marked: false,
             out: BytesMut::new(),
             flush: false,
             open_streams: 0,
@@ -136,6 +142,9 @@ struct Task<S: BatchSink, IO> {
     driver: Driver<S>,
     io: IO,
     buffer: ReadBuffer,
+    pace: Pace,
+    /// Whether the transport is ready only from more than one byte on.
+    is_marked: bool,
     /// Bytes to write.
     out: BytesMut,
     /// Whether something was written and may still sit in an encryption layer.
@@ -153,10 +162,23 @@ struct Task<S: BatchSink, IO> {
 /// What the socket was ready for.
 enum Io {
     Read(usize),
+    /// Everything that had come is read.
+    Dry,
     Wrote,
 }
 
-impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
+/// How a socket is read.
+#[derive(Clone, Copy)]
+enum Reading {
+    /// Not now.
+    Not,
+    /// Until there is nothing.
+    UntilDry,
+    /// Whenever there is something.
+    Ever,
+}
+
+impl<S: BatchSink, IO: Gather> Task<S, IO> {
     async fn run(mut self) -> Option<(IO, BytesMut)> {
         let over = loop {
             if let Err(over) = self.turn().await {
@@ -173,6 +195,7 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
     /// Leaves a connection whose streams are complete as it was before they were opened: the server
     /// has ended each of them and has all of the window again.
     async fn wind_down(mut self) -> Option<(IO, BytesMut)> {
+        self.mark(false);
         while self.is_clean && self.driver.machine.is_complete() {
             self.driver.machine.acknowledge_all();
             self.driver.machine.poll_transmit(&mut self.out);
@@ -181,9 +204,9 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
                 return Some((self.io, BytesMut::from(self.buffer.filled())));
             }
             let space = self.buffer.space().ok()?;
-            match ready(&mut self.io, space, &mut self.out, &mut self.flush).await.ok()? {
-                Io::Read(len) => self.buffer.filled_by(len),
-                Io::Wrote => {}
+            let (io, out, flush) = (&mut self.io, &mut self.out, &mut self.flush);
+            if let Io::Read(len) = ready(io, space, out, flush, Reading::Ever).await.ok()? {
+                self.buffer.filled_by(len);
             }
             let Driver { machine, sink, .. } = &mut self.driver;
             let walk = machine.handle_input(now(), self.buffer.filled(), Limit::NONE, sink).ok()?;
@@ -208,6 +231,12 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
         let peer = &self.driver.peer;
         let space = self.buffer.space().map_err(ConnectionError::Framing);
         let space = space.map_err(|error| Over::given_up(peer, error))?;
+        let reading = match self.pace.gathers_until() {
+            Some(_) if !self.is_marked => Reading::Not,
+            _ if self.pace.asks() => Reading::UntilDry,
+            _ => Reading::Ever,
+        };
+        let ready = ready(&mut self.io, space, &mut self.out, &mut self.flush, reading);
         tokio::select! {
             biased;
             () = self.driver.cancel.cancelled() => return Err(Over::Dismissed),
@@ -216,17 +245,45 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
                 None => return Err(Over::Dismissed),
             },
             () = self.driver.link.wake.notified() => {}
-            ready = ready(&mut self.io, space, &mut self.out, &mut self.flush) => match ready {
-                Ok(Io::Read(len)) => self.buffer.filled_by(len),
+            ready = ready => match ready {
+                Ok(Io::Read(len)) => {
+                    self.buffer.filled_by(len);
+                    self.pace.took(len);
+                }
+                Ok(Io::Dry) => self.run_dry(),
                 Ok(Io::Wrote) => {}
                 Err(error) => return Err(Over::broken(peer, error)),
             },
             () = sleep => {
-                let timeout = self.driver.machine.handle_timeout(now());
-                timeout.map_err(|error| Over::given_up(peer, error))?;
+                let now = now();
+                if self.pace.is_due(now) {
+                    self.mark(false);
+                }
+                let timeout = self.driver.machine.handle_timeout(now);
+                timeout.map_err(|error| Over::given_up(&self.driver.peer, error))?;
             }
         }
         Ok(())
+    }
+
+    /// Everything that had come is read: what comes now may gather, unless the window has no room for
+    /// that, where the server would stand still, or something else is to be done soon.
+    fn run_dry(&mut self) {
+        let now = now();
+        let Driver { machine, window, .. } = &self.driver;
+        let has_room = *window == 0
+            || window.saturating_sub(machine.unacknowledged()) >= low_mark(*window) as u64;
+        let has_time = machine.poll_timeout().is_none_or(|at| at > now + 2 * PAUSE);
+        let gathers = self.pace.ran_dry(now, has_room && has_time);
+        self.mark(gathers);
+    }
+
+    /// Has the transport be ready only from the low mark on, or else from the first byte.
+    fn mark(&mut self, is_wanted: bool) {
+        if is_wanted != self.is_marked {
+            let bytes = if is_wanted { low_mark(self.driver.window) } else { 1 };
+            self.is_marked = self.io.ready_from(bytes) && is_wanted;
+        }
     }
 
     fn command(&mut self, command: Command) {
@@ -340,7 +397,8 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let timeouts = [self.driver.machine.poll_timeout(), self.linger_until()];
+        let timeouts =
+            [self.driver.machine.poll_timeout(), self.linger_until(), self.pace.gathers_until()];
         timeouts.into_iter().flatten().min()
     }
 
@@ -446,13 +504,22 @@ impl<S: BatchSink, IO: AsyncRead + AsyncWrite + Unpin + Send> Task<S, IO> {
 /// reading it has to wait.
 const MAX_UNWRITTEN: usize = 1 << 20;
 
+/// Bytes that are enough for a read, and few enough of the window that the server goes on.
+fn low_mark(window: u64) -> usize {
+    match usize::try_from(window / 8) {
+        Ok(part) if window > 0 => part.min(MIN_READ),
+        _ => MIN_READ,
+    }
+}
+
 /// Writes what is to be written, or else reads: a connection that is not read while it is written
 /// could wait for a server that waits for us.
-async fn ready<IO: AsyncRead + AsyncWrite + Unpin>(
+async fn ready<IO: Gather>(
     io: &mut IO,
     space: &mut [u8],
     out: &mut BytesMut,
     flush: &mut bool,
+    reading: Reading,
 ) -> io::Result<Io> {
     poll_fn(|cx| {
         if !out.is_empty() {
@@ -472,8 +539,12 @@ async fn ready<IO: AsyncRead + AsyncWrite + Unpin>(
             flushed?;
             *flush = false;
         }
+        if matches!(reading, Reading::Not) {
+            return Poll::Pending;
+        }
         let mut read = ReadBuf::new(&mut *space);
         match Pin::new(&mut *io).poll_read(cx, &mut read) {
+            Poll::Pending if matches!(reading, Reading::UntilDry) => Poll::Ready(Ok(Io::Dry)),
             Poll::Pending => Poll::Pending,
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Ready(Ok(())) if read.filled().is_empty() => {

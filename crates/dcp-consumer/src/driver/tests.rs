@@ -1,5 +1,6 @@
 //! A connection's task against a server written here, over an in-memory pipe and a paused clock.
 
+mod bulk;
 mod rig;
 
 use std::sync::Mutex;

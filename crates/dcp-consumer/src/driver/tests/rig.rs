@@ -13,7 +13,7 @@ use dcp_wire::message::{
     StreamEndReason, encode_failover_log,
 };
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status, Vbuuid};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::timeout;
 
 use super::super::*;
@@ -156,6 +156,17 @@ impl AsyncWrite for Late {
     }
 }
 
+macro_rules! knows_no_mark {
+    ($($io:ty),*) => {
+        $(impl Gather for $io {
+            fn ready_from(&self, _: usize) -> bool {
+                false
+            }
+        })*
+    };
+}
+knows_no_mark!(DuplexStream, Deaf, Late);
+
 impl Server {
     /// With vBucket 0 streaming.
     pub(super) async fn start(policy: BatchPolicy) -> Self {
@@ -169,7 +180,7 @@ impl Server {
         over: impl FnOnce(DuplexStream) -> IO,
     ) -> Self
     where
-        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        IO: Gather + 'static,
     {
         let (io, far) = duplex(1 << 20);
         let queue = Arc::new(Queue::new());
