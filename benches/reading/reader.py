@@ -63,12 +63,11 @@ def rows(job: dict[str, Any]) -> dict[str, Any]:
 def wire(job: dict[str, Any]) -> dict[str, Any]:
     """Times changes from the socket to Python; the end of each value says when it was sent."""
     spans, changes = [], 0
-    with connect(job) as client, client.stream(until="now", linger=0) as stream:
+    with connect(job) as client, client.stream(until="now", linger=job["linger"]) as stream:
         for batch in stream:
             arrived = time.time_ns()
-            # The first of several has waited longest.
-            sent = next(batch.rows())["value"][-22:-2]
-            spans.append((arrived - int(sent)) / 1e9)
+            sent = (row["value"][-22:-2] for row in batch.rows())
+            spans += [(arrived - int(moment)) / 1e9 for moment in sent]
             changes += batch.num_rows
     return {"changes": changes, "seconds": sum(spans), "latency": percentiles(spans)}
 

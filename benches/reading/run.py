@@ -261,18 +261,24 @@ def rows(documents: int, rounds: int) -> list[str]:
 def latency(program: Path, writes: int, rounds: int) -> list[str]:
     """From the socket to a batch in Python, and from a write to it through the producer."""
     command = [*PYTHON, str(HERE / "reader.py")]
-    sent, written = [], []
+    sent, lingering, written = [], [], []
     for _ in range(rounds):
         # Nothing is pinned: the threads of a reader must not share a core.
         sender = [str(program), "paced", str(writes // 16), "500", "16"]
         with serving(sender, None, is_pinned=False) as job:
-            sample = read(command, {**job, "work": "wire"}, job["documents"], is_pinned=False)
-            sent.append(sample.measured["latency"])
+            for linger, samples in ((0, sent), (0.1, lingering)):
+                wire = {**job, "work": "wire", "linger": linger}
+                sample = read(command, wire, job["documents"], is_pinned=False)
+                samples.append(sample.measured["latency"])
         sample = read(command, {"work": "latency", "writes": writes}, None, is_pinned=False)
         written.append(sample.measured["latency"])
-    head = "| one change every 0.5 ms, linger 0 | p50 | p99 | p99.9 |"
+    head = "| one change every 0.5 ms | p50 | p99 | p99.9 |"
     lines = [head, "|---|---|---|---|"]
-    ways = {"wire to Python": sent, "write to Python, through the producer": written}
+    ways = {
+        "wire to Python": sent,
+        "wire to Python, linger 100 ms": lingering,
+        "write to Python, through the producer": written,
+    }
     for name, samples in ways.items():
         of = [statistics.median(sample[part] for sample in samples) * 1e6 for part in samples[0]]
         lines.append(f"| {name} | " + " | ".join(f"{each:.0f} µs" for each in of) + " |")
