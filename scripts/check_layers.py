@@ -1,6 +1,6 @@
 """Checks which crate may use which, and that `import dcp_rs` pulls in no optional library.
 
-    dcp-wire <- dcp-proto <- {dcp-consumer, dcp-cluster, dcp-arrow} <- dcp-python <- python/dcp_rs
+    dcp-wire <- dcp-proto <- {dcp-consumer, dcp-producer, dcp-arrow} <- dcp-python <- python/dcp_rs
 
 Usage: scripts/check_layers.py [--self-test]
 
@@ -50,14 +50,16 @@ LAYERS = {
     ),
     "dcp-proto": _layer("dcp-wire", ASYNC, TLS, PYTHON, ARROW, frozenset({"rand"}), pure=True),
     "dcp-consumer": _layer("dcp-wire dcp-proto", PYTHON, ARROW),
-    "dcp-cluster": _layer("dcp-wire dcp-proto", PYTHON, ARROW),
+    "dcp-producer": _layer("dcp-wire dcp-proto", PYTHON, ARROW),
     "dcp-arrow": _layer("dcp-wire dcp-proto", ASYNC, TLS, PYTHON),
-    "dcp-python": _layer("dcp-wire dcp-proto dcp-consumer dcp-cluster dcp-arrow"),
+    "dcp-python": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer dcp-arrow"),
     # Never built into the product: a development dependency of the crates above.
     "dcp-test": _layer("dcp-wire dcp-proto", PYTHON),
-    "dcp-sim": _layer("dcp-wire dcp-proto dcp-consumer dcp-cluster", PYTHON, ARROW),
-    "dcp-e2e": _layer("dcp-wire dcp-proto dcp-consumer dcp-cluster dcp-arrow dcp-test", PYTHON),
-    "dcp-benches": _layer("dcp-wire dcp-proto dcp-consumer dcp-cluster dcp-arrow dcp-test", PYTHON),
+    "dcp-sim": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer", PYTHON, ARROW),
+    "dcp-e2e": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer dcp-arrow dcp-test", PYTHON),
+    "dcp-benches": _layer(
+        "dcp-wire dcp-proto dcp-consumer dcp-producer dcp-arrow dcp-test", PYTHON
+    ),
 }
 
 # Calls and types that the pure crates' clippy.toml must forbid.
@@ -257,9 +259,9 @@ def _copy_manifests(root: Path, target: Path) -> None:
 FORGED_CRATES = [
     ("dcp-wire", "tokio.workspace = true", "dcp-wire may not reach tokio"),
     ("dcp-arrow", "tokio.workspace = true", "dcp-arrow may not reach tokio"),
-    ("dcp-consumer", "dcp-cluster.workspace = true", "dcp-consumer may not use dcp-cluster"),
-    ("dcp-cluster", "dcp-consumer.workspace = true", "dcp-cluster may not use dcp-consumer"),
-    ("dcp-cluster", "dcp-arrow.workspace = true", "dcp-cluster may not reach arrow-array"),
+    ("dcp-consumer", "dcp-producer.workspace = true", "dcp-consumer may not use dcp-producer"),
+    ("dcp-producer", "dcp-consumer.workspace = true", "dcp-producer may not use dcp-consumer"),
+    ("dcp-producer", "dcp-arrow.workspace = true", "dcp-producer may not reach arrow-array"),
     ("dcp-python", "dcp-test.workspace = true", "dcp-python may not use dcp-test"),
 ]
 FORGED_MODULES = [
