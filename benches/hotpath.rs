@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, TableOptions, TableSchema};
 use dcp_benches::Error;
 use dcp_benches::drive::{Counter, feed, machine};
-use dcp_benches::frames::{Frames, Shape};
+use dcp_benches::frames::{Frames, Shape, frame_len};
 use dcp_benches::machine::Machine;
 use dcp_benches::measure::Options;
 use dcp_wire::message::Mutation;
@@ -73,9 +73,11 @@ fn instructions(part: &str, passes: &str) -> Result<(), Error> {
     match part {
         "decode" => decode(shape, passes)?,
         "stream machine" => {
-            machine(shape, passes, Counter::default(), |()| Ok(()))?;
+            machine(shape, passes, usize::MAX, Counter::default(), |()| Ok(()))?;
         }
-        "batch building" => batches(shape, passes)?,
+        "batch building" => batches(shape, passes, usize::MAX)?,
+        // Five mutations, as a node writes them.
+        "batch building, reads of 1,655 B" => batches(shape, passes, 5 * frame_len(256))?,
         other => return Err(format!("no part is called {other:?}").into()),
     }
     writeln!(std::io::stdout(), "{}", Frames::new(shape)?.rows() * passes)?;
@@ -95,10 +97,10 @@ fn decode(shape: Shape, passes: u64) -> Result<(), Error> {
     Ok(())
 }
 
-fn batches(shape: Shape, passes: u64) -> Result<(), Error> {
+fn batches(shape: Shape, passes: u64, read_len: usize) -> Result<(), Error> {
     let schema = TableSchema::new(&TableOptions::default())?;
     let sink = ArrowSink::new(schema, CollectionNames::default(), BatchLimits::default());
-    machine(shape, passes, sink, |batch| {
+    machine(shape, passes, read_len, sink, |batch| {
         std::hint::black_box(batch.finish()?);
         Ok(())
     })?;
@@ -119,7 +121,7 @@ fn allocations() -> Result<(), Error> {
         let shape = shape(value_len);
         let count = |passes| -> Result<u64, Error> {
             let before = ALLOCATIONS.load(Ordering::Relaxed);
-            batches(shape, passes)?;
+            batches(shape, passes, usize::MAX)?;
             Ok(ALLOCATIONS.load(Ordering::Relaxed) - before)
         };
         // What is over is allocated once: streams, the first batches.

@@ -43,7 +43,7 @@ fn measure(options: &Options, value_len: usize) -> Result<Group, Error> {
         Case::reference("memcpy", || copy(shape, passes)),
         Case::reference("hand-written loop", || columns(shape, passes)),
         Case::new("connection machine, rows counted", || {
-            machine(shape, passes, Counter::default(), |_| Ok(()))
+            machine(shape, passes, usize::MAX, Counter::default(), |_| Ok(()))
         }),
         Case::new("connection machine, persisted_only", || {
             machine_of_persisted(shape, passes, Counter::default(), |_| Ok(()))
@@ -51,7 +51,7 @@ fn measure(options: &Options, value_len: usize) -> Result<Group, Error> {
         Case::new("connection machine to RecordBatch", || {
             let schema = TableSchema::new(&TableOptions::default())?;
             let sink = ArrowSink::new(schema, CollectionNames::default(), BatchLimits::default());
-            machine(shape, passes, sink, |batch| {
+            machine(shape, passes, usize::MAX, sink, |batch| {
                 std::hint::black_box(batch.finish()?);
                 Ok(())
             })

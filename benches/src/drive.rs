@@ -48,17 +48,19 @@ pub fn feed(
 }
 
 /// The consumer's own connection machine, driven as its task drives it: batches are cut by rows
-/// and bytes, positions taken with each batch, and its bytes returned once it is done with.
+/// and bytes, positions taken with each batch, and its bytes returned once it is done with. Each read
+/// brings `read_len` bytes.
 ///
 /// # Errors
 /// Those of the machine and of `finish`, and if rows are missing.
 pub fn machine<S: BatchSink>(
     shape: Shape,
     passes: u64,
+    read_len: usize,
     sink: S,
     finish: impl FnMut(S::Batch) -> Result<(), Error>,
 ) -> Result<Duration, Error> {
-    drive(shape, passes, Delivery::default(), sink, finish)
+    drive(shape, passes, read_len, Delivery::default(), sink, finish)
 }
 
 /// The same with `persisted_only`, where every change is on all disks when it comes.
@@ -71,12 +73,14 @@ pub fn machine_of_persisted<S: BatchSink>(
     sink: S,
     finish: impl FnMut(S::Batch) -> Result<(), Error>,
 ) -> Result<Duration, Error> {
-    drive(shape, passes, Delivery { persisted_only: true, ..Delivery::default() }, sink, finish)
+    let delivery = Delivery { persisted_only: true, ..Delivery::default() };
+    drive(shape, passes, usize::MAX, delivery, sink, finish)
 }
 
 fn drive<S: BatchSink>(
     shape: Shape,
     passes: u64,
+    read_len: usize,
     delivery: Delivery,
     mut sink: S,
     mut finish: impl FnMut(S::Batch) -> Result<(), Error>,
@@ -98,15 +102,20 @@ fn drive<S: BatchSink>(
         Ok(())
     };
     let elapsed = feed(shape, passes, &opaques, |bytes| {
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let limit = Limit {
-                rows: BATCH_ROWS - sink.rows(),
-                bytes: BATCH_BYTES.saturating_sub(sink.size_bytes()),
-            };
-            let walk = connection.handle_input(Instant::now(), rest, limit, &mut sink)?;
-            rest = &rest[walk.consumed..];
-            if walk.limited {
+        let (mut start, mut end) = (0, 0_usize);
+        while start < bytes.len() {
+            end = bytes.len().min(end.saturating_add(read_len));
+            loop {
+                let limit = Limit {
+                    rows: BATCH_ROWS - sink.rows(),
+                    bytes: BATCH_BYTES.saturating_sub(sink.size_bytes()),
+                };
+                let there = &bytes[start..end];
+                let walk = connection.handle_input(Instant::now(), there, limit, &mut sink)?;
+                start += walk.consumed;
+                if !walk.limited {
+                    break;
+                }
                 take(&mut connection, &mut sink)?;
             }
         }
