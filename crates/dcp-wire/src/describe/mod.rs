@@ -5,7 +5,7 @@
 //! named, such as version 2.1 of the snapshot marker.
 //!
 //! Keys and values of documents are shown, so a description belongs on a screen, never in a log.
-//! Only the password of a PLAIN authentication is left out.
+//! Only what would let others log in is left out, such as the password of a PLAIN authentication.
 //!
 //! ```
 //! use dcp_wire::describe::{Keys, describe};
@@ -33,7 +33,7 @@ use std::fmt;
 
 use crate::framing_extras::FrameInfo;
 use crate::message::{Message, Response};
-use crate::{DecodeError, Feature, Frame, Magic, Opcode};
+use crate::{Feature, Frame, Magic, Opcode};
 
 /// Whether keys of documents carry their collection id. A packet does not tell: that was agreed
 /// on by HELLO.
@@ -67,7 +67,8 @@ impl Keys {
 /// A packet as names and values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description<'a> {
-    /// The header's fields, then the message's own, in the order of the packet.
+    /// The header's fields, then the message's own, in the order of the packet. No name is there
+    /// twice.
     pub fields: Vec<Field<'a>>,
 }
 
@@ -121,40 +122,6 @@ pub fn describe<'a>(frame: &Frame<'a>, keys: Keys) -> Description<'a> {
         }
     }
     Description { fields: fields.0 }
-}
-
-/// Takes the packets of a capture apart one after the other; ends after the first error.
-#[derive(Clone, Copy, Debug)]
-pub struct Packets<'a> {
-    rest: &'a [u8],
-    max_body: usize,
-}
-
-impl<'a> Packets<'a> {
-    /// The packets in `input`; a body over `max_body` bytes is refused.
-    #[must_use]
-    pub const fn new(input: &'a [u8], max_body: usize) -> Self {
-        Self { rest: input, max_body }
-    }
-}
-
-impl<'a> Iterator for Packets<'a> {
-    type Item = Result<Frame<'a>, DecodeError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.rest.is_empty() {
-            return None;
-        }
-        let input = core::mem::take(&mut self.rest);
-        match Frame::parse(input, self.max_body) {
-            Ok(Some((frame, used))) => {
-                self.rest = input.get(used..).unwrap_or_default();
-                Some(Ok(frame))
-            }
-            Ok(None) => Some(Err(DecodeError::UnexpectedEnd { what: "packet" })),
-            Err(error) => Some(Err(error)),
-        }
-    }
 }
 
 fn header<'a>(frame: &Frame<'a>, fields: &mut Fields<'a>) {
@@ -220,20 +187,36 @@ fn server_duration_us(encoded: [u8; 2]) -> u64 {
 
 /// The parts of a packet without a layout.
 fn parts<'a>(frame: &Frame<'a>, fields: &mut Fields<'a>) {
+    let is_secret = matches!(frame.header.opcode, Opcode::SASL_AUTH | Opcode::SASL_STEP);
     for (name, bytes) in [("extras", frame.extras), ("key", frame.key), ("value", frame.value)] {
-        if !bytes.is_empty() {
-            fields.bytes(name, bytes);
+        match bytes {
+            [] => {}
+            _ if is_secret && name == "value" => fields.text(name, NOT_SHOWN),
+            _ => fields.bytes(name, bytes),
         }
     }
 }
+
+/// Stands for what would let others log in.
+const NOT_SHOWN: &str = "(not shown)";
 
 /// Collects fields.
 #[derive(Default)]
 struct Fields<'a>(Vec<Field<'a>>);
 
 impl<'a> Fields<'a> {
+    /// Adds a field; what a packet says twice becomes a list, since readers look for a name once.
     fn push(&mut self, name: &'static str, value: FieldValue<'a>) {
-        self.0.push(Field { name, value });
+        let Some(field) = self.0.iter_mut().find(|field| field.name == name) else {
+            return self.0.push(Field { name, value });
+        };
+        match &mut field.value {
+            FieldValue::List(values) => values.push(value),
+            first => {
+                let first = std::mem::replace(first, FieldValue::Bool(false));
+                field.value = FieldValue::List(vec![first, value]);
+            }
+        }
     }
 
     fn bool(&mut self, name: &'static str, value: bool) {

@@ -1,7 +1,7 @@
 //! Fields of requests and stream messages.
 
 use super::document::{key, value};
-use super::{FieldValue, Fields, Keys};
+use super::{FieldValue, Fields, Keys, NOT_SHOWN};
 use crate::message::{
     CacheTransfer, ClusterMapChange, ConfigVersion, Features, OsoSnapshot, PathSpec, Prepare,
     PushedVersion, Request, Sasl, SnapshotFlags, SnapshotMarker, StreamRequest, SystemEvent,
@@ -320,18 +320,19 @@ fn cached_documents<'a>(transfer: CacheTransfer<'a>, keys: Keys, fields: &mut Fi
     fields.push("documents", FieldValue::List(list));
 }
 
-/// The message of an authentication; a password is not shown.
+/// The message of an authentication; one that may hold a password or a token is not shown.
 fn sasl<'a>(sasl: &Sasl<'a>, fields: &mut Fields<'a>) {
     fields.readable("mechanism", sasl.mechanism);
-    if Mechanism::from_name(sasl.mechanism) != Some(Mechanism::Plain) {
-        return fields.readable("message", sasl.message);
-    }
-    match PlainMessage::decode(sasl.message) {
-        Ok(plain) => {
-            fields.text("username", plain.username);
-            fields.text("password", "(not shown)");
-        }
-        Err(error) => fields.text("problem", error.to_string()),
+    match Mechanism::from_name(sasl.mechanism) {
+        Some(Mechanism::Plain) => match PlainMessage::decode(sasl.message) {
+            Ok(plain) => {
+                fields.text("username", plain.username);
+                fields.text("password", NOT_SHOWN);
+            }
+            Err(error) => fields.text("problem", error.to_string()),
+        },
+        Some(_) => fields.readable("message", sasl.message),
+        None => fields.text("message", NOT_SHOWN),
     }
 }
 

@@ -1,7 +1,5 @@
 //! DCP_SNAPSHOT_MARKER (0x56): a snapshot begins.
 
-use core::fmt;
-
 use bitflags::bitflags;
 use bytes::{BufMut, BytesMut};
 
@@ -183,11 +181,5 @@ impl SnapshotMarker {
             fields.put_u64(self.high_prepared_seqno.unwrap_or_default().0);
         }
         frame.with_extras(&[version.0]).with_value(&fields).encode(out)
-    }
-}
-
-impl fmt::Display for SnapshotMarker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "[{}, {}] flags {:#x}", self.start_seqno, self.end_seqno, self.flags.bits())
     }
 }
