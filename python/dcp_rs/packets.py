@@ -9,86 +9,23 @@ from dcp_rs import _checks, _dcp_rs
 from dcp_rs.exceptions import ProtocolError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Packet:
-    """One packet.
+    """One packet; as a string, it is one line, in which long values are cut.
 
     Attributes:
-        name: Its opcode by name, such as `DCP_MUTATION`.
-        opcode: Its opcode as a number.
-        magic: Its first byte.
-        is_response: Whether it answers a request.
-        vbucket: vBucket of a request, `None` for a response.
-        status: Status of a response, `None` for a request.
-        status_name: The same by name, such as `ROLLBACK`.
-        opaque: Token that a response repeats, and every message of a stream.
-        cas: Version of a document; 0 in most packets.
-        datatype: What the value is made of: `raw`, or some of `json`, `snappy` and `xattr`.
-        size: Bytes of the whole packet.
-        fields: What the packet says, by name. What an exchange of passwords says is not in it.
-        error: Why the packet is not what its opcode promises, if it is not.
-        framing_extras: Framing extras as sent.
-        extras: Extras as sent.
-        key: Key as sent, with its collection id on connections with collections.
-        value: Value as sent.
+        fields: What the packet says, by name, in its order: `magic`, `opcode`, `vbucket` of a
+            request or `status` of a response, `opaque`, `cas`, `datatype` and `length`, then what
+            its opcode has. Keys and values are there, what would let others log in is not. If the
+            packet is not what its opcode promises, `problem` says why.
     """
 
-    name: str
-    opcode: int
-    magic: int
-    is_response: bool
-    vbucket: int | None
-    status: int | None
-    status_name: str | None
-    opaque: int
-    cas: int
-    datatype: str
-    size: int
     fields: dict[str, object]
-    error: str | None
-    framing_extras: bytes = field(repr=False)
-    extras: bytes = field(repr=False)
-    key: bytes = field(repr=False)
-    value: bytes = field(repr=False)
+    _line: str = field(repr=False)
 
     def __str__(self) -> str:
         """Gives the packet as one line."""
-        words = [self.name]
-        if self.is_response:
-            words.append(str(self.status_name))
-        else:
-            words.append(f"vb={self.vbucket}")
-        words.append(f"opaque={self.opaque:#x}")
-        if self.cas:
-            words.append(f"cas={self.cas:#x}")
-        if self.datatype != "raw":
-            words.append(f"datatype={self.datatype}")
-        words += [f"{name}={_shown(name, value)}" for name, value in self.fields.items()]
-        if self.value:
-            words.append(f"value={len(self.value)}B")
-        if self.error is not None:
-            words.append(f"MALFORMED: {self.error}")
-        return " ".join(words)
-
-    def to_dict(self) -> dict[str, object]:
-        """Gives what the packet says as JSON can hold it, without its raw parts."""
-        header: dict[str, object] = {
-            "name": self.name,
-            "opcode": self.opcode,
-            "magic": self.magic,
-            "is_response": self.is_response,
-            "vbucket": self.vbucket,
-            "status": self.status_name,
-            "opaque": self.opaque,
-            "cas": self.cas,
-            "datatype": self.datatype,
-            "size": self.size,
-            "fields": self.fields,
-            "value_bytes": len(self.value),
-        }
-        if self.error is not None:
-            header["error"] = self.error
-        return header
+        return self._line
 
 
 class Decoder:
@@ -118,7 +55,7 @@ class Decoder:
         self._rest += data
         packets, used, self._state[0] = _dcp_rs.decode(self._rest, self._state[0])
         self._rest = self._rest[used:]
-        return [Packet(**packet) for packet in packets]
+        return [Packet(fields, line) for fields, line in packets]
 
     @property
     def missing(self) -> int:
@@ -130,8 +67,8 @@ def decode(data: bytes, *, collections: bool = False) -> list[Packet]:
     """Decodes whole packets.
 
         >>> packet = bytes.fromhex("80550000040000030000000400001000000000000000000000000002")
-        >>> print(decode(packet)[0])
-        DCP_STREAM_END vb=3 opaque=0x1000 reason=StateChanged
+        >>> decode(packet)[0].fields["reason"]
+        'StateChanged'
 
     Args:
         data: One or more packets, one after the other.
@@ -148,16 +85,3 @@ def decode(data: bytes, *, collections: bool = False) -> list[Packet]:
     if decoder.missing:
         raise ProtocolError(f"the last packet is cut short: {decoder.missing} bytes are missing")
     return packets
-
-
-def _shown(name: str, value: object) -> str:
-    if isinstance(value, list):
-        return "[" + ",".join(_shown(name, each) for each in value) + "]"
-    if isinstance(value, tuple):
-        vbuuid, seqno = value
-        return f"{vbuuid:#x}@{seqno}" if name == "failover_log" else f"{vbuuid}:{seqno}"
-    if name == "vbuuid":
-        return f"{value:#x}"
-    if isinstance(value, str) and (not value or not value.isprintable() or " " in value):
-        return repr(value)
-    return str(value)

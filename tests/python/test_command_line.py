@@ -37,7 +37,10 @@ def lines(done):
 
 
 PACKET = "80550000040000030000000400001000000000000000000000000002"
-LINE = "DCP_STREAM_END vb=3 opaque=0x1000 reason=StateChanged"
+LINE = (
+    "ClientRequest DCP_STREAM_END vbucket=3 opaque=0x1000 cas=0x0 datatype=raw length=28"
+    " reason=StateChanged"
+)
 XXD = """00000000: 8055 0000 0400 0003 0000 0004 0000 1000  .U..............
 00000010: 0000 0000 0000 0000 0000 0002            ............
 """
@@ -53,9 +56,17 @@ def test_a_trace_is_shown_packet_by_packet():
     packets = sum("hex" in json.loads(line) for line in trace.read_text().splitlines())
     shown = lines(run("decode", trace))
     assert len(shown) == packets
-    assert shown[0].startswith("0 -> HELLO vb=0")
+    assert shown[0].startswith("0 -> ClientRequest HELLO vbucket=0")
     records = [json.loads(line) for line in lines(run("decode", "--json", trace))]
-    assert [record["name"] for record in records] == [line.split()[2] for line in shown]
+    assert [record["opcode"] for record in records] == [line.split()[3] for line in shown]
+
+
+def test_a_value_that_is_not_text_is_base64_in_json():
+    packet = (
+        bytes.fromhex("80010001080000000000000a0000000000000000000000000000000000000000") + b"k\xff"
+    )
+    (line,) = lines(run("decode", "--json", "-", stdin=packet))
+    assert json.loads(line)["value"] == {"base64": "/w=="}
 
 
 def test_an_end_of_connection_is_shown():

@@ -157,13 +157,18 @@ def _text(value: object) -> str:
     return text if is_clear else json.dumps(text)
 
 
+def base64_of(value: bytes) -> dict[str, str]:
+    """Gives bytes as JSON has them."""
+    return {"base64": base64.b64encode(value).decode()}
+
+
 def _plain(value: object) -> object:
     """A value as JSON has it; bytes that are not UTF-8 as an object, which no text is."""
     if isinstance(value, bytes):
         try:
             return value.decode()
         except UnicodeDecodeError:
-            return {"base64": base64.b64encode(value).decode()}
+            return base64_of(value)
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, int | str) or value is None:

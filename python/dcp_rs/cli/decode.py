@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dcp_rs.cli.cat import base64_of
 from dcp_rs.exceptions import ProtocolError
 from dcp_rs.packets import Decoder, Packet
 
@@ -138,5 +139,5 @@ def _as_json(piece: _Piece, packet: Packet | None) -> str:
     record: dict[str, object] = {}
     if piece.direction is not None:
         record |= {"conn": piece.connection, "dir": piece.direction}
-    record |= {"eof": True} if packet is None else packet.to_dict()
-    return json.dumps(record)
+    record |= {"eof": True} if packet is None else packet.fields
+    return json.dumps(record, default=base64_of)
