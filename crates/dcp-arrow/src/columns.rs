@@ -1,8 +1,9 @@
 //! The columns of a batch being filled.
 
-use dcp_proto::{Change, MutationRun, Rollback, SystemEventRecord};
-use dcp_wire::message::{MutationView, SystemEventPayload};
-use dcp_wire::{Datatype, ScopeId, Seqno, Vbid};
+use dcp_proto::{Change, MutationRun, Op, Snapshot};
+use dcp_wire::message::MutationView;
+use dcp_wire::xattr::Xattrs;
+use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, ScopeId, Seqno, Vbid, Vbuuid};
 
 use crate::late::LateValues;
 use crate::values::{BytesColumn, Full, ValueColumn};
@@ -17,6 +18,17 @@ pub(crate) enum RowKind {
     Expiration,
     Rollback,
     SystemEvent,
+}
+
+impl From<Op> for RowKind {
+    #[inline]
+    fn from(op: Op) -> Self {
+        match op {
+            Op::Mutation => Self::Mutation,
+            Op::Deletion => Self::Deletion,
+            Op::Expiration => Self::Expiration,
+        }
+    }
 }
 
 impl RowKind {
@@ -40,7 +52,7 @@ impl RowKind {
 pub(crate) const NO_COLLECTION: i64 = -1;
 
 /// Stands for no collection but a scope, in the same column.
-const fn only_scope(id: ScopeId) -> i64 {
+pub(crate) const fn only_scope(id: ScopeId) -> i64 {
     NO_COLLECTION - 1 - id.0 as i64
 }
 
@@ -49,7 +61,40 @@ pub(crate) fn scope_of(number: i64) -> Option<ScopeId> {
     u32::try_from(NO_COLLECTION - 1 - number).ok().map(ScopeId)
 }
 
+/// What a row that is no document's change has of one; [`RowKind`] makes it null.
+pub(crate) const NO_CHANGE: Change<'static> = Change {
+    op: Op::Mutation,
+    vbid: Vbid(0),
+    seqno: Seqno(0),
+    vbuuid: Vbuuid(0),
+    epoch: 0,
+    snapshot: Snapshot { start: Seqno(0), end: Seqno(0) },
+    collection_id: CollectionId::DEFAULT,
+    key: &[],
+    value: &[],
+    datatype: Datatype::RAW,
+    cas: Cas(0),
+    rev_seqno: RevSeqno(0),
+    flags: 0,
+    expiry: 0,
+    delete_time: 0,
+};
+
+/// What a row has in the columns of values and attributes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Content<'a> {
+    /// A value as it is shown, and attributes that were checked.
+    Plain(&'a [u8], Option<Xattrs<'a>>),
+    /// A value to be inflated to so many bytes.
+    Compressed(&'a [u8], usize),
+    /// The same with attributes in front, to be taken apart then.
+    Late(&'a [u8], usize),
+}
+
 /// The columns of a batch being filled; those the table does not show are `None`.
+///
+/// Rows come in runs of plain documents ([`push_run`](Self::push_run)) or one at a time
+/// ([`push_row`](Self::push_row)).
 #[derive(Debug)]
 pub(crate) struct Columns {
     pub(crate) kinds: Vec<RowKind>,
@@ -101,6 +146,7 @@ fn extend<T>(
 }
 
 impl Columns {
+    #[cold]
     pub(crate) fn new(schema: &TableSchema, limits: BatchLimits, pool: &BufferPool) -> Self {
         let rows = limits.expected_rows;
         let longs = |columns: &[Column]| {
@@ -113,9 +159,7 @@ impl Columns {
             keys: schema.has(Column::Key).then(|| {
                 BytesColumn::new(rows, pool.take(rows.saturating_mul(EXPECTED_KEY_BYTES)), limits)
             }),
-            values: schema
-                .needs(Column::Value)
-                .then(|| ValueColumn::new(rows, pool.take(limits.expected_bytes), limits)),
+            values: schema.needs(Column::Value).then(|| ValueColumn::new(rows, pool, limits)),
             xattrs: schema.has(Column::Xattrs).then(|| XattrsColumn::new(rows, limits)),
             late: LateValues::default(),
             collection_ids: longs(&[Column::Scope, Column::Collection, Column::CollectionId]),
@@ -150,12 +194,26 @@ impl Columns {
             + self.rows() * self.bytes_per_row
     }
 
-    /// Appends everything but value and xattrs, which have been appended before; the caller has
-    /// checked that the key has room.
+    /// Appends one row of whatever kind, or nothing if there is no room for all of it. Of `change`,
+    /// `content` is what its value says and `about` its collection, as the column of ids has it.
     #[inline(always)]
-    pub(crate) fn push_change(&mut self, change: &Change<'_>) {
-        self.push_place(change.op.into(), change.vbid, change.seqno, change.key);
-        push(&mut self.collection_ids, || i64::from(change.collection_id.0));
+    pub(crate) fn push_row(
+        &mut self,
+        (kind, about): (RowKind, i64),
+        change: &Change<'_>,
+        content: &Content<'_>,
+    ) -> Result<(), Full> {
+        if let Some(keys) = &self.keys {
+            keys.check_room(change.key.len())?;
+        }
+        self.push_content(kind, content)?;
+        if let Some(keys) = &mut self.keys {
+            keys.push(change.key);
+        }
+        self.kinds.push(kind);
+        self.vbuckets.push(i32::from(change.vbid.0));
+        self.seqnos.push(bits(change.seqno.0));
+        push(&mut self.collection_ids, || about);
         push(&mut self.epochs, || bits32(change.epoch));
         push(&mut self.cas, || bits(change.cas.0));
         push(&mut self.revs, || bits(change.rev_seqno.0));
@@ -166,6 +224,45 @@ impl Columns {
         push(&mut self.vbuuids, || bits(change.vbuuid.0));
         push(&mut self.snapshot_starts, || bits(change.snapshot.start.0));
         push(&mut self.snapshot_ends, || bits(change.snapshot.end.0));
+        Ok(())
+    }
+
+    /// Appends to values and attributes, or nothing if one of them has no room.
+    #[inline(always)]
+    fn push_content(&mut self, kind: RowKind, content: &Content<'_>) -> Result<(), Full> {
+        let (value_bytes, xattr_bytes, section) = match *content {
+            Content::Plain(value, section) => {
+                (value.len(), section.as_ref().map_or(0, Xattrs::len_bytes), section)
+            }
+            Content::Compressed(_, len) => (len, 0, None),
+            Content::Late(_, len) => (len, len, None),
+        };
+        if let Some(values) = &self.values {
+            values.plain.check_room(value_bytes)?;
+        }
+        if let Some(xattrs) = &mut self.xattrs {
+            xattrs.check_room(xattr_bytes)?;
+            xattrs.push(section);
+        }
+        let row = self.rows();
+        match (*content, &mut self.values) {
+            (Content::Plain(value, _), Some(values)) => values.plain.push(value),
+            (Content::Compressed(block, len), Some(values)) => {
+                values.push_compressed(row, block, len);
+            }
+            (Content::Late(block, len), values) => {
+                if let Some(values) = values {
+                    values.plain.reserve(len);
+                    values.plain.push(&[]);
+                }
+                if let Some(xattrs) = &mut self.xattrs {
+                    xattrs.reserve(len);
+                }
+                self.late.push(row, block, len, kind == RowKind::Mutation);
+            }
+            (Content::Plain(..) | Content::Compressed(..), None) => {}
+        }
+        Ok(())
     }
 
     /// Appends mutations whose values are documents and nothing else, column by column: the packets
@@ -179,14 +276,14 @@ impl Columns {
             keys.check_room(key_bytes)?;
         }
         if let Some(values) = &mut self.values {
-            values.check_room(value_bytes)?;
+            values.plain.check_room(value_bytes)?;
             values.plain.push_values(mutations, value_bytes);
         }
         if let Some(keys) = &mut self.keys {
             keys.push_keys(mutations, key_bytes);
         }
         if let Some(xattrs) = &mut self.xattrs {
-            mutations.iter().for_each(|_| xattrs.push_none());
+            mutations.iter().for_each(|_| xattrs.push(None));
         }
         let rows = self.rows() + mutations.len();
         self.kinds.resize(rows, RowKind::Mutation);
@@ -206,53 +303,6 @@ impl Columns {
         fill(&mut self.snapshot_starts, rows, bits(run.snapshot.start.0));
         fill(&mut self.snapshot_ends, rows, bits(run.snapshot.end.0));
         Ok(())
-    }
-
-    pub(crate) fn push_rollback(&mut self, rollback: &Rollback) {
-        self.push_place(RowKind::Rollback, rollback.vbid, rollback.seqno, &[]);
-        push(&mut self.vbuuids, || bits(rollback.new_vbuuid.0));
-        self.push_no_document(NO_COLLECTION, rollback.epoch);
-    }
-
-    pub(crate) fn push_system_event(
-        &mut self,
-        event: &SystemEventRecord<'_>,
-        payload: Option<&SystemEventPayload<'_>>,
-    ) {
-        self.push_place(RowKind::SystemEvent, event.vbid, event.seqno, event.key);
-        push(&mut self.vbuuids, || 0);
-        let about = payload.map_or(NO_COLLECTION, |payload| {
-            payload.collection_id.map_or(only_scope(payload.scope_id), |id| i64::from(id.0))
-        });
-        self.push_no_document(about, event.epoch);
-    }
-
-    #[inline]
-    fn push_place(&mut self, kind: RowKind, vbid: Vbid, seqno: Seqno, key: &[u8]) {
-        self.kinds.push(kind);
-        self.vbuckets.push(i32::from(vbid.0));
-        self.seqnos.push(bits(seqno.0));
-        if let Some(keys) = &mut self.keys {
-            keys.push(key);
-        }
-    }
-
-    /// Appends what documents have; [`RowKind`] makes it null.
-    fn push_no_document(&mut self, collection_id: i64, epoch: u32) {
-        push(&mut self.collection_ids, || collection_id);
-        push(&mut self.epochs, || bits32(epoch));
-        for column in [
-            &mut self.cas,
-            &mut self.revs,
-            &mut self.expiries,
-            &mut self.delete_times,
-            &mut self.flags,
-            &mut self.snapshot_starts,
-            &mut self.snapshot_ends,
-        ] {
-            push(column, || 0);
-        }
-        push(&mut self.json, || false);
     }
 }
 

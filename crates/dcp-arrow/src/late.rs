@@ -12,7 +12,7 @@ use crate::BufferPool;
 use crate::columns::Columns;
 use crate::pending::Places;
 use crate::values::BytesColumn;
-use crate::xattrs::XattrsColumn;
+use crate::xattrs::{XattrsColumn, check};
 
 /// The values of rows that are filled in late.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl Columns {
             return Ok(());
         }
         if let Some(values) = &mut self.values {
-            values.inflate(pool).map_err(|bad| places.error(bad.row, bad.error.to_string()))?;
+            values.inflate().map_err(|bad| places.error(bad.row, bad.error.to_string()))?;
         }
         let (values, xattrs) = (self.values.take(), self.xattrs.take());
         let mut filled = Filled {
@@ -97,7 +97,7 @@ impl Columns {
             next..self.rows(),
         );
         if let (Some(values), Some(filled)) = (values, filled.values) {
-            self.values = Some(values.replaced_by(filled, pool));
+            self.values = Some(values.replaced_by(filled));
         }
         self.xattrs = filled.xattrs;
         Ok(())
@@ -128,7 +128,8 @@ impl Filled {
     fn push(&mut self, value: &[u8], has_document: bool) -> Result<(), DecodeError> {
         let (section, document) = xattr::split(value)?;
         if let Some(xattrs) = &mut self.xattrs {
-            xattrs.push(section)?;
+            check(section)?;
+            xattrs.push(Some(section));
         }
         if let Some(values) = &mut self.values {
             values.push(if has_document { document } else { &[] });

@@ -193,7 +193,7 @@ impl Columns {
         let Some(values) = self.values.as_mut().filter(|_| formats.decodes()) else {
             return Ok(Decoded::default());
         };
-        values.inflate(pool).map_err(|bad| places.error(bad.row, bad.error.to_string()))?;
+        values.inflate().map_err(|bad| places.error(bad.row, bad.error.to_string()))?;
         let json = self.json.as_deref().unwrap_or_default();
         document::decode(formats, values, &document::Rows { kinds, json, places }, pool)
     }
@@ -211,7 +211,7 @@ impl Columns {
         Ok(match column {
             Column::Op => Arc::new(ops(&rows.kinds, pool)),
             Column::Key => self.key_array(rows, key_type, pool)?,
-            Column::Value => self.value_array(rows, pool)?,
+            Column::Value => self.value_array(rows)?,
             Column::Scope | Column::Collection => {
                 rows.names.resolve(self.collection_ids.as_deref().unwrap_or_default(), names);
                 let is_scope = column == Column::Scope;
@@ -280,7 +280,7 @@ impl Columns {
         }
     }
 
-    fn value_array(&mut self, rows: &mut Rows, pool: &BufferPool) -> Result<ArrayRef, SinkError> {
+    fn value_array(&mut self, rows: &mut Rows) -> Result<ArrayRef, SinkError> {
         if let Some(decoded) = rows.decoded.value.take() {
             return Ok(decoded);
         }
@@ -288,7 +288,7 @@ impl Columns {
             return Err(rows.places.error(0, "values were not collected".to_owned()));
         };
         let (offsets, bytes) =
-            values.finish(pool).map_err(|bad| rows.places.error(bad.row, bad.error.to_string()))?;
+            values.finish().map_err(|bad| rows.places.error(bad.row, bad.error.to_string()))?;
         let nulls = rows.mutations.as_ref().and_then(|_| {
             validity(&rows.kinds, |kind| matches!(kind, RowKind::Mutation | RowKind::SystemEvent))
         });

@@ -180,6 +180,8 @@ pub(crate) struct ValueColumn {
     pub(crate) plain: BytesColumn,
     compressed: Vec<u8>,
     blocks: Vec<Block>,
+    pool: BufferPool,
+    limits: BatchLimits,
 }
 
 /// One compressed document.
@@ -199,11 +201,13 @@ pub(crate) struct BadBlock {
 }
 
 impl ValueColumn {
-    pub(crate) fn new(rows: usize, bytes: Vec<u8>, limits: BatchLimits) -> Self {
+    pub(crate) fn new(rows: usize, pool: &BufferPool, limits: BatchLimits) -> Self {
         Self {
-            plain: BytesColumn::new(rows, bytes, limits),
+            plain: BytesColumn::new(rows, pool.take(limits.expected_bytes), limits),
             compressed: Vec::new(),
             blocks: Vec::new(),
+            pool: pool.clone(),
+            limits,
         }
     }
 
@@ -212,30 +216,13 @@ impl ValueColumn {
         self.plain.len_bytes() + self.compressed.len()
     }
 
-    #[inline]
-    pub(crate) fn check_room(&self, len: usize) -> Result<(), Full> {
-        self.plain.check_room(len)
-    }
-
-    #[inline]
-    pub(crate) fn push(&mut self, value: &[u8]) {
-        self.plain.push(value);
-    }
-
     /// Appends a compressed document that inflates to `len` bytes; room has been checked.
     #[inline]
-    pub(crate) fn push_compressed(
-        &mut self,
-        row: usize,
-        block: &[u8],
-        len: usize,
-        memory: (&BufferPool, BatchLimits),
-    ) {
+    pub(crate) fn push_compressed(&mut self, row: usize, block: &[u8], len: usize) {
         if self.compressed.capacity() == 0 {
-            let (pool, limits) = memory;
-            self.compressed = pool.take(limits.expected_bytes);
+            self.compressed = self.pool.take(self.limits.expected_bytes);
             self.compressed.clear();
-            self.blocks.reserve(limits.expected_rows);
+            self.blocks.reserve(self.limits.expected_rows);
         }
         self.compressed.extend_from_slice(block);
         let start = self.plain.used;
@@ -246,22 +233,19 @@ impl ValueColumn {
     }
 
     /// The same column with other bytes, what is compressed inflated.
-    pub(crate) fn replaced_by(self, plain: BytesColumn, pool: &BufferPool) -> Self {
-        pool.give_back(self.plain.bytes);
-        Self { plain, compressed: Vec::new(), blocks: Vec::new() }
+    pub(crate) fn replaced_by(self, plain: BytesColumn) -> Self {
+        self.pool.give_back(self.plain.bytes);
+        Self { plain, compressed: Vec::new(), blocks: Vec::new(), ..self }
     }
 
     /// The column as Arrow buffers, what is compressed inflated.
-    pub(crate) fn finish(
-        mut self,
-        pool: &BufferPool,
-    ) -> Result<(OffsetBuffer<i32>, Buffer), BadBlock> {
-        self.inflate(pool)?;
-        Ok(self.plain.finish(pool))
+    pub(crate) fn finish(mut self) -> Result<(OffsetBuffer<i32>, Buffer), BadBlock> {
+        self.inflate()?;
+        Ok(self.plain.finish(&self.pool))
     }
 
     /// Inflates what is compressed.
-    pub(crate) fn inflate(&mut self, pool: &BufferPool) -> Result<(), BadBlock> {
+    pub(crate) fn inflate(&mut self) -> Result<(), BadBlock> {
         let mut start = 0;
         for block in self.blocks.drain(..) {
             let source = self.compressed.get(start..block.source_end).unwrap_or_default();
@@ -270,7 +254,7 @@ impl ValueColumn {
                 .map_err(|error| BadBlock { row: block.row, error })?;
             start = block.source_end;
         }
-        pool.give_back(std::mem::take(&mut self.compressed));
+        self.pool.give_back(std::mem::take(&mut self.compressed));
         Ok(())
     }
 }

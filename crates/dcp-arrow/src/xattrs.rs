@@ -55,7 +55,7 @@ impl XattrsColumn {
     pub(crate) fn extend_from(&mut self, other: &Self, rows: Range<usize>) {
         for row in rows {
             if !other.present.get(row).is_some_and(|present| *present) {
-                self.push_none();
+                self.push(None);
                 continue;
             }
             let (Some(&start), Some(&end)) = (other.offsets.get(row), other.offsets.get(row + 1))
@@ -81,25 +81,19 @@ impl XattrsColumn {
         self.values.check_room(len)
     }
 
-    /// Appends a row without attributes.
+    /// Appends a row with these attributes, which were [checked](check), or with none.
     #[inline]
-    pub(crate) fn push_none(&mut self) {
-        self.offsets.push(self.entries);
-        self.present.push(false);
-    }
-
-    /// Appends a row with these attributes, or nothing if they are malformed.
-    pub(crate) fn push(&mut self, xattrs: xattr::Xattrs<'_>) -> Result<(), DecodeError> {
-        check(xattrs)?;
-        for xattr in xattrs.flatten() {
-            self.names.push(xattr.name);
-            self.values.push(xattr.value);
-            // A section has at least seven bytes per attribute, so this is bounded with them.
-            self.entries += 1;
+    pub(crate) fn push(&mut self, xattrs: Option<xattr::Xattrs<'_>>) {
+        self.present.push(xattrs.is_some());
+        if let Some(xattrs) = xattrs {
+            for xattr in xattrs.flatten() {
+                self.names.push(xattr.name);
+                self.values.push(xattr.value);
+                // A section has at least seven bytes per attribute, so this is bounded with them.
+                self.entries += 1;
+            }
         }
         self.offsets.push(self.entries);
-        self.present.push(true);
-        Ok(())
     }
 
     /// The map array; its fields are those of the schema.

@@ -48,6 +48,12 @@ pub fn split(value: &[u8]) -> Result<(Xattrs<'_>, &[u8]), DecodeError> {
 }
 
 impl<'a> Xattrs<'a> {
+    /// Bytes that are left of them, which their names and values together are fewer than.
+    #[must_use]
+    pub const fn len_bytes(&self) -> usize {
+        self.reader.rest().len()
+    }
+
     fn read(&mut self) -> Result<Xattr<'a>, DecodeError> {
         let len = self.reader.u32()?;
         let malformed = DecodeError::InvalidLength { what: "xattr", len };

@@ -179,6 +179,23 @@ fn a_full_batch_refuses_the_next_row_whole() {
 }
 
 #[test]
+fn a_row_that_one_column_has_no_room_for_leaves_nothing_in_the_others() {
+    let limits = BatchLimits { max_column_bytes: CHANGE.key.len() + 5, ..BatchLimits::default() };
+    let mut sink = sink_with(&columns(&["key", "value", "xattrs"]), limits);
+    let attributes = section(&[("x", "1234567890123456")], b"1");
+    let change = Change { key: b"k", ..with(&attributes, Datatype::XATTR) };
+    assert!(sink.change(&change).unwrap_err().to_string().contains("the batch is full"));
+    assert_eq!(sink.rows(), 0);
+    sink.change(&with(b"{}", Datatype::RAW)).unwrap();
+    // There is no room for another key.
+    let error = sink.change(&with(b"[]", Datatype::RAW)).unwrap_err().to_string();
+    assert!(error.contains("the batch is full"), "{error}");
+    let batch = sink.take_batch().unwrap().finish().unwrap();
+    assert_eq!(bytes(&batch, "value"), [Some(b"{}".to_vec())]);
+    assert_eq!(maps(&batch), [None]);
+}
+
+#[test]
 fn compressed_documents_count_with_the_length_they_inflate_to() {
     let zeros = vec![b'0'; 1 << 20];
     let packed = snappy::compress(&zeros).unwrap();
