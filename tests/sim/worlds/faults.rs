@@ -56,7 +56,7 @@ impl Run {
             Kind::TakeNodeOut => self.take_node_out(rng),
             Kind::CreateCollection => self.shared.world.borrow_mut().create_collection(rng),
             Kind::DropCollection => self.shared.world.borrow_mut().drop_collection(rng),
-            Kind::FlushCollection => self.shared.world.borrow().flush_collection(rng),
+            Kind::FlushCollection => self.shared.world.borrow_mut().flush_collection(rng),
             Kind::CreateSystemScope => {
                 format!("{}", self.shared.world.borrow_mut().create_system_scope())
             }

@@ -14,6 +14,9 @@ pub(crate) struct Report {
 /// What has to occur besides every kind of step, over all worlds of a run.
 const REQUIRED: &[&str] = &[
     "all below an end is there",
+    "all of a task is there",
+    "attempts agree",
+    "attempts at once",
     "began anew after a purge",
     "began anew after a rollback",
     "began anew on another bucket",
@@ -77,6 +80,7 @@ const REQUIRED: &[&str] = &[
     "state Streaming",
     "stream outlived a password",
     "task run twice",
+    "tasks side by side",
 ];
 
 impl Report {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dcp_producer::{Producer, ProducerOptions, Rule, WriteOptions, parse_rules};
 use dcp_proto::Op;
 use dcp_wire::xattr::{self, Xattr};
-use dcp_wire::{CollectionId, Datatype, Vbid};
+use dcp_wire::{CollectionId, Datatype, Seqno, Vbid};
 use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -32,6 +32,8 @@ pub(crate) struct Collection {
     pub(crate) scope: String,
     pub(crate) name: String,
     pub(crate) is_there: bool,
+    /// It was flushed: the server may leave its documents out, or not yet.
+    pub(crate) was_emptied: bool,
 }
 
 /// A cluster and its true history.
@@ -100,7 +102,7 @@ impl World {
     }
 
     fn add(&mut self, id: u32, (scope, name): (String, String)) {
-        self.collections.insert(id, Collection { scope, name, is_there: true });
+        self.collections.insert(id, Collection { scope, name, is_there: true, was_emptied: false });
     }
 
     /// Notes what a step has made of the cluster.
@@ -241,12 +243,13 @@ impl World {
         format!("drop {}.{}, {id}: {done}", of.scope, of.name)
     }
 
-    pub(crate) fn flush_collection(&self, rng: &mut StdRng) -> String {
+    pub(crate) fn flush_collection(&mut self, rng: &mut StdRng) -> String {
         let live: Vec<u32> = self.live(|of| of.scope != "_system").into_iter().collect();
-        let Some(of) = live.choose(rng).and_then(|id| self.collections.get(id)) else {
+        let Some(of) = live.choose(rng).and_then(|id| self.collections.get_mut(id)) else {
             return "nothing to flush".to_owned();
         };
         let done = self.producer.flush_collection(&of.scope, &of.name).is_ok();
+        of.was_emptied |= done;
         format!("flush {}.{}: {done}", of.scope, of.name)
     }
 
@@ -350,6 +353,30 @@ impl World {
     pub(crate) fn branches(&self) -> BTreeMap<Vbid, u64> {
         let logs = self.producer.failover_logs().into_iter();
         logs.filter_map(|(vbid, log)| Some((vbid, log.first()?.vbuuid.0))).collect()
+    }
+
+    /// The last changes of documents within a range of seqnos, its end included, that every reader
+    /// of the range is given: nothing above it has replaced them, and no collection was emptied.
+    pub(crate) fn wanted_within(
+        &self,
+        vbid: Vbid,
+        (from, to): (Seqno, Seqno),
+        sees_system: bool,
+    ) -> impl Iterator<Item = (u32, &[u8], Seqno)> {
+        let is_sure = move |collection: u32, key: &[u8]| {
+            let of = self.collections.get(&collection);
+            let is_system = of.is_some_and(|of| of.scope == "_system") || key.starts_with(b"_txn:");
+            of.is_some_and(|of| of.is_there && !of.was_emptied) && (sees_system || !is_system)
+        };
+        // Who reads from the beginning has nothing that could have to be removed.
+        let counts = move |op| op == Op::Mutation || from != Seqno::ZERO;
+        self.truth.newest(vbid).into_iter().filter_map(
+            move |((collection, key), (seqno, write))| {
+                let is_within = seqno > from && seqno <= to;
+                (is_within && counts(write.op) && is_sure(collection, key))
+                    .then_some((collection, key, seqno))
+            },
+        )
     }
 
     /// A row a reader was given is one it asked for, and true.

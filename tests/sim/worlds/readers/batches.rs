@@ -1,26 +1,27 @@
 //! Bounded reads that follow each other, as Spark's micro-batches: a driver that plans and writes
-//! down what it planned, tasks that may run twice, and a process that dies between any two steps.
+//! down what it planned, tasks side by side, and a process that dies between any two steps.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::time::Duration;
 
-use dcp_consumer::micro_batch::{Planner, PlannerError, PlannerOptions, open};
-use dcp_consumer::{Client, ConnectOptions, ErrorKind, Filter, StreamOptions};
-use dcp_proto::Rollback;
+use dcp_consumer::micro_batch::{Planner, PlannerError, PlannerOptions};
+use dcp_consumer::{Client, Filter, StreamOptions};
 use dcp_proto::checkpoint::{Checkpoint, CheckpointError, StoredFilter};
 use dcp_proto::consumer::StreamFilter;
 use dcp_proto::micro_batch::{
     Limits, Offsets, OffsetsError, OnRollback, Partition, PlanError, Start,
 };
-use dcp_wire::{Vbid, Vbuuid};
+use dcp_wire::Vbid;
 use rand::Rng;
 use rand::rngs::StdRng;
 use tokio::time::sleep;
 
+use super::tasks::Tasks;
 use super::verdict::wanted_ids;
 use super::{Process, RETRY_TIMEOUT, Stop, Wanted};
 use crate::plan::FilterPlan;
-use crate::rows::{Item, Rows, Table, shown};
+use crate::rows::{Table, shown};
 use crate::storage::Pair;
 
 /// What is kept of micro-batches: the offsets that were written down, and the rows of batches that
@@ -52,13 +53,11 @@ impl Log {
 
 impl Process {
     /// Runs micro-batches until the process is killed.
-    pub(super) async fn read_batches(&self, rng: &mut StdRng) -> Result<(), Stop> {
+    pub(super) async fn read_batches(self: &Rc<Self>, rng: &mut StdRng) -> Result<(), Stop> {
         let client = self.client(rng).await?;
-        let connect = self.connect_options();
         let (filter, _) = self.filter(&self.names_for_batches(rng))?;
         let mut planner = self.planner(&client, &filter).await?;
-        let base = self.base(filter);
-        let mut kept = None;
+        let tasks = self.tasks(filter);
         let available_now = rng.random_bool(0.3);
         if available_now {
             planner.fix_target(&self.limits(rng)).await.map_err(|error| self.planning(error))?;
@@ -69,7 +68,7 @@ impl Process {
                 return Ok(());
             }
             self.rest().await;
-            if !self.batch(&mut planner, &connect, &base, &mut kept, rng).await? {
+            if !self.batch(&mut planner, &tasks, rng).await? {
                 if available_now {
                     return Ok(());
                 }
@@ -114,9 +113,9 @@ impl Process {
         if *self.ids.borrow() == ids { Ok(planner) } else { Err(Stop::Again) }
     }
 
-    /// What the streams of tasks have in common.
-    fn base(&self, filter: Filter) -> StreamOptions {
-        StreamOptions {
+    /// The tasks of a job, and what their streams have in common.
+    fn tasks(self: &Rc<Self>, filter: Filter) -> Rc<Tasks> {
+        let base = StreamOptions {
             filter,
             batch: self.plan.batch,
             noop_interval: self.plan.noop_interval,
@@ -124,15 +123,20 @@ impl Process {
             system_documents: self.plan.system_documents,
             buffer_size: StreamOptions::MIN_BUFFER_SIZE,
             ..StreamOptions::default()
-        }
+        };
+        Rc::new(Tasks::new(Rc::clone(self), self.connect_options(), base))
     }
 
     /// Reads all there is from where a stream stood, as a job that nothing follows. Tasks tell
     /// rows and no positions, so that nothing of it is stored.
-    pub(super) async fn read_once(&self, wanted: &Wanted, rng: &mut StdRng) -> Result<Table, Stop> {
+    pub(super) async fn read_once(
+        self: &Rc<Self>,
+        wanted: &Wanted,
+        rng: &mut StdRng,
+    ) -> Result<Table, Stop> {
         let filter = &wanted.options.filter;
         let mut planner = self.planner(&wanted.client, filter).await?;
-        let (connect, base) = (self.connect_options(), self.base(filter.clone()));
+        let tasks = self.tasks(filter.clone());
         let limits = Limits {
             max_seqnos: None,
             // Where deletions were purged all comes again.
@@ -145,12 +149,11 @@ impl Process {
             None => (planner.earliest().into(), Table::default()),
         };
         let end = planner.end(&start, &limits).await.map_err(|error| self.planning(error))?;
+        let losses = self.shared.world.borrow().losses;
         let partitions = planner.partitions(&start, &end, None, &limits).await;
-        let mut kept = None;
-        for partition in partitions.map_err(|error| self.planning(error))? {
-            for item in self.task(&partition, &connect, &base, &mut kept, rng).await? {
-                table.apply(&item).map_err(Stop::Violation)?;
-            }
+        let partitions = partitions.map_err(|error| self.planning(error))?;
+        for item in tasks.run(partitions, losses, rng).await? {
+            table.apply(&item).map_err(Stop::Violation)?;
         }
         self.shared.count("read once");
         Ok(table)
@@ -173,9 +176,7 @@ impl Process {
     async fn batch(
         &self,
         planner: &mut Planner,
-        connect: &ConnectOptions,
-        base: &StreamOptions,
-        kept: &mut Option<Client>,
+        tasks: &Rc<Tasks>,
         rng: &mut StdRng,
     ) -> Result<bool, Stop> {
         let limits = self.limits(rng);
@@ -207,18 +208,16 @@ impl Process {
             sleep(Duration::from_millis(rng.random_range(0..800))).await;
         }
         let end = log.offsets(log.committed).expect("the one written down");
+        let losses = self.shared.world.borrow().losses;
         let partitions = planner
             .partitions(&start, &end, Some(rng.random_range(1..4)), &limits)
             .await
             .map_err(|error| self.planning(error))?;
-        let mut items = Vec::new();
-        for partition in &partitions {
-            // As it comes to a task on another machine.
-            let partition = Partition::from_json(&partition.to_json());
-            let partition = partition.map_err(|error| Stop::Violation(error.to_string()))?;
-            items.extend(self.task(&partition, connect, base, kept, rng).await?);
-            self.die_now_and_then(rng)?;
-        }
+        // As they come to tasks on other machines.
+        let sent = partitions.iter().map(|partition| Partition::from_json(&partition.to_json()));
+        let sent: Result<Vec<_>, _> = sent.collect();
+        let sent = sent.map_err(|error| Stop::Violation(error.to_string()))?;
+        let items = tasks.run(sent, losses, rng).await?;
         for item in &items {
             log.table
                 .apply(item)
@@ -260,85 +259,8 @@ impl Process {
         })
     }
 
-    /// One task, maybe twice over as a speculative one, or once more after a failure: both have the
-    /// same rows, or neither is taken.
-    async fn task(
-        &self,
-        partition: &Partition,
-        connect: &ConnectOptions,
-        base: &StreamOptions,
-        kept: &mut Option<Client>,
-        rng: &mut StdRng,
-    ) -> Result<Vec<Item>, Stop> {
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            match Box::pin(self.attempt(partition, connect, base, kept, rng)).await {
-                Ok(items) => return Ok(items),
-                Err(Stop::Running(error))
-                    if error.kind() != ErrorKind::Rollback && attempts < 4 =>
-                {
-                    self.shared.count("task retried");
-                    self.judge(Err(Stop::Running(error))).map_err(Stop::Violation)?;
-                }
-                Err(stop) => return Err(stop),
-            }
-        }
-    }
-
-    async fn attempt(
-        &self,
-        partition: &Partition,
-        connect: &ConnectOptions,
-        base: &StreamOptions,
-        kept: &mut Option<Client>,
-        rng: &mut StdRng,
-    ) -> Result<Vec<Item>, Stop> {
-        let mut items = Vec::new();
-        for range in partition.ranges().filter(|range| range.rolled_back) {
-            items.push(Item::Rollback(Rollback {
-                vbid: range.vbid,
-                seqno: range.from,
-                from_seqno: range.from,
-                old_vbuuid: Vbuuid(0),
-                new_vbuuid: range.vbuuid,
-                epoch: range.epoch,
-            }));
-            self.shared.count("rollback of a micro-batch");
-        }
-        let ranges: Vec<_> = partition.ranges().collect();
-        self.shared.trace.add(format!("reader {}: task {ranges:?}", self.plan.number));
-        let opened = open::<Rows, _>(connect, kept.take(), partition, base, |_| Rows::default);
-        let (client, mut stream) = Box::pin(opened).await.map_err(|error| self.planning(error))?;
-        let ends: BTreeMap<_, _> = partition.ranges().map(|range| (range.vbid, range.to)).collect();
-        while let Some(delivered) = stream.next().await {
-            let batch = delivered.map_err(Stop::Running)?.batch;
-            self.watch(&stream)?;
-            // One that nothing follows reads what is not on disk, too.
-            let persisted_only = self.plan.persisted_only && partition.is_followed;
-            let uuid = client.bucket_uuid();
-            self.check_items(&batch, uuid, self.ids.borrow().as_ref(), persisted_only)?;
-            for item in &batch {
-                if let Item::Change(row) = item
-                    && partition.is_followed
-                    && ends.get(&row.vbid).is_none_or(|end| row.seqno > *end)
-                {
-                    return Err(Stop::Violation(format!("a row beyond its batch: {row:?}")));
-                }
-            }
-            items.extend(batch);
-            self.rest().await;
-        }
-        *kept = rng.random_bool(0.7).then_some(client);
-        if rng.random_bool(0.1) {
-            self.shared.count("task run twice");
-            return Err(Stop::Again);
-        }
-        Ok(items)
-    }
-
     /// The driver's process may die between any two steps.
-    fn die_now_and_then(&self, rng: &mut StdRng) -> Result<(), Stop> {
+    pub(super) fn die_now_and_then(&self, rng: &mut StdRng) -> Result<(), Stop> {
         if rng.random_bool(0.05) {
             self.shared.count("driver died");
             return Err(Stop::Again);
@@ -347,7 +269,7 @@ impl Process {
     }
 
     /// What a failure of the planner means.
-    fn planning(&self, error: PlannerError) -> Stop {
+    pub(super) fn planning(&self, error: PlannerError) -> Stop {
         match error {
             PlannerError::Cluster(error) => Stop::Opening(error),
             // Planned again from what is written down.

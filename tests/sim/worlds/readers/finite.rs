@@ -1,6 +1,7 @@
 //! Streams with an end, one after the other.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::time::Duration;
 
 use dcp_consumer::{ChangeStream, End, ErrorKind, Start, StreamOptions};
@@ -18,7 +19,7 @@ use crate::storage::Pair;
 
 impl Process {
     /// Reads up to some end, from what was stored, from something older, or from the beginning.
-    pub(super) async fn read_finite(&self, rng: &mut StdRng) -> Result<(), Stop> {
+    pub(super) async fn read_finite(self: &Rc<Self>, rng: &mut StdRng) -> Result<(), Stop> {
         let stored = match rng.random_range(0..10) {
             0 => None,
             1 | 2 => self.storage.borrow().any(rng).cloned(),
@@ -51,7 +52,11 @@ impl Process {
     }
 
     /// What a job has that goes on from the same place is the cluster's history too.
-    async fn check_read_once(&self, wanted: &Wanted, rng: &mut StdRng) -> Result<(), Stop> {
+    async fn check_read_once(
+        self: &Rc<Self>,
+        wanted: &Wanted,
+        rng: &mut StdRng,
+    ) -> Result<(), Stop> {
         let branches = self.shared.world.borrow().branches();
         let table = match Box::pin(self.read_once(wanted, rng)).await {
             Ok(table) => table,
@@ -189,17 +194,12 @@ impl Process {
     /// ask for need not be passed over: a server ends a filtered stream with its newest change.
     fn is_left(&self, vbid: Vbid, at: &Position) -> bool {
         let world = self.shared.world.borrow();
-        let wanted = |id: u32| match (&*self.ids.borrow(), self.plan.filter) {
-            (Some(ids), _) => ids.contains(&id),
-            (None, FilterPlan::Scope) => {
-                world.collections.get(&id).is_some_and(|of| of.scope == "shop")
-            }
-            _ => true,
-        };
         let is_left = |seqno: Seqno| seqno > at.seqno && seqno <= at.snapshot.end;
         let newest = world.truth.newest(vbid);
         self.plan.filter == FilterPlan::All
-            || newest.iter().any(|((id, _), (seqno, _))| wanted(*id) && is_left(*seqno))
+            || newest
+                .iter()
+                .any(|((id, _), (seqno, _))| self.asks_for(&world, *id) && is_left(*seqno))
     }
 
     /// Everything at or below the ends must be there that nothing above them has replaced.

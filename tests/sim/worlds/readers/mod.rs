@@ -4,6 +4,7 @@
 mod batches;
 mod endless;
 mod finite;
+mod tasks;
 mod verdict;
 
 pub(crate) use self::batches::Log;
@@ -143,7 +144,7 @@ impl Reader {
                 seed,
             };
             self.shared.count(format!("reader {:?}", self.plan.kind));
-            self.alive.push(tokio::task::spawn_local(process.live()));
+            self.alive.push(tokio::task::spawn_local(Rc::new(process).live()));
         }
     }
 
@@ -267,7 +268,7 @@ struct Wanted {
 }
 
 impl Process {
-    async fn live(self) {
+    async fn live(self: Rc<Self>) {
         let mut rng = <StdRng as rand::SeedableRng>::seed_from_u64(self.seed);
         let mut rounds = 0;
         while !self.stops.get() {
@@ -344,6 +345,17 @@ impl Process {
         let ids = (self.plan.filter == FilterPlan::Collections).then_some(ids);
         self.ids.borrow_mut().clone_from(&ids);
         Ok((filter, ids))
+    }
+
+    /// Whether the filter asks for a collection.
+    fn asks_for(&self, world: &World, id: u32) -> bool {
+        match (&*self.ids.borrow(), self.plan.filter) {
+            (Some(ids), _) => ids.contains(&id),
+            (None, FilterPlan::Scope) => {
+                world.collections.get(&id).is_some_and(|of| of.scope == "shop")
+            }
+            _ => true,
+        }
     }
 
     /// Collections to ask for: those there are of what was asked for before. By name.
