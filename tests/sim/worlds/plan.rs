@@ -169,7 +169,9 @@ kinds! {
 }
 
 impl Kind {
-    /// Steps that take back what is on all disks.
+    /// Steps that take back what is on all disks: an operator's doing, outside of what
+    /// `persisted_only` promises, so that worlds whose micro-batches rely on it
+    /// ([`Plan::trusts_disks`]) leave them out.
     pub(crate) const BY_HAND: [Self; 4] =
         [Self::LoseTail, Self::Rewrite, Self::InterruptBackfill, Self::ForgedRollback];
 

@@ -1,5 +1,8 @@
 //! Bounded reads that follow each other, as Spark's micro-batches: a driver that plans and writes
 //! down what it planned, tasks side by side, and a process that dies between any two steps.
+//!
+//! In worlds where they read only what is persisted no vBucket is taken back by hand below that
+//! ([`Kind::BY_HAND`](crate::plan::Kind::BY_HAND)), which is outside of what that promises.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
