@@ -24,7 +24,9 @@ impl Run {
         let mut rng = StdRng::seed_from_u64(step.dice);
         let rng = &mut rng;
         self.shared.world.borrow_mut().tick();
-        let may_lose = step.kind.may_lose();
+        let restarts = [Kind::RestartCleanly, Kind::TakeNodeOut].contains(&step.kind);
+        // A node without a disk loses what it has with every restart.
+        let may_lose = step.kind.may_lose() || self.plan.ephemeral && restarts;
         self.shared.world.borrow_mut().losses += u32::from(may_lose);
         let makes_copies =
             [Kind::Rebalance, Kind::Repair, Kind::AddNode, Kind::Move, Kind::TakeNodeOut];

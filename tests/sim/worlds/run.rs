@@ -138,12 +138,15 @@ impl Run {
         self.shared.world.borrow().vault.settle();
         let producer = Arc::clone(&self.shared.world.borrow().producer);
         let broken = std::mem::take(&mut self.shared.world.borrow_mut().broken);
+        // What had no other copy is made anew.
+        self.shared.world.borrow_mut().losses += u32::from(!broken.is_empty());
         for node in broken {
             // Refused for one there is not.
             let _ = producer.restart(node, true).await;
             self.shared.world.borrow_mut().observe(true);
         }
         self.shared.world.borrow_mut().settle();
+        self.shared.world.borrow_mut().losses += u32::from(!self.plan.calm);
         self.shared.healed.set(Some(Instant::now()));
     }
 
