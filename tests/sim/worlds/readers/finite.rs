@@ -148,7 +148,7 @@ impl Process {
         }
         self.check_history(&table, &branches)?;
         let checkpoint = self.ended(wanted, &stream, &end, clamp, &given_back)?;
-        self.check_all_there(wanted, &checkpoint, &table, &end)?;
+        self.check_all_there(wanted, &checkpoint, &table, &end, clamp)?;
         let (ids, since) = (wanted.ids.clone(), 0);
         Ok(Pair { checkpoint, table, ids, since })
     }
@@ -209,6 +209,7 @@ impl Process {
         checkpoint: &Checkpoint,
         table: &Table,
         end: &End,
+        clamp: bool,
     ) -> Result<(), Stop> {
         let End::At(ends) = end else { return Ok(()) };
         let world = self.shared.world.borrow();
@@ -221,6 +222,11 @@ impl Process {
         // One that was not streamed may be on a branch that is gone.
         let start = |vbid| wanted.pair.as_ref().and_then(|pair| pair.checkpoint.position(vbid));
         ends.retain(|&vbid, _| start(vbid) != checkpoint.position(vbid));
+        for (&vbid, end) in ends.iter_mut().filter(|_| !clamp) {
+            // A filtered stream may end below the end of its snapshot, if nothing of its filter is
+            // left there.
+            *end = checkpoint.position(vbid).map_or(*end, |at| at.snapshot.end.max(*end));
+        }
         let pair = Pair {
             checkpoint: checkpoint.clone(),
             table: table.clone(),
