@@ -50,6 +50,7 @@ const REQUIRED: &[&str] = &[
     "on_rollback Emit",
     "on_rollback Raise",
     "on_rollback Resync",
+    "committed batches judged",
     "driver died",
     "given: first password",
     "given: new password",

@@ -121,6 +121,7 @@ impl Run {
         sleep(QUIET).await;
         self.check()?;
         self.compare()?;
+        self.readers.iter().try_for_each(Reader::check_ledger)?;
         self.check_accounts()?;
         self.check_calm()?;
         for reader in &mut self.readers {

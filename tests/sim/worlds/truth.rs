@@ -214,6 +214,13 @@ impl Truth {
         writes.iter().find(|write| write.cas == cas)
     }
 
+    /// Whether a row that was true has been taken back since.
+    pub(crate) fn is_lost(&self, row: &Row) -> bool {
+        let writes = self.vbuckets.get(&row.vbid).and_then(|of| of.writes.get(&row.seqno.0));
+        let mut of_row = writes.into_iter().flatten().filter(|write| write.cas == row.cas);
+        of_row.any(|write| write.fate != Fate::Held)
+    }
+
     /// The newest write of each document of a vBucket, by collection and key, as far as it surely is
     /// part of the history there is now.
     pub(crate) fn newest(&self, vbid: Vbid) -> BTreeMap<(u32, &[u8]), (Seqno, &Write)> {

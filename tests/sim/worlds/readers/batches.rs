@@ -24,7 +24,7 @@ use super::tasks::Tasks;
 use super::verdict::wanted_ids;
 use super::{Process, RETRY_TIMEOUT, Stop, Wanted};
 use crate::plan::FilterPlan;
-use crate::rows::{Table, shown};
+use crate::rows::{Item, Table, shown};
 use crate::storage::Pair;
 
 /// What is kept of micro-batches: the offsets that were written down, and the rows of batches that
@@ -37,6 +37,8 @@ pub(crate) struct Log {
     pub(crate) table: Table,
     /// Collections that the newest offsets were planned for, where the filter names any.
     ids: Option<BTreeSet<u32>>,
+    /// Of all batches that were committed, in that order.
+    rows: Vec<Item>,
 }
 
 impl Log {
@@ -45,6 +47,15 @@ impl Log {
         let offsets = self.offsets(0)?;
         let checkpoint = Checkpoint::new(offsets.bucket_uuid(), StoredFilter::default());
         Some(Pair { checkpoint, table: self.table.clone(), ids: self.ids.clone(), since: 0 })
+    }
+
+    /// The offsets that everything up to is committed.
+    pub(super) fn committed_end(&self) -> Option<Offsets> {
+        self.offsets(self.committed.checked_sub(1)?)
+    }
+
+    pub(super) fn rows(&self) -> &[Item] {
+        &self.rows
     }
 
     /// Offsets that were written down, of a batch or of the beginning.
@@ -228,6 +239,7 @@ impl Process {
         }
         let told = format!("reader {}: batch {}", self.plan.number, log.committed);
         self.shared.trace.add(format!("{told}, {} rows, to {end:?}", items.len()));
+        log.rows.extend(items);
         log.committed += 1;
         self.storage.borrow_mut().batches = log;
         self.shared.count("micro-batch committed");

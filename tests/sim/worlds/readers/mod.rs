@@ -4,6 +4,7 @@
 mod batches;
 mod endless;
 mod finite;
+mod ledger;
 mod tasks;
 mod verdict;
 
