@@ -17,8 +17,6 @@ use crate::report::Report;
 use crate::trace::Trace;
 use crate::world::World;
 
-/// Simulated time in which everything must have arrived once all faults are over.
-const PATIENCE: Duration = Duration::from_secs(300);
 /// Time without events after which all is quiet.
 const QUIET: Duration = Duration::from_secs(20);
 /// Simulated time in which a write must have arrived where nothing is broken any more: a dead
@@ -109,15 +107,16 @@ impl Run {
             self.check()?;
         }
         self.heal().await;
-        self.arrive(PATIENCE).await?;
+        self.arrive(Reader::patience).await?;
         for reader in &mut self.readers {
-            reader.finish(PATIENCE).await?;
+            let patience = reader.patience();
+            reader.finish(patience).await?;
         }
         // Where nothing is broken what is written arrives soon, whatever happened before.
         let mut rng = <rand::rngs::StdRng as rand::SeedableRng>::seed_from_u64(!self.plan.seed);
         self.shared.world.borrow_mut().write(20, 24, &mut rng);
         self.shared.world.borrow_mut().write_system(4, &mut rng);
-        self.arrive(SOON).await?;
+        self.arrive(|_| SOON).await?;
         sleep(QUIET).await;
         self.check()?;
         self.compare()?;
@@ -126,7 +125,9 @@ impl Run {
         self.check_calm()?;
         for reader in &mut self.readers {
             reader.kill().await;
-            reader.read_all(PATIENCE).await?;
+            // From the beginning, and from what was stored.
+            let patience = reader.patience() * 2;
+            reader.read_all(patience).await?;
         }
         self.check()
     }
@@ -162,18 +163,41 @@ impl Run {
         self.shared.world.borrow_mut().truth.broken.take().map_or(Ok(()), Err)
     }
 
-    /// Waits until every reader has what the cluster has.
-    async fn arrive(&self, patience: Duration) -> Result<(), String> {
+    /// Waits until every reader has what the cluster has, each as long as it may take.
+    async fn arrive(&self, patience: impl Fn(&Reader) -> Duration) -> Result<(), String> {
         let begin = Instant::now();
-        while let Err(wrong) = self.compare() {
+        let mut there = vec![false; self.readers.len()];
+        // All at the same time: one may begin anew that had arrived.
+        loop {
             self.check()?;
-            if begin.elapsed() > patience {
-                return Err(format!("{:?} after the last fault: {wrong}", begin.elapsed()));
+            let mut is_late = false;
+            for (reader, was_there) in self.readers.iter().zip(&mut there) {
+                let (took, may_take) = (begin.elapsed(), patience(reader));
+                match reader.compare() {
+                    Ok(()) if *was_there => {}
+                    Ok(()) => {
+                        *was_there = true;
+                        self.count_arrival(took, may_take);
+                    }
+                    Err(wrong) if took > may_take => {
+                        return Err(format!("{took:?} after the last fault: {wrong}"));
+                    }
+                    Err(_) => is_late = true,
+                }
+            }
+            if !is_late {
+                break;
             }
             sleep(Duration::from_millis(200)).await;
         }
         self.shared.trace.add("everything has arrived");
         self.check()
+    }
+
+    /// Counts by how much of its time a reader took, so that a bound that is too wide is seen.
+    fn count_arrival(&self, took: Duration, may_take: Duration) {
+        let tenth = (took.as_secs_f64() / may_take.as_secs_f64() * 10.0).floor();
+        self.shared.count(format!("arrived in {}0 % of its time", tenth + 1.0));
     }
 
     fn compare(&self) -> Result<(), String> {

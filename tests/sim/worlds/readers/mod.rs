@@ -44,6 +44,15 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest packet a world sends.
 const MAX_PACKET: u64 = 8 * 1024;
 
+/// A new process, and what else takes a moment.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// Longest wait between two attempts at the same thing.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
+
+/// Longest time a node may take to say what is on disk.
+const LONGEST_QUESTION: Duration = Duration::from_secs(10);
+
 /// What all of one world share.
 #[derive(Clone)]
 pub(crate) struct Shared {
@@ -187,6 +196,27 @@ impl Reader {
         }
         self.alive.clear();
         Ok(())
+    }
+
+    /// How long after the last fault it may take until it has everything.
+    pub(crate) fn patience(&self) -> Duration {
+        let plan = &self.plan;
+        // Whatever is outstanding may be outstanding on a connection that is dead without a word,
+        // which is known after two noop intervals. An attempt to connect may be on its way to such
+        // a one then, and the next one waits.
+        let connected = plan.noop_interval * 2 + CONNECT_TIMEOUT + LONGEST_BACKOFF;
+        // What is on disk is asked for apart, on connections of its own.
+        let told = if plan.persisted_only { LONGEST_QUESTION + LONGEST_BACKOFF } else { SETTLE };
+        // A reader takes at most a window's half at a time, and rests after it.
+        let rows = self.shared.world.borrow().truth.writes();
+        let batches = rows / u64::try_from(plan.batch.max_rows).map_or(8, |rows| rows.min(8)) + 8;
+        let pace = Duration::from_millis(plan.slowness * batches);
+        // Micro-batches of a few seqnos, whose driver may die.
+        let rounds = match plan.kind {
+            ReaderKind::Batches => Duration::from_secs(30),
+            _ => Duration::ZERO,
+        };
+        connected + told + pace + rounds
     }
 
     /// Whether what it has stored is what the cluster has.
