@@ -71,6 +71,7 @@ impl Run {
             Kind::InterruptBackfill => self.interrupt_backfill(rng).await,
             Kind::PurgeWhileAway => self.purge_while_away(rng).await,
             Kind::ChangePassword => self.change_password(rng),
+            Kind::Quiet => self.be_quiet(rng),
             Kind::StateChangedAndClosed => self.change_state_and_close(rng).await,
             _ if self.break_link(step.kind, rng) => String::new(),
             _ => self.misbehave(step.kind, rng),
@@ -318,6 +319,16 @@ impl Run {
             _ => {}
         }
         reader.start();
+        format!("{reader}")
+    }
+
+    /// Something is written that some reader does not take, and nothing moves any more.
+    fn be_quiet(&self, rng: &mut StdRng) -> String {
+        let Some(reader) = self.readers.get(rng.random_range(0..self.readers.len().max(1))) else {
+            return "nobody reads".to_owned();
+        };
+        reader.pause(Duration::from_secs(30));
+        self.shared.world.borrow_mut().write(rng.random_range(10..30), 24, rng);
         format!("{reader}")
     }
 

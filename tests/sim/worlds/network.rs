@@ -1,6 +1,7 @@
 //! The network between clients and cluster: it delays, cuts, starves and freezes connections as it
 //! is told, counts what flow control counts, and hashes every byte that passes.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::Hasher;
 use std::io;
@@ -40,6 +41,10 @@ pub(crate) struct Network {
     events: Mutex<DefaultHasher>,
     /// What must not be, as the network has seen it.
     wrong: Mutex<Option<String>>,
+    /// When the last connection of each client was over.
+    over: Mutex<BTreeMap<u64, Instant>>,
+    /// Length of the longest packet that came to a client.
+    longest: AtomicU64,
     pub(crate) steps: Steps,
 }
 
@@ -74,6 +79,8 @@ impl Network {
             begin: Instant::now(),
             events: Mutex::default(),
             wrong: Mutex::default(),
+            over: Mutex::default(),
+            longest: AtomicU64::default(),
             steps: Steps::default(),
         })
     }
@@ -100,8 +107,15 @@ impl Network {
 
     /// Connections that are open.
     pub(crate) fn links(&self) -> Vec<Arc<Link>> {
+        let mut links = self.all_links();
+        links.retain(|link| !link.cut.is_cancelled());
+        links
+    }
+
+    /// The same with those whose ends may not know yet that they are cut.
+    fn all_links(&self) -> Vec<Arc<Link>> {
         let mut links = self.links.lock().unwrap();
-        links.retain(|link| link.upgrade().is_some_and(|link| !link.cut.is_cancelled()));
+        links.retain(|link| link.strong_count() > 0);
         links.iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -182,6 +196,27 @@ impl Network {
         of_client.map(|link| link.account.lock().unwrap().outstanding()).sum()
     }
 
+    /// Whether a client has connections, nothing that flow control counts has moved on them for a
+    /// while, and none was cut or is dead without a word.
+    pub(crate) fn is_still(&self, client: u64, lasts: Duration) -> bool {
+        let is_old = |at: Instant| at.elapsed() > lasts;
+        let mut links = self.all_links();
+        links.retain(|link| link.client == client);
+        let mut of_client = links.iter();
+        !links.is_empty()
+            && self.over.lock().unwrap().get(&client).copied().is_none_or(is_old)
+            && of_client.all(|link| {
+                let moved = link.account.lock().unwrap().moved();
+                let is_gone = link.cut.is_cancelled() || link.frozen.load(Ordering::Relaxed);
+                !is_gone && moved.is_none_or(is_old)
+            })
+    }
+
+    /// Length of the longest packet that has come to a client.
+    pub(crate) fn longest(&self) -> u64 {
+        self.longest.load(Ordering::Relaxed)
+    }
+
     fn connect(
         self: &Arc<Self>,
         address: SocketAddr,
@@ -239,6 +274,7 @@ impl Pump {
             let _ = to.shutdown().await;
         }
         cut.cancel();
+        self.network.over.lock().unwrap().insert(self.link.client, Instant::now());
     }
 
     async fn carry(
@@ -298,6 +334,9 @@ impl Pump {
         let mut account = self.link.account.lock().unwrap();
         for packet in self.packets.follow(bytes) {
             trace::packet(self.link.number, self.is_down, &packet);
+            if self.is_down {
+                self.network.longest.fetch_max(packet.len() as u64, Ordering::Relaxed);
+            }
             if let Err(wrong) = account.count(self.is_down, &packet) {
                 let wrong = format!("on connection {}: {wrong}", self.link.number);
                 self.network.wrong.lock().unwrap().get_or_insert(wrong);

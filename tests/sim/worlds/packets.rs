@@ -2,6 +2,8 @@
 //!
 //! Read by their layout, without the decoders and the accounts of either side.
 
+use tokio::time::Instant;
+
 /// Length of a header.
 const HEADER: usize = 24;
 /// Of a request, from either side; with framing extras.
@@ -56,6 +58,8 @@ impl Packets {
 pub(crate) struct Account {
     sent: u64,
     acknowledged: u64,
+    /// When either did last.
+    moved: Option<Instant>,
 }
 
 impl Account {
@@ -67,16 +71,23 @@ impl Account {
         }
         if is_down && COUNTED.contains(opcode) {
             self.sent += packet.len() as u64;
+            self.moved = Some(Instant::now());
         }
         if !is_down && *opcode == BUFFER_ACK {
             let bytes = packet.get(HEADER..HEADER + 4).and_then(|bytes| bytes.try_into().ok());
+            self.moved = Some(Instant::now());
             self.acknowledged += bytes.map_or(0, u32::from_be_bytes) as u64;
             if self.acknowledged > self.sent {
-                let Self { sent, acknowledged } = self;
+                let Self { sent, acknowledged, .. } = self;
                 return Err(format!("{acknowledged} bytes acknowledged of {sent} sent"));
             }
         }
         Ok(())
+    }
+
+    /// When it was last counted to.
+    pub(crate) fn moved(&self) -> Option<Instant> {
+        self.moved
     }
 
     /// Bytes not acknowledged.

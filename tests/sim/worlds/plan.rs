@@ -7,8 +7,8 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-/// Tells the dice for changes of the password from those for everything else.
-const PASSWORDS: u64 = 0x7061_7373_776f_7264;
+/// Tells the dice for what was added later from those for everything else.
+const APART: u64 = 0x7061_7373_776f_7264;
 
 /// Everything a world is made of.
 #[derive(Clone, Debug)]
@@ -164,8 +164,9 @@ kinds! {
     OldCheckpoint 3 true,
     LoseCheckpoint 2 true,
     PauseReader 3 true,
-    // Not drawn with the others: see `add_password_changes`.
+    // Not drawn with the others: see `add_apart`.
     ChangePassword 0 true,
+    Quiet 0 true,
 }
 
 impl Kind {
@@ -238,21 +239,24 @@ impl Plan {
             readers,
             steps: (0..rng.random_range(8..50)).map(|_| step(rng)).collect(),
         };
-        plan.add_password_changes();
+        plan.add_apart();
         plan
     }
 
-    /// Lets the password change in some worlds. Drawn apart, so that what else a seed amounts to
-    /// stays what it was.
-    fn add_password_changes(&mut self) {
-        let rng = &mut StdRng::seed_from_u64(self.seed ^ PASSWORDS);
-        if !rng.random_bool(0.2) {
-            return;
-        }
-        for _ in 0..rng.random_range(1..=2) {
-            let pause = Duration::from_millis(rng.random_range(0..20_000));
-            let step = Step { kind: Kind::ChangePassword, dice: rng.random(), pause };
-            self.steps.insert(rng.random_range(0..=self.steps.len()), step);
+    /// Lets the password change in some worlds, and some be quiet for a while. Drawn apart, so that
+    /// what else a seed amounts to stays what it was.
+    fn add_apart(&mut self) {
+        let rng = &mut StdRng::seed_from_u64(self.seed ^ APART);
+        let passwords = if rng.random_bool(0.2) { rng.random_range(1..=2) } else { 0 };
+        let quiet = u32::from(rng.random_bool(0.25));
+        let kinds =
+            [(Kind::ChangePassword, passwords, 0..20_000), (Kind::Quiet, quiet, 8000..20_000)];
+        for (kind, times, pause) in kinds {
+            for _ in 0..times {
+                let pause = Duration::from_millis(rng.random_range(pause.clone()));
+                let step = Step { kind, dice: rng.random(), pause };
+                self.steps.insert(rng.random_range(0..=self.steps.len()), step);
+            }
         }
     }
 

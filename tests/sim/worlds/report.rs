@@ -13,6 +13,9 @@ pub(crate) struct Report {
 
 /// What has to occur besides every kind of step, over all worlds of a run.
 const REQUIRED: &[&str] = &[
+    "accounts agree",
+    "accounts agree on bytes held",
+    "accounts even",
     "all below an end is there",
     "all of a task is there",
     "attempts agree",

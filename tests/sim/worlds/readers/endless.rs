@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dcp_consumer::{AckToken, ChangeStream, Delivered, End, Start, StreamEvent, StreamOptions};
+use dcp_consumer::{AckToken, Delivered, End, Start, StreamOptions};
 use dcp_proto::checkpoint::Checkpoint;
 use rand::Rng;
 use rand::rngs::StdRng;
 use tokio::time::{sleep, timeout};
 
+use super::watched::Watched;
 use super::{Process, Stop, Wanted};
 use crate::plan::ReaderKind;
 use crate::rows::{Item, Rows, Table};
@@ -38,8 +39,8 @@ impl Process {
             since = self.shared.world.borrow().truth.writes();
         }
         let table = wanted.pair.as_ref().map(|pair| pair.table.clone()).unwrap_or_default();
-        let mut reading =
-            Reading { process: self, wanted, stream, table, since, received: Received::default() };
+        let (watched, received) = (Watched::new(self, stream), Received::default());
+        let mut reading = Reading { process: self, wanted, watched, table, since, received };
         if begins_now {
             // The place it began is worth keeping before anything has come.
             reading.store()?;
@@ -52,7 +53,7 @@ impl Process {
 struct Reading<'a> {
     process: &'a Process,
     wanted: Wanted,
-    stream: ChangeStream<Vec<Item>>,
+    watched: Watched,
     table: Table,
     since: u64,
     received: Received,
@@ -64,11 +65,11 @@ impl Reading<'_> {
         let vault = Arc::clone(&self.process.shared.world.borrow().vault);
         let mut passwords = vault.changes();
         loop {
-            self.process.rest().await;
+            self.watched.rest(self.process).await?;
             let patience = Duration::from_millis(rng.random_range(1..300));
-            let next = timeout(patience, self.stream.next()).await;
+            let next = timeout(patience, self.watched.stream.next()).await;
             let is_idle = next.is_err();
-            self.watch()?;
+            self.watched.look()?;
             match next {
                 Ok(Some(delivered)) => {
                     let Delivered { batch, token, .. } = delivered.map_err(Stop::Running)?;
@@ -85,7 +86,7 @@ impl Reading<'_> {
                 Err(_) => {}
             }
             while let Some(token) = self.received.acknowledge(is_idle, rng) {
-                self.stream.ack(token).map_err(Stop::Running)?;
+                self.watched.stream.ack(token).map_err(Stop::Running)?;
             }
             if is_idle || rng.random_bool(plan.commits) {
                 self.store()?;
@@ -97,46 +98,10 @@ impl Reading<'_> {
     }
 
     fn store(&mut self) -> Result<(), Stop> {
-        let checkpoint = self.stream.checkpoint();
+        let checkpoint = self.watched.stream.checkpoint();
         self.received.settle(&checkpoint, &mut self.table).map_err(Stop::Violation)?;
         let (table, ids, since) = (self.table.clone(), self.wanted.ids.clone(), self.since);
         self.process.storage.borrow_mut().store(Pair { checkpoint, table, ids, since });
-        Ok(())
-    }
-
-    /// Looks at what the stream says of itself.
-    fn watch(&self) -> Result<(), Stop> {
-        self.process.watch(&self.stream)
-    }
-}
-
-impl Process {
-    /// Counts what a stream says has happened, and looks at its bounds.
-    pub(super) fn watch(&self, stream: &ChangeStream<Vec<Item>>) -> Result<(), Stop> {
-        for event in stream.take_events() {
-            let text = format!("{event:?}");
-            self.shared.network.event(text.as_bytes());
-            if !matches!(event, StreamEvent::Opened { .. }) {
-                self.shared.trace.add(format!("reader {}: {text}", self.plan.number));
-            }
-            let name = text.split([' ', '(']).next().unwrap_or_default();
-            self.shared.count(format!("event {name}"));
-        }
-        for vbucket in stream.vbucket_stats() {
-            self.shared.count(format!("state {:?}", vbucket.state));
-        }
-        let stats = stream.stats();
-        // A window for each connection, and one document more.
-        let most = (stats.connections as u64 + 1)
-            * (u64::from(StreamOptions::MIN_BUFFER_SIZE) + super::MAX_PACKET);
-        if stats.buffered_bytes > most {
-            let wrong =
-                format!("{} bytes are buffered, at most {most} may be", stats.buffered_bytes);
-            return Err(Stop::Violation(wrong));
-        }
-        if stats.unpersisted_rows > 0 {
-            self.shared.count("rows held for persistence");
-        }
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 use tokio::time::sleep;
 
+use super::watched::Watched;
 use super::{Process, Stop, Wanted, compare, compare_up_to};
 use crate::plan::FilterPlan;
 use crate::rows::{Item, Rows, Table};
@@ -124,14 +125,13 @@ impl Process {
         let options = StreamOptions { start, end: end.clone(), clamp, ..wanted.options.clone() };
         let branches = self.shared.world.borrow().branches();
         let opening = Box::pin(wanted.client.stream(options, Rows::default));
-        let mut stream = self.unless_cancelled(opening, rng).await?.map_err(Stop::Opening)?;
+        let stream = self.unless_cancelled(opening, rng).await?.map_err(Stop::Opening)?;
         if !self.is_current(wanted) {
             return Err(Stop::Again);
         }
+        let mut watched = Watched::new(self, stream);
         let mut given_back = BTreeSet::new();
-        while let Some(delivered) = stream.next().await {
-            let delivered = delivered.map_err(Stop::Running)?;
-            self.watch(&stream)?;
+        while let Some(delivered) = watched.next().await? {
             self.check(&delivered.batch, wanted)?;
             for item in &delivered.batch {
                 table.apply(item).map_err(Stop::Violation)?;
@@ -141,13 +141,13 @@ impl Process {
                 check_within(item, &end, clamp).map_err(Stop::Violation)?;
             }
             if self.plan.manual {
-                stream.ack(delivered.token).map_err(Stop::Running)?;
+                watched.stream.ack(delivered.token).map_err(Stop::Running)?;
             }
-            self.rest().await;
+            watched.rest(self).await?;
             sleep(Duration::from_millis(rng.random_range(0..=self.plan.slowness))).await;
         }
         self.check_history(&table, &branches)?;
-        let checkpoint = self.ended(wanted, &stream, &end, clamp, &given_back)?;
+        let checkpoint = self.ended(wanted, &watched.stream, &end, clamp, &given_back)?;
         self.check_all_there(wanted, &checkpoint, &table, &end, clamp)?;
         let (ids, since) = (wanted.ids.clone(), 0);
         Ok(Pair { checkpoint, table, ids, since })

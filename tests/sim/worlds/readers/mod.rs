@@ -7,9 +7,11 @@ mod finite;
 mod ledger;
 mod tasks;
 mod verdict;
+mod watched;
 
 pub(crate) use self::batches::Log;
 use self::verdict::{compare, compare_up_to};
+use self::watched::Streams;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,9 +43,6 @@ const RETRY_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Longest time a client may take to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Longest packet a world sends.
-const MAX_PACKET: u64 = 8 * 1024;
-
 /// A new process, and what else takes a moment.
 const SETTLE: Duration = Duration::from_secs(5);
 
@@ -65,6 +64,7 @@ pub(crate) struct Shared {
     damages_packets: bool,
     clients: Rc<RefCell<BTreeMap<u64, (Client, u32)>>>,
     connected: Rc<Cell<u64>>,
+    pub(crate) streams: Rc<RefCell<Streams>>,
     /// All faults are over.
     pub(crate) healed: Rc<Cell<Option<Instant>>>,
 }
@@ -86,6 +86,7 @@ impl Shared {
             report: Rc::default(),
             clients: Rc::default(),
             connected: Rc::default(),
+            streams: Rc::default(),
             healed: Rc::default(),
         }
     }
@@ -464,12 +465,14 @@ impl Process {
 
     /// Waits until a pause is over.
     async fn rest(&self) {
-        while let Some(until) = self.paused_until.get()
-            && until > Instant::now()
-            && self.shared.healed.get().is_none()
-        {
+        while self.is_paused() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    fn is_paused(&self) -> bool {
+        let until = self.paused_until.get();
+        until.is_some_and(|until| until > Instant::now()) && self.shared.healed.get().is_none()
     }
 
     /// Looks at what was received: all of it must be true.

@@ -17,6 +17,7 @@ use rand::{Rng, SeedableRng};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use super::watched::Watched;
 use super::{Process, Stop};
 use crate::rows::{Item, Rows};
 
@@ -134,17 +135,16 @@ impl Task {
         let kept = jobs.kept.borrow_mut().pop();
         let opened =
             open::<Rows, _>(&jobs.connect, kept, &self.partition, &jobs.base, |_| Rows::default);
-        let (client, mut stream) =
-            Box::pin(opened).await.map_err(|error| process.planning(error))?;
-        while let Some(delivered) = stream.next().await {
-            let batch = delivered.map_err(Stop::Running)?.batch;
-            process.watch(&stream)?;
+        let (client, stream) = Box::pin(opened).await.map_err(|error| process.planning(error))?;
+        let mut watched = Watched::new(process, stream);
+        while let Some(delivered) = watched.next().await? {
+            let batch = delivered.batch;
             // One that nothing follows reads what is not on disk, too.
             let persisted_only = process.plan.persisted_only && self.partition.is_followed;
             let ids = process.ids.borrow().clone();
             process.check_items(&batch, client.bucket_uuid(), ids.as_ref(), persisted_only)?;
             items.extend(batch);
-            process.rest().await;
+            watched.rest(process).await?;
         }
         self.check_range(&items)?;
         if rng.random_bool(0.7) {
