@@ -181,9 +181,9 @@ impl Task {
         let mut newest = BTreeMap::new();
         for item in items {
             let Item::Change(row) = item else { continue };
-            let is_within = |seqno: Seqno, to: Seqno| seqno <= to || !self.partition.is_followed;
-            let is_of = |of: &PartitionRange| row.seqno > of.from && is_within(row.seqno, of.to);
-            if !ranges.get(&row.vbid).is_some_and(is_of) {
+            let is_of = |of: &PartitionRange| row.seqno > of.from && row.seqno <= of.to;
+            // One that nothing follows goes on to the end of its snapshot, and back by itself.
+            if self.partition.is_followed && !ranges.get(&row.vbid).is_some_and(is_of) {
                 return Err(Stop::Violation(format!("a row outside of its task: {row:?}")));
             }
             newest.insert((row.vbid, row.collection, row.key.as_slice()), row.seqno);
