@@ -65,7 +65,7 @@ impl<'a> DocKey<'a> {
     /// # Errors
     /// [`DecodeError::InvalidField`] for a reserved collection, an empty or over-long key, or a
     /// malformed prefix.
-    #[inline]
+    #[inline(always)]
     pub fn decode(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         let (id, key) = leb128::decode(bytes)?;
         let collection_id = CollectionId(id);

@@ -10,7 +10,7 @@ pub const MAX_LEN: usize = 5;
 /// # Errors
 /// [`DecodeError::InvalidField`] for a form that is not canonical or does not end within five
 /// bytes, [`DecodeError::UnexpectedEnd`] if `input` ends inside the number.
-#[inline]
+#[inline(always)]
 pub fn decode(input: &[u8]) -> Result<(u32, &[u8]), DecodeError> {
     // Nearly every key lies in the default collection or one with a small id.
     if let Some((&first, rest)) = input.split_first()
