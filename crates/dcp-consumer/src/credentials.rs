@@ -58,7 +58,7 @@ pub type CredentialsError = Box<dyn StdError + Send + Sync + 'static>;
 /// It is called on a thread of its own and may block, as for a request to a vault; calls may come
 /// from several threads at once. A connection waits for
 /// [`connect_timeout`](crate::ConnectOptions::connect_timeout) at most. With a
-/// [`Dial::seed`](crate::Dial::seed) it is called in place and must not block.
+/// [`Dial::seed`] it is called in place and must not block.
 pub trait ProvideCredentials: Send + Sync {
     /// The credentials for one connection.
     ///
