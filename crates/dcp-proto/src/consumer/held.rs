@@ -50,7 +50,8 @@ impl Connection {
             return;
         }
         stream.gate.open_to = seqno;
-        if stream.gate.has_passed() {
+        // Told again and again while the application takes nothing, it stands there once.
+        if stream.gate.has_passed() && !self.passed.contains(&vbid) {
             self.passed.push_back(vbid);
         }
         if stream.state == State::Settling && stream.is_settled() {
