@@ -19,7 +19,7 @@ use tokio::time::sleep;
 
 use super::watched::Watched;
 use super::{Process, Stop};
-use crate::rows::{Item, Rows};
+use crate::rows::{Item, Row, Rows};
 
 /// Failures of one task after which its batch fails.
 const FAILURES: usize = 3;
@@ -214,7 +214,8 @@ impl Task {
     }
 
     /// Two attempts have read the same. Where one saw a version that has been replaced above the
-    /// task's end meanwhile, the other need not have; what both have must agree.
+    /// task's end meanwhile, the other need not have; what both have must agree. Attempts before and
+    /// after a failover may read two branches, and must agree where they name the same one.
     fn compare(&self, first: &[Item], second: &[Item]) -> Result<(), Stop> {
         if !self.partition.is_followed {
             // One that nothing follows goes back to another history by itself.
@@ -228,7 +229,10 @@ impl Task {
             rows.collect()
         };
         let (first, second) = (rows(first), rows(second));
-        let off = first.iter().find(|(at, row)| second.get(at).is_some_and(|other| other != *row));
+        let is_lost = self.jobs.process.shared.world.borrow().losses != self.losses;
+        let differs =
+            |row: &Row, other: &Row| row != other && (!is_lost || row.vbuuid == other.vbuuid);
+        let off = first.iter().find(|(at, row)| second.get(at).is_some_and(|of| differs(row, of)));
         if let Some((at, row)) = off {
             let wrong = format!("two attempts differ: {row:?}, {:?}", second.get(at));
             return Err(Stop::Violation(wrong));
