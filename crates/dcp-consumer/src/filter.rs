@@ -26,6 +26,7 @@ fn ids(filter: &Filter, manifest: &Manifest) -> Result<StreamFilter, Error> {
             Some(scope) => Ok(StreamFilter::Scope(scope.id)),
             None => Err(config(format!("there is no scope '{name}' in the bucket"))),
         },
+        Filter::Ids(ids) => Ok(ids.clone()),
         Filter::Collections(names) if names.is_empty() => {
             Err(config("the filter names no collection: name one, or stream the bucket".to_owned()))
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use dcp_proto::Position;
 use dcp_proto::checkpoint::Checkpoint;
+use dcp_proto::consumer::StreamFilter;
 use dcp_wire::{Seqno, Vbid};
 
 use crate::{Error, ErrorKind};
@@ -68,6 +69,8 @@ pub enum Filter {
     Scope(String),
     /// Those of these collections, each as `scope.collection`.
     Collections(Vec<String>),
+    /// By ids, as positions store it: what was dropped since is left out.
+    Ids(StreamFilter),
 }
 
 /// When a batch is handed over.

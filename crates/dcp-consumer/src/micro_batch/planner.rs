@@ -220,7 +220,7 @@ impl Planner {
     async fn try_end(&mut self, start: &Start, limits: &Limits) -> Result<Offsets, PlannerError> {
         let limits = self.possible(limits);
         self.look(limits.persisted_only && !limits.is_last).await?;
-        let start = &self.fitted(start)?;
+        let start = &self.fitted(start, &self.filter)?;
         let observed = self.consult(start, &limits).await?;
         if let Some(until) = &limits.until {
             until.check(&self.bucket_uuid, self.num_vbuckets.into())?;
@@ -244,14 +244,18 @@ impl Planner {
         if self.link.is_none() || !self.planned.as_ref().is_some_and(is_planned) {
             self.look(limits.persisted_only && !limits.is_last).await?;
         }
-        let (start, end) = (&self.fitted(start)?, &self.fitted_offsets(end)?);
+        // What was planned is read as it was planned, though only a part of it be asked for by now:
+        // the end says that all of it was read.
+        let filter = end.filter().unwrap_or(&self.filter).clone();
+        let start = &self.fitted(start, &filter)?;
+        let end = &self.fitted_offsets(end, &self.filter)?;
         let observed = self.consult(start, &limits).await?;
         let located = self.locate(plan_ranges(start, end, &observed, &limits)?)?;
         let nodes = located.iter().map(|each| &each.node).collect::<BTreeSet<_>>().len();
         let per_node = if limits.is_last { LAST_TASKS_PER_NODE } else { 1 };
         let like = Partition {
             node: String::new(),
-            start: Checkpoint::new(&self.bucket_uuid, self.filter.clone()),
+            start: Checkpoint::new(&self.bucket_uuid, filter),
             ends: BTreeMap::new(),
             rolled_back: Vec::new(),
             is_followed: !limits.is_last,
@@ -269,9 +273,13 @@ impl Planner {
         Limits { persisted_only, ..limits.clone() }
     }
 
-    fn fitted_offsets(&self, offsets: &Offsets) -> Result<Offsets, PlannerError> {
+    fn fitted_offsets(
+        &self,
+        offsets: &Offsets,
+        filter: &StoredFilter,
+    ) -> Result<Offsets, PlannerError> {
         let (uuid, num_vbuckets) = (&self.bucket_uuid, self.num_vbuckets.into());
-        Ok(offsets.clone().narrowed_to(uuid, num_vbuckets, &self.filter, &self.manifest())?)
+        Ok(offsets.clone().narrowed_to(uuid, num_vbuckets, filter, &self.manifest())?)
     }
 
     /// The newest manifest known.
@@ -279,13 +287,14 @@ impl Planner {
         self.link.as_ref().map(|link| link.client.manifest()).unwrap_or_default()
     }
 
-    /// A start as one with the filter of this planner, if it is good for that.
-    fn fitted(&self, start: &Start) -> Result<Start, PlannerError> {
+    /// A start as one with this filter, if it is good for that.
+    fn fitted(&self, start: &Start, filter: &StoredFilter) -> Result<Start, PlannerError> {
         match start {
-            Start::Offsets(offsets) => Ok(self.fitted_offsets(offsets)?.into()),
+            Start::Offsets(offsets) => Ok(self.fitted_offsets(offsets, filter)?.into()),
             Start::Checkpoint { checkpoint, .. } => {
-                let (uuid, filter) = (&self.bucket_uuid, &self.filter);
-                Ok(self.start_at(checkpoint.narrowed_to(uuid, filter, &self.manifest())?))
+                let manifest = self.manifest();
+                let checkpoint = checkpoint.narrowed_to(&self.bucket_uuid, filter, &manifest)?;
+                Ok(Start::checkpoint(checkpoint, filter.clone(), self.num_vbuckets))
             }
         }
     }

@@ -6,12 +6,14 @@ use tokio::time::Instant;
 
 use super::PlannerError;
 use super::planner::pause;
-use crate::{ChangeStream, Client, ConnectOptions, End, OnRollback, Start, StreamOptions};
+use crate::{ChangeStream, Client, ConnectOptions, End, Filter, OnRollback, Start, StreamOptions};
 
-/// The options of a partition's stream; what a row holds is as in `base`.
+/// The options of a partition's stream; what a row holds is as in `base`, and what is read as it was
+/// planned.
 #[must_use]
 pub fn stream_options(partition: &Partition, base: StreamOptions) -> StreamOptions {
     let (start, ends) = partition.to_stream();
+    let filter = start.filter().cloned().unwrap_or_default();
     let persisted_only = partition.is_followed && partition.persisted_only;
     let on_rollback = match partition.on_rollback {
         _ if partition.is_followed => OnRollback::Raise,
@@ -21,6 +23,8 @@ pub fn stream_options(partition: &Partition, base: StreamOptions) -> StreamOptio
     };
     StreamOptions {
         start: Start::Checkpoint(start),
+        filter: Filter::Ids(filter.documents().clone()),
+        system_documents: filter.system_documents(),
         vbuckets: Some(ends.keys().copied().collect()),
         end: End::At(ends),
         end_exists: true,
