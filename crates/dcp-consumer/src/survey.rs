@@ -172,15 +172,23 @@ impl Survey {
         self.connections.into_values().collect()
     }
 
-    /// Connects to the nodes of these vBuckets, as far as there are any.
+    /// Connects to the nodes of these vBuckets, as far as there are any, and to some other one if
+    /// there is none: the manifest is a node's then, and not what was known long ago.
     ///
     /// # Errors
     /// [`Error`] of a node that cannot be reached before the deadline.
     pub(crate) async fn connect(&mut self, vbids: &BTreeSet<Vbid>) -> Result<(), Error> {
+        if self.placed(vbids).is_empty() {
+            self.find_out_who_is_left().await?;
+        }
+        self.ask(&self.placed(vbids), Nothing).await.map(drop)
+    }
+
+    /// Those of these vBuckets that the map places on a node.
+    fn placed(&self, vbids: &BTreeSet<Vbid>) -> BTreeSet<Vbid> {
         let by_address = self.bucket.by_address(vbids.iter().copied());
         let placed = by_address.into_iter().filter(|(address, _)| address.is_some());
-        let placed = placed.flat_map(|(_, vbids)| vbids).collect();
-        self.ask(&placed, Nothing).await.map(drop)
+        placed.flat_map(|(_, vbids)| vbids).collect()
     }
 
     /// Highest seqnos of these vBuckets.

@@ -345,6 +345,10 @@ impl Run {
         for _ in 0..3 {
             self.shared.network.cut(rng.random_range(1..20_000), rng);
         }
+        if rng.random_bool(0.3) {
+            // What readers are in the middle of loses deletions that were still to come.
+            self.purge();
+        }
         sleep(Duration::from_millis(rng.random_range(0..400))).await;
         self.lose_tail(false, rng)
     }
@@ -354,16 +358,19 @@ impl Run {
         for reader in &mut self.readers {
             reader.kill().await;
         }
-        {
-            let mut world = self.shared.world.borrow_mut();
-            world.write(40, 24, rng);
-            for (vbid, high) in world.producer.high_seqnos() {
-                // Refused where no node has the vBucket.
-                let _ = world.producer.purge(vbid, high);
-            }
-        }
+        self.shared.world.borrow_mut().write(40, 24, rng);
+        self.purge();
         self.readers.iter_mut().for_each(crate::readers::Reader::start);
         String::new()
+    }
+
+    /// The nodes forget everything that was removed.
+    fn purge(&self) {
+        let world = self.shared.world.borrow();
+        for (vbid, high) in world.producer.high_seqnos() {
+            // Refused where no node has the vBucket.
+            let _ = world.producer.purge(vbid, high);
+        }
     }
 
     /// Streams end with "state changed", and so do their connections.

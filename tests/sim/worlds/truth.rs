@@ -222,12 +222,15 @@ impl Truth {
     }
 
     /// The newest write of each document of a vBucket, by collection and key, as far as it surely is
-    /// part of the history there is now.
+    /// part of the history there is now. What was lost may be back, with a copy that never heard of
+    /// the one which took over without it; nothing is said of such a document.
     pub(crate) fn newest(&self, vbid: Vbid) -> BTreeMap<(u32, &[u8]), (Seqno, &Write)> {
         let Some(history) = self.vbuckets.get(&vbid) else { return BTreeMap::new() };
         let mut newest = BTreeMap::new();
         for (&seqno, writes) in &history.writes {
-            for write in writes.iter().filter(|write| write.fate == Fate::Held) {
+            let is_there =
+                |write: &&Write| write.fate == Fate::Held || history.surely_holds(seqno, write);
+            for write in writes.iter().filter(is_there) {
                 let known = newest.entry((write.collection, write.key.as_slice()));
                 let known = known.or_insert((Seqno(seqno), write));
                 if known.0 < Seqno(seqno) {
@@ -235,7 +238,9 @@ impl Truth {
                 }
             }
         }
-        newest.retain(|_, (seqno, write)| history.surely_holds(seqno.0, write));
+        newest.retain(|_, (seqno, write)| {
+            write.fate == Fate::Held && history.surely_holds(seqno.0, write)
+        });
         newest
     }
 

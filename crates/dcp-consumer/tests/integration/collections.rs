@@ -48,6 +48,28 @@ async fn nothing_is_left(stream: &mut ChangeStream<Vec<Item>>) {
 }
 
 #[tokio::test]
+async fn a_collection_made_while_no_node_had_the_vbucket_is_known() {
+    let producer = producer(2, 1).await;
+    let client = connect(&producer).await;
+    producer.failover(0, false).unwrap();
+    // Learns that the only vBucket is nowhere.
+    let brief = StreamOptions {
+        retry_timeout: Duration::from_millis(300),
+        ..options(Start::Earliest, End::Now)
+    };
+    let error = client.stream(brief, Rows::default).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    producer.create_collection("_default", "carts", None).unwrap();
+    producer.rebalance().unwrap();
+    let again = StreamOptions {
+        retry_timeout: Duration::from_secs(5),
+        ..filtered(&["_default.carts"], Start::Earliest, End::Now)
+    };
+    let mut stream = stream(&client, again).await;
+    assert_eq!(read_all(&mut stream).await, []);
+}
+
+#[tokio::test]
 async fn a_collection_made_after_connecting_is_streamed_until_it_is_dropped() {
     let producer = producer(2, 8).await;
     let client = connect(&producer).await;

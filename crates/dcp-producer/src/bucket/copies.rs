@@ -165,6 +165,12 @@ impl Copy {
             self.vbucket.failover = active.failover.clone();
             self.forget_incoming();
         }
+        if self.fetched < active.purge_seqno {
+            // The active copy's memory may lack the deletions too, if it was a copy from disk.
+            self.vbucket.purge_seqno = active.purge_seqno;
+            let purged = active.collections.purged_up_to(active.purge_seqno);
+            self.vbucket.collections.have_purged(&purged);
+        }
         loop {
             match active.checkpoints.read(self.fetched) {
                 MemoryRead::UpToDate => return,

@@ -248,3 +248,26 @@ fn a_lag_takes_no_more_memory_than_an_inbox_has() {
         assert!((90..100).contains(&applied), "{applied}");
     });
 }
+
+#[test]
+fn a_copy_of_a_copy_knows_up_to_where_deletions_were_purged() {
+    let bucket = three_copies();
+    for step in [Step::Set(0), Step::Set(1), Step::Remove(0), Step::Set(2), Step::Purge] {
+        apply(&bucket, step);
+    }
+    let renew = |node: usize| {
+        bucket.rearrange(VB, |copies| {
+            copies.leave(node, true, Chance::default().vbuuid());
+            copies.add_replica(bucket.new_copy(node, VB));
+        });
+    };
+    // The first is copied from disk, and then holds in memory what there was on it; the second is
+    // copied from that memory.
+    renew(0);
+    apply(&bucket, Step::HandOver(0));
+    renew(1);
+    for node in 0..NODES {
+        let copy = bucket.lock_on(node, VB).unwrap();
+        assert_eq!((copy.purge_seqno, copy.high_seqno), (Seqno(3), Seqno(4)), "node {node}");
+    }
+}

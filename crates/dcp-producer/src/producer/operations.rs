@@ -140,8 +140,8 @@ impl Producer {
     }
 
     /// Spreads the vBuckets and their replicas evenly over the nodes that run, those that were
-    /// failed over and restarted included; one vBucket after the other, each with a cluster map. Histories go on; streams of vBuckets that move end with
-    /// "state changed".
+    /// failed over and restarted included; one vBucket after the other, each with a cluster map.
+    /// Histories go on; streams of vBuckets that move end with "state changed".
     ///
     /// # Errors
     /// [`Error::NodeDown`] if a node of the cluster does not run.
