@@ -16,8 +16,11 @@ use crate::Error;
 pub(crate) struct Link {
     /// Bytes the application has done with and the task has not returned to the server yet.
     returned: AtomicU64,
-    /// Batches of this connection the application has not taken.
+    /// Batches of this connection the application has not taken, and their bytes.
     queued: AtomicUsize,
+    queued_bytes: AtomicU64,
+    /// The connection is gone.
+    is_over: AtomicBool,
     /// Whether the task is to be woken once they are all taken.
     is_taking_awaited: AtomicBool,
     /// Bytes received and not acknowledged, as last told by the task.
@@ -53,8 +56,14 @@ impl Link {
         }
     }
 
+    fn put(&self, bytes: u64) {
+        self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.queued.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// The application takes a batch.
-    fn take(&self) {
+    fn take(&self, bytes: u64) {
+        self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
         let is_last = self.queued.fetch_sub(1, Ordering::SeqCst) == 1;
         if is_last && self.is_taking_awaited.swap(false, Ordering::SeqCst) {
             self.wake.notify_one();
@@ -77,10 +86,28 @@ impl Link {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = (stats, waiting);
     }
 
-    /// What the connection counted, bytes not acknowledged, and what of them waits.
-    pub(crate) fn stats(&self) -> (ConnectionStats, u64, Held) {
-        let (stats, waiting) = *self.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        (stats, self.unacknowledged.load(Ordering::Relaxed), waiting)
+    /// What the connection counted, and what waits to be on the disks of all copies.
+    pub(crate) fn stats(&self) -> (ConnectionStats, Held) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection is gone. What it has put into the queue is there until it is taken.
+    pub(crate) fn close(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// Forgets what the connection counted, as it is counted elsewhere by now.
+    pub(crate) fn take_stats(&self) -> ConnectionStats {
+        let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *stats).0
+    }
+
+    /// Bytes of the connection in memory; and whether a server waits for them.
+    pub(crate) fn buffered(&self) -> (u64, bool) {
+        if self.is_over.load(Ordering::Relaxed) {
+            return (self.queued_bytes.load(Ordering::Relaxed), false);
+        }
+        (self.unacknowledged.load(Ordering::Relaxed), true)
     }
 }
 
@@ -156,7 +183,7 @@ impl<B> Queue<B> {
 
     pub(crate) fn push(&self, entry: Entry<B>) {
         if let Entry::Batch(batch) = &entry {
-            batch.credit.link.queued.fetch_add(1, Ordering::SeqCst);
+            batch.credit.link.put(batch.credit.bytes);
         }
         let reader = {
             let mut state = self.lock();
@@ -186,7 +213,7 @@ impl<B> Queue<B> {
         drop(replaced);
         let Some(entry) = entry else { return Poll::Pending };
         if let Entry::Batch(batch) = &entry {
-            batch.credit.link.take();
+            batch.credit.link.take(batch.credit.bytes);
         }
         Poll::Ready(entry)
     }

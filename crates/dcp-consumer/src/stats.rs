@@ -32,6 +32,9 @@ pub struct StreamStats {
     pub rows: u64,
     /// Bytes received and not yet taken by the application.
     pub buffered_bytes: u64,
+    /// Part of `buffered_bytes` that came on connections that are gone, so that no server waits for
+    /// it to be acknowledged.
+    pub leftover_bytes: u64,
     /// Rows received that wait until every copy of their vBucket has them on disk; 0 unless
     /// [`persisted_only`](crate::StreamOptions::persisted_only) is set.
     pub unpersisted_rows: u64,

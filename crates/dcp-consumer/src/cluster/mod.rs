@@ -31,7 +31,7 @@ use crate::driver::{Command, ConnectionId, Report};
 use crate::events::StreamEvent;
 use crate::persistence::observer::Observed;
 use crate::persistence::{Persistence, Question};
-use crate::queue::{Entry, Queue};
+use crate::queue::{Entry, Link, Queue};
 use crate::reconciler::{Reconciler, Verdict};
 use crate::{BatchPolicy, Chain, Error, ErrorKind, OnRollback};
 
@@ -58,6 +58,8 @@ enum Event {
     Fetched(Result<(), Error>),
     /// What a node said that it has on disk.
     Observed(Address, Observed),
+    /// The application has taken what came on a connection that is gone.
+    Taken,
 }
 
 /// Both ends of a channel of reports. Not bounded: each vBucket reports once per request it made,
@@ -83,6 +85,8 @@ pub(crate) struct Cluster<S: BatchSink> {
     queue: Arc<Queue<S::Batch>>,
     stats: Arc<SharedStats>,
     nodes: BTreeMap<Address, Node>,
+    /// By node, connections that are gone and of which the application has batches to take.
+    untaken: BTreeMap<Address, Vec<Arc<Link>>>,
     next_id: u64,
     /// How far copies are on disk, where changes wait for that.
     persistence: Persistence,
@@ -130,6 +134,7 @@ impl<S: BatchSink> Cluster<S> {
             queue,
             stats,
             nodes: BTreeMap::new(),
+            untaken: BTreeMap::new(),
             next_id: 0,
             persistence: Persistence::default(),
             observers: BTreeMap::new(),
@@ -171,6 +176,8 @@ impl<S: BatchSink> Cluster<S> {
                 Err(last) => break last,
             }
         };
+        // Tasks end when nobody can send them anything any more.
+        self.leave_nodes();
         self.publish();
         if matches!(last, Entry::Finished) && self.bucket.kept().is_on() {
             self.leave_connections().await;
@@ -182,8 +189,6 @@ impl<S: BatchSink> Cluster<S> {
     /// Lets the tasks of a stream that is complete hand their connections back, so that the next
     /// stream finds them.
     async fn leave_connections(&mut self) {
-        // They end when nobody can send them anything any more.
-        self.nodes.clear();
         self.observers.clear();
         let tasks = &mut self.tasks;
         let all = async { while tasks.join_next().await.is_some() {} };
@@ -243,6 +248,7 @@ impl<S: BatchSink> Cluster<S> {
                 self.drop_from_filter().map(drop)
             }
             Event::Observed(address, observed) => self.observed(&address, observed),
+            Event::Taken => Ok(()),
         }
     }
 
@@ -306,6 +312,7 @@ impl<S: BatchSink> Cluster<S> {
     /// Takes what is due further.
     fn act(&mut self) -> Result<(), Error> {
         let now = now();
+        self.look_at_untaken(now);
         if let Some((vbid, idle, cause)) = self.reconciler.stalled(now) {
             let cause = cause.or_else(|| self.map_error.take());
             return Err(Error::out_of_reach(vbid, idle, cause));
@@ -330,7 +337,9 @@ impl<S: BatchSink> Cluster<S> {
             }
         }
         for (address, node) in &self.nodes {
-            if let Slot::Up { id, commands, .. } = &node.slot {
+            if let Slot::Up { id, commands, .. } = &node.slot
+                && !self.untaken.contains_key(address)
+            {
                 for (vbid, end_seqno, resume) in self.reconciler.take_requests(*id) {
                     // A task that is gone takes nothing; one that goes hands back what it was sent.
                     let command = Command::Open { vbid, end_seqno, resume };

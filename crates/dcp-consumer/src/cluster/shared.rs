@@ -37,9 +37,11 @@ impl SharedStats {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut stats, links) = (inner.0, &inner.1);
         for link in links {
-            let (counted, unacknowledged, waiting) = link.stats();
+            let (counted, waiting) = link.stats();
+            let (buffered, is_awaited) = link.buffered();
             stats.connection.add(&counted);
-            stats.buffered_bytes += unacknowledged;
+            stats.buffered_bytes += buffered;
+            stats.leftover_bytes += if is_awaited { 0 } else { buffered };
             stats.unpersisted_rows += waiting.rows;
             stats.unpersisted_bytes += waiting.bytes;
         }
@@ -51,11 +53,13 @@ impl SharedStats {
         self.vbuckets.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Adds up what a connection that is gone has counted.
-    pub(super) fn fold(&self, link: &Arc<Link>) {
+    /// Adds up what a connection that is gone has counted, and keeps in mind what of it is still to
+    /// be taken.
+    pub(super) fn fold(&self, link: &Link) {
+        link.close();
         self.update(|stats, links| {
-            stats.connection.add(&link.stats().0);
-            links.retain(|other| !Arc::ptr_eq(other, link));
+            stats.connection.add(&link.take_stats());
+            links.retain(|link| link.buffered().1 || link.has_queued());
         });
     }
 

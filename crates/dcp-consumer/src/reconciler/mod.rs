@@ -155,6 +155,15 @@ impl Reconciler {
         requests
     }
 
+    /// Requests for a connection have to wait for the application, which is no outage.
+    pub(crate) fn hold_up(&mut self, up: ConnectionId, now: Instant) {
+        for entry in self.vbuckets.values_mut() {
+            if matches!(&entry.state, State::Opening { on, resume: Some(_) } if *on == up) {
+                entry.idle_since = Some(now);
+            }
+        }
+    }
+
     /// A vBucket has nowhere to go for now, because of `cause`.
     pub(crate) fn postpone(&mut self, vbid: Vbid, cause: Option<Arc<Error>>, now: Instant) {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else { return };

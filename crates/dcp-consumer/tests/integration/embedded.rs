@@ -207,6 +207,42 @@ async fn a_slow_application_loses_nothing_and_is_not_buried() {
     assert!(stream.stats().connection.acks >= 3_000_000 / u64::from(WINDOW));
 }
 
+#[tokio::test]
+async fn an_application_that_takes_nothing_is_not_buried_by_connections_that_come_and_go() {
+    const WINDOW: u32 = StreamOptions::MIN_BUFFER_SIZE;
+    let producer = producer(1, 1).await;
+    let value = Bytes::from(vec![b'x'; 3000]);
+    for key in 0..500 {
+        let key = format!("key-{key}");
+        producer.upsert(key.as_bytes(), value.clone(), WriteOptions::default()).unwrap();
+    }
+    producer.persist();
+    let client = connect(&producer).await;
+    let mut options = options(Start::Earliest, End::Now);
+    // Shorter than the pause: an application that takes its time is no outage.
+    (options.buffer_size, options.retry_timeout) = (WINDOW, Duration::from_secs(2));
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    let rounds: u64 = 4;
+    for round in 1..=rounds {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        producer.restart(0, true).await.unwrap();
+        let reconnected = async {
+            while stream.stats().reconnects < round || stream.stats().connections < 1 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(PATIENCE, reconnected).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let stats = stream.stats();
+    assert!(stats.buffered_bytes > u64::from(WINDOW) / 2, "{stats:?}");
+    assert!(stats.buffered_bytes <= u64::from(WINDOW) + 4000, "{stats:?}");
+    let rows: Vec<Row> = read_all(&mut stream).await.into_iter().map(row).collect();
+    assert_ascending(&rows);
+    assert_eq!(rows.len(), 500);
+    assert_eq!(stream.stats().buffered_bytes, 0);
+}
+
 /// As when the server drops the cursor of a client that is too slow.
 #[tokio::test]
 async fn a_second_snapshot_from_disk_in_the_middle_of_a_stream_leaves_nothing_out() {

@@ -176,11 +176,23 @@ impl Task {
     /// Nothing lies outside of the ranges, and the last change of every document within them is
     /// there that nothing above has replaced.
     fn check_range(&self, items: &[Item]) -> Result<(), Stop> {
-        let ranges: BTreeMap<_, _> =
+        let mut ranges: BTreeMap<_, _> =
             self.partition.ranges().map(|range| (range.vbid, range)).collect();
-        let mut newest = BTreeMap::new();
+        let mut newest: BTreeMap<(Vbid, u32, &[u8]), Seqno> = BTreeMap::new();
         for item in items {
-            let Item::Change(row) = item else { continue };
+            let row = match item {
+                Item::Change(row) => row,
+                Item::Emptied { .. } => continue,
+                Item::Rollback(rollback) => {
+                    // All above comes again, and further below than was planned.
+                    let (vbid, seqno) = (rollback.vbid, rollback.seqno);
+                    newest.retain(|(of, ..), has| *of != vbid || *has <= seqno);
+                    if let Some(range) = ranges.get_mut(&vbid) {
+                        range.from = range.from.min(seqno);
+                    }
+                    continue;
+                }
+            };
             let is_of = |of: &PartitionRange| row.seqno > of.from && row.seqno <= of.to;
             // One that nothing follows goes on to the end of its snapshot, and back by itself.
             if self.partition.is_followed && !ranges.get(&row.vbid).is_some_and(is_of) {

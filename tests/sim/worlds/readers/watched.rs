@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dcp_consumer::{ChangeStream, Delivered, StreamEvent, StreamOptions};
+use dcp_consumer::{ChangeStream, Delivered, StreamEvent, StreamOptions, StreamStats};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Process, Shared, Stop};
@@ -79,14 +79,14 @@ impl Watched {
         Ok(())
     }
 
-    fn note(&self) -> u64 {
+    fn note(&self) -> StreamStats {
         let stats = self.stream.stats();
         let is_under_way = stats.opening + stats.streaming + stats.backing_off > 0;
-        let is_over = !is_under_way || stats.failed > 0;
-        let bytes = (!is_over).then_some(stats.buffered_bytes);
+        let is_over = !is_under_way || stats.failed > 0 || stats.connections == 0;
+        let bytes = (!is_over).then_some(stats.buffered_bytes - stats.leftover_bytes);
         let said = (self.client, Instant::now(), bytes);
         self.shared.streams.borrow_mut().said.insert(self.number, said);
-        stats.buffered_bytes
+        stats
     }
 
     /// Counts what the stream says has happened, and looks at its bounds.
@@ -103,14 +103,23 @@ impl Watched {
         for vbucket in self.stream.vbucket_stats() {
             self.shared.count(format!("state {:?}", vbucket.state));
         }
-        let (stats, buffered) = (self.stream.stats(), self.note());
+        let stats = self.note();
         // A server sends until it believes the window to be full, so that the last packet may exceed
-        // it; each connection has a window of its own.
+        // it; each connection has a window of its own, and so has what is left of those before it.
         let window = u64::from(StreamOptions::MIN_BUFFER_SIZE) + self.shared.network.longest();
-        let most = stats.connections as u64 * window;
-        if buffered > most {
-            let wrong = format!("{buffered} bytes are buffered, at most {most} may be");
-            return Err(Stop::Violation(wrong));
+        let nodes = self.shared.world.borrow().producer.num_nodes() as u64;
+        for (bytes, windows) in [
+            (stats.buffered_bytes - stats.leftover_bytes, stats.connections as u64),
+            (stats.leftover_bytes, nodes),
+        ] {
+            let most = windows * window;
+            if bytes > most {
+                let wrong = format!("{bytes} bytes are buffered, at most {most} may be: {stats:?}");
+                return Err(Stop::Violation(wrong));
+            }
+        }
+        if stats.leftover_bytes > 0 {
+            self.shared.count("rows of connections that are gone");
         }
         if stats.unpersisted_rows > 0 {
             self.shared.count("rows held for persistence");
