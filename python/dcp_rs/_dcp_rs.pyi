@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, final
 
 from dcp_rs.client import ConnectionOptions
+from dcp_rs.debug import _Request
 from dcp_rs.planner import _PlannerOptions, _PlanOptions
-from dcp_rs.rollback import _Request
 from dcp_rs.schema import TableOptions
 from dcp_rs.stream import StreamOptions
 from dcp_rs.testing.documents import _WriteOptions

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import dcp_rs
-from dcp_rs import _dcp_rs, exceptions, planner, testing
+from dcp_rs import _dcp_rs, debug, exceptions, planner, testing
 
 MODULES = sorted(
     name
@@ -40,12 +40,12 @@ def test_there_are_examples():
 
 
 def test_the_public_names_are_sorted_and_documented():
-    assert dcp_rs.__all__ == sorted(dcp_rs.__all__)
     assert exceptions.__all__ == sorted(exceptions.__all__)
     looked_at = 0
-    assert testing.__all__ == sorted(testing.__all__)
-    names = {each: getattr(dcp_rs, each) for each in dcp_rs.__all__}
-    for name, each in (names | {each: getattr(testing, each) for each in testing.__all__}).items():
+    modules = [dcp_rs, testing, debug]
+    assert all(module.__all__ == sorted(module.__all__) for module in modules)
+    public = {each: getattr(module, each) for module in modules for each in module.__all__}
+    for name, each in public.items():
         if inspect.isclass(each):
             assert each.__doc__, name
             for member, value in vars(each).items():

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::error::{Failure, Kind};
 
-/// The arguments of `dcp_rs.explain_rollback`, checked for their types.
+/// The arguments of `dcp_rs.debug.explain_rollback`, checked for their types.
 #[derive(Debug, FromPyObject)]
 pub(crate) struct RollbackArgs {
     failover_log: Vec<(u64, u64)>,
