@@ -38,6 +38,7 @@ import warnings
 
 from dcp_rs import exceptions, testing
 from dcp_rs._dcp_rs import DEBUG_BUILD, __version__
+from dcp_rs._documents import DocumentSchema
 from dcp_rs.batch import ChangeBatch
 from dcp_rs.checkpoint import Checkpoint, Position, StoredFilter
 from dcp_rs.client import Client, ConnectionOptions, connect
@@ -55,6 +56,7 @@ __all__ = [
     "ColumnInfo",
     "ConnectionOptions",
     "DcpError",
+    "DocumentSchema",
     "FileStore",
     "MemoryStore",
     "Position",

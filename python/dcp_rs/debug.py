@@ -114,42 +114,6 @@ class RollbackExplanation:
         return f"{self.status}{to}: {self.reason}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Request:
-    failover_log: list[tuple[int, int]]
-    high_seqno: int
-    vbuuid: int
-    start_seqno: int
-    snapshot_start: int
-    snapshot_end: int
-    end_seqno: int
-    purge_seqno: int
-    client_purge_seqno: int
-    collections_high_seqno: int | None
-    strict_vbuuid: bool
-    ignore_purged_tombstones: bool
-
-    def __post_init__(self) -> None:
-        for vbuuid, seqno in self.failover_log:
-            _checks.integer("failover_log: vbuuid", vbuuid, 0, _MAX)
-            _checks.integer("failover_log: seqno", seqno, 0, _MAX)
-        for option in (
-            "high_seqno",
-            "vbuuid",
-            "start_seqno",
-            "snapshot_start",
-            "snapshot_end",
-            "end_seqno",
-            "purge_seqno",
-            "client_purge_seqno",
-        ):
-            _checks.integer(option, getattr(self, option), 0, _MAX)
-        if self.collections_high_seqno is not None:
-            _checks.integer("collections_high_seqno", self.collections_high_seqno, 0, _MAX)
-        for option in ("strict_vbuuid", "ignore_purged_tombstones"):
-            _checks.flag(option, getattr(self, option))
-
-
 def explain_rollback(
     *,
     failover_log: Iterable[tuple[int, int]],
@@ -198,30 +162,7 @@ not have, so it must go back to seqno 900
     Raises:
         ConfigError: An argument is not a seqno, or no server could have such a failover log.
     """
-    request = _Request(
-        failover_log=_entries(failover_log),
-        high_seqno=high_seqno,
-        vbuuid=vbuuid,
-        start_seqno=start_seqno,
-        snapshot_start=snapshot_start,
-        snapshot_end=snapshot_end,
-        end_seqno=end_seqno,
-        purge_seqno=purge_seqno,
-        client_purge_seqno=client_purge_seqno,
-        collections_high_seqno=collections_high_seqno,
-        strict_vbuuid=strict_vbuuid,
-        ignore_purged_tombstones=ignore_purged_tombstones,
-    )
-    status, seqno, reason = _dcp_rs.explain_rollback(request)
+    status, seqno, reason = _dcp_rs.explain_rollback(dict(locals()))
     return RollbackExplanation(
         status=cast("Literal['ok', 'rollback', 'erange']", status), seqno=seqno, reason=reason
     )
-
-
-def _entries(failover_log: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    try:
-        return [(vbuuid, seqno) for vbuuid, seqno in failover_log]
-    except (TypeError, ValueError):
-        raise _checks.wrong_type(
-            "failover_log", failover_log, "pairs of a vbuuid and a seqno"
-        ) from None

@@ -58,9 +58,53 @@ def test_the_public_names_are_sorted_and_documented():
     assert looked_at > 50
 
 
+@pytest.mark.parametrize(
+    ("function", "of"),
+    [
+        (dcp_rs.Client.stream, "stream"),
+        (dcp_rs.Schema, "stream"),
+        (dcp_rs.connect, "connection"),
+        (dcp_rs.ConnectionOptions, "connection"),
+        (dcp_rs.DocumentSchema, "documents"),
+        (planner.PlanOptions, "plan"),
+        (planner.Planner, "stream"),
+    ],
+)
+def test_a_signature_shows_the_defaults_of_the_engine(function, of):
+    declared = _dcp_rs.defaults()[of]
+    shown = {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in {"self", "client", "connection_string"}
+    }
+    assert shown == {name: declared[name] for name in shown}
+    assert all(type(shown[name]) is type(declared[name]) for name in shown)
+    if function not in {dcp_rs.Schema, planner.Planner}:
+        assert shown.keys() == declared.keys() - {"connection_string"}
+
+
+def test_a_stream_has_few_options_and_each_is_documented():
+    for function, most in [(dcp_rs.Client.stream, 20), (dcp_rs.connect, 17)]:
+        names = inspect.signature(function).parameters.keys() - {"self"}
+        assert len(names) <= most
+        documented = inspect.getdoc(function)
+        assert [name for name in names if f"    {name}: " not in documented] == []
+
+
 def test_every_error_is_caught_by_one_class():
     for name in exceptions.__all__:
         assert issubclass(getattr(exceptions, name), exceptions.DcpError)
+
+
+def test_the_public_face_is_what_a_reader_of_changes_needs():
+    given = {
+        "connect Client ConnectionOptions ChangeStream ChangeBatch DocumentSchema Schema columns",
+        "Checkpoint Position CheckpointStore FileStore MemoryStore",
+        "DcpError exceptions testing __version__",
+        # What these return.
+        "ColumnInfo StoredFilter StreamEvent StreamStats VbucketStats",
+    }
+    assert set(dcp_rs.__all__) == set(" ".join(given).split())
 
 
 def test_every_class_of_the_extension_is_wrapped():

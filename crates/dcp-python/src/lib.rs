@@ -5,6 +5,7 @@
 //! Python threads run and Ctrl-C through. What users see is the Python package around it.
 #![forbid(unsafe_code)]
 
+mod arguments;
 mod arrow_stream;
 mod batch;
 mod cells;
@@ -38,6 +39,8 @@ mod _dcp_rs {
     use super::client::Client;
     #[pymodule_export]
     use super::decode::{decode, wanted};
+    #[pymodule_export]
+    use super::options::{check_connection, check_stream, defaults};
     #[pymodule_export]
     use super::planner::{Planner, open_task};
     #[pymodule_export]
