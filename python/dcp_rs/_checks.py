@@ -19,14 +19,6 @@ def integer(option: str, value: object, low: int, high: int) -> None:
         raise ConfigError(f"{option}: {value} is not from {low} to {high}")
 
 
-def seconds(option: str, value: object, low: float = 0.0, high: float = 1e9) -> None:
-    """Checks that `value` is a number of seconds."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise wrong_type(option, value, "a number of seconds")
-    if not low <= value <= high:
-        raise ConfigError(f"{option}: {value} is not from {low:g} to {high:g} seconds")
-
-
 def flag(option: str, value: object) -> None:
     """Checks that `value` is `True` or `False`."""
     if not isinstance(value, bool):

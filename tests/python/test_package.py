@@ -68,6 +68,8 @@ def test_the_public_names_are_sorted_and_documented():
         (dcp_rs.DocumentSchema, "documents"),
         (planner.PlanOptions, "plan"),
         (planner.Planner, "stream"),
+        (testing.EmbeddedCluster, "cluster"),
+        (testing.Limits, "limits"),
     ],
 )
 def test_a_signature_shows_the_defaults_of_the_engine(function, of):

@@ -131,6 +131,9 @@ impl<'py> Arguments<'py> {
 /// Numbers that a vBucket can have.
 pub(crate) const VBUCKETS: RangeInclusive<u64> = 0..=u16::MAX as u64;
 
+/// A day in seconds.
+pub(crate) const DAY: f64 = 86_400.0;
+
 /// All numbers of 64 bits.
 pub(crate) const ANY: RangeInclusive<u64> = 0..=u64::MAX;
 

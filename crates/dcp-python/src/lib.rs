@@ -46,6 +46,8 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::producer::Producer;
     #[pymodule_export]
+    use super::producer::options::check_limits;
+    #[pymodule_export]
     use super::rollback::explain_rollback;
     #[pymodule_export]
     use super::schema::{Schema, columns};

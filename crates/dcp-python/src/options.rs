@@ -14,14 +14,13 @@ use dcp_wire::{Seqno, Vbid};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use crate::arguments::{ANY, Arguments, VBUCKETS, config, integer, one_of, wrong_type};
+use crate::arguments::{ANY, Arguments, DAY, VBUCKETS, config, integer, one_of, wrong_type};
 use crate::checkpoint::Checkpoint;
 use crate::credentials::callable;
 use crate::error::{Failure, Kind};
 use crate::planner::limits;
+use crate::producer::options as producer;
 use crate::schema::{read_documents, table};
-
-const DAY: f64 = 86_400.0;
 
 /// `dcp_rs.ConnectionOptions`: how to connect, and what holds for every stream's connections.
 pub(crate) struct Connection {
@@ -246,7 +245,7 @@ pub(crate) fn check_stream(options: Bound<'_, PyDict>) -> PyResult<()> {
     stream(&arguments, Transport::read(&arguments)?, &table(&arguments)?).map(drop)
 }
 
-/// The defaults of options by their names, of connections, streams, documents and plans.
+/// The defaults of options by their names, by what they are options of.
 #[pyfunction]
 pub(crate) fn defaults(py: Python<'_>) -> PyResult<BTreeMap<&'static str, Bound<'_, PyDict>>> {
     let none = || Arguments::new(PyDict::new(py));
@@ -254,13 +253,17 @@ pub(crate) fn defaults(py: Python<'_>) -> PyResult<BTreeMap<&'static str, Bound<
     let transport = Connection::read(&connection)?.transport;
     stream(&of_stream, transport, &table(&of_stream)?)?;
     read_documents(&documents, &mut TableOptions::default())?;
-    let plan = none();
+    let (plan, of_cluster, of_limits) = (none(), none(), none());
     limits(&plan)?;
+    let mut options = producer::cluster(&of_cluster)?;
+    producer::limits(&of_limits, &mut options)?;
     let all = [
         ("connection", connection),
         ("stream", of_stream),
         ("documents", documents),
         ("plan", plan),
+        ("cluster", of_cluster),
+        ("limits", of_limits),
     ];
     Ok(all.map(|(name, arguments)| (name, arguments.into_defaults())).into())
 }
