@@ -185,6 +185,13 @@ def connect(
     """
     options = dict(locals())
     if isinstance(connection_string, ConnectionOptions):
+        del options["connection_string"]
+        for name, value in options.items():
+            if value != getattr(ConnectionOptions, name):
+                raise ConfigError(
+                    f"{name}: is an option of the ConnectionOptions that are given: set it there, "
+                    f"with dataclasses.replace(options, {name}=...)"
+                )
         return Client(connection_string)
     return Client(ConnectionOptions(**options))
 

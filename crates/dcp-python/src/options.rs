@@ -12,7 +12,7 @@ use dcp_proto::topology::{Network, NetworkSelection};
 use dcp_wire::sasl::Mechanism;
 use dcp_wire::{Seqno, Vbid};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyDict, PySequence, PyString};
 
 use crate::arguments::{ANY, Arguments, DAY, VBUCKETS, config, integer, one_of, wrong_type};
 use crate::checkpoint::Checkpoint;
@@ -57,6 +57,12 @@ impl Connection {
             let name = PyString::new(arguments.py(), &name);
             one_of("sasl_mechanisms", name.as_any(), &all, None)
         };
+        // An iterator would be used up by the check.
+        if let Some(given) = arguments.optional("sasl_mechanisms")?
+            && given.cast::<PySequence>().is_err()
+        {
+            return Err(wrong_type("sasl_mechanisms", &given, "a list of names"));
+        }
         let names = arguments.names("sasl_mechanisms")?;
         options.sasl_mechanisms =
             names.map(|names| names.into_iter().map(mechanism).collect()).transpose()?;
