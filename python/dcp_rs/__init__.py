@@ -38,10 +38,10 @@ import warnings
 
 from dcp_rs import exceptions, testing
 from dcp_rs._dcp_rs import DEBUG_BUILD, __version__
-from dcp_rs._documents import DocumentSchema
 from dcp_rs.batch import ChangeBatch
 from dcp_rs.checkpoint import Checkpoint, Position, StoredFilter
 from dcp_rs.client import Client, ConnectionOptions, connect
+from dcp_rs.documents import DocumentSchema
 from dcp_rs.exceptions import DcpError
 from dcp_rs.schema import ColumnInfo, Schema, columns
 from dcp_rs.stores import CheckpointStore, FileStore, MemoryStore

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs
-from dcp_rs._documents import DocumentSchema, as_options
 from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.documents import DocumentSchema, as_options
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.stores import CheckpointStore
 from dcp_rs.stream import ChangeStream

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dcp_rs import _dcp_rs
 from dcp_rs._arrow import require_pyarrow
-from dcp_rs._documents import DocumentSchema, as_options
+from dcp_rs.documents import DocumentSchema, as_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from dcp_rs import _dcp_rs
-from dcp_rs._documents import DocumentSchema, as_ddl, as_options
 from dcp_rs.client import ConnectionOptions
+from dcp_rs.documents import DocumentSchema, as_ddl, as_options
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.planner import PlanOptions
 from dcp_rs.schema import Schema
