@@ -16,10 +16,11 @@ def main() -> None:
     """Counts."""
     job = json.loads(sys.stdin.readline())
     credentials = {"username": job["username"], "password": job["password"]}
-    with dcp_rs.connect(job["connection_string"], bucket=job["bucket"], **credentials) as client:
+    options = {"bucket": job["bucket"], "buffer_size": job["buffer"]}
+    with dcp_rs.connect(job["connection_string"], **options, **credentials) as client:
         started = time.perf_counter()
         changes = size = 0
-        with client.stream(until="now", buffer_size=job["buffer"]) as stream:
+        with client.stream(until="now") as stream:
             for batch in stream:
                 changes += batch.num_rows
                 size += batch.nbytes

@@ -26,6 +26,7 @@ def connect(job: dict[str, Any]) -> dcp_rs.Client:
         username=job["username"],
         password=job["password"],
         tls_ca=job.get("ca"),
+        **job.get("connection", {}),
     )
 
 

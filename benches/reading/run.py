@@ -199,7 +199,7 @@ def carried(documents: int, rounds: int) -> list[str]:
     names = {"collections": ["measured.documents"]}
     nodes = [Case(f"{n} nodes", {**source, "nodes": n}) for n in (2, 4)]
     windows = [
-        Case(f"window {size >> 10} KiB", source, {"options": {"buffer_size": size}})
+        Case(f"window {size >> 10} KiB", source, {"connection": {"buffer_size": size}})
         for size in (256 << 10, 1 << 20, 32 << 20)
     ]
     xattrs = {**source, "xattrs": True}
@@ -215,7 +215,9 @@ def carried(documents: int, rounds: int) -> list[str]:
     lines = table(f"{documents:,} changes of 256 B", summarize(cases, rounds))
     cases = [
         Case("as it is", words),
-        Case("compressed for the stream (`compressed=True`)", words, {"options": COMPRESSED}),
+        Case(
+            "compressed for the connection (`compressed=True`)", words, {"connection": COMPRESSED}
+        ),
     ]
     of_words = f"{words['documents']:,} changes of 1 KiB of random words"
     return lines + table(of_words, summarize(cases, rounds))

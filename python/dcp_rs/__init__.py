@@ -25,8 +25,8 @@ latest version only.
   [`CheckpointStore`][dcp_rs.CheckpointStore] keeps it, in a file, in memory or where you like.
 * [`dcp_rs.testing`][dcp_rs.testing] has an embedded cluster, which Couchbase SDKs and DCP clients
   take for a real one.
-* [`decode`][dcp_rs.decode] shows recorded packets;
-  [`explain_rollback`][dcp_rs.explain_rollback] why a server told a client to roll back.
+* [`dcp_rs.debug`][dcp_rs.debug] shows what recorded packets say, and why a server made a client
+  roll back; it is imported by itself.
 * `dcp_rs.spark` reads a bucket in Spark; it is imported by itself.
 
 PyArrow is not required. What needs it says so.
@@ -41,9 +41,8 @@ from dcp_rs._dcp_rs import DEBUG_BUILD, __version__
 from dcp_rs.batch import ChangeBatch
 from dcp_rs.checkpoint import Checkpoint, Position, StoredFilter
 from dcp_rs.client import Client, ConnectionOptions, connect
+from dcp_rs.documents import DocumentSchema
 from dcp_rs.exceptions import DcpError
-from dcp_rs.packets import Packet, decode
-from dcp_rs.rollback import RollbackExplanation, explain_rollback
 from dcp_rs.schema import ColumnInfo, Schema, columns
 from dcp_rs.stores import CheckpointStore, FileStore, MemoryStore
 from dcp_rs.stream import ChangeStream, StreamEvent, StreamStats, VbucketStats
@@ -57,11 +56,10 @@ __all__ = [
     "ColumnInfo",
     "ConnectionOptions",
     "DcpError",
+    "DocumentSchema",
     "FileStore",
     "MemoryStore",
-    "Packet",
     "Position",
-    "RollbackExplanation",
     "Schema",
     "StoredFilter",
     "StreamEvent",
@@ -70,9 +68,7 @@ __all__ = [
     "__version__",
     "columns",
     "connect",
-    "decode",
     "exceptions",
-    "explain_rollback",
     "testing",
 ]
 

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs
-from dcp_rs._documents import as_ddl
 from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.documents import DocumentSchema, as_options
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.schema import TableOptions, names
 from dcp_rs.stores import CheckpointStore
-from dcp_rs.stream import ChangeStream, StreamOptions
+from dcp_rs.stream import ChangeStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import pyarrow as pa
-
-
-SASL_MECHANISMS = ["PLAIN", "SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +55,13 @@ class ConnectionOptions:
             is used: `PLAIN`, `SCRAM-SHA512`, `SCRAM-SHA256`, `SCRAM-SHA1`. Unless given, `PLAIN`
             and then SCRAM with `couchbases://`, which users of LDAP, PAM and saslauthd need, and
             SCRAM only with `couchbase://`, where `PLAIN` is refused.
+        noop_interval: Seconds between the server's noops; a connection that is silent for twice as
+            long is taken for dead. In whole seconds, from 1 up.
+        buffer_size: Flow-control buffer of each connection in bytes, from 64 KiB up: so much may be
+            received and not yet taken.
+        compressed: Whether to ask the server to send documents compressed that get smaller by it,
+            which costs both ends processor time and pays on a slow network. Readers get documents
+            as they were written either way.
     """
 
     connection_string: str
@@ -75,44 +77,17 @@ class ConnectionOptions:
     sasl_mechanisms: Sequence[str] | None = None
     password_file: str | os.PathLike[str] | None = None
     credentials: Callable[[], tuple[str, str]] | None = field(default=None, repr=False)
+    noop_interval: float = 20.0
+    buffer_size: int = 8 * 1024 * 1024
+    compressed: bool = False
 
     def __post_init__(self) -> None:
-        """Checks types and ranges.
+        """Checks the options; connects to nothing.
 
         Raises:
             ConfigError: An option is wrong.
         """
-        _checks.text("connection_string", self.connection_string)
-        for option in ("username", "password", "bucket"):
-            _checks.text(option, getattr(self, option), optional=True)
-        _checks.seconds("connect_timeout", self.connect_timeout, 0.001, 86_400)
-        _checks.seconds("keep_connections", self.keep_connections, 0, 86_400)
-        for option in ("tls_ca", "tls_certificate", "tls_key", "password_file"):
-            value = getattr(self, option)
-            if value is not None and not isinstance(value, str | os.PathLike):
-                raise _checks.wrong_type(option, value, "a path")
-        _checks.word("network", self.network, ["auto", "default", "external"])
-        self._check_sasl_mechanisms()
-        if self.password is not None and self.password_file is not None:
-            raise ConfigError("password, password_file: give one of them")
-        if self.credentials is not None:
-            self._check_credentials()
-
-    def _check_sasl_mechanisms(self) -> None:
-        names = self.sasl_mechanisms
-        if names is None:
-            return
-        if isinstance(names, str) or not isinstance(names, Sequence):
-            raise _checks.wrong_type("sasl_mechanisms", names, "a list of names")
-        for name in names:
-            _checks.word("sasl_mechanisms", name, SASL_MECHANISMS)
-
-    def _check_credentials(self) -> None:
-        if not callable(self.credentials):
-            raise _checks.wrong_type("credentials", self.credentials, "a function")
-        for option in ("username", "password", "password_file", "tls_certificate"):
-            if getattr(self, option) is not None:
-                raise ConfigError(f"credentials, {option}: give one of them")
+        _dcp_rs.check_connection(vars(self))
 
     def __getstate__(self) -> dict[str, object]:
         """Gives what is pickled.
@@ -166,6 +141,9 @@ def connect(
     network: Literal["auto", "default", "external"] = "auto",
     keep_connections: float = 0.0,
     sasl_mechanisms: Sequence[str] | None = None,
+    noop_interval: float = 20.0,
+    buffer_size: int = 8 * 1024 * 1024,
+    compressed: bool = False,
 ) -> Client:
     """Connects to a bucket.
 
@@ -194,6 +172,9 @@ def connect(
         network: `auto`, `default` or `external`.
         keep_connections: Seconds for which connections are kept between streams.
         sasl_mechanisms: Mechanisms to authenticate with, in the order of preference.
+        noop_interval: Seconds between the server's noops.
+        buffer_size: Flow-control buffer of each connection in bytes.
+        compressed: Whether to ask for documents compressed.
 
     Raises:
         ConfigError: An option is wrong, or no bucket is named.
@@ -202,25 +183,17 @@ def connect(
         BucketNotFoundError: There is no such bucket.
         TimeoutError: It took longer than `connect_timeout`.
     """
+    options = dict(locals())
     if isinstance(connection_string, ConnectionOptions):
+        del options["connection_string"]
+        for name, value in options.items():
+            if value != getattr(ConnectionOptions, name):
+                raise ConfigError(
+                    f"{name}: is an option of the ConnectionOptions that are given: set it there, "
+                    f"with dataclasses.replace(options, {name}=...)"
+                )
         return Client(connection_string)
-    return Client(
-        ConnectionOptions(
-            connection_string=connection_string,
-            username=username,
-            password=password,
-            password_file=password_file,
-            credentials=credentials,
-            bucket=bucket,
-            connect_timeout=connect_timeout,
-            tls_ca=tls_ca,
-            tls_certificate=tls_certificate,
-            tls_key=tls_key,
-            network=network,
-            keep_connections=keep_connections,
-            sasl_mechanisms=sasl_mechanisms,
-        )
-    )
+    return Client(ConnectionOptions(**options))
 
 
 class Client:
@@ -234,7 +207,7 @@ class Client:
 
     def __init__(self, options: ConnectionOptions) -> None:
         self._options = options
-        self._inner = _dcp_rs.Client.connect(options)
+        self._inner = _dcp_rs.Client.connect(vars(options))
 
     @property
     def options(self) -> ConnectionOptions:
@@ -272,37 +245,24 @@ class Client:
     def stream(
         self,
         *,
-        start: Literal["earliest", "latest"]
-        | Checkpoint
-        | CheckpointStore
-        | Mapping[int, tuple[int, int, int]] = "earliest",
+        start: Literal["earliest", "latest"] | Checkpoint | CheckpointStore = "earliest",
         until: Literal["now"] | Mapping[int, int] | None = None,
         vbuckets: Iterable[int] | None = None,
-        columns: Sequence[str] | None = None,
-        metadata: Literal["basic", "full"] = "basic",
-        include_value: bool = True,
-        include_xattrs: bool = False,
-        key_type: Literal["string", "binary"] = "string",
-        system_events: bool = False,
-        value_format: Literal["binary", "string", "variant"] = "binary",
-        document_schema: str | pa.Schema | None = None,
-        document_prefix: str = "",
-        on_malformed: Literal["null", "fail", "column"] = "null",
         scope: str | None = None,
         collections: Iterable[str] | None = None,
+        columns: Literal["basic", "full"] | Sequence[str] = "basic",
+        key_type: Literal["string", "binary"] = "string",
+        value_format: Literal["binary", "string", "variant"] = "binary",
+        include_xattrs: bool = False,
+        document_schema: str | pa.Schema | DocumentSchema | None = None,
+        system_events: bool = False,
+        system_documents: bool = False,
+        persisted_only: bool = False,
         batch_rows: int = 10_000,
         batch_bytes: int = 4 * 1024 * 1024,
         linger: float = 0.1,
-        buffer_size: int = 8 * 1024 * 1024,
-        clamp: bool = False,
-        end_exists: bool = False,
-        persisted_only: bool = False,
-        end_persisted: bool = False,
-        system_documents: bool = False,
-        compressed: bool = False,
         on_rollback: Literal["emit", "fail", "resync"] = "emit",
         ack: Literal["next", "manual"] = "next",
-        noop_interval: float = 20.0,
         retry_timeout: float = 300.0,
     ) -> ChangeStream:
         """Opens a stream of changes.
@@ -317,66 +277,44 @@ class Client:
         Args:
             start: `earliest`, `latest`, a checkpoint to go on from, or a
                 [`CheckpointStore`][dcp_rs.CheckpointStore], whose checkpoint is gone on from; the
-                beginning if it has none. Or, by vBucket, `(vbuuid, seqno, epoch)` of the ends of
-                earlier reads, as [`Planner`][dcp_rs.planner.Planner] has them; other vBuckets
-                start at the beginning.
+                beginning if it has none.
             until: `None` never ends; `"now"` ends with the changes there are at this moment; a
                 mapping of vBucket to seqno ends there, and streams the vBuckets it names only. Both
-                deliver to the end of the snapshot that holds the last seqno, unless `clamp` is set.
+                deliver to the end of the snapshot that holds the last seqno.
             vbuckets: vBuckets to stream, all if not given.
-            columns: Columns of the table in their order; those of `metadata` if not given. Without
-                `value` the server does not send documents. See [`columns`][dcp_rs.columns].
-            metadata: `basic`, or `full` for revision, expiry, flags, datatype and history too.
-            include_value: Whether documents are part of the table.
-            include_xattrs: Whether the column `xattrs` is.
-            key_type: `string`, or `binary` for keys that are not UTF-8.
-            system_events: Whether changes of collections and scopes are rows too.
-            value_format: `binary`, or `string` for text, or `variant` for Spark's variant: a struct
-                of `value` and `metadata`, as its `parse_json` makes it.
-            document_schema: Columns to decode JSON documents to, in place of `value`: as Spark's
-                SQL lists them (`"name STRING, geo STRUCT<lat: DOUBLE>"`), or a `pyarrow.Schema`.
-                Fields that a document lacks are null, others are passed over. The guide lists the
-                types.
-            document_prefix: What the names of these columns begin with, where the documents have
-                fields that are called as columns of the table are.
-            on_malformed: What becomes of a document that is not JSON, does not fit
-                `document_schema` or is not text: its columns are `null`; or the stream is to
-                `fail` with a [`DataError`][dcp_rs.exceptions.DataError]; or its columns are null
-                and its bytes in the `column` called `_malformed`.
             scope: Scope to stream, with collections that are made in it later; all if not given.
             collections: Collections to stream, as `scope.collection`, or as `collection` within
                 `scope` or else within `_default`.
+            columns: `basic`; or `full`, for revision, expiry, flags, datatype and history too; or
+                the names of the columns in their order: see [`columns`][dcp_rs.columns]. Unless
+                `value`, or a column of `document_schema`, is among them, the server does not send
+                documents.
+            key_type: `string`, or `binary` for keys that are not UTF-8.
+            value_format: `binary`, or `string` for text, or `variant` for Spark's variant: a struct
+                of `value` and `metadata`, as its `parse_json` makes it.
+            include_xattrs: Whether `basic` and `full` have the column `xattrs`.
+            document_schema: Columns to decode JSON documents to, in place of `value`: as Spark's
+                SQL lists them (`"name STRING, geo STRUCT<lat: DOUBLE>"`), or a `pyarrow.Schema`; or
+                a [`DocumentSchema`][dcp_rs.DocumentSchema], which also says what becomes of
+                malformed documents. Fields that a document lacks are null, others are passed over.
+                The guide lists the types.
+            system_events: Whether changes of collections and scopes are rows too.
+            system_documents: Whether to deliver documents of scope `_system`, and records of
+                distributed transactions (keys that begin with `_txn:`). What `scope` or
+                `collections` name is delivered in any case, except records of transactions.
+            persisted_only: Off by default, unlike `persistedOnly` in Spark. Whether to deliver a
+                change only once every copy of its vBucket that is present has it on disk, so that
+                no failover to one of them takes it back. What waits counts towards the connection's
+                `buffer_size`. Without effect on ephemeral buckets, which an event tells.
             batch_rows: Most rows of a batch.
             batch_bytes: Size of a batch in bytes above which it ends, at most 16 MiB.
             linger: How long the first row of a batch waits for others, in seconds. From
                 2 ms on, what a busy connection brings may gather that long before it is read.
-            buffer_size: Flow-control window of each node's connection in bytes: so much may be
-                received and not yet taken.
-            clamp: Whether to stop at the seqnos of `until` themselves, and deliver exactly the
-                changes up to them. What the snapshot holds above may be newer versions of keys
-                below, so this is for readers that go on from there, as micro-batches do.
-            end_exists: Whether the seqnos of `until` were seen to exist. A vBucket that has less
-                was rolled back since, and the stream raises instead of waiting for changes that
-                may never come.
-            persisted_only: Whether to deliver a change only once every copy of its vBucket that is
-                present has it on disk, so that no failover to one of them takes it back. What
-                waits counts towards `buffer_size`. Without effect on ephemeral buckets, which an
-                event tells.
-            end_persisted: Whether a stream with an end is complete only once the whole snapshot
-                its last change lies in is on the disks of all copies. Needs `persisted_only`.
-            system_documents: Whether to deliver documents of scope `_system`, and records of
-                distributed transactions (keys that begin with `_txn:`). What `scope` or
-                `collections` name is delivered in any case, except records of transactions.
-            compressed: Whether to ask the server to send documents compressed that get smaller by
-                it, which costs both ends processor time and pays on a slow network. The table has
-                documents as they were written either way.
             on_rollback: `emit` a row that says where a vBucket's changes come again from and go on
                 there; `resync` does the same from the vBucket's beginning; `fail` raises.
             ack: `next`: asking for the next batch acknowledges the one before it. `manual`:
                 [`ChangeStream.ack`][dcp_rs.ChangeStream.ack] does, in any order, and the stream's
                 checkpoint never passes a batch that is not acknowledged.
-            noop_interval: Seconds between the server's noops; a connection that is silent for
-                twice as long is taken for dead.
             retry_timeout: How long a vBucket may be without a stream, while it is tried again and
                 again, before the whole stream fails, in seconds. It holds for opening the stream
                 too, and for everything that a restart, a failover or a new password may pass
@@ -394,42 +332,11 @@ class Client:
             ClosedError: The client is closed.
             ForkedProcessError: The client was made before a fork.
         """
-        begin = _resolve_start(start)
-        _check_until(until)
-        table = TableOptions(
-            columns=names(columns),
-            metadata=metadata,
-            include_value=include_value,
-            include_xattrs=include_xattrs,
-            key_type=key_type,
-            system_events=system_events,
-            value_format=value_format,
-            document_schema=as_ddl(document_schema),
-            document_prefix=document_prefix,
-            on_malformed=on_malformed,
-        )
-        options = StreamOptions(
-            start=begin._inner if isinstance(begin, Checkpoint) else begin,  # noqa: SLF001
-            until=until if until is None or isinstance(until, str) else dict(until),
-            vbuckets=None if vbuckets is None else list(vbuckets),
-            scope=scope,
-            collections=None if collections is None else _names("collections", collections),
-            batch_rows=batch_rows,
-            batch_bytes=batch_bytes,
-            linger=linger,
-            buffer_size=buffer_size,
-            clamp=clamp,
-            end_exists=end_exists,
-            persisted_only=persisted_only,
-            end_persisted=end_persisted,
-            system_documents=system_documents,
-            compressed=compressed,
-            on_rollback=on_rollback,
-            ack=ack,
-            noop_interval=noop_interval,
-            retry_timeout=retry_timeout,
-        )
-        return ChangeStream(self._inner.stream(table, options))
+        options = dict(locals())
+        del options["self"]
+        options["start"] = _begin(start)
+        options["document_schema"] = as_options(document_schema)
+        return ChangeStream(self._inner.stream(options))
 
     def close(self) -> None:
         """Closes the client; no stream can be opened any more."""
@@ -452,60 +359,16 @@ class Client:
         return f"<dcp_rs.Client {self._options!r}>"
 
 
-def _names(option: str, values: Iterable[str]) -> list[str]:
-    if isinstance(values, str):
-        raise _checks.wrong_type(option, values, "a list of names")
-    found = list(values)
-    for value in found:
-        _checks.text(option, value)
-    return found
-
-
-def _resolve_start(start: object) -> Checkpoint | dict[int, tuple[int, int, int]] | str:
-    expected = "'earliest', 'latest', a Checkpoint or a CheckpointStore"
+def _begin(start: object) -> object:
+    """Gives the engine's checkpoint; what is none of ours is left to the engine to judge."""
     # Before the stores: a checkpoint can be saved and loaded too.
     if isinstance(start, Checkpoint):
+        return start._inner  # noqa: SLF001 - the package's own
+    if not isinstance(start, CheckpointStore):
         return start
-    if isinstance(start, CheckpointStore):
-        stored = start.load()
-        if stored is not None and not isinstance(stored, Checkpoint):
-            raise _checks.wrong_type("start: load() of the store", stored, "a Checkpoint or None")
-        return "earliest" if stored is None else stored
-    if isinstance(start, Mapping):
-        return {each: _planned(each, position) for each, position in start.items()}
-    if not isinstance(start, str):
-        raise _checks.wrong_type("start", start, expected)
-    if start not in ("earliest", "latest"):
-        # No word is suggested: `latest` for a misspelt `earliest` would skip everything there is.
-        hint = f": read on from a file with dcp_rs.FileStore({start!r})" if "." in start else ""
-        raise ConfigError(f"start: must be {expected}, not {start!r}{hint}")
-    return start
-
-
-def _planned(vbucket: object, position: object) -> tuple[int, int, int]:
-    _checks.integer("start: vBucket", vbucket, 0, 0xFFFF)
-    if not isinstance(position, tuple) or len(position) != 3:
-        expected = "(vbuuid, seqno, epoch)"
-        raise _checks.wrong_type(f"start: vBucket {vbucket}", position, expected)
-    vbuuid, seqno, epoch = position
-    _checks.integer("start: vbuuid", vbuuid, 0, (1 << 64) - 1)
-    _checks.integer("start: seqno", seqno, 0, (1 << 64) - 1)
-    _checks.integer("start: epoch", epoch, 0, (1 << 31) - 1)
-    return vbuuid, seqno, epoch
-
-
-def _check_until(until: object) -> None:
-    if until is None:
-        return
-    if isinstance(until, str):
-        _checks.word("until", until, ["now"])
-        return
-    try:
-        seqnos = dict(until)  # type: ignore[call-overload]  # anything a dict can be made of
-    except (TypeError, ValueError):
-        raise _checks.wrong_type("until", until, "None, 'now' or seqnos by vBucket") from None
-    if not seqnos:
-        raise ConfigError("until: names no vBucket")
-    for vbucket, seqno in seqnos.items():
-        _checks.integer("until: vBucket", vbucket, 0, 0xFFFF)
-        _checks.integer("until: seqno", seqno, 0, (1 << 64) - 1)
+    stored = start.load()
+    if stored is None:
+        return "earliest"
+    if not isinstance(stored, Checkpoint):
+        raise _checks.wrong_type("start: load() of the store", stored, "a Checkpoint or None")
+    return stored._inner  # noqa: SLF001 - the package's own

@@ -60,30 +60,12 @@ class PlanOptions:
     on_rollback: Literal["emit", "fail", "resync"] = "emit"
     """What to do where the server's history is no longer the one that was read."""
     persisted_only: bool = True
-    """Whether to take only what every copy of a vBucket has on disk."""
+    """On by default, unlike in [`Client.stream`][dcp_rs.Client.stream]. Whether to take only what
+    every copy of a vBucket has on disk."""
     allow_data_loss: bool = False
     """Whether to go on where deletions may have been purged unread."""
     is_last: bool = False
     """Whether nothing goes on from the end: it is then all there is, persisted or not."""
-
-
-@dataclass(frozen=True)
-class _PlannerOptions:
-    vbuckets: list[int] | None
-    scope: str | None
-    collections: list[str] | None
-    system_documents: bool
-    patience: float
-
-
-@dataclass(frozen=True)
-class _PlanOptions:
-    max_rows: int | None
-    until: str | None
-    on_rollback: str
-    persisted_only: bool
-    allow_data_loss: bool
-    is_last: bool
 
 
 class Planner:
@@ -110,7 +92,7 @@ class Planner:
         scope: str | None = None,
         collections: Iterable[str] | None = None,
         system_documents: bool = False,
-        patience: float = 300.0,
+        retry_timeout: float = 300.0,
     ) -> None:
         """Makes a planner of a bucket, or of some of its vBuckets or collections.
 
@@ -120,18 +102,14 @@ class Planner:
             scope: Scope to read, as in [`Client.stream`][dcp_rs.Client.stream].
             collections: Collections to read, likewise.
             system_documents: Whether documents of scope `_system` are read, likewise.
-            patience: Longest time in seconds that the cluster may be away, once it has answered.
+            retry_timeout: Longest time in seconds that the cluster may be away, once it has
+                answered.
 
         Raises:
             ConfigError: There is no such vBucket, scope or collection.
         """
-        options = _PlannerOptions(
-            vbuckets=None if vbuckets is None else sorted(vbuckets),
-            scope=scope,
-            collections=None if collections is None else list(collections),
-            system_documents=system_documents,
-            patience=patience,
-        )
+        options = dict(locals())
+        del options["self"], options["client"]
         self._inner = _dcp_rs.Planner(client._inner, options)  # noqa: SLF001
 
     @property
@@ -170,11 +148,11 @@ class Planner:
 
     def latest(self, options: PlanOptions) -> Offsets:
         """Gives offsets after what may be read now."""
-        return _load(self._inner.latest(_engine(options)))
+        return _load(self._inner.latest(_by_name(options)))
 
     def fix_target(self, options: PlanOptions) -> None:
         """Lets no batch go beyond what may be read now."""
-        self._inner.fix_target(_engine(options))
+        self._inner.fix_target(_by_name(options))
 
     def end(self, start: Offsets | Checkpoint, options: PlanOptions) -> Offsets:
         """Gives where to end the batch that begins at `start`; there if there is nothing to do.
@@ -184,7 +162,7 @@ class Planner:
             DataError: Deletions may have been purged unread.
             CheckpointError: `start` is damaged, or of another bucket or filter.
         """
-        return _load(self._inner.plan_end(_begin(start), _engine(options)))
+        return _load(self._inner.plan_end(_begin(start), _by_name(options)))
 
     def tasks(
         self,
@@ -202,7 +180,7 @@ class Planner:
             DataError: Deletions may have been purged unread.
             CheckpointError: The offsets are damaged, or of another bucket or filter.
         """
-        planned = self._inner.plan_tasks(_begin(start), _dump(end), tasks, _engine(options))
+        planned = self._inner.plan_tasks(_begin(start), _dump(end), tasks, _by_name(options))
         return [
             Task(node, tuple(Range(*each) for each in ranges), plan)
             for node, plan, ranges in planned
@@ -251,12 +229,6 @@ def _dump(offsets: Mapping[str, Any]) -> str:
     return json.dumps(offsets, separators=(",", ":"))
 
 
-def _engine(options: PlanOptions) -> _PlanOptions:
-    return _PlanOptions(
-        max_rows=options.max_rows,
-        until=None if options.until is None else _dump(options.until),
-        on_rollback=options.on_rollback,
-        persisted_only=options.persisted_only,
-        allow_data_loss=options.allow_data_loss,
-        is_last=options.is_last,
-    )
+def _by_name(options: PlanOptions) -> dict[str, object]:
+    until = None if options.until is None else _dump(options.until)
+    return vars(options) | {"until": until}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dcp_rs import _checks, _dcp_rs
+from dcp_rs import _dcp_rs
 from dcp_rs._arrow import require_pyarrow
-from dcp_rs._documents import as_ddl
+from dcp_rs.documents import DocumentSchema, as_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ class ColumnInfo:
     Attributes:
         name: Its name.
         included: When it is there: `basic` unless columns are named, `full` with
-            `metadata="full"`, `request` if it is named or asked for by an option of its own.
+            `columns="full"`, `request` if it is named or asked for by an option of its own.
         nullable: Whether it can hold nulls.
         meaning: What it holds and when it is null.
     """
@@ -45,42 +45,6 @@ def columns() -> list[ColumnInfo]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableOptions:
-    """Which columns a table has; the arguments of the same names of `Client.stream`."""
-
-    columns: list[str] | None = None
-    metadata: str = "basic"
-    include_value: bool = True
-    include_xattrs: bool = False
-    key_type: str = "string"
-    system_events: bool = False
-    value_format: str = "binary"
-    document_schema: str | None = None
-    document_prefix: str = ""
-    on_malformed: str = "null"
-
-    def __post_init__(self) -> None:
-        if self.columns is not None:
-            _check_columns(self.columns)
-        _checks.word("metadata", self.metadata, ["basic", "full"])
-        _checks.flag("include_value", self.include_value)
-        _checks.flag("include_xattrs", self.include_xattrs)
-        _checks.word("key_type", self.key_type, ["string", "binary"])
-        _checks.flag("system_events", self.system_events)
-        _checks.word("value_format", self.value_format, ["binary", "string", "variant"])
-        _checks.text("document_schema", self.document_schema, optional=True)
-        _checks.text("document_prefix", self.document_prefix)
-        _checks.word("on_malformed", self.on_malformed, ["null", "fail", "column"])
-
-
-def _check_columns(columns: object) -> None:
-    if isinstance(columns, str) or not isinstance(columns, list):
-        raise _checks.wrong_type("columns", columns, "a list of column names")
-    for name in columns:
-        _checks.text("columns", name)
-
-
 class Schema:
     """The columns a stream would have, without a connection.
 
@@ -90,15 +54,12 @@ class Schema:
     `pyarrow.schema(Schema())` and other users of the Arrow PyCapsule interface take it as it is.
 
     Args:
-        columns: As of [`Client.stream`][dcp_rs.Client.stream], like the others.
-        metadata: `basic` or `full`.
-        include_value: Whether documents are part of the table.
-        include_xattrs: Whether extended attributes are.
+        columns: `basic`, `full` or names, as of [`Client.stream`][dcp_rs.Client.stream], like the
+            others.
         key_type: `string` or `binary`.
         value_format: `binary`, `string` or `variant`.
+        include_xattrs: Whether `basic` and `full` have the column `xattrs`.
         document_schema: Columns that documents are decoded to.
-        document_prefix: What the names of these begin with.
-        on_malformed: `null`, `fail` or `column`.
 
     Raises:
         ConfigError: A column is unknown or named twice, or options contradict each other.
@@ -109,29 +70,16 @@ class Schema:
     def __init__(
         self,
         *,
-        columns: Sequence[str] | None = None,
-        metadata: Literal["basic", "full"] = "basic",
-        include_value: bool = True,
-        include_xattrs: bool = False,
+        columns: Literal["basic", "full"] | Sequence[str] = "basic",
         key_type: Literal["string", "binary"] = "string",
         value_format: Literal["binary", "string", "variant"] = "binary",
-        document_schema: str | pa.Schema | None = None,
-        document_prefix: str = "",
-        on_malformed: Literal["null", "fail", "column"] = "null",
+        include_xattrs: bool = False,
+        document_schema: str | pa.Schema | DocumentSchema | None = None,
     ) -> None:
-        self._inner = _dcp_rs.Schema(
-            TableOptions(
-                columns=names(columns),
-                metadata=metadata,
-                include_value=include_value,
-                include_xattrs=include_xattrs,
-                key_type=key_type,
-                value_format=value_format,
-                document_schema=as_ddl(document_schema),
-                document_prefix=document_prefix,
-                on_malformed=on_malformed,
-            )
-        )
+        options = dict(locals())
+        del options["self"]
+        options["document_schema"] = as_options(document_schema)
+        self._inner = _dcp_rs.Schema(options)
 
     @property
     def names(self) -> list[str]:
@@ -152,10 +100,3 @@ class Schema:
 
     def __repr__(self) -> str:
         return f"<dcp_rs.Schema [{', '.join(self.names)}]>"
-
-
-def names(columns: Sequence[str] | None) -> list[str] | None:
-    """Makes a list of any sequence of names; a lone text is kept, to be refused by its type."""
-    if columns is None or isinstance(columns, str):
-        return columns  # type: ignore[return-value]  # refused by TableOptions
-    return list(columns)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from dcp_rs import _checks
 from dcp_rs._arrow import require_pyarrow
 from dcp_rs.batch import ChangeBatch
 from dcp_rs.checkpoint import Checkpoint
@@ -17,58 +16,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dcp_rs import _dcp_rs
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamOptions:
-    """The arguments of `Client.stream` that are not about columns, checked."""
-
-    start: str | _dcp_rs.Checkpoint | dict[int, tuple[int, int, int]] = "earliest"
-    until: str | dict[int, int] | None = None
-    vbuckets: list[int] | None = None
-    scope: str | None = None
-    collections: list[str] | None = None
-    batch_rows: int = 10_000
-    batch_bytes: int = 4 * 1024 * 1024
-    linger: float = 0.1
-    buffer_size: int = 8 * 1024 * 1024
-    clamp: bool = False
-    end_exists: bool = False
-    persisted_only: bool = False
-    end_persisted: bool = False
-    system_documents: bool = False
-    compressed: bool = False
-    on_rollback: str = "emit"
-    ack: str = "next"
-    noop_interval: float = 20.0
-    retry_timeout: float = 300.0
-
-    def __post_init__(self) -> None:
-        if self.vbuckets is not None:
-            if not self.vbuckets:
-                raise ConfigError("vbuckets: names no vBucket")
-            for vbucket in self.vbuckets:
-                _checks.integer("vbuckets", vbucket, 0, 0xFFFF)
-        _checks.text("scope", self.scope, optional=True)
-        if self.collections is not None and not self.collections:
-            raise ConfigError("collections: names no collection")
-        _checks.integer("batch_rows", self.batch_rows, 1, 10_000_000)
-        _checks.integer("batch_bytes", self.batch_bytes, 1, 16 * 1024 * 1024)
-        _checks.seconds("linger", self.linger, 0.0, 3600)
-        _checks.integer("buffer_size", self.buffer_size, 64 * 1024, (1 << 32) - 1)
-        for option in (
-            "clamp",
-            "end_exists",
-            "persisted_only",
-            "end_persisted",
-            "system_documents",
-            "compressed",
-        ):
-            _checks.flag(option, getattr(self, option))
-        _checks.word("on_rollback", self.on_rollback, ["emit", "fail", "resync"])
-        _checks.word("ack", self.ack, ["next", "manual"])
-        _checks.seconds("noop_interval", self.noop_interval, 1.0, 3600)
-        _checks.seconds("retry_timeout", self.retry_timeout, 0.0, 86_400)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,9 +61,12 @@ def test_asynchronous_readers_acknowledge_too(client, fill):
     assert asyncio.run(read()) == 40
 
 
-def test_a_server_waits_for_what_is_not_acknowledged(client, fill):
+def test_a_server_waits_for_what_is_not_acknowledged(cluster, fill):
     fill(400, size=1024)
-    with manual(client, until="now", buffer_size=64 * 1024) as stream:
+    with (
+        cluster.connect(buffer_size=64 * 1024) as client,
+        manual(client, until="now") as stream,
+    ):
         rows = 0
         for batch in stream:
             assert stream.stats().buffered_bytes <= 64 * 1024 + 2048

@@ -242,7 +242,7 @@ def test_a_rollback_is_a_row(cluster, client):
     rolled = Rolled(cluster, client)
     rows = rows_of(
         client.stream(
-            start=rolled.checkpoint, until="now", vbuckets=[rolled.vbucket], metadata="full"
+            start=rolled.checkpoint, until="now", vbuckets=[rolled.vbucket], columns="full"
         )
     )
     rollback, *rest = rows

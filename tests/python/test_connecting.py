@@ -110,6 +110,18 @@ def test_tls_to_a_plain_port_fails_in_time(cluster):
         ({"username": 7}, "username: must be text, not int"),
         ({"tls_key": "key.pem"}, "tls_certificate, tls_key: give both or neither"),
         ({"bucket": None}, "bucket"),
+        ({"buffer_size": 10}, "buffer_size: 10 is not from 65536 to 4294967295"),
+        ({"noop_interval": 0.5}, "noop_interval: 0.5 is not from 1 to 3600 seconds"),
+        ({"compressed": "snappy"}, "compressed: must be True or False, not str"),
+        (
+            {"sasl_mechanisms": iter(["PLAIN"])},
+            "sasl_mechanisms: must be a list of names, not list_iterator",
+        ),
+        ({"sasl_mechanisms": "PLAIN"}, "sasl_mechanisms: must be a list of names, not str"),
+        (
+            {"sasl_mechanisms": ["SCRAM-SHA-1"]},
+            "sasl_mechanisms: must be .*, not 'SCRAM-SHA-1'; did you mean 'SCRAM-SHA1'",
+        ),
     ],
 )
 def test_a_wrong_option_is_named(options, message):
@@ -119,6 +131,15 @@ def test_a_wrong_option_is_named(options, message):
         dcp_rs.connect(address, **given)
     assert isinstance(raised.value, ValueError)
     assert "secret" not in str(raised.value)
+
+
+def test_options_beside_connection_options_are_refused(cluster):
+    options = cluster.connection_options
+    with dcp_rs.connect(options, buffer_size=dcp_rs.ConnectionOptions.buffer_size) as client:
+        assert client.options == options
+    with pytest.raises(exceptions.ConfigError, match=r"^buffer_size: .*replace\(options") as raised:
+        dcp_rs.connect(options, buffer_size=1 << 20)
+    assert "set it there" in str(raised.value)
 
 
 def test_passwords_are_not_shown():

@@ -99,7 +99,7 @@ def test_a_killed_server_goes_on_where_its_folder_ends(serve):
     def read(facts):
         nonlocal position
         with connect(facts) as client:
-            stream = client.stream(start=position or "earliest", until="now", metadata="full")
+            stream = client.stream(start=position or "earliest", until="now", columns="full")
             for row in rows_of(stream):
                 if row["op"] == "rollback":
                     for key in [key for key, seqno in state.items() if seqno > row["seqno"]]:
@@ -130,7 +130,7 @@ def test_a_killed_server_goes_on_where_its_folder_ends(serve):
         process, facts = serve()
         read(facts)
         with connect(facts) as client:
-            stream = client.stream(until="now", metadata="full")
+            stream = client.stream(until="now", columns="full")
             assert state == {row["key"]: row["seqno"] for row in rows_of(stream)}
         content = json.loads(stream.checkpoint().to_json())["content"]
         branches.append(content["positions"]["0"]["failover_log"])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import dcp_rs
+from dcp_rs import debug
+from dcp_rs.debug import Decoder
 from dcp_rs.exceptions import ConfigError, ProtocolError
-from dcp_rs.packets import Decoder
 from reading import TRACES
 
 # Another folder's recordings are judged by their packets; names are known of the project's only.
@@ -41,7 +41,7 @@ def decoded(path):
         if line["dir"] == "c2s" and raw[0] not in MAGICS:
             # Sent on purpose, to see what a server does.
             with pytest.raises(ProtocolError, match="magic"):
-                dcp_rs.decode(raw)
+                debug.decode(raw)
             continue
         (packet,) = ways[connection][line["dir"]].feed(raw)
         yield line, packet
@@ -113,7 +113,7 @@ def test_values_are_python_objects():
     extras = struct.pack(">QQIIIHB", 5, 1, 0, 0, 0, 0, 0)
     body = extras + b"k" + xattrs + b"\xff"
     header = struct.pack(">BBHBBHIIQ", 0x80, 0x57, 1, len(extras), 4, 7, len(body), 1, 2**64 - 1)
-    (packet,) = dcp_rs.decode(header + body)
+    (packet,) = debug.decode(header + body)
     assert list(packet.fields)[:7] == [
         "magic",
         "opcode",
@@ -140,7 +140,7 @@ def test_values_are_python_objects():
 def test_packets_come_in_any_pieces():
     path = TRACES / "6.0.5-multi-vb.jsonl"
     stream = b"".join(bytes.fromhex(line["hex"]) for line in recorded(path))
-    whole = dcp_rs.decode(stream)
+    whole = debug.decode(stream)
     for size in (1, 7, 23, 24, 25, 1000):
         decoder = Decoder()
         pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
@@ -154,23 +154,23 @@ def test_what_is_no_packet_is_an_error():
         "ClientRequest DCP_STREAM_END vbucket=3 opaque=0x1000 cas=0x0 datatype=raw length=28"
         " reason=StateChanged"
     )
-    assert [str(each) for each in dcp_rs.decode(packet * 2)] == [line] * 2
-    assert dcp_rs.decode(b"") == []
+    assert [str(each) for each in debug.decode(packet * 2)] == [line] * 2
+    assert debug.decode(b"") == []
     for cut in range(1, len(packet)):
         with pytest.raises(ProtocolError, match="bytes are missing"):
-            dcp_rs.decode(packet[:cut])
+            debug.decode(packet[:cut])
     with pytest.raises(ProtocolError, match="magic"):
-        dcp_rs.decode(b"GET / HTTP/1.1\r\n")
+        debug.decode(b"GET / HTTP/1.1\r\n")
     with pytest.raises(ProtocolError, match="exceeds the limit"):
-        dcp_rs.decode(packet[:8] + b"\xff\xff\xff\xff" + packet[12:24])
+        debug.decode(packet[:8] + b"\xff\xff\xff\xff" + packet[12:24])
     with pytest.raises(ConfigError, match="data: must be bytes"):
-        dcp_rs.decode("8055")
+        debug.decode("8055")
 
 
 def test_a_malformed_message_is_shown_as_such():
     # A stream end whose extras are two bytes short.
     packet = bytes.fromhex("8055000002000003000000020000100000000000000000000002")
-    (shown,) = dcp_rs.decode(packet)
+    (shown,) = debug.decode(packet)
     assert shown.fields["opcode"] == "DCP_STREAM_END"
     assert "extras" in shown.fields["problem"]
     assert "problem=" in str(shown)

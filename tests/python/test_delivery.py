@@ -1,8 +1,12 @@
 """What a stream delivers: up to an end, what is persisted, no system documents."""
 
+import time
+
 import pytest
 
 import dcp_rs
+from dcp_rs import _dcp_rs
+from dcp_rs.planner import Planner, PlanOptions
 
 
 @pytest.fixture
@@ -15,17 +19,29 @@ def seqnos(stream):
     return [row["seqno"] for batch in stream for row in batch.rows()]
 
 
-def test_a_clamped_stream_delivers_exactly_up_to_its_end(single):
+@pytest.mark.parametrize("persisted_only", [False, True])
+def test_a_planned_read_delivers_exactly_up_to_its_end(single, persisted_only):
     cluster, client = single
     for n in range(20):
         cluster.upsert(f"key_{n}", b"1")
-    start, ends = "earliest", [7, 8, 15, 20]
-    for before, end in zip([0, *ends], ends, strict=False):
-        stream = client.stream(start=start, until={0: end}, clamp=True)
-        assert seqnos(stream) == list(range(before + 1, end + 1))
-        start = stream.checkpoint()
-        at = start.positions[0]
-        assert (at.seqno, at.snapshot_end) == (end, 20)
+    planner = Planner(client)
+    start, read, lengths = planner.earliest(), [], []
+    for most in (7, 1, 7, 5):
+        options = PlanOptions(max_rows=most, persisted_only=persisted_only)
+        deadline = time.monotonic() + 20
+        while (end := planner.end(start, options)) == start:
+            assert time.monotonic() < deadline, "nothing is persisted"
+            time.sleep(0.01)
+        (task,) = planner.tasks(start, end, 1, options)
+        connection = vars(cluster.connection_options)
+        reader, stream = _dcp_rs.open_task(connection, None, task.plan, {})
+        found = seqnos(dcp_rs.ChangeStream(stream))
+        read += found
+        lengths.append(len(found))
+        reader.close()
+        start = end
+    assert lengths == [7, 1, 7, 5]
+    assert read == list(range(1, 21))
     assert seqnos(client.stream(until={0: 7})) == list(range(1, 21)), "the whole snapshot"
 
 
@@ -33,7 +49,7 @@ def test_changes_are_delivered_once_they_are_persisted(single):
     cluster, client = single
     for n in range(20):
         cluster.upsert(f"key_{n}", b"1")
-    stream = client.stream(until="now", persisted_only=True, end_persisted=True)
+    stream = client.stream(until="now", persisted_only=True)
     assert seqnos(stream) == list(range(1, 21))
     stats = stream.stats()
     assert (stats.unpersisted_rows, stats.unpersisted_bytes, stats.complete) == (0, 0, 1)
@@ -57,11 +73,8 @@ def test_records_of_transactions_are_hidden_unless_asked_for(single):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"clamp": True}, "clamp"),
-        ({"end_persisted": True, "until": "now"}, "end_persisted"),
         ({"persisted_only": 1}, "persisted_only"),
         ({"system_documents": None}, "system_documents"),
-        ({"compressed": "snappy"}, "compressed"),
     ],
 )
 def test_wrong_options_are_refused_by_name(client, options, named):

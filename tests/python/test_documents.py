@@ -6,6 +6,7 @@ import decimal
 import pytest
 
 import dcp_rs
+from dcp_rs import DocumentSchema
 from dcp_rs.exceptions import ConfigError, DataError
 from reading import rows_of
 
@@ -69,7 +70,7 @@ def by_key(client, **options):
 
 
 def test_documents_are_decoded_to_columns(client, documents):
-    rows = by_key(client, document_schema=SCHEMA, on_malformed="column")
+    rows = by_key(client, document_schema=DocumentSchema(SCHEMA, on_malformed="column"))
     assert {name: rows["good"][name] for name in READ} == READ
     for key in documents.keys() - {"good"}:
         assert {rows[key][name] for name in READ} == {None}, key
@@ -118,7 +119,7 @@ def test_an_arrow_schema_that_documents_cannot_have_is_refused():
 def test_a_malformed_document_can_end_the_stream(cluster, client):
     token = cluster.upsert("secret key", {"n": "secret"})
     with pytest.raises(DataError, match="expected an INT") as raised:
-        list(client.stream(until="now", document_schema="n INT", on_malformed="fail"))
+        by_key(client, document_schema=DocumentSchema("n INT", on_malformed="fail"))
     assert (raised.value.vbucket, raised.value.seqno) == (token.vbucket, token.seqno)
     assert raised.value.code == "malformed"
     assert "secret" not in str(raised.value)
@@ -127,9 +128,9 @@ def test_a_malformed_document_can_end_the_stream(cluster, client):
 def test_fields_called_as_columns_get_a_prefix(cluster, client):
     cluster.upsert("k", {"key": 1, "timestamp": 2})
     schema = "key INT, timestamp BIGINT"
-    with pytest.raises(ConfigError, match="give document_prefix"):
+    with pytest.raises(ConfigError, match="give a prefix"):
         client.stream(document_schema=schema)
-    (row,) = by_key(client, document_schema=schema, document_prefix="doc_").values()
+    (row,) = by_key(client, document_schema=DocumentSchema(schema, prefix="doc_")).values()
     assert (row["key"], row["doc_key"], row["doc_timestamp"]) == ("k", 1, 2)
 
 
@@ -148,3 +149,25 @@ def test_a_value_is_bytes_text_or_a_variant(client):
     assert of["binary"]["binary"] == b"\x00\xff"
     assert of["string"]["binary"] is of["variant"]["binary"] is None
     assert {form: of[form]["removed"] for form in of} == dict.fromkeys(of)
+
+
+@pytest.mark.usefixtures("documents")
+def test_malformed_text_can_have_a_column_without_a_schema(client):
+    documents = DocumentSchema(on_malformed="column")
+    rows = by_key(client, value_format="string", document_schema=documents)
+    assert (rows["binary"]["value"], rows["binary"]["_malformed"]) == (None, b"\x00\xff")
+
+
+@pytest.mark.parametrize(
+    ("documents", "said"),
+    [
+        (DocumentSchema("a INT", prefix=5), "prefix: must be text, not int"),
+        (DocumentSchema("a INT", on_malformed="ignore"), "on_malformed: must be 'null', 'fail'"),
+        (DocumentSchema(prefix="doc_"), "document_schema: a prefix is for the columns of a schema"),
+        (DocumentSchema(on_malformed="fail"), "on_malformed: documents are not looked at"),
+        (DocumentSchema(DocumentSchema("a INT")), "document_schema: must be text or a pyarrow"),
+    ],
+)
+def test_a_wrong_document_schema_is_refused_by_name(documents, said):
+    with pytest.raises(ConfigError, match=said):
+        dcp_rs.Schema(document_schema=documents)

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import dcp_rs
-from dcp_rs import _dcp_rs, exceptions, planner, testing
+from dcp_rs import _dcp_rs, debug, exceptions, planner, testing
 
 MODULES = sorted(
     name
@@ -40,12 +40,12 @@ def test_there_are_examples():
 
 
 def test_the_public_names_are_sorted_and_documented():
-    assert dcp_rs.__all__ == sorted(dcp_rs.__all__)
     assert exceptions.__all__ == sorted(exceptions.__all__)
     looked_at = 0
-    assert testing.__all__ == sorted(testing.__all__)
-    names = {each: getattr(dcp_rs, each) for each in dcp_rs.__all__}
-    for name, each in (names | {each: getattr(testing, each) for each in testing.__all__}).items():
+    modules = [dcp_rs, testing, debug]
+    assert all(module.__all__ == sorted(module.__all__) for module in modules)
+    public = {each: getattr(module, each) for module in modules for each in module.__all__}
+    for name, each in public.items():
         if inspect.isclass(each):
             assert each.__doc__, name
             for member, value in vars(each).items():
@@ -58,9 +58,55 @@ def test_the_public_names_are_sorted_and_documented():
     assert looked_at > 50
 
 
+@pytest.mark.parametrize(
+    ("function", "of"),
+    [
+        (dcp_rs.Client.stream, "stream"),
+        (dcp_rs.Schema, "stream"),
+        (dcp_rs.connect, "connection"),
+        (dcp_rs.ConnectionOptions, "connection"),
+        (dcp_rs.DocumentSchema, "documents"),
+        (planner.PlanOptions, "plan"),
+        (planner.Planner, "stream"),
+        (testing.EmbeddedCluster, "cluster"),
+        (testing.Limits, "limits"),
+    ],
+)
+def test_a_signature_shows_the_defaults_of_the_engine(function, of):
+    declared = _dcp_rs.defaults()[of]
+    shown = {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in {"self", "client", "connection_string"}
+    }
+    assert shown == {name: declared[name] for name in shown}
+    assert all(type(shown[name]) is type(declared[name]) for name in shown)
+    if function not in {dcp_rs.Schema, planner.Planner}:
+        assert shown.keys() == declared.keys() - {"connection_string"}
+
+
+def test_a_stream_has_few_options_and_each_is_documented():
+    for function, most in [(dcp_rs.Client.stream, 20), (dcp_rs.connect, 17)]:
+        names = inspect.signature(function).parameters.keys() - {"self"}
+        assert len(names) <= most
+        documented = inspect.getdoc(function)
+        assert [name for name in names if f"    {name}: " not in documented] == []
+
+
 def test_every_error_is_caught_by_one_class():
     for name in exceptions.__all__:
         assert issubclass(getattr(exceptions, name), exceptions.DcpError)
+
+
+def test_the_public_face_is_what_a_reader_of_changes_needs():
+    given = {
+        "connect Client ConnectionOptions ChangeStream ChangeBatch DocumentSchema Schema columns",
+        "Checkpoint Position CheckpointStore FileStore MemoryStore",
+        "DcpError exceptions testing __version__",
+        # What these return.
+        "ColumnInfo StoredFilter StreamEvent StreamStats VbucketStats",
+    }
+    assert set(dcp_rs.__all__) == set(" ".join(given).split())
 
 
 def test_every_class_of_the_extension_is_wrapped():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-import dcp_rs
+from dcp_rs import debug
 from dcp_rs.exceptions import ConfigError
 from reading import TRACES
 
@@ -23,7 +23,7 @@ def branch(name):
 
 def explain(row):
     start, end = row["snapshot"]
-    return dcp_rs.explain_rollback(
+    return debug.explain_rollback(
         failover_log=[(branch(name), seqno) for name, seqno in row["table"]],
         high_seqno=row["high"],
         vbuuid=branch(row["uuid"]),
@@ -98,7 +98,7 @@ BASE = {
     ],
 )
 def test_the_reason_names_the_rule_and_the_numbers(change, words):
-    reason = dcp_rs.explain_rollback(**BASE | change).reason
+    reason = debug.explain_rollback(**BASE | change).reason
     assert [word for word in words if word not in reason] == [], reason
 
 
@@ -118,7 +118,7 @@ def test_the_reason_names_the_rule_and_the_numbers(change, words):
 )
 def test_arguments_that_are_no_seqnos_are_refused_by_name(change, message):
     with pytest.raises(ConfigError, match=message):
-        dcp_rs.explain_rollback(**BASE | change)
+        debug.explain_rollback(**BASE | change)
 
 
 def command(*arguments):

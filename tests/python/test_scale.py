@@ -10,9 +10,10 @@ _BEGIN = """
 import json, os, sys, time
 import dcp_rs
 
-def connect():
+def connect(**options):
     return dcp_rs.connect(
-        sys.argv[1], bucket="default", username="Administrator", password="password")
+        sys.argv[1], bucket="default", username="Administrator", password="password",
+        **options)
 
 def resident():
     with open("/proc/self/statm") as statm:
@@ -40,12 +41,12 @@ def figures(got):
 def test_a_slow_reader_holds_its_windows_and_batches_only(cluster, start_python, fill):
     fill(20_000, size=2000)
     program = """
-window, batch = 1024 * 1024, 256 * 1024
-with connect() as client:
+batch = 256 * 1024
+with connect(buffer_size=1024 * 1024) as client:
     with client.stream(until="now", batch_rows=10) as warm:
         for _ in zip(range(100), warm): pass
     before, most = resident(), 0
-    with client.stream(buffer_size=window, batch_bytes=batch) as stream:
+    with client.stream(batch_bytes=batch) as stream:
         for _, taken in zip(range(60), stream):
             del taken
             time.sleep(0.03)

@@ -53,7 +53,7 @@ def test_documents_are_written_read_and_removed(cluster, client, collection):
     assert not collection.exists("airline_10").exists
     with pytest.raises(DocumentNotFoundException):
         collection.get("airline_10")
-    (row,) = rows_of(client.stream(until="now", metadata="full"))
+    (row,) = rows_of(client.stream(until="now", columns="full"))
     assert (row["op"], row["key"], row["rev"]) == ("deletion", "airline_10", 3)
 
 
@@ -74,7 +74,7 @@ def test_conflicts_are_refused(collection):
 def test_documents_expire(cluster, client, collection):
     collection.upsert("short", {"n": 1}, UpsertOptions(expiry=timedelta(seconds=1)))
     collection.insert("long", {"n": 2}, InsertOptions(expiry=timedelta(hours=1)))
-    (row,) = [r for r in rows_of(client.stream(until="now", metadata="full")) if r["key"] == "long"]
+    (row,) = [r for r in rows_of(client.stream(until="now", columns="full")) if r["key"] == "long"]
     assert 3500 < row["expiry"].timestamp() - time.time() < 3700
     deadline = time.monotonic() + 10
     while collection.exists("short").exists and time.monotonic() < deadline:
@@ -90,7 +90,7 @@ def test_every_document_the_sdk_writes_is_streamed(client, collection):
     documents = {f"doc_{n}": {"n": n, "text": "ü" * n} for n in range(200)}
     for key, value in documents.items():
         collection.upsert(key, value)
-    rows = rows_of(client.stream(until="now", metadata="full"))
+    rows = rows_of(client.stream(until="now", columns="full"))
     assert sorted(row["key"] for row in rows) == sorted(documents)
     assert {row["datatype"] for row in rows} == {"json"}
     # The common flags of the SDKs: JSON.

@@ -81,20 +81,22 @@ def test_both_nodes_are_read(client):
     assert sorted(vb for vbuckets in nodes.values() for vb in vbuckets) == list(range(16))
 
 
-def test_more_than_ten_windows_are_read_while_every_batch_is_kept(client, fill):
+def test_more_than_ten_windows_are_read_while_every_batch_is_kept(cluster, fill):
     window = 64 * 1024
     documents = fill(400, size=4000)
     total = sum(map(len, documents.values()))
     assert total > 10 * 2 * window
-    table = client.stream(until="now", buffer_size=window, batch_rows=10).read_all()
+    with cluster.connect(buffer_size=window) as client:
+        table = client.stream(until="now", batch_rows=10).read_all()
     assert sum(len(value.as_py()) for value in table["value"]) == total
     assert sorted(table["key"].to_pylist()) == sorted(documents)
 
 
-def test_one_document_larger_than_the_window_is_read(cluster, client):
+def test_one_document_larger_than_the_window_is_read(cluster):
     cluster.upsert("large", b"x" * 3_000_000)
     cluster.upsert("small", b"y")
-    table = client.stream(until="now", buffer_size=64 * 1024).read_all()
+    with cluster.connect(buffer_size=64 * 1024) as client:
+        table = client.stream(until="now").read_all()
     assert sorted(len(value.as_py()) for value in table["value"]) == [1, 3_000_000]
 
 
@@ -247,22 +249,27 @@ def test_numbers_of_a_stream(client, fill):
         ("until", {1: -1}, "until: seqno: -1 is not from 0"),
         ("until", 5, "until: must be"),
         ("vbuckets", [], "vbuckets: names no vBucket"),
+        ("vbuckets", 5, "vbuckets: must be a list of vBuckets, not int"),
         ("vbuckets", ["1"], "vbuckets: must be a whole number, not str"),
         ("vbuckets", [70_000], "vbuckets: 70000 is not from 0"),
         (
-            "metadata",
+            "columns",
             "fully",
-            "metadata: must be 'basic' or 'full', not 'fully'; did you mean 'full'",
+            "'basic', 'full' or a list of column names, not 'fully'; did you mean 'full'",
         ),
+        ("columns", None, "columns: must be .* a list of column names, not NoneType"),
+        ("columns", ["key", 5], "columns: must be text, not int"),
         ("key_type", "bytes", "key_type: must be 'string' or 'binary', not 'bytes'$"),
-        ("include_value", "yes", "include_value: must be True or False, not str"),
+        ("include_xattrs", "yes", "include_xattrs: must be True or False, not str"),
         ("collections", "airline", "collections: must be a list of names"),
         ("collections", [], "collections: names no collection"),
         ("batch_rows", 0, "batch_rows: 0 is not from 1"),
+        ("batch_rows", True, "batch_rows: must be a whole number, not bool"),
+        ("batch_rows", 1 << 70, "batch_rows: 1180591620717411303424 is not from 1 to 10000000"),
         ("batch_bytes", 1 << 30, "batch_bytes: 1073741824 is not from 1 to 16777216"),
         ("linger", -1, "linger: -1 is not from 0"),
+        ("linger", float("nan"), "linger: nan is not from 0 to 3600 seconds"),
         ("linger", "1s", "linger: must be a number of seconds"),
-        ("buffer_size", 10, "buffer_size: 10 is not from 65536"),
         ("on_rollback", "raise", "on_rollback: must be 'emit', 'fail' or 'resync', not 'raise'"),
     ],
 )

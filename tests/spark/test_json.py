@@ -224,8 +224,8 @@ def test_a_value_is_text_where_it_is_utf_8(spark, options):
     ("more", "said"),
     [
         ({"documentSchema": "name TEXT"}, "there is no type TEXT"),
-        ({"documentSchema": "a INT", "includeValue": "false"}, "nothing to decode"),
-        ({"onMalformed": "ignore"}, "null or fail or column"),
+        ({"documentSchema": "a INT", "includeValue": "false"}, "documentSchema: needs documents"),
+        ({"onMalformed": "ignore"}, "'null', 'fail' or 'column'"),
     ],
 )
 def test_what_makes_no_sense_is_told_before_anything_is_read(spark, options, more, said):
@@ -238,13 +238,13 @@ def test_what_makes_no_sense_is_told_before_anything_is_read(spark, options, mor
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"documentSchema": "timestamp TIMESTAMP"}, "^documentSchema: .*give documentPrefix"),
+        ({"documentSchema": "timestamp TIMESTAMP"}, "^documentSchema: .*give a prefix"),
         ({"onMalformed": "fail"}, "documents are not looked at"),
-        ({"valueFormat": "json"}, "binary or string or variant"),
+        ({"valueFormat": "json"}, "'binary', 'string' or 'variant'"),
         ({"documentShema": "a INT"}, "did you mean documentSchema"),
         ({"documentSchema": "a INT", "columns": "key"}, "none is of documentSchema"),
         ({"valueFormat": "string", "columns": "key"}, "about the column value"),
-        ({"documentPrefix": "doc_"}, "^documentPrefix: give documentSchema too"),
+        ({"documentPrefix": "doc_"}, "^documentSchema: a prefix is for"),
         ({"documentSchema": 5}, "^documentSchema: must be text"),
     ],
 )

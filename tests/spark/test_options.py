@@ -8,7 +8,7 @@ import pytest
 import dcp_rs.spark
 from dcp_rs.exceptions import ConfigError, ConnectError
 from dcp_rs.spark import ReadOptions
-from dcp_rs.spark.errors import coded
+from dcp_rs.spark.errors import coded, options_as_written
 
 MINIMAL = {"connectionString": "couchbase://localhost/travel"}
 
@@ -92,6 +92,9 @@ def test_values_are_text_or_of_their_type(name, given, field, parsed):
         ("saslMechanisms", "SCRAM"),
         ("includeValue", "perhaps"),
         ("metadata", "most"),
+        ("network", "externl"),
+        ("keyType", "text"),
+        ("onRollback", "raise"),
         ("collections", "a,,b"),
         ("collections", 5),
         ("startingOffsets", "yesterday"),
@@ -99,14 +102,15 @@ def test_values_are_text_or_of_their_type(name, given, field, parsed):
     ],
 )
 def test_a_wrong_value_is_refused_by_the_options_name(name, wrong):
-    with pytest.raises(ConfigError, match=f"option {name}: "):
-        parse(**{name: wrong})
+    with pytest.raises(ConfigError, match=rf"^(option )?{name}: "), options_as_written():
+        parse(**{name: wrong}).connection()
 
 
 def test_an_error_of_the_engine_calls_options_as_spark_does():
     options = {"connectionString": "couchbase://localhost/travel"}
     for more, said in [
-        ({"columns": "value", "includeValue": "false"}, '^columns: "value" needs includeValue='),
+        ({"columns": "value", "includeValue": "false"}, "^columns: .* includeValue=false"),
+        ({"valueFormat": "string", "includeValue": "false"}, "^valueFormat: .* includeValue=false"),
         ({"columns": "batch_rows"}, 'no column "batch_rows"'),
         ({"tlsKey": "key.pem"}, "^tlsCertificate, tlsKey: give both"),
         ({"connectTimeout": "1e6"}, "^connectTimeout: "),
@@ -125,10 +129,11 @@ def test_the_password_is_given_in_one_way(tmp_path, monkeypatch):
     secret = tmp_path / "password"
     secret.write_text("from a file\n")
     monkeypatch.setenv("CB_PASSWORD", "from the environment")
-    assert parse(password="as it is").connection().password == "as it is"
-    from_file = parse(passwordFile=str(secret)).connection()
+    assert parse(username="u", password="as it is").connection().password == "as it is"
+    from_file = parse(username="u", passwordFile=str(secret)).connection()
     assert (from_file.password, from_file.password_file) == (None, str(secret))
-    assert parse(passwordEnv="CB_PASSWORD").connection().password == "from the environment"
+    from_variable = parse(username="u", passwordEnv="CB_PASSWORD").connection()
+    assert from_variable.password == "from the environment"
     with pytest.raises(ConfigError, match="NOT_THERE is not set"):
         parse(passwordEnv="NOT_THERE").connection()
     with pytest.raises(ConfigError, match="option passwordFile"):

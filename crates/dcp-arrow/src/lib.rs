@@ -59,4 +59,4 @@ pub use pending::PendingBatch;
 pub use pool::BufferPool;
 pub use schema::{COLUMNS, Column, ColumnSet, ColumnSpec};
 pub use sink::ArrowSink;
-pub use table::{Detail, KeyType, SchemaError, TableOptions, TableSchema};
+pub use table::{Columns, KeyType, SchemaError, TableOptions, TableSchema};

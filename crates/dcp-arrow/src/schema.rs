@@ -56,7 +56,7 @@ pub enum Column {
 pub enum ColumnSet {
     /// Always.
     Basic,
-    /// With [`Detail::Full`](crate::Detail::Full).
+    /// With [`Columns::Full`](crate::Columns::Full).
     Full,
     /// Never: it must be named, or asked for by an option of its own.
     OnRequest,

@@ -13,14 +13,17 @@ use crate::{
     COLUMNS, Column, ColumnSet, DdlError, DocumentSchema, MALFORMED, OnMalformed, ValueFormat,
 };
 
-/// How much a table says about each change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Detail {
-    /// The basic columns.
+/// Which columns a table has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Columns {
+    /// The basic columns, and behind them those of the documents' schema, in place of `value`.
     #[default]
     Basic,
-    /// The basic columns and those on revision, expiry and history.
+    /// Those of [`Columns::Basic`] and the columns on revision, expiry and history.
     Full,
+    /// The columns of these names, in their order. Without `value` or a column of the documents'
+    /// schema, the server need not send documents.
+    Named(Vec<String>),
 }
 
 /// Type of the `key` column.
@@ -36,14 +39,9 @@ pub enum KeyType {
 /// What a table is to hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableOptions {
-    /// Names of the columns in their order; `None` takes the columns that belong to `detail`, and
-    /// behind them those of `document_schema`, which stand for `value` then.
-    pub columns: Option<Vec<String>>,
-    /// How much to say about each change.
-    pub detail: Detail,
-    /// Whether documents are part of the table; otherwise the server need not send them.
-    pub include_value: bool,
-    /// Whether extended attributes are part of the table.
+    /// Which columns there are.
+    pub columns: Columns,
+    /// Whether the column `xattrs` is there too, unless columns are named.
     pub include_xattrs: bool,
     /// Type of the `key` column.
     pub key_type: KeyType,
@@ -62,9 +60,7 @@ pub struct TableOptions {
 impl Default for TableOptions {
     fn default() -> Self {
         Self {
-            columns: None,
-            detail: Detail::Basic,
-            include_value: true,
+            columns: Columns::Basic,
             include_xattrs: false,
             key_type: KeyType::String,
             system_events: false,
@@ -106,9 +102,7 @@ pub enum SchemaError {
     #[error("{0}")]
     Contradiction(&'static str),
     /// A field of documents has the name of another column.
-    #[error(
-        "document_schema: the column {0:?} would be there twice: give document_prefix, such as doc_"
-    )]
+    #[error("document_schema: the column {0:?} would be there twice: give a prefix, such as doc_")]
     NameTaken(String),
     /// The schema of documents is not understood.
     #[error("document_schema: {0}")]
@@ -146,8 +140,8 @@ impl TableSchema {
         check(options)?;
         let documents = document_names(options)?;
         let slots = match &options.columns {
-            Some(names) => named(names, &documents, options)?,
-            None => by_detail(&documents, options),
+            Columns::Named(names) => named(names, &documents, options)?,
+            Columns::Basic | Columns::Full => by_set(&documents, options),
         };
         let columns: Arc<[Column]> = slots
             .iter()
@@ -241,12 +235,8 @@ impl fmt::Debug for TableSchema {
 fn check(options: &TableOptions) -> Result<(), SchemaError> {
     let decodes = options.document_schema.is_some();
     let formats = options.value_format != ValueFormat::Binary;
-    let contradiction = if decodes && !options.include_value {
-        "document_schema: without documents there is nothing to decode: leave include_value=false out"
-    } else if formats && !options.include_value {
-        "value_format: without documents there is no value: leave include_value=false out"
-    } else if !options.document_prefix.is_empty() && !decodes {
-        "document_prefix: give document_schema too, or leave it out"
+    let contradiction = if !options.document_prefix.is_empty() && !decodes {
+        "document_schema: a prefix is for the columns of a schema: give one, or no prefix"
     } else if options.on_malformed != OnMalformed::Null && !decodes && !formats {
         "on_malformed: documents are not looked at: give document_schema, or another value_format"
     } else {
@@ -312,9 +302,6 @@ fn slot(name: &str, documents: &[String], options: &TableOptions) -> Result<Slot
         };
     }
     match Column::from_name(name) {
-        Ok(Column::Value) if !options.include_value => {
-            Err(SchemaError::Excluded { column: "value", option: "include_value=true" })
-        }
         Ok(column) => Ok(Slot::Change(column)),
         Err(_) => {
             let known = schema::names().chain(documents.iter().map(String::as_str));
@@ -324,18 +311,17 @@ fn slot(name: &str, documents: &[String], options: &TableOptions) -> Result<Slot
     }
 }
 
-/// The columns that the options bring.
-fn by_detail(documents: &[String], options: &TableOptions) -> Vec<Slot> {
+/// The columns of a set, and those that other options bring.
+fn by_set(documents: &[String], options: &TableOptions) -> Vec<Slot> {
     // The documents' own columns stand for it, unless it is asked for in another form.
-    let has_value = options.include_value
-        && (documents.is_empty() || options.value_format != ValueFormat::Binary);
+    let has_value = documents.is_empty() || options.value_format != ValueFormat::Binary;
     let mut slots: Vec<Slot> = COLUMNS
         .iter()
         .filter(|spec| match (spec.column, spec.set) {
             (Column::Value, _) => has_value,
             (Column::Xattrs, _) => options.include_xattrs,
             (_, ColumnSet::Basic) => true,
-            (_, ColumnSet::Full) => options.detail == Detail::Full,
+            (_, ColumnSet::Full) => options.columns == Columns::Full,
             (_, ColumnSet::OnRequest) => false,
         })
         .map(|spec| Slot::Change(spec.column))

@@ -305,12 +305,6 @@ impl Client {
                     checkpoint.set(vbid, latest(seqno, log));
                 }
             }
-            Start::Positions(given) => {
-                for (&vbid, position) in given {
-                    checkpoint.set(vbid, position.clone());
-                }
-                check_not_ahead(&checkpoint, vbids, high, survey).await?;
-            }
             Start::Checkpoint(_) => check_not_ahead(&checkpoint, vbids, high, survey).await?,
         }
         Ok(checkpoint)

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dcp_proto::Position;
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_proto::consumer::StreamFilter;
 use dcp_wire::{Seqno, Vbid};
@@ -21,9 +20,6 @@ pub enum Start {
     Latest,
     /// Where an earlier stream of the same bucket and filter stood.
     Checkpoint(Checkpoint),
-    /// These positions, which the caller vouches for as of this bucket and filter; other vBuckets
-    /// begin before their first change.
-    Positions(BTreeMap<Vbid, Position>),
 }
 
 /// Where a stream ends.

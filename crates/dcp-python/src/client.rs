@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use dcp_arrow::{ArrowSink, BatchLimits, BufferPool, CollectionName, CollectionNames, TableSchema};
 use dcp_consumer::Client as EngineClient;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
+use crate::arguments::Arguments;
 use crate::error::Failure;
-use crate::options::{ConnectArgs, StreamArgs};
+use crate::options::{self, Connection, Transport};
 use crate::runtime::{ProcessBound, wait};
-use crate::schema::TableArgs;
+use crate::schema::table;
 use crate::stream::ChangeStream;
 
 /// A bucket to stream changes from.
@@ -17,15 +19,16 @@ use crate::stream::ChangeStream;
 #[derive(Debug)]
 pub(crate) struct Client {
     client: ProcessBound<EngineClient>,
+    transport: Transport,
 }
 
 #[pymethods]
 impl Client {
     #[staticmethod]
-    fn connect(py: Python<'_>, options: ConnectArgs) -> PyResult<Self> {
-        let options = options.into_options()?;
+    fn connect(py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<Self> {
+        let Connection { options, transport } = Connection::read(&Arguments::new(options))?;
         let client = wait(py, || EngineClient::connect(options))?.map_err(Failure::from)?;
-        Self::new(py, client)
+        Self::new(py, client, transport)
     }
 
     #[getter]
@@ -56,15 +59,11 @@ impl Client {
         Ok(seqnos.into_iter().map(|(vbid, seqno)| (vbid.0, seqno.0)).collect())
     }
 
-    fn stream(
-        &self,
-        py: Python<'_>,
-        table: TableArgs,
-        options: StreamArgs,
-    ) -> PyResult<ChangeStream> {
+    fn stream(&self, py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<ChangeStream> {
         let client = self.client.get()?;
-        let table = table.schema()?;
-        let options = options.into_options(&table)?;
+        let arguments = Arguments::new(options);
+        let table = table(&arguments)?;
+        let options = options::stream(&arguments, self.transport, &table)?;
         let make_sink = sinks(client, &table);
         let stream = wait(py, || client.stream(options, make_sink))?.map_err(Failure::from)?;
         ChangeStream::new(py, stream, table)
@@ -77,8 +76,12 @@ impl Client {
 }
 
 impl Client {
-    pub(crate) fn new(py: Python<'_>, client: EngineClient) -> PyResult<Self> {
-        Ok(Self { client: ProcessBound::new(py, "client", client)? })
+    pub(crate) fn new(
+        py: Python<'_>,
+        client: EngineClient,
+        transport: Transport,
+    ) -> PyResult<Self> {
+        Ok(Self { client: ProcessBound::new(py, "client", client)?, transport })
     }
 
     pub(crate) fn engine(&self) -> PyResult<&EngineClient> {

@@ -5,6 +5,7 @@
 //! Python threads run and Ctrl-C through. What users see is the Python package around it.
 #![forbid(unsafe_code)]
 
+mod arguments;
 mod arrow_stream;
 mod batch;
 mod cells;
@@ -39,9 +40,13 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::decode::{decode, wanted};
     #[pymodule_export]
+    use super::options::{check_connection, check_stream, defaults};
+    #[pymodule_export]
     use super::planner::{Planner, open_task};
     #[pymodule_export]
     use super::producer::Producer;
+    #[pymodule_export]
+    use super::producer::options::check_limits;
     #[pymodule_export]
     use super::rollback::explain_rollback;
     #[pymodule_export]

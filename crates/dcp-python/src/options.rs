@@ -1,225 +1,230 @@
-//! Options as the Python package hands them over: dataclasses whose types it has checked.
+//! The options of connections and streams.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use dcp_arrow::{Column, TableSchema};
+use dcp_arrow::{Column, TableOptions, TableSchema};
 use dcp_consumer::{
     Acknowledge, BatchPolicy, ClientCertificate, ConnectOptions, Content, Credentials,
     CredentialsSource, End, Filter, OnRollback, Pem, Start, StreamOptions, TlsOptions,
 };
 use dcp_proto::topology::{Network, NetworkSelection};
-use dcp_proto::{FailoverLog, Position, Snapshot};
-use dcp_wire::message::FailoverEntry;
 use dcp_wire::sasl::Mechanism;
-use dcp_wire::{Seqno, Vbid, Vbuuid};
+use dcp_wire::{Seqno, Vbid};
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PySequence, PyString};
 
+use crate::arguments::{ANY, Arguments, DAY, VBUCKETS, config, integer, one_of, wrong_type};
 use crate::checkpoint::Checkpoint;
 use crate::credentials::callable;
 use crate::error::{Failure, Kind};
-use crate::schema::one_of;
+use crate::planner::limits;
+use crate::producer::options as producer;
+use crate::schema::{read_documents, table};
 
-/// `dcp_rs.ConnectionOptions`.
-#[derive(FromPyObject)]
-pub(crate) struct ConnectArgs {
-    connection_string: String,
-    bucket: Option<String>,
-    username: Option<String>,
-    password: Option<String>,
-    password_file: Option<PathBuf>,
-    credentials: Option<Py<PyAny>>,
-    sasl_mechanisms: Option<Vec<String>>,
-    connect_timeout: f64,
-    tls_ca: Option<PathBuf>,
-    tls_certificate: Option<PathBuf>,
-    tls_key: Option<PathBuf>,
-    network: String,
-    keep_connections: f64,
+/// `dcp_rs.ConnectionOptions`: how to connect, and what holds for every stream's connections.
+pub(crate) struct Connection {
+    pub(crate) options: ConnectOptions,
+    pub(crate) transport: Transport,
 }
 
-impl ConnectArgs {
-    pub(crate) fn into_options(self) -> Result<ConnectOptions, Failure> {
-        let credentials = match (self.username, self.password, self.password_file) {
-            (Some(username), Some(password), None) => {
-                Some(Credentials::new(username, password).into())
-            }
-            (Some(username), None, Some(path)) => {
-                Some(CredentialsSource::PasswordFile { username, path })
-            }
-            (None, None, None) => self.credentials.map(callable),
-            _ => {
-                let message = "username, password: give both or neither";
-                return Err(Failure::new(Kind::Config, message));
-            }
+/// What is agreed on per connection, and the engine takes as options of a stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transport {
+    noop_interval: Duration,
+    buffer_size: u32,
+    compressed: bool,
+}
+
+impl Connection {
+    pub(crate) fn read(arguments: &Arguments<'_>) -> PyResult<Self> {
+        let mut options = ConnectOptions::new(arguments.text("connection_string", "")?);
+        options.credentials = credentials(arguments)?;
+        options.tls = tls(arguments)?;
+        options.bucket = arguments.optional_text("bucket")?;
+        let timeout = options.connect_timeout;
+        options.connect_timeout = arguments.seconds("connect_timeout", timeout, 0.001..=DAY)?;
+        let keep = options.keep_connections;
+        options.keep_connections = arguments.seconds("keep_connections", keep, 0.0..=DAY)?;
+        let networks = [
+            ("auto", NetworkSelection::Auto),
+            ("default", NetworkSelection::Fixed(Network::Default)),
+            ("external", NetworkSelection::Fixed(Network::External)),
+        ];
+        options.network = arguments.word("network", options.network, &networks)?;
+        let all = Mechanism::ALL.map(|mechanism| (mechanism.name(), mechanism));
+        let mechanism = |name: String| {
+            let name = PyString::new(arguments.py(), &name);
+            one_of("sasl_mechanisms", name.as_any(), &all, None)
         };
-        let client_certificate = match (self.tls_certificate, self.tls_key) {
-            (Some(chain), Some(key)) => {
-                Some(ClientCertificate { chain: Pem::File(chain), key: Pem::File(key) })
-            }
-            (None, None) => None,
-            _ => {
-                let message = "tls_certificate, tls_key: give both or neither";
-                return Err(Failure::new(Kind::Config, message));
-            }
-        };
-        let mut options = ConnectOptions::new(self.connection_string)
-            .with_connect_timeout(seconds("connect_timeout", self.connect_timeout)?)
-            .with_keep_connections(seconds("keep_connections", self.keep_connections)?)
-            .with_tls(TlsOptions { ca: self.tls_ca.map(Pem::File), client_certificate });
-        options.bucket = self.bucket;
-        options.credentials = credentials;
-        options.sasl_mechanisms = self.sasl_mechanisms.map(mechanisms).transpose()?;
-        options.network = match self.network.as_str() {
-            "auto" => NetworkSelection::Auto,
-            "default" => NetworkSelection::Fixed(Network::Default),
-            "external" => NetworkSelection::Fixed(Network::External),
-            _ => return Err(one_of("network", &["auto", "default", "external"])),
-        };
-        Ok(options)
+        // An iterator would be used up by the check.
+        if let Some(given) = arguments.optional("sasl_mechanisms")?
+            && given.cast::<PySequence>().is_err()
+        {
+            return Err(wrong_type("sasl_mechanisms", &given, "a list of names"));
+        }
+        let names = arguments.names("sasl_mechanisms")?;
+        options.sasl_mechanisms =
+            names.map(|names| names.into_iter().map(mechanism).collect()).transpose()?;
+        Ok(Self { options, transport: Transport::read(arguments)? })
     }
 }
 
-/// Mechanisms by their names.
-fn mechanisms(names: Vec<String>) -> Result<Vec<Mechanism>, Failure> {
-    let all = Mechanism::ALL.map(Mechanism::name);
-    let of = |name: String| Mechanism::from_name(name.as_bytes());
-    names.into_iter().map(|name| of(name).ok_or_else(|| one_of("sasl_mechanisms", &all))).collect()
-}
-
-/// Where to begin.
-#[derive(FromPyObject)]
-enum StartArg {
-    Checkpoint(Checkpoint),
-    Word(String),
-    /// vbuuid, seqno and epoch by vBucket: each a complete snapshot on that branch.
-    Positions(BTreeMap<u16, (u64, u64, u32)>),
-}
-
-/// Where to end.
-#[derive(FromPyObject)]
-enum EndArg {
-    Word(String),
-    Seqnos(BTreeMap<u16, u64>),
-}
-
-/// What a stream is asked for, besides the columns of its table.
-#[derive(FromPyObject)]
-pub(crate) struct StreamArgs {
-    start: StartArg,
-    until: Option<EndArg>,
-    vbuckets: Option<Vec<u16>>,
-    scope: Option<String>,
-    collections: Option<Vec<String>>,
-    batch_rows: usize,
-    batch_bytes: usize,
-    linger: f64,
-    buffer_size: u32,
-    clamp: bool,
-    end_exists: bool,
-    persisted_only: bool,
-    end_persisted: bool,
-    system_documents: bool,
-    compressed: bool,
-    on_rollback: String,
-    ack: String,
-    noop_interval: f64,
-    retry_timeout: f64,
-}
-
-/// Positions at the ends of snapshots.
-fn complete_positions(
-    positions: BTreeMap<u16, (u64, u64, u32)>,
-) -> Result<BTreeMap<Vbid, Position>, Failure> {
-    let position = |(vbid, (vbuuid, seqno, epoch))| {
-        let seqno = Seqno(seqno);
-        let branch = FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno::ZERO };
-        let log = FailoverLog::new(vec![branch])
-            .map_err(|error| Failure::new(Kind::Config, format!("start: {error}")))?;
-        let position = Position {
-            seqno,
-            snapshot: Snapshot { start: seqno, end: seqno },
-            failover_log: (seqno != Seqno::ZERO).then_some(log),
-            epoch,
-            ..Position::EARLIEST
-        };
-        Ok((Vbid(vbid), position))
-    };
-    positions.into_iter().map(position).collect()
-}
-
-impl StreamArgs {
-    pub(crate) fn into_options(self, table: &TableSchema) -> Result<StreamOptions, Failure> {
-        let start = match self.start {
-            StartArg::Checkpoint(checkpoint) => Start::Checkpoint(checkpoint.0),
-            StartArg::Word(word) if word == "earliest" => Start::Earliest,
-            StartArg::Word(word) if word == "latest" => Start::Latest,
-            StartArg::Positions(positions) => Start::Positions(complete_positions(positions)?),
-            StartArg::Word(_) => {
-                let message = "start: must be earliest, latest or a Checkpoint";
-                return Err(Failure::new(Kind::Config, message));
-            }
-        };
-        let end = match self.until {
-            None => End::Never,
-            Some(EndArg::Word(word)) if word == "now" => End::Now,
-            Some(EndArg::Word(_)) => {
-                let message = "until: must be now, seqnos by vBucket, or None";
-                return Err(Failure::new(Kind::Config, message));
-            }
-            Some(EndArg::Seqnos(seqnos)) => End::At(
-                seqnos.into_iter().map(|(vbid, seqno)| (Vbid(vbid), Seqno(seqno))).collect(),
-            ),
-        };
-        let on_rollback = match self.on_rollback.as_str() {
-            "emit" => OnRollback::Emit,
-            "fail" => OnRollback::Raise,
-            "resync" => OnRollback::Resync,
-            _ => return Err(one_of("on_rollback", &["emit", "fail", "resync"])),
-        };
-        let acknowledge = match self.ack.as_str() {
-            "next" => Acknowledge::OnNext,
-            "manual" => Acknowledge::Manual,
-            _ => return Err(one_of("ack", &["next", "manual"])),
-        };
-        Ok(StreamOptions {
-            start,
-            end,
-            vbuckets: self.vbuckets.map(|vbids| vbids.into_iter().map(Vbid).collect()),
-            content: Content {
-                values: table.needs(Column::Value),
-                xattrs: table.needs(Column::Xattrs),
-            },
-            filter: filter(self.scope, self.collections)?,
-            batch: BatchPolicy {
-                max_rows: self.batch_rows,
-                max_bytes: self.batch_bytes,
-                linger: seconds("linger", self.linger)?,
-            },
-            buffer_size: self.buffer_size,
-            clamp: self.clamp,
-            end_exists: self.end_exists,
-            persisted_only: self.persisted_only,
-            end_persisted: self.end_persisted,
-            system_documents: self.system_documents,
-            compressed: self.compressed,
-            on_rollback,
-            acknowledge,
-            noop_interval: seconds("noop_interval", self.noop_interval)?,
-            retry_timeout: seconds("retry_timeout", self.retry_timeout)?,
+impl Transport {
+    fn read(arguments: &Arguments<'_>) -> PyResult<Self> {
+        let default = StreamOptions::default();
+        let sizes = StreamOptions::MIN_BUFFER_SIZE.into()..=u32::MAX.into();
+        Ok(Self {
+            noop_interval: arguments.seconds(
+                "noop_interval",
+                default.noop_interval,
+                1.0..=3600.0,
+            )?,
+            buffer_size: arguments.integer("buffer_size", default.buffer_size, sizes)?,
+            compressed: arguments.flag("compressed", default.compressed)?,
         })
     }
 }
 
+fn credentials(arguments: &Arguments<'_>) -> PyResult<Option<CredentialsSource>> {
+    let username = arguments.optional_text("username")?;
+    let password = arguments.optional_text("password")?;
+    let file = arguments.path("password_file")?;
+    let function = arguments.optional("credentials")?;
+    if let Some(function) = function {
+        if !function.is_callable() {
+            return Err(wrong_type("credentials", &function, "a function"));
+        }
+        for other in ["username", "password", "password_file", "tls_certificate"] {
+            if arguments.optional(other)?.is_some() {
+                return Err(config(format!("credentials, {other}: give one of them")));
+            }
+        }
+        return Ok(Some(callable(function.unbind())));
+    }
+    match (username, password, file) {
+        (_, Some(_), Some(_)) => Err(config("password, password_file: give one of them")),
+        (Some(username), Some(password), None) => {
+            Ok(Some(Credentials::new(username, password).into()))
+        }
+        (Some(username), None, Some(path)) => {
+            Ok(Some(CredentialsSource::PasswordFile { username, path }))
+        }
+        (None, None, None) => Ok(None),
+        _ => Err(config("username, password: give both or neither")),
+    }
+}
+
+fn tls(arguments: &Arguments<'_>) -> PyResult<TlsOptions> {
+    let client_certificate = match (arguments.path("tls_certificate")?, arguments.path("tls_key")?)
+    {
+        (Some(chain), Some(key)) => {
+            Some(ClientCertificate { chain: Pem::File(chain), key: Pem::File(key) })
+        }
+        (None, None) => None,
+        _ => return Err(config("tls_certificate, tls_key: give both or neither")),
+    };
+    Ok(TlsOptions { ca: arguments.path("tls_ca")?.map(Pem::File), client_certificate })
+}
+
+/// The options of `Client.stream`, besides those of its table.
+pub(crate) fn stream(
+    arguments: &Arguments<'_>,
+    transport: Transport,
+    table: &TableSchema,
+) -> PyResult<StreamOptions> {
+    let default = StreamOptions::default();
+    let on_rollback =
+        [("emit", OnRollback::Emit), ("fail", OnRollback::Raise), ("resync", OnRollback::Resync)];
+    let ack = [("next", Acknowledge::OnNext), ("manual", Acknowledge::Manual)];
+    let max_bytes = BatchPolicy::MAX_BYTES as u64;
+    Ok(StreamOptions {
+        start: start(arguments)?,
+        end: end(arguments)?,
+        vbuckets: arguments.vbuckets()?,
+        content: Content {
+            values: table.needs(Column::Value),
+            xattrs: table.needs(Column::Xattrs),
+        },
+        filter: filter(arguments)?,
+        batch: BatchPolicy {
+            max_rows: arguments.integer("batch_rows", default.batch.max_rows, 1..=10_000_000)?,
+            max_bytes: arguments.integer("batch_bytes", default.batch.max_bytes, 1..=max_bytes)?,
+            linger: arguments.seconds("linger", default.batch.linger, 0.0..=3600.0)?,
+        },
+        buffer_size: transport.buffer_size,
+        persisted_only: arguments.flag("persisted_only", default.persisted_only)?,
+        system_documents: arguments.flag("system_documents", default.system_documents)?,
+        compressed: transport.compressed,
+        on_rollback: arguments.word("on_rollback", default.on_rollback, &on_rollback)?,
+        acknowledge: arguments.word("ack", default.acknowledge, &ack)?,
+        noop_interval: transport.noop_interval,
+        retry_timeout: retry_timeout(arguments)?,
+        ..default
+    })
+}
+
+/// How long the cluster, or a vBucket, may be away.
+pub(crate) fn retry_timeout(arguments: &Arguments<'_>) -> PyResult<Duration> {
+    arguments.seconds("retry_timeout", StreamOptions::default().retry_timeout, 0.0..=DAY)
+}
+
+/// Where to begin.
+fn start(arguments: &Arguments<'_>) -> PyResult<Start> {
+    let Some(given) = arguments.get("start", "earliest")? else { return Ok(Start::Earliest) };
+    if let Ok(checkpoint) = given.extract::<Checkpoint>() {
+        return Ok(Start::Checkpoint(checkpoint.0));
+    }
+    let expected = "'earliest', 'latest', a Checkpoint or a CheckpointStore";
+    let Ok(word) = given.extract::<String>() else {
+        return Err(wrong_type("start", &given, expected));
+    };
+    match word.as_str() {
+        "earliest" => Ok(Start::Earliest),
+        "latest" => Ok(Start::Latest),
+        // No word is suggested: `latest` for a misspelt `earliest` would skip everything there is.
+        _ => {
+            let shown = given.repr()?;
+            let hint = if word.contains('.') {
+                format!(": read on from a file with dcp_rs.FileStore({shown})")
+            } else {
+                String::new()
+            };
+            Err(config(format!("start: must be {expected}, not {shown}{hint}")))
+        }
+    }
+}
+
+/// Where to end.
+fn end(arguments: &Arguments<'_>) -> PyResult<End> {
+    let Some(given) = arguments.optional("until")? else { return Ok(End::Never) };
+    if given.is_instance_of::<PyString>() {
+        return one_of("until", &given, &[("now", ())], None).map(|()| End::Now);
+    }
+    // Whatever a dict can be made of.
+    let seqnos = given.py().get_type::<PyDict>().call1((&given,));
+    let seqnos = seqnos
+        .map_err(|_| wrong_type("until", &given, "None, 'now' or seqnos by vBucket"))?
+        .cast_into::<PyDict>()?;
+    if seqnos.is_empty() {
+        return Err(config("until: names no vBucket"));
+    }
+    let seqno = |(vbucket, seqno): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+        let vbucket = integer("until: vBucket", &vbucket, &VBUCKETS)?;
+        Ok((Vbid(vbucket), Seqno(integer("until: seqno", &seqno, &ANY)?)))
+    };
+    Ok(End::At(seqnos.iter().map(seqno).collect::<PyResult<_>>()?))
+}
+
 /// Collections may be named within `scope` or with their own, as `scope.collection`.
-pub(crate) fn filter(
-    scope: Option<String>,
-    collections: Option<Vec<String>>,
-) -> Result<Filter, Failure> {
-    let Some(collections) = collections else {
+pub(crate) fn filter(arguments: &Arguments<'_>) -> PyResult<Filter> {
+    let scope = arguments.optional_text("scope")?;
+    let Some(collections) = arguments.names("collections")? else {
         return Ok(scope.map_or(Filter::All, Filter::Scope));
     };
+    if collections.is_empty() {
+        return Err(config("collections: names no collection"));
+    }
     let qualify = |name: String| match (&scope, name.split_once('.')) {
         (None, Some(_)) => Ok(name),
         (None, None) => Ok(format!("_default.{name}")),
@@ -233,8 +238,38 @@ pub(crate) fn filter(
     Ok(Filter::Collections(collections.into_iter().map(qualify).collect::<Result<_, _>>()?))
 }
 
-pub(crate) fn seconds(option: &str, seconds: f64) -> Result<Duration, Failure> {
-    Duration::try_from_secs_f64(seconds).map_err(|_| {
-        Failure::new(Kind::Config, format!("{option}: must be a number of seconds from 0 up"))
-    })
+/// Checks the options of a connection.
+#[pyfunction]
+pub(crate) fn check_connection(options: Bound<'_, PyDict>) -> PyResult<()> {
+    Connection::read(&Arguments::new(options)).map(drop)
+}
+
+/// Checks the options of a stream.
+#[pyfunction]
+pub(crate) fn check_stream(options: Bound<'_, PyDict>) -> PyResult<()> {
+    let arguments = Arguments::new(options);
+    stream(&arguments, Transport::read(&arguments)?, &table(&arguments)?).map(drop)
+}
+
+/// The defaults of options by their names, by what they are options of.
+#[pyfunction]
+pub(crate) fn defaults(py: Python<'_>) -> PyResult<BTreeMap<&'static str, Bound<'_, PyDict>>> {
+    let none = || Arguments::new(PyDict::new(py));
+    let (connection, of_stream, documents) = (none(), none(), none());
+    let transport = Connection::read(&connection)?.transport;
+    stream(&of_stream, transport, &table(&of_stream)?)?;
+    read_documents(&documents, &mut TableOptions::default())?;
+    let (plan, of_cluster, of_limits) = (none(), none(), none());
+    limits(&plan)?;
+    let mut options = producer::cluster(&of_cluster)?;
+    producer::limits(&of_limits, &mut options)?;
+    let all = [
+        ("connection", connection),
+        ("stream", of_stream),
+        ("documents", documents),
+        ("plan", plan),
+        ("cluster", of_cluster),
+        ("limits", of_limits),
+    ];
+    Ok(all.map(|(name, arguments)| (name, arguments.into_defaults())).into())
 }

@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 
 use dcp_consumer::micro_batch::{Planner as EnginePlanner, PlannerOptions, open};
 use dcp_proto::micro_batch::{Limits, Offsets, OnRollback, Partition, Start};
-use dcp_wire::Vbid;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
+use crate::arguments::{ANY, Arguments, integer};
 use crate::checkpoint::Checkpoint;
 use crate::client::{Client, sinks};
 use crate::error::Failure;
-use crate::options::{ConnectArgs, StreamArgs, filter, seconds};
+use crate::options::{self, Connection, filter, retry_timeout};
 use crate::runtime::{ProcessBound, wait};
-use crate::schema::{TableArgs, one_of};
+use crate::schema::table;
 use crate::stream::ChangeStream;
 
 /// vBucket, vbuuid, from, to, epoch, whether it was rolled back.
@@ -21,56 +22,32 @@ type RangeTuple = (u16, u64, u64, u64, u32, bool);
 /// Node, what its task reads as a document, and the same to look at.
 type TaskTuple = (String, String, Vec<RangeTuple>);
 
-/// What a planner plans for.
-#[derive(FromPyObject)]
-pub(crate) struct PlannerArgs {
-    vbuckets: Option<Vec<u16>>,
-    scope: Option<String>,
-    collections: Option<Vec<String>>,
-    system_documents: bool,
-    patience: f64,
-}
-
-impl PlannerArgs {
-    fn into_options(self) -> Result<PlannerOptions, Failure> {
-        Ok(PlannerOptions {
-            vbuckets: self.vbuckets.map(|vbids| vbids.into_iter().map(Vbid).collect()),
-            filter: filter(self.scope, self.collections)?,
-            system_documents: self.system_documents,
-            patience: seconds("patience", self.patience)?,
-        })
-    }
+fn planner_options(arguments: &Arguments<'_>) -> PyResult<PlannerOptions> {
+    let default = PlannerOptions::default();
+    Ok(PlannerOptions {
+        vbuckets: arguments.vbuckets()?,
+        filter: filter(arguments)?,
+        system_documents: arguments.flag("system_documents", default.system_documents)?,
+        patience: retry_timeout(arguments)?,
+    })
 }
 
 /// How far a batch may go.
-#[derive(FromPyObject)]
-pub(crate) struct PlanArgs {
-    max_rows: Option<u64>,
-    until: Option<String>,
-    on_rollback: String,
-    persisted_only: bool,
-    allow_data_loss: bool,
-    is_last: bool,
-}
-
-impl PlanArgs {
-    fn into_limits(self) -> PyResult<Limits> {
-        let on_rollback = match self.on_rollback.as_str() {
-            "emit" => OnRollback::Emit,
-            "fail" => OnRollback::Fail,
-            "resync" => OnRollback::Resync,
-            _ => return Err(one_of("on_rollback", &["emit", "fail", "resync"]).into()),
-        };
-        let until = self.until.as_deref().map(Offsets::from_json);
-        Ok(Limits {
-            max_seqnos: self.max_rows,
-            until: until.transpose().map_err(Failure::from)?,
-            persisted_only: self.persisted_only,
-            on_rollback,
-            allow_data_loss: self.allow_data_loss,
-            is_last: self.is_last,
-        })
-    }
+pub(crate) fn limits(arguments: &Arguments<'_>) -> PyResult<Limits> {
+    let on_rollback =
+        [("emit", OnRollback::Emit), ("fail", OnRollback::Fail), ("resync", OnRollback::Resync)];
+    let default = Limits::default();
+    let most = arguments.optional("max_rows")?;
+    let until = arguments.optional_text("until")?;
+    Ok(Limits {
+        max_seqnos: most.map(|most| integer("max_rows", &most, &ANY)).transpose()?,
+        until: until.map(|json| Offsets::from_json(&json)).transpose().map_err(Failure::from)?,
+        // Unlike a stream's: a reader that goes on from an end cannot take back what it has read.
+        persisted_only: arguments.flag("persisted_only", true)?,
+        on_rollback: arguments.word("on_rollback", default.on_rollback, &on_rollback)?,
+        allow_data_loss: arguments.flag("allow_data_loss", default.allow_data_loss)?,
+        is_last: arguments.flag("is_last", default.is_last)?,
+    })
 }
 
 /// Where a batch begins.
@@ -99,8 +76,8 @@ pub(crate) struct Planner {
 #[pymethods]
 impl Planner {
     #[new]
-    fn new(py: Python<'_>, client: &Client, options: PlannerArgs) -> PyResult<Self> {
-        let (client, options) = (client.engine()?, options.into_options()?);
+    fn new(py: Python<'_>, client: &Client, options: Bound<'_, PyDict>) -> PyResult<Self> {
+        let (client, options) = (client.engine()?, planner_options(&Arguments::new(options))?);
         let planner = wait(py, || EnginePlanner::new(client, options))?;
         let planner = tokio::sync::Mutex::new(planner.map_err(Failure::from)?);
         Ok(Self { planner: ProcessBound::new(py, "planner", planner)? })
@@ -135,22 +112,27 @@ impl Planner {
     }
 
     /// Offsets after what may be read now.
-    fn latest(&self, py: Python<'_>, options: PlanArgs) -> PyResult<String> {
-        let (planner, limits) = (self.planner.get()?, options.into_limits()?);
+    fn latest(&self, py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<String> {
+        let (planner, limits) = (self.planner.get()?, limits(&Arguments::new(options))?);
         let ask = || async { planner.lock().await.latest(&limits).await };
         Ok(wait(py, ask)?.map_err(Failure::from)?.to_json())
     }
 
     /// Lets no batch go beyond what may be read now.
-    fn fix_target(&self, py: Python<'_>, options: PlanArgs) -> PyResult<()> {
-        let (planner, limits) = (self.planner.get()?, options.into_limits()?);
+    fn fix_target(&self, py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<()> {
+        let (planner, limits) = (self.planner.get()?, limits(&Arguments::new(options))?);
         let ask = || async { planner.lock().await.fix_target(&limits).await };
         Ok(wait(py, ask)?.map_err(Failure::from)?)
     }
 
     /// Where to end the batch that begins at `start`.
-    fn plan_end(&self, py: Python<'_>, start: PlanStart, options: PlanArgs) -> PyResult<String> {
-        let (planner, limits) = (self.planner.get()?, options.into_limits()?);
+    fn plan_end(
+        &self,
+        py: Python<'_>,
+        start: PlanStart,
+        options: Bound<'_, PyDict>,
+    ) -> PyResult<String> {
+        let (planner, limits) = (self.planner.get()?, limits(&Arguments::new(options))?);
         let plan = || async {
             let mut planner = planner.lock().await;
             let start = start.start(&planner)?;
@@ -166,9 +148,9 @@ impl Planner {
         start: PlanStart,
         end: &str,
         tasks: Option<usize>,
-        options: PlanArgs,
+        options: Bound<'_, PyDict>,
     ) -> PyResult<Vec<TaskTuple>> {
-        let (planner, limits) = (self.planner.get()?, options.into_limits()?);
+        let (planner, limits) = (self.planner.get()?, limits(&Arguments::new(options))?);
         let end = Offsets::from_json(end).map_err(Failure::from)?;
         let plan = || async {
             let mut planner = planner.lock().await;
@@ -205,21 +187,21 @@ fn task(partition: &Partition) -> TaskTuple {
 #[pyfunction]
 pub(crate) fn open_task(
     py: Python<'_>,
-    connect: ConnectArgs,
+    connect: Bound<'_, PyDict>,
     kept: Option<&Client>,
     plan: &str,
-    table: TableArgs,
-    options: StreamArgs,
+    options: Bound<'_, PyDict>,
 ) -> PyResult<(Client, ChangeStream)> {
-    let connect = connect.into_options()?;
+    let Connection { options: connect, transport } = Connection::read(&Arguments::new(connect))?;
     let kept = kept.map(Client::engine).transpose()?.cloned();
-    let table = table.schema()?;
-    let base = options.into_options(&table)?;
+    let arguments = Arguments::new(options);
+    let table = table(&arguments)?;
+    let base = options::stream(&arguments, transport, &table)?;
     let opening = || async {
         let partition = Partition::from_json(plan).map_err(Failure::from)?;
         let make_sinks = |client: &dcp_consumer::Client| sinks(client, &table);
         open(&connect, kept, &partition, &base, make_sinks).await.map_err(Failure::from)
     };
     let (client, stream) = wait(py, opening)??;
-    Ok((Client::new(py, client)?, ChangeStream::new(py, stream, table)?))
+    Ok((Client::new(py, client, transport)?, ChangeStream::new(py, stream, table)?))
 }

@@ -6,25 +6,10 @@ use dcp_proto::producer::{Explanation, FailoverTable};
 use dcp_wire::message::FailoverEntry;
 use dcp_wire::{Seqno, Vbuuid};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
+use crate::arguments::{ANY, Arguments, integer, wrong_type};
 use crate::error::{Failure, Kind};
-
-/// The arguments of `dcp_rs.explain_rollback`, checked for their types.
-#[derive(Debug, FromPyObject)]
-pub(crate) struct RollbackArgs {
-    failover_log: Vec<(u64, u64)>,
-    high_seqno: u64,
-    vbuuid: u64,
-    start_seqno: u64,
-    snapshot_start: u64,
-    snapshot_end: u64,
-    end_seqno: u64,
-    purge_seqno: u64,
-    client_purge_seqno: u64,
-    collections_high_seqno: Option<u64>,
-    strict_vbuuid: bool,
-    ignore_purged_tombstones: bool,
-}
 
 /// The failover table a log stands for. What no server could have written is refused rather than
 /// repaired: the answer would be about another log than the one that was asked about.
@@ -56,28 +41,48 @@ fn failover_table(log: &[(u64, u64)]) -> Result<FailoverTable, Failure> {
     Ok(table)
 }
 
-/// Status, seqno to roll back to, and reason.
+/// Entries of a failover log, newest first.
+fn failover_log(arguments: &Arguments<'_>) -> PyResult<Vec<(u64, u64)>> {
+    let name = "failover_log";
+    let Some(given) = arguments.optional(name)? else { return Ok(Vec::new()) };
+    let wrong = || wrong_type(name, &given, "pairs of a vbuuid and a seqno");
+    let entry = |pair: PyResult<Bound<'_, PyAny>>| {
+        let (vbuuid, seqno): (Bound<'_, PyAny>, Bound<'_, PyAny>) =
+            pair.and_then(|pair| pair.extract()).map_err(|_| wrong())?;
+        Ok((
+            integer("failover_log: vbuuid", &vbuuid, &ANY)?,
+            integer("failover_log: seqno", &seqno, &ANY)?,
+        ))
+    };
+    given.try_iter().map_err(|_| wrong())?.map(entry).collect()
+}
+
+/// Status, seqno to roll back to, and reason; the options are `dcp_rs.debug.explain_rollback`'s.
 #[pyfunction]
 pub(crate) fn explain_rollback(
-    request: RollbackArgs,
+    request: Bound<'_, PyDict>,
 ) -> PyResult<(&'static str, Option<u64>, String)> {
-    let table = failover_table(&request.failover_log)?;
-    let purge = if request.ignore_purged_tombstones { 0 } else { request.purge_seqno };
+    let arguments = Arguments::new(request);
+    let number = |name, default| arguments.integer(name, default, ANY);
+    let seqno = |name| number(name, 0).map(Seqno);
+    let table = failover_table(&failover_log(&arguments)?)?;
+    let purge_seqno = seqno("purge_seqno")?;
+    let ignores_purge = arguments.flag("ignore_purged_tombstones", false)?;
+    let collections = arguments.optional("collections_high_seqno")?;
+    let collections =
+        collections.map(|seqno| integer("collections_high_seqno", &seqno, &ANY)).transpose()?;
     let query = RollbackQuery {
         table: &table,
-        high_seqno: Seqno(request.high_seqno),
-        purge_seqno: Seqno(purge),
-        start_seqno: Seqno(request.start_seqno),
-        vbuuid: Vbuuid(request.vbuuid),
-        snapshot: Snapshot {
-            start: Seqno(request.snapshot_start),
-            end: Seqno(request.snapshot_end),
-        },
-        strict_vbuuid: request.strict_vbuuid,
-        client_purge_seqno: Seqno(request.client_purge_seqno),
-        collection_high_seqno: request.collections_high_seqno.map(Seqno),
+        high_seqno: seqno("high_seqno")?,
+        purge_seqno: if ignores_purge { Seqno::ZERO } else { purge_seqno },
+        start_seqno: seqno("start_seqno")?,
+        vbuuid: Vbuuid(number("vbuuid", 0)?),
+        snapshot: Snapshot { start: seqno("snapshot_start")?, end: seqno("snapshot_end")? },
+        strict_vbuuid: arguments.flag("strict_vbuuid", false)?,
+        client_purge_seqno: seqno("client_purge_seqno")?,
+        collection_high_seqno: collections.map(Seqno),
     };
-    let explanation = Explanation::new(query, Seqno(request.end_seqno));
+    let explanation = Explanation::new(query, Seqno(number("end_seqno", u64::MAX)?));
     let (status, seqno) = match explanation.verdict() {
         Verdict::Continue(_) => ("ok", None),
         Verdict::Rollback { seqno, .. } => ("rollback", Some(seqno.0)),

@@ -2,72 +2,63 @@
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 use dcp_arrow::{
-    COLUMNS, ColumnSet, Detail, DocumentSchema, KeyType, OnMalformed, SchemaError, TableOptions,
+    COLUMNS, ColumnSet, Columns, DocumentSchema, KeyType, OnMalformed, SchemaError, TableOptions,
     TableSchema, ValueFormat,
 };
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
+use pyo3::types::{PyCapsule, PyDict, PyString};
 
+use crate::arguments::{Arguments, names, one_of};
 use crate::error::{Failure, Kind};
 
-/// What a table is to hold, by the names of `Client.stream`'s arguments.
-#[derive(Debug, FromPyObject)]
-pub(crate) struct TableArgs {
-    columns: Option<Vec<String>>,
-    metadata: String,
-    include_value: bool,
-    include_xattrs: bool,
-    key_type: String,
-    system_events: bool,
-    value_format: String,
-    document_schema: Option<String>,
-    document_prefix: String,
-    on_malformed: String,
-}
-
-impl TableArgs {
-    pub(crate) fn schema(self) -> Result<TableSchema, Failure> {
-        let detail = match self.metadata.as_str() {
-            "basic" => Detail::Basic,
-            "full" => Detail::Full,
-            _ => return Err(one_of("metadata", &["basic", "full"])),
-        };
-        let key_type = match self.key_type.as_str() {
-            "string" => KeyType::String,
-            "binary" => KeyType::Binary,
-            _ => return Err(one_of("key_type", &["string", "binary"])),
-        };
-        let value_format = match self.value_format.as_str() {
-            "binary" => ValueFormat::Binary,
-            "string" => ValueFormat::String,
-            "variant" => ValueFormat::Variant,
-            _ => return Err(one_of("value_format", &["binary", "string", "variant"])),
-        };
-        let on_malformed = match self.on_malformed.as_str() {
-            "null" => OnMalformed::Null,
-            "fail" => OnMalformed::Fail,
-            "column" => OnMalformed::Column,
-            _ => return Err(one_of("on_malformed", &["null", "fail", "column"])),
-        };
-        let document_schema = self.document_schema.as_deref().map(DocumentSchema::parse);
-        Ok(TableSchema::new(&TableOptions {
-            columns: self.columns,
-            detail,
-            include_value: self.include_value,
-            include_xattrs: self.include_xattrs,
-            key_type,
-            system_events: self.system_events,
-            value_format,
-            document_schema: document_schema.transpose().map_err(SchemaError::from)?,
-            document_prefix: self.document_prefix,
-            on_malformed,
-        })?)
+/// The table that the options of `Client.stream` describe.
+pub(crate) fn table(arguments: &Arguments<'_>) -> PyResult<TableSchema> {
+    let default = TableOptions::default();
+    let key_types = [("string", KeyType::String), ("binary", KeyType::Binary)];
+    let value_formats = [
+        ("binary", ValueFormat::Binary),
+        ("string", ValueFormat::String),
+        ("variant", ValueFormat::Variant),
+    ];
+    let mut options = TableOptions {
+        columns: table_columns(arguments)?,
+        include_xattrs: arguments.flag("include_xattrs", default.include_xattrs)?,
+        key_type: arguments.word("key_type", default.key_type, &key_types)?,
+        system_events: arguments.flag("system_events", default.system_events)?,
+        value_format: arguments.word("value_format", default.value_format, &value_formats)?,
+        ..default
+    };
+    if let Some(documents) = arguments.optional("document_schema")? {
+        read_documents(&Arguments::new(documents.cast_into()?), &mut options)?;
     }
+    Ok(TableSchema::new(&options).map_err(Failure::from)?)
 }
 
-/// The error of an option that takes one of a few words.
-pub(crate) fn one_of(option: &str, choices: &[&str]) -> Failure {
-    Failure::new(Kind::Config, format!("{option}: must be one of {}", choices.join(", ")))
+/// Sets of columns, or their names.
+fn table_columns(arguments: &Arguments<'_>) -> PyResult<Columns> {
+    let Some(given) = arguments.get("columns", "basic")? else { return Ok(Columns::Basic) };
+    let expected = "a list of column names";
+    if given.is_instance_of::<PyString>() || given.is_none() {
+        let sets = [("basic", false), ("full", true)];
+        let is_full = one_of("columns", &given, &sets, Some(expected))?;
+        return Ok(if is_full { Columns::Full } else { Columns::Basic });
+    }
+    names("columns", &given, expected).map(Columns::Named)
+}
+
+/// `dcp_rs.DocumentSchema`.
+pub(crate) fn read_documents(
+    arguments: &Arguments<'_>,
+    options: &mut TableOptions,
+) -> PyResult<()> {
+    let on_malformed =
+        [("null", OnMalformed::Null), ("fail", OnMalformed::Fail), ("column", OnMalformed::Column)];
+    let schema = arguments.optional_text("schema")?;
+    let schema = schema.as_deref().map(DocumentSchema::parse).transpose();
+    options.document_schema = schema.map_err(SchemaError::from).map_err(Failure::from)?;
+    options.document_prefix = arguments.text("prefix", &options.document_prefix)?;
+    options.on_malformed = arguments.word("on_malformed", options.on_malformed, &on_malformed)?;
+    Ok(())
 }
 
 /// The schema of a table as an Arrow PyCapsule.
@@ -90,8 +81,8 @@ pub(crate) struct Schema {
 #[pymethods]
 impl Schema {
     #[new]
-    fn new(options: TableArgs) -> PyResult<Self> {
-        Ok(Self { table: options.schema()? })
+    fn new(options: Bound<'_, PyDict>) -> PyResult<Self> {
+        Ok(Self { table: table(&Arguments::new(options))? })
     }
 
     #[getter]

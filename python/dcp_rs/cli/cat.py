@@ -9,13 +9,27 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dcp_rs import _dcp_rs
 from dcp_rs.cli._options import PASSWORD_VARIABLE, add_password, password
-from dcp_rs.client import connect
+from dcp_rs.client import ConnectionOptions, connect
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.stores import FileStore
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterable
+
+_STREAM = _dcp_rs.defaults()["stream"]
+_CONNECTION = (
+    "bucket",
+    "username",
+    "tls_ca",
+    "tls_certificate",
+    "tls_key",
+    "network",
+    "connect_timeout",
+)
+_READING = ("start", "until", "columns", "scope", "collections")
 
 # How bytes that are not UTF-8 begin in a line.
 _BYTES = '{"base64":'
@@ -44,22 +58,25 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--network",
         choices=["auto", "default", "external"],
-        default="auto",
-        help="which of the nodes' addresses to use (auto)",
+        help=f"which of the nodes' addresses to use ({ConnectionOptions.network})",
     )
     parser.add_argument(
         "--connect-timeout",
         metavar="SECONDS",
         type=float,
-        default=10.0,
-        help="longest time for a connection to be made (10)",
+        help=f"longest time for a connection to be made ({ConnectionOptions.connect_timeout:g})",
     )
-    parser.add_argument("--start", choices=["earliest", "latest"], default="earliest")
+    parser.add_argument("--start", choices=["earliest", "latest"])
     parser.add_argument("--until", choices=["now"], help="stop with the changes there are now")
-    parser.add_argument("--columns", help="columns, with commas between")
-    parser.add_argument("--metadata", choices=["basic", "full"], default="basic")
+    parser.add_argument(
+        "--columns",
+        type=_columns,
+        help=f"basic, full, or columns with commas between ({_STREAM['columns']})",
+    )
     parser.add_argument("--scope", help="scope to read")
-    parser.add_argument("--collections", help="collections to read, with commas between")
+    parser.add_argument(
+        "--collections", type=_words, help="collections to read, with commas between"
+    )
     parser.add_argument(
         "--checkpoint",
         metavar="FILE",
@@ -75,30 +92,18 @@ def run(options: argparse.Namespace) -> None:
     kept = None if store is None else store.load()
     show = _as_json if options.json else _as_line
     secret = _password(options)
-    # A file that can be read is read again for each connection: the password in it may change.
-    is_in_file = secret is not None and options.password_file is not None
+    connection = _given(options, _CONNECTION)
+    if secret is not None and options.password_file is not None:
+        # Read again for each connection: the password in it may change.
+        connection["password_file"] = options.password_file
+    else:
+        connection["password"] = secret
+    reading = _given(options, _READING)
+    if kept is not None:
+        reading["start"] = kept
     with (
-        connect(
-            options.connection_string,
-            bucket=options.bucket,
-            username=options.username,
-            password=None if is_in_file else secret,
-            password_file=options.password_file if is_in_file else None,
-            tls_ca=options.tls_ca,
-            tls_certificate=options.tls_certificate,
-            tls_key=options.tls_key,
-            network=options.network,
-            connect_timeout=options.connect_timeout,
-        ) as client,
-        client.stream(
-            start=options.start if kept is None else kept,
-            until=options.until,
-            columns=_words(options.columns),
-            metadata=options.metadata,
-            key_type="binary",
-            scope=options.scope,
-            collections=_words(options.collections),
-        ) as stream,
+        connect(options.connection_string, **connection) as client,
+        client.stream(key_type="binary", **reading) as stream,
     ):
         if store is not None and kept is None and options.start == "latest":
             # A restart before the first change must not begin later than this start.
@@ -135,8 +140,18 @@ def _hand_over(*, durably: bool) -> None:
             os.fsync(output)
 
 
-def _words(text: str | None) -> list[str] | None:
-    return None if text is None else [word.strip() for word in text.split(",")]
+def _given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Gives the options that are on the command line: others have the defaults of the package."""
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+def _columns(text: str) -> str | list[str]:
+    return text if text in {"basic", "full"} else _words(text)
 
 
 def _as_line(row: dict[str, object]) -> str:

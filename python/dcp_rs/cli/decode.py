@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcp_rs.cli.cat import base64_of
+from dcp_rs.debug import Decoder, Packet
 from dcp_rs.exceptions import ProtocolError
-from dcp_rs.packets import Decoder, Packet
 
 if TYPE_CHECKING:
     import argparse

@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import asdict
 from typing import Any
 
-from dcp_rs.rollback import RollbackExplanation, explain_rollback
+from dcp_rs.debug import RollbackExplanation, explain_rollback
 
 _MAX = (1 << 64) - 1
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import queue
 import signal
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dcp_rs import _dcp_rs
 from dcp_rs.cli._options import add_password, password
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.testing import EmbeddedCluster, Limits
 
 if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable
     from types import FrameType
+
+_DEFAULTS = _dcp_rs.defaults()
+_CLUSTER = _DEFAULTS["cluster"]
 
 
 def add_to(commands: argparse._SubParsersAction[Any]) -> None:
@@ -30,28 +34,28 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         " without --data."
         " With --faults, SIGHUP reads the file again.",
     )
-    parser.add_argument("--nodes", type=int, default=1, help="number of nodes (1)")
-    parser.add_argument("--vbuckets", type=int, default=64, help="number of vBuckets (64)")
-    parser.add_argument("--replicas", type=int, default=0, help="replicas of each vBucket (0)")
+    parser.add_argument("--nodes", type=int, help=f"number of nodes ({_CLUSTER['nodes']})")
+    parser.add_argument("--vbuckets", type=int, help=f"number of vBuckets ({_CLUSTER['vbuckets']})")
+    parser.add_argument(
+        "--replicas", type=int, help=f"replicas of each vBucket ({_CLUSTER['replicas']})"
+    )
     parser.add_argument("--ephemeral", action="store_true", help="a bucket without a disk")
     parser.add_argument(
         "--data", metavar="FOLDER", help="keep the bucket in FOLDER, and go on with what is there"
     )
-    parser.add_argument("--bucket", default="default", help="name of the bucket (default)")
-    parser.add_argument("--username", default="Administrator", help="user name (Administrator)")
+    parser.add_argument("--bucket", help=f"name of the bucket ({_CLUSTER['bucket']})")
+    parser.add_argument("--username", help=f"user name ({_CLUSTER['username']})")
     add_password(parser, "`password`")
     parser.add_argument(
         "--host",
-        default="127.0.0.1",
-        help="address to listen on (127.0.0.1); 0.0.0.0 for all, with a password of your own",
+        help=f"address to listen on ({_CLUSTER['host']}); 0.0.0.0 for all, with a password of your"
+        " own",
     )
     parser.add_argument(
         "--alternate-host", metavar="NAME", help="where the ports are reached from elsewhere"
     )
-    parser.add_argument("--port", type=int, default=0, help="first node's port; 0 for any (0)")
-    parser.add_argument(
-        "--management-port", type=int, default=0, help="first node's HTTP port; 0 for any (0)"
-    )
+    parser.add_argument("--port", type=int, help="first node's port; 0 for any (0)")
+    parser.add_argument("--management-port", type=int, help="first node's HTTP port; 0 for any (0)")
     parser.add_argument(
         "--tls-ca",
         metavar="FILE",
@@ -65,7 +69,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.set_defaults(run=run)
 
 
-# Options that are passed on as they are, if they are given; `EmbeddedCluster` has their defaults.
+# More options of the cluster and its limits.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "tls_port": {"type": int, "help": "first node's port for TLS; 0 for any (0)"},
     "tls_certificate": {"metavar": "FILE", "help": "PEM file with the nodes' certificate"},
@@ -104,20 +108,32 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         "Those of dcp_rs.testing.EmbeddedCluster, which has their defaults.",
     )
     for name, how in _SETTINGS.items():
-        group.add_argument("--" + name.replace("_", "-"), default=argparse.SUPPRESS, **how)
+        group.add_argument("--" + name.replace("_", "-"), **how)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    given = {name: getattr(options, name) for name in _SETTINGS if hasattr(options, name)}
-    limits = {each.name for each in fields(Limits)} & given.keys()
-    return given | {"limits": Limits(**{name: given.pop(name) for name in limits})}
+    """Gives what is on the command line: others have the defaults of the engine."""
+
+    def given(names: Iterable[str]) -> dict[str, Any]:
+        values = {name: getattr(options, name, None) for name in names}
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None and value is not False
+        }
+
+    # The password and TLS have options of their own kind.
+    settings = given(_CLUSTER.keys() - {"password", "tls", "limits"})
+    secret = password(options)
+    if secret is not None:
+        settings["password"] = secret
+    settings["tls"] = options.tls_ca is not None or options.tls_certificate is not None
+    return settings | {"limits": Limits(**given(_DEFAULTS["limits"]))}
 
 
 def run(options: argparse.Namespace) -> None:
     """Runs the command."""
-    secret = password(options)
     settings = _settings(options)
-    tls = options.tls_ca is not None or "tls_certificate" in settings
     rules = _rules(options.faults)
     # Whether each signal that came asks for the faults again, or else to stop.
     signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -129,35 +145,20 @@ def run(options: argparse.Namespace) -> None:
         signal.signal(number, on_signal)
     if options.faults is not None:
         signal.signal(signal.SIGHUP, on_signal)
-    with EmbeddedCluster(
-        nodes=options.nodes,
-        vbuckets=options.vbuckets,
-        replicas=options.replicas,
-        ephemeral=options.ephemeral,
-        data=options.data,
-        alternate_host=options.alternate_host,
-        bucket=options.bucket,
-        username=options.username,
-        password="password" if secret is None else secret,
-        host=options.host,
-        port=options.port,
-        management_port=options.management_port,
-        tls=tls,
-        **settings,
-    ) as cluster:
+    with EmbeddedCluster(**settings) as cluster:
         cluster.set_faults(rules)
         facts = {
             "connection_string": cluster.connection_string,
             "management_url": cluster.management_urls[0],
             "bucket": cluster.bucket_name,
             "bucket_uuid": cluster.bucket_uuid,
-            "username": options.username,
+            "username": cluster.connection_options.username,
             "vbuckets": cluster.num_vbuckets,
             "pid": os.getpid(),
         }
         if options.tls_ca is not None:
             Path(options.tls_ca).write_text(cluster.ca_pem or "")
-        if tls:
+        if settings["tls"]:
             facts["tls_connection_string"] = cluster.tls_connection_string
         line = " ".join(f"{name}={value}" for name, value in facts.items())
         print(json.dumps(facts) if options.json else line, flush=True)

@@ -161,7 +161,7 @@ class Driver:
                 options.vbuckets,
                 scope=options.scope,
                 collections=options.collections,
-                patience=options.retry_timeout,
+                retry_timeout=options.retry_timeout,
             )
             if options.persisted_only and self._planner.is_ephemeral:
                 warnings.warn(

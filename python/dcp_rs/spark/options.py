@@ -8,16 +8,20 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from dcp_rs._documents import as_ddl
-from dcp_rs.client import SASL_MECHANISMS, ConnectionOptions
+from dcp_rs import _dcp_rs
+from dcp_rs.client import ConnectionOptions
+from dcp_rs.documents import DocumentSchema, as_ddl, as_options
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.planner import PlanOptions
+from dcp_rs.schema import Schema
 
 _Parser = Callable[[str, object], object]
 
 _TRUE = frozenset({"true", "1", "yes"})
 _FALSE = frozenset({"false", "0", "no"})
+_STREAM = _dcp_rs.defaults()["stream"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +45,9 @@ class ReadOptions:
     """File with the password, on the driver and on every executor; a final newline is dropped."""
     password_env: str | None = None
     """Environment variable with the password, on the driver and on every executor."""
-    connect_timeout: float = 10.0
+    connect_timeout: float = ConnectionOptions.connect_timeout
     """Seconds for one connection to be set up, and for the first contact of a read."""
-    retry_timeout: float = 300.0
+    retry_timeout: float = _STREAM["retry_timeout"]
     """Seconds for which the cluster, or a vBucket, may be away before a read fails, once it was
     there: a failover may take two minutes, a restart more."""
     tls_ca: str | None = None
@@ -52,7 +56,7 @@ class ReadOptions:
     """PEM file with a client certificate chain, in place of a user."""
     tls_key: str | None = None
     """PEM file with its private key."""
-    network: Literal["auto", "default", "external"] = "auto"
+    network: str = ConnectionOptions.network
     """Which of the nodes' addresses to use."""
     sasl_mechanisms: tuple[str, ...] | None = None
     """Mechanisms to authenticate with, of which the first that the server offers is used; `PLAIN`
@@ -70,33 +74,34 @@ class ReadOptions:
     """Where a batch read ends: `latest`, or offsets as JSON."""
     columns: tuple[str, ...] | None = None
     """Columns to read, in their order; those of `metadata` if not given."""
-    metadata: Literal["basic", "full"] = "basic"
-    """`full` adds revision, expiry, flags, datatype and history."""
+    metadata: Literal["basic", "full"] = _STREAM["columns"]
+    """`basic`, or `full`, which adds revision, expiry, flags, datatype and history."""
     include_value: bool = True
     """Without values the server does not send them."""
-    include_xattrs: bool = False
-    """Adds the column `xattrs`."""
-    key_type: Literal["string", "binary"] = "string"
+    include_xattrs: bool = _STREAM["include_xattrs"]
+    """Adds the column `xattrs`, unless `columns` are named."""
+    key_type: Literal["string", "binary"] = _STREAM["key_type"]
     """`binary` for keys that are not UTF-8."""
-    value_format: Literal["binary", "string", "variant"] = "binary"
+    value_format: Literal["binary", "string", "variant"] = _STREAM["value_format"]
     """Type of the column `value`; `variant` is Spark's, as `parse_json` makes it."""
     document_schema: str | None = None
     """Columns to decode documents to, in place of `value`, as in
     `name STRING, geo STRUCT<lat: DOUBLE, lon: DOUBLE>`. Or a `StructType`, in Python."""
-    document_prefix: str = ""
+    document_prefix: str = DocumentSchema.prefix
     """What the names of these columns begin with."""
-    on_malformed: Literal["null", "fail", "column"] = "null"
+    on_malformed: Literal["null", "fail", "column"] = DocumentSchema.on_malformed
     """Documents that are not JSON, or do not fit `documentSchema`: have `null` columns, `fail` the
     read, or have null columns and their bytes in the `column` called `_malformed`."""
-    on_rollback: Literal["emit", "fail", "resync"] = "emit"
+    on_rollback: Literal["emit", "fail", "resync"] = PlanOptions.on_rollback
     """`emit` a row with op `rollback` and go on, `fail` the read, or `resync`: emit the row and
     read the vBucket from its beginning."""
     fail_on_data_loss: bool = True
     """Whether to stop where deletions may have been purged that were not read yet; otherwise the
     vBucket is read from its beginning."""
-    persisted_only: bool = True
-    """Whether a read that others follow takes only what every copy of a vBucket has on disk, so
-    that no failover to one of them takes a row back. Off for buckets that have no disk."""
+    persisted_only: bool = PlanOptions.persisted_only
+    """On by default, unlike in `Client.stream`. Whether a read that others follow takes only what
+    every copy of a vBucket has on disk, so that no failover to one of them takes a row back. Off
+    for buckets that have no disk."""
     max_rows_per_trigger: int | None = None
     """Most seqnos of a micro-batch: an upper bound of its rows. All there is if not given.
     `maxOffsetsPerTrigger` is another name for it."""
@@ -106,9 +111,9 @@ class ReadOptions:
     """Most rows of a batch; the engine's default if not given."""
     batch_bytes: int | None = None
     """Most bytes of a batch, as `4194304` or `4m`; the engine's default if not given."""
-    flow_control_buffer_bytes: int | None = None
-    """Most bytes in flight per connection; the engine's default if not given."""
-    compressed: bool = False
+    flow_control_buffer_bytes: int = ConnectionOptions.buffer_size
+    """Most bytes in flight per connection, as `8388608` or `8m`."""
+    compressed: bool = ConnectionOptions.compressed
     """Whether to ask the server to send documents compressed that get smaller by it, which costs
     both ends processor time and pays on a slow network. The rows are the same."""
     worker_gc_freeze: bool = True
@@ -152,8 +157,10 @@ class ReadOptions:
         sources = [self.password, self.password_file, self.password_env]
         if sum(source is not None for source in sources) > 1:
             raise ConfigError("give one of the options password, passwordFile and passwordEnv")
-        if self.vbuckets is not None and not self.vbuckets:
-            raise ConfigError("option vbuckets names no vBucket")
+        try:
+            _dcp_rs.check_stream(self.stream())
+        except ConfigError as error:
+            raise ConfigError(as_written(str(error))) from None
 
     def connection(self) -> ConnectionOptions:
         """Gives what to connect with.
@@ -177,7 +184,53 @@ class ReadOptions:
             tls_key=self.tls_key,
             network=self.network,
             sasl_mechanisms=self.sasl_mechanisms,
+            buffer_size=self.flow_control_buffer_bytes,
+            compressed=self.compressed,
         )
+
+    def table(self) -> dict[str, Any]:
+        """Gives the columns that are read, by the names of `Schema`'s options.
+
+        Raises:
+            ConfigError: Documents are not read, and an option is about them.
+        """
+        columns: Any = self.metadata if self.columns is None else self.columns
+        if not self.include_value:
+            named = Schema(columns=columns, include_xattrs=self.include_xattrs).names
+            needs_documents = {
+                "documentSchema": self.document_schema is not None,
+                "valueFormat": self.value_format != _STREAM["value_format"],
+                "columns": self.columns is not None and "value" in self.columns,
+            }
+            for option, needs in needs_documents.items():
+                if needs:
+                    raise ConfigError(f"{option}: needs documents: leave includeValue=false out")
+            columns = [name for name in named if name != "value"]
+        return {
+            "columns": columns,
+            "key_type": self.key_type,
+            "value_format": self.value_format,
+            "include_xattrs": self.include_xattrs,
+            "document_schema": DocumentSchema(
+                self.document_schema, self.document_prefix, self.on_malformed
+            ),
+        }
+
+    def stream(self) -> dict[str, Any]:
+        """Gives the engine's options of the streams; where they begin and end is planned."""
+        table = self.table()
+        options = table | {
+            "document_schema": as_options(table["document_schema"]),
+            "vbuckets": self.vbuckets,
+            "scope": self.scope,
+            "collections": self.collections,
+            "batch_rows": self.batch_rows,
+            "batch_bytes": self.batch_bytes,
+            "on_rollback": self.on_rollback,
+            "persisted_only": self.persisted_only,
+            "retry_timeout": self.retry_timeout,
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
     def _resolve_password(self) -> str | None:
         if self.password_file is not None:
@@ -271,18 +324,6 @@ def _size(name: str, value: object) -> int:
     return size
 
 
-def _within(parse: Callable[[str, object], int], low: int, high: int) -> _Parser:
-    """Checks what the engine would refuse in the task."""
-
-    def parse_within(name: str, value: object) -> int:
-        number = parse(name, value)
-        if not low <= number <= high:
-            raise _wrong(name, value, f"from {low} to {high}")
-        return number
-
-    return parse_within
-
-
 def _seconds(name: str, value: object) -> float:
     try:
         seconds = float(str(value).strip().lower().removesuffix("s"))
@@ -321,20 +362,18 @@ def _vbuckets(name: str, value: object) -> tuple[int, ...]:
 
 
 def _mechanisms(name: str, value: object) -> tuple[str, ...]:
-    found = tuple(mechanism.upper() for mechanism in _names(name, value))
-    if not set(found) <= set(SASL_MECHANISMS):
-        raise _wrong(name, value, f"some of {', '.join(SASL_MECHANISMS)}")
-    return found
+    return tuple(mechanism.upper() for mechanism in _names(name, value))
 
 
-def _one_of(*choices: str) -> _Parser:
-    def parse(name: str, value: object) -> str:
-        text = str(value).strip().lower()
-        if text not in choices:
-            raise _wrong(name, value, " or ".join(choices))
-        return text
+def _word(_name: str, value: object) -> str:
+    return str(value).strip().lower()
 
-    return parse
+
+def _metadata(name: str, value: object) -> str:
+    word = _word(name, value)
+    if word not in {"basic", "full"}:
+        raise _wrong(name, value, "basic or full")
+    return word
 
 
 def _offsets(*words: str) -> _Parser:
@@ -350,8 +389,8 @@ def _offsets(*words: str) -> _Parser:
 
 
 _PARSERS: dict[str, _Parser] = {
-    "batch_bytes": _within(_size, 1, 16 << 20),
-    "batch_rows": _within(_number, 1, 10_000_000),
+    "batch_bytes": _size,
+    "batch_rows": _number,
     "collections": _names,
     "columns": _names,
     "compressed": _boolean,
@@ -359,21 +398,21 @@ _PARSERS: dict[str, _Parser] = {
     "document_schema": _document_schema,
     "ending_offsets": _offsets("latest"),
     "fail_on_data_loss": _boolean,
-    "flow_control_buffer_bytes": _within(_size, 64 << 10, (1 << 32) - 1),
+    "flow_control_buffer_bytes": _size,
     "include_value": _boolean,
     "include_xattrs": _boolean,
-    "key_type": _one_of("string", "binary"),
+    "key_type": _word,
     "max_rows_per_trigger": _number,
-    "metadata": _one_of("basic", "full"),
-    "network": _one_of("auto", "default", "external"),
+    "metadata": _metadata,
+    "network": _word,
     "num_partitions": _number,
-    "on_malformed": _one_of("null", "fail", "column"),
-    "on_rollback": _one_of("emit", "fail", "resync"),
+    "on_malformed": _word,
+    "on_rollback": _word,
     "persisted_only": _boolean,
     "retry_timeout": _seconds,
     "sasl_mechanisms": _mechanisms,
     "starting_offsets": _offsets("earliest", "latest"),
-    "value_format": _one_of("binary", "string", "variant"),
+    "value_format": _word,
     "vbuckets": _vbuckets,
     "worker_gc_freeze": _boolean,
 }

@@ -10,7 +10,6 @@ from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import SparkReadError, options_as_written
 from dcp_rs.spark.options import ReadOptions
-from dcp_rs.spark.schema import table_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -109,7 +108,6 @@ def splits(options: Mapping[str, object] | ReadOptions, *, since: str | None = N
     parsed = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
     if since is None:
         return _last(parsed)
-    table_schema(parsed)
     with Driver(parsed) as driver:
         start = _start(driver, since)
         end = driver.end(start, parsed.max_rows_per_trigger)
@@ -128,7 +126,6 @@ def batch_splits(options: ReadOptions) -> Splits:
         return _last(options)
     # An end that was asked for is where another read begins; one that was not is only "now".
     _check_start(options)
-    table_schema(options)
     with Driver(options) as driver:
         start, until = (
             _start(driver, options.starting_offsets),
@@ -144,7 +141,6 @@ def batch_splits(options: ReadOptions) -> Splits:
 def _last(options: ReadOptions) -> Splits:
     """Plans a read of everything up to now, which no other goes on from."""
     _check_start(options)
-    table_schema(options)
     with Driver(options) as driver:
         start = _start(driver, options.starting_offsets)
         end = driver.end(start, is_last=True)

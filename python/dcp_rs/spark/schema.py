@@ -28,17 +28,7 @@ def table_schema(options: ReadOptions) -> dcp_rs.Schema:
         ConfigError: `columns` names one that does not exist, `documentSchema` is not understood,
             or options contradict each other.
     """
-    return dcp_rs.Schema(
-        columns=options.columns,
-        metadata=options.metadata,
-        include_value=options.include_value,
-        include_xattrs=options.include_xattrs,
-        key_type=options.key_type,
-        value_format=options.value_format,
-        document_schema=options.document_schema,
-        document_prefix=options.document_prefix,
-        on_malformed=options.on_malformed,
-    )
+    return dcp_rs.Schema(**options.table())
 
 
 def schema(options: Mapping[str, object] | ReadOptions) -> StructType:

@@ -8,16 +8,14 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dcp_rs
 from dcp_rs import _dcp_rs
 from dcp_rs.exceptions import DcpError
-from dcp_rs.schema import TableOptions
 from dcp_rs.spark.errors import SparkReadError, coded, missing_library
 from dcp_rs.spark.partitions import Split, splits
 from dcp_rs.spark.schema import table_schema
-from dcp_rs.stream import StreamOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -41,6 +39,8 @@ _CONNECTION = (
     "tls_key",
     "network",
     "sasl_mechanisms",
+    "flow_control_buffer_bytes",
+    "compressed",
 )
 
 
@@ -158,8 +158,7 @@ def read_split(split: Split) -> Iterator[pa.RecordBatch]:
 def _stream(kept: _dcp_rs.Client | None, split: Split) -> Iterator[dcp_rs.ChangeBatch]:
     options = split.options
     connection = replace(options.connection(), keep_connections=_KEEP_CONNECTIONS)
-    table, content = _content(options)
-    client, stream = _dcp_rs.open_task(connection, kept, split.plan, table, content)
+    client, stream = _dcp_rs.open_task(vars(connection), kept, split.plan, options.stream())
     _CLIENTS.keep(options, client)
     with dcp_rs.ChangeStream(stream) as changes:
         yield from changes
@@ -186,33 +185,6 @@ def _rollback_rows(split: Split) -> pa.RecordBatch | None:
         ],
         schema=fields,
     )
-
-
-def _content(options: ReadOptions) -> tuple[TableOptions, StreamOptions]:
-    """Gives what a row holds and how rows are cut; where the stream begins and ends is planned."""
-    table = TableOptions(
-        columns=list(options.columns) if options.columns is not None else None,
-        metadata=options.metadata,
-        include_value=options.include_value,
-        include_xattrs=options.include_xattrs,
-        key_type=options.key_type,
-        value_format=options.value_format,
-        document_schema=options.document_schema,
-        document_prefix=options.document_prefix,
-        on_malformed=options.on_malformed,
-    )
-    limits: dict[str, Any] = {
-        "batch_rows": options.batch_rows,
-        "batch_bytes": options.batch_bytes,
-        "buffer_size": options.flow_control_buffer_bytes,
-    }
-    content = StreamOptions(
-        scope=options.scope,
-        collections=list(options.collections) if options.collections is not None else None,
-        compressed=options.compressed,
-        **{name: value for name, value in limits.items() if value is not None},
-    )
-    return table, content
 
 
 _frozen_in: int | None = None

@@ -17,7 +17,7 @@ from dcp_rs.client import Client, ConnectionOptions
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.testing.control import Control
 from dcp_rs.testing.documents import Document, Documents, MutationToken
-from dcp_rs.testing.options import ClusterOptions, Limits
+from dcp_rs.testing.options import Limits
 
 if TYPE_CHECKING:
     import os
@@ -111,34 +111,16 @@ class EmbeddedCluster(Documents, Control):
         keeps_compressed: bool = False,
         limits: Limits | None = None,
     ) -> None:
-        self._options = ClusterOptions(
-            nodes=nodes,
-            vbuckets=vbuckets,
-            replicas=replicas,
-            bucket=bucket,
-            ephemeral=ephemeral,
-            username=username,
-            password=password,
-            host=host,
-            port=port,
-            management_port=management_port,
-            alternate_host=alternate_host,
-            tls=tls,
-            tls_port=tls_port,
-            tls_certificate=tls_certificate,
-            tls_key=tls_key,
-            tls_client_ca=tls_client_ca,
-            tls_client_required=tls_client_required,
-            data=data,
-            persist_delay=persist_delay,
-            history_bytes=history_bytes,
-            keeps_history=keeps_history,
-            keeps_compressed=keeps_compressed,
-            limits=Limits() if limits is None else limits,
-        )
+        options = dict(locals())
+        del options["self"]
+        if isinstance(limits, Limits):
+            options["limits"] = vars(limits)
+        elif limits is not None:
+            raise _checks.wrong_type("limits", limits, "a dcp_rs.testing.Limits")
+        self._options = options
         self._ca_file: Path | None = None
         self._forget_ca_file: Callable[[], object] | None = None
-        self._inner = _dcp_rs.EmbeddedCluster.start(self._options)
+        self._inner = _dcp_rs.EmbeddedCluster.start(options)
 
     @property
     def connection_string(self) -> str:
@@ -188,7 +170,8 @@ class EmbeddedCluster(Documents, Control):
     @property
     def bucket_name(self) -> str:
         """Name of the bucket."""
-        return self._options.bucket
+        bucket: str = self._options["bucket"]
+        return bucket
 
     @property
     def bucket_uuid(self) -> str:
@@ -198,16 +181,17 @@ class EmbeddedCluster(Documents, Control):
     @property
     def num_vbuckets(self) -> int:
         """Number of vBuckets."""
-        return self._options.vbuckets
+        vbuckets: int = self._options["vbuckets"]
+        return vbuckets
 
     @property
     def connection_options(self) -> ConnectionOptions:
         """What to connect with: bucket, user name and password included."""
         return ConnectionOptions(
             connection_string=self.connection_string,
-            bucket=self._options.bucket,
-            username=self._options.username,
-            password=self._options.password,
+            bucket=self._options["bucket"],
+            username=self._options["username"],
+            password=self._options["password"],
         )
 
     def connect(self, *, tls: bool = False, **options: Any) -> Client:
@@ -241,9 +225,9 @@ class EmbeddedCluster(Documents, Control):
         Raises:
             ConfigError: The cluster could not be started with it; the former one stays.
         """
-        options = replace(self._options, password=password)
+        _checks.text("password", password)
         self._inner.set_password(password)
-        self._options = options
+        self._options["password"] = password
 
     def close(self) -> None:
         """Closes all connections and ports. Closing twice is harmless."""
@@ -266,4 +250,6 @@ class EmbeddedCluster(Documents, Control):
         )
 
     def __repr__(self) -> str:
-        return f"<dcp_rs.testing.EmbeddedCluster {self._options!r}>"
+        shown = {name: value for name, value in self._options.items() if name != "password"}
+        options = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return f"<dcp_rs.testing.EmbeddedCluster {options}>"

@@ -56,21 +56,6 @@ class Document:
     expiry: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _WriteOptions:
-    cas: int = 0
-    expiry: int = 0
-    flags: int = 0
-    collection: str | None = None
-    xattrs: list[tuple[str, str]] | None = None
-
-    def __post_init__(self) -> None:
-        _checks.integer("cas", self.cas, 0, (1 << 64) - 1)
-        _checks.integer("expiry", self.expiry, 0, 0xFFFF_FFFF)
-        _checks.integer("flags", self.flags, 0, 0xFFFF_FFFF)
-        _checks.text("collection", self.collection, optional=True)
-
-
 class Documents:
     """The documents of a cluster's bucket."""
 
@@ -111,9 +96,13 @@ class Documents:
             DocumentExistsError: It has another CAS.
             ConfigError: Key or value are too long, or there is no such collection.
         """
-        options = _WriteOptions(
-            cas=cas, expiry=expiry, flags=flags, collection=collection, xattrs=_xattrs(xattrs)
-        )
+        options = {
+            "cas": cas,
+            "expiry": expiry,
+            "flags": flags,
+            "collection": collection,
+            "xattrs": _xattrs(xattrs),
+        }
         return _token(self._inner.upsert(_key(key), _value(value), options))
 
     def insert(
@@ -131,9 +120,12 @@ class Documents:
         Raises:
             DocumentExistsError: It exists.
         """
-        options = _WriteOptions(
-            expiry=expiry, flags=flags, collection=collection, xattrs=_xattrs(xattrs)
-        )
+        options = {
+            "expiry": expiry,
+            "flags": flags,
+            "collection": collection,
+            "xattrs": _xattrs(xattrs),
+        }
         return _token(self._inner.insert(_key(key), _value(value), options))
 
     def remove(
@@ -145,7 +137,7 @@ class Documents:
             DocumentNotFoundError: There is none.
             DocumentExistsError: It has another CAS.
         """
-        options = _WriteOptions(cas=cas, collection=collection)
+        options = {"cas": cas, "collection": collection}
         return _token(self._inner.remove(_key(key), options))
 
     def expire(self, key: str | bytes, *, collection: str | None = None) -> MutationToken:
@@ -154,7 +146,7 @@ class Documents:
         Raises:
             DocumentNotFoundError: There is none.
         """
-        return _token(self._inner.expire(_key(key), _WriteOptions(collection=collection)))
+        return _token(self._inner.expire(_key(key), {"collection": collection}))
 
     def get(self, key: str | bytes, *, collection: str | None = None) -> Document | None:
         """Gives a document, `None` if there is none."""

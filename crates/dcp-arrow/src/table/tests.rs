@@ -2,7 +2,7 @@ use super::*;
 
 fn named(names: &[&str]) -> TableOptions {
     TableOptions {
-        columns: Some(names.iter().map(ToString::to_string).collect()),
+        columns: Columns::Named(names.iter().map(ToString::to_string).collect()),
         ..TableOptions::default()
     }
 }
@@ -27,7 +27,7 @@ fn the_sets_are_those_of_the_documentation() {
         "timestamp",
     ];
     assert_eq!(names(&TableOptions::default()), basic);
-    let full = TableOptions { detail: Detail::Full, ..TableOptions::default() };
+    let full = TableOptions { columns: Columns::Full, ..TableOptions::default() };
     let more = [
         "rev",
         "expiry",
@@ -39,9 +39,8 @@ fn the_sets_are_those_of_the_documentation() {
         "snapshot_end",
     ];
     assert_eq!(names(&full), [&basic[..], &more[..]].concat());
-    let with = TableOptions { include_xattrs: true, include_value: false, ..full };
-    let names = names(&with);
-    assert!(names.contains(&"xattrs") && !names.contains(&"value"), "{names:?}");
+    let names = names(&TableOptions { include_xattrs: true, ..full });
+    assert!(names.contains(&"xattrs"), "{names:?}");
 }
 
 #[test]
@@ -83,8 +82,6 @@ fn wrong_columns_are_named_in_the_error() {
     );
     assert_eq!(error(named(&["op", "op"])), "columns: \"op\" is named twice");
     assert_eq!(error(named(&[])), "columns: name at least one column");
-    let without = TableOptions { include_value: false, ..named(&["value"]) };
-    assert_eq!(error(without), "columns: \"value\" needs include_value=true");
 }
 
 fn decoded(schema: &str) -> TableOptions {
@@ -118,7 +115,7 @@ fn the_columns_of_documents_stand_for_the_value() {
 #[test]
 fn the_columns_of_documents_can_be_named_among_others() {
     let options = |columns: &[&str]| TableOptions {
-        columns: Some(columns.iter().map(ToString::to_string).collect()),
+        columns: Columns::Named(columns.iter().map(ToString::to_string).collect()),
         on_malformed: OnMalformed::Column,
         ..decoded("a INT, b ARRAY<INT>")
     };
@@ -136,20 +133,11 @@ fn the_columns_of_documents_can_be_named_among_others() {
 fn options_that_make_no_sense_together_are_refused() {
     let error = |options: &TableOptions| TableSchema::new(options).unwrap_err().to_string();
     let default = TableOptions::default();
-    let columns = |names: &[&str]| Some(names.iter().map(ToString::to_string).collect());
+    let columns = |names: &[&str]| named(names).columns;
     for (options, said) in [
-        (TableOptions { include_value: false, ..decoded("a INT") }, "nothing to decode"),
-        (
-            TableOptions {
-                include_value: false,
-                value_format: ValueFormat::Variant,
-                ..default.clone()
-            },
-            "value_format: without documents",
-        ),
         (
             TableOptions { document_prefix: "d".to_owned(), ..default.clone() },
-            "give document_schema too",
+            "give one, or no prefix",
         ),
         (
             TableOptions { on_malformed: OnMalformed::Fail, ..default.clone() },
@@ -171,7 +159,7 @@ fn options_that_make_no_sense_together_are_refused() {
             TableOptions { columns: columns(&["_malformed", "a"]), ..decoded("a INT") },
             "\"_malformed\" needs on_malformed=column",
         ),
-        (decoded("Timestamp STRING"), "give document_prefix, such as doc_"),
+        (decoded("Timestamp STRING"), "give a prefix, such as doc_"),
         (decoded("_malformed STRING"), "would be there twice"),
     ] {
         assert!(error(&options).contains(said), "{}", error(&options));

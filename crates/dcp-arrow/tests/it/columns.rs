@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dcp_arrow::{
-    ArrowSink, BatchLimits, COLUMNS, CollectionName, CollectionNames, Detail, KeyType,
+    ArrowSink, BatchLimits, COLUMNS, CollectionName, CollectionNames, Columns, KeyType,
     TableOptions, TableSchema,
 };
 use dcp_proto::{BatchSink, Change, ChangeSink, Op, Rollback, SystemEventRecord};
@@ -192,7 +192,7 @@ fn binary_keys_take_any_bytes() {
 
 #[test]
 fn a_sink_is_empty_after_its_batch_was_taken() {
-    let options = TableOptions { detail: Detail::Full, ..TableOptions::default() };
+    let options = TableOptions { columns: Columns::Full, ..TableOptions::default() };
     let mut sink = sink(&options);
     assert_eq!((sink.rows(), sink.size_bytes()), (0, 0));
     let empty = sink.take_batch().unwrap().finish().unwrap();

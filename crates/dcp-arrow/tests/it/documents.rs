@@ -370,7 +370,7 @@ fn a_value_may_be_a_variant() {
 fn the_columns_read_do_not_change_what_is_malformed() {
     let options = decoding("a INT, b INT");
     let documents: [&[u8]; 2] = [br#"{"a": 1, "b": "x"}"#, br#"{"a": 2, "b": 3}"#];
-    let names = |names: &[&str]| Some(names.iter().map(ToString::to_string).collect());
+    let names = |names: &[&str]| columns(names).columns;
     let one =
         TableOptions { columns: names(&["a"]), on_malformed: OnMalformed::Null, ..options.clone() };
     assert_eq!(cells(&decoded(&one, &documents), "a"), [Value::Null, json!(2)]);

@@ -8,7 +8,7 @@ mod values;
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, RecordBatch};
-use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, TableOptions, TableSchema};
+use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, Columns, TableOptions, TableSchema};
 use dcp_proto::{BatchSink, Change, ChangeSink, Op, Snapshot};
 use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
 
@@ -41,7 +41,7 @@ pub(crate) fn sink_with(options: &TableOptions, limits: BatchLimits) -> ArrowSin
 
 pub(crate) fn columns(names: &[&str]) -> TableOptions {
     TableOptions {
-        columns: Some(names.iter().map(ToString::to_string).collect()),
+        columns: Columns::Named(names.iter().map(ToString::to_string).collect()),
         ..TableOptions::default()
     }
 }

@@ -113,8 +113,7 @@ fn a_section_without_pairs_is_an_empty_map() {
 fn a_stripped_document_may_say_snappy_over_a_plain_section() {
     let plain = section(&[("x", "1")], b"");
     let packed = snappy::compress(&section(&[("x", "1")], b"")).unwrap();
-    let options =
-        TableOptions { include_value: false, include_xattrs: true, ..TableOptions::default() };
+    let options = columns(&["xattrs"]);
     let changes = [with(&plain, BOTH), with(&packed, BOTH), with(b"", BOTH)];
     let batch = batch_of(&options, &changes);
     assert_eq!(maps(&batch), [pairs(&[("x", "1")]), pairs(&[("x", "1")]), None]);

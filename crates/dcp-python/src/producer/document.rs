@@ -7,6 +7,7 @@ use dcp_wire::{Cas, CollectionId, Datatype};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
+use crate::arguments::{ANY, Arguments};
 use crate::error::{Failure, Kind};
 
 /// A document's vBucket, seqno, vbuuid and CAS.
@@ -17,8 +18,7 @@ pub(super) fn token(token: MutationToken) -> Token {
 }
 
 /// How a document is written.
-#[derive(FromPyObject)]
-pub(crate) struct WriteArgs {
+pub(super) struct WriteArgs {
     cas: u64,
     expiry: u32,
     flags: u32,
@@ -27,6 +27,18 @@ pub(crate) struct WriteArgs {
 }
 
 impl WriteArgs {
+    pub(super) fn read(options: Bound<'_, PyDict>) -> PyResult<Self> {
+        let arguments = Arguments::new(options);
+        let xattrs = arguments.optional("xattrs")?;
+        Ok(Self {
+            cas: arguments.integer("cas", 0, ANY)?,
+            expiry: arguments.integer("expiry", 0, 0..=u32::MAX.into())?,
+            flags: arguments.integer("flags", 0, 0..=u32::MAX.into())?,
+            collection: arguments.optional_text("collection")?,
+            xattrs: xattrs.map(|xattrs| xattrs.extract()).transpose()?,
+        })
+    }
+
     pub(super) fn options(&self, producer: &Producer) -> Result<WriteOptions, Failure> {
         let mut options = WriteOptions::default();
         options.cas = Cas(self.cas);

@@ -1,7 +1,7 @@
 //! The embedded cluster.
 
 mod document;
-mod options;
+pub(crate) mod options;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use self::document::{Token, WriteArgs};
-use self::options::ProducerArgs;
+use crate::arguments::Arguments;
 use crate::error::{Failure, Kind};
 use crate::runtime::{ProcessBound, wait};
 
@@ -64,8 +64,8 @@ impl Producer {
 #[pymethods]
 impl Producer {
     #[staticmethod]
-    fn start(py: Python<'_>, options: ProducerArgs) -> PyResult<Self> {
-        let options = options.into_options()?;
+    fn start(py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<Self> {
+        let options = options::cluster(&Arguments::new(options))?;
         let producer = wait(py, || EngineProducer::start(options))?.map_err(Failure::from)?;
         Ok(Self {
             producer: ProcessBound::new(
@@ -109,9 +109,10 @@ impl Producer {
         py: Python<'_>,
         key: &[u8],
         value: &[u8],
-        options: WriteArgs,
+        options: Bound<'_, PyDict>,
     ) -> PyResult<Token> {
         let value = Bytes::copy_from_slice(value);
+        let options = WriteArgs::read(options)?;
         self.write(py, |producer| {
             let (options, value) = options.with_value(producer, value)?;
             Ok(producer.upsert(key, value, options))
@@ -123,20 +124,23 @@ impl Producer {
         py: Python<'_>,
         key: &[u8],
         value: &[u8],
-        options: WriteArgs,
+        options: Bound<'_, PyDict>,
     ) -> PyResult<Token> {
         let value = Bytes::copy_from_slice(value);
+        let options = WriteArgs::read(options)?;
         self.write(py, |producer| {
             let (options, value) = options.with_value(producer, value)?;
             Ok(producer.insert(key, value, options))
         })
     }
 
-    fn remove(&self, py: Python<'_>, key: &[u8], options: WriteArgs) -> PyResult<Token> {
+    fn remove(&self, py: Python<'_>, key: &[u8], options: Bound<'_, PyDict>) -> PyResult<Token> {
+        let options = WriteArgs::read(options)?;
         self.write(py, |producer| Ok(producer.remove(key, options.options(producer)?)))
     }
 
-    fn expire(&self, py: Python<'_>, key: &[u8], options: WriteArgs) -> PyResult<Token> {
+    fn expire(&self, py: Python<'_>, key: &[u8], options: Bound<'_, PyDict>) -> PyResult<Token> {
+        let options = WriteArgs::read(options)?;
         self.write(py, |producer| Ok(producer.expire(key, options.options(producer)?)))
     }
 

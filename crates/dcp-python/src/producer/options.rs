@@ -1,116 +1,108 @@
 //! How an embedded cluster is set up.
 
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use dcp_producer::{NodeCertificate, ProducerOptions, TlsOptions};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
-use crate::error::{Failure, Kind};
+use crate::arguments::{Arguments, DAY, config};
 
-/// `dcp_rs.testing.EmbeddedCluster`'s options.
-#[derive(FromPyObject)]
-pub(crate) struct ProducerArgs {
-    nodes: usize,
-    vbuckets: u16,
-    replicas: u8,
-    bucket: String,
-    ephemeral: bool,
-    username: String,
-    password: String,
-    host: String,
-    port: u16,
-    management_port: u16,
-    alternate_host: Option<String>,
-    tls: bool,
-    tls_port: u16,
-    tls_certificate: Option<PathBuf>,
-    tls_key: Option<PathBuf>,
-    tls_client_ca: Option<PathBuf>,
-    tls_client_required: bool,
-    data: Option<PathBuf>,
-    persist_delay: f64,
-    history_bytes: usize,
-    keeps_history: bool,
-    keeps_compressed: bool,
-    limits: LimitArgs,
+const SIZES: std::ops::RangeInclusive<u64> = 0..=i64::MAX as u64;
+const PORTS: std::ops::RangeInclusive<u64> = 0..=u16::MAX as u64;
+
+/// The options of `dcp_rs.testing.EmbeddedCluster`.
+pub(crate) fn cluster(arguments: &Arguments<'_>) -> PyResult<ProducerOptions> {
+    let mut options = ProducerOptions::default();
+    options.nodes = arguments.integer("nodes", options.nodes, 1..=64)?;
+    options.vbuckets = arguments.integer("vbuckets", options.vbuckets, 1..=1024)?;
+    options.replicas = arguments.integer("replicas", options.replicas, 0..=3)?;
+    options.bucket = arguments.text("bucket", &options.bucket)?;
+    options.ephemeral = arguments.flag("ephemeral", options.ephemeral)?;
+    options.username = arguments.text("username", &options.username)?;
+    options.password = arguments.text("password", &options.password)?;
+    let host = arguments.text("host", &options.host.to_string())?;
+    options.host = host.parse().map_err(|_| config("host: must be an IP address, as 127.0.0.1"))?;
+    options.port = arguments.integer("port", options.port, PORTS)?;
+    options.management_port =
+        arguments.integer("management_port", options.management_port, PORTS)?;
+    options.alternate_host = arguments.optional_text("alternate_host")?;
+    options.tls_port = arguments.integer("tls_port", options.tls_port, PORTS)?;
+    options.tls = tls(arguments, options.tls_port)?;
+    options.data = arguments.path("data")?;
+    let delay = options.persist_delay;
+    options.persist_delay = arguments.seconds("persist_delay", delay, 0.0..=DAY)?;
+    options.history_bytes = arguments.integer("history_bytes", options.history_bytes, SIZES)?;
+    options.keeps_history = arguments.flag("keeps_history", options.keeps_history)?;
+    options.keeps_compressed = arguments.flag("keeps_compressed", options.keeps_compressed)?;
+    if let Some(given) = arguments.optional("limits")? {
+        limits(&Arguments::new(given.cast_into()?), &mut options)?;
+    }
+    Ok(options)
 }
 
 /// `dcp_rs.testing.Limits`.
-#[derive(FromPyObject)]
-struct LimitArgs {
-    memory_quota: usize,
-    max_connections: usize,
-    max_streams: usize,
-    max_unacknowledged_bytes: u32,
-    authentication_timeout: f64,
-    idle_timeout: f64,
-    dcp_idle_timeout: f64,
-    persistence_timeout: f64,
-    congestion_control: Option<String>,
+pub(crate) fn limits(arguments: &Arguments<'_>, options: &mut ProducerOptions) -> PyResult<()> {
+    let quota = options.memory_quota_bytes;
+    options.memory_quota_bytes = arguments.integer("memory_quota", quota, SIZES)?;
+    let counts = 1..=1 << 20;
+    let connections = options.max_connections;
+    options.max_connections = arguments.integer("max_connections", connections, counts.clone())?;
+    options.max_streams = arguments.integer("max_streams", options.max_streams, counts)?;
+    options.max_unacknowledged_bytes = arguments.integer(
+        "max_unacknowledged_bytes",
+        options.max_unacknowledged_bytes,
+        1..=u32::MAX.into(),
+    )?;
+    for (name, time, least) in [
+        ("authentication_timeout", &mut options.authentication_timeout, 0.001),
+        ("idle_timeout", &mut options.idle_timeout, 0.001),
+        ("dcp_idle_timeout", &mut options.dcp_idle_timeout, 0.001),
+        ("persistence_timeout", &mut options.persistence_timeout, 0.0),
+    ] {
+        *time = arguments.seconds(name, *time, least..=DAY)?;
+    }
+    options.congestion_control = arguments.optional_text("congestion_control")?;
+    Ok(())
 }
 
-impl ProducerArgs {
-    pub(super) fn into_options(self) -> Result<ProducerOptions, Failure> {
-        let wrong = |message: &str| Failure::new(Kind::Config, message);
-        let host: IpAddr =
-            self.host.parse().map_err(|_| wrong("host: must be an IP address, as 127.0.0.1"))?;
-        let mut options = ProducerOptions::default();
-        let seconds = |option: &str, value: f64| {
-            Duration::try_from_secs_f64(value)
-                .map_err(|_| wrong(&format!("{option}: must be a number of seconds from 0 up")))
-        };
-        options.persist_delay = seconds("persist_delay", self.persist_delay)?;
-        options.authentication_timeout =
-            seconds("authentication_timeout", self.limits.authentication_timeout)?;
-        options.idle_timeout = seconds("idle_timeout", self.limits.idle_timeout)?;
-        options.dcp_idle_timeout = seconds("dcp_idle_timeout", self.limits.dcp_idle_timeout)?;
-        options.persistence_timeout =
-            seconds("persistence_timeout", self.limits.persistence_timeout)?;
-        options.tls = self.tls.then(|| self.tls_options()).transpose()?;
-        options.nodes = self.nodes;
-        options.vbuckets = self.vbuckets;
-        options.replicas = self.replicas;
-        options.bucket = self.bucket;
-        options.ephemeral = self.ephemeral;
-        options.username = self.username;
-        options.password = self.password;
-        options.host = host;
-        options.port = self.port;
-        options.management_port = self.management_port;
-        options.alternate_host = self.alternate_host;
-        options.tls_port = self.tls_port;
-        options.memory_quota_bytes = self.limits.memory_quota;
-        options.history_bytes = self.history_bytes;
-        options.keeps_history = self.keeps_history;
-        options.keeps_compressed = self.keeps_compressed;
-        options.congestion_control = self.limits.congestion_control;
-        options.max_connections = self.limits.max_connections;
-        options.max_streams = self.limits.max_streams;
-        options.max_unacknowledged_bytes = self.limits.max_unacknowledged_bytes;
-        options.data = self.data;
-        Ok(options)
-    }
+/// Checks `dcp_rs.testing.Limits`.
+#[pyfunction]
+pub(crate) fn check_limits(options: Bound<'_, PyDict>) -> PyResult<()> {
+    limits(&Arguments::new(options), &mut ProducerOptions::default())
+}
 
-    fn tls_options(&self) -> Result<TlsOptions, Failure> {
-        let mut tls = TlsOptions::default();
-        if let (Some(chain), Some(key)) = (&self.tls_certificate, &self.tls_key) {
-            let chain = read("tls_certificate", chain)?;
-            tls.certificate = Some(NodeCertificate::new(chain, read("tls_key", key)?));
-        }
-        if let Some(ca) = &self.tls_client_ca {
-            tls.client_ca = Some(read("tls_client_ca", ca)?);
-        }
-        tls.require_client_certificate = self.tls_client_required;
-        Ok(tls)
+fn tls(arguments: &Arguments<'_>, port: u16) -> PyResult<Option<TlsOptions>> {
+    let is_on = arguments.flag("tls", false)?;
+    let (chain, key) = (arguments.path("tls_certificate")?, arguments.path("tls_key")?);
+    let client_ca = arguments.path("tls_client_ca")?;
+    let mut tls = TlsOptions::default();
+    tls.require_client_certificate = arguments.flag("tls_client_required", false)?;
+    if chain.is_some() != key.is_some() {
+        return Err(config("tls_certificate, tls_key: give both or neither"));
     }
+    let needs_tls = [
+        ("tls_port", port != 0),
+        ("tls_certificate", chain.is_some()),
+        ("tls_client_ca", client_ca.is_some()),
+        ("tls_client_required", tls.require_client_certificate),
+    ];
+    if let Some((option, _)) = needs_tls.iter().find(|(_, is_given)| *is_given && !is_on) {
+        return Err(config(format!("{option}: needs tls=True")));
+    }
+    if tls.require_client_certificate && client_ca.is_none() {
+        return Err(config("tls_client_required: needs tls_client_ca"));
+    }
+    if let (Some(chain), Some(key)) = (chain, key) {
+        let chain = read("tls_certificate", &chain)?;
+        tls.certificate = Some(NodeCertificate::new(chain, read("tls_key", &key)?));
+    }
+    tls.client_ca = client_ca.map(|ca| read("tls_client_ca", &ca)).transpose()?;
+    Ok(is_on.then_some(tls))
 }
 
 /// The text of a file that an option names.
-fn read(option: &str, path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| {
-        let path = path.display();
-        Failure::new(Kind::Config, format!("{option}: {path} could not be read: {error}"))
-    })
+fn read(option: &str, path: &Path) -> PyResult<String> {
+    std::fs::read_to_string(path)
+        .map_err(|error| config(format!("{option}: {} could not be read: {error}", path.display())))
 }

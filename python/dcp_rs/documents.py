@@ -1,8 +1,9 @@
-"""Schemas of documents, however they are given, as the text that the engine reads."""
+"""Schemas of documents, however they are given, as what the engine reads."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from dcp_rs import _checks
 from dcp_rs._arrow import require_pyarrow
@@ -12,6 +13,44 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _OPTION = "document_schema"
+
+
+@dataclass(frozen=True)
+class DocumentSchema:
+    """How documents are decoded; for `document_schema` of [`Client.stream`][dcp_rs.Client.stream].
+
+        >>> documents = DocumentSchema("name STRING, op STRING", prefix="doc_")
+        >>> Schema(columns=["key", "doc_name"], document_schema=documents).names
+        ['key', 'doc_name']
+
+    Attributes:
+        schema: Columns to decode JSON documents to, as text or as a `pyarrow.Schema`. `None`:
+            documents stay in the column `value`, and are looked at if `value_format` is another
+            than `binary`.
+        prefix: What the names of these columns begin with, where documents have fields that are
+            called as columns of the table are.
+        on_malformed: What becomes of a document that is not JSON, does not fit the schema or is not
+            text: its columns are `null`; or the stream is to `fail` with a
+            [`DataError`][dcp_rs.exceptions.DataError]; or its columns are null and its bytes in the
+            `column` called `_malformed`.
+    """
+
+    schema: str | pa.Schema | None = None
+    prefix: str = ""
+    on_malformed: Literal["null", "fail", "column"] = "null"
+
+
+def as_options(given: Any) -> dict[str, object] | None:
+    """Gives what the engine reads: a `DocumentSchema` by names, with its schema as text.
+
+    Raises:
+        ConfigError: It is no schema, or has a type that documents are not decoded to.
+        ImportError: It is an Arrow schema, and PyArrow is not installed.
+    """
+    if given is None:
+        return None
+    documents = given if isinstance(given, DocumentSchema) else DocumentSchema(given)
+    return vars(documents) | {"schema": as_ddl(documents.schema)}
 
 
 def as_ddl(schema: object) -> str | None:
