@@ -3,9 +3,8 @@
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use dcp_proto::consumer::{
-    Connection, ConnectionConfig, Delivery, Limit, Resume, RollbackPolicy, StreamFilter,
-};
+use dcp_proto::OnRollback;
+use dcp_proto::consumer::{Connection, ConnectionConfig, Delivery, Limit, Resume, StreamFilter};
 use dcp_proto::{
     BatchSink, Change, ChangeSink, MutationRun, Position, Rollback, RunError, SinkError,
 };
@@ -134,7 +133,7 @@ fn connection(shape: Shape, delivery: Delivery) -> Connection {
         noop_interval: Some(Duration::from_secs(20)),
         filter: StreamFilter::All,
         purge_seqno: false,
-        on_rollback: RollbackPolicy::Resume,
+        on_rollback: OnRollback::Emit,
         delivery,
         max_body_len: MAX_BODY_LEN,
     };

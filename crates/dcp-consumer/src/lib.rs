@@ -77,14 +77,24 @@ pub use checkpoint_store::{CheckpointStore, FileStore, MemoryStore, check_ahead}
 pub use client::Client;
 pub use config::{ClientCertificate, ConnectOptions, Pem, TlsOptions};
 pub use credentials::{Credentials, CredentialsError, CredentialsSource, ProvideCredentials};
+// What signatures of this crate name, so that its users need no other.
+pub use dcp_proto::checkpoint::{Checkpoint, CheckpointError, StoredFilter};
+pub use dcp_proto::consumer::{ConnectionStats, ProtocolError, StreamFilter};
+pub use dcp_proto::topology::{Address, Manifest, Network, NetworkSelection};
+pub use dcp_proto::{
+    BatchSink, Change, ChangeSink, FailoverLog, MutationRun, OnRollback, Op, Position, Rollback,
+    RunError, SinkError, Snapshot, SystemEventRecord,
+};
+pub use dcp_wire::message::{MutationView, SystemEventId};
 pub use dcp_wire::sasl::Mechanism;
+pub use dcp_wire::{
+    Cas, CollectionId, Datatype, Opcode, RevSeqno, ScopeId, Seqno, Status, Vbid, Vbuuid,
+};
 pub use dial::{Dial, Dialing, Transport};
 pub use error::{Chain, Error, ErrorKind};
 pub use events::StreamEvent;
 pub use observer::{Observation, Observer};
-pub use options::{
-    Acknowledge, BatchPolicy, Content, End, Filter, OnRollback, Start, StreamOptions,
-};
+pub use options::{Acknowledge, BatchPolicy, Content, End, Filter, Start, StreamOptions};
 pub use stats::{StreamStats, VbucketState, VbucketStats};
 pub use stream::{ChangeStream, Delivered};
 pub use watermark::{AckToken, Acknowledger};

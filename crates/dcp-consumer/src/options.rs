@@ -7,7 +7,7 @@ use dcp_proto::checkpoint::Checkpoint;
 use dcp_proto::consumer::StreamFilter;
 use dcp_wire::{Seqno, Vbid};
 
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, OnRollback};
 
 /// Where a stream begins.
 #[derive(Clone, Debug, Default)]
@@ -95,19 +95,6 @@ impl Default for BatchPolicy {
     fn default() -> Self {
         Self { max_rows: 10_000, max_bytes: 4 * 1024 * 1024, linger: Duration::from_millis(100) }
     }
-}
-
-/// What happens when the server asks for a rollback.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum OnRollback {
-    /// A rollback record says from where on the vBucket's changes come again, and they come.
-    #[default]
-    Emit,
-    /// The stream ends with an error of kind [`ErrorKind::Rollback`].
-    Raise,
-    /// As [`OnRollback::Emit`], but from the beginning of the vBucket.
-    Resync,
 }
 
 /// When the application has done with a batch.

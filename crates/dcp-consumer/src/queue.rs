@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use dcp_proto::consumer::{ConnectionStats, Held, Moved};
+use dcp_proto::consumer::{ConnectionStats, PositionUpdate, Unpersisted};
 use tokio::sync::Notify;
 
 use crate::Error;
@@ -27,7 +27,7 @@ pub(crate) struct Link {
     unacknowledged: AtomicU64,
     /// What the connection counted, and what waits to be on the disks of all copies, as last told
     /// by the task.
-    stats: Mutex<(ConnectionStats, Held)>,
+    stats: Mutex<(ConnectionStats, Unpersisted)>,
     /// The newest cluster map that came on the connection and nobody took.
     map: Mutex<Option<Bytes>>,
     /// Wakes the task when there are bytes to return, or what it awaits has happened.
@@ -81,13 +81,18 @@ impl Link {
         self.map.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    pub(crate) fn publish(&self, stats: ConnectionStats, unacknowledged: u64, waiting: Held) {
+    pub(crate) fn publish(
+        &self,
+        stats: ConnectionStats,
+        unacknowledged: u64,
+        waiting: Unpersisted,
+    ) {
         self.unacknowledged.store(unacknowledged, Ordering::Relaxed);
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = (stats, waiting);
     }
 
     /// What the connection counted, and what waits to be on the disks of all copies.
-    pub(crate) fn stats(&self) -> (ConnectionStats, Held) {
+    pub(crate) fn stats(&self) -> (ConnectionStats, Unpersisted) {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -141,7 +146,7 @@ pub(crate) struct Queued<B> {
     pub(crate) batch: B,
     pub(crate) rows: usize,
     /// Where its vBuckets stand after it.
-    pub(crate) positions: Vec<Moved>,
+    pub(crate) positions: Vec<PositionUpdate>,
     pub(crate) credit: Credit,
 }
 
@@ -150,7 +155,7 @@ pub(crate) struct Queued<B> {
 pub(crate) enum Entry<B> {
     Batch(Queued<B>),
     /// vBuckets have moved over what is not for the application.
-    Positions(Vec<Moved>),
+    Positions(Vec<PositionUpdate>),
     /// The stream cannot go on; the last entry.
     Error(Error),
     /// Everything was delivered; the last entry.
@@ -235,7 +240,7 @@ impl<B> Queue<B> {
 }
 
 /// Puts newer positions in the place of older ones of the same vBuckets.
-fn supersede(positions: &mut Vec<Moved>, newer: Vec<Moved>) {
+fn supersede(positions: &mut Vec<PositionUpdate>, newer: Vec<PositionUpdate>) {
     let mut at: HashMap<_, _> =
         positions.iter().enumerate().map(|(at, moved)| (moved.vbid, at)).collect();
     for moved in newer {
@@ -292,9 +297,9 @@ mod tests {
         assert!(!is_woken(&link), "said once");
     }
 
-    fn moved(vbid: u16, seqno: u64) -> Moved {
+    fn moved(vbid: u16, seqno: u64) -> PositionUpdate {
         let position = Position { seqno: Seqno(seqno), ..Position::EARLIEST };
-        Moved { vbid: Vbid(vbid), position, history: History::default() }
+        PositionUpdate { vbid: Vbid(vbid), position, history: History::default() }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dcp_proto::checkpoint::Checkpoint;
-use dcp_proto::consumer::Moved;
+use dcp_proto::consumer::PositionUpdate;
 use dcp_wire::Vbid;
 
 use crate::queue::Credit;
@@ -80,14 +80,19 @@ impl Acknowledger {
     }
 
     /// A batch is handed to the application; the credit comes back if that is all it takes.
-    pub(crate) fn delivered(&self, batch: u64, moved: &[Moved], credit: Credit) -> Option<Credit> {
+    pub(crate) fn delivered(
+        &self,
+        batch: u64,
+        moved: &[PositionUpdate],
+        credit: Credit,
+    ) -> Option<Credit> {
         let Some(mut watermark) = self.lock() else { return Some(credit) };
         watermark.delivered(batch, moved, credit);
         None
     }
 
     /// vBuckets have moved over what is not for the application.
-    pub(crate) fn passed(&self, moved: &[Moved]) {
+    pub(crate) fn passed(&self, moved: &[PositionUpdate]) {
         if let Some(mut watermark) = self.lock() {
             for moved in moved {
                 watermark.push(Step { batch: None, moved: moved.clone() });
@@ -124,7 +129,7 @@ struct Pending {
 struct Step {
     /// The batch that must be acknowledged for it to count; `None` if nothing must be, any more.
     batch: Option<u64>,
-    moved: Moved,
+    moved: PositionUpdate,
 }
 
 impl Watermark {
@@ -132,7 +137,7 @@ impl Watermark {
         Self { checkpoint, pending: BTreeMap::new(), waiting: HashMap::new() }
     }
 
-    fn delivered(&mut self, batch: u64, moved: &[Moved], credit: Credit) {
+    fn delivered(&mut self, batch: u64, moved: &[PositionUpdate], credit: Credit) {
         for moved in moved {
             self.push(Step { batch: Some(batch), moved: moved.clone() });
         }
@@ -189,10 +194,10 @@ mod tests {
     use super::*;
     use crate::queue::Link;
 
-    fn moved(vbid: u16, seqno: u64) -> Moved {
+    fn moved(vbid: u16, seqno: u64) -> PositionUpdate {
         let snapshot = Snapshot { start: Seqno(0), end: Seqno(1000) };
         let position = Position { seqno: Seqno(seqno), snapshot, ..Position::EARLIEST };
-        Moved { vbid: Vbid(vbid), position, history: History::default() }
+        PositionUpdate { vbid: Vbid(vbid), position, history: History::default() }
     }
 
     fn manual() -> (Acknowledger, Arc<Link>) {
@@ -203,7 +208,7 @@ mod tests {
         acks.checkpoint().unwrap().position(Vbid(vbid)).map_or(0, |position| position.seqno.0)
     }
 
-    fn deliver(acks: &Acknowledger, link: &Arc<Link>, batch: u64, moved: &[Moved]) {
+    fn deliver(acks: &Acknowledger, link: &Arc<Link>, batch: u64, moved: &[PositionUpdate]) {
         assert!(acks.delivered(batch, moved, Credit::new(Arc::clone(link), 10)).is_none());
     }
 

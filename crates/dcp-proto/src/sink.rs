@@ -2,6 +2,7 @@
 
 use dcp_wire::message::{MutationView, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::Snapshot;
@@ -113,6 +114,21 @@ pub struct RunError {
     pub taken: usize,
     /// Why it could not take that one.
     pub error: SinkError,
+}
+
+/// What to do if the server's history of a vBucket is no longer the one that was read.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Hash, Serialize)]
+#[non_exhaustive]
+#[serde(rename_all = "lowercase")]
+pub enum OnRollback {
+    /// Deliver a record that says from where on changes come again, and go on from the last common
+    /// seqno.
+    #[default]
+    Emit,
+    /// Stop with an error.
+    Fail,
+    /// As [`Emit`](Self::Emit), but from the beginning of the vBucket.
+    Resync,
 }
 
 /// A vBucket's history was cut back: what came above `seqno` is no longer true and comes again.

@@ -135,7 +135,7 @@ pub(crate) fn stream(
 ) -> PyResult<StreamOptions> {
     let default = StreamOptions::default();
     let on_rollback =
-        [("emit", OnRollback::Emit), ("fail", OnRollback::Raise), ("resync", OnRollback::Resync)];
+        [("emit", OnRollback::Emit), ("fail", OnRollback::Fail), ("resync", OnRollback::Resync)];
     let ack = [("next", Acknowledge::OnNext), ("manual", Acknowledge::Manual)];
     let max_bytes = BatchPolicy::MAX_BYTES as u64;
     Ok(StreamOptions {

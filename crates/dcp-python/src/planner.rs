@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use dcp_consumer::micro_batch::{Planner as EnginePlanner, PlannerOptions, open};
-use dcp_proto::micro_batch::{Limits, Offsets, OnRollback, Partition, Start};
+use dcp_proto::OnRollback;
+use dcp_proto::micro_batch::{Limits, Offsets, Partition, Start};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

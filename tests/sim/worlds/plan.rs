@@ -300,7 +300,7 @@ impl ReaderPlan {
                 0..7 => OnRollback::Emit,
                 _ if kind == Batches => OnRollback::Resync,
                 7..9 => OnRollback::Resync,
-                _ => OnRollback::Raise,
+                _ => OnRollback::Fail,
             },
             manual: rng.random_bool(0.4),
             persisted_only: rng.random_bool(if kind == Batches { 0.7 } else { 0.3 }),

@@ -42,7 +42,7 @@ const REQUIRED: &[&str] = &[
     "event Ended",
     "event Unpersisted",
     "event Lagging",
-    "event Moved",
+    "event PositionUpdate",
     "event NothingPersisted",
     "event Opened",
     "event RolledBack",

@@ -263,7 +263,7 @@ impl<S: BatchSink> Cluster<S> {
             Report::RolledBack(rollback) => {
                 self.stats.events.push(StreamEvent::RolledBack(rollback));
             }
-            Report::Waiting(vbid, vbuuid) => self.waiting(id, vbid, vbuuid, now),
+            Report::Unpersisted(vbid, vbuuid) => self.waiting(id, vbid, vbuuid, now),
             Report::Progress(progress) => self.progressed(&progress, now)?,
             Report::Ended { vbid, cause, resume } => {
                 self.persistence.forget(vbid, id);

@@ -1,11 +1,11 @@
 //! The nodes of a stream: their connections, made, used and let go of.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use dcp_proto::BatchSink;
-use dcp_proto::consumer::{Connection, ConnectionConfig, RollbackPolicy};
+use dcp_proto::consumer::{Connection, ConnectionConfig};
 use dcp_proto::topology::{Address, BucketConfig};
 use dcp_wire::message::Control;
 use dcp_wire::{Feature, MAX_BODY_LEN, Vbid};
@@ -17,7 +17,7 @@ use crate::driver::{Command, ConnectionId, Driver};
 use crate::events::StreamEvent;
 use crate::queue::Link;
 use crate::retry::Backoff;
-use crate::{Chain, Error, OnRollback};
+use crate::{Chain, Error};
 
 /// A node's connection.
 pub(super) enum Slot {
@@ -89,12 +89,14 @@ impl<S: BatchSink> Cluster<S> {
             .collect();
         let used: HashSet<ConnectionId> =
             self.reconciler.placed().into_iter().map(|(_, on)| on).collect();
-        let is_kept = |address: &Address, node: &mut Node| {
+        let is_kept = |address: &Address, node: &Node| {
             named.contains(address) || node.id().is_some_and(|id| used.contains(&id))
         };
+        let nodes = std::mem::take(&mut self.nodes).into_iter();
+        let (kept, retired): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            nodes.partition(|(address, node)| is_kept(address, node));
+        self.nodes = kept;
         // Their tasks end when nobody can send them commands any more.
-        let retired: Vec<_> =
-            self.nodes.extract_if(.., |address, node| !is_kept(address, node)).collect();
         for (address, node) in retired {
             self.left(&address, node.slot);
         }
@@ -211,11 +213,7 @@ impl<S: BatchSink> Cluster<S> {
                 noop_interval: Some(opening.noop_interval()),
                 filter: self.config.filter.clone(),
                 purge_seqno: outcome.has_control(Control::MAX_MARKER_VERSION),
-                on_rollback: match self.config.on_rollback {
-                    OnRollback::Emit => RollbackPolicy::Resume,
-                    OnRollback::Raise => RollbackPolicy::Stop,
-                    OnRollback::Resync => RollbackPolicy::FromZero,
-                },
+                on_rollback: self.config.on_rollback,
                 delivery: self.config.delivery.clone(),
                 max_body_len: MAX_BODY_LEN,
             },

@@ -13,7 +13,7 @@ use std::time::Instant;
 use bytes::{Buf, BytesMut};
 use dcp_proto::consumer::StreamFilter;
 use dcp_proto::consumer::{
-    Connection, ConnectionError, EndCause, Event, Held, Hidden, Limit, Resume,
+    Connection, ConnectionError, EndCause, Event, Hidden, Limit, Resume, Unpersisted,
 };
 use dcp_proto::topology::Address;
 use dcp_proto::{BatchSink, Rollback, SinkError};
@@ -65,7 +65,7 @@ pub(crate) enum Report {
     RolledBack(Rollback),
     /// Changes of a vBucket wait to be on the disks of all copies, on this branch; `None`: none do
     /// any more.
-    Waiting(Vbid, Option<Vbuuid>),
+    Unpersisted(Vbid, Option<Vbuuid>),
     /// How far the vBuckets that stream here have come.
     Progress(Vec<Progress>),
     /// These documents are left out, some of them from now on.
@@ -353,7 +353,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         }
         let driver = &self.driver;
         let machine = &driver.machine;
-        driver.link.publish(*machine.stats(), machine.unacknowledged(), machine.waiting());
+        driver.link.publish(*machine.stats(), machine.unacknowledged(), machine.unpersisted());
         Ok(())
     }
 
@@ -417,7 +417,9 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                     self.deferred.push(Report::Ended { vbid, cause, resume });
                 }
                 Event::RolledBack(rollback) => self.report(Report::RolledBack(rollback)),
-                Event::Waiting { vbid, vbuuid } => self.report(Report::Waiting(vbid, vbuuid)),
+                Event::Unpersisted { vbid, vbuuid } => {
+                    self.report(Report::Unpersisted(vbid, vbuuid));
+                }
                 Event::HighSeqnos(seqnos) => self.report_progress(&seqnos),
                 Event::Hidden(hidden) => self.report(Report::Hidden(hidden)),
                 Event::ClusterMap(json) => {
@@ -435,7 +437,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     fn report_progress(&self, high_seqnos: &[(Vbid, Seqno)]) {
         let Driver { machine, link, .. } = &self.driver;
         // A window full of what is not on disk yet is nothing the application could empty.
-        let is_full = machine.is_window_full() && machine.waiting() == Held::default();
+        let is_full = machine.is_window_full() && machine.unpersisted() == Unpersisted::default();
         let is_held_up = is_full || link.has_queued();
         let progress = |&(vbid, high_seqno): &(Vbid, Seqno)| {
             Some(Progress { vbid, seqno: machine.seqno(vbid)?, high_seqno, is_held_up })
@@ -486,7 +488,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
             return self.report(Report::SinkFailed(error));
         }
         let Driver { id, machine, reports, link, mut commands, .. } = self.driver;
-        link.publish(*machine.stats(), 0, Held::default());
+        link.publish(*machine.stats(), 0, Unpersisted::default());
         let mut streams = machine.into_streams();
         // From here on whoever has a stream to open is told that nobody takes it. The other
         // commands are about the connection, and over with it.

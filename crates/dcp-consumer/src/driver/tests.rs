@@ -296,7 +296,7 @@ async fn a_vbucket_whose_window_is_full_of_what_waits_for_disks_lags() {
     server.marker().await;
     server.rows(1..=u64::from(WINDOW) / ROW).await;
     server.settle().await;
-    assert!(matches!(server.report().await, Report::Waiting(Vbid(0), Some(_))));
+    assert!(matches!(server.report().await, Report::Unpersisted(Vbid(0), Some(_))));
     let (vbid, seqno, high_seqno) = (Vbid(0), Seqno(0), Seqno(1000));
     let lags = Progress { vbid, seqno, high_seqno, is_held_up: false };
     assert_eq!(server.progress(1000).await, [lags], "there is nothing the application could take");

@@ -10,6 +10,10 @@ mod options;
 mod planner;
 mod reader;
 
+pub use dcp_proto::micro_batch::{
+    Limits, Offset, Offsets, OffsetsError, Partition, PartitionError, PartitionRange, PlanError,
+    Start,
+};
 pub use error::PlannerError;
 pub use options::PlannerOptions;
 pub use planner::Planner;

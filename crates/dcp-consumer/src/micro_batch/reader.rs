@@ -1,7 +1,7 @@
 //! Reading one partition.
 
 use dcp_proto::BatchSink;
-use dcp_proto::micro_batch::{OnRollback as PlannedRollback, Partition};
+use dcp_proto::micro_batch::Partition;
 use tokio::time::Instant;
 
 use super::PlannerError;
@@ -15,12 +15,7 @@ pub fn stream_options(partition: &Partition, base: StreamOptions) -> StreamOptio
     let (start, ends) = partition.to_stream();
     let filter = start.filter().cloned().unwrap_or_default();
     let persisted_only = partition.is_followed && partition.persisted_only;
-    let on_rollback = match partition.on_rollback {
-        _ if partition.is_followed => OnRollback::Raise,
-        PlannedRollback::Emit => OnRollback::Emit,
-        PlannedRollback::Fail => OnRollback::Raise,
-        PlannedRollback::Resync => OnRollback::Resync,
-    };
+    let on_rollback = if partition.is_followed { OnRollback::Fail } else { partition.on_rollback };
     StreamOptions {
         start: Start::Checkpoint(start),
         filter: Filter::Ids(filter.documents().clone()),

@@ -9,8 +9,9 @@ use dcp_consumer::{
     StreamOptions,
 };
 use dcp_producer::{Condition, Producer, ProducerOptions, Reaction, Rule, WriteOptions};
+use dcp_proto::OnRollback;
 use dcp_proto::checkpoint::Checkpoint;
-use dcp_proto::micro_batch::{Limits, Offsets, OnRollback, Partition, PlanError, Start};
+use dcp_proto::micro_batch::{Limits, Offsets, Partition, PlanError, Start};
 use dcp_proto::topology::vbucket_of_key;
 use dcp_wire::{CollectionId, Opcode, Seqno, Status, Vbid};
 use tokio::time::sleep;

@@ -85,7 +85,7 @@ async fn a_rollback_can_begin_the_vbucket_again() {
 #[tokio::test]
 async fn a_rollback_can_end_the_stream() {
     let producer = producer(1, 1).await;
-    let mut stream = three_snapshots(&producer, OnRollback::Raise).await;
+    let mut stream = three_snapshots(&producer, OnRollback::Fail).await;
     producer.roll_back(Vbid(0), Seqno(25)).unwrap();
     let error = timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap_err();
     assert_eq!((error.kind(), error.vbid()), (ErrorKind::Rollback, Some(Vbid(0))));

@@ -16,7 +16,7 @@ use thiserror::Error;
 
 pub(crate) use self::filter::FilterDocument;
 pub use self::filter::{FilterMismatch, StoredFilter};
-use crate::consumer::Moved;
+use crate::consumer::PositionUpdate;
 use crate::topology::Manifest;
 use crate::{History, Position};
 
@@ -187,12 +187,12 @@ impl Checkpoint {
     /// Puts a vBucket's position, with nothing older to go back to; clones made before keep
     /// theirs.
     pub fn set(&mut self, vbid: Vbid, position: Position) {
-        self.advance(Moved { vbid, position, history: History::default() });
+        self.advance(PositionUpdate { vbid, position, history: History::default() });
     }
 
     /// Takes over where a stream says that a vBucket stands; clones made before keep theirs.
-    pub fn advance(&mut self, moved: Moved) {
-        let Moved { vbid, position, history } = moved;
+    pub fn advance(&mut self, moved: PositionUpdate) {
+        let PositionUpdate { vbid, position, history } = moved;
         self.put(vbid, Some(Arc::new(Standing { position, history })));
     }
 

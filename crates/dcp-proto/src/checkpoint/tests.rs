@@ -153,7 +153,7 @@ fn earlier_points_that_cannot_be_are_damage() {
         let points = earlier.iter().map(|&seqno| point(seqno, &[], 0, 0)).collect::<Vec<_>>();
         let history = History::unchecked(points);
         let mut checkpoint = Checkpoint::new("b", filter(&[9]));
-        checkpoint.advance(Moved { vbid: Vbid(7), position: position(5, &[]), history });
+        checkpoint.advance(PositionUpdate { vbid: Vbid(7), position: position(5, &[]), history });
         let read = Checkpoint::from_json(checkpoint.to_json().as_bytes());
         assert_eq!(read, Err(CheckpointError::Damaged(what)), "{earlier:?}");
     }
@@ -272,7 +272,7 @@ fn a_checkpoint_of_1024_vbuckets_is_of_a_sane_size() {
             history.push(&Position { seqno, snapshot, ..position.clone() });
         }
         assert_eq!(history.points().len(), 8);
-        checkpoint.advance(Moved { vbid, position, history });
+        checkpoint.advance(PositionUpdate { vbid, position, history });
     }
     let json = checkpoint.to_json();
     assert!(json.len() < 512 * 1024, "{} bytes", json.len());
@@ -327,7 +327,7 @@ proptest! {
                 }
                 history.push(&at);
             }
-            checkpoint.advance(Moved { vbid: Vbid(vbid), position, history });
+            checkpoint.advance(PositionUpdate { vbid: Vbid(vbid), position, history });
         }
         let read = Checkpoint::from_json(checkpoint.to_json().as_bytes());
         prop_assert_eq!(read, Ok(checkpoint));

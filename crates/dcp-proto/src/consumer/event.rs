@@ -70,7 +70,7 @@ impl Resume {
 
 /// Where a vBucket stands now, and where a rollback could take it from there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moved {
+pub struct PositionUpdate {
     /// The vBucket.
     pub vbid: Vbid,
     /// After the last item of it that was given to the sink.
@@ -90,7 +90,7 @@ pub enum EndCause {
     Ended(StreamEndReason),
     /// It was never opened.
     Refused(OpenStreamError),
-    /// The server asked for a rollback and [`RollbackPolicy::Stop`](super::RollbackPolicy::Stop)
+    /// The server asked for a rollback and [`OnRollback::Fail`](crate::OnRollback::Fail)
     /// is in force.
     RolledBack(Rollback),
     /// [`close_stream`](super::Connection::close_stream) was called.
@@ -115,10 +115,9 @@ pub enum Event {
     },
     /// A vBucket was rolled back; the record of it is in the sink.
     RolledBack(Rollback),
-    /// Changes of a vBucket wait to be on the disks of all its copies, on the branch named: tell
-    /// with [`persisted`](super::Connection::persisted) how far they are. `None`: none wait any
-    /// more.
-    Waiting {
+    /// Changes of a vBucket on the branch named are not yet on the disks of all its copies: say
+    /// with [`persisted`](super::Connection::persisted) how far they are. `None`: all are.
+    Unpersisted {
         /// The vBucket.
         vbid: Vbid,
         /// Its newest branch.

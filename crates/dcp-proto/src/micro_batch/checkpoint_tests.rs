@@ -8,8 +8,8 @@ use dcp_wire::{Seqno, Vbid, Vbuuid};
 
 use super::*;
 use crate::checkpoint::{Checkpoint, StoredFilter};
-use crate::consumer::{Moved, Resume};
-use crate::{FailoverLog, History, Position, Snapshot};
+use crate::consumer::{PositionUpdate, Resume};
+use crate::{FailoverLog, History, OnRollback, Position, Snapshot};
 
 const VB: Vbid = Vbid(3);
 
@@ -33,7 +33,7 @@ fn start() -> Start {
     history.push(&position(10, (10, 10)));
     history.push(&position(20, (20, 20)));
     let mut checkpoint = Checkpoint::new("bucket", StoredFilter::default());
-    checkpoint.advance(Moved { vbid: VB, position: position(25, (20, 40)), history });
+    checkpoint.advance(PositionUpdate { vbid: VB, position: position(25, (20, 40)), history });
     Start::checkpoint(checkpoint, StoredFilter::default(), 4)
 }
 

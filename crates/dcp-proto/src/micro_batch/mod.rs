@@ -35,7 +35,5 @@ mod tests;
 pub use offsets::{Offset, Offsets, OffsetsError};
 pub use pack::{Located, pack};
 pub use partition::{Partition, PartitionError, PartitionRange};
-pub use plan::{
-    Answer, Limits, Observed, OnRollback, PlanError, Range, plan_end, plan_ranges, questions,
-};
+pub use plan::{Answer, Limits, Observed, PlanError, Range, plan_end, plan_ranges, questions};
 pub use start::Start;

@@ -6,10 +6,10 @@ use std::time::Duration;
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 use serde::{Deserialize, Serialize};
 
-use super::{Located, OffsetsError, OnRollback};
-use crate::Position;
+use super::{Located, OffsetsError};
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::consumer::Moved;
+use crate::consumer::PositionUpdate;
+use crate::{OnRollback, Position};
 
 /// Why a document is no partition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -78,7 +78,7 @@ impl Partition {
                 rolled_back.push(range.vbid);
             }
             let (position, history) = (range.resume.position, range.resume.history);
-            start.advance(Moved { vbid: range.vbid, position, history });
+            start.advance(PositionUpdate { vbid: range.vbid, position, history });
         }
         Self { node, start, ends, rolled_back, ..like.clone() }
     }

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 
 use dcp_wire::{Seqno, Vbid, Vbuuid};
-use serde::{Deserialize, Serialize};
 
 use super::share::share;
 use super::start::{Begin, Start, begin, begin_again, common};
 use super::{Offset, Offsets};
 use crate::consumer::Resume;
-use crate::{FailoverLog, Position};
+use crate::{FailoverLog, OnRollback, Position};
 
 /// What the server says of one vBucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,19 +37,6 @@ pub struct Answer {
     pub seqno: Seqno,
     /// Seqno to roll back to; `None` if the stream may go on.
     pub rollback: Option<Seqno>,
-}
-
-/// What to do if the server's history is no longer the one that was read.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnRollback {
-    /// Tell of it in the batch and go on from the last common seqno.
-    #[default]
-    Emit,
-    /// Stop with [`PlanError::RolledBack`].
-    Fail,
-    /// Tell of it in the batch and read the vBucket again from its beginning.
-    Resync,
 }
 
 /// How far a batch may go.

@@ -3,10 +3,10 @@
 use dcp_wire::message::FailoverEntry;
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 
-use super::{Limits, Observed, Offset, Offsets, OnRollback, PlanError};
+use super::{Limits, Observed, Offset, Offsets, PlanError};
 use crate::checkpoint::{Checkpoint, StoredFilter};
 use crate::consumer::Resume;
-use crate::{FailoverLog, Position, Snapshot};
+use crate::{FailoverLog, OnRollback, Position, Snapshot};
 
 /// Where a bounded read begins.
 #[derive(Clone, Debug, PartialEq, Eq)]

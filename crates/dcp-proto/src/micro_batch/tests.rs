@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::FailoverLog;
+use crate::OnRollback;
 use crate::checkpoint::StoredFilter;
 use crate::consumer::{Resume, StreamFilter};
 use crate::topology::Manifest;

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use dcp_proto::OnRollback;
 use dcp_proto::consumer::{
-    Connection, ConnectionConfig, Delivery, Event, Limit, Resume, RollbackPolicy, StreamFilter,
+    Connection, ConnectionConfig, Delivery, Event, Limit, Resume, StreamFilter,
 };
 use dcp_proto::{
     Change, ChangeSink, FailoverLog, Position, Rollback, SinkError, Snapshot, SystemEventRecord,
@@ -353,7 +354,7 @@ fn machine(now: Instant, collections: bool) -> Connection {
         noop_interval: Some(Duration::from_secs(20)),
         filter: StreamFilter::All,
         purge_seqno: true,
-        on_rollback: RollbackPolicy::Resume,
+        on_rollback: OnRollback::Emit,
         delivery: Delivery::default(),
         max_body_len: MAX_BODY_LEN,
     };

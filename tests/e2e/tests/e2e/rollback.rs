@@ -134,7 +134,7 @@ async fn a_stream_that_is_to_fail_on_a_rollback_fails() {
     let mut history = History::start(1, 1).await;
     history.load("doc", 100, 60);
     let mut strict = options(Start::Earliest, End::Never);
-    strict.on_rollback = OnRollback::Raise;
+    strict.on_rollback = OnRollback::Fail;
     let mut reader = Reader::open(&history.producer, strict).await;
     reader.take(100).await;
     history.roll_back(Vbid(0), Seqno(40));

@@ -9,12 +9,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dcp_consumer::micro_batch::{Planner, PlannerError, PlannerOptions};
-use dcp_consumer::{Client, Filter, StreamOptions};
+use dcp_consumer::{Client, Filter, OnRollback, StreamOptions};
 use dcp_proto::checkpoint::{Checkpoint, CheckpointError, StoredFilter};
 use dcp_proto::consumer::StreamFilter;
-use dcp_proto::micro_batch::{
-    Limits, Offsets, OffsetsError, OnRollback, Partition, PlanError, Start,
-};
+use dcp_proto::micro_batch::{Limits, Offsets, OffsetsError, Partition, PlanError, Start};
 use dcp_wire::Vbid;
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -178,7 +176,7 @@ impl Process {
             max_seqnos: rng.random_bool(0.6).then(|| rng.random_range(1..30)),
             persisted_only: self.plan.persisted_only,
             on_rollback: match self.plan.on_rollback {
-                dcp_consumer::OnRollback::Resync => OnRollback::Resync,
+                OnRollback::Resync => OnRollback::Resync,
                 _ => OnRollback::Emit,
             },
             ..Limits::default()

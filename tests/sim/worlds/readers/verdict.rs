@@ -150,7 +150,7 @@ impl Process {
             self.shared.count("end that was lost");
             return Ok(());
         }
-        if error.kind() == ErrorKind::Rollback && self.plan.on_rollback == OnRollback::Raise {
+        if error.kind() == ErrorKind::Rollback && self.plan.on_rollback == OnRollback::Fail {
             self.storage.borrow_mut().lose();
             self.shared.count("began anew after a rollback");
             return Ok(());

@@ -1,6 +1,7 @@
 //! A stream that is open, and what it says of itself.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dcp_consumer::{ChangeStream, Delivered, StreamEvent, StreamOptions, StreamStats};
@@ -39,6 +40,8 @@ pub(super) struct Watched {
     reader: u64,
     client: u64,
     number: u64,
+    /// Nodes that it has ever had a vBucket open on.
+    nodes: RefCell<BTreeSet<String>>,
 }
 
 impl Watched {
@@ -54,6 +57,7 @@ impl Watched {
             reader: process.plan.number,
             client: process.plan.client,
             number,
+            nodes: RefCell::default(),
         };
         watched.note();
         watched
@@ -94,8 +98,9 @@ impl Watched {
         for event in self.stream.take_events() {
             let text = format!("{event:?}");
             self.shared.network.event(text.as_bytes());
-            if !matches!(event, StreamEvent::Opened { .. }) {
-                self.shared.trace.add(format!("reader {}: {text}", self.reader));
+            match event {
+                StreamEvent::Opened { node, .. } => _ = self.nodes.borrow_mut().insert(node),
+                _ => self.shared.trace.add(format!("reader {}: {text}", self.reader)),
             }
             let name = text.split([' ', '(']).next().unwrap_or_default();
             self.shared.count(format!("event {name}"));
@@ -107,7 +112,7 @@ impl Watched {
         // A server sends until it believes the window to be full, so that the last packet may exceed
         // it; each connection has a window of its own, and so has what is left of those before it.
         let window = u64::from(StreamOptions::MIN_BUFFER_SIZE) + self.shared.network.longest();
-        let nodes = self.shared.world.borrow().producer.num_nodes() as u64;
+        let nodes = self.nodes.borrow().len() as u64;
         for (bytes, windows) in [
             (stats.buffered_bytes - stats.leftover_bytes, stats.connections as u64),
             (stats.leftover_bytes, nodes),

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Context;
 use std::time::Duration;
 
-use dcp_proto::consumer::{ConnectionConfig, Delivery, RollbackPolicy, StreamFilter};
+use dcp_proto::OnRollback;
+use dcp_proto::consumer::{ConnectionConfig, Delivery, StreamFilter};
 use dcp_proto::{Change, ChangeSink, Position, Rollback};
 use dcp_wire::message::{
     FailoverEntry, Mutation, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd,
@@ -194,7 +195,7 @@ impl Server {
             noop_interval: Some(Duration::from_secs(20)),
             filter: StreamFilter::All,
             purge_seqno: false,
-            on_rollback: RollbackPolicy::Resume,
+            on_rollback: OnRollback::Emit,
             delivery,
             max_body_len: MAX_BODY_LEN,
         };

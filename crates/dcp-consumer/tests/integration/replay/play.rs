@@ -8,7 +8,7 @@ use dcp_consumer::{
     StreamOptions,
 };
 use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
-use dcp_proto::consumer::{Moved, StreamFilter};
+use dcp_proto::consumer::{PositionUpdate, StreamFilter};
 use dcp_proto::{FailoverLog, History, Position, Rollback, Snapshot};
 use dcp_test::scripted_server::{Asked, ScriptedServer};
 use dcp_test::traces::Scenario;
@@ -344,7 +344,7 @@ fn start(client: &Client, recorded: &Recorded) -> Start {
     }
     let mut checkpoint =
         Checkpoint::new(client.bucket_uuid(), StoredFilter::new(StreamFilter::All, true));
-    checkpoint.advance(Moved { vbid: recorded.vbid, position, history });
+    checkpoint.advance(PositionUpdate { vbid: recorded.vbid, position, history });
     Start::Checkpoint(checkpoint)
 }
 

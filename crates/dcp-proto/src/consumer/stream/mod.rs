@@ -5,9 +5,8 @@ mod items;
 use dcp_wire::message::{OsoSnapshot, SnapshotFlags, SnapshotMarker};
 use dcp_wire::{DecodeError, Frame, Opaque, Seqno, Vbid, Vbuuid};
 
-use super::branch::Branch;
-use super::gate::Gate;
-use super::{EndKind, Misbehaviour, Moved, ProtocolErrorKind, Resume};
+use super::unpersisted::UnpersistedQueue;
+use super::{EndKind, Misbehaviour, PositionUpdate, ProtocolErrorKind, Resume};
 use crate::{FailoverLog, Rollback, SinkError, Snapshot};
 
 /// Why a stream message could not be taken.
@@ -45,7 +44,7 @@ impl From<SinkError> for Fault {
 ///   ▼        SUCCESS                 end reached
 /// Requested ─────────► Streaming ──────────────────► Finished
 ///   ▲   │                 │ │ │      persisted           │
-///   │   │                 │ │ └──────► Settling ─────────┤
+///   │   │                 │ │ └──────► Persisting ─────────┤
 ///   └───┘ ROLLBACK        │ └────────────┐ close         │
 ///   (at once, from the    │              ▼               │ STREAM_END
 ///   restart point)        │ STREAM_END  Closing          ▼
@@ -65,7 +64,7 @@ pub(super) enum State {
     Streaming,
     /// The end was reached, and what may have taken the place of changes up to it is not on the
     /// disks of all copies yet; what still comes is dropped.
-    Settling,
+    Persisting,
     /// The end was reached and told; what still comes is dropped.
     Finished,
     /// A close was sent; what still comes is dropped.
@@ -101,13 +100,13 @@ impl Progress {
     }
 }
 
-/// When a stream that has reached its end is settled (persistence: `end_persisted`).
+/// When the end that a stream has reached is persisted (`end_persisted`).
 ///
 /// A change up to the end can be missing because its document was written again since. The stream
 /// must not end before that newer version is on the disks of all copies: a failover that lost it
 /// would bring back the older one, below the end, where nobody reads any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Settles {
+pub(super) enum EndPersisted {
     /// Once everything up to this seqno is on all disks: the end of the snapshot that the end lies
     /// in, or that begins beyond it.
     At(Seqno),
@@ -146,6 +145,29 @@ struct Marker {
     acknowledge: bool,
 }
 
+/// The branch that holds the seqnos in `(above, up_to]`.
+#[derive(Clone, Copy, Debug)]
+struct Branch {
+    vbuuid: Vbuuid,
+    above: Seqno,
+    up_to: Seqno,
+}
+
+impl Branch {
+    /// Holds nothing, so that the first item looks its branch up.
+    const NONE: Self = Self { vbuuid: Vbuuid(0), above: Seqno::MAX, up_to: Seqno::ZERO };
+
+    fn of(log: &FailoverLog, seqno: Seqno) -> Self {
+        let entry = log.branch_of(seqno);
+        let newer = log.entries().iter().take_while(|newer| newer.vbuuid != entry.vbuuid);
+        Self {
+            vbuuid: entry.vbuuid,
+            above: if entry.seqno < seqno { entry.seqno } else { Seqno::ZERO },
+            up_to: newer.map(|newer| newer.seqno).min().unwrap_or(Seqno::MAX),
+        }
+    }
+}
+
 /// One vBucket's stream on one connection.
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -160,12 +182,12 @@ pub(super) struct Stream {
     stop: Seqno,
     /// Where the stream stands.
     pub(super) resume: Resume,
-    /// What waits to be on the disks of all copies.
-    pub(super) gate: Gate,
+    /// What is not yet on the disks of all copies.
+    pub(super) unpersisted: UnpersistedQueue,
     /// Whether the server has ended it.
     pub(super) ended: bool,
-    /// When a stream whose end was reached is settled.
-    pub(super) settles: Settles,
+    /// When the end is persisted, once it was reached.
+    pub(super) end_persisted: EndPersisted,
     /// Whether the position has moved since it was last taken.
     pub(super) dirty: bool,
     /// Whether it is to be asked for again once it is closed.
@@ -199,9 +221,9 @@ impl Stream {
             end_seqno,
             clamp,
             stop: resume.position.snapshot.end.min(clamp),
-            gate: Gate::default(),
+            unpersisted: UnpersistedQueue::default(),
             ended: false,
-            settles: Settles::At(Seqno::MAX),
+            end_persisted: EndPersisted::At(Seqno::MAX),
             resume,
             dirty: false,
             reopen: false,
@@ -220,7 +242,7 @@ impl Stream {
         self.reopened = false;
         self.resume.end = self.resume.end.after_a_try();
         self.branch = Branch::NONE;
-        self.gate = Gate::default();
+        self.unpersisted = UnpersistedQueue::default();
         self.ended = false;
         self.log = Some(log);
     }
@@ -249,9 +271,9 @@ impl Stream {
     }
 
     /// Where the stream stands.
-    pub(super) fn moved(&self) -> Moved {
+    pub(super) fn moved(&self) -> PositionUpdate {
         let Resume { position, history, .. } = &self.resume;
-        Moved { vbid: self.vbid, position: position.clone(), history: history.clone() }
+        PositionUpdate { vbid: self.vbid, position: position.clone(), history: history.clone() }
     }
 
     /// Goes back at the server's wish and returns the record of it; the stream has to be asked

@@ -8,14 +8,14 @@ use dcp_wire::{CollectionId, Frame, Opcode, ScopeId, Seqno, Status, Vbid, Vbuuid
 
 use super::harness::{Harness, Sent, VB, config, is_complete, log, position};
 use crate::consumer::{
-    ConnectionConfig, Delivery, EndCause, Event, Held, Hidden, Limit, Misbehaviour, Resume,
+    ConnectionConfig, Delivery, EndCause, Event, Hidden, Limit, Misbehaviour, Resume, Unpersisted,
 };
 use crate::flow_control::counted_bytes;
 use crate::{Position, Snapshot};
 
 const BRANCH: Option<Vbuuid> = Some(Vbuuid(1));
-const WAITS: Event = Event::Waiting { vbid: VB, vbuuid: BRANCH };
-const WAITS_NO_MORE: Event = Event::Waiting { vbid: VB, vbuuid: None };
+const WAITS: Event = Event::Unpersisted { vbid: VB, vbuuid: BRANCH };
+const WAITS_NO_MORE: Event = Event::Unpersisted { vbid: VB, vbuuid: None };
 
 fn persisted_only(window: u32) -> ConnectionConfig {
     let delivery = Delivery { persisted_only: true, ..Delivery::default() };
@@ -43,7 +43,7 @@ fn rule_11_a_change_waits_until_it_is_persisted_everywhere() {
     server.marker(0, 5).mutations([1, 2]).advanced(3).mutation(4).marker(5, 9).mutation(7).play();
     assert_eq!((server.seqnos(), server.moved()), (vec![], None));
     assert_eq!(server.events(), [WAITS]);
-    assert_eq!(server.machine.waiting().rows, 4);
+    assert_eq!(server.machine.unpersisted().rows, 4);
     persisted(&mut server, 1, 2);
     assert_eq!(server.seqnos(), [1, 2]);
     assert_eq!(server.moved().unwrap().seqno, Seqno(2));
@@ -55,7 +55,10 @@ fn rule_11_a_change_waits_until_it_is_persisted_everywhere() {
     assert_eq!(server.seqnos(), [1, 2, 4, 7, 8]);
     let position = server.moved().unwrap();
     assert_eq!(position.snapshot, Snapshot { start: Seqno(5), end: Seqno(9) });
-    assert_eq!((server.events(), server.machine.waiting()), (vec![WAITS_NO_MORE], Held::default()));
+    assert_eq!(
+        (server.events(), server.machine.unpersisted()),
+        (vec![WAITS_NO_MORE], Unpersisted::default())
+    );
     server.mutation(9).play();
     assert_eq!(server.events(), [WAITS], "the next waits again");
 }
@@ -87,11 +90,11 @@ fn rule_11_what_waits_is_not_acknowledged_and_stops_the_server() {
         seqno += 1;
         server.mutation(seqno).play();
     }
-    assert_eq!(server.machine.waiting(), Held { rows: seqno, bytes: seqno * one });
+    assert_eq!(server.machine.unpersisted(), Unpersisted { rows: seqno, bytes: seqno * one });
     assert_eq!(server.machine.take_held(), 0, "nothing the driver could give back");
     persisted(&mut server, 1, 2);
     assert_eq!(server.machine.take_held(), 2 * one);
-    assert_eq!(server.machine.waiting().rows, seqno - 2);
+    assert_eq!(server.machine.unpersisted().rows, seqno - 2);
 }
 
 #[test]
@@ -126,14 +129,14 @@ fn rule_11_an_end_comes_after_what_waits_and_a_broken_stream_drops_it() {
     server.marker(0, 9).mutations([1, 2]).play();
     persisted(&mut server, 1, 1);
     let _ = (server.machine.take_held(), server.events());
-    let waits = server.machine.waiting().bytes;
+    let waits = server.machine.unpersisted().bytes;
     server.end(StreamEndReason::STATE_CHANGED).play();
     let events = server.events();
     let [Event::StreamEnded { resume, .. }] = &events[..] else { panic!("{events:?}") };
     assert_eq!(resume.position.seqno, Seqno(1), "goes on behind what was delivered");
     assert_eq!(server.seqnos(), [1]);
     assert!(waits > 0 && server.machine.take_held() > waits, "dropped bytes go back");
-    assert_eq!(server.machine.waiting(), Held::default());
+    assert_eq!(server.machine.unpersisted(), Unpersisted::default());
 }
 
 #[test]
@@ -247,7 +250,7 @@ fn rule_11_a_stream_that_waits_for_its_end_is_opened_again_elsewhere() {
     assert_eq!((request.start, request.end, request.snapshot), (5, 5, (0, 9)));
     server.accept(&[(2, 9), (1, 0)]);
     server.end(StreamEndReason::OK).play();
-    assert_eq!(server.events(), [Event::Waiting { vbid: VB, vbuuid: Some(Vbuuid(2)) }]);
+    assert_eq!(server.events(), [Event::Unpersisted { vbid: VB, vbuuid: Some(Vbuuid(2)) }]);
     persisted(&mut server, 1, 9);
     assert_eq!(server.events(), []);
     persisted(&mut server, 2, 9);

@@ -12,10 +12,11 @@ use dcp_wire::{Cas, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vb
 
 use crate::consumer::{
     Connection, ConnectionConfig, ConnectionError, Delivery, EndCause, Event, Limit, Misbehaviour,
-    ProtocolErrorKind, Resume, RollbackPolicy, StreamFilter, Walk,
+    ProtocolErrorKind, Resume, StreamFilter, Walk,
 };
 use crate::{
-    Change, ChangeSink, FailoverLog, Op, Position, Rollback, SinkError, Snapshot, SystemEventRecord,
+    Change, ChangeSink, FailoverLog, OnRollback, Op, Position, Rollback, SinkError, Snapshot,
+    SystemEventRecord,
 };
 
 pub(super) const VB: Vbid = Vbid(7);
@@ -109,7 +110,7 @@ pub(super) fn config() -> ConnectionConfig {
         noop_interval: Some(Duration::from_secs(20)),
         filter: StreamFilter::All,
         purge_seqno: true,
-        on_rollback: RollbackPolicy::Resume,
+        on_rollback: OnRollback::Emit,
         delivery: Delivery::default(),
         max_body_len: MAX_BODY_LEN,
     }

@@ -5,7 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::harness::{Harness, VB, config};
-use crate::consumer::{ConnectionConfig, ConnectionError, Delivery, Limit, Moved, Resume};
+use crate::consumer::{ConnectionConfig, ConnectionError, Delivery, Limit, PositionUpdate, Resume};
 use crate::{CompletePoint, Position};
 
 /// A packet with plausible parts: mostly of our stream, mostly of the size its opcode wants.
@@ -121,7 +121,7 @@ proptest! {
             packet.encode(server.opaque, &mut server.wire);
             let over = server.try_play().is_err();
             let moved = server.machine.take_positions();
-            for Moved { position, history, .. } in &moved {
+            for PositionUpdate { position, history, .. } in &moved {
                 // Out of order only inside an out-of-sequence-order snapshot, which moves nothing.
                 prop_assert!(position.seqno.0 >= last);
                 last = position.seqno.0;

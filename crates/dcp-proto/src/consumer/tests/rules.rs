@@ -9,9 +9,9 @@ use dcp_wire::{CollectionId, Frame, Opaque, Opcode, Seqno, Status, Vbuuid};
 use super::harness::{Harness, Item, Sent, VB, config, is_complete, log, position};
 use crate::consumer::{
     ConnectionConfig, EndCause, EndKind, Event, Limit, Misbehaviour, OpenStreamError, Resume,
-    RollbackPolicy, StreamFilter,
+    StreamFilter,
 };
-use crate::{Position, Rollback, Snapshot};
+use crate::{OnRollback, Position, Rollback, Snapshot};
 
 const LOG: &[(u64, u64)] = &[(1, 0)];
 
@@ -211,14 +211,14 @@ fn rule_06_a_rollback_at_0_is_the_servers_error() {
 
 #[test]
 fn rule_06_a_rollback_can_go_to_the_beginning_or_stop_the_stream() {
-    let from_zero = ConnectionConfig { on_rollback: RollbackPolicy::FromZero, ..config() };
+    let from_zero = ConnectionConfig { on_rollback: OnRollback::Resync, ..config() };
     let mut server = inside_the_third_snapshot(config());
     server.reconnect(from_zero);
     server.answer(Status::ROLLBACK, &30_u64.to_be_bytes()).play();
     assert_eq!(server.requested().start, 0);
     assert_eq!(server.seqnos(), [0], "the record says that everything comes again");
 
-    let stop = ConnectionConfig { on_rollback: RollbackPolicy::Stop, ..config() };
+    let stop = ConnectionConfig { on_rollback: OnRollback::Fail, ..config() };
     let mut server = inside_the_third_snapshot(config());
     server.reconnect(stop);
     server.answer(Status::ROLLBACK, &30_u64.to_be_bytes()).play();

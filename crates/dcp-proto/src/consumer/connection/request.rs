@@ -7,7 +7,7 @@ use dcp_wire::message::{StreamRequest, StreamRequestFlags};
 use dcp_wire::{CollectionId, ScopeId, Seqno};
 
 use super::ConnectionConfig;
-use super::stream::Stream;
+use crate::consumer::stream::Stream;
 
 /// What a stream asks for (public DCP page "stream-request", JSON value).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,11 +5,11 @@ use dcp_wire::message::{VbSeqnos, rollback_seqno};
 use dcp_wire::{Frame, ManifestUid, Opcode, Seqno, Status, Vbid};
 use serde::Deserialize;
 
-use super::connection::{Connection, RollbackPolicy, send_close};
-use super::opaque::vbid_of;
-use super::stream::{Fault, State};
-use super::{EndCause, Event, Misbehaviour, OpenStreamError};
-use crate::{ChangeSink, FailoverLog};
+use super::{Connection, send_close};
+use crate::consumer::opaque::vbid_of;
+use crate::consumer::stream::{Fault, State};
+use crate::consumer::{EndCause, Event, Misbehaviour, OpenStreamError};
+use crate::{ChangeSink, FailoverLog, OnRollback};
 
 impl Connection {
     pub(super) fn handle_response<S: ChangeSink>(
@@ -109,9 +109,9 @@ impl Connection {
             self.end(vbid, EndCause::Refused(OpenStreamError::RollbackAtZero));
             return Ok(());
         }
-        let rollback = stream.roll_back(to, policy == RollbackPolicy::FromZero);
+        let rollback = stream.roll_back(to, policy == OnRollback::Resync);
         self.stats.rollbacks += 1;
-        if policy == RollbackPolicy::Stop {
+        if policy == OnRollback::Fail {
             // Not delivered, so that the position stays where the application knows it.
             stream.dirty = false;
             self.end(vbid, EndCause::RolledBack(rollback));

@@ -8,9 +8,9 @@
 use dcp_wire::Seqno;
 use dcp_wire::message::MutationView;
 
-use super::Held;
-use super::connection::{Connection, Limit};
-use super::stream::{Fixed, State};
+use super::{Connection, Limit};
+use crate::consumer::stream::{Fixed, State};
+use crate::consumer::unpersisted::Unpersisted;
 use crate::{ChangeSink, MutationRun, RunError, SinkError};
 
 /// Mutations of one run, at most: what is staged stays in the first cache.
@@ -24,8 +24,8 @@ pub(super) type Staged<'a> = [MutationView<'a>; MAX_LEN];
 pub(super) enum Origin {
     /// In the read buffer.
     Arrived,
-    /// Among what waits for disks, and is counted already.
-    Waiting,
+    /// Among unpersisted packets, counted already.
+    Unpersisted,
 }
 
 /// What one run took.
@@ -59,7 +59,11 @@ impl Connection {
         if stream.opaque != opaque || stream.state != State::Streaming {
             return Ok(Ran::default());
         }
-        let passes = if config.delivery.persisted_only { stream.gate.passes() } else { Seqno::MAX };
+        let passes = if config.delivery.persisted_only {
+            stream.unpersisted.takes_up_to()
+        } else {
+            Seqno::MAX
+        };
         let Some(Fixed { mut last, before, vbuuid, snapshot, epoch }) =
             stream.fixed(first.seqno(), passes)
         else {
@@ -117,7 +121,9 @@ impl Connection {
                 self.window.receive(bytes as u64);
                 self.held += bytes as u64;
             }
-            Origin::Waiting => self.drop_waiting(Held { rows: rows as u64, bytes: bytes as u64 }),
+            Origin::Unpersisted => {
+                self.count_out(Unpersisted { rows: rows as u64, bytes: bytes as u64 });
+            }
         }
         outcome.map(|()| Ran { rows, bytes }).map_err(|error| error.error)
     }

@@ -1,42 +1,17 @@
 //! Rollback mitigation: changes wait until every copy of their vBucket has them on disk.
 
-use std::ops::{AddAssign, SubAssign};
-
 use bytes::{Buf, BytesMut};
 use dcp_wire::message::MutationView;
 use dcp_wire::{Frame, MAX_BODY_LEN, Opcode, Seqno, Vbid, Vbuuid};
 
-use super::connection::{Connection, Limit, Walk};
-use super::gate::{Toll, Waiting};
 use super::run::{self, Origin};
-use super::stream::{Settles, State, Stream};
 use super::walk::over;
-use super::{ConnectionError, EndCause, Event};
+use super::{Connection, Limit, Walk};
 use crate::ChangeSink;
+use crate::consumer::stream::{EndPersisted, State, Stream};
+use crate::consumer::unpersisted::{Needs, Packets, Unpersisted};
+use crate::consumer::{ConnectionError, EndCause, Event};
 use crate::flow_control::counted_bytes;
-
-/// What waits to be on the disks of all copies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
-    /// Rows.
-    pub rows: u64,
-    /// Bytes that count towards the window.
-    pub bytes: u64,
-}
-
-impl AddAssign for Held {
-    fn add_assign(&mut self, other: Self) {
-        self.rows += other.rows;
-        self.bytes += other.bytes;
-    }
-}
-
-impl SubAssign for Held {
-    fn sub_assign(&mut self, other: Self) {
-        self.rows -= other.rows;
-        self.bytes -= other.bytes;
-    }
-}
 
 impl Connection {
     /// Command: up to `seqno` of the branch `vbuuid`, every copy of a vBucket that is present has
@@ -49,26 +24,31 @@ impl Connection {
         if stream.newest_branch() != Some(vbuuid) {
             return;
         }
-        stream.gate.open_to = seqno;
+        stream.unpersisted.persisted_to = seqno;
         // Told again and again while the application takes nothing, it stands there once.
-        if stream.gate.has_passed() && !self.passed.contains(&vbid) {
-            self.passed.push_back(vbid);
+        if stream.unpersisted.is_first_persisted() && !self.newly_persisted.contains(&vbid) {
+            self.newly_persisted.push_back(vbid);
         }
-        if stream.state == State::Settling && stream.is_settled() {
+        if stream.state == State::Persisting && stream.is_end_persisted() {
             self.complete(vbid);
         }
     }
 
-    /// What waits to be on the disks of all copies; part of what is
+    /// What is not yet on the disks of all copies; part of what is
     /// [unacknowledged](Self::unacknowledged).
     #[must_use]
-    pub const fn waiting(&self) -> Held {
-        self.waiting
+    pub const fn unpersisted(&self) -> Unpersisted {
+        self.unpersisted
     }
 
-    /// Holds a message back; `false` if it may pass at once.
+    /// Keeps a message until it is persisted; `false` if it may be taken at once.
     #[cold]
-    pub(super) fn hold(&mut self, frame: &Frame<'_>, packet: &[u8], counted: u64) -> bool {
+    pub(super) fn keep_unpersisted(
+        &mut self,
+        frame: &Frame<'_>,
+        packet: &[u8],
+        counted: u64,
+    ) -> bool {
         let header = frame.header;
         if header.magic.is_response() {
             return false;
@@ -78,71 +58,71 @@ impl Connection {
         if stream.opaque != header.opaque || stream.state != State::Streaming {
             return false;
         }
-        let is_row = match Toll::of(frame) {
-            Toll::None => return false,
-            Toll::Abandon => {
+        let is_row = match Needs::of(frame) {
+            Needs::Nothing => return false,
+            Needs::Discard => {
                 self.discard(vbid);
                 return false;
             }
-            Toll::Seqno { seqno, .. } if stream.gate.lets_pass(seqno) => return false,
-            Toll::Seqno { is_row, .. } => is_row,
+            Needs::Persisted { seqno, .. } if stream.unpersisted.takes(seqno) => return false,
+            Needs::Persisted { is_row, .. } => is_row,
         };
-        if stream.gate.is_empty()
+        if stream.unpersisted.is_empty()
             && let Some(vbuuid) = stream.newest_branch()
         {
-            self.events.push_back(Event::Waiting { vbid, vbuuid: Some(vbuuid) });
+            self.events.push_back(Event::Unpersisted { vbid, vbuuid: Some(vbuuid) });
         }
-        let held = Held { rows: u64::from(is_row), bytes: counted };
-        stream.gate.push(packet, header.opcode == Opcode::DCP_STREAM_END, held);
-        self.waiting += held;
+        let amount = Unpersisted { rows: u64::from(is_row), bytes: counted };
+        stream.unpersisted.push(packet, header.opcode == Opcode::DCP_STREAM_END, amount);
+        self.unpersisted += amount;
         true
     }
 
-    /// Gives what has passed to the sink, until `limit` is reached.
-    pub(super) fn deliver_passed<S: ChangeSink>(
+    /// Gives the sink what is persisted by now, until `limit` is reached.
+    pub(super) fn deliver_persisted<S: ChangeSink>(
         &mut self,
         limit: Limit,
         walk: &mut Walk,
         row_bytes: &mut usize,
         sink: &mut S,
     ) -> Result<(), ConnectionError> {
-        while let Some(&vbid) = self.passed.front() {
+        while let Some(&vbid) = self.newly_persisted.front() {
             let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else {
-                self.passed.pop_front();
+                self.newly_persisted.pop_front();
                 continue;
             };
-            let (opaque, mut waiting) = (stream.opaque, stream.gate.take());
-            let walked = self.walk_waiting(vbid, &mut waiting, limit, (walk, row_bytes), sink);
+            let (opaque, mut packets) = (stream.opaque, stream.unpersisted.take());
+            let walked = self.walk_persisted(vbid, &mut packets, limit, (walk, row_bytes), sink);
             match self.streams.get_mut(vbid.index()) {
                 Some(Some(stream))
                     if stream.opaque == opaque && stream.state == State::Streaming =>
                 {
-                    stream.gate.put_back(waiting);
+                    stream.unpersisted.put_back(packets);
                 }
                 // It has come to its end meanwhile.
-                _ => self.drop_waiting(waiting.held),
+                _ => self.count_out(packets.amount),
             }
             walked?;
             if walk.limited {
                 return Ok(());
             }
-            self.passed.pop_front();
-            self.may_have_emptied(vbid);
+            self.newly_persisted.pop_front();
+            self.report_if_emptied(vbid);
         }
         Ok(())
     }
 
-    /// Takes off the front of what waits what does not have to any more, in the same way as what
-    /// arrives.
-    fn walk_waiting<S: ChangeSink>(
+    /// Takes off the front of unpersisted packets those that are persisted by now, in the same way
+    /// as what arrives.
+    fn walk_persisted<S: ChangeSink>(
         &mut self,
         vbid: Vbid,
-        waiting: &mut Waiting,
+        unpersisted: &mut Packets,
         limit: Limit,
         (walk, row_bytes): (&mut Walk, &mut usize),
         sink: &mut S,
     ) -> Result<(), ConnectionError> {
-        let packets = std::mem::take(&mut waiting.packets);
+        let packets = std::mem::take(&mut unpersisted.bytes);
         let mut rest = &packets[..];
         let mut staged = [MutationView::EMPTY; run::MAX_LEN];
         let walked = loop {
@@ -151,26 +131,30 @@ impl Connection {
                 break Ok(());
             }
             let left = limit.less(walk.rows, *row_bytes);
-            let ran = match self.run(rest, left, Origin::Waiting, &mut staged, sink) {
+            let ran = match self.run(rest, left, Origin::Unpersisted, &mut staged, sink) {
                 Ok(ran) => ran,
                 Err(error) => break Err(error.into()),
             };
             let (rows, used) = if ran.rows > 0 {
-                waiting.held -= Held { rows: ran.rows as u64, bytes: ran.bytes as u64 };
+                unpersisted.amount -=
+                    Unpersisted { rows: ran.rows as u64, bytes: ran.bytes as u64 };
                 (ran.rows, ran.bytes)
             } else {
                 let Ok(Some((frame, used))) = Frame::parse(rest, MAX_BODY_LEN) else {
                     break Ok(());
                 };
                 let Some(Some(stream)) = self.streams.get(vbid.index()) else { break Ok(()) };
-                let toll = Toll::of(&frame);
-                if stream.state != State::Streaming || !toll.is_paid(stream.gate.open_to) {
+                let needs = Needs::of(&frame);
+                if stream.state != State::Streaming
+                    || !needs.is_met(stream.unpersisted.persisted_to)
+                {
                     break Ok(());
                 }
-                let is_row = matches!(toll, Toll::Seqno { is_row: true, .. });
-                let held = Held { rows: u64::from(is_row), bytes: counted_bytes(&frame.header) };
-                waiting.held -= held;
-                self.drop_waiting(held);
+                let is_row = matches!(needs, Needs::Persisted { is_row: true, .. });
+                let bytes = counted_bytes(&frame.header);
+                let amount = Unpersisted { rows: u64::from(is_row), bytes };
+                unpersisted.amount -= amount;
+                self.count_out(amount);
                 match self.dispatch(frame, sink) {
                     Ok(rows) => (rows, used),
                     Err(fault) => break Err(over(rest, fault)),
@@ -183,82 +167,84 @@ impl Connection {
             }
         };
         let done = packets.len() - rest.len();
-        waiting.packets = packets;
-        waiting.packets.advance(done);
-        if waiting.packets.is_empty() {
+        unpersisted.bytes = packets;
+        unpersisted.bytes.advance(done);
+        if unpersisted.bytes.is_empty() {
             // A burst leaves no memory behind.
-            waiting.packets = BytesMut::new();
+            unpersisted.bytes = BytesMut::new();
         }
         walked
     }
 
-    /// What waited waits no more: it was given to the sink, or comes again, or is not wanted. Its
-    /// bytes go back like those of everything that has arrived.
-    pub(super) fn drop_waiting(&mut self, held: Held) {
-        self.waiting -= held;
-        self.held += held.bytes;
+    /// So much is not unpersisted any more: it was given to the sink, or comes again, or is not
+    /// wanted. Its bytes go back like those of everything that has arrived.
+    pub(super) fn count_out(&mut self, amount: Unpersisted) {
+        self.unpersisted -= amount;
+        self.held += amount.bytes;
     }
 
-    /// Tells that nothing of a vBucket waits any more, if so.
-    fn may_have_emptied(&mut self, vbid: Vbid) {
+    /// Reports that nothing of a vBucket is unpersisted any more, if so.
+    fn report_if_emptied(&mut self, vbid: Vbid) {
         let Some(Some(stream)) = self.streams.get(vbid.index()) else { return };
-        if stream.state == State::Streaming && stream.gate.is_empty() {
-            self.events.push_back(Event::Waiting { vbid, vbuuid: None });
+        if stream.state == State::Streaming && stream.unpersisted.is_empty() {
+            self.events.push_back(Event::Unpersisted { vbid, vbuuid: None });
         }
     }
 
-    /// Drops what a stream holds back: it comes again, or is not wanted.
+    /// Drops what is unpersisted of a stream: it comes again, or is not wanted.
     pub(super) fn discard(&mut self, vbid: Vbid) {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
-        let Waiting { held, .. } = stream.gate.take();
-        stream.gate.put_back(Waiting::default());
-        self.drop_waiting(held);
+        let Packets { amount, .. } = stream.unpersisted.take();
+        stream.unpersisted.put_back(Packets::default());
+        self.count_out(amount);
     }
 
-    /// A stream has delivered what was asked for; it is complete now, or when it is settled
-    /// ([`Settles`]). `by_server`: the server has ended it.
+    /// A stream has delivered what was asked for; it is complete now, or once its end is persisted
+    /// ([`EndPersisted`]). `by_server`: the server has ended it.
     pub(super) fn reached_end(&mut self, vbid: Vbid, by_server: bool) {
         let Some(Some(stream)) = self.streams.get(vbid.index()) else { return };
-        let has_end = by_server || stream.gate.has_end();
+        let has_end = by_server || stream.unpersisted.has_end();
         self.discard(vbid);
-        let settles = self.config.delivery.persisted_only && self.config.delivery.end_persisted;
+        let waits = self.config.delivery.persisted_only && self.config.delivery.end_persisted;
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
         stream.ended = has_end;
-        if !settles {
+        if !waits {
             return self.complete(vbid);
         }
-        let settles = match stream.replaced_up_to(by_server) {
-            Some(seqno) => Settles::At(seqno),
-            None => Settles::AtHighSeqno { request: self.next_high_seqnos() },
+        let end_persisted = match stream.replaced_up_to(by_server) {
+            Some(seqno) => EndPersisted::At(seqno),
+            None => EndPersisted::AtHighSeqno { request: self.next_high_seqnos() },
         };
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
-        stream.settles = settles;
+        stream.end_persisted = end_persisted;
         match stream.newest_branch() {
-            Some(vbuuid) if !stream.is_settled() => {
-                stream.state = State::Settling;
-                self.events.push_back(Event::Waiting { vbid, vbuuid: Some(vbuuid) });
+            Some(vbuuid) if !stream.is_end_persisted() => {
+                stream.state = State::Persisting;
+                self.events.push_back(Event::Unpersisted { vbid, vbuuid: Some(vbuuid) });
             }
             _ => self.complete(vbid),
         }
     }
 
     /// The node has answered request number `request` for its high seqnos: streams that waited to
-    /// hear of theirs know now when they are settled.
+    /// hear of theirs know now what has to be persisted.
     pub(super) fn heard_high_seqnos(&mut self, request: u32, seqnos: &[(Vbid, Seqno)]) {
         self.ask_up_to(request, seqnos);
         for &(vbid, high) in seqnos {
             let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { continue };
-            let Settles::AtHighSeqno { request: asked } = stream.settles else { continue };
-            if stream.state == State::Settling && request >= asked {
-                stream.settles = Settles::At(high);
-                if stream.is_settled() {
+            let EndPersisted::AtHighSeqno { request: asked } = stream.end_persisted else {
+                continue;
+            };
+            if stream.state == State::Persisting && request >= asked {
+                stream.end_persisted = EndPersisted::At(high);
+                if stream.is_end_persisted() {
                     self.complete(vbid);
                 }
             }
         }
     }
 
-    /// The server has ended a stream that settles.
+    /// The server has ended a stream whose end is not persisted yet.
     pub(super) fn mark_ended(&mut self, vbid: Vbid) {
         if let Some(Some(stream)) = self.streams.get_mut(vbid.index()) {
             stream.ended = true;
@@ -280,7 +266,7 @@ impl Connection {
 
 impl Stream {
     /// Whether whatever took the place of changes up to the end is on the disks of all copies.
-    fn is_settled(&self) -> bool {
-        matches!(self.settles, Settles::At(seqno) if seqno <= self.gate.open_to)
+    fn is_end_persisted(&self) -> bool {
+        matches!(self.end_persisted, EndPersisted::At(seqno) if seqno <= self.unpersisted.persisted_to)
     }
 }

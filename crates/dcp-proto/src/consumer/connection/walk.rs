@@ -10,12 +10,12 @@ use bytes::Bytes;
 use dcp_wire::message::{MutationView, StreamEnd, StreamEndReason};
 use dcp_wire::{DecodeError, Frame, Header, Magic, Opcode, Seqno, Status, Vbid};
 
-use super::connection::{Connection, Limit, Walk, send};
-use super::opaque::vbid_of;
 use super::run::{self, Origin};
-use super::stream::{Fault, Progress, State};
-use super::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError};
+use super::{Connection, Limit, Walk, send};
 use crate::ChangeSink;
+use crate::consumer::opaque::vbid_of;
+use crate::consumer::stream::{Fault, Progress, State};
+use crate::consumer::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError};
 use crate::flow_control::counted_bytes;
 
 /// So many bytes of a packet that is not whole yet show that the peer is alive: more than noops and
@@ -37,8 +37,8 @@ impl Connection {
     ) -> Result<Walk, ConnectionError> {
         let mut walk = Walk::default();
         let (mut packets, mut row_bytes) = (0, 0);
-        if !self.passed.is_empty() {
-            self.deliver_passed(limit, &mut walk, &mut row_bytes, sink)?;
+        if !self.newly_persisted.is_empty() {
+            self.deliver_persisted(limit, &mut walk, &mut row_bytes, sink)?;
             if walk.limited {
                 self.stats.changes += walk.rows as u64;
                 return Ok(walk);
@@ -109,7 +109,7 @@ impl Connection {
         if !self.window.receive(counted) {
             return Err(Misbehaviour::WindowOverrun.into());
         }
-        if self.config.delivery.persisted_only && self.hold(&frame, packet, counted) {
+        if self.config.delivery.persisted_only && self.keep_unpersisted(&frame, packet, counted) {
             return Ok(0);
         }
         self.held += counted;
@@ -216,7 +216,7 @@ impl Connection {
             (State::Finished, Opcode::DCP_STREAM_END) => {
                 self.remove(vbid);
             }
-            (State::Settling, Opcode::DCP_STREAM_END) => {
+            (State::Persisting, Opcode::DCP_STREAM_END) => {
                 let reason = StreamEnd::decode(frame)?.reason;
                 if reason == StreamEndReason::OK {
                     self.mark_ended(vbid);

@@ -1,5 +1,11 @@
 //! One DCP connection: packets in, changes to the sink, requests out.
 
+mod answers;
+mod mitigation;
+mod request;
+mod run;
+mod walk;
+
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -7,31 +13,22 @@ use bytes::BytesMut;
 use dcp_wire::message::{BufferAck, CloseStream, StreamAddress, StreamEndReason};
 use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status, Vbid};
 
+use self::request::RequestContext;
+pub use self::request::StreamFilter;
 use super::delivery::{Delivery, Hidden};
-use super::held::Held;
 use super::opaque::Opaques;
-use super::request::{RequestContext, StreamFilter};
 use super::stream::{State, Stream};
+use super::unpersisted::Unpersisted;
 use super::window::Window;
 use super::{
-    ApiMisuse, ConnectionError, ConnectionStats, EndCause, Event, Moved, OpenStreamError, Resume,
+    ApiMisuse, ConnectionError, ConnectionStats, EndCause, Event, OpenStreamError, PositionUpdate,
+    Resume,
 };
+use crate::OnRollback;
 
 /// Intervals without any packet after which a connection is dead. The producer sends a noop each
 /// interval whatever else it sends, so that one can be lost in a stall and the second is late.
 const DEAD_AFTER_INTERVALS: u32 = 2;
-
-/// What a rollback does to a stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum RollbackPolicy {
-    /// The record is given to the sink and the stream goes on from the restart point.
-    #[default]
-    Resume,
-    /// The same, with the beginning of the vBucket as the restart point.
-    FromZero,
-    /// The stream ends with [`EndCause::RolledBack`].
-    Stop,
-}
 
 /// How a connection was set up.
 #[derive(Clone, Debug)]
@@ -50,7 +47,7 @@ pub struct ConnectionConfig {
     /// Whether the server takes a purge seqno in stream requests (marker version 2.2).
     pub purge_seqno: bool,
     /// What a rollback does to a stream.
-    pub on_rollback: RollbackPolicy,
+    pub on_rollback: OnRollback,
     /// Which changes reach the sink, and when.
     pub delivery: Delivery,
     /// Longest packet body accepted, in bytes.
@@ -118,15 +115,15 @@ pub struct Connection {
     /// vBuckets whose position has moved since positions were last taken.
     pub(super) dirty: Vec<Vbid>,
     /// Last positions of streams that are gone, not taken yet.
-    left: Vec<Moved>,
+    left: Vec<PositionUpdate>,
     pub(super) opaques: Opaques,
     pub(super) window: Window,
     /// Counted bytes received and not yet taken by the driver.
     pub(super) held: u64,
-    /// What waits to be on the disks of all copies; not part of `held`.
-    pub(super) waiting: Held,
-    /// vBuckets of which something waits no more, and was not given to the sink yet.
-    pub(super) passed: VecDeque<Vbid>,
+    /// What is not yet on the disks of all copies; not part of `held`.
+    pub(super) unpersisted: Unpersisted,
+    /// vBuckets of which something is persisted by now and was not given to the sink yet.
+    pub(super) newly_persisted: VecDeque<Vbid>,
     pub(super) transmit: BytesMut,
     pub(super) events: VecDeque<Event>,
     /// How many requests for high seqnos were made, and whether the last one is still to be sent.
@@ -152,8 +149,8 @@ impl Connection {
             opaques: Opaques::new(),
             window: Window::new(config.window),
             held: 0,
-            waiting: Held::default(),
-            passed: VecDeque::new(),
+            unpersisted: Unpersisted::default(),
+            newly_persisted: VecDeque::new(),
             transmit: BytesMut::new(),
             events: VecDeque::new(),
             high_seqno_requests: 0,
@@ -321,7 +318,7 @@ impl Connection {
 
     /// Output: the positions that have moved since the last call, each after the last item of
     /// its vBucket that was given to the sink.
-    pub fn take_positions(&mut self) -> Vec<Moved> {
+    pub fn take_positions(&mut self) -> Vec<PositionUpdate> {
         let streams = &mut self.streams;
         let mut positions = std::mem::take(&mut self.left);
         positions.reserve(self.dirty.len());
