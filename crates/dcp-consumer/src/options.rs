@@ -97,7 +97,7 @@ impl Default for BatchPolicy {
     }
 }
 
-/// When the application has done with a batch.
+/// When a batch counts as processed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Acknowledge {
@@ -160,7 +160,7 @@ pub struct StreamOptions {
     /// network for processor time at both ends. Otherwise those come compressed that lie so in the
     /// bucket. A server without it sends them as they are.
     pub compressed: bool,
-    /// When the application has done with a batch.
+    /// When a batch counts as processed.
     pub acknowledge: Acknowledge,
     /// Time between the noops the server sends; a connection on which no packet comes
     /// whole for twice as long, nor 64 KiB of one, is taken for dead.

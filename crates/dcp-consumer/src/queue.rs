@@ -14,7 +14,7 @@ use crate::Error;
 /// What one connection's task and the application tell each other besides batches.
 #[derive(Debug, Default)]
 pub(crate) struct Link {
-    /// Bytes the application has done with and the task has not returned to the server yet.
+    /// Bytes that the application has processed and the task has not acknowledged to the server yet.
     returned: AtomicU64,
     /// Batches of this connection the application has not taken, and their bytes.
     queued: AtomicUsize,
@@ -133,7 +133,7 @@ impl Credit {
         self.bytes
     }
 
-    /// The application has done with the batch.
+    /// The application has processed the batch.
     pub(crate) fn give_back(self) {
         self.link.returned.fetch_add(self.bytes, Ordering::AcqRel);
         self.link.wake.notify_one();

@@ -144,7 +144,7 @@ impl<B: Send + 'static> ChangeStream<B> {
         self.acks.checkpoint().unwrap_or_else(|| self.checkpoint.clone())
     }
 
-    /// The application has done with a batch: see [`Acknowledger::ack`].
+    /// The application has processed a batch: see [`Acknowledger::ack`].
     ///
     /// # Errors
     /// [`ErrorKind::Config`](crate::ErrorKind::Config) if the batch is another stream's, or the

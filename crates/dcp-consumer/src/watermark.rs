@@ -36,7 +36,7 @@ impl Acknowledger {
         Self { stream: STREAMS.fetch_add(1, Ordering::Relaxed), watermark }
     }
 
-    /// The application has done with a batch: its bytes go back to the server, and the checkpoint
+    /// The application has processed a batch: its bytes go back to the server, and the checkpoint
     /// counts it as soon as it counts everything before it. Twice is the same as once.
     ///
     /// # Errors

@@ -197,7 +197,7 @@ impl ChangeStream {
         Ok(self.shared.get()?.acks().is_manual())
     }
 
-    /// The reader has done with a batch.
+    /// The reader has processed a batch.
     fn ack(&self, batch: &ChangeBatch) -> PyResult<()> {
         Ok(self.shared.get()?.acks().ack(batch.token).map_err(Failure::from)?)
     }

@@ -67,7 +67,7 @@ impl Watched {
         self.answers.iter().map(of).min().unwrap_or(Seqno::ZERO)
     }
 
-    /// Whether changes wait for copies to be of one mind: one of them is on another branch than the
+    /// Whether changes wait because copies have diverged: one of them is on another branch than the
     /// stream, or does not know that one yet.
     fn is_diverged(&self) -> bool {
         let differs = |(vbuuid, _): &(Vbuuid, Seqno)| *vbuuid != self.vbuuid;

@@ -141,7 +141,7 @@ fn it_is_shown_since_when_changes_wait_and_that_copies_differ() {
     says(&mut persistence, 2, Vbuuid(8), 9, start);
     assert_eq!(persistence.waiting(VB), (Some(start), true));
     says(&mut persistence, 2, BRANCH, 5, start);
-    assert_eq!(persistence.waiting(VB), (Some(start), false), "of one mind, and still behind");
+    assert_eq!(persistence.waiting(VB), (Some(start), false), "on one branch, and still behind");
     persistence.waits_no_more(VB, ON);
     assert_eq!(persistence.waiting(VB), (None, false));
     assert_eq!(persistence.waiting(Vbid(4)), (None, false));

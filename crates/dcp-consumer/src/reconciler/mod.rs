@@ -321,10 +321,12 @@ impl Reconciler {
         }
     }
 
-    /// Checks that nobody has been forgotten: a vBucket that is not final has a moment, or a
-    /// connection that `is_alive`. Those that have neither are opened again.
+    /// Checks that no vBucket has been forgotten: one that is not final has a moment at which it is
+    /// opened, or a connection that `is_alive`.
     ///
-    /// It would take a defect of this crate for one to be found.
+    /// # Errors
+    /// [`ErrorKind::StreamEnded`] for one that has neither, which only a defect of this crate can
+    /// bring about.
     pub(crate) fn check(&mut self, is_alive: impl Fn(ConnectionId) -> bool) -> Result<(), Error> {
         for (&vbid, entry) in &mut self.vbuckets {
             let (State::Opening { on, .. } | State::Streaming { on, .. }) = entry.state else {

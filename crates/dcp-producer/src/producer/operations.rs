@@ -1,4 +1,4 @@
-//! What an operator does to a cluster, and what befalls it.
+//! What an operator does to a cluster, and the faults that can be injected into it.
 
 use std::time::Duration;
 

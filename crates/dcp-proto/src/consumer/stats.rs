@@ -19,7 +19,7 @@ pub struct ConnectionStats {
     /// Changes with the seqno of the SEQNO_ADVANCED just before them, a known defect of servers;
     /// they were taken as changes.
     pub repeated_seqnos: u64,
-    /// Signs of life answered.
+    /// Noops answered.
     pub noops: u64,
     /// Acknowledgements sent to the producer's window.
     pub acks: u64,

@@ -21,7 +21,7 @@ pub(super) struct Window {
     size: u64,
     /// Received and not acknowledged.
     outstanding: u64,
-    /// Part of `outstanding` the application has done with.
+    /// Part of `outstanding` that the application has processed.
     released: u64,
     /// When the oldest byte of `released` was returned.
     released_at: Option<Instant>,
@@ -47,7 +47,7 @@ impl Window {
         if self.size == 0 { u64::MAX } else { self.size.saturating_sub(self.outstanding) }
     }
 
-    /// Returns bytes the application has done with.
+    /// Returns bytes that the application has processed.
     pub(super) fn release(&mut self, now: Instant, bytes: u64) {
         debug_assert!(self.released + bytes <= self.outstanding, "more released than received");
         self.released = (self.released + bytes).min(self.outstanding);

@@ -42,7 +42,7 @@ pub struct Answer {
 /// How far a batch may go.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
-    /// Most seqnos of all vBuckets together; no limit if `None`. With 0 nothing is read, but
+    /// How many seqnos a batch may cover, all vBuckets together; no limit if `None`. With 0 nothing is read, but
     /// rollbacks are told.
     pub max_seqnos: Option<u64>,
     /// Offsets not to pass, as those which "available now" meant when it was said.

@@ -87,7 +87,7 @@ impl<'a> Explanation<'a> {
                 let entries = self.query.table.entries();
                 write!(
                     f,
-                    "the client's vbuuid {vbuuid} is none of the {} in the failover log, the \
+                    "the client's vbuuid {vbuuid} is not among the {} in the failover log, the \
                      newest of which is {}: nothing it has is known to be part of this history, \
                      so it must start over from seqno {seqno}",
                     entries.len(),

@@ -1,4 +1,4 @@
-//! Signs of life: noops to the client, and giving up on a client that has become silent.
+//! Keep-alive: noops to the client, and closing the connection of one that answers none.
 
 use core::time::Duration;
 use std::time::Instant;

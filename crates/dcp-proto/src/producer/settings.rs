@@ -87,7 +87,7 @@ pub struct ConnectionConfig {
     pub backfill_idle_limit: Duration,
     /// From which percentage on the disk counts as nearly full.
     pub backfill_idle_disk_percent: u8,
-    /// Which clients are given up that acknowledge nothing; `None`, the default, gives up none.
+    /// When a client that acknowledges nothing is disconnected; `None`, the default: never.
     pub stuck: Option<StuckClients>,
     /// Version of the server whose ways the connection has where versions differ.
     pub server_version: ServerVersion,

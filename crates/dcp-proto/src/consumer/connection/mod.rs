@@ -104,7 +104,7 @@ pub struct Walk {
 /// # Flow control
 ///
 /// Every byte that counts is *held* from the moment it is received until the driver takes it with
-/// `take_held` and, once the application has done with what came with it, gives it back with
+/// `take_held` and, once the application has processed what came with it, gives it back with
 /// `release`. A caller that never releases stalls the producer after one window; a producer that
 /// sends more than the window and one packet is disconnected, which is what bounds memory here.
 #[derive(Debug)]
@@ -294,7 +294,7 @@ impl Connection {
         self.high_seqno_requests
     }
 
-    /// Command: the application has done with `bytes` of what was held.
+    /// Command: the application has processed `bytes` of what was held.
     pub fn release(&mut self, now: Instant, bytes: u64) {
         self.window.release(now, bytes);
         self.acknowledge(now);
