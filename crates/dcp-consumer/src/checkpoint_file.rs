@@ -9,6 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dcp_proto::checkpoint::Checkpoint;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use crate::{Error, ErrorKind};
 
@@ -112,13 +114,14 @@ fn wait_for_lock(file: &File) -> io::Result<()> {
 }
 
 /// A name in the same folder that no other writer uses, in this process or another. A process id
-/// would not do: in a container it is the same after each restart.
+/// would not do: in a container it is the same after each restart. Nor would a generator of this
+/// thread, of which a forked child has a copy.
 fn temporary_path(path: &Path) -> io::Result<PathBuf> {
     let mut name = path
         .file_name()
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the path names no file"))?
         .to_owned();
-    name.push(format!(".{:016x}.tmp", rand::random::<u64>()));
+    name.push(format!(".{:016x}.tmp", StdRng::from_os_rng().random::<u64>()));
     Ok(path.with_file_name(name))
 }
 

@@ -4,6 +4,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use dcp_wire::sasl::{Mechanism, PlainMessage, SaslError, ScramCredentials, ScramServer};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use crate::Error;
 use crate::chance::Chance;
@@ -104,7 +106,7 @@ impl Credentials {
             _ => 64,
         };
         let mut keys = [0u8; 128];
-        rand::fill(&mut keys);
+        StdRng::from_os_rng().fill(&mut keys[..]);
         let (stored, server) = keys.split_at(64);
         let key = |bytes: &[u8]| bytes.iter().copied().take(len).collect::<Vec<u8>>().into();
         let salt = [low, high].concat();
