@@ -27,6 +27,10 @@ pub struct ArrowSink {
     columns: Option<Columns>,
 }
 
+/// A batch keeps the room that was reserved for it if so much of it is used: one that is cut early may
+/// wait for long, and many of them.
+const MOSTLY_USED: usize = 4;
+
 /// What makes a value more than the document and nothing else.
 const SPECIAL: Datatype = Datatype::SNAPPY.with(Datatype::XATTR);
 
@@ -207,6 +211,10 @@ impl BatchSink for ArrowSink {
                 &self.pool,
             )
         });
+        let mut columns = columns;
+        if columns.rows() < self.limits.expected_rows / MOSTLY_USED {
+            columns.shrink(&self.pool);
+        }
         self.limits.expect_like(columns.rows(), columns.value_bytes());
         Ok(PendingBatch::new(self.schema.clone(), self.names.clone(), self.pool.clone(), columns))
     }

@@ -154,6 +154,15 @@ impl BytesColumn {
         self.bytes.resize(within, 0);
     }
 
+    /// Gives back the room that no row has taken.
+    pub(crate) fn shrink(&mut self, pool: &BufferPool) {
+        self.offsets.shrink_to_fit();
+        if self.bytes.capacity() > self.used {
+            let used = self.bytes.get(..self.used).unwrap_or_default().to_vec();
+            pool.give_back(std::mem::replace(&mut self.bytes, used));
+        }
+    }
+
     /// Offsets and bytes as Arrow buffers.
     pub(crate) fn finish(self, pool: &BufferPool) -> (OffsetBuffer<i32>, Buffer) {
         let offsets = OffsetBuffer::new(ScalarBuffer::from(self.offsets));
