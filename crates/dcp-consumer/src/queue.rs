@@ -18,6 +18,8 @@ pub(crate) struct Link {
     returned: AtomicU64,
     /// Batches of this connection the application has not taken.
     queued: AtomicUsize,
+    /// Bytes that came with them.
+    queued_bytes: AtomicU64,
     /// Whether the task is to be woken once they are all taken.
     is_taking_awaited: AtomicBool,
     /// Bytes received and not acknowledged, as last told by the task.
@@ -37,9 +39,19 @@ impl Link {
         self.returned.swap(0, Ordering::AcqRel)
     }
 
+    /// Batches of this connection that the application has to take.
+    pub(crate) fn queued(&self) -> usize {
+        self.queued.load(Ordering::SeqCst)
+    }
+
     /// Whether the application has a batch of this connection to take.
     pub(crate) fn has_queued(&self) -> bool {
-        self.queued.load(Ordering::SeqCst) > 0
+        self.queued() > 0
+    }
+
+    /// Bytes that came with the batches of this connection that the application has to take.
+    pub(crate) fn queued_bytes(&self) -> u64 {
+        self.queued_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether the application has a batch of this connection to take; if so, the task is woken
@@ -54,7 +66,8 @@ impl Link {
     }
 
     /// The application takes a batch.
-    fn take(&self) {
+    fn take(&self, bytes: u64) {
+        self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
         let is_last = self.queued.fetch_sub(1, Ordering::SeqCst) == 1;
         if is_last && self.is_taking_awaited.swap(false, Ordering::SeqCst) {
             self.wake.notify_one();
@@ -135,8 +148,9 @@ pub(crate) enum Entry<B> {
 /// It has no bound of its own: whatever is in it counts as unacknowledged on its connection, and
 /// a connection whose server sends more than the flow-control window and one packet is closed.
 /// Positions count for nothing, and are one entry however often they move without a batch. So it
-/// holds at most that much per connection, and no task ever waits to put a batch in, which
-/// is what keeps noops answered while the application is slow.
+/// holds at most that much per connection, and little of those that are over (`cluster::backlog`);
+/// and no task ever waits to put a batch in, which is what keeps noops answered while the
+/// application is slow.
 #[derive(Debug)]
 pub(crate) struct Queue<B> {
     state: Mutex<State<B>>,
@@ -156,7 +170,9 @@ impl<B> Queue<B> {
 
     pub(crate) fn push(&self, entry: Entry<B>) {
         if let Entry::Batch(batch) = &entry {
-            batch.credit.link.queued.fetch_add(1, Ordering::SeqCst);
+            let Credit { link, bytes } = &batch.credit;
+            link.queued_bytes.fetch_add(*bytes, Ordering::Relaxed);
+            link.queued.fetch_add(1, Ordering::SeqCst);
         }
         let reader = {
             let mut state = self.lock();
@@ -186,7 +202,7 @@ impl<B> Queue<B> {
         drop(replaced);
         let Some(entry) = entry else { return Poll::Pending };
         if let Entry::Batch(batch) = &entry {
-            batch.credit.link.take();
+            batch.credit.link.take(batch.credit.bytes);
         }
         Poll::Ready(entry)
     }

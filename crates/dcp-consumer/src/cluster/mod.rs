@@ -1,5 +1,6 @@
 //! The task of one stream: places its vBuckets on connections and keeps them there.
 
+mod backlog;
 mod dropped;
 mod hidden;
 mod mitigation;
@@ -21,6 +22,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use self::backlog::Backlog;
 use self::nodes::{Node, Slot};
 use self::polls::{POLL_MAP, POLL_PROGRESS};
 pub(crate) use self::shared::{KnownVbucket, SharedStats};
@@ -84,6 +86,7 @@ pub(crate) struct Cluster<S: BatchSink> {
     stats: Arc<SharedStats>,
     nodes: BTreeMap<Address, Node>,
     next_id: u64,
+    backlog: Backlog,
     /// How far copies are on disk, where changes wait for that.
     persistence: Persistence,
     /// By node, whom to ask for that.
@@ -131,6 +134,7 @@ impl<S: BatchSink> Cluster<S> {
             stats,
             nodes: BTreeMap::new(),
             next_id: 0,
+            backlog: Backlog::default(),
             persistence: Persistence::default(),
             observers: BTreeMap::new(),
             has_observed: false,
@@ -306,6 +310,7 @@ impl<S: BatchSink> Cluster<S> {
     /// Takes what is due further.
     fn act(&mut self) -> Result<(), Error> {
         let now = now();
+        self.wait_for_application(now);
         if let Some((vbid, idle, cause)) = self.reconciler.stalled(now) {
             let cause = cause.or_else(|| self.map_error.take());
             return Err(Error::out_of_reach(vbid, idle, cause));

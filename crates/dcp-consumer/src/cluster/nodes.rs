@@ -89,12 +89,13 @@ impl<S: BatchSink> Cluster<S> {
             .collect();
         let used: HashSet<ConnectionId> =
             self.reconciler.placed().into_iter().map(|(_, on)| on).collect();
-        let stats = &self.stats;
+        let (stats, backlog) = (&self.stats, &mut self.backlog);
         self.nodes.retain(|address, node| {
             let keep = named.contains(address) || node.id().is_some_and(|id| used.contains(&id));
             if !keep && let Slot::Up { link, .. } = &node.slot {
                 // Its task ends when nobody can send it commands any more.
                 stats.fold(link);
+                backlog.add(Arc::clone(link));
             }
             keep
         });
@@ -214,6 +215,7 @@ impl<S: BatchSink> Cluster<S> {
         let slot = std::mem::replace(&mut node.slot, Slot::Waiting(now()));
         if let Slot::Up { link, .. } = slot {
             self.stats.fold(&link);
+            self.backlog.add(link);
         }
     }
 
