@@ -3,7 +3,9 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use dcp_wire::sasl::{Mechanism, PlainMessage, SaslError, ScramCredentials, ScramServer};
+use dcp_wire::sasl::{
+    MIN_ITERATIONS, Mechanism, PlainMessage, SaslError, ScramCredentials, ScramServer,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -30,8 +32,8 @@ struct Secret {
 
 impl Secret {
     fn new(password: &str, chance: &Chance) -> Result<Arc<Self>, Error> {
-        // One round tells whether the password can be used at all.
-        derive(password, 1, chance).map_err(|error| Error::InvalidOption {
+        // As few rounds as there may be tell whether the password can be used at all.
+        derive(password, MIN_ITERATIONS, chance).map_err(|error| Error::InvalidOption {
             option: "password",
             reason: error.to_string(),
         })?;
