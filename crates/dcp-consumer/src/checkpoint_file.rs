@@ -71,14 +71,29 @@ pub fn load_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
         .map_err(|error| Error::new(ErrorKind::Checkpoint, message()).with_source(error))
 }
 
-/// Locks the checkpoint file `path` against other writers until the file given is dropped.
+/// A lock on a checkpoint file, until it is dropped.
+///
+/// It is given back, and not only closed: a child that another thread forks meanwhile has a copy of
+/// the open file, and would hold the lock for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        #[cfg(unix)]
+        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
+/// Locks the checkpoint file `path` against other writers. The system gives the lock of a process
+/// that has died back.
 ///
 /// What is locked is a file next to it that stays: the checkpoint file itself is another one after
 /// each save. Where there are no such locks, writers are not kept apart.
 ///
 /// # Errors
 /// [`ErrorKind::Checkpoint`] if another writer holds it for longer than any save takes.
-pub(crate) fn lock(path: &Path) -> Result<File, Error> {
+pub(crate) fn lock(path: &Path) -> Result<Locked, Error> {
     let failed = |error: io::Error| {
         let message = format!("the checkpoint {} could not be locked", path.display());
         Error::new(ErrorKind::Checkpoint, message).with_source(error)
@@ -92,7 +107,7 @@ pub(crate) fn lock(path: &Path) -> Result<File, Error> {
     let file = options.open(path.with_file_name(name)).map_err(failed)?;
     #[cfg(unix)]
     wait_for_lock(&file).map_err(failed)?;
-    Ok(file)
+    Ok(Locked(file))
 }
 
 #[cfg(unix)]
