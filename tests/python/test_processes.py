@@ -3,12 +3,10 @@
 import os
 import pickle
 import re
-import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -17,6 +15,7 @@ import dcp_rs
 from dcp_rs import exceptions
 from dcp_rs.exceptions import ForkedProcessError
 from reading import rows_of
+from tap import Tap
 
 # Waits for changes that never come, by the way its first argument names.
 _WAIT = """
@@ -149,58 +148,12 @@ def test_a_forked_child_makes_its_own(client, fill):
     assert sorted(row["key"] for row in rows_of(client.stream(until="now"))) == sorted(documents)
 
 
-class Tap:
-    """A port that leads to a node and keeps what clients send there, one connection at a time."""
-
-    def __init__(self, node):
-        self._node = node
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._last = None
-        self.sent = b""
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    @property
-    def port(self):
-        return self._listener.getsockname()[1]
-
-    def _run(self):
-        while True:
-            client, address = self._listener.accept()
-            with client:
-                if address == self._last:
-                    return
-                with socket.create_connection(self._node) as node:
-                    self._carry(client, node)
-
-    def _carry(self, client, node):
-        while True:
-            for ready in select.select([client, node], [], [])[0]:
-                try:
-                    data = ready.recv(65536)
-                except ConnectionResetError:
-                    data = b""
-                if not data:
-                    return
-                self.sent += data if ready is client else b""
-                (node if ready is client else client).sendall(data)
-
-    def close(self):
-        with socket.socket() as last:
-            last.bind(("127.0.0.1", 0))
-            self._last = last.getsockname()
-            last.connect(self._listener.getsockname())
-            self._thread.join()
-        self._listener.close()
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_forked_children_draw_random_numbers_of_their_own():
     with dcp_rs.testing.EmbeddedCluster(vbuckets=2) as cluster:
         # A generator of this thread is seeded now, and would be copied into every child.
         cluster.connect().close()
-        host, _, port = cluster.connection_string.partition("://")[2].rpartition(":")
-        tap = Tap((host, int(port)))
+        tap = Tap(cluster)
         options = {"bucket": "default", "username": "Administrator", "password": "password"}
 
         def log_in():

@@ -142,7 +142,11 @@ def test_processes_that_share_a_store_never_take_it_back(client, cluster, tmp_pa
         assert out.startswith("39 "), err
     assert seen == sorted(seen), "it went back"
     assert store.load() == dcp_rs.Checkpoint.load(folder / "39")
-    assert sorted(os.listdir(tmp_path)) == ["checkpoints", "positions.json", "positions.json.lock"]
+    assert {each.name for each in tmp_path.iterdir()} == {
+        "checkpoints",
+        "positions.json",
+        "positions.json.lock",
+    }
 
 
 @pytest.mark.parametrize("store", ["file", "memory"], indirect=True)
@@ -166,7 +170,7 @@ def test_what_holds_positions_or_data_is_its_owners_whatever_the_umask(client, c
     umask = os.umask(0)
     try:
         read(client, store)
-        os.chmod(store.path, 0o666)
+        (tmp_path / "positions.json").chmod(0o666)
         cluster.upsert("a", b"2")
         read(client, store)
         for _ in range(2):
