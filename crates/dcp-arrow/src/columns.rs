@@ -194,6 +194,13 @@ impl Columns {
             + self.rows() * self.bytes_per_row
     }
 
+    /// Gives back the room that was reserved for keys and documents, unless a good part of it is used:
+    /// compressed ones take far less until they are inflated.
+    pub(crate) fn shrink_bytes(&mut self, pool: &BufferPool) {
+        self.keys.iter_mut().for_each(|keys| keys.shrink_bytes(pool));
+        self.values.iter_mut().for_each(ValueColumn::shrink_bytes);
+    }
+
     /// Gives back the room that no row has taken.
     #[cold]
     pub(crate) fn shrink(&mut self, pool: &BufferPool) {

@@ -8,7 +8,7 @@ use dcp_wire::{Datatype, DecodeError, Seqno, Vbid, snappy, xattr};
 
 use crate::columns::{Columns, Content, NO_CHANGE, NO_COLLECTION, RowKind, only_scope};
 use crate::system_event;
-use crate::values::Full;
+use crate::values::{Full, MOSTLY_USED};
 use crate::xattrs::check;
 use crate::{BatchLimits, BufferPool, CollectionNames, Column, PendingBatch, TableSchema};
 
@@ -26,10 +26,6 @@ pub struct ArrowSink {
     /// Made with the first change: a stream that waits holds no memory.
     columns: Option<Columns>,
 }
-
-/// A batch keeps the room that was reserved for it if so much of it is used: one that is cut early may
-/// wait for long, and many of them.
-const MOSTLY_USED: usize = 4;
 
 /// What makes a value more than the document and nothing else.
 const SPECIAL: Datatype = Datatype::SNAPPY.with(Datatype::XATTR);
@@ -212,6 +208,8 @@ impl BatchSink for ArrowSink {
             )
         });
         let mut columns = columns;
+        // It may wait for long, and many like it.
+        columns.shrink_bytes(&self.pool);
         if columns.rows() < self.limits.expected_rows / MOSTLY_USED {
             columns.shrink(&self.pool);
         }

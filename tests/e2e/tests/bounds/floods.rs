@@ -10,10 +10,10 @@ use dcp_consumer::{ChangeStream, Client, ConnectOptions, Credentials, End, Start
 use dcp_e2e::options;
 use dcp_producer::{Producer, ProducerOptions};
 use dcp_wire::message::{
-    BufferAck, Deletion, SeqnoAdvanced, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd,
-    StreamEndReason, SystemEvent, SystemEventId,
+    BufferAck, Deletion, Mutation, SeqnoAdvanced, SnapshotFlags, SnapshotMarker, StreamAddress,
+    StreamEnd, StreamEndReason, SystemEvent, SystemEventId,
 };
-use dcp_wire::{Cas, Datatype, Frame, Magic, Opcode, RevSeqno, Seqno, Status};
+use dcp_wire::{Cas, Datatype, Frame, Magic, Opcode, RevSeqno, Seqno, Status, snappy};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
@@ -43,6 +43,10 @@ const BATCH: usize = 256 << 10;
 const OF_ROWS: usize = WINDOW as usize + BATCH + (16 << 20);
 const OTHERWISE: usize = 12 << 20;
 
+/// What documents take besides while they are inflated: what one read brings may be twenty times as
+/// large, in the batch under way, in the one that is taken and in the pool of blocks.
+const INFLATED: usize = 24 << 20;
+
 /// What a server sends without end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flood {
@@ -70,9 +74,11 @@ enum Flood {
     Rows,
     /// The same, whatever the window.
     RowsBeyondTheWindow,
+    /// Documents that are twenty times as large inflated.
+    CompressedRows,
 }
 
-const FLOODS: [Flood; 12] = [
+const FLOODS: [Flood; 13] = [
     Flood::Noops,
     Flood::Maps,
     Flood::MapChanges,
@@ -85,6 +91,7 @@ const FLOODS: [Flood; 12] = [
     Flood::Rollbacks,
     Flood::Rows,
     Flood::RowsBeyondTheWindow,
+    Flood::CompressedRows,
 ];
 
 impl Flood {
@@ -96,9 +103,11 @@ impl Flood {
     const fn pause(self) -> Duration {
         match self {
             // It takes full sockets, or some reconnects, for much to be held.
-            Self::Noops | Self::MapChanges | Self::Rows | Self::RowsBeyondTheWindow => {
-                Duration::from_millis(1500)
-            }
+            Self::Noops
+            | Self::MapChanges
+            | Self::Rows
+            | Self::RowsBeyondTheWindow
+            | Self::CompressedRows => Duration::from_millis(1500),
             _ => FLOOD,
         }
     }
@@ -112,7 +121,14 @@ impl Flood {
 
     /// Whether it stops at a full window, as long as it is not acknowledged.
     const fn honours_window(self) -> bool {
-        matches!(self, Self::SystemEvents | Self::EmptyMarkers | Self::SeqnoAdvanced | Self::Rows)
+        matches!(
+            self,
+            Self::SystemEvents
+                | Self::EmptyMarkers
+                | Self::SeqnoAdvanced
+                | Self::Rows
+                | Self::CompressedRows
+        )
     }
 
     /// Appends some packets to `out`.
@@ -145,6 +161,10 @@ impl Flood {
     fn items(self, stream: &mut Open, out: &mut Vec<u8>) {
         let to = address(stream);
         let count = if self == Self::EmptyMarkers { 0 } else { ITEMS };
+        let compressible = match self {
+            Self::CompressedRows => snappy::compress(&[b'z'; 4096]).expect("a short value"),
+            _ => Vec::new(),
+        };
         marker(stream, stream.seqno + ITEMS, out);
         for n in 1..=count {
             let seqno = Seqno(stream.seqno + n);
@@ -170,6 +190,21 @@ impl Flood {
                     event.encode(to, out)
                 }
                 Self::SeqnoAdvanced => SeqnoAdvanced { seqno }.encode(to, out),
+                Self::CompressedRows => {
+                    let mutation = Mutation {
+                        seqno,
+                        rev_seqno: RevSeqno(1),
+                        cas: Cas(1),
+                        datatype: Datatype::SNAPPY,
+                        flags: 0,
+                        expiry: 0,
+                        lock_time: 0,
+                        nru: 0,
+                        key: b"\0k",
+                        value: &compressible,
+                    };
+                    mutation.encode(to, out)
+                }
                 _ => {
                     let deletion = Deletion {
                         seqno,
@@ -413,8 +448,11 @@ fn whatever_a_server_floods_a_client_with_is_bounded() {
         for each in FLOODS.into_iter().filter(|flood| !(kept && flood.needs_streams())) {
             let mut runtime = tokio::runtime::Builder::new_multi_thread();
             let runtime = runtime.worker_threads(2).enable_all().build().expect("threads");
-            let is_about_rows = matches!(each, Flood::Rows | Flood::RowsBeyondTheWindow);
-            let bound = if is_about_rows { OF_ROWS } else { OTHERWISE };
+            let bound = match each {
+                Flood::Rows | Flood::RowsBeyondTheWindow => OF_ROWS,
+                Flood::CompressedRows => OF_ROWS + INFLATED,
+                _ => OTHERWISE,
+            };
             let began = Instant::now();
             let Outcome { most, sent } = runtime.block_on(flood(each, reader));
             runtime.shutdown_timeout(PATIENCE);
