@@ -75,6 +75,9 @@ impl Dial for Dialer {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
             let client = TcpStream::connect(listener.local_addr()?).await?;
             let (far, _) = listener.accept().await?;
+            for socket in [&server, &client, &far] {
+                socket.set_nodelay(true)?;
+            }
             tokio::spawn(async move {
                 let taken = tap.carry(server, far).await?;
                 tap.live.fetch_add(1, Ordering::SeqCst);
