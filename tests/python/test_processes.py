@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import dcp_rs
 from dcp_rs import exceptions
 from dcp_rs.exceptions import ForkedProcessError
 from reading import rows_of
+from tap import Tap
 
 # Waits for changes that never come, by the way its first argument names.
 _WAIT = """
@@ -144,6 +146,26 @@ def test_a_forked_child_makes_its_own(client, fill):
 
     assert in_child(run_cluster) == ["mine"]
     assert sorted(row["key"] for row in rows_of(client.stream(until="now"))) == sorted(documents)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_forked_children_draw_random_numbers_of_their_own():
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=2) as cluster:
+        # A generator of this thread is seeded now, and would be copied into every child.
+        cluster.connect().close()
+        tap = Tap(cluster)
+        options = {"bucket": "default", "username": "Administrator", "password": "password"}
+
+        def log_in():
+            dcp_rs.connect(f"couchbase://127.0.0.1:{tap.port}", **options).close()
+
+        for _ in range(3):
+            assert in_child(log_in) is None
+        tap.close()
+    for random in (rb"n,,n=Administrator,r=([A-Za-z0-9]{16,})", rb'"i":"([0-9a-f]{16})/'):
+        drawn = re.findall(random, tap.sent)
+        assert len(drawn) >= 3, random
+        assert len(set(drawn)) == len(drawn), f"{random} was drawn twice: {drawn}"
 
 
 def test_fork_before_the_first_use_is_safe(cluster, start_python):

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import time
 
 import pytest
 
@@ -69,6 +70,121 @@ def test_of_two_readers_with_one_store_the_slower_is_told(cluster, client, store
     assert store.load() == kept
     # Whoever is not behind may save.
     store.save(kept)
+
+
+_HOLD = """
+import fcntl, sys, time
+with open(sys.argv[1], "a") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_a_save_waits_for_a_lock_and_not_for_one_whose_holder_has_died(
+    client, cluster, tmp_path, start_python
+):
+    store = dcp_rs.FileStore(tmp_path / "positions.json")
+    cluster.upsert("a", b"1")
+    assert read(client, store) == ["a"]
+    checkpoint = store.load()
+    # A process that was killed leaves the file there.
+    holder = start_python(_HOLD, f"{store.path}.lock", 60)
+    assert holder.stdout.readline() == "held\n"
+    holder.kill()
+    holder.wait()
+    store.save(checkpoint)
+    holder = start_python(_HOLD, f"{store.path}.lock", 0.5)
+    assert holder.stdout.readline() == "held\n"
+    began = time.monotonic()
+    store.save(checkpoint)
+    assert time.monotonic() - began > 0.3
+    assert holder.wait() == 0
+
+
+_SAVE = """
+import os, sys
+import dcp_rs
+store, folder = dcp_rs.FileStore(sys.argv[1]), sys.argv[2]
+print("ready", flush=True)
+sys.stdin.readline()
+saved = 0
+for name in sorted(os.listdir(folder)):
+    try:
+        store.save(dcp_rs.Checkpoint.load(os.path.join(folder, name)))
+        saved += 1
+    except dcp_rs.exceptions.CheckpointError as error:
+        assert "Another reader" in str(error), error
+print(name, saved)
+"""
+
+
+def test_processes_that_share_a_store_never_take_it_back(client, cluster, tmp_path, start_python):
+    store, folder = dcp_rs.FileStore(tmp_path / "positions.json"), tmp_path / "checkpoints"
+    folder.mkdir()
+    stream = client.stream(linger=0.001)
+    for n in range(40):
+        cluster.upsert("a", f"{n}")
+        next(stream).checkpoint.save(folder / f"{n:02}")
+    stream.close()
+    seen = []
+    writers = [start_python(_SAVE, store.path, folder) for _ in range(3)]
+    for writer in writers:
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    while any(writer.poll() is None for writer in writers):
+        kept = store.load()
+        seen.append(max(kept.seqnos.values()) if kept else 0)
+    for writer in writers:
+        out, err = writer.communicate(timeout=10)
+        assert out.startswith("39 "), err
+    assert seen == sorted(seen), "it went back"
+    assert store.load() == dcp_rs.Checkpoint.load(folder / "39")
+    assert {each.name for each in tmp_path.iterdir()} == {
+        "checkpoints",
+        "positions.json",
+        "positions.json.lock",
+    }
+
+
+@pytest.mark.parametrize("store", ["file", "memory"], indirect=True)
+def test_readers_of_other_vbuckets_do_not_erase_each_others_positions(client, fill, store):
+    fill(60)
+    streams = [client.stream(start=store, until="now", vbuckets=each) for each in ([0, 1], [2, 3])]
+    batches = [[*stream] for stream in streams]
+    store.save(batches[0][-1].checkpoint)
+    kept = store.load()
+    with pytest.raises(dcp_rs.exceptions.CheckpointError, match="does not have vb:"):
+        store.save(batches[1][-1].checkpoint)
+    assert store.load() == kept
+    # One reader after the other keeps the positions of both.
+    read(client, store, vbuckets=[2, 3])
+    assert set(store.load().seqnos) == {0, 1, 2, 3}
+
+
+def test_what_holds_positions_or_data_is_its_owners_whatever_the_umask(client, cluster, tmp_path):
+    cluster.upsert("a", b"1")
+    store, data = dcp_rs.FileStore(tmp_path / "positions.json"), tmp_path / "parent" / "data"
+    umask = os.umask(0)
+    try:
+        read(client, store)
+        (tmp_path / "positions.json").chmod(0o666)
+        cluster.upsert("a", b"2")
+        read(client, store)
+        for _ in range(2):
+            with dcp_rs.testing.EmbeddedCluster(vbuckets=1, data=data) as other:
+                other.upsert("a", b"1")
+            for file in data.iterdir():
+                assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+                file.chmod(0o666)
+    finally:
+        os.umask(umask)
+    for folder in (data, data.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for file in tmp_path.glob("positions*"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
 
 
 def test_a_damaged_file_is_an_error_and_no_first_start(client, tmp_path):

@@ -194,6 +194,41 @@ impl Columns {
             + self.rows() * self.bytes_per_row
     }
 
+    /// Gives back the room that was reserved for keys and documents, unless a good part of it is used:
+    /// compressed ones take far less until they are inflated.
+    pub(crate) fn shrink_bytes(&mut self, pool: &BufferPool) {
+        self.keys.iter_mut().for_each(|keys| keys.shrink_bytes(pool));
+        self.values.iter_mut().for_each(ValueColumn::shrink_bytes);
+    }
+
+    /// Gives back the room that no row has taken.
+    #[cold]
+    pub(crate) fn shrink(&mut self, pool: &BufferPool) {
+        fn shrink<T>(column: &mut Option<Vec<T>>) {
+            column.iter_mut().for_each(Vec::shrink_to_fit);
+        }
+        self.kinds.shrink_to_fit();
+        self.vbuckets.shrink_to_fit();
+        self.seqnos.shrink_to_fit();
+        self.keys.iter_mut().for_each(|keys| keys.shrink(pool));
+        self.values.iter_mut().for_each(|values| values.plain.shrink(pool));
+        self.xattrs.iter_mut().for_each(XattrsColumn::shrink);
+        shrink(&mut self.epochs);
+        shrink(&mut self.json);
+        let longs = [
+            &mut self.collection_ids,
+            &mut self.cas,
+            &mut self.revs,
+            &mut self.expiries,
+            &mut self.delete_times,
+            &mut self.flags,
+            &mut self.vbuuids,
+            &mut self.snapshot_starts,
+            &mut self.snapshot_ends,
+        ];
+        longs.into_iter().for_each(shrink);
+    }
+
     /// Appends one row of whatever kind, or nothing if there is no room for all of it. Of `change`,
     /// `content` is what its value says and `about` its collection, as the column of ids has it.
     #[inline(always)]

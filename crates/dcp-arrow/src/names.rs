@@ -7,9 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dcp_wire::message::{SystemEventId, SystemEventPayload};
 use dcp_wire::{CollectionId, ScopeId};
 
-/// Most names kept: many times what a bucket may have, so that only a server that makes names up
-/// gets there.
-const MAX_NAMES: usize = 1 << 16;
+/// Most bytes of names kept: many times what a bucket may have, so that only a server that makes names
+/// up gets there.
+const MAX_BYTES: usize = 4 * 1024 * 1024;
+
+/// What a name takes besides its bytes.
+const OVERHEAD: usize = 128;
 
 /// Name of a collection and of the scope it lies in.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +49,28 @@ pub struct CollectionNames {
 struct Seen {
     collections: HashMap<CollectionId, CollectionName>,
     scopes: HashMap<ScopeId, Arc<str>>,
+    /// What they take together.
+    bytes: usize,
+}
+
+impl Seen {
+    fn keep_collection(&mut self, id: CollectionId, name: &CollectionName) {
+        if self.has_room(name.collection.len()) && !self.collections.contains_key(&id) {
+            self.bytes += name.collection.len() + OVERHEAD;
+            self.collections.insert(id, name.clone());
+        }
+    }
+
+    fn keep_scope(&mut self, id: ScopeId, name: &Arc<str>) {
+        if self.has_room(name.len()) && !self.scopes.contains_key(&id) {
+            self.bytes += name.len() + OVERHEAD;
+            self.scopes.insert(id, Arc::clone(name));
+        }
+    }
+
+    const fn has_room(&self, name_len: usize) -> bool {
+        self.bytes + name_len + OVERHEAD <= MAX_BYTES
+    }
 }
 
 impl CollectionNames {
@@ -76,7 +101,7 @@ impl CollectionNames {
         }
         // Not under the lock: the lookup may take its own.
         let name = (self.collections)(id)?;
-        keep(&mut self.seen().collections, id, &name);
+        self.seen().keep_collection(id, &name);
         Some(name)
     }
 
@@ -87,7 +112,7 @@ impl CollectionNames {
             return Some(Arc::clone(name));
         }
         let name = (self.scopes)(id)?;
-        keep(&mut self.seen().scopes, id, &name);
+        self.seen().keep_scope(id, &name);
         Some(name)
     }
 
@@ -97,7 +122,7 @@ impl CollectionNames {
         let Ok(name) = std::str::from_utf8(payload.name) else { return };
         match (event, payload.collection_id) {
             (SystemEventId::CREATE_SCOPE, _) => {
-                keep(&mut self.seen().scopes, payload.scope_id, &Arc::from(name));
+                self.seen().keep_scope(payload.scope_id, &Arc::from(name));
             }
             (
                 SystemEventId::BEGIN_COLLECTION | SystemEventId::MODIFY_COLLECTION,
@@ -105,7 +130,7 @@ impl CollectionNames {
             ) => {
                 let Some(scope) = self.scope_name(payload.scope_id) else { return };
                 let name = CollectionName::new(scope, name);
-                keep(&mut self.seen().collections, collection_id, &name);
+                self.seen().keep_collection(collection_id, &name);
             }
             _ => {}
         }
@@ -113,12 +138,6 @@ impl CollectionNames {
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn keep<I: Eq + std::hash::Hash, N: Clone>(names: &mut HashMap<I, N>, id: I, name: &N) {
-    if names.len() < MAX_NAMES {
-        names.entry(id).or_insert_with(|| name.clone());
     }
 }
 

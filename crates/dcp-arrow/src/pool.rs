@@ -97,7 +97,7 @@ impl BufferPool {
 impl Default for BufferPool {
     /// Keeps what a few batches of the default size use.
     fn default() -> Self {
-        Self::new(32 * 1024 * 1024)
+        Self::new(16 * 1024 * 1024)
     }
 }
 

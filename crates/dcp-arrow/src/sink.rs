@@ -8,7 +8,7 @@ use dcp_wire::{Datatype, DecodeError, Seqno, Vbid, snappy, xattr};
 
 use crate::columns::{Columns, Content, NO_CHANGE, NO_COLLECTION, RowKind, only_scope};
 use crate::system_event;
-use crate::values::Full;
+use crate::values::{Full, MOSTLY_USED};
 use crate::xattrs::check;
 use crate::{BatchLimits, BufferPool, CollectionNames, Column, PendingBatch, TableSchema};
 
@@ -207,6 +207,12 @@ impl BatchSink for ArrowSink {
                 &self.pool,
             )
         });
+        let mut columns = columns;
+        // It may wait for long, and many like it.
+        columns.shrink_bytes(&self.pool);
+        if columns.rows() < self.limits.expected_rows / MOSTLY_USED {
+            columns.shrink(&self.pool);
+        }
         self.limits.expect_like(columns.rows(), columns.value_bytes());
         Ok(PendingBatch::new(self.schema.clone(), self.names.clone(), self.pool.clone(), columns))
     }

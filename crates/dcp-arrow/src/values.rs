@@ -13,11 +13,16 @@ pub(crate) struct BytesColumn {
     /// All of it may be written to; what lies behind `used` is of a batch before, or zeros.
     bytes: Vec<u8>,
     used: usize,
+    /// Behind this, values are still to be inflated: nothing was written there.
+    written: usize,
     max_bytes: usize,
 }
 
 /// Keys up to this length are copied with a few instructions.
 const SHORT: usize = 32;
+
+/// A block is kept if so much of it is used.
+pub(crate) const MOSTLY_USED: usize = 4;
 
 /// How much is made writable at a time.
 const GROWTH: usize = 64 * 1024;
@@ -32,6 +37,15 @@ const fn offset(end: usize) -> i32 {
     end as i32
 }
 
+/// Gives a block back of which little more than nothing is used, and keeps what is in a small one.
+fn shrink_block(block: &mut Vec<u8>, used: usize, pool: &BufferPool) {
+    let used = used.min(block.len());
+    if block.capacity() / MOSTLY_USED > used {
+        let small = block.get(..used).unwrap_or_default().to_vec();
+        pool.give_back(std::mem::replace(block, small));
+    }
+}
+
 /// The column has no room: offsets are 32 bits wide, and memory is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
@@ -42,7 +56,7 @@ impl BytesColumn {
         let mut offsets = Vec::with_capacity(rows.saturating_add(1));
         offsets.push(0);
         let max_bytes = limits.max_column_bytes.min(BatchLimits::OFFSET_LIMIT);
-        Self { offsets, bytes, used: 0, max_bytes }
+        Self { offsets, bytes, used: 0, written: 0, max_bytes }
     }
 
     /// A column for values whose room was checked when they were first appended elsewhere.
@@ -89,7 +103,7 @@ impl BytesColumn {
         if end > self.bytes.len() {
             self.grow(end);
         }
-        self.used = end;
+        (self.used, self.written) = (end, end);
         self.offsets.push(offset(end));
         &mut self.bytes[start..end]
     }
@@ -142,7 +156,28 @@ impl BytesColumn {
             end += len;
             offset(end)
         }));
-        self.used = end;
+        (self.used, self.written) = (end, end);
+    }
+
+    /// Appends a value of `len` bytes whose memory is taken by [`take_memory`](Self::take_memory), or
+    /// by a value that comes behind it.
+    fn push_later(&mut self, len: usize) {
+        debug_assert!(self.check_room(len).is_ok());
+        self.used += len;
+        self.offsets.push(offset(self.used));
+    }
+
+    /// Takes the memory of every value, which is then writable.
+    fn take_memory(&mut self, pool: &BufferPool) {
+        if self.bytes.capacity() < self.used {
+            let mut bytes = pool.take(self.used);
+            bytes.clear();
+            bytes.extend_from_slice(self.bytes.get(..self.written).unwrap_or_default());
+            pool.give_back(std::mem::replace(&mut self.bytes, bytes));
+        }
+        if self.bytes.len() < self.used {
+            self.bytes.resize(self.used, 0);
+        }
     }
 
     /// Makes `end` bytes writable, and some more.
@@ -152,6 +187,17 @@ impl BytesColumn {
         let wanted = end.saturating_add(GROWTH);
         let within = wanted.min(self.bytes.capacity().max(end));
         self.bytes.resize(within, 0);
+    }
+
+    /// Gives back the room that no row has taken.
+    pub(crate) fn shrink(&mut self, pool: &BufferPool) {
+        self.offsets.shrink_to_fit();
+        self.shrink_bytes(pool);
+    }
+
+    /// The same for the values alone, if most of their room was taken by none.
+    pub(crate) fn shrink_bytes(&mut self, pool: &BufferPool) {
+        shrink_block(&mut self.bytes, self.written, pool);
     }
 
     /// Offsets and bytes as Arrow buffers.
@@ -173,8 +219,9 @@ impl BytesColumn {
 
 /// The column of documents.
 ///
-/// A compressed document is kept as it came; its place among the others is reserved at once, and
-/// filled when the batch is finished, which is not the reading task's work.
+/// A compressed document is kept as it came; its place among the others is known at once, and filled
+/// when the batch is finished, which is not the reading task's work. Nor is there memory for it before
+/// that, which could be twenty times what flow control counts.
 #[derive(Debug)]
 pub(crate) struct ValueColumn {
     pub(crate) plain: BytesColumn,
@@ -211,6 +258,16 @@ impl ValueColumn {
         }
     }
 
+    /// Gives back the room that no document has taken, unless that is little.
+    pub(crate) fn shrink_bytes(&mut self) {
+        self.plain.shrink_bytes(&self.pool);
+        let used = self.compressed.len();
+        shrink_block(&mut self.compressed, used, &self.pool);
+        if self.blocks.capacity() / MOSTLY_USED > self.blocks.len() {
+            self.blocks.shrink_to_fit();
+        }
+    }
+
     /// Memory used by documents in bytes: inflated ones, and the compressed ones beside them.
     pub(crate) fn len_bytes(&self) -> usize {
         self.plain.len_bytes() + self.compressed.len()
@@ -227,7 +284,7 @@ impl ValueColumn {
         self.compressed.extend_from_slice(block);
         let start = self.plain.used;
         // Its bytes come when the batch is finished.
-        self.plain.push_place(len);
+        self.plain.push_later(len);
         let target = start..start + len;
         self.blocks.push(Block { row, source_end: self.compressed.len(), target });
     }
@@ -246,6 +303,7 @@ impl ValueColumn {
 
     /// Inflates what is compressed.
     pub(crate) fn inflate(&mut self) -> Result<(), BadBlock> {
+        self.plain.take_memory(&self.pool);
         let mut start = 0;
         for block in self.blocks.drain(..) {
             let source = self.compressed.get(start..block.source_end).unwrap_or_default();

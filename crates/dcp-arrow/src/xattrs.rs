@@ -35,6 +35,12 @@ impl XattrsColumn {
         }
     }
 
+    /// Gives back the room that no row has taken.
+    pub(crate) fn shrink(&mut self) {
+        self.offsets.shrink_to_fit();
+        self.present.shrink_to_fit();
+    }
+
     /// A column for attributes whose room was checked when they were first appended elsewhere.
     pub(crate) fn with_room_checked(rows: usize) -> Self {
         Self {

@@ -9,6 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dcp_proto::checkpoint::Checkpoint;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use crate::{Error, ErrorKind};
 
@@ -69,14 +71,29 @@ pub fn load_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
         .map_err(|error| Error::new(ErrorKind::Checkpoint, message()).with_source(error))
 }
 
-/// Locks the checkpoint file `path` against other writers until the file given is dropped.
+/// A lock on a checkpoint file, until it is dropped.
+///
+/// It is given back, and not only closed: a child that another thread forks meanwhile has a copy of
+/// the open file, and would hold the lock for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        #[cfg(unix)]
+        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
+/// Locks the checkpoint file `path` against other writers. The system gives the lock of a process
+/// that has died back.
 ///
 /// What is locked is a file next to it that stays: the checkpoint file itself is another one after
 /// each save. Where there are no such locks, writers are not kept apart.
 ///
 /// # Errors
 /// [`ErrorKind::Checkpoint`] if another writer holds it for longer than any save takes.
-pub(crate) fn lock(path: &Path) -> Result<File, Error> {
+pub(crate) fn lock(path: &Path) -> Result<Locked, Error> {
     let failed = |error: io::Error| {
         let message = format!("the checkpoint {} could not be locked", path.display());
         Error::new(ErrorKind::Checkpoint, message).with_source(error)
@@ -90,7 +107,7 @@ pub(crate) fn lock(path: &Path) -> Result<File, Error> {
     let file = options.open(path.with_file_name(name)).map_err(failed)?;
     #[cfg(unix)]
     wait_for_lock(&file).map_err(failed)?;
-    Ok(file)
+    Ok(Locked(file))
 }
 
 #[cfg(unix)]
@@ -112,13 +129,14 @@ fn wait_for_lock(file: &File) -> io::Result<()> {
 }
 
 /// A name in the same folder that no other writer uses, in this process or another. A process id
-/// would not do: in a container it is the same after each restart.
+/// would not do: in a container it is the same after each restart. Nor would a generator of this
+/// thread, of which a forked child has a copy.
 fn temporary_path(path: &Path) -> io::Result<PathBuf> {
     let mut name = path
         .file_name()
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the path names no file"))?
         .to_owned();
-    name.push(format!(".{:016x}.tmp", rand::random::<u64>()));
+    name.push(format!(".{:016x}.tmp", StdRng::from_os_rng().random::<u64>()));
     Ok(path.with_file_name(name))
 }
 

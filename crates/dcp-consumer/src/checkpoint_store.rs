@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use dcp_proto::checkpoint::Checkpoint;
+use dcp_wire::Seqno;
 
 use crate::checkpoint_file::lock;
 use crate::{Error, ErrorKind, load_checkpoint, save_checkpoint};
@@ -29,8 +30,8 @@ pub trait CheckpointStore: Debug + Send + Sync {
     /// and what the faster has saved stays. A rollback is no step back.
     ///
     /// # Errors
-    /// [`ErrorKind::Checkpoint`] if it cannot be kept, or is behind the
-    /// one before it in any vBucket; the one before it still is there.
+    /// [`ErrorKind::Checkpoint`] if it cannot be kept, is behind the one before it in any vBucket or
+    /// does not have that, or is of another bucket; the one before it still is there.
     fn save(&self, checkpoint: &Checkpoint) -> Result<(), Error>;
 }
 
@@ -75,25 +76,34 @@ impl CheckpointStore for FileStore {
     }
 }
 
-/// Fails if `checkpoint` would take a vBucket back that `kept` has read further.
+/// Fails if `checkpoint` would take a vBucket back that `kept` has read further, or leave it out, or
+/// is of another bucket.
 ///
 /// # Errors
 /// [`ErrorKind::Checkpoint`], naming the first such vBucket.
 pub fn check_ahead(checkpoint: &Checkpoint, kept: &Checkpoint) -> Result<(), Error> {
-    if checkpoint.bucket_uuid() != kept.bucket_uuid() {
-        return Ok(());
+    let refused = |why: String| {
+        let message = format!(
+            "{why}. Another reader uses the same store: stop one of them, or give each its own. To \
+             read again on purpose, remove the stored checkpoint first"
+        );
+        Err(Error::new(ErrorKind::Checkpoint, message))
+    };
+    let (new, old) = (checkpoint.bucket_uuid(), kept.bucket_uuid());
+    if new != old {
+        return refused(format!("the checkpoint is of bucket {new}, the stored one of {old}"));
     }
-    for (vbid, new) in checkpoint.positions() {
-        let Some(old) = kept.position(vbid) else { continue };
+    for (vbid, old) in kept.positions().filter(|(_, old)| old.seqno > Seqno::ZERO) {
+        let Some(new) = checkpoint.position(vbid) else {
+            let why = format!("the checkpoint does not have {vbid}, as the stored one does");
+            return refused(why);
+        };
         // A reader that was rolled back has a lower seqno and counts one rollback more.
         if (new.epoch, new.seqno) < (old.epoch, old.seqno) {
-            let message = format!(
-                "the checkpoint is behind the stored one: {vbid} is at seqno {}, stored is {}. \
-                 Another reader uses the same store: stop one of them, or give each its own. To read \
-                 again on purpose, remove the stored checkpoint first",
+            return refused(format!(
+                "the checkpoint is behind the stored one: {vbid} is at seqno {}, stored is {}",
                 new.seqno, old.seqno
-            );
-            return Err(Error::new(ErrorKind::Checkpoint, message));
+            ));
         }
     }
     Ok(())

@@ -45,10 +45,11 @@ pub(crate) async fn dial(
     })
 }
 
-/// Where random numbers come from.
+/// Where random numbers come from. Not a generator of this thread: a forked child has a copy of it, and
+/// would draw the same nonces and names as its siblings.
 pub(crate) fn randomness(dialer: Option<&dyn Dial>) -> StdRng {
     match dialer.and_then(Dial::seed) {
         Some(seed) => StdRng::seed_from_u64(seed),
-        None => StdRng::from_rng(&mut rand::rng()),
+        None => StdRng::from_os_rng(),
     }
 }

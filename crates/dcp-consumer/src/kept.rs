@@ -128,7 +128,14 @@ async fn hold(mut connected: Connected, mut wanted: oneshot::Receiver<Taker>, un
                 Ok(_) => {}
             },
         }
-        if let Err(error) = probe::answer_noops(socket, leftover).await {
+        let answered = tokio::select! {
+            biased;
+            answered = probe::answer_noops(socket, leftover) => answered,
+            // Its server reads nothing: whoever wants it, or it no more, does not wait for that.
+            _ = &mut wanted => return,
+            () = sleep_until(until) => return,
+        };
+        if let Err(error) = answered {
             let address = &connected.address;
             tracing::debug!(%address, %error, "a connection that was kept is closed");
             return;

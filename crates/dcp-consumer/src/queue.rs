@@ -40,9 +40,19 @@ impl Link {
         self.returned.swap(0, Ordering::AcqRel)
     }
 
+    /// Batches of this connection that the application has to take.
+    pub(crate) fn queued(&self) -> usize {
+        self.queued.load(Ordering::SeqCst)
+    }
+
     /// Whether the application has a batch of this connection to take.
     pub(crate) fn has_queued(&self) -> bool {
-        self.queued.load(Ordering::SeqCst) > 0
+        self.queued() > 0
+    }
+
+    /// Bytes that came with the batches of this connection that the application has to take.
+    pub(crate) fn queued_bytes(&self) -> u64 {
+        self.queued_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether the application has a batch of this connection to take; if so, the task is woken
@@ -167,8 +177,9 @@ pub(crate) enum Entry<B> {
 /// It has no bound of its own: whatever is in it counts as unacknowledged on its connection, and
 /// a connection whose server sends more than the flow-control window and one packet is closed.
 /// Positions count for nothing, and are one entry however often they move without a batch. So it
-/// holds at most that much per connection, and no task ever waits to put a batch in, which
-/// is what keeps noops answered while the application is slow.
+/// holds at most that much per connection, and little of those that are over (`cluster::backlog`);
+/// and no task ever waits to put a batch in, which is what keeps noops answered while the
+/// application is slow.
 #[derive(Debug)]
 pub(crate) struct Queue<B> {
     state: Mutex<State<B>>,

@@ -45,14 +45,15 @@ impl ReadBuffer {
         debug_assert!(self.end <= self.bytes.len(), "more read than there was room");
     }
 
-    /// Room to read into: for the rest of the packet that has begun, whose length was checked
-    /// against the longest allowed, or for a whole read.
+    /// Room to read into: for more of the packet that has begun, whose length was checked against the
+    /// longest allowed, or for a whole read.
     ///
     /// # Errors
     /// [`DecodeError`] if what is there does not begin with a packet.
     pub(crate) fn space(&mut self) -> Result<&mut [u8], DecodeError> {
         let wanted = Frame::wanted(self.filled(), self.max_body_len)?;
-        let needed = wanted.max(MIN_READ);
+        // At most as much again as has come: what a header announces may never come.
+        let needed = wanted.min(self.filled().len().saturating_mul(2)).max(MIN_READ);
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             // A huge packet does not keep its room.
@@ -112,6 +113,23 @@ mod tests {
         let expected: Vec<usize> = sizes.iter().map(|size| size + 24).collect();
         for step in [1 << 20, 262_144, 100_003, 4_099] {
             assert_eq!(walk(&bytes, step), expected, "step {step}");
+        }
+    }
+
+    #[test]
+    fn a_packet_has_as_much_room_as_twice_what_has_come_of_it() {
+        let mut buffer = ReadBuffer::new(&BytesMut::new(), MAX_BODY_LEN);
+        let mut header = [0; 24];
+        (header[0], header[1]) = (0x80, Opcode::DCP_MUTATION.0);
+        header[8..12].copy_from_slice(&u32::try_from(MAX_BODY_LEN).unwrap().to_be_bytes());
+        buffer.space().unwrap()[..24].copy_from_slice(&header);
+        let mut come = 24;
+        buffer.filled_by(come);
+        while come < MAX_BODY_LEN {
+            let len = buffer.space().unwrap().len();
+            assert!(len > 0 && buffer.bytes.len() <= SIZE.max(2 * come), "{come}");
+            buffer.filled_by(len);
+            come += len;
         }
     }
 

@@ -34,6 +34,9 @@ impl Backoff {
 
 #[cfg(test)]
 mod tests {
+    use rand::SeedableRng;
+    use rand::rngs::StdRng;
+
     use super::*;
 
     #[test]
@@ -45,7 +48,7 @@ mod tests {
     #[test]
     fn a_wait_is_at_least_half_of_what_it_could_be() {
         for attempts in 0..20 {
-            let wait = Backoff::SHORT.wait(attempts, &mut rand::rng());
+            let wait = Backoff::SHORT.wait(attempts, &mut StdRng::seed_from_u64(7));
             let full = Backoff::SHORT.full(attempts);
             assert!(wait >= full / 2 && wait <= full, "{wait:?} of {full:?}");
         }

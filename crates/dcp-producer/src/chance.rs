@@ -63,7 +63,8 @@ impl Chance {
 
     fn draw<T>(&self, draw: impl FnOnce(&mut dyn RngCore) -> T) -> T {
         match &self.0 {
-            None => draw(&mut rand::rng()),
+            // Not a generator of this thread, of which a forked child has a copy.
+            None => draw(&mut StdRng::from_os_rng()),
             Some(seeded) => draw(&mut *seeded.rng.lock().unwrap_or_else(PoisonError::into_inner)),
         }
     }

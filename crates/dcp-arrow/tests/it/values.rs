@@ -221,12 +221,15 @@ fn memory_is_used_again_after_a_batch_is_dropped() {
         sink.take_batch().unwrap().finish().unwrap()
     };
     let (first, second) = (fill(), fill());
-    assert_eq!(pool.held_bytes(), 0);
+    // The room for keys that was not used is there again.
+    let keys = pool.held_bytes();
+    assert!(keys < 1 << 20, "{keys}");
     drop(first);
     let held = pool.held_bytes();
     assert!(held >= 4 << 20, "{held}");
     let third = fill();
-    assert_eq!(pool.held_bytes(), 0, "the third batch lies where the first lay");
+    let held = pool.held_bytes();
+    assert!(held < 1 << 20, "the third batch lies where the first lay: {held}");
     drop((second, third));
     assert!(pool.held_bytes() >= 8 << 20);
 }

@@ -1,5 +1,6 @@
 //! The task of one stream: places its vBuckets on connections and keeps them there.
 
+mod backlog;
 mod dropped;
 mod hidden;
 mod mitigation;
@@ -21,6 +22,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use self::backlog::Backlog;
 use self::nodes::{Node, Slot};
 use self::polls::{POLL_MAP, POLL_PROGRESS};
 pub(crate) use self::shared::{KnownVbucket, SharedStats};
@@ -31,7 +33,7 @@ use crate::driver::{Command, ConnectionId, Report};
 use crate::events::StreamEvent;
 use crate::persistence::observer::Observed;
 use crate::persistence::{Persistence, Question};
-use crate::queue::{Entry, Link, Queue};
+use crate::queue::{Entry, Queue};
 use crate::reconciler::{Reconciler, Verdict};
 use crate::{BatchPolicy, Chain, Error, ErrorKind, OnRollback};
 
@@ -58,8 +60,6 @@ enum Event {
     Fetched(Result<(), Error>),
     /// What a node said that it has on disk.
     Observed(Address, Observed),
-    /// The application has taken what came on a connection that is gone.
-    Taken,
 }
 
 /// Both ends of a channel of reports. Not bounded: each vBucket reports once per request it made,
@@ -85,9 +85,8 @@ pub(crate) struct Cluster<S: BatchSink> {
     queue: Arc<Queue<S::Batch>>,
     stats: Arc<SharedStats>,
     nodes: BTreeMap<Address, Node>,
-    /// By node, connections that are gone and of which the application has batches to take.
-    untaken: BTreeMap<Address, Vec<Arc<Link>>>,
     next_id: u64,
+    backlog: Backlog,
     /// How far copies are on disk, where changes wait for that.
     persistence: Persistence,
     /// By node, whom to ask for that.
@@ -134,8 +133,8 @@ impl<S: BatchSink> Cluster<S> {
             queue,
             stats,
             nodes: BTreeMap::new(),
-            untaken: BTreeMap::new(),
             next_id: 0,
+            backlog: Backlog::default(),
             persistence: Persistence::default(),
             observers: BTreeMap::new(),
             has_observed: false,
@@ -248,7 +247,6 @@ impl<S: BatchSink> Cluster<S> {
                 self.drop_from_filter().map(drop)
             }
             Event::Observed(address, observed) => self.observed(&address, observed),
-            Event::Taken => Ok(()),
         }
     }
 
@@ -312,7 +310,7 @@ impl<S: BatchSink> Cluster<S> {
     /// Takes what is due further.
     fn act(&mut self) -> Result<(), Error> {
         let now = now();
-        self.look_at_untaken(now);
+        self.wait_for_application(now);
         if let Some((vbid, idle, cause)) = self.reconciler.stalled(now) {
             let cause = cause.or_else(|| self.map_error.take());
             return Err(Error::out_of_reach(vbid, idle, cause));
@@ -337,9 +335,7 @@ impl<S: BatchSink> Cluster<S> {
             }
         }
         for (address, node) in &self.nodes {
-            if let Slot::Up { id, commands, .. } = &node.slot
-                && !self.untaken.contains_key(address)
-            {
+            if let Slot::Up { id, commands, .. } = &node.slot {
                 for (vbid, end_seqno, resume) in self.reconciler.take_requests(*id) {
                     // A task that is gone takes nothing; one that goes hands back what it was sent.
                     let command = Command::Open { vbid, end_seqno, resume };

@@ -1,6 +1,6 @@
 //! The nodes of a stream: their connections, made, used and let go of.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -89,48 +89,16 @@ impl<S: BatchSink> Cluster<S> {
             .collect();
         let used: HashSet<ConnectionId> =
             self.reconciler.placed().into_iter().map(|(_, on)| on).collect();
-        let is_kept = |address: &Address, node: &Node| {
-            named.contains(address) || node.id().is_some_and(|id| used.contains(&id))
-        };
-        let nodes = std::mem::take(&mut self.nodes).into_iter();
-        let (kept, retired): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            nodes.partition(|(address, node)| is_kept(address, node));
-        self.nodes = kept;
-        // Their tasks end when nobody can send them commands any more.
-        for (address, node) in retired {
-            self.left(&address, node.slot);
-        }
-    }
-
-    /// A connection is gone. Unless the application has taken all that came on it, nothing is asked
-    /// of the node for now: what each connection brings is bounded, and not what many do that follow
-    /// each other.
-    fn left(&mut self, address: &Address, slot: Slot) {
-        let Slot::Up { link, .. } = slot else { return };
-        self.stats.fold(&link);
-        if link.has_queued() {
-            self.untaken.entry(address.clone()).or_default().push(Arc::clone(&link));
-            let outcomes = self.outcomes.sender.clone();
-            self.errands.spawn(async move {
-                while link.awaits_taking() {
-                    link.wake.notified().await;
-                }
-                let _ = outcomes.send(Event::Taken);
-            });
-        }
-    }
-
-    /// Finds the nodes of which nothing is asked for now. That they are not is no outage.
-    pub(super) fn look_at_untaken(&mut self, now: Instant) {
-        self.untaken.retain(|_, links| {
-            links.retain(|link| link.has_queued());
-            !links.is_empty()
-        });
-        for address in self.untaken.keys() {
-            if let Some(Node { slot: Slot::Up { id, .. }, .. }) = self.nodes.get(address) {
-                self.reconciler.hold_up(*id, now);
+        let (stats, backlog) = (&self.stats, &mut self.backlog);
+        self.nodes.retain(|address, node| {
+            let keep = named.contains(address) || node.id().is_some_and(|id| used.contains(&id));
+            if !keep && let Slot::Up { link, .. } = &node.slot {
+                // Its task ends when nobody can send it commands any more.
+                stats.fold(link);
+                backlog.add(Arc::clone(link));
             }
-        }
+            keep
+        });
     }
 
     /// Closes all connections: the stream is over.
@@ -247,14 +215,13 @@ impl<S: BatchSink> Cluster<S> {
     }
 
     pub(super) fn drop_connection(&mut self, id: ConnectionId) {
-        let Some((address, node)) = self.nodes.iter_mut().find(|(_, node)| node.id() == Some(id))
-        else {
-            return;
-        };
+        let Some(node) = self.nodes.values_mut().find(|node| node.id() == Some(id)) else { return };
         node.failures = node.failures.max(1);
-        let (address, slot) =
-            (address.clone(), std::mem::replace(&mut node.slot, Slot::Waiting(now())));
-        self.left(&address, slot);
+        let slot = std::mem::replace(&mut node.slot, Slot::Waiting(now()));
+        if let Slot::Up { link, .. } = slot {
+            self.stats.fold(&link);
+            self.backlog.add(link);
+        }
     }
 
     pub(super) fn node_name(&self, id: ConnectionId) -> String {

@@ -131,6 +131,16 @@ impl Reconciler {
         waits.chain(limits).min()
     }
 
+    /// Has vBuckets that are to be opened wait longer, through no fault of theirs.
+    pub(crate) fn hold_up(&mut self, now: Instant, until: Instant) {
+        for entry in self.vbuckets.values_mut() {
+            if let State::BackingOff { until: moment, .. } = &mut entry.state {
+                *moment = (*moment).max(until);
+                entry.idle_since = Some(now);
+            }
+        }
+    }
+
     /// A vBucket is given to a connection; it is opened as soon as that is there.
     pub(crate) fn assign(&mut self, vbid: Vbid, on: ConnectionId) {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else { return };
@@ -153,15 +163,6 @@ impl Reconciler {
             }
         }
         requests
-    }
-
-    /// Requests for a connection have to wait for the application, which is no outage.
-    pub(crate) fn hold_up(&mut self, up: ConnectionId, now: Instant) {
-        for entry in self.vbuckets.values_mut() {
-            if matches!(&entry.state, State::Opening { on, resume: Some(_) } if *on == up) {
-                entry.idle_since = Some(now);
-            }
-        }
     }
 
     /// A vBucket has nowhere to go for now, because of `cause`.

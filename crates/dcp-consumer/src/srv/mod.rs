@@ -11,7 +11,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use dcp_proto::topology::Address;
-use rand::Rng;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
@@ -97,7 +98,7 @@ fn is_in_domain(target: &str, host: &str) -> bool {
 }
 
 async fn ask(server: SocketAddr, service: &str) -> Result<Vec<Service>, SrvError> {
-    let id = rand::rng().random();
+    let id = StdRng::from_os_rng().random();
     let question = message::question(id, service)?;
     let any = match server {
         SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),

@@ -182,3 +182,27 @@ fn saves_of_many_writers_at_once_follow_each_other() {
     assert_eq!(FileStore::new(&path).load().unwrap(), Some(at(highest, 0)));
     assert_eq!(names(folder.path()), ["positions.json", "positions.json.lock"]);
 }
+
+#[test]
+fn readers_of_other_vbuckets_or_another_bucket_do_not_erase_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, memory) =
+        (FileStore::new(folder.path().join("positions.json")), MemoryStore::default());
+    let stores: [&dyn CheckpointStore; 2] = [&file, &memory];
+    let elsewhere = Checkpoint::new("uuid", StoredFilter::default())
+        .with_position(Vbid(2), at(7, 0).position(Vbid(1)).unwrap().clone());
+    let anew = Checkpoint::new("other", StoredFilter::default());
+    for store in stores {
+        store.save(&at(5, 0)).unwrap();
+        for (refused, why) in [(&elsewhere, "does not have vb:1"), (&anew, "of bucket other")] {
+            let error = store.save(refused).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Checkpoint);
+            assert!(error.to_string().contains(why), "{error}");
+        }
+        assert_eq!(store.load().unwrap(), Some(at(5, 0)));
+        // One that has both goes on.
+        let mut both = elsewhere.clone();
+        both.merge(&at(5, 0)).unwrap();
+        store.save(&both).unwrap();
+    }
+}

@@ -222,18 +222,11 @@ async fn an_application_that_takes_nothing_is_not_buried_by_connections_that_com
     // Shorter than the pause: an application that takes its time is no outage.
     (options.buffer_size, options.retry_timeout) = (WINDOW, Duration::from_secs(2));
     let mut stream = client.stream(options, Rows::default).await.unwrap();
-    let rounds: u64 = 4;
-    for round in 1..=rounds {
-        tokio::time::sleep(Duration::from_millis(400)).await;
+    for _ in 0..4 {
+        tokio::time::sleep(Duration::from_millis(600)).await;
         producer.restart(0, true).await.unwrap();
-        let reconnected = async {
-            while stream.stats().reconnects < round || stream.stats().connections < 1 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        timeout(PATIENCE, reconnected).await.unwrap();
     }
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
     let stats = stream.stats();
     assert!(stats.buffered_bytes > u64::from(WINDOW) / 2, "{stats:?}");
     assert!(stats.buffered_bytes <= u64::from(WINDOW) + 4000, "{stats:?}");

@@ -9,7 +9,7 @@ use dcp_consumer::{
     Chain, ChangeStream, Client, ConnectOptions, Credentials, CredentialsError, Dial, Dialing, End,
     Error, ErrorKind, ProvideCredentials, Start, StreamEvent, StreamOptions, Transport,
 };
-use dcp_producer::{Producer, parse_rules};
+use dcp_producer::{Producer, WriteOptions, parse_rules};
 use dcp_proto::topology::Address;
 use dcp_proto::{BatchSink, Change, ChangeSink, Rollback, SinkError};
 use dcp_wire::{Opcode, Seqno, Status, Vbid};
@@ -355,4 +355,30 @@ async fn a_task_that_panics_ends_the_stream() {
     let next = timeout(PATIENCE, stream.next()).await.expect("its vBuckets are in no one's hands");
     let error = next.unwrap().unwrap_err();
     assert!(Chain(&error).to_string().contains("panicked"), "{error:?}");
+}
+
+#[tokio::test]
+async fn streams_that_wait_for_the_application_to_take_a_backlog_lose_no_patience() {
+    const DOCUMENTS: usize = 6;
+    let producer = producer(1, 2).await;
+    let value = bytes::Bytes::from(vec![b'v'; 1 << 20]);
+    for key in 0..DOCUMENTS {
+        let options = WriteOptions::default();
+        producer.upsert(format!("large-{key}").as_bytes(), value.clone(), options).unwrap();
+    }
+    let mut stream = endless(&connect(&producer).await, Duration::from_secs(1)).await;
+    let all = async {
+        while stream.stats().buffered_bytes < (DOCUMENTS << 20) as u64 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, all).await.expect("all of it fits the window");
+    restart(&producer).await;
+    write(&producer, 0..10);
+    sleep(A_WHILE).await;
+    let stats = stream.stats();
+    assert_eq!((stats.connections, stats.backing_off), (0, 2), "there is no room for more");
+    let items = take(&mut stream, DOCUMENTS + 10).await;
+    assert!(items.iter().all(|item| matches!(item, Item::Row(_))), "each once");
+    assert_eq!(stream.stats().reconnects, 1);
 }

@@ -3,7 +3,11 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use dcp_wire::sasl::{Mechanism, PlainMessage, SaslError, ScramCredentials, ScramServer};
+use dcp_wire::sasl::{
+    MIN_ITERATIONS, Mechanism, PlainMessage, SaslError, ScramCredentials, ScramServer,
+};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use crate::Error;
 use crate::chance::Chance;
@@ -28,8 +32,8 @@ struct Secret {
 
 impl Secret {
     fn new(password: &str, chance: &Chance) -> Result<Arc<Self>, Error> {
-        // One round tells whether the password can be used at all.
-        derive(password, 1, chance).map_err(|error| Error::InvalidOption {
+        // As few rounds as there may be tell whether the password can be used at all.
+        derive(password, MIN_ITERATIONS, chance).map_err(|error| Error::InvalidOption {
             option: "password",
             reason: error.to_string(),
         })?;
@@ -104,7 +108,7 @@ impl Credentials {
             _ => 64,
         };
         let mut keys = [0u8; 128];
-        rand::fill(&mut keys);
+        StdRng::from_os_rng().fill(&mut keys[..]);
         let (stored, server) = keys.split_at(64);
         let key = |bytes: &[u8]| bytes.iter().copied().take(len).collect::<Vec<u8>>().into();
         let salt = [low, high].concat();

@@ -81,7 +81,7 @@ impl Store {
     /// Opens a folder, which is made if it is not there.
     pub(crate) fn open(path: &Path, options: &ProducerOptions) -> Result<Self, Error> {
         let unusable = |source: Failure| Error::Data { path: path.to_owned(), source };
-        std::fs::create_dir_all(path).map_err(|error| unusable(error.into()))?;
+        own_folder(path).map_err(|error| unusable(error.into()))?;
         let file = own_file(&path.join(FILE)).map_err(|error| unusable(error.into()))?;
         let database =
             Database::builder().create_file(file).map_err(|error| unusable(error.into()))?;
@@ -300,6 +300,15 @@ fn write_bucket(transaction: &WriteTransaction, cluster: &Cluster) -> Result<(),
         table.insert(RECORD, &record[..])?;
     }
     Ok(())
+}
+
+/// The folder; one that is made is its owner's, so that nobody else puts a file into it.
+fn own_folder(path: &Path) -> std::io::Result<()> {
+    let mut folder = std::fs::DirBuilder::new();
+    folder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut folder, 0o700);
+    folder.create(path)
 }
 
 /// The file, which only its owner may read: it holds what the documents hold.

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
@@ -16,7 +18,7 @@ pub(super) type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>
 pub(super) fn issue(host: IpAddr) -> Result<(Identity, String), rcgen::Error> {
     let mut authority = CertificateParams::default();
     // Authorities of several clusters may be in one trust store: clients find them by name.
-    let name = format!("dcp_rs embedded cluster {:016x}", rand::random::<u64>());
+    let name = format!("dcp_rs embedded cluster {:016x}", StdRng::from_os_rng().random::<u64>());
     authority.distinguished_name.push(DnType::CommonName, name);
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];

@@ -1,13 +1,10 @@
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Once;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use dcp_producer::{Error, Producer, ProducerOptions, TlsOptions, WriteOptions};
 use dcp_wire::message::{OpenFlags, StreamRequestFlags};
 use dcp_wire::{Feature, Frame, Opcode, Seqno, Status, Vbid, Vbuuid};
-use proptest::prelude::*;
 
 use super::raw_client::RawClient;
 use super::{start, start_one};
@@ -121,41 +118,6 @@ async fn flood(client: &mut RawClient, key: &str) {
     tokio::time::timeout(PATIENCE, asking).await.expect("it may flood the server for ever");
 }
 
-/// Bytes of memory this process has.
-#[cfg(target_os = "linux")]
-fn resident_bytes() -> usize {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-    pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
-}
-
-#[cfg(target_os = "linux")]
-#[tokio::test]
-async fn clients_that_ask_for_much_and_read_nothing_take_little_memory() {
-    const CLIENTS: usize = 16;
-    let producer = start(|options| options.idle_timeout = Duration::from_millis(500)).await;
-    let key = write_large(&producer);
-    let before = resident_bytes();
-    let mut floods = tokio::task::JoinSet::new();
-    for _ in 0..CLIENTS {
-        let mut client = RawClient::ready(&producer, 0, &[]).await;
-        let key = key.clone();
-        floods.spawn(async move { flood(&mut client, &key).await });
-    }
-    let mut most = before;
-    while !floods.is_empty() {
-        most = most.max(resident_bytes());
-        if let Ok(Some(done)) =
-            tokio::time::timeout(Duration::from_millis(10), floods.join_next()).await
-        {
-            done.unwrap();
-        }
-    }
-    // What the first thousand requests of each ask for would be 16 GB; other tests of this
-    // process have their share in what was taken.
-    assert!(most - before < 1 << 30, "{} MiB", (most - before) >> 20);
-    RawClient::ready(&producer, 0, &[]).await;
-}
-
 #[tokio::test]
 async fn streams_and_windows_are_bounded_as_the_options_say() {
     let producer = start(|options| {
@@ -253,77 +215,4 @@ async fn a_large_document_passes_and_one_too_large_is_refused() {
     assert_eq!(got.frame().value, value);
     let larger = vec![b'v'; (21 << 20) + 1];
     client.fail(write.with_value(&larger), Status::E2BIG).await;
-}
-
-/// Bodies that may look like something.
-fn packets() -> impl Strategy<Value = Vec<u8>> {
-    let request = (
-        any::<u8>(),
-        prop::collection::vec(any::<u8>(), 0..40),
-        prop::collection::vec(any::<u8>(), 0..300),
-        prop::collection::vec(any::<u8>(), 0..300),
-        prop_oneof![Just(0u16), any::<u16>()],
-        0u8..8,
-        prop::collection::vec(any::<u8>(), 0..4),
-    );
-    request.prop_map(|(opcode, extras, key, value, vbid, datatype, framing)| {
-        let mut out = BytesMut::new();
-        let key = if framing.is_empty() { &key[..] } else { &key[..key.len().min(255)] };
-        Frame::request(Opcode(opcode))
-            .with_vbid(Vbid(vbid))
-            .with_datatype(dcp_wire::Datatype(datatype))
-            .with_framing_extras(&framing)
-            .with_extras(&extras)
-            .with_key(key)
-            .with_value(&value)
-            .encode(&mut out)
-            .unwrap();
-        out.to_vec()
-    })
-}
-
-/// Panics of any thread so far: tasks that panic end silently otherwise.
-fn panics() -> usize {
-    static PANICS: AtomicUsize = AtomicUsize::new(0);
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let default = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            PANICS.fetch_add(1, Ordering::SeqCst);
-            default(info);
-        }));
-    });
-    PANICS.load(Ordering::SeqCst)
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    #[test]
-    fn whatever_a_client_sends_nothing_panics_and_the_next_one_is_served(
-        requests in prop::collection::vec(packets(), 1..40),
-        dcp in any::<bool>(),
-    ) {
-        let panics_before = panics();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let producer = start_one().await;
-            let features = [Feature::XERROR, Feature::ALT_REQUEST_SUPPORT, Feature::XATTR,
-                Feature::SNAPPY, Feature::JSON];
-            let mut client = RawClient::ready(&producer, 0, &features).await;
-            if dcp {
-                client.open_dcp(b"reader", OpenFlags::empty()).await;
-            }
-            for request in requests {
-                if client.try_send(&request).await.is_err() {
-                    break;
-                }
-            }
-            drop(client);
-            let mut next = RawClient::ready(&producer, 0, &[]).await;
-            next.succeed(Frame::request(Opcode::NOOP)).await;
-            producer.shutdown().await;
-        });
-        prop_assert_eq!(panics(), panics_before);
-    }
 }

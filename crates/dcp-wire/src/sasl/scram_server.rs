@@ -5,7 +5,18 @@ use core::fmt;
 use zeroize::Zeroizing;
 
 use super::digest::{self, Hash, decode_base64, encode_base64};
-use super::{Attributes, Mechanism, SaslError, Secret, is_nonce, prepare};
+use super::{
+    Attributes, MAX_ITERATIONS, MIN_ITERATIONS, MIN_SALT_LEN, Mechanism, SaslError, Secret,
+    is_nonce, prepare,
+};
+
+/// Whether clients would prove that they know a password with these.
+fn check(salt: &[u8], iterations: u32) -> Result<(), SaslError> {
+    if salt.len() < MIN_SALT_LEN || !(MIN_ITERATIONS..=MAX_ITERATIONS).contains(&iterations) {
+        return Err(SaslError::Malformed("salt or iterations"));
+    }
+    Ok(())
+}
 
 /// What a server stores of a password for one mechanism: enough to check it, not to use it.
 #[derive(Clone)]
@@ -23,7 +34,8 @@ impl ScramCredentials {
     ///
     /// # Errors
     /// [`SaslError::Prohibited`] if the password cannot be prepared, [`SaslError::NoMechanism`]
-    /// for PLAIN, [`SaslError::Malformed`] for an empty salt or no iterations.
+    /// for PLAIN, [`SaslError::Malformed`] for a salt or a number
+    /// of iterations that clients would refuse.
     pub fn derive(
         mechanism: Mechanism,
         password: &str,
@@ -31,6 +43,7 @@ impl ScramCredentials {
         iterations: u32,
     ) -> Result<Self, SaslError> {
         let hash = Hash::of(mechanism).ok_or(SaslError::NoMechanism)?;
+        check(salt, iterations)?;
         let password = prepare("password", password)?;
         let salted = hash.pbkdf2(password.as_bytes(), salt, iterations);
         let client_key = hash.hmac(&salted, b"Client Key");
@@ -43,7 +56,8 @@ impl ScramCredentials {
     ///
     /// # Errors
     /// [`SaslError::NoMechanism`] for PLAIN, [`SaslError::Malformed`] if a key does not have the
-    /// length of the mechanism's digest, or for an empty salt or no iterations.
+    /// length of the mechanism's digest, or for a salt or a number
+    /// of iterations that clients would refuse.
     pub fn from_keys(
         mechanism: Mechanism,
         salt: &[u8],
@@ -55,9 +69,7 @@ impl ScramCredentials {
         if stored_key.len() != hash.len() || server_key.len() != hash.len() {
             return Err(SaslError::Malformed("stored key"));
         }
-        if salt.is_empty() || iterations == 0 {
-            return Err(SaslError::Malformed("salt or iterations"));
-        }
+        check(salt, iterations)?;
         Ok(Self { mechanism, hash, salt: salt.to_vec(), iterations, stored_key, server_key })
     }
 

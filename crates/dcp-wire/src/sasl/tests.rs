@@ -172,6 +172,13 @@ fn iterations_over_the_limit_are_refused_before_any_work() {
         client.respond(challenge.as_bytes()),
         Err(SaslError::Iterations { iterations: u32::MAX, max: MAX_ITERATIONS })
     );
+    let asked = |iterations: u32| {
+        let challenge = format!("r=fyko+d2lbbFgONRv9qkxdawLx,s=QSXCR+Q6sek8bf92,i={iterations}");
+        exchange.client(exchange.password).respond(challenge.as_bytes()).map(drop)
+    };
+    let iterations = MAX_ITERATIONS + 1;
+    let too_many = SaslError::Iterations { iterations, max: MAX_ITERATIONS };
+    assert_eq!((asked(MAX_ITERATIONS), asked(iterations)), (Ok(()), Err(too_many)));
     let mut client = exchange.client(exchange.password).with_max_iterations(4095);
     assert_eq!(
         client.respond(exchange.challenge.as_bytes()),
@@ -194,6 +201,17 @@ fn a_challenge_that_would_give_the_password_away_is_not_answered() {
         assert_eq!(respond(salt, 4096), Err(SaslError::ShortSalt { len }));
     }
     assert_eq!(respond("QUFBQUFBQUE=", 1000), Ok(()), "8 bytes, 1,000 rounds");
+}
+
+#[test]
+fn a_server_keeps_no_credentials_that_clients_would_refuse() {
+    let derive = |salt: &[u8], iterations: u32| {
+        ScramCredentials::derive(Mechanism::ScramSha256, "password", salt, iterations).is_ok()
+    };
+    assert!(derive(&[7; MIN_SALT_LEN], MIN_ITERATIONS));
+    assert!(!derive(&[7; MIN_SALT_LEN - 1], MIN_ITERATIONS));
+    assert!(!derive(&[7; MIN_SALT_LEN], MIN_ITERATIONS - 1));
+    assert!(!derive(&[7; MIN_SALT_LEN], MAX_ITERATIONS + 1));
 }
 
 #[test]
@@ -339,12 +357,11 @@ fn debug_output_shows_no_secret() {
 
 #[test]
 fn credentials_with_keys_of_the_wrong_length_are_refused() {
+    let (mechanism, salt) = (Mechanism::ScramSha256, b"salt salt");
     let key = |len| Zeroizing::new(vec![7; len]);
     let from =
-        |len| ScramCredentials::from_keys(Mechanism::ScramSha256, b"salt", 1, key(len), key(32));
+        |len| ScramCredentials::from_keys(mechanism, salt, MIN_ITERATIONS, key(len), key(32));
     assert!(from(32).is_ok());
     assert!(from(20).is_err());
-    assert!(ScramCredentials::derive(Mechanism::Plain, "x", b"salt", 1).is_err());
-    assert!(ScramCredentials::derive(Mechanism::ScramSha1, "x", b"", 1).is_err());
-    assert!(ScramCredentials::derive(Mechanism::ScramSha1, "x", b"salt", 0).is_err());
+    assert!(ScramCredentials::derive(Mechanism::Plain, "x", salt, MIN_ITERATIONS).is_err());
 }

@@ -110,14 +110,14 @@ impl Watched {
         }
         let stats = self.note();
         // A server sends until it believes the window to be full, so that the last packet may exceed
-        // it; each connection has a window of its own, and so has what is left of those before it.
+        // it; each connection has a window of its own. Those that are gone may have left one each,
+        // and half a one that was left before.
         let window = u64::from(StreamOptions::MIN_BUFFER_SIZE) + self.shared.network.longest();
         let nodes = self.nodes.borrow().len() as u64;
-        for (bytes, windows) in [
-            (stats.buffered_bytes - stats.leftover_bytes, stats.connections as u64),
-            (stats.leftover_bytes, nodes),
+        for (bytes, most) in [
+            (stats.buffered_bytes - stats.leftover_bytes, stats.connections as u64 * window),
+            (stats.leftover_bytes, nodes * window + window / 2),
         ] {
-            let most = windows * window;
             if bytes > most {
                 let wrong = format!("{bytes} bytes are buffered, at most {most} may be: {stats:?}");
                 return Err(Stop::Violation(wrong));

@@ -1,0 +1,320 @@
+//! Clients that send packets of every layout to a cluster.
+
+use std::time::{Duration, Instant};
+
+use dcp_producer::{Producer, ProducerOptions, WriteOptions};
+use dcp_wire::message::{
+    BufferAck, CloseStream, Control, ObserveSeqno, Open, OpenFlags, StreamAddress, StreamRequest,
+    StreamRequestFlags,
+};
+use dcp_wire::{
+    Datatype, Feature, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid, sasl,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::allocator::{Meter, alone};
+use crate::layouts::layouts;
+
+/// How long the cluster may take to answer or to close, nearly always and at most: the machine is
+/// shared with other tests.
+const SOON: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the cluster may hold beyond what it was sent: what an idle connection reads into and writes
+/// from, and 64 KiB.
+const BEYOND: usize = (64 << 10) + (64 << 10) + (64 << 10);
+
+/// Opaque of the noop that follows each packet.
+const PROBE: Opaque = Opaque(0x5052_4f42);
+
+struct Client {
+    socket: TcpStream,
+    input: Vec<u8>,
+}
+
+impl Client {
+    /// Connects, logs in and opens DCP with flow control and a stream of vBucket 0.
+    async fn ready(producer: &Producer) -> Self {
+        let address = producer.connection_string();
+        let address = address.strip_prefix("couchbase://").expect("as clients take it");
+        let socket = TcpStream::connect(address).await.expect("the cluster listens");
+        socket.set_nodelay(true).expect("a socket");
+        let mut client = Self { socket, input: Vec::with_capacity(4096) };
+        let login = sasl::encode_plain("Administrator", "password").expect("a password");
+        let features: Vec<u8> = [Feature::XERROR, Feature::XATTR, Feature::JSON, Feature::SNAPPY]
+            .iter()
+            .flat_map(|feature| feature.0.to_be_bytes())
+            .collect();
+        for request in [
+            Frame::request(Opcode::HELLO).with_value(&features),
+            Frame::request(Opcode::SASL_AUTH).with_key(b"PLAIN").with_value(&login),
+            Frame::request(Opcode::SELECT_BUCKET).with_key(b"default"),
+        ] {
+            assert_eq!(client.ask(&encoded(request)).await, Some(Status::SUCCESS));
+        }
+        client
+    }
+
+    /// Sends a packet; the status of the first answer, `None` if the connection is closed.
+    async fn ask(&mut self, packet: &[u8]) -> Option<Status> {
+        self.socket.write_all(packet).await.ok()?;
+        loop {
+            if let Ok(Some((frame, used))) = Frame::parse(&self.input, MAX_BODY_LEN) {
+                let header = frame.header;
+                self.input.drain(..used);
+                if header.magic.is_response() {
+                    return Some(header.status());
+                }
+                continue;
+            }
+            match self.socket.read_buf(&mut self.input).await {
+                Ok(0) | Err(_) => return None,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Sends a packet and a noop: `true` if that is answered, `false` if the connection is closed,
+    /// `None` if the cluster waits for more.
+    async fn probe(&mut self, packet: &[u8]) -> Option<bool> {
+        let noop = encoded(Frame::request(Opcode::NOOP).with_opaque(PROBE));
+        if self.socket.write_all(packet).await.is_err()
+            || self.socket.write_all(&noop).await.is_err()
+        {
+            return Some(false);
+        }
+        let answer = async {
+            loop {
+                while let Ok(Some((frame, used))) = Frame::parse(&self.input, MAX_BODY_LEN) {
+                    let is_it = frame.header.opaque == PROBE && frame.header.opcode == Opcode::NOOP;
+                    self.input.drain(..used);
+                    if is_it {
+                        return true;
+                    }
+                }
+                match self.socket.read_buf(&mut self.input).await {
+                    Ok(0) | Err(_) => return false,
+                    Ok(_) => {}
+                }
+            }
+        };
+        let is_whole =
+            matches!(Frame::parse(packet, MAX_BODY_LEN), Ok(Some((_, len))) if len == packet.len());
+        let patience = if is_whole { PATIENCE } else { SOON };
+        timeout(patience, answer).await.ok()
+    }
+
+    /// Says that nothing more comes, and waits until the connection is closed.
+    async fn finish(mut self) {
+        let _ = self.socket.shutdown().await;
+        let mut rest = [0; 4096];
+        let closed = async { while matches!(self.socket.read(&mut rest).await, Ok(1..)) {} };
+        timeout(PATIENCE, closed).await.expect("it is not closed");
+    }
+}
+
+fn encoded(frame: Frame<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame.encode(&mut bytes).expect("a small packet");
+    bytes
+}
+
+/// Packets as they should be: whether DCP is open before each, its name and itself.
+fn packets() -> Vec<(bool, &'static str, Vec<u8>)> {
+    let own = |frame: Frame<'_>| encoded(frame.with_opaque(Opaque(7)));
+    let made = |encode: &dyn Fn(&mut Vec<u8>)| {
+        let mut out = Vec::new();
+        encode(&mut out);
+        out
+    };
+    let to = StreamAddress { vbid: Vbid(0), opaque: Opaque(9), stream_id: None };
+    let open =
+        Open { flags: OpenFlags::PRODUCER, name: b"reader", value: b"", datatype: Datatype::RAW };
+    let stream = StreamRequest {
+        vbid: Vbid(0),
+        opaque: Opaque(9),
+        flags: StreamRequestFlags::empty(),
+        start_seqno: Seqno(1),
+        end_seqno: Seqno(5),
+        vbuuid: Vbuuid(1),
+        snapshot_start: Seqno(1),
+        snapshot_end: Seqno(1),
+        value: br#"{"collections":["0"]}"#,
+    };
+    let control = Control { key: b"connection_buffer_size", value: b"65536" };
+    vec![
+        (
+            false,
+            "HELLO",
+            own(Frame::request(Opcode::HELLO).with_key(b"a").with_value(&[0, 8, 0, 6])),
+        ),
+        (
+            false,
+            "SASL_AUTH",
+            own(Frame::request(Opcode::SASL_AUTH).with_key(b"PLAIN").with_value(b"\0u\0p")),
+        ),
+        (
+            false,
+            "SCRAM",
+            own(Frame::request(Opcode::SASL_AUTH)
+                .with_key(b"SCRAM-SHA1")
+                .with_value(b"n,,n=u,r=abcdef")),
+        ),
+        (false, "SELECT_BUCKET", own(Frame::request(Opcode::SELECT_BUCKET).with_key(b"default"))),
+        (false, "GET_CLUSTER_CONFIG", own(Frame::request(Opcode::GET_CLUSTER_CONFIG))),
+        (false, "manifest", own(Frame::request(Opcode::GET_COLLECTIONS_MANIFEST))),
+        (false, "STAT", own(Frame::request(Opcode::STAT).with_key(b"vbucket-seqno"))),
+        (
+            false,
+            "OBSERVE_SEQNO",
+            made(&|out| {
+                ObserveSeqno { vbuuid: Vbuuid(1) }.encode(Vbid(0), Opaque(7), out).expect("small");
+            }),
+        ),
+        (false, "GET", own(Frame::request(Opcode::GET).with_key(b"key"))),
+        (
+            false,
+            "SET",
+            own(Frame::request(Opcode::SET)
+                .with_key(b"key")
+                .with_extras(&[0; 8])
+                .with_value(b"{}")
+                .with_datatype(Datatype::JSON)),
+        ),
+        (
+            false,
+            "compressed SET",
+            own(Frame::request(Opcode::SET)
+                .with_key(b"key")
+                .with_extras(&[0; 8])
+                .with_value(&[4, 12, b'a', b'b', b'c', b'd'])
+                .with_datatype(Datatype::SNAPPY)),
+        ),
+        (false, "DELETE", own(Frame::request(Opcode::DELETE).with_key(b"key"))),
+        (false, "DCP_OPEN", made(&|out| open.encode(Opaque(7), out).expect("small"))),
+        (true, "DCP_CONTROL", made(&|out| control.encode(Opaque(7), out).expect("small"))),
+        (true, "DCP_STREAM_REQ", made(&|out| stream.encode(out).expect("small"))),
+        (true, "DCP_CLOSE_STREAM", made(&|out| CloseStream.encode(to, out).expect("small"))),
+        (true, "DCP_BUFFER_ACK", made(&|out| BufferAck { bytes: 100 }.encode(out).expect("small"))),
+        (true, "DCP_GET_FAILOVER_LOG", own(Frame::request(Opcode::DCP_GET_FAILOVER_LOG))),
+        (
+            true,
+            "GET_ALL_VB_SEQNOS",
+            own(Frame::request(Opcode::GET_ALL_VB_SEQNOS).with_extras(&[0, 0, 0, 1])),
+        ),
+    ]
+}
+
+/// What came of all layouts.
+#[derive(Default)]
+struct Tally {
+    layouts: usize,
+    answered: usize,
+    closed: usize,
+    waited: usize,
+    late: usize,
+    beyond: Vec<String>,
+}
+
+async fn play(producer: &Producer, tally: &mut Tally) {
+    for (is_dcp, name, packet) in packets() {
+        let open = packets().into_iter().find(|(_, name, _)| *name == "DCP_OPEN");
+        let (_, _, open) = open.expect("it is there");
+        let mut client = None;
+        for layout in layouts(&packet) {
+            let mut ready = match client.take() {
+                Some(client) => client,
+                None => {
+                    let mut client = Client::ready(producer).await;
+                    if is_dcp {
+                        assert_eq!(client.ask(&open).await, Some(Status::SUCCESS));
+                    }
+                    client
+                }
+            };
+            let (meter, began) = (Meter::start(), Instant::now());
+            let outcome = ready.probe(&layout).await;
+            let (most, took) = (meter.most(), began.elapsed());
+            tally.layouts += 1;
+            match outcome {
+                Some(true) => tally.answered += 1,
+                Some(false) => tally.closed += 1,
+                None => tally.waited += 1,
+            }
+            tally.late += usize::from(outcome.is_some() && took > SOON);
+            if most > layout.len() + BEYOND {
+                tally.beyond.push(format!("{name} {layout:02x?}: {} KiB", most >> 10));
+            }
+            match outcome {
+                Some(true) => client = Some(ready),
+                Some(false) => {}
+                None => ready.finish().await,
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cluster_answers_or_closes_whatever_the_layout_and_holds_little() {
+    let _alone = alone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let tally = runtime.expect("a runtime").block_on(async {
+        let mut options = ProducerOptions::default();
+        options.vbuckets = 1;
+        let producer = Producer::start(options).await.expect("loopback ports are there");
+        producer.upsert(b"other", "1".into(), WriteOptions::default()).expect("a document");
+        let mut other = Client::ready(&producer).await;
+        let mut tally = Tally::default();
+        play(&producer, &mut tally).await;
+        let get = encoded(Frame::request(Opcode::GET).with_key(b"other"));
+        assert_eq!(other.ask(&get).await, Some(Status::SUCCESS), "others are not disturbed");
+        tally
+    });
+    let Tally { layouts, answered, closed, waited, late, beyond } = tally;
+    eprintln!(
+        "{layouts} layouts: {answered} answered, {closed} closed, {waited} waited, {late} late"
+    );
+    assert!(
+        beyond.is_empty(),
+        "{} held too much: {:#?}",
+        beyond.len(),
+        &beyond[..beyond.len().min(9)]
+    );
+    assert!(late * 50 <= layouts, "{late} of {layouts} took longer than {SOON:?}");
+    assert!(answered > 1000 && closed > 200, "the table does not reach far");
+}
+
+/// Asks for a document again and again, reading nothing, until the cluster closes the connection.
+async fn flood(mut client: Client) {
+    let requests = encoded(Frame::request(Opcode::GET).with_key(b"large")).repeat(1000);
+    let asking = async { while client.socket.write_all(&requests).await.is_ok() {} };
+    timeout(PATIENCE, asking).await.expect("it may flood the cluster for ever");
+}
+
+#[test]
+fn clients_that_ask_for_much_and_read_nothing_are_held_little_for() {
+    const CLIENTS: usize = 16;
+    let _alone = alone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let most = runtime.expect("a runtime").block_on(async {
+        let mut options = ProducerOptions::default();
+        (options.vbuckets, options.idle_timeout) = (1, Duration::from_millis(500));
+        let producer = Producer::start(options).await.expect("loopback ports are there");
+        let large = vec![b'v'; 1 << 20];
+        producer.upsert(b"large", large.into(), WriteOptions::default()).expect("a document");
+        let mut floods = tokio::task::JoinSet::new();
+        let meter = Meter::start();
+        for _ in 0..CLIENTS {
+            floods.spawn(flood(Client::ready(&producer).await));
+        }
+        while let Some(over) = floods.join_next().await {
+            over.expect("it does not panic");
+        }
+        meter.most()
+    });
+    // What the first thousand requests of each ask for would be 16 GB. Twice an answer and what is
+    // written at a time, as a buffer grows.
+    assert!(most < CLIENTS * (4 << 20), "{} MiB", most >> 20);
+}

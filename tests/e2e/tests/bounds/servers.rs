@@ -1,0 +1,307 @@
+//! Servers that send packets of every layout to a client.
+
+use std::error::Error as _;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+
+use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, PendingBatch, TableOptions, TableSchema};
+use dcp_consumer::{
+    Chain, ChangeStream, Client, ConnectOptions, Credentials, End, Error, ErrorKind, Start,
+};
+use dcp_e2e::options;
+use dcp_producer::{Producer, ProducerOptions};
+use dcp_wire::message::{
+    Deletion, Expiration, Mutation, SeqnoAdvanced, SnapshotFlags, SnapshotMarker, StreamAddress,
+    StreamEnd, StreamEndReason, SystemEvent, SystemEventId,
+};
+use dcp_wire::sasl::Mechanism;
+use dcp_wire::{
+    Cas, Datatype, Frame, MAX_BODY_LEN, Magic, Opaque, Opcode, RevSeqno, Seqno, Status, snappy,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+
+use crate::allocator::{Meter, alone};
+use crate::layouts::layouts;
+use crate::tap::{Dialer, Open, Taken, Tap};
+
+/// How long the client may take to answer or to close, nearly always and at most: the machine is
+/// shared with other tests.
+const SOON: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the client may hold beyond what it was sent and what an idle connection holds.
+const BEYOND: usize = 64 << 10;
+
+/// Opaque of the noop that follows each packet.
+const PROBE: Opaque = Opaque(0x5052_4f42);
+
+/// A client, and the way on which its connections are taken over.
+struct Rig {
+    client: Client,
+    taken: mpsc::UnboundedReceiver<Taken>,
+    _producer: Producer,
+}
+
+impl Rig {
+    async fn start() -> Self {
+        let mut options = ProducerOptions::default();
+        options.vbuckets = 1;
+        let producer = Producer::start(options).await.expect("loopback ports are there");
+        let (sender, taken) = mpsc::unbounded_channel();
+        let tap = Tap {
+            streams: 1,
+            start: watch::Sender::new(true),
+            takeover: Box::new(move |taken| {
+                let _ = sender.send(taken);
+                Box::pin(std::future::ready(Ok(())))
+            }),
+            live: AtomicUsize::new(0),
+        };
+        let mut connect = ConnectOptions::new(producer.connection_string())
+            .with_bucket("default")
+            .with_credentials(Credentials::new("Administrator", "password"))
+            // Thousands of connections are made.
+            .with_sasl_mechanisms([Mechanism::ScramSha1]);
+        connect.dialer = Some(Arc::new(Dialer(Arc::new(tap))));
+        let client = Client::connect(connect).await.expect("the cluster is there");
+        Self { client, taken, _producer: producer }
+    }
+
+    /// A stream that is over with its connection.
+    async fn open(&mut self) -> (ChangeStream<PendingBatch>, Taken) {
+        let mut options = options(Start::Earliest, End::Never);
+        options.retry_timeout = Duration::ZERO;
+        let schema = TableSchema::new(&TableOptions::default()).expect("the basic columns");
+        // What is reserved for a batch is not what is looked at.
+        let limits = BatchLimits { expected_rows: 1, expected_bytes: 1, ..BatchLimits::default() };
+        let sink = move || ArrowSink::new(schema.clone(), CollectionNames::default(), limits);
+        let stream = self.client.stream(options, sink).await.expect("the stream opens");
+        let taken = timeout(PATIENCE, self.taken.recv()).await.expect("a stream is asked for");
+        (stream, taken.expect("the tap is there"))
+    }
+}
+
+/// What a stream ends with.
+async fn failure(stream: &mut ChangeStream<PendingBatch>) -> Error {
+    let last = async {
+        loop {
+            match stream.next().await {
+                Some(Ok(delivered)) => drop(delivered.batch.finish()),
+                Some(Err(error)) => return error,
+                None => panic!("an endless stream ends without an error"),
+            }
+        }
+    };
+    timeout(PATIENCE, last).await.expect("the stream is not told that its connection is over")
+}
+
+const fn address(stream: &Open) -> StreamAddress {
+    StreamAddress { vbid: stream.vbid, opaque: stream.opaque, stream_id: None }
+}
+
+fn encoded(frame: Frame<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame.encode(&mut bytes).expect("a small packet");
+    bytes
+}
+
+const NAMES: [&str; 14] = [
+    "marker",
+    "mutation",
+    "compressed mutation",
+    "mutation with attributes",
+    "deletion",
+    "expiration",
+    "system event",
+    "seqno advanced",
+    "stream end",
+    "noop",
+    "cluster map",
+    "answer to a stream request",
+    "rollback",
+    "high seqnos",
+];
+
+/// What is sent before a packet that is as it should be, and that packet.
+fn packet(name: &str, stream: &Open) -> (Vec<u8>, Vec<u8>) {
+    let (to, seqno) = (address(stream), Seqno(stream.seqno + 1));
+    let mut out = Vec::new();
+    let marker = SnapshotMarker {
+        start_seqno: seqno,
+        end_seqno: Seqno(seqno.0 + 50),
+        flags: SnapshotFlags::MEMORY,
+        max_visible_seqno: None,
+        high_completed_seqno: None,
+        purge_seqno: None,
+        high_prepared_seqno: None,
+    };
+    marker.encode(to, &mut out).expect("small");
+    if name == "marker" {
+        return (Vec::new(), out);
+    }
+    let before = std::mem::take(&mut out);
+    let compressed = snappy::compress(&[b'z'; 40]).expect("short");
+    let (datatype, value): (_, &[u8]) = match name {
+        "compressed mutation" => (Datatype::SNAPPY, &compressed),
+        "mutation with attributes" => (Datatype::XATTR, b"\0\0\0\x0a\0\0\0\x06_a\0{}\0{}"),
+        _ => (Datatype::JSON, b"{}"),
+    };
+    let (rev_seqno, cas, key) = (RevSeqno(1), Cas(1), b"\0k");
+    let answer = |opcode, status| Frame::response(opcode, status).with_opaque(stream.opaque);
+    match name {
+        "deletion" => {
+            let datatype = Datatype::RAW;
+            Deletion { seqno, rev_seqno, cas, datatype, delete_time: Some(9), key, value: b"" }
+                .encode(to, &mut out)
+        }
+        "system event" => {
+            let value = &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 9];
+            let id = SystemEventId::BEGIN_COLLECTION;
+            SystemEvent { seqno, id, version: 0, key: b"name", value }.encode(to, &mut out)
+        }
+        "seqno advanced" => SeqnoAdvanced { seqno }.encode(to, &mut out),
+        "stream end" => StreamEnd { reason: StreamEndReason::CLOSED }.encode(to, &mut out),
+        "noop" => Frame::request(Opcode::DCP_NOOP).encode(&mut out),
+        "cluster map" => {
+            let mut frame = Frame::request(Opcode::CLUSTER_MAP_CHANGE).with_key(b"default");
+            frame.header.magic = Magic::SERVER_REQUEST;
+            frame.with_extras(&[0; 16]).with_value(br#"{"rev":1}"#).encode(&mut out)
+        }
+        "answer to a stream request" => {
+            let answer = answer(Opcode::DCP_STREAM_REQ, Status::SUCCESS);
+            answer.with_value(&[0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0]).encode(&mut out)
+        }
+        "rollback" => {
+            let answer = answer(Opcode::DCP_STREAM_REQ, Status::ROLLBACK);
+            answer.with_value(&[0; 8]).encode(&mut out)
+        }
+        "high seqnos" => {
+            answer(Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS).with_value(&[0; 10]).encode(&mut out)
+        }
+        "expiration" => Expiration {
+            seqno,
+            rev_seqno,
+            cas,
+            datatype: Datatype::RAW,
+            delete_time: 9,
+            key,
+            value: b"",
+        }
+        .encode(to, &mut out),
+        _ => {
+            let (flags, expiry, lock_time, nru) = (0, 0, 0, 0);
+            Mutation { seqno, rev_seqno, cas, datatype, flags, expiry, lock_time, nru, key, value }
+                .encode(to, &mut out)
+        }
+    }
+    .expect("small packets");
+    (before, out)
+}
+
+/// Sends packets and a noop: `true` if that is answered, `false` if the connection is closed, `None`
+/// if the client waits for more.
+async fn probe(taken: &mut Taken, before: &[u8], layout: &[u8]) -> Option<bool> {
+    let noop = encoded(Frame::request(Opcode::DCP_NOOP).with_opaque(PROBE));
+    if taken.client.write_all(&[before, layout, &noop].concat()).await.is_err() {
+        return Some(false);
+    }
+    let mut input = Vec::with_capacity(4096);
+    let answer = async {
+        loop {
+            while let Ok(Some((frame, used))) = Frame::parse(&input, MAX_BODY_LEN) {
+                let is_it = frame.header.opaque == PROBE && frame.header.magic.is_response();
+                input.drain(..used);
+                if is_it {
+                    return true;
+                }
+            }
+            match taken.client.read_buf(&mut input).await {
+                Ok(0) | Err(_) => return false,
+                Ok(_) => {}
+            }
+        }
+    };
+    let whole = Frame::parse(layout, MAX_BODY_LEN);
+    let is_whole =
+        !matches!(whole, Ok(None)) && !matches!(whole, Ok(Some((_, len))) if len != layout.len());
+    timeout(if is_whole { PATIENCE } else { SOON / 4 }, answer).await.ok()
+}
+
+#[derive(Default)]
+struct Tally {
+    layouts: usize,
+    survived: usize,
+    closed: usize,
+    waited: usize,
+    late: usize,
+    beyond: Vec<String>,
+}
+
+async fn play(rig: &mut Rig, name: &'static str, tally: &mut Tally) {
+    let count =
+        layouts(&packet(name, &Open { vbid: dcp_wire::Vbid(0), opaque: Opaque(7), seqno: 70 }).1)
+            .len();
+    let mut connection = None;
+    for number in 0..count {
+        let (mut stream, mut taken) = match connection.take() {
+            Some(connection) => connection,
+            None => rig.open().await,
+        };
+        let Some(open) = taken.streams.first_mut() else { panic!("no stream was asked for") };
+        open.seqno += 100;
+        let (before, packet) = packet(name, open);
+        let Some(layout) = layouts(&packet).into_iter().nth(number) else { continue };
+        let (meter, began) = (Meter::start(), Instant::now());
+        let outcome = probe(&mut taken, &before, &layout).await;
+        let (most, took) = (meter.most(), began.elapsed());
+        tally.layouts += 1;
+        tally.late += usize::from(outcome.is_some() && took > SOON);
+        if most > before.len() + layout.len() + BEYOND {
+            tally.beyond.push(format!("{name} {layout:02x?}: {} KiB", most >> 10));
+        }
+        match outcome {
+            Some(true) => {
+                tally.survived += 1;
+                connection = Some((stream, taken));
+                continue;
+            }
+            Some(false) => tally.closed += 1,
+            None => tally.waited += 1,
+        }
+        drop(taken);
+        let error = failure(&mut stream).await;
+        // Nothing is tried again: the time for that is over, and why is the cause.
+        let is_typed = error.kind() != ErrorKind::Timeout || error.source().is_some();
+        let shown = Chain(&error).to_string();
+        assert!(is_typed && !shown.contains("panicked"), "{name} {layout:02x?}: {shown}");
+    }
+}
+
+#[test]
+fn a_client_goes_on_or_fails_with_a_cause_whatever_the_layout_and_holds_little() {
+    let _alone = alone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let tally = runtime.expect("a runtime").block_on(async {
+        let mut rig = Rig::start().await;
+        let mut tally = Tally::default();
+        for name in NAMES {
+            play(&mut rig, name, &mut tally).await;
+        }
+        tally
+    });
+    let Tally { layouts, survived, closed, waited, late, beyond } = tally;
+    eprintln!(
+        "{layouts} layouts: {survived} survived, {closed} closed, {waited} waited, {late} late"
+    );
+    assert!(
+        beyond.is_empty(),
+        "{} held too much: {:#?}",
+        beyond.len(),
+        &beyond[..beyond.len().min(9)]
+    );
+    assert!(late * 50 <= layouts, "{late} of {layouts} took longer than {SOON:?}");
+    assert!(survived > 500 && closed > 500, "the table does not reach far");
+}
