@@ -1,6 +1,7 @@
 """Puts known defects into a copy of the checkout, one at a time, and runs the tests named for each.
 
-Usage: scripts/put_in_defects.py [--only ROW,...] [--unchecked] [--list | --check] [--folder FOLDER]
+Usage: scripts/put_in_defects.py [--only ROW,...] [--worlds] [--unchecked] [--list | --check]
+           [--folder FOLDER]
 
 `tests/defects.json` says of each defect how to put it in: a file, a text that occurs in it exactly
 once, what to write in its place, and which tests fail then. A test that passes all the same does
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,13 @@ def mutations(defects: dict[str, Any]) -> list[Mutation]:
             tests = tuple(each.get("tests", row.get("tests", [])))
             found.append(Mutation(name, row["defect"], tuple(edits), tests))
     return found
+
+
+def by_worlds(chosen: Iterable[Mutation]) -> Iterator[Mutation]:
+    """Gives what whole worlds are to find, without the other tests."""
+    for each in chosen:
+        if tests := tuple(test for test in each.tests if WORLDS in place_of(test)):
+            yield replace(each, tests=tests)
 
 
 def edits_of(mutation: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -329,6 +337,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--unchecked", action="store_true", help="do not run the tests without a defect first"
     )
+    parser.add_argument(
+        "--worlds", action="store_true", help="only what whole worlds are to find, and only by them"
+    )
     parser.add_argument("--folder", type=Path, default=ROOT / ".state" / "defects")
     options = parser.parse_args(arguments)
     chosen = mutations(json.loads((ROOT / "tests" / "defects.json").read_text()))
@@ -337,6 +348,8 @@ def main(arguments: list[str]) -> int:
         if unknown := wanted - {each.row for each in chosen}:
             parser.error(f"no such row: {', '.join(sorted(unknown))}")
         chosen = [each for each in chosen if each.row in wanted]
+    if options.worlds:
+        chosen = list(by_worlds(chosen))
     if options.list:
         for each in chosen:
             print(f"{each.row:>4}  {each.edits[0].file}: {each.defect}")

@@ -96,3 +96,11 @@ def test_a_test_is_run_where_it_lies():
     }
     for test, place in places.items():
         assert put_in_defects.place_of(test) == place
+
+
+def test_worlds_are_run_for_their_own_defects_only():
+    chosen = list(put_in_defects.by_worlds(MUTATIONS))
+    assert 20 < len(chosen) < len(MUTATIONS)
+    assert {test for each in chosen for test in each.tests} == {
+        "tests/sim/worlds/main.rs: worlds_hold"
+    }
