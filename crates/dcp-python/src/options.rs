@@ -8,6 +8,7 @@ use dcp_consumer::{
     Acknowledge, BatchPolicy, ClientCertificate, ConnectOptions, Content, Credentials,
     CredentialsSource, End, Filter, OnRollback, Pem, Start, StreamOptions, TlsOptions,
 };
+use dcp_proto::micro_batch::{Limits, Offsets};
 use dcp_proto::topology::{Network, NetworkSelection};
 use dcp_wire::sasl::Mechanism;
 use dcp_wire::{Seqno, Vbid};
@@ -18,7 +19,6 @@ use crate::arguments::{ANY, Arguments, DAY, VBUCKETS, config, integer, one_of, w
 use crate::checkpoint::Checkpoint;
 use crate::credentials::callable;
 use crate::error::{Failure, Kind};
-use crate::planner::limits;
 use crate::producer::options as producer;
 use crate::schema::{read_documents, table};
 
@@ -236,6 +236,26 @@ pub(crate) fn filter(arguments: &Arguments<'_>) -> PyResult<Filter> {
         )),
     };
     Ok(Filter::Collections(collections.into_iter().map(qualify).collect::<Result<_, _>>()?))
+}
+
+/// The options of a plan: how far a batch may go.
+pub(crate) fn limits(arguments: &Arguments<'_>) -> PyResult<Limits> {
+    use dcp_proto::micro_batch::OnRollback;
+
+    let on_rollback =
+        [("emit", OnRollback::Emit), ("fail", OnRollback::Fail), ("resync", OnRollback::Resync)];
+    let default = Limits::default();
+    let most = arguments.optional("max_rows")?;
+    let until = arguments.optional_text("until")?;
+    Ok(Limits {
+        max_seqnos: most.map(|most| integer("max_rows", &most, &ANY)).transpose()?,
+        until: until.map(|json| Offsets::from_json(&json)).transpose().map_err(Failure::from)?,
+        // Unlike a stream's: a reader that goes on from an end cannot take back what it has read.
+        persisted_only: arguments.flag("persisted_only", true)?,
+        on_rollback: arguments.word("on_rollback", default.on_rollback, &on_rollback)?,
+        allow_data_loss: arguments.flag("allow_data_loss", default.allow_data_loss)?,
+        is_last: arguments.flag("is_last", default.is_last)?,
+    })
 }
 
 /// Checks the options of a connection.
