@@ -68,9 +68,11 @@ lint: .installed-test .rust ## Run clippy and ruff
 	@$(CARGO) clippy --workspace --all-targets --locked --quiet -- -D warnings
 	@$(PY) -m ruff check --quiet .
 
-layers: .installed-test .rust ## Check which crate and which module may use which, and that no file is too long
+layers: .installed-test .rust ## Check which crate and which module may use which, without circles, and that no file is too long
 	@$(PY) scripts/check_layers.py
 	@$(PY) scripts/check_layers.py --self-test
+	@$(PY) scripts/check_circles.py
+	@$(PY) scripts/check_circles.py --self-test
 	@$(PY) scripts/check_sizes.py
 
 types: .installed-test ## Check the Python types and the extension module's stub

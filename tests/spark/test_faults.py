@@ -8,7 +8,7 @@ import pytest
 
 import dcp_rs
 from dcp_rs.spark import ReadOptions, SparkReadError, read_split
-from dcp_rs.spark.partitions import batch_splits
+from dcp_rs.spark.planning import batch_splits
 from sequence import Job, documents, history
 
 PATIENCE = 60

@@ -8,7 +8,7 @@ import dcp_rs
 import dcp_rs.spark
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark import ReadOptions, SparkReadError
-from dcp_rs.spark.partitions import batch_splits
+from dcp_rs.spark.planning import batch_splits
 
 
 def test_splits_cover_each_changed_vbucket_once_by_node(cluster, options, load):

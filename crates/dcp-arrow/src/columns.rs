@@ -1,51 +1,18 @@
 //! The columns of a batch being filled.
 
+mod late;
+
 use dcp_proto::{Change, MutationRun, Op, Snapshot};
 use dcp_wire::message::MutationView;
 use dcp_wire::xattr::Xattrs;
 use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, ScopeId, Seqno, Vbid, Vbuuid};
 
-use crate::late::LateValues;
+use crate::rows::RowKind;
 use crate::values::{BytesColumn, Full, ValueColumn};
 use crate::xattrs::XattrsColumn;
 use crate::{BatchLimits, BufferPool, Column, TableSchema};
 
-/// What a row is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RowKind {
-    Mutation,
-    Deletion,
-    Expiration,
-    Rollback,
-    SystemEvent,
-}
-
-impl From<Op> for RowKind {
-    #[inline]
-    fn from(op: Op) -> Self {
-        match op {
-            Op::Mutation => Self::Mutation,
-            Op::Deletion => Self::Deletion,
-            Op::Expiration => Self::Expiration,
-        }
-    }
-}
-
-impl RowKind {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Mutation => "mutation",
-            Self::Deletion => "deletion",
-            Self::Expiration => "expiration",
-            Self::Rollback => "rollback",
-            Self::SystemEvent => "system_event",
-        }
-    }
-
-    pub(crate) const fn is_document(self) -> bool {
-        matches!(self, Self::Mutation | Self::Deletion | Self::Expiration)
-    }
-}
+use late::LateValues;
 
 /// Stands for "no collection" in a column of collection ids, which are 32 bits wide. What is below
 /// stands for no collection but a scope.

@@ -39,12 +39,13 @@
 
 mod columns;
 mod document;
-mod late;
 mod limits;
 mod names;
+mod nearest;
 mod pending;
 mod pool;
 mod repeated;
+mod rows;
 mod schema;
 mod sink;
 mod system_event;
@@ -57,6 +58,6 @@ pub use limits::BatchLimits;
 pub use names::{CollectionName, CollectionNames};
 pub use pending::PendingBatch;
 pub use pool::BufferPool;
-pub use schema::{COLUMNS, Column, ColumnSet, ColumnSpec};
+pub use schema::{COLUMNS, Column, ColumnSet, ColumnSpec, KeyType, SchemaError};
 pub use sink::ArrowSink;
-pub use table::{Columns, KeyType, SchemaError, TableOptions, TableSchema};
+pub use table::{Columns, TableOptions, TableSchema};

@@ -8,14 +8,13 @@ use arrow_array::{
 };
 use arrow_buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
 use dcp_proto::SinkError;
-use dcp_wire::{CollectionId, Seqno, Vbid};
+use dcp_wire::CollectionId;
 
-use crate::columns::{Columns, NO_COLLECTION, RowKind, scope_of};
-use crate::document::{self, Decoded};
-use crate::schema::TIMESTAMP;
-use crate::sink::unrepresentable;
+use crate::columns::{Columns, NO_COLLECTION, scope_of};
+use crate::document::{self, Decoded, TIMESTAMP};
+use crate::rows::{Places, RowKind};
 use crate::table::Slot;
-use crate::xattrs::nulls;
+use crate::values::nulls;
 use crate::{BufferPool, CollectionNames, Column, KeyType, TableSchema};
 
 /// Everything an [`ArrowSink`](crate::ArrowSink) held, not yet checked.
@@ -91,32 +90,6 @@ impl PendingBatch {
         }
         RecordBatch::try_new(schema.arrow(), arrays)
             .map_err(|error| rows.places.error(0, format!("columns do not fit: {error}")))
-    }
-}
-
-/// Where each row lies, for errors.
-pub(crate) struct Places {
-    vbuckets: ScalarBuffer<i32>,
-    seqnos: ScalarBuffer<i64>,
-}
-
-impl Places {
-    #[cold]
-    pub(crate) fn error(&self, row: usize, what: String) -> SinkError {
-        let vbid = self.vbuckets.get(row).and_then(|vbid| u16::try_from(*vbid).ok());
-        let seqno = self.seqnos.get(row).copied().unwrap_or_default().cast_unsigned();
-        unrepresentable(Vbid(vbid.unwrap_or_default()), Seqno(seqno), what)
-    }
-
-    /// The error of a malformed document.
-    #[cold]
-    pub(crate) fn malformed(&self, row: usize, what: String) -> SinkError {
-        match self.error(row, what) {
-            SinkError::Unrepresentable { vbid, seqno, what } => {
-                SinkError::Malformed { vbid, seqno, what }
-            }
-            other => other,
-        }
     }
 }
 

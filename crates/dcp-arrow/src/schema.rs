@@ -1,10 +1,13 @@
 //! The columns of the change table.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
-use arrow_schema::{DataType, Field, TimeUnit};
+use arrow_schema::{DataType, Field};
+use thiserror::Error;
 
-use crate::table::{KeyType, SchemaError};
+use crate::DdlError;
+use crate::document::TIMESTAMP;
+use crate::nearest::nearest;
 
 /// One column of the change table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,6 +52,16 @@ pub enum Column {
     Xattrs,
     /// Collection id.
     CollectionId,
+}
+
+/// Type of the `key` column.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeyType {
+    /// Text: every key must be UTF-8.
+    #[default]
+    String,
+    /// Bytes.
+    Binary,
 }
 
 /// When a column is part of the table without being named.
@@ -269,12 +282,42 @@ impl Column {
     }
 }
 
-/// Time zone of every timestamp.
-pub(crate) const UTC: &str = "UTC";
-
-/// Type of every timestamp, whose zone is shared.
-pub(crate) static TIMESTAMP: LazyLock<DataType> =
-    LazyLock::new(|| DataType::Timestamp(TimeUnit::Microsecond, Some(Arc::from(UTC))));
+/// Why columns do not make a table.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SchemaError {
+    /// There is no column of that name.
+    #[error("columns: there is no column {name:?}; did you mean {nearest:?}?")]
+    UnknownColumn {
+        /// What was asked for.
+        name: String,
+        /// The column whose name is most like it.
+        nearest: String,
+    },
+    /// A column is named twice.
+    #[error("columns: {0:?} is named twice")]
+    DuplicateColumn(String),
+    /// No column is named.
+    #[error("columns: name at least one column")]
+    NoColumns,
+    /// The column contradicts another option.
+    #[error("columns: {column:?} needs {option}")]
+    Excluded {
+        /// The column.
+        column: &'static str,
+        /// The option that brings it.
+        option: &'static str,
+    },
+    /// Options contradict each other.
+    #[error("{0}")]
+    Contradiction(&'static str),
+    /// A field of documents has the name of another column.
+    #[error("document_schema: the column {0:?} would be there twice: give a prefix, such as doc_")]
+    NameTaken(String),
+    /// The schema of documents is not understood.
+    #[error("document_schema: {0}")]
+    DocumentSchema(#[from] DdlError),
+}
 
 /// The entries of the `xattrs` map; the names are those Arrow readers expect.
 pub(crate) fn xattrs_entries() -> Field {
@@ -286,30 +329,6 @@ pub(crate) fn xattrs_entries() -> Field {
 /// Names of the table's columns.
 pub(crate) fn names<'a>() -> impl Iterator<Item = &'a str> {
     COLUMNS.iter().map(|spec| spec.name)
-}
-
-/// The one of `names` that takes the fewest edits to become.
-pub(crate) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
-    let nearest = names.min_by_key(|candidate| edit_distance(name, candidate));
-    nearest.unwrap_or_default().to_owned()
-}
-
-/// Levenshtein distance in characters, of which only the first 64 of `from` are looked at.
-pub(crate) fn edit_distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (deleted, from) in from.chars().take(64).enumerate() {
-        let mut diagonal = deleted;
-        let mut left = deleted + 1;
-        row[0] = left;
-        for (cell, to) in row[1..].iter_mut().zip(&to) {
-            let substituted = diagonal + usize::from(!from.eq_ignore_ascii_case(to));
-            diagonal = *cell;
-            left = substituted.min(*cell + 1).min(left + 1);
-            *cell = left;
-        }
-    }
-    row.last().copied().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@ use dcp_proto::{
     BatchSink, Change, ChangeSink, MutationRun, Op, Rollback, RunError, SinkError,
     SystemEventRecord,
 };
-use dcp_wire::{Datatype, DecodeError, Seqno, Vbid, snappy, xattr};
+use dcp_wire::{Datatype, DecodeError, snappy, xattr};
 
-use crate::columns::{Columns, Content, NO_CHANGE, NO_COLLECTION, RowKind, only_scope};
+use crate::columns::{Columns, Content, NO_CHANGE, NO_COLLECTION, only_scope};
+use crate::rows::{RowKind, unrepresentable};
 use crate::system_event;
 use crate::values::{Full, MOSTLY_USED};
 use crate::xattrs::check;
@@ -135,11 +136,6 @@ fn is_bare_section(value: &[u8]) -> bool {
 #[inline]
 fn place(change: &Change<'_>) -> (RowKind, i64) {
     (change.op.into(), i64::from(change.collection_id.0))
-}
-
-#[cold]
-pub(crate) const fn unrepresentable(vbid: Vbid, seqno: Seqno, what: String) -> SinkError {
-    SinkError::Unrepresentable { vbid, seqno, what }
 }
 
 impl ChangeSink for ArrowSink {

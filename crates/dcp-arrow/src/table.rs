@@ -5,12 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use thiserror::Error;
 
 use crate::document::{Formats, variant_type};
-use crate::schema::{self, nearest};
+use crate::nearest::nearest;
+use crate::schema;
 use crate::{
-    COLUMNS, Column, ColumnSet, DdlError, DocumentSchema, MALFORMED, OnMalformed, ValueFormat,
+    COLUMNS, Column, ColumnSet, DocumentSchema, KeyType, MALFORMED, OnMalformed, SchemaError,
+    ValueFormat,
 };
 
 /// Which columns a table has.
@@ -24,16 +25,6 @@ pub enum Columns {
     /// The columns of these names, in their order. Without `value` or a column of the documents'
     /// schema, the server need not send documents.
     Named(Vec<String>),
-}
-
-/// Type of the `key` column.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KeyType {
-    /// Text: every key must be UTF-8.
-    #[default]
-    String,
-    /// Bytes.
-    Binary,
 }
 
 /// What a table is to hold.
@@ -70,43 +61,6 @@ impl Default for TableOptions {
             on_malformed: OnMalformed::Null,
         }
     }
-}
-
-/// Why columns do not make a table.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SchemaError {
-    /// There is no column of that name.
-    #[error("columns: there is no column {name:?}; did you mean {nearest:?}?")]
-    UnknownColumn {
-        /// What was asked for.
-        name: String,
-        /// The column whose name is most like it.
-        nearest: String,
-    },
-    /// A column is named twice.
-    #[error("columns: {0:?} is named twice")]
-    DuplicateColumn(String),
-    /// No column is named.
-    #[error("columns: name at least one column")]
-    NoColumns,
-    /// The column contradicts another option.
-    #[error("columns: {column:?} needs {option}")]
-    Excluded {
-        /// The column.
-        column: &'static str,
-        /// The option that brings it.
-        option: &'static str,
-    },
-    /// Options contradict each other.
-    #[error("{0}")]
-    Contradiction(&'static str),
-    /// A field of documents has the name of another column.
-    #[error("document_schema: the column {0:?} would be there twice: give a prefix, such as doc_")]
-    NameTaken(String),
-    /// The schema of documents is not understood.
-    #[error("document_schema: {0}")]
-    DocumentSchema(#[from] DdlError),
 }
 
 /// One column of a table.

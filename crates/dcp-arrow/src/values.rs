@@ -1,6 +1,6 @@
 //! Columns of bytes, filled by one copy from the read buffer.
 
-use arrow_buffer::{Buffer, OffsetBuffer, ScalarBuffer};
+use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use dcp_wire::message::MutationView;
 use dcp_wire::{DecodeError, snappy};
 
@@ -315,4 +315,9 @@ impl ValueColumn {
         self.pool.give_back(std::mem::take(&mut self.compressed));
         Ok(())
     }
+}
+
+/// A null buffer, or none if every row is there.
+pub(crate) fn nulls(valid: &[bool]) -> Option<NullBuffer> {
+    valid.contains(&false).then(|| NullBuffer::from(valid))
 }

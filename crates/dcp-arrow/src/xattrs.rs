@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, MapArray, StringArray, StructArray};
-use arrow_buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_buffer::{OffsetBuffer, ScalarBuffer};
 use arrow_schema::{ArrowError, DataType};
 use dcp_wire::{DecodeError, xattr};
 
 use crate::schema::xattrs_entries;
-use crate::values::{BytesColumn, Full};
+use crate::values::{BytesColumn, Full, nulls};
 use crate::{BatchLimits, BufferPool};
 
 /// A map column of names to JSON texts being filled.
@@ -133,9 +133,4 @@ pub(crate) fn check(xattrs: xattr::Xattrs<'_>) -> Result<(), DecodeError> {
         }
     }
     Ok(())
-}
-
-/// A null buffer, or none if every row is there.
-pub(crate) fn nulls(valid: &[bool]) -> Option<NullBuffer> {
-    valid.contains(&false).then(|| NullBuffer::from(valid))
 }

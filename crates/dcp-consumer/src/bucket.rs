@@ -5,75 +5,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dcp_proto::consumer::{BootstrapOutcome, ClusterConfig, ControlSetting, DcpOpen};
+use dcp_proto::consumer::{BootstrapOutcome, ClusterConfig};
 use dcp_proto::topology::{Address, BucketConfig, Manifest, Network};
-use dcp_wire::message::{Control, OpenFlags};
-use dcp_wire::{Feature, Opcode, Seqno, Status, Vbid};
-use rand::Rng;
+use dcp_wire::{Opcode, Seqno, Status, Vbid};
 use rand::rngs::StdRng;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use crate::connect::{Connected, Connector};
-use crate::kept::Kept;
-use crate::{Chain, ConnectOptions, Content, Error, ErrorKind, StreamOptions, probe};
+use crate::opening::Opening;
+use crate::pool::Pool;
+use crate::{Chain, ConnectOptions, Error, ErrorKind, probe};
 
-/// Longest time in which a connection that was kept has to show that it is alive; a new one is made
+/// Longest time in which a pooled connection has to show that it is alive; a new one is made
 /// otherwise.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long a node is waited for that is asked for the map before the next one is asked too.
 const NEXT_AFTER: Duration = Duration::from_millis(250);
-
-/// How the DCP connections of a stream are opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Opening {
-    flags: OpenFlags,
-    /// Flow-control window in bytes.
-    pub(crate) buffer_size: u32,
-    noop_interval_secs: u32,
-    /// Whether documents are asked for compressed.
-    compressed: bool,
-}
-
-impl Opening {
-    pub(crate) fn new(options: &StreamOptions) -> Result<Self, Error> {
-        let Content { values, xattrs } = options.content;
-        let mut flags = OpenFlags::INCLUDE_DELETE_TIMES;
-        flags.set(OpenFlags::INCLUDE_XATTRS, xattrs);
-        // Leaving values out in the other way turns tombstones of a backfill into mutations on
-        // servers 7.6 and 8.0.
-        flags.set(OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE, !values);
-        let secs = u32::try_from(options.noop_interval.as_secs()).unwrap_or(u32::MAX);
-        if secs == 0 {
-            let message = "the noop interval must be at least one second";
-            return Err(Error::new(ErrorKind::Config, message));
-        }
-        if options.buffer_size < StreamOptions::MIN_BUFFER_SIZE {
-            let least = StreamOptions::MIN_BUFFER_SIZE;
-            let message = format!("the buffer size must be at least {least} bytes");
-            return Err(Error::new(ErrorKind::Config, message));
-        }
-        let StreamOptions { buffer_size, compressed, .. } = *options;
-        Ok(Self { flags, buffer_size, noop_interval_secs: secs, compressed })
-    }
-
-    /// Interval of the server's noops.
-    pub(crate) fn noop_interval(&self) -> Duration {
-        Duration::from_secs(self.noop_interval_secs.into())
-    }
-
-    fn request(&self, mut randomness: StdRng) -> DcpOpen {
-        // An older connection of the same name would be ended by the server: nobody else's is.
-        let name = format!("dcp_rs/{:032x}", randomness.random::<u128>());
-        let open = DcpOpen::new(name, self.flags, self.buffer_size, self.noop_interval_secs);
-        if !self.compressed {
-            return open;
-        }
-        let setting = ControlSetting::optional(Control::FORCE_VALUE_COMPRESSION, true);
-        open.with(setting.needing(Feature::SNAPPY))
-    }
-}
 
 /// One bucket: its map, its manifest, and connections to its nodes.
 #[derive(Debug)]
@@ -91,7 +40,7 @@ pub(crate) struct Bucket {
     /// The highest seqno each vBucket was ever seen to have.
     highest: Mutex<BTreeMap<Vbid, Seqno>>,
     /// Connections that no stream uses.
-    kept: Kept,
+    pool: Pool,
 }
 
 #[derive(Debug)]
@@ -125,7 +74,7 @@ impl Bucket {
             replaced: AtomicBool::new(false),
             has_opened_dcp: AtomicBool::new(false),
             highest: Mutex::default(),
-            kept: Kept::new(connector.options().keep_connections),
+            pool: Pool::new(connector.options().keep_connections),
             connector,
         })
     }
@@ -255,8 +204,8 @@ impl Bucket {
         }
     }
 
-    /// A connection within `limit`, with DCP opened or for questions only: one that was kept, or a
-    /// new one.
+    /// A connection within `limit`, with DCP opened or for questions only: a pooled one, or a new
+    /// one.
     pub(crate) async fn connect_to(
         &self,
         address: &Address,
@@ -264,8 +213,8 @@ impl Bucket {
         limit: Duration,
     ) -> Result<Connected, Error> {
         let begun = Instant::now();
-        let kept = timeout(limit / 2, self.take_kept(address, opening)).await;
-        if let Ok(Some(connected)) = kept {
+        let pooled = timeout(limit / 2, self.take_pooled(address, opening)).await;
+        if let Ok(Some(connected)) = pooled {
             return Ok(connected);
         }
         let left = limit.saturating_sub(begun.elapsed());
@@ -278,22 +227,22 @@ impl Bucket {
         Ok(connected)
     }
 
-    /// Where connections are kept that no stream uses.
-    pub(crate) const fn kept(&self) -> &Kept {
-        &self.kept
+    /// The connections that no stream uses.
+    pub(crate) const fn pool(&self) -> &Pool {
+        &self.pool
     }
 
-    /// A connection that was kept and is alive. As a new one would, it brings the map and the
+    /// A pooled connection that is alive. As a new one would, it brings the map and the
     /// manifest of its node.
-    async fn take_kept(&self, address: &Address, opening: Option<&Opening>) -> Option<Connected> {
+    async fn take_pooled(&self, address: &Address, opening: Option<&Opening>) -> Option<Connected> {
         loop {
-            let mut connected = self.kept.take(address, opening).await?;
+            let mut connected = self.pool.take(address, opening).await?;
             match timeout(ALIVE_WITHIN, self.refresh(&mut connected)).await {
                 Ok(Ok(())) => return Some(connected),
                 Ok(Err(error)) => {
-                    tracing::debug!(%address, error = %Chain(&error), "a kept connection is gone");
+                    tracing::debug!(%address, error = %Chain(&error), "a pooled connection is gone");
                 }
-                Err(_) => tracing::debug!(%address, "a kept connection does not answer"),
+                Err(_) => tracing::debug!(%address, "a pooled connection does not answer"),
             }
         }
     }

@@ -10,9 +10,10 @@ use dcp_proto::{BatchSink, FailoverLog, Position, Snapshot};
 use dcp_wire::{Seqno, Vbid};
 use tokio_util::sync::CancellationToken;
 
-use crate::bucket::{Bucket, Opening};
+use crate::bucket::Bucket;
 use crate::cluster::{Cluster, SharedStats, StreamConfig};
 use crate::connect::Connector;
+use crate::opening::Opening;
 use crate::queue::Queue;
 use crate::reconciler::{Reconciler, check_end};
 use crate::survey::Survey;
@@ -165,7 +166,7 @@ impl Client {
     /// [`ErrorKind::Closed`].
     pub async fn close(&self) {
         self.closed.cancel();
-        self.bucket.kept().close();
+        self.bucket.pool().close();
         // Lets the tasks see it, so that sockets are closed soon.
         tokio::task::yield_now().await;
     }

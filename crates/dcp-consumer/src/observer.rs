@@ -12,8 +12,9 @@ use dcp_wire::message::ObservedSeqno;
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 use tokio::time::{Instant, sleep};
 
-use crate::bucket::{Bucket, Opening};
+use crate::bucket::Bucket;
 use crate::connect::Connected;
+use crate::opening::Opening;
 use crate::survey::{Seqnos, Survey, Visited};
 use crate::{Chain, Error, ErrorKind, StreamOptions};
 

@@ -13,8 +13,9 @@ use dcp_wire::{Seqno, Vbid, Vbuuid};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::bucket::{Bucket, Opening};
+use crate::bucket::Bucket;
 use crate::connect::Connected;
+use crate::opening::Opening;
 use crate::{Chain, Error, ErrorKind, probe};
 
 /// Pause before nodes are asked again for what they did not answer; it doubles.

@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
-mod arrow_stream;
 mod batch;
 mod cells;
 mod checkpoint;
@@ -14,9 +13,6 @@ mod client;
 mod credentials;
 mod decode;
 mod error;
-mod log_queue;
-mod logging;
-mod notify;
 mod options;
 mod planner;
 mod producer;
@@ -53,15 +49,15 @@ mod _dcp_rs {
     use super::schema::{Schema, columns};
     #[pymodule_export]
     use super::stream::{AsyncTurn, ChangeStream};
-    use super::{PyModule, PyResult, logging};
+    use super::{PyModule, PyResult, runtime};
     use pyo3::prelude::*;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("DEBUG_BUILD", cfg!(debug_assertions))?;
-        logging::install();
-        let end = wrap_pyfunction!(super::runtime::end, module)?;
+        runtime::logging::install();
+        let end = wrap_pyfunction!(runtime::end, module)?;
         module.py().import("atexit")?.call_method1("register", (end,))?;
         Ok(())
     }

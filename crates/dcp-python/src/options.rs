@@ -8,6 +8,7 @@ use dcp_consumer::{
     Acknowledge, BatchPolicy, ClientCertificate, ConnectOptions, Content, Credentials,
     CredentialsSource, End, Filter, OnRollback, Pem, Start, StreamOptions, TlsOptions,
 };
+use dcp_proto::micro_batch::{Limits, Offsets};
 use dcp_proto::topology::{Network, NetworkSelection};
 use dcp_wire::sasl::Mechanism;
 use dcp_wire::{Seqno, Vbid};
@@ -18,7 +19,6 @@ use crate::arguments::{ANY, Arguments, DAY, VBUCKETS, config, integer, one_of, w
 use crate::checkpoint::Checkpoint;
 use crate::credentials::callable;
 use crate::error::{Failure, Kind};
-use crate::planner::limits;
 use crate::producer::options as producer;
 use crate::schema::{read_documents, table};
 
@@ -134,8 +134,6 @@ pub(crate) fn stream(
     table: &TableSchema,
 ) -> PyResult<StreamOptions> {
     let default = StreamOptions::default();
-    let on_rollback =
-        [("emit", OnRollback::Emit), ("fail", OnRollback::Fail), ("resync", OnRollback::Resync)];
     let ack = [("next", Acknowledge::OnNext), ("manual", Acknowledge::Manual)];
     let max_bytes = BatchPolicy::MAX_BYTES as u64;
     Ok(StreamOptions {
@@ -156,7 +154,7 @@ pub(crate) fn stream(
         persisted_only: arguments.flag("persisted_only", default.persisted_only)?,
         system_documents: arguments.flag("system_documents", default.system_documents)?,
         compressed: transport.compressed,
-        on_rollback: arguments.word("on_rollback", default.on_rollback, &on_rollback)?,
+        on_rollback: arguments.word("on_rollback", default.on_rollback, &ON_ROLLBACK)?,
         acknowledge: arguments.word("ack", default.acknowledge, &ack)?,
         noop_interval: transport.noop_interval,
         retry_timeout: retry_timeout(arguments)?,
@@ -236,6 +234,26 @@ pub(crate) fn filter(arguments: &Arguments<'_>) -> PyResult<Filter> {
         )),
     };
     Ok(Filter::Collections(collections.into_iter().map(qualify).collect::<Result<_, _>>()?))
+}
+
+/// Words for what to do at a rollback.
+const ON_ROLLBACK: [(&str, OnRollback); 3] =
+    [("emit", OnRollback::Emit), ("fail", OnRollback::Fail), ("resync", OnRollback::Resync)];
+
+/// The options of a plan: how far a batch may go.
+pub(crate) fn limits(arguments: &Arguments<'_>) -> PyResult<Limits> {
+    let default = Limits::default();
+    let most = arguments.optional("max_rows")?;
+    let until = arguments.optional_text("until")?;
+    Ok(Limits {
+        max_seqnos: most.map(|most| integer("max_rows", &most, &ANY)).transpose()?,
+        until: until.map(|json| Offsets::from_json(&json)).transpose().map_err(Failure::from)?,
+        // Unlike a stream's: a reader that goes on from an end cannot take back what it has read.
+        persisted_only: arguments.flag("persisted_only", true)?,
+        on_rollback: arguments.word("on_rollback", default.on_rollback, &ON_ROLLBACK)?,
+        allow_data_loss: arguments.flag("allow_data_loss", default.allow_data_loss)?,
+        is_last: arguments.flag("is_last", default.is_last)?,
+    })
 }
 
 /// Checks the options of a connection.

@@ -3,16 +3,15 @@
 use std::collections::BTreeMap;
 
 use dcp_consumer::micro_batch::{Planner as EnginePlanner, PlannerOptions, open};
-use dcp_proto::OnRollback;
-use dcp_proto::micro_batch::{Limits, Offsets, Partition, Start};
+use dcp_proto::micro_batch::{Offsets, Partition, Start};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::{ANY, Arguments, integer};
+use crate::arguments::Arguments;
 use crate::checkpoint::Checkpoint;
 use crate::client::{Client, sinks};
 use crate::error::Failure;
-use crate::options::{self, Connection, filter, retry_timeout};
+use crate::options::{self, Connection, filter, limits, retry_timeout};
 use crate::runtime::{ProcessBound, wait};
 use crate::schema::table;
 use crate::stream::ChangeStream;
@@ -30,24 +29,6 @@ fn planner_options(arguments: &Arguments<'_>) -> PyResult<PlannerOptions> {
         filter: filter(arguments)?,
         system_documents: arguments.flag("system_documents", default.system_documents)?,
         patience: retry_timeout(arguments)?,
-    })
-}
-
-/// How far a batch may go.
-pub(crate) fn limits(arguments: &Arguments<'_>) -> PyResult<Limits> {
-    let on_rollback =
-        [("emit", OnRollback::Emit), ("fail", OnRollback::Fail), ("resync", OnRollback::Resync)];
-    let default = Limits::default();
-    let most = arguments.optional("max_rows")?;
-    let until = arguments.optional_text("until")?;
-    Ok(Limits {
-        max_seqnos: most.map(|most| integer("max_rows", &most, &ANY)).transpose()?,
-        until: until.map(|json| Offsets::from_json(&json)).transpose().map_err(Failure::from)?,
-        // Unlike a stream's: a reader that goes on from an end cannot take back what it has read.
-        persisted_only: arguments.flag("persisted_only", true)?,
-        on_rollback: arguments.word("on_rollback", default.on_rollback, &on_rollback)?,
-        allow_data_loss: arguments.flag("allow_data_loss", default.allow_data_loss)?,
-        is_last: arguments.flag("is_last", default.is_last)?,
     })
 }
 

@@ -1,6 +1,10 @@
 //! What a process has once: the runtime the engine's tasks run on, and the threads that call into
 //! Python for it. And the one way Python waits for the engine.
 
+mod log_queue;
+pub(crate) mod logging;
+pub(crate) mod notify;
+
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
@@ -11,9 +15,9 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, EnterGuard, Runtime};
 
+use self::logging::Log;
+use self::notify::Notifier;
 use crate::error::{Failure, Kind};
-use crate::logging::Log;
-use crate::notify::Notifier;
 
 /// How often a wait looks for signals: half of the 100 ms in which Ctrl-C is to be answered.
 const TICK: Duration = Duration::from_millis(50);

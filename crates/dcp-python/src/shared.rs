@@ -1,7 +1,6 @@
 //! A stream as its readers share it.
 
 use std::collections::BTreeMap;
-use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -11,11 +10,9 @@ use dcp_consumer::{
     Acknowledger, ChangeStream as EngineStream, Delivered, StreamEvent, StreamStats, VbucketStats,
 };
 use dcp_proto::checkpoint::Checkpoint;
-use pyo3::prelude::*;
 
 use crate::batch::ChangeBatch;
 use crate::error::Failure;
-use crate::runtime::{block_on, flush_log, for_a_tick};
 
 /// A stream as its readers share it.
 ///
@@ -214,28 +211,6 @@ impl Shared {
             (engine.waiting.remove(&turn), engine.to_wake())
         };
         to_wake.iter().for_each(Waker::wake_by_ref);
-    }
-
-    /// Waits for the next batch; `None` at the end of the stream.
-    pub(crate) fn next(&self, py: Python<'_>) -> PyResult<Option<ChangeBatch>> {
-        let turn = self.new_turn();
-        py.check_signals()?;
-        loop {
-            block_on(py, || for_a_tick(poll_fn(|context| self.poll(turn, context))))?;
-            // A signal's handler may raise, or read the stream itself: the batch and the turn are
-            // not taken meanwhile.
-            self.leave(turn);
-            py.check_signals()?;
-            match self.take(turn) {
-                Ok(Next::Batch(batch)) => return Ok(Some(batch)),
-                Ok(Next::NotYet) => {}
-                // What is logged about the end comes before the end.
-                ended => {
-                    flush_log(py);
-                    return ended.map(|_| None).map_err(Into::into);
-                }
-            }
-        }
     }
 
     /// Where the reader stands; in a stream whose batches it acknowledges, after those.

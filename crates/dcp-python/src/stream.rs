@@ -1,5 +1,8 @@
 //! Streams of changes.
 
+mod arrow_stream;
+
+use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -9,12 +12,12 @@ use dcp_consumer::{ChangeStream as EngineStream, StreamEvent, VbucketStats};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
-use crate::arrow_stream::StreamReader;
+use self::arrow_stream::StreamReader;
 use crate::batch::ChangeBatch;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Failure, Kind};
-use crate::notify::Call;
-use crate::runtime::{ProcessBound, current, flush_log};
+use crate::runtime::notify::Call;
+use crate::runtime::{ProcessBound, block_on, current, flush_log, for_a_tick};
 use crate::schema::schema_capsule;
 use crate::shared::{Next, Shared, Turn};
 
@@ -88,6 +91,28 @@ impl ChangeStream {
     }
 }
 
+/// Waits for the next batch; `None` at the end of the stream.
+fn next_batch(py: Python<'_>, shared: &Shared) -> PyResult<Option<ChangeBatch>> {
+    let turn = shared.new_turn();
+    py.check_signals()?;
+    loop {
+        block_on(py, || for_a_tick(poll_fn(|context| shared.poll(turn, context))))?;
+        // A signal's handler may raise, or read the stream itself: the batch and the turn are
+        // not taken meanwhile.
+        shared.leave(turn);
+        py.check_signals()?;
+        match shared.take(turn) {
+            Ok(Next::Batch(batch)) => return Ok(Some(batch)),
+            Ok(Next::NotYet) => {}
+            // What is logged about the end comes before the end.
+            ended => {
+                flush_log(py);
+                return ended.map(|_| None).map_err(Into::into);
+            }
+        }
+    }
+}
+
 /// Id, state, seqnos (last one taken, highest of the server, up to which all copies persist), seconds
 /// that changes have waited for that, and whether for copies on different branches.
 type VbucketParts = (u16, &'static str, (u64, Option<u64>, Option<u64>), Option<f64>, bool);
@@ -142,7 +167,7 @@ fn closed() -> PyErr {
 impl ChangeStream {
     /// The next batch, `None` at the end.
     fn next(&self, py: Python<'_>) -> PyResult<Option<ChangeBatch>> {
-        self.for_iterator()?.next(py)
+        next_batch(py, self.for_iterator()?)
     }
 
     /// Looks for the next batch on the reader's turn: `(batch, False)`; `(None, True)` at the end of

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING
 
 from dcp_rs.spark.errors import SparkReadError, missing_library
 from dcp_rs.spark.options import ReadOptions
-from dcp_rs.spark.partitions import Split, Splits, splits
+from dcp_rs.spark.partitions import Split, Splits
+from dcp_rs.spark.planning import splits
 from dcp_rs.spark.progress import Lag, lag
 from dcp_rs.spark.schema import schema
 from dcp_rs.spark.worker import MapInArrowTask, map_in_arrow, read_split

@@ -10,12 +10,12 @@ import dcp_rs
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.planner import Offsets, Planner, PlanOptions, is_offsets, parse_offsets
 from dcp_rs.spark.errors import SparkReadError, coded, options_as_written
+from dcp_rs.spark.partitions import Split, VBucketRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dcp_rs.spark.options import ReadOptions
-    from dcp_rs.spark.partitions import Split
 
 _Answer = TypeVar("_Answer")
 
@@ -99,8 +99,6 @@ class Driver:
         Raises:
             SparkReadError: As [`end`][dcp_rs.spark.driver.Driver.end].
         """
-        from dcp_rs.spark.partitions import Split, VBucketRange
-
         if start == end:
             return []
         count, options = self._options.num_partitions, self._plan(is_last=is_last)

@@ -1,20 +1,14 @@
-"""Splits: what one Spark task reads, planned once in the driver."""
+"""Splits: what one Spark task reads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import dcp_rs
-from dcp_rs.exceptions import ConfigError
-from dcp_rs.spark.driver import Driver
-from dcp_rs.spark.errors import SparkReadError, options_as_written
-from dcp_rs.spark.options import ReadOptions
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from dcp_rs.planner import Offsets
+    from dcp_rs.spark.options import ReadOptions
 
 
 @dataclass(frozen=True)
@@ -77,92 +71,3 @@ class Splits(list[Split]):
     def __init__(self, splits: Iterable[Split] = (), *, end: str | None = None) -> None:
         super().__init__(splits)
         self.end = end
-
-
-@options_as_written()
-def splits(options: Mapping[str, object] | ReadOptions, *, since: str | None = None) -> Splits:
-    """Plans a read of everything up to now, or of what came since an earlier read.
-
-    A job that runs again and again gives `since`: `"earliest"` the first time, then the `end` that
-    it stored with what the last run wrote.
-
-        splits = dcp_rs.spark.splits(options, since=stored or "earliest")
-        task = dcp_rs.spark.map_in_arrow(options, splits)
-        ...  # write what it reads, then store splits.end
-
-    Connects, asks every node once where its vBuckets are, and deals them out: by node, so that a
-    task needs one connection, and then by size. All splits share that one bound, however late
-    Spark runs them. vBuckets without a change to read are left out, unless they were rolled back.
-
-    Args:
-        options: See [`ReadOptions`][dcp_rs.spark.ReadOptions].
-        since: Offsets that an earlier read ended with, a checkpoint as JSON, or `earliest`.
-
-    Returns:
-        The splits, none of them empty; an empty list if there is nothing to read.
-
-    Raises:
-        ConfigError: An option is wrong.
-        SparkReadError: The bucket cannot be reached, or the checkpoint is not of this bucket.
-    """
-    parsed = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
-    if since is None:
-        return _last(parsed)
-    with Driver(parsed) as driver:
-        start = _start(driver, since)
-        end = driver.end(start, parsed.max_rows_per_trigger)
-        return Splits(driver.splits(start, end), end=driver.dump(end))
-
-
-@options_as_written()
-def batch_splits(options: ReadOptions) -> Splits:
-    """Plans what `spark.read` reads: from `startingOffsets` to `endingOffsets`, once.
-
-    Raises:
-        ConfigError: An option is wrong.
-        SparkReadError: The bucket cannot be reached, or the offsets are not of this bucket.
-    """
-    if options.ending_offsets == "latest":
-        return _last(options)
-    # An end that was asked for is where another read begins; one that was not is only "now".
-    _check_start(options)
-    with Driver(options) as driver:
-        start, until = (
-            _start(driver, options.starting_offsets),
-            driver.parse(options.ending_offsets),
-        )
-        if isinstance(until, dcp_rs.Checkpoint):
-            raise ConfigError("option endingOffsets: takes offsets, not a checkpoint")
-        end = driver.end(start, None, until)
-        _check_end(options, end, until)
-        return Splits(driver.splits(start, end))
-
-
-def _last(options: ReadOptions) -> Splits:
-    """Plans a read of everything up to now, which no other goes on from."""
-    _check_start(options)
-    with Driver(options) as driver:
-        start = _start(driver, options.starting_offsets)
-        end = driver.end(start, is_last=True)
-        return Splits(driver.splits(start, end, is_last=True))
-
-
-def _check_start(options: ReadOptions) -> None:
-    if options.starting_offsets == "latest":
-        raise ConfigError("option startingOffsets: a read up to now cannot start at latest")
-
-
-def _start(driver: Driver, where: str) -> Offsets | dcp_rs.Checkpoint:
-    return driver.earliest() if where == "earliest" else driver.parse(where)
-
-
-def _check_end(options: ReadOptions, end: Offsets, until: Offsets) -> None:
-    """Refuses to read less than was asked for."""
-    for vbucket, (last, wanted) in enumerate(zip(end["s"], until["s"], strict=True)):
-        if last < wanted and (options.vbuckets is None or vbucket in options.vbuckets):
-            raise SparkReadError(
-                "COUCHBASE_DCP_OFFSETS",
-                f"endingOffsets has seqno {wanted} of vBucket {vbucket} of bucket "
-                f"{options.bucket}, of which no more than {last} can be read now: are they of "
-                "another cluster, or was the bucket rolled back since?",
-            )

@@ -14,7 +14,7 @@ from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import SparkReadError, options_coded
 from dcp_rs.spark.options import ReadOptions
-from dcp_rs.spark.partitions import Split, batch_splits
+from dcp_rs.spark.planning import batch_splits
 from dcp_rs.spark.schema import Projection, schema
 from dcp_rs.spark.worker import read_split
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from dcp_rs.planner import Offsets
+    from dcp_rs.spark.partitions import Split
 
 try:
     from pyspark.sql.streaming.datasource import (

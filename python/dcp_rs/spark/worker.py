@@ -14,7 +14,7 @@ import dcp_rs
 from dcp_rs import _dcp_rs
 from dcp_rs.exceptions import DcpError
 from dcp_rs.spark.errors import SparkReadError, coded, missing_library
-from dcp_rs.spark.partitions import Split, splits
+from dcp_rs.spark.planning import splits
 from dcp_rs.spark.schema import table_schema
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dcp_rs.spark.options import ReadOptions
+    from dcp_rs.spark.partitions import Split
 
 
 # The options that a connection depends on.

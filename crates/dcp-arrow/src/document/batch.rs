@@ -7,14 +7,13 @@ use arrow_buffer::NullBuffer;
 use arrow_schema::ArrowError;
 use dcp_proto::SinkError;
 
-use super::decoder::{Decoder, Malformed, Problem};
+use super::decoder::Decoder;
 use super::leaves::{Texts, Variants};
+use super::malformed::{Malformed, Problem};
 use super::{DocumentSchema, OnMalformed, ValueFormat};
 use crate::BufferPool;
-use crate::columns::RowKind;
-use crate::pending::Places;
-use crate::values::{BytesColumn, ValueColumn};
-use crate::xattrs::nulls;
+use crate::rows::{Places, RowKind};
+use crate::values::{BytesColumn, ValueColumn, nulls};
 
 /// Most bytes that the documents of a batch may take decoded.
 ///

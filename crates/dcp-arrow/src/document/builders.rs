@@ -12,7 +12,7 @@ use arrow_schema::{ArrowError, DataType};
 
 use super::leaves::{Flat, Ranges, Texts, Variants};
 use super::{Field, Kind};
-use crate::xattrs::nulls;
+use crate::values::nulls;
 
 /// The fields of an object, by name.
 #[derive(Debug)]

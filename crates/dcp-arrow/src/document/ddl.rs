@@ -7,7 +7,7 @@ use std::str::CharIndices;
 use thiserror::Error;
 
 use super::{Field, Kind};
-use crate::schema::edit_distance;
+use crate::nearest::nearest;
 
 /// A schema's text could not be understood.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -146,8 +146,7 @@ impl Parser<'_> {
             _ => {
                 let known =
                     SIMPLE.iter().map(|(name, _)| *name).chain(WITH_PARAMETERS.iter().copied());
-                let nearest = known.min_by_key(|known| edit_distance(&word, known));
-                let nearest = nearest.unwrap_or_default();
+                let nearest = nearest(&word, known);
                 let what = format!("there is no type {}; did you mean {nearest}?", shown(&word));
                 Err(before.error(what))
             }

@@ -1,16 +1,15 @@
 //! Documents into typed columns, one after the other.
 
-use std::fmt;
-
 use arrow_array::ArrayRef;
 use arrow_schema::ArrowError;
 use base64::Engine as _;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use jiter::{Jiter, JiterErrorType, JsonErrorType, Peek};
+use jiter::{Jiter, Peek};
 
 use super::builders::{Builder, Objects};
 use super::leaves::{Texts, Variants};
+use super::malformed::{Malformed, Problem, Result};
 use super::{DocumentSchema, moments, numbers};
 
 /// Most bytes that one document may take decoded.
@@ -19,87 +18,27 @@ use super::{DocumentSchema, moments, numbers};
 /// columns.
 const MAX_DOCUMENT_BYTES: usize = 128 * 1024 * 1024;
 
-/// Why a document is not what it should be. Holds no part of the document.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Malformed {
-    pub(super) problem: Problem,
-    /// Byte of the document, from 0.
-    pub(super) at: usize,
-    /// Column of the schema it is about, if it is about one.
-    pub(super) column: Option<usize>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Problem {
-    /// The server does not say that it is JSON.
-    NotJson,
-    NotUtf8,
-    Syntax(JsonErrorType),
-    /// It is something else than this.
-    Expected(&'static str),
-    Duplicate,
-    TooDeep,
-    TooLarge,
-}
-
-impl Malformed {
-    #[cold]
-    pub(super) const fn new(problem: Problem, at: usize) -> Self {
-        Self { problem, at, column: None }
-    }
-
-    /// The problem as text, with the names that the columns have.
-    pub(super) fn describe(&self, names: &[String]) -> String {
-        let place = self.column.and_then(|column| names.get(column));
-        let column = place.map(|name| format!("column {name:?}: ")).unwrap_or_default();
-        match self.problem {
-            Problem::NotJson => "the document is not JSON".to_owned(),
-            _ => format!("the document is malformed: {column}{} at byte {}", self.problem, self.at),
-        }
-    }
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotJson => f.write_str("not JSON"),
-            Self::NotUtf8 => f.write_str("not UTF-8"),
-            // These two can hold a part of the document.
-            Self::Syntax(JsonErrorType::DuplicateKey(_) | JsonErrorType::InternalError(_)) => {
-                f.write_str("not JSON")
-            }
-            Self::Syntax(error) => write!(f, "{error}"),
-            Self::Expected(what) => write!(f, "expected {what}"),
-            Self::Duplicate => f.write_str("a key is there twice"),
-            Self::TooDeep => f.write_str("nested too deep"),
-            Self::TooLarge => f.write_str("takes too much memory"),
-        }
-    }
-}
-
-pub(super) type Result<T, E = Malformed> = std::result::Result<T, E>;
-
 /// The parser's place in a document.
 pub(super) struct Reader<'j> {
-    pub(super) json: Jiter<'j>,
+    json: Jiter<'j>,
     /// Bytes that the document may still take.
     budget: usize,
 }
 
 impl<'j> Reader<'j> {
     /// Reads a document that is UTF-8; `scratch` is memory to use.
-    pub(super) fn new(document: &'j [u8], scratch: Vec<u8>) -> Self {
+    fn new(document: &'j [u8], scratch: Vec<u8>) -> Self {
         Self { json: Jiter::with_tape(document, scratch), budget: MAX_DOCUMENT_BYTES }
     }
 
     /// Gives the memory back.
-    pub(super) fn into_scratch(self) -> Vec<u8> {
+    fn into_scratch(self) -> Vec<u8> {
         self.json.into_tape()
     }
 
     #[cold]
-    pub(super) fn malformed(&self, problem: Problem) -> Malformed {
-        Malformed::new(problem, self.json.current_index())
+    fn malformed(&self, problem: Problem) -> Malformed {
+        Malformed::at(problem, &self.json)
     }
 
     #[inline]
@@ -359,17 +298,6 @@ impl<'j> Reader<'j> {
         let peek = self.json.peek()?;
         self.object(fields, row, peek)?;
         Ok(self.json.finish()?)
-    }
-}
-
-impl From<jiter::JiterError> for Malformed {
-    #[cold]
-    fn from(error: jiter::JiterError) -> Self {
-        let problem = match error.error_type {
-            JiterErrorType::JsonError(error) => Problem::Syntax(error),
-            JiterErrorType::WrongType { .. } => Problem::Expected("something else"),
-        };
-        Self::new(problem, error.index)
     }
 }
 

@@ -7,10 +7,10 @@ use arrow_array::{ArrayRef, BinaryArray, BooleanArray, PrimitiveArray, StringArr
 use arrow_buffer::{ArrowNativeType, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::ArrowError;
 
-use super::decoder::Malformed;
+use super::malformed::Malformed;
 use super::variant::VariantEncoder;
 use super::variant_fields;
-use crate::xattrs::nulls;
+use crate::values::nulls;
 
 /// Values of one width.
 #[derive(Debug)]

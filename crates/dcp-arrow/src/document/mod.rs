@@ -9,20 +9,19 @@ mod builders;
 mod ddl;
 mod decoder;
 mod leaves;
+mod malformed;
 mod moments;
 mod numbers;
 mod variant;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use arrow_schema::{DataType, Field as ArrowField, Fields, TimeUnit};
 
 pub(crate) use batch::{Decoded, Formats, Rows, decode};
 pub use ddl::DdlError;
-
-use crate::schema::UTC;
 
 /// What the `value` column holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,6 +49,10 @@ pub enum OnMalformed {
 
 /// Name of the column of documents that are not what they should be.
 pub const MALFORMED: &str = "_malformed";
+
+/// Type of every timestamp, those of documents and of changes; they share its zone.
+pub(crate) static TIMESTAMP: LazyLock<DataType> =
+    LazyLock::new(|| DataType::Timestamp(TimeUnit::Microsecond, Some(Arc::from("UTC"))));
 
 /// The type of a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +106,7 @@ impl Kind {
             Self::String => DataType::Utf8,
             Self::Binary => DataType::Binary,
             Self::Date => DataType::Date32,
-            Self::Timestamp => DataType::Timestamp(TimeUnit::Microsecond, Some(Arc::from(UTC))),
+            Self::Timestamp => TIMESTAMP.clone(),
             Self::TimestampNtz => DataType::Timestamp(TimeUnit::Microsecond, None),
             Self::Variant => variant_type(),
             Self::Array(element) => {

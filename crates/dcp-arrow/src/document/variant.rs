@@ -6,9 +6,9 @@
 
 use std::collections::HashMap;
 
-use jiter::Peek;
+use jiter::{Jiter, Peek};
 
-use super::decoder::{Malformed, Problem, Reader, Result};
+use super::malformed::{Malformed, Problem, Result};
 use super::numbers;
 
 /// Largest variant that every version of Spark reads, in bytes.
@@ -70,45 +70,48 @@ impl VariantEncoder {
         self.value.clear();
         self.keys.clear();
         self.parts.clear();
-        let mut reader = Reader::new(document, std::mem::take(&mut self.scratch));
-        let written = self.document(&mut reader);
-        self.scratch = reader.into_scratch();
+        let mut json = Jiter::with_tape(document, std::mem::take(&mut self.scratch));
+        let written = self.document(&mut json);
+        self.scratch = json.into_tape();
         Ok((&self.value, written?))
     }
 
-    fn document(&mut self, reader: &mut Reader<'_>) -> Result<Vec<u8>> {
-        let peek = reader.json.peek()?;
-        self.write(reader, peek, 0)?;
-        reader.json.finish()?;
+    fn document(&mut self, json: &mut Jiter<'_>) -> Result<Vec<u8>> {
+        let peek = json.peek()?;
+        self.write(json, peek, 0)?;
+        json.finish()?;
         let metadata = self.keys.metadata();
-        metadata.ok_or_else(|| reader.malformed(Problem::TooLarge))
+        metadata.ok_or_else(|| Malformed::at(Problem::TooLarge, json))
     }
 
-    fn write(&mut self, reader: &mut Reader<'_>, peek: Peek, depth: usize) -> Result<()> {
+    fn write(&mut self, json: &mut Jiter<'_>, peek: Peek, depth: usize) -> Result<()> {
         if depth > MAX_DEPTH {
-            return Err(reader.malformed(Problem::TooDeep));
+            return Err(Malformed::at(Problem::TooDeep, json));
         }
         match peek {
             Peek::Null => {
-                reader.json.known_null()?;
+                json.known_null()?;
                 self.header(Primitive::Null);
             }
             Peek::True | Peek::False => {
-                let is_true = reader.json.known_bool(peek)?;
+                let is_true = json.known_bool(peek)?;
                 self.header(if is_true { Primitive::True } else { Primitive::False });
             }
-            Peek::String => self.text(reader.json.known_str()?),
-            Peek::Array => self.array(reader, depth)?,
-            Peek::Object => self.object(reader, depth)?,
+            Peek::String => self.text(json.known_str()?),
+            Peek::Array => self.array(json, depth)?,
+            Peek::Object => self.object(json, depth)?,
             _ => {
-                let number = reader.json.known_number_bytes(peek)?;
+                let number = json.known_number_bytes(peek)?;
                 if !self.number(number) {
-                    return Err(reader.malformed(Problem::Expected("a number that fits a DOUBLE")));
+                    return Err(Malformed::at(
+                        Problem::Expected("a number that fits a DOUBLE"),
+                        json,
+                    ));
                 }
             }
         }
         if self.value.len() > MAX_BYTES {
-            return Err(reader.malformed(Problem::TooLarge));
+            return Err(Malformed::at(Problem::TooLarge, json));
         }
         Ok(())
     }
@@ -174,31 +177,31 @@ impl VariantEncoder {
         self.value.extend_from_slice(digits.get(..bytes).unwrap_or(&digits));
     }
 
-    fn array(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
+    fn array(&mut self, json: &mut Jiter<'_>, depth: usize) -> Result<()> {
         let (start, first) = (self.value.len(), self.parts.len());
-        let mut next = reader.json.known_array()?;
+        let mut next = json.known_array()?;
         while let Some(peek) = next {
             self.parts.push(Part { key: 0, start: self.value.len() - start });
-            self.write(reader, peek, depth + 1)?;
-            next = reader.json.array_step()?;
+            self.write(json, peek, depth + 1)?;
+            next = json.array_step()?;
         }
         self.close(start, first, ARRAY, None);
         Ok(())
     }
 
-    fn object(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
+    fn object(&mut self, json: &mut Jiter<'_>, depth: usize) -> Result<()> {
         let (start, first) = (self.value.len(), self.parts.len());
-        let mut next = reader.json.known_object()?.map(|key| self.keys.id(key));
+        let mut next = json.known_object()?.map(|key| self.keys.id(key));
         while let Some(key) = next {
             self.parts.push(Part { key, start: self.value.len() - start });
-            let peek = reader.json.peek()?;
-            self.write(reader, peek, depth + 1)?;
-            next = reader.json.next_key()?.map(|key| self.keys.id(key));
+            let peek = json.peek()?;
+            self.write(json, peek, depth + 1)?;
+            next = json.next_key()?.map(|key| self.keys.id(key));
         }
         let (keys, parts) = (&self.keys, self.parts.get_mut(first..).unwrap_or_default());
         parts.sort_by(|a, b| keys.compare(a.key, b.key));
         if parts.windows(2).any(|pair| matches!(pair, [a, b] if a.key == b.key)) {
-            return Err(reader.malformed(Problem::Duplicate));
+            return Err(Malformed::at(Problem::Duplicate, json));
         }
         let largest = parts.iter().map(|part| part.key).max().unwrap_or_default();
         self.close(start, first, OBJECT, Some(largest));

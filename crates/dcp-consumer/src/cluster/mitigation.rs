@@ -9,7 +9,8 @@ use dcp_wire::{Vbid, Vbuuid};
 use tokio::sync::mpsc;
 
 use super::{Cluster, Event, Slot};
-use crate::driver::{Command, ConnectionId};
+use crate::connect::ConnectionId;
+use crate::driver::Command;
 use crate::persistence::observer::{self, Observed};
 use crate::persistence::{Question, Told};
 use crate::{Chain, Error, StreamEvent};

@@ -27,10 +27,11 @@ use self::nodes::{Node, Slot};
 use self::polls::{POLL_MAP, POLL_PROGRESS};
 pub(crate) use self::shared::{KnownVbucket, SharedStats};
 use self::unusable::Unusable;
-use crate::bucket::{Bucket, Opening};
-use crate::connect::Connected;
-use crate::driver::{Command, ConnectionId, Report};
+use crate::bucket::Bucket;
+use crate::connect::{Connected, ConnectionId};
+use crate::driver::{Command, Report};
 use crate::events::StreamEvent;
+use crate::opening::Opening;
 use crate::persistence::observer::Observed;
 use crate::persistence::{Persistence, Question};
 use crate::queue::{Entry, Queue};
@@ -178,7 +179,7 @@ impl<S: BatchSink> Cluster<S> {
         // Tasks end when nobody can send them anything any more.
         self.leave_nodes();
         self.publish();
-        if matches!(last, Entry::Finished) && self.bucket.kept().is_on() {
+        if matches!(last, Entry::Finished) && self.bucket.pool().is_on() {
             self.leave_connections().await;
         }
         self.queue.push(last);
@@ -192,7 +193,7 @@ impl<S: BatchSink> Cluster<S> {
         let tasks = &mut self.tasks;
         let all = async { while tasks.join_next().await.is_some() {} };
         if timeout(LEAVE_WITHIN, all).await.is_err() {
-            tracing::debug!("a connection is not kept: its server leaves a stream unended");
+            tracing::debug!("a connection is not pooled: its server leaves a stream unended");
         }
     }
 

@@ -12,8 +12,8 @@ use dcp_wire::{Feature, MAX_BODY_LEN, Vbid};
 use tokio::sync::mpsc;
 
 use super::{Cluster, Event, now};
-use crate::connect::Connected;
-use crate::driver::{Command, ConnectionId, Driver};
+use crate::connect::{Connected, ConnectionId};
+use crate::driver::{Command, Driver};
 use crate::events::StreamEvent;
 use crate::queue::Link;
 use crate::retry::Backoff;
@@ -207,7 +207,7 @@ impl<S: BatchSink> Cluster<S> {
         self.tasks.spawn(async move {
             if let Some((socket, leftover)) = driver.run(socket, leftover).await {
                 let connected = Connected { socket, leftover, outcome, address };
-                bucket.kept().keep(connected, Some(opening));
+                bucket.pool().put(connected, Some(opening));
             }
         });
         self.stats.update(|_, links| links.push(Arc::clone(&link)));

@@ -12,7 +12,8 @@ use rand::seq::IteratorRandom;
 use super::nodes::Slot;
 use super::{Cluster, Event};
 use crate::Error;
-use crate::driver::{Command, ConnectionId, Progress};
+use crate::connect::ConnectionId;
+use crate::driver::{Command, Progress};
 use crate::events::StreamEvent;
 
 /// How often the map is asked for while some vBucket waits and nobody pushes one.

@@ -59,6 +59,10 @@ impl fmt::Debug for Connector {
     }
 }
 
+/// Identity of one connection among all a stream has ever had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct ConnectionId(pub(crate) u64);
+
 /// A connection that has been set up.
 #[derive(Debug)]
 pub struct Connected {

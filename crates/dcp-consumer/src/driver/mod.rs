@@ -24,15 +24,12 @@ use tokio_util::sync::CancellationToken;
 
 use self::over::Over;
 use self::pace::{PAUSE, Pace};
+use crate::connect::ConnectionId;
 use crate::persistence::Told;
 use crate::queue::{Credit, Entry, Link, Queue, Queued};
 use crate::read_buffer::{MIN_READ, ReadBuffer};
 use crate::socket::Gather;
 use crate::{BatchPolicy, Error};
-
-/// Identity of one connection among all a stream has ever had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct ConnectionId(pub(crate) u64);
 
 /// What a connection's task is told to do.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use dcp_proto::topology::Address;
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 
-use crate::driver::ConnectionId;
+use crate::connect::ConnectionId;
 
 /// Shortest pause between two questions to a node: what waits is being written to disk.
 const SHORTEST: Duration = Duration::from_millis(10);

@@ -48,7 +48,7 @@ pub(crate) async fn observe(
         tell(observed);
     }
     if let Some(connected) = connection {
-        bucket.kept().keep(connected, None);
+        bucket.pool().put(connected, None);
     }
 }
 

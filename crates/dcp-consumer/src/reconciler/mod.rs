@@ -11,7 +11,8 @@ use dcp_wire::{Seqno, Vbid};
 use rand::rngs::StdRng;
 
 use self::decisions::{Decision, decide, failure};
-use crate::driver::{ConnectionId, Progress};
+use crate::connect::ConnectionId;
+use crate::driver::Progress;
 use crate::retry::Backoff;
 use crate::{Error, ErrorKind, StreamStats, VbucketState};
 

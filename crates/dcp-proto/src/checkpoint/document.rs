@@ -13,12 +13,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dcp_wire::message::FailoverEntry;
-use dcp_wire::{ManifestUid, Seqno, Vbid, Vbuuid};
+use dcp_wire::{CollectionId, ManifestUid, ScopeId, Seqno, Vbid, Vbuuid};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::filter::FilterDocument;
 use super::{Checkpoint, CheckpointError, MadeWith, Standing, StoredFilter};
+use crate::consumer::StreamFilter;
 use crate::{CompletePoint, FailoverLog, History, Position, Snapshot};
 
 const FORMAT: &str = "dcp_rs checkpoint";
@@ -91,11 +91,22 @@ struct PointV2 {
     purge_seqno: Option<u64>,
 }
 
+/// A filter in a document: a scope, collections or neither.
+#[derive(Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FilterDocument {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    scope: Option<Hex<u32>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    collections: Option<Vec<Hex<u32>>>,
+    system_documents: bool,
+}
+
 type Log = Vec<(Hex<u64>, u64)>;
 
 /// Fixed-width lower-case hexadecimal text.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Hex<T>(pub(super) T);
+struct Hex<T>(T);
 
 macro_rules! hex {
     ($int:ty, $width:literal) => {
@@ -220,6 +231,36 @@ impl TryFrom<FilterDocument> for MadeWith {
     fn try_from(filter: FilterDocument) -> Result<Self, CheckpointError> {
         let filter = StoredFilter::try_from(filter).map_err(CheckpointError::Damaged)?;
         Ok(Self::Filter(Arc::new(filter)))
+    }
+}
+
+impl From<&StoredFilter> for FilterDocument {
+    fn from(filter: &StoredFilter) -> Self {
+        let (scope, collections) = match filter.documents() {
+            StreamFilter::All => (None, None),
+            StreamFilter::Scope(id) => (Some(Hex(id.0)), None),
+            StreamFilter::Collections(ids) => {
+                (None, Some(ids.iter().map(|id| Hex(id.0)).collect()))
+            }
+        };
+        Self { scope, collections, system_documents: filter.system_documents() }
+    }
+}
+
+impl TryFrom<FilterDocument> for StoredFilter {
+    /// What is wrong with it.
+    type Error = &'static str;
+
+    fn try_from(read: FilterDocument) -> Result<Self, &'static str> {
+        let documents = match (read.scope, read.collections) {
+            (None, None) => StreamFilter::All,
+            (Some(id), None) => StreamFilter::Scope(ScopeId(id.0)),
+            (None, Some(ids)) => {
+                StreamFilter::Collections(ids.iter().map(|id| CollectionId(id.0)).collect())
+            }
+            (Some(_), Some(_)) => return Err("the filter names a scope and collections"),
+        };
+        Ok(Self::new(documents, read.system_documents))
     }
 }
 

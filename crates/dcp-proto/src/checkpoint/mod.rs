@@ -14,7 +14,7 @@ use std::sync::Arc;
 use dcp_wire::Vbid;
 use thiserror::Error;
 
-pub(crate) use self::filter::FilterDocument;
+pub(crate) use self::document::FilterDocument;
 pub use self::filter::{FilterMismatch, StoredFilter};
 use crate::consumer::PositionUpdate;
 use crate::topology::Manifest;

@@ -1,11 +1,14 @@
 //! What the next batch reads.
 
+mod begin;
+
 use std::collections::BTreeMap;
 
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 
+use self::begin::{Begin, begin, begin_again, common};
 use super::share::share;
-use super::start::{Begin, Start, begin, begin_again, common};
+use super::start::Start;
 use super::{Offset, Offsets};
 use crate::consumer::Resume;
 use crate::{FailoverLog, OnRollback, Position};

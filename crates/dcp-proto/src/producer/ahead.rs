@@ -3,10 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::checkpoint_items::{CheckpointItems, Slots};
 use super::filter::{Filter, Passage};
-use super::snapshot::Next;
-use super::{BackfillFailed, Item, prefetch};
+use super::{BackfillFailed, CheckpointItems, Item, Slots, prefetch};
 
 /// How many items of other collections are read before other streams have a turn.
 const SCAN_LIMIT: usize = 4096;
@@ -89,6 +87,14 @@ fn ask_for(slots: &[Option<Arc<Item>>], next: usize) {
     if let Some(Some(item)) = slots.get(next + CONTENTS_AHEAD) {
         prefetch::contents(item);
     }
+}
+
+/// The next item of an image of the disk.
+pub(super) enum Next {
+    Item(Arc<Item>),
+    /// None of many passed; there may be more.
+    Scanned,
+    None,
 }
 
 /// What is left of a disk image, filtered some items ahead of what is sent.

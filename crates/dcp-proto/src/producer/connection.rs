@@ -1,5 +1,7 @@
 //! The producer's side of one DCP connection.
 
+mod requests;
+
 use std::time::Instant;
 
 use bytes::BytesMut;
@@ -7,12 +9,12 @@ use dcp_wire::message::StreamEndReason;
 use dcp_wire::{Frame, Magic, Opcode, Status, StreamId, Vbid};
 use tracing::debug;
 
+use self::requests::{Handler, failover_log};
 use super::noop::Noop;
 use super::open::{Role, check_open};
 use super::outlet::Outlet;
 use super::refusal::Refusal;
 use super::reply::{handle_response, refuse, refuse_and_close, succeed};
-use super::requests::{Handler, failover_log};
 use super::settings::Settings;
 use super::shape::Scratch;
 use super::streams::Streams;
@@ -53,13 +55,13 @@ pub struct Connection {
 
 /// What a connection has once it is opened.
 #[derive(Debug)]
-pub(super) struct Opened {
+struct Opened {
     name: Vec<u8>,
     role: Role,
-    pub(super) settings: Settings,
-    pub(super) window: Window,
+    settings: Settings,
+    window: Window,
     noop: Noop,
-    pub(super) streams: Streams,
+    streams: Streams,
     scratch: Scratch,
     /// Since when there is more to send than the flow-control window lets through.
     full_since: Option<Instant>,

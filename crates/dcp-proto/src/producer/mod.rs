@@ -11,13 +11,13 @@
 //! * one stream machine per stream turns disk images and memory checkpoints into snapshots.
 
 mod ahead;
-mod checkpoint_items;
 mod connection;
 mod control;
 mod disconnect;
 mod explanation;
 mod failover_table;
 mod filter;
+mod item;
 mod noop;
 mod open;
 mod oso;
@@ -25,7 +25,6 @@ mod outlet;
 mod prefetch;
 mod refusal;
 mod reply;
-mod requests;
 pub mod rollback;
 mod sending;
 mod settings;
@@ -38,13 +37,13 @@ mod streams;
 mod takeover;
 mod window;
 
-pub use checkpoint_items::{CheckpointItems, Slots};
 pub use connection::{Connection, Transmit};
 pub use disconnect::Disconnect;
 pub use explanation::Explanation;
 pub use failover_table::{FailoverTable, PrunedToZero};
+pub use item::{CheckpointItems, Item, ItemKind, Slots};
 pub use settings::{ConnectionConfig, Features, OsoBackfill, ServerVersion, StuckClients};
 pub use source::{
-    Backfill, BackfillFailed, BucketSource, Cursor, DiskShare, DurableSeqnos, Item, ItemKind,
-    MemoryPressure, MemoryRead, Privilege, VBucketSource, VBucketState,
+    Backfill, BackfillFailed, BucketSource, Cursor, DiskShare, DurableSeqnos, MemoryPressure,
+    MemoryRead, Privilege, VBucketSource, VBucketState,
 };

@@ -8,11 +8,12 @@ use dcp_wire::message::{OsoSnapshot, SeqnoAdvanced, StreamAddress};
 use dcp_wire::{CollectionId, EncodeError, Seqno};
 
 use super::ahead::DiskItems;
+use super::ahead::Next;
 use super::filter::Filter;
 use super::outlet::Outlet;
 use super::settings::{OutOfOrder, Settings};
 use super::shape::Shape;
-use super::snapshot::{Next, Step, Unreadable};
+use super::snapshot::{Step, Unreadable};
 use super::{Backfill, ConnectionConfig, DiskShare, OsoBackfill, VBucketSource};
 
 /// Mean size of an item in bytes from which on it counts as a large one.

@@ -6,12 +6,13 @@ use dcp_wire::message::{SeqnoAdvanced, SnapshotFlags, SnapshotMarker, StreamEndR
 use dcp_wire::{EncodeError, Seqno};
 use tracing::warn;
 
+use super::ahead::Next;
 use super::ahead::{CheckpointRest, DiskItems};
 use super::filter::Passage;
 use super::oso;
 use super::outlet::Outlet;
 use super::rollback::purge_may_hide_deletions;
-use super::snapshot::{Items, Next, Sending, Step, Unreadable};
+use super::snapshot::{Items, Sending, Step, Unreadable};
 use super::stream::{Pause, Phase, Stream};
 use super::{Backfill, CheckpointItems, Cursor, DurableSeqnos, MemoryRead, VBucketSource};
 use crate::Snapshot;

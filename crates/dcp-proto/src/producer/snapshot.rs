@@ -104,11 +104,3 @@ impl core::fmt::Debug for Items {
         })
     }
 }
-
-/// The next item of an image of the disk.
-pub(super) enum Next {
-    Item(Arc<Item>),
-    /// None of many passed; there may be more.
-    Scanned,
-    None,
-}

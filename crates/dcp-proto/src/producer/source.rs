@@ -4,87 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use dcp_wire::message::{DurabilityLevel, SystemEventId};
-use dcp_wire::{Cas, CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno, Vbid};
+use dcp_wire::{CollectionId, ManifestUid, ScopeId, Seqno, Vbid};
 use thiserror::Error;
 
-use super::{CheckpointItems, FailoverTable};
-
-/// What an item of a vBucket's history is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ItemKind {
-    /// A document was written.
-    Mutation,
-    /// A document was removed.
-    Deletion,
-    /// A document expired.
-    Expiration,
-    /// A collection or scope changed; key and value of the item are those of the event.
-    SystemEvent {
-        /// What happened.
-        id: SystemEventId,
-        /// Form of the payload.
-        version: u8,
-        /// Scope concerned.
-        scope_id: ScopeId,
-    },
-    /// A durable write began; key, value and metadata are those the document is to have.
-    Prepare {
-        /// When the write counts as durable.
-        level: DurabilityLevel,
-        /// Whether it removes the document.
-        is_deletion: bool,
-    },
-    /// A durable write succeeded; key, value and metadata are those of the document now. Only in
-    /// memory: the disk holds the mutation or deletion it amounts to.
-    Commit {
-        /// Where the write began.
-        prepared: Seqno,
-        /// Whether it removed the document.
-        is_deletion: bool,
-    },
-    /// A durable write was given up.
-    Abort {
-        /// Where the write began.
-        prepared: Seqno,
-    },
-}
-
-impl ItemKind {
-    /// Whether clients that take no part in durable writes get to see it.
-    #[must_use]
-    pub const fn is_visible(&self) -> bool {
-        !matches!(self, Self::Prepare { .. } | Self::Abort { .. })
-    }
-}
-
-/// One item of a vBucket's history, shared by everything that holds it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Item {
-    /// What it is.
-    pub kind: ItemKind,
-    /// Position in the vBucket.
-    pub seqno: Seqno,
-    /// How many times the document has changed.
-    pub rev_seqno: RevSeqno,
-    /// Version of the document.
-    pub cas: Cas,
-    /// Collection the document lies in, or that the event is about.
-    pub collection_id: CollectionId,
-    /// Key without its collection id.
-    pub key: Bytes,
-    /// Value as stored: the xattr section first if the datatype says so, snappy if it says so.
-    pub value: Bytes,
-    /// What the value is made of.
-    pub datatype: Datatype,
-    /// Application's own 32 bits.
-    pub flags: u32,
-    /// Seconds since 1970 at which the document expires; 0 never.
-    pub expiry: u32,
-    /// Seconds since 1970 at which the document was removed; 0 for a live one.
-    pub delete_time: u32,
-}
+use super::{CheckpointItems, FailoverTable, Item};
 
 /// State of a vBucket on its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,6 @@ use dcp_wire::{
 use serde_json::{Value, json};
 
 use super::Shared;
-use super::conversation::encode;
 
 /// The password of every user.
 const PASSWORD: &str = "password";
@@ -237,4 +236,11 @@ fn json_response(frame: &Frame<'_>, value: &Value) -> Vec<u8> {
 
 const fn response(request: &Frame<'_>, status: Status) -> Frame<'static> {
     Frame::response(request.header.opcode, status).with_opaque(request.header.opaque)
+}
+
+/// The bytes of a packet whose parts are known to fit.
+pub(super) fn encode(frame: &Frame<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    frame.encode(&mut bytes).expect("a scripted packet fits its length fields");
+    bytes
 }

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::Shared;
-use super::answers::Answers;
+use super::answers::{Answers, encode};
 
 /// Largest body of a client's packet in bytes: requests are small.
 const MAX_REQUEST_LEN: usize = 1024 * 1024;
@@ -278,11 +278,4 @@ fn without_stream_id(bytes: Vec<u8>) -> Vec<u8> {
 fn stream_id(bytes: &[u8]) -> Option<StreamId> {
     let (frame, _) = Frame::parse(bytes, dcp_wire::MAX_BODY_LEN).ok()??;
     frame.stream_id().ok()?
-}
-
-/// The bytes of a packet whose parts are known to fit.
-pub(super) fn encode(frame: &Frame<'_>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    frame.encode(&mut bytes).expect("a scripted packet fits its length fields");
-    bytes
 }

@@ -6,10 +6,8 @@ mod tests;
 use core::fmt;
 
 use dcp_wire::{CollectionId, ScopeId};
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::document::Hex;
 use crate::consumer::StreamFilter;
 use crate::topology::Manifest;
 
@@ -198,46 +196,5 @@ fn describe(documents: &StreamFilter, manifest: Option<&Manifest>) -> String {
             let kind = if ids.len() == 1 { "collection" } else { "collections" };
             format!("{kind} {}", names.join(", "))
         }
-    }
-}
-
-/// A filter in a document: a scope, collections or neither.
-#[derive(Clone, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct FilterDocument {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    scope: Option<Hex<u32>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    collections: Option<Vec<Hex<u32>>>,
-    system_documents: bool,
-}
-
-impl From<&StoredFilter> for FilterDocument {
-    fn from(filter: &StoredFilter) -> Self {
-        let (scope, collections) = match &filter.documents {
-            StreamFilter::All => (None, None),
-            StreamFilter::Scope(id) => (Some(Hex(id.0)), None),
-            StreamFilter::Collections(ids) => {
-                (None, Some(ids.iter().map(|id| Hex(id.0)).collect()))
-            }
-        };
-        Self { scope, collections, system_documents: filter.system_documents }
-    }
-}
-
-impl TryFrom<FilterDocument> for StoredFilter {
-    /// What is wrong with it.
-    type Error = &'static str;
-
-    fn try_from(read: FilterDocument) -> Result<Self, &'static str> {
-        let documents = match (read.scope, read.collections) {
-            (None, None) => StreamFilter::All,
-            (Some(id), None) => StreamFilter::Scope(ScopeId(id.0)),
-            (None, Some(ids)) => {
-                StreamFilter::Collections(ids.iter().map(|id| CollectionId(id.0)).collect())
-            }
-            (Some(_), Some(_)) => return Err("the filter names a scope and collections"),
-        };
-        Ok(Self::new(documents, read.system_documents))
     }
 }

@@ -1,4 +1,4 @@
-//! Connections that no stream uses at the moment, kept for the next one.
+//! The pool: connections that no stream uses at the moment, ready for the next one.
 //!
 //! Each has a task, which answers the server's noops, notices when the server closes it, and
 //! closes it when nobody wanted it for long enough.
@@ -11,11 +11,11 @@ use tokio::io::AsyncReadExt;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::bucket::Opening;
 use crate::connect::Connected;
+use crate::opening::Opening;
 use crate::probe;
 
-/// Most connections kept: one per node and kind is the rule, more where streams ran side by side.
+/// Most pooled connections: one per node and kind is the rule, more where streams ran side by side.
 const MOST: usize = 32;
 
 /// Longest time for a task to hand its connection over: it may be writing to a peer that is gone.
@@ -39,27 +39,27 @@ impl Entry {
     }
 }
 
-/// Connections that are kept. When it is dropped, they are closed.
+/// Pooled connections. When it is dropped, they are closed.
 #[derive(Debug)]
-pub(crate) struct Kept {
-    /// How long one is kept that nobody wants; none are kept if it is zero.
+pub(crate) struct Pool {
+    /// How long one stays that nobody wants; none are pooled if it is zero.
     idle_time: Duration,
     /// `None` once the client is closed.
     entries: Mutex<Option<Vec<Entry>>>,
 }
 
-impl Kept {
+impl Pool {
     pub(crate) const fn new(idle_time: Duration) -> Self {
         Self { idle_time, entries: Mutex::new(Some(Vec::new())) }
     }
 
-    /// Whether any are kept.
+    /// Whether any are pooled.
     pub(crate) const fn is_on(&self) -> bool {
         !self.idle_time.is_zero()
     }
 
-    /// Keeps a connection on which nothing is open or on its way.
-    pub(crate) fn keep(&self, connected: Connected, opening: Option<Opening>) {
+    /// Takes in a connection on which nothing is open or on its way.
+    pub(crate) fn put(&self, connected: Connected, opening: Option<Opening>) {
         if !self.is_on() {
             return;
         }
@@ -98,7 +98,7 @@ impl Kept {
         }
     }
 
-    /// Closes them all, and keeps no others.
+    /// Closes them all, and takes in no others.
     pub(crate) fn close(&self) {
         *self.entries() = None;
     }
@@ -109,7 +109,7 @@ impl Kept {
     }
 }
 
-/// Keeps one connection alive until it is wanted, `until` has come or the server closes it.
+/// Keeps a pooled connection alive until it is wanted, `until` has come or the server closes it.
 async fn hold(mut connected: Connected, mut wanted: oneshot::Receiver<Taker>, until: Instant) {
     loop {
         let Connected { socket, leftover, .. } = &mut connected;
@@ -137,7 +137,7 @@ async fn hold(mut connected: Connected, mut wanted: oneshot::Receiver<Taker>, un
         };
         if let Err(error) = answered {
             let address = &connected.address;
-            tracing::debug!(%address, %error, "a connection that was kept is closed");
+            tracing::debug!(%address, %error, "a pooled connection is closed");
             return;
         }
     }

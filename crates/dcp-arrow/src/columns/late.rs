@@ -9,10 +9,11 @@ use dcp_proto::SinkError;
 use dcp_wire::{DecodeError, snappy, xattr};
 
 use crate::BufferPool;
-use crate::columns::Columns;
-use crate::pending::Places;
+use crate::rows::Places;
 use crate::values::BytesColumn;
 use crate::xattrs::{XattrsColumn, check};
+
+use super::Columns;
 
 /// The values of rows that are filled in late.
 #[derive(Debug, Default)]

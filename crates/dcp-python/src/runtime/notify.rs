@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use crate::runtime::Process;
+use super::Process;
 use crate::shared::{Shared, Turn};
 
 /// For how long the end of the interpreter waits for the thread.

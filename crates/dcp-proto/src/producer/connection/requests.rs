@@ -9,15 +9,14 @@ use dcp_wire::message::{
 use dcp_wire::{Datatype, DecodeError, Frame, Opcode, Status, StreamId};
 use tracing::debug;
 
-use super::connection::Opened;
-use super::oso;
-use super::refusal::Refusal;
-use super::reply::{succeed, succeed_with};
-use super::settings::SyncWrites;
-use super::shape::Shape;
-use super::stream::Stream;
-use super::stream_request::Checks;
-use super::{BucketSource, ConnectionConfig, Disconnect, Features, VBucketSource};
+use super::Opened;
+use crate::producer::refusal::Refusal;
+use crate::producer::reply::{succeed, succeed_with};
+use crate::producer::settings::SyncWrites;
+use crate::producer::shape::Shape;
+use crate::producer::stream::Stream;
+use crate::producer::stream_request::Checks;
+use crate::producer::{BucketSource, ConnectionConfig, Disconnect, Features, VBucketSource, oso};
 
 /// What became of a request: the outer error ends the connection, the inner one is answered.
 pub(super) type Outcome = Result<Result<(), Refusal>, Disconnect>;

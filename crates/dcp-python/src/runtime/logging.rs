@@ -12,8 +12,8 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use log::{Level, LevelFilter, Metadata, Record};
 use pyo3::prelude::*;
 
-use crate::log_queue::{Entry, Queue};
-use crate::runtime::Process;
+use super::Process;
+use super::log_queue::{Entry, Queue};
 
 /// How often the levels of Python's loggers are looked at.
 const LOOK: Duration = Duration::from_millis(200);

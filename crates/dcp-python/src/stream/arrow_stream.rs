@@ -6,6 +6,7 @@ use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, SchemaRef};
 use pyo3::prelude::*;
 
+use super::next_batch;
 use crate::runtime::ProcessBound;
 use crate::shared::Shared;
 
@@ -30,7 +31,7 @@ impl Iterator for StreamReader {
 
     fn next(&mut self) -> Option<Self::Item> {
         let next = Python::try_attach(|py| {
-            self.shared.get().and_then(|shared| shared.next(py)).map_err(|error| {
+            self.shared.get().and_then(|shared| next_batch(py, shared)).map_err(|error| {
                 // The library that reads makes its own error of this text; the C interface has no
                 // exceptions.
                 ArrowError::ExternalError(error.to_string().into())

@@ -1,0 +1,82 @@
+//! Why a document is not what it should be.
+
+use std::fmt;
+
+use jiter::{Jiter, JiterErrorType, JsonErrorType};
+
+/// Why a document is not what it should be. Holds no part of the document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Malformed {
+    pub(super) problem: Problem,
+    /// Byte of the document, from 0.
+    pub(super) at: usize,
+    /// Column of the schema it is about, if it is about one.
+    pub(super) column: Option<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Problem {
+    /// The server does not say that it is JSON.
+    NotJson,
+    NotUtf8,
+    Syntax(JsonErrorType),
+    /// It is something else than this.
+    Expected(&'static str),
+    Duplicate,
+    TooDeep,
+    TooLarge,
+}
+
+impl Malformed {
+    #[cold]
+    pub(super) const fn new(problem: Problem, at: usize) -> Self {
+        Self { problem, at, column: None }
+    }
+
+    /// The problem of what the parser read last.
+    #[cold]
+    pub(super) fn at(problem: Problem, json: &Jiter<'_>) -> Self {
+        Self::new(problem, json.current_index())
+    }
+
+    /// The problem as text, with the names that the columns have.
+    pub(super) fn describe(&self, names: &[String]) -> String {
+        let place = self.column.and_then(|column| names.get(column));
+        let column = place.map(|name| format!("column {name:?}: ")).unwrap_or_default();
+        match self.problem {
+            Problem::NotJson => "the document is not JSON".to_owned(),
+            _ => format!("the document is malformed: {column}{} at byte {}", self.problem, self.at),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotJson => f.write_str("not JSON"),
+            Self::NotUtf8 => f.write_str("not UTF-8"),
+            // These two can hold a part of the document.
+            Self::Syntax(JsonErrorType::DuplicateKey(_) | JsonErrorType::InternalError(_)) => {
+                f.write_str("not JSON")
+            }
+            Self::Syntax(error) => write!(f, "{error}"),
+            Self::Expected(what) => write!(f, "expected {what}"),
+            Self::Duplicate => f.write_str("a key is there twice"),
+            Self::TooDeep => f.write_str("nested too deep"),
+            Self::TooLarge => f.write_str("takes too much memory"),
+        }
+    }
+}
+
+impl From<jiter::JiterError> for Malformed {
+    #[cold]
+    fn from(error: jiter::JiterError) -> Self {
+        let problem = match error.error_type {
+            JiterErrorType::JsonError(error) => Problem::Syntax(error),
+            JiterErrorType::WrongType { .. } => Problem::Expected("something else"),
+        };
+        Self::new(problem, error.index)
+    }
+}
+
+pub(super) type Result<T, E = Malformed> = std::result::Result<T, E>;

@@ -1,0 +1,135 @@
+//! The items of a vBucket's history, shared with the storage that holds them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dcp_wire::message::{DurabilityLevel, SystemEventId};
+use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, ScopeId, Seqno};
+
+/// What an item of a vBucket's history is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ItemKind {
+    /// A document was written.
+    Mutation,
+    /// A document was removed.
+    Deletion,
+    /// A document expired.
+    Expiration,
+    /// A collection or scope changed; key and value of the item are those of the event.
+    SystemEvent {
+        /// What happened.
+        id: SystemEventId,
+        /// Form of the payload.
+        version: u8,
+        /// Scope concerned.
+        scope_id: ScopeId,
+    },
+    /// A durable write began; key, value and metadata are those the document is to have.
+    Prepare {
+        /// When the write counts as durable.
+        level: DurabilityLevel,
+        /// Whether it removes the document.
+        is_deletion: bool,
+    },
+    /// A durable write succeeded; key, value and metadata are those of the document now. Only in
+    /// memory: the disk holds the mutation or deletion it amounts to.
+    Commit {
+        /// Where the write began.
+        prepared: Seqno,
+        /// Whether it removed the document.
+        is_deletion: bool,
+    },
+    /// A durable write was given up.
+    Abort {
+        /// Where the write began.
+        prepared: Seqno,
+    },
+}
+
+impl ItemKind {
+    /// Whether clients that take no part in durable writes get to see it.
+    #[must_use]
+    pub const fn is_visible(&self) -> bool {
+        !matches!(self, Self::Prepare { .. } | Self::Abort { .. })
+    }
+}
+
+/// One item of a vBucket's history, shared by everything that holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// What it is.
+    pub kind: ItemKind,
+    /// Position in the vBucket.
+    pub seqno: Seqno,
+    /// How many times the document has changed.
+    pub rev_seqno: RevSeqno,
+    /// Version of the document.
+    pub cas: Cas,
+    /// Collection the document lies in, or that the event is about.
+    pub collection_id: CollectionId,
+    /// Key without its collection id.
+    pub key: Bytes,
+    /// Value as stored: the xattr section first if the datatype says so, snappy if it says so.
+    pub value: Bytes,
+    /// What the value is made of.
+    pub datatype: Datatype,
+    /// Application's own 32 bits.
+    pub flags: u32,
+    /// Seconds since 1970 at which the document expires; 0 never.
+    pub expiry: u32,
+    /// Seconds since 1970 at which the document was removed; 0 for a live one.
+    pub delete_time: u32,
+}
+
+/// Places of consecutive seqnos, each with its item unless a later one replaced it.
+pub type Slots = Vec<Option<Arc<Item>>>;
+
+/// Items of a checkpoint in seqno order, as runs of slots that storage shares until it changes
+/// them: reading them counts users of runs, not of items.
+#[derive(Clone, Debug, Default)]
+pub struct CheckpointItems {
+    runs: Vec<Arc<Slots>>,
+    /// Slots at the beginning of the first run that are not meant.
+    skip: usize,
+}
+
+impl CheckpointItems {
+    /// What is in `runs`, but for the first `skip` slots of the first one.
+    #[must_use]
+    pub const fn new(runs: Vec<Arc<Slots>>, skip: usize) -> Self {
+        Self { runs, skip }
+    }
+
+    /// The items.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Arc<Item>> {
+        let first = self.runs.first().and_then(|run| run.get(self.skip..)).unwrap_or_default();
+        let others = self.runs.get(1..).unwrap_or_default();
+        first.iter().chain(others.iter().flat_map(|run| run.iter())).flatten()
+    }
+
+    /// The last item; `None` without any.
+    #[must_use]
+    pub fn last(&self) -> Option<&Arc<Item>> {
+        self.iter().next_back()
+    }
+
+    /// The runs and how many slots of the first one are not meant.
+    pub(super) fn into_parts(self) -> (Vec<Arc<Slots>>, usize) {
+        (self.runs, self.skip)
+    }
+}
+
+impl FromIterator<Arc<Item>> for CheckpointItems {
+    fn from_iter<I: IntoIterator<Item = Arc<Item>>>(items: I) -> Self {
+        Self::new(vec![Arc::new(items.into_iter().map(Some).collect())], 0)
+    }
+}
+
+impl PartialEq for CheckpointItems {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for CheckpointItems {}
