@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use crate::connect::{Connected, Connector};
 use crate::opening::Opening;
 use crate::pool::Pool;
-use crate::{Chain, ConnectOptions, Error, ErrorKind, probe};
+use crate::{Chain, ConnectOptions, Error, ErrorKind, requests};
 
 /// Longest time in which a pooled connection has to show that it is alive; a new one is made
 /// otherwise.
@@ -250,13 +250,13 @@ impl Bucket {
     /// Learns map and manifest over a connection.
     pub(crate) async fn refresh(&self, connected: &mut Connected) -> Result<(), Error> {
         let Connected { socket, leftover, outcome, address } = connected;
-        let map = probe::cluster_map(socket, leftover).await?;
+        let map = requests::cluster_map(socket, leftover).await?;
         let map = BucketConfig::parse(&map, &address.host).map_err(|error| {
             Error::new(ErrorKind::Protocol, "a cluster map cannot be used").with_source(error)
         })?;
         self.apply(map);
         if outcome.manifest.is_some()
-            && let Some(manifest) = probe::manifest(socket, leftover).await?
+            && let Some(manifest) = requests::manifest(socket, leftover).await?
         {
             self.learn_manifest(manifest);
         }

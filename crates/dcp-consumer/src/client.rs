@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 use crate::bucket::Bucket;
 use crate::cluster::{Cluster, SharedStats, StreamConfig};
 use crate::connect::Connector;
+use crate::observe::Nodes;
 use crate::opening::Opening;
 use crate::queue::Queue;
 use crate::reconciler::{Reconciler, check_end};
-use crate::survey::Survey;
 use crate::{
     Acknowledge, Acknowledger, BatchPolicy, ChangeStream, ConnectOptions, End, Error, ErrorKind,
     Filter, Observer, Start, StreamEvent, StreamOptions,
@@ -90,9 +90,9 @@ impl Client {
     /// [`Error`] if some vBucket's node did not answer within the connect timeout.
     pub async fn high_seqnos(&self) -> Result<BTreeMap<Vbid, Seqno>, Error> {
         self.check_open()?;
-        let mut survey = Survey::new(Arc::clone(&self.bucket), None);
+        let mut nodes = Nodes::new(Arc::clone(&self.bucket), None);
         let vbids = self.all_vbuckets().collect();
-        Box::pin(survey.high_seqnos(&vbids)).await
+        Box::pin(nodes.high_seqnos(&vbids)).await
     }
 
     /// A filter by ids, as checkpoints and offsets store it. Every node is asked for its manifest
@@ -107,8 +107,8 @@ impl Client {
         system_documents: bool,
     ) -> Result<StoredFilter, Error> {
         self.check_open()?;
-        let mut survey = Survey::new(Arc::clone(&self.bucket), None);
-        Box::pin(survey.connect(&self.all_vbuckets().collect())).await?;
+        let mut nodes = Nodes::new(Arc::clone(&self.bucket), None);
+        Box::pin(nodes.connect(&self.all_vbuckets().collect())).await?;
         filter::resolve(filter, system_documents, &self.manifest())
     }
 
@@ -188,15 +188,15 @@ impl Client {
         let opening = Opening::new(options)?;
         let vbids = self.vbuckets(options)?;
         let (bucket, patience) = (Arc::clone(&self.bucket), options.retry_timeout);
-        let mut survey = Survey::for_stream(bucket, opening.clone(), patience);
-        survey.connect(&vbids).await?;
+        let mut nodes = Nodes::for_stream(bucket, opening.clone(), patience);
+        nodes.connect(&vbids).await?;
         // Each connection brings the manifest of its node: this is the newest there is.
         let manifest = self.manifest();
         let filter = filter::resolve(&options.filter, options.system_documents, &manifest)?;
         let given = self.given(&options.start, &filter, &manifest)?;
         let asks = !matches!((&options.start, &options.end), (Start::Earliest, End::Never));
-        let high = if asks { survey.high_seqnos(&vbids).await? } else { BTreeMap::new() };
-        let checkpoint = self.start(options, given, &vbids, &high, &mut survey).await?;
+        let high = if asks { nodes.high_seqnos(&vbids).await? } else { BTreeMap::new() };
+        let checkpoint = self.start(options, given, &vbids, &high, &mut nodes).await?;
         let (mut vbuckets, mut complete) = (Vec::with_capacity(vbids.len()), Vec::new());
         for &vbid in &vbids {
             let position = checkpoint.position(vbid).cloned().unwrap_or(Position::EARLIEST);
@@ -252,7 +252,7 @@ impl Client {
                 ..options.batch
             },
         };
-        let connections = survey.into_connections();
+        let connections = nodes.into_connections();
         Ok(Plan { config, checkpoint, vbuckets, complete, connections })
     }
 
@@ -295,18 +295,18 @@ impl Client {
         mut checkpoint: Checkpoint,
         vbids: &BTreeSet<Vbid>,
         high: &BTreeMap<Vbid, Seqno>,
-        survey: &mut Survey,
+        nodes: &mut Nodes,
     ) -> Result<Checkpoint, Error> {
         match &options.start {
             Start::Earliest => {}
             Start::Latest => {
                 let written = high.iter().filter(|(_, seqno)| **seqno != Seqno::ZERO);
                 let written = written.map(|(vbid, _)| *vbid).collect();
-                for (vbid, (seqno, log)) in survey.newest(written).await? {
+                for (vbid, (seqno, log)) in nodes.newest(written).await? {
                     checkpoint.set(vbid, latest(seqno, log));
                 }
             }
-            Start::Checkpoint(_) => check_not_ahead(&checkpoint, vbids, high, survey).await?,
+            Start::Checkpoint(_) => check_not_ahead(&checkpoint, vbids, high, nodes).await?,
         }
         Ok(checkpoint)
     }
@@ -334,7 +334,7 @@ async fn check_not_ahead(
     checkpoint: &Checkpoint,
     vbids: &BTreeSet<Vbid>,
     high: &BTreeMap<Vbid, Seqno>,
-    survey: &mut Survey,
+    nodes: &mut Nodes,
 ) -> Result<(), Error> {
     let ahead: BTreeSet<Vbid> = vbids
         .iter()
@@ -344,7 +344,7 @@ async fn check_not_ahead(
             checkpoint.position(*vbid).is_some_and(|position| position.seqno > high)
         })
         .collect();
-    let logs = survey.failover_logs(&ahead).await?;
+    let logs = nodes.failover_logs(&ahead).await?;
     for (vbid, log) in logs {
         let Some(position) = checkpoint.position(vbid) else { continue };
         if position.vbuuid() == log.newest().vbuuid {

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::connect::Connected;
 use crate::opening::Opening;
-use crate::probe;
+use crate::requests;
 
 /// Most pooled connections: one per node and kind is the rule, more where streams ran side by side.
 const MOST: usize = 32;
@@ -130,7 +130,7 @@ async fn hold(mut connected: Connected, mut wanted: oneshot::Receiver<Taker>, un
         }
         let answered = tokio::select! {
             biased;
-            answered = probe::answer_noops(socket, leftover) => answered,
+            answered = requests::answer_noops(socket, leftover) => answered,
             // Its server reads nothing: whoever wants it, or it no more, does not wait for that.
             _ = &mut wanted => return,
             () = sleep_until(until) => return,

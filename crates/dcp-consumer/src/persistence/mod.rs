@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use dcp_proto::topology::Address;
+use dcp_wire::message::ObservedSeqno;
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 
 use crate::connect::ConnectionId;
@@ -29,6 +30,21 @@ const OVERDUE: Duration = Duration::from_secs(60);
 /// What one copy of a vBucket said: its newest branch, and how far that is on disk. `None`: it did
 /// not say, or does not know the branch asked about.
 pub(crate) type Answer = Option<(Vbuuid, Seqno)>;
+
+/// What a node's answer says of its copy.
+pub(crate) const fn said(observed: &ObservedSeqno) -> (Vbuuid, Seqno) {
+    (observed.vbuuid, observed.persisted_seqno)
+}
+
+/// Up to where all copies have everything on disk, on this branch: nothing while one of them has
+/// another branch, or does not say.
+pub(crate) fn on_all_disks(vbuuid: Vbuuid, answers: impl IntoIterator<Item = Answer>) -> Seqno {
+    let of_one = |answer: Answer| match answer {
+        Some((on, seqno)) if on == vbuuid => seqno,
+        _ => Seqno::ZERO,
+    };
+    answers.into_iter().map(of_one).min().unwrap_or(Seqno::ZERO)
+}
 
 /// What a connection is told about one of its vBuckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,11 +76,7 @@ struct Watched {
 impl Watched {
     /// Up to where every copy has everything on disk.
     fn persisted(&self) -> Seqno {
-        let of = |answer: &Answer| match answer {
-            Some((vbuuid, seqno)) if *vbuuid == self.vbuuid => *seqno,
-            _ => Seqno::ZERO,
-        };
-        self.answers.iter().map(of).min().unwrap_or(Seqno::ZERO)
+        on_all_disks(self.vbuuid, self.answers.iter().copied())
     }
 
     /// Whether changes wait because copies have diverged: one of them is on another branch than the

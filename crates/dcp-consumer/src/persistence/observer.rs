@@ -8,10 +8,10 @@ use dcp_wire::{Status, Vbid, Vbuuid};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::{Answer, Question};
+use super::{Answer, Question, said};
 use crate::bucket::Bucket;
 use crate::connect::Connected;
-use crate::{Error, ErrorKind, probe};
+use crate::{Error, ErrorKind, requests};
 
 /// How long a node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -65,15 +65,13 @@ async fn ask(
             Err(error) => return Observed::Lost(error),
         },
     };
-    let observed = probe::observe(&mut connected.socket, &mut connected.leftover, question).await;
+    let observed =
+        requests::observe(&mut connected.socket, &mut connected.leftover, question).await;
     let observed = match observed {
         Ok(observed) => observed,
         Err(error) => return failure(error),
     };
-    let answer = |&(vbid, _): &(Vbid, _)| {
-        let observed = observed.get(&vbid)?;
-        Some((observed.vbuuid, observed.persisted_seqno))
-    };
+    let answer = |&(vbid, _): &(Vbid, _)| observed.get(&vbid).map(said);
     let answers: Vec<(Vbid, Answer)> =
         question.iter().map(|asked| (asked.0, answer(asked))).collect();
     let is_map_old = answers.iter().any(|(_, answer)| answer.is_none());

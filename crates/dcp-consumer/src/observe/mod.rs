@@ -1,21 +1,25 @@
-//! What the cluster says of its vBuckets, asked again and again over connections that are kept.
+//! Observation of vBuckets outside of any stream: once for a stream that is opened, or again and again
+//! over connections that stay.
 
-mod streams;
+mod nodes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dcp_proto::FailoverLog;
+use dcp_proto::consumer::StreamFilter;
 use dcp_proto::topology::Address;
+use dcp_proto::{FailoverLog, Position};
 use dcp_wire::message::ObservedSeqno;
-use dcp_wire::{Seqno, Vbid, Vbuuid};
+use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
 use tokio::time::{Instant, sleep};
 
+pub(crate) use self::nodes::Nodes;
+use self::nodes::{Seqnos, Visited};
 use crate::bucket::Bucket;
 use crate::connect::Connected;
 use crate::opening::Opening;
-use crate::survey::{Seqnos, Survey, Visited};
+use crate::persistence::{on_all_disks, said};
 use crate::{Chain, Error, ErrorKind, StreamOptions};
 
 /// Longest time for the replicas of one call: what they do not say is taken for "not persisted".
@@ -86,38 +90,80 @@ impl Observer {
         vbids: &BTreeSet<Vbid>,
         persisted: bool,
     ) -> Result<BTreeMap<Vbid, Observation>, Error> {
-        let mut survey = self.survey();
-        let observed = self.look(&mut survey, vbids, persisted).await;
-        self.keep(survey);
+        let mut nodes = self.nodes();
+        let observed = self.look(&mut nodes, vbids, persisted).await;
+        self.keep(nodes);
         observed
     }
 
-    fn survey(&mut self) -> Survey {
+    /// Whether streams of what a filter names could go on from these positions; if not, the seqno
+    /// that each is rolled back to.
+    ///
+    /// # Errors
+    /// [`Error`] if not every vBucket's node answers within the connect timeout.
+    pub(crate) async fn resume(
+        &mut self,
+        positions: &BTreeMap<Vbid, Position>,
+        filter: &StreamFilter,
+    ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
+        let mut nodes = self.nodes();
+        let verdicts = nodes.resume(positions, filter).await;
+        self.keep(nodes);
+        verdicts
+    }
+
+    /// Highest seqnos that any of these collections has in these vBuckets.
+    ///
+    /// # Errors
+    /// [`Error`] if not every vBucket's node answers within the connect timeout.
+    pub(crate) async fn collection_seqnos(
+        &mut self,
+        vbids: &BTreeSet<Vbid>,
+        collections: &[CollectionId],
+    ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
+        let mut nodes = self.nodes();
+        let seqnos = nodes.collection_seqnos(vbids, collections).await;
+        self.keep(nodes);
+        seqnos
+    }
+
+    /// Has the client learn the newest manifest that the nodes send in time.
+    ///
+    /// # Errors
+    /// [`Error`] if the bucket is another one by now.
+    pub(crate) async fn refresh_manifest(&mut self) -> Result<(), Error> {
+        let mut nodes = self.nodes();
+        let refreshed = nodes.refresh_map(REPLICA_PATIENCE).await;
+        self.keep(nodes);
+        refreshed
+    }
+
+    fn nodes(&mut self) -> Nodes {
         let connections = std::mem::take(&mut self.connections);
-        Survey::with_connections(Arc::clone(&self.bucket), self.opening.clone(), connections)
+        Nodes::with_connections(Arc::clone(&self.bucket), self.opening.clone(), connections)
     }
 
     /// Keeps the connections to nodes that have a copy of some vBucket.
-    fn keep(&mut self, survey: Survey) {
+    fn keep(&mut self, nodes: Nodes) {
         let copies = self.copies();
-        let connections = survey.into_connections().into_iter();
+        let connections = nodes.into_connections().into_iter();
         let named = connections.filter(|each| copies.contains(&each.address));
         self.connections = named.map(|each| (each.address.clone(), each)).collect();
     }
 
     async fn look(
         &mut self,
-        survey: &mut Survey,
+        nodes: &mut Nodes,
         vbids: &BTreeSet<Vbid>,
         persisted: bool,
     ) -> Result<BTreeMap<Vbid, Observation>, Error> {
-        let mut observed = observe_active(survey, vbids, &mut self.logs).await?;
+        let mut observed = observe_active(nodes, vbids, &mut self.logs).await?;
         let replicas = self.replicas(vbids.iter().copied());
         if !persisted {
             observed.values_mut().for_each(|seen| seen.persisted_seqno = None);
-        } else if !observe_replicas(survey, replicas, &mut observed).await {
+        } else if !observe_replicas(nodes, replicas, &mut observed).await {
             // The map may name copies that are there no more.
-            survey.refresh_map(REPLICA_PATIENCE).await?;
+            nodes.refresh_map(REPLICA_PATIENCE).await?;
         }
         Ok(observed)
     }
@@ -147,20 +193,20 @@ impl Observer {
 /// Histories and seqnos of the active copies. `logs` are those known; a vBucket whose history is
 /// another one by now is asked for again.
 async fn observe_active(
-    survey: &mut Survey,
+    nodes: &mut Nodes,
     vbids: &BTreeSet<Vbid>,
     logs: &mut BTreeMap<Vbid, FailoverLog>,
 ) -> Result<BTreeMap<Vbid, Observation>, Error> {
     let mut observed = BTreeMap::new();
     let mut missing = vbids.clone();
     // First: what is purged later is purged after the moment that is looked at.
-    let purged = survey.purge_seqnos(vbids).await?;
+    let purged = nodes.purge_seqnos(vbids).await?;
     while let Some(&first) = missing.first() {
         let unknown = missing.iter().copied().filter(|vbid| !logs.contains_key(vbid)).collect();
-        logs.extend(survey.failover_logs(&unknown).await?);
+        logs.extend(nodes.failover_logs(&unknown).await?);
         let branch = |&vbid: &Vbid| Some((vbid, logs.get(&vbid)?.newest().vbuuid));
         let branches: BTreeMap<Vbid, Vbuuid> = missing.iter().filter_map(branch).collect();
-        let seqnos = survey.observe(&branches).await?;
+        let seqnos = nodes.observe(&branches).await?;
         for (vbid, vbuuid) in branches {
             let seen = seqnos.get(&vbid).filter(|seen| is_on(seen, vbuuid));
             let (Some(seen), Some(log)) = (seen, logs.get(&vbid)) else {
@@ -179,7 +225,7 @@ async fn observe_active(
         if missing.is_disjoint(&unknown) {
             continue;
         }
-        if Instant::now() + PAUSE >= survey.deadline() {
+        if Instant::now() + PAUSE >= nodes.deadline() {
             let message = format!("the history of {first} keeps changing: try again later");
             return Err(Error::new(ErrorKind::Timeout, message).with_vbid(first));
         }
@@ -190,7 +236,7 @@ async fn observe_active(
 
 /// Lowers what is persisted to what it is on every replica; `false` if one did not answer.
 async fn observe_replicas(
-    survey: &mut Survey,
+    nodes: &mut Nodes,
     replicas: BTreeMap<Address, Vec<Vbid>>,
     observed: &mut BTreeMap<Vbid, Observation>,
 ) -> bool {
@@ -198,7 +244,7 @@ async fn observe_replicas(
     let branches: BTreeMap<Vbid, Vbuuid> = observed.iter().map(newest).collect();
     let question = Arc::new(Seqnos { branches });
     let mut all = true;
-    for visited in survey.visit(replicas, &question, REPLICA_PATIENCE).await {
+    for visited in nodes.visit(replicas, &question, REPLICA_PATIENCE).await {
         let Visited { address, vbids, answers } = visited;
         let answers = answers.unwrap_or_else(|error| {
             tracing::warn!(%address, error = %Chain(&error), "a replica does not answer");
@@ -208,8 +254,7 @@ async fn observe_replicas(
             let Some(seen) = observed.get_mut(&vbid) else { continue };
             let answer = answers.get(&vbid);
             all &= answer.is_some();
-            let same = answer.filter(|answer| is_on(answer, seen.log.newest().vbuuid));
-            let persisted = same.map_or(Seqno::ZERO, |answer| answer.persisted_seqno);
+            let persisted = on_all_disks(seen.log.newest().vbuuid, [answer.map(said)]);
             seen.persisted_seqno = seen.persisted_seqno.map(|least| least.min(persisted));
         }
     }

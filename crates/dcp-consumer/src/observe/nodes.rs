@@ -1,22 +1,22 @@
-//! What is asked of all nodes before streams are opened: highest seqnos and failover logs.
-
-mod streams;
+//! Questions to all nodes of some vBuckets at once: their seqnos, histories and what streams could go
+//! on from.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dcp_proto::FailoverLog;
+use dcp_proto::consumer::StreamFilter;
 use dcp_proto::topology::Address;
+use dcp_proto::{FailoverLog, Position};
 use dcp_wire::message::ObservedSeqno;
-use dcp_wire::{Seqno, Vbid, Vbuuid};
+use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::bucket::Bucket;
 use crate::connect::Connected;
 use crate::opening::Opening;
-use crate::{Chain, Error, ErrorKind, probe};
+use crate::{Chain, Error, ErrorKind, requests};
 
 /// Pause before nodes are asked again for what they did not answer; it doubles.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -61,7 +61,7 @@ impl Question for HighSeqnos {
         connected: &mut Connected,
         _: &[Vbid],
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
-        probe::high_seqnos(&mut connected.socket, &mut connected.leftover).await
+        requests::high_seqnos(&mut connected.socket, &mut connected.leftover).await
     }
 }
 
@@ -75,7 +75,7 @@ impl Question for FailoverLogs {
         connected: &mut Connected,
         vbids: &[Vbid],
     ) -> Result<BTreeMap<Vbid, FailoverLog>, Error> {
-        probe::failover_logs(&mut connected.socket, &mut connected.leftover, vbids).await
+        requests::failover_logs(&mut connected.socket, &mut connected.leftover, vbids).await
     }
 }
 
@@ -94,7 +94,7 @@ impl Question for Seqnos {
     ) -> Result<BTreeMap<Vbid, ObservedSeqno>, Error> {
         let branch = |vbid: &Vbid| Some((*vbid, *self.branches.get(vbid)?));
         let asked: Vec<_> = vbids.iter().filter_map(branch).collect();
-        probe::observe(&mut connected.socket, &mut connected.leftover, &asked).await
+        requests::observe(&mut connected.socket, &mut connected.leftover, &asked).await
     }
 }
 
@@ -109,7 +109,7 @@ impl Question for PurgeSeqnos {
         connected: &mut Connected,
         vbids: &[Vbid],
     ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
-        let told = probe::purge_seqnos(&mut connected.socket, &mut connected.leftover).await?;
+        let told = requests::purge_seqnos(&mut connected.socket, &mut connected.leftover).await?;
         let Some(told) = told else { return Ok(vbids.iter().map(|&vbid| (vbid, None)).collect()) };
         // One it has no copy of has moved.
         let seqno = |&vbid: &Vbid| Some((vbid, Some(*told.get(&vbid)?)));
@@ -117,8 +117,52 @@ impl Question for PurgeSeqnos {
     }
 }
 
+struct Resumption {
+    positions: BTreeMap<Vbid, Position>,
+    filter: StreamFilter,
+}
+
+impl Question for Resumption {
+    /// Where the server rolls back to, if it does.
+    type Answer = Option<Seqno>;
+
+    async fn ask(
+        &self,
+        connected: &mut Connected,
+        vbids: &[Vbid],
+    ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
+        let asked = |&vbid: &Vbid| Some((vbid, self.positions.get(&vbid)?));
+        let asked: Vec<_> = vbids.iter().filter_map(asked).collect();
+        let filter =
+            if connected.outcome.manifest.is_some() { &self.filter } else { &StreamFilter::All };
+        requests::resume(&mut connected.socket, &mut connected.leftover, &asked, filter).await
+    }
+}
+
+struct CollectionSeqnos {
+    collections: Vec<CollectionId>,
+}
+
+impl Question for CollectionSeqnos {
+    type Answer = Seqno;
+
+    async fn ask(
+        &self,
+        connected: &mut Connected,
+        vbids: &[Vbid],
+    ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
+        let Connected { socket, leftover, .. } = connected;
+        let seqnos = requests::collection_seqnos(socket, leftover, &self.collections).await?;
+        // The node knows no seqno of a collection that a vBucket has nothing of.
+        Ok(vbids
+            .iter()
+            .map(|vbid| (*vbid, seqnos.get(vbid).copied().unwrap_or_default()))
+            .collect())
+    }
+}
+
 /// Connections to nodes, and how to make more of them.
-pub(crate) struct Survey {
+pub(crate) struct Nodes {
     bucket: Arc<Bucket>,
     /// With DCP opened so, or plain ones.
     opening: Option<Opening>,
@@ -137,7 +181,7 @@ pub(crate) struct Visited<A> {
     pub(crate) answers: Result<BTreeMap<Vbid, A>, Error>,
 }
 
-impl Survey {
+impl Nodes {
     /// Connections are made as `opening` says; everything together may take as long as one
     /// connection.
     pub(crate) fn new(bucket: Arc<Bucket>, opening: Option<Opening>) -> Self {
@@ -149,9 +193,9 @@ impl Survey {
 
     /// For a stream to be opened: what fails is tried again for as long as the stream would.
     pub(crate) fn for_stream(bucket: Arc<Bucket>, opening: Opening, patience: Duration) -> Self {
-        let survey = Self::new(bucket, Some(opening));
-        let deadline = survey.begun.checked_add(patience.min(YEARS)).unwrap_or(survey.deadline);
-        Self { deadline, is_for_stream: true, ..survey }
+        let nodes = Self::new(bucket, Some(opening));
+        let deadline = nodes.begun.checked_add(patience.min(YEARS)).unwrap_or(nodes.deadline);
+        Self { deadline, is_for_stream: true, ..nodes }
     }
 
     /// Goes on with connections that were made before.
@@ -279,6 +323,33 @@ impl Survey {
         vbids: &BTreeSet<Vbid>,
     ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
         self.ask(vbids, PurgeSeqnos).await
+    }
+
+    /// Whether streams could go on from these positions; if not, where they are rolled back to.
+    ///
+    /// # Errors
+    /// [`Error`] if not every vBucket's node answers before the deadline.
+    pub(crate) async fn resume(
+        &mut self,
+        positions: &BTreeMap<Vbid, Position>,
+        filter: &StreamFilter,
+    ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
+        let vbids = positions.keys().copied().collect();
+        let (positions, filter) = (positions.clone(), filter.clone());
+        self.ask(&vbids, Resumption { positions, filter }).await
+    }
+
+    /// Highest seqnos that any of these collections has in these vBuckets.
+    ///
+    /// # Errors
+    /// [`Error`] if not every vBucket's node answers before the deadline.
+    pub(crate) async fn collection_seqnos(
+        &mut self,
+        vbids: &BTreeSet<Vbid>,
+        collections: &[CollectionId],
+    ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
+        let collections = collections.to_vec();
+        self.ask(vbids, CollectionSeqnos { collections }).await
     }
 
     /// Asks the nodes until every vBucket is answered.

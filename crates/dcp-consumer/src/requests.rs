@@ -1,4 +1,4 @@
-//! Questions asked of a node before any stream is open.
+//! Requests to one node outside of any stream, each with its answer.
 
 mod collections;
 mod resume;
