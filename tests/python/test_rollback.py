@@ -87,7 +87,7 @@ BASE = {
             {"vbuuid": 0xA, "snapshot_start": 50, "start_seqno": 70},
             ["up to seqno 60", "inside snapshot [50, 80]", "seqno 50"],
         ),
-        ({"vbuuid": 0xC}, ["vbuuid 0xc", "none of the 2", "newest of which is 0xb"]),
+        ({"vbuuid": 0xC}, ["vbuuid 0xc", "not among the 2", "newest of which is 0xb"]),
         ({"purge_seqno": 90}, ["start seqno 80", "below the purge seqno 90", "missed"]),
         ({"snapshot_start": 81, "snapshot_end": 90}, ["80 is not within snapshot [81, 90]"]),
         ({"end_seqno": 79}, ["start seqno 80 is greater than end seqno 79"]),
