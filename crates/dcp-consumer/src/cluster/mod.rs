@@ -264,11 +264,11 @@ impl<S: BatchSink> Cluster<S> {
             }
             Report::Unpersisted(vbid, vbuuid) => self.waiting(id, vbid, vbuuid, now),
             Report::Progress(progress) => self.progressed(&progress, now)?,
-            Report::Ended { vbid, cause, resume } => {
+            Report::Ended { vbid, cause, from } => {
                 self.persistence.forget(vbid, id);
                 let reason = cause.to_string();
                 self.stats.events.push(StreamEvent::Ended { vbid, reason });
-                match self.reconciler.ended(vbid, id, cause, resume, now) {
+                match self.reconciler.ended(vbid, id, cause, from, now) {
                     Verdict::Fatal(error) => return Err(error),
                     Verdict::Retry { fetch_map } => {
                         if fetch_map {
@@ -337,15 +337,15 @@ impl<S: BatchSink> Cluster<S> {
         }
         for (address, node) in &self.nodes {
             if let Slot::Up { id, commands, .. } = &node.slot {
-                for (vbid, end_seqno, resume) in self.reconciler.take_requests(*id) {
+                for (vbid, end_seqno, from) in self.reconciler.take_requests(*id) {
                     // A task that is gone takes nothing; one that goes hands back what it was sent.
-                    let command = Command::Open { vbid, end_seqno, resume };
+                    let command = Command::Open { vbid, end_seqno, from };
                     if let Err(refused) = commands.send(command)
-                        && let Command::Open { vbid, resume, .. } = refused.0
+                        && let Command::Open { vbid, from, .. } = refused.0
                     {
                         let message = format!("the connection to {address} is over");
                         let cause = Arc::new(Error::new(ErrorKind::ConnectionLost, message));
-                        self.reconciler.lost(*id, vec![(vbid, *resume)], &cause, now);
+                        self.reconciler.lost(*id, vec![(vbid, *from)], &cause, now);
                     }
                 }
             }

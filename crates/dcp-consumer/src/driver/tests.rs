@@ -245,9 +245,9 @@ async fn a_stream_that_ends_is_reported_after_its_rows_are_delivered() {
     server.marker().await;
     server.rows(1..=3).await;
     server.end().await;
-    let Report::Ended { cause, resume, .. } = server.report().await else { panic!("not ended") };
+    let Report::Ended { cause, from, .. } = server.report().await else { panic!("not ended") };
     assert_eq!(cause, EndCause::Ended(StreamEndReason::STATE_CHANGED));
-    assert_eq!(resume.position.seqno, Seqno(3));
+    assert_eq!(from.position.seqno, Seqno(3));
     assert!(!server.queue.is_empty(), "before the report, not after it");
     assert_eq!(server.batch().await.batch, [1, 2, 3]);
 }

@@ -11,8 +11,7 @@ mod planner;
 mod reader;
 
 pub use dcp_proto::micro_batch::{
-    Limits, Offset, Offsets, OffsetsError, Partition, PartitionError, PartitionRange, PlanError,
-    Start,
+    Limits, Offset, Offsets, OffsetsError, Partition, PartitionError, PlanError, Start,
 };
 pub use error::PlannerError;
 pub use options::PlannerOptions;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use dcp_proto::OnRollback;
 use dcp_proto::consumer::{
-    Connection, ConnectionConfig, Delivery, Event, Limit, Resume, StreamFilter,
+    Connection, ConnectionConfig, Delivery, Event, Limit, StreamFilter, StreamPosition,
 };
 use dcp_proto::{
     Change, ChangeSink, FailoverLog, Position, Rollback, SinkError, Snapshot, SystemEventRecord,
@@ -85,14 +85,14 @@ impl Script {
                 Position { seqno: number(0), snapshot, failover_log, ..Position::EARLIEST }
             }
         };
-        script.request(Resume::new(position));
+        script.request(StreamPosition::new(position));
         if row["opened"].as_bool() != Some(false) {
             script.accept(row.get("opens").map_or(own, |opens| log(Some(opens))));
         }
         script
     }
 
-    fn request(&mut self, resume: Resume) {
+    fn request(&mut self, resume: StreamPosition) {
         self.machine.open_stream(VB, self.end, resume).expect("no stream yet");
         self.take_requests();
     }

@@ -5,7 +5,7 @@ use dcp_wire::{DecodeError, Frame, Opcode, Seqno, Status};
 
 use super::harness::{Harness, config, position};
 use crate::Position;
-use crate::consumer::{ConnectionError, Misbehaviour, ProtocolErrorKind, Resume};
+use crate::consumer::{ConnectionError, Misbehaviour, ProtocolErrorKind, StreamPosition};
 
 /// What the server sends.
 #[derive(Clone, Copy, Debug)]
@@ -122,7 +122,7 @@ fn answers_of_the_wrong_length_close_the_connection() {
     ];
     for (number, status, value) in rows {
         let mut server = Harness::new(config());
-        server.open(Resume::new(position(5, (5, 5), &[(1, 0)])));
+        server.open(StreamPosition::new(position(5, (5, 5), &[(1, 0)])));
         server.answer(status, value);
         let error = server.try_play().unwrap_err();
         assert!(matches!(error, ConnectionError::Protocol(_)), "{number}: {error}");
@@ -134,7 +134,8 @@ fn a_branch_nothing_was_written_on_is_not_named() {
     // CM-15: log (Y, 50)(W, 0) and seqno 50: the change lies on W, so that there is nothing to
     // roll back in the first place.
     let mut server = Harness::new(config());
-    let request = server.open(Resume::new(position(50, (50, 50), &[(0x59, 50), (0x57, 0)])));
+    let request =
+        server.open(StreamPosition::new(position(50, (50, 50), &[(0x59, 50), (0x57, 0)])));
     assert_eq!(request.vbuuid, 0x57);
 }
 
@@ -142,7 +143,7 @@ fn a_branch_nothing_was_written_on_is_not_named() {
 fn the_log_is_replaced_before_any_item() {
     // CM-18.
     let mut server = Harness::new(config());
-    server.open(Resume::new(position(950, (950, 950), &[(0x57, 0)])));
+    server.open(StreamPosition::new(position(950, (950, 950), &[(0x57, 0)])));
     server.accept(&[(0x59, 900), (0x57, 0)]);
     server.marker(950, 951).mutation(951).play();
     assert_eq!(server.moved().unwrap().vbuuid().0, 0x59);
@@ -152,7 +153,7 @@ fn the_log_is_replaced_before_any_item() {
 fn the_first_request_starts_at_0() {
     // CM-27.
     let mut server = Harness::new(config());
-    let request = server.open(Resume::new(Position::EARLIEST));
+    let request = server.open(StreamPosition::new(Position::EARLIEST));
     assert_eq!(
         (request.start, request.end, request.vbuuid, request.snapshot, request.value.as_str()),
         (0, u64::MAX, 0, (0, 0), "")
@@ -162,7 +163,7 @@ fn the_first_request_starts_at_0() {
 #[test]
 fn a_stream_that_was_not_accepted_may_not_send() {
     let mut server = Harness::new(config());
-    server.open(Resume::new(Position::EARLIEST));
+    server.open(StreamPosition::new(Position::EARLIEST));
     server.marker(0, 5);
     assert_eq!(server.misbehaves(), Misbehaviour::UnexpectedPacket);
 }

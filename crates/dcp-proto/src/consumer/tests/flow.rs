@@ -6,7 +6,7 @@ use dcp_wire::message::{Mutation, SnapshotFlags, SnapshotMarker, StreamAddress, 
 use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status};
 
 use super::harness::{Harness, Sent, VB, config};
-use crate::consumer::{ConnectionConfig, ConnectionError, Limit, Misbehaviour, Resume};
+use crate::consumer::{ConnectionConfig, ConnectionError, Limit, Misbehaviour, StreamPosition};
 use crate::{Position, SinkError};
 
 fn with_window(window: u32) -> ConnectionConfig {
@@ -207,7 +207,7 @@ fn a_change_the_sink_refuses_is_not_passed_over() {
 fn a_refused_stream_gives_the_map_that_came_with_it() {
     use crate::consumer::{EndCause, Event, OpenStreamError};
     let mut server = Harness::new(config());
-    server.open(Resume::new(Position::EARLIEST));
+    server.open(StreamPosition::new(Position::EARLIEST));
     server.answer(Status::NOT_MY_VBUCKET, b"{\"rev\":7}").play();
     let events = server.events();
     let [Event::ClusterMap(map), Event::StreamEnded { cause, .. }] = &events[..] else {

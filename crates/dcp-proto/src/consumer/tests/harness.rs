@@ -12,7 +12,7 @@ use dcp_wire::{Cas, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vb
 
 use crate::consumer::{
     Connection, ConnectionConfig, ConnectionError, Delivery, EndCause, Event, Limit, Misbehaviour,
-    ProtocolErrorKind, Resume, StreamFilter, Walk,
+    ProtocolErrorKind, StreamFilter, StreamPosition, Walk,
 };
 use crate::{
     Change, ChangeSink, FailoverLog, OnRollback, Op, Position, Rollback, SinkError, Snapshot,
@@ -149,17 +149,17 @@ impl Harness {
     /// With a stream from the beginning that the server has accepted.
     pub(super) fn streaming(config: ConnectionConfig) -> Self {
         let mut harness = Self::new(config);
-        harness.open(Resume::new(Position::EARLIEST));
+        harness.open(StreamPosition::new(Position::EARLIEST));
         harness.accept(&[(1, 0)]);
         harness
     }
 
-    pub(super) fn open(&mut self, resume: Resume) -> Request {
-        self.open_until(resume, Seqno::MAX)
+    pub(super) fn open(&mut self, from: StreamPosition) -> Request {
+        self.open_until(from, Seqno::MAX)
     }
 
-    pub(super) fn open_until(&mut self, resume: Resume, end: Seqno) -> Request {
-        self.machine.open_stream(VB, end, resume).unwrap();
+    pub(super) fn open_until(&mut self, from: StreamPosition, end: Seqno) -> Request {
+        self.machine.open_stream(VB, end, from).unwrap();
         self.requested()
     }
 
@@ -330,8 +330,8 @@ impl Harness {
     pub(super) fn reconnect(&mut self, config: ConnectionConfig) -> Request {
         let old = std::mem::replace(&mut self.machine, Connection::new(config, self.now));
         self.wire.clear();
-        let [(_, resume)] = &old.into_streams()[..] else { panic!("one stream") };
-        self.open(resume.clone())
+        let [(_, from)] = &old.into_streams()[..] else { panic!("one stream") };
+        self.open(from.clone())
     }
 
     /// The same for a stream with an end.
@@ -344,8 +344,8 @@ impl Harness {
     pub(super) fn reopen_until(&mut self, config: ConnectionConfig, end: Seqno) {
         let old = std::mem::replace(&mut self.machine, Connection::new(config, self.now));
         self.wire.clear();
-        let [(_, resume)] = &old.into_streams()[..] else { panic!("one stream") };
-        self.machine.open_stream(VB, end, resume.clone()).unwrap();
+        let [(_, from)] = &old.into_streams()[..] else { panic!("one stream") };
+        self.machine.open_stream(VB, end, from.clone()).unwrap();
     }
 
     pub(super) fn seqnos(&self) -> Vec<u64> {

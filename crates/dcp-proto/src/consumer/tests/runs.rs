@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::harness::*;
-use crate::consumer::{ConnectionConfig, Delivery, Hidden, Limit, Resume};
+use crate::consumer::{ConnectionConfig, Delivery, Hidden, Limit, StreamPosition};
 use crate::{Position, SinkError};
 
 /// What the server sends next, after what it has sent.
@@ -178,7 +178,7 @@ proptest! {
         let [mut runs, mut singles] = [(); 2].map(|()| {
             let mut harness = Harness::new(config.clone());
             harness.sink.refuse = refuse.map(Seqno);
-            harness.open_until(Resume::new(Position::EARLIEST), Seqno(end));
+            harness.open_until(StreamPosition::new(Position::EARLIEST), Seqno(end));
             harness.accept(&[(2, branch), (1, 0)]);
             harness
         });
