@@ -2,7 +2,6 @@
 
 mod backlog;
 mod dropped;
-mod hidden;
 mod mitigation;
 mod nodes;
 mod polls;
@@ -14,7 +13,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use dcp_proto::BatchSink;
-use dcp_proto::consumer::{Delivery, StreamFilter};
+use dcp_proto::consumer::{Delivery, Hidden, StreamFilter};
 use dcp_proto::topology::{Address, BucketConfig};
 use rand::rngs::StdRng;
 use tokio::sync::mpsc;
@@ -36,7 +35,7 @@ use crate::persistence::observer::Observed;
 use crate::persistence::{Persistence, Question};
 use crate::queue::{Entry, Queue};
 use crate::reconciler::{Reconciler, Verdict};
-use crate::{BatchPolicy, Chain, Error, ErrorKind, OnRollback};
+use crate::{BatchPolicy, Chain, Error, ErrorKind, OnRollback, filter};
 
 /// Longest time in which connections are made ready for the next stream.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
@@ -410,4 +409,27 @@ fn panicked(error: JoinError) -> Error {
 
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
+}
+
+/// Documents of scope `_system` are left out on every connection alike: one learns of a new collection
+/// from the event in its own streams, and another may take over a vBucket that is past that event.
+impl<S: BatchSink> Cluster<S> {
+    /// A connection has learned what to leave out.
+    pub(super) fn hide(&mut self, learned: &Hidden) {
+        self.config.delivery.hidden.merge(learned);
+        for node in self.nodes.values() {
+            if let Slot::Up { commands, .. } = &node.slot {
+                // One that is gone needs to know nothing.
+                let _ = commands.send(Command::Hide(learned.clone()));
+            }
+        }
+    }
+
+    /// Learns what to leave out from the newest manifest known.
+    pub(super) fn hide_by_manifest(&mut self) {
+        let hidden = &mut self.config.delivery.hidden;
+        if hidden.leaves_out_system_scope() {
+            hidden.merge(&filter::hidden(&self.config.filter, &self.bucket.manifest()));
+        }
+    }
 }
