@@ -59,3 +59,10 @@ pub use pool::BufferPool;
 pub use schema::{COLUMNS, Column, ColumnSet, ColumnSpec, KeyType, SchemaError};
 pub use sink::ArrowSink;
 pub use table::{Columns, TableOptions, TableSchema};
+
+/// The one of `names` that takes the fewest edits to become, of which the first 64 characters count.
+fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
+    let name: String = name.chars().take(64).collect::<String>().to_lowercase();
+    let edits = |known: &&str| strsim::levenshtein(&name, &known.to_lowercase());
+    names.min_by_key(edits).unwrap_or_default().to_owned()
+}

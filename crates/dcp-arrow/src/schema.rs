@@ -252,7 +252,7 @@ impl Column {
         COLUMNS.iter().find_map(|spec| (spec.name == name).then_some(spec.column)).ok_or_else(
             || SchemaError::UnknownColumn {
                 name: name.to_owned(),
-                nearest: nearest(name, names()),
+                nearest: crate::nearest(name, names()),
             },
         )
     }
@@ -328,13 +328,6 @@ pub(crate) fn xattrs_entries() -> Field {
 /// Names of the table's columns.
 pub(crate) fn names<'a>() -> impl Iterator<Item = &'a str> {
     COLUMNS.iter().map(|spec| spec.name)
-}
-
-/// The one of `names` that takes the fewest edits to become, of which the first 64 characters count.
-pub(crate) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
-    let name: String = name.chars().take(64).collect::<String>().to_lowercase();
-    let edits = |known: &&str| strsim::levenshtein(&name, &known.to_lowercase());
-    names.min_by_key(edits).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
