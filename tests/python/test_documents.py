@@ -2,6 +2,7 @@
 
 import datetime as dt
 import decimal
+import random
 
 import pytest
 
@@ -67,6 +68,21 @@ def documents(cluster):
 
 def by_key(client, **options):
     return {row["key"]: row for row in rows_of(client.stream(until="now", **options))}
+
+
+def test_moments_are_those_of_the_calendar(client, cluster):
+    """From year 1 to 9999, as `datetime` itself adds seconds to 1970."""
+    epoch = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    first, last = -62_135_596_800, 253_402_300_799
+    seed = random.randrange(2**32)
+    seconds = [first, -1, 0, 951_782_399, 951_782_400, 951_868_800, last]
+    seconds += random.Random(seed).choices(range(first, last), k=200)
+    for second in seconds:
+        cluster.upsert(str(second), {"at": second})
+    rows = by_key(client, document_schema="at TIMESTAMP")
+    read = {second: rows[str(second)]["at"] for second in seconds}
+    expected = {second: epoch + dt.timedelta(seconds=second) for second in seconds}
+    assert read == expected, f"seed {seed}"
 
 
 def test_documents_are_decoded_to_columns(client, documents):

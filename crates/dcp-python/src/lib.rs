@@ -21,6 +21,7 @@ mod runtime;
 mod schema;
 mod shared;
 mod stream;
+mod times;
 
 use pyo3::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Rollback mitigation of a stream: asks nodes what is on disk, and tells connections.
+//! Rollback mitigation of a stream: observes what is on disk, and passes it on to connections.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,12 +12,12 @@ use super::{Cluster, Event, Slot};
 use crate::connect::ConnectionId;
 use crate::driver::Command;
 use crate::persistence::observer::{self, Observed};
-use crate::persistence::{Question, Told};
+use crate::persistence::{PersistedTo, Question};
 use crate::{Chain, Error, StreamEvent};
 
 impl<S: BatchSink> Cluster<S> {
-    /// Changes of a vBucket wait on a connection, or do no more.
-    pub(super) fn waiting(
+    /// A vBucket on a connection has unpersisted changes, or none any more.
+    pub(super) fn unpersisted(
         &mut self,
         on: ConnectionId,
         vbid: Vbid,
@@ -27,17 +27,17 @@ impl<S: BatchSink> Cluster<S> {
         match vbuuid {
             Some(vbuuid) => {
                 let copies = self.bucket.copies_of(&self.bucket.config(), vbid);
-                self.persistence.waits(vbid, (on, vbuuid), copies, now);
+                self.persistence.unpersisted(vbid, (on, vbuuid), copies, now);
             }
-            None => self.persistence.waits_no_more(vbid, on),
+            None => self.persistence.all_persisted(vbid, on),
         }
     }
 
     /// The cluster map has changed.
     pub(super) fn follow_copies(&mut self, map: &BucketConfig, now: Instant) {
         let bucket = &self.bucket;
-        let told = self.persistence.follow(|vbid| bucket.copies_of(map, vbid), now);
-        self.tell(told);
+        let advanced = self.persistence.follow(|vbid| bucket.copies_of(map, vbid), now);
+        self.pass_on(advanced);
         let persistence = &self.persistence;
         self.observers.retain(|address, _| persistence.needs(address));
     }
@@ -51,27 +51,27 @@ impl<S: BatchSink> Cluster<S> {
             let _ = self.observer(&address).send(refused.0);
         }
         for (vbid, on) in self.persistence.left_behind(now) {
-            tracing::debug!(%vbid, "the active copy has left the branch of changes that wait");
+            tracing::debug!(%vbid, "the active copy has left the branch of unpersisted changes");
             self.close(vbid, on);
         }
         for (vbid, waits) in self.persistence.overdue(now) {
-            tracing::warn!(%vbid, ?waits, "changes wait for a copy that does not persist them");
+            tracing::warn!(%vbid, ?waits, "changes stay unpersisted: a copy does not have them on disk");
             self.stats.events.push(StreamEvent::Unpersisted { vbid, waits });
         }
     }
 
-    /// Whom to ask about the copies on a node.
+    /// The task that asks a node about its copies.
     fn observer(&mut self, address: &Address) -> &mpsc::UnboundedSender<Question> {
         let (bucket, cancel) = (&self.bucket, &self.cancel);
         let (outcomes, tasks) = (&self.outcomes.sender, &mut self.tasks);
         self.observers.entry(address.clone()).or_insert_with(|| {
             let (sender, questions) = mpsc::unbounded_channel();
             let (outcomes, node) = (outcomes.clone(), address.clone());
-            let tell = move |observed| {
+            let report = move |observed| {
                 // Nobody listens any more only when the stream is over.
                 let _ = outcomes.send(Event::Observed(node.clone(), observed));
             };
-            let observe = observer::observe(Arc::clone(bucket), address.clone(), questions, tell);
+            let observe = observer::observe(Arc::clone(bucket), address.clone(), questions, report);
             let cancel = cancel.clone();
             tasks.spawn(async move {
                 let _ = cancel.run_until_cancelled(observe).await;
@@ -80,10 +80,10 @@ impl<S: BatchSink> Cluster<S> {
         })
     }
 
-    /// A node has said what it has on disk, or has not.
+    /// A node has answered how far it has persisted, or has not.
     pub(super) fn observed(&mut self, address: &Address, observed: Observed) -> Result<(), Error> {
         let now = super::now();
-        let told = match observed {
+        let advanced = match observed {
             Observed::Answers { answers, is_map_old } => {
                 (self.has_observed, self.refused_since) = (true, None);
                 if is_map_old {
@@ -93,7 +93,7 @@ impl<S: BatchSink> Cluster<S> {
             }
             Observed::Lost(error) => {
                 let error = Chain(&error);
-                tracing::debug!(%address, %error, "a node does not say what it has on disk");
+                tracing::debug!(%address, %error, "a node does not answer how far it has persisted");
                 self.poll_map(now);
                 self.persistence.answered(address, None, now)
             }
@@ -108,17 +108,17 @@ impl<S: BatchSink> Cluster<S> {
                 self.persistence.answered(address, None, now)
             }
         };
-        self.tell(told);
+        self.pass_on(advanced);
         Ok(())
     }
 
-    /// Tells connections, each in one go.
-    fn tell(&self, mut told: Vec<Told>) {
+    /// Passes on to connections how far they are persisted, to each in one go.
+    fn pass_on(&self, mut advanced: Vec<PersistedTo>) {
         for node in self.nodes.values() {
             let Slot::Up { id, commands, .. } = &node.slot else { continue };
-            let (here, elsewhere) = told.into_iter().partition(|told| told.on == *id);
-            told = elsewhere;
-            let here: Vec<Told> = here;
+            let (here, elsewhere) = advanced.into_iter().partition(|persisted| persisted.on == *id);
+            advanced = elsewhere;
+            let here: Vec<PersistedTo> = here;
             if !here.is_empty() {
                 // One that is gone reports that.
                 let _ = commands.send(Command::Persisted(here));

@@ -58,7 +58,7 @@ enum Event {
     Connected(Address, ConnectionId, Box<Result<Connected, Error>>),
     /// A map fetched from some node while no connection is up.
     Fetched(Result<(), Error>),
-    /// What a node said that it has on disk.
+    /// How far a node has persisted.
     Observed(Address, Observed),
 }
 
@@ -91,7 +91,7 @@ pub(crate) struct Cluster<S: BatchSink> {
     persistence: Persistence,
     /// By node, whom to ask for that.
     observers: BTreeMap<Address, mpsc::UnboundedSender<Question>>,
-    /// Some node has said how far it is, and since when nodes have refused to.
+    /// Whether some node has answered how far it is, and since when nodes have refused to.
     has_observed: bool,
     refused_since: Option<Instant>,
     /// The map every stream was last compared with.
@@ -261,7 +261,7 @@ impl<S: BatchSink> Cluster<S> {
             Report::RolledBack(rollback) => {
                 self.stats.events.push(StreamEvent::RolledBack(rollback));
             }
-            Report::Unpersisted(vbid, vbuuid) => self.waiting(id, vbid, vbuuid, now),
+            Report::Unpersisted(vbid, vbuuid) => self.unpersisted(id, vbid, vbuuid, now),
             Report::Progress(progress) => self.progressed(&progress, now)?,
             Report::Ended { vbid, cause, from } => {
                 self.persistence.forget(vbid, id);
@@ -387,7 +387,7 @@ impl<S: BatchSink> Cluster<S> {
         vbuckets.clear();
         let known = |(vbid, state, high_seqno)| {
             let persisted_seqno = self.persistence.persisted(vbid);
-            let (unpersisted_since, is_diverged) = self.persistence.waiting(vbid);
+            let (unpersisted_since, is_diverged) = self.persistence.unpersisted_since(vbid);
             KnownVbucket {
                 vbid,
                 state,

@@ -25,13 +25,13 @@ use tokio_util::sync::CancellationToken;
 use self::over::Over;
 use self::pace::{PAUSE, Pace};
 use crate::connect::ConnectionId;
-use crate::persistence::Told;
+use crate::persistence::PersistedTo;
 use crate::queue::{Credit, Entry, Link, Queue, Queued};
 use crate::read_buffer::{MIN_READ, ReadBuffer};
 use crate::socket::Gather;
 use crate::{BatchPolicy, Error};
 
-/// What a connection's task is told to do.
+/// What a connection's task is to do.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Ask for this from now on.
@@ -43,7 +43,7 @@ pub(crate) enum Command {
     /// Close a stream; it is reported as ended.
     Close(Vbid),
     /// So far vBuckets are on the disks of all their copies.
-    Persisted(Vec<Told>),
+    Persisted(Vec<PersistedTo>),
     /// Fetch the cluster map.
     FetchMap,
     /// Fetch the node's high seqnos.
@@ -290,7 +290,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                 match self.driver.machine.open_stream(vbid, end_seqno, *from) {
                     Ok(()) => self.open_streams += 1,
                     Err(misuse) => {
-                        // Told as an end, so that the vBucket is opened again and not forgotten.
+                        // Reported as an end, so that the vBucket is opened again and not forgotten.
                         tracing::error!(%misuse, "a stream could not be asked for");
                         let (cause, from) = (EndCause::Closed, fallback);
                         self.report(Report::Ended { vbid, cause, from });
@@ -301,8 +301,8 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                 self.is_clean = false;
                 self.driver.machine.close_stream(vbid);
             }
-            Command::Persisted(told) => {
-                for Told { vbid, vbuuid, seqno, .. } in told {
+            Command::Persisted(advanced) => {
+                for PersistedTo { vbid, vbuuid, seqno, .. } in advanced {
                     self.driver.machine.persisted(vbid, vbuuid, seqno);
                 }
             }

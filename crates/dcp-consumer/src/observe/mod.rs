@@ -19,7 +19,7 @@ use self::nodes::{Seqnos, Visited};
 use crate::bucket::Bucket;
 use crate::connect::Connected;
 use crate::opening::Opening;
-use crate::persistence::{on_all_disks, said};
+use crate::persistence::{on_all_disks, to_answer};
 use crate::{Chain, Error, ErrorKind, StreamOptions};
 
 /// Longest time for the replicas of one call: what they do not say is taken for "not persisted".
@@ -254,7 +254,7 @@ async fn observe_replicas(
             let Some(seen) = observed.get_mut(&vbid) else { continue };
             let answer = answers.get(&vbid);
             all &= answer.is_some();
-            let persisted = on_all_disks(seen.log.newest().vbuuid, [answer.map(said)]);
+            let persisted = on_all_disks(seen.log.newest().vbuuid, [answer.map(to_answer)]);
             seen.persisted_seqno = seen.persisted_seqno.map(|least| least.min(persisted));
         }
     }

@@ -1,6 +1,6 @@
 //! How far every copy of a vBucket is on disk: a value, without tasks or IO.
 //!
-//! Asked for only of vBuckets of which changes wait, of each node in one go and at its own pace, so
+//! Observed only for vBuckets that have unpersisted changes, on each node in one go and at its own pace, so
 //! that a slow node holds up no vBucket it has no copy of.
 
 pub(crate) mod observer;
@@ -14,30 +14,30 @@ use dcp_wire::{Seqno, Vbid, Vbuuid};
 
 use crate::connect::ConnectionId;
 
-/// Shortest pause between two questions to a node: what waits is being written to disk.
+/// Shortest pause between two questions to a node: unpersisted changes are being written to disk.
 const SHORTEST: Duration = Duration::from_millis(10);
 
 /// Longest pause, after nothing has moved for a while.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// How long changes may wait although the active copy has left their branch. The server ends the
+/// How long changes may stay unpersisted although the active copy has left their branch. The server ends the
 /// stream of such a vBucket by itself, except where it has ended it before, at its end.
 const LEFT_BEHIND: Duration = Duration::from_secs(1);
 
-/// How long changes may wait before that is told.
+/// How long changes may stay unpersisted before an event reports it.
 const OVERDUE: Duration = Duration::from_secs(60);
 
-/// What one copy of a vBucket said: its newest branch, and how far that is on disk. `None`: it did
-/// not say, or does not know the branch asked about.
+/// One copy of a vBucket: its newest branch, and how far that is on disk. `None`: it did not answer,
+/// or does not know the branch asked about.
 pub(crate) type Answer = Option<(Vbuuid, Seqno)>;
 
-/// What a node's answer says of its copy.
-pub(crate) const fn said(observed: &ObservedSeqno) -> (Vbuuid, Seqno) {
+/// A node's answer about its copy.
+pub(crate) const fn to_answer(observed: &ObservedSeqno) -> (Vbuuid, Seqno) {
     (observed.vbuuid, observed.persisted_seqno)
 }
 
 /// Up to where all copies have everything on disk, on this branch: nothing while one of them has
-/// another branch, or does not say.
+/// another branch, or does not answer.
 pub(crate) fn on_all_disks(vbuuid: Vbuuid, answers: impl IntoIterator<Item = Answer>) -> Seqno {
     let of_one = |answer: Answer| match answer {
         Some((on, seqno)) if on == vbuuid => seqno,
@@ -46,9 +46,9 @@ pub(crate) fn on_all_disks(vbuuid: Vbuuid, answers: impl IntoIterator<Item = Ans
     answers.into_iter().map(of_one).min().unwrap_or(Seqno::ZERO)
 }
 
-/// What a connection is told about one of its vBuckets.
+/// How far one vBucket of a connection is persisted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct PersistedTo {
     pub(crate) on: ConnectionId,
     pub(crate) vbid: Vbid,
     pub(crate) vbuuid: Vbuuid,
@@ -57,7 +57,7 @@ pub(crate) struct Told {
     pub(crate) seqno: Seqno,
 }
 
-/// A vBucket of which changes waited since its stream was opened.
+/// A vBucket that has had unpersisted changes since its stream was opened.
 #[derive(Debug)]
 struct Watched {
     on: ConnectionId,
@@ -66,10 +66,11 @@ struct Watched {
     /// Addresses of the copies that are present; `None` of a node without one.
     copies: Vec<Option<Address>>,
     answers: Vec<Answer>,
-    told: Seqno,
-    /// Since when changes wait; `None` if none do.
+    /// The last seqno passed on to the connection.
+    persisted_to: Seqno,
+    /// Since when changes are unpersisted; `None` if none are.
     since: Option<Instant>,
-    /// Whether it was told that they wait for too long.
+    /// Whether an event has reported that this takes too long.
     is_overdue: bool,
 }
 
@@ -79,20 +80,21 @@ impl Watched {
         on_all_disks(self.vbuuid, self.answers.iter().copied())
     }
 
-    /// Whether changes wait because copies have diverged: one of them is on another branch than the
+    /// Whether changes are unpersisted because copies have diverged: one of them is on another branch than the
     /// stream, or does not know that one yet.
     fn is_diverged(&self) -> bool {
         let differs = |(vbuuid, _): &(Vbuuid, Seqno)| *vbuuid != self.vbuuid;
         self.since.is_some() && self.answers.iter().flatten().any(differs)
     }
 
-    fn told_now(&mut self, vbid: Vbid) -> Option<Told> {
+    /// How far it is persisted now, if that is not what the connection knows.
+    fn advance(&mut self, vbid: Vbid) -> Option<PersistedTo> {
         let seqno = self.persisted();
-        if seqno == self.told {
+        if seqno == self.persisted_to {
             return None;
         }
-        self.told = seqno;
-        Some(Told { on: self.on, vbid, vbuuid: self.vbuuid, seqno })
+        self.persisted_to = seqno;
+        Some(PersistedTo { on: self.on, vbid, vbuuid: self.vbuuid, seqno })
     }
 }
 
@@ -116,8 +118,8 @@ pub(crate) struct Persistence {
 }
 
 impl Persistence {
-    /// Changes of a vBucket wait, whose stream is on a connection and this branch.
-    pub(crate) fn waits(
+    /// A vBucket has unpersisted changes; its stream is on this connection and branch.
+    pub(crate) fn unpersisted(
         &mut self,
         vbid: Vbid,
         (on, vbuuid): (ConnectionId, Vbuuid),
@@ -141,13 +143,14 @@ impl Persistence {
             return;
         }
         let answers = vec![None; copies.len()];
-        let (told, since) = (Seqno::ZERO, Some(now));
-        let watched = Watched { on, vbuuid, copies, answers, told, since, is_overdue: false };
+        let (persisted_to, since) = (Seqno::ZERO, Some(now));
+        let watched =
+            Watched { on, vbuuid, copies, answers, persisted_to, since, is_overdue: false };
         self.vbuckets.insert(vbid, watched);
     }
 
-    /// Nothing of a vBucket waits any more.
-    pub(crate) fn waits_no_more(&mut self, vbid: Vbid, on: ConnectionId) {
+    /// Every change of a vBucket is persisted.
+    pub(crate) fn all_persisted(&mut self, vbid: Vbid, on: ConnectionId) {
         if let Some(watched) = self.vbuckets.get_mut(&vbid).filter(|watched| watched.on == on) {
             watched.since = None;
             watched.is_overdue = false;
@@ -171,8 +174,8 @@ impl Persistence {
         &mut self,
         copies_of: impl Fn(Vbid) -> Vec<Option<Address>>,
         now: Instant,
-    ) -> Vec<Told> {
-        let mut told = Vec::new();
+    ) -> Vec<PersistedTo> {
+        let mut advanced = Vec::new();
         for (&vbid, watched) in &mut self.vbuckets {
             let copies = copies_of(vbid);
             if copies == watched.copies {
@@ -180,7 +183,7 @@ impl Persistence {
             }
             watched.answers = vec![None; copies.len()];
             watched.copies = copies;
-            told.extend(watched.told_now(vbid));
+            advanced.extend(watched.advance(vbid));
             for address in watched.copies.iter().flatten() {
                 let new = Node { due: now, pause: SHORTEST, is_asked: false };
                 let node = self.nodes.entry(address.clone()).or_insert(new);
@@ -191,10 +194,10 @@ impl Persistence {
         self.nodes.retain(|address, _| {
             vbuckets.values().any(|watched| watched.copies.iter().flatten().any(|a| a == address))
         });
-        told
+        advanced
     }
 
-    /// Whether a node has a copy of some vBucket of which changes have waited.
+    /// Whether a node has a copy of some vBucket that has had unpersisted changes.
     pub(crate) fn needs(&self, address: &Address) -> bool {
         self.nodes.contains_key(address)
     }
@@ -228,14 +231,14 @@ impl Persistence {
         address: &Address,
         answers: Option<&[(Vbid, Answer)]>,
         now: Instant,
-    ) -> Vec<Told> {
-        let (mut told, mut has_moved) = (Vec::new(), false);
+    ) -> Vec<PersistedTo> {
+        let (mut advanced, mut has_moved) = (Vec::new(), false);
         let mut take = |vbid: Vbid, watched: &mut Watched, answer: Answer| {
             let named = watched.copies.iter().position(|copy| copy.as_ref() == Some(address));
             if let Some(slot) = named.and_then(|at| watched.answers.get_mut(at)) {
                 has_moved |= *slot != answer && answer.is_some();
                 *slot = answer;
-                told.extend(watched.told_now(vbid));
+                advanced.extend(watched.advance(vbid));
             }
         };
         match answers {
@@ -261,23 +264,22 @@ impl Persistence {
             };
             node.due = now + node.pause;
         }
-        told
+        advanced
     }
 
     /// Up to where all copies of a vBucket have everything on disk; `None` if that was not asked
     /// for.
     pub(crate) fn persisted(&self, vbid: Vbid) -> Option<Seqno> {
-        Some(self.vbuckets.get(&vbid)?.told)
+        Some(self.vbuckets.get(&vbid)?.persisted_to)
     }
 
-    /// Since when changes of a vBucket wait, if they do, and whether that is for copies on different
-    /// branches.
-    pub(crate) fn waiting(&self, vbid: Vbid) -> (Option<Instant>, bool) {
+    /// Since when a vBucket has unpersisted changes, if it has, and whether its copies have diverged.
+    pub(crate) fn unpersisted_since(&self, vbid: Vbid) -> (Option<Instant>, bool) {
         let watched = self.vbuckets.get(&vbid);
         watched.map_or((None, false), |watched| (watched.since, watched.is_diverged()))
     }
 
-    /// vBuckets whose active copy has left the branch of the changes that wait, so that these will
+    /// vBuckets whose active copy has left the branch of unpersisted changes, so that these will
     /// never be persisted, and the connections they are on. They are forgotten: their streams are
     /// to be opened again.
     pub(crate) fn left_behind(&mut self, now: Instant) -> Vec<(Vbid, ConnectionId)> {
@@ -294,7 +296,7 @@ impl Persistence {
         left
     }
 
-    /// vBuckets of which changes wait for too long, once each, and for how long.
+    /// vBuckets whose changes stay unpersisted for too long, once each, and for how long.
     pub(crate) fn overdue(&mut self, now: Instant) -> Vec<(Vbid, Duration)> {
         let overdue = |(&vbid, watched): (&Vbid, &mut Watched)| {
             let waits = now.saturating_duration_since(watched.since?);
@@ -306,7 +308,7 @@ impl Persistence {
     }
 }
 
-/// What waits for a node's copies.
+/// What to ask a node: about the vBuckets that have unpersisted changes and a copy there.
 fn question(vbuckets: &BTreeMap<Vbid, Watched>, address: &Address) -> Question {
     let concerns = |watched: &&Watched| {
         watched.since.is_some() && watched.copies.iter().any(|copy| copy.as_ref() == Some(address))

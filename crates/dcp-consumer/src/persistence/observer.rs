@@ -8,7 +8,7 @@ use dcp_wire::{Status, Vbid, Vbuuid};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::{Answer, Question, said};
+use super::{Answer, Question, to_answer};
 use crate::bucket::Bucket;
 use crate::connect::Connected;
 use crate::{Error, ErrorKind, requests};
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// What came of a question.
 #[derive(Debug)]
 pub(crate) enum Observed {
-    /// What the copies said.
+    /// Of the copies.
     Answers { answers: Vec<(Vbid, Answer)>, is_map_old: bool },
     /// The node could not be asked; it may be another time.
     Lost(Error),
@@ -27,25 +27,25 @@ pub(crate) enum Observed {
     Refused(Error),
 }
 
-/// Answers `questions` with `tell` until nobody asks any more. Has a connection of its own, so that
-/// answers come while the flow-control window of the others is full.
+/// Answers `questions` through `report` until nobody asks any more. Has a connection of its own, so that
+/// answers come while the flow-control buffer of the others is full.
 pub(crate) async fn observe(
     bucket: Arc<Bucket>,
     address: Address,
     mut questions: mpsc::UnboundedReceiver<Question>,
-    tell: impl Fn(Observed),
+    report: impl Fn(Observed),
 ) {
     let mut connection = None;
     while let Some(question) = questions.recv().await {
         let asked = timeout(PATIENCE, ask(&bucket, &address, &mut connection, &question)).await;
         let observed = asked.unwrap_or_else(|_| {
-            let message = "a node did not say in time what it has on disk";
+            let message = "a node did not answer in time how far it has persisted";
             Observed::Lost(Error::new(ErrorKind::Timeout, message))
         });
         if !matches!(observed, Observed::Answers { .. }) {
             connection = None;
         }
-        tell(observed);
+        report(observed);
     }
     if let Some(connected) = connection {
         bucket.pool().put(connected, None);
@@ -71,7 +71,7 @@ async fn ask(
         Ok(observed) => observed,
         Err(error) => return failure(error),
     };
-    let answer = |&(vbid, _): &(Vbid, _)| observed.get(&vbid).map(said);
+    let answer = |&(vbid, _): &(Vbid, _)| observed.get(&vbid).map(to_answer);
     let answers: Vec<(Vbid, Answer)> =
         question.iter().map(|asked| (asked.0, answer(asked))).collect();
     let is_map_old = answers.iter().any(|(_, answer)| answer.is_none());
@@ -83,12 +83,12 @@ fn failure(error: Error) -> Observed {
     let (kind, message) = match error.status() {
         Some(Status::EACCESS) => (
             ErrorKind::AccessDenied,
-            "the user may not ask what is on disk, which persisted_only needs: it needs the role \
+            "the user may not observe what is on disk, which persisted_only needs: grant the role \
              'Data DCP Reader' (data_dcp_reader)",
         ),
         Some(Status::UNKNOWN_COMMAND | Status::NOT_SUPPORTED) => (
             ErrorKind::Unsupported,
-            "the server does not say what is on disk: stream without persisted_only",
+            "the server does not support OBSERVE_SEQNO: stream without persisted_only",
         ),
         _ => return Observed::Lost(error),
     };

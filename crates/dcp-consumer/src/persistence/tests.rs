@@ -18,7 +18,7 @@ fn now() -> Instant {
 
 fn waiting(ports: &[u16], now: Instant) -> Persistence {
     let mut persistence = Persistence::default();
-    persistence.waits(VB, (ON, BRANCH), copies(ports), now);
+    persistence.unpersisted(VB, (ON, BRANCH), copies(ports), now);
     persistence
 }
 
@@ -29,12 +29,12 @@ fn says(
     seqno: u64,
     now: Instant,
 ) -> Option<u64> {
-    let told =
+    let advanced =
         persistence.answered(&address(port), Some(&[(VB, Some((vbuuid, Seqno(seqno))))]), now);
-    assert!(told.len() <= 1);
-    told.first().map(|told| {
-        assert_eq!((told.on, told.vbid, told.vbuuid), (ON, VB, BRANCH));
-        told.seqno.0
+    assert!(advanced.len() <= 1);
+    advanced.first().map(|advanced| {
+        assert_eq!((advanced.on, advanced.vbid, advanced.vbuuid), (ON, VB, BRANCH));
+        advanced.seqno.0
     })
 }
 
@@ -58,11 +58,11 @@ fn nothing_passes_while_a_copy_is_on_another_branch_or_silent() {
     assert_eq!(says(&mut persistence, 2, BRANCH, 9, now), Some(9));
     assert_eq!(says(&mut persistence, 2, Vbuuid(8), 9, now), Some(0));
     assert_eq!(says(&mut persistence, 2, BRANCH, 9, now), Some(9));
-    let told = persistence.answered(&address(1), None, now);
-    assert_eq!(told[0].seqno, Seqno::ZERO, "the node did not answer");
+    let advanced = persistence.answered(&address(1), None, now);
+    assert_eq!(advanced[0].seqno, Seqno::ZERO, "the node did not answer");
     assert_eq!(says(&mut persistence, 1, BRANCH, 9, now), Some(9));
-    let told = persistence.answered(&address(1), Some(&[(VB, None)]), now);
-    assert_eq!(told[0].seqno, Seqno::ZERO, "it does not know the branch");
+    let advanced = persistence.answered(&address(1), Some(&[(VB, None)]), now);
+    assert_eq!(advanced[0].seqno, Seqno::ZERO, "it does not know the branch");
 }
 
 #[test]
@@ -71,12 +71,12 @@ fn a_copy_that_joins_or_leaves_counts_from_the_map_on() {
     let mut persistence = waiting(&[1, 2], now);
     says(&mut persistence, 1, BRANCH, 9, now);
     assert_eq!(persistence.follow(|_| copies(&[1, 2]), now), []);
-    let told = persistence.follow(|_| copies(&[1]), now);
-    assert_eq!(told, [], "nothing had passed");
+    let advanced = persistence.follow(|_| copies(&[1]), now);
+    assert_eq!(advanced, [], "nothing had passed");
     assert!(persistence.needs(&address(1)) && !persistence.needs(&address(2)));
     assert_eq!(says(&mut persistence, 1, BRANCH, 9, now), Some(9));
-    let told = persistence.follow(|_| vec![Some(address(1)), None], now);
-    assert_eq!(told[0].seqno, Seqno::ZERO, "a node without an address cannot be asked");
+    let advanced = persistence.follow(|_| vec![Some(address(1)), None], now);
+    assert_eq!(advanced[0].seqno, Seqno::ZERO, "a node without an address cannot be asked");
     assert_eq!(says(&mut persistence, 1, BRANCH, 9, now), None);
 }
 
@@ -85,7 +85,7 @@ fn nodes_are_asked_about_what_waits_and_each_at_its_own_pace() {
     let start = now();
     let mut persistence = waiting(&[1, 2], start);
     let other = Vbid(4);
-    persistence.waits(other, (ON, BRANCH), copies(&[2]), start);
+    persistence.unpersisted(other, (ON, BRANCH), copies(&[2]), start);
     let mut due = persistence.due(start + SHORTEST);
     due.sort_by_key(|(address, _)| address.port);
     let both = vec![(VB, BRANCH), (other, BRANCH)];
@@ -103,9 +103,9 @@ fn nodes_are_asked_about_what_waits_and_each_at_its_own_pace() {
     assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
     says(&mut persistence, 1, BRANCH, 6, now);
     assert_eq!(persistence.deadline(), Some(now + SHORTEST), "something has moved");
-    persistence.waits_no_more(VB, ON);
+    persistence.all_persisted(VB, ON);
     assert_eq!(persistence.deadline(), None, "nothing waits for it any more");
-    persistence.waits(VB, (ON, BRANCH), copies(&[1, 2]), now);
+    persistence.unpersisted(VB, (ON, BRANCH), copies(&[1, 2]), now);
     assert_eq!(persistence.deadline(), Some(now + SHORTEST));
 }
 
@@ -117,14 +117,14 @@ fn a_new_stream_of_the_vbucket_begins_anew() {
     let next = ConnectionId(2);
     persistence.forget(VB, next);
     assert_eq!(persistence.persisted(VB), Some(Seqno(9)), "another connection's");
-    persistence.waits(VB, (next, Vbuuid(8)), copies(&[1]), now);
+    persistence.unpersisted(VB, (next, Vbuuid(8)), copies(&[1]), now);
     assert_eq!(persistence.persisted(VB), Some(Seqno::ZERO));
     persistence.forget_all(next);
     assert_eq!((persistence.persisted(VB), persistence.deadline()), (None, None));
 }
 
 #[test]
-fn what_waits_for_too_long_is_told_once() {
+fn changes_unpersisted_for_too_long_are_reported_once() {
     let start = now();
     let mut persistence = waiting(&[1, 2], start);
     assert_eq!(persistence.overdue(start + OVERDUE / 2), []);
@@ -136,13 +136,17 @@ fn what_waits_for_too_long_is_told_once() {
 fn it_is_shown_since_when_changes_wait_and_that_copies_differ() {
     let start = now();
     let mut persistence = waiting(&[1, 2], start);
-    assert_eq!(persistence.waiting(VB), (Some(start), false), "nobody was heard from");
+    assert_eq!(persistence.unpersisted_since(VB), (Some(start), false), "nobody was heard from");
     says(&mut persistence, 1, BRANCH, 9, start);
     says(&mut persistence, 2, Vbuuid(8), 9, start);
-    assert_eq!(persistence.waiting(VB), (Some(start), true));
+    assert_eq!(persistence.unpersisted_since(VB), (Some(start), true));
     says(&mut persistence, 2, BRANCH, 5, start);
-    assert_eq!(persistence.waiting(VB), (Some(start), false), "on one branch, and still behind");
-    persistence.waits_no_more(VB, ON);
-    assert_eq!(persistence.waiting(VB), (None, false));
-    assert_eq!(persistence.waiting(Vbid(4)), (None, false));
+    assert_eq!(
+        persistence.unpersisted_since(VB),
+        (Some(start), false),
+        "on one branch, and still behind"
+    );
+    persistence.all_persisted(VB, ON);
+    assert_eq!(persistence.unpersisted_since(VB), (None, false));
+    assert_eq!(persistence.unpersisted_since(Vbid(4)), (None, false));
 }
