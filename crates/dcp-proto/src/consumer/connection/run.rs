@@ -71,6 +71,12 @@ impl Connection {
         };
         let hidden = config.delivery.hidden.may_hide();
         let room = if origin == Origin::Arrived { self.window.room() } else { u64::MAX };
+        if room == 0 {
+            return Ok(Ran::default());
+        }
+        // The run ends with the packet that reaches either: the next one is looked at by itself.
+        let most_bytes = limit.bytes.min(usize::try_from(room).unwrap_or(usize::MAX));
+        let staged = staged.get_mut(..limit.rows.min(MAX_LEN)).unwrap_or_default();
         let (mut rest, mut rows, mut bytes) = (input, 0, 0);
         while let Some(place) = staged.get_mut(rows)
             && let Some((mutation, after)) = MutationView::parse(rest, max_body, collections)
@@ -81,7 +87,6 @@ impl Connection {
                 || mutation.opaque() != opaque
                 || seqno <= last
                 || seqno >= before
-                || bytes as u64 >= room
                 || hidden
                     .is_some_and(|hidden| hidden.hides(mutation.collection_id(), mutation.key()))
             {
@@ -92,7 +97,7 @@ impl Connection {
             rest = after;
             rows += 1;
             bytes += mutation.packet_len();
-            if rows >= limit.rows || bytes >= limit.bytes {
+            if bytes >= most_bytes {
                 break;
             }
         }
