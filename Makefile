@@ -47,7 +47,7 @@ test-rust: .rust ## Run the Rust tests and doctests (debug build)
 	@$(CARGO) test --workspace --locked --quiet --test wire -- --nocapture every_recorded \
 		decoded_packets_agree 2>&1 | grep -oE '[0-9]+ (packets|facts),? [^:{]*' | tee $(LOG)/traces.log
 
-test-python: .installed-test ## Run the Python tests against the installed wheel
+test-python: .postgres .installed-test ## Run the Python tests against the installed wheel
 	@mkdir -p $(LOG)
 	@$(PY) -m pytest tests/python tests/scripts $(ARGS) 2>&1 | tee $(LOG)/python.log
 
@@ -122,7 +122,7 @@ bench-reading: .java .installed-test ## Measure the reader in Python; writes doc
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/reading/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
-long: .java .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (three hours)
+long: .java .postgres .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (three hours)
 	@PROPTEST_CASES=50000 DCP_SIM_WORLDS=20000 $(CARGO) test --workspace --release --locked
 	@DCP_KILLS=200 DCP_CYCLES=1000 $(PY) -m pytest --timeout 3600 tests/python/test_kills.py tests/python/test_scale.py
 	@$(PY) scripts/put_in_defects.py
@@ -149,6 +149,9 @@ help: ## List the targets
 
 .java:
 	@scripts/require.sh java
+
+.postgres:
+	@scripts/require.sh postgres
 
 .tshark:
 	@scripts/require.sh tshark

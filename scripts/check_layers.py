@@ -68,7 +68,9 @@ PURE_METHODS = frozenset(
 )
 PURE_TYPES = frozenset({"std::net::TcpStream", "std::net::TcpListener", "std::net::UdpSocket"})
 
-OPTIONAL_LIBRARIES = frozenset({"numpy", "pandas", "pyarrow", "pyspark"})
+OPTIONAL_LIBRARIES = frozenset(
+    "adbc_driver_postgresql deltalake duckdb numpy pandas pyarrow pyiceberg pyspark".split()
+)
 
 
 # ----- Rust -----

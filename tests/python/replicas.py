@@ -6,6 +6,9 @@ Nothing here reads a stream or uses `dcp_rs.replication`.
 import json
 
 import duckdb
+import psycopg
+from psycopg.rows import dict_row
+from psycopg.types.string import TextLoader
 
 
 class Written:
@@ -37,21 +40,64 @@ class Written:
 
 
 def as_documents(rows):
-    """Gives documents of rows of scope, collection, key, JSON and bytes that are no JSON."""
+    """Gives the documents of rows, which are dicts of a target's columns."""
     found = {}
-    for scope, collection, key, text, other in rows:
-        name = f"{scope}.{collection}"
-        assert (name, key) not in found, f"{key} is doubled"
-        found[name, key] = bytes(other) if text is None else text.encode()
+    for row in rows:
+        name = f"{row['scope']}.{row['collection']}", row["key"]
+        assert name not in found, f"{name} is doubled"
+        text = row["value"]
+        found[name] = bytes(row["_malformed"]) if text is None else text.encode()
     return found
 
 
-_COLUMNS = "scope, collection, key, value, _malformed"
+class Replica:
+    """A target of a test, and what is in it."""
+
+    mode = "table"
+
+    def rows(self, columns="*"):
+        return self.query(f"SELECT {columns} FROM documents")
+
+    def documents(self):
+        return as_documents(self.rows()) if self.mode == "table" else settle(self.rows())
+
+    def generations(self):
+        (state,) = self.query("SELECT generation, complete_generation FROM dcp_rs_replication")
+        return state["generation"], state["complete_generation"]
+
+    def make_another(self):
+        """Makes a table that `replicate` knows nothing of."""
+        self.query("CREATE TABLE documents (value INTEGER)")
+        self.query("INSERT INTO documents VALUES (1)")
 
 
-def in_duckdb(path, table="documents"):
-    with duckdb.connect(str(path), read_only=True) as database:
-        return as_documents(database.execute(f"SELECT {_COLUMNS} FROM {table}").fetchall())
+class InDuckDB(Replica):
+    def __init__(self, folder):
+        self.path = folder / "replica.duckdb"
+        self.url = f"duckdb://{self.path}"
+
+    def query(self, statement):
+        with duckdb.connect(str(self.path)) as database:
+            found = database.sql(statement)
+            return None if found is None else found.to_arrow_table().to_pylist()
+
+
+class InPostgres(Replica):
+    def __init__(self, uri):
+        self.url = uri
+
+    def query(self, statement):
+        with psycopg.connect(self.url, row_factory=dict_row) as database:
+            # JSON as the text that was written.
+            database.adapters.register_loader("json", TextLoader)
+            cursor = database.execute(statement)
+            return cursor.fetchall() if cursor.description else None
+
+
+KINDS = {
+    "duckdb": lambda _, folder: InDuckDB(folder),
+    "postgres": lambda request, _: InPostgres(request.getfixturevalue("postgres_database")),
+}
 
 
 def settle(log):
@@ -65,12 +111,7 @@ def settle(log):
         if row["generation"] == newest:
             by_vbucket.setdefault(row["vbucket"], []).append(row)
     documents = [row for rows in by_vbucket.values() for row in _settle_vbucket(rows)]
-    return as_documents(
-        [
-            [row[name] for name in ("scope", "collection", "key", "value", "_malformed")]
-            for row in documents
-        ]
-    )
+    return as_documents(documents)
 
 
 def _settle_vbucket(rows):

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Literal
 from dcp_rs import _checks
 from dcp_rs._arrow import require_pyarrow
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.replication.errors import ConcurrentWriterError
 from dcp_rs.replication.progress import Progress
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import Address, Commit, Target
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Commit",
-    "ConcurrentWriterError",
     "Progress",
     "State",
     "Target",
@@ -51,6 +49,7 @@ __all__ = [
 # Module and class of each scheme of a target's URL.
 _TARGETS = {
     "duckdb": ("duckdb", "DuckDBTarget"),
+    "postgresql": ("postgres", "PostgresTarget"),
 }
 
 
@@ -58,7 +57,7 @@ def open_target(url: str) -> Target:
     """Makes the target that a URL names.
 
     Args:
-        url: `duckdb:///path?table=name`.
+        url: `duckdb:///path?table=name`, `postgresql://user@host/database?table=name`.
 
     Raises:
         ConfigError: It names none.

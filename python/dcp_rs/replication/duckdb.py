@@ -7,9 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.replication.errors import ConcurrentWriterError
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import IDENTITY, missing_columns, quote
+from dcp_rs.replication.target import IDENTITY, missing_columns, overtaken, quote, quote_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +130,7 @@ class DuckDBTarget:
             [*values, self._table, state.commits - 1],
         )
         if not saved:
-            raise ConcurrentWriterError(self._table)
+            raise overtaken(self._table)
 
     def close(self) -> None:
         """Closes the database."""
@@ -166,8 +165,3 @@ class DuckDBTarget:
 
     def __repr__(self) -> str:
         return f"DuckDBTarget({str(self._path)!r}, {self._table!r})"
-
-
-def quote_column(name: str) -> str:
-    """Gives the name of a column as SQL has it."""
-    return '"' + name.replace('"', '""') + '"'

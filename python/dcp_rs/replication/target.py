@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dcp_rs.exceptions import ConfigError
+from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -95,6 +95,14 @@ def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str
     return {name: kind for name, kind in want.items() if name not in have}
 
 
+def overtaken(table: str) -> ConcurrentWriterError:
+    """Makes the error of a state that is not that of the commit before."""
+    return ConcurrentWriterError(
+        f"another process writes to {table}, since its state is not that of this process's last "
+        "commit: let one of them write, and start it again"
+    )
+
+
 @dataclass(frozen=True)
 class Address:
     """A target's URL, taken apart.
@@ -123,12 +131,9 @@ class Address:
             options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         except ValueError as error:
             raise ConfigError("target: not a URL as duckdb:///path?table=name") from error
-        rest = "&".join(
-            each for each in parts.query.split("&") if each and not each.startswith("table=")
-        )
-        return cls(
-            parts.scheme, unquote(parts.path), options, urlunsplit(parts._replace(query=rest))
-        )
+        kept = [each for each in parts.query.split("&") if not each.startswith("table=")]
+        rest = url.partition("?")[0] + ("?" + "&".join(kept) if any(kept) else "")
+        return cls(parts.scheme, unquote(parts.path), options, rest)
 
     def allow(self, *names: str) -> None:
         """Checks that there are no options but these.
@@ -146,4 +151,9 @@ class Address:
 
 def quote(name: str) -> str:
     """Gives a name as SQL has it, `schema.table` part by part."""
-    return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))
+    return ".".join(map(quote_column, name.split(".")))
+
+
+def quote_column(name: str) -> str:
+    """Gives the name of a column as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
