@@ -69,7 +69,16 @@ PURE_METHODS = frozenset(
 PURE_TYPES = frozenset({"std::net::TcpStream", "std::net::TcpListener", "std::net::UdpSocket"})
 
 OPTIONAL_LIBRARIES = frozenset(
-    "adbc_driver_postgresql deltalake duckdb numpy pandas pyarrow pyiceberg pyspark".split()
+    {
+        "adbc_driver_postgresql",
+        "deltalake",
+        "duckdb",
+        "numpy",
+        "pandas",
+        "pyarrow",
+        "pyiceberg",
+        "pyspark",
+    }
 )
 
 

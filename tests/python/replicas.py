@@ -100,6 +100,19 @@ KINDS = {
 }
 
 
+TABLES = ["duckdb", "postgres"]
+LOGS = ["duckdb", "postgres"]
+ALL = [f"{kind}-table" for kind in TABLES] + [f"{kind}-log" for kind in LOGS]
+
+
+def make(name, request, folder):
+    """Makes a replica by the name of its kind and mode."""
+    kind, mode = name.split("-")
+    replica = KINDS[kind](request, folder)
+    replica.mode = mode
+    return replica
+
+
 def settle(log):
     """Gives the documents that a log comes to, by its rule.
 

@@ -29,29 +29,19 @@ def written(cluster):
     return Written(cluster)
 
 
-def make(kind, mode, request, tmp_path):
-    replica = replicas.KINDS[kind](request, tmp_path)
-    replica.mode = mode
-    return replica
-
-
-TABLES = ["duckdb", "postgres"]
-LOGS = ["duckdb", "postgres"]
-
-
-@pytest.fixture(params=TABLES)
+@pytest.fixture(params=replicas.TABLES)
 def table(request, tmp_path):
-    return make(request.param, "table", request, tmp_path)
+    return replicas.make(f"{request.param}-table", request, tmp_path)
 
 
-@pytest.fixture(params=[f"{kind}-table" for kind in TABLES] + [f"{kind}-log" for kind in LOGS])
+@pytest.fixture(params=replicas.ALL)
 def replica(request, tmp_path):
-    return make(*request.param.split("-"), request, tmp_path)
+    return replicas.make(request.param, request, tmp_path)
 
 
-@pytest.fixture(params=LOGS)
+@pytest.fixture(params=replicas.LOGS)
 def log(request, tmp_path):
-    return make(request.param, "log", request, tmp_path)
+    return replicas.make(f"{request.param}-log", request, tmp_path)
 
 
 class CrashError(Exception):

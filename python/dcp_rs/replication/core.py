@@ -212,6 +212,7 @@ class Replication:
                 self._watch(stream)
                 if read is not None:
                     if read.batch is None:
+                        self._lag = _lag(stream)
                         self._buffer.checkpoint = read.checkpoint
                         self._commit(is_caught_up=until_now)
                         return "complete" if until_now else "stopped"
@@ -296,7 +297,7 @@ class Replication:
 
     def _watch(self, stream: ChangeStream) -> None:
         if time.monotonic() - self._reported >= _REPORT:
-            self._lag = sum(each.lag or 0 for each in stream.vbucket_stats())
+            self._lag = _lag(stream)
             self._report()
 
     def _report(self) -> Progress:
@@ -317,6 +318,10 @@ class Replication:
         if self._settings.on_progress is not None:
             self._settings.on_progress(progress)
         return progress
+
+
+def _lag(stream: ChangeStream) -> int:
+    return sum(each.lag or 0 for each in stream.vbucket_stats())
 
 
 def _outdated(state: State, after: State, rereading: frozenset[int]) -> list[str]:

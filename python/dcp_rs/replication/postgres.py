@@ -90,7 +90,10 @@ class PostgresTarget:
     def _lock(self) -> None:
         """Waits for the end of a process that was killed while it committed."""
         deadline = time.monotonic() + _PATIENCE
-        statement = "SELECT pg_try_advisory_lock(hashtext('dcp_rs'), hashtext(current_schema() || $1::text))"
+        statement = (
+            "SELECT pg_try_advisory_lock("
+            "hashtext('dcp_rs'), hashtext(current_schema() || $1::text))"
+        )
         while not self._run(statement, self._table)[0][0]:
             if time.monotonic() > deadline:
                 raise overtaken(self._table)
