@@ -5,10 +5,14 @@ Nothing here reads a stream or uses `dcp_rs.replication`.
 
 import json
 
+import deltalake
 import duckdb
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 from psycopg.rows import dict_row
 from psycopg.types.string import TextLoader
+from pyiceberg.catalog.sql import SqlCatalog
 
 
 class Written:
@@ -94,14 +98,73 @@ class InPostgres(Replica):
             return cursor.fetchall() if cursor.description else None
 
 
+class InDelta(Replica):
+    def __init__(self, folder):
+        self.folder = folder / "delta"
+        self.url = f"delta://{self.folder}"
+
+    def rows(self):
+        table = deltalake.DeltaTable(str(self.folder))
+        if not table.file_uris():
+            return []
+        return pa.table(table.to_pyarrow_table()).to_pylist()
+
+    def state(self):
+        version = deltalake.DeltaTable(str(self.folder)).transaction_version("dcp_rs.replication")
+        return json.loads((self.folder / "_dcp_rs" / f"{version}.json").read_text())
+
+    def generations(self):
+        return self.state()["generation"], self.state()["complete_generation"]
+
+    def make_another(self):
+        deltalake.write_deltalake(str(self.folder), pa.table({"value": [1]}))
+
+
+class InParquet(Replica):
+    def __init__(self, folder):
+        self.folder = folder / "parquet"
+        self.url = f"parquet://{self.folder}"
+
+    def rows(self):
+        files = sorted(self.folder.glob("[!.]*.parquet"))
+        return pa.concat_tables(map(pq.read_table, files), promote_options="default").to_pylist()
+
+    def generations(self):
+        last = max(self.folder.glob("[!.]*.parquet"))
+        state = json.loads(pq.read_metadata(last).metadata[b"dcp_rs.state"])
+        return state["generation"], state["complete_generation"]
+
+
+class InIceberg(Replica):
+    def __init__(self, folder):
+        self.folder = folder / "iceberg"
+        self.url = f"iceberg://{self.folder}"
+
+    def table(self):
+        catalog = SqlCatalog(
+            "dcp_rs", uri=f"sqlite:///{self.folder}/catalog.db", warehouse=f"file://{self.folder}"
+        )
+        return catalog.load_table("default.changes")
+
+    def rows(self):
+        return self.table().scan().to_arrow().to_pylist()
+
+    def generations(self):
+        state = json.loads(self.table().properties["dcp_rs.state"])
+        return state["generation"], state["complete_generation"]
+
+
 KINDS = {
+    "delta": lambda _, folder: InDelta(folder),
+    "parquet": lambda _, folder: InParquet(folder),
+    "iceberg": lambda _, folder: InIceberg(folder),
     "duckdb": lambda _, folder: InDuckDB(folder),
     "postgres": lambda request, _: InPostgres(request.getfixturevalue("postgres_database")),
 }
 
 
-TABLES = ["duckdb", "postgres"]
-LOGS = ["duckdb", "postgres"]
+TABLES = ["duckdb", "postgres", "delta"]
+LOGS = [*TABLES, "parquet", "iceberg"]
 ALL = [f"{kind}-table" for kind in TABLES] + [f"{kind}-log" for kind in LOGS]
 
 

@@ -76,7 +76,7 @@ def test_a_signal_ends_it_with_everything_committed_that_was_read(cluster, start
 
 def test_what_is_wrong_is_said_in_a_line(start, tmp_path):
     for arguments, message in [
-        (("mysql://host/db",), "target: begins with none of duckdb://"),
+        (("mysql://host/db",), "target: begins with none of delta://"),
         ((f"duckdb://{tmp_path}/x", "--collections", "no.such"), "there is no"),
         ((f"duckdb://{tmp_path}/x", "--document-schema", "vbucket INT"), "vbucket"),
     ]:

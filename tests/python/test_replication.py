@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 
+import deltalake
 import duckdb
 import pyarrow as pa
 import pytest
@@ -419,11 +420,96 @@ def test_a_state_that_is_damaged_is_never_taken_for_none(cluster, written, tmp_p
     replicate(cluster, replica.url)
 
 
+def test_what_changes_no_row_is_not_read_again(cluster, written, replica):
+    fill(written)
+    replicate(cluster, replica)
+    cluster.upsert("never seen", {})
+    cluster.remove("never seen")
+    assert replicate(cluster, replica).changes == 1
+    assert replicate(cluster, replica).commits == 0
+    assert replica.documents() == written.documents()
+
+
+def test_a_log_that_gains_columns_has_them_from_then_on(cluster, written, log):
+    written.upsert("a", {"n": 1, "name": "A"})
+    replicate(cluster, log, document_schema="n BIGINT")
+    written.upsert("b", {"n": 2, "name": "B"})
+    done = replicate(cluster, log, document_schema="n BIGINT, name STRING")
+    assert done.changes == 1
+    found = {row["key"]: (row["n"], row["name"]) for row in log.rows() if row["op"] == "mutation"}
+    assert found == {"a": (1, None), "b": (2, "B")}
+
+
+def test_a_delta_table_may_be_compacted_while_it_is_written(cluster, written, tmp_path):
+    replica = replicas.InDelta(tmp_path)
+    fill(written)
+    replicate(cluster, replica, commit_rows=10)
+
+    class Compacting(Watched):
+        """Has its files replaced once it has looked at the table."""
+
+        tries = 0
+
+        def commit(self, commit):
+            write = self.inner._write
+
+            def compacted(commit, properties):
+                self.tries += 1
+                if self.tries % 2:
+                    deltalake.DeltaTable(str(replica.folder)).optimize.compact()
+                write(commit, properties)
+
+            self.inner._write = compacted
+            super().commit(commit)
+            self.inner._write = write
+
+    fill(written, 90)
+    target = Compacting(replica)
+    done = replicate(cluster, target, commit_rows=10)
+    assert target.tries > done.commits
+    assert replica.documents() == written.documents()
+    assert len(list((replica.folder / "_dcp_rs").iterdir())) == 2
+    deltalake.DeltaTable(str(replica.folder)).vacuum(
+        retention_hours=0, dry_run=False, enforce_retention_duration=False
+    )
+    assert replicate(cluster, replica).commits == 0, "the state is no file to vacuum"
+
+
+def test_a_parquet_file_that_was_not_finished_is_not_there(cluster, written, tmp_path, monkeypatch):
+    replica = replicas.InParquet(tmp_path)
+    replica.mode = "log"
+    fill(written)
+    replicate(cluster, replica)
+    visible = set(replica.folder.glob("*.parquet"))
+    written.upsert("more", {})
+
+    def crash(_):
+        raise CrashError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", crash)
+        with pytest.raises(CrashError):
+            replicate(cluster, replica)
+    assert set(replica.folder.glob("[!.]*.parquet")) == visible
+    assert set(replica.folder.glob(".*.parquet")) != set()
+    replicate(cluster, replica)
+    assert replica.documents() == written.documents()
+    assert set(replica.folder.glob(".*.parquet")) == set()
+
+
+@pytest.mark.parametrize("url", ["parquet:///folder", "iceberg:///folder"])
+def test_what_can_be_a_log_only_is_no_table(cluster, url):
+    with cluster.connect() as client, pytest.raises(ConfigError, match="mode: 'table' is not one"):
+        dcp_rs.replicate(client, url)
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("mysql://host/db", "begins with none of duckdb"),
+        ("mysql://host/db", "begins with none of delta://, duckdb://"),
         ("duckdb://?table=x", "name the database"),
+        ("delta://", "name the table's folder"),
+        ("parquet:///x?table=y", "no option table; it takes none"),
         ("duckdb:///x?tabel=y", "no option tabel"),
     ],
 )

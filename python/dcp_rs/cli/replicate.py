@@ -43,7 +43,8 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="duckdb:///path?table=name, postgresql://user@host/database?table=name",
+        help="duckdb:///path?table=name, postgresql://user@host/database?table=name,"
+        " delta:///folder; for logs only parquet:///folder, iceberg:///folder?table=namespace.name",
     )
     parser.add_argument("--once", action="store_true", help="stop with the changes there are now")
     parser.add_argument("--mode", choices=["table", "log"], help="what the target is (table)")

@@ -48,7 +48,10 @@ __all__ = [
 
 # Module and class of each scheme of a target's URL.
 _TARGETS = {
+    "delta": ("delta", "DeltaTarget"),
     "duckdb": ("duckdb", "DuckDBTarget"),
+    "iceberg": ("iceberg", "IcebergTarget"),
+    "parquet": ("parquet", "ParquetTarget"),
     "postgresql": ("postgres", "PostgresTarget"),
 }
 
@@ -57,7 +60,9 @@ def open_target(url: str) -> Target:
     """Makes the target that a URL names.
 
     Args:
-        url: `duckdb:///path?table=name`, `postgresql://user@host/database?table=name`.
+        url: `duckdb:///path?table=name`, `postgresql://user@host/database?table=name`,
+            `delta:///folder`; for logs only `parquet:///folder` and
+            `iceberg:///folder?table=namespace.name`.
 
     Raises:
         ConfigError: It names none.

@@ -109,12 +109,14 @@ class Address:
 
     Attributes:
         scheme: Which target.
+        host: What stands before the path.
         path: Path of the URL.
         options: What stands after the question mark.
         url: The URL without `table`.
     """
 
     scheme: str
+    host: str
     path: str
     options: dict[str, str]
     url: str = field(repr=False)
@@ -133,7 +135,7 @@ class Address:
             raise ConfigError("target: not a URL as duckdb:///path?table=name") from error
         kept = [each for each in parts.query.split("&") if not each.startswith("table=")]
         rest = url.partition("?")[0] + ("?" + "&".join(kept) if any(kept) else "")
-        return cls(parts.scheme, unquote(parts.path), options, rest)
+        return cls(parts.scheme, parts.netloc, unquote(parts.path), options, rest)
 
     def allow(self, *names: str) -> None:
         """Checks that there are no options but these.
