@@ -25,7 +25,7 @@ ARGS ?=
 
 SOURCES := Cargo.toml Cargo.lock pyproject.toml README.md LICENSE \
 	$(shell find crates python -type f -not -name '*.pyc' -not -name '*.so')
-PYTHON_SOURCES := python scripts tests demo benches
+PYTHON_SOURCES := python scripts tests demo benches examples
 
 ##@ The two commands
 
@@ -76,7 +76,7 @@ layers: .installed-test .rust ## Check which crate and which module may use whic
 	@$(PY) scripts/check_sizes.py
 
 types: .installed-test ## Check the Python types and the extension module's stub
-	@$(PY) -m mypy python/dcp_rs python/pyspark_couchbase_dcp scripts demo
+	@$(PY) -m mypy python/dcp_rs python/pyspark_couchbase_dcp scripts demo examples
 	@$(PY) -m mypy.stubtest dcp_rs._dcp_rs
 
 docs: .rust ## Build the Rust documentation without a warning
@@ -121,6 +121,9 @@ bench-peers: .java .installed-test ## Compare with other clients on the same wor
 bench-reading: .java .installed-test ## Measure the reader in Python; writes docs/performance.md
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/reading/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
+
+bench-replicate: .installed-test ## Measure the first load into each target; ARGS="--postgres URI" for PostgreSQL too
+	@$(PY) benches/replicate/run.py $(ARGS)
 
 long: .java .postgres .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (three hours)
 	@PROPTEST_CASES=50000 DCP_SIM_WORLDS=20000 $(CARGO) test --workspace --release --locked
@@ -196,4 +199,4 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
 .PHONY: demo test static test-rust test-python test-spark fmt-check lint layers types docs defects-check wheel \
-	build fmt lock bench bench-short bench-gate bench-peers bench-reading long ci clean help interop .rust .java .tshark .installed-demo .installed-test
+	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate long ci clean help interop .rust .java .postgres .tshark .installed-demo .installed-test

@@ -1,8 +1,10 @@
 """A table that is kept in step with a bucket: compared with what the cluster itself has."""
 
 import dataclasses
+import re
 import threading
 import time
+from pathlib import Path
 
 import deltalake
 import duckdb
@@ -225,6 +227,35 @@ def test_a_log_has_what_a_rollback_voids_and_what_takes_its_place(cluster, writt
     rows = log.rows()
     assert len(rows) > before
     assert {row["op"] for row in rows} >= {"mutation", "rollback", "system_event"}
+    assert log.documents() == written.documents()
+
+
+def test_the_guides_query_gives_the_documents_of_a_log(cluster, written, tmp_path):
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "replicate.md"
+    (statement,) = re.findall(r"```sql\n(.*?)```", guide.read_text(), re.DOTALL)
+    log = replicas.InDuckDB(tmp_path)
+    log.mode = "log"
+    fill(written)
+    with Running(cluster, log) as running:
+        running.until(lambda it: it.phase == "following", "follow")
+        for step in range(4):
+            fill(written, 40, f"step_{step}")
+            cluster.remove("step_0_1" if step else "key_1", collection="inventory.hotel")
+            changes = running.progress.changes
+            running.until(lambda it, changes=changes: it.changes > changes, "changes")
+            for vbucket, high in cluster.high_seqnos().items():
+                cluster.roll_back(vbucket, max(high - 2, 0))
+            if step == 1:
+                cluster.flush_collection("inventory.hotel")
+            if step == 2:
+                cluster.drop_collection("inventory.airline")
+                cluster.create_collection("inventory.airline")
+            written.upsert("step_0_1", {"again": step}, "inventory.hotel")
+    replicate(cluster, log)
+    assert {row["op"] for row in log.rows()} == {
+        "mutation", "deletion", "rollback", "system_event"
+    }  # fmt: skip
+    assert replicas.as_documents(log.query(statement)) == written.documents()
     assert log.documents() == written.documents()
 
 

@@ -328,7 +328,8 @@ def _outdated(state: State, after: State, rereading: frozenset[int]) -> list[str
     """Gives the conditions that select the rows which a catch-up that is complete has replaced."""
     if after.is_loading or after.rereading:
         return []
-    found = [f"generation < {state.generation}"] if state.is_loading else []
+    is_replacing = state.is_loading and state.generation > 1
+    found = [f"generation < {state.generation}"] if is_replacing else []
     by_epoch: dict[int, set[int]] = {}
     positions = after.checkpoint.positions if rereading else {}
     for vbucket in rereading:
