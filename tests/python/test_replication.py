@@ -392,6 +392,27 @@ def test_documents_are_columns_and_a_schema_that_gains_some_fills_them(cluster, 
     assert len(table.rows()) == 50
 
 
+def test_a_column_that_the_schema_no_longer_has_is_null_in_a_log_from_then_on(
+    cluster, written, log
+):
+    written.upsert("a", {"n": 1, "name": "A"})
+    replicate(cluster, log, document_schema="n BIGINT, name STRING")
+    written.upsert("a", {"n": 2, "name": "B"})
+    replicate(cluster, log, document_schema="n BIGINT")
+    found = {(row["n"], row["name"]) for row in log.rows() if row["op"] == "mutation"}
+    assert found == {(1, "A"), (2, None)}
+
+
+def test_a_table_does_not_keep_a_column_that_is_no_longer_in_step(cluster, written, table):
+    written.upsert("a", {"n": 1, "name": "A"})
+    replicate(cluster, table, document_schema="n BIGINT, name STRING")
+    written.upsert("a", {"n": 2, "name": "B"})
+    with pytest.raises(ConfigError, match="lacks name, which the table has"):
+        replicate(cluster, table, document_schema="n BIGINT")
+    (row,) = table.rows()
+    assert (row["n"], row["name"]) == (1, "A")
+
+
 def test_a_schema_that_contradicts_the_table_is_refused_before_anything_is_written(
     cluster, written, replica
 ):

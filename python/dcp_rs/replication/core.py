@@ -103,6 +103,12 @@ class Replication:
         found = self._target.open(self._layout.schema, mode)
         if found is not None and found.mode != mode:
             raise ConfigError(f"mode: the target is a {found.mode}, not a {mode}")
+        lost = set() if found is None else set(found.documents) - set(self._layout.documents)
+        if lost and mode == "table":
+            raise ConfigError(
+                f"document_schema: lacks {', '.join(sorted(lost))}, which the table has and which"
+                " would no longer be as in the documents: keep it, or replicate to a new table"
+            )
         if found is not None and found.is_loading and found.generation == 1:
             seen = found.checkpoint.seqnos
             self._first = reducing.FirstSnapshots(is_possible=True, seen=seen)
