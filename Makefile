@@ -25,7 +25,7 @@ ARGS ?=
 
 SOURCES := Cargo.toml Cargo.lock pyproject.toml README.md LICENSE \
 	$(shell find crates python -type f -not -name '*.pyc' -not -name '*.so')
-PYTHON_SOURCES := python scripts tests demo benches
+PYTHON_SOURCES := python scripts tests demo benches examples
 
 ##@ The two commands
 
@@ -47,7 +47,7 @@ test-rust: .rust ## Run the Rust tests and doctests (debug build)
 	@$(CARGO) test --workspace --locked --quiet --test wire -- --nocapture every_recorded \
 		decoded_packets_agree 2>&1 | grep -oE '[0-9]+ (packets|facts),? [^:{]*' | tee $(LOG)/traces.log
 
-test-python: .installed-test ## Run the Python tests against the installed wheel
+test-python: .postgres .installed-test ## Run the Python tests against the installed wheel
 	@mkdir -p $(LOG)
 	@$(PY) -m pytest tests/python tests/scripts $(ARGS) 2>&1 | tee $(LOG)/python.log
 
@@ -76,7 +76,7 @@ layers: .installed-test .rust ## Check which crate and which module may use whic
 	@$(PY) scripts/check_sizes.py
 
 types: .installed-test ## Check the Python types and the extension module's stub
-	@$(PY) -m mypy python/dcp_rs python/pyspark_couchbase_dcp scripts demo
+	@$(PY) -m mypy python/dcp_rs python/pyspark_couchbase_dcp scripts demo examples
 	@$(PY) -m mypy.stubtest dcp_rs._dcp_rs
 
 docs: .rust ## Build the Rust documentation without a warning
@@ -122,9 +122,13 @@ bench-reading: .java .installed-test ## Measure the reader in Python; writes doc
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/reading/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
-long: .java .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (three hours)
+bench-replicate: .installed-test ## Measure the first load into each target; ARGS="--postgres URI" for PostgreSQL too
+	@$(PY) benches/replicate/run.py $(ARGS)
+
+long: .java .postgres .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (three hours)
 	@PROPTEST_CASES=50000 DCP_SIM_WORLDS=20000 $(CARGO) test --workspace --release --locked
 	@DCP_KILLS=200 DCP_CYCLES=1000 $(PY) -m pytest --timeout 3600 tests/python/test_kills.py tests/python/test_scale.py
+	@DCP_KILLS=30 $(PY) -m pytest tests/python/test_replication_kills.py
 	@$(PY) scripts/put_in_defects.py
 	@$(PY) tests/spark/versions.py $(WHEELS)/*.whl
 
@@ -149,6 +153,9 @@ help: ## List the targets
 
 .java:
 	@scripts/require.sh java
+
+.postgres:
+	@scripts/require.sh postgres
 
 .tshark:
 	@scripts/require.sh tshark
@@ -192,4 +199,4 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
 .PHONY: demo test static test-rust test-python test-spark fmt-check lint layers types docs defects-check wheel \
-	build fmt lock bench bench-short bench-gate bench-peers bench-reading long ci clean help interop .rust .java .tshark .installed-demo .installed-test
+	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate long ci clean help interop .rust .java .postgres .tshark .installed-demo .installed-test

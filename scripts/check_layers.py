@@ -68,7 +68,18 @@ PURE_METHODS = frozenset(
 )
 PURE_TYPES = frozenset({"std::net::TcpStream", "std::net::TcpListener", "std::net::UdpSocket"})
 
-OPTIONAL_LIBRARIES = frozenset({"numpy", "pandas", "pyarrow", "pyspark"})
+OPTIONAL_LIBRARIES = frozenset(
+    {
+        "adbc_driver_postgresql",
+        "deltalake",
+        "duckdb",
+        "numpy",
+        "pandas",
+        "pyarrow",
+        "pyiceberg",
+        "pyspark",
+    }
+)
 
 
 # ----- Rust -----
@@ -166,8 +177,12 @@ def _imported_at_import_time(node: ast.AST) -> list[tuple[int, str]]:
     return found
 
 
-# Its classes derive from PySpark's, so only what has PySpark imports it.
-NEEDS_PYSPARK = frozenset({"dcp_rs/spark/source.py"})
+# Modules that are imported only by what has found their library.
+NEEDS = {
+    "dcp_rs/spark/source.py": "pyspark",
+    "dcp_rs/replication/changes.py": "pyarrow",
+    "dcp_rs/replication/core.py": "pyarrow",
+}
 
 
 def python_violations(package: Path) -> list[str]:
@@ -182,8 +197,7 @@ def python_violations(package: Path) -> list[str]:
         violations += [
             f"{name}:{line} imports {library} at import time"
             for line, library in _imported_at_import_time(tree)
-            if library in OPTIONAL_LIBRARIES
-            and not (library == "pyspark" and name.as_posix() in NEEDS_PYSPARK)
+            if library in OPTIONAL_LIBRARIES and NEEDS.get(name.as_posix()) != library
         ]
         in_spark = "spark" in name.parts
         violations += [

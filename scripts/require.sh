@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Checks that this machine has what the Makefile needs, and stops with one line if not.
-# Usage: scripts/require.sh rust | java | python | tshark   (python: prints the interpreter found)
+# Usage: scripts/require.sh rust | java | python | postgres | tshark
+#        (python: prints the interpreter found)
 #
-# What it installs, and only as root on Debian or Ubuntu, is a JDK and tshark. Without tshark it does
-# not stop: the tests that need it are skipped, and say so.
+# What it installs, and only as root on Debian or Ubuntu, is a JDK, PostgreSQL and tshark. Without
+# tshark it does not stop: the tests that need it are skipped, and say so.
 set -euo pipefail
 
 stop() {
@@ -73,6 +74,24 @@ require_java() {
         stop "Spark needs Java 17 or newer: install openjdk-17-jre-headless, or set JAVA_HOME"
 }
 
+has_postgres() {
+    command -v initdb >/dev/null || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null
+}
+
+require_postgres() {
+    has_postgres && return
+    if may_install; then
+        echo "dcp_rs: no PostgreSQL: installing it with apt-get" >&2
+        apt-get update -qq
+        # Without a server of its own that listens on the usual port.
+        mkdir -p /etc/postgresql-common
+        [ -e /etc/postgresql-common/createcluster.conf ] ||
+            echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
+        install_package postgresql || true
+    fi
+    has_postgres || stop "no PostgreSQL: install the package postgresql"
+}
+
 require_tshark() {
     command -v tshark >/dev/null && return
     if may_install; then
@@ -88,6 +107,7 @@ case "${1:-}" in
 rust) require_rust ;;
 java) require_java ;;
 python) require_python ;;
+postgres) require_postgres ;;
 tshark) require_tshark ;;
-*) stop "usage: scripts/require.sh rust | java | python | tshark" ;;
+*) stop "usage: scripts/require.sh rust | java | python | postgres | tshark" ;;
 esac

@@ -23,6 +23,7 @@ latest version only.
   async iterator and an Arrow C stream of [`ChangeBatch`][dcp_rs.ChangeBatch].
 * [`Checkpoint`][dcp_rs.Checkpoint] is where a reader stands, to go on from there; a
   [`CheckpointStore`][dcp_rs.CheckpointStore] keeps it, in a file, in memory or where you like.
+* [`replicate`][dcp_rs.replicate] keeps a table in step with a bucket.
 * [`dcp_rs.testing`][dcp_rs.testing] has an embedded cluster, which Couchbase SDKs and DCP clients
   take for a real one.
 * [`dcp_rs.debug`][dcp_rs.debug] shows what recorded packets say, and why a server made a client
@@ -43,6 +44,7 @@ from dcp_rs.checkpoint import Checkpoint, Position, StoredFilter
 from dcp_rs.client import Client, ConnectionOptions, connect
 from dcp_rs.documents import DocumentSchema
 from dcp_rs.exceptions import DcpError
+from dcp_rs.replication import replicate
 from dcp_rs.schema import ColumnInfo, Schema, columns
 from dcp_rs.stores import CheckpointStore, FileStore, MemoryStore
 from dcp_rs.stream import ChangeStream, StreamEvent, StreamStats, VbucketStats
@@ -69,6 +71,7 @@ __all__ = [
     "columns",
     "connect",
     "exceptions",
+    "replicate",
     "testing",
 ]
 

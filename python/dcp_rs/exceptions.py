@@ -16,6 +16,7 @@ __all__ = [
     "BucketNotFoundError",
     "CheckpointError",
     "ClosedError",
+    "ConcurrentWriterError",
     "ConfigError",
     "ConnectError",
     "DataError",
@@ -71,6 +72,10 @@ class CheckpointError(DcpError, ValueError):
 
 class ClosedError(DcpError):
     """The client, stream or cluster has been closed on this side."""
+
+
+class ConcurrentWriterError(DcpError):
+    """Another process writes to the same target. Nothing of this commit was written."""
 
 
 class ConfigError(DcpError, ValueError):

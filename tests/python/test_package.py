@@ -101,7 +101,7 @@ def test_every_error_is_caught_by_one_class():
 def test_the_public_face_is_what_a_reader_of_changes_needs():
     given = {
         "connect Client ConnectionOptions ChangeStream ChangeBatch DocumentSchema Schema columns",
-        "Checkpoint Position CheckpointStore FileStore MemoryStore",
+        "Checkpoint Position CheckpointStore FileStore MemoryStore replicate",
         "DcpError exceptions testing __version__",
         # What these return.
         "ColumnInfo StoredFilter StreamEvent StreamStats VbucketStats",

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dcp_rs import __version__
-from dcp_rs.cli import cat, checkpoint, decode, explain_rollback, serve
+from dcp_rs.cli import cat, checkpoint, decode, explain_rollback, replicate, serve
 from dcp_rs.cli._options import Parser
 from dcp_rs.exceptions import DcpError
 
@@ -26,7 +26,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"dcp-rs {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (cat, checkpoint, decode, explain_rollback, serve):
+    for command in (cat, checkpoint, decode, explain_rollback, replicate, serve):
         command.add_to(commands)
     return parser
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of a pipe has enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (DcpError, OSError) as error:
+    except (DcpError, ImportError, OSError) as error:
         print(f"dcp-rs: {error}", file=sys.stderr)
         return 1
     return 0

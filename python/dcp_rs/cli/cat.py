@@ -10,25 +10,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dcp_rs import _dcp_rs
-from dcp_rs.cli._options import PASSWORD_VARIABLE, add_password, password
-from dcp_rs.client import ConnectionOptions, connect
-from dcp_rs.exceptions import ConfigError
+from dcp_rs.cli._connection import add_connection, connected, given, words
 from dcp_rs.stores import FileStore
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable
 
 _STREAM = _dcp_rs.defaults()["stream"]
-_CONNECTION = (
-    "bucket",
-    "username",
-    "tls_ca",
-    "tls_certificate",
-    "tls_key",
-    "network",
-    "connect_timeout",
-)
 _READING = ("start", "until", "columns", "scope", "collections")
 
 # How bytes that are not UTF-8 begin in a line.
@@ -44,28 +32,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
         ' {"base64":"..."}, with --json too. A checkpoint is stored once its rows are written, to'
         " disk if standard output is a file.",
     )
-    parser.add_argument("connection_string", metavar="CONNSTR", help="couchbase://host[/bucket]")
-    parser.add_argument("--bucket", help="bucket, where CONNSTR names none")
-    parser.add_argument("--username", help="user name")
-    add_password(parser, PASSWORD_VARIABLE)
-    parser.add_argument(
-        "--tls-ca", metavar="FILE", help="PEM file with the authorities to trust (the system's)"
-    )
-    parser.add_argument(
-        "--tls-certificate", metavar="FILE", help="PEM chain of a client, in place of a user"
-    )
-    parser.add_argument("--tls-key", metavar="FILE", help="its private key")
-    parser.add_argument(
-        "--network",
-        choices=["auto", "default", "external"],
-        help=f"which of the nodes' addresses to use ({ConnectionOptions.network})",
-    )
-    parser.add_argument(
-        "--connect-timeout",
-        metavar="SECONDS",
-        type=float,
-        help=f"longest time for a connection to be made ({ConnectionOptions.connect_timeout:g})",
-    )
+    add_connection(parser)
     parser.add_argument("--start", choices=["earliest", "latest"])
     parser.add_argument("--until", choices=["now"], help="stop with the changes there are now")
     parser.add_argument(
@@ -75,7 +42,7 @@ def add_to(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--scope", help="scope to read")
     parser.add_argument(
-        "--collections", type=_words, help="collections to read, with commas between"
+        "--collections", type=words, help="collections to read, with commas between"
     )
     parser.add_argument(
         "--checkpoint",
@@ -91,18 +58,11 @@ def run(options: argparse.Namespace) -> None:
     store = None if options.checkpoint is None else FileStore(options.checkpoint)
     kept = None if store is None else store.load()
     show = _as_json if options.json else _as_line
-    secret = _password(options)
-    connection = _given(options, _CONNECTION)
-    if secret is not None and options.password_file is not None:
-        # Read again for each connection: the password in it may change.
-        connection["password_file"] = options.password_file
-    else:
-        connection["password"] = secret
-    reading = _given(options, _READING)
+    reading = given(options, _READING)
     if kept is not None:
         reading["start"] = kept
     with (
-        connect(options.connection_string, **connection) as client,
+        connected(options) as client,
         client.stream(key_type="binary", **reading) as stream,
     ):
         if store is not None and kept is None and options.start == "latest":
@@ -119,18 +79,6 @@ def run(options: argparse.Namespace) -> None:
             store.save(stream.checkpoint())
 
 
-def _password(options: argparse.Namespace) -> str | None:
-    found = password(options)
-    if found is None and options.username is not None:
-        found = os.environ.get(PASSWORD_VARIABLE)
-        if found is None:
-            raise ConfigError(
-                f"there is no password for the user: set {PASSWORD_VARIABLE} to it, name another"
-                " variable with --password-env, or a file with --password-file"
-            )
-    return found if options.username is not None else None
-
-
 def _hand_over(*, durably: bool) -> None:
     """Hands over what was printed: a checkpoint must not count what could still be lost."""
     sys.stdout.flush()
@@ -140,18 +88,8 @@ def _hand_over(*, durably: bool) -> None:
             os.fsync(output)
 
 
-def _given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Gives the options that are on the command line: others have the defaults of the package."""
-    values = {name: getattr(options, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",")]
-
-
 def _columns(text: str) -> str | list[str]:
-    return text if text in {"basic", "full"} else _words(text)
+    return text if text in {"basic", "full"} else words(text)
 
 
 def _as_line(row: dict[str, object]) -> str:

@@ -1,0 +1,164 @@
+"""Keep a table in step with a bucket.
+
+[`replicate`][dcp_rs.replicate] reads a bucket and writes to a *target*: rows and the checkpoint
+after them in one commit, so that nothing is lost and nothing doubled whenever the process ends.
+
+    >>> import dcp_rs, tempfile
+    >>> from dcp_rs.testing import EmbeddedCluster
+    >>> with EmbeddedCluster() as cluster, cluster.connect() as client:
+    ...     _ = cluster.upsert("airline_10", {"name": "40-Mile Air"})
+    ...     folder = tempfile.mkdtemp()
+    ...     done = dcp_rs.replicate(client, f"duckdb://{folder}/travel.duckdb", once=True)
+    ...     done.changes, done.phase
+    (1, 'loading')
+
+See docs/guides/replicate.md for what each target promises. PyArrow is imported when a replication
+begins, the library of a target when the target is made.
+"""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+from dcp_rs import _checks
+from dcp_rs._arrow import require_pyarrow
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.progress import Progress
+from dcp_rs.replication.state import State
+from dcp_rs.replication.target import Address, Commit, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import pyarrow as pa
+
+    from dcp_rs.client import Client
+    from dcp_rs.documents import DocumentSchema
+
+__all__ = [
+    "Commit",
+    "Progress",
+    "State",
+    "Target",
+    "open_target",
+    "replicate",
+]
+
+# Module and class of each scheme of a target's URL.
+_TARGETS = {
+    "delta": ("delta", "DeltaTarget"),
+    "duckdb": ("duckdb", "DuckDBTarget"),
+    "iceberg": ("iceberg", "IcebergTarget"),
+    "parquet": ("parquet", "ParquetTarget"),
+    "postgresql": ("postgres", "PostgresTarget"),
+}
+
+
+def open_target(url: str) -> Target:
+    """Makes the target that a URL names.
+
+    Args:
+        url: `duckdb:///path?table=name`, `postgresql://user@host/database?table=name`,
+            `delta:///folder`; for logs only `parquet:///folder` and
+            `iceberg:///folder?table=namespace.name`.
+
+    Raises:
+        ConfigError: It names none.
+        ImportError: The target's library is not installed; the text says which extra brings it.
+    """
+    _checks.text("target", url)
+    address = Address.parse(url)
+    if address.scheme not in _TARGETS:
+        raise ConfigError(
+            f"target: begins with none of {', '.join(f'{each}://' for each in _TARGETS)}"
+        )
+    module, name = _TARGETS[address.scheme]
+    target: Target = getattr(import_module(f"{__name__}.{module}"), name).at(address)
+    return target
+
+
+def replicate(
+    client: Client,
+    target: str | Target,
+    *,
+    mode: Literal["table", "log"] = "table",
+    once: bool = False,
+    scope: str | None = None,
+    collections: Iterable[str] | None = None,
+    document_schema: str | pa.Schema | DocumentSchema | None = None,
+    persisted_only: bool = False,
+    commit_rows: int = 100_000,
+    commit_bytes: int = 64 * 1024 * 1024,
+    commit_interval: float = 1.0,
+    retry_timeout: float = 300.0,
+    stop: threading.Event | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Keeps a table in step with a bucket, until it is stopped.
+
+    Goes on from what the target holds. Where that is not possible, since the bucket was made anew
+    or other collections are asked for, a new *generation* is loaded from the beginning; in a table
+    its rows take the place of the older ones, the last of which go when the load is complete.
+
+    Args:
+        client: Client of the bucket.
+        target: Where to write to, as a URL or as a [`Target`][dcp_rs.replication.Target].
+        mode: `table`: equal to the documents. `log`: every change is appended, with the rows of
+            rollbacks and of what happens to collections.
+        once: Whether to return once everything is written that was there at the beginning.
+        scope: Scope to read, as of [`Client.stream`][dcp_rs.Client.stream].
+        collections: Collections to read, likewise.
+        document_schema: Columns to decode JSON documents to, likewise. Without it documents are
+            JSON in the column `value`, and those that are no JSON are in `_malformed`.
+        persisted_only: Whether to write only what every copy has on disk, likewise.
+        commit_rows: Changes after which to commit.
+        commit_bytes: Bytes of changes, as Arrow columns, after which to commit.
+        commit_interval: Seconds after which to commit what there is.
+        retry_timeout: Seconds for which the cluster, or a collection that is read, may be away.
+        stop: Event that ends it: what was read is committed, and it returns.
+        on_progress: Function that is called with the [`Progress`][dcp_rs.replication.Progress]
+            after each commit and about once a second, on the calling thread.
+
+    Returns:
+        What was done.
+
+    Raises:
+        ConfigError: An option is wrong, or the table contradicts the schema; nothing was written.
+        CheckpointError: The target's state is damaged.
+        ConcurrentWriterError: Another process writes to the table.
+        DcpError: The stream failed; what had been committed stays, and the next call goes on.
+        ImportError: PyArrow or the target's library is not installed.
+    """
+    require_pyarrow("replicate")
+    from dcp_rs.replication.changes import Layout
+    from dcp_rs.replication.core import Replication, Settings
+
+    _checks.flag("once", once)
+    _checks.integer("commit_rows", commit_rows, 1, 10_000_000)
+    _checks.integer("commit_bytes", commit_bytes, 1 << 16, 1 << 30)
+    if not commit_interval > 0:
+        raise ConfigError(f"commit_interval: {commit_interval} is not above 0")
+    chosen = open_target(target) if isinstance(target, str) else target
+    if mode not in chosen.modes:
+        raise ConfigError(
+            f"mode: {mode!r} is not one that this target can be: {', '.join(sorted(chosen.modes))}"
+        )
+    settings = Settings(
+        mode=mode,
+        once=once,
+        scope=scope,
+        collections=None if collections is None else list(collections),
+        persisted_only=persisted_only,
+        commit_rows=commit_rows,
+        commit_bytes=commit_bytes,
+        commit_interval=commit_interval,
+        retry_timeout=retry_timeout,
+        stop=threading.Event() if stop is None else stop,
+        on_progress=on_progress,
+    )
+    try:
+        return Replication(client, chosen, Layout.of(mode, document_schema), settings).run()
+    finally:
+        chosen.close()

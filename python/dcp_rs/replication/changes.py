@@ -1,0 +1,241 @@
+"""From the stream's batches to what is to be committed."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dcp_rs.documents import DocumentSchema
+from dcp_rs.replication.target import IDENTITY
+from dcp_rs.schema import Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dcp_rs.replication.state import Mode
+
+_POSITION = (
+    "scope",
+    "collection",
+    "collection_id",
+    "vbucket",
+    "epoch",
+    "seqno",
+    "cas",
+    "timestamp",
+)
+# What is read to decide by, and not kept.
+_READ_ONLY = ("snapshot_end", "datatype")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns are read, and which are kept.
+
+    Attributes:
+        options: Options of the stream.
+        read: Schema of its batches.
+        schema: Schema of the rows of a target.
+        documents: Names of the columns that hold documents.
+        keeps_text: Whether documents are kept as JSON, in the column `value`.
+    """
+
+    options: dict[str, Any]
+    read: pa.Schema
+    schema: pa.Schema
+    documents: tuple[str, ...]
+    keeps_text: bool
+
+    @classmethod
+    def of(cls, mode: Mode, document_schema: str | pa.Schema | DocumentSchema | None) -> Layout:
+        """Makes the layout of a mode.
+
+        Raises:
+            ConfigError: The schema is none, or contradicts the columns.
+        """
+        keeps_text = document_schema is None
+        documents = DocumentSchema(None, on_malformed="column") if keeps_text else document_schema
+        decoded = Schema(
+            columns="basic", value_format="string", document_schema=documents
+        ).to_pyarrow()
+        basic = set(Schema().names)
+        names = tuple(name for name in decoded.names if name not in basic)
+        columns = ["op", "key", "value", *_POSITION, *names]
+        given: dict[str, Any] = {"value_format": "string", "document_schema": documents}
+        read = Schema(columns=[*columns, *_READ_ONLY], **given).to_pyarrow()
+        kept = [column for column in columns if column != "op" or mode == "log"]
+        if mode == "table" and not keeps_text:
+            kept.remove("value")
+        fields = [read.field(name) for name in kept]
+        place = kept.index("epoch")
+        fields.insert(place, pa.field("generation", pa.int32(), nullable=False))
+        if mode == "table":
+            fields = [
+                each.with_nullable(False) if each.name in IDENTITY else each for each in fields
+            ]
+        return cls(
+            options={"columns": [*columns, *_READ_ONLY], **given},
+            read=read,
+            schema=pa.schema([each.remove_metadata() for each in fields]),
+            documents=("value", *names) if keeps_text else names,
+            keeps_text=keeps_text,
+        )
+
+    def rows(self, changes: pa.Table, generation: int) -> pa.Table:
+        """Gives changes as rows of a target."""
+        columns = {name: changes.column(name) for name in changes.column_names}
+        if "value" in self.schema.names:
+            is_event = pc.equal(columns["op"], "system_event")
+            is_json = pc.or_(is_event, pc.fill_null(pc.equal(columns["datatype"], "json"), False))
+            value = columns["value"]
+            kept = is_json if self.keeps_text else is_event
+            columns["value"] = pc.if_else(kept, value, pa.scalar(None, pa.string()))
+            if self.keeps_text and value.null_count < len(value):
+                # Text that is no JSON. What is not even text is there already.
+                columns["_malformed"] = pc.coalesce(
+                    columns["_malformed"],
+                    pc.if_else(is_json, pa.scalar(None, pa.binary()), value.cast(pa.binary())),
+                )
+        columns["generation"] = pa.repeat(pa.scalar(generation, pa.int32()), len(changes))
+        return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
+
+
+@dataclass
+class Reduced:
+    """What changes come to, in a table.
+
+    Attributes:
+        written: Newest version of each document that was written, columns as read.
+        deletes: Identities of the documents that were removed.
+        cleared: vBuckets by collection and epoch whose documents of before these changes are gone.
+    """
+
+    written: pa.Table
+    deletes: pa.Table
+    cleared: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+
+    def removals(self, generation: int) -> list[str]:
+        """Gives the conditions that select the rows of collections that were cleared.
+
+        Those of smaller epochs and generations are left to the end of the catch-up that reads them
+        again: a collection begins in it again, too.
+        """
+        return [
+            f"collection_id = {collection} AND generation = {generation} AND epoch = {epoch}"
+            f" AND {vbuckets_in(vbuckets)}"
+            for (collection, epoch), vbuckets in self.cleared.items()
+        ]
+
+
+def vbuckets_in(vbuckets: Iterable[int]) -> str:
+    """Gives a condition in SQL that selects vBuckets."""
+    return f"vbucket IN ({', '.join(map(str, sorted(vbuckets)))})"
+
+
+def reduce(changes: pa.Table, *, each_once: bool) -> Reduced:
+    """Reduces changes, in the order of the stream, to what they leave of each document.
+
+    Args:
+        changes: Changes, with the columns of a layout.
+        each_once: Whether each document is known to occur once.
+    """
+    special = pc.is_in(changes["op"], pa.array(["rollback", "system_event"]))
+    limits: Mapping[int, Mapping[int, int]] = {}
+    cleared: dict[tuple[int, int], set[int]] = {}
+    index = pa.array(range(len(changes)), pa.int64())
+    if pc.any(special).as_py():
+        limits, cleared = _limits(changes.append_column("_index", index).filter(special))
+        kept = pc.invert(special)
+        for collection, by_vbucket in limits.items():
+            last = [by_vbucket.get(vbucket, -1) for vbucket in range(max(by_vbucket) + 2)]
+            place = pc.min_element_wise(changes["vbucket"], len(last) - 1)
+            is_before = pc.greater(pa.array(last, pa.int64()).take(place.combine_chunks()), index)
+            is_of = pc.fill_null(pc.equal(changes["collection_id"], collection), False)
+            kept = pc.and_(kept, pc.invert(pc.and_(is_of, is_before)))
+        changes = changes.filter(kept)
+    if not each_once or limits:
+        changes = _newest(changes)
+    is_written = pc.equal(changes["op"], "mutation")
+    return Reduced(
+        changes.filter(is_written),
+        changes.filter(pc.invert(is_written)).select(IDENTITY),
+        cleared,
+    )
+
+
+def _newest(changes: pa.Table) -> pa.Table:
+    """Keeps the last change of each document."""
+    index = pa.array(range(len(changes)), pa.int64())
+    keyed = changes.select(IDENTITY).append_column("_index", index)
+    last = keyed.group_by(list(IDENTITY)).aggregate([("_index", "max")])["_index_max"]
+    if len(last) == len(changes):
+        return changes
+    return changes.combine_chunks().take(last.take(pc.sort_indices(last)))
+
+
+def _limits(
+    special: pa.Table,
+) -> tuple[dict[int, dict[int, int]], dict[tuple[int, int], set[int]]]:
+    """Gives, by collection and vBucket, the place up to which documents are gone; and `cleared`.
+
+    An event that begins a collection says so too: it is sent again when the collection is flushed.
+    """
+    limits: dict[int, dict[int, int]] = defaultdict(dict)
+    cleared: dict[tuple[int, int], set[int]] = defaultdict(set)
+    events = special.filter(pc.equal(special["op"], "system_event"))
+    for row in events.select(["vbucket", "epoch", "value", "_index"]).to_pylist():
+        event = json.loads(row["value"])
+        if event["event"] in {"BeginCollection", "EndCollection"}:
+            collection = int(event["collection_id"], 16)
+            limits[collection][row["vbucket"]] = row["_index"]
+            cleared[collection, row["epoch"]].add(row["vbucket"])
+    return limits, cleared
+
+
+def rolled_back(changes: pa.Table | pa.RecordBatch) -> set[int]:
+    """Gives the vBuckets that have a rollback row."""
+    is_rollback = pc.equal(changes["op"], "rollback")
+    return set(pc.filter(changes["vbucket"], is_rollback).to_pylist())
+
+
+def has_end_of_collection(changes: pa.RecordBatch) -> bool:
+    """Whether a collection was dropped."""
+    events = pc.filter(changes["value"], pc.equal(changes["op"], "system_event"))
+    return any(json.loads(event)["event"] == "EndCollection" for event in events.to_pylist())
+
+
+class FirstSnapshots:
+    """Tells whether changes belong to the first snapshot of each vBucket.
+
+    Each document occurs once in a snapshot, and two that end at the same seqno of a branch describe
+    the same state: so documents of the first one cannot be in a table that was empty.
+    """
+
+    def __init__(self, *, is_possible: bool, seen: Iterable[int] = ()) -> None:
+        self._is_possible = is_possible
+        self._ends: dict[int, int] = dict.fromkeys(seen, -1)
+
+    def hold(self, changes: pa.Table) -> bool:
+        """Whether all documents of the changes, which follow the last ones, are in them."""
+        if not self._is_possible:
+            return False
+        ends = (
+            changes.select(["vbucket", "snapshot_end", "epoch"])
+            .group_by("vbucket")
+            .aggregate([("snapshot_end", "min"), ("snapshot_end", "max"), ("epoch", "max")])
+        )
+        are_first = True
+        for row in ends.to_pylist():
+            first = row["snapshot_end_min"]
+            if first is None:
+                continue
+            end = self._ends.setdefault(row["vbucket"], first)
+            if row["epoch_max"] > 0 or not first == row["snapshot_end_max"] == end:
+                are_first = False
+                self._ends[row["vbucket"]] = -1
+        return are_first

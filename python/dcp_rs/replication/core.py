@@ -1,0 +1,384 @@
+"""The loop that keeps a target in step.
+
+A *catch-up* reads to what there is now and ends; whatever had to be read again from its beginning,
+a whole generation or a vBucket that was rolled back, has then been read again, and the rows of
+before go in the commit that ends it. Then changes are *followed* as they come, until the next
+rollback or collection that has to be read anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from dcp_rs.client import Client, connect
+from dcp_rs.exceptions import (
+    BucketNotFoundError,
+    CheckpointError,
+    ConfigError,
+    StreamEndedError,
+)
+from dcp_rs.replication import changes as reducing
+from dcp_rs.replication.progress import Meter, Phase, Progress
+from dcp_rs.replication.reader import Reader
+from dcp_rs.replication.state import State
+from dcp_rs.replication.target import IDENTITY, Commit
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from dcp_rs.checkpoint import Checkpoint
+    from dcp_rs.replication.changes import Layout
+    from dcp_rs.replication.state import Mode
+    from dcp_rs.replication.target import Target
+    from dcp_rs.stream import ChangeStream
+
+_log = logging.getLogger("dcp_rs.replication")
+
+# Seconds between looks at whether to stop, and between reports while nothing is committed.
+_TICK = 0.1
+_REPORT = 1.0
+
+Ending = Literal["complete", "stopped", "begin again"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a replication is asked to do."""
+
+    mode: Mode
+    once: bool
+    scope: str | None
+    collections: list[str] | None
+    persisted_only: bool
+    commit_rows: int
+    commit_bytes: int
+    commit_interval: float
+    retry_timeout: float
+    stop: threading.Event
+    on_progress: Callable[[Progress], None] | None
+
+
+class Replication:
+    """Keeps one target in step with one bucket."""
+
+    def __init__(self, client: Client, target: Target, layout: Layout, settings: Settings) -> None:
+        self._client = client
+        self._owns_client = False
+        self._client_is_outdated = False
+        self._target = target
+        self._layout = layout
+        self._settings = settings
+        self._state: State | None = None
+        self._meter = Meter(time.monotonic())
+        self._phase: Phase = "loading"
+        self._lag = 0
+        self._reported = 0.0
+        self._buffer = _Buffer()
+        self._first = reducing.FirstSnapshots(is_possible=False)
+
+    def run(self) -> Progress:
+        """Runs until it is stopped; with `once`, until it has caught up."""
+        try:
+            self._state = self._restore()
+            while not self._settings.stop.is_set():
+                ending = self._read(until_now=True)
+                if ending == "stopped" or (ending == "complete" and self._settings.once):
+                    break
+                if ending == "complete" and self._read(until_now=False) == "stopped":
+                    break
+            return self._report()
+        finally:
+            if self._owns_client:
+                self._client.close()
+
+    def _restore(self) -> State | None:
+        """Gives the state to go on from; `None` to begin a generation."""
+        mode = self._settings.mode
+        found = self._target.open(self._layout.schema, mode)
+        if found is not None and found.mode != mode:
+            raise ConfigError(f"mode: the target is a {found.mode}, not a {mode}")
+        lost = set() if found is None else set(found.documents) - set(self._layout.documents)
+        if lost and mode == "table":
+            raise ConfigError(
+                f"document_schema: lacks {', '.join(sorted(lost))}, which the table has and which"
+                " would no longer be as in the documents: keep it, or replicate to a new table"
+            )
+        if found is not None and found.is_loading and found.generation == 1:
+            seen = found.checkpoint.seqnos
+            self._first = reducing.FirstSnapshots(is_possible=True, seen=seen)
+        return found
+
+    # ----- opening -----
+
+    def _open(self, *, until_now: bool) -> ChangeStream:
+        """Opens the stream from where the target stands, or of a new generation."""
+        deadline = time.monotonic() + self._settings.retry_timeout
+        while True:
+            try:
+                if self._client_is_outdated:
+                    self._reconnect()
+                return self._open_once(until_now=until_now)
+            except (BucketNotFoundError, ConfigError) as error:
+                # What was dropped may come again. At the very beginning a name is wrong.
+                self._client_is_outdated = isinstance(error, BucketNotFoundError)
+                is_new = self._state is None
+                if is_new or self._settings.stop.is_set() or time.monotonic() > deadline:
+                    raise
+                self._settings.stop.wait(_TICK)
+
+    def _open_once(self, *, until_now: bool) -> ChangeStream:
+        state = self._state
+        if state is not None:
+            why = self._why_anew(state)
+            if why is None:
+                try:
+                    stream = self._stream(state.checkpoint, until_now=until_now)
+                except CheckpointError as error:
+                    if error.code != "filter_changed":
+                        raise
+                    why = str(error)
+                else:
+                    if stream.checkpoint().filter == state.checkpoint.filter:
+                        return stream
+                    stream.close()
+                    why = "fewer collections are asked for"
+            _log.warning("generation %d begins: %s", state.generation + 1, why)
+        stream = self._stream("earliest", until_now=until_now)
+        self._state = self._begin(stream.checkpoint())
+        return stream
+
+    def _why_anew(self, state: State) -> str | None:
+        if state.checkpoint.bucket_uuid != self._client.bucket_uuid:
+            return "the bucket is another one"
+        missing = set(self._layout.documents) - set(state.documents)
+        if missing and self._settings.mode == "table":
+            return f"documents have new columns: {', '.join(sorted(missing))}"
+        return None
+
+    def _begin(self, checkpoint: Checkpoint) -> State:
+        """Gives the state of a generation that begins."""
+        state = self._state
+        self._first = reducing.FirstSnapshots(is_possible=state is None)
+        return State(
+            mode=self._settings.mode,
+            commits=0 if state is None else state.commits,
+            generation=1 if state is None else state.generation + 1,
+            complete_generation=0 if state is None else state.complete_generation,
+            documents=self._layout.documents,
+            checkpoint=checkpoint,
+        )
+
+    def _stream(self, start: Checkpoint | Literal["earliest"], *, until_now: bool) -> ChangeStream:
+        settings = self._settings
+        return self._client.stream(
+            start=start,
+            until="now" if until_now else None,
+            scope=settings.scope,
+            collections=settings.collections,
+            persisted_only=settings.persisted_only,
+            system_events=True,
+            on_rollback="resync" if settings.mode == "table" else "emit",
+            retry_timeout=settings.retry_timeout,
+            batch_rows=min(settings.commit_rows, 10_000),
+            linger=min(settings.commit_interval, 0.1),
+            **self._layout.options,
+        )
+
+    def _reconnect(self) -> None:
+        """Connects to the bucket that has taken the place of one that was dropped."""
+        client = connect(self._client.options)
+        if self._owns_client:
+            self._client.close()
+        self._client, self._owns_client, self._client_is_outdated = client, True, False
+
+    # ----- reading -----
+
+    def _read(self, *, until_now: bool) -> Ending:
+        stream = self._open(until_now=until_now)
+        self._phase = self._phase_of(until_now=until_now)
+        with Reader(stream) as reader:
+            while True:
+                if self._settings.stop.is_set():
+                    self._commit()
+                    return "stopped"
+                try:
+                    read = reader.take(min(self._buffer.seconds_left(self._settings), _TICK))
+                except (BucketNotFoundError, StreamEndedError) as error:
+                    # Of another bucket, or of collections that are gone.
+                    self._client_is_outdated = isinstance(error, BucketNotFoundError)
+                    self._commit()
+                    _log.warning("the stream is opened again: %s", error)
+                    return "begin again"
+                self._watch(stream)
+                if read is not None:
+                    if read.batch is None:
+                        self._lag = _lag(stream)
+                        self._buffer.checkpoint = read.checkpoint
+                        self._commit(is_caught_up=until_now)
+                        return "complete" if until_now else "stopped"
+                    self._buffer.add(read.batch, read.checkpoint)
+                    if not until_now and self._needs_catch_up(read.batch):
+                        self._commit()
+                        return "begin again"
+                if self._buffer.is_full(self._settings):
+                    self._commit()
+
+    def _needs_catch_up(self, batch: pa.RecordBatch) -> bool:
+        """Whether something of a batch has to be read from its beginning."""
+        if self._settings.mode == "table" and reducing.rolled_back(batch):
+            return True
+        # The stream does not have the collection that may take its place.
+        return self._settings.collections is not None and reducing.has_end_of_collection(batch)
+
+    def _phase_of(self, *, until_now: bool) -> Phase:
+        state = self._known()
+        if not until_now:
+            return "following"
+        if state.is_loading:
+            return "loading"
+        return "rereading" if state.rereading else "catching up"
+
+    def _known(self) -> State:
+        if self._state is None:
+            raise AssertionError("a state is there once a stream was opened")
+        return self._state
+
+    # ----- committing -----
+
+    def _commit(self, *, is_caught_up: bool = False) -> None:
+        """Commits what was read; what ends a catch-up too, if it says something new."""
+        state, buffer = self._known(), self._buffer
+        if buffer.checkpoint is None:
+            return
+        self._buffer = _Buffer()
+        changes = buffer.changes(self._layout.read)
+        rollbacks = reducing.rolled_back(changes)
+        rereading = state.rereading | rollbacks if state.mode == "table" else frozenset()
+        after = replace(
+            state,
+            commits=state.commits + 1,
+            rereading=frozenset() if is_caught_up else rereading,
+            complete_generation=state.generation if is_caught_up else state.complete_generation,
+            checkpoint=buffer.checkpoint,
+        )
+        is_news = len(changes) or replace(after, commits=state.commits) != state
+        if is_news:
+            self._target.commit(self._as_commit(changes, state, after, rereading))
+            self._state = after
+            self._meter.commits += 1
+        self._meter.changes += len(changes)
+        self._meter.bytes += changes.nbytes
+        self._meter.rollbacks += len(rollbacks)
+        self._report()
+
+    def _as_commit(
+        self, changes: pa.Table, state: State, after: State, rereading: frozenset[int]
+    ) -> Commit:
+        if state.mode == "log":
+            rows = self._layout.rows(changes, state.generation)
+            return Commit(
+                rows=rows,
+                deletes=rows.select(IDENTITY).slice(0, 0),
+                removals=(),
+                has_new_rows_only=True,
+                state=after,
+            )
+        are_first = self._first.hold(changes)
+        reduced = reducing.reduce(changes, each_once=are_first)
+        return Commit(
+            rows=self._layout.rows(reduced.written, state.generation),
+            deletes=reduced.deletes.slice(0, 0) if are_first else reduced.deletes,
+            removals=[*reduced.removals(state.generation), *_outdated(state, after, rereading)],
+            has_new_rows_only=are_first,
+            state=after,
+        )
+
+    # ----- reporting -----
+
+    def _watch(self, stream: ChangeStream) -> None:
+        if time.monotonic() - self._reported >= _REPORT:
+            self._lag = _lag(stream)
+            self._report()
+
+    def _report(self) -> Progress:
+        now = time.monotonic()
+        self._reported = now
+        meter = self._meter
+        progress = Progress(
+            phase=self._phase,
+            generation=0 if self._state is None else self._state.generation,
+            changes=meter.changes,
+            commits=meter.commits,
+            bytes=meter.bytes,
+            rollbacks=meter.rollbacks,
+            lag=self._lag,
+            elapsed=now - meter.begun,
+            changes_per_second=meter.rate_at(now),
+        )
+        if self._settings.on_progress is not None:
+            self._settings.on_progress(progress)
+        return progress
+
+
+def _lag(stream: ChangeStream) -> int:
+    return sum(each.lag or 0 for each in stream.vbucket_stats())
+
+
+def _outdated(state: State, after: State, rereading: frozenset[int]) -> list[str]:
+    """Gives the conditions that select the rows which a catch-up that is complete has replaced."""
+    if after.is_loading or after.rereading:
+        return []
+    is_replacing = state.is_loading and state.generation > 1
+    found = [f"generation < {state.generation}"] if is_replacing else []
+    by_epoch: dict[int, set[int]] = {}
+    positions = after.checkpoint.positions if rereading else {}
+    for vbucket in rereading:
+        by_epoch.setdefault(positions[vbucket].epoch, set()).add(vbucket)
+    return found + [
+        f"epoch < {epoch} AND {reducing.vbuckets_in(vbuckets)}"
+        for epoch, vbuckets in sorted(by_epoch.items())
+    ]
+
+
+class _Buffer:
+    """What was read and is not committed."""
+
+    def __init__(self) -> None:
+        self.checkpoint: Checkpoint | None = None
+        self._batches: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._bytes = 0
+        self._since = 0.0
+
+    def add(self, batch: pa.RecordBatch, checkpoint: Checkpoint) -> None:
+        """Adds a batch."""
+        if not self._batches:
+            self._since = time.monotonic()
+        self._batches.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+        self.checkpoint = checkpoint
+
+    def is_full(self, settings: Settings) -> bool:
+        """Whether it is to be committed now."""
+        return (
+            self._rows >= settings.commit_rows
+            or self._bytes >= settings.commit_bytes
+            or self.seconds_left(settings) <= 0
+        )
+
+    def seconds_left(self, settings: Settings) -> float:
+        """Gives the seconds until it is to be committed."""
+        if not self._batches:
+            return settings.commit_interval
+        return self._since + settings.commit_interval - time.monotonic()
+
+    def changes(self, schema: pa.Schema) -> pa.Table:
+        """Gives what was read as one table."""
+        return pa.Table.from_batches(self._batches, schema)

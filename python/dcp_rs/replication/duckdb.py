@@ -1,0 +1,167 @@
+"""DuckDB: a table and its state in one database, written in one transaction."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.state import State
+from dcp_rs.replication.target import IDENTITY, missing_columns, overtaken, quote, quote_column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from dcp_rs.replication.state import Mode
+    from dcp_rs.replication.target import Address, Commit
+
+_STATES = "dcp_rs_replication"
+
+
+class DuckDBTarget:
+    """A table of a DuckDB database.
+
+    The state is a row of the table `dcp_rs_replication` of the same database.
+
+        >>> DuckDBTarget("travel.duckdb", "airlines")
+        DuckDBTarget('travel.duckdb', 'airlines')
+
+    Args:
+        path: The database's file; made if it is not there.
+        table: Name of the table, as `table` or `schema.table`; made if it is not there.
+
+    Raises:
+        ImportError: duckdb is not installed.
+    """
+
+    modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
+
+    def __init__(self, path: str | os.PathLike[str], table: str) -> None:
+        try:
+            import duckdb
+        except ImportError as error:
+            raise ImportError(
+                'a DuckDB target needs duckdb: install it with pip install "dcp-rs[duckdb]"'
+            ) from error
+        self._duckdb = duckdb
+        self._path = path
+        self._table = table
+        self._connection: Any = None
+
+    @classmethod
+    def at(cls, address: Address) -> DuckDBTarget:
+        """Makes the target of `duckdb:///path?table=name`; the table is `documents` by default.
+
+        Raises:
+            ConfigError: There is no path, or another option.
+        """
+        address.allow("table")
+        if not address.path:
+            raise ConfigError("target: name the database, as in duckdb:///path?table=name")
+        return cls(address.path, address.options.get("table", "documents"))
+
+    def open(self, schema: pa.Schema, mode: Mode) -> State | None:
+        """See [`Target.open`][dcp_rs.replication.Target.open]."""
+        self._connection = self._duckdb.connect(os.fspath(self._path))
+        self._run(
+            f"CREATE TABLE IF NOT EXISTS {_STATES} (table_name VARCHAR PRIMARY KEY,"
+            " commits BIGINT, generation BIGINT, complete_generation BIGINT, state VARCHAR)"
+        )
+        state = self._load()
+        self._prepare(schema, mode, is_known=state is not None)
+        return state
+
+    def _load(self) -> State | None:
+        found = self._run(
+            f"SELECT state FROM {_STATES} WHERE table_name = ?",  # noqa: S608 - a constant
+            [self._table],
+        )
+        return State.from_json(found[0][0]) if found else None
+
+    def _prepare(self, schema: pa.Schema, mode: Mode, *, is_known: bool) -> None:
+        """Makes the table, or adds the columns that it lacks."""
+        table = quote(self._table)
+        want = self._types(schema)
+        key = f", PRIMARY KEY ({', '.join(IDENTITY)})" if mode == "table" else ""
+        columns = ", ".join(f"{quote_column(name)} {kind}" for name, kind in want.items())
+        with self._transaction():
+            self._run(f"CREATE TABLE IF NOT EXISTS {table} ({columns}{key})")
+            have = {row[0]: row[1] for row in self._run(f"DESCRIBE {table}")}
+            if not is_known and self._run(f"SELECT 1 FROM {table} LIMIT 1"):  # noqa: S608
+                raise ConfigError(
+                    f"target: table {self._table} has rows that dcp_rs did not write: name another"
+                )
+            for name, kind in missing_columns(have, want, self._table).items():
+                self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
+
+    def _types(self, schema: pa.Schema) -> dict[str, str]:
+        """Gives DuckDB's types of the columns; that of documents kept as text is JSON."""
+        empty = schema.empty_table()
+        with self._registered(_rows=empty):
+            found = {row[0]: row[1] for row in self._run("DESCRIBE SELECT * FROM _rows")}
+        return found | ({"value": "JSON"} if "value" in found else {})
+
+    def commit(self, commit: Commit) -> None:
+        """See [`Target.commit`][dcp_rs.replication.Target.commit]."""
+        table, state = quote(self._table), commit.state
+        names = ", ".join(map(quote_column, commit.rows.column_names))
+        same = " AND ".join(f"t.{name} = d.{name}" for name in IDENTITY)
+        with self._transaction(), self._registered(_rows=commit.rows, _deletes=commit.deletes):
+            self._save(state)
+            for condition in commit.removals:
+                self._run(f"DELETE FROM {table} WHERE {condition}")  # noqa: S608 - integers only
+            if len(commit.deletes):
+                self._run(f"DELETE FROM {table} t USING _deletes d WHERE {same}")  # noqa: S608
+            if len(commit.rows):
+                insert = "INSERT" if commit.has_new_rows_only else "INSERT OR REPLACE"
+                self._run(f"{insert} INTO {table} ({names}) SELECT {names} FROM _rows")  # noqa: S608
+
+    def _save(self, state: State) -> None:
+        values = [state.commits, state.generation, state.complete_generation, state.to_json()]
+        if state.commits == 1:
+            self._run(f"INSERT INTO {_STATES} VALUES (?, ?, ?, ?, ?)", [self._table, *values])  # noqa: S608
+            return
+        saved = self._run(
+            f"UPDATE {_STATES} SET commits = ?, generation = ?, complete_generation = ?, state = ?"  # noqa: S608
+            " WHERE table_name = ? AND commits = ? RETURNING 1",
+            [*values, self._table, state.commits - 1],
+        )
+        if not saved:
+            raise overtaken(self._table)
+
+    def close(self) -> None:
+        """Closes the database."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _run(self, statement: str, values: list[object] | None = None) -> list[Any]:
+        rows: list[Any] = self._connection.execute(statement, values).fetchall()
+        return rows
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._run("BEGIN")
+        try:
+            yield
+            self._run("COMMIT")
+        except BaseException:
+            with contextlib.suppress(self._duckdb.Error):
+                self._run("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def _registered(self, **tables: pa.Table) -> Iterator[None]:
+        for name, table in tables.items():
+            self._connection.register(name, table)
+        try:
+            yield
+        finally:
+            for name in tables:
+                self._connection.unregister(name)
+
+    def __repr__(self) -> str:
+        return f"DuckDBTarget({str(self._path)!r}, {self._table!r})"

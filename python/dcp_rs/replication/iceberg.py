@@ -1,0 +1,140 @@
+"""Iceberg: a log, with the state in a property of the table that is set in the same commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dcp_rs._arrow import require_pyarrow
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.state import State
+from dcp_rs.replication.target import missing_columns, overtaken
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dcp_rs.replication.state import Mode
+    from dcp_rs.replication.target import Address, Commit
+
+_STATE = "dcp_rs.state"
+
+
+class IcebergTarget:
+    """An Iceberg table, to which a log is appended.
+
+    The state is the table's property `dcp_rs.state`.
+
+    Args:
+        catalog: Catalog of pyiceberg, as `pyiceberg.catalog.load_catalog` gives it.
+        table: Name of the table with its namespace, as `namespace.table`; made if not there.
+    """
+
+    modes: ClassVar[frozenset[Mode]] = frozenset({"log"})
+
+    def __init__(self, catalog: Any, table: str) -> None:
+        self._catalog = catalog
+        self._name = table
+        self._table: Any = None
+        self._schema: Any = None
+
+    @classmethod
+    def at(cls, address: Address) -> IcebergTarget:
+        """Makes the target of `iceberg:///folder?table=namespace.name`.
+
+        The folder holds the tables, and `catalog.db`, an SQLite database, the catalog. With
+        `iceberg://name?table=namespace.name`, pyiceberg's configuration says where the catalog of
+        this name is. The table is `default.changes` if not given.
+
+        Raises:
+            ConfigError: There is another option.
+            ImportError: pyiceberg is not installed.
+        """
+        address.allow("table")
+        try:
+            from pyiceberg.catalog import load_catalog
+            from pyiceberg.catalog.sql import SqlCatalog
+        except ImportError as error:
+            raise ImportError(
+                'an Iceberg target needs pyiceberg: install it with pip install "dcp-rs[iceberg]"'
+            ) from error
+        table = address.options.get("table", "default.changes")
+        if address.host:
+            return cls(load_catalog(address.host), table)
+        from pathlib import Path
+
+        folder = Path(address.path)
+        folder.mkdir(parents=True, exist_ok=True)
+        catalog = SqlCatalog(
+            "dcp_rs", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}"
+        )
+        return cls(catalog, table)
+
+    def open(self, schema: pa.Schema, mode: Mode) -> State | None:  # noqa: ARG002 - a log only
+        """See [`Target.open`][dcp_rs.replication.Target.open]."""
+        namespace, _, _ = self._name.rpartition(".")
+        self._catalog.create_namespace_if_not_exists(namespace)
+        self._schema = _known(schema)
+        self._table = self._catalog.create_table_if_not_exists(self._name, self._schema)
+        state = self._load()
+        if state is None and self._table.current_snapshot() is not None:
+            raise ConfigError(
+                f"target: table {self._name} has rows that dcp_rs did not write: name another"
+            )
+        have = {field.name: _type(field.type) for field in self._table.schema().as_arrow()}
+        want = {field.name: _type(field.type) for field in self._schema}
+        if missing_columns(have, want, self._name):
+            with self._table.update_schema() as update:
+                update.union_by_name(self._schema)
+        return state
+
+    def _load(self) -> State | None:
+        found = self._table.properties.get(_STATE)
+        return None if found is None else State.from_json(found)
+
+    def commit(self, commit: Commit) -> None:
+        """See [`Target.commit`][dcp_rs.replication.Target.commit]."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        before = self._load()
+        if commit.state.commits != (0 if before is None else before.commits) + 1:
+            raise overtaken(self._name)
+        try:
+            # The commit asserts that the table is the one that was loaded.
+            with self._table.transaction() as transaction:
+                if len(commit.rows):
+                    transaction.append(commit.rows.cast(self._schema))
+                transaction.set_properties({_STATE: commit.state.to_json()})
+        except CommitFailedException as error:
+            raise overtaken(self._name) from error
+
+    def close(self) -> None:
+        """Forgets the table."""
+        self._table = None
+
+    def __repr__(self) -> str:
+        return f"IcebergTarget({self._name!r})"
+
+
+def _known(schema: pa.Schema) -> pa.Schema:
+    """Gives a schema in types that Iceberg has."""
+    pa = require_pyarrow("an Iceberg target")
+    small = {pa.int8(), pa.int16()}
+    return pa.schema(
+        [
+            field.with_type(pa.int32()).with_nullable(True)
+            if field.type in small
+            else field.with_nullable(True)
+            for field in schema
+        ]
+    )
+
+
+def _type(kind: pa.DataType) -> str:
+    """Gives the name of a type, whichever names and sizes of offsets it was given."""
+    pa = require_pyarrow("an Iceberg target")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"list<{_type(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{_type(kind.key_type)}, {_type(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{each.name}: {_type(each.type)}' for each in kind)}>"
+    return str(kind).removeprefix("large_")

@@ -1,0 +1,69 @@
+"""How a replication goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["loading", "rereading", "catching up", "following"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What [`replicate`][dcp_rs.replicate] has done since it was called.
+
+    Attributes:
+        phase: `loading` a generation, `rereading` vBuckets that were rolled back, `catching up`
+            with what came while nobody read, or `following`.
+        generation: Generation of the rows that are written, from 1.
+        changes: Changes committed.
+        commits: Commits made.
+        bytes: Bytes of the changes committed, as Arrow columns.
+        rollbacks: Rollback rows seen.
+        lag: Seqnos that the server is known to have beyond what was read, an upper bound of the
+            changes to come. Nodes are asked every 10 seconds.
+        elapsed: Seconds since the call.
+        changes_per_second: Changes committed per second, over the last ten seconds or so.
+    """
+
+    phase: Phase
+    generation: int
+    changes: int
+    commits: int
+    bytes: int
+    rollbacks: int
+    lag: int
+    elapsed: float
+    changes_per_second: float
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until `lag` is 0 if nothing is written meanwhile; `None` if nothing moves."""
+        return self.lag / self.changes_per_second if self.changes_per_second else None
+
+
+@dataclass
+class Meter:
+    """Counts what is committed."""
+
+    begun: float
+    changes: int = 0
+    commits: int = 0
+    bytes: int = 0
+    rollbacks: int = 0
+    rate: float = 0.0
+    _marked_at: float = 0.0
+    _marked: int = 0
+
+    def __post_init__(self) -> None:
+        self._marked_at = self.begun
+
+    def rate_at(self, now: float) -> float:
+        """Gives the changes per second at a moment, averaged over the last ten seconds or so."""
+        seconds = now - self._marked_at
+        if seconds >= 1.0:
+            recent = (self.changes - self._marked) / seconds
+            weight = min(seconds / 10.0, 1.0) if self.rate else 1.0
+            self.rate += (recent - self.rate) * weight
+            self._marked_at, self._marked = now, self.changes
+        return self.rate

@@ -1,0 +1,79 @@
+"""A stream that is read by a thread of its own, so that reading and writing overlap."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from dcp_rs.exceptions import ClosedError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dcp_rs.checkpoint import Checkpoint
+    from dcp_rs.stream import ChangeStream
+
+# Batches read ahead, each of up to the stream's `batch_bytes`.
+_AHEAD = 4
+
+
+class Read(NamedTuple):
+    """What was read: a batch, or no more."""
+
+    batch: pa.RecordBatch | None
+    checkpoint: Checkpoint
+    """Where the stream stands after it."""
+
+
+class Reader:
+    """Reads a stream ahead, by a few batches. A context manager, which closes the stream."""
+
+    def __init__(self, stream: ChangeStream) -> None:
+        self._stream = stream
+        self._queue: queue.Queue[Read | Exception] = queue.Queue(_AHEAD)
+        self._thread = threading.Thread(target=self._run, name="dcp_rs-reader", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for batch in self._stream:
+                self._queue.put(Read(batch.to_pyarrow(), batch.checkpoint))
+            self._queue.put(Read(None, self._stream.checkpoint()))
+        except ClosedError:
+            self._queue.put(Read(None, self._stream.checkpoint()))
+        except Exception as error:  # noqa: BLE001 - raised again where it is taken
+            self._queue.put(error)
+
+    def take(self, timeout: float) -> Read | None:
+        """Takes what comes next; `None` if nothing does within `timeout` seconds.
+
+        Raises:
+            DcpError: The stream failed. What was read before has been taken.
+        """
+        try:
+            found = self._queue.get(timeout=max(timeout, 0.001))
+        except queue.Empty:
+            return None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """Closes the stream. What was not taken is dropped."""
+        self._stream.close()
+        while self._thread.is_alive():
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Makes room for a thread that waits for it."""
+        try:
+            self._queue.get(timeout=0.01)
+        except queue.Empty:
+            self._thread.join(0.01)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

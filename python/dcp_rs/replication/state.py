@@ -1,0 +1,94 @@
+"""What a target keeps beside its rows, to go on from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.exceptions import CheckpointError
+
+Mode = Literal["table", "log"]
+
+_FORMAT = "dcp_rs.replication"
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """How far a target has come; committed with the rows it describes.
+
+    Attributes:
+        mode: `table` or `log`.
+        commits: Number of the commit that holds it, from 1.
+        generation: Load from the beginning that the newest rows belong to, from 1.
+        complete_generation: Newest generation whose load is complete; 0 before the first is.
+        rereading: vBuckets that were rolled back and are being read again; their rows of smaller
+            epochs go once that is complete.
+        documents: Names of the columns that hold documents.
+        checkpoint: Where reading goes on.
+    """
+
+    mode: Mode
+    commits: int
+    generation: int
+    complete_generation: int
+    rereading: frozenset[int] = frozenset()
+    documents: tuple[str, ...] = ()
+    checkpoint: Checkpoint = field(repr=False)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the load of the generation is not complete."""
+        return self.complete_generation < self.generation
+
+    def to_json(self) -> str:
+        """Gives the state as a JSON document, the checkpoint's with its checksum in it."""
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "version": _VERSION,
+                "mode": self.mode,
+                "commits": self.commits,
+                "generation": self.generation,
+                "complete_generation": self.complete_generation,
+                "rereading": sorted(self.rereading),
+                "documents": self.documents,
+                "checkpoint": self.checkpoint.to_json(),
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> State:
+        """Reads a document of `to_json`.
+
+        Raises:
+            CheckpointError: It is damaged, or of a newer release.
+        """
+        try:
+            found = json.loads(text)
+            if found["format"] != _FORMAT:
+                raise CheckpointError("the target's state is of another program")
+            if found["version"] > _VERSION:
+                raise CheckpointError(
+                    f"the target's state has version {found['version']}, and this release reads "
+                    f"{_VERSION}: install the release that wrote it"
+                )
+            return cls(
+                mode=found["mode"],
+                commits=int(found["commits"]),
+                generation=int(found["generation"]),
+                complete_generation=int(found["complete_generation"]),
+                rereading=frozenset(map(int, found["rereading"])),
+                documents=tuple(map(str, found["documents"])),
+                checkpoint=Checkpoint.from_json(found["checkpoint"]),
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"the target's state is damaged ({type(error).__name__}): restore the target, or "
+                "begin with a new one"
+            ) from error

@@ -1,0 +1,161 @@
+"""What a target is: where rows go, with the state that they lead to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+    from dcp_rs.replication.state import Mode, State
+
+IDENTITY = ("collection_id", "key")
+"""Columns that tell the documents of a table apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """What a target has to take over as a whole, or not at all.
+
+    In a table, first the rows that `removals` select go, then those of `deletes`, then `rows` take
+    the place of those with the same identity. In a log, `rows` are appended and the rest is empty.
+
+    Attributes:
+        rows: Table: the newest version of each document that was written. Log: every change.
+        deletes: Identities of the documents that were removed.
+        removals: Conditions in SQL, on the integer columns `vbucket`, `collection_id`, `epoch` and
+            `generation`.
+        has_new_rows_only: Whether no document of `rows` can be in the table.
+        state: State to save. Its number of commits is one more than that of the state before.
+    """
+
+    rows: pa.Table = field(repr=False)
+    deletes: pa.Table = field(repr=False)
+    removals: Sequence[str]
+    has_new_rows_only: bool
+    state: State
+
+
+class Target(Protocol):
+    """Where rows go. `dcp_rs.replicate` calls it from one thread."""
+
+    modes: frozenset[Mode]
+    """What it can be."""
+
+    def open(self, schema: pa.Schema, mode: Mode) -> State | None:
+        """Opens or makes the table for rows of a schema; gives the state that was saved last.
+
+        Columns that the table lacks are added. Nothing is changed if another has a type that
+        contradicts the schema.
+
+        Raises:
+            ConfigError: The table contradicts the schema.
+            CheckpointError: The state is damaged.
+        """
+
+    def commit(self, commit: Commit) -> None:
+        """Takes a commit over, atomically and durably.
+
+        Raises:
+            ConcurrentWriterError: The state is no longer that of the commit before: another
+                process writes to the table.
+        """
+
+    def close(self) -> None:
+        """Closes what was opened."""
+
+
+def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str) -> dict[str, str]:
+    """Gives the columns to add to a table, by name and type.
+
+    Args:
+        have: Types of the table's columns, as the target calls them.
+        want: Types that the rows' columns need, called likewise.
+        table: Name of the table, for the error.
+
+    Raises:
+        ConfigError: A column has another type.
+    """
+    wrong = [
+        f"{name} is {have[name]} and would have to be {kind}"
+        for name, kind in want.items()
+        if have.get(name, kind) != kind
+    ]
+    if wrong:
+        raise ConfigError(
+            f"document_schema: table {table} contradicts it: {'; '.join(wrong)}. Nothing was "
+            "written: change the schema, or replicate to a new table"
+        )
+    return {name: kind for name, kind in want.items() if name not in have}
+
+
+def overtaken(table: str) -> ConcurrentWriterError:
+    """Makes the error of a state that is not that of the commit before."""
+    return ConcurrentWriterError(
+        f"another process writes to {table}, since its state is not that of this process's last "
+        "commit: let one of them write, and start it again"
+    )
+
+
+@dataclass(frozen=True)
+class Address:
+    """A target's URL, taken apart.
+
+    Attributes:
+        scheme: Which target.
+        host: What stands before the path.
+        path: Path of the URL.
+        options: What stands after the question mark.
+        url: The URL without `table`.
+    """
+
+    scheme: str
+    host: str
+    path: str
+    options: dict[str, str]
+    url: str = field(repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Takes a URL apart.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        try:
+            parts = urlsplit(url)
+            options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        except ValueError as error:
+            raise ConfigError("target: not a URL as duckdb:///path?table=name") from error
+        kept = [each for each in parts.query.split("&") if not each.startswith("table=")]
+        rest = url.partition("?")[0] + ("?" + "&".join(kept) if any(kept) else "")
+        return cls(parts.scheme, parts.netloc, unquote(parts.path), options, rest)
+
+    def allow(self, *names: str) -> None:
+        """Checks that there are no options but these.
+
+        Raises:
+            ConfigError: There are.
+        """
+        unknown = sorted(self.options.keys() - set(names))
+        if unknown:
+            raise ConfigError(
+                f"target: {self.scheme} has no option {', '.join(unknown)}; it takes "
+                f"{', '.join(names) or 'none'}"
+            )
+
+
+def quote(name: str) -> str:
+    """Gives a name as SQL has it, `schema.table` part by part."""
+    return ".".join(map(quote_column, name.split(".")))
+
+
+def quote_column(name: str) -> str:
+    """Gives the name of a column as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,211 @@
+"""What the tests of `replicate` compare: the cluster's own documents and what a target holds.
+
+Nothing here reads a stream or uses `dcp_rs.replication`.
+"""
+
+import json
+
+import deltalake
+import duckdb
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+from psycopg.rows import dict_row
+from psycopg.types.string import TextLoader
+from pyiceberg.catalog.sql import SqlCatalog
+
+
+class Written:
+    """Writes documents, and knows every key that was ever written."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.keys = set()
+
+    def upsert(self, key, value, collection=None):
+        self.keys.add((collection or "_default._default", key))
+        return self.cluster.upsert(key, value, collection=collection)
+
+    def documents(self):
+        """Gives what the cluster has, by collection and key."""
+        there = {
+            f"{scope}.{name}"
+            for scope, names in self.cluster.collections().items()
+            for name in names
+        }
+        found = {}
+        for collection, key in self.keys:
+            if collection not in there:
+                continue
+            document = self.cluster.get(key, collection=collection)
+            if document is not None:
+                found[collection, key] = document.value
+        return found
+
+
+def as_documents(rows):
+    """Gives the documents of rows, which are dicts of a target's columns."""
+    found = {}
+    for row in rows:
+        name = f"{row['scope']}.{row['collection']}", row["key"]
+        assert name not in found, f"{name} is doubled"
+        text = row["value"]
+        found[name] = bytes(row["_malformed"]) if text is None else text.encode()
+    return found
+
+
+class Replica:
+    """A target of a test, and what is in it."""
+
+    mode = "table"
+
+    def rows(self, columns="*"):
+        return self.query(f"SELECT {columns} FROM documents")
+
+    def documents(self):
+        return as_documents(self.rows()) if self.mode == "table" else settle(self.rows())
+
+    def generations(self):
+        (state,) = self.query("SELECT generation, complete_generation FROM dcp_rs_replication")
+        return state["generation"], state["complete_generation"]
+
+    def make_another(self):
+        """Makes a table that `replicate` knows nothing of."""
+        self.query("CREATE TABLE documents (value INTEGER)")
+        self.query("INSERT INTO documents VALUES (1)")
+
+
+class InDuckDB(Replica):
+    def __init__(self, folder):
+        self.path = folder / "replica.duckdb"
+        self.url = f"duckdb://{self.path}"
+
+    def query(self, statement):
+        with duckdb.connect(str(self.path)) as database:
+            found = database.sql(statement)
+            return None if found is None else found.to_arrow_table().to_pylist()
+
+
+class InPostgres(Replica):
+    def __init__(self, uri):
+        self.url = uri
+
+    def query(self, statement):
+        with psycopg.connect(self.url, row_factory=dict_row) as database:
+            # JSON as the text that was written.
+            database.adapters.register_loader("json", TextLoader)
+            cursor = database.execute(statement)
+            return cursor.fetchall() if cursor.description else None
+
+
+class InDelta(Replica):
+    def __init__(self, folder):
+        self.folder = folder / "delta"
+        self.url = f"delta://{self.folder}"
+
+    def rows(self):
+        table = deltalake.DeltaTable(str(self.folder))
+        if not table.file_uris():
+            return []
+        return pa.table(table.to_pyarrow_table()).to_pylist()
+
+    def state(self):
+        version = deltalake.DeltaTable(str(self.folder)).transaction_version("dcp_rs.replication")
+        return json.loads((self.folder / "_dcp_rs" / f"{version}.json").read_text())
+
+    def generations(self):
+        return self.state()["generation"], self.state()["complete_generation"]
+
+    def make_another(self):
+        deltalake.write_deltalake(str(self.folder), pa.table({"value": [1]}))
+
+
+class InParquet(Replica):
+    def __init__(self, folder):
+        self.folder = folder / "parquet"
+        self.url = f"parquet://{self.folder}"
+
+    def rows(self):
+        files = sorted(self.folder.glob("[!.]*.parquet"))
+        return pa.concat_tables(map(pq.read_table, files), promote_options="default").to_pylist()
+
+    def generations(self):
+        last = max(self.folder.glob("[!.]*.parquet"))
+        state = json.loads(pq.read_metadata(last).metadata[b"dcp_rs.state"])
+        return state["generation"], state["complete_generation"]
+
+
+class InIceberg(Replica):
+    def __init__(self, folder):
+        self.folder = folder / "iceberg"
+        self.url = f"iceberg://{self.folder}"
+
+    def table(self):
+        catalog = SqlCatalog(
+            "dcp_rs", uri=f"sqlite:///{self.folder}/catalog.db", warehouse=f"file://{self.folder}"
+        )
+        return catalog.load_table("default.changes")
+
+    def rows(self):
+        return self.table().scan().to_arrow().to_pylist()
+
+    def generations(self):
+        state = json.loads(self.table().properties["dcp_rs.state"])
+        return state["generation"], state["complete_generation"]
+
+
+KINDS = {
+    "delta": lambda _, folder: InDelta(folder),
+    "parquet": lambda _, folder: InParquet(folder),
+    "iceberg": lambda _, folder: InIceberg(folder),
+    "duckdb": lambda _, folder: InDuckDB(folder),
+    "postgres": lambda request, _: InPostgres(request.getfixturevalue("postgres_database")),
+}
+
+
+TABLES = ["duckdb", "postgres", "delta"]
+LOGS = [*TABLES, "parquet", "iceberg"]
+ALL = [f"{kind}-table" for kind in TABLES] + [f"{kind}-log" for kind in LOGS]
+
+
+def make(name, request, folder):
+    """Makes a replica by the name of its kind and mode."""
+    kind, mode = name.split("-")
+    replica = KINDS[kind](request, folder)
+    replica.mode = mode
+    return replica
+
+
+def settle(log):
+    """Gives the documents that a log comes to, by its rule.
+
+    Rows are dicts of the log's columns, in any order.
+    """
+    newest = max((row["generation"] for row in log), default=0)
+    by_vbucket = {}
+    for row in log:
+        if row["generation"] == newest:
+            by_vbucket.setdefault(row["vbucket"], []).append(row)
+    documents = [row for rows in by_vbucket.values() for row in _settle_vbucket(rows)]
+    return as_documents(documents)
+
+
+def _settle_vbucket(rows):
+    # A rollback comes before the changes of its epoch.
+    places = [(row["epoch"], row["op"] != "rollback", row["seqno"]) for row in rows]
+    assert len(set(places)) == len(places), "a row is doubled"
+    rollbacks = [(row["epoch"], row["seqno"]) for row in rows if row["op"] == "rollback"]
+    documents = {}
+    for _, row in sorted(zip(places, rows, strict=True), key=lambda pair: pair[0]):
+        if any(row["epoch"] < epoch and row["seqno"] > seqno for epoch, seqno in rollbacks):
+            continue
+        if row["op"] == "mutation":
+            documents[row["collection_id"], row["key"]] = row
+        elif row["op"] == "system_event":
+            event = json.loads(row["value"])
+            if event["event"] in {"BeginCollection", "EndCollection"}:
+                gone = int(event["collection_id"], 16)
+                documents = {name: row for name, row in documents.items() if name[0] != gone}
+        elif row["op"] != "rollback":
+            documents.pop((row["collection_id"], row["key"]), None)
+    return documents.values()

@@ -1,0 +1,89 @@
+"""`dcp-rs replicate`, as a program."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import replicas
+from replicas import Written
+
+
+@pytest.fixture
+def replica(tmp_path):
+    return replicas.InDuckDB(tmp_path)
+
+
+@pytest.fixture
+def start(cluster):
+    started = []
+
+    def program(*arguments):
+        process = subprocess.Popen(
+            [
+                sys.executable, "-W", "ignore", "-m", "dcp_rs", "replicate",
+                f"{cluster.connection_string}/default", *map(str, arguments),
+                "--username", "Administrator",
+            ],
+            env=os.environ | {"DCP_RS_PASSWORD": "password"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield program
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_once_writes_what_is_there_and_ends(cluster, start, replica):
+    written = Written(cluster)
+    for n in range(300):
+        written.upsert(f"key_{n}", {"n": n})
+    process = start(replica.url, "--once", "--json", "--commit-rows", 50)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert output == ""
+    last = json.loads(errors.splitlines()[-1])
+    assert (last["changes"], last["generation"], last["lag"]) == (300, 1, 0)
+    assert last["changes_per_second"] >= 0
+    assert replica.documents() == written.documents()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_everything_committed_that_was_read(cluster, start, replica, number):
+    written = Written(cluster)
+    written.upsert("first", {})
+    # Nothing is committed by itself in the time of the test.
+    process = start(replica.url, "--commit-interval", 3600, "--json")
+    for line in process.stderr:
+        if line.startswith("{") and json.loads(line)["phase"] == "following":
+            break
+    for n in range(300):
+        written.upsert(f"key_{n}", {"n": n})
+    time.sleep(1.0)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert json.loads(errors.splitlines()[-1])["changes"] == 301
+    assert replica.documents() == written.documents()
+
+
+def test_what_is_wrong_is_said_in_a_line(start, tmp_path):
+    for arguments, message in [
+        (("mysql://host/db",), "target: begins with none of delta://"),
+        ((f"duckdb://{tmp_path}/x", "--collections", "no.such"), "there is no"),
+        ((f"duckdb://{tmp_path}/x", "--document-schema", "vbucket INT"), "vbucket"),
+    ]:
+        process = start(*arguments)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 1, errors
+        assert output == ""
+        (line,) = errors.splitlines()
+        assert line.startswith("dcp-rs: ")
+        assert message in line
