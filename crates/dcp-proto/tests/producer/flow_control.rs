@@ -6,7 +6,7 @@ use dcp_wire::message::{OpenFlags, StreamRequest};
 use dcp_wire::{Datatype, Frame, Opcode, Seqno, Status, Vbid};
 
 use crate::client::{COLLECTIONS, Client, LEGACY, from_scratch};
-use crate::storage::{Bucket, VBucket, begin, doc, docs};
+use dcp_test::bucket::{Bucket, VBucket, begin, doc, docs};
 
 /// A document whose message has 64 bytes: 55, a key of 4 and a value of 5.
 fn of_64_bytes(seqno: u64) -> Item {

@@ -7,7 +7,7 @@ use dcp_wire::message::OpenFlags;
 use dcp_wire::{Frame, Opaque, Opcode, Status};
 
 use crate::client::{Client, LEGACY};
-use crate::storage::{Bucket, VBucket};
+use dcp_test::bucket::{Bucket, VBucket};
 
 const FIRST: Opaque = Opaque(10_000_001);
 

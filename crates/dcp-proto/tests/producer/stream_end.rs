@@ -5,7 +5,7 @@ use dcp_wire::message::{OpenFlags, StreamEndReason, StreamRequest};
 use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 
 use crate::client::{COLLECTIONS, Client, LEGACY, from_scratch, resume};
-use crate::storage::{Bucket, VBucket, doc, docs};
+use dcp_test::bucket::{Bucket, VBucket, doc, docs};
 
 fn streaming(controls: &[(&str, &str)]) -> Client {
     let bucket = Bucket::with(VBucket::new().checkpoint(1, docs(1..=2)));

@@ -5,9 +5,9 @@ use std::time::Duration;
 use dcp_wire::message::{Mutation, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEndReason};
 use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status};
 
-use super::harness::{Harness, Sent, VB, config};
-use crate::consumer::{ConnectionConfig, ConnectionError, Limit, Misbehaviour, Resume};
-use crate::{Position, SinkError};
+use dcp_proto::consumer::{ConnectionConfig, ConnectionError, Limit, Misbehaviour, Resume};
+use dcp_proto::{Position, SinkError};
+use dcp_test::harness::{Harness, Sent, VB, config};
 
 fn with_window(window: u32) -> ConnectionConfig {
     ConnectionConfig { window, ..config() }
@@ -205,7 +205,7 @@ fn a_change_the_sink_refuses_is_not_passed_over() {
 
 #[test]
 fn a_refused_stream_gives_the_map_that_came_with_it() {
-    use crate::consumer::{EndCause, Event, OpenStreamError};
+    use dcp_proto::consumer::{EndCause, Event, OpenStreamError};
     let mut server = Harness::new(config());
     server.open(Resume::new(Position::EARLIEST));
     server.answer(Status::NOT_MY_VBUCKET, b"{\"rev\":7}").play();
