@@ -44,8 +44,8 @@ def test_every_defect_has_tests_that_exist_or_says_why_not():
 
 
 def test_a_test_that_is_not_there_is_noticed():
-    assert not exists("dcp-proto/src/consumer/tests/rules.rs: rule_99")
-    assert not exists("dcp-proto/src/consumer/tests/rules.rs: inside_the_third_snapshot"), "no test"
+    assert not exists("dcp-proto/tests/consumer/rules.rs: rule_99")
+    assert not exists("dcp-proto/tests/consumer/rules.rs: inside_the_third_snapshot"), "no test"
     assert not exists("tests/python/no_such_file.py: anything")
 
 
@@ -89,7 +89,7 @@ def test_a_text_that_is_not_there_once_is_an_error(text, tmp_path):
 
 def test_a_test_is_run_where_it_lies():
     places = {
-        "dcp-proto/src/consumer/tests/rules.rs: a": ("-p", "dcp-proto", "--lib"),
+        "dcp-proto/tests/consumer/rules.rs: a": ("-p", "dcp-proto", "--lib"),
         "tests/sim/worlds/main.rs: b": ("--release", "-p", "dcp-sim", "--test", "worlds"),
         "dcp-arrow/tests/it/values.rs: c": ("-p", "dcp-arrow", "--test", "it"),
         "tests/python/test_rows.py: d": ("pytest", "tests/python/test_rows.py"),

@@ -95,9 +95,8 @@ fn a_quarter_of_the_window_is_acknowledged_and_the_rest_after_a_second() {
 }
 
 #[test]
-fn a_server_that_overruns_the_window_is_disconnected() {
+fn fc_30_a_server_may_send_while_the_window_has_room_and_is_disconnected_beyond() {
     let mut server = Harness::streaming(with_window(100));
-    // FC-30: it may send while less than the window is outstanding.
     server.marker(0, 9).mutation(1).play();
     assert!(server.machine.is_window_full());
     server.mutation(2);
