@@ -12,7 +12,11 @@ SPEC = importlib.util.spec_from_file_location("conformance", ROOT / "scripts" / 
 conformance = sys.modules[SPEC.name] = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(conformance)
 
-TABLE = {"rows": {"SS": [1, 2, 4], "CM": [1]}, "producer": {"CM": "about a consumer"}, "consumer": {}}
+TABLE = {
+    "rows": {"SS": [1, 2, 4], "CM": [1]},
+    "producer": {"CM": "about a consumer"},
+    "consumer": {},
+}
 LOG = """
      Running tests/producer/main.rs (target/debug/deps/producer-0123456789abcdef)
 test rows::ss_01_to_ss_02_are_so ... ok
@@ -28,7 +32,9 @@ def wrong(notes, log=LOG, **table):
 
 
 def test_only_what_ran_counts():
-    notes = "consumer SS-01 Taken\nconsumer SS-02 Held\nconsumer SS-04 Departs\nconsumer CM-01 Held\n"
+    notes = (
+        "consumer SS-01 Taken\nconsumer SS-02 Held\nconsumer SS-04 Departs\nconsumer CM-01 Held\n"
+    )
     assert wrong(notes) == ["SS-04 did not run for the producer, and nothing says why"]
     assert wrong(notes + "producer SS-04 Held\n") == []
     missing = wrong(notes.replace("consumer CM-01 Held\n", "producer SS-04 Held\n"))

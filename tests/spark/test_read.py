@@ -39,9 +39,7 @@ def test_every_document_arrives(spark, options, load):
 def test_a_task_yields_record_batches(options, load):
     load(10)
     batches = [
-        batch
-        for split in dcp_rs.spark.splits(options)
-        for batch in dcp_rs.spark.read_split(split)
+        batch for split in dcp_rs.spark.splits(options) for batch in dcp_rs.spark.read_split(split)
     ]
     assert {type(batch) for batch in batches} == {pa.RecordBatch}
 
