@@ -81,15 +81,33 @@ async fn bytes_are_acknowledged_when_the_next_batch_is_asked_for_and_not_before(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_window_hands_the_open_batch_over() {
+async fn half_a_window_hands_the_open_batch_over() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
+    server.settle().await;
+    let half = u64::from(WINDOW) / ROW / 2;
+    server.rows(1..half).await;
+    server.settle().await;
+    assert!(server.queue.is_empty(), "it is open");
+    server.rows([half]).await;
+    assert_eq!(server.batch().await.batch, (1..=half).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_window_hands_over_what_little_is_open() {
+    let mut server = Server::start(patient()).await;
+    server.marker().await;
+    server.settle().await;
+    let all = u64::from(WINDOW) / ROW;
+    server.rows(1..=15).await;
+    let kept = server.batch().await;
+    assert_eq!(kept.rows, 15);
+    server.rows(16..all).await;
+    server.settle().await;
+    assert!(server.queue.is_empty(), "the server may go on");
     // Nothing else would ever cut it, and the server may not go on.
-    server.rows(1..=u64::from(WINDOW) / ROW).await;
-    let mut rows = server.batch().await.rows;
-    while rows < usize::try_from(u64::from(WINDOW) / ROW).unwrap() / 2 {
-        rows += server.batch().await.rows;
-    }
+    server.rows([all]).await;
+    assert_eq!(server.batch().await.batch, (16..=all).collect::<Vec<_>>());
 }
 
 #[tokio::test(start_paused = true)]
