@@ -95,8 +95,8 @@ def main() -> None:
         schema = dcp_rs.spark.schema(options)
         path = str(Path(folder, "batch.arrow"))
         producer.persist()
-        (split,) = dcp_rs.spark.splits(options)
-        batch = pa.Table.from_batches(list(dcp_rs.spark.read_split(split))).to_batches()[0]
+        (partition,) = dcp_rs.spark.partitions(options)
+        batch = pa.Table.from_batches(list(dcp_rs.spark.read_partition(partition))).to_batches()[0]
         with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
             writer.write_batch(batch)
         for round_number in range(job["rounds"]):

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use dcp_proto::OnRollback;
-use dcp_proto::consumer::{Connection, ConnectionConfig, Delivery, Limit, Resume, StreamFilter};
+use dcp_proto::consumer::{
+    Connection, ConnectionConfig, Delivery, Limit, StreamFilter, StreamPosition,
+};
 use dcp_proto::{
     BatchSink, Change, ChangeSink, MutationRun, Position, Rollback, RunError, SinkError,
 };
@@ -147,7 +149,7 @@ fn open_streams<S: BatchSink>(
     sink: &mut S,
 ) -> Result<Vec<(Vbid, Opaque)>, Error> {
     for vbid in (0..shape.vbuckets).map(Vbid) {
-        connection.open_stream(vbid, Seqno::MAX, Resume::new(Position::EARLIEST))?;
+        connection.open_stream(vbid, Seqno::MAX, StreamPosition::new(Position::EARLIEST))?;
     }
     let mut requests = BytesMut::new();
     connection.poll_transmit(&mut requests);

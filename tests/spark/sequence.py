@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from dcp_rs.spark import ReadOptions, read_split
+from dcp_rs.spark import ReadOptions, read_partition
 from dcp_rs.spark.driver import Driver
 
 
@@ -53,15 +53,15 @@ class Job:
         self.noted = self.driver.end(self.start, limit)
         return self.noted
 
-    def splits(self):
-        return self.driver.splits(self.start, self.noted)
+    def partitions(self):
+        return self.driver.partitions(self.start, self.noted)
 
-    def finish(self, splits):
+    def finish(self, partitions):
         """Runs the tasks; the batch counts only if all are done."""
         rows = [
             SimpleNamespace(**row)
-            for split in splits
-            for batch in read_split(split)
+            for partition in partitions
+            for batch in read_partition(partition)
             for row in batch.to_pylist()
         ]
         self.rows += rows
@@ -71,7 +71,7 @@ class Job:
     def batch(self, limit=None):
         if self.noted is None:
             self.note(limit)
-        return self.finish(self.splits())
+        return self.finish(self.partitions())
 
     def drain(self):
         """Reads until there is nothing more."""

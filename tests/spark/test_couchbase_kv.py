@@ -6,7 +6,7 @@ import pytest
 
 import dcp_rs
 from couchbase_kv import SeqnoJob
-from dcp_rs.spark import read_split
+from dcp_rs.spark import read_partition
 from sequence import Job, documents
 
 VBUCKET = 0
@@ -24,8 +24,8 @@ class Ours:
     def batch(self, during=lambda: None):
         if self.job.noted is None:
             self.job.note()
-        for split in self.job.splits():
-            for batch in read_split(split):
+        for partition in self.job.partitions():
+            for batch in read_partition(partition):
                 self.job.rows += [SimpleNamespace(**row) for row in batch.to_pylist()]
                 during()
                 during = lambda: None  # noqa: E731

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 import dcp_rs
-from dcp_rs.spark import ReadOptions, SparkReadError, read_split
-from dcp_rs.spark.planning import batch_splits
+from dcp_rs.spark import ReadOptions, SparkReadError, read_partition
+from dcp_rs.spark.planning import batch_partitions
 from sequence import Job, documents, history
 
 PATIENCE = 60
@@ -122,13 +122,13 @@ class TestEndThatWasLost:
         job = start(options, persistedOnly=persisted_only)
         job.batch(10)
         job.note()
-        splits = job.splits()
+        partitions = job.partitions()
         cluster.roll_back(0, 25)
         outcome = []
 
         def finish():
             try:
-                outcome.append(len(job.finish(splits)))
+                outcome.append(len(job.finish(partitions)))
             except SparkReadError as error:
                 outcome.append(error.code)
 
@@ -277,14 +277,16 @@ def test_vbuckets_that_move_after_the_plan_are_followed(start_cluster, start):
         cluster.upsert(key, b"1")
     job = start(options)
     wait_for_offer(cluster, job, 600)
-    splits = job.splits()
+    partitions = job.partitions()
     cluster.failover(0)
-    job.finish(splits[:1])
+    job.finish(partitions[:1])
     cluster.restart(0)
     cluster.rebalance()
-    for split in splits[1:]:
+    for partition in partitions[1:]:
         job.rows += [
-            SimpleNamespace(**row) for batch in read_split(split) for row in batch.to_pylist()
+            SimpleNamespace(**row)
+            for batch in read_partition(partition)
+            for row in batch.to_pylist()
         ]
     assert existing(job.rows) == dict.fromkeys(keys, b"1")
     assert history(job.rows)
@@ -318,8 +320,8 @@ def test_no_live_key_is_missing_from_a_read_while_all_are_rewritten(start_cluste
     try:
         for _ in range(5):
             seen = set()
-            for split in batch_splits(ReadOptions.parse(options)):
-                for batch in read_split(split):
+            for partition in batch_partitions(ReadOptions.parse(options)):
+                for batch in read_partition(partition):
                     seen.update(batch.column("key").to_pylist())
             assert seen == set(keys)
     finally:
@@ -356,28 +358,30 @@ class TestReadsFromACheckpoint:
         )
 
     @staticmethod
-    def rows(splits):
-        batches = [batch for split in splits for batch in read_split(split)]
+    def rows(partitions):
+        batches = [batch for partition in partitions for batch in read_partition(partition)]
         rows = [row for batch in batches for row in batch.to_pylist()]
         return [(row["op"], row["key"], row["seqno"]) for row in rows]
 
     def test_a_read_up_to_now_has_what_a_stream_has(self, rolled_back):
         options, checkpoint, wanted = rolled_back
-        assert self.rows(dcp_rs.spark.splits(options | {"startingOffsets": checkpoint})) == wanted
+        assert (
+            self.rows(dcp_rs.spark.partitions(options | {"startingOffsets": checkpoint})) == wanted
+        )
 
     def test_a_job_goes_on_from_it(self, rolled_back):
         options, checkpoint, wanted = rolled_back
-        splits = dcp_rs.spark.splits(options, since=checkpoint)
-        assert self.rows(splits) == wanted
-        assert dcp_rs.spark.splits(options, since=splits.end) == []
+        partitions = dcp_rs.spark.partitions(options, since=checkpoint)
+        assert self.rows(partitions) == wanted
+        assert dcp_rs.spark.partitions(options, since=partitions.end) == []
 
     def test_it_may_have_an_end(self, rolled_back):
         options, checkpoint, wanted = rolled_back
-        end = dcp_rs.spark.splits(options, since="earliest").end
+        end = dcp_rs.spark.partitions(options, since="earliest").end
         bounded = options | {"startingOffsets": checkpoint, "endingOffsets": end}
-        assert self.rows(batch_splits(ReadOptions.parse(bounded))) == wanted
+        assert self.rows(batch_partitions(ReadOptions.parse(bounded))) == wanted
 
     def test_with_fail_it_is_refused(self, rolled_back):
         options, checkpoint, _ = rolled_back
         with pytest.raises(SparkReadError, match=r"\[COUCHBASE_DCP_ROLLBACK\].*vb:0"):
-            dcp_rs.spark.splits(options | {"startingOffsets": checkpoint, "onRollback": "fail"})
+            dcp_rs.spark.partitions(options | {"startingOffsets": checkpoint, "onRollback": "fail"})

@@ -250,7 +250,7 @@ def test_what_makes_no_sense_is_told_before_anything_is_read(spark, options, mor
 )
 def test_so_it_is_without_a_session(more, said):
     options = {"connectionString": "couchbase://127.0.0.1:1/changes"}
-    for read in (dcp_rs.spark.schema, dcp_rs.spark.splits):
+    for read in (dcp_rs.spark.schema, dcp_rs.spark.partitions):
         with pytest.raises(ConfigError, match=said):
             read(options | more)
 

@@ -150,10 +150,10 @@ class TestLostTail:
         job = start(onRollback=mode)
         job.batch(30)
         job.note()
-        splits = job.splits()
+        partitions = job.partitions()
         lose()
         with pytest.raises(SparkReadError, match=r"\[COUCHBASE_DCP_ROLLBACK\]"):
-            job.finish(splits)
+            job.finish(partitions)
         assert len(job.rows) == 30
         job.drain()
         assert len(self.markers(job)) == 1
@@ -166,9 +166,9 @@ class TestLostTail:
         job = start(onRollback=mode)
         job.batch(10)
         job.note()
-        splits = job.splits()
+        partitions = job.partitions()
         lose()
-        job.finish(splits)
+        job.finish(partitions)
         job.drain()
         assert len(self.markers(job)) == 1
         assert documents(job.rows) == live(truth(cluster, keys))

@@ -119,7 +119,7 @@ def test_an_error_of_the_engine_calls_options_as_spark_does():
         ({"connectTimeout": "1e6"}, "^connectTimeout: "),
     ]:
         with pytest.raises(ConfigError, match=said):
-            dcp_rs.spark.splits(options | more)
+            dcp_rs.spark.partitions(options | more)
     error = coded(ConfigError("buffer_size: 1 is too little"), "reading")
     assert str(error) == "[COUCHBASE_DCP_CONFIG] reading: flowControlBufferBytes: 1 is too little"
     error = coded(ConnectError("of snapshot_end, with persisted_only"), "reading")

@@ -100,8 +100,8 @@ def test_a_task_ends_only_once_what_replaced_its_rows_is_on_all_copies(spark, st
     deadline = time.monotonic() + PATIENCE
     while True:  # until both copies have it on disk
         cluster.persist()
-        first = dcp_rs.spark.splits(query.options, since="earliest")
-        if sum(split.size for split in first) == 4:
+        first = dcp_rs.spark.partitions(query.options, since="earliest")
+        if sum(partition.size for partition in first) == 4:
             break
         assert time.monotonic() < deadline, "not everything is persisted"
         time.sleep(0.05)
@@ -114,13 +114,13 @@ def test_a_task_ends_only_once_what_replaced_its_rows_is_on_all_copies(spark, st
     cluster.persist()
     state, outcome = {}, []
 
-    def run(splits):
-        task = dcp_rs.spark.map_in_arrow(query.options, splits)
+    def run(partitions):
+        task = dcp_rs.spark.map_in_arrow(query.options, partitions)
         n = len(task)
         schema = dcp_rs.spark.schema(query.options)
         rows = spark.range(0, n, 1, n).mapInArrow(task, schema).collect()
         state.update({row.key: bytes(row.value) for row in rows if row.op == "mutation"})
-        return splits.end
+        return partitions.end
 
     def run_first():
         try:
@@ -142,7 +142,7 @@ def test_a_task_ends_only_once_what_replaced_its_rows_is_on_all_copies(spark, st
     while state != truth(cluster, keys):
         assert time.monotonic() < deadline, "a row is lost"
         cluster.persist()
-        end = run(dcp_rs.spark.splits(query.options, since=end))
+        end = run(dcp_rs.spark.partitions(query.options, since=end))
 
 
 def test_purged_deletions_stop_a_query_without_statistics_unless_it_may_lose_them(start_cluster):

@@ -8,56 +8,65 @@ import dcp_rs
 import dcp_rs.spark
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark import ReadOptions, SparkReadError
-from dcp_rs.spark.planning import batch_splits
+from dcp_rs.spark.planning import batch_partitions
 
 
-def test_splits_cover_each_changed_vbucket_once_by_node(cluster, options, load):
+def test_partitions_cover_each_changed_vbucket_once_by_node(cluster, options, load):
     load(500)
-    splits = dcp_rs.spark.splits(options)
+    partitions = dcp_rs.spark.partitions(options)
     high = {vbucket: seqno for vbucket, seqno in cluster.high_seqnos().items() if seqno}
     planned = {
-        each.vbucket: (each.from_seqno, each.to_seqno) for split in splits for each in split.ranges
+        each.vbucket: (each.from_seqno, each.to_seqno)
+        for partition in partitions
+        for each in partition.ranges
     }
-    assert sum(len(split.ranges) for split in splits) == len(planned) > 50
+    assert sum(len(partition.ranges) for partition in partitions) == len(planned) > 50
     assert planned == {vbucket: (0, seqno) for vbucket, seqno in high.items()}
-    assert len({split.node for split in splits}) == 2
-    assert len(splits) == 8
-    assert {split.bucket_uuid for split in splits} == {cluster.bucket_uuid}
+    assert len({partition.node for partition in partitions}) == 2
+    assert len(partitions) == 8
+    assert {partition.bucket_uuid for partition in partitions} == {cluster.bucket_uuid}
 
 
-def test_splits_of_an_empty_bucket_are_none(options):
-    assert dcp_rs.spark.splits(options) == []
+def test_partitions_of_an_empty_bucket_are_none(options):
+    assert dcp_rs.spark.partitions(options) == []
 
 
-def test_a_split_is_plain_data_without_a_password_in_its_repr(options, load):
+def test_a_partition_is_plain_data_without_a_password_in_its_repr(options, load):
     load(50)
-    for split in dcp_rs.spark.splits(options):
-        assert pickle.loads(pickle.dumps(split)) == split
-        assert options["password"] not in repr(split)
+    for partition in dcp_rs.spark.partitions(options):
+        assert pickle.loads(pickle.dumps(partition)) == partition
+        assert options["password"] not in repr(partition)
 
 
 def test_vbuckets_choose_and_are_checked(options, load):
     load(500)
-    splits = dcp_rs.spark.splits(options | {"vbuckets": "3,7-9"})
-    assert sorted(vbucket for split in splits for vbucket in split.vbuckets) == [3, 7, 8, 9]
+    partitions = dcp_rs.spark.partitions(options | {"vbuckets": "3,7-9"})
+    assert sorted(vbucket for partition in partitions for vbucket in partition.vbuckets) == [
+        3,
+        7,
+        8,
+        9,
+    ]
     with pytest.raises(ConfigError, match="there is no vBucket 64, the bucket has 64"):
-        dcp_rs.spark.splits(options | {"vbuckets": "64"})
+        dcp_rs.spark.partitions(options | {"vbuckets": "64"})
 
 
 def test_latest_leaves_nothing_to_read(options):
     with pytest.raises(ConfigError, match="cannot start at latest"):
-        dcp_rs.spark.splits(options | {"startingOffsets": "latest"})
+        dcp_rs.spark.partitions(options | {"startingOffsets": "latest"})
 
 
 def test_unknown_columns_are_refused_before_connecting(options):
     with pytest.raises(ConfigError, match='no column "sequence"; did you mean "seqno"'):
-        dcp_rs.spark.splits(options | {"columns": "sequence", "connectionString": "couchbase://x"})
+        dcp_rs.spark.partitions(
+            options | {"columns": "sequence", "connectionString": "couchbase://x"}
+        )
 
 
 def test_a_wrong_password_has_its_code_in_the_text(options):
     wrong = options | {"password": "not this one"}
     with pytest.raises(SparkReadError, match=r"^\[COUCHBASE_DCP_AUTHENTICATION\]") as caught:
-        dcp_rs.spark.splits(wrong)
+        dcp_rs.spark.partitions(wrong)
     assert "not this one" not in str(caught.value)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.code, str(again)) == (caught.value.code, str(caught.value))
@@ -70,15 +79,15 @@ class TestOffsetsThatAreNotTrue:
     def ends(self, options, load, cluster):
         load(10)
         cluster.persist()
-        return dcp_rs.spark.splits(options, since="earliest").end
+        return dcp_rs.spark.partitions(options, since="earliest").end
 
     @pytest.fixture
     def refused(self, options):
         def refuse(code, offsets, **more):
             for read in (
-                lambda: dcp_rs.spark.splits(options | more, since=offsets),
-                lambda: batch_splits(ReadOptions.parse(options | {"startingOffsets": offsets})),
-                lambda: batch_splits(ReadOptions.parse(options | {"endingOffsets": offsets})),
+                lambda: dcp_rs.spark.partitions(options | more, since=offsets),
+                lambda: batch_partitions(ReadOptions.parse(options | {"startingOffsets": offsets})),
+                lambda: batch_partitions(ReadOptions.parse(options | {"endingOffsets": offsets})),
             ):
                 with pytest.raises(SparkReadError, match=f"^\\[COUCHBASE_DCP_{code}\\]"):
                     read()
@@ -96,31 +105,31 @@ class TestOffsetsThatAreNotTrue:
         known = {name: options[name] for name in ("bucket", "username", "password")}
         with dcp_rs.testing.EmbeddedCluster(**known) as other:
             there = options | {"connectionString": other.connection_string}
-            refused("BUCKET_CHANGED", dcp_rs.spark.splits(there, since="earliest").end)
+            refused("BUCKET_CHANGED", dcp_rs.spark.partitions(there, since="earliest").end)
 
     def test_an_end_that_is_not_there_yet(self, options, cluster, ends):
-        before = dcp_rs.spark.splits(options, since="earliest").end
+        before = dcp_rs.spark.partitions(options, since="earliest").end
         vbucket = cluster.vbucket_of("more")
         cluster.upsert("more", b"{}")
         cluster.persist()
-        later = dcp_rs.spark.splits(options, since=ends).end
+        later = dcp_rs.spark.partitions(options, since=ends).end
         until = options | {"startingOffsets": before, "endingOffsets": later}
-        (split,) = batch_splits(ReadOptions.parse(until))
-        assert split.vbuckets == (vbucket,)
+        (partition,) = batch_partitions(ReadOptions.parse(until))
+        assert partition.vbuckets == (vbucket,)
         cluster.roll_back(vbucket, cluster.high_seqnos()[vbucket] - 1)
         with pytest.raises(SparkReadError, match=f"OFFSETS.*vBucket {vbucket} "):
-            batch_splits(ReadOptions.parse(until))
+            batch_partitions(ReadOptions.parse(until))
 
     def test_a_start_that_is_not_there_is_a_rollback(self, options, cluster, ends):
-        vbucket = next(iter(dcp_rs.spark.splits(options)[0].vbuckets))
+        vbucket = next(iter(dcp_rs.spark.partitions(options)[0].vbuckets))
         cluster.roll_back(vbucket, 0)
         with pytest.raises(SparkReadError, match=f"ROLLBACK.*vb:{vbucket} "):
-            dcp_rs.spark.splits(options | {"onRollback": "fail"}, since=ends)
+            dcp_rs.spark.partitions(options | {"onRollback": "fail"}, since=ends)
 
 
 def test_a_node_that_is_not_there_is_told(options):
     with pytest.raises(SparkReadError, match=r"^\[COUCHBASE_DCP_CONNECT"):
-        dcp_rs.spark.splits(options | {"connectionString": "couchbase://127.0.0.1:1"})
+        dcp_rs.spark.partitions(options | {"connectionString": "couchbase://127.0.0.1:1"})
 
 
 def test_a_checkpoint_of_another_bucket_is_refused(options, load):
@@ -134,4 +143,4 @@ def test_a_checkpoint_of_another_bucket_is_refused(options, load):
                 list(stream)
                 elsewhere = stream.checkpoint().to_json()
     with pytest.raises(SparkReadError, match="COUCHBASE_DCP_BUCKET_CHANGED"):
-        dcp_rs.spark.splits(options | {"startingOffsets": elsewhere})
+        dcp_rs.spark.partitions(options | {"startingOffsets": elsewhere})

@@ -47,9 +47,9 @@ def test_a_task_yields_record_batches(options, load):
 def test_order_holds_within_a_vbucket(options, load):
     load(2000)
     checked = 0
-    for split in dcp_rs.spark.splits(options):
+    for partition in dcp_rs.spark.partitions(options):
         last = {}
-        for batch in dcp_rs.spark.read_split(split):
+        for batch in dcp_rs.spark.read_partition(partition):
             columns = batch.select(["vbucket", "seqno"]).to_pydict()
             for vbucket, seqno in zip(columns["vbucket"], columns["seqno"], strict=True):
                 assert last.get(vbucket, 0) < seqno
@@ -77,8 +77,8 @@ def test_the_schema_is_exactly_that_of_the_batches(spark, options, load, more):
     chosen = options | more
     declared = to_arrow_schema(dcp_rs.spark.schema(chosen), timezone="UTC")
     seen = 0
-    for split in dcp_rs.spark.splits(chosen):
-        for batch in dcp_rs.spark.read_split(split):
+    for partition in dcp_rs.spark.partitions(chosen):
+        for batch in dcp_rs.spark.read_partition(partition):
             assert isinstance(batch, pa.RecordBatch)
             assert batch.schema.equals(declared), (batch.schema, declared)
             seen += 1
@@ -86,7 +86,7 @@ def test_the_schema_is_exactly_that_of_the_batches(spark, options, load, more):
     assert changes(spark, chosen).count() == 20
 
 
-@pytest.mark.parametrize("through", ["mapInArrow", "format", "read_split"])
+@pytest.mark.parametrize("through", ["mapInArrow", "format", "read_partition"])
 def test_documents_may_come_compressed_and_the_rows_are_the_same(spark, options, cluster, through):
     for n in range(40):
         cluster.upsert(f"doc_{n}", {"n": n, "pad": "x" * 1000})
@@ -95,8 +95,10 @@ def test_documents_may_come_compressed_and_the_rows_are_the_same(spark, options,
 
     def rows(**more):
         chosen = options | {"metadata": "full", "numPartitions": "1"} | more
-        if through == "read_split":
-            batches = [b for s in dcp_rs.spark.splits(chosen) for b in dcp_rs.spark.read_split(s)]
+        if through == "read_partition":
+            batches = [
+                b for s in dcp_rs.spark.partitions(chosen) for b in dcp_rs.spark.read_partition(s)
+            ]
             found = [tuple(map(str, row.values())) for b in batches for row in b.to_pylist()]
         elif through == "format":
             dcp_rs.spark.register(spark)
@@ -118,7 +120,9 @@ def test_documents_may_come_compressed_and_the_rows_are_the_same(spark, options,
 def test_all_tasks_share_the_bound_of_the_plan(spark, options, cluster, load):
     load(200)
     task = dcp_rs.spark.map_in_arrow(options)
-    bound = {each.vbucket: each.to_seqno for split in task.splits for each in split.ranges}
+    bound = {
+        each.vbucket: each.to_seqno for partition in task.partitions for each in partition.ranges
+    }
     # Other keys: nothing that was there is rewritten, so nothing may be missing either.
     for n in range(200):
         cluster.upsert(b"later_%d" % n, b"{}")
@@ -171,18 +175,18 @@ def test_the_task_pickles_and_holds_no_connection(options, load):
 def test_a_worker_keeps_its_connection(spark, options, load):
     """Counts the connections the workers make: one for each process, not for each task."""
     load(500)
-    splits = dcp_rs.spark.splits(options | {"numPartitions": 16})
+    partitions = dcp_rs.spark.partitions(options | {"numPartitions": 16})
 
     def task(batches):
         from dcp_rs.spark import worker
 
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
         for number in numbers:
-            rows = sum(batch.num_rows for batch in dcp_rs.spark.read_split(splits[number]))
+            rows = sum(batch.num_rows for batch in dcp_rs.spark.read_partition(partitions[number]))
             clients = len(worker._CLIENTS._clients)
             yield pa.record_batch({"pid": [os.getpid()], "clients": [clients], "rows": [rows]})
 
-    n = len(splits)
+    n = len(partitions)
     rows = spark.range(0, n, 1, n).mapInArrow(task, "pid long, clients long, rows long").collect()
     assert sum(row.rows for row in rows) == 500
     assert len(rows) == 16 > len({row.pid for row in rows})
@@ -196,14 +200,14 @@ def test_a_worker_keeps_its_connection(spark, options, load):
 
 def test_a_dead_connection_is_replaced(options, load):
     load(40)
-    split = dcp_rs.spark.splits(options | {"numPartitions": 2})[0]
+    partition = dcp_rs.spark.partitions(options | {"numPartitions": 2})[0]
     from dcp_rs.spark import worker
 
-    before = sum(batch.num_rows for batch in dcp_rs.spark.read_split(split))
-    client = worker._CLIENTS.get(split.options)
+    before = sum(batch.num_rows for batch in dcp_rs.spark.read_partition(partition))
+    client = worker._CLIENTS.get(partition.options)
     client.close()
-    assert sum(batch.num_rows for batch in dcp_rs.spark.read_split(split)) == before > 0
-    assert worker._CLIENTS.get(split.options) is not client
+    assert sum(batch.num_rows for batch in dcp_rs.spark.read_partition(partition)) == before > 0
+    assert worker._CLIENTS.get(partition.options) is not client
 
 
 def test_limit_ends_the_tasks_early(spark, options, load):
@@ -218,13 +222,15 @@ def test_a_failing_task_hands_on_its_code(spark, options, load):
     known = {name: options[name] for name in ("bucket", "username", "password")}
     with dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=64, **known) as other:
         there = ReadOptions.parse(options | {"connectionString": other.connection_string})
-        splits = [dataclasses.replace(split, options=there) for split in task.splits]
-        elsewhere = dcp_rs.spark.map_in_arrow(there, splits)
+        partitions = [
+            dataclasses.replace(partition, options=there) for partition in task.partitions
+        ]
+        elsewhere = dcp_rs.spark.map_in_arrow(there, partitions)
         with pytest.raises(Exception, match="COUCHBASE_DCP_BUCKET_CHANGED"):
             changes(spark, options, elsewhere).collect()
 
 
-def test_a_split_number_that_does_not_exist_is_an_error(options, load):
+def test_a_partition_number_that_does_not_exist_is_an_error(options, load):
     load(10)
     task = dcp_rs.spark.map_in_arrow(options)
     with pytest.raises(SparkReadError, match=r"use spark.range\(0, "):

@@ -7,7 +7,6 @@ use thiserror::Error;
 
 use crate::DdlError;
 use crate::document::TIMESTAMP;
-use crate::nearest::nearest;
 
 /// One column of the change table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -329,6 +328,13 @@ pub(crate) fn xattrs_entries() -> Field {
 /// Names of the table's columns.
 pub(crate) fn names<'a>() -> impl Iterator<Item = &'a str> {
     COLUMNS.iter().map(|spec| spec.name)
+}
+
+/// The one of `names` that takes the fewest edits to become, of which the first 64 characters count.
+pub(crate) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
+    let name: String = name.chars().take(64).collect::<String>().to_lowercase();
+    let edits = |known: &&str| strsim::levenshtein(&name, &known.to_lowercase());
+    names.min_by_key(edits).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

@@ -4,11 +4,12 @@ use dcp_proto::{
     BatchSink, Change, ChangeSink, MutationRun, Op, Rollback, RunError, SinkError,
     SystemEventRecord,
 };
-use dcp_wire::{Datatype, DecodeError, snappy, xattr};
+use dcp_wire::message::{SystemEvent, SystemEventId, SystemEventPayload};
+use dcp_wire::{Datatype, DecodeError, ManifestUid, snappy, xattr};
+use serde_json::json;
 
 use crate::columns::{Columns, Content, NO_CHANGE, NO_COLLECTION, only_scope};
 use crate::rows::{RowKind, unrepresentable};
-use crate::system_event;
 use crate::values::{Full, MOSTLY_USED};
 use crate::xattrs::check;
 use crate::{BatchLimits, BufferPool, CollectionNames, Column, PendingBatch, TableSchema};
@@ -167,7 +168,7 @@ impl ChangeSink for ArrowSink {
 
     fn system_event(&mut self, event: &SystemEventRecord<'_>) -> Result<(), SinkError> {
         let SystemEventRecord { vbid, seqno, epoch, id, key, .. } = *event;
-        let payload = system_event::payload(event);
+        let payload = payload(event);
         if let Ok(Some(payload)) = &payload {
             self.names.learn(id, payload);
         }
@@ -178,7 +179,7 @@ impl ChangeSink for ArrowSink {
         let about = payload.as_ref().map_or(NO_COLLECTION, |payload| {
             payload.collection_id.map_or(only_scope(payload.scope_id), |id| i64::from(id.0))
         });
-        let text = system_event::to_json(id, payload.as_ref());
+        let text = event_json(id, payload.as_ref());
         let change = Change { vbid, seqno, epoch, key, ..NO_CHANGE };
         self.push((RowKind::SystemEvent, about), &change, &Content::Plain(text.as_bytes(), None))
     }
@@ -212,4 +213,35 @@ impl BatchSink for ArrowSink {
         self.limits.expect_like(columns.rows(), columns.value_bytes());
         Ok(PendingBatch::new(self.schema.clone(), self.names.clone(), self.pool.clone(), columns))
     }
+}
+
+/// What an event says; `None` if its kind or form is not one this version knows.
+fn payload<'a>(
+    event: &SystemEventRecord<'a>,
+) -> Result<Option<SystemEventPayload<'a>>, DecodeError> {
+    let SystemEventRecord { seqno, id, version, key, value, .. } = *event;
+    SystemEvent { seqno, id, version, key, value }.payload()
+}
+
+/// The payload as the JSON text of the row's `value`; ids are hexadecimal, as in a manifest.
+fn event_json(id: SystemEventId, payload: Option<&SystemEventPayload<'_>>) -> String {
+    let mut text = json!({"event": id.to_string()});
+    let Some(payload) = payload else {
+        return text.to_string();
+    };
+    text["manifest_uid"] = json!(payload.manifest_uid.to_string());
+    text["scope_id"] = json!(payload.scope_id.to_string());
+    if let Some(collection_id) = payload.collection_id {
+        text["collection_id"] = json!(collection_id.to_string());
+    }
+    if let Some(max_ttl) = payload.max_ttl {
+        text["max_ttl"] = json!(max_ttl);
+    }
+    if payload.history {
+        text["history"] = json!(true);
+    }
+    if payload.flush_uid != ManifestUid(0) {
+        text["flush_uid"] = json!(payload.flush_uid.to_string());
+    }
+    text.to_string()
 }

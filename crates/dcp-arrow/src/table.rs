@@ -7,8 +7,8 @@ use std::sync::Arc;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
 use crate::document::{Formats, variant_type};
-use crate::nearest::nearest;
 use crate::schema;
+use crate::schema::nearest;
 use crate::{
     COLUMNS, Column, ColumnSet, DocumentSchema, KeyType, MALFORMED, OnMalformed, SchemaError,
     ValueFormat,

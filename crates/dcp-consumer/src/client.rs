@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
-use dcp_proto::consumer::{Delivery, EndKind, Hidden, Resume};
+use dcp_proto::consumer::{Delivery, EndKind, Hidden, StreamPosition};
 use dcp_proto::topology::Manifest;
 use dcp_proto::{BatchSink, FailoverLog, Position, Snapshot};
 use dcp_wire::{Seqno, Vbid};
@@ -199,7 +199,8 @@ impl Client {
         let checkpoint = self.start(options, given, &vbids, &high, &mut nodes).await?;
         let (mut vbuckets, mut complete) = (Vec::with_capacity(vbids.len()), Vec::new());
         for &vbid in &vbids {
-            let position = checkpoint.position(vbid).cloned().unwrap_or(Position::EARLIEST);
+            let from = checkpoint.stream_position(vbid);
+            let position = &from.position;
             let high = high.get(&vbid).copied().unwrap_or_default();
             let (end, kind) = match &options.end {
                 End::Never => (Seqno::MAX, EndKind::Awaited),
@@ -226,9 +227,7 @@ impl Client {
                 complete.push(vbid);
                 continue;
             }
-            let history = checkpoint.history(vbid).cloned().unwrap_or_default();
-            let resume = Resume::with_history(position, history).with_end(kind);
-            vbuckets.push((vbid, end, resume));
+            vbuckets.push((vbid, end, from.with_end(kind)));
         }
         let hidden = if options.system_documents {
             Hidden::default()
@@ -316,7 +315,7 @@ impl Client {
 struct Plan {
     config: StreamConfig,
     checkpoint: Checkpoint,
-    vbuckets: Vec<(Vbid, Seqno, Resume)>,
+    vbuckets: Vec<(Vbid, Seqno, StreamPosition)>,
     /// Those that stand at their ends already.
     complete: Vec<Vbid>,
     connections: Vec<crate::connect::Connected>,

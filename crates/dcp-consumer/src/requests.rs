@@ -1,7 +1,7 @@
 //! Requests to one node outside of any stream, each with its answer.
 
 mod collections;
-mod resume;
+mod rollbacks;
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use dcp_wire::{
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 pub(crate) use self::collections::collection_seqnos;
-pub(crate) use self::resume::resume;
+pub(crate) use self::rollbacks::rollbacks;
 use crate::{Error, ErrorKind};
 
 /// State asked for by GET_ALL_VB_SEQNOS: active vBuckets.

@@ -47,7 +47,7 @@ impl Position {
     /// The snapshot range a stream request from here carries: a complete snapshot collapses to
     /// its end (design: "positions", rule 2).
     #[must_use]
-    pub fn resume_snapshot(&self) -> Snapshot {
+    pub fn request_snapshot(&self) -> Snapshot {
         if self.seqno == self.snapshot.end {
             return Snapshot { start: self.seqno, end: self.seqno };
         }
@@ -60,7 +60,7 @@ impl Position {
     pub fn vbuuid(&self) -> Vbuuid {
         match &self.failover_log {
             Some(log) if self.seqno != Seqno::ZERO => {
-                log.branch_of(self.resume_snapshot().end).vbuuid
+                log.branch_of(self.request_snapshot().end).vbuuid
             }
             _ => Vbuuid(0),
         }
@@ -92,6 +92,6 @@ mod tests {
         assert_eq!(position.vbuuid(), Vbuuid(0xb), "inside [0, 150]");
         position.snapshot.end = Seqno(50);
         assert_eq!(position.vbuuid(), Vbuuid(0xa), "at the end of [0, 50]");
-        assert_eq!(position.resume_snapshot(), Snapshot { start: Seqno(50), end: Seqno(50) });
+        assert_eq!(position.request_snapshot(), Snapshot { start: Seqno(50), end: Seqno(50) });
     }
 }

@@ -10,7 +10,6 @@ use pyo3::types::{PyCapsule, PyDict, PyList, PyString, PyTuple};
 use crate::cells::{cells, in_order};
 use crate::checkpoint::Checkpoint;
 use crate::schema::schema_capsule;
-use crate::times::Times;
 
 /// One batch of changes and the checkpoint that is right once it has been processed.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs")]
@@ -87,8 +86,7 @@ impl ChangeBatch {
     /// The rows as an iterator of tuples, in the order of the columns. Cells are made at once,
     /// column by column; a tuple when it is asked for, so that there need not be many of them.
     fn to_tuples<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let times = Times::new(py)?;
-        let columns = self.batch.columns().iter().map(|column| in_order(py, column, &times));
+        let columns = self.batch.columns().iter().map(|column| in_order(py, column));
         let columns: Vec<_> = columns.collect::<PyResult<_>>()?;
         py.import("builtins")?.getattr("zip")?.call1(PyTuple::new(py, columns)?)
     }
@@ -97,9 +95,8 @@ impl ChangeBatch {
 impl ChangeBatch {
     /// The cells of each column in turn: whole columns are made at a time.
     fn cells<'py>(&self, py: Python<'py>) -> PyResult<Vec<std::vec::IntoIter<Bound<'py, PyAny>>>> {
-        let times = Times::new(py)?;
         let columns = self.batch.columns().iter();
-        columns.map(|column| Ok(cells(py, column, &times)?.into_iter())).collect()
+        columns.map(|column| Ok(cells(py, column)?.into_iter())).collect()
     }
 }
 

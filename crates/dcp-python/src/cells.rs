@@ -7,21 +7,18 @@ use arrow_array::types::{
 };
 use arrow_array::{Array, ArrayRef, StructArray};
 use arrow_schema::DataType;
+use chrono::{DateTime, NaiveDate};
 use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 
 use crate::error::{Failure, Kind};
-use crate::times::Times;
 
 type Cells<'py> = Vec<Bound<'py, PyAny>>;
 
 /// The cells of one column as Python values.
-pub(crate) fn cells<'py>(
-    py: Python<'py>,
-    column: &ArrayRef,
-    times: &Times<'py>,
-) -> PyResult<Cells<'py>> {
+pub(crate) fn cells<'py>(py: Python<'py>, column: &ArrayRef) -> PyResult<Cells<'py>> {
     match column.data_type() {
         DataType::Utf8 => texts(py, column),
         DataType::Binary => {
@@ -38,19 +35,22 @@ pub(crate) fn cells<'py>(
         DataType::Decimal128(..) => decimals(py, column),
         DataType::Date32 => {
             let days = column.as_primitive::<Date32Type>().iter();
-            days.map(|day| day.map_or_else(|| none(py), |day| times.date(day))).collect()
+            let date = |days| in_range(NaiveDate::from_epoch_days(days));
+            days.map(|days| each(py, days.map(date).transpose()?)).collect()
         }
         DataType::Timestamp(_, zone) => {
-            let moment = |micros| match zone {
-                Some(_) => times.datetime(py, micros),
-                None => times.local(micros),
+            let moment = |micros: Option<i64>| {
+                let utc = micros.map(|micros| in_range(DateTime::from_timestamp_micros(micros)));
+                match (utc.transpose()?, zone) {
+                    (moment, Some(_)) => each(py, moment),
+                    (moment, None) => each(py, moment.map(|moment| moment.naive_utc())),
+                }
             };
-            let moments = column.as_primitive::<TimestampMicrosecondType>().iter();
-            moments.map(|micros| micros.map_or_else(|| none(py), moment)).collect()
+            column.as_primitive::<TimestampMicrosecondType>().iter().map(moment).collect()
         }
         DataType::List(_) => {
             let lists = column.as_list::<i32>();
-            let elements = cells(py, lists.values(), times)?;
+            let elements = cells(py, lists.values())?;
             let ranges = lists.value_offsets();
             by_row(py, column, ranges, |range| {
                 PyList::new(py, elements.get(range).unwrap_or_default())?.into_bound_py_any(py)
@@ -58,7 +58,7 @@ pub(crate) fn cells<'py>(
         }
         DataType::Map(..) => {
             let maps = column.as_map();
-            let (keys, values) = (cells(py, maps.keys(), times)?, cells(py, maps.values(), times)?);
+            let (keys, values) = (cells(py, maps.keys())?, cells(py, maps.values())?);
             by_row(py, column, maps.value_offsets(), |range| {
                 let dict = PyDict::new(py);
                 let keys = keys.get(range.clone()).unwrap_or_default();
@@ -68,7 +68,7 @@ pub(crate) fn cells<'py>(
                 Ok(dict.into_any())
             })
         }
-        DataType::Struct(_) => structs(py, column.as_struct(), times),
+        DataType::Struct(_) => structs(py, column.as_struct()),
         other => {
             let message = format!("a column of type {other} has no Python value");
             Err(Failure::new(Kind::Dcp, message).into())
@@ -78,11 +78,7 @@ pub(crate) fn cells<'py>(
 
 /// The cells of one column as something that Python iterates over, whose length is known: a list, or
 /// one value that is repeated.
-pub(crate) fn in_order<'py>(
-    py: Python<'py>,
-    column: &ArrayRef,
-    times: &Times<'py>,
-) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn in_order<'py>(py: Python<'py>, column: &ArrayRef) -> PyResult<Bound<'py, PyAny>> {
     let is_complete = column.null_count() == 0;
     Ok(match column.data_type() {
         DataType::Utf8 if all_the_same(column) => {
@@ -99,7 +95,7 @@ pub(crate) fn in_order<'py>(
             let column = column.as_binary::<i32>();
             PyList::new(py, (0..column.len()).map(|row| PyBytes::new(py, column.value(row))))?
         }
-        _ => PyList::new(py, cells(py, column, times)?)?,
+        _ => PyList::new(py, cells(py, column)?)?,
     }
     .into_any())
 }
@@ -124,6 +120,11 @@ fn each<'py>(py: Python<'py>, cell: Option<impl IntoPyObject<'py>>) -> PyResult<
         Some(cell) => cell.into_bound_py_any(py),
         None => none(py),
     }
+}
+
+/// A date or time that Python has, too.
+fn in_range<T>(time: Option<T>) -> PyResult<T> {
+    time.ok_or_else(|| PyOverflowError::new_err("date value out of range"))
 }
 
 fn numbers<'py, T: ArrowPrimitiveType>(py: Python<'py>, column: &ArrayRef) -> PyResult<Cells<'py>>
@@ -171,10 +172,10 @@ fn decimals<'py>(py: Python<'py>, column: &ArrayRef) -> PyResult<Cells<'py>> {
         .collect()
 }
 
-fn structs<'py>(py: Python<'py>, column: &StructArray, times: &Times<'py>) -> PyResult<Cells<'py>> {
+fn structs<'py>(py: Python<'py>, column: &StructArray) -> PyResult<Cells<'py>> {
     let names = column.fields().iter().map(|field| PyString::intern(py, field.name()));
     let names: Vec<_> = names.collect();
-    let fields = column.columns().iter().map(|field| cells(py, field, times));
+    let fields = column.columns().iter().map(|field| cells(py, field));
     let fields: Vec<_> = fields.collect::<PyResult<_>>()?;
     (0..column.len())
         .map(|row| {

@@ -21,7 +21,6 @@ mod runtime;
 mod schema;
 mod shared;
 mod stream;
-mod times;
 
 use pyo3::prelude::*;
 

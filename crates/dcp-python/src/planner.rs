@@ -158,8 +158,8 @@ impl Planner {
 
 fn task(partition: &Partition) -> TaskTuple {
     let ranges = partition.ranges().map(|range| {
-        let (vbuuid, from, to) = (range.vbuuid.0, range.from.0, range.to.0);
-        (range.vbid.0, vbuuid, from, to, range.epoch, range.rolled_back)
+        let (vbuuid, from, to) = (range.vbuuid().0, range.start_seqno().0, range.to.0);
+        (range.vbid.0, vbuuid, from, to, range.epoch(), range.rolled_back)
     });
     (partition.node.clone(), partition.to_json(), ranges.collect())
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use dcp_proto::consumer::{
     Connection, ConnectionConfig, ConnectionError, Delivery, EndCause, Event, Limit, Misbehaviour,
-    ProtocolErrorKind, Resume, StreamFilter, Walk,
+    ProtocolErrorKind, StreamFilter, StreamPosition, Walk,
 };
 use dcp_proto::{
     Change, ChangeSink, FailoverLog, OnRollback, Op, Position, Rollback, SinkError, Snapshot,
@@ -153,16 +153,16 @@ impl Harness {
     /// With a stream from the beginning that the server has accepted.
     pub fn streaming(config: ConnectionConfig) -> Self {
         let mut harness = Self::new(config);
-        harness.open(Resume::new(Position::EARLIEST));
+        harness.open(StreamPosition::new(Position::EARLIEST));
         harness.accept(&[(1, 0)]);
         harness
     }
 
-    pub fn open(&mut self, resume: Resume) -> Request {
+    pub fn open(&mut self, resume: StreamPosition) -> Request {
         self.open_until(resume, Seqno::MAX)
     }
 
-    pub fn open_until(&mut self, resume: Resume, end: Seqno) -> Request {
+    pub fn open_until(&mut self, resume: StreamPosition, end: Seqno) -> Request {
         self.machine.open_stream(VB, end, resume).unwrap();
         self.requested()
     }
@@ -320,8 +320,8 @@ impl Harness {
     pub fn reconnect(&mut self, config: ConnectionConfig) -> Request {
         let old = std::mem::replace(&mut self.machine, Connection::new(config, self.now));
         self.wire.clear();
-        let [(_, resume)] = &old.into_streams()[..] else { panic!("one stream") };
-        self.open(resume.clone())
+        let [(_, from)] = &old.into_streams()[..] else { panic!("one stream") };
+        self.open(from.clone())
     }
 
     /// The same for a stream with an end.
@@ -334,8 +334,8 @@ impl Harness {
     pub fn reopen_until(&mut self, config: ConnectionConfig, end: Seqno) {
         let old = std::mem::replace(&mut self.machine, Connection::new(config, self.now));
         self.wire.clear();
-        let [(_, resume)] = &old.into_streams()[..] else { panic!("one stream") };
-        self.machine.open_stream(VB, end, resume.clone()).unwrap();
+        let [(_, from)] = &old.into_streams()[..] else { panic!("one stream") };
+        self.machine.open_stream(VB, end, from.clone()).unwrap();
     }
 
     pub fn seqnos(&self) -> Vec<u64> {

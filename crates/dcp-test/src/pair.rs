@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use dcp_proto::consumer::{ConnectionConfig, Resume};
+use dcp_proto::consumer::{ConnectionConfig, StreamPosition};
 use dcp_proto::producer::{self, BucketSource, Features, Item};
 use dcp_wire::message::{Control, Open, OpenFlags};
 use dcp_wire::{Datatype, Opaque, Seqno, Status};
@@ -61,7 +61,7 @@ impl Pair {
     }
 
     /// Lets the consumer ask for the stream, and both say everything they have to.
-    pub fn stream(&mut self, resume: Resume, end: Seqno) {
+    pub fn stream(&mut self, resume: StreamPosition, end: Seqno) {
         self.reader.machine.open_stream(VB, end, resume).unwrap();
         self.run();
     }

@@ -1,7 +1,7 @@
 """Couchbase changes in Spark, read by Rust inside the executors.
 
-Spark gets one task per *split*: some vBuckets of one node, each from one seqno to another. The
-driver makes the splits, once; every task then reads its own and hands Arrow batches to the JVM.
+Spark gets one task per *partition*: some vBuckets of one node, each from one seqno to another. The
+driver makes the partitions, once; every task then reads its own and hands Arrow batches to the JVM.
 
     import dcp_rs.spark
 
@@ -16,8 +16,8 @@ driver makes the splits, once; every task then reads its own and hands Arrow bat
     changes = spark.range(0, n, 1, n).mapInArrow(task, dcp_rs.spark.schema(options))
 
 Delivery is at least once and, within a vBucket, in seqno order. A read ends at the bound that the
-splits were made with, or at the end of the snapshot which holds that bound. DCP keeps the latest
-version of a key only: if Spark runs a task again, a key that was rewritten meanwhile comes in its
+partitions were made with, or at the end of the snapshot which holds that bound. DCP keeps only the
+latest version of a key: if Spark runs a task again, a key that was rewritten meanwhile comes in its
 new version, so take the latest change per key by `(epoch, seqno)`.
 
 Needs the extra `spark`: `pip install "dcp-rs[spark]"`. Importing this module does not import
@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING
 
 from dcp_rs.spark.errors import SparkReadError, missing_library
 from dcp_rs.spark.options import ReadOptions
-from dcp_rs.spark.partitions import Split, Splits
-from dcp_rs.spark.planning import splits
+from dcp_rs.spark.partition import Partition, Partitions
+from dcp_rs.spark.planning import partitions
 from dcp_rs.spark.progress import Lag, lag
 from dcp_rs.spark.schema import schema
-from dcp_rs.spark.worker import MapInArrowTask, map_in_arrow, read_split
+from dcp_rs.spark.worker import MapInArrowTask, map_in_arrow, read_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 __all__ = [
     "Lag",
     "MapInArrowTask",
+    "Partition",
+    "Partitions",
     "ReadOptions",
     "SparkReadError",
-    "Split",
-    "Splits",
     "lag",
     "map_in_arrow",
-    "read_split",
+    "partitions",
+    "read_partition",
     "register",
     "schema",
-    "splits",
 ]
 
 

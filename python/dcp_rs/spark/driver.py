@@ -10,7 +10,7 @@ import dcp_rs
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.planner import Offsets, Planner, PlanOptions, is_offsets, parse_offsets
 from dcp_rs.spark.errors import SparkReadError, coded, options_as_written
-from dcp_rs.spark.partitions import Split, VBucketRange
+from dcp_rs.spark.partition import Partition, VBucketRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,9 +91,9 @@ class Driver:
         options = self._plan(max_rows, until, is_last=is_last)
         return self._ask("planning a read", lambda planner: planner.end(start, options))
 
-    def splits(
+    def partitions(
         self, start: Offsets | dcp_rs.Checkpoint, end: Offsets, *, is_last: bool = False
-    ) -> list[Split]:
+    ) -> list[Partition]:
         """Gives what the tasks of a read are.
 
         Raises:
@@ -106,7 +106,7 @@ class Driver:
             "planning a read", lambda planner: planner.tasks(start, end, count, options)
         )
         return [
-            Split(
+            Partition(
                 self._options,
                 end["bucket"],
                 task.node,

@@ -106,7 +106,7 @@ class ReadOptions:
     """Most seqnos of a micro-batch: an upper bound of its rows. All there is if not given.
     `maxOffsetsPerTrigger` is another name for it."""
     num_partitions: int | None = None
-    """How many splits to make; four per node if not given, one where reads follow each other."""
+    """Partitions to make; four per node if not given, one where reads follow each other."""
     batch_rows: int | None = None
     """Most rows of a batch; the engine's default if not given."""
     batch_bytes: int | None = None

@@ -9,7 +9,7 @@ from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import SparkReadError, options_as_written
 from dcp_rs.spark.options import ReadOptions
-from dcp_rs.spark.partitions import Splits
+from dcp_rs.spark.partition import Partitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,18 +18,20 @@ if TYPE_CHECKING:
 
 
 @options_as_written()
-def splits(options: Mapping[str, object] | ReadOptions, *, since: str | None = None) -> Splits:
+def partitions(
+    options: Mapping[str, object] | ReadOptions, *, since: str | None = None
+) -> Partitions:
     """Plans a read of everything up to now, or of what came since an earlier read.
 
     A job that runs again and again gives `since`: `"earliest"` the first time, then the `end` that
     it stored with what the last run wrote.
 
-        splits = dcp_rs.spark.splits(options, since=stored or "earliest")
-        task = dcp_rs.spark.map_in_arrow(options, splits)
-        ...  # write what it reads, then store splits.end
+        partitions = dcp_rs.spark.partitions(options, since=stored or "earliest")
+        task = dcp_rs.spark.map_in_arrow(options, partitions)
+        ...  # write what it reads, then store partitions.end
 
     Connects, asks every node once where its vBuckets are, and deals them out: by node, so that a
-    task needs one connection, and then by size. All splits share that one bound, however late
+    task needs one connection, and then by size. All partitions share that one bound, however late
     Spark runs them. vBuckets without a change to read are left out, unless they were rolled back.
 
     Args:
@@ -37,7 +39,7 @@ def splits(options: Mapping[str, object] | ReadOptions, *, since: str | None = N
         since: Offsets that an earlier read ended with, a checkpoint as JSON, or `earliest`.
 
     Returns:
-        The splits, none of them empty; an empty list if there is nothing to read.
+        The partitions, none of them empty; an empty list if there is nothing to read.
 
     Raises:
         ConfigError: An option is wrong.
@@ -49,11 +51,11 @@ def splits(options: Mapping[str, object] | ReadOptions, *, since: str | None = N
     with Driver(parsed) as driver:
         start = _start(driver, since)
         end = driver.end(start, parsed.max_rows_per_trigger)
-        return Splits(driver.splits(start, end), end=driver.dump(end))
+        return Partitions(driver.partitions(start, end), end=driver.dump(end))
 
 
 @options_as_written()
-def batch_splits(options: ReadOptions) -> Splits:
+def batch_partitions(options: ReadOptions) -> Partitions:
     """Plans what `spark.read` reads: from `startingOffsets` to `endingOffsets`, once.
 
     Raises:
@@ -73,16 +75,16 @@ def batch_splits(options: ReadOptions) -> Splits:
             raise ConfigError("option endingOffsets: takes offsets, not a checkpoint")
         end = driver.end(start, None, until)
         _check_end(options, end, until)
-        return Splits(driver.splits(start, end))
+        return Partitions(driver.partitions(start, end))
 
 
-def _last(options: ReadOptions) -> Splits:
+def _last(options: ReadOptions) -> Partitions:
     """Plans a read of everything up to now, which no other goes on from."""
     _check_start(options)
     with Driver(options) as driver:
         start = _start(driver, options.starting_offsets)
         end = driver.end(start, is_last=True)
-        return Splits(driver.splits(start, end, is_last=True))
+        return Partitions(driver.partitions(start, end, is_last=True))
 
 
 def _check_start(options: ReadOptions) -> None:

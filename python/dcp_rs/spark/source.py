@@ -14,9 +14,9 @@ from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import SparkReadError, options_coded
 from dcp_rs.spark.options import ReadOptions
-from dcp_rs.spark.planning import batch_splits
+from dcp_rs.spark.planning import batch_partitions
 from dcp_rs.spark.schema import Projection, schema
-from dcp_rs.spark.worker import read_split
+from dcp_rs.spark.worker import read_partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from dcp_rs.planner import Offsets
-    from dcp_rs.spark.partitions import Split
+    from dcp_rs.spark.partition import Partition
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -46,12 +46,12 @@ else:
 NAME = "couchbase.dcp"
 
 
-class SplitPartition(api.InputPartition):
-    """A split, as Spark hands it to a task."""
+class TaskPartition(api.InputPartition):
+    """A partition of the read, as Spark hands it to a task."""
 
-    def __init__(self, split: Split) -> None:
-        super().__init__(split.node)
-        self.split = split
+    def __init__(self, partition: Partition) -> None:
+        super().__init__(partition.node)
+        self.partition = partition
 
 
 class CouchbaseDcpReader(api.DataSourceReader):
@@ -63,11 +63,11 @@ class CouchbaseDcpReader(api.DataSourceReader):
 
     @options_coded()
     def partitions(self) -> Sequence[api.InputPartition]:
-        """Plans the splits. Each action on the same data frame reads the same ranges."""
-        return [SplitPartition(split) for split in batch_splits(self._options)]
+        """Plans the partitions. Each action on the same data frame reads the same ranges."""
+        return [TaskPartition(partition) for partition in batch_partitions(self._options)]
 
     def read(self, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:
-        """Reads one split."""
+        """Reads one partition."""
         return _read(self._table, partition)
 
 
@@ -107,7 +107,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
                 if isinstance(initial, dcp_rs.Checkpoint):
                     raise ConfigError(
                         "option startingOffsets: a stream cannot begin at a checkpoint; read from "
-                        "it with splits(options, since=...), and begin at the end of these"
+                        "it with partitions(options, since=...), and begin at the end of these"
                     )
                 self._initial = initial
         return self._initial
@@ -137,12 +137,12 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
 
     @options_coded()
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[api.InputPartition]:
-        """Plans the splits of a micro-batch, maybe long after its end was chosen."""
-        splits = self._connected().splits(start, end)
-        return [SplitPartition(split) for split in splits]
+        """Plans the partitions of a micro-batch, maybe long after its end was chosen."""
+        partitions = self._connected().partitions(start, end)
+        return [TaskPartition(partition) for partition in partitions]
 
     def read(self, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:
-        """Reads one split."""
+        """Reads one partition."""
         return _read(self._table, partition)
 
     def commit(self, end: Offsets) -> None:
@@ -207,10 +207,10 @@ class CouchbaseDcpDataSource(api.DataSource):
 
 
 def _read(table: Projection, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:
-    if not isinstance(partition, SplitPartition):
+    if not isinstance(partition, TaskPartition):
         # Where there are none, Spark makes one of its own.
         return iter(())
-    return table.declared(read_split(partition.split))
+    return table.declared(read_partition(partition.partition))
 
 
 def _leave_on_sigterm() -> None:

@@ -1,4 +1,4 @@
-"""What runs in Spark's Python workers: reading one split as Arrow batches."""
+"""What runs in Spark's Python workers: reading one partition as Arrow batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import dcp_rs
 from dcp_rs import _dcp_rs
 from dcp_rs.exceptions import DcpError
 from dcp_rs.spark.errors import SparkReadError, coded, missing_library
-from dcp_rs.spark.planning import splits
+from dcp_rs.spark.planning import partitions
 from dcp_rs.spark.schema import table_schema
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dcp_rs.spark.options import ReadOptions
-    from dcp_rs.spark.partitions import Split
+    from dcp_rs.spark.partition import Partition
 
 
 # The options that a connection depends on.
@@ -110,14 +110,14 @@ class _Clients:
 _CLIENTS = _Clients()
 
 
-def read_split(split: Split) -> Iterator[pa.RecordBatch]:
-    """Reads one split, in seqno order within each vBucket.
+def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
+    """Reads one partition, in seqno order within each vBucket.
 
     The connection is shared with the other reads of this process and kept for the next one. The
     stream is closed when the iterator is exhausted, closed or dropped.
 
     Args:
-        split: From [`splits`][dcp_rs.spark.splits].
+        partition: From [`partitions`][dcp_rs.spark.partitions].
 
     Yields:
         Batches of the schema that [`schema`][dcp_rs.spark.schema] gives.
@@ -131,23 +131,23 @@ def read_split(split: Split) -> Iterator[pa.RecordBatch]:
     except ImportError as error:
         raise missing_library(error) from error
 
-    if split.options.worker_gc_freeze:
+    if partition.options.worker_gc_freeze:
         _freeze_once()
-    doing = f"reading {len(split.ranges)} vBuckets of bucket {split.options.bucket}"
-    markers = _rollback_rows(split)
+    doing = f"reading {len(partition.ranges)} vBuckets of bucket {partition.options.bucket}"
+    markers = _rollback_rows(partition)
     if markers is not None:
         yield markers
-    if not any(each.size for each in split.ranges):
+    if not any(each.size for each in partition.ranges):
         return
     delivered = False
     while True:
-        kept = _CLIENTS.get(split.options)
+        kept = _CLIENTS.get(partition.options)
         try:
-            for batch in _stream(kept, split):
+            for batch in _stream(kept, partition):
                 delivered = True
                 yield pa.record_batch(batch)
         except DcpError as error:
-            _CLIENTS.forget(split.options)
+            _CLIENTS.forget(partition.options)
             # What an earlier task left may be of no use by now: its node may be gone, the bucket
             # may be another one, the password may have changed. A new client tells.
             if kept is not None and not delivered:
@@ -156,20 +156,20 @@ def read_split(split: Split) -> Iterator[pa.RecordBatch]:
         return
 
 
-def _stream(kept: _dcp_rs.Client | None, split: Split) -> Iterator[dcp_rs.ChangeBatch]:
-    options = split.options
+def _stream(kept: _dcp_rs.Client | None, partition: Partition) -> Iterator[dcp_rs.ChangeBatch]:
+    options = partition.options
     connection = replace(options.connection(), keep_connections=_KEEP_CONNECTIONS)
-    client, stream = _dcp_rs.open_task(vars(connection), kept, split.plan, options.stream())
+    client, stream = _dcp_rs.open_task(vars(connection), kept, partition.plan, options.stream())
     _CLIENTS.keep(options, client)
     with dcp_rs.ChangeStream(stream) as changes:
         yield from changes
 
 
-def _rollback_rows(split: Split) -> pa.RecordBatch | None:
+def _rollback_rows(partition: Partition) -> pa.RecordBatch | None:
     """Makes the rows that tell of planned rollbacks."""
     import pyarrow as pa
 
-    rolled_back = [each for each in split.ranges if each.rolled_back]
+    rolled_back = [each for each in partition.ranges if each.rolled_back]
     if not rolled_back:
         return None
     values = {
@@ -178,7 +178,7 @@ def _rollback_rows(split: Split) -> pa.RecordBatch | None:
         "seqno": [each.from_seqno for each in rolled_back],
         "epoch": [each.epoch for each in rolled_back],
     }
-    fields = table_schema(split.options).to_pyarrow()
+    fields = table_schema(partition.options).to_pyarrow()
     return pa.record_batch(
         [
             pa.array(values.get(field.name, [None] * len(rolled_back)), field.type)
@@ -207,42 +207,43 @@ def _freeze_once() -> None:
 
 @dataclass(frozen=True)
 class MapInArrowTask:
-    """The function that `DataFrame.mapInArrow` runs: reads the splits whose numbers it is given.
+    """The function that `DataFrame.mapInArrow` runs: reads the partitions it is given by number.
 
-    Its length is the number of splits, which is the number of rows and of partitions that the
+    Its length is their number, which is the number of rows and of Spark's partitions that the
     data frame must have: `spark.range(0, n, 1, n)`.
     """
 
-    splits: tuple[Split, ...]
+    partitions: tuple[Partition, ...]
 
     def __len__(self) -> int:
-        """Gives the number of splits."""
-        return len(self.splits)
+        """Gives the number of partitions."""
+        return len(self.partitions)
 
     def __bool__(self) -> bool:
         """Is true even if there is nothing to read: it is a function."""
         return True
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Reads the splits numbered in the first column of `batches`, one after the other."""
+        """Reads the partitions numbered in the first column of `batches`, one after the other."""
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        count = len(self)
         for number in numbers:
-            if not 0 <= number < len(self.splits):
+            if not 0 <= number < count:
                 raise SparkReadError(
                     "COUCHBASE_DCP_CONFIG",
-                    f"there is no split {number}: use spark.range(0, {len(self)}, 1, {len(self)})",
+                    f"there is no partition {number}: use spark.range(0, {count}, 1, {count})",
                 )
-            yield from read_split(self.splits[number])
+            yield from read_partition(self.partitions[number])
 
 
 def map_in_arrow(
-    options: Mapping[str, object] | ReadOptions, splits: list[Split] | None = None
+    options: Mapping[str, object] | ReadOptions, partitions: list[Partition] | None = None
 ) -> MapInArrowTask:
     """Makes the function for `DataFrame.mapInArrow`.
 
     Args:
         options: See [`ReadOptions`][dcp_rs.spark.ReadOptions].
-        splits: What to read; planned now if not given.
+        partitions: What to read; planned now if not given.
 
     Returns:
         A function that pickles. With `task = map_in_arrow(options)` and `n = len(task)` the data
@@ -252,8 +253,8 @@ def map_in_arrow(
         ConfigError: An option is wrong.
         SparkReadError: The bucket cannot be reached.
     """
-    return MapInArrowTask(tuple(_plan(options) if splits is None else splits))
+    return MapInArrowTask(tuple(_plan(options) if partitions is None else partitions))
 
 
 # The parameter of `map_in_arrow` has the name of the function.
-_plan = splits
+_plan = partitions

@@ -7,7 +7,7 @@ use std::str::CharIndices;
 use thiserror::Error;
 
 use super::{Field, Kind};
-use crate::nearest::nearest;
+use crate::schema::nearest;
 
 /// A schema's text could not be understood.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]

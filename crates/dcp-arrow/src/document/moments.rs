@@ -1,5 +1,7 @@
 //! Dates and times of documents: ISO 8601 texts.
 
+use chrono::NaiveDate;
+
 const SECONDS_PER_DAY: i64 = 86_400;
 const MICROS_PER_SECOND: i64 = 1_000_000;
 
@@ -7,7 +9,7 @@ const MICROS_PER_SECOND: i64 = 1_000_000;
 pub(super) fn date(text: &str) -> Option<i32> {
     let mut scan = Scan(text.as_bytes());
     let days = scan.date()?;
-    scan.0.is_empty().then(|| i32::try_from(days).ok())?
+    scan.0.is_empty().then_some(days)
 }
 
 /// A moment, or a time of day without a place.
@@ -44,7 +46,7 @@ pub(super) fn moment(text: &str) -> Option<Moment> {
         micros = scan.time_of_day()?;
         offset_seconds = scan.offset()?;
     }
-    let local_micros = days * SECONDS_PER_DAY * MICROS_PER_SECOND + micros;
+    let local_micros = i64::from(days) * SECONDS_PER_DAY * MICROS_PER_SECOND + micros;
     Some(Moment { local_micros, offset_seconds })
 }
 
@@ -83,11 +85,12 @@ impl Scan<'_> {
         (number <= most).then_some(number)
     }
 
-    fn date(&mut self) -> Option<i64> {
-        let year = self.number(4, 9999)?;
+    fn date(&mut self) -> Option<i32> {
+        let year = i32::try_from(self.number(4, 9999)?).ok()?;
         let month = self.take(b'-').then(|| self.number(2, 12))??;
         let day = self.take(b'-').then(|| self.number(2, 31))??;
-        days_since_1970(year, month, day)
+        let (month, day) = (u32::try_from(month).ok()?, u32::try_from(day).ok()?);
+        Some(NaiveDate::from_ymd_opt(year, month, day)?.to_epoch_days())
     }
 
     fn time_of_day(&mut self) -> Option<i64> {
@@ -130,29 +133,6 @@ impl Scan<'_> {
         };
         self.0.is_empty().then_some(Some(offset))
     }
-}
-
-/// The day in the Gregorian calendar, if there is one.
-///
-/// Years are taken to begin in March, so that the leap day is their last one.
-fn days_since_1970(year: i64, month: i64, day: i64) -> Option<i64> {
-    const DAYS_PER_ERA: i64 = 146_097;
-    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let last = match month {
-        2 => 28 + i64::from(is_leap),
-        4 | 6 | 9 | 11 => 30,
-        1..=12 => 31,
-        _ => return None,
-    };
-    if !(1..=last).contains(&day) {
-        return None;
-    }
-    let from_march = (month + 9) % 12;
-    let year = if month <= 2 { year - 1 } else { year };
-    let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
-    let day_of_year = (153 * from_march + 2) / 5 + day - 1;
-    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
-    Some(era * DAYS_PER_ERA + day_of_era - 719_468)
 }
 
 #[cfg(test)]

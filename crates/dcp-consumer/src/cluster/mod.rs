@@ -2,7 +2,6 @@
 
 mod backlog;
 mod dropped;
-mod hidden;
 mod mitigation;
 mod nodes;
 mod polls;
@@ -14,7 +13,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use dcp_proto::BatchSink;
-use dcp_proto::consumer::{Delivery, StreamFilter};
+use dcp_proto::consumer::{Delivery, Hidden, StreamFilter};
 use dcp_proto::topology::{Address, BucketConfig};
 use rand::rngs::StdRng;
 use tokio::sync::mpsc;
@@ -36,7 +35,7 @@ use crate::persistence::observer::Observed;
 use crate::persistence::{Persistence, Question};
 use crate::queue::{Entry, Queue};
 use crate::reconciler::{Reconciler, Verdict};
-use crate::{BatchPolicy, Chain, Error, ErrorKind, OnRollback};
+use crate::{BatchPolicy, Chain, Error, ErrorKind, OnRollback, filter};
 
 /// Longest time in which connections are made ready for the next stream.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
@@ -264,11 +263,11 @@ impl<S: BatchSink> Cluster<S> {
             }
             Report::Unpersisted(vbid, vbuuid) => self.waiting(id, vbid, vbuuid, now),
             Report::Progress(progress) => self.progressed(&progress, now)?,
-            Report::Ended { vbid, cause, resume } => {
+            Report::Ended { vbid, cause, from } => {
                 self.persistence.forget(vbid, id);
                 let reason = cause.to_string();
                 self.stats.events.push(StreamEvent::Ended { vbid, reason });
-                match self.reconciler.ended(vbid, id, cause, resume, now) {
+                match self.reconciler.ended(vbid, id, cause, from, now) {
                     Verdict::Fatal(error) => return Err(error),
                     Verdict::Retry { fetch_map } => {
                         if fetch_map {
@@ -337,15 +336,15 @@ impl<S: BatchSink> Cluster<S> {
         }
         for (address, node) in &self.nodes {
             if let Slot::Up { id, commands, .. } = &node.slot {
-                for (vbid, end_seqno, resume) in self.reconciler.take_requests(*id) {
+                for (vbid, end_seqno, from) in self.reconciler.take_requests(*id) {
                     // A task that is gone takes nothing; one that goes hands back what it was sent.
-                    let command = Command::Open { vbid, end_seqno, resume };
+                    let command = Command::Open { vbid, end_seqno, from };
                     if let Err(refused) = commands.send(command)
-                        && let Command::Open { vbid, resume, .. } = refused.0
+                        && let Command::Open { vbid, from, .. } = refused.0
                     {
                         let message = format!("the connection to {address} is over");
                         let cause = Arc::new(Error::new(ErrorKind::ConnectionLost, message));
-                        self.reconciler.lost(*id, vec![(vbid, *resume)], &cause, now);
+                        self.reconciler.lost(*id, vec![(vbid, *from)], &cause, now);
                     }
                 }
             }
@@ -410,4 +409,27 @@ fn panicked(error: JoinError) -> Error {
 
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
+}
+
+/// Documents of scope `_system` are left out on every connection alike: one learns of a new collection
+/// from the event in its own streams, and another may take over a vBucket that is past that event.
+impl<S: BatchSink> Cluster<S> {
+    /// A connection has learned what to leave out.
+    pub(super) fn hide(&mut self, learned: &Hidden) {
+        self.config.delivery.hidden.merge(learned);
+        for node in self.nodes.values() {
+            if let Slot::Up { commands, .. } = &node.slot {
+                // One that is gone needs to know nothing.
+                let _ = commands.send(Command::Hide(learned.clone()));
+            }
+        }
+    }
+
+    /// Learns what to leave out from the newest manifest known.
+    pub(super) fn hide_by_manifest(&mut self) {
+        let hidden = &mut self.config.delivery.hidden;
+        if hidden.leaves_out_system_scope() {
+            hidden.merge(&filter::hidden(&self.config.filter, &self.bucket.manifest()));
+        }
+    }
 }

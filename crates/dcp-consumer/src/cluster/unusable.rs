@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
 
-use dcp_proto::consumer::{ConnectionError, ProtocolError, Resume};
+use dcp_proto::consumer::{ConnectionError, ProtocolError, StreamPosition};
 use dcp_wire::{Seqno, Vbid};
 
 use crate::Error;
@@ -27,11 +27,15 @@ struct Strikes {
 impl Unusable {
     /// A connection was lost with these streams. The error to end the stream with, if that was for a
     /// packet which has ended enough of them without anything of its vBucket in between.
-    pub(super) fn lost(&mut self, error: &Error, streams: &[(Vbid, Resume)]) -> Option<Error> {
+    pub(super) fn lost(
+        &mut self,
+        error: &Error,
+        streams: &[(Vbid, StreamPosition)],
+    ) -> Option<Error> {
         let source = error.source()?.downcast_ref()?;
         let ConnectionError::Protocol(packet) = source else { return None };
-        let resume = streams.iter().find(|(vbid, _)| *vbid == packet.vbid);
-        let at = resume.map(|(_, resume)| (resume.position.seqno, resume.position.epoch));
+        let from = streams.iter().find(|(vbid, _)| *vbid == packet.vbid);
+        let at = from.map(|(_, from)| (from.position.seqno, from.position.epoch));
         let new = || Strikes { packet: *packet, at, count: 0 };
         let strikes = self.0.entry(packet.vbid).or_insert_with(new);
         if !strikes.packet.is_same_packet(packet) || strikes.at != at {
@@ -64,7 +68,7 @@ mod tests {
     fn lose(unusable: &mut Unusable, packet: ProtocolError, at: u64) -> Option<Error> {
         let error = Error::new(ErrorKind::Protocol, "x").with_source(ConnectionError::from(packet));
         let position = Position { seqno: Seqno(at), ..Position::EARLIEST };
-        unusable.lost(&error, &[(Vbid(5), Resume::new(position))])
+        unusable.lost(&error, &[(Vbid(5), StreamPosition::new(position))])
     }
 
     #[test]

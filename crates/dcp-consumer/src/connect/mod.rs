@@ -25,6 +25,7 @@ use zeroize::Zeroize;
 use self::errors::{Stage, lost, no_credentials, set_up_failed};
 use crate::credentials::Aside;
 pub use crate::socket::Socket;
+use crate::srv::SrvError;
 use crate::{Chain, ConnectOptions, Credentials, Error, ErrorKind, dial, srv, tls};
 
 /// Length of a SCRAM nonce, in characters of 62.
@@ -186,13 +187,11 @@ impl Connector {
             if resolve(host).await.is_ok() {
                 return None;
             }
-            match srv::lookup(&srv::name_servers(), service, &host.host).await {
-                Ok(nodes) => Some(nodes),
-                Err(error) => {
-                    tracing::debug!(service, error = %Chain(&error), "DNS lists no nodes");
-                    None
-                }
-            }
+            let lookup = async { srv::lookup(&srv::resolver()?, service).await };
+            let log = |error: &SrvError| {
+                tracing::debug!(service, error = %Chain(error), "DNS lists no nodes");
+            };
+            lookup.await.inspect_err(log).ok()
         };
         let listed = timeout(share(deadline, 2), lookup).await;
         listed.ok().flatten().unwrap_or(written)

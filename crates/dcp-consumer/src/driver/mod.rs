@@ -13,7 +13,7 @@ use std::time::Instant;
 use bytes::{Buf, BytesMut};
 use dcp_proto::consumer::StreamFilter;
 use dcp_proto::consumer::{
-    Connection, ConnectionError, EndCause, Event, Hidden, Limit, Resume, Unpersisted,
+    Connection, ConnectionError, EndCause, Event, Hidden, Limit, StreamPosition, Unpersisted,
 };
 use dcp_proto::topology::Address;
 use dcp_proto::{BatchSink, Rollback, SinkError};
@@ -39,7 +39,7 @@ pub(crate) enum Command {
     /// Leave these documents out, too.
     Hide(Hidden),
     /// Open a stream.
-    Open { vbid: Vbid, end_seqno: Seqno, resume: Box<Resume> },
+    Open { vbid: Vbid, end_seqno: Seqno, from: Box<StreamPosition> },
     /// Close a stream; it is reported as ended.
     Close(Vbid),
     /// So far vBuckets are on the disks of all their copies.
@@ -57,7 +57,7 @@ pub(crate) enum Report {
     /// A stream was opened.
     Opened(Vbid),
     /// A stream is over.
-    Ended { vbid: Vbid, cause: EndCause, resume: Box<Resume> },
+    Ended { vbid: Vbid, cause: EndCause, from: Box<StreamPosition> },
     /// A vBucket was rolled back.
     RolledBack(Rollback),
     /// Changes of a vBucket wait to be on the disks of all copies, on this branch; `None`: none do
@@ -70,7 +70,7 @@ pub(crate) enum Report {
     /// The newest cluster map is to be had of the connection, until it is taken.
     Map(Arc<Link>),
     /// The connection is over; these were its streams, and those it was still to open.
-    Lost { streams: Vec<(Vbid, Resume)>, error: Error },
+    Lost { streams: Vec<(Vbid, StreamPosition)>, error: Error },
     /// The sink cannot go on.
     SinkFailed(SinkError),
 }
@@ -285,15 +285,15 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
 
     fn command(&mut self, command: Command) {
         match command {
-            Command::Open { vbid, end_seqno, resume } => {
-                let fallback = resume.clone();
-                match self.driver.machine.open_stream(vbid, end_seqno, *resume) {
+            Command::Open { vbid, end_seqno, from } => {
+                let fallback = from.clone();
+                match self.driver.machine.open_stream(vbid, end_seqno, *from) {
                     Ok(()) => self.open_streams += 1,
                     Err(misuse) => {
                         // Told as an end, so that the vBucket is opened again and not forgotten.
                         tracing::error!(%misuse, "a stream could not be asked for");
-                        let (cause, resume) = (EndCause::Closed, fallback);
-                        self.report(Report::Ended { vbid, cause, resume });
+                        let (cause, from) = (EndCause::Closed, fallback);
+                        self.report(Report::Ended { vbid, cause, from });
                     }
                 }
             }
@@ -405,13 +405,13 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         while let Some(event) = self.driver.machine.poll_event() {
             match event {
                 Event::StreamOpened(vbid) => self.report(Report::Opened(vbid)),
-                Event::StreamEnded { vbid, cause, resume } => {
+                Event::StreamEnded { vbid, cause, from } => {
                     self.open_streams = self.open_streams.saturating_sub(1);
                     // Nobody goes on with a vBucket that is complete, so that its rows may wait
                     // for others; unless there are no others.
                     cut |= cause != EndCause::Complete || self.open_streams == 0;
                     self.is_clean &= cause == EndCause::Complete;
-                    self.deferred.push(Report::Ended { vbid, cause, resume });
+                    self.deferred.push(Report::Ended { vbid, cause, from });
                 }
                 Event::RolledBack(rollback) => self.report(Report::RolledBack(rollback)),
                 Event::Unpersisted { vbid, vbuuid } => {
@@ -491,8 +491,8 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         // commands are about the connection, and over with it.
         commands.close();
         while let Ok(command) = commands.try_recv() {
-            if let Command::Open { vbid, resume, .. } = command {
-                streams.push((vbid, *resume));
+            if let Command::Open { vbid, from, .. } = command {
+                streams.push((vbid, *from));
             }
         }
         let _ = reports.send((id, Report::Lost { streams, error }));

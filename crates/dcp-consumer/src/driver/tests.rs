@@ -262,9 +262,9 @@ async fn a_stream_that_ends_hands_its_rows_over_at_once_and_is_reported() {
     server.rows(1..=3).await;
     let began = now();
     server.end().await;
-    let Report::Ended { cause, resume, .. } = server.report().await else { panic!("not ended") };
+    let Report::Ended { cause, from, .. } = server.report().await else { panic!("not ended") };
     assert_eq!(cause, EndCause::Ended(StreamEndReason::STATE_CHANGED));
-    assert_eq!(resume.position.seqno, Seqno(3));
+    assert_eq!(from.position.seqno, Seqno(3));
     assert_eq!(now() - began, Duration::ZERO, "nothing lingers");
     assert_eq!(server.batch().await.batch, [1, 2, 3]);
 }

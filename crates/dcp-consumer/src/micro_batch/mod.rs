@@ -6,15 +6,12 @@
 //! [`dcp_proto::micro_batch`].
 
 mod error;
-mod options;
 mod planner;
 mod reader;
 
 pub use dcp_proto::micro_batch::{
-    Limits, Offset, Offsets, OffsetsError, Partition, PartitionError, PartitionRange, PlanError,
-    Start,
+    Limits, Offset, Offsets, OffsetsError, Partition, PartitionError, PlanError, Start,
 };
 pub use error::PlannerError;
-pub use options::PlannerOptions;
-pub use planner::Planner;
+pub use planner::{Planner, PlannerOptions};
 pub use reader::{open, stream_options};

@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use self::cluster::Outage;
 pub(super) use self::cluster::pause;
-use super::{PlannerError, PlannerOptions};
-use crate::{Client, ConnectOptions, Filter, Observation, Observer};
+use super::PlannerError;
+use crate::{Client, ConnectOptions, Error, Filter, Observation, Observer, filter};
 
 /// A batch whose end was chosen this long ago at most is planned without looking again: its tasks
 /// notice what happens after any look.
@@ -27,6 +27,35 @@ const FRESH: Duration = Duration::from_secs(2);
 /// Tasks per node of a read that no other follows: enough that an uneven bucket still fills the
 /// cores, few enough that what a task costs does not count.
 const LAST_TASKS_PER_NODE: usize = 4;
+
+/// What a [`Planner`] plans for.
+#[derive(Clone, Debug)]
+pub struct PlannerOptions {
+    /// vBuckets to read; `None` all.
+    pub vbuckets: Option<Vec<Vbid>>,
+    /// Which documents to read.
+    pub filter: Filter,
+    /// Whether what is read has documents of scope `_system` and records of transactions.
+    pub system_documents: bool,
+    /// Longest time the cluster may be away, once the nodes have answered for the first time. Until
+    /// then it is the connect timeout, so that what is misspelt fails at once.
+    pub patience: Duration,
+}
+
+impl Default for PlannerOptions {
+    /// Everything, and five minutes: a failover may take two.
+    fn default() -> Self {
+        let patience = Duration::from_secs(300);
+        Self { vbuckets: None, filter: Filter::All, system_documents: false, patience }
+    }
+}
+
+impl PlannerOptions {
+    /// The filter by ids, by a manifest.
+    fn resolve(&self, manifest: &Manifest) -> Result<StoredFilter, Error> {
+        filter::resolve(&self.filter, self.system_documents, manifest)
+    }
+}
 
 /// Plans bounded reads of one bucket that follow each other, over connections that it keeps.
 ///

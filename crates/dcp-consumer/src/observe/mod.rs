@@ -101,13 +101,13 @@ impl Observer {
     ///
     /// # Errors
     /// [`Error`] if not every vBucket's node answers within the connect timeout.
-    pub(crate) async fn resume(
+    pub(crate) async fn rollbacks(
         &mut self,
         positions: &BTreeMap<Vbid, Position>,
         filter: &StreamFilter,
     ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
         let mut nodes = self.nodes();
-        let verdicts = nodes.resume(positions, filter).await;
+        let verdicts = nodes.rollbacks(positions, filter).await;
         self.keep(nodes);
         verdicts
     }

@@ -135,7 +135,7 @@ impl Question for Resumption {
         let asked: Vec<_> = vbids.iter().filter_map(asked).collect();
         let filter =
             if connected.outcome.manifest.is_some() { &self.filter } else { &StreamFilter::All };
-        requests::resume(&mut connected.socket, &mut connected.leftover, &asked, filter).await
+        requests::rollbacks(&mut connected.socket, &mut connected.leftover, &asked, filter).await
     }
 }
 
@@ -329,7 +329,7 @@ impl Nodes {
     ///
     /// # Errors
     /// [`Error`] if not every vBucket's node answers before the deadline.
-    pub(crate) async fn resume(
+    pub(crate) async fn rollbacks(
         &mut self,
         positions: &BTreeMap<Vbid, Position>,
         filter: &StreamFilter,

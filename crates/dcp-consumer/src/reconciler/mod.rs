@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dcp_proto::consumer::{EndCause, EndKind, Resume};
+use dcp_proto::consumer::{EndCause, EndKind, StreamPosition};
 use dcp_wire::{Seqno, Vbid};
 use rand::rngs::StdRng;
 
@@ -29,11 +29,11 @@ const STILL: Duration = Duration::from_secs(60);
 enum State {
     /// Its stream is asked for on a connection, or will be once that connection is there; in the
     /// second case it holds what the request needs.
-    Opening { on: ConnectionId, resume: Option<Box<Resume>> },
+    Opening { on: ConnectionId, from: Option<Box<StreamPosition>> },
     /// It streams on a connection.
     Streaming { on: ConnectionId, since: Instant },
     /// It is opened again at a moment.
-    BackingOff { until: Instant, resume: Box<Resume> },
+    BackingOff { until: Instant, from: Box<StreamPosition> },
     /// Its end was reached.
     Complete,
     /// It cannot be streamed; the stream ends with the error.
@@ -91,14 +91,14 @@ pub(crate) struct Reconciler {
 impl Reconciler {
     /// A stream of these vBuckets; each is due at once.
     pub(crate) fn new(
-        vbuckets: impl IntoIterator<Item = (Vbid, Seqno, Resume)>,
+        vbuckets: impl IntoIterator<Item = (Vbid, Seqno, StreamPosition)>,
         (patience, attempt): (Duration, Duration),
         now: Instant,
         randomness: StdRng,
     ) -> Self {
-        let entry = |(vbid, end_seqno, resume): (Vbid, Seqno, Resume)| {
-            let end = resume.end;
-            let state = State::BackingOff { until: now, resume: Box::new(resume) };
+        let entry = |(vbid, end_seqno, from): (Vbid, Seqno, StreamPosition)| {
+            let end = from.end;
+            let state = State::BackingOff { until: now, from: Box::new(from) };
             (vbid, Entry { idle_since: Some(now), end, ..Entry::new(state, end_seqno) })
         };
         let vbuckets = vbuckets.into_iter().map(entry).collect();
@@ -147,20 +147,23 @@ impl Reconciler {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else { return };
         let state = std::mem::replace(&mut entry.state, State::Failed);
         entry.state = match state {
-            State::BackingOff { resume, .. } => State::Opening { on, resume: Some(resume) },
+            State::BackingOff { from, .. } => State::Opening { on, from: Some(from) },
             other => other,
         };
     }
 
     /// What a connection that has come up is to open.
-    pub(crate) fn take_requests(&mut self, up: ConnectionId) -> Vec<(Vbid, Seqno, Box<Resume>)> {
+    pub(crate) fn take_requests(
+        &mut self,
+        up: ConnectionId,
+    ) -> Vec<(Vbid, Seqno, Box<StreamPosition>)> {
         let mut requests = Vec::new();
         for (&vbid, entry) in &mut self.vbuckets {
-            if let State::Opening { on, resume } = &mut entry.state
+            if let State::Opening { on, from } = &mut entry.state
                 && *on == up
-                && let Some(resume) = resume.take()
+                && let Some(from) = from.take()
             {
-                requests.push((vbid, entry.end_seqno, resume));
+                requests.push((vbid, entry.end_seqno, from));
             }
         }
         requests
@@ -179,12 +182,12 @@ impl Reconciler {
     /// A connection could not be made: what waited for it waits again.
     pub(crate) fn unreachable(&mut self, lost: ConnectionId, cause: &Arc<Error>, now: Instant) {
         for entry in self.vbuckets.values_mut() {
-            if let State::Opening { on, resume } = &mut entry.state
+            if let State::Opening { on, from } = &mut entry.state
                 && *on == lost
-                && let Some(resume) = resume.take()
+                && let Some(from) = from.take()
             {
                 entry.cause = Some(Arc::clone(cause));
-                entry.back_off(Backoff::SHORT, resume, now, &mut self.randomness);
+                entry.back_off(Backoff::SHORT, from, now, &mut self.randomness);
             }
         }
     }
@@ -204,17 +207,17 @@ impl Reconciler {
     pub(crate) fn lost(
         &mut self,
         on: ConnectionId,
-        streams: Vec<(Vbid, Resume)>,
+        streams: Vec<(Vbid, StreamPosition)>,
         cause: &Arc<Error>,
         now: Instant,
     ) {
-        for (vbid, resume) in streams {
+        for (vbid, from) in streams {
             let Some(entry) = self.vbuckets.get_mut(&vbid) else { continue };
             if entry.is_on(on) {
                 entry.settle(now);
                 entry.cause = Some(Arc::clone(cause));
-                let resume = Box::new(resume);
-                entry.back_off(Backoff::SHORT, resume, now, &mut self.randomness);
+                let from = Box::new(from);
+                entry.back_off(Backoff::SHORT, from, now, &mut self.randomness);
             }
         }
         self.unreachable(on, cause, now);
@@ -226,7 +229,7 @@ impl Reconciler {
         vbid: Vbid,
         on: ConnectionId,
         cause: EndCause,
-        resume: Box<Resume>,
+        from: Box<StreamPosition>,
         now: Instant,
     ) -> Verdict {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else {
@@ -251,13 +254,13 @@ impl Reconciler {
             Decision::Retry(backoff) => (backoff, false),
             Decision::FilterRefused => {
                 entry.is_refused = true;
-                entry.back_off(Backoff::SHORT, resume, now, &mut self.randomness);
+                entry.back_off(Backoff::SHORT, from, now, &mut self.randomness);
                 return Verdict::FilterRefused;
             }
             Decision::Moved => (Backoff::SHORT, true),
         };
         tracing::debug!(%vbid, ?cause, attempts = entry.attempts, "a stream will be opened again");
-        entry.back_off(backoff, resume, now, &mut self.randomness);
+        entry.back_off(backoff, from, now, &mut self.randomness);
         Verdict::Retry { fetch_map }
     }
 
@@ -473,14 +476,14 @@ impl Entry {
     fn back_off(
         &mut self,
         backoff: Backoff,
-        mut resume: Box<Resume>,
+        mut from: Box<StreamPosition>,
         now: Instant,
         randomness: &mut StdRng,
     ) {
-        resume.end = resume.end.after_a_try();
-        self.end = resume.end;
+        from.end = from.end.after_a_try();
+        self.end = from.end;
         let until = now + backoff.wait(self.attempts, randomness);
-        self.state = State::BackingOff { until, resume };
+        self.state = State::BackingOff { until, from };
         self.attempts = self.attempts.saturating_add(1);
         self.idle_since.get_or_insert(now);
     }

@@ -16,8 +16,8 @@ fn now() -> Instant {
     Instant::now()
 }
 
-fn resume() -> Box<Resume> {
-    Box::new(Resume::new(Position::EARLIEST))
+fn position() -> Box<StreamPosition> {
+    Box::new(StreamPosition::new(Position::EARLIEST))
 }
 
 fn one(now: Instant) -> Reconciler {
@@ -25,7 +25,7 @@ fn one(now: Instant) -> Reconciler {
 }
 
 fn one_with(patience: Duration, now: Instant) -> Reconciler {
-    let vbuckets = [(VB, Seqno::MAX, *resume())];
+    let vbuckets = [(VB, Seqno::MAX, *position())];
     Reconciler::new(vbuckets, (patience, ATTEMPT), now, crate::dial::randomness(None))
 }
 
@@ -72,7 +72,7 @@ use Expected::{Complete, Doubted, Fatal, Later, Moved, Soon};
 fn verdict(cause: EndCause) -> Expected {
     let now = now();
     let mut reconciler = streaming(now);
-    let verdict = reconciler.ended(VB, ON, cause, resume(), now);
+    let verdict = reconciler.ended(VB, ON, cause, position(), now);
     let wait = reconciler.deadline().map(|at| at - now);
     match verdict {
         Verdict::Complete => {
@@ -162,7 +162,7 @@ fn what_is_refused_before_anything_streamed_is_refused_for_good() {
         reconciler.assign(VB, ON);
         reconciler.take_requests(ON);
         let refused = OpenStreamError::Refused { status, manifest_uid: None };
-        let verdict = reconciler.ended(VB, ON, EndCause::Refused(refused), resume(), at);
+        let verdict = reconciler.ended(VB, ON, EndCause::Refused(refused), position(), at);
         let Verdict::Fatal(error) = verdict else { panic!("{verdict:?}") };
         assert_eq!((error.kind(), error.status()), (kind, Some(status)));
     }
@@ -173,7 +173,7 @@ fn what_was_refused_for_too_long_is_told_with_its_kind() {
     let at = now();
     let mut reconciler = streaming(at);
     let refused = OpenStreamError::Refused { status: Status::EACCESS, manifest_uid: None };
-    reconciler.ended(VB, ON, EndCause::Refused(refused), resume(), at);
+    reconciler.ended(VB, ON, EndCause::Refused(refused), position(), at);
     let (vbid, idle, cause) = reconciler.stalled(at + PATIENCE).unwrap();
     let error = Error::out_of_reach(vbid, idle, cause);
     assert_eq!((error.kind(), error.vbid()), (ErrorKind::AccessDenied, Some(VB)));
@@ -201,19 +201,19 @@ fn a_vbucket_is_complete_once_everything_its_refused_filter_names_is_gone() {
     let mut reconciler = one(at);
     reconciler.assign(VB, ON);
     reconciler.take_requests(ON);
-    let verdict = reconciler.ended(VB, ON, refused(), resume(), at);
+    let verdict = reconciler.ended(VB, ON, refused(), position(), at);
     assert!(matches!(verdict, Verdict::FilterRefused), "{verdict:?}");
     assert!(!reconciler.complete_refused(), "it never streamed: the filter was wrong");
     let mut reconciler = streaming(at);
     assert!(reconciler.complete_refused());
     assert_eq!(counts(&reconciler), [0, 1, 0, 0, 0], "what streams ends by itself");
-    reconciler.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), resume(), at);
+    reconciler.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), position(), at);
     assert!(reconciler.complete_refused());
     assert_eq!(counts(&reconciler), [0, 0, 1, 0, 0], "it is opened again for another reason");
     let later = at + Duration::from_secs(60);
     assert_eq!(reconciler.due(later), [VB]);
     reconciler.assign(VB, ON);
-    reconciler.ended(VB, ON, refused(), resume(), later);
+    reconciler.ended(VB, ON, refused(), position(), later);
     assert!(reconciler.complete_refused());
     assert_eq!(counts(&reconciler), [0, 0, 0, 1, 0]);
 }
@@ -224,7 +224,7 @@ fn failures_in_a_row_wait_longer_and_longer_until_a_stream_has_lived() {
     let mut reconciler = streaming(at);
     let mut waits = Vec::new();
     for _ in 0..6 {
-        reconciler.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), resume(), at);
+        reconciler.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), position(), at);
         waits.push(reconciler.deadline().unwrap() - at);
         at = reconciler.deadline().unwrap();
         reopen(&mut reconciler, at);
@@ -232,14 +232,14 @@ fn failures_in_a_row_wait_longer_and_longer_until_a_stream_has_lived() {
     // Each is at least half of its full length, and full lengths double.
     assert!(waits[5] > waits[0] * 8, "{waits:?}");
     at += SETTLED;
-    reconciler.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), resume(), at);
+    reconciler.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), position(), at);
     assert!(reconciler.deadline().unwrap() - at <= Duration::from_millis(50));
 }
 
 #[test]
 fn a_lost_connection_gives_back_what_streamed_and_what_was_to_be_opened() {
     let now = now();
-    let vbuckets = (0..3).map(|vbid| (Vbid(vbid), Seqno::MAX, *resume()));
+    let vbuckets = (0..3).map(|vbid| (Vbid(vbid), Seqno::MAX, *position()));
     let mut reconciler = Reconciler::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
     assert_eq!(reconciler.due(now).len(), 3);
     reconciler.assign(Vbid(0), ON);
@@ -248,7 +248,7 @@ fn a_lost_connection_gives_back_what_streamed_and_what_was_to_be_opened() {
     reconciler.assign(Vbid(1), ON);
     reconciler.assign(Vbid(2), ConnectionId(2));
     assert_eq!(counts(&reconciler), [2, 1, 0, 0, 0]);
-    reconciler.lost(ON, vec![(Vbid(0), *resume())], &cause(), now);
+    reconciler.lost(ON, vec![(Vbid(0), *position())], &cause(), now);
     assert_eq!(counts(&reconciler), [1, 0, 2, 0, 0], "the other connection is not concerned");
     assert!(reconciler.check(|id| id == ConnectionId(2)).is_ok());
 }
@@ -258,8 +258,8 @@ fn what_an_old_connection_reports_changes_nothing() {
     let now = now();
     let mut reconciler = streaming(now);
     let old = ConnectionId(0);
-    reconciler.ended(VB, old, EndCause::Complete, resume(), now);
-    reconciler.lost(old, vec![(VB, *resume())], &cause(), now);
+    reconciler.ended(VB, old, EndCause::Complete, position(), now);
+    reconciler.lost(old, vec![(VB, *position())], &cause(), now);
     reconciler.opened(VB, old, now);
     assert_eq!(counts(&reconciler), [0, 1, 0, 0, 0]);
 }
@@ -292,11 +292,11 @@ fn without_patience_the_first_attempt_is_made_and_the_first_failure_ends_the_str
 
     // One that is closed in order to be moved has not failed.
     let later = start + PATIENCE;
-    reconciler.ended(VB, ON, EndCause::Closed, resume(), later);
+    reconciler.ended(VB, ON, EndCause::Closed, position(), later);
     assert!(reconciler.stalled(later).is_none());
     let due = reconciler.deadline().unwrap();
     reopen(&mut reconciler, due);
-    reconciler.lost(ON, vec![(VB, *resume())], &cause(), later);
+    reconciler.lost(ON, vec![(VB, *position())], &cause(), later);
     let (_, _, last) = reconciler.stalled(later).unwrap();
     assert_eq!(last.unwrap().kind(), ErrorKind::Connect);
 
@@ -377,7 +377,7 @@ proptest! {
         happenings in proptest::collection::vec(happening(), 1..60),
     ) {
         let mut now = now();
-        let vbuckets = (0..4).map(|vbid| (Vbid(vbid), Seqno::MAX, *resume()));
+        let vbuckets = (0..4).map(|vbid| (Vbid(vbid), Seqno::MAX, *position()));
         let mut reconciler = Reconciler::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
         for happening in happenings {
             match happening {
@@ -391,12 +391,12 @@ proptest! {
                 Happening::End(vbid, on, reason) => {
                     let cause = EndCause::Ended(StreamEndReason(reason));
                     let on = ConnectionId(on);
-                    let _ = reconciler.ended(Vbid(vbid), on, cause, resume(), now);
+                    let _ = reconciler.ended(Vbid(vbid), on, cause, position(), now);
                 }
                 Happening::Lose(on) => {
                     let on = ConnectionId(on);
                     let there = reconciler.placed().into_iter().filter(|placed| placed.1 == on);
-                    let streams = there.map(|(vbid, _)| (vbid, *resume())).collect();
+                    let streams = there.map(|(vbid, _)| (vbid, *position())).collect();
                     reconciler.lost(on, streams, &cause(), now);
                     prop_assert!(reconciler.placed().iter().all(|placed| placed.1 != on));
                 }

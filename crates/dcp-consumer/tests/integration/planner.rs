@@ -60,7 +60,8 @@ async fn checkpoint(producer: &Producer) -> Checkpoint {
 /// Seqnos as a task gives them: rollbacks that were planned, then what its stream brings.
 async fn read(producer: &Producer, partition: &Partition) -> Result<Vec<String>, PlannerError> {
     let told = partition.ranges().filter(|range| range.rolled_back);
-    let told = told.map(|range| format!("rollback to {} in {}", range.from, range.epoch));
+    let told =
+        told.map(|range| format!("rollback to {} in {}", range.start_seqno(), range.epoch()));
     let mut items: Vec<String> = told.collect();
     if partition.to_stream().1.is_empty() {
         return Ok(items);
@@ -191,7 +192,7 @@ async fn a_purge_is_noticed_without_statistics() {
         let allowed = Limits { allow_data_loss: true, ..followed() };
         let again = planner.partitions(&read, &noted, None, &allowed).await.unwrap();
         let items = self::read(&producer, &again[0]).await.unwrap();
-        assert_eq!(again[0].ranges().map(|range| range.epoch).max(), Some(0));
+        assert_eq!(again[0].ranges().map(|range| range.epoch()).max(), Some(0));
         assert_eq!(items.len(), 5, "what is left of the range, and below: {items:?}");
     }
 }

@@ -9,7 +9,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::error::RuleError;
-use super::nearest::nearest;
 use super::reaction::{Direction, Reaction};
 use super::rule::{Condition, ConnectionIs, Probability, Rule};
 
@@ -127,7 +126,7 @@ fn unknown<'a>(
     name: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> RuleError {
-    let nearest = nearest(name, known).to_owned();
+    let nearest = nearest(name, known);
     RuleError::UnknownName { path: path.to_owned(), what, name: name.to_owned(), nearest }
 }
 
@@ -392,4 +391,11 @@ impl<'de> Deserialize<'de> for Rule {
         let value = Value::deserialize(deserializer)?;
         read_rule(&value, "rule").map_err(D::Error::custom)
     }
+}
+
+/// The one of `known` that takes the fewest edits to become; of `name` the first 64 characters count.
+fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let name = name.chars().take(64).collect::<String>().to_lowercase();
+    let edits = |known: &&str| strsim::levenshtein(&name, &known.to_lowercase());
+    known.into_iter().min_by_key(edits).unwrap_or_default().to_owned()
 }

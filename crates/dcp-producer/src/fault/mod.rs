@@ -9,7 +9,6 @@
 mod error;
 mod json;
 mod matching;
-mod nearest;
 mod reaction;
 mod registry;
 mod rule;

@@ -16,7 +16,7 @@ use thiserror::Error;
 
 pub(crate) use self::document::FilterDocument;
 pub use self::filter::{FilterMismatch, StoredFilter};
-use crate::consumer::PositionUpdate;
+use crate::consumer::{PositionUpdate, StreamPosition};
 use crate::topology::Manifest;
 use crate::{History, Position};
 
@@ -163,6 +163,13 @@ impl Checkpoint {
     #[must_use]
     pub fn history(&self, vbid: Vbid) -> Option<&History> {
         Some(&self.slot(vbid)?.history)
+    }
+
+    /// Where a stream of the vBucket goes on from here.
+    #[must_use]
+    pub fn stream_position(&self, vbid: Vbid) -> StreamPosition {
+        let position = self.position(vbid).cloned().unwrap_or(Position::EARLIEST);
+        StreamPosition::with_history(position, self.history(vbid).cloned().unwrap_or_default())
     }
 
     /// All positions, by vBucket, ascending.

@@ -9,9 +9,9 @@ use dcp_wire::{Seqno, Vbid, Vbuuid};
 use super::{Hidden, OpenStreamError};
 use crate::{History, Position, Rollback};
 
-/// Everything a vBucket's next stream needs to go on where the last one stopped.
+/// Where a vBucket's next stream goes on: everything that it needs of the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resume {
+pub struct StreamPosition {
     /// Where the vBucket stands: everything up to here was given to the sink.
     pub position: Position,
     /// Positions a rollback can go back to.
@@ -46,7 +46,7 @@ impl EndKind {
     }
 }
 
-impl Resume {
+impl StreamPosition {
     /// From a position alone.
     #[must_use]
     pub fn new(position: Position) -> Self {
@@ -111,7 +111,7 @@ pub enum Event {
         /// Why.
         cause: EndCause,
         /// From where to go on.
-        resume: Box<Resume>,
+        from: Box<StreamPosition>,
     },
     /// A vBucket was rolled back; the record of it is in the sink.
     RolledBack(Rollback),

@@ -8,7 +8,7 @@ use dcp_wire::{ManifestUid, Seqno, Vbid, Vbuuid};
 
 use super::*;
 use crate::checkpoint::{Checkpoint, StoredFilter};
-use crate::consumer::{PositionUpdate, Resume};
+use crate::consumer::{PositionUpdate, StreamPosition};
 use crate::{FailoverLog, History, OnRollback, Position, Snapshot};
 
 const VB: Vbid = Vbid(3);
@@ -58,7 +58,7 @@ fn limits() -> Limits {
     Limits { persisted_only: true, ..Limits::default() }
 }
 
-fn plan(seen: Observed, limits: &Limits) -> Result<Vec<Range>, PlanError> {
+fn plan(seen: Observed, limits: &Limits) -> Result<Vec<SeqnoRange>, PlanError> {
     let observed = BTreeMap::from([(VB, seen)]);
     let end = plan_end(&start(), &observed, limits)?;
     plan_ranges(&start(), &end, &observed, limits)
@@ -76,12 +76,12 @@ fn the_server_is_asked_about_one_point_of_the_history_after_the_other() {
     let observed = BTreeMap::from([(VB, seen(100, Some(0), &answers))]);
     assert!(questions(&start(), &observed, &limits()).is_empty(), "from 0 everybody may read");
     let [range] = &plan(seen(100, Some(0), &answers), &limits()).unwrap()[..] else { panic!() };
-    assert_eq!((range.from(), range.epoch(), range.rolled_back), (Seqno(0), 1, true));
+    assert_eq!((range.start_seqno(), range.epoch(), range.rolled_back), (Seqno(0), 1, true));
 
     let [range] = &plan(seen(100, Some(0), &answers[..1]), &limits()).unwrap()[..] else {
         panic!()
     };
-    assert_eq!((range.from(), range.rolled_back), (Seqno(20), true));
+    assert_eq!((range.start_seqno(), range.rolled_back), (Seqno(20), true));
     let fail = Limits { on_rollback: OnRollback::Fail, ..limits() };
     let error = plan(seen(100, Some(0), &answers[..1]), &fail).unwrap_err();
     assert!(matches!(error, PlanError::RolledBack { common: Seqno(20), .. }), "{error}");
@@ -95,7 +95,7 @@ fn a_purge_behind_a_checkpoint_is_no_rollback() {
         assert!(matches!(error, PlanError::Purged { seqno: Seqno(25), .. }), "{error}");
         let allowed = Limits { allow_data_loss: true, ..limits() };
         let [range] = &plan(now(), &allowed).unwrap()[..] else { panic!() };
-        assert_eq!((range.from(), range.epoch()), (Seqno(0), 1));
+        assert_eq!((range.start_seqno(), range.epoch()), (Seqno(0), 1));
     }
 }
 
@@ -106,8 +106,8 @@ fn no_offset_is_claimed_inside_a_checkpoints_snapshot() {
     assert_eq!(error, PlanError::NotPersisted { vbid: VB, end, persisted });
     let few = Limits { max_seqnos: Some(1), ..limits() };
     let [range] = &plan(seen(60, Some(0), &[(25, None)]), &few).unwrap()[..] else { panic!() };
-    assert_eq!((range.from(), range.to), (Seqno(25), Seqno(40)));
-    assert_eq!(range.resume.position, position(25, (20, 40)), "with snapshot and manifest");
+    assert_eq!((range.start_seqno(), range.to), (Seqno(25), Seqno(40)));
+    assert_eq!(range.from.position, position(25, (20, 40)), "with snapshot and manifest");
     let last = Limits { is_last: true, ..limits() };
     let [range] = &plan(seen(0, Some(0), &[(25, None)]), &last).unwrap()[..] else { panic!() };
     assert_eq!(range.to, Seqno(100), "all there is");
@@ -128,15 +128,15 @@ fn a_batch_that_is_replayed_after_a_purge_begins_at_zero_or_fails() {
         let allowed = Limits { allow_data_loss: true, ..limits() };
         let ranges = plan_ranges(&start, &end, &observed, &allowed).unwrap();
         let [range] = &ranges[..] else { panic!() };
-        assert_eq!((range.from(), range.to), (Seqno(0), Seqno(60)));
+        assert_eq!((range.start_seqno(), range.to), (Seqno(0), Seqno(60)));
         assert_eq!((range.epoch(), range.rolled_back), (2, false), "later batches have that epoch");
     }
 }
 
 #[test]
 fn a_partition_is_read_back_as_it_was_sent() {
-    let resume = Resume::with_history(position(25, (20, 40)), History::default());
-    let range = |vbid, to, rolled_back| Range { vbid, resume: resume.clone(), to, rolled_back };
+    let from = StreamPosition::with_history(position(25, (20, 40)), History::default());
+    let range = |vbid, to, rolled_back| SeqnoRange { vbid, from: from.clone(), to, rolled_back };
     let like = Partition {
         node: String::new(),
         start: Checkpoint::new("bucket", StoredFilter::default()),

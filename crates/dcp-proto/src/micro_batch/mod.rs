@@ -34,6 +34,6 @@ mod tests;
 
 pub use offsets::{Offset, Offsets, OffsetsError};
 pub use pack::{Located, pack};
-pub use partition::{Partition, PartitionError, PartitionRange};
-pub use plan::{Answer, Limits, Observed, PlanError, Range, plan_end, plan_ranges, questions};
+pub use partition::{Partition, PartitionError};
+pub use plan::{Answer, Limits, Observed, PlanError, SeqnoRange, plan_end, plan_ranges, questions};
 pub use start::Start;

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::Range;
+use super::SeqnoRange;
 
 /// A range and where its vBucket is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub struct Located {
     /// Address of the vBucket's node.
     pub node: String,
     /// What is to be read.
-    pub range: Range,
+    pub range: SeqnoRange,
 }
 
 /// Packs ranges into at most `tasks` lists, but at least one per node, of one node each.

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dcp_wire::{Seqno, Vbid, Vbuuid};
+use dcp_wire::{Seqno, Vbid};
 use serde::{Deserialize, Serialize};
 
-use super::{Located, OffsetsError};
+use super::{Located, OffsetsError, SeqnoRange};
+use crate::OnRollback;
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::consumer::PositionUpdate;
-use crate::{OnRollback, Position};
+use crate::consumer::{PositionUpdate, StreamPosition};
 
 /// Why a document is no partition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,23 +47,6 @@ pub struct Partition {
     pub patience: Duration,
 }
 
-/// One vBucket of a [`Partition`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PartitionRange {
-    /// The vBucket.
-    pub vbid: Vbid,
-    /// Branch that reading goes on from; 0 from the beginning.
-    pub vbuuid: Vbuuid,
-    /// Reading begins above it.
-    pub from: Seqno,
-    /// Last seqno to read.
-    pub to: Seqno,
-    /// Epoch of the changes.
-    pub epoch: u32,
-    /// Whether a rollback to `from` is to be told before the changes.
-    pub rolled_back: bool,
-}
-
 impl Partition {
     /// Puts what [`pack`](super::pack()) made for one task, which must not be empty, in place of
     /// the ranges of `like`.
@@ -77,24 +60,19 @@ impl Partition {
             if range.rolled_back {
                 rolled_back.push(range.vbid);
             }
-            let (position, history) = (range.resume.position, range.resume.history);
+            let StreamPosition { position, history, .. } = range.from;
             start.advance(PositionUpdate { vbid: range.vbid, position, history });
         }
         Self { node, start, ends, rolled_back, ..like.clone() }
     }
 
     /// What is read of each vBucket, ascending.
-    pub fn ranges(&self) -> impl Iterator<Item = PartitionRange> {
-        self.ends.iter().map(|(&vbid, &to)| {
-            let position = self.start.position(vbid).unwrap_or(&Position::EARLIEST);
-            PartitionRange {
-                vbid,
-                vbuuid: position.vbuuid(),
-                from: position.seqno,
-                to,
-                epoch: position.epoch,
-                rolled_back: self.rolled_back.contains(&vbid),
-            }
+    pub fn ranges(&self) -> impl Iterator<Item = SeqnoRange> {
+        self.ends.iter().map(|(&vbid, &to)| SeqnoRange {
+            vbid,
+            from: self.start.stream_position(vbid),
+            to,
+            rolled_back: self.rolled_back.contains(&vbid),
         })
     }
 
@@ -149,7 +127,7 @@ impl Partition {
     /// The positions and ends of those vBuckets that have something to read.
     #[must_use]
     pub fn to_stream(&self) -> (Checkpoint, BTreeMap<Vbid, Seqno>) {
-        let has_changes = |range: &PartitionRange| range.to > range.from;
+        let has_changes = |range: &SeqnoRange| range.size() > 0;
         let ends: BTreeMap<_, _> =
             self.ranges().filter(has_changes).map(|range| (range.vbid, range.to)).collect();
         (self.start.restricted_to(ends.keys().copied()), ends)

@@ -10,7 +10,7 @@ use self::begin::{Begin, begin, begin_again, common};
 use super::share::share;
 use super::start::Start;
 use super::{Offset, Offsets};
-use crate::consumer::Resume;
+use crate::consumer::StreamPosition;
 use crate::{FailoverLog, OnRollback, Position};
 
 /// What the server says of one vBucket.
@@ -112,40 +112,40 @@ pub enum PlanError {
 
 /// What is to be read of one vBucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Range {
+pub struct SeqnoRange {
     /// The vBucket.
     pub vbid: Vbid,
     /// Where reading begins, with the points a rollback can go back to.
-    pub resume: Resume,
+    pub from: StreamPosition,
     /// Last seqno to read.
     pub to: Seqno,
     /// Whether a rollback to where reading begins is to be told before the changes.
     pub rolled_back: bool,
 }
 
-impl Range {
+impl SeqnoRange {
     /// Reading begins above it.
     #[must_use]
-    pub const fn from(&self) -> Seqno {
-        self.resume.position.seqno
+    pub const fn start_seqno(&self) -> Seqno {
+        self.from.position.seqno
     }
 
     /// Branch to name in the stream request; 0 from the beginning.
     #[must_use]
     pub fn vbuuid(&self) -> Vbuuid {
-        self.resume.position.vbuuid()
+        self.from.position.vbuuid()
     }
 
     /// Epoch of the changes.
     #[must_use]
     pub const fn epoch(&self) -> u32 {
-        self.resume.position.epoch
+        self.from.position.epoch
     }
 
     /// How many seqnos it has; de-duplication leaves fewer changes.
     #[must_use]
     pub const fn size(&self) -> u64 {
-        self.to.0.saturating_sub(self.from().0)
+        self.to.0.saturating_sub(self.start_seqno().0)
     }
 }
 
@@ -166,7 +166,7 @@ pub fn questions(
     for (&vbid, seen) in observed.iter().filter(|(_, seen)| seen.purge.is_none() || is_inside) {
         // The plan itself says why a vBucket cannot be read.
         let Ok(begin) = begin(vbid, start, seen, limits) else { continue };
-        let position = begin.resume.position;
+        let position = begin.from.position;
         let is_known = seen.answer(position.vbuuid(), position.seqno).is_some();
         let is_read = is_inside || seen.high > position.seqno;
         if position.seqno != Seqno::ZERO && is_read && !is_known {
@@ -233,27 +233,28 @@ pub fn plan_ranges(
     end: &Offsets,
     observed: &BTreeMap<Vbid, Observed>,
     limits: &Limits,
-) -> Result<Vec<Range>, PlanError> {
+) -> Result<Vec<SeqnoRange>, PlanError> {
     let mut ranges = Vec::new();
     for (&vbid, seen) in observed {
-        let (from, to) = (start.offsets().get(vbid), end.get(vbid));
-        if to == from {
+        let (offset, to) = (start.offsets().get(vbid), end.get(vbid));
+        if to == offset {
             continue;
         }
-        let is_told = to.epoch > from.epoch;
+        let is_told = to.epoch > offset.epoch;
         // What was lost since the end was chosen is told by the plan of the next batch.
-        let Begin { mut resume, rolled_back } = if is_told || limits.is_last {
+        let Begin { mut from, rolled_back } = if is_told || limits.is_last {
             begin(vbid, start, seen, limits)?
         } else {
             begin_again(vbid, start, seen, limits)?
         };
-        resume.position.epoch = resume.position.epoch.max(to.epoch);
-        let from = resume.position.seqno;
+        from.position.epoch = from.position.epoch.max(to.epoch);
+        let begins = from.position.seqno;
         // The rollback that was planned may have been undone by nothing, but another failover can
         // have lost more since.
-        let to_seqno = common(to, seen).min(to.seqno).max(from);
-        if to_seqno > from || is_told || rolled_back {
-            ranges.push(Range { vbid, resume, to: to_seqno, rolled_back: is_told || rolled_back });
+        let to = common(to, seen).min(to.seqno).max(begins);
+        let rolled_back = is_told || rolled_back;
+        if to > begins || rolled_back {
+            ranges.push(SeqnoRange { vbid, from, to, rolled_back });
         }
     }
     Ok(ranges)

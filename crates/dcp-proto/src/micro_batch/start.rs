@@ -5,7 +5,7 @@ use dcp_wire::{Seqno, Vbid};
 
 use super::{Offset, Offsets};
 use crate::checkpoint::{Checkpoint, StoredFilter};
-use crate::consumer::Resume;
+use crate::consumer::StreamPosition;
 use crate::{FailoverLog, Position, Snapshot};
 
 /// Where a bounded read begins.
@@ -48,18 +48,14 @@ impl Start {
     pub(super) fn least_end(&self, vbid: Vbid) -> Option<Seqno> {
         let Self::Checkpoint { checkpoint, .. } = self else { return None };
         let position = checkpoint.position(vbid)?;
-        (position.seqno != Seqno::ZERO).then(|| position.resume_snapshot().end)
+        (position.seqno != Seqno::ZERO).then(|| position.request_snapshot().end)
     }
 
     /// Where a stream of the vBucket goes on from.
-    pub(super) fn resume(&self, vbid: Vbid) -> Resume {
+    pub(super) fn stream_position(&self, vbid: Vbid) -> StreamPosition {
         match self {
-            Self::Offsets(offsets) => Resume::new(at(offsets.get(vbid))),
-            Self::Checkpoint { checkpoint, .. } => {
-                let position = checkpoint.position(vbid).cloned().unwrap_or(Position::EARLIEST);
-                let history = checkpoint.history(vbid).cloned().unwrap_or_default();
-                Resume::with_history(position, history)
-            }
+            Self::Offsets(offsets) => StreamPosition::new(at(offsets.get(vbid))),
+            Self::Checkpoint { checkpoint, .. } => checkpoint.stream_position(vbid),
         }
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 use crate::FailoverLog;
 use crate::OnRollback;
 use crate::checkpoint::StoredFilter;
-use crate::consumer::{Resume, StreamFilter};
+use crate::consumer::{StreamFilter, StreamPosition};
 use crate::topology::Manifest;
 
 const VB: Vbid = Vbid(3);
@@ -51,7 +51,7 @@ fn end(start: Offset, seen: Observed, limits: &Limits) -> Result<Offset, PlanErr
     plan_end(&at(start).into(), &BTreeMap::from([(VB, seen)]), limits).map(|end| end.get(VB))
 }
 
-fn ranges(start: Offset, end: Offset, seen: Observed, limits: &Limits) -> Vec<Range> {
+fn ranges(start: Offset, end: Offset, seen: Observed, limits: &Limits) -> Vec<SeqnoRange> {
     plan_ranges(&at(start).into(), &at(end), &BTreeMap::from([(VB, seen)]), limits).unwrap()
 }
 
@@ -78,13 +78,13 @@ fn a_rollback_is_told_and_read_again_from_what_is_common() {
     let next = end(start, now(), &persisted()).unwrap();
     assert_eq!(next, offset(130, B, 1));
     let [range] = &ranges(start, next, now(), &persisted())[..] else { panic!() };
-    assert_eq!((range.vbid, range.vbuuid(), range.from()), (VB, Vbuuid(B), Seqno(80)));
+    assert_eq!((range.vbid, range.vbuuid(), range.start_seqno()), (VB, Vbuuid(B), Seqno(80)));
     assert_eq!((range.to, range.epoch(), range.rolled_back), (Seqno(130), 1, true));
 
     let resync = Limits { on_rollback: OnRollback::Resync, ..persisted() };
     assert_eq!(end(start, now(), &resync), Ok(offset(130, B, 1)));
     let [whole] = &ranges(start, next, now(), &resync)[..] else { panic!() };
-    assert_eq!((whole.vbuuid(), whole.from()), (Vbuuid(0), Seqno::ZERO));
+    assert_eq!((whole.vbuuid(), whole.start_seqno()), (Vbuuid(0), Seqno::ZERO));
     assert_eq!((whole.to, whole.epoch(), whole.rolled_back), (Seqno(130), 1, true));
 
     let fail = Limits { on_rollback: OnRollback::Fail, ..persisted() };
@@ -109,7 +109,10 @@ fn a_branch_above_a_persisted_offset_takes_nothing_away() {
     let next = end(offset(100, A, 0), now(), &persisted()).unwrap();
     assert_eq!(next, offset(130, B, 0));
     let [range] = &ranges(offset(100, A, 0), next, now(), &persisted())[..] else { panic!() };
-    assert_eq!((range.vbuuid(), range.from(), range.rolled_back), (Vbuuid(A), Seqno(100), false));
+    assert_eq!(
+        (range.vbuuid(), range.start_seqno(), range.rolled_back),
+        (Vbuuid(A), Seqno(100), false)
+    );
     let still = end(offset(130, A, 2), seen(130, &[(B, 130), (A, 0)]), &persisted());
     assert_eq!(still, Ok(offset(130, A, 2)), "no empty batch for a name");
 }
@@ -128,7 +131,7 @@ fn an_unpersisted_offset_survives_only_a_branch_that_surely_begins_above_its_sna
         let [range] = &ranges(start, next(unsure), now(unsure), &Limits::default())[..] else {
             panic!()
         };
-        assert_eq!((range.from(), range.rolled_back), (Seqno::ZERO, true));
+        assert_eq!((range.start_seqno(), range.rolled_back), (Seqno::ZERO, true));
     }
     let named = end(offset(150, A, 0), now(Some(150)), &Limits::default()).unwrap();
     assert_eq!(named, offset(150, B, 1), "a branch below the offset");
@@ -140,7 +143,7 @@ fn a_history_that_nobody_knows_is_read_again() {
         let now = || seen(90, &[(C, 20), (B, 0)]);
         let next = end(offset(100, A, 4), now(), &limits).unwrap();
         assert_eq!(next, offset(90, C, 5));
-        assert_eq!(ranges(offset(100, A, 4), next, now(), &limits)[0].from(), Seqno::ZERO);
+        assert_eq!(ranges(offset(100, A, 4), next, now(), &limits)[0].start_seqno(), Seqno::ZERO);
         let lower = end(offset(100, A, 4), seen(90, &[(A, 0)]), &limits).unwrap();
         assert_eq!(lower, offset(90, A, 5), "fewer changes on the same branch");
     }
@@ -151,7 +154,7 @@ fn a_batch_whose_end_was_rolled_back_since_is_cut() {
     let (start, planned) = (offset(100, A, 0), offset(150, A, 0));
     let now = |branch| seen(200, &[(B, branch), (A, 0)]);
     let to: Vec<_> = ranges(start, planned, now(120), &persisted());
-    assert_eq!((to.len(), to[0].from(), to[0].to), (1, Seqno(100), Seqno(120)));
+    assert_eq!((to.len(), to[0].start_seqno(), to[0].to), (1, Seqno(100), Seqno(120)));
     assert_eq!(ranges(start, planned, now(100), &persisted()), []);
     assert_eq!(ranges(start, planned, now(90), &persisted()), [], "not even its start is left");
     let after = end(planned, now(90), &persisted()).unwrap();
@@ -163,7 +166,7 @@ fn a_rollback_that_was_planned_is_told_where_it_leads_by_now() {
     let (start, planned) = (offset(100, A, 0), offset(130, B, 1));
     let now = seen(60, &[(C, 50), (A, 0)]);
     let [range] = &ranges(start, planned, now, &persisted())[..] else { panic!() };
-    assert_eq!((range.from(), range.to), (Seqno(50), Seqno(50)));
+    assert_eq!((range.start_seqno(), range.to), (Seqno(50), Seqno(50)));
     assert_eq!((range.epoch(), range.rolled_back), (1, true));
 }
 
@@ -177,11 +180,11 @@ fn purged_deletions_are_told_or_read_over() {
     let limits = Limits { allow_data_loss: true, ..persisted() };
     let next = end(offset(59, A, 0), now(), &limits).unwrap();
     assert_eq!(next, offset(100, A, 1));
-    assert_eq!(ranges(offset(59, A, 0), next, now(), &limits)[0].from(), Seqno::ZERO);
+    assert_eq!(ranges(offset(59, A, 0), next, now(), &limits)[0].start_seqno(), Seqno::ZERO);
     let now = || Observed { purge: Some(Seqno(60)), ..seen(100, &[(B, 50), (A, 0)]) };
     let next = end(offset(70, A, 0), now(), &persisted()).unwrap();
     let [range] = &ranges(offset(70, A, 0), next, now(), &persisted())[..] else { panic!() };
-    assert_eq!(range.from(), Seqno::ZERO, "the server lets nobody go on from 50");
+    assert_eq!(range.start_seqno(), Seqno::ZERO, "the server lets nobody go on from 50");
 }
 
 #[test]
@@ -197,7 +200,7 @@ fn a_written_end_is_not_repeated_for_ever_after_a_purge_on_a_new_branch() {
         let purged = PlanError::Purged { vbid: VB, seqno: Seqno(23), purge: Some(Seqno(70)) };
         assert_eq!(plan(&limits), Err(purged), "the server resumes from no seqno so old");
         let ranges = plan(&Limits { allow_data_loss: true, ..limits }).unwrap();
-        assert_eq!((ranges.len(), ranges[0].from()), (1, Seqno::ZERO));
+        assert_eq!((ranges.len(), ranges[0].start_seqno()), (1, Seqno::ZERO));
     }
     // A start that was rolled back is not read from: the next plan says so.
     let lost = || Observed { purge: Some(Seqno(30)), ..seen(90, &[(B, 10), (A, 0)]) };
@@ -356,13 +359,13 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// A table that applies batches: rows by seqno, and those above a rollback forgotten.
-fn apply(table: &mut Vec<u32>, ranges: &[Range], history: &History) {
+fn apply(table: &mut Vec<u32>, ranges: &[SeqnoRange], history: &History) {
     for range in ranges {
         if range.rolled_back {
-            table.truncate(range.from().0 as usize);
+            table.truncate(range.start_seqno().0 as usize);
         }
-        assert!(table.len() as u64 >= range.from().0, "a gap below {range:?}");
-        for seqno in range.from().0..range.to.0 {
+        assert!(table.len() as u64 >= range.start_seqno().0, "a gap below {range:?}");
+        for seqno in range.start_seqno().0..range.to.0 {
             let change = history.changes[seqno as usize];
             match table.get_mut(seqno as usize) {
                 Some(same) => *same = change,
@@ -442,8 +445,8 @@ proptest! {
     ) {
         let located: Vec<Located> = (0..).zip(&sizes).map(|(vbid, &(node, size))| {
             let vbid = Vbid(vbid);
-            let resume = Resume::new(start::at(offset(5, 1, 0)));
-            let range = Range { vbid, resume, to: Seqno(5 + size), rolled_back: false };
+            let from = StreamPosition::new(start::at(offset(5, 1, 0)));
+            let range = SeqnoRange { vbid, from, to: Seqno(5 + size), rolled_back: false };
             Located { node: node.to_string(), range }
         }).collect();
         let packed = pack(located.clone(), tasks);

@@ -7,7 +7,8 @@ use dcp_wire::message::{
 use dcp_wire::{CollectionId, Frame, Opcode, ScopeId, Seqno, Status, Vbid, Vbuuid};
 
 use dcp_proto::consumer::{
-    ConnectionConfig, Delivery, EndCause, Event, Hidden, Limit, Misbehaviour, Resume, Unpersisted,
+    ConnectionConfig, Delivery, EndCause, Event, Hidden, Limit, Misbehaviour, StreamPosition,
+    Unpersisted,
 };
 use dcp_proto::flow_control::counted_bytes;
 use dcp_proto::{Position, Snapshot};
@@ -117,7 +118,7 @@ fn rule_11_what_has_passed_comes_in_portions() {
 #[test]
 fn rule_11_an_end_comes_after_what_waits_and_a_broken_stream_drops_it() {
     let mut server = Harness::new(persisted_only(0));
-    server.open_until(Resume::new(Position::EARLIEST), Seqno(9));
+    server.open_until(StreamPosition::new(Position::EARLIEST), Seqno(9));
     server.accept(&[(1, 0)]);
     server.marker(0, 9).mutation(8).end(StreamEndReason::OK).play();
     assert_eq!(server.events(), [WAITS]);
@@ -132,8 +133,8 @@ fn rule_11_an_end_comes_after_what_waits_and_a_broken_stream_drops_it() {
     let waits = server.machine.unpersisted().bytes;
     server.end(StreamEndReason::STATE_CHANGED).play();
     let events = server.events();
-    let [Event::StreamEnded { resume, .. }] = &events[..] else { panic!("{events:?}") };
-    assert_eq!(resume.position.seqno, Seqno(1), "goes on behind what was delivered");
+    let [Event::StreamEnded { from, .. }] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(from.position.seqno, Seqno(1), "goes on behind what was delivered");
     assert_eq!(server.seqnos(), [1]);
     assert!(waits > 0 && server.machine.take_held() > waits, "dropped bytes go back");
     assert_eq!(server.machine.unpersisted(), Unpersisted::default());
@@ -157,7 +158,7 @@ fn rule_11_nothing_waits_unless_asked_for() {
 
 fn bounded(config: ConnectionConfig, end: u64) -> Harness {
     let mut server = Harness::new(config);
-    server.open_until(Resume::new(Position::EARLIEST), Seqno(end));
+    server.open_until(StreamPosition::new(Position::EARLIEST), Seqno(end));
     server.accept(&[(1, 0)]);
     server
 }
@@ -241,12 +242,11 @@ fn rule_11_a_stream_that_waits_for_its_end_is_opened_again_elsewhere() {
     persisted(&mut server, 1, 5);
     let _ = server.events();
     server.end(StreamEndReason::STATE_CHANGED).play();
-    let [Event::StreamEnded { resume, cause: EndCause::Ended(_), .. }] = &server.events()[..]
-    else {
+    let [Event::StreamEnded { from, cause: EndCause::Ended(_), .. }] = &server.events()[..] else {
         panic!("it is not complete")
     };
-    let resume = (**resume).clone();
-    let request = server.open_until(resume, Seqno(5));
+    let from = (**from).clone();
+    let request = server.open_until(from, Seqno(5));
     assert_eq!((request.start, request.end, request.snapshot), (5, 5, (0, 9)));
     server.accept(&[(2, 9), (1, 0)]);
     server.end(StreamEndReason::OK).play();
@@ -318,7 +318,10 @@ fn rule_11_an_end_with_nothing_before_it_may_be_settled_already() {
 fn many_streams_that_end_at_once_ask_for_high_seqnos_once() {
     let mut server = Harness::new(settling());
     for vbid in 0..8 {
-        server.machine.open_stream(Vbid(vbid), Seqno(5), Resume::new(Position::EARLIEST)).unwrap();
+        server
+            .machine
+            .open_stream(Vbid(vbid), Seqno(5), StreamPosition::new(Position::EARLIEST))
+            .unwrap();
     }
     let mut opaques = Vec::new();
     for sent in server.sent() {
@@ -352,7 +355,8 @@ fn rule_10_an_item_past_a_clamped_end_must_lie_in_a_snapshot() {
 fn rule_10_a_clamped_stream_that_resumes_inside_a_snapshot_delivers_nothing_above_its_end() {
     for end in [5, 4] {
         let mut server = Harness::new(clamped());
-        let request = server.open_until(Resume::new(position(5, (0, 10), &[(1, 0)])), Seqno(end));
+        let request =
+            server.open_until(StreamPosition::new(position(5, (0, 10), &[(1, 0)])), Seqno(end));
         assert_eq!((request.start, request.end, request.snapshot), (5, 5, (0, 10)));
         server.accept(&[(1, 0)]);
         server.marker(0, 10).mutations(6..=10).play();
@@ -368,7 +372,8 @@ fn rule_10_a_stream_that_resumes_inside_the_snapshot_of_its_end_asks_for_the_res
         [(4, (0, 10), 10), (5, (0, 10), 10), (7, (0, 10), 7), (5, (0, 5), 5), (3, (3, 10), 5)]
     {
         let mut server = Harness::new(config());
-        let request = server.open_until(Resume::new(position(5, snapshot, &[(1, 0)])), Seqno(end));
+        let request =
+            server.open_until(StreamPosition::new(position(5, snapshot, &[(1, 0)])), Seqno(end));
         assert_eq!((request.start, request.end), (5, asked), "to {end} in {snapshot:?}");
     }
     let mut server = bounded(config(), 5);
@@ -451,7 +456,7 @@ fn a_server_that_makes_ever_new_system_collections_takes_little_memory() {
 #[test]
 fn the_newest_hidden_document_completes_a_bounded_stream() {
     let mut server = Harness::new(hiding());
-    server.open_until(Resume::new(position(1, (1, 1), &[(1, 0)])), Seqno(3));
+    server.open_until(StreamPosition::new(position(1, (1, 1), &[(1, 0)])), Seqno(3));
     server.accept(&[(1, 0)]);
     server.marker(1, 3);
     document(&mut server, 3, 0, b"_txn:atr-1");

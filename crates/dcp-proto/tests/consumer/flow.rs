@@ -5,7 +5,7 @@ use std::time::Duration;
 use dcp_wire::message::{Mutation, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEndReason};
 use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status};
 
-use dcp_proto::consumer::{ConnectionConfig, ConnectionError, Limit, Misbehaviour, Resume};
+use dcp_proto::consumer::{ConnectionConfig, ConnectionError, Limit, Misbehaviour, StreamPosition};
 use dcp_proto::{Position, SinkError};
 use dcp_test::harness::{Harness, Sent, VB, config};
 
@@ -206,7 +206,7 @@ fn a_change_the_sink_refuses_is_not_passed_over() {
 fn a_refused_stream_gives_the_map_that_came_with_it() {
     use dcp_proto::consumer::{EndCause, Event, OpenStreamError};
     let mut server = Harness::new(config());
-    server.open(Resume::new(Position::EARLIEST));
+    server.open(StreamPosition::new(Position::EARLIEST));
     server.answer(Status::NOT_MY_VBUCKET, b"{\"rev\":7}").play();
     let events = server.events();
     let [Event::ClusterMap(map), Event::StreamEnded { cause, .. }] = &events[..] else {

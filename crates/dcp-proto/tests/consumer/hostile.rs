@@ -5,7 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use dcp_proto::consumer::{
-    ConnectionConfig, ConnectionError, Delivery, Limit, PositionUpdate, Resume,
+    ConnectionConfig, ConnectionError, Delivery, Limit, PositionUpdate, StreamPosition,
 };
 use dcp_proto::{CompletePoint, Position};
 use dcp_test::harness::{Harness, VB, config};
@@ -116,7 +116,7 @@ proptest! {
     ) {
         let mut server = Harness::new(config);
         let end = if finite { Seqno(9) } else { Seqno::MAX };
-        server.open_until(Resume::new(Position::EARLIEST), end);
+        server.open_until(StreamPosition::new(Position::EARLIEST), end);
         server.accept(&[(1, 0)]);
         let mut last = 0;
         for packet in &packets {
@@ -127,7 +127,7 @@ proptest! {
                 // Out of order only inside an out-of-sequence-order snapshot, which moves nothing.
                 prop_assert!(position.seqno.0 >= last);
                 last = position.seqno.0;
-                let snapshot = position.resume_snapshot();
+                let snapshot = position.request_snapshot();
                 prop_assert!(snapshot.start <= position.seqno && position.seqno <= snapshot.end);
                 let above = |point: &CompletePoint| point.seqno > position.seqno;
                 prop_assert!(!history.points().iter().any(above));
@@ -183,7 +183,7 @@ proptest! {
         value in vec(any::<u8>(), 0..40),
     ) {
         let mut server = Harness::new(config());
-        server.open(Resume::new(dcp_test::harness::position(9, (5, 12), &[(1, 0)])));
+        server.open(StreamPosition::new(dcp_test::harness::position(9, (5, 12), &[(1, 0)])));
         server.answer(Status(status), &value);
         let _ = server.try_play();
         while server.machine.poll_event().is_some() {}
@@ -254,7 +254,7 @@ fn a_packet_that_ends_the_connection_is_named_by_its_seqno_where_it_has_one() {
     server.marker(0, 5).mutations(1..=5).marker(9, 7);
     assert_eq!(named(&mut server), (VB, Some(Seqno(9)), Opcode::DCP_SNAPSHOT_MARKER));
     let mut server = Harness::new(config());
-    server.open(Resume::new(Position::EARLIEST));
+    server.open(StreamPosition::new(Position::EARLIEST));
     server.answer(Status::SUCCESS, &[1]);
     assert_eq!(named(&mut server), (VB, None, Opcode::DCP_STREAM_REQ), "an answer has a status");
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dcp_proto::Position;
-use dcp_proto::consumer::{ConnectionConfig, Resume};
+use dcp_proto::consumer::{ConnectionConfig, StreamPosition};
 use dcp_test::bucket::{VBucket, docs};
 use dcp_test::harness::{Harness, Item, VB, config};
 use dcp_test::pair::Pair;
@@ -13,8 +13,8 @@ use dcp_wire::{Seqno, Status, Vbid, Vbuuid};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn from_the_beginning() -> Resume {
-    Resume::new(Position::EARLIEST)
+fn from_the_beginning() -> StreamPosition {
+    StreamPosition::new(Position::EARLIEST)
 }
 
 #[test]

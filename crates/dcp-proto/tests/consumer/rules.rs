@@ -7,8 +7,8 @@ use dcp_wire::message::{
 use dcp_wire::{CollectionId, Frame, Opaque, Opcode, Seqno, Status, Vbuuid};
 
 use dcp_proto::consumer::{
-    ConnectionConfig, EndCause, EndKind, Event, Limit, Misbehaviour, OpenStreamError, Resume,
-    StreamFilter,
+    ConnectionConfig, EndCause, EndKind, Event, Limit, Misbehaviour, OpenStreamError, StreamFilter,
+    StreamPosition,
 };
 use dcp_proto::{OnRollback, Position, Rollback, Snapshot};
 use dcp_test::harness::{Harness, Item, Sent, VB, config, is_complete, log, position};
@@ -59,7 +59,7 @@ fn rule_02_a_complete_snapshot_collapses_to_its_end() {
 fn rule_03_the_vbuuid_is_chosen_by_the_end_of_the_snapshot() {
     let entries = &[(0xb, 100), (0xa, 0)];
     let mut server = Harness::new(config());
-    server.open(Resume::new(Position::EARLIEST));
+    server.open(StreamPosition::new(Position::EARLIEST));
     server.accept(entries);
     server.marker(0, 150).mutations([50, 100, 101]).play();
     let vbuuid = |item: &Item| match item {
@@ -72,14 +72,14 @@ fn rule_03_the_vbuuid_is_chosen_by_the_end_of_the_snapshot() {
     assert_eq!((request.start, request.vbuuid), (101, 0xb));
 
     let mut server = Harness::new(config());
-    let request = server.open(Resume::new(position(50, (0, 150), entries)));
+    let request = server.open(StreamPosition::new(position(50, (0, 150), entries)));
     assert_eq!(request.vbuuid, 0xb, "seqno 50 of a snapshot that ends at 150");
 }
 
 #[test]
 fn rule_03_a_log_that_came_with_no_item_is_not_the_positions() {
     let mut server = Harness::new(config());
-    server.open(Resume::new(position(50, (50, 50), &[(0xa, 0)])));
+    server.open(StreamPosition::new(position(50, (50, 50), &[(0xa, 0)])));
     server.accept(&[(0xb, 40), (0xa, 0)]);
     assert_eq!(server.moved(), None);
     let request = server.reconnect(config());
@@ -190,8 +190,8 @@ fn rule_06_a_second_rollback_is_legal() {
 fn rule_06_a_rollback_takes_no_more_of_the_end_than_was_lost() {
     for (high, end) in [(30, 30), (40, 40), (50, 40)] {
         let mut server = Harness::new(config());
-        let resume = Resume::new(position(20, (20, 20), &[(1, 0)]));
-        assert_eq!(server.open_until(resume, Seqno(40)).end, 40);
+        let from = StreamPosition::new(position(20, (20, 20), &[(1, 0)]));
+        assert_eq!(server.open_until(from, Seqno(40)).end, 40);
         server.answer(Status::ROLLBACK, &10_u64.to_be_bytes()).play();
         let request = server.requested_up_to(high);
         assert_eq!((request.start, request.end), (0, end), "{high}");
@@ -201,7 +201,7 @@ fn rule_06_a_rollback_takes_no_more_of_the_end_than_was_lost() {
 #[test]
 fn rule_06_a_rollback_at_0_is_the_servers_error() {
     let mut server = Harness::new(config());
-    server.open(Resume::new(Position::EARLIEST));
+    server.open(StreamPosition::new(Position::EARLIEST));
     server.answer(Status::ROLLBACK, &0_u64.to_be_bytes()).play();
     let events = server.events();
     let [Event::StreamEnded { cause, .. }] = &events[..] else { panic!("{events:?}") };
@@ -253,7 +253,7 @@ fn rule_07_changes_below_the_old_seqno_come_after_a_rollback() {
 #[test]
 fn rule_08_an_existing_stream_is_closed_and_opened_again() {
     let mut server = Harness::new(config());
-    let first = server.open(Resume::new(Position::EARLIEST));
+    let first = server.open(StreamPosition::new(Position::EARLIEST));
     server.answer(Status::KEY_EEXISTS, &[]).play();
     assert_eq!(server.sent(), [Sent::Close(first.opaque)]);
     // What somebody else's stream still sends is not ours.
@@ -272,7 +272,7 @@ fn rule_08_an_existing_stream_is_closed_and_opened_again() {
 #[test]
 fn rule_08_a_stream_that_is_closed_while_it_is_asked_for_stays_closed() {
     let mut server = Harness::new(config());
-    let first = server.open(Resume::new(Position::EARLIEST));
+    let first = server.open(StreamPosition::new(Position::EARLIEST));
     server.machine.close_stream(VB);
     assert_eq!(server.sent(), [Sent::Close(first.opaque)]);
     closed(&mut server, first.opaque);
@@ -283,7 +283,7 @@ fn rule_08_a_stream_that_is_closed_while_it_is_asked_for_stays_closed() {
     );
 
     // The same while another's stream of that name is closed in order to ask again.
-    let second = server.open(Resume::new(Position::EARLIEST));
+    let second = server.open(StreamPosition::new(Position::EARLIEST));
     server.answer(Status::KEY_EEXISTS, &[]).play();
     assert_eq!(server.sent(), [Sent::Close(second.opaque)]);
     server.machine.close_stream(VB);
@@ -316,16 +316,16 @@ fn rule_09_what_is_dropped_counts_all_the_same() {
 #[test]
 fn rule_10_a_finite_stream_is_complete_with_the_snapshot_that_holds_its_end() {
     let mut server = Harness::new(config());
-    assert_eq!(server.open_until(Resume::new(Position::EARLIEST), Seqno(4)).end, 4);
+    assert_eq!(server.open_until(StreamPosition::new(Position::EARLIEST), Seqno(4)).end, 4);
     server.accept(LOG);
     server.marker(0, 6).mutations([2, 4]).play();
     assert_eq!(server.events(), [], "the end lies inside the snapshot");
     server.mutation(6).play();
     let events = server.events();
-    let [Event::StreamEnded { cause: EndCause::Complete, resume, .. }] = &events[..] else {
+    let [Event::StreamEnded { cause: EndCause::Complete, from, .. }] = &events[..] else {
         panic!("{events:?}")
     };
-    assert_eq!(resume.position.seqno, Seqno(6));
+    assert_eq!(from.position.seqno, Seqno(6));
     server.end(StreamEndReason::OK).play();
     assert_eq!(server.events(), [], "told once");
 }
@@ -333,7 +333,7 @@ fn rule_10_a_finite_stream_is_complete_with_the_snapshot_that_holds_its_end() {
 #[test]
 fn rule_10_the_servers_end_completes_what_a_filter_left_short() {
     let mut server = Harness::new(config());
-    server.open_until(Resume::new(Position::EARLIEST), Seqno(40));
+    server.open_until(StreamPosition::new(Position::EARLIEST), Seqno(40));
     server.accept(LOG);
     server.marker(0, 6).mutation(6).end(StreamEndReason::OK).play();
     let events = server.events();
@@ -347,7 +347,7 @@ fn rule_10_the_servers_end_completes_what_a_filter_left_short() {
 fn rule_10_an_end_that_a_failover_lost_is_not_waited_for() {
     let end = Seqno(100);
     let mut server = Harness::new(config());
-    let begin = Resume::new(Position::EARLIEST).with_end(EndKind::Seen);
+    let begin = StreamPosition::new(Position::EARLIEST).with_end(EndKind::Seen);
     assert_eq!(server.open_until(begin, end).end, 100);
     server.accept(LOG);
     server.marker(0, 40).mutation(40).marker(40, 80).mutation(60).play();
@@ -367,7 +367,7 @@ fn rule_10_an_end_that_a_failover_lost_is_not_waited_for() {
 fn rule_10_the_newest_change_is_asked_for_first() {
     for (high, end) in [(2, 2), (3, 3), (9, 3)] {
         let mut server = Harness::new(config());
-        let begin = Resume::new(Position::EARLIEST).with_end(EndKind::Latest);
+        let begin = StreamPosition::new(Position::EARLIEST).with_end(EndKind::Latest);
         server.machine.open_stream(VB, Seqno(3), begin).unwrap();
         assert_eq!(server.requested_up_to(high).end, end, "it may be lost by now");
         server.accept(LOG);
@@ -382,7 +382,7 @@ fn rule_10_only_an_answer_to_its_own_question_says_where_a_stream_ends() {
     server.machine.request_high_seqnos();
     let earlier = server.sent();
     let [Sent::HighSeqnos(earlier)] = earlier[..] else { panic!("{earlier:?}") };
-    let begin = Resume::new(Position::EARLIEST).with_end(EndKind::Latest);
+    let begin = StreamPosition::new(Position::EARLIEST).with_end(EndKind::Latest);
     server.machine.open_stream(VB, Seqno(3), begin).unwrap();
     server.high_seqno(earlier, 2);
     assert_eq!(server.requested_up_to(1).end, 1);
@@ -391,7 +391,7 @@ fn rule_10_only_an_answer_to_its_own_question_says_where_a_stream_ends() {
 #[test]
 fn rule_10_a_node_that_does_not_say_what_it_has_has_refused_the_stream() {
     let mut server = Harness::new(config());
-    let begin = Resume::new(Position::EARLIEST).with_end(EndKind::Latest);
+    let begin = StreamPosition::new(Position::EARLIEST).with_end(EndKind::Latest);
     server.machine.open_stream(VB, Seqno(3), begin).unwrap();
     let sent = server.sent();
     let [Sent::HighSeqnos(number)] = sent[..] else { panic!("{sent:?}") };
@@ -405,7 +405,7 @@ fn rule_10_a_node_that_does_not_say_what_it_has_has_refused_the_stream() {
         "{events:?}"
     );
     // One that is closed before it was asked for is unknown to the server.
-    let begin = Resume::new(Position::EARLIEST).with_end(EndKind::Latest);
+    let begin = StreamPosition::new(Position::EARLIEST).with_end(EndKind::Latest);
     server.machine.open_stream(VB, Seqno(3), begin).unwrap();
     server.machine.close_stream(VB);
     let events = server.events();
@@ -419,7 +419,7 @@ fn rule_10_a_node_that_does_not_say_what_it_has_has_refused_the_stream() {
 fn rule_10_an_end_that_is_yet_to_be_written_is_waited_for() {
     let end = Seqno(100);
     let mut server = Harness::new(config());
-    server.open_until(Resume::new(Position::EARLIEST), end);
+    server.open_until(StreamPosition::new(Position::EARLIEST), end);
     server.accept(LOG);
     server.marker(0, 40).mutation(40).play();
     assert_eq!(server.reconnect_until(config(), end).end, 100, "nobody has seen it yet");
@@ -428,7 +428,7 @@ fn rule_10_an_end_that_is_yet_to_be_written_is_waited_for() {
 #[test]
 fn rule_10_any_other_end_is_not_completion() {
     let mut server = Harness::new(config());
-    server.open_until(Resume::new(Position::EARLIEST), Seqno(40));
+    server.open_until(StreamPosition::new(Position::EARLIEST), Seqno(40));
     server.accept(LOG);
     server.marker(0, 6).mutation(6).end(StreamEndReason::STATE_CHANGED).play();
     let events = server.events();
@@ -496,7 +496,7 @@ fn a_request_is_for_the_active_copy_and_for_every_deletion() {
 fn a_filter_is_sent_as_hex_ids() {
     let filter = StreamFilter::Collections(vec![CollectionId(8), CollectionId(0x8a)]);
     let mut server = Harness::new(ConnectionConfig { collections: true, filter, ..config() });
-    let request = server.open(Resume::new(Position::EARLIEST));
+    let request = server.open(StreamPosition::new(Position::EARLIEST));
     assert_eq!(request.value, r#"{"collections":["8","8a"]}"#);
 }
 
@@ -534,8 +534,8 @@ fn a_new_opaque_is_used_each_time_a_vbucket_is_opened() {
     let first = server.opaque;
     server.marker(0, 1).mutation(1).end(StreamEndReason::STATE_CHANGED).play();
     let events = server.events();
-    let [Event::StreamEnded { resume, .. }] = &events[..] else { panic!("{events:?}") };
-    let request = server.open((**resume).clone());
+    let [Event::StreamEnded { from, .. }] = &events[..] else { panic!("{events:?}") };
+    let request = server.open((**from).clone());
     assert_ne!(request.opaque, first);
     server.accept(LOG);
     // A late packet of the first stream.
@@ -550,7 +550,7 @@ fn a_new_opaque_is_used_each_time_a_vbucket_is_opened() {
 #[test]
 fn a_stream_that_was_not_accepted_may_not_send() {
     let mut server = Harness::new(config());
-    server.open(Resume::new(Position::EARLIEST));
+    server.open(StreamPosition::new(Position::EARLIEST));
     server.marker(0, 5);
     assert_eq!(server.misbehaves(), Misbehaviour::UnexpectedPacket);
 }

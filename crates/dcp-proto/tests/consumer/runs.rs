@@ -5,7 +5,7 @@ use dcp_wire::{Header, Magic, Opaque, Opcode, Seqno};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use dcp_proto::consumer::{ConnectionConfig, Delivery, Hidden, Limit, Resume};
+use dcp_proto::consumer::{ConnectionConfig, Delivery, Hidden, Limit, StreamPosition};
 use dcp_proto::{Position, SinkError};
 use dcp_test::harness::*;
 
@@ -178,7 +178,7 @@ proptest! {
         let [mut runs, mut singles] = [(); 2].map(|()| {
             let mut harness = Harness::new(config.clone());
             harness.sink.refuse = refuse.map(Seqno);
-            harness.open_until(Resume::new(Position::EARLIEST), Seqno(end));
+            harness.open_until(StreamPosition::new(Position::EARLIEST), Seqno(end));
             harness.accept(&[(2, branch), (1, 0)]);
             harness
         });

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dcp_proto::Position;
-use dcp_proto::consumer::{Connection, ConnectionConfig, Event, Resume};
+use dcp_proto::consumer::{Connection, ConnectionConfig, Event, StreamPosition};
 use dcp_test::harness::{Harness, Request, Sent, VB, config, position};
 use dcp_test::packet::encoded;
 use dcp_test::words::{message, number};
@@ -42,14 +42,14 @@ impl Script {
             let number = |at: usize| numbers[at].as_u64().expect("a seqno");
             position(number(0), (number(1), number(2)), &own)
         });
-        script.request(Resume::new(start));
+        script.request(StreamPosition::new(start));
         if row["opened"].as_bool() != Some(false) {
             script.server.accept(&row.get("opens").map_or(own, |opens| entries(Some(opens))));
         }
         script
     }
 
-    fn request(&mut self, resume: Resume) {
+    fn request(&mut self, resume: StreamPosition) {
         self.server.machine.open_stream(VB, self.end, resume).expect("no stream yet");
         self.take_sent();
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use dcp_consumer::micro_batch::open;
 use dcp_consumer::{Client, ConnectOptions, ErrorKind, StreamOptions};
 use dcp_proto::Rollback;
-use dcp_proto::micro_batch::{Partition, PartitionRange};
+use dcp_proto::micro_batch::{Partition, SeqnoRange};
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -159,15 +159,15 @@ impl Task {
     /// What the partition says of rollbacks, as rows.
     fn rollbacks(&self) -> Vec<Item> {
         let rolled_back = self.partition.ranges().filter(|range| range.rolled_back);
-        let rollback = |range: PartitionRange| {
+        let rollback = |range: SeqnoRange| {
             self.jobs.process.shared.count("rollback of a micro-batch");
             Item::Rollback(Rollback {
                 vbid: range.vbid,
-                seqno: range.from,
-                from_seqno: range.from,
+                seqno: range.start_seqno(),
+                from_seqno: range.start_seqno(),
                 old_vbuuid: Vbuuid(0),
-                new_vbuuid: range.vbuuid,
-                epoch: range.epoch,
+                new_vbuuid: range.vbuuid(),
+                epoch: range.epoch(),
             })
         };
         rolled_back.map(rollback).collect()
@@ -176,8 +176,8 @@ impl Task {
     /// Nothing lies outside of the ranges, and the last change of every document within them is
     /// there that nothing above has replaced.
     fn check_range(&self, items: &[Item]) -> Result<(), Stop> {
-        let mut ranges: BTreeMap<_, _> =
-            self.partition.ranges().map(|range| (range.vbid, range)).collect();
+        let bounds = |range: SeqnoRange| (range.vbid, (range.start_seqno(), range.to));
+        let mut ranges: BTreeMap<_, _> = self.partition.ranges().map(bounds).collect();
         let mut newest: BTreeMap<(Vbid, u32, &[u8]), Seqno> = BTreeMap::new();
         for item in items {
             let row = match item {
@@ -187,13 +187,13 @@ impl Task {
                     // All above comes again, and further below than was planned.
                     let (vbid, seqno) = (rollback.vbid, rollback.seqno);
                     newest.retain(|(of, ..), has| *of != vbid || *has <= seqno);
-                    if let Some(range) = ranges.get_mut(&vbid) {
-                        range.from = range.from.min(seqno);
+                    if let Some((from, _)) = ranges.get_mut(&vbid) {
+                        *from = seqno.min(*from);
                     }
                     continue;
                 }
             };
-            let is_of = |of: &PartitionRange| row.seqno > of.from && row.seqno <= of.to;
+            let is_of = |&(from, to): &(Seqno, Seqno)| row.seqno > from && row.seqno <= to;
             // One that nothing follows goes on to the end of its snapshot, and back by itself.
             if self.partition.is_followed && !ranges.get(&row.vbid).is_some_and(is_of) {
                 return Err(Stop::Violation(format!("a row outside of its task: {row:?}")));
@@ -205,18 +205,15 @@ impl Task {
         if world.losses != self.losses || world.lives != process.life.get() {
             return Ok(());
         }
-        for range in ranges.values() {
-            let wanted = world.wanted_within(
-                range.vbid,
-                (range.from, range.to),
-                process.plan.system_documents,
-            );
+        for (&vbid, &bounds) in &ranges {
+            let wanted = world.wanted_within(vbid, bounds, process.plan.system_documents);
             for (collection, key, seqno) in wanted.filter(|(id, ..)| process.asks_for(&world, *id))
             {
-                let has = newest.get(&(range.vbid, collection, key));
+                let has = newest.get(&(vbid, collection, key));
                 if has != Some(&seqno) {
                     let name = String::from_utf8_lossy(key);
-                    let wrong = format!("{range:?}: {collection}/{name} at {seqno}, not {has:?}");
+                    let wrong =
+                        format!("{vbid} {bounds:?}: {collection}/{name} at {seqno}, not {has:?}");
                     return Err(Stop::Violation(format!("a task has left something out: {wrong}")));
                 }
             }

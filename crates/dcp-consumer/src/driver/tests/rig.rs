@@ -130,8 +130,8 @@ impl Hook for Late {
         let Some(commands) = self.commands.lock().unwrap().take() else {
             return Poll::Ready(Ok(()));
         };
-        let resume = Box::new(Resume::new(Position::EARLIEST));
-        let open = Command::Open { vbid: Vbid(1), end_seqno: Seqno::MAX, resume };
+        let from = Box::new(StreamPosition::new(Position::EARLIEST));
+        let open = Command::Open { vbid: Vbid(1), end_seqno: Seqno::MAX, from };
         commands.send(Command::FetchMap).unwrap();
         commands.send(open).unwrap();
         Poll::Ready(match self.breaks {
@@ -227,8 +227,8 @@ impl Server {
     }
 
     pub(super) async fn open(&mut self, vbid: Vbid) {
-        let resume = Box::new(Resume::new(Position::EARLIEST));
-        self.commands.send(Command::Open { vbid, end_seqno: Seqno::MAX, resume }).unwrap();
+        let from = Box::new(StreamPosition::new(Position::EARLIEST));
+        self.commands.send(Command::Open { vbid, end_seqno: Seqno::MAX, from }).unwrap();
         let (opcode, opaque, _) = self.receive().await;
         assert_eq!(opcode, Opcode::DCP_STREAM_REQ);
         self.opaque = opaque;

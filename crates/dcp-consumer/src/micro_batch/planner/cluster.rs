@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dcp_proto::consumer::StreamFilter;
-use dcp_proto::micro_batch::{Answer, Limits, Located, Observed, Offsets, Range, Start, questions};
+use dcp_proto::micro_batch::{
+    Answer, Limits, Located, Observed, Offsets, SeqnoRange, Start, questions,
+};
 use dcp_wire::{CollectionId, Vbid};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -103,7 +105,7 @@ impl Planner {
                 return Err(Error::new(ErrorKind::Timeout, message).with_vbid(vbid).into());
             }
             let filter = self.filter.documents().clone();
-            let verdicts = self.ready().await?.observer.resume(&asked, &filter).await?;
+            let verdicts = self.ready().await?.observer.rollbacks(&asked, &filter).await?;
             let mut answers = std::mem::take(&mut self.answers);
             for (vbid, position) in &asked {
                 let Some(&rollback) = verdicts.get(vbid) else { continue };
@@ -158,13 +160,13 @@ impl Planner {
 
     /// Where the vBuckets of ranges are. One that no node has at the moment is waited for: to leave
     /// it out would lose its changes.
-    pub(super) fn locate(&self, ranges: Vec<Range>) -> Result<Vec<Located>, PlannerError> {
+    pub(super) fn locate(&self, ranges: Vec<SeqnoRange>) -> Result<Vec<Located>, PlannerError> {
         let by_node = self.link.as_ref().map(|link| link.client.vbuckets_by_node());
         let mut nodes = BTreeMap::new();
         for (node, vbids) in by_node.unwrap_or_default() {
             nodes.extend(vbids.into_iter().map(|vbid| (vbid, node.clone())));
         }
-        let locate = |range: Range| match nodes.get(&range.vbid) {
+        let locate = |range: SeqnoRange| match nodes.get(&range.vbid) {
             Some(node) => Ok(Located { node: node.clone(), range }),
             None => {
                 let vbid = range.vbid;

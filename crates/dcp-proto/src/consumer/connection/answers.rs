@@ -105,7 +105,7 @@ impl Connection {
     ) -> Result<(), Fault> {
         let policy = self.config.on_rollback;
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return Ok(()) };
-        if stream.resume.position.seqno == Seqno::ZERO {
+        if stream.position.seqno == Seqno::ZERO {
             self.end(vbid, EndCause::Refused(OpenStreamError::RollbackAtZero));
             return Ok(());
         }

@@ -259,8 +259,8 @@ impl Connection {
         }
         // The server's STREAM_END may never come; what is wanted is there.
         stream.state = State::Finished;
-        let resume = Box::new(stream.resume.clone());
-        self.events.push_back(Event::StreamEnded { vbid, cause: EndCause::Complete, resume });
+        let from = Box::new(stream.stream_position());
+        self.events.push_back(Event::StreamEnded { vbid, cause: EndCause::Complete, from });
     }
 }
 

@@ -22,7 +22,7 @@ use super::unpersisted::Unpersisted;
 use super::window::Window;
 use super::{
     ApiMisuse, ConnectionError, ConnectionStats, EndCause, Event, OpenStreamError, PositionUpdate,
-    Resume,
+    StreamPosition,
 };
 use crate::OnRollback;
 
@@ -185,8 +185,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Command: asks for a stream that goes on from `resume` up to the snapshot that holds
-    /// `end_seqno` ([`Seqno::MAX`]: endless).
+    /// Command: asks for a stream that goes on from `from`, up to the snapshot that
+    /// holds `end_seqno` ([`Seqno::MAX`]: endless).
     ///
     /// # Errors
     /// [`ApiMisuse`] if there is no such vBucket, or it has a stream here.
@@ -194,7 +194,7 @@ impl Connection {
         &mut self,
         vbid: Vbid,
         end_seqno: Seqno,
-        resume: Resume,
+        from: StreamPosition,
     ) -> Result<(), ApiMisuse> {
         let slot = self.streams.get_mut(vbid.index()).ok_or(ApiMisuse::UnknownVbucket(vbid))?;
         if slot.is_some() {
@@ -205,7 +205,7 @@ impl Connection {
             self.opaques.stream(vbid),
             end_seqno,
             self.config.delivery.clamp,
-            resume,
+            from,
         );
         *slot = Some(Box::new(stream));
         self.request(vbid);
@@ -326,7 +326,7 @@ impl Connection {
             if let Some(Some(stream)) = streams.get_mut(vbid.index())
                 && std::mem::take(&mut stream.dirty)
             {
-                positions.push(stream.moved());
+                positions.push(stream.position_update());
             }
         }
         positions
@@ -348,7 +348,7 @@ impl Connection {
     #[must_use]
     pub fn seqno(&self, vbid: Vbid) -> Option<Seqno> {
         let stream = self.streams.get(vbid.index())?.as_deref()?;
-        (stream.state == State::Streaming).then_some(stream.resume.position.seqno)
+        (stream.state == State::Streaming).then_some(stream.position.seqno)
     }
 
     /// Bytes received that [`take_held`](Self::take_held) would return.
@@ -404,10 +404,10 @@ impl Connection {
 
     /// Everything the connection's streams need to go on elsewhere.
     #[must_use]
-    pub fn into_streams(self) -> Vec<(Vbid, Resume)> {
+    pub fn into_streams(self) -> Vec<(Vbid, StreamPosition)> {
         let open = |stream: &Stream| stream.state != State::Finished;
         let streams = self.streams.into_iter().flatten().filter(|stream| open(stream));
-        streams.map(|stream| (stream.vbid, stream.resume)).collect()
+        streams.map(|stream| (stream.vbid, stream.stream_position())).collect()
     }
 
     fn dead_at(&self) -> Option<Instant> {
@@ -439,8 +439,8 @@ impl Connection {
     /// Takes a stream out and tells so.
     pub(super) fn end(&mut self, vbid: Vbid, cause: EndCause) {
         if let Some(stream) = self.remove(vbid) {
-            let resume = Box::new(stream.resume);
-            self.events.push_back(Event::StreamEnded { vbid, cause, resume });
+            let from = Box::new(stream.stream_position());
+            self.events.push_back(Event::StreamEnded { vbid, cause, from });
         }
     }
 
@@ -449,7 +449,7 @@ impl Connection {
         self.discard(vbid);
         let stream = self.streams.get_mut(vbid.index())?.take()?;
         if stream.dirty {
-            self.left.push(stream.moved());
+            self.left.push(stream.position_update());
         }
         Some(stream)
     }

@@ -49,8 +49,8 @@ impl<'a> RequestContext<'a> {
 
     /// Appends the request for `stream` to `out`.
     pub(super) fn encode(&self, stream: &Stream, out: &mut BytesMut) {
-        let position = &stream.resume.position;
-        let snapshot = position.resume_snapshot();
+        let position = &stream.position;
+        let snapshot = position.request_snapshot();
         let value = self.value(stream);
         // A replica's history may be shorter than what was read from the active vBucket.
         let flags = StreamRequestFlags::ACTIVE_VB_ONLY;
@@ -75,7 +75,7 @@ impl<'a> RequestContext<'a> {
         if !self.config.collections {
             return String::new();
         }
-        let position = &stream.resume.position;
+        let position = &stream.position;
         let mut members = String::new();
         let mut member = |name: &str, value: &str| {
             let separator = if members.is_empty() { "" } else { "," };

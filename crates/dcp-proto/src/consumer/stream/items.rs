@@ -27,7 +27,7 @@ impl Stream {
         if !no_row {
             sink.change(&Change {
                 vbuuid: self.branch_of(seqno),
-                epoch: self.resume.position.epoch,
+                epoch: self.position.epoch,
                 snapshot: self.row_snapshot(seqno),
                 ..change
             })?;
@@ -51,7 +51,7 @@ impl Stream {
         sink.system_event(&SystemEventRecord {
             vbid: self.vbid,
             seqno: event.seqno,
-            epoch: self.resume.position.epoch,
+            epoch: self.position.epoch,
             id: event.id,
             version: event.version,
             key: event.key,
@@ -59,7 +59,7 @@ impl Stream {
         })?;
         // What is not understood is passed over, as the protocol wants it.
         if let Ok(Some(payload)) = event.payload() {
-            self.resume.position.manifest_uid = payload.manifest_uid;
+            self.position.manifest_uid = payload.manifest_uid;
         }
         Ok(Progress { repeated_seqno, learned, ..self.processed(event.seqno) })
     }
@@ -73,7 +73,7 @@ impl Stream {
         if seqno > self.clamp {
             return Ok(self.past_end(seqno)?);
         }
-        let last = self.resume.position.seqno;
+        let last = self.position.seqno;
         if self.oso.is_none() {
             if seqno < last {
                 return Err(Misbehaviour::SeqnoNotAscending { seqno, last }.into());

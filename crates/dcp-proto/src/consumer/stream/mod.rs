@@ -6,8 +6,8 @@ use dcp_wire::message::{OsoSnapshot, SnapshotFlags, SnapshotMarker};
 use dcp_wire::{DecodeError, Frame, Opaque, Seqno, Vbid, Vbuuid};
 
 use super::unpersisted::UnpersistedQueue;
-use super::{EndKind, Misbehaviour, PositionUpdate, ProtocolErrorKind, Resume};
-use crate::{FailoverLog, Rollback, SinkError, Snapshot};
+use super::{EndKind, Misbehaviour, PositionUpdate, ProtocolErrorKind, StreamPosition};
+use crate::{FailoverLog, History, Position, Rollback, SinkError, Snapshot};
 
 /// Why a stream message could not be taken.
 #[derive(Debug)]
@@ -180,8 +180,10 @@ pub(super) struct Stream {
     clamp: Seqno,
     /// The position's snapshot or the whole stream is complete here.
     stop: Seqno,
-    /// Where the stream stands.
-    pub(super) resume: Resume,
+    /// Where the vBucket stands.
+    pub(super) position: Position,
+    history: History,
+    end_kind: EndKind,
     /// What is not yet on the disks of all copies.
     pub(super) unpersisted: UnpersistedQueue,
     /// Whether the server has ended it.
@@ -211,8 +213,9 @@ impl Stream {
         opaque: Opaque,
         end_seqno: Seqno,
         clamp: bool,
-        resume: Resume,
+        from: StreamPosition,
     ) -> Self {
+        let StreamPosition { position, history, end: end_kind } = from;
         let clamp = if clamp { end_seqno } else { Seqno::MAX };
         Self {
             vbid,
@@ -220,11 +223,13 @@ impl Stream {
             state: State::Requested,
             end_seqno,
             clamp,
-            stop: resume.position.snapshot.end.min(clamp),
+            stop: position.snapshot.end.min(clamp),
             unpersisted: UnpersistedQueue::default(),
             ended: false,
             end_persisted: EndPersisted::At(Seqno::MAX),
-            resume,
+            position,
+            history,
+            end_kind,
             dirty: false,
             reopen: false,
             reopened: false,
@@ -240,7 +245,7 @@ impl Stream {
     pub(super) fn opened(&mut self, log: FailoverLog) {
         self.state = State::Streaming;
         self.reopened = false;
-        self.resume.end = self.resume.end.after_a_try();
+        self.end_kind = self.end_kind.after_a_try();
         self.branch = Branch::NONE;
         self.unpersisted = UnpersistedQueue::default();
         self.ended = false;
@@ -258,7 +263,7 @@ impl Stream {
     /// keys at or below the end. Beyond the end it can also be because the server has lost changes
     /// since: the answer is a rollback, while a request whose end is below its start is malformed.
     pub(super) fn asked_end(&self) -> Seqno {
-        let position = &self.resume.position;
+        let position = &self.position;
         let is_past = self.end_seqno <= position.seqno;
         let needs_the_rest = self.clamp == Seqno::MAX
             && position.snapshot.start < self.end_seqno
@@ -270,20 +275,26 @@ impl Stream {
         }
     }
 
-    /// Where the stream stands.
-    pub(super) fn moved(&self) -> PositionUpdate {
-        let Resume { position, history, .. } = &self.resume;
-        PositionUpdate { vbid: self.vbid, position: position.clone(), history: history.clone() }
+    /// Where the vBucket stands.
+    pub(super) fn position_update(&self) -> PositionUpdate {
+        let (position, history) = (self.position.clone(), self.history.clone());
+        PositionUpdate { vbid: self.vbid, position, history }
+    }
+
+    /// Where its next stream goes on.
+    pub(super) fn stream_position(&self) -> StreamPosition {
+        let (position, history) = (self.position.clone(), self.history.clone());
+        StreamPosition { position, history, end: self.end_kind }
     }
 
     /// Goes back at the server's wish and returns the record of it; the stream has to be asked
     /// for again. `from_zero` goes back to the beginning whatever was kept.
     pub(super) fn roll_back(&mut self, to: Seqno, from_zero: bool) -> Rollback {
-        let left = &self.resume.position;
+        let left = &self.position;
         let (from_seqno, old_vbuuid, epoch) =
             (left.seqno, left.vbuuid(), left.epoch.saturating_add(1));
         let to = if from_zero { Seqno::ZERO } else { to };
-        let mut position = self.resume.history.roll_back(to, from_seqno);
+        let mut position = self.history.roll_back(to, from_seqno);
         position.epoch = epoch;
         let rollback = Rollback {
             vbid: self.vbid,
@@ -294,8 +305,8 @@ impl Stream {
             epoch,
         };
         self.stop = position.snapshot.end.min(self.clamp);
-        self.resume.position = position;
-        self.resume.end = EndKind::Latest;
+        self.position = position;
+        self.end_kind = EndKind::Latest;
         self.dirty = true;
         rollback
     }
@@ -307,7 +318,7 @@ impl Stream {
 
     /// Whether the end may have been lost in a failover.
     pub(super) const fn may_have_lost_end(&self) -> bool {
-        matches!(self.resume.end, EndKind::Latest) && self.end_seqno.0 != Seqno::MAX.0
+        matches!(self.end_kind, EndKind::Latest) && self.end_seqno.0 != Seqno::MAX.0
     }
 
     /// The stream is to be asked for again, with a new opaque, from where it stands.
@@ -326,7 +337,7 @@ impl Stream {
         if self.oso.is_some() {
             return Err(Misbehaviour::MisplacedOso.into());
         }
-        let last = self.resume.position.seqno;
+        let last = self.position.seqno;
         let (start, end) = (marker.start_seqno, marker.end_seqno);
         let exceeds_end = |seqno: Option<Seqno>| seqno.is_some_and(|seqno| seqno > end);
         if start > end
@@ -350,16 +361,16 @@ impl Stream {
     pub(super) fn oso_snapshot(&mut self, frame: &Frame<'_>) -> Result<Progress, Fault> {
         match (OsoSnapshot::decode(frame)?, self.oso) {
             (OsoSnapshot::Start, None) => {
-                self.oso = Some(self.resume.position.seqno);
+                self.oso = Some(self.position.seqno);
                 self.marker = None;
                 Ok(Progress::default())
             }
             (OsoSnapshot::End, Some(highest)) => {
                 self.oso = None;
                 // Cut at an end below it, the snapshot is not complete.
-                let start = if highest > self.clamp { self.resume.position.seqno } else { highest };
-                self.resume.position.snapshot = Snapshot { start, end: highest };
-                self.resume.position.failover_log.clone_from(&self.log);
+                let start = if highest > self.clamp { self.position.seqno } else { highest };
+                self.position.snapshot = Snapshot { start, end: highest };
+                self.position.failover_log.clone_from(&self.log);
                 self.stop = highest.min(self.clamp);
                 Ok(self.processed(self.stop))
             }
@@ -374,7 +385,7 @@ impl Stream {
         if self.oso.is_some() {
             return Ok(false);
         }
-        let last = self.resume.position.seqno;
+        let last = self.position.seqno;
         let mut repeated = false;
         if seqno <= last {
             repeated = seqno == last && self.advanced;
@@ -406,11 +417,11 @@ impl Stream {
     fn promote(&mut self) {
         let Some(marker) = &mut self.marker else { return };
         marker.pending = false;
-        self.resume.position.snapshot = marker.snapshot;
+        self.position.snapshot = marker.snapshot;
         self.stop = marker.snapshot.end.min(self.clamp);
-        self.resume.position.failover_log.clone_from(&self.log);
+        self.position.failover_log.clone_from(&self.log);
         if let Some(purge_seqno) = marker.purge_seqno {
-            self.resume.position.purge_seqno = purge_seqno;
+            self.position.purge_seqno = purge_seqno;
         }
     }
 
@@ -420,7 +431,7 @@ impl Stream {
     pub(super) fn fixed(&mut self, seqno: Seqno, passes: Seqno) -> Option<Fixed> {
         let Snapshot { start, end } =
             self.marker.as_ref().filter(|marker| !marker.pending)?.snapshot;
-        let last = self.resume.position.seqno;
+        let last = self.position.seqno;
         if self.oso.is_some()
             || seqno <= last
             || seqno < start
@@ -435,8 +446,8 @@ impl Stream {
             last: last.max(self.branch.above),
             before: self.stop.min(Seqno(up_to.0.saturating_add(1))),
             vbuuid,
-            snapshot: self.resume.position.snapshot,
-            epoch: self.resume.position.epoch,
+            snapshot: self.position.snapshot,
+            epoch: self.position.epoch,
         })
     }
 
@@ -444,7 +455,7 @@ impl Stream {
     #[inline(always)]
     pub(super) const fn ran_to(&mut self, seqno: Seqno) {
         self.advanced = false;
-        self.resume.position.seqno = seqno;
+        self.position.seqno = seqno;
     }
 
     /// Moves the position over `seqno`.
@@ -455,20 +466,20 @@ impl Stream {
             return Progress::default();
         }
         self.advanced = false;
-        self.resume.position.seqno = seqno;
+        self.position.seqno = seqno;
         if seqno >= self.stop { self.stopped() } else { Progress::default() }
     }
 
     /// The snapshot is complete, or as much of it as is wanted.
     #[cold]
     fn stopped(&mut self) -> Progress {
-        self.resume.history.push(&self.resume.position);
-        let is_complete = self.resume.position.is_snapshot_complete();
+        self.history.push(&self.position);
+        let is_complete = self.position.is_snapshot_complete();
         let owed = is_complete
             && self.marker.as_mut().is_some_and(|marker| std::mem::take(&mut marker.acknowledge));
         Progress {
             acknowledge_marker: owed,
-            reached_end: self.resume.position.seqno >= self.end_seqno,
+            reached_end: self.position.seqno >= self.end_seqno,
             ..Progress::default()
         }
     }
@@ -491,7 +502,7 @@ impl Stream {
         }
         if !pending {
             // Whatever the snapshot holds up to the end has come.
-            self.resume.position.seqno = self.clamp.max(self.resume.position.seqno);
+            self.position.seqno = self.clamp.max(self.position.seqno);
         }
         Ok(Progress { reached_end: true, ..no_row })
     }
@@ -499,11 +510,11 @@ impl Stream {
     /// The end was reached, by an item or because the server said so: up to where newer versions
     /// of what was left out may lie; `None` if no marker has said.
     pub(super) fn replaced_up_to(&self, by_server: bool) -> Option<Seqno> {
-        if by_server && self.resume.position.seqno < self.end_seqno {
+        if by_server && self.position.seqno < self.end_seqno {
             return None;
         }
         let announced = self.marker.map_or(Seqno::ZERO, |marker| marker.snapshot.end);
-        Some(announced.max(self.resume.position.snapshot.end))
+        Some(announced.max(self.position.snapshot.end))
     }
 
     /// The snapshot a row shows. The end of an out-of-sequence-order snapshot is not known before
@@ -511,9 +522,9 @@ impl Stream {
     #[inline(always)]
     fn row_snapshot(&self, seqno: Seqno) -> Snapshot {
         if self.oso.is_some() {
-            return Snapshot { start: self.resume.position.seqno, end: seqno };
+            return Snapshot { start: self.position.seqno, end: seqno };
         }
-        self.resume.position.snapshot
+        self.position.snapshot
     }
 
     /// The branch that holds `seqno`, looked up when the last one found does not.

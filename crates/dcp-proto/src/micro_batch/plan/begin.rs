@@ -3,7 +3,7 @@
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 
 use super::{Limits, Observed, OnRollback, PlanError};
-use crate::consumer::Resume;
+use crate::consumer::StreamPosition;
 use crate::micro_batch::Offset;
 use crate::micro_batch::start::{Start, at};
 use crate::{FailoverLog, Position, Snapshot};
@@ -11,24 +11,24 @@ use crate::{FailoverLog, Position, Snapshot};
 /// Where reading a vBucket begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Begin {
-    pub(super) resume: Resume,
+    pub(super) from: StreamPosition,
     /// Whether that is a rollback's target.
     pub(super) rolled_back: bool,
 }
 
 impl Begin {
     pub(super) const fn seqno(&self) -> Seqno {
-        self.resume.position.seqno
+        self.from.position.seqno
     }
 
     pub(super) const fn epoch(&self) -> u32 {
-        self.resume.position.epoch
+        self.from.position.epoch
     }
 
     /// As a rollback's target.
-    fn rolled_back(mut resume: Resume, epoch: u32) -> Self {
-        resume.position.epoch = epoch.saturating_add(1);
-        Self { resume, rolled_back: true }
+    fn rolled_back(mut from: StreamPosition, epoch: u32) -> Self {
+        from.position.epoch = epoch.saturating_add(1);
+        Self { from, rolled_back: true }
     }
 }
 
@@ -41,13 +41,15 @@ pub(super) fn begin(
 ) -> Result<Begin, PlanError> {
     match start {
         Start::Offsets(offsets) => begin_at_offset(vbid, offsets.get(vbid), seen, limits),
-        Start::Checkpoint { .. } => begin_at_position(vbid, start.resume(vbid), seen, limits),
+        Start::Checkpoint { .. } => {
+            begin_at_position(vbid, start.stream_position(vbid), seen, limits)
+        }
     }
 }
 
 /// Where a batch begins whose end was chosen before: at its start, whatever has become of that.
 ///
-/// Where the server resumes from no seqno so old, all that it still has comes again, in the epoch
+/// Where the server goes on from no seqno so old, all that it still has comes again, in the epoch
 /// that the end was chosen in. A start that is not on the server's history any more is another
 /// matter: nothing is read from there, and the plan of the next batch tells of the rollback.
 pub(super) fn begin_again(
@@ -56,14 +58,14 @@ pub(super) fn begin_again(
     seen: &Observed,
     limits: &Limits,
 ) -> Result<Begin, PlanError> {
-    let (offset, mut resume) = (start.offsets().get(vbid), start.resume(vbid));
+    let (offset, mut from) = (start.offsets().get(vbid), start.stream_position(vbid));
     let is_offset = matches!(start, Start::Offsets(_));
     let is_on_history = common(offset, seen) >= offset.seqno;
     if is_offset && is_on_history && seen.is_purged(offset.vbuuid, offset.seqno) {
         seen.lost(vbid, offset.seqno, limits)?;
-        resume = Resume::new(Position { epoch: offset.epoch, ..Position::EARLIEST });
+        from = StreamPosition::new(Position { epoch: offset.epoch, ..Position::EARLIEST });
     }
-    Ok(Begin { resume, rolled_back: false })
+    Ok(Begin { from, rolled_back: false })
 }
 
 fn begin_at_offset(
@@ -76,13 +78,13 @@ fn begin_at_offset(
     let back_to = |seqno| {
         let to = if seen.is_purged(newest, seqno) { Seqno::ZERO } else { seqno };
         Begin::rolled_back(
-            Resume::new(at(Offset { seqno: to, vbuuid: newest, epoch: 0 })),
+            StreamPosition::new(at(Offset { seqno: to, vbuuid: newest, epoch: 0 })),
             start.epoch,
         )
     };
     let Some(common) = rollback(start, seen, limits) else {
         if !seen.is_purged(start.vbuuid, start.seqno) {
-            return Ok(Begin { resume: Resume::new(at(start)), rolled_back: false });
+            return Ok(Begin { from: StreamPosition::new(at(start)), rolled_back: false });
         }
         // The server lets nobody go on from there; all that it still has comes again.
         return seen.lost(vbid, start.seqno, limits).map(|()| back_to(Seqno::ZERO));
@@ -100,17 +102,17 @@ fn begin_at_offset(
 /// Follows the server's answers from one point of the history to the one before it.
 fn begin_at_position(
     vbid: Vbid,
-    mut resume: Resume,
+    mut from: StreamPosition,
     seen: &Observed,
     limits: &Limits,
 ) -> Result<Begin, PlanError> {
-    let Position { seqno, epoch, .. } = resume.position;
-    let vbuuid = resume.position.vbuuid();
-    let Some(common) = seen.rolled_back(&resume.position) else {
-        return Ok(Begin { resume, rolled_back: false });
+    let Position { seqno, epoch, .. } = from.position;
+    let vbuuid = from.position.vbuuid();
+    let Some(common) = seen.rolled_back(&from.position) else {
+        return Ok(Begin { from, rolled_back: false });
     };
-    let earliest = || Begin::rolled_back(Resume::new(Position::EARLIEST), epoch);
-    if seen.has_all_of(&resume.position) {
+    let earliest = || Begin::rolled_back(StreamPosition::new(Position::EARLIEST), epoch);
+    if seen.has_all_of(&from.position) {
         return seen.lost(vbid, seqno, limits).map(|()| earliest());
     }
     match limits.on_rollback {
@@ -120,10 +122,10 @@ fn begin_at_position(
     }
     let mut refused = common;
     loop {
-        let before = resume.position.seqno;
-        resume.position = resume.history.roll_back(refused, before);
-        match seen.rolled_back(&resume.position) {
-            None => return Ok(Begin::rolled_back(resume, epoch)),
+        let before = from.position.seqno;
+        from.position = from.history.roll_back(refused, before);
+        match seen.rolled_back(&from.position) {
+            None => return Ok(Begin::rolled_back(from, epoch)),
             Some(further) => refused = further,
         }
     }
@@ -194,7 +196,7 @@ impl Observed {
         if let Some(purge) = self.purge {
             return position.seqno < purge;
         }
-        let Snapshot { end, .. } = position.resume_snapshot();
+        let Snapshot { end, .. } = position.request_snapshot();
         match branch_end(position.vbuuid(), &self.log) {
             None => false,
             Some(branch_end) => position.seqno <= self.high && branch_end.is_none_or(|b| end <= b),

@@ -17,7 +17,7 @@ use crate::Error;
 ///
 /// A stream that ends where it starts is accepted or rolled back as any other, and ends at once. A
 /// vBucket that has moved meanwhile is left out.
-pub(crate) async fn resume<IO>(
+pub(crate) async fn rollbacks<IO>(
     io: &mut IO,
     leftover: &mut BytesMut,
     asked: &[(Vbid, &Position)],
@@ -29,7 +29,7 @@ where
     let value = filter.member().map(|(name, value)| format!("{{\"{name}\":{value}}}"));
     let mut out = BytesMut::new();
     for &(vbid, position) in asked {
-        let snapshot = position.resume_snapshot();
+        let snapshot = position.request_snapshot();
         let request = StreamRequest {
             vbid,
             opaque: Opaque(vbid.0.into()),

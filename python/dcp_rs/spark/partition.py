@@ -1,4 +1,4 @@
-"""Splits: what one Spark task reads."""
+"""Partitions: what one Spark task reads."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class VBucketRange:
 
 
 @dataclass(frozen=True)
-class Split:
+class Partition:
     """What one task reads. Plain data: it pickles, and holds no connection.
 
     Attributes:
         options: What to read and how; the repr shows no password.
         bucket_uuid: The bucket that was planned for. A task refuses to read another.
-        node: Where the vBuckets were when the split was made: `host:port`. A task follows them.
+        node: Where the vBuckets were when the partition was made: `host:port`. A task follows them.
         ranges: vBuckets and seqnos to read, by vBucket.
         plan: The same for the engine, with everything else that the task's stream needs.
     """
@@ -51,23 +51,23 @@ class Split:
 
     @property
     def vbuckets(self) -> tuple[int, ...]:
-        """The vBuckets of the split, ascending."""
+        """The vBuckets of the partition, ascending."""
         return tuple(each.vbucket for each in self.ranges)
 
     @property
     def size(self) -> int:
-        """Most changes that the split can hold."""
+        """Most changes that the partition can hold."""
         return sum(each.size for each in self.ranges)
 
 
-class Splits(list[Split]):
-    """Splits, and the offsets that a later read goes on from.
+class Partitions(list[Partition]):
+    """Partitions, and the offsets that a later read goes on from.
 
     Attributes:
-        end: Offsets after what the splits read, as JSON: for `since` of a later
-            [`splits`][dcp_rs.spark.splits]. `None` if the splits do not follow any.
+        end: Offsets after what the partitions read, as JSON: for `since` of a later
+            [`partitions`][dcp_rs.spark.partitions]. `None` if the partitions do not follow any.
     """
 
-    def __init__(self, splits: Iterable[Split] = (), *, end: str | None = None) -> None:
-        super().__init__(splits)
+    def __init__(self, partitions: Iterable[Partition] = (), *, end: str | None = None) -> None:
+        super().__init__(partitions)
         self.end = end

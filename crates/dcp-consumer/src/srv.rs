@@ -1,0 +1,248 @@
+//! DNS service records: one name for all nodes of a cluster.
+//!
+//! A name server's answer proves nothing: the nodes it lists must lie in the domain of the name asked
+//! for, or a forged answer could send a password to any host that has a certificate.
+
+use dcp_proto::topology::Address;
+use hickory_resolver::TokioResolver;
+use hickory_resolver::net::NetError;
+use hickory_resolver::proto::rr::RData;
+use hickory_resolver::proto::rr::rdata::SRV;
+use thiserror::Error;
+
+/// Most nodes taken from one answer.
+const MAX_SERVICES: usize = 64;
+
+/// Why a service name gave no nodes.
+#[derive(Debug, Error)]
+pub(crate) enum SrvError {
+    #[error("DNS has no answer")]
+    Dns(#[from] NetError),
+    #[error("the name lists no nodes in its own domain")]
+    Empty,
+}
+
+/// Asks name servers as the system is configured: `/etc/resolv.conf` with its search domains.
+pub(crate) fn resolver() -> Result<TokioResolver, SrvError> {
+    Ok(TokioResolver::builder_tokio()?.build()?)
+}
+
+/// The nodes listed under `service`, most wanted first; all lie in the domain of the name that was
+/// found, which is `service` or that within a search domain.
+pub(crate) async fn lookup(
+    resolver: &TokioResolver,
+    service: &str,
+) -> Result<Vec<Address>, SrvError> {
+    let found = resolver.srv_lookup(service).await?;
+    let name = found.query().name().to_ascii();
+    let records = found.answers().iter().filter_map(|record| match &record.data {
+        RData::SRV(record) => Some(record),
+        _ => None,
+    });
+    let mut records: Vec<&SRV> = records.take(MAX_SERVICES).collect();
+    records.sort_by_key(|record| (record.priority, std::cmp::Reverse(record.weight)));
+    // A service's name begins with two labels of its own: `_couchbases._tcp`.
+    let host = name.splitn(3, '.').nth(2).unwrap_or_default();
+    let nodes: Vec<_> = records.into_iter().filter_map(|record| node(record, host)).collect();
+    if nodes.is_empty() { Err(SrvError::Empty) } else { Ok(nodes) }
+}
+
+/// The node of a record, if it is one, and in the domain of `host`.
+fn node(record: &SRV, host: &str) -> Option<Address> {
+    let target = record.target.to_ascii();
+    let target = target.trim_end_matches('.');
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    // The root as a target means that there is no such service.
+    let is_node = record.port != 0 && !target.is_empty() && target.bytes().all(is_plain);
+    (is_node && is_in_domain(target, host)).then(|| Address::new(target, record.port))
+}
+
+/// Whether `target` lies in the domain that `host` lies in. A name of two parts is a domain
+/// itself: what lies beside it belongs to others.
+fn is_in_domain(target: &str, host: &str) -> bool {
+    let host = host.trim_end_matches('.').to_ascii_lowercase();
+    let domain = match host.split_once('.') {
+        Some((_, domain)) if domain.contains('.') => domain,
+        _ => host.as_str(),
+    };
+    let target = target.to_ascii_lowercase();
+    target == host
+        || target.strip_suffix(domain).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+    use std::time::Duration;
+
+    use hickory_resolver::config::{
+        ConnectionConfig, NameServerConfig, ResolverConfig, ResolverOpts,
+    };
+    use hickory_resolver::net::runtime::TokioRuntimeProvider;
+    use hickory_resolver::proto::op::{Message, ResponseCode};
+    use hickory_resolver::proto::rr::{Name, Record};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, UdpSocket};
+
+    use super::*;
+
+    const SERVICE: &str = "_couchbases._tcp.cb.example.com";
+
+    type Listed = &'static [(u16, u16, u16, &'static str)];
+
+    /// The answer to `question`: these records, as priority, weight, port and target.
+    fn answer(question: &[u8], listed: Listed) -> Message {
+        let question = Message::from_vec(question).unwrap();
+        let query = question.queries[0].clone();
+        let mut answer = Message::response(question.metadata.id, question.metadata.op_code);
+        for &(priority, weight, port, target) in listed {
+            let target = Name::from_ascii(target).unwrap();
+            let data = RData::SRV(SRV::new(priority, weight, port, target));
+            answer.add_answer(Record::from_rdata(query.name().clone(), 60, data));
+        }
+        answer.add_query(query);
+        answer
+    }
+
+    /// A name server that answers each datagram with what `answer` makes of it.
+    async fn name_server(answer: impl Fn(&[u8]) -> Vec<Message> + Send + 'static) -> SocketAddr {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        tokio::spawn(async move {
+            let mut buffer = [0; 2048];
+            while let Ok((len, from)) = socket.recv_from(&mut buffer).await {
+                for answer in answer(&buffer[..len]) {
+                    socket.send_to(&answer.to_vec().unwrap(), from).await.unwrap();
+                }
+            }
+        });
+        address
+    }
+
+    async fn listing(listed: Listed) -> SocketAddr {
+        name_server(move |question| vec![answer(question, listed)]).await
+    }
+
+    /// A resolver of this name server alone, with a search domain.
+    fn resolver_of(server: SocketAddr) -> TokioResolver {
+        let connections = [ConnectionConfig::udp(), ConnectionConfig::tcp()].map(|mut config| {
+            config.port = server.port();
+            config
+        });
+        let server =
+            NameServerConfig::new(IpAddr::V4(Ipv4Addr::LOCALHOST), true, connections.to_vec());
+        let search = vec![Name::from_ascii("kv.svc.example.com.").unwrap()];
+        let config = ResolverConfig::from_parts(None, search, vec![server]);
+        let mut options = ResolverOpts::default();
+        (options.timeout, options.attempts) = (Duration::from_millis(300), 1);
+        let builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
+        builder.with_options(options).build().unwrap()
+    }
+
+    async fn nodes(server: SocketAddr) -> Result<Vec<String>, SrvError> {
+        let nodes = lookup(&resolver_of(server), SERVICE).await?;
+        Ok(nodes.iter().map(ToString::to_string).collect())
+    }
+
+    #[tokio::test]
+    async fn nodes_come_in_the_order_the_records_want() {
+        let server = listing(&[
+            (2, 0, 11207, "n3.example.com."),
+            (1, 5, 11207, "n2.example.com."),
+            (1, 9, 21207, "n1.example.com."),
+        ]);
+        let nodes = nodes(server.await).await.unwrap();
+        assert_eq!(nodes, ["n1.example.com:21207", "n2.example.com:11207", "n3.example.com:11207"]);
+    }
+
+    #[tokio::test]
+    async fn nodes_of_another_domain_are_not_believed() {
+        let server = listing(&[(1, 1, 11207, "evil.org."), (1, 1, 11207, "n1.example.com.")]);
+        assert_eq!(nodes(server.await).await.unwrap(), ["n1.example.com:11207"]);
+        for no_node in [(1, 1, 11207, "evil.org."), (1, 1, 0, "n1.example.com."), (1, 1, 1, ".")] {
+            let listed: Listed = Box::leak(Box::new([no_node]));
+            let error = nodes(listing(listed).await).await.unwrap_err();
+            assert!(matches!(error, SrvError::Empty), "{no_node:?}: {error:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_short_name_is_found_in_the_search_domain_and_its_nodes_too() {
+        let server = name_server(|question| {
+            let asked = Message::from_vec(question).unwrap().queries[0].name().to_ascii();
+            if asked == "_couchbase._tcp.cb.kv.svc.example.com." {
+                return vec![answer(question, &[(1, 1, 11210, "cb-0.kv.svc.example.com.")])];
+            }
+            let mut answer = answer(question, &[]);
+            answer.metadata.response_code = ResponseCode::NXDomain;
+            vec![answer]
+        });
+        let resolver = resolver_of(server.await);
+        let nodes = lookup(&resolver, "_couchbase._tcp.cb").await.unwrap();
+        assert_eq!(nodes, [Address::new("cb-0.kv.svc.example.com", 11210)]);
+    }
+
+    #[test]
+    fn a_domain_is_what_a_host_shares_with_its_neighbours() {
+        for (target, host, expected) in [
+            ("n1.x.cloud.example.com", "cb.x.cloud.example.com", true),
+            ("N1.X.cloud.example.com", "cb.x.cloud.example.com.", true),
+            ("n1.y.cloud.example.com", "cb.x.cloud.example.com", false),
+            ("cb.example.com", "cb.example.com", true),
+            ("notexample.com", "cb.example.com", false),
+            (".example.com", "cb.example.com", false),
+            ("n1.example.com", "example.com", true),
+            ("other.com", "example.com", false),
+            ("n1.local", "local", true),
+            ("n1", "cb", false),
+        ] {
+            assert_eq!(is_in_domain(target, host), expected, "{target} by {host}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_forged_datagram_does_not_hide_the_answer() {
+        let server = name_server(|question| {
+            let right = answer(question, &[(1, 1, 11207, "n1.example.com.")]);
+            let mut forged = answer(question, &[(1, 1, 11207, "n9.example.com.")]);
+            forged.metadata.id ^= 1;
+            vec![forged, right]
+        });
+        assert_eq!(nodes(server.await).await.unwrap(), ["n1.example.com:11207"]);
+    }
+
+    #[tokio::test]
+    async fn an_answer_too_long_for_a_datagram_comes_by_tcp() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let socket = UdpSocket::bind(address).await.unwrap();
+        tokio::spawn(async move {
+            let mut buffer = [0; 2048];
+            let (len, from) = socket.recv_from(&mut buffer).await.unwrap();
+            let mut truncated = answer(&buffer[..len], &[]);
+            truncated.metadata.truncation = true;
+            socket.send_to(&truncated.to_vec().unwrap(), from).await.unwrap();
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut question = vec![0; usize::from(stream.read_u16().await.unwrap())];
+            stream.read_exact(&mut question).await.unwrap();
+            let answer = answer(&question, &[(1, 1, 11207, "n1.example.com.")]).to_vec().unwrap();
+            stream.write_u16(u16::try_from(answer.len()).unwrap()).await.unwrap();
+            stream.write_all(&answer).await.unwrap();
+        });
+        assert_eq!(nodes(address).await.unwrap(), ["n1.example.com:11207"]);
+    }
+
+    #[tokio::test]
+    async fn what_does_not_exist_or_answer_is_an_error() {
+        let unknown = name_server(|question| {
+            let mut answer = answer(question, &[]);
+            answer.metadata.response_code = ResponseCode::NXDomain;
+            vec![answer]
+        });
+        let silent = name_server(|_| Vec::new());
+        for server in [unknown.await, silent.await] {
+            let error = nodes(server).await.unwrap_err();
+            assert!(matches!(error, SrvError::Dns(_)), "{error:?}");
+        }
+    }
+}
