@@ -39,7 +39,9 @@ def test_every_document_arrives(spark, options, load):
 def test_a_task_yields_record_batches(options, load):
     load(10)
     batches = [
-        batch for split in dcp_rs.spark.splits(options) for batch in dcp_rs.spark.read_split(split)
+        batch
+        for partition in dcp_rs.spark.partitions(options)
+        for batch in dcp_rs.spark.read_partition(partition)
     ]
     assert {type(batch) for batch in batches} == {pa.RecordBatch}
 
