@@ -1,10 +1,11 @@
 //! Whole packets, as a peer that is played by hand sends and receives them.
 
+use bytes::{Bytes, BytesMut};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status};
 
 /// One whole packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packet(Vec<u8>);
+pub struct Packet(Bytes);
 
 impl Packet {
     /// Its parts.
@@ -46,9 +47,9 @@ impl Packet {
     /// # Panics
     /// If what is there begins no packet.
     #[must_use]
-    pub fn take(input: &mut Vec<u8>) -> Option<Self> {
+    pub fn take(input: &mut BytesMut) -> Option<Self> {
         let (_, len) = Frame::parse(input, MAX_BODY_LEN).unwrap()?;
-        Some(Self(input.drain(..len).collect()))
+        Some(Self(input.split_to(len).freeze()))
     }
 }
 
@@ -58,7 +59,7 @@ impl Packet {
 /// If they are not whole packets.
 #[must_use]
 pub fn packets(bytes: &[u8]) -> Vec<Packet> {
-    let mut rest = bytes.to_vec();
+    let mut rest = BytesMut::from(bytes);
     let packets = std::iter::from_fn(|| Packet::take(&mut rest)).collect();
     assert!(rest.is_empty(), "a packet is not whole: {rest:02x?}");
     packets

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytes::BytesMut;
 use dcp_wire::{Frame, Opaque, Opcode, Status};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
@@ -22,15 +23,15 @@ pub struct Peer<W> {
     /// What it speaks over.
     pub io: W,
     /// What has come and was not taken.
-    pub input: Vec<u8>,
+    pub input: BytesMut,
     patience: Duration,
     asked: u32,
 }
 
 impl<W: Wire> Peer<W> {
     /// Speaks over `io`.
-    pub const fn new(io: W) -> Self {
-        Self { io, input: Vec::new(), patience: PATIENCE, asked: 1000 }
+    pub fn new(io: W) -> Self {
+        Self { io, input: BytesMut::new(), patience: PATIENCE, asked: 1000 }
     }
 
     /// Waits so long for what must come: in simulated time that may be a week.
@@ -145,5 +146,30 @@ impl<W: Wire> Peer<W> {
     pub async fn expect_silence(&mut self, a_while: Duration) {
         let packet = timeout(a_while, self.next()).await;
         assert!(packet.is_err(), "{packet:?}");
+    }
+
+    /// Every byte that comes until the other end closes the connection.
+    ///
+    /// # Panics
+    /// If it stays open.
+    pub async fn rest(mut self) -> Vec<u8> {
+        while self.more().await > 0 {}
+        self.input.to_vec()
+    }
+
+    /// The next `len` bytes, which must come.
+    ///
+    /// # Panics
+    /// If they do not.
+    pub async fn bytes(&mut self, len: usize) -> Vec<u8> {
+        while self.input.len() < len {
+            assert_ne!(self.more().await, 0, "the connection was closed");
+        }
+        self.input.split_to(len).to_vec()
+    }
+
+    async fn more(&mut self) -> usize {
+        let read = timeout(self.patience, self.io.read_buf(&mut self.input)).await;
+        read.expect("nothing came").expect("the connection holds")
     }
 }
