@@ -89,8 +89,10 @@ async fn half_a_window_hands_the_open_batch_over() {
     server.rows(1..half).await;
     server.settle().await;
     assert!(server.queue.is_empty(), "it is open");
+    let began = now();
     server.rows([half]).await;
     assert_eq!(server.batch().await.batch, (1..=half).collect::<Vec<_>>());
+    assert_eq!(now() - began, Duration::ZERO, "it has not lingered");
 }
 
 #[tokio::test(start_paused = true)]
@@ -106,8 +108,10 @@ async fn a_full_window_hands_over_what_little_is_open() {
     server.settle().await;
     assert!(server.queue.is_empty(), "the server may go on");
     // Nothing else would ever cut it, and the server may not go on.
+    let began = now();
     server.rows([all]).await;
     assert_eq!(server.batch().await.batch, (16..=all).collect::<Vec<_>>());
+    assert_eq!(now() - began, Duration::ZERO, "it has not lingered");
 }
 
 #[tokio::test(start_paused = true)]
