@@ -51,6 +51,12 @@ pub struct VBucket {
     pub cursors: RefCell<Vec<Arc<Cursor>>>,
 }
 
+impl Default for VBucket {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl VBucket {
     pub fn new() -> Self {
         Self {

@@ -101,7 +101,7 @@ pub struct Harness {
     pub wire: Vec<u8>,
 }
 
-#[expect(clippy::disallowed_methods, reason = "some moment to count from")]
+/// Some moment to count from.
 pub fn start() -> Instant {
     Instant::now()
 }
