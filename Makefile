@@ -43,7 +43,10 @@ static: .installed-test ## Check format, lints, layers, types and docs
 
 test-rust: .rust ## Run the Rust tests and doctests (debug build)
 	@mkdir -p $(LOG)
-	@$(CARGO) test --workspace --locked 2>&1 | tee $(LOG)/rust.log
+	@rm -f $(LOG)/conformance.log
+	@DCP_CONFORMANCE=$(CURDIR)/$(LOG)/conformance.log \
+		$(CARGO) test --workspace --locked 2>&1 | tee $(LOG)/rust.log
+	@"$$(scripts/require.sh python)" scripts/conformance.py $(LOG)/rust.log $(LOG)/conformance.log
 	@$(CARGO) test --workspace --locked --quiet --test wire -- --nocapture every_recorded \
 		decoded_packets_agree 2>&1 | grep -oE '[0-9]+ (packets|facts),? [^:{]*' | tee $(LOG)/traces.log
 

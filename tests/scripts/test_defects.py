@@ -44,8 +44,8 @@ def test_every_defect_has_tests_that_exist_or_says_why_not():
 
 
 def test_a_test_that_is_not_there_is_noticed():
-    assert not exists("dcp-proto/src/consumer/tests/rules.rs: rule_99")
-    assert not exists("dcp-proto/src/consumer/tests/rules.rs: inside_the_third_snapshot"), "no test"
+    assert not exists("dcp-proto/tests/consumer/rules.rs: rule_99")
+    assert not exists("dcp-proto/tests/consumer/rules.rs: inside_the_third_snapshot"), "no test"
     assert not exists("tests/python/no_such_file.py: anything")
 
 
@@ -89,7 +89,7 @@ def test_a_text_that_is_not_there_once_is_an_error(text, tmp_path):
 
 def test_a_test_is_run_where_it_lies():
     places = {
-        "dcp-proto/src/consumer/tests/rules.rs: a": ("-p", "dcp-proto", "--lib"),
+        "dcp-proto/src/micro_batch/tests.rs: a": ("-p", "dcp-proto", "--lib"),
         "tests/sim/worlds/main.rs: b": ("--release", "-p", "dcp-sim", "--test", "worlds"),
         "dcp-arrow/tests/it/values.rs: c": ("-p", "dcp-arrow", "--test", "it"),
         "tests/python/test_rows.py: d": ("pytest", "tests/python/test_rows.py"),
@@ -104,3 +104,14 @@ def test_worlds_are_run_for_their_own_defects_only():
     assert {test for each in chosen for test in each.tests} == {
         "tests/sim/worlds/main.rs: worlds_hold"
     }
+
+
+def test_the_page_on_reliability_names_tests_that_exist_and_one_for_each_scenario():
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    named = re.findall(r"`([\w./-]+\.(?:rs|py): \w+)`", page)
+    assert len(named) > 25
+    assert [test for test in named if not exists(test)] == []
+    table = page.partition("## What other clients learned the hard way\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
+    assert len(rows) > 30
+    assert [row for row in rows[1:] if not re.fullmatch(r"`[^`]+: \w+`", row)] == []

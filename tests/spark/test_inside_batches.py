@@ -188,32 +188,39 @@ def test_a_failover_inside_a_batch_that_lost_the_tail_is_told(start_cluster, mod
     assert is_once(rows)
 
 
-def test_a_slow_sink_slows_the_reader(start_cluster):
+def test_a_slow_sink_slows_the_reader(start_cluster, tmp_path):
     cluster, query = start_cluster
-    value = b"x" * 2000
-    write(cluster, KEYS, value)
+    write(cluster, KEYS, b"x" * 20_000)
     offered(cluster, query)
+    # Counts what the nodes send.
+    sending = {"opcode": "DCP_MUTATION", "direction": "to_client"}
+    cluster.set_faults([{"condition": sending, "reaction": {"delay": {"seconds": 0}}}])
+    taken = tmp_path / "taken"
+    taken.touch()
 
     def slowly(batches):
         import time
 
         for batch in batches:
             time.sleep(0.2)
+            with taken.open("ab") as file:
+                file.write(b"." * batch.num_rows)
             yield batch
 
-    small = {"flowControlBufferBytes": "64k", "batchRows": "100", "maxRowsPerTrigger": "1500"}
+    small = {"flowControlBufferBytes": "64k", "batchRows": "50"}
     running = query.run(wait=False, through=slowly, **small)
     deadline = time.monotonic() + PATIENCE
-    rounds = 0
-    while len(running.recentProgress) < 2:
+    ahead = []
+    while (sunk := taken.stat().st_size) < len(KEYS):
         assert running.exception() is None
         assert time.monotonic() < deadline, "no progress"
-        write(cluster, KEYS[:500], b"%d" % rounds)
-        rounds += 1
-        time.sleep(0.1)
+        if sunk:
+            ahead.append(cluster.fault_counts()[0] - sunk)
+        time.sleep(0.05)
     running.stop()
-    rows = settled(cluster, query, KEYS)
-    assert is_once(rows)
+    # What lies between: windows, batches and the pipes between Spark's processes.
+    assert max(ahead) < len(KEYS) / 2, ahead
+    assert is_once(settled(cluster, query, KEYS))
 
 
 def test_a_query_of_nothing_ends_and_goes_on(start_cluster):

@@ -1,7 +1,10 @@
 """Options, as text from Spark or as Python values."""
 
+import ast
 import pickle
 from contextlib import nullcontext
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +124,15 @@ def test_an_error_of_the_engine_calls_options_as_spark_does():
     assert str(error) == "[COUCHBASE_DCP_CONFIG] reading: flowControlBufferBytes: 1 is too little"
     error = coded(ConnectError("of snapshot_end, with persisted_only"), "reading")
     assert str(error).endswith("of snapshot_end, with persistedOnly")
+
+
+def test_every_option_is_used():
+    package = Path(dcp_rs.spark.__file__).parent
+    trees = [ast.parse(path.read_text()) for path in package.glob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    assert len(read) > 50
+    assert {each.name for each in fields(ReadOptions)} <= read
 
 
 def test_the_password_is_given_in_one_way(tmp_path, monkeypatch):

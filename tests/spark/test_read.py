@@ -36,6 +36,16 @@ def test_every_document_arrives(spark, options, load):
     assert Counter(row.op for row in rows)["deletion"] == 300
 
 
+def test_a_task_yields_record_batches(options, load):
+    load(10)
+    batches = [
+        batch
+        for partition in dcp_rs.spark.partitions(options)
+        for batch in dcp_rs.spark.read_partition(partition)
+    ]
+    assert {type(batch) for batch in batches} == {pa.RecordBatch}
+
+
 def test_order_holds_within_a_vbucket(options, load):
     load(2000)
     checked = 0

@@ -1,5 +1,10 @@
-//! Test support: recorded traffic, golden packets and a server that replays a recording.
+//! Test support: peers that are played by hand, recorded traffic and golden packets.
 //!
+//! * [`packet`] and [`words`] say and read whole packets, and messages in a few words.
+//! * [`conformance`] notes which rows of the conformance tables have held.
+//! * [`peer`] is one end of a connection over whatever carries bytes.
+//! * [`harness`] is a consumer's machine with a server's hand on the other end, [`bucket`] what a
+//!   producer's machine reads from, and [`pair`] both machines under one simulated clock.
 //! * [`traces`] reads the packets recorded from real servers.
 //! * [`facts`] compares changes with what the recordings know of them from outside the stream.
 //! * [`vectors`] reads golden packets, written by hand from the protocol's documents.
@@ -9,10 +14,17 @@
 //! bytes: recordings and golden packets do.
 #![forbid(unsafe_code)]
 
+pub mod bucket;
+pub mod conformance;
 pub mod facts;
+pub mod harness;
+pub mod packet;
+pub mod pair;
+pub mod peer;
 pub mod scripted_server;
 pub mod traces;
 pub mod vectors;
+pub mod words;
 
 use std::path::{Path, PathBuf};
 

@@ -42,7 +42,7 @@ mod world;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::plan::Plan;
+use crate::plan::{Kind, Plan};
 use crate::report::Report;
 use crate::watchdog::Watchdog;
 
@@ -135,6 +135,16 @@ fn worlds_hold() {
     if seed.is_none() && end - first >= WORLDS {
         let missing = report.missing();
         assert!(missing.is_empty(), "in {} worlds there was no {missing:?}", end - first);
+    }
+}
+
+#[test]
+fn plans_have_every_fault() {
+    let plans: Vec<Plan> = (0..WORLDS).map(Plan::new).collect();
+    for (kind, ..) in Kind::ALL {
+        let has = |plan: &&Plan| plan.steps.iter().any(|step| step.kind == *kind);
+        let worlds = plans.iter().filter(has).count();
+        assert!(worlds >= 5, "{kind:?} in {worlds} of {WORLDS} worlds");
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dcp_proto::consumer::Delivery;
-use dcp_wire::message::{StreamEnd, StreamEndReason, encode_vb_seqnos};
+use dcp_wire::message::{StreamEndReason, encode_vb_seqnos};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -70,7 +70,7 @@ async fn bytes_are_acknowledged_when_the_next_batch_is_asked_for_and_not_before(
         batches.push(batch);
     }
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(server.input.is_empty() && server.nothing_sent().await, "nobody has asked");
+    assert!(server.peer.input.is_empty() && server.nothing_sent().await, "nobody has asked");
     let bytes: u64 = batches.iter().map(|batch| batch.credit.bytes()).sum();
     // The marker came before any row: nothing the application takes brings its 44 bytes back.
     assert!(bytes == 12 * ROW || bytes == 12 * ROW + 44, "{bytes}");
@@ -81,15 +81,37 @@ async fn bytes_are_acknowledged_when_the_next_batch_is_asked_for_and_not_before(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_window_hands_the_open_batch_over() {
+async fn half_a_window_hands_the_open_batch_over() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
+    server.settle().await;
+    let half = u64::from(WINDOW) / ROW / 2;
+    server.rows(1..half).await;
+    server.settle().await;
+    assert!(server.queue.is_empty(), "it is open");
+    let began = now();
+    server.rows([half]).await;
+    assert_eq!(server.batch().await.batch, (1..=half).collect::<Vec<_>>());
+    assert_eq!(now() - began, Duration::ZERO, "it has not lingered");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_window_hands_over_what_little_is_open() {
+    let mut server = Server::start(patient()).await;
+    server.marker().await;
+    server.settle().await;
+    let all = u64::from(WINDOW) / ROW;
+    server.rows(1..=15).await;
+    let kept = server.batch().await;
+    assert_eq!(kept.rows, 15);
+    server.rows(16..all).await;
+    server.settle().await;
+    assert!(server.queue.is_empty(), "the server may go on");
     // Nothing else would ever cut it, and the server may not go on.
-    server.rows(1..=u64::from(WINDOW) / ROW).await;
-    let mut rows = server.batch().await.rows;
-    while rows < usize::try_from(u64::from(WINDOW) / ROW).unwrap() / 2 {
-        rows += server.batch().await.rows;
-    }
+    let began = now();
+    server.rows([all]).await;
+    assert_eq!(server.batch().await.batch, (16..=all).collect::<Vec<_>>());
+    assert_eq!(now() - began, Duration::ZERO, "it has not lingered");
 }
 
 #[tokio::test(start_paused = true)]
@@ -133,7 +155,7 @@ async fn what_came_before_a_socket_closed_is_delivered() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
     server.rows(1..=5).await;
-    server.io.shutdown().await.unwrap();
+    server.peer.io.shutdown().await.unwrap();
     let Report::Lost { streams, .. } = server.report().await else { panic!("not lost") };
     assert_eq!(streams[0].1.position.seqno, Seqno(5));
     assert_eq!(server.batch().await.batch, [1, 2, 3, 4, 5]);
@@ -145,11 +167,9 @@ async fn a_stream_that_ends_right_before_its_connection_is_lost_is_told_as_ended
     server.marker().await;
     server.settle().await;
     // In one piece, so that the end and the broken frame are met in one walk.
-    let mut bytes = Vec::new();
-    let end = StreamEnd { reason: StreamEndReason::STATE_CHANGED };
-    end.encode(server.to(Vbid(0)), &mut bytes).unwrap();
+    let mut bytes = server.said(["END 2"]);
     bytes.extend_from_slice(b"HTTP/1.1 400 Bad Request");
-    server.io.write_all(&bytes).await.unwrap();
+    server.peer.send(&bytes).await;
     let Report::Ended { vbid, .. } = server.report().await else { panic!("not ended") };
     assert_eq!(vbid, Vbid(0));
     let Report::Lost { streams, .. } = server.report().await else { panic!("not lost") };
@@ -159,7 +179,7 @@ async fn a_stream_that_ends_right_before_its_connection_is_lost_is_told_as_ended
 #[tokio::test(start_paused = true)]
 async fn a_closed_socket_and_a_broken_protocol_are_told_apart() {
     let mut server = Server::start(patient()).await;
-    server.io.shutdown().await.unwrap();
+    server.peer.io.shutdown().await.unwrap();
     let Report::Lost { error, .. } = server.report().await else { panic!("not lost") };
     assert_eq!(error.kind(), ErrorKind::ConnectionLost);
     assert_eq!(Chain(&error).to_string(), "node:11210 closed the connection");
@@ -175,7 +195,7 @@ async fn a_closed_socket_and_a_broken_protocol_are_told_apart() {
     );
 
     let mut server = Server::start(patient()).await;
-    server.io.write_all(b"HTTP/1.1 400 Bad Request").await.unwrap();
+    server.peer.send(b"HTTP/1.1 400 Bad Request").await;
     let Report::Lost { error, .. } = server.report().await else { panic!("not lost") };
     assert_eq!(error.kind(), ErrorKind::Protocol);
 }
@@ -184,7 +204,7 @@ async fn a_closed_socket_and_a_broken_protocol_are_told_apart() {
 async fn a_stream_that_a_dying_task_is_still_to_open_is_handed_back() {
     for breaks in [true, false] {
         let armed = Arc::new(Mutex::new(None));
-        let late = |io| Late { io, breaks, commands: Arc::clone(&armed) };
+        let late = Late { breaks, commands: Arc::clone(&armed) };
         let mut server = Server::start_over(patient(), Delivery::default(), late).await;
         *armed.lock().unwrap() = Some(server.commands.clone());
         // A packet that ends the connection in the next turn, if the socket does not.
@@ -199,7 +219,7 @@ async fn a_stream_that_a_dying_task_is_still_to_open_is_handed_back() {
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_written_ends_the_connection() {
     let is_deaf = Arc::new(AtomicBool::new(false));
-    let deaf = |io| Deaf { io, is_deaf: Arc::clone(&is_deaf) };
+    let deaf = Deaf(Arc::clone(&is_deaf));
     let mut server = Server::start_over(patient(), Delivery::default(), deaf).await;
     is_deaf.store(true, Ordering::Relaxed);
     // Its bytes are acknowledged after a second.
@@ -230,7 +250,7 @@ async fn a_packet_of_impossible_length_ends_the_connection_before_its_body_comes
         let mut server = Server::start(patient()).await;
         server.marker().await;
         server.rows([1]).await;
-        server.io.write_all(&packet).await.unwrap();
+        server.peer.send(&packet).await;
         let Report::Lost { error, .. } = server.report().await else { panic!("not lost") };
         assert_eq!(error.kind(), ErrorKind::Protocol);
         let text = Chain(&error).to_string();
@@ -240,15 +260,16 @@ async fn a_packet_of_impossible_length_ends_the_connection_before_its_body_comes
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_ends_is_reported_after_its_rows_are_delivered() {
+async fn a_stream_that_ends_hands_its_rows_over_at_once_and_is_reported() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
     server.rows(1..=3).await;
+    let began = now();
     server.end().await;
     let Report::Ended { cause, from, .. } = server.report().await else { panic!("not ended") };
     assert_eq!(cause, EndCause::Ended(StreamEndReason::STATE_CHANGED));
     assert_eq!(from.position.seqno, Seqno(3));
-    assert!(!server.queue.is_empty(), "before the report, not after it");
+    assert_eq!(now() - began, Duration::ZERO, "nothing lingers");
     assert_eq!(server.batch().await.batch, [1, 2, 3]);
 }
 
@@ -292,7 +313,7 @@ async fn a_vbucket_whose_window_the_application_has_filled_does_not_lag() {
 #[tokio::test(start_paused = true)]
 async fn a_vbucket_whose_window_is_full_of_what_waits_for_disks_lags() {
     let delivery = Delivery { persisted_only: true, ..Delivery::default() };
-    let mut server = Server::start_over(impatient(), delivery, |io| io).await;
+    let mut server = Server::start_over(impatient(), delivery, ()).await;
     server.marker().await;
     server.rows(1..=u64::from(WINDOW) / ROW).await;
     server.settle().await;
@@ -307,7 +328,7 @@ async fn a_task_nobody_wants_any_more_ends() {
     let mut server = Server::start(patient()).await;
     server.cancel.cancel();
     assert!(server.reports.recv().await.is_none());
-    assert_eq!(server.io.read_buf(&mut server.input).await.unwrap(), 0);
+    assert_eq!(server.peer.io.read_buf(&mut server.peer.input).await.unwrap(), 0);
 }
 
 impl Server {
@@ -333,7 +354,7 @@ impl Server {
 
     async fn nothing_sent(&mut self) -> bool {
         self.settle().await;
-        let read = self.io.read_buf(&mut self.input);
+        let read = self.peer.io.read_buf(&mut self.peer.input);
         let bytes = timeout(Duration::from_millis(1), read).await;
         bytes.is_err()
     }
@@ -348,7 +369,7 @@ async fn a_server_that_does_not_read_answers_is_not_read() {
         Frame::request(Opcode::DCP_NOOP).with_opaque(Opaque(opaque)).encode(&mut noops).unwrap();
     }
     let mut written = 0;
-    while let Ok(len) = timeout(Duration::from_secs(1), server.io.write(&noops)).await {
+    while let Ok(len) = timeout(Duration::from_secs(1), server.peer.io.write(&noops)).await {
         let len = len.unwrap();
         written += len;
         assert!(written < 16 * PIPE, "answers are kept without bound");
@@ -361,10 +382,10 @@ async fn a_server_that_does_not_read_answers_is_not_read() {
     // Once it reads, it is read and answered again.
     let (opcode, ..) = server.receive().await;
     assert_eq!(opcode, Opcode::DCP_NOOP);
-    let mut answered = server.input.len();
+    let mut answered = server.peer.input.len();
     while answered < written / 2 {
-        server.input.clear();
-        answered += server.io.read_buf(&mut server.input).await.unwrap();
+        server.peer.input.clear();
+        answered += server.peer.io.read_buf(&mut server.peer.input).await.unwrap();
     }
 }
 
@@ -377,7 +398,7 @@ async fn of_cluster_maps_that_nobody_takes_the_newest_is_kept() {
         let frame = Frame::request(Opcode::CLUSTER_MAP_CHANGE);
         frame.with_key(b"default").with_value(map.as_bytes()).encode(&mut push).unwrap();
         push[0] = 0x82;
-        server.io.write_all(&push).await.unwrap();
+        server.peer.send(&push).await;
     }
     server.settle().await;
     let Report::Map(link) = server.report().await else { panic!("no map") };

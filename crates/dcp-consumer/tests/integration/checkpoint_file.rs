@@ -173,7 +173,13 @@ fn saves_of_many_writers_at_once_follow_each_other() {
     let path = folder.path().join("positions.json");
     let write = |path: std::path::PathBuf| {
         move || {
-            let saved = |seqno: &u64| FileStore::new(&path).save(&at(*seqno, 0)).is_ok();
+            let store = FileStore::new(&path);
+            let saved = |seqno: &u64| {
+                let is_saved = store.save(&at(*seqno, 0)).is_ok();
+                let kept = store.load().unwrap().unwrap().position(Vbid(1)).unwrap().seqno;
+                assert!(!is_saved || kept.0 >= *seqno, "{seqno} was saved, {kept} is there");
+                is_saved
+            };
             (1..60).filter(saved).max().unwrap_or_default()
         }
     };

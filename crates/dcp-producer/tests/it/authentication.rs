@@ -93,7 +93,7 @@ async fn a_pipelined_set_up_is_answered_in_order() {
     client.send(&out).await;
     for (request, opaque) in requests.iter().zip(1..) {
         let answer = client.receive().await;
-        assert_eq!((answer.opcode(), answer.opaque()), (request.header.opcode, opaque));
+        assert_eq!((answer.opcode(), answer.opaque()), (request.header.opcode, Opaque(opaque)));
         assert_eq!(answer.status(), Status::SUCCESS);
     }
 }

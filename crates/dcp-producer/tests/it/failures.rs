@@ -187,6 +187,35 @@ async fn a_branch_begins_below_what_was_not_persisted() {
 }
 
 #[tokio::test]
+async fn ft_14_a_promoted_replica_begins_a_branch_at_its_last_complete_snapshot() {
+    let producer = cluster(2, 1).await;
+    assert_eq!(write(&producer, "a", 900), Seqno(900));
+    producer.persist();
+    producer.hold_persistence(VB, 1, true).unwrap();
+    write(&producer, "b", 7);
+    let mut replica = RawClient::ready(&producer, 1, &[]).await;
+    let before = failover_log(&mut replica).await;
+    producer.failover(0, false).unwrap();
+    let after = failover_log(&mut replica).await;
+    assert_eq!((after.len(), after[0].1, after[1]), (2, 900, before[0]));
+    assert_eq!(producer.high_seqnos()[&VB], Seqno(907), "it keeps what it has");
+}
+
+#[tokio::test]
+async fn ft_16_an_unclean_restart_begins_a_branch_where_the_snapshot_ended() {
+    let producer = cluster(1, 0).await;
+    assert_eq!(write(&producer, "a", 50), Seqno(50));
+    producer.persist();
+    let before = failover_log(&mut RawClient::ready(&producer, 0, &[]).await).await;
+    producer.kill(0).unwrap();
+    producer.restart(0, true).await.unwrap();
+    let after = failover_log(&mut RawClient::ready(&producer, 0, &[]).await).await;
+    assert_eq!((after.len(), after[0].1, after[1]), (2, 50, before[0]));
+    assert_ne!(after[0].0, before[0].0);
+    assert_eq!(producer.high_seqnos()[&VB], Seqno(50));
+}
+
+#[tokio::test]
 async fn ft_15_a_graceful_failover_loses_nothing_and_begins_no_branch() {
     let producer = cluster(2, 1).await;
     producer.set_replica_lag(VB, 1, None).unwrap();

@@ -282,7 +282,7 @@ async fn a_request_is_answered_with_another_status() {
     let producer = cluster(1, rules).await;
     let mut client = reader(&producer, b"reader").await;
     let refused = ask_for(&mut client, VB, u64::MAX).await;
-    assert_eq!((refused.status(), refused.opaque()), (Status::ETMPFAIL, 1));
+    assert_eq!((refused.status(), refused.opaque().0), (Status::ETMPFAIL, 1));
     assert!(refused.frame().value.is_empty());
     // It was not carried out.
     client.expect_silence().await;
@@ -378,7 +378,7 @@ async fn seqno_advanced_comes_before_an_item_of_the_same_seqno() {
     assert_eq!(next(&mut client).await, (MUTATION, 1));
     let advanced = client.receive().await;
     dcp_wire::message::SeqnoAdvanced::decode(&advanced.frame()).unwrap();
-    assert_eq!((seqno(&advanced), advanced.opaque()), (2, 1));
+    assert_eq!((seqno(&advanced), advanced.opaque().0), (2, 1));
     assert_eq!(advanced.frame().header.vbid_or_status, VB.0);
     assert_eq!(next(&mut client).await, (MUTATION, 2));
 }

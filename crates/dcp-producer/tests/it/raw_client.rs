@@ -2,45 +2,16 @@
 
 use std::time::Duration;
 
-use bytes::{Buf, BytesMut};
+use bytes::BytesMut;
 use dcp_producer::Producer;
+pub(crate) use dcp_test::packet::Packet;
+use dcp_test::packet::encoded;
+use dcp_test::peer::Peer;
 use dcp_wire::message::{BufferAck, Control, Open, OpenFlags, StreamRequest, StreamRequestFlags};
 use dcp_wire::sasl::{Mechanism, ScramClient};
-use dcp_wire::{Feature, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid, sasl};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use dcp_wire::{Feature, Frame, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid, sasl};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-
-/// Longest wait for something that must come.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// One whole packet.
-#[derive(Clone, Debug)]
-pub(crate) struct Packet(Vec<u8>);
-
-impl Packet {
-    pub(crate) fn frame(&self) -> Frame<'_> {
-        let (frame, used) = Frame::parse(&self.0, MAX_BODY_LEN).unwrap().unwrap();
-        assert_eq!(used, self.0.len());
-        frame
-    }
-
-    pub(crate) fn opcode(&self) -> Opcode {
-        self.frame().header.opcode
-    }
-
-    pub(crate) fn status(&self) -> Status {
-        assert!(self.frame().header.magic.is_response(), "{:?} is no response", self.frame());
-        self.frame().header.status()
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    pub(crate) fn opaque(&self) -> u32 {
-        self.frame().header.opaque.0
-    }
-}
 
 /// What a client may speak over.
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send + std::fmt::Debug {}
@@ -50,9 +21,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + std::fmt::Debug> Socket for S {}
 /// A connection to one node.
 #[derive(Debug)]
 pub(crate) struct RawClient {
-    socket: Box<dyn Socket>,
-    input: BytesMut,
-    next_opaque: u32,
+    peer: Peer<Box<dyn Socket>>,
 }
 
 impl RawClient {
@@ -68,7 +37,7 @@ impl RawClient {
 
     /// Speaks over a connection that is there already.
     pub(crate) fn over(socket: impl Socket + 'static) -> Self {
-        Self { socket: Box::new(socket), input: BytesMut::new(), next_opaque: 1000 }
+        Self { peer: Peer::new(Box::new(socket)) }
     }
 
     /// Connects, authenticates and selects the bucket.
@@ -164,106 +133,57 @@ impl RawClient {
     }
 
     pub(crate) async fn send(&mut self, bytes: &[u8]) {
-        self.socket.write_all(bytes).await.unwrap();
+        self.peer.send(bytes).await;
     }
 
     /// Sends to a server that may have closed the connection.
     pub(crate) async fn try_send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        self.socket.write_all(bytes).await
+        self.peer.io.write_all(bytes).await
     }
 
     /// Whether the server answers at all.
     pub(crate) async fn try_hello(&mut self) -> bool {
-        let mut out = BytesMut::new();
-        Frame::request(Opcode::HELLO).encode(&mut out).unwrap();
-        self.try_send(&out).await.is_ok() && self.next().await.is_some()
+        let hello = encoded(&Frame::request(Opcode::HELLO));
+        self.try_send(&hello).await.is_ok() && self.peer.next().await.is_some()
     }
 
     /// Sends a request and returns its answer.
     pub(crate) async fn ask(&mut self, request: Frame<'_>) -> Packet {
-        self.next_opaque += 1;
-        let opaque = self.next_opaque;
-        let mut out = BytesMut::new();
-        request.with_opaque(Opaque(opaque)).encode(&mut out).unwrap();
-        self.send(&out).await;
-        let answer = self.receive().await;
-        assert_eq!(
-            (answer.opcode(), answer.opaque()),
-            (request.header.opcode, opaque),
-            "answers come in order"
-        );
-        answer
+        self.peer.ask(request).await
     }
 
     /// Sends a request that must succeed.
     pub(crate) async fn succeed(&mut self, request: Frame<'_>) -> Packet {
-        let answer = self.ask(request).await;
-        assert_eq!(answer.status(), Status::SUCCESS, "{:?}", request.header.opcode);
-        answer
+        self.peer.ask_for(request, Status::SUCCESS).await
     }
 
     /// Sends a request that must be refused with `status`.
     pub(crate) async fn fail(&mut self, request: Frame<'_>, status: Status) -> Packet {
-        let answer = self.ask(request).await;
-        assert_eq!(answer.status(), status, "{:?}", request.header.opcode);
-        answer
+        self.peer.ask_for(request, status).await
     }
 
     /// The next packet, which must come.
     pub(crate) async fn receive(&mut self) -> Packet {
-        let packet = tokio::time::timeout(PATIENCE, self.next()).await;
-        packet.expect("nothing came").expect("the server closed the connection")
-    }
-
-    /// The next packet; `None` if the server closed the connection.
-    async fn next(&mut self) -> Option<Packet> {
-        loop {
-            let parsed = Frame::parse(&self.input, MAX_BODY_LEN).unwrap();
-            if let Some(len) = parsed.map(|(_, len)| len) {
-                let packet = Packet(self.input[..len].to_vec());
-                self.input.advance(len);
-                return Some(packet);
-            }
-            match self.socket.read_buf(&mut self.input).await {
-                Ok(0) => return None,
-                Ok(_) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
-                Err(error) => panic!("{error}"),
-            }
-        }
+        self.peer.receive().await
     }
 
     /// Expects the server to close the connection without another packet.
     pub(crate) async fn expect_end(&mut self) {
-        let packet = tokio::time::timeout(PATIENCE, self.next()).await;
-        let packet = packet.expect("the connection stays open");
-        assert!(packet.is_none(), "{packet:?}");
+        self.peer.expect_end().await;
     }
 
     /// Expects nothing to come for a while.
     pub(crate) async fn expect_silence(&mut self) {
-        let packet = tokio::time::timeout(Duration::from_millis(200), self.next()).await;
-        assert!(packet.is_err(), "{packet:?}");
+        self.peer.expect_silence(Duration::from_millis(200)).await;
     }
 
     /// Every byte that comes until the server closes the connection.
-    pub(crate) async fn rest(mut self) -> Vec<u8> {
-        let read = self.socket.read_buf(&mut self.input);
-        let mut more = tokio::time::timeout(PATIENCE, read).await.expect("it stays open").unwrap();
-        while more > 0 {
-            let read = self.socket.read_buf(&mut self.input);
-            more = tokio::time::timeout(PATIENCE, read).await.expect("it stays open").unwrap();
-        }
-        self.input.to_vec()
+    pub(crate) async fn rest(self) -> Vec<u8> {
+        self.peer.rest().await
     }
 
     /// The next `len` bytes, which must come.
     pub(crate) async fn bytes(&mut self, len: usize) -> Vec<u8> {
-        while self.input.len() < len {
-            let read = self.socket.read_buf(&mut self.input);
-            let read = tokio::time::timeout(PATIENCE, read).await.expect("nothing came");
-            assert_ne!(read.unwrap(), 0, "the server closed the connection");
-        }
-        self.input.split_to(len).to_vec()
+        self.peer.bytes(len).await
     }
 }

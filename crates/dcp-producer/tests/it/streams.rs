@@ -220,7 +220,7 @@ async fn idle_streams_of_many_vbuckets_each_get_their_own_changes() {
     while seen.len() < expected.len() {
         let packet = client.receive().await;
         if packet.opcode() == Opcode::DCP_MUTATION {
-            seen.push((packet.opaque(), packet.frame().key.to_vec()));
+            seen.push((packet.opaque().0, packet.frame().key.to_vec()));
         }
     }
     seen.sort();

@@ -190,6 +190,17 @@ fn damage_to_any_byte_is_an_error() {
 }
 
 #[test]
+fn a_seqno_outside_its_snapshot_is_damage() {
+    for (start, end) in [(11, 20), (0, 9)] {
+        let snapshot = Snapshot { start: Seqno(start), end: Seqno(end) };
+        let outside = Position { snapshot, ..position(10, &[(1, 0)]) };
+        let json = checkpoint().with_position(Vbid(0), outside).to_json();
+        let error = Checkpoint::from_json(json.as_bytes()).unwrap_err();
+        assert!(error.to_string().contains("a seqno lies outside its snapshot"), "{error}");
+    }
+}
+
+#[test]
 fn nothing_is_never_an_empty_checkpoint() {
     for nothing in ["", "{}", "null", "[]", "\0\0\0\0", r#"{"version":1}"#] {
         assert!(Checkpoint::from_json(nothing.as_bytes()).is_err(), "{nothing}");

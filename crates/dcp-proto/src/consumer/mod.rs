@@ -8,8 +8,6 @@ mod event;
 mod opaque;
 mod stats;
 mod stream;
-#[cfg(test)]
-mod tests;
 mod unpersisted;
 mod window;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use dcp_wire::message::FailoverEntry;
-use dcp_wire::{Seqno, Vbid, Vbuuid};
+use dcp_wire::{ManifestUid, Seqno, Vbid, Vbuuid};
 
 use super::*;
 use crate::checkpoint::{Checkpoint, StoredFilter};
@@ -23,6 +23,7 @@ fn position(seqno: u64, snapshot: (u64, u64)) -> Position {
         seqno: Seqno(seqno),
         snapshot: Snapshot { start: Seqno(snapshot.0), end: Seqno(snapshot.1) },
         failover_log: Some(log(&[(0xa, 0)])),
+        manifest_uid: ManifestUid(7),
         ..Position::EARLIEST
     }
 }
@@ -106,7 +107,7 @@ fn no_offset_is_claimed_inside_a_checkpoints_snapshot() {
     let few = Limits { max_seqnos: Some(1), ..limits() };
     let [range] = &plan(seen(60, Some(0), &[(25, None)]), &few).unwrap()[..] else { panic!() };
     assert_eq!((range.start_seqno(), range.to), (Seqno(25), Seqno(40)));
-    assert_eq!(range.from.position, position(25, (20, 40)), "with the snapshot");
+    assert_eq!(range.from.position, position(25, (20, 40)), "with snapshot and manifest");
     let last = Limits { is_last: true, ..limits() };
     let [range] = &plan(seen(0, Some(0), &[(25, None)]), &last).unwrap()[..] else { panic!() };
     assert_eq!(range.to, Seqno(100), "all there is");

@@ -220,14 +220,14 @@ mod tests {
     }
 
     #[test]
-    fn ft_14_a_branch_begun_below_the_high_seqno_drops_newer_branches() {
+    fn a_branch_begun_below_the_high_seqno_drops_newer_branches() {
         let mut table = table(&[(3, 950), (2, 500), (1, 0)]);
         table.create_entry(Vbuuid(4), Seqno(900));
         assert_eq!(table.entries(), entries(&[(4, 900), (2, 500), (1, 0)]));
     }
 
     #[test]
-    fn ft_16_an_unclean_restart_begins_a_branch_at_the_snapshot_end() {
+    fn a_new_branch_becomes_the_newest() {
         let mut table = table(&[(1, 0)]);
         table.create_entry(Vbuuid(2), Seqno(50));
         assert_eq!(table.entries(), entries(&[(2, 50), (1, 0)]));

@@ -1,11 +1,15 @@
-//! Rows of the conformance tables that a consumer can answer, as data.
+//! A consumer's machine: rows of the conformance tables as data, and scripts of whole connections.
 
-mod completeness;
-#[path = "../naming/named.rs"]
-mod named;
+mod delivery;
+mod flow;
+mod hostile;
+mod pair;
+mod rules;
+mod runs;
 mod script;
 mod sent;
 
+use dcp_test::conformance::{Outcome, note};
 use serde_json::Value;
 
 use script::Script;
@@ -17,7 +21,12 @@ fn the_consumer_follows_the_rows() {
     let rows: Vec<Value> = serde_json::from_str(ROWS).expect("rows");
     let failures: Vec<String> = rows
         .iter()
-        .filter_map(|row| check(row).err().map(|why| format!("{}: {why}", row["row"])))
+        .filter_map(|row| {
+            let name = row["row"].as_str().expect("a name");
+            let outcome = if row["departs"].is_string() { Outcome::Departs } else { Outcome::Held };
+            let checked = check(row).map(|()| note("consumer", name, outcome));
+            checked.err().map(|why| format!("{name}: {why}"))
+        })
         .collect();
     assert!(failures.is_empty(), "{} rows fail:\n{}", failures.len(), failures.join("\n"));
 }
@@ -27,7 +36,10 @@ fn what_a_producer_sends_by_the_rows_is_taken() {
     let rows = sent::rows();
     let failures: Vec<String> = rows
         .iter()
-        .filter_map(|(name, row)| sent::check(row).err().map(|why| format!("{name}: {why}")))
+        .filter_map(|(name, row)| {
+            let checked = sent::check(row).map(|()| note("consumer", name, Outcome::Taken));
+            checked.err().map(|why| format!("{name}: {why}"))
+        })
         .collect();
     assert!(failures.is_empty(), "{} rows fail:\n{}", failures.len(), failures.join("\n"));
     assert!(rows.len() > 90, "{} rows", rows.len());
@@ -54,6 +66,7 @@ fn check(row: &Value) -> Result<(), String> {
     expect(row, "counted", script.counted().into())?;
     expect(row, "answers", script.answers().into())?;
     expect(row, "maps", script.maps().into())?;
+    expect(row, "manifest", script.manifest().into())?;
     let ends = row["ends"].as_str();
     match (script.end(), ends) {
         (_, None) => {}

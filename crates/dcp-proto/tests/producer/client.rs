@@ -4,14 +4,13 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use dcp_proto::producer::{Connection, ConnectionConfig, Disconnect, Features};
+use dcp_test::bucket::{BRANCH, Bucket};
+use dcp_test::words;
 use dcp_wire::message::{
-    Abort, BufferAck, CloseStream, Commit, Control, Deletion, Expiration, Mutation, Open,
-    OpenFlags, OsoSnapshot, Prepare, SeqnoAdvanced, SetVbucketState, SnapshotMarker, StreamAddress,
-    StreamEnd, StreamRequest, StreamRequestFlags, SystemEvent,
+    BufferAck, CloseStream, Control, Open, OpenFlags, StreamAddress, StreamRequest,
+    StreamRequestFlags,
 };
 use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, StreamId, Vbid};
-
-use crate::storage::{BRANCH, Bucket};
 
 pub(crate) const COLLECTIONS: Features = Features { collections: true, ..LEGACY };
 pub(crate) const LEGACY: Features = Features { xerror: true, json: true, ..Features::NONE };
@@ -35,11 +34,7 @@ pub(crate) struct Client {
     out: BytesMut,
 }
 
-/// Where time begins; machines only ever see differences.
-#[expect(clippy::disallowed_methods, reason = "there is no other way to get an instant")]
-pub(crate) fn some_instant() -> Instant {
-    Instant::now()
-}
+pub(crate) use dcp_test::harness::start as some_instant;
 
 /// A request for everything of vBucket 0, from the beginning, for ever.
 pub(crate) fn from_scratch() -> StreamRequest<'static> {
@@ -208,68 +203,19 @@ impl Client {
     }
 }
 
-pub(crate) fn packets(mut bytes: &[u8]) -> Vec<Vec<u8>> {
-    let mut packets = Vec::new();
-    while let Some((_, used)) = Frame::parse(bytes, MAX_BODY_LEN).unwrap() {
-        packets.push(bytes[..used].to_vec());
-        bytes = &bytes[used..];
-    }
-    assert!(bytes.is_empty(), "only whole packets");
-    packets
+pub(crate) fn packets(bytes: &[u8]) -> Vec<Vec<u8>> {
+    dcp_test::packet::packets(bytes).iter().map(|packet| packet.bytes().to_vec()).collect()
 }
 
 pub(crate) fn frame(packet: &[u8]) -> Frame<'_> {
     Frame::parse(packet, MAX_BODY_LEN).unwrap().unwrap().0
 }
 
-/// One stream message in a few words: `MARK [0-3] 0x5`, `MUT 1`, `SYS 2`, `ADV 4`, `END 0`.
+/// One stream message in the words of [`words`].
 pub(crate) fn describe(packet: &[u8]) -> String {
-    let frame = frame(packet);
-    if frame.header.opcode != Opcode::DCP_NOOP {
-        assert_eq!(frame.header.opaque, OPAQUE, "the opaque is the stream request's");
+    let packet = &dcp_test::packet::packets(packet)[0];
+    if packet.opcode() != Opcode::DCP_NOOP {
+        assert_eq!(packet.opaque(), OPAQUE, "the opaque is the stream request's");
     }
-    let text = match frame.header.opcode {
-        Opcode::DCP_SNAPSHOT_MARKER => describe_marker(&SnapshotMarker::decode(&frame).unwrap()),
-        Opcode::DCP_MUTATION => format!("MUT {}", Mutation::decode(&frame).unwrap().seqno),
-        Opcode::DCP_DELETION => format!("DEL {}", Deletion::decode(&frame).unwrap().seqno),
-        Opcode::DCP_EXPIRATION => format!("EXP {}", Expiration::decode(&frame).unwrap().seqno),
-        Opcode::DCP_SYSTEM_EVENT => format!("SYS {}", SystemEvent::decode(&frame).unwrap().seqno),
-        Opcode::DCP_SEQNO_ADVANCED => {
-            format!("ADV {}", SeqnoAdvanced::decode(&frame).unwrap().seqno)
-        }
-        Opcode::DCP_STREAM_END => format!("END {}", StreamEnd::decode(&frame).unwrap().reason.0),
-        Opcode::DCP_PREPARE => format!("PREPARE {}", Prepare::decode(&frame).unwrap().seqno),
-        Opcode::DCP_COMMIT => format!("COMMIT {}", Commit::decode(&frame).unwrap().commit_seqno),
-        Opcode::DCP_ABORT => format!("ABORT {}", Abort::decode(&frame).unwrap().abort_seqno),
-        Opcode::DCP_SET_VBUCKET_STATE => {
-            let state = SetVbucketState::decode(&frame).unwrap().state;
-            format!("STATE {}", state.name().unwrap())
-        }
-        Opcode::DCP_OSO_SNAPSHOT => match OsoSnapshot::decode(&frame).unwrap() {
-            OsoSnapshot::Start => "OSO start".to_owned(),
-            OsoSnapshot::End => "OSO end".to_owned(),
-        },
-        Opcode::DCP_NOOP => format!("NOOP {}", frame.header.opaque),
-        other => panic!("unexpected {other}"),
-    };
-    match frame.stream_id().unwrap() {
-        Some(id) => format!("{text} sid {id}"),
-        None => text,
-    }
-}
-
-fn describe_marker(marker: &SnapshotMarker) -> String {
-    let mut text =
-        format!("MARK [{}-{}] {:#x}", marker.start_seqno, marker.end_seqno, marker.flags.bits());
-    for (name, seqno) in [
-        ("visible", marker.max_visible_seqno),
-        ("completed", marker.high_completed_seqno),
-        ("purge", marker.purge_seqno),
-        ("prepared", marker.high_prepared_seqno),
-    ] {
-        if let Some(seqno) = seqno {
-            text += &format!(" {name} {seqno}");
-        }
-    }
-    text
+    words::describe(packet)
 }

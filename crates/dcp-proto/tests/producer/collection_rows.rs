@@ -5,6 +5,7 @@
 
 use bytes::Bytes;
 use dcp_proto::producer::{Item, ItemKind, VBucketState};
+use dcp_test::conformance::{Outcome, note};
 use dcp_wire::message::{
     OpenFlags, StreamRequest, StreamRequestFlags, SystemEvent, SystemEventId, SystemEventPayload,
 };
@@ -12,7 +13,7 @@ use dcp_wire::{CollectionId, Datatype, ManifestUid, Opcode, ScopeId, Seqno, Stat
 use serde_json::Value;
 
 use crate::client::{COLLECTIONS, Client, LEGACY, describe, frame, from_scratch, resume};
-use crate::storage::{Bucket, VBucket, doc};
+use dcp_test::bucket::{Bucket, VBucket, doc};
 
 const ROWS: &str = include_str!("../data/collections.json");
 
@@ -185,6 +186,7 @@ fn run(name: &str) {
         let wanted = texts(&then["expect"]);
         assert_eq!(received(&mut client, row), wanted, "{name}, step {step}");
     }
+    note("producer", name, Outcome::Held);
 }
 
 macro_rules! tests {
@@ -192,12 +194,10 @@ macro_rules! tests {
         $(#[test] fn $test() { run($row); })*
 
         #[test]
-        fn every_row_is_a_test_or_says_why_not() {
+        fn every_row_of_the_file_has_a_test() {
             for row in rows() {
                 let name = row["row"].as_str().expect("a name");
-                let reason = row["not_applicable"].as_str().unwrap_or_default();
-                let is_test = [$($row),*].contains(&name);
-                assert_ne!(is_test, !reason.is_empty(), "{name}: either a test or a reason");
+                assert!([$($row),*].contains(&name), "{name} has no test");
             }
         }
     };

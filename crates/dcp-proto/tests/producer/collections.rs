@@ -4,7 +4,7 @@ use dcp_wire::Status;
 use dcp_wire::message::StreamRequest;
 
 use crate::client::{COLLECTIONS, Client, LEGACY, describe, frame, from_scratch};
-use crate::storage::{Bucket, VBucket, begin, doc, docs};
+use dcp_test::bucket::{Bucket, VBucket, begin, doc, docs};
 
 const MEAT: u32 = 8;
 const FRUIT: u32 = 9;

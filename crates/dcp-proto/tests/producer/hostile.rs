@@ -6,7 +6,7 @@ use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, Magic, Opcode, Status};
 use proptest::prelude::*;
 
 use crate::client::{COLLECTIONS, Client, LEGACY, from_scratch};
-use crate::storage::{Bucket, VBucket, docs};
+use dcp_test::bucket::{Bucket, VBucket, docs};
 
 fn client(features: Features) -> Client {
     let bucket = Bucket::with(VBucket::new().on_disk(docs(1..=3)).checkpoint(4, docs(4..=6)));

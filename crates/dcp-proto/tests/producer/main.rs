@@ -7,11 +7,8 @@
 mod client;
 mod collection_rows;
 mod collections;
-mod completeness;
 mod flow_control;
 mod hostile;
-#[path = "../naming/named.rs"]
-mod named;
 mod noop;
 mod recorded;
 mod rows;
@@ -19,6 +16,5 @@ mod scenarios;
 mod script;
 mod seen;
 mod snapshots;
-mod storage;
 mod stream_end;
 mod values;

@@ -7,7 +7,7 @@ use dcp_wire::message::OpenFlags;
 use dcp_wire::{Frame, Opaque, Opcode, Status};
 
 use crate::client::{Client, LEGACY};
-use crate::storage::{Bucket, VBucket};
+use dcp_test::bucket::{Bucket, VBucket};
 
 const FIRST: Opaque = Opaque(10_000_001);
 
@@ -43,7 +43,7 @@ fn np_04_and_np_09_there_is_one_noop_at_a_time() {
 }
 
 #[test]
-fn np_10_a_client_that_answers_nothing_is_given_up_after_the_idle_timeout() {
+fn np_07_and_np_10_a_client_that_answers_nothing_is_given_up_after_the_idle_timeout() {
     let mut client = client(&[("enable_noop", "true")]);
     let opened = client.now;
     client.pass(secs(201));

@@ -21,7 +21,7 @@ use dcp_wire::{
 
 use crate::client::{packets, some_instant};
 use crate::seen::{Seen, seen};
-use crate::storage::{Bucket, Node, VBucket, doc, event};
+use dcp_test::bucket::{Bucket, Node, VBucket, doc, event};
 
 /// The documents and events a recording shows, and its vBucket's failover log.
 struct Data {

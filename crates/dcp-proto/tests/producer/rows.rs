@@ -4,12 +4,13 @@ use bytes::BytesMut;
 use dcp_proto::Snapshot;
 use dcp_proto::producer::rollback::{self, RollbackQuery, Verdict};
 use dcp_proto::producer::{Connection, ConnectionConfig, FailoverTable, Features, VBucketState};
+use dcp_test::conformance::{Outcome, note};
 use dcp_wire::message::{Control, OpenFlags, StreamRequest, StreamRequestFlags};
 use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 use serde_json::Value;
 
 use crate::client::{COLLECTIONS, Client, LEGACY, OPAQUE, Response, from_scratch, some_instant};
-use crate::storage::{BRANCH, Bucket, VBucket, begin, doc, docs, end};
+use dcp_test::bucket::{BRANCH, Bucket, VBucket, begin, doc, docs, end};
 
 fn rows(text: &str) -> Vec<Value> {
     let rows: Vec<Value> = serde_json::from_str(text).expect("rows");
@@ -39,7 +40,11 @@ fn status(name: &Value) -> Status {
 fn run(rows: &[Value], check: impl Fn(&Value) -> Result<(), String>) {
     let failures: Vec<_> = rows
         .iter()
-        .filter_map(|row| check(row).err().map(|why| format!("{}: {why}", row["row"])))
+        .filter_map(|row| {
+            let name = row["row"].as_str().expect("a name");
+            let checked = check(row).map(|()| note("producer", name, Outcome::Held));
+            checked.err().map(|why| format!("{name}: {why}"))
+        })
         .collect();
     assert!(failures.is_empty(), "{} rows fail:\n{}", failures.len(), failures.join("\n"));
 }

@@ -7,7 +7,7 @@ rows!(out_of_order, "oso.json":
 
 rows!(snapshots, "snapshots.json":
     ss_01 ss_02 ss_03 ss_04 ss_05 ss_06 ss_07 ss_08 ss_09 ss_10 ss_11 ss_12 ss_13 ss_14 ss_15 ss_16
-    ss_18 ss_19 ss_20 ss_21 ss_22 ss_23 ss_24 ss_25 ss_26 ss_27);
+    ss_18 ss_19 ss_20 ss_21 ss_22 ss_23 ss_24 ss_25 ss_26 ss_27 co_19 co_21 co_22 co_23);
 
 rows!(stream_ends, "stream_end.json":
     se_02 se_03 se_04 se_05 se_06 se_07 se_08 se_10 se_11 se_14 se_15 se_16 se_17 se_18 se_20 se_21

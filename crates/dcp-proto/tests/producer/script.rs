@@ -14,6 +14,7 @@ use dcp_proto::producer::{
     Connection, ConnectionConfig, Disconnect, Features, Item, ItemKind, MemoryPressure,
     OsoBackfill, StuckClients, VBucketState,
 };
+use dcp_test::conformance::{Outcome, note};
 use dcp_wire::message::{
     DurabilityLevel, OpenFlags, StreamEndReason, StreamRequest, StreamRequestFlags, SystemEventId,
 };
@@ -21,7 +22,7 @@ use dcp_wire::{Datatype, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 use serde_json::Value;
 
 use crate::client::{COLLECTIONS, Client, LEGACY, from_scratch};
-use crate::storage::{Bucket, VBucket, doc, event};
+use dcp_test::bucket::{Bucket, VBucket, doc, event};
 
 /// Plays every scenario of `rows` whose row is `id`, with or without words after it.
 pub(crate) fn play(rows: &str, id: &str) {
@@ -35,6 +36,7 @@ pub(crate) fn play(rows: &str, id: &str) {
     for scenario in scenarios {
         Script::new(scenario).play();
     }
+    note("producer", id, Outcome::Held);
 }
 
 /// The ids of the rows of a file that are scenarios.
@@ -353,7 +355,7 @@ impl<'a> Script<'a> {
             end_seqno: Seqno(value["end"].as_u64().unwrap_or(u64::MAX)),
             snapshot_start: Seqno(bound(0)),
             snapshot_end: Seqno(bound(1)),
-            vbuuid: value["vbuuid"].as_u64().map_or(crate::storage::BRANCH, Vbuuid),
+            vbuuid: value["vbuuid"].as_u64().map_or(dcp_test::bucket::BRANCH, Vbuuid),
             value: text.as_bytes(),
             ..from_scratch()
         };

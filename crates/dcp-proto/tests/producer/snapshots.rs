@@ -4,7 +4,7 @@ use dcp_wire::message::{OpenFlags, StreamRequest, StreamRequestFlags};
 use dcp_wire::{Seqno, Status};
 
 use crate::client::{COLLECTIONS, Client, LEGACY, from_scratch, resume};
-use crate::storage::{Bucket, VBucket, docs};
+use dcp_test::bucket::{Bucket, VBucket, docs};
 
 /// The messages of one stream of `vbucket`, and the client for more.
 fn stream(vbucket: VBucket, request: &StreamRequest<'_>) -> (Client, Vec<String>) {
@@ -235,7 +235,7 @@ fn ct_29_a_client_that_only_sees_sync_writes_gets_plain_markers() {
 fn an_idle_stream_sends_nothing_until_its_vbucket_changes() {
     let (mut client, messages) = stream(VBucket::new(), &from_scratch());
     assert!(messages.is_empty());
-    client.bucket.vb().write(crate::storage::doc(1, 0));
+    client.bucket.vb().write(dcp_test::bucket::doc(1, 0));
     assert!(client.receive().is_empty(), "nobody said that the vBucket changed");
     client.connection.notify(dcp_wire::Vbid(0));
     assert_eq!(client.receive(), ["MARK [0-1] 0x5", "MUT 1"]);

@@ -5,7 +5,7 @@ use dcp_wire::message::{OpenFlags, StreamEndReason, StreamRequest};
 use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 
 use crate::client::{COLLECTIONS, Client, LEGACY, from_scratch, resume};
-use crate::storage::{Bucket, VBucket, doc, docs};
+use dcp_test::bucket::{Bucket, VBucket, doc, docs};
 
 fn streaming(controls: &[(&str, &str)]) -> Client {
     let bucket = Bucket::with(VBucket::new().checkpoint(1, docs(1..=2)));
@@ -46,7 +46,7 @@ fn se_02_and_rb_80_and_rb_82_a_stream_with_nothing_to_send_ends_after_its_answer
 }
 
 #[test]
-fn se_06_a_closed_stream_ends_without_a_message() {
+fn se_06_and_sr_21_a_closed_stream_ends_without_a_message_and_may_be_opened_again() {
     let mut client = streaming(&[]);
     assert_eq!(client.close(None), Status::SUCCESS);
     client.write(docs(3..=3));

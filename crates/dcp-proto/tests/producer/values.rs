@@ -6,7 +6,7 @@ use dcp_wire::message::OpenFlags;
 use dcp_wire::{Datatype, Opcode, Status, snappy, xattr};
 
 use crate::client::{Client, LEGACY, frame, from_scratch};
-use crate::storage::{Bucket, VBucket, doc};
+use dcp_test::bucket::{Bucket, VBucket, doc};
 
 const PLAIN: OpenFlags = OpenFlags::PRODUCER;
 const XATTRS: OpenFlags = OpenFlags::PRODUCER.union(OpenFlags::INCLUDE_XATTRS);

@@ -90,3 +90,14 @@ fn va_22_to_va_25_cached_documents_are_checked_one_by_one() {
     oversized[37] = 252;
     assert_eq!(transfer(&oversized), Ok(vec![false]));
 }
+
+#[test]
+fn va_26_a_section_of_attributes_precedes_the_document() {
+    let mut value = vec![0, 0, 0, 0x0f, 0, 0, 0, 0x0b];
+    value.extend_from_slice(b"_k\0{\"a\":1}\0{}");
+    let (xattrs, body) = xattr::split(&value).unwrap();
+    let xattrs: Vec<_> = xattrs.map(Result::unwrap).collect();
+    let [only] = xattrs[..] else { panic!("{xattrs:?}") };
+    assert_eq!((only.name, only.value, only.is_system()), (&b"_k"[..], &br#"{"a":1}"#[..], true));
+    assert_eq!(body, b"{}");
+}

@@ -3,13 +3,12 @@
 use std::sync::atomic::AtomicUsize;
 use std::task::{Context, Waker};
 
-use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
+use tokio::io::{AsyncRead, DuplexStream};
 
 use super::*;
 
 /// A pipe that is not ready to be read below its mark, if it knows of marks.
 struct Marked {
-    io: DuplexStream,
     /// What came from the pipe and is not read.
     held: Vec<u8>,
     shared: Arc<Shared>,
@@ -37,9 +36,10 @@ impl Shared {
     }
 }
 
-impl AsyncRead for Marked {
+impl Hook for Marked {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        &mut self,
+        io: &mut DuplexStream,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
@@ -48,7 +48,7 @@ impl AsyncRead for Marked {
         let mut is_over = false;
         loop {
             let mut chunk = ReadBuf::new(&mut chunk);
-            match Pin::new(&mut self.io).poll_read(cx, &mut chunk) {
+            match Pin::new(&mut *io).poll_read(cx, &mut chunk) {
                 Poll::Ready(Ok(())) if !chunk.filled().is_empty() => {
                     self.held.extend_from_slice(chunk.filled());
                 }
@@ -68,27 +68,7 @@ impl AsyncRead for Marked {
         self.held.drain(..len);
         Poll::Ready(Ok(()))
     }
-}
 
-impl AsyncWrite for Marked {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-}
-
-impl Gather for Marked {
     fn ready_from(&self, bytes: usize) -> bool {
         if self.shared.knows_marks {
             self.shared.mark.store(bytes, Ordering::SeqCst);
@@ -103,7 +83,7 @@ impl Gather for Marked {
 /// A server whose marker was taken a while ago.
 async fn start(policy: BatchPolicy, knows_marks: bool) -> (Server, Arc<Shared>) {
     let shared = Shared::new(knows_marks);
-    let marked = |io| Marked { io, held: Vec::new(), shared: Arc::clone(&shared) };
+    let marked = Marked { held: Vec::new(), shared: Arc::clone(&shared) };
     let mut server = Server::start_over(policy, Delivery::default(), marked).await;
     server.marker().await;
     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -192,7 +172,7 @@ async fn a_connection_that_is_lost_while_data_gathers_is_read_to_its_end() {
     for knows_marks in [false, true] {
         let (mut server, _) = start(patient(), knows_marks).await;
         write(&mut server, 1..=6).await;
-        server.io.shutdown().await.unwrap();
+        server.peer.io.shutdown().await.unwrap();
         let Report::Lost { error, .. } = server.report().await else { panic!("not lost") };
         assert_eq!(error.kind(), ErrorKind::ConnectionLost);
         assert_eq!(server.batch().await.batch, [1, 2, 3, 4, 5, 6]);

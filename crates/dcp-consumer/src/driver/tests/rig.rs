@@ -9,12 +9,11 @@ use std::time::Duration;
 use dcp_proto::OnRollback;
 use dcp_proto::consumer::{ConnectionConfig, Delivery, StreamFilter};
 use dcp_proto::{Change, ChangeSink, Position, Rollback};
-use dcp_wire::message::{
-    FailoverEntry, Mutation, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd,
-    StreamEndReason, encode_failover_log,
-};
+use dcp_test::peer::Peer;
+use dcp_test::words::message;
+use dcp_wire::message::{FailoverEntry, StreamAddress, encode_failover_log};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status, Vbuuid};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, duplex};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, duplex};
 use tokio::time::timeout;
 
 use super::super::*;
@@ -63,8 +62,7 @@ impl BatchSink for Seqnos {
 
 /// The server's end of the pipe, and the ends of the task's channels.
 pub(super) struct Server {
-    pub(super) io: DuplexStream,
-    pub(super) input: BytesMut,
+    pub(super) peer: Peer<DuplexStream>,
     pub(super) opaque: Opaque,
     pub(super) queue: Arc<Queue<Vec<u64>>>,
     pub(super) commands: mpsc::UnboundedSender<Command>,
@@ -72,59 +70,63 @@ pub(super) struct Server {
     pub(super) cancel: CancellationToken,
 }
 
-/// The task's end of the pipe, which takes nothing any more once that is said. Reading from it does
-/// not tell.
-pub(super) struct Deaf {
-    pub(super) io: DuplexStream,
-    pub(super) is_deaf: Arc<AtomicBool>,
-}
-
-impl AsyncRead for Deaf {
+/// What a pipe does otherwise than others.
+pub(super) trait Hook: Send + Unpin {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        &mut self,
+        io: &mut DuplexStream,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buffer)
+        Pin::new(io).poll_read(cx, buffer)
+    }
+
+    /// Whether anything may be written.
+    fn write(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// As [`Gather::ready_from`].
+    fn ready_from(&self, _: usize) -> bool {
+        false
     }
 }
 
-impl AsyncWrite for Deaf {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        if self.is_deaf.load(Ordering::Relaxed) {
-            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+/// The task's end of the pipe.
+pub(super) struct Pipe<H> {
+    io: DuplexStream,
+    hook: H,
+}
+
+/// Nothing is otherwise.
+impl Hook for () {}
+
+/// Takes nothing any more once that is said. Reading from it does not tell.
+pub(super) struct Deaf(pub(super) Arc<AtomicBool>);
+
+impl Hook for Deaf {
+    fn write(&mut self) -> io::Result<()> {
+        match self.0.load(Ordering::Relaxed) {
+            true => Err(io::ErrorKind::BrokenPipe.into()),
+            false => Ok(()),
         }
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 
-/// The task's end of the pipe, which asks for vBucket 1 the moment it next reads something, and then
-/// breaks if it is to.
+/// Asks for vBucket 1 the moment it next reads something, and then breaks if it is to.
 pub(super) struct Late {
-    pub(super) io: DuplexStream,
     pub(super) breaks: bool,
     pub(super) commands: Arc<Mutex<Option<mpsc::UnboundedSender<Command>>>>,
 }
 
-impl AsyncRead for Late {
+impl Hook for Late {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        &mut self,
+        io: &mut DuplexStream,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        std::task::ready!(Pin::new(&mut self.io).poll_read(cx, buffer))?;
+        std::task::ready!(Pin::new(io).poll_read(cx, buffer))?;
         let Some(commands) = self.commands.lock().unwrap().take() else {
             return Poll::Ready(Ok(()));
         };
@@ -139,12 +141,24 @@ impl AsyncRead for Late {
     }
 }
 
-impl AsyncWrite for Late {
+impl<H: Hook> AsyncRead for Pipe<H> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self { io, hook } = &mut *self;
+        hook.poll_read(io, cx, buffer)
+    }
+}
+
+impl<H: Hook> AsyncWrite for Pipe<H> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.hook.write()?;
         Pin::new(&mut self.io).poll_write(cx, bytes)
     }
 
@@ -157,32 +171,24 @@ impl AsyncWrite for Late {
     }
 }
 
-macro_rules! knows_no_mark {
-    ($($io:ty),*) => {
-        $(impl Gather for $io {
-            fn ready_from(&self, _: usize) -> bool {
-                false
-            }
-        })*
-    };
+impl<H: Hook> Gather for Pipe<H> {
+    fn ready_from(&self, bytes: usize) -> bool {
+        self.hook.ready_from(bytes)
+    }
 }
-knows_no_mark!(DuplexStream, Deaf, Late);
 
 impl Server {
     /// With vBucket 0 streaming.
     pub(super) async fn start(policy: BatchPolicy) -> Self {
-        Self::start_over(policy, Delivery::default(), |io| io).await
+        Self::start_over(policy, Delivery::default(), ()).await
     }
 
     /// The same, over another kind of pipe and with another delivery.
-    pub(super) async fn start_over<IO>(
+    pub(super) async fn start_over(
         policy: BatchPolicy,
         delivery: Delivery,
-        over: impl FnOnce(DuplexStream) -> IO,
-    ) -> Self
-    where
-        IO: Gather + 'static,
-    {
+        hook: impl Hook + 'static,
+    ) -> Self {
         let (io, far) = duplex(1 << 20);
         let queue = Arc::new(Queue::new());
         let (commands, receiver) = mpsc::unbounded_channel();
@@ -213,9 +219,9 @@ impl Server {
             reports: sender,
             cancel: cancel.clone(),
         };
-        tokio::spawn(driver.run(over(far), BytesMut::new()));
-        let input = BytesMut::new();
-        let mut server = Self { io, input, opaque: Opaque(0), queue, commands, reports, cancel };
+        tokio::spawn(driver.run(Pipe { io: far, hook }, BytesMut::new()));
+        let peer = Peer::new(io).patient(WEEK);
+        let mut server = Self { peer, opaque: Opaque(0), queue, commands, reports, cancel };
         server.open(Vbid(0)).await;
         server
     }
@@ -235,16 +241,8 @@ impl Server {
 
     /// The next packet the task sends: opcode, opaque, extras.
     pub(super) async fn receive(&mut self) -> (Opcode, Opaque, Vec<u8>) {
-        loop {
-            if let Some((frame, used)) = Frame::parse(&self.input, MAX_BODY_LEN).unwrap() {
-                let header = frame.header;
-                let packet = (header.opcode, header.opaque, frame.extras.to_vec());
-                self.input.advance(used);
-                return packet;
-            }
-            let read = timeout(WEEK, self.io.read_buf(&mut self.input)).await;
-            assert_ne!(read.expect("no packet comes").unwrap(), 0, "closed");
-        }
+        let packet = self.peer.receive().await;
+        (packet.opcode(), packet.opaque(), packet.frame().extras.to_vec())
     }
 
     /// Bytes of the next acknowledgement.
@@ -255,42 +253,34 @@ impl Server {
     }
 
     pub(super) async fn send_frame(&mut self, frame: &Frame<'_>) {
-        let mut bytes = Vec::new();
-        frame.encode(&mut bytes).unwrap();
-        self.io.write_all(&bytes).await.unwrap();
+        self.peer.send_frame(frame).await;
     }
 
-    pub(super) fn to(&self, vbid: Vbid) -> StreamAddress {
-        StreamAddress { vbid, opaque: self.opaque, stream_id: None }
+    /// Messages of the stream of vBucket 0, in one piece.
+    pub(super) fn said(&self, messages: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<u8> {
+        let to = StreamAddress { vbid: Vbid(0), opaque: self.opaque, stream_id: None };
+        messages.into_iter().flat_map(|words| message(words.as_ref(), to)).collect()
+    }
+
+    pub(super) async fn say(&mut self, words: &str) {
+        let bytes = self.said([words]);
+        self.peer.send(&bytes).await;
     }
 
     pub(super) async fn marker(&mut self) {
-        let mut bytes = Vec::new();
-        let marker = SnapshotMarker::new(Seqno(0), Seqno(1000), SnapshotFlags::MEMORY);
-        marker.encode(self.to(Vbid(0)), &mut bytes).unwrap();
-        self.io.write_all(&bytes).await.unwrap();
+        self.say("MARK [0-1000] 0x1").await;
     }
 
     pub(super) async fn rows(&mut self, seqnos: impl IntoIterator<Item = u64>) {
-        let mut bytes = Vec::new();
-        for seqno in seqnos {
-            let mutation = Mutation {
-                seqno: Seqno(seqno),
-                key: b"key",
-                value: &[7; 42],
-                ..Mutation::default()
-            };
-            mutation.encode(self.to(Vbid(0)), &mut bytes).unwrap();
-        }
-        self.io.write_all(&bytes).await.unwrap();
+        let value = "v".repeat(42);
+        let rows = seqnos.into_iter().map(|seqno| format!("MUT {seqno} key {value}"));
+        let bytes = self.said(rows);
+        self.peer.send(&bytes).await;
     }
 
     /// The stream ends, to go on elsewhere.
     pub(super) async fn end(&mut self) {
-        let mut bytes = Vec::new();
-        let end = StreamEnd { reason: StreamEndReason::STATE_CHANGED };
-        end.encode(self.to(Vbid(0)), &mut bytes).unwrap();
-        self.io.write_all(&bytes).await.unwrap();
+        self.say("END 2").await;
     }
 
     pub(super) async fn report(&mut self) -> Report {

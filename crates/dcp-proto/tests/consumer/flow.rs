@@ -5,9 +5,9 @@ use std::time::Duration;
 use dcp_wire::message::{Mutation, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEndReason};
 use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status};
 
-use super::harness::{Harness, Sent, VB, config};
-use crate::consumer::{ConnectionConfig, ConnectionError, Limit, Misbehaviour, StreamPosition};
-use crate::{Position, SinkError};
+use dcp_proto::consumer::{ConnectionConfig, ConnectionError, Limit, Misbehaviour, StreamPosition};
+use dcp_proto::{Position, SinkError};
+use dcp_test::harness::{Harness, Sent, VB, config};
 
 fn with_window(window: u32) -> ConnectionConfig {
     ConnectionConfig { window, ..config() }
@@ -95,9 +95,8 @@ fn a_quarter_of_the_window_is_acknowledged_and_the_rest_after_a_second() {
 }
 
 #[test]
-fn a_server_that_overruns_the_window_is_disconnected() {
+fn fc_30_a_server_may_send_while_the_window_has_room_and_is_disconnected_beyond() {
     let mut server = Harness::streaming(with_window(100));
-    // FC-30: it may send while less than the window is outstanding.
     server.marker(0, 9).mutation(1).play();
     assert!(server.machine.is_window_full());
     server.mutation(2);
@@ -205,7 +204,7 @@ fn a_change_the_sink_refuses_is_not_passed_over() {
 
 #[test]
 fn a_refused_stream_gives_the_map_that_came_with_it() {
-    use crate::consumer::{EndCause, Event, OpenStreamError};
+    use dcp_proto::consumer::{EndCause, Event, OpenStreamError};
     let mut server = Harness::new(config());
     server.open(StreamPosition::new(Position::EARLIEST));
     server.answer(Status::NOT_MY_VBUCKET, b"{\"rev\":7}").play();

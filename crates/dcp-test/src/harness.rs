@@ -1,39 +1,42 @@
-//! A connection machine with a server's hand on the other end.
+//! A consumer's machine under simulated time, with a server's hand on the other end.
+#![expect(missing_docs, reason = "fields are called what the protocol calls them")]
 
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use dcp_wire::message::{
-    Deletion, Expiration, FailoverEntry, Mutation, OsoSnapshot, SeqnoAdvanced, SnapshotFlags,
-    SnapshotMarker, StreamAddress, StreamEnd, StreamEndReason, StreamRequest, StreamRequestFlags,
-    SystemEvent, SystemEventId, encode_failover_log, encode_vb_seqnos,
-};
-use dcp_wire::{Cas, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
-
-use crate::consumer::{
+use dcp_proto::consumer::{
     Connection, ConnectionConfig, ConnectionError, Delivery, EndCause, Event, Limit, Misbehaviour,
     ProtocolErrorKind, StreamFilter, StreamPosition, Walk,
 };
-use crate::{
+use dcp_proto::{
     Change, ChangeSink, FailoverLog, OnRollback, Op, Position, Rollback, SinkError, Snapshot,
     SystemEventRecord,
 };
+use dcp_wire::message::{
+    FailoverEntry, OsoSnapshot, SnapshotMarker, StreamAddress, StreamEndReason, StreamRequest,
+    StreamRequestFlags, encode_failover_log, encode_vb_seqnos,
+};
+use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 
-pub(super) const VB: Vbid = Vbid(7);
+use crate::packet::{Packet, packets};
+use crate::words;
+
+/// The vBucket that is streamed.
+pub const VB: Vbid = Vbid(7);
 
 /// What the sink was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Item {
+pub enum Item {
     Change { op: Op, vbid: Vbid, seqno: u64, vbuuid: u64, epoch: u32, snapshot: (u64, u64) },
     Rollback(Rollback),
     SystemEvent(u64),
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Sink {
-    pub(super) items: Vec<Item>,
+pub struct Sink {
+    pub items: Vec<Item>,
     /// The change with this seqno cannot be represented.
-    pub(super) refuse: Option<Seqno>,
+    pub refuse: Option<Seqno>,
 }
 
 impl ChangeSink for Sink {
@@ -66,19 +69,19 @@ impl ChangeSink for Sink {
 
 /// A stream request as the server sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Request {
-    pub(super) opaque: Opaque,
-    pub(super) start: u64,
-    pub(super) end: u64,
-    pub(super) vbuuid: u64,
-    pub(super) snapshot: (u64, u64),
-    pub(super) value: String,
-    pub(super) flags: StreamRequestFlags,
+pub struct Request {
+    pub opaque: Opaque,
+    pub start: u64,
+    pub end: u64,
+    pub vbuuid: u64,
+    pub snapshot: (u64, u64),
+    pub value: String,
+    pub flags: StreamRequestFlags,
 }
 
 /// A packet the machine sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Sent {
+pub enum Sent {
     StreamRequest(Request),
     Close(Opaque),
     HighSeqnos(u32),
@@ -88,21 +91,22 @@ pub(super) enum Sent {
 }
 
 /// A connection, with one stream in hand.
-pub(super) struct Harness {
-    pub(super) machine: Connection,
-    pub(super) sink: Sink,
-    pub(super) now: Instant,
-    pub(super) opaque: Opaque,
+#[derive(Debug)]
+pub struct Harness {
+    pub machine: Connection,
+    pub sink: Sink,
+    pub now: Instant,
+    pub opaque: Opaque,
     /// Bytes of the packets the server sends next.
-    pub(super) wire: Vec<u8>,
+    pub wire: Vec<u8>,
 }
 
-#[expect(clippy::disallowed_methods, reason = "some moment to count from")]
-pub(super) fn start() -> Instant {
+/// Some moment to count from.
+pub fn start() -> Instant {
     Instant::now()
 }
 
-pub(super) fn config() -> ConnectionConfig {
+pub fn config() -> ConnectionConfig {
     ConnectionConfig {
         num_vbuckets: 16,
         collections: false,
@@ -116,16 +120,16 @@ pub(super) fn config() -> ConnectionConfig {
     }
 }
 
-pub(super) fn is_complete(event: &Event) -> bool {
+pub fn is_complete(event: &Event) -> bool {
     matches!(event, Event::StreamEnded { cause: EndCause::Complete, .. })
 }
 
-pub(super) fn log(entries: &[(u64, u64)]) -> FailoverLog {
+pub fn log(entries: &[(u64, u64)]) -> FailoverLog {
     let entry = |&(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
     FailoverLog::new(entries.iter().map(entry).collect()).unwrap()
 }
 
-pub(super) fn position(seqno: u64, snapshot: (u64, u64), entries: &[(u64, u64)]) -> Position {
+pub fn position(seqno: u64, snapshot: (u64, u64), entries: &[(u64, u64)]) -> Position {
     Position {
         seqno: Seqno(seqno),
         snapshot: Snapshot { start: Seqno(snapshot.0), end: Seqno(snapshot.1) },
@@ -135,7 +139,7 @@ pub(super) fn position(seqno: u64, snapshot: (u64, u64), entries: &[(u64, u64)])
 }
 
 impl Harness {
-    pub(super) fn new(config: ConnectionConfig) -> Self {
+    pub fn new(config: ConnectionConfig) -> Self {
         let now = start();
         Self {
             machine: Connection::new(config, now),
@@ -147,24 +151,24 @@ impl Harness {
     }
 
     /// With a stream from the beginning that the server has accepted.
-    pub(super) fn streaming(config: ConnectionConfig) -> Self {
+    pub fn streaming(config: ConnectionConfig) -> Self {
         let mut harness = Self::new(config);
         harness.open(StreamPosition::new(Position::EARLIEST));
         harness.accept(&[(1, 0)]);
         harness
     }
 
-    pub(super) fn open(&mut self, from: StreamPosition) -> Request {
-        self.open_until(from, Seqno::MAX)
+    pub fn open(&mut self, resume: StreamPosition) -> Request {
+        self.open_until(resume, Seqno::MAX)
     }
 
-    pub(super) fn open_until(&mut self, from: StreamPosition, end: Seqno) -> Request {
-        self.machine.open_stream(VB, end, from).unwrap();
+    pub fn open_until(&mut self, resume: StreamPosition, end: Seqno) -> Request {
+        self.machine.open_stream(VB, end, resume).unwrap();
         self.requested()
     }
 
     /// The stream request the machine sends once it knows how much there is, and nothing before.
-    pub(super) fn requested_up_to(&mut self, high: u64) -> Request {
+    pub fn requested_up_to(&mut self, high: u64) -> Request {
         let sent = self.sent();
         let [Sent::HighSeqnos(number)] = sent[..] else { panic!("{sent:?}") };
         self.high_seqno(number, high);
@@ -172,7 +176,7 @@ impl Harness {
     }
 
     /// Answers a request for high seqnos.
-    pub(super) fn high_seqno(&mut self, number: u32, high: u64) {
+    pub fn high_seqno(&mut self, number: u32, high: u64) {
         let mut value = Vec::new();
         encode_vb_seqnos([(VB, Seqno(high))], &mut value);
         let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS);
@@ -182,112 +186,98 @@ impl Harness {
 
     /// The stream request the machine has just sent, and nothing else; its opaque is used from
     /// now on.
-    pub(super) fn requested(&mut self) -> Request {
+    pub fn requested(&mut self) -> Request {
         let sent = self.sent();
         let [Sent::StreamRequest(request)] = &sent[..] else { panic!("{sent:?}") };
         self.opaque = request.opaque;
         request.clone()
     }
 
-    pub(super) fn sent(&mut self) -> Vec<Sent> {
+    /// What the machine sends.
+    pub fn sent(&mut self) -> Vec<Sent> {
         let mut bytes = BytesMut::new();
         self.machine.poll_transmit(&mut bytes);
-        let mut rest = &bytes[..];
-        let mut sent = Vec::new();
-        while let Some((frame, used)) = Frame::parse(rest, MAX_BODY_LEN).unwrap() {
-            rest = &rest[used..];
-            sent.push(decode_sent(&frame));
-        }
-        assert_eq!(rest, b"", "whole packets are sent");
-        sent
+        packets(&bytes).iter().map(decode_sent).collect()
     }
 
-    pub(super) fn events(&mut self) -> Vec<Event> {
+    pub fn events(&mut self) -> Vec<Event> {
         std::iter::from_fn(|| self.machine.poll_event()).collect()
     }
 
-    fn to(&self) -> StreamAddress {
+    /// Where messages of the stream go.
+    #[must_use]
+    pub const fn to(&self) -> StreamAddress {
         StreamAddress { vbid: VB, opaque: self.opaque, stream_id: None }
     }
 
-    pub(super) fn marker(&mut self, start: u64, end: u64) -> &mut Self {
-        self.marker_of(&SnapshotMarker::new(Seqno(start), Seqno(end), SnapshotFlags::MEMORY))
+    /// Puts a message of the stream on the wire, in the words of [`words`].
+    pub fn say(&mut self, words: &str) -> &mut Self {
+        self.wire.extend(words::message(words, self.to()));
+        self
     }
 
-    pub(super) fn marker_of(&mut self, marker: &SnapshotMarker) -> &mut Self {
+    /// A marker of what is in memory.
+    pub fn marker(&mut self, start: u64, end: u64) -> &mut Self {
+        self.say(&format!("MARK [{start}-{end}] 0x1"))
+    }
+
+    /// Any marker.
+    pub fn marker_of(&mut self, marker: &SnapshotMarker) -> &mut Self {
         marker.encode(self.to(), &mut self.wire).unwrap();
         self
     }
 
-    pub(super) fn mutation(&mut self, seqno: u64) -> &mut Self {
-        let mutation = Mutation {
-            seqno: Seqno(seqno),
-            cas: Cas(1),
-            key: b"key",
-            value: b"value",
-            ..Default::default()
-        };
-        mutation.encode(self.to(), &mut self.wire).unwrap();
-        self
+    /// A document.
+    pub fn mutation(&mut self, seqno: u64) -> &mut Self {
+        self.say(&format!("MUT {seqno}"))
     }
 
-    pub(super) fn mutations(&mut self, seqnos: impl IntoIterator<Item = u64>) -> &mut Self {
-        for seqno in seqnos {
-            self.mutation(seqno);
+    /// Documents.
+    pub fn mutations(&mut self, seqnos: impl IntoIterator<Item = u64>) -> &mut Self {
+        seqnos.into_iter().fold(self, Self::mutation)
+    }
+
+    /// A deletion, in the layout that has its time or the other.
+    pub fn deletion(&mut self, seqno: u64, delete_time: Option<u32>) -> &mut Self {
+        match delete_time {
+            Some(time) => self.say(&format!("DEL2 {seqno} key {time}")),
+            None => self.say(&format!("DEL {seqno}")),
         }
-        self
     }
 
-    pub(super) fn deletion(&mut self, seqno: u64, delete_time: Option<u32>) -> &mut Self {
-        let deletion =
-            Deletion { seqno: Seqno(seqno), key: b"key", delete_time, ..Default::default() };
-        deletion.encode(self.to(), &mut self.wire).unwrap();
-        self
+    /// An expiration.
+    pub fn expiration(&mut self, seqno: u64) -> &mut Self {
+        self.say(&format!("EXP {seqno}"))
     }
 
-    pub(super) fn expiration(&mut self, seqno: u64) -> &mut Self {
-        let expiration = Expiration { seqno: Seqno(seqno), key: b"key", ..Default::default() };
-        expiration.encode(self.to(), &mut self.wire).unwrap();
-        self
+    /// Seqnos that are passed over.
+    pub fn advanced(&mut self, seqno: u64) -> &mut Self {
+        self.say(&format!("ADV {seqno}"))
     }
 
-    pub(super) fn advanced(&mut self, seqno: u64) -> &mut Self {
-        SeqnoAdvanced { seqno: Seqno(seqno) }.encode(self.to(), &mut self.wire).unwrap();
-        self
+    /// A collection that begins.
+    pub fn system_event(&mut self, seqno: u64, manifest_uid: u64) -> &mut Self {
+        self.say(&format!("SYS {seqno} begin 9 v0 key=fruit uid={manifest_uid}"))
     }
 
-    pub(super) fn system_event(&mut self, seqno: u64, manifest_uid: u64) -> &mut Self {
-        let mut value = manifest_uid.to_be_bytes().to_vec();
-        value.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 9]);
-        let event = SystemEvent {
-            seqno: Seqno(seqno),
-            id: SystemEventId::BEGIN_COLLECTION,
-            version: 0,
-            key: b"fruit",
-            value: &value,
-        };
-        event.encode(self.to(), &mut self.wire).unwrap();
-        self
+    /// Start or end of an OSO snapshot.
+    pub fn oso(&mut self, oso: OsoSnapshot) -> &mut Self {
+        self.say(if oso == OsoSnapshot::Start { "OSO start" } else { "OSO end" })
     }
 
-    pub(super) fn oso(&mut self, oso: OsoSnapshot) -> &mut Self {
-        oso.encode(self.to(), &mut self.wire).unwrap();
-        self
-    }
-
-    pub(super) fn end(&mut self, reason: StreamEndReason) -> &mut Self {
-        StreamEnd { reason }.encode(self.to(), &mut self.wire).unwrap();
-        self
+    /// The end of the stream.
+    pub fn end(&mut self, reason: StreamEndReason) -> &mut Self {
+        self.say(&format!("END {}", reason.0))
     }
 
     /// The answer to the stream request in hand.
-    pub(super) fn answer(&mut self, status: Status, value: &[u8]) -> &mut Self {
+    pub fn answer(&mut self, status: Status, value: &[u8]) -> &mut Self {
         let answer = Frame::response(Opcode::DCP_STREAM_REQ, status);
         answer.with_opaque(self.opaque).with_value(value).encode(&mut self.wire).unwrap();
         self
     }
 
-    pub(super) fn accept(&mut self, entries: &[(u64, u64)]) {
+    pub fn accept(&mut self, entries: &[(u64, u64)]) {
         let mut value = Vec::new();
         encode_failover_log(log(entries).entries().iter().copied(), &mut value);
         self.answer(Status::SUCCESS, &value).play();
@@ -297,37 +287,37 @@ impl Harness {
     }
 
     /// Feeds what was put on the wire.
-    pub(super) fn try_play(&mut self) -> Result<Walk, ConnectionError> {
+    pub fn try_play(&mut self) -> Result<Walk, ConnectionError> {
         let wire = std::mem::take(&mut self.wire);
         let walk = self.machine.handle_input(self.now, &wire, Limit::NONE, &mut self.sink)?;
         assert_eq!(walk.consumed, wire.len(), "whole packets are consumed");
         Ok(walk)
     }
 
-    pub(super) fn play(&mut self) -> Walk {
+    pub fn play(&mut self) -> Walk {
         self.try_play().unwrap()
     }
 
     /// Feeds what was put on the wire and returns what the server did wrong.
-    pub(super) fn misbehaves(&mut self) -> Misbehaviour {
+    pub fn misbehaves(&mut self) -> Misbehaviour {
         match self.try_play() {
             Err(ConnectionError::Protocol(error)) => match error.kind {
                 ProtocolErrorKind::PeerMisbehaved(misbehaviour) => misbehaviour,
-                ProtocolErrorKind::InvalidMessage(error) => panic!("{error}"),
+                kind => panic!("{kind}"),
             },
             other => panic!("{other:?}"),
         }
     }
 
     /// Where the stream stands as the driver would deliver it; `None` if it has not moved.
-    pub(super) fn moved(&mut self) -> Option<Position> {
+    pub fn moved(&mut self) -> Option<Position> {
         let mut positions = self.machine.take_positions();
         assert!(positions.iter().all(|moved| moved.vbid == VB));
         positions.pop().map(|moved| moved.position)
     }
 
     /// Loses the connection and goes on with another one: the next stream request.
-    pub(super) fn reconnect(&mut self, config: ConnectionConfig) -> Request {
+    pub fn reconnect(&mut self, config: ConnectionConfig) -> Request {
         let old = std::mem::replace(&mut self.machine, Connection::new(config, self.now));
         self.wire.clear();
         let [(_, from)] = &old.into_streams()[..] else { panic!("one stream") };
@@ -335,20 +325,20 @@ impl Harness {
     }
 
     /// The same for a stream with an end.
-    pub(super) fn reconnect_until(&mut self, config: ConnectionConfig, end: Seqno) -> Request {
+    pub fn reconnect_until(&mut self, config: ConnectionConfig, end: Seqno) -> Request {
         self.reopen_until(config, end);
         self.requested()
     }
 
     /// The same up to what the machine sends.
-    pub(super) fn reopen_until(&mut self, config: ConnectionConfig, end: Seqno) {
+    pub fn reopen_until(&mut self, config: ConnectionConfig, end: Seqno) {
         let old = std::mem::replace(&mut self.machine, Connection::new(config, self.now));
         self.wire.clear();
         let [(_, from)] = &old.into_streams()[..] else { panic!("one stream") };
         self.machine.open_stream(VB, end, from.clone()).unwrap();
     }
 
-    pub(super) fn seqnos(&self) -> Vec<u64> {
+    pub fn seqnos(&self) -> Vec<u64> {
         let seqno = |item: &Item| match item {
             Item::Change { seqno, .. } | Item::SystemEvent(seqno) => *seqno,
             Item::Rollback(rollback) => rollback.seqno.0,
@@ -357,7 +347,8 @@ impl Harness {
     }
 }
 
-fn decode_sent(frame: &Frame<'_>) -> Sent {
+fn decode_sent(packet: &Packet) -> Sent {
+    let frame = &packet.frame();
     let header = frame.header;
     if header.magic.is_response() {
         let status = header.status();

@@ -6,12 +6,12 @@ use dcp_wire::message::{
 };
 use dcp_wire::{CollectionId, Frame, Opaque, Opcode, Seqno, Status, Vbuuid};
 
-use super::harness::{Harness, Item, Sent, VB, config, is_complete, log, position};
-use crate::consumer::{
+use dcp_proto::consumer::{
     ConnectionConfig, EndCause, EndKind, Event, Limit, Misbehaviour, OpenStreamError, StreamFilter,
     StreamPosition,
 };
-use crate::{OnRollback, Position, Rollback, Snapshot};
+use dcp_proto::{OnRollback, Position, Rollback, Snapshot};
+use dcp_test::harness::{Harness, Item, Sent, VB, config, is_complete, log, position};
 
 const LOG: &[(u64, u64)] = &[(1, 0)];
 
@@ -240,7 +240,7 @@ fn rule_07_changes_below_the_old_seqno_come_after_a_rollback() {
     server.marker(20, 45).mutations([25, 35, 45]).play();
     let rows = &server.sink.items[1..];
     let row = |seqno, vbuuid| Item::Change {
-        op: crate::Op::Mutation,
+        op: dcp_proto::Op::Mutation,
         vbid: VB,
         seqno,
         vbuuid,
@@ -545,4 +545,26 @@ fn a_new_opaque_is_used_each_time_a_vbucket_is_opened() {
     server.opaque = second;
     server.marker(1, 2).mutation(2).play();
     assert_eq!(server.seqnos(), [1, 2]);
+}
+
+#[test]
+fn a_stream_that_was_not_accepted_may_not_send() {
+    let mut server = Harness::new(config());
+    server.open(StreamPosition::new(Position::EARLIEST));
+    server.marker(0, 5);
+    assert_eq!(server.misbehaves(), Misbehaviour::UnexpectedPacket);
+}
+
+#[test]
+fn packets_nobody_asked_for_close_the_connection() {
+    let unexpected = [
+        Frame::response(Opcode::GET, Status::SUCCESS),
+        Frame::request(Opcode::SET),
+        Frame::request(Opcode::DCP_OPEN).with_vbid(VB),
+    ];
+    for packet in unexpected {
+        let mut server = Harness::streaming(config());
+        packet.with_opaque(server.opaque).encode(&mut server.wire).unwrap();
+        assert_eq!(server.misbehaves(), Misbehaviour::UnexpectedPacket, "{packet:?}");
+    }
 }

@@ -5,9 +5,9 @@ use dcp_wire::{Header, Magic, Opaque, Opcode, Seqno};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::harness::*;
-use crate::consumer::{ConnectionConfig, Delivery, Hidden, Limit, StreamPosition};
-use crate::{Position, SinkError};
+use dcp_proto::consumer::{ConnectionConfig, Delivery, Hidden, Limit, StreamPosition};
+use dcp_proto::{Position, SinkError};
+use dcp_test::harness::*;
 
 /// What the server sends next, after what it has sent.
 #[derive(Clone, Copy, Debug)]
@@ -198,7 +198,10 @@ fn a_run_that_the_sink_cannot_take_counts_up_to_there() {
     let error = harness.try_play().unwrap_err();
     assert!(matches!(
         error,
-        crate::consumer::ConnectionError::Sink(SinkError::Unrepresentable { seqno: Seqno(40), .. })
+        dcp_proto::consumer::ConnectionError::Sink(SinkError::Unrepresentable {
+            seqno: Seqno(40),
+            ..
+        })
     ));
     assert_eq!(harness.seqnos(), (1..40).collect::<Vec<_>>());
     assert_eq!(harness.moved().unwrap().seqno, Seqno(39));

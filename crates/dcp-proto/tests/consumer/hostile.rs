@@ -4,11 +4,11 @@ use dcp_wire::{Datatype, Frame, Magic, Opaque, Opcode, Seqno, Status, Vbid, Vbuu
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::harness::{Harness, VB, config};
-use crate::consumer::{
+use dcp_proto::consumer::{
     ConnectionConfig, ConnectionError, Delivery, Limit, PositionUpdate, StreamPosition,
 };
-use crate::{CompletePoint, Position};
+use dcp_proto::{CompletePoint, Position};
+use dcp_test::harness::{Harness, VB, config};
 
 /// A packet with plausible parts: mostly of our stream, mostly of the size its opcode wants.
 #[derive(Clone, Debug)]
@@ -183,7 +183,7 @@ proptest! {
         value in vec(any::<u8>(), 0..40),
     ) {
         let mut server = Harness::new(config());
-        server.open(StreamPosition::new(super::harness::position(9, (5, 12), &[(1, 0)])));
+        server.open(StreamPosition::new(dcp_test::harness::position(9, (5, 12), &[(1, 0)])));
         server.answer(Status(status), &value);
         let _ = server.try_play();
         while server.machine.poll_event().is_some() {}
@@ -229,7 +229,7 @@ fn a_server_that_rolls_back_again_and_again_comes_to_an_end() {
     server.answer(Status::ROLLBACK, &0_u64.to_be_bytes()).play();
     let events = server.events();
     let last = events.last();
-    assert!(matches!(last, Some(crate::consumer::Event::StreamEnded { .. })), "{last:?}");
+    assert!(matches!(last, Some(dcp_proto::consumer::Event::StreamEnded { .. })), "{last:?}");
     assert_eq!(server.sent(), [], "whoever opens it again waits before");
 }
 

@@ -1,4 +1,5 @@
 //! A bucket in memory that holds exactly what a test says, where the test says.
+#![expect(missing_docs, reason = "fields are called what the protocol calls them")]
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,43 +14,51 @@ use dcp_wire::message::{FailoverEntry, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno, Vbid, Vbuuid};
 
 /// The branch every vBucket begins with.
-pub(crate) const BRANCH: Vbuuid = Vbuuid(0xabc);
+pub const BRANCH: Vbuuid = Vbuuid(0xabc);
 
-pub(crate) struct Checkpoint {
-    pub(crate) start: u64,
-    pub(crate) items: Vec<Arc<Item>>,
+#[derive(Debug)]
+pub struct Checkpoint {
+    pub start: u64,
+    pub items: Vec<Arc<Item>>,
 }
 
-pub(crate) struct VBucket {
-    pub(crate) state: VBucketState,
-    pub(crate) table: FailoverTable,
-    pub(crate) high: u64,
-    pub(crate) persisted: u64,
-    pub(crate) purge: u64,
+#[derive(Debug)]
+pub struct VBucket {
+    pub state: VBucketState,
+    pub table: FailoverTable,
+    pub high: u64,
+    pub persisted: u64,
+    pub purge: u64,
     /// Collections that were there when the test began, besides those with events.
-    pub(crate) collections: BTreeMap<u32, u64>,
-    pub(crate) dropped: BTreeSet<u32>,
-    pub(crate) disk: Vec<Arc<Item>>,
-    pub(crate) checkpoints: Vec<Checkpoint>,
+    pub collections: BTreeMap<u32, u64>,
+    pub dropped: BTreeSet<u32>,
+    pub disk: Vec<Arc<Item>>,
+    pub checkpoints: Vec<Checkpoint>,
     /// Seqno from which on memory has everything.
-    pub(crate) memory_from: u64,
-    pub(crate) fail_disk_after: Option<usize>,
-    pub(crate) incarnation: u64,
-    pub(crate) is_ephemeral: bool,
+    pub memory_from: u64,
+    pub fail_disk_after: Option<usize>,
+    pub incarnation: u64,
+    pub is_ephemeral: bool,
     /// Set when the vBucket was handed over: it is dead, another life of it.
-    pub(crate) is_retired: Cell<bool>,
-    pub(crate) is_receiving_initial_snapshot: bool,
+    pub is_retired: Cell<bool>,
+    pub is_receiving_initial_snapshot: bool,
     /// End of the snapshot a replica is receiving.
-    pub(crate) open_snapshot_end: Option<u64>,
+    pub open_snapshot_end: Option<u64>,
     /// From where on the disk keeps every version.
-    pub(crate) history_start: Option<u64>,
-    pub(crate) completed: u64,
-    pub(crate) prepared: u64,
-    pub(crate) cursors: RefCell<Vec<Arc<Cursor>>>,
+    pub history_start: Option<u64>,
+    pub completed: u64,
+    pub prepared: u64,
+    pub cursors: RefCell<Vec<Arc<Cursor>>>,
+}
+
+impl Default for VBucket {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl VBucket {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             state: VBucketState::Active,
             table: FailoverTable::new(BRANCH),
@@ -75,11 +84,11 @@ impl VBucket {
     }
 
     /// A vBucket of which nothing but its numbers matters.
-    pub(crate) fn at(high: u64) -> Self {
+    pub fn at(high: u64) -> Self {
         Self { high, persisted: high, memory_from: high + 1, ..Self::new() }
     }
 
-    pub(crate) fn with_table(mut self, entries: &[(u64, u64)]) -> Self {
+    pub fn with_table(mut self, entries: &[(u64, u64)]) -> Self {
         let entries = entries
             .iter()
             .map(|&(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) });
@@ -89,13 +98,13 @@ impl VBucket {
         self
     }
 
-    pub(crate) fn with_collection(mut self, id: u32, high: u64) -> Self {
+    pub fn with_collection(mut self, id: u32, high: u64) -> Self {
         self.collections.insert(id, high);
         self
     }
 
     /// The disk holds `items`.
-    pub(crate) fn on_disk(mut self, items: impl IntoIterator<Item = Item>) -> Self {
+    pub fn on_disk(mut self, items: impl IntoIterator<Item = Item>) -> Self {
         for item in items {
             self.note(&item);
             self.persisted = item.seqno.0;
@@ -105,7 +114,7 @@ impl VBucket {
     }
 
     /// Memory holds a checkpoint that began at `start`.
-    pub(crate) fn checkpoint(mut self, start: u64, items: impl IntoIterator<Item = Item>) -> Self {
+    pub fn checkpoint(mut self, start: u64, items: impl IntoIterator<Item = Item>) -> Self {
         self.checkpoints.push(Checkpoint { start, items: Vec::new() });
         for item in items {
             self.write(item);
@@ -114,7 +123,7 @@ impl VBucket {
     }
 
     /// Appends to the newest checkpoint; an older item of the same key leaves it.
-    pub(crate) fn write(&mut self, item: Item) {
+    pub fn write(&mut self, item: Item) {
         self.note(&item);
         if self.checkpoints.is_empty() {
             self.checkpoints.push(Checkpoint { start: item.seqno.0, items: Vec::new() });
@@ -283,27 +292,28 @@ impl VBucketSource for &VBucket {
     }
 }
 
-pub(crate) struct Bucket {
-    pub(crate) vbuckets: BTreeMap<u16, VBucket>,
-    pub(crate) scopes: BTreeMap<u32, Vec<u32>>,
-    pub(crate) cluster_map: Option<&'static [u8]>,
-    pub(crate) node: Node,
+#[derive(Debug)]
+pub struct Bucket {
+    pub vbuckets: BTreeMap<u16, VBucket>,
+    pub scopes: BTreeMap<u32, Vec<u32>>,
+    pub cluster_map: Option<&'static [u8]>,
+    pub node: Node,
 }
 
 /// What is up with the node.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Node {
-    pub(crate) may_not_produce: bool,
+pub struct Node {
+    pub may_not_produce: bool,
     /// Collections the client's user may not stream.
-    pub(crate) hidden: BTreeSet<u32>,
-    pub(crate) is_warming_up: bool,
-    pub(crate) memory_pressure: MemoryPressure,
-    pub(crate) disk_usage_percent: u8,
-    pub(crate) keeps_history: bool,
+    pub hidden: BTreeSet<u32>,
+    pub is_warming_up: bool,
+    pub memory_pressure: MemoryPressure,
+    pub disk_usage_percent: u8,
+    pub keeps_history: bool,
 }
 
 impl Bucket {
-    pub(crate) fn with(vbucket: VBucket) -> Self {
+    pub fn with(vbucket: VBucket) -> Self {
         Self {
             vbuckets: BTreeMap::from([(0, vbucket)]),
             scopes: BTreeMap::from([(0, vec![0])]),
@@ -312,7 +322,7 @@ impl Bucket {
         }
     }
 
-    pub(crate) fn vb(&mut self) -> &mut VBucket {
+    pub fn vb(&mut self) -> &mut VBucket {
         self.vbuckets.get_mut(&0).unwrap()
     }
 }
@@ -371,7 +381,7 @@ impl BucketSource for Bucket {
 }
 
 /// A document in a collection; each seqno has a key of its own.
-pub(crate) fn doc(seqno: u64, collection: u32) -> Item {
+pub fn doc(seqno: u64, collection: u32) -> Item {
     Item {
         kind: ItemKind::Mutation,
         seqno: Seqno(seqno),
@@ -388,11 +398,11 @@ pub(crate) fn doc(seqno: u64, collection: u32) -> Item {
 }
 
 /// Documents of the default collection.
-pub(crate) fn docs(seqnos: impl IntoIterator<Item = u64>) -> Vec<Item> {
+pub fn docs(seqnos: impl IntoIterator<Item = u64>) -> Vec<Item> {
     seqnos.into_iter().map(|seqno| doc(seqno, 0)).collect()
 }
 
-pub(crate) fn event(seqno: u64, id: SystemEventId, scope: u32, collection: u32) -> Item {
+pub fn event(seqno: u64, id: SystemEventId, scope: u32, collection: u32) -> Item {
     Item {
         kind: ItemKind::SystemEvent { id, version: 0, scope_id: ScopeId(scope) },
         key: Bytes::from(format!("event{seqno}")),
@@ -402,10 +412,10 @@ pub(crate) fn event(seqno: u64, id: SystemEventId, scope: u32, collection: u32) 
     }
 }
 
-pub(crate) fn begin(seqno: u64, collection: u32) -> Item {
+pub fn begin(seqno: u64, collection: u32) -> Item {
     event(seqno, SystemEventId::BEGIN_COLLECTION, 0, collection)
 }
 
-pub(crate) fn end(seqno: u64, collection: u32) -> Item {
+pub fn end(seqno: u64, collection: u32) -> Item {
     event(seqno, SystemEventId::END_COLLECTION, 0, collection)
 }

@@ -1,0 +1,146 @@
+//! A consumer's machine against a producer's, under one simulated clock.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use dcp_proto::consumer::{ConnectionConfig, StreamPosition};
+use dcp_proto::producer::{self, BucketSource, Features, Item};
+use dcp_wire::message::{Control, Open, OpenFlags};
+use dcp_wire::{Datatype, Opaque, Seqno, Status};
+
+use crate::bucket::{Bucket, VBucket};
+use crate::harness::{Harness, VB};
+use crate::packet::{Packet, packets};
+
+/// Both ends of a connection. DCP is open, with what the consumer's configuration asks for.
+#[derive(Debug)]
+pub struct Pair {
+    /// The consumer, and what it was given.
+    pub reader: Harness,
+    /// The producer's end.
+    pub node: producer::Connection,
+    /// What the producer has, in [`VB`].
+    pub bucket: Bucket,
+    features: Features,
+}
+
+impl Pair {
+    /// A consumer of one vBucket.
+    ///
+    /// # Panics
+    /// If the producer refuses what the consumer asks for.
+    #[must_use]
+    pub fn open(vbucket: VBucket, config: ConnectionConfig) -> Self {
+        let mut bucket = Bucket::with(VBucket::new());
+        bucket.vbuckets = BTreeMap::from([(VB.0, vbucket)]);
+        let (window, noops, collections) =
+            (config.window, config.noop_interval, config.collections);
+        let mut pair = Self {
+            reader: Harness::new(config),
+            node: producer::Connection::new(producer::ConnectionConfig::default()),
+            bucket,
+            features: Features { xerror: true, json: true, collections, ..Features::NONE },
+        };
+        let mut packet = BytesMut::new();
+        let (flags, datatype) = (OpenFlags::PRODUCER, Datatype::RAW);
+        let open = Open { flags, name: b"pair", value: &[], datatype };
+        open.encode(Opaque(1), &mut packet).unwrap();
+        let window = (window > 0).then(|| ("connection_buffer_size", window.to_string()));
+        let noops = noops.map(|every| ("set_noop_interval", every.as_secs().to_string()));
+        let enabled = noops.is_some().then(|| ("enable_noop", "true".to_owned()));
+        for (key, value) in [window, enabled, noops].into_iter().flatten() {
+            let control = Control { key: key.as_bytes(), value: value.as_bytes() };
+            control.encode(Opaque(2), &mut packet).unwrap();
+        }
+        for request in packets(&packet) {
+            let answer = pair.take(&request);
+            assert_eq!(packets(&answer)[0].status(), Status::SUCCESS, "{request:?}");
+        }
+        pair
+    }
+
+    /// Lets the consumer ask for the stream, and both say everything they have to.
+    pub fn stream(&mut self, resume: StreamPosition, end: Seqno) {
+        self.reader.machine.open_stream(VB, end, resume).unwrap();
+        self.run();
+    }
+
+    /// Carries packets to and fro until neither end has one.
+    pub fn run(&mut self) {
+        loop {
+            let mut sent = BytesMut::new();
+            self.reader.machine.poll_transmit(&mut sent);
+            for packet in packets(&sent) {
+                let answer = self.take(&packet);
+                self.reader.wire.extend(answer);
+            }
+            let mut out = BytesMut::new();
+            while self.node.poll_transmit(self.reader.now, &self.bucket, &mut out, usize::MAX).more
+            {
+            }
+            self.reader.wire.extend(out);
+            if sent.is_empty() && self.reader.wire.is_empty() {
+                return;
+            }
+            self.reader.play();
+        }
+    }
+
+    /// What the producer answers.
+    fn take(&mut self, packet: &Packet) -> BytesMut {
+        let mut out = BytesMut::new();
+        let source = Some(&self.bucket);
+        let now = self.reader.now;
+        self.node.handle_frame(now, &packet.frame(), source, self.features, &mut out).unwrap();
+        out
+    }
+
+    /// Writes to the vBucket, and lets both go on.
+    pub fn write(&mut self, items: impl IntoIterator<Item = Item>) {
+        let vbucket = self.bucket.vbuckets.get_mut(&VB.0).expect("the vBucket");
+        items.into_iter().for_each(|item| vbucket.write(item));
+        self.node.notify(VB);
+        self.run();
+    }
+
+    /// Lets the application be done with all it was given.
+    pub fn release(&mut self) {
+        let held = self.reader.machine.take_held();
+        self.reader.machine.release(self.reader.now, held);
+        self.run();
+    }
+
+    /// Lets time pass for both ends.
+    pub fn pass(&mut self, time: Duration) {
+        self.reader.now += time;
+        self.reader.machine.handle_timeout(self.reader.now).unwrap();
+        self.node.handle_timeout(self.reader.now).unwrap();
+        self.run();
+    }
+
+    /// Loses the connection; the consumer goes on over another.
+    pub fn reconnect(&mut self, config: ConnectionConfig, end: Seqno) {
+        let vbucket = self.bucket.vbuckets.remove(&VB.0).expect("the vBucket");
+        let mut next = Self::open(vbucket, config);
+        std::mem::swap(&mut next.reader.sink, &mut self.reader.sink);
+        let old = std::mem::replace(self, next);
+        let [(_, resume)] = &old.reader.machine.into_streams()[..] else { panic!("one stream") };
+        self.stream(resume.clone(), end);
+    }
+
+    /// Asserts that both ends count the same bytes as not acknowledged.
+    ///
+    /// # Panics
+    /// If they do not.
+    pub fn assert_accounts_agree(&self) {
+        assert_eq!(self.node.unacked_bytes(), self.reader.machine.unacknowledged());
+    }
+
+    /// The highest seqno that the producer has.
+    #[must_use]
+    pub fn high_seqno(&self) -> Seqno {
+        use dcp_proto::producer::VBucketSource;
+        self.bucket.vbucket(VB).expect("the vBucket").high_seqno()
+    }
+}

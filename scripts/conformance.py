@@ -1,0 +1,141 @@
+"""Holds the conformance tables against the tests that ran, for both ends of a connection.
+
+Usage: scripts/conformance.py LOG NOTES
+
+`tests/conformance.json` lists the rows there are and, for each end, those that do not concern it,
+with the reason. LOG is what `cargo test` printed: a test whose name has a row's number
+(`ss_01_...`, `sm_19_to_sm_24`) has run the row. NOTES is what tests wrote that play rows as data. A
+row that did not run and is not exempt fails the check, as does one that is exempt and ran all the
+same. What is printed at the end is the table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+TABLE = Path(__file__).resolve().parents[1] / "tests" / "conformance.json"
+ENDS = ("producer", "consumer")
+
+# Whose rows the tests of a program stand for: by its source, and in one of both by its modules.
+_PROGRAMS = {
+    "tests/wire/": ENDS,
+    "crates/dcp-wire/src/": ENDS,
+    "tests/producer/": ("producer",),
+    "tests/it/": ("producer",),
+    "crates/dcp-producer/src/": ("producer",),
+    "tests/consumer/": ("consumer",),
+    "tests/integration/": ("consumer",),
+    "crates/dcp-consumer/src/": ("consumer",),
+}
+_CRATE = re.compile(r"^ +Running (?:unittests )?(\S+) \(.*/deps/(\w+)-[0-9a-f]+\)$")
+_TEST = re.compile(r"^test (\S+)(?: - should panic)? \.\.\. ok$")
+_ROW = re.compile(r"(?<![a-z0-9])([a-z]{2})_(\d\d)(?=_|$)")
+
+
+def named(test: str, tables: dict[str, list[int]]) -> set[str]:
+    """Gives the rows that a test's name has: `ss_01`, or all of `ss_01_to_ss_04`."""
+    found: set[str] = set()
+    name, last = test.rsplit("::", 1)[-1], None
+    for each in _ROW.finditer(name):
+        table, number = each[1].upper(), int(each[2])
+        if number not in tables.get(table, []):
+            continue
+        first = number
+        if last is not None and last[0] == table and name[: each.start()].endswith("_to_"):
+            first = last[1]
+        found |= {f"{table}-{n:02}" for n in tables[table] if first <= n <= number}
+        last = table, number
+    return found
+
+
+def ends_of(source: str, program: str, test: str) -> tuple[str, ...]:
+    """Gives the ends of a connection whose rows a test stands for."""
+    if source == "src/lib.rs":
+        if program == "dcp_proto":
+            return tuple(end for end in ENDS if test.startswith(f"{end}::"))
+        source = f"crates/{program.replace('_', '-')}/src/"
+    return next((ends for start, ends in _PROGRAMS.items() if source.startswith(start)), ())
+
+
+def ran(log: str, notes: str, tables: dict[str, list[int]]) -> dict[str, dict[str, str]]:
+    """Gives what came of each row at each end: `Held`, `Taken` or `Departs`."""
+    found: dict[str, dict[str, str]] = {end: {} for end in ENDS}
+    for line in notes.splitlines():
+        end, row, outcome = line.split()
+        if found[end].get(row) != "Held":
+            found[end][row] = outcome
+    program = ("", "")
+    for line in log.splitlines():
+        if match := _CRATE.match(line):
+            program = match[1], match[2]
+        elif match := _TEST.match(line):
+            for end in ends_of(*program, match[1]):
+                for row in named(match[1], tables):
+                    found[end].setdefault(row, "Held")
+                    if found[end][row] == "Taken":
+                        found[end][row] = "Held"
+    return found
+
+
+def check(table: dict[str, dict[str, object]], found: dict[str, dict[str, str]]) -> list[str]:
+    """Tells what is wrong: rows that did not run, exemptions that do not hold, unknown names."""
+    tables: dict[str, list[int]] = table["rows"]  # type: ignore[assignment]
+    rows = {f"{name}-{n:02}" for name, numbers in tables.items() for n in numbers}
+    wrong = []
+    for end in ENDS:
+        exempt: dict[str, str] = table[end]  # type: ignore[assignment]
+        wrong += [
+            f"{name} is no row and no table, yet exempt for the {end}"
+            for name in exempt
+            if name not in rows and name not in tables
+        ]
+        wrong += [f"{name} has no reason" for name, why in exempt.items() if len(why) < 10]
+        for row in sorted(rows):
+            is_exempt = row in exempt or row.split("-")[0] in exempt
+            outcome = found[end].get(row)
+            if outcome is None and not is_exempt:
+                wrong.append(f"{row} did not run for the {end}, and nothing says why")
+            if outcome in {"Held", "Departs"} and row in exempt:
+                wrong.append(f"{row} runs for the {end}, though it is exempt: {exempt[row]}")
+    return wrong
+
+
+def printed(table: dict[str, dict[str, object]], found: dict[str, dict[str, str]]) -> str:
+    """Gives the table: for each end and each group of rows how many did what."""
+    tables: dict[str, list[int]] = table["rows"]  # type: ignore[assignment]
+    lines = []
+    for end in ENDS:
+        total: Counter[str] = Counter()
+        lines.append(f"{end:<10} rows  held taken departs exempt")
+        for name, numbers in tables.items():
+            counts = Counter(found[end].get(f"{name}-{n:02}", "exempt") for n in numbers)
+            total += counts
+            lines.append(_line(name, len(numbers), counts))
+        lines.append(_line("all", sum(map(len, tables.values())), total))
+    return "\n".join(lines)
+
+
+def _line(name: str, rows: int, counts: Counter[str]) -> str:
+    return (
+        f"  {name:<8} {rows:>4} {counts['Held']:>5} {counts['Taken']:>5} "
+        f"{counts['Departs']:>7} {counts['exempt']:>6}"
+    )
+
+
+def main(log: str, notes: str) -> int:
+    """Checks and prints; returns the exit code."""
+    table = json.loads(TABLE.read_text())
+    found = ran(Path(log).read_text(), Path(notes).read_text(), table["rows"])
+    wrong = check(table, found)
+    print(printed(table, found))
+    for each in wrong:
+        print(each, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
