@@ -18,8 +18,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::allocator::{Meter, alone};
 use crate::tap::{Dialer, Open, Taken, Tap, each_packet};
+use dcp_meter::{Meter, alone};
 
 /// How long a client is flooded.
 const FLOOD: Duration = Duration::from_millis(300);

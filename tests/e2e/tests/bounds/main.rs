@@ -1,6 +1,5 @@
 //! What hostile peers can make a client or a cluster hold, as this process's allocator counts it.
 
-mod allocator;
 mod clients;
 mod floods;
 mod layouts;

@@ -23,9 +23,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use crate::allocator::{Meter, alone};
 use crate::layouts::layouts;
 use crate::tap::{Dialer, Open, Taken, Tap};
+use dcp_meter::{Meter, alone};
 
 /// How long the client may take to answer or to close, nearly always and at most: the machine is
 /// shared with other tests.
