@@ -220,9 +220,31 @@ fn buckets_without_vbuckets_say_so() {
     assert_eq!(parse(&memcached).unwrap_err(), InvalidConfig::NoVbuckets);
     let empty = with(|json| json["vBucketServerMap"]["vBucketMap"] = json!([]));
     assert_eq!(parse(&empty).unwrap_err(), InvalidConfig::NoVbuckets);
-    let many =
-        with(|json| json["vBucketServerMap"]["vBucketMap"] = vec![json!([0]); 32_769].into());
-    assert_eq!(parse(&many).unwrap_err(), InvalidConfig::Impossible("number of vBuckets"));
+}
+
+#[test]
+fn what_no_cluster_has_so_many_of_is_refused() {
+    let map = |rows: usize| {
+        with(|json| json["vBucketServerMap"]["vBucketMap"] = vec![json!([0]); rows].into())
+    };
+    let nodes = |count: usize| with(|json| json["nodesExt"] = vec![json!({}); count].into());
+    let copies = |count: usize| {
+        with(|json| json["vBucketServerMap"]["vBucketMap"][0] = vec![0; count].into())
+    };
+    let named = |len: usize| with(|json| json["nodesExt"][0]["hostname"] = "n".repeat(len).into());
+    for (good, bad) in [
+        (map(MAX_VBUCKETS), map(MAX_VBUCKETS + 1)),
+        (nodes(1024), nodes(1025)),
+        (copies(4), copies(5)),
+        (named(255), named(256)),
+    ] {
+        assert!(parse(&good).is_ok());
+        let error = parse(&bad).unwrap_err();
+        assert!(
+            matches!(error, InvalidConfig::Json { .. } | InvalidConfig::Impossible("host name")),
+            "{error}"
+        );
+    }
 }
 
 #[test]
