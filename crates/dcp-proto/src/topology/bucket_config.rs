@@ -3,7 +3,7 @@
 use dcp_wire::{ManifestUid, Vbid};
 
 use super::InvalidConfig;
-use super::config_json::{ConfigJson, NodeJson, ServerMapJson, split_server};
+use super::config_json::{ConfigJson, NodeJson, ServerMapJson, offered, split_server};
 use super::node::{Endpoint, Node, Ports};
 
 /// Version of a configuration; the larger (epoch, rev) pair is the newer one.
@@ -221,10 +221,9 @@ fn data_nodes(
             .filter(names_it)
             .or_else(|| extended.iter().find(names_it))
             .or_else(|| in_place.filter(|node| offers_data(node)));
-        nodes.push(node.cloned().unwrap_or_else(|| Node {
-            default: Endpoint { hostname, ports: Ports { kv: Some(port), ..Ports::default() } },
-            external: None,
-            this_node: false,
+        nodes.push(node.cloned().unwrap_or_else(|| {
+            let ports = Ports { kv: offered(Some(port)), ..Ports::default() };
+            Node { default: Endpoint { hostname, ports }, external: None, this_node: false }
         }));
     }
     Ok(nodes)

@@ -85,15 +85,18 @@ struct ExternalJson {
 
 impl From<PortsJson> for Ports {
     fn from(json: PortsJson) -> Self {
-        // Port 0 is how "not offered" is spelled by some.
-        let port = |port: Option<u16>| port.filter(|&port| port != 0);
         Self {
-            kv: port(json.kv),
-            kv_ssl: port(json.kv_ssl),
-            mgmt: port(json.mgmt),
-            mgmt_ssl: port(json.mgmt_ssl),
+            kv: offered(json.kv),
+            kv_ssl: offered(json.kv_ssl),
+            mgmt: offered(json.mgmt),
+            mgmt_ssl: offered(json.mgmt_ssl),
         }
     }
+}
+
+/// A port unless it is 0, which is how "not offered" is spelled by some.
+pub(super) fn offered(port: Option<u16>) -> Option<u16> {
+    port.filter(|&port| port != 0)
 }
 
 impl ConfigJson {

@@ -291,6 +291,23 @@ fn nodes_in_another_order_are_found_by_their_address() {
     assert_eq!(names, ["n0", "n1"]);
 }
 
+#[test]
+fn port_0_is_no_address_wherever_it_stands() {
+    let listed = with(|json| {
+        json["nodesExt"] = json!([]);
+        json["vBucketServerMap"]["serverList"] = json!(["n0:0", "n1:11210"]);
+    });
+    let config = parse(&listed).unwrap();
+    assert_eq!(config.nodes()[0].data_address(Network::Default, false), None);
+    let second = Address::new("n1", 11210);
+    assert_eq!(config.nodes()[1].data_address(Network::Default, false), Some(second));
+    let extended = with(|json| json["nodesExt"][0]["services"] = json!({"kv": 0, "mgmt": 8091}));
+    // The entry is not the one the server list names, which has a port.
+    let first = Address::new("n0", 11210);
+    let config = parse(&extended).unwrap();
+    assert_eq!(config.nodes()[0].data_address(Network::Default, false), Some(first));
+}
+
 fn with_alternates() -> BucketConfig {
     parse(&with(|json| {
         for (node, name) in ["lb0", "lb1"].into_iter().enumerate() {
