@@ -86,6 +86,15 @@ docs: .rust ## Build the Rust documentation without a warning
 defects-check: .installed-test ## Check that every known defect can still be put in
 	@$(PY) scripts/put_in_defects.py --check
 
+# Of the workspace, and of the fuzz programs, which have a lock file of their own.
+deny: .rust ## Check licences, sources and duplicates of the dependencies; builds cargo-deny on its first run
+	@scripts/require.sh deny
+	@for manifest in Cargo.toml fuzz/Cargo.toml; do \
+		$(CARGO) fetch --locked --quiet --manifest-path $$manifest; \
+		$(STATE)/tools/bin/cargo-deny --manifest-path $$manifest --config $(CURDIR)/deny.toml \
+			--offline --locked --log-level error check licenses bans sources; \
+	done
+
 ##@ Building
 
 wheel: $(STATE)/wheel.stamp ## Build the wheel into .state/wheel
@@ -203,5 +212,5 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-demo: .rust $(STATE)/demo-packages.stamp $(STATE)/installed.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
-.PHONY: demo test static test-rust test-python test-spark fuzz fuzz-short fuzz-corpora fmt-check lint layers types docs defects-check wheel \
+.PHONY: demo test static test-rust test-python test-spark fuzz fuzz-short fuzz-corpora deny fmt-check lint layers types docs defects-check wheel \
 	build fmt lock bench bench-short bench-gate bench-peers bench-reading long ci clean help interop .rust .java .tshark .installed-demo .installed-test
