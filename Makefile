@@ -65,6 +65,7 @@ interop: .tshark .installed-test ## Let clients written by others read from the 
 
 fmt-check: .installed-test .rust
 	@$(CARGO) fmt --all --check
+	@$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	@$(PY) -m ruff format --quiet --check .
 
 lint: .installed-test .rust ## Run clippy and ruff
@@ -87,6 +88,15 @@ docs: .rust ## Build the Rust documentation without a warning
 
 defects-check: .installed-test ## Check that every known defect can still be put in
 	@$(PY) scripts/put_in_defects.py --check
+
+# Of the workspace, and of the fuzz programs, which have a lock file of their own.
+deny: .rust ## Check licences, sources and duplicates of the dependencies; builds cargo-deny on its first run
+	@scripts/require.sh deny
+	@for manifest in Cargo.toml fuzz/Cargo.toml; do \
+		$(CARGO) fetch --locked --quiet --manifest-path $$manifest; \
+		$(STATE)/tools/bin/cargo-deny --manifest-path $$manifest --config $(CURDIR)/deny.toml \
+			--offline --locked --log-level error check licenses bans sources; \
+	done
 
 ##@ Building
 
@@ -115,6 +125,17 @@ bench-short: .rust ## Run the benchmarks in short mode
 bench-gate: .rust ## Count the hot path's instructions against the baseline
 	@"$$(scripts/require.sh python)" scripts/bench_gate.py
 
+fuzz-short: .rust ## Run each fuzz target for a few seconds, as CI does
+	@"$$(scripts/require.sh python)" scripts/fuzz.py short
+
+# Seconds for each target: make fuzz FUZZ_SECONDS=3600, and DCP_SANITIZER=address for AddressSanitizer.
+FUZZ_SECONDS ?= 1200
+fuzz: .rust ## Run each fuzz target for FUZZ_SECONDS (hours in all); adds to docs/fuzzing.md
+	@"$$(scripts/require.sh python)" scripts/fuzz.py run $(FUZZ_SECONDS) $(ARGS)
+
+fuzz-corpora: .rust ## Make the committed fuzz corpora anew, of the recordings and of what was found
+	@"$$(scripts/require.sh python)" scripts/fuzz.py grow
+
 # Fetches the clients with Maven and the Go toolchain on its first run, as `make interop` does.
 bench-peers: .java .installed-test ## Compare with other clients on the same work; writes docs/performance.md
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
@@ -129,7 +150,7 @@ bench-replicate: .installed-test ## Measure the first load into each target; ARG
 	@$(PY) benches/replicate/run.py $(ARGS)
 
 long: .java .postgres .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (three hours)
-	@PROPTEST_CASES=50000 DCP_SIM_WORLDS=20000 $(CARGO) test --workspace --release --locked
+	@PROPTEST_CASES=50000 DCP_SIM_WORLDS=20000 DCP_SLOW_SECONDS=60 $(CARGO) test --workspace --release --locked
 	@DCP_KILLS=200 DCP_CYCLES=1000 $(PY) -m pytest --timeout 3600 tests/python/test_kills.py tests/python/test_scale.py
 	@DCP_KILLS=30 $(PY) -m pytest tests/python/test_replication_kills.py
 	@$(PY) scripts/put_in_defects.py
@@ -141,7 +162,7 @@ ci: ## What CI runs: the tests, the clients of others, the benchmarks in short m
 	@.ci/run
 
 clean: ## Remove the virtual environments, the wheel and the build
-	rm -rf $(STATE) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(STATE) fuzz/target .mypy_cache .ruff_cache .pytest_cache
 	$(CARGO) clean --quiet
 
 help: ## List the targets
@@ -201,5 +222,5 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-demo: .rust $(STATE)/demo-packages.stamp $(STATE)/installed.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
-.PHONY: demo test static test-rust test-python test-spark fmt-check lint layers types docs defects-check wheel \
+.PHONY: demo test static test-rust test-python test-spark fuzz fuzz-short fuzz-corpora deny fmt-check lint layers types docs defects-check wheel \
 	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate long ci clean help interop .rust .java .postgres .tshark .installed-demo .installed-test

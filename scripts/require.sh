@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks that this machine has what the Makefile needs, and stops with one line if not.
-# Usage: scripts/require.sh rust | java | python | postgres | tshark
+# Usage: scripts/require.sh rust | java | python | postgres | tshark | deny
 #        (python: prints the interpreter found)
 #
 # What it installs, and only as root on Debian or Ubuntu, is a JDK, PostgreSQL and tshark. Without
@@ -103,11 +103,22 @@ require_tshark() {
         echo "dcp_rs: no tshark: no capture will be read (apt-get install tshark)" >&2
 }
 
+# Built from source, since there are registries only: five minutes, once for a working copy.
+require_deny() {
+    local want=0.20.2
+    [ "$(.state/tools/bin/cargo-deny --version 2>/dev/null)" != "cargo-deny $want" ] || return 0
+    echo "dcp_rs: building cargo-deny $want into .state/tools: this takes minutes" >&2
+    CARGO_TARGET_DIR=.state/tools/build cargo install cargo-deny --version "$want" --locked --quiet \
+        --root .state/tools || stop "cargo-deny $want cannot be built"
+    rm -rf .state/tools/build
+}
+
 case "${1:-}" in
 rust) require_rust ;;
 java) require_java ;;
 python) require_python ;;
 postgres) require_postgres ;;
 tshark) require_tshark ;;
-*) stop "usage: scripts/require.sh rust | java | python | postgres | tshark" ;;
+deny) require_deny ;;
+*) stop "usage: scripts/require.sh rust | java | python | postgres | tshark | deny" ;;
 esac

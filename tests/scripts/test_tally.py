@@ -19,11 +19,11 @@ LONG = "=================== 7 passed, 2 skipped in 61.51s (0:01:01) ============
 FAILED = "========== 1 failed, 6 passed, 1 error in 2.5s ==========\n"
 
 
-def tally(tmp_path, **logs):
+def tally(tmp_path, *options, **logs):
     for name, text in logs.items():
         (tmp_path / f"{name}.log").write_text(text)
     paths = [tmp_path / f"{name}.log" for name in logs]
-    return subprocess.run([sys.executable, TALLY, *paths], capture_output=True, text=True)
+    return subprocess.run([sys.executable, TALLY, *options, *paths], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("python", [PYTEST, LONG])
@@ -43,3 +43,16 @@ def test_a_run_without_a_passed_test_fails(tmp_path):
     finished = tally(tmp_path, rust=CARGO, spark="=== no tests ran in 0.01s ===\n")
     assert finished.returncode == 1
     assert "spark: no test passed" in finished.stderr
+
+
+def test_a_skip_fails_where_none_may_be(tmp_path):
+    passed = "=================== 7 passed in 0.51s ===================\n"
+    whole = "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n"
+    finished = tally(tmp_path, "--no-skips", rust=whole, python=passed)
+    assert finished.returncode == 0
+    assert finished.stdout.splitlines()[-1] == "10 passed, 0 failed, 0 skipped"
+    for logs in [{"rust": CARGO, "python": passed}, {"rust": whole, "python": PYTEST}]:
+        finished = tally(tmp_path, "--no-skips", **logs)
+        assert finished.returncode == 1
+        assert "tests were skipped" in finished.stderr
+        assert tally(tmp_path, **logs).returncode == 0

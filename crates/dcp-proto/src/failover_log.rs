@@ -13,6 +13,9 @@ pub enum InvalidFailoverLog {
     /// A log has at least one entry.
     #[error("a failover log has at least one entry")]
     Empty,
+    /// A log is of at most [`FailoverLog::MAX_ENTRIES`] entries.
+    #[error("a failover log of {0} entries is longer than any server's")]
+    TooLong(usize),
     /// The bytes are not a list of entries.
     #[error("{0}")]
     Decode(#[from] DecodeError),
@@ -29,6 +32,9 @@ pub struct FailoverLog {
 }
 
 impl FailoverLog {
+    /// Most entries a server's log may have; servers keep 25. One is kept for each stream.
+    pub const MAX_ENTRIES: usize = 256;
+
     /// A log of `entries`, newest first.
     ///
     /// # Errors
@@ -43,9 +49,14 @@ impl FailoverLog {
     /// The log in the value of a response.
     ///
     /// # Errors
-    /// [`InvalidFailoverLog`] if the value is empty or not a list of entries.
+    /// [`InvalidFailoverLog`] if the value is empty, too long or not a list of entries.
     pub fn decode(value: &[u8]) -> Result<Self, InvalidFailoverLog> {
-        Self::new(FailoverEntries::decode(value)?.collect())
+        let entries = FailoverEntries::decode(value)?;
+        let count = value.len() / FailoverEntry::LEN;
+        if count > Self::MAX_ENTRIES {
+            return Err(InvalidFailoverLog::TooLong(count));
+        }
+        Self::new(entries.collect())
     }
 
     /// The entries, newest first.
@@ -114,6 +125,15 @@ mod tests {
         for (seqno, vbuuid) in [(0, 1), (1, 1), (100, 1), (101, 2), (200, 2), (201, 3)] {
             assert_eq!(log.branch_of(Seqno(seqno)).vbuuid, Vbuuid(vbuuid), "seqno {seqno}");
         }
+    }
+
+    #[test]
+    fn a_log_longer_than_any_servers_is_refused() {
+        let value = |entries: usize| vec![1; entries * FailoverEntry::LEN];
+        let longest = FailoverLog::decode(&value(FailoverLog::MAX_ENTRIES)).unwrap();
+        assert_eq!(longest.entries().len(), FailoverLog::MAX_ENTRIES);
+        let more = FailoverLog::MAX_ENTRIES + 1;
+        assert_eq!(FailoverLog::decode(&value(more)), Err(InvalidFailoverLog::TooLong(more)));
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use dcp_wire::{ManifestUid, Vbid};
 
-use super::config_json::{ConfigJson, NodeJson, ServerMapJson, split_server};
+use super::InvalidConfig;
+use super::config_json::{ConfigJson, NodeJson, ServerMapJson, offered, split_server};
 use super::node::{Endpoint, Node, Ports};
-use super::{InvalidConfig, MAX_VBUCKETS};
 
 /// Version of a configuration; the larger (epoch, rev) pair is the newer one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -57,7 +57,7 @@ impl BucketConfig {
             return Err(InvalidConfig::NoVbuckets);
         }
         let map = json.vbucket_server_map.ok_or(InvalidConfig::Missing("vBucketServerMap"))?;
-        let nodes = data_nodes(json.nodes_ext, &map.server_list, connected_host)?;
+        let nodes = data_nodes(json.nodes_ext.0, &map.server_list.0, connected_host)?;
         let copies = copies(&map, nodes.len())?;
         let manifest_uid = match json.collections_manifest_uid.as_deref() {
             None => None,
@@ -66,7 +66,7 @@ impl BucketConfig {
                     .map_err(|_| InvalidConfig::Impossible("collectionsManifestUid"))?,
             )),
         };
-        let capabilities = json.bucket_capabilities.unwrap_or_default();
+        let capabilities = json.bucket_capabilities.unwrap_or_default().0;
         let ephemeral = match (json.bucket_type.as_deref(), json.storage_backend.as_deref()) {
             (Some(bucket_type), _) => bucket_type == "ephemeral",
             (None, Some(storage_backend)) => storage_backend == "undefined",
@@ -206,8 +206,8 @@ fn data_nodes(
     server_list: &[String],
     connected_host: &str,
 ) -> Result<Vec<Node>, InvalidConfig> {
-    let extended: Vec<Node> =
-        nodes_ext.into_iter().map(|node| node.into_node(connected_host)).collect();
+    let extended = nodes_ext.into_iter().map(|node| node.into_node(connected_host));
+    let extended: Vec<Node> = extended.collect::<Result<_, _>>()?;
     if server_list.is_empty() {
         return Ok(extended);
     }
@@ -221,10 +221,9 @@ fn data_nodes(
             .filter(names_it)
             .or_else(|| extended.iter().find(names_it))
             .or_else(|| in_place.filter(|node| offers_data(node)));
-        nodes.push(node.cloned().unwrap_or_else(|| Node {
-            default: Endpoint { hostname, ports: Ports { kv: Some(port), ..Ports::default() } },
-            external: None,
-            this_node: false,
+        nodes.push(node.cloned().unwrap_or_else(|| {
+            let ports = Ports { kv: offered(Some(port)), ..Ports::default() };
+            Node { default: Endpoint { hostname, ports }, external: None, this_node: false }
         }));
     }
     Ok(nodes)
@@ -235,15 +234,12 @@ const fn offers_data(node: &Node) -> bool {
 }
 
 fn copies(map: &ServerMapJson, nodes: usize) -> Result<Vec<Box<[Option<u16>]>>, InvalidConfig> {
-    let vbuckets = map.vbucket_map.len();
-    if vbuckets == 0 {
+    let rows = &map.vbucket_map.0;
+    if rows.is_empty() {
         return Err(InvalidConfig::NoVbuckets);
     }
-    if vbuckets > MAX_VBUCKETS {
-        return Err(InvalidConfig::Impossible("number of vBuckets"));
-    }
     let vbids = (0..=u16::MAX).map(Vbid);
-    vbids.zip(&map.vbucket_map).map(|(vbid, row)| copies_of(vbid, row, nodes)).collect()
+    vbids.zip(rows).map(|(vbid, row)| copies_of(vbid, &row.0, nodes)).collect()
 }
 
 fn copies_of(vbid: Vbid, row: &[i64], nodes: usize) -> Result<Box<[Option<u16>]>, InvalidConfig> {

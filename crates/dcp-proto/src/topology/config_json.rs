@@ -2,11 +2,24 @@
 
 use serde::Deserialize;
 
+use super::at_most::AtMost;
 use super::node::{Endpoint, Node, Ports};
-use super::{InvalidConfig, MAX_CONFIG_LEN};
+use super::{InvalidConfig, MAX_CONFIG_LEN, MAX_VBUCKETS};
 
 /// Stands for the address the configuration was asked from.
 const HOST_PLACEHOLDER: &str = "$HOST";
+
+/// Most nodes of a cluster; servers have a few dozen.
+const MAX_NODES: usize = 1024;
+
+/// Most copies of a vBucket: the active one and three replicas.
+const MAX_COPIES: usize = 4;
+
+/// Most capabilities of a bucket; servers have two dozen.
+const MAX_CAPABILITIES: usize = 1024;
+
+/// Longest name of a host in bytes. DNS allows 253; scope ids of IPv6 addresses are short.
+const MAX_HOST_LEN: usize = 255;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -17,11 +30,11 @@ pub(super) struct ConfigJson {
     pub(super) uuid: Option<String>,
     pub(super) bucket_type: Option<String>,
     pub(super) storage_backend: Option<String>,
-    pub(super) bucket_capabilities: Option<Vec<String>>,
+    pub(super) bucket_capabilities: Option<AtMost<String, MAX_CAPABILITIES>>,
     pub(super) node_locator: Option<String>,
     pub(super) collections_manifest_uid: Option<String>,
     #[serde(default)]
-    pub(super) nodes_ext: Vec<NodeJson>,
+    pub(super) nodes_ext: AtMost<NodeJson, MAX_NODES>,
     #[serde(rename = "vBucketServerMap")]
     pub(super) vbucket_server_map: Option<ServerMapJson>,
 }
@@ -30,9 +43,9 @@ pub(super) struct ConfigJson {
 #[serde(rename_all = "camelCase")]
 pub(super) struct ServerMapJson {
     #[serde(default)]
-    pub(super) server_list: Vec<String>,
+    pub(super) server_list: AtMost<String, MAX_NODES>,
     #[serde(rename = "vBucketMap", default)]
-    pub(super) vbucket_map: Vec<Vec<i64>>,
+    pub(super) vbucket_map: AtMost<AtMost<i64, MAX_COPIES>, MAX_VBUCKETS>,
     pub(super) num_replicas: Option<u8>,
 }
 
@@ -72,15 +85,18 @@ struct ExternalJson {
 
 impl From<PortsJson> for Ports {
     fn from(json: PortsJson) -> Self {
-        // Port 0 is how "not offered" is spelled by some.
-        let port = |port: Option<u16>| port.filter(|&port| port != 0);
         Self {
-            kv: port(json.kv),
-            kv_ssl: port(json.kv_ssl),
-            mgmt: port(json.mgmt),
-            mgmt_ssl: port(json.mgmt_ssl),
+            kv: offered(json.kv),
+            kv_ssl: offered(json.kv_ssl),
+            mgmt: offered(json.mgmt),
+            mgmt_ssl: offered(json.mgmt_ssl),
         }
     }
+}
+
+/// A port unless it is 0, which is how "not offered" is spelled by some.
+pub(super) fn offered(port: Option<u16>) -> Option<u16> {
+    port.filter(|&port| port != 0)
 }
 
 impl ConfigJson {
@@ -95,24 +111,34 @@ impl ConfigJson {
 
 impl NodeJson {
     /// The node, named as `connected_host` where it leaves its name to whoever asks.
-    pub(super) fn into_node(self, connected_host: &str) -> Node {
+    ///
+    /// # Errors
+    /// [`InvalidConfig::Impossible`] if a name is longer than names are.
+    pub(super) fn into_node(self, connected_host: &str) -> Result<Node, InvalidConfig> {
         let ports = Ports::from(self.services);
-        let hostname = resolve(self.hostname.as_deref(), connected_host);
-        let external = self.alternate_addresses.external.map(|external| Endpoint {
-            hostname: resolve(external.hostname.as_deref(), connected_host),
-            // No port list: the usual ports are forwarded as they are.
-            ports: external.ports.map_or(ports, Ports::from),
+        let hostname = resolve(self.hostname.as_deref(), connected_host)?;
+        let external = self.alternate_addresses.external.map(|external| {
+            Ok(Endpoint {
+                hostname: resolve(external.hostname.as_deref(), connected_host)?,
+                // No port list: the usual ports are forwarded as they are.
+                ports: external.ports.map_or(ports, Ports::from),
+            })
         });
-        Node { default: Endpoint { hostname, ports }, external, this_node: self.this_node }
+        let default = Endpoint { hostname, ports };
+        Ok(Node { default, external: external.transpose()?, this_node: self.this_node })
     }
 }
 
-fn resolve(hostname: Option<&str>, connected_host: &str) -> String {
+/// The name a configuration gives, of a length that may be kept for each node.
+fn resolve(hostname: Option<&str>, connected_host: &str) -> Result<String, InvalidConfig> {
     let hostname = match hostname {
         None | Some("" | HOST_PLACEHOLDER) => connected_host,
+        Some(hostname) if hostname.len() > MAX_HOST_LEN => {
+            return Err(InvalidConfig::Impossible("host name"));
+        }
         Some(hostname) => hostname,
     };
-    hostname.trim_start_matches('[').trim_end_matches(']').to_owned()
+    Ok(hostname.trim_start_matches('[').trim_end_matches(']').to_owned())
 }
 
 /// Splits an entry of the server list; the port is the data service's.
@@ -123,5 +149,5 @@ pub(super) fn split_server(
     let wrong = InvalidConfig::Impossible("server list entry");
     let (host, port) = entry.rsplit_once(':').ok_or_else(|| wrong.clone())?;
     let port = port.parse().map_err(|_| wrong)?;
-    Ok((resolve(Some(host), connected_host), port))
+    Ok((resolve(Some(host), connected_host)?, port))
 }

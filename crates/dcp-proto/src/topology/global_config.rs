@@ -21,11 +21,11 @@ impl GlobalConfig {
     pub fn parse(json: &[u8], connected_host: &str) -> Result<Self, InvalidConfig> {
         let json = ConfigJson::parse(json)?;
         let revision = revision(&json)?;
-        if json.nodes_ext.is_empty() {
+        if json.nodes_ext.0.is_empty() {
             return Err(InvalidConfig::Missing("nodesExt"));
         }
-        let nodes = json.nodes_ext.into_iter().map(|node| node.into_node(connected_host));
-        Ok(Self { revision, nodes: nodes.collect() })
+        let nodes = json.nodes_ext.0.into_iter().map(|node| node.into_node(connected_host));
+        Ok(Self { revision, nodes: nodes.collect::<Result<_, _>>()? })
     }
 
     /// Version of the configuration.

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use super::MAX_CONFIG_LEN;
+use super::at_most::AtMost;
 
 /// Why JSON is not a collections manifest.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -32,6 +33,9 @@ pub enum InvalidManifest {
     #[error("collections manifest names {0} twice")]
     Duplicate(&'static str),
 }
+
+/// Most scopes of a bucket, and most collections; servers allow a thousand or so.
+const MAX_ENTRIES: usize = 50_000;
 
 /// A scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +71,7 @@ pub struct Manifest {
 struct ManifestJson {
     uid: String,
     #[serde(default)]
-    scopes: Vec<ScopeJson>,
+    scopes: AtMost<ScopeJson, MAX_ENTRIES>,
 }
 
 #[derive(Deserialize)]
@@ -75,7 +79,7 @@ struct ScopeJson {
     name: String,
     uid: String,
     #[serde(default)]
-    collections: Vec<CollectionJson>,
+    collections: AtMost<CollectionJson, MAX_ENTRIES>,
 }
 
 #[derive(Deserialize)]
@@ -113,12 +117,16 @@ impl Manifest {
         let json: ManifestJson = serde_json::from_slice(json).map_err(|error| {
             InvalidManifest::Json { line: error.line(), column: error.column() }
         })?;
+        if json.scopes.0.iter().map(|scope| scope.collections.0.len()).sum::<usize>() > MAX_ENTRIES
+        {
+            return Err(InvalidManifest::Id("number of collections"));
+        }
         let mut manifest = Self {
             uid: ManifestUid(hex(&json.uid, "uid")?),
             scopes: FxHashMap::default(),
             collections: FxHashMap::default(),
         };
-        for scope in json.scopes {
+        for scope in json.scopes.0 {
             manifest.add_scope(scope)?;
         }
         Ok(manifest)
@@ -126,7 +134,7 @@ impl Manifest {
 
     fn add_scope(&mut self, json: ScopeJson) -> Result<(), InvalidManifest> {
         let scope_id = ScopeId(id(&json.uid, "scope uid")?);
-        for json in json.collections {
+        for json in json.collections.0 {
             let id = CollectionId(id(&json.uid, "collection uid")?);
             let max_ttl = json.max_ttl;
             let entry = CollectionEntry { id, name: json.name, scope_id, max_ttl };

@@ -4,6 +4,7 @@
 //! Everything here is parsed from a peer's bytes or a user's text: sizes are bounded, indexes are
 //! checked once, when parsed, and never again.
 
+mod at_most;
 mod bucket_config;
 mod config_json;
 mod connection_string;

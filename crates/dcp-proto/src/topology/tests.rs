@@ -220,9 +220,31 @@ fn buckets_without_vbuckets_say_so() {
     assert_eq!(parse(&memcached).unwrap_err(), InvalidConfig::NoVbuckets);
     let empty = with(|json| json["vBucketServerMap"]["vBucketMap"] = json!([]));
     assert_eq!(parse(&empty).unwrap_err(), InvalidConfig::NoVbuckets);
-    let many =
-        with(|json| json["vBucketServerMap"]["vBucketMap"] = vec![json!([0]); 32_769].into());
-    assert_eq!(parse(&many).unwrap_err(), InvalidConfig::Impossible("number of vBuckets"));
+}
+
+#[test]
+fn what_no_cluster_has_so_many_of_is_refused() {
+    let map = |rows: usize| {
+        with(|json| json["vBucketServerMap"]["vBucketMap"] = vec![json!([0]); rows].into())
+    };
+    let nodes = |count: usize| with(|json| json["nodesExt"] = vec![json!({}); count].into());
+    let copies = |count: usize| {
+        with(|json| json["vBucketServerMap"]["vBucketMap"][0] = vec![0; count].into())
+    };
+    let named = |len: usize| with(|json| json["nodesExt"][0]["hostname"] = "n".repeat(len).into());
+    for (good, bad) in [
+        (map(MAX_VBUCKETS), map(MAX_VBUCKETS + 1)),
+        (nodes(1024), nodes(1025)),
+        (copies(4), copies(5)),
+        (named(255), named(256)),
+    ] {
+        assert!(parse(&good).is_ok());
+        let error = parse(&bad).unwrap_err();
+        assert!(
+            matches!(error, InvalidConfig::Json { .. } | InvalidConfig::Impossible("host name")),
+            "{error}"
+        );
+    }
 }
 
 #[test]
@@ -267,6 +289,23 @@ fn nodes_in_another_order_are_found_by_their_address() {
     let config = parse(&json).unwrap();
     let names: Vec<_> = config.nodes().iter().map(Node::hostname).collect();
     assert_eq!(names, ["n0", "n1"]);
+}
+
+#[test]
+fn port_0_is_no_address_wherever_it_stands() {
+    let listed = with(|json| {
+        json["nodesExt"] = json!([]);
+        json["vBucketServerMap"]["serverList"] = json!(["n0:0", "n1:11210"]);
+    });
+    let config = parse(&listed).unwrap();
+    assert_eq!(config.nodes()[0].data_address(Network::Default, false), None);
+    let second = Address::new("n1", 11210);
+    assert_eq!(config.nodes()[1].data_address(Network::Default, false), Some(second));
+    let extended = with(|json| json["nodesExt"][0]["services"] = json!({"kv": 0, "mgmt": 8091}));
+    // The entry is not the one the server list names, which has a port.
+    let first = Address::new("n0", 11210);
+    let config = parse(&extended).unwrap();
+    assert_eq!(config.nodes()[0].data_address(Network::Default, false), Some(first));
 }
 
 fn with_alternates() -> BucketConfig {

@@ -96,6 +96,8 @@ impl fmt::Debug for ScramCredentials {
 /// with credentials of a made-up password and a salt derived from the name, so that the exchange
 /// does not tell which users exist.
 pub struct ScramServer {
+    /// What the client's last message must repeat: `n,,` or `y,,`.
+    gs2_header_base64: &'static str,
     username: String,
     first_bare: String,
     client_nonce: String,
@@ -117,9 +119,13 @@ impl ScramServer {
         let what = "client's first message";
         let malformed = SaslError::Malformed(what);
         let text = str::from_utf8(client_first).map_err(|_| malformed)?;
-        // `n` no channel binding; `y` the client could, but thinks that we cannot.
-        let Some(rest) = text.strip_prefix("n,").or_else(|| text.strip_prefix("y,")) else {
-            return Err(if text.starts_with("p=") { SaslError::ChannelBinding } else { malformed });
+        // `n` no channel binding; `y` the client could, but thinks that we cannot. It says so again
+        // in its last message, where the proof covers it.
+        let (gs2_header_base64, rest) = match (text.strip_prefix("n,"), text.strip_prefix("y,")) {
+            (Some(rest), _) => ("biws", rest),
+            (_, Some(rest)) => ("eSws", rest),
+            _ if text.starts_with("p=") => return Err(SaslError::ChannelBinding),
+            _ => return Err(malformed),
         };
         // Acting as another user is not supported: the authorization identity must be absent.
         let first_bare = rest.strip_prefix(',').ok_or(malformed)?;
@@ -130,6 +136,7 @@ impl ScramServer {
             return Err(malformed);
         }
         Ok(Self {
+            gs2_header_base64,
             username,
             first_bare: first_bare.to_owned(),
             client_nonce: nonce.to_owned(),
@@ -179,8 +186,7 @@ impl ScramServer {
         // The proof comes last: everything before it is signed.
         let (without_proof, proof) = text.rsplit_once(",p=").ok_or(SaslError::Malformed(what))?;
         let mut attributes = Attributes::new(without_proof);
-        // The GS2 header again, in base64: `n,,` or `y,,`.
-        if !matches!(attributes.expect('c', what)?, "biws" | "eSws") {
+        if attributes.expect('c', what)? != self.gs2_header_base64 {
             return Err(SaslError::ChannelBinding);
         }
         if attributes.expect('r', what)? != nonce {

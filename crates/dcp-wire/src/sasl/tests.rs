@@ -125,6 +125,16 @@ fn the_server_half_accepts_the_published_and_recorded_proofs() {
 }
 
 #[test]
+fn a_first_message_whose_header_was_changed_on_the_way_is_noticed() {
+    let exchange = &EXCHANGES[0];
+    let changed = exchange.client_first.replacen('n', "y", 1);
+    let mut server = ScramServer::read(changed.as_bytes()).unwrap();
+    server.challenge(exchange.credentials(exchange.password), exchange.server_nonce).unwrap();
+    let proof = exchange.client_final.as_bytes();
+    assert_eq!(server.verify(proof), Err(SaslError::ChannelBinding));
+}
+
+#[test]
 fn the_server_half_refuses_a_wrong_password() {
     for exchange in &EXCHANGES {
         let server = exchange.server("another password");

@@ -14,8 +14,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::allocator::{Meter, alone};
 use crate::layouts::layouts;
+use dcp_meter::{Meter, alone};
 
 /// How long the cluster may take to answer or to close, nearly always and at most: the machine is
 /// shared with other tests.

@@ -18,8 +18,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::allocator::{Meter, alone};
 use crate::tap::{Dialer, Open, Taken, Tap, each_packet};
+use dcp_meter::{Meter, alone};
 
 /// How long a client is flooded.
 const FLOOD: Duration = Duration::from_millis(300);
@@ -37,6 +37,9 @@ const WINDOW: u32 = 4 << 20;
 
 /// Largest batch.
 const BATCH: usize = 256 << 10;
+
+/// Bytes of packets that a batch may be made of: a row takes less than its packet does.
+const TAKEN: usize = 2 * BATCH;
 
 /// What a client may hold beyond a connection on which nothing happens: of changes that wait for the
 /// application, and otherwise.
@@ -330,6 +333,8 @@ enum Reader {
     IsGone,
     /// Its stream is complete, its connection is kept for the next one.
     KeepsConnection,
+    /// It takes a batch each second, for so many seconds.
+    IsSlow(u64),
 }
 
 const READERS: [Reader; 4] =
@@ -394,6 +399,14 @@ async fn flood(flood: Flood, reader: Reader) -> Outcome {
             let read = async { while take(&mut stream).await {} };
             measured(&tap, &sent, timeout(FLOOD, read)).await
         }
+        Reader::IsSlow(seconds) => {
+            let read = async {
+                while take(&mut stream).await {
+                    sleep(Duration::from_secs(1)).await;
+                }
+            };
+            measured(&tap, &sent, timeout(Duration::from_secs(seconds), read)).await
+        }
         Reader::IsGone => {
             let gone = async {
                 sleep(FLOOD / 4).await;
@@ -437,6 +450,30 @@ async fn measured<T>(tap: &Tap, sent: &AtomicUsize, what: impl Future<Output = T
     tap.start.send_replace(true);
     what.await;
     Outcome { most: meter.most(), sent: sent.load(Ordering::Relaxed) }
+}
+
+/// How long the slow reader reads: `make long` gives it a minute.
+fn slow_seconds() -> u64 {
+    let given = std::env::var("DCP_SLOW_SECONDS").ok();
+    given.map_or(3, |seconds| seconds.parse().expect("DCP_SLOW_SECONDS is a number"))
+}
+
+#[test]
+fn a_reader_of_a_batch_a_second_holds_a_window_and_a_batch_of_what_never_ends() {
+    let _alone = alone();
+    let seconds = slow_seconds();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_all().build().expect("threads");
+    let outcome = runtime.block_on(flood(Flood::Rows, Reader::IsSlow(seconds)));
+    runtime.shutdown_timeout(PATIENCE);
+    let Outcome { most, sent } = outcome;
+    let figures = format!("{seconds} s: {} KiB held of {} KiB sent", most >> 10, sent >> 10);
+    eprintln!("{figures}");
+    assert!(most <= OF_ROWS, "{figures}");
+    // What is taken makes room, and nothing else does: a server that could send gigabytes waits.
+    let taken = (seconds as usize + 1) * TAKEN;
+    assert!(sent > WINDOW as usize / 2, "{figures}");
+    assert!(sent <= WINDOW as usize + taken + (1 << 20), "{figures}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What hostile peers can make a client or a cluster hold, as this process's allocator counts it.
 
-mod allocator;
 mod clients;
+mod documents;
 mod floods;
 mod layouts;
 mod servers;

@@ -10,7 +10,7 @@ use dcp_consumer::{
     Chain, ChangeStream, Client, ConnectOptions, Credentials, End, Error, ErrorKind, Start,
 };
 use dcp_e2e::options;
-use dcp_producer::{Producer, ProducerOptions};
+use dcp_producer::{Producer, ProducerOptions, WriteOptions};
 use dcp_wire::message::{
     Deletion, Expiration, Mutation, SeqnoAdvanced, SnapshotFlags, SnapshotMarker, StreamAddress,
     StreamEnd, StreamEndReason, SystemEvent, SystemEventId,
@@ -23,9 +23,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use crate::allocator::{Meter, alone};
 use crate::layouts::layouts;
 use crate::tap::{Dialer, Open, Taken, Tap};
+use dcp_meter::{Meter, alone};
 
 /// How long the client may take to answer or to close, nearly always and at most: the machine is
 /// shared with other tests.
@@ -42,7 +42,7 @@ const PROBE: Opaque = Opaque(0x5052_4f42);
 struct Rig {
     client: Client,
     taken: mpsc::UnboundedReceiver<Taken>,
-    _producer: Producer,
+    producer: Producer,
 }
 
 impl Rig {
@@ -67,7 +67,20 @@ impl Rig {
             .with_sasl_mechanisms([Mechanism::ScramSha1]);
         connect.dialer = Some(Arc::new(Dialer(Arc::new(tap))));
         let client = Client::connect(connect).await.expect("the cluster is there");
-        Self { client, taken, _producer: producer }
+        Self { client, taken, producer }
+    }
+
+    /// A stream of a client that meets nothing but the cluster.
+    async fn other(&self) -> ChangeStream<PendingBatch> {
+        let connect = ConnectOptions::new(self.producer.connection_string())
+            .with_bucket("default")
+            .with_credentials(Credentials::new("Administrator", "password"));
+        let client = Client::connect(connect).await.expect("the cluster is there");
+        let schema = TableSchema::new(&TableOptions::default()).expect("the basic columns");
+        let (names, limits) = (CollectionNames::default(), BatchLimits::default());
+        let sink = move || ArrowSink::new(schema.clone(), names.clone(), limits);
+        let options = options(Start::Earliest, End::Never);
+        client.stream(options, sink).await.expect("the stream opens")
     }
 
     /// A stream that is over with its connection.
@@ -286,10 +299,15 @@ fn a_client_goes_on_or_fails_with_a_cause_whatever_the_layout_and_holds_little()
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let tally = runtime.expect("a runtime").block_on(async {
         let mut rig = Rig::start().await;
+        let mut other = rig.other().await;
         let mut tally = Tally::default();
         for name in NAMES {
             play(&mut rig, name, &mut tally).await;
         }
+        rig.producer.upsert(b"k", "1".into(), WriteOptions::default()).expect("there is room");
+        let batch = timeout(PATIENCE, other.next()).await.expect("others are not disturbed");
+        let batch = batch.expect("it is endless").expect("its server is a good one").batch;
+        assert_eq!(batch.finish().expect("a batch").num_rows(), 1);
         tally
     });
     let Tally { layouts, survived, closed, waited, late, beyond } = tally;

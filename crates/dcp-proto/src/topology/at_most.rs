@@ -1,0 +1,45 @@
+//! Lists whose length a peer decides.
+
+use core::fmt;
+use core::marker::PhantomData;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+
+/// A list of at most so many members: one more is refused as soon as it is met.
+///
+/// A member takes three bytes of JSON at least and many times as many in memory.
+pub(super) struct AtMost<T, const MAX: usize>(pub(super) Vec<T>);
+
+impl<T, const MAX: usize> Default for AtMost<T, MAX> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for AtMost<T, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(Members(PhantomData))
+    }
+}
+
+struct Members<T, const MAX: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for Members<T, MAX> {
+    type Value = AtMost<T, MAX>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {MAX} members")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(member) = members.next_element()? {
+            if list.len() == MAX {
+                return Err(A::Error::invalid_length(MAX, &self));
+            }
+            list.push(member);
+        }
+        Ok(AtMost(list))
+    }
+}

@@ -1,0 +1,250 @@
+"""Builds the fuzz targets on the project's own toolchain, and runs them.
+
+Usage: scripts/fuzz.py short                    what CI runs: a few seconds of each target
+       scripts/fuzz.py run [SECONDS] [TARGET..] long, with a row for each in docs/fuzzing.md
+       scripts/fuzz.py grow                     makes the committed corpora anew
+
+libFuzzer is a library here, and its coverage is a pass of every rustc's LLVM, so that neither
+nightly Rust nor cargo-fuzz is needed. With DCP_SANITIZER=address a target also runs under
+AddressSanitizer, for which rustc has to be told that it may.
+
+What `run` finds on the way is kept in .state/fuzz/corpus, so that the next run goes on from there;
+an input that fails lies in .state/fuzz/findings.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = ROOT / "fuzz"
+CORPORA = PROGRAMS / "corpus"
+STATE = ROOT / ".state" / "fuzz"
+TABLE = ROOT / "docs" / "fuzzing.md"
+
+SHORT_SECONDS = 5
+LONG_SECONDS = 600
+# Of one corpus, so that all together stay a few hundred KB.
+CORPUS_BYTES = 32 * 1024
+CORPUS_FILES = 150
+
+COVERAGE = (
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Cllvm-args=-simplifycfg-branch-fold-threshold=0",
+    "--cfg",
+    "fuzzing",
+    "-Ccodegen-units=1",
+)
+
+# Longest input of a target: what is longer is slower, and nothing new.
+MAX_LEN = {
+    "framing": 512,
+    "messages": 256,
+    "system_events": 128,
+    "xattrs": 512,
+    "snappy": 256,
+    "sasl": 256,
+    "cluster_config": 1024,
+    "manifest": 512,
+    "checkpoint": 1024,
+    "connection_string": 256,
+    "documents": 512,
+    "setup": 512,
+    "client": 1024,
+    "cluster": 1024,
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one run of a target."""
+
+    target: str
+    executions: int
+    seconds: int
+    failed: bool
+    log: str
+
+
+def sanitizer() -> str:
+    """Names the sanitizer that is asked for."""
+    name = os.environ.get("DCP_SANITIZER", "none")
+    if name not in {"none", "address"}:
+        sys.exit(f"fuzz: DCP_SANITIZER={name} is neither none nor address")
+    return name
+
+
+def build() -> Path:
+    """Builds every target; returns the folder of the programs."""
+    version = subprocess.run(["rustc", "-vV"], check=True, capture_output=True, text=True).stdout
+    host: str = re.findall(r"^host: (.*)$", version, re.MULTILINE)[0]
+    flags, environment, folder = list(COVERAGE), dict(os.environ), PROGRAMS / "target"
+    if sanitizer() == "address":
+        flags.append("-Zsanitizer=address")
+        environment["RUSTC_BOOTSTRAP"] = "1"
+        folder = PROGRAMS / "target" / "address"
+    environment["RUSTFLAGS"] = " ".join(flags)
+    environment["CARGO_TARGET_DIR"] = str(folder)
+    # With a target named, build scripts and macros are built without the flags.
+    command = ["cargo", "build", "--release", "--bins", "--locked", "--quiet", "--target", host]
+    subprocess.run(command, cwd=PROGRAMS, env=environment, check=True)
+    return folder / host / "release"
+
+
+def play(programs: Path, target: str, seconds: int, folders: list[Path]) -> Outcome:
+    """Runs one target; what it finds goes to the first of the folders."""
+    findings = STATE / "findings"
+    findings.mkdir(parents=True, exist_ok=True)
+    ran = subprocess.run(
+        [
+            str(programs / target),
+            *map(str, folders),
+            f"-max_total_time={seconds}",
+            f"-max_len={MAX_LEN[target]}",
+            f"-artifact_prefix={findings}/{target}-",
+            "-timeout=10",
+            "-rss_limit_mb=2048",
+            "-print_final_stats=1",
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "RUST_BACKTRACE": "1"},
+    )
+    log = ran.stderr
+    executed = re.findall(r"^stat::number_of_executed_units: *(\d+)", log, re.MULTILINE)
+    took = re.findall(r"^Done \d+ runs in (\d+) second", log, re.MULTILINE)
+    return Outcome(
+        target,
+        int(executed[-1]) if executed else 0,
+        int(took[-1]) if took else 0,
+        ran.returncode != 0,
+        log,
+    )
+
+
+def report(outcome: Outcome) -> None:
+    """Prints what came of one run."""
+    verdict = "FAILED" if outcome.failed else "ok"
+    print(f"fuzz: {outcome.target:17} {outcome.executions:>12,} executions, {verdict}", flush=True)
+    if outcome.failed:
+        print(outcome.log[-6000:], file=sys.stderr)
+
+
+def short(programs: Path) -> list[Outcome]:
+    """Runs a few seconds of each target, as many at a time as there are processors."""
+
+    def one(target: str) -> Outcome:
+        with tempfile.TemporaryDirectory() as found:
+            return play(programs, target, SHORT_SECONDS, [Path(found), CORPORA / target])
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        outcomes = []
+        for outcome in pool.map(one, MAX_LEN):
+            report(outcome)
+            outcomes.append(outcome)
+    return outcomes
+
+
+def run(programs: Path, seconds: int, targets: list[str]) -> list[Outcome]:
+    """Runs targets one after the other, and notes each in the table."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    outcomes = []
+    for target in targets:
+        found = STATE / "corpus" / target
+        found.mkdir(parents=True, exist_ok=True)
+        outcome = play(programs, target, seconds, [found, CORPORA / target])
+        report(outcome)
+        outcomes.append(outcome)
+        with TABLE.open("a", encoding="utf-8") as table:
+            table.write(row(outcome, commit, sanitizer()))
+    return outcomes
+
+
+def row(outcome: Outcome, commit: str, with_sanitizer: str) -> str:
+    """Returns the line of the table for one run."""
+    day = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    findings = "1" if outcome.failed else "0"
+    return (
+        f"| {day} | {outcome.target} | {outcome.executions:,} | {outcome.seconds} | `{commit}` | "
+        f"{with_sanitizer} | {findings} |\n"
+    )
+
+
+def grow(programs: Path) -> None:
+    """Makes the committed corpora of the recordings and of what runs have found."""
+    with tempfile.TemporaryDirectory() as scratch:
+        seeds = Path(scratch) / "seeds"
+        command = ["cargo", "run", "--quiet", "--locked", "-p", "dcp-fuzz", "--example", "seed"]
+        subprocess.run([*command, "--", str(seeds)], cwd=ROOT, check=True)
+        for target, longest in MAX_LEN.items():
+            merged = Path(scratch) / "merged" / target
+            merged.mkdir(parents=True)
+            sources = [seeds / target, CORPORA / target, STATE / "corpus" / target]
+            there = [str(folder) for folder in sources if folder.is_dir()]
+            subprocess.run(
+                [str(programs / target), "-merge=1", f"-max_len={longest}", str(merged), *there],
+                check=True,
+                capture_output=True,
+            )
+            keep(merged, CORPORA / target)
+
+
+def keep(merged: Path, corpus: Path) -> None:
+    """Keeps inputs of all lengths, as many as a corpus may hold."""
+    corpus.mkdir(parents=True, exist_ok=True)
+    for old in corpus.iterdir():
+        old.unlink()
+    inputs = sorted(merged.iterdir(), key=lambda path: (path.stat().st_size, path.name))
+    every = -(-len(inputs) // CORPUS_FILES)
+    while sum(path.stat().st_size for path in inputs[::every]) > CORPUS_BYTES:
+        every += 1
+    for path in inputs[::every]:
+        (corpus / path.name).write_bytes(path.read_bytes())
+    print(f"fuzz: {corpus.name}: {len(inputs[::every])} of {len(inputs)} inputs")
+
+
+def main(arguments: list[str]) -> int:
+    """Does what the command line says; returns the exit code."""
+    if not arguments or arguments[0] not in {"short", "run", "grow"}:
+        print(__doc__)
+        return 2
+    unknown = [name for name in arguments[2:] if name not in MAX_LEN]
+    if unknown:
+        sys.exit(f"fuzz: no such target: {', '.join(unknown)}; there are {', '.join(MAX_LEN)}")
+    programs = build()
+    if arguments[0] == "grow":
+        grow(programs)
+        return 0
+    if arguments[0] == "short":
+        outcomes = short(programs)
+    else:
+        seconds = int(arguments[1]) if len(arguments) > 1 else LONG_SECONDS
+        outcomes = run(programs, seconds, arguments[2:] or list(MAX_LEN))
+    failed = [outcome.target for outcome in outcomes if outcome.failed]
+    if failed:
+        print(f"fuzz: failed: {', '.join(failed)}; inputs in {STATE / 'findings'}", file=sys.stderr)
+    return min(len(failed), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

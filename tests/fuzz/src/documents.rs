@@ -1,0 +1,127 @@
+//! Documents as columns.
+
+use std::cell::RefCell;
+
+use arrow_array::{Array, RecordBatch};
+use dcp_arrow::{
+    ArrowSink, BatchLimits, CollectionNames, Columns, DocumentSchema, KeyType, MALFORMED,
+    OnMalformed, TableOptions, TableSchema, ValueFormat,
+};
+use dcp_proto::{BatchSink, Change, ChangeSink, Op, SinkError, Snapshot};
+use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
+
+use crate::bytes_in::BytesIn;
+
+/// A column of each type there is, and of each type within others.
+const SCHEMA: &str = "s STRING, b BOOLEAN, t TINYINT, h SMALLINT, i INT, l BIGINT, f FLOAT, \
+     d DOUBLE, m DECIMAL(9, 3), w DECIMAL(38, 10), y DATE, z TIMESTAMP, n TIMESTAMP_NTZ, \
+     x BINARY, v VARIANT, a ARRAY<BIGINT>, o MAP<STRING, DOUBLE>, \
+     r STRUCT<s: STRING, a: ARRAY<STRUCT<i: INT, v: VARIANT>>, o: MAP<STRING, ARRAY<STRING>>>";
+
+/// Tables that decode documents, each one that keeps what is malformed and one that fails.
+fn tables() -> Vec<[TableSchema; 2]> {
+    let schema = DocumentSchema::parse(SCHEMA).expect("a schema");
+    let decoded = TableOptions { document_schema: Some(schema), ..TableOptions::default() };
+    let variant = TableOptions { value_format: ValueFormat::Variant, ..TableOptions::default() };
+    let text = TableOptions {
+        columns: Columns::Full,
+        include_xattrs: true,
+        value_format: ValueFormat::String,
+        ..TableOptions::default()
+    };
+    let bytes = TableOptions {
+        columns: Columns::Full,
+        include_xattrs: true,
+        key_type: KeyType::Binary,
+        ..TableOptions::default()
+    };
+    let on = |options: &TableOptions, on_malformed| {
+        TableSchema::new(&TableOptions { on_malformed, ..options.clone() }).expect("a table")
+    };
+    let both = |options| [on(&options, OnMalformed::Column), on(&options, OnMalformed::Fail)];
+    let mut tables: Vec<_> = [decoded, variant, text].map(both).into();
+    // Documents that nobody looks at cannot be malformed.
+    tables.push([on(&bytes, OnMalformed::Null), on(&bytes, OnMalformed::Null)]);
+    tables
+}
+
+/// Whatever documents: each is a row, the columns are what Arrow says they must be, and a table
+/// fails exactly where another one calls something malformed.
+pub fn documents(data: &[u8]) {
+    thread_local! {
+        static TABLES: RefCell<Vec<[TableSchema; 2]>> = const { RefCell::new(Vec::new()) };
+    }
+    let mut bytes = BytesIn::new(data);
+    let [keeps, fails] = TABLES.with_borrow_mut(|known| {
+        if known.is_empty() {
+            *known = tables();
+        }
+        known[usize::from(bytes.u8()) % known.len()].clone()
+    });
+    let kept = batch(keeps, bytes);
+    let failed = batch(fails, bytes);
+    match kept {
+        Ok(batch) => {
+            check(&batch);
+            let malformed = batch.column_by_name(MALFORMED);
+            let is_malformed = malformed.is_some_and(|column| column.null_count() < column.len());
+            assert!(malformed.is_none() || failed.is_err() == is_malformed, "{failed:?}");
+            if let Ok(other) = failed {
+                check(&other);
+                assert_eq!(other.num_rows(), batch.num_rows());
+            }
+        }
+        Err(_) => assert!(failed.is_err()),
+    }
+}
+
+/// The documents that `bytes` say, as a table.
+fn batch(table: TableSchema, mut bytes: BytesIn<'_>) -> Result<RecordBatch, SinkError> {
+    let limits = BatchLimits {
+        expected_rows: 4,
+        expected_bytes: 64,
+        max_value_bytes: 1 << 16,
+        ..BatchLimits::default()
+    };
+    let mut sink = ArrowSink::new(table, CollectionNames::default(), limits);
+    let mut rows = 0;
+    while !bytes.is_empty() && rows < 16 {
+        rows += 1;
+        let (op, datatype) = (bytes.u8(), Datatype(bytes.u8() & 7));
+        let key = bytes.take(usize::from(op >> 4));
+        let len = usize::from(bytes.u8());
+        // The last one is as long as there are bytes.
+        let value = if len < 0xff { bytes.take(len) } else { bytes.take(usize::MAX) };
+        sink.change(&Change {
+            op: [Op::Mutation, Op::Mutation, Op::Deletion, Op::Expiration][usize::from(op & 3)],
+            vbid: Vbid(0),
+            seqno: Seqno(rows),
+            vbuuid: Vbuuid(1),
+            epoch: 0,
+            snapshot: Snapshot { start: Seqno(0), end: Seqno(rows) },
+            collection_id: CollectionId(u32::from(op >> 2 & 1) * 8),
+            key,
+            value,
+            datatype,
+            cas: Cas(u64::from(op) << 56 | 1),
+            rev_seqno: RevSeqno(1),
+            flags: 0,
+            expiry: u32::from(op) << 24,
+            delete_time: 0,
+        })?;
+    }
+    assert_eq!(sink.rows() as u64, rows);
+    let batch = sink.take_batch()?.finish()?;
+    assert_eq!(batch.num_rows() as u64, rows);
+    Ok(batch)
+}
+
+fn check(batch: &RecordBatch) {
+    for (column, field) in batch.columns().iter().zip(batch.schema_ref().fields()) {
+        let data = column.to_data();
+        assert_eq!(data.len(), batch.num_rows());
+        if let Err(error) = data.validate_full() {
+            panic!("column {}: {error}", field.name());
+        }
+    }
+}

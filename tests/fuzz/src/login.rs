@@ -1,0 +1,120 @@
+//! SASL, both ends.
+
+use std::cell::RefCell;
+
+use dcp_wire::sasl::{
+    MIN_ITERATIONS, Mechanism, PlainMessage, ScramClient, ScramCredentials, ScramServer,
+    encode_plain, select_mechanism,
+};
+
+use crate::bytes_in::BytesIn;
+
+const NONCE: &str = "abcdefghijklmnopqrstuvwx";
+const PASSWORD: &str = "secret";
+
+/// Whatever a peer says: nobody who does not know the password gets in, at either end, and
+/// everybody who does.
+pub fn sasl(data: &[u8]) {
+    let mut bytes = BytesIn::new(data);
+    let how = bytes.u8();
+    let mechanism = Mechanism::SCRAM[usize::from(how >> 4) % 3];
+    match how & 15 {
+        0 => plain(bytes.rest()),
+        1 => offered(bytes.rest()),
+        2..=6 => server(mechanism, bytes),
+        7..=11 => client(mechanism, bytes),
+        _ => both(mechanism, bytes),
+    }
+}
+
+fn plain(message: &[u8]) {
+    let Ok(read) = PlainMessage::decode(message) else { return };
+    let himself = read.authzid.is_empty() || read.authzid == read.username;
+    assert_eq!(read.matches(read.username, read.password), himself);
+    assert!(!read.matches(read.username, &format!("{}.", read.password)));
+    let again = encode_plain(read.username, read.password).expect("no NUL bytes");
+    assert!(message.ends_with(&again));
+}
+
+fn offered(names: &[u8]) {
+    if let Ok(mechanism) = select_mechanism(names, &Mechanism::SCRAM) {
+        assert!(!mechanism.reveals_password());
+        let name = mechanism.name().as_bytes();
+        assert!(names.windows(name.len()).any(|offered| offered == name));
+    }
+}
+
+/// A server's stored credentials, derived once: that takes a thousand rounds.
+fn stored(mechanism: Mechanism) -> ScramCredentials {
+    thread_local! {
+        static STORED: RefCell<Vec<ScramCredentials>> = const { RefCell::new(Vec::new()) };
+    }
+    STORED.with_borrow_mut(|stored| {
+        let known = stored.iter().find(|known| known.mechanism() == mechanism).cloned();
+        known.unwrap_or_else(|| {
+            let made = ScramCredentials::derive(mechanism, PASSWORD, b"salty-salt", MIN_ITERATIONS);
+            stored.push(made.expect("an ordinary password"));
+            stored.last().expect("it was just put there").clone()
+        })
+    })
+}
+
+/// A client that does not know the password.
+fn server(mechanism: Mechanism, mut bytes: BytesIn<'_>) {
+    let Ok(mut server) = ScramServer::read(bytes.line()) else { return };
+    assert!(!server.username().is_empty());
+    let challenge = server.challenge(stored(mechanism), NONCE).expect("a good nonce");
+    assert!(server.challenge(stored(mechanism), NONCE).is_err(), "a second challenge");
+    // The nonce it cannot guess is told; the proof is its own.
+    let nonce = challenge[2..].split(|&byte| byte == b',').next().unwrap_or_default();
+    let mut last = bytes.line().to_vec();
+    if let Some(at) = last.iter().position(|&byte| byte == b'%') {
+        last.splice(at..=at, nonce.iter().copied());
+    }
+    assert!(server.verify(&last).is_err(), "it does not know the password");
+}
+
+/// A server that does not know the password.
+fn client(mechanism: Mechanism, mut bytes: BytesIn<'_>) {
+    let client = ScramClient::new(mechanism, "user", PASSWORD, NONCE).expect("ordinary names");
+    let mut client = client.with_max_iterations(MIN_ITERATIONS);
+    let mut challenge = bytes.line().to_vec();
+    if let Some(at) = challenge.iter().position(|&byte| byte == b'%') {
+        challenge.splice(at..=at, NONCE.bytes());
+    }
+    let answered = client.respond(&challenge);
+    if answered.is_ok() {
+        let text = String::from_utf8_lossy(&challenge);
+        let rounds = text.split(',').find_map(|attribute| attribute.strip_prefix("i="));
+        assert_eq!(rounds.map(str::parse), Some(Ok(MIN_ITERATIONS)), "fewer or more rounds");
+        assert!(client.respond(&challenge).is_err(), "a second challenge");
+    }
+    assert!(client.verify(bytes.line()).is_err(), "it does not know the password");
+}
+
+/// Both, of which each tells the truth unless a byte is changed on the way.
+fn both(mechanism: Mechanism, mut bytes: BytesIn<'_>) {
+    let (message, at, other) = (bytes.u8(), bytes.u8(), bytes.u8());
+    let damage = |number: u8, mut text: Vec<u8>| {
+        let len = text.len();
+        if let Some(byte) = text.get_mut(usize::from(at) % len.max(1)).filter(|_| message == number)
+        {
+            *byte ^= other;
+        }
+        text
+    };
+    let is_damaged = message < 4 && other != 0;
+    let Ok(username) = std::str::from_utf8(bytes.rest()) else { return };
+    let Ok(client) = ScramClient::new(mechanism, username, PASSWORD, NONCE) else { return };
+    let mut client = client.with_max_iterations(MIN_ITERATIONS);
+    let outcome = || {
+        let mut server = ScramServer::read(&damage(0, client.first_message())).ok()?;
+        let challenge = server.challenge(stored(mechanism), NONCE).ok()?;
+        let proof = client.respond(&damage(1, challenge)).ok()?;
+        let last = server.verify(&damage(2, proof)).ok()?;
+        client.verify(&damage(3, last)).ok()
+    };
+    let is_in = { outcome }();
+    assert!(is_in.is_some() || is_damaged, "both know the password");
+    assert!(is_in.is_none() || !is_damaged, "a message was changed on the way");
+}

@@ -1,0 +1,63 @@
+"""The runner of fuzz targets: what it takes for a finding, and what it keeps of a corpus."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("fuzz", ROOT / "scripts" / "fuzz.py")
+fuzz = importlib.util.module_from_spec(SPEC)
+sys.modules["fuzz"] = fuzz
+SPEC.loader.exec_module(fuzz)
+
+DONE = """echo "Done 1234 runs in 7 second(s)" >&2
+echo "stat::number_of_executed_units: 1234" >&2
+"""
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """A folder of programs that say what libFuzzer says, made of scripts."""
+    monkeypatch.setattr(fuzz, "STATE", tmp_path / "state")
+
+    def put(target, script):
+        program = tmp_path / target
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        return tmp_path
+
+    return put
+
+
+def test_a_run_is_counted(programs):
+    outcome = fuzz.play(programs("framing", DONE), "framing", 1, [])
+    assert (outcome.executions, outcome.seconds, outcome.failed) == (1234, 7, False)
+    row = fuzz.row(outcome, "abc", "none")
+    assert row.endswith("| framing | 1,234 | 7 | `abc` | none | 0 |\n")
+
+
+def test_a_program_that_fails_is_a_finding_whatever_it_prints(programs):
+    outcome = fuzz.play(programs("framing", DONE + "exit 77"), "framing", 1, [])
+    assert outcome.failed
+    assert fuzz.row(outcome, "abc", "address").endswith("| address | 1 |\n")
+
+
+def test_a_corpus_keeps_inputs_of_all_lengths_within_its_bounds(tmp_path):
+    merged, corpus = tmp_path / "merged", tmp_path / "corpus"
+    merged.mkdir()
+    for length in range(1, 1001):
+        (merged / f"{length:04}").write_bytes(b"x" * length)
+    fuzz.keep(merged, corpus)
+    lengths = [path.stat().st_size for path in corpus.iterdir()]
+    assert len(lengths) <= fuzz.CORPUS_FILES
+    assert sum(lengths) <= fuzz.CORPUS_BYTES
+    assert min(lengths) < 50
+    assert max(lengths) > 900
+
+
+def test_every_target_of_the_crate_is_run():
+    source = (ROOT / "tests" / "fuzz" / "src" / "lib.rs").read_text()
+    assert all(f'("{target}", {target})' in source for target in fuzz.MAX_LEN)
+    assert source.count('    ("') == len(fuzz.MAX_LEN)
