@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use dcp_meter::Meter;
 use dcp_proto::consumer::{
-    Connection, ConnectionConfig, Delivery, Event, Hidden, Limit, PositionUpdate, Resume,
-    StreamFilter,
+    Connection, ConnectionConfig, Delivery, Event, Hidden, Limit, PositionUpdate, StreamFilter,
+    StreamPosition,
 };
 use dcp_proto::{Change, ChangeSink, OnRollback, Position, Rollback, SinkError, SystemEventRecord};
 use dcp_wire::message::{
@@ -239,7 +239,7 @@ impl Play {
             config,
         };
         for vbid in 0..2 {
-            play.open(Vbid(vbid), Seqno::MAX, Resume::new(Position::EARLIEST));
+            play.open(Vbid(vbid), Seqno::MAX, StreamPosition::new(Position::EARLIEST));
             play.deliver(Pieces { step: 1, rows: 1 });
             play.answer(vbid, Status::SUCCESS, &log(1, 1));
         }
@@ -252,10 +252,10 @@ impl Play {
         what(&mut self.split.machine);
     }
 
-    fn open(&mut self, vbid: Vbid, end: Seqno, resume: Resume) {
-        let last = resume.position.seqno.0;
-        let outcome = self.whole.machine.open_stream(vbid, end, resume.clone());
-        assert_eq!(self.split.machine.open_stream(vbid, end, resume), outcome);
+    fn open(&mut self, vbid: Vbid, end: Seqno, from: StreamPosition) {
+        let last = from.position.seqno.0;
+        let outcome = self.whole.machine.open_stream(vbid, end, from.clone());
+        assert_eq!(self.split.machine.open_stream(vbid, end, from), outcome);
         if outcome.is_ok() {
             self.whole.seen.last[vbid.index()] = last;
             self.split.seen.last[vbid.index()] = last;
@@ -283,7 +283,7 @@ impl Play {
             49 => self.both(|machine| machine.close_stream(Vbid(vbid))),
             50 => {
                 let end = if bytes.u8() & 1 == 0 { u64::MAX } else { bytes.near(0) };
-                self.open(Vbid(vbid), Seqno(end), Resume::new(Position::EARLIEST));
+                self.open(Vbid(vbid), Seqno(end), StreamPosition::new(Position::EARLIEST));
             }
             51 => self.both(Connection::request_high_seqnos),
             52 => self.both(Connection::request_cluster_map),
@@ -507,8 +507,8 @@ impl Play {
         self.streams.clear();
         self.asked_high_seqnos.clear();
         (self.unreleased, self.counted, self.whole.acknowledged) = (0, 0, 0);
-        for (vbid, resume) in streams {
-            self.open(vbid, Seqno::MAX, resume);
+        for (vbid, from) in streams {
+            self.open(vbid, Seqno::MAX, from);
         }
         self.deliver(Pieces { step: 1, rows: 1 });
     }
@@ -516,7 +516,7 @@ impl Play {
 
 fn check_positions(fed: &Fed) {
     for PositionUpdate { position, history, .. } in &fed.positions {
-        let snapshot = position.resume_snapshot();
+        let snapshot = position.request_snapshot();
         assert!(snapshot.start <= position.seqno && position.seqno <= snapshot.end);
         assert!(history.points().iter().all(|point| point.seqno <= position.seqno));
     }
