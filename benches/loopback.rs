@@ -168,8 +168,8 @@ impl Source {
             ));
         let client = Client::connect(options).await?;
         let schema = TableSchema::new(&TableOptions::default())?;
-        let options =
-            StreamOptions { end: End::Now, buffer_size: WINDOW, ..StreamOptions::default() };
+        let mut options = StreamOptions::default();
+        (options.end, options.buffer_size) = (End::Now, WINDOW);
         let clock = WallClock::start();
         let mut stream = client
             .stream(options, move || {

@@ -55,8 +55,8 @@ LAYERS = {
     "dcp-python": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer dcp-arrow"),
     # Never built into the product: a development dependency of the crates above.
     "dcp-test": _layer("dcp-wire dcp-proto", PYTHON),
-    "dcp-sim": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer", PYTHON, ARROW),
-    "dcp-fuzz": _layer("dcp-wire dcp-proto dcp-producer dcp-arrow dcp-meter", PYTHON),
+    "dcp-sim": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer dcp-test", PYTHON, ARROW),
+    "dcp-fuzz": _layer("dcp-wire dcp-proto dcp-producer dcp-arrow dcp-meter dcp-test", PYTHON),
     "dcp-meter": _layer("", ASYNC, TLS, PYTHON, ARROW),
     "dcp-e2e": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer dcp-arrow dcp-test", PYTHON),
     "dcp-benches": _layer(

@@ -85,7 +85,8 @@ async fn read<S: BatchSink>(
     let client = Client::connect(options).await?;
     let clock = WallClock::start();
     let buffer_size = u32::try_from(job["buffer"].as_u64().ok_or("the job has no buffer")?)?;
-    let options = StreamOptions { end: End::Now, buffer_size, ..StreamOptions::default() };
+    let mut options = StreamOptions::default();
+    (options.end, options.buffer_size) = (End::Now, buffer_size);
     let mut stream = client.stream(options, sink).await?;
     let (mut total, mut batches) = (Counter::default(), 0);
     while let Some(delivered) = stream.next().await {

@@ -5,6 +5,7 @@
 /// These are the sink's own bounds, against running out of 32-bit offsets or memory; when a batch
 /// is cut in normal operation is the consumer's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BatchLimits {
     /// Rows to reserve room for when a batch begins.
     pub expected_rows: usize,

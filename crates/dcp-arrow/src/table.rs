@@ -29,6 +29,7 @@ pub enum Columns {
 
 /// What a table is to hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TableOptions {
     /// Which columns there are.
     pub columns: Columns,

@@ -31,6 +31,7 @@ impl fmt::Debug for Pem {
 
 /// How `couchbases://` connections are encrypted. Certificates and host names are always verified.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct TlsOptions {
     /// Certificate authorities to trust; the operating system's if not given.
     pub ca: Option<Pem>,

@@ -6,7 +6,8 @@
 //! let options = ConnectOptions::new("couchbase://127.0.0.1/travel")
 //!     .with_credentials(Credentials::new("reader", "password"));
 //! let client = Client::connect(options).await?;
-//! let options = StreamOptions { end: End::Now, ..StreamOptions::default() };
+//! let mut options = StreamOptions::default();
+//! options.end = End::Now;
 //! let mut stream = client.stream(options, S::default).await?;
 //! while let Some(delivered) = stream.next().await {
 //!     let delivered = delivered?;

@@ -74,6 +74,7 @@ pub enum Filter {
 /// A batch ends with whichever comes first. Lingering ends one only while the application has
 /// nothing else to take, so that a slow application sees larger batches instead of more of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BatchPolicy {
     /// Most rows in a batch.
     pub max_rows: usize,
@@ -112,6 +113,7 @@ pub enum Acknowledge {
 /// What a stream of changes is asked for; [`StreamOptions::default`] is an endless stream of
 /// everything.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct StreamOptions {
     /// Where to begin.
     pub start: Start,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use dcp_arrow::{Column, TableOptions, TableSchema};
 use dcp_consumer::{
-    Acknowledge, BatchPolicy, ClientCertificate, ConnectOptions, Content, Credentials,
-    CredentialsSource, End, Filter, OnRollback, Pem, Start, StreamOptions, TlsOptions,
+    Acknowledge, BatchPolicy, ClientCertificate, ConnectOptions, Credentials, CredentialsSource,
+    End, Filter, OnRollback, Pem, Start, StreamOptions, TlsOptions,
 };
 use dcp_proto::micro_batch::{Limits, Offsets};
 use dcp_proto::topology::{Network, NetworkSelection};
@@ -124,7 +124,10 @@ fn tls(arguments: &Arguments<'_>) -> PyResult<TlsOptions> {
         (None, None) => None,
         _ => return Err(config("tls_certificate, tls_key: give both or neither")),
     };
-    Ok(TlsOptions { ca: arguments.path("tls_ca")?.map(Pem::File), client_certificate })
+    let mut tls = TlsOptions::default();
+    tls.ca = arguments.path("tls_ca")?.map(Pem::File);
+    tls.client_certificate = client_certificate;
+    Ok(tls)
 }
 
 /// The options of `Client.stream`, besides those of its table.
@@ -133,33 +136,28 @@ pub(crate) fn stream(
     transport: Transport,
     table: &TableSchema,
 ) -> PyResult<StreamOptions> {
-    let default = StreamOptions::default();
+    let mut options = StreamOptions::default();
     let ack = [("next", Acknowledge::OnNext), ("manual", Acknowledge::Manual)];
     let max_bytes = BatchPolicy::MAX_BYTES as u64;
-    Ok(StreamOptions {
-        start: start(arguments)?,
-        end: end(arguments)?,
-        vbuckets: arguments.vbuckets()?,
-        content: Content {
-            values: table.needs(Column::Value),
-            xattrs: table.needs(Column::Xattrs),
-        },
-        filter: filter(arguments)?,
-        batch: BatchPolicy {
-            max_rows: arguments.integer("batch_rows", default.batch.max_rows, 1..=10_000_000)?,
-            max_bytes: arguments.integer("batch_bytes", default.batch.max_bytes, 1..=max_bytes)?,
-            linger: arguments.seconds("linger", default.batch.linger, 0.0..=3600.0)?,
-        },
-        buffer_size: transport.buffer_size,
-        persisted_only: arguments.flag("persisted_only", default.persisted_only)?,
-        system_documents: arguments.flag("system_documents", default.system_documents)?,
-        compressed: transport.compressed,
-        on_rollback: arguments.word("on_rollback", default.on_rollback, &ON_ROLLBACK)?,
-        acknowledge: arguments.word("ack", default.acknowledge, &ack)?,
-        noop_interval: transport.noop_interval,
-        retry_timeout: retry_timeout(arguments)?,
-        ..default
-    })
+    options.start = start(arguments)?;
+    options.end = end(arguments)?;
+    options.vbuckets = arguments.vbuckets()?;
+    options.content.values = table.needs(Column::Value);
+    options.content.xattrs = table.needs(Column::Xattrs);
+    options.filter = filter(arguments)?;
+    let batch = &mut options.batch;
+    batch.max_rows = arguments.integer("batch_rows", batch.max_rows, 1..=10_000_000)?;
+    batch.max_bytes = arguments.integer("batch_bytes", batch.max_bytes, 1..=max_bytes)?;
+    batch.linger = arguments.seconds("linger", batch.linger, 0.0..=3600.0)?;
+    options.buffer_size = transport.buffer_size;
+    options.persisted_only = arguments.flag("persisted_only", options.persisted_only)?;
+    options.system_documents = arguments.flag("system_documents", options.system_documents)?;
+    options.compressed = transport.compressed;
+    options.on_rollback = arguments.word("on_rollback", options.on_rollback, &ON_ROLLBACK)?;
+    options.acknowledge = arguments.word("ack", options.acknowledge, &ack)?;
+    options.noop_interval = transport.noop_interval;
+    options.retry_timeout = retry_timeout(arguments)?;
+    Ok(options)
 }
 
 /// How long the cluster, or a vBucket, may be away.
@@ -242,18 +240,18 @@ const ON_ROLLBACK: [(&str, OnRollback); 3] =
 
 /// The options of a plan: how far a batch may go.
 pub(crate) fn limits(arguments: &Arguments<'_>) -> PyResult<Limits> {
-    let default = Limits::default();
+    let mut limits = Limits::default();
     let most = arguments.optional("max_rows")?;
     let until = arguments.optional_text("until")?;
-    Ok(Limits {
-        max_seqnos: most.map(|most| integer("max_rows", &most, &ANY)).transpose()?,
-        until: until.map(|json| Offsets::from_json(&json)).transpose().map_err(Failure::from)?,
-        // Unlike a stream's: a reader that goes on from an end cannot take back what it has read.
-        persisted_only: arguments.flag("persisted_only", true)?,
-        on_rollback: arguments.word("on_rollback", default.on_rollback, &ON_ROLLBACK)?,
-        allow_data_loss: arguments.flag("allow_data_loss", default.allow_data_loss)?,
-        is_last: arguments.flag("is_last", default.is_last)?,
-    })
+    limits.max_seqnos = most.map(|most| integer("max_rows", &most, &ANY)).transpose()?;
+    limits.until =
+        until.map(|json| Offsets::from_json(&json)).transpose().map_err(Failure::from)?;
+    // Unlike a stream's: a reader that goes on from an end cannot take back what it has read.
+    limits.persisted_only = arguments.flag("persisted_only", true)?;
+    limits.on_rollback = arguments.word("on_rollback", limits.on_rollback, &ON_ROLLBACK)?;
+    limits.allow_data_loss = arguments.flag("allow_data_loss", limits.allow_data_loss)?;
+    limits.is_last = arguments.flag("is_last", limits.is_last)?;
+    Ok(limits)
 }
 
 /// Checks the options of a connection.

@@ -23,13 +23,12 @@ type RangeTuple = (u16, u64, u64, u64, u32, bool);
 type TaskTuple = (String, String, Vec<RangeTuple>);
 
 fn planner_options(arguments: &Arguments<'_>) -> PyResult<PlannerOptions> {
-    let default = PlannerOptions::default();
-    Ok(PlannerOptions {
-        vbuckets: arguments.vbuckets()?,
-        filter: filter(arguments)?,
-        system_documents: arguments.flag("system_documents", default.system_documents)?,
-        patience: retry_timeout(arguments)?,
-    })
+    let mut options = PlannerOptions::default();
+    options.vbuckets = arguments.vbuckets()?;
+    options.filter = filter(arguments)?;
+    options.system_documents = arguments.flag("system_documents", options.system_documents)?;
+    options.patience = retry_timeout(arguments)?;
+    Ok(options)
 }
 
 /// Where a batch begins.

@@ -13,21 +13,18 @@ use crate::error::{Failure, Kind};
 
 /// The table that the options of `Client.stream` describe.
 pub(crate) fn table(arguments: &Arguments<'_>) -> PyResult<TableSchema> {
-    let default = TableOptions::default();
+    let mut options = TableOptions::default();
     let key_types = [("string", KeyType::String), ("binary", KeyType::Binary)];
     let value_formats = [
         ("binary", ValueFormat::Binary),
         ("string", ValueFormat::String),
         ("variant", ValueFormat::Variant),
     ];
-    let mut options = TableOptions {
-        columns: table_columns(arguments)?,
-        include_xattrs: arguments.flag("include_xattrs", default.include_xattrs)?,
-        key_type: arguments.word("key_type", default.key_type, &key_types)?,
-        system_events: arguments.flag("system_events", default.system_events)?,
-        value_format: arguments.word("value_format", default.value_format, &value_formats)?,
-        ..default
-    };
+    options.columns = table_columns(arguments)?;
+    options.include_xattrs = arguments.flag("include_xattrs", options.include_xattrs)?;
+    options.key_type = arguments.word("key_type", options.key_type, &key_types)?;
+    options.system_events = arguments.flag("system_events", options.system_events)?;
+    options.value_format = arguments.word("value_format", options.value_format, &value_formats)?;
     if let Some(documents) = arguments.optional("document_schema")? {
         read_documents(&Arguments::new(documents.cast_into()?), &mut options)?;
     }

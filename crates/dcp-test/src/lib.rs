@@ -28,6 +28,12 @@ pub mod words;
 
 use std::path::{Path, PathBuf};
 
+/// `value` after `change`: for options that are not made of all their fields.
+pub fn with<T>(mut value: T, change: impl FnOnce(&mut T)) -> T {
+    change(&mut value);
+    value
+}
+
 /// A path below the workspace's `tests` folder.
 fn tests_folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(name)

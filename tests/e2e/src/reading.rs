@@ -1,5 +1,6 @@
 //! A client that reads into record batches, and its rows.
 
+use dcp_test::with;
 use std::time::Duration;
 
 use arrow_array::cast::AsArray;
@@ -79,7 +80,7 @@ impl Row {
 pub fn options(start: Start, end: End) -> StreamOptions {
     let mut options = StreamOptions::default();
     (options.start, options.end) = (start, end);
-    options.batch = BatchPolicy { linger: Duration::from_millis(5), ..BatchPolicy::default() };
+    options.batch = with(BatchPolicy::default(), |o| o.linger = Duration::from_millis(5));
     options
 }
 

@@ -1,5 +1,6 @@
 //! Documents as columns.
 
+use dcp_test::with;
 use std::cell::RefCell;
 
 use arrow_array::{Array, RecordBatch};
@@ -21,22 +22,21 @@ const SCHEMA: &str = "s STRING, b BOOLEAN, t TINYINT, h SMALLINT, i INT, l BIGIN
 /// Tables that decode documents, each one that keeps what is malformed and one that fails.
 fn tables() -> Vec<[TableSchema; 2]> {
     let schema = DocumentSchema::parse(SCHEMA).expect("a schema");
-    let decoded = TableOptions { document_schema: Some(schema), ..TableOptions::default() };
-    let variant = TableOptions { value_format: ValueFormat::Variant, ..TableOptions::default() };
-    let text = TableOptions {
-        columns: Columns::Full,
-        include_xattrs: true,
-        value_format: ValueFormat::String,
-        ..TableOptions::default()
-    };
-    let bytes = TableOptions {
-        columns: Columns::Full,
-        include_xattrs: true,
-        key_type: KeyType::Binary,
-        ..TableOptions::default()
-    };
+    let decoded = with(TableOptions::default(), |o| o.document_schema = Some(schema));
+    let variant = with(TableOptions::default(), |o| o.value_format = ValueFormat::Variant);
+    let text = with(TableOptions::default(), |o| {
+        o.columns = Columns::Full;
+        o.include_xattrs = true;
+        o.value_format = ValueFormat::String;
+    });
+    let bytes = with(TableOptions::default(), |o| {
+        o.columns = Columns::Full;
+        o.include_xattrs = true;
+        o.key_type = KeyType::Binary;
+    });
     let on = |options: &TableOptions, on_malformed| {
-        TableSchema::new(&TableOptions { on_malformed, ..options.clone() }).expect("a table")
+        TableSchema::new(&with(options.clone(), |o| o.on_malformed = on_malformed))
+            .expect("a table")
     };
     let both = |options| [on(&options, OnMalformed::Column), on(&options, OnMalformed::Fail)];
     let mut tables: Vec<_> = [decoded, variant, text].map(both).into();
@@ -77,12 +77,11 @@ pub fn documents(data: &[u8]) {
 
 /// The documents that `bytes` say, as a table.
 fn batch(table: TableSchema, mut bytes: BytesIn<'_>) -> Result<RecordBatch, SinkError> {
-    let limits = BatchLimits {
-        expected_rows: 4,
-        expected_bytes: 64,
-        max_value_bytes: 1 << 16,
-        ..BatchLimits::default()
-    };
+    let limits = with(BatchLimits::default(), |o| {
+        o.expected_rows = 4;
+        o.expected_bytes = 64;
+        o.max_value_bytes = 1 << 16;
+    });
     let mut sink = ArrowSink::new(table, CollectionNames::default(), limits);
     let mut rows = 0;
     while !bytes.is_empty() && rows < 16 {

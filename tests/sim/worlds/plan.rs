@@ -1,5 +1,6 @@
 //! What one seed amounts to, before anything of it has run: a plan can be cut down and run again.
 
+use dcp_test::with;
 use std::time::Duration;
 
 use dcp_consumer::{BatchPolicy, OnRollback};
@@ -290,11 +291,10 @@ impl ReaderPlan {
             system_documents: rng.random_bool(0.3),
             xattrs: rng.random_bool(0.3),
             compressed: rng.random_bool(0.3),
-            batch: BatchPolicy {
-                max_rows: *[1, 3, 20, 10_000].choose(rng).unwrap_or(&1),
-                linger: Duration::from_millis(rng.random_range(0..50)),
-                ..BatchPolicy::default()
-            },
+            batch: with(BatchPolicy::default(), |o| {
+                o.max_rows = *[1, 3, 20, 10_000].choose(rng).unwrap_or(&1);
+                o.linger = Duration::from_millis(rng.random_range(0..50));
+            }),
             noop_interval: Duration::from_secs(rng.random_range(1..10)),
             on_rollback: match rollback {
                 0..7 => OnRollback::Emit,

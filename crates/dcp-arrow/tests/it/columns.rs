@@ -1,5 +1,6 @@
 //! Every column, for every kind of row.
 
+use dcp_test::with;
 use std::sync::Arc;
 
 use dcp_arrow::{
@@ -185,14 +186,14 @@ fn keys_that_are_only_together_utf8_are_refused() {
 
 #[test]
 fn binary_keys_take_any_bytes() {
-    let options = TableOptions { key_type: KeyType::Binary, ..TableOptions::default() };
+    let options = with(TableOptions::default(), |o| o.key_type = KeyType::Binary);
     let batch = batch_of(&options, &[Change { key: b"\xff\x00", ..CHANGE }]);
     assert_eq!(bytes(&batch, "key"), [Some(b"\xff\x00".to_vec())]);
 }
 
 #[test]
 fn a_sink_is_empty_after_its_batch_was_taken() {
-    let options = TableOptions { columns: Columns::Full, ..TableOptions::default() };
+    let options = with(TableOptions::default(), |o| o.columns = Columns::Full);
     let mut sink = sink(&options);
     assert_eq!((sink.rows(), sink.size_bytes()), (0, 0));
     let empty = sink.take_batch().unwrap().finish().unwrap();
@@ -230,9 +231,9 @@ fn a_system_event_is_a_row_only_when_asked_for() {
     without.system_event(&event).unwrap();
     assert_eq!(without.rows(), 0);
 
-    let mut with = sink(&TableOptions { system_events: true, ..every_column() });
-    with.system_event(&event).unwrap();
-    let batch = with.take_batch().unwrap().finish().unwrap();
+    let mut asked = sink(&with(every_column(), |o| o.system_events = true));
+    asked.system_event(&event).unwrap();
+    let batch = asked.take_batch().unwrap().finish().unwrap();
     assert_eq!(texts(&batch, "op"), [Some("system_event".to_owned())]);
     assert_eq!(texts(&batch, "key"), [Some("mycollection".to_owned())]);
     assert_eq!(numbers(&batch, "collection_id"), [Some(8)]);
@@ -251,7 +252,7 @@ fn a_system_event_is_a_row_only_when_asked_for() {
 
 #[test]
 fn a_damaged_system_event_is_an_error_and_an_unknown_one_is_named() {
-    let mut sink = sink(&TableOptions { system_events: true, ..every_column() });
+    let mut sink = sink(&with(every_column(), |o| o.system_events = true));
     for len in 0..BEGIN_COLLECTION_V1.len() {
         let value = &BEGIN_COLLECTION_V1[..len];
         let damaged = system_event(SystemEventId::BEGIN_COLLECTION, 1, value);
@@ -281,7 +282,7 @@ fn events_name_what_no_manifest_has_and_a_name_used_again_is_another_collection(
     let known = |id: CollectionId| (id.0 == 8).then(|| CollectionName::new("shop", "carts"));
     let names =
         CollectionNames::new(known).with_scopes(|id| (id == ScopeId(8)).then(|| Arc::from("shop")));
-    let schema = TableSchema::new(&TableOptions { system_events: true, ..every_column() }).unwrap();
+    let schema = TableSchema::new(&with(every_column(), |o| o.system_events = true)).unwrap();
     let mut sink = ArrowSink::new(schema, names, BatchLimits::default());
     let tell = |sink: &mut ArrowSink, event, scope, id, name| {
         let value = payload(event, 2, scope, id, name);

@@ -8,6 +8,7 @@ use dcp_arrow::{
     TableSchema, ValueFormat,
 };
 use dcp_proto::{BatchSink, Change, ChangeSink, Op, SinkError};
+use dcp_test::with;
 use dcp_wire::xattr::Xattr;
 use dcp_wire::{Datatype, Seqno, snappy, xattr};
 use serde_json::{Value, json};
@@ -16,7 +17,10 @@ use crate::{CHANGE, batch_of, bytes, columns, texts};
 
 pub(crate) fn decoding(schema: &str) -> TableOptions {
     let document_schema = Some(DocumentSchema::parse(schema).unwrap());
-    TableOptions { document_schema, on_malformed: OnMalformed::Column, ..TableOptions::default() }
+    with(TableOptions::default(), |o| {
+        o.document_schema = document_schema;
+        o.on_malformed = OnMalformed::Column;
+    })
 }
 
 pub(crate) fn document(value: &[u8]) -> Change<'_> {
@@ -250,7 +254,7 @@ fn compressed_documents_and_those_with_attributes_are_decoded() {
     ];
     let batch = batch_of(&decoding("n INT"), &changes);
     assert_eq!(cells(&batch, "n"), vec![json!(12345); 4]);
-    let text = TableOptions { value_format: ValueFormat::String, ..columns(&["value"]) };
+    let text = with(columns(&["value"]), |o| o.value_format = ValueFormat::String);
     let expected = String::from_utf8(body.to_vec()).unwrap();
     assert_eq!(texts(&batch_of(&text, &changes), "value"), vec![Some(expected); 4]);
 }
@@ -265,10 +269,8 @@ fn error_of(options: &TableOptions, change: &Change<'_>) -> SinkError {
 
 #[test]
 fn a_malformed_document_fails_the_read_by_its_place_and_not_its_content() {
-    let options = TableOptions {
-        on_malformed: OnMalformed::Fail,
-        ..decoding("n INT, o STRUCT<secret: INT>")
-    };
+    let options =
+        with(decoding("n INT, o STRUCT<secret: INT>"), |o| o.on_malformed = OnMalformed::Fail);
     for (value, said) in [
         (
             &br#"{"n": "secret"}"#[..],
@@ -302,11 +304,10 @@ fn deep_documents_neither_overflow_the_stack_nor_stop_the_read() {
         let batch = decoded(&decoding(schema), &documents);
         assert_eq!(cells(&batch, "n"), [Value::Null, Value::Null, json!(1)], "{schema}");
     }
-    let variant = TableOptions {
-        value_format: ValueFormat::Variant,
-        on_malformed: OnMalformed::Column,
-        ..columns(&["value", "_malformed"])
-    };
+    let variant = with(columns(&["value", "_malformed"]), |o| {
+        o.value_format = ValueFormat::Variant;
+        o.on_malformed = OnMalformed::Column;
+    });
     let batch = decoded(&variant, &documents);
     assert_eq!(batch.column(0).null_count(), 2);
     assert_eq!(bytes(&batch, "_malformed")[2], None);
@@ -325,11 +326,10 @@ fn a_document_that_becomes_large_is_malformed() {
 
 #[test]
 fn a_value_may_be_text() {
-    let options = TableOptions {
-        value_format: ValueFormat::String,
-        on_malformed: OnMalformed::Column,
-        ..columns(&["value", "_malformed"])
-    };
+    let options = with(columns(&["value", "_malformed"]), |o| {
+        o.value_format = ValueFormat::String;
+        o.on_malformed = OnMalformed::Column;
+    });
     // The halves of a character in two rows are not a text together.
     let documents: [&[u8]; 5] = [b"{}", b"a\xc3", b"\xa9b", "é".as_bytes(), b""];
     let batch = decoded(&options, &documents);
@@ -344,11 +344,10 @@ fn a_value_may_be_text() {
 
 #[test]
 fn a_value_may_be_a_variant() {
-    let options = TableOptions {
-        value_format: ValueFormat::Variant,
-        on_malformed: OnMalformed::Column,
-        ..columns(&["value", "_malformed"])
-    };
+    let options = with(columns(&["value", "_malformed"]), |o| {
+        o.value_format = ValueFormat::Variant;
+        o.on_malformed = OnMalformed::Column;
+    });
     let binary = Change { datatype: Datatype::RAW, ..CHANGE };
     let removed = Change { op: Op::Deletion, value: b"no document", ..CHANGE };
     let batch = batch_of(&options, &[document(br#"{"a": 1}"#), binary, removed, document(b"[")]);
@@ -371,10 +370,12 @@ fn the_columns_read_do_not_change_what_is_malformed() {
     let options = decoding("a INT, b INT");
     let documents: [&[u8]; 2] = [br#"{"a": 1, "b": "x"}"#, br#"{"a": 2, "b": 3}"#];
     let names = |names: &[&str]| columns(names).columns;
-    let one =
-        TableOptions { columns: names(&["a"]), on_malformed: OnMalformed::Null, ..options.clone() };
+    let one = with(options.clone(), |o| {
+        o.columns = names(&["a"]);
+        o.on_malformed = OnMalformed::Null;
+    });
     assert_eq!(cells(&decoded(&one, &documents), "a"), [Value::Null, json!(2)]);
-    let only = TableOptions { columns: names(&["_malformed"]), ..options };
+    let only = with(options, |o| o.columns = names(&["_malformed"]));
     let malformed = bytes(&decoded(&only, &documents), "_malformed");
     assert_eq!(malformed, [Some(documents[0].to_vec()), None]);
 }

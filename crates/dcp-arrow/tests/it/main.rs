@@ -10,6 +10,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, RecordBatch};
 use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, Columns, TableOptions, TableSchema};
 use dcp_proto::{BatchSink, Change, ChangeSink, Op, Snapshot};
+use dcp_test::with;
 use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
 
 /// A mutation in which no two numbers are the same.
@@ -40,10 +41,9 @@ pub(crate) fn sink_with(options: &TableOptions, limits: BatchLimits) -> ArrowSin
 }
 
 pub(crate) fn columns(names: &[&str]) -> TableOptions {
-    TableOptions {
-        columns: Columns::Named(names.iter().map(ToString::to_string).collect()),
-        ..TableOptions::default()
-    }
+    with(TableOptions::default(), |o| {
+        o.columns = Columns::Named(names.iter().map(ToString::to_string).collect());
+    })
 }
 
 pub(crate) fn batch_of(options: &TableOptions, changes: &[Change<'_>]) -> RecordBatch {

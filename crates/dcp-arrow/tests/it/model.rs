@@ -1,7 +1,8 @@
 //! Any sequence of changes against rows kept one by one.
 
-use dcp_arrow::{COLUMNS, TableOptions};
+use dcp_arrow::COLUMNS;
 use dcp_proto::{BatchSink, Change, ChangeSink, Op, Snapshot};
+use dcp_test::with;
 use dcp_wire::xattr::Xattr;
 use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid, snappy, xattr};
 use proptest::prelude::*;
@@ -112,7 +113,7 @@ proptest! {
         cuts in prop::collection::vec(1_usize..20, 1..8),
     ) {
         let every: Vec<&str> = COLUMNS.iter().map(|spec| spec.name).collect();
-        let options = TableOptions { include_xattrs: true, ..columns(&every) };
+        let options = with(columns(&every), |o| o.include_xattrs = true);
         let mut sink = sink(&options);
         let mut cuts = cuts.into_iter().cycle();
         let mut rest = rows.as_slice();

@@ -2,6 +2,7 @@
 
 use dcp_arrow::{ArrowSink, BatchLimits, BufferPool, CollectionNames, TableOptions, TableSchema};
 use dcp_proto::{BatchSink, Change, ChangeSink, Op};
+use dcp_test::with;
 use dcp_wire::xattr::Xattr;
 use dcp_wire::{Datatype, Seqno, snappy, xattr};
 
@@ -22,7 +23,7 @@ fn section(pairs: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
 
 const BOTH: Datatype = Datatype::SNAPPY.with(Datatype::XATTR);
 
-fn with(value: &[u8], datatype: Datatype) -> Change<'_> {
+fn document(value: &[u8], datatype: Datatype) -> Change<'_> {
     Change { value, datatype: datatype.with(Datatype::JSON), ..CHANGE }
 }
 
@@ -36,14 +37,14 @@ fn every_encoding_of_a_document_shows_the_same_document() {
     let (packed, packed_both) =
         (snappy::compress(BODY).unwrap(), snappy::compress(&attributes).unwrap());
     let changes = [
-        with(BODY, Datatype::RAW),
-        with(&packed, Datatype::SNAPPY),
-        with(&attributes, Datatype::XATTR),
-        with(&packed_both, BOTH),
-        with(&packed, Datatype::SNAPPY),
-        with(BODY, Datatype::RAW),
+        document(BODY, Datatype::RAW),
+        document(&packed, Datatype::SNAPPY),
+        document(&attributes, Datatype::XATTR),
+        document(&packed_both, BOTH),
+        document(&packed, Datatype::SNAPPY),
+        document(BODY, Datatype::RAW),
     ];
-    let both = TableOptions { include_xattrs: true, ..TableOptions::default() };
+    let both = with(TableOptions::default(), |o| o.include_xattrs = true);
     let batch = batch_of(&both, &changes);
     assert_eq!(bytes(&batch, "value"), vec![Some(BODY.to_vec()); 6]);
     let attributes = pairs(&[("_sync", "{\"rev\":1}"), ("x", "1")]);
@@ -58,7 +59,7 @@ fn every_encoding_of_a_document_shows_the_same_document() {
 #[test]
 fn a_tombstone_keeps_its_attributes() {
     let value = section(&[("_sync", "{}")], b"");
-    let change = Change { op: Op::Deletion, ..with(&value, Datatype::XATTR) };
+    let change = Change { op: Op::Deletion, ..document(&value, Datatype::XATTR) };
     let batch = batch_of(&columns(&["value", "xattrs"]), &[change]);
     assert_eq!(bytes(&batch, "value"), [None]);
     assert_eq!(maps(&batch), [pairs(&[("_sync", "{}")])]);
@@ -81,7 +82,7 @@ fn the_body_of_a_tombstone_is_dropped_whatever_its_datatype_is() {
     let mut changes = Vec::new();
     for op in [Op::Deletion, Op::Expiration] {
         for (value, datatype) in values {
-            changes.push(Change { op, ..with(value, datatype) });
+            changes.push(Change { op, ..document(value, datatype) });
             changes.push(Change { op, value, datatype, ..CHANGE });
         }
     }
@@ -95,8 +96,8 @@ fn the_body_of_a_tombstone_is_dropped_whatever_its_datatype_is() {
 
     // Nobody asks for what is in them, so they may be anything.
     let damaged = [Datatype::XATTR, Datatype::SNAPPY, BOTH];
-    let damaged =
-        damaged.map(|datatype| Change { op: Op::Deletion, ..with(b"\xff\xff\xff\xff", datatype) });
+    let damaged = damaged
+        .map(|datatype| Change { op: Op::Deletion, ..document(b"\xff\xff\xff\xff", datatype) });
     let batch = batch_of(&columns(&["value"]), &damaged);
     assert_eq!(bytes(&batch, "value"), [None, None, None]);
 }
@@ -104,7 +105,7 @@ fn the_body_of_a_tombstone_is_dropped_whatever_its_datatype_is() {
 #[test]
 fn a_section_without_pairs_is_an_empty_map() {
     let value = section(&[], BODY);
-    let batch = batch_of(&columns(&["xattrs", "value"]), &[with(&value, Datatype::XATTR)]);
+    let batch = batch_of(&columns(&["xattrs", "value"]), &[document(&value, Datatype::XATTR)]);
     assert_eq!(maps(&batch), [pairs(&[])]);
     assert_eq!(bytes(&batch, "value"), [Some(BODY.to_vec())]);
 }
@@ -114,7 +115,7 @@ fn a_stripped_document_may_say_snappy_over_a_plain_section() {
     let plain = section(&[("x", "1")], b"");
     let packed = snappy::compress(&section(&[("x", "1")], b"")).unwrap();
     let options = columns(&["xattrs"]);
-    let changes = [with(&plain, BOTH), with(&packed, BOTH), with(b"", BOTH)];
+    let changes = [document(&plain, BOTH), document(&packed, BOTH), document(b"", BOTH)];
     let batch = batch_of(&options, &changes);
     assert_eq!(maps(&batch), [pairs(&[("x", "1")]), pairs(&[("x", "1")]), None]);
 }
@@ -125,20 +126,20 @@ fn damaged_values_are_named_by_their_place() {
     damaged.truncate(damaged.len() - 1);
     let mut sink = sink(&TableOptions::default());
     sink.change(&CHANGE).unwrap();
-    sink.change(&with(&damaged, Datatype::SNAPPY)).unwrap();
+    sink.change(&document(&damaged, Datatype::SNAPPY)).unwrap();
     let error = sink.take_batch().unwrap().finish().unwrap_err().to_string();
     assert_eq!(error, "vb:7 seqno 41: invalid snappy value: damaged block");
 
-    let options = TableOptions { include_xattrs: true, ..TableOptions::default() };
+    let options = with(TableOptions::default(), |o| o.include_xattrs = true);
     let mut sink = crate::sink(&options);
     let whole = section(&[("x", "1")], BODY);
     for value in [&b"\0\0\0\x09x"[..], b"\xff", &whole[..6], b"\0\0\0\x08\0\0\0\x04\xff\x001\0"] {
-        assert!(sink.change(&with(value, Datatype::XATTR)).is_err());
+        assert!(sink.change(&document(value, Datatype::XATTR)).is_err());
         assert_eq!(sink.rows(), 0, "a refused change leaves nothing behind");
         for damaged in [value.to_vec(), snappy::compress(value).unwrap()] {
             let mut sink = crate::sink(&options);
             sink.change(&CHANGE).unwrap();
-            let late = Change { seqno: Seqno(42), ..with(&damaged, BOTH) };
+            let late = Change { seqno: Seqno(42), ..document(&damaged, BOTH) };
             let error = match sink.change(&late) {
                 Ok(()) => sink.take_batch().unwrap().finish().unwrap_err(),
                 Err(error) => error,
@@ -152,42 +153,42 @@ fn damaged_values_are_named_by_their_place() {
 
 #[test]
 fn an_inflated_value_over_the_limit_is_refused_before_it_is_inflated() {
-    let limits = BatchLimits { max_value_bytes: BODY.len() - 1, ..BatchLimits::default() };
+    let limits = with(BatchLimits::default(), |o| o.max_value_bytes = BODY.len() - 1);
     let packed = snappy::compress(BODY).unwrap();
     let mut sink = sink_with(&TableOptions::default(), limits);
-    let error = sink.change(&with(&packed, Datatype::SNAPPY)).unwrap_err().to_string();
+    let error = sink.change(&document(&packed, Datatype::SNAPPY)).unwrap_err().to_string();
     assert!(error.contains("declared length exceeds the limit"), "{error}");
-    assert!(sink.change(&with(&packed, BOTH)).is_err());
+    assert!(sink.change(&document(&packed, BOTH)).is_err());
     assert_eq!(sink.rows(), 0);
 }
 
 #[test]
 fn a_full_batch_refuses_the_next_row_whole() {
-    let limits = BatchLimits { max_column_bytes: 2 * BODY.len(), ..BatchLimits::default() };
+    let limits = with(BatchLimits::default(), |o| o.max_column_bytes = 2 * BODY.len());
     let mut sink = sink_with(&TableOptions::default(), limits);
     let packed = snappy::compress(BODY).unwrap();
-    sink.change(&with(BODY, Datatype::RAW)).unwrap();
-    sink.change(&with(&packed, Datatype::SNAPPY)).unwrap();
-    for change in [with(BODY, Datatype::RAW), with(&packed, Datatype::SNAPPY)] {
+    sink.change(&document(BODY, Datatype::RAW)).unwrap();
+    sink.change(&document(&packed, Datatype::SNAPPY)).unwrap();
+    for change in [document(BODY, Datatype::RAW), document(&packed, Datatype::SNAPPY)] {
         let error = sink.change(&change).unwrap_err().to_string();
         assert!(error.contains("the batch is full"), "{error}");
     }
     let batch = sink.take_batch().unwrap().finish().unwrap();
     assert_eq!(bytes(&batch, "value"), vec![Some(BODY.to_vec()); 2]);
-    sink.change(&with(BODY, Datatype::RAW)).unwrap();
+    sink.change(&document(BODY, Datatype::RAW)).unwrap();
 }
 
 #[test]
 fn a_row_that_one_column_has_no_room_for_leaves_nothing_in_the_others() {
-    let limits = BatchLimits { max_column_bytes: CHANGE.key.len() + 5, ..BatchLimits::default() };
+    let limits = with(BatchLimits::default(), |o| o.max_column_bytes = CHANGE.key.len() + 5);
     let mut sink = sink_with(&columns(&["key", "value", "xattrs"]), limits);
     let attributes = section(&[("x", "1234567890123456")], b"1");
-    let change = Change { key: b"k", ..with(&attributes, Datatype::XATTR) };
+    let change = Change { key: b"k", ..document(&attributes, Datatype::XATTR) };
     assert!(sink.change(&change).unwrap_err().to_string().contains("the batch is full"));
     assert_eq!(sink.rows(), 0);
-    sink.change(&with(b"{}", Datatype::RAW)).unwrap();
+    sink.change(&document(b"{}", Datatype::RAW)).unwrap();
     // There is no room for another key.
-    let error = sink.change(&with(b"[]", Datatype::RAW)).unwrap_err().to_string();
+    let error = sink.change(&document(b"[]", Datatype::RAW)).unwrap_err().to_string();
     assert!(error.contains("the batch is full"), "{error}");
     let batch = sink.take_batch().unwrap().finish().unwrap();
     assert_eq!(bytes(&batch, "value"), [Some(b"{}".to_vec())]);
@@ -199,7 +200,7 @@ fn compressed_documents_count_with_the_length_they_inflate_to() {
     let zeros = vec![b'0'; 1 << 20];
     let packed = snappy::compress(&zeros).unwrap();
     let mut sink = sink(&columns(&["value"]));
-    sink.change(&with(&packed, Datatype::SNAPPY)).unwrap();
+    sink.change(&document(&packed, Datatype::SNAPPY)).unwrap();
     assert!(sink.size_bytes() >= zeros.len() + packed.len(), "{}", sink.size_bytes());
 }
 

@@ -30,6 +30,7 @@ const LAST_TASKS_PER_NODE: usize = 4;
 
 /// What a [`Planner`] plans for.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PlannerOptions {
     /// vBuckets to read; `None` all.
     pub vbuckets: Option<Vec<Vbid>>,
@@ -171,7 +172,8 @@ impl Planner {
     /// # Errors
     /// [`PlannerError`] if the cluster cannot be asked.
     pub async fn latest(&mut self, limits: &Limits) -> Result<Offsets, PlannerError> {
-        let limits = Limits { max_seqnos: None, until: None, ..limits.clone() };
+        let mut limits = limits.clone();
+        (limits.max_seqnos, limits.until) = (None, None);
         let mut outage = Outage::new();
         loop {
             let start = Start::from(self.earliest());
@@ -212,7 +214,8 @@ impl Planner {
     /// deletions, or the cluster cannot be asked.
     pub async fn end(&mut self, start: &Start, limits: &Limits) -> Result<Offsets, PlannerError> {
         let until = limits.until.clone().or_else(|| self.target.clone());
-        let limits = Limits { until, ..limits.clone() };
+        let mut limits = limits.clone();
+        limits.until = until;
         let mut outage = Outage::new();
         let end = loop {
             match Box::pin(self.try_end(start, &limits)).await {
@@ -299,7 +302,9 @@ impl Planner {
     /// A bucket without a disk has nothing persisted.
     fn possible(&self, limits: &Limits) -> Limits {
         let persisted_only = limits.persisted_only && !self.is_ephemeral;
-        Limits { persisted_only, ..limits.clone() }
+        let mut limits = limits.clone();
+        limits.persisted_only = persisted_only;
+        limits
     }
 
     fn fitted_offsets(

@@ -1,5 +1,6 @@
 //! Filters by name against a server whose collections come and go.
 
+use dcp_test::with;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ fn write(producer: &Producer, collection_id: CollectionId, keys: std::ops::Range
 
 fn filtered(names: &[&str], start: Start, end: End) -> StreamOptions {
     let names = names.iter().map(ToString::to_string).collect();
-    StreamOptions { filter: Filter::Collections(names), ..options(start, end) }
+    with(options(start, end), |o| o.filter = Filter::Collections(names))
 }
 
 async fn stream(client: &Client, options: StreamOptions) -> ChangeStream<Vec<Item>> {
@@ -53,18 +54,15 @@ async fn a_collection_made_while_no_node_had_the_vbucket_is_known() {
     let client = connect(&producer).await;
     producer.failover(0, false).unwrap();
     // Learns that the only vBucket is nowhere.
-    let brief = StreamOptions {
-        retry_timeout: Duration::from_millis(300),
-        ..options(Start::Earliest, End::Now)
-    };
+    let brief =
+        with(options(Start::Earliest, End::Now), |o| o.retry_timeout = Duration::from_millis(300));
     let error = client.stream(brief, Rows::default).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     producer.create_collection("_default", "carts", None).unwrap();
     producer.rebalance().unwrap();
-    let again = StreamOptions {
-        retry_timeout: Duration::from_secs(5),
-        ..filtered(&["_default.carts"], Start::Earliest, End::Now)
-    };
+    let again = with(filtered(&["_default.carts"], Start::Earliest, End::Now), |o| {
+        o.retry_timeout = Duration::from_secs(5);
+    });
     let mut stream = stream(&client, again).await;
     assert_eq!(read_all(&mut stream).await, []);
 }
@@ -173,7 +171,7 @@ async fn a_checkpoint_serves_its_filter_and_parts_of_it() {
     let names = |names: &[&str]| filtered(names, Start::Earliest, End::Now).filter;
     let from = |checkpoint: &Checkpoint, filter| {
         let start = Start::Checkpoint(checkpoint.clone());
-        StreamOptions { filter, ..options(start, End::Now) }
+        with(options(start, End::Now), |o| o.filter = filter)
     };
     let mut first = stream(&client, options(Start::Earliest, End::Now)).await;
     assert_eq!(read_all(&mut first).await.len(), 30);
@@ -257,15 +255,16 @@ async fn system_documents_that_were_hidden_are_not_asked_for_later() {
     write(&producer, query, 0..10);
     write(&producer, CollectionId::DEFAULT, 0..5);
     let client = connect(&producer).await;
-    let shown =
-        |start, system_documents| StreamOptions { system_documents, ..options(start, End::Now) };
+    let shown = |start, system_documents| {
+        with(options(start, End::Now), |o| o.system_documents = system_documents)
+    };
     let mut hidden = stream(&client, shown(Start::Earliest, false)).await;
     assert_eq!(read_all(&mut hidden).await.len(), 5);
     let start = || Start::Checkpoint(hidden.checkpoint());
     let why = refusal(&client, shown(start(), true)).await;
     assert!(why.contains("also asks for system documents"), "{why}");
     let named = Filter::Scope("_system".to_owned());
-    let why = refusal(&client, StreamOptions { filter: named, ..shown(start(), false) }).await;
+    let why = refusal(&client, with(shown(start(), false), |o| o.filter = named)).await;
     assert!(why.contains("also asks for scope _system"), "{why}");
 
     let mut all = stream(&client, shown(Start::Earliest, true)).await;
@@ -333,11 +332,10 @@ async fn a_scope_brings_what_is_made_in_it_later() {
     let producer = producer(1, 4).await;
     producer.create_scope("shop").unwrap();
     let client = connect(&producer).await;
-    let shop = StreamOptions {
-        filter: Filter::Scope("shop".to_owned()),
-        retry_timeout: Duration::from_secs(30),
-        ..options(Start::Earliest, End::Never)
-    };
+    let shop = with(options(Start::Earliest, End::Never), |o| {
+        o.filter = Filter::Scope("shop".to_owned());
+        o.retry_timeout = Duration::from_secs(30);
+    });
     let mut stream = stream(&client, shop).await;
     let carts = producer.create_collection("shop", "carts", None).unwrap();
     write(&producer, CollectionId::DEFAULT, 0..10);
@@ -358,10 +356,8 @@ async fn a_finite_stream_of_a_scope_goes_on_past_a_collection_that_was_dropped_l
     let carts = producer.create_collection("shop", "carts", None).unwrap();
     write(&producer, carts, 0..5);
     let client = connect(&producer).await;
-    let shop = |start| StreamOptions {
-        filter: Filter::Scope("shop".to_owned()),
-        ..options(start, End::Now)
-    };
+    let shop =
+        |start| with(options(start, End::Now), |o| o.filter = Filter::Scope("shop".to_owned()));
     let mut first = stream(&client, shop(Start::Earliest)).await;
     assert_eq!(ids(read_all(&mut first).await), [carts; 5]);
     producer.drop_collection("shop", "carts").unwrap();
@@ -392,10 +388,10 @@ async fn the_system_scope_is_hidden_unless_asked_for() {
         let position = checkpoint.position(vbid).unwrap();
         assert_eq!(position.seqno, high, "{vbid}: past what is hidden");
     }
-    let mut shown = stream(&client, StreamOptions { system_documents: true, ..everything() }).await;
+    let mut shown = stream(&client, with(everything(), |o| o.system_documents = true)).await;
     assert_eq!(read_all(&mut shown).await.len(), 15);
     let named = Filter::Scope("_system".to_owned());
-    let mut named = stream(&client, StreamOptions { filter: named, ..everything() }).await;
+    let mut named = stream(&client, with(everything(), |o| o.filter = named)).await;
     assert_eq!(ids(read_all(&mut named).await), [query; 10]);
 }
 

@@ -1,9 +1,10 @@
 //! What of a document the server is asked to send.
 
 use bytes::Bytes;
-use dcp_consumer::{Content, End, Start, StreamOptions};
+use dcp_consumer::{Content, End, Start};
 use dcp_producer::{Producer, WriteOptions};
 use dcp_proto::Op;
+use dcp_test::with;
 use dcp_wire::xattr::{self, Xattr};
 use dcp_wire::{Cas, Datatype, snappy};
 
@@ -36,7 +37,7 @@ fn write(producer: &Producer) {
 
 async fn read(producer: &Producer, content: Content) -> Vec<Row> {
     let client = connect(producer).await;
-    let options = StreamOptions { content, ..options(Start::Earliest, End::Now) };
+    let options = with(options(Start::Earliest, End::Now), |o| o.content = content);
     let mut stream = client.stream(options, Rows::default).await.unwrap();
     let mut rows: Vec<Row> = read_all(&mut stream).await.into_iter().map(row).collect();
     rows.sort_by(|one, other| one.key.cmp(&other.key));
@@ -117,7 +118,7 @@ async fn documents_come_compressed_when_asked_for() {
     }
     let client = connect(&producer).await;
     for compressed in [false, true] {
-        let options = StreamOptions { compressed, ..options(Start::Earliest, End::Now) };
+        let options = with(options(Start::Earliest, End::Now), |o| o.compressed = compressed);
         let mut stream = client.stream(options, Rows::default).await.unwrap();
         let rows: Vec<Row> = read_all(&mut stream).await.into_iter().map(row).collect();
         let row = by_key(&rows, "long");

@@ -1,5 +1,6 @@
 //! The consumer against the embedded producer: what only a server that lives can show.
 
+use dcp_test::with;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -32,8 +33,12 @@ pub(crate) async fn connect(producer: &Producer) -> Client {
 }
 
 pub(crate) fn options(start: Start, end: End) -> StreamOptions {
-    let batch = BatchPolicy { linger: Duration::from_millis(5), ..BatchPolicy::default() };
-    StreamOptions { start, end, batch, ..StreamOptions::default() }
+    let batch = with(BatchPolicy::default(), |o| o.linger = Duration::from_millis(5));
+    with(StreamOptions::default(), |o| {
+        o.start = start;
+        o.end = end;
+        o.batch = batch;
+    })
 }
 
 pub(crate) fn write(producer: &Producer, keys: impl Iterator<Item = u32>) {

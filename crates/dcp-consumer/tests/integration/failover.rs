@@ -1,5 +1,6 @@
 //! Nodes that fail, come back, fall silent or are all gone, and servers that answer strangely.
 
+use dcp_test::with;
 use std::time::Duration;
 
 use dcp_consumer::{ChangeStream, End, Start, StreamEvent, StreamOptions};
@@ -214,7 +215,7 @@ async fn a_clamped_stream_takes_nothing_a_server_sends_past_its_end() {
     producer.set_faults(parse_rules(rules).unwrap()).unwrap();
     let client = connect(&producer).await;
     let at = End::At([(Vbid(0), Seqno(10))].into());
-    let options = StreamOptions { clamp: true, ..options(Start::Earliest, at) };
+    let options = with(options(Start::Earliest, at), |o| o.clamp = true);
     let mut stream = client.stream(options, Rows::default).await.unwrap();
     assert_eq!(read_all(&mut stream).await.len(), 10);
     let position = stream.checkpoint().position(Vbid(0)).cloned().unwrap();

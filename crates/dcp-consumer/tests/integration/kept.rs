@@ -1,5 +1,6 @@
 //! Connections that are kept between streams.
 
+use dcp_test::with;
 use std::time::Duration;
 
 use dcp_consumer::{
@@ -67,7 +68,7 @@ async fn questions_of_what_is_on_disk_share_them_too() {
     write(&producer, 0..100);
     producer.persist();
     let client = connect(&producer, KEEP).await;
-    let persisted = || StreamOptions { persisted_only: true, ..everything() };
+    let persisted = || with(everything(), |o| o.persisted_only = true);
     assert_eq!(rows(&client, persisted()).await, 100);
     count(&producer, "SELECT_BUCKET");
     for _ in 0..3 {

@@ -1,5 +1,6 @@
 //! Rollback mitigation, ends that cut and hidden documents, against a cluster that fails.
 
+use dcp_test::with;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,7 +23,7 @@ async fn cluster(nodes: usize, vbuckets: u16, replicas: u8) -> Producer {
 }
 
 fn persisted_only(start: Start, end: End) -> StreamOptions {
-    StreamOptions { persisted_only: true, ..options(start, end) }
+    with(options(start, end), |o| o.persisted_only = true)
 }
 
 async fn stream(client: &Client, options: StreamOptions) -> ChangeStream<Vec<Item>> {
@@ -69,7 +70,8 @@ async fn rule_11_no_change_is_delivered_that_a_failover_takes_back() {
         write(&producer, 0..10);
         let client = connect(&producer).await;
         let options = options(Start::Earliest, End::Never);
-        let mut stream = stream(&client, StreamOptions { persisted_only, ..options }).await;
+        let mut stream =
+            stream(&client, with(options, |o| o.persisted_only = persisted_only)).await;
         take(&mut stream, 10).await;
         producer.set_replica_lag(VB, 1, None).unwrap();
         write(&producer, 10..15);
@@ -224,7 +226,7 @@ async fn rule_10_a_clamped_stream_delivers_exactly_up_to_its_end() {
         let (mut start, mut all) = (Start::Earliest, Vec::new());
         for end in [7, 8, 15, 20] {
             let at = End::At([(VB, Seqno(end))].into());
-            let options = StreamOptions { clamp: true, ..options(start, at) };
+            let options = with(options(start, at), |o| o.clamp = true);
             let mut stream = stream(&client, options).await;
             all.extend(seqnos(&read_all(&mut stream).await));
             assert_eq!(all, (1..=end).collect::<Vec<_>>(), "persist {persist}");
@@ -249,8 +251,14 @@ async fn rule_11_a_clamped_stream_ends_when_the_snapshot_at_its_end_is_persisted
     for end_persisted in [false, true] {
         let at = End::At([(VB, Seqno(10))].into());
         let options = persisted_only(Start::Earliest, at);
-        let mut stream =
-            stream(&client, StreamOptions { clamp: true, end_persisted, ..options }).await;
+        let mut stream = stream(
+            &client,
+            with(options, |o| {
+                o.clamp = true;
+                o.end_persisted = end_persisted;
+            }),
+        )
+        .await;
         take(&mut stream, 10).await;
         if end_persisted {
             let next = timeout(Duration::from_millis(300), stream.next()).await;
@@ -303,13 +311,12 @@ async fn replaced_above_the_end(
     producer.persist();
     let client = connect(&producer).await;
     let at = End::At([(VB, Seqno(4))].into());
-    let options = StreamOptions {
-        clamp: true,
-        end_persisted: true,
-        end_exists: true,
-        filter,
-        ..persisted_only(Start::Earliest, at)
-    };
+    let options = with(persisted_only(Start::Earliest, at), |o| {
+        o.clamp = true;
+        o.end_persisted = true;
+        o.end_exists = true;
+        o.filter = filter;
+    });
     let stream = stream(&client, options).await;
     (producer, stream)
 }
@@ -362,13 +369,12 @@ async fn rule_11_a_read_of_nothing_below_its_end_waits_for_what_replaced_it() {
     put(b"b", WriteOptions::default());
     producer.persist();
     let client = connect(&producer).await;
-    let options = StreamOptions {
-        clamp: true,
-        end_persisted: true,
-        end_exists: true,
-        filter: Filter::Collections(vec!["_default.other".to_owned()]),
-        ..persisted_only(Start::Earliest, End::At([(VB, end)].into()))
-    };
+    let options = with(persisted_only(Start::Earliest, End::At([(VB, end)].into())), |o| {
+        o.clamp = true;
+        o.end_persisted = true;
+        o.end_exists = true;
+        o.filter = Filter::Collections(vec!["_default.other".to_owned()]);
+    });
     let mut stream = stream(&client, options).await;
     let next = timeout(Duration::from_millis(300), stream.next()).await;
     assert!(next.is_err(), "the replica has K at seqno {end}");
@@ -382,8 +388,11 @@ async fn options_that_contradict_each_other_are_refused() {
     let producer = cluster(1, 1, 0).await;
     let client = connect(&producer).await;
     let wrong = [
-        StreamOptions { clamp: true, ..StreamOptions::default() },
-        StreamOptions { end_persisted: true, end: End::Now, ..StreamOptions::default() },
+        with(StreamOptions::default(), |o| o.clamp = true),
+        with(StreamOptions::default(), |o| {
+            o.end_persisted = true;
+            o.end = End::Now;
+        }),
     ];
     for options in wrong {
         let error = client.stream(options, Rows::default).await.unwrap_err();
@@ -401,7 +410,8 @@ async fn records_of_transactions_are_hidden_unless_asked_for() {
     let client = connect(&producer).await;
     for (system_documents, seen) in [(false, 2), (true, 4)] {
         let options = options(Start::Earliest, End::Now);
-        let mut stream = stream(&client, StreamOptions { system_documents, ..options }).await;
+        let mut stream =
+            stream(&client, with(options, |o| o.system_documents = system_documents)).await;
         assert_eq!(read_all(&mut stream).await.len(), seen);
         let checkpoint = stream.checkpoint();
         assert_eq!(checkpoint.position(VB).unwrap().seqno, Seqno(4), "past what is hidden");

@@ -1,5 +1,6 @@
 //! How long what fails is tried again: for as long as the stream is patient, however often that is.
 
+use dcp_test::with;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -43,7 +44,7 @@ async fn restart(producer: &Producer) {
 }
 
 async fn endless(client: &Client, retry_timeout: Duration) -> ChangeStream<Vec<Item>> {
-    let options = StreamOptions { retry_timeout, ..options(Start::Earliest, End::Never) };
+    let options = with(options(Start::Earliest, End::Never), |o| o.retry_timeout = retry_timeout);
     client.stream(options, Rows::default).await.unwrap()
 }
 
@@ -85,7 +86,10 @@ async fn a_node_that_refuses_to_say_what_is_on_disk_for_a_while_is_waited_for() 
     let client = connect(&producer).await;
     let open = async |retry_timeout| {
         let options = options(Start::Earliest, End::Never);
-        let options = StreamOptions { persisted_only: true, retry_timeout, ..options };
+        let options = with(options, |o| {
+            o.persisted_only = true;
+            o.retry_timeout = retry_timeout;
+        });
         client.stream(options, Rows::default).await.unwrap()
     };
     let mut stream = open(PATIENCE).await;
@@ -197,8 +201,7 @@ async fn a_proxy_that_accepts_and_closes_is_waited_for() {
 
     // One that is opened meanwhile waits as well.
     let other = tokio::spawn(async move {
-        let options =
-            StreamOptions { retry_timeout: PATIENCE, ..options(Start::Earliest, End::Now) };
+        let options = with(options(Start::Earliest, End::Now), |o| o.retry_timeout = PATIENCE);
         client.stream(options, Rows::default).await
     });
     sleep(A_WHILE).await;
@@ -220,7 +223,7 @@ async fn a_node_that_says_nothing_does_not_use_up_the_patience() {
         .with_connect_timeout(Duration::from_millis(500));
     let client = Client::connect(connection).await.unwrap();
     way.hangs.store(3, Ordering::Relaxed);
-    let options = StreamOptions { retry_timeout: PATIENCE, ..options(Start::Earliest, End::Now) };
+    let options = with(options(Start::Earliest, End::Now), |o| o.retry_timeout = PATIENCE);
     let opened = timeout(PATIENCE / 2, client.stream(options, Rows::default)).await;
     assert_eq!(read_all(&mut opened.expect("it hangs").unwrap()).await.len(), 10);
     // Nor the time there is for one question.
@@ -233,8 +236,7 @@ async fn without_patience_nothing_is_tried_again() {
     let producer = producer(2, 4).await;
     write(&producer, 0..10);
     let client = connect(&producer).await;
-    let begun =
-        StreamOptions { retry_timeout: Duration::ZERO, ..options(Start::Earliest, End::Now) };
+    let begun = with(options(Start::Earliest, End::Now), |o| o.retry_timeout = Duration::ZERO);
     let mut stream = client.stream(begun.clone(), Rows::default).await.unwrap();
     assert_eq!(read_all(&mut stream).await.len(), 10);
 

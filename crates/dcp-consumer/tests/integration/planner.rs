@@ -1,5 +1,6 @@
 //! Bounded reads that follow each other: planned as Spark's driver does, read as its tasks do.
 
+use dcp_test::with;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -23,11 +24,14 @@ const VB: Vbid = Vbid(1);
 
 /// Reads to now, and no other read follows.
 fn last() -> Limits {
-    Limits { persisted_only: true, is_last: true, ..Limits::default() }
+    with(Limits::default(), |o| {
+        o.persisted_only = true;
+        o.is_last = true;
+    })
 }
 
 fn followed() -> Limits {
-    Limits { persisted_only: true, ..Limits::default() }
+    with(Limits::default(), |o| o.persisted_only = true)
 }
 
 async fn planner(producer: &Producer) -> Planner {
@@ -116,7 +120,7 @@ async fn a_checkpoint_that_was_rolled_back_is_planned_as_a_stream_from_it_goes_o
         write(&producer, 20..20 + written);
         producer.persist();
 
-        let options = StreamOptions { start: StreamStart::Checkpoint(given.clone()), ..options };
+        let options = with(options, |o| o.start = StreamStart::Checkpoint(given.clone()));
         let mut stream = client.stream(options, Rows::default).await.unwrap();
         let wanted: Vec<String> = read_all(&mut stream).await.iter().map(described).collect();
         assert_eq!(wanted.first().map(String::as_str), Some("rollback to 5 in 1"));
@@ -130,7 +134,7 @@ async fn a_checkpoint_that_was_rolled_back_is_planned_as_a_stream_from_it_goes_o
             assert!(more.is_empty(), "{more:?}");
         }
         let mut planner = planner(&producer).await;
-        let fail = Limits { on_rollback: OnRollback::Fail, ..last() };
+        let fail = with(last(), |o| o.on_rollback = OnRollback::Fail);
         let error = planner.end(&planner.start_at(given), &fail).await.unwrap_err();
         assert!(matches!(error, PlannerError::Plan(PlanError::RolledBack { .. })), "{error}");
     }
@@ -180,7 +184,7 @@ async fn a_purge_is_noticed_without_statistics() {
             let error = batch(&producer, &mut planner, &read, &followed()).await.unwrap_err();
             let is_purge = matches!(error, PlannerError::Plan(PlanError::Purged { vbid: VB, .. }));
             assert!(is_purge, "{error}");
-            let allowed = Limits { allow_data_loss: true, ..followed() };
+            let allowed = with(followed(), |o| o.allow_data_loss = true);
             let (items, end) = batch(&producer, &mut planner, &read, &allowed).await.unwrap();
             assert_eq!(items[0], "rollback to 0 in 1");
             assert_eq!((items.len(), end.get(VB).epoch), (1 + 6, 1), "{items:?}");
@@ -189,7 +193,7 @@ async fn a_purge_is_noticed_without_statistics() {
         let mut planner = self::planner(&producer).await;
         let error = planner.partitions(&read, &noted, None, &followed()).await.unwrap_err();
         assert!(matches!(error, PlannerError::Plan(PlanError::Purged { .. })), "{error}");
-        let allowed = Limits { allow_data_loss: true, ..followed() };
+        let allowed = with(followed(), |o| o.allow_data_loss = true);
         let again = planner.partitions(&read, &noted, None, &allowed).await.unwrap();
         let items = self::read(&producer, &again[0]).await.unwrap();
         assert_eq!(again[0].ranges().map(|range| range.epoch()).max(), Some(0));
@@ -215,7 +219,7 @@ async fn a_batch_that_was_planned_is_read_as_planned_after_its_filter_was_narrow
         let planner = async |names: &[&str]| {
             let names = names.iter().map(ToString::to_string).collect();
             let filter = Filter::Collections(names);
-            Planner::new(&client, PlannerOptions { filter, ..PlannerOptions::default() }).await
+            Planner::new(&client, with(PlannerOptions::default(), |o| o.filter = filter)).await
         };
         let mut both = planner(&["_default.orders", "_default.carts"]).await.unwrap();
         let begin = both.earliest();
@@ -248,8 +252,7 @@ async fn a_cluster_that_was_there_may_be_away() {
     let options = connect(&producer).await.connect_options().clone();
     let client =
         Client::connect(options.with_connect_timeout(Duration::from_millis(300))).await.unwrap();
-    let short =
-        PlannerOptions { patience: Duration::from_millis(500), ..PlannerOptions::default() };
+    let short = with(PlannerOptions::default(), |o| o.patience = Duration::from_millis(500));
     let mut hasty = Planner::new(&client, short).await.unwrap();
     let mut patient = Planner::new(&client, PlannerOptions::default()).await.unwrap();
     let begin: Start = patient.earliest().into();
@@ -287,14 +290,14 @@ async fn what_was_never_there_fails_at_once() {
     let producer = producer(1, 4).await;
     let client = connect(&producer).await;
     let since = Instant::now();
-    let missing = |filter| PlannerOptions { filter, ..PlannerOptions::default() };
+    let missing = |filter| with(PlannerOptions::default(), |o| o.filter = filter);
     for filter in [Filter::Scope("nope".into()), Filter::Collections(vec!["_default.no".into()])] {
         let error = Planner::new(&client, missing(filter)).await.unwrap_err();
         let PlannerError::Cluster(error) = error else { panic!("{error}") };
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     }
     let vbuckets = Some(vec![Vbid(4)]);
-    let beyond = PlannerOptions { vbuckets, ..PlannerOptions::default() };
+    let beyond = with(PlannerOptions::default(), |o| o.vbuckets = vbuckets);
     assert!(Planner::new(&client, beyond).await.is_err());
     // The nodes have never answered this user's questions.
     let condition = Condition::opcode(Opcode::DCP_OPEN);
@@ -318,7 +321,7 @@ async fn a_vbucket_without_a_node_is_waited_for() {
         .with_credentials(Credentials::new("Administrator", "password"))
         .with_connect_timeout(Duration::from_millis(500));
     let client = Client::connect(connect).await.unwrap();
-    let short = PlannerOptions { patience: Duration::from_secs(1), ..PlannerOptions::default() };
+    let short = with(PlannerOptions::default(), |o| o.patience = Duration::from_secs(1));
     let mut planner = Planner::new(&client, short).await.unwrap();
     let begin: Start = planner.earliest().into();
     let end = planner.end(&begin, &last()).await.unwrap();
@@ -360,11 +363,11 @@ async fn the_head_is_that_of_the_collections_that_are_read() {
         (Filter::Scope("_default".into()), u64::MAX),
         (Filter::Collections(vec!["_default.carts".into()]), 40 + 4),
     ] {
-        let options = PlannerOptions { filter: filter.clone(), ..PlannerOptions::default() };
+        let options = with(PlannerOptions::default(), |o| o.filter = filter.clone());
         let mut planner = Planner::new(&client, options).await.unwrap();
         assert_eq!(planner.head(), None);
         let begin: Start = planner.earliest().into();
-        let few = Limits { max_seqnos: Some(8), ..followed() };
+        let few = with(followed(), |o| o.max_seqnos = Some(8));
         let end = planner.end(&begin, &few).await.unwrap();
         let left = lag(&planner.head().unwrap(), &end);
         assert!(left > 0 && left <= at_most, "{left} {filter:?}");

@@ -1,9 +1,10 @@
 //! Rollbacks by an embedded cluster that has lost its newest changes.
 
-use dcp_consumer::{ChangeStream, End, ErrorKind, OnRollback, Start, StreamOptions};
+use dcp_consumer::{ChangeStream, End, ErrorKind, OnRollback, Start};
 use dcp_producer::{Producer, parse_rules};
 use dcp_proto::Rollback;
 use dcp_proto::checkpoint::Checkpoint;
+use dcp_test::with;
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::timeout;
 
@@ -201,7 +202,7 @@ async fn a_position_at_the_high_seqno_of_another_branch_is_rolled_back() {
         let (producer, checkpoint) = same_seqno_on_another_branch().await;
         let client = connect(&producer).await;
         let start = Start::Checkpoint(checkpoint);
-        let options = StreamOptions { clamp, ..options(start, end) };
+        let options = with(options(start, end), |o| o.clamp = clamp);
         let mut stream = client.stream(options, Rows::default).await.unwrap();
         let items = read_all(&mut stream).await;
         assert_eq!(rollback(&items[0]).seqno, Seqno(20), "{clamp}");
@@ -216,7 +217,7 @@ async fn a_position_above_the_end_is_rolled_back_too() {
     let (producer, checkpoint) = same_seqno_on_another_branch().await;
     let client = connect(&producer).await;
     let end = End::At([(Vbid(0), Seqno(25))].into());
-    let options = StreamOptions { clamp: true, ..options(Start::Checkpoint(checkpoint), end) };
+    let options = with(options(Start::Checkpoint(checkpoint), end), |o| o.clamp = true);
     let mut stream = client.stream(options, Rows::default).await.unwrap();
     let items = read_all(&mut stream).await;
     assert_eq!(rollback(&items[0]).seqno, Seqno(20));
@@ -231,7 +232,7 @@ async fn a_clamped_read_that_resumes_inside_a_snapshot_takes_nothing_above_its_e
     let client = connect(&producer).await;
     let clamped = |start, end| {
         let end = End::At([(Vbid(0), Seqno(end))].into());
-        StreamOptions { clamp: true, ..options(start, end) }
+        with(options(start, end), |o| o.clamp = true)
     };
     let mut stream = client.stream(clamped(Start::Earliest, 5), Rows::default).await.unwrap();
     assert_eq!(read_all(&mut stream).await.len(), 5);

@@ -44,6 +44,7 @@ pub struct Answer {
 
 /// How far a batch may go.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Limits {
     /// How many seqnos a batch may cover, all vBuckets together; no limit if `None`. With 0 nothing is read, but
     /// rollbacks are told.

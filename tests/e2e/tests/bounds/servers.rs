@@ -1,5 +1,6 @@
 //! Servers that send packets of every layout to a client.
 
+use dcp_test::with;
 use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -89,7 +90,10 @@ impl Rig {
         options.retry_timeout = Duration::ZERO;
         let schema = TableSchema::new(&TableOptions::default()).expect("the basic columns");
         // What is reserved for a batch is not what is looked at.
-        let limits = BatchLimits { expected_rows: 1, expected_bytes: 1, ..BatchLimits::default() };
+        let limits = with(BatchLimits::default(), |o| {
+            o.expected_rows = 1;
+            o.expected_bytes = 1;
+        });
         let sink = move || ArrowSink::new(schema.clone(), CollectionNames::default(), limits);
         let stream = self.client.stream(options, sink).await.expect("the stream opens");
         let taken = timeout(PATIENCE, self.taken.recv()).await.expect("a stream is asked for");

@@ -4,6 +4,7 @@
 //! In worlds where they read only what is persisted no vBucket is taken back by hand below that
 //! ([`Kind::BY_HAND`](crate::plan::Kind::BY_HAND)), which is outside of what that promises.
 
+use dcp_test::with;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
@@ -111,12 +112,11 @@ impl Process {
 
     /// A planner for what the filter names, as long as it names what it did.
     async fn planner(&self, client: &Client, filter: &Filter) -> Result<Planner, Stop> {
-        let options = PlannerOptions {
-            filter: filter.clone(),
-            system_documents: self.plan.system_documents,
-            patience: RETRY_TIMEOUT,
-            ..PlannerOptions::default()
-        };
+        let options = with(PlannerOptions::default(), |o| {
+            o.filter = filter.clone();
+            o.system_documents = self.plan.system_documents;
+            o.patience = RETRY_TIMEOUT;
+        });
         let planner = Planner::new(client, options).await.map_err(|error| self.planning(error))?;
         let ids = match planner.earliest().filter().map(StoredFilter::documents) {
             Some(StreamFilter::Collections(ids)) => Some(ids.iter().map(|id| id.0).collect()),
@@ -127,15 +127,14 @@ impl Process {
 
     /// The tasks of a job, and what their streams have in common.
     fn tasks(self: &Rc<Self>, filter: Filter) -> Rc<Tasks> {
-        let base = StreamOptions {
-            filter,
-            batch: self.plan.batch,
-            noop_interval: self.plan.noop_interval,
-            compressed: self.plan.compressed,
-            system_documents: self.plan.system_documents,
-            buffer_size: StreamOptions::MIN_BUFFER_SIZE,
-            ..StreamOptions::default()
-        };
+        let base = with(StreamOptions::default(), |o| {
+            o.filter = filter;
+            o.batch = self.plan.batch;
+            o.noop_interval = self.plan.noop_interval;
+            o.compressed = self.plan.compressed;
+            o.system_documents = self.plan.system_documents;
+            o.buffer_size = StreamOptions::MIN_BUFFER_SIZE;
+        });
         Rc::new(Tasks::new(Rc::clone(self), self.connect_options(), base))
     }
 
@@ -149,13 +148,12 @@ impl Process {
         let filter = &wanted.options.filter;
         let mut planner = self.planner(&wanted.client, filter).await?;
         let tasks = self.tasks(filter.clone());
-        let limits = Limits {
-            max_seqnos: None,
+        let limits = with(self.limits(rng), |o| {
+            o.max_seqnos = None;
             // Where deletions were purged all comes again.
-            allow_data_loss: true,
-            is_last: true,
-            ..self.limits(rng)
-        };
+            o.allow_data_loss = true;
+            o.is_last = true;
+        });
         let (start, mut table) = match &wanted.pair {
             Some(pair) => (planner.start_at(pair.checkpoint.clone()), pair.table.clone()),
             None => (planner.earliest().into(), Table::default()),
@@ -172,15 +170,14 @@ impl Process {
     }
 
     fn limits(&self, rng: &mut StdRng) -> Limits {
-        Limits {
-            max_seqnos: rng.random_bool(0.6).then(|| rng.random_range(1..30)),
-            persisted_only: self.plan.persisted_only,
-            on_rollback: match self.plan.on_rollback {
+        with(Limits::default(), |o| {
+            o.max_seqnos = rng.random_bool(0.6).then(|| rng.random_range(1..30));
+            o.persisted_only = self.plan.persisted_only;
+            o.on_rollback = match self.plan.on_rollback {
                 OnRollback::Resync => OnRollback::Resync,
                 _ => OnRollback::Emit,
-            },
-            ..Limits::default()
-        }
+            };
+        })
     }
 
     /// Plans, reads and commits one batch, or repeats the one that was not committed; `false` if

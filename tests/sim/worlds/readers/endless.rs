@@ -1,10 +1,11 @@
 //! Streams without an end.
 
+use dcp_test::with;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dcp_consumer::{AckToken, Delivered, End, Start, StreamOptions};
+use dcp_consumer::{AckToken, Delivered, End, Start};
 use dcp_proto::checkpoint::Checkpoint;
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -27,7 +28,10 @@ impl Process {
             None if begins_now => Start::Latest,
             None => Start::Earliest,
         };
-        let options = StreamOptions { start, end: End::Never, ..wanted.options.clone() };
+        let options = with(wanted.options.clone(), |o| {
+            o.start = start;
+            o.end = End::Never;
+        });
         let opening = Box::pin(wanted.client.stream(options, Rows::default));
         let stream = self.unless_cancelled(opening, rng).await?.map_err(Stop::Opening)?;
         if !self.is_current(&wanted) {

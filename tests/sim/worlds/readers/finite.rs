@@ -1,10 +1,11 @@
 //! Streams with an end, one after the other.
 
+use dcp_test::with;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use dcp_consumer::{ChangeStream, End, ErrorKind, Start, StreamOptions};
+use dcp_consumer::{ChangeStream, End, ErrorKind, Start};
 use dcp_proto::Position;
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_wire::{Seqno, Vbid};
@@ -122,7 +123,11 @@ impl Process {
             Some(pair) => (Start::Checkpoint(pair.checkpoint.clone()), pair.table.clone()),
             None => (Start::Earliest, Table::default()),
         };
-        let options = StreamOptions { start, end: end.clone(), clamp, ..wanted.options.clone() };
+        let options = with(wanted.options.clone(), |o| {
+            o.start = start;
+            o.end = end.clone();
+            o.clamp = clamp;
+        });
         let branches = self.shared.world.borrow().branches();
         let opening = Box::pin(wanted.client.stream(options, Rows::default));
         let stream = self.unless_cancelled(opening, rng).await?.map_err(Stop::Opening)?;

@@ -12,6 +12,7 @@ mod watched;
 pub(crate) use self::batches::Log;
 use self::verdict::{compare, compare_up_to};
 use self::watched::Streams;
+use dcp_test::with;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -339,20 +340,19 @@ impl Process {
         }
         let plan = &self.plan;
         let acknowledge = if plan.manual { Acknowledge::Manual } else { Acknowledge::OnNext };
-        let options = StreamOptions {
-            filter,
-            batch: plan.batch,
-            content: Content { values: true, xattrs: plan.xattrs },
-            noop_interval: plan.noop_interval,
-            on_rollback: plan.on_rollback,
-            acknowledge,
-            persisted_only: plan.persisted_only,
-            system_documents: plan.system_documents,
-            compressed: plan.compressed,
-            buffer_size: StreamOptions::MIN_BUFFER_SIZE,
-            retry_timeout: RETRY_TIMEOUT,
-            ..StreamOptions::default()
-        };
+        let options = with(StreamOptions::default(), |o| {
+            o.filter = filter;
+            o.batch = plan.batch;
+            o.content = Content { values: true, xattrs: plan.xattrs };
+            o.noop_interval = plan.noop_interval;
+            o.on_rollback = plan.on_rollback;
+            o.acknowledge = acknowledge;
+            o.persisted_only = plan.persisted_only;
+            o.system_documents = plan.system_documents;
+            o.compressed = plan.compressed;
+            o.buffer_size = StreamOptions::MIN_BUFFER_SIZE;
+            o.retry_timeout = RETRY_TIMEOUT;
+        });
         self.shared.count(format!("filter {:?}", plan.filter));
         self.shared.count(format!("on_rollback {:?}", plan.on_rollback));
         let losses = self.shared.world.borrow().losses;

@@ -1,5 +1,6 @@
 //! Recorded streams, played to the consumer.
 
+use dcp_test::with;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -38,7 +39,10 @@ pub(super) async fn client(server: &ScriptedServer) -> Client {
 }
 
 pub(super) fn options(vbids: Vec<Vbid>, start: Start) -> StreamOptions {
-    let mut options = StreamOptions { start, vbuckets: Some(vbids), ..StreamOptions::default() };
+    let mut options = with(StreamOptions::default(), |o| {
+        o.start = start;
+        o.vbuckets = Some(vbids);
+    });
     options.system_documents = true;
     options.batch.linger = Duration::from_millis(5);
     options
