@@ -188,8 +188,12 @@ def test_a_failover_inside_a_batch_that_lost_the_tail_is_told(start_cluster, mod
     assert is_once(rows)
 
 
-def test_a_slow_sink_slows_the_reader(start_cluster, tmp_path):
+def test_a_slow_sink_slows_the_reader(spark, start_cluster, tmp_path, request):
     cluster, query = start_cluster
+    # The sink takes Spark's own batches: a task's rows are not to fit into one of them.
+    rows_of_batch = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    request.addfinalizer(lambda: spark.conf.unset(rows_of_batch))
+    spark.conf.set(rows_of_batch, 20)
     write(cluster, KEYS, b"x" * 20_000)
     offered(cluster, query)
     # Counts what the nodes send.
@@ -202,7 +206,7 @@ def test_a_slow_sink_slows_the_reader(start_cluster, tmp_path):
         import time
 
         for batch in batches:
-            time.sleep(0.2)
+            time.sleep(0.1)
             with taken.open("ab") as file:
                 file.write(b"." * batch.num_rows)
             yield batch
@@ -217,6 +221,7 @@ def test_a_slow_sink_slows_the_reader(start_cluster, tmp_path):
         if sunk:
             ahead.append(cluster.fault_counts()[0] - sunk)
         time.sleep(0.05)
+    running.processAllAvailable()
     running.stop()
     # What lies between: windows, batches and the pipes between Spark's processes.
     assert max(ahead) < len(KEYS) / 2, ahead
