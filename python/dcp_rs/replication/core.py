@@ -79,6 +79,7 @@ class Replication:
         self._phase: Phase = "loading"
         self._lag: dict[int, int] = {}
         self._reported = 0.0
+        self._looked = 0.0
         self._buffer = _Buffer()
         self._first = reducing.FirstSnapshots(is_possible=False)
 
@@ -303,8 +304,11 @@ class Replication:
     # ----- reporting -----
 
     def _watch(self, stream: ChangeStream) -> None:
-        if time.monotonic() - self._reported >= _REPORT:
-            self._lag = _lag(stream)
+        now = time.monotonic()
+        # Commits report too, and may come more often than this.
+        if now - self._looked >= _REPORT:
+            self._looked, self._lag = now, _lag(stream)
+        if now - self._reported >= _REPORT:
             self._report()
 
     def _report(self) -> Progress:
