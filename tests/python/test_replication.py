@@ -449,6 +449,52 @@ def test_two_that_write_to_one_target_do_not_both_commit(cluster, written, repli
     assert replica.documents() == before
 
 
+def test_the_guides_gauges_show_what_is_behind_and_when_it_was_committed(
+    cluster, written, tmp_path
+):
+    class Gauge(list):
+        set = list.append
+
+    names = ["lag", "changes", "commits", "changes_per_second", "seconds_since_commit"]
+    gauges = {name: Gauge() for name in names}
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "replicate.md"
+    (code,) = re.findall(r"```python\n(def publish.*?)```", guide.read_text(), re.DOTALL)
+    names = {"gauges": gauges}
+    exec(code, names)
+    seen = []
+
+    def publish(progress):
+        names["publish"](progress)
+        seen.append(progress)
+        time.sleep(0.06)
+
+    fill(written, 20_000)
+    done = replicate(cluster, replicas.InDuckDB(tmp_path), on_progress=publish, commit_rows=500)
+    assert gauges["changes"][-1] == done.changes >= 20_000
+    assert gauges["commits"] == sorted(gauges["commits"])
+    assert gauges["lag"][-1] == 0
+    assert seen[-1].lag_by_vbucket == {}
+    assert all(each.lag == sum(each.lag_by_vbucket.values()) for each in seen)
+    lags = {each.lag for each in seen if each.changes < done.changes}
+    assert len(lags) > 1, "it is looked at while commits come often"
+    assert max(lags) > 0
+    stop = threading.Event()
+    quiet = []
+
+    def watch(progress):
+        publish(progress)
+        if progress.phase == "following" and progress.seconds_since_commit > 1.5 and not quiet:
+            quiet.append(progress)
+            written.upsert("later", {"n": 1})
+        if (quiet and progress.commits > quiet[0].commits) or progress.elapsed > 20:
+            stop.set()
+
+    replicate(cluster, replicas.InDuckDB(tmp_path), on_progress=watch, once=False, stop=stop)
+    assert quiet, "nothing is written, and the last commit gets older"
+    assert seen[-1].commits > quiet[0].commits
+    assert seen[-1].seconds_since_commit < 1 < seen[-1].elapsed
+
+
 def test_a_table_of_another_origin_is_left_alone(cluster, table):
     table.make_another()
     before = table.rows()

@@ -77,8 +77,9 @@ class Replication:
         self._state: State | None = None
         self._meter = Meter(time.monotonic())
         self._phase: Phase = "loading"
-        self._lag = 0
+        self._lag: dict[int, int] = {}
         self._reported = 0.0
+        self._looked = 0.0
         self._buffer = _Buffer()
         self._first = reducing.FirstSnapshots(is_possible=False)
 
@@ -272,6 +273,7 @@ class Replication:
             self._target.commit(self._as_commit(changes, state, after, rereading))
             self._state = after
             self._meter.commits += 1
+            self._meter.committed_at = time.monotonic()
         self._meter.changes += len(changes)
         self._meter.bytes += changes.nbytes
         self._meter.rollbacks += len(rollbacks)
@@ -302,8 +304,11 @@ class Replication:
     # ----- reporting -----
 
     def _watch(self, stream: ChangeStream) -> None:
-        if time.monotonic() - self._reported >= _REPORT:
-            self._lag = _lag(stream)
+        now = time.monotonic()
+        # Commits report too, and may come more often than this.
+        if now - self._looked >= _REPORT:
+            self._looked, self._lag = now, _lag(stream)
+        if now - self._reported >= _REPORT:
             self._report()
 
     def _report(self) -> Progress:
@@ -317,17 +322,19 @@ class Replication:
             commits=meter.commits,
             bytes=meter.bytes,
             rollbacks=meter.rollbacks,
-            lag=self._lag,
+            lag=sum(self._lag.values()),
+            lag_by_vbucket=self._lag,
             elapsed=now - meter.begun,
             changes_per_second=meter.rate_at(now),
+            seconds_since_commit=now - meter.committed_at,
         )
         if self._settings.on_progress is not None:
             self._settings.on_progress(progress)
         return progress
 
 
-def _lag(stream: ChangeStream) -> int:
-    return sum(each.lag or 0 for each in stream.vbucket_stats())
+def _lag(stream: ChangeStream) -> dict[int, int]:
+    return {each.vbucket: each.lag for each in stream.vbucket_stats() if each.lag}
 
 
 def _outdated(state: State, after: State, rereading: frozenset[int]) -> list[str]:

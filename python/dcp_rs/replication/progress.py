@@ -22,8 +22,11 @@ class Progress:
         rollbacks: Rollback rows seen.
         lag: Seqnos that the server is known to have beyond what was read, an upper bound of the
             changes to come. Nodes are asked every 10 seconds.
+        lag_by_vbucket: The same of each vBucket that has any.
         elapsed: Seconds since the call.
         changes_per_second: Changes committed per second, over the last ten seconds or so.
+        seconds_since_commit: Seconds since the last commit; before the first, since the call. It
+            grows while there is nothing to commit, too: alert on it together with `lag`.
     """
 
     phase: Phase
@@ -33,8 +36,10 @@ class Progress:
     bytes: int
     rollbacks: int
     lag: int
+    lag_by_vbucket: dict[int, int]
     elapsed: float
     changes_per_second: float
+    seconds_since_commit: float
 
     @property
     def seconds_left(self) -> float | None:
@@ -52,11 +57,12 @@ class Meter:
     bytes: int = 0
     rollbacks: int = 0
     rate: float = 0.0
+    committed_at: float = 0.0
     _marked_at: float = 0.0
     _marked: int = 0
 
     def __post_init__(self) -> None:
-        self._marked_at = self.begun
+        self._marked_at = self.committed_at = self.begun
 
     def rate_at(self, now: float) -> float:
         """Gives the changes per second at a moment, averaged over the last ten seconds or so."""
