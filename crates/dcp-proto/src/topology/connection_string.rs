@@ -1,7 +1,7 @@
 //! Connection strings: `couchbase://host1,host2:11210/bucket?option=value`.
 
 use core::fmt;
-use core::net::Ipv4Addr;
+use core::net::{Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
 use thiserror::Error;
@@ -59,9 +59,15 @@ pub enum InvalidConnectionString {
          (11210, with TLS 11207)"
     )]
     ManagerPort(u16),
-    /// An IPv6 literal lacks its brackets, or one of them.
-    #[error("connection string has an IPv6 address without brackets: write [::1]:11210")]
+    /// An IPv6 literal lacks its brackets, or one of them; or what is in brackets is none.
+    #[error(
+        "connection string has an IPv6 address without brackets, or brackets without one: write \
+         [::1]:11210"
+    )]
     Ipv6,
+    /// A host has a character that no name has.
+    #[error("connection string has a host with a bracket, a space or a control character in it")]
+    Host,
     /// A `%` is not followed by two hexadecimal digits, or what they spell is not UTF-8.
     #[error("connection string has an invalid percent escape")]
     Escape,
@@ -193,6 +199,11 @@ fn srv_name(hosts: &str, scheme: Scheme) -> Option<String> {
 fn address(text: &str, scheme: Scheme) -> Result<Address, InvalidConnectionString> {
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
         let (host, rest) = rest.split_once(']').ok_or(InvalidConnectionString::Ipv6)?;
+        // The address of a link names its interface: fe80::1%eth0.
+        let (literal, _) = host.split_once('%').unwrap_or((host, ""));
+        if literal.parse::<Ipv6Addr>().is_err() {
+            return Err(InvalidConnectionString::Ipv6);
+        }
         match rest.strip_prefix(':') {
             Some(port) => (host, Some(port)),
             None if rest.is_empty() => (host, None),
@@ -207,6 +218,10 @@ fn address(text: &str, scheme: Scheme) -> Result<Address, InvalidConnectionStrin
     };
     if host.is_empty() {
         return Err(InvalidConnectionString::EmptyHost);
+    }
+    if host.contains(|char: char| char.is_whitespace() || char.is_control() || "[]".contains(char))
+    {
+        return Err(InvalidConnectionString::Host);
     }
     let port = match port {
         None => scheme.default_port(),
@@ -314,6 +329,12 @@ mod tests {
             ("couchbase://::1", E::Ipv6),
             ("couchbase://[::1", E::Ipv6),
             ("couchbase://[::1]x", E::Ipv6),
+            ("couchbase://[]", E::Ipv6),
+            ("couchbase://[node]", E::Ipv6),
+            ("couchbase://[[::1]]:9", E::Ipv6),
+            ("couchbase://h],[::1]", E::Host),
+            ("couchbase://a\u{c}b", E::Host),
+            ("couchbase://a b", E::Host),
             ("couchbase://user:secret@h", E::Credentials),
             ("couchbase://h/b/c", E::Path),
             ("couchbase://h/%zz", E::Escape),
