@@ -16,6 +16,12 @@ use crate::persistence::{PersistedTo, Question};
 use crate::{Chain, Error, StreamEvent};
 
 impl<S: BatchSink> Cluster<S> {
+    /// The stream of a vBucket is open, and its changes wait until they are persisted.
+    pub(super) fn watch(&mut self, on: ConnectionId, vbid: Vbid, vbuuid: Vbuuid, now: Instant) {
+        let copies = self.bucket.copies_of(&self.bucket.config(), vbid);
+        self.persistence.watch(vbid, (on, vbuuid), copies, now);
+    }
+
     /// A vBucket on a connection has unpersisted changes, or none any more.
     pub(super) fn unpersisted(
         &mut self,

@@ -253,8 +253,11 @@ impl<S: BatchSink> Cluster<S> {
     fn reported(&mut self, id: ConnectionId, report: Report) -> Result<(), Error> {
         let now = now();
         match report {
-            Report::Opened(vbid) => {
+            Report::Opened { vbid, persists_on } => {
                 self.reconciler.opened(vbid, id, now);
+                if let Some(vbuuid) = persists_on {
+                    self.watch(id, vbid, vbuuid, now);
+                }
                 let node = self.node_name(id);
                 self.stats.events.push(StreamEvent::Opened { vbid, node });
             }

@@ -55,7 +55,7 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) enum Report {
     /// A stream was opened.
-    Opened(Vbid),
+    Opened { vbid: Vbid, persists_on: Option<Vbuuid> },
     /// A stream is over.
     Ended { vbid: Vbid, cause: EndCause, from: Box<StreamPosition> },
     /// A vBucket was rolled back.
@@ -404,7 +404,9 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         let mut cut = false;
         while let Some(event) = self.driver.machine.poll_event() {
             match event {
-                Event::StreamOpened(vbid) => self.report(Report::Opened(vbid)),
+                Event::StreamOpened { vbid, persists_on } => {
+                    self.report(Report::Opened { vbid, persists_on });
+                }
                 Event::StreamEnded { vbid, cause, from } => {
                     self.open_streams = self.open_streams.saturating_sub(1);
                     // Nobody goes on with a vBucket that is complete, so that its rows may wait

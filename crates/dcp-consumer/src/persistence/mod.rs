@@ -1,7 +1,8 @@
 //! How far every copy of a vBucket is on disk: a value, without tasks or IO.
 //!
-//! Observed only for vBuckets that have unpersisted changes, on each node in one go and at its own pace, so
-//! that a slow node holds up no vBucket it has no copy of.
+//! Observed once for each vBucket whose stream is opened, so that what is on disk already need not wait, and
+//! from then on only for those that have unpersisted changes; on each node in one go and at its own pace,
+//! so that a slow node holds up no vBucket it has no copy of.
 
 pub(crate) mod observer;
 
@@ -57,7 +58,7 @@ pub(crate) struct PersistedTo {
     pub(crate) seqno: Seqno,
 }
 
-/// A vBucket that has had unpersisted changes since its stream was opened.
+/// A vBucket whose stream is open.
 #[derive(Debug)]
 struct Watched {
     on: ConnectionId,
@@ -66,6 +67,9 @@ struct Watched {
     /// Addresses of the copies that are present; `None` of a node without one.
     copies: Vec<Option<Address>>,
     answers: Vec<Answer>,
+    /// Which of the copies are to be asked even if no changes are unpersisted: those of which nothing
+    /// was heard since the stream was opened, or the map changed.
+    unheard: Vec<bool>,
     /// The last seqno passed on to the connection.
     persisted_to: Seqno,
     /// Since when changes are unpersisted; `None` if none are.
@@ -118,6 +122,29 @@ pub(crate) struct Persistence {
 }
 
 impl Persistence {
+    /// The stream of a vBucket is open on this connection and branch.
+    pub(crate) fn watch(
+        &mut self,
+        vbid: Vbid,
+        (on, vbuuid): (ConnectionId, Vbuuid),
+        copies: Vec<Option<Address>>,
+        now: Instant,
+    ) {
+        for address in copies.iter().flatten() {
+            let new = Node { due: now, pause: SHORTEST, is_asked: false };
+            let node = self.nodes.entry(address.clone()).or_insert(new);
+            node.pause = SHORTEST;
+            node.due = node.due.min(now + SHORTEST);
+        }
+        let answers = vec![None; copies.len()];
+        let unheard = copies.iter().map(Option::is_some).collect();
+        let (persisted_to, since) = (Seqno::ZERO, None);
+        let is_overdue = false;
+        let watched =
+            Watched { on, vbuuid, copies, answers, unheard, persisted_to, since, is_overdue };
+        self.vbuckets.insert(vbid, watched);
+    }
+
     /// A vBucket has unpersisted changes; its stream is on this connection and branch.
     pub(crate) fn unpersisted(
         &mut self,
@@ -127,26 +154,20 @@ impl Persistence {
         now: Instant,
     ) {
         for address in copies.iter().flatten() {
-            let node = self.nodes.entry(address.clone()).or_insert(Node {
-                due: now,
-                pause: SHORTEST,
-                is_asked: false,
-            });
-            node.pause = SHORTEST;
-            node.due = node.due.min(now + SHORTEST);
+            if let Some(node) = self.nodes.get_mut(address) {
+                node.pause = SHORTEST;
+                node.due = node.due.min(now + SHORTEST);
+            }
         }
-        if let Some(watched) = self.vbuckets.get_mut(&vbid)
-            && (watched.on, watched.vbuuid) == (on, vbuuid)
-            && watched.copies == copies
-        {
+        let is_watched = self.vbuckets.get(&vbid).is_some_and(|watched| {
+            (watched.on, watched.vbuuid) == (on, vbuuid) && watched.copies == copies
+        });
+        if !is_watched {
+            self.watch(vbid, (on, vbuuid), copies, now);
+        }
+        if let Some(watched) = self.vbuckets.get_mut(&vbid) {
             watched.since.get_or_insert(now);
-            return;
         }
-        let answers = vec![None; copies.len()];
-        let (persisted_to, since) = (Seqno::ZERO, Some(now));
-        let watched =
-            Watched { on, vbuuid, copies, answers, persisted_to, since, is_overdue: false };
-        self.vbuckets.insert(vbid, watched);
     }
 
     /// Every change of a vBucket is persisted.
@@ -182,6 +203,7 @@ impl Persistence {
                 continue;
             }
             watched.answers = vec![None; copies.len()];
+            watched.unheard = copies.iter().map(Option::is_some).collect();
             watched.copies = copies;
             advanced.extend(watched.advance(vbid));
             for address in watched.copies.iter().flatten() {
@@ -197,7 +219,7 @@ impl Persistence {
         advanced
     }
 
-    /// Whether a node has a copy of some vBucket that has had unpersisted changes.
+    /// Whether a node has a copy of some vBucket that is watched.
     pub(crate) fn needs(&self, address: &Address) -> bool {
         self.nodes.contains_key(address)
     }
@@ -209,7 +231,7 @@ impl Persistence {
             if node.is_asked || node.due > now {
                 continue;
             }
-            let question = question(&self.vbuckets, address);
+            let question: Question = concerning(&self.vbuckets, address).collect();
             if !question.is_empty() {
                 node.is_asked = true;
                 questions.push((address.clone(), question));
@@ -220,7 +242,7 @@ impl Persistence {
 
     /// When something is to be asked.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let waits = |address: &Address| !question(&self.vbuckets, address).is_empty();
+        let waits = |address: &Address| concerning(&self.vbuckets, address).next().is_some();
         let idle = self.nodes.iter().filter(|(_, node)| !node.is_asked);
         idle.filter(|(address, _)| waits(address)).map(|(_, node)| node.due).min()
     }
@@ -234,10 +256,13 @@ impl Persistence {
     ) -> Vec<PersistedTo> {
         let (mut advanced, mut has_moved) = (Vec::new(), false);
         let mut take = |vbid: Vbid, watched: &mut Watched, answer: Answer| {
-            let named = watched.copies.iter().position(|copy| copy.as_ref() == Some(address));
-            if let Some(slot) = named.and_then(|at| watched.answers.get_mut(at)) {
+            let known = watched.answers.iter_mut().zip(&mut watched.unheard);
+            let mut copies = watched.copies.iter().zip(known);
+            if let Some((_, (slot, is_unheard))) =
+                copies.find(|(copy, _)| copy.as_ref() == Some(address))
+            {
                 has_moved |= *slot != answer && answer.is_some();
-                *slot = answer;
+                (*slot, *is_unheard) = (answer, false);
                 advanced.extend(watched.advance(vbid));
             }
         };
@@ -267,8 +292,7 @@ impl Persistence {
         advanced
     }
 
-    /// Up to where all copies of a vBucket have everything on disk; `None` if that was not asked
-    /// for.
+    /// Up to where all copies of a vBucket have everything on disk; `None` if it is not watched.
     pub(crate) fn persisted(&self, vbid: Vbid) -> Option<Seqno> {
         Some(self.vbuckets.get(&vbid)?.persisted_to)
     }
@@ -308,13 +332,20 @@ impl Persistence {
     }
 }
 
-/// What to ask a node: about the vBuckets that have unpersisted changes and a copy there.
-fn question(vbuckets: &BTreeMap<Vbid, Watched>, address: &Address) -> Question {
-    let concerns = |watched: &&Watched| {
-        watched.since.is_some() && watched.copies.iter().any(|copy| copy.as_ref() == Some(address))
+/// What to ask a node: about the vBuckets that have a copy there, and unpersisted changes or nothing heard
+/// of that copy.
+fn concerning<'a>(
+    vbuckets: &'a BTreeMap<Vbid, Watched>,
+    address: &'a Address,
+) -> impl Iterator<Item = (Vbid, Vbuuid)> + 'a {
+    let concerns = move |watched: &Watched| {
+        let mut copies = watched.copies.iter().zip(&watched.unheard);
+        copies.any(|(copy, &is_unheard)| {
+            copy.as_ref() == Some(address) && (is_unheard || watched.since.is_some())
+        })
     };
-    let waiting = vbuckets.iter().filter(|(_, watched)| concerns(watched));
-    waiting.map(|(&vbid, watched)| (vbid, watched.vbuuid)).collect()
+    let waiting = vbuckets.iter().filter(move |(_, watched)| concerns(watched));
+    waiting.map(|(&vbid, watched)| (vbid, watched.vbuuid))
 }
 
 #[cfg(test)]

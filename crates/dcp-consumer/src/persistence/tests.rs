@@ -110,6 +110,31 @@ fn nodes_are_asked_about_what_waits_and_each_at_its_own_pace() {
 }
 
 #[test]
+fn each_copy_is_asked_once_about_a_stream_that_was_opened() {
+    let start = now();
+    let mut persistence = Persistence::default();
+    persistence.watch(VB, (ON, BRANCH), copies(&[1, 2]), start);
+    assert_eq!(persistence.unpersisted_since(VB), (None, false));
+    let mut due = persistence.due(start);
+    due.sort_by_key(|(address, _)| address.port);
+    assert_eq!(due, [(address(1), vec![(VB, BRANCH)]), (address(2), vec![(VB, BRANCH)])]);
+    assert_eq!(says(&mut persistence, 1, BRANCH, 9, start), None, "one was not heard from");
+    assert_eq!(says(&mut persistence, 2, BRANCH, 8, start), Some(8));
+    assert_eq!(persistence.deadline(), None, "nothing waits");
+    // What is on disk already is known when the first change comes that is not.
+    persistence.unpersisted(VB, (ON, BRANCH), copies(&[1, 2]), start);
+    assert_eq!(persistence.persisted(VB), Some(Seqno(8)));
+    persistence.all_persisted(VB, ON);
+    persistence.follow(|_| copies(&[1, 3]), start);
+    assert_eq!(persistence.persisted(VB), Some(Seqno::ZERO));
+    let due = persistence.due(start + SHORTEST);
+    assert_eq!(due.len(), 2, "the copies of a new map: {due:?}");
+    persistence.answered(&address(1), None, start + SHORTEST);
+    says(&mut persistence, 3, BRANCH, 9, start + SHORTEST);
+    assert_eq!(persistence.deadline(), None, "not again where nothing waits");
+}
+
+#[test]
 fn a_new_stream_of_the_vbucket_begins_anew() {
     let now = now();
     let mut persistence = waiting(&[1], now);

@@ -102,7 +102,13 @@ pub enum EndCause {
 #[non_exhaustive]
 pub enum Event {
     /// The server accepted a stream.
-    StreamOpened(Vbid),
+    StreamOpened {
+        /// Its vBucket.
+        vbid: Vbid,
+        /// Its newest branch, if changes wait until they are [persisted](super::Connection::persisted)
+        /// on it: what is known of that by the time they come need not wait.
+        persists_on: Option<Vbuuid>,
+    },
     /// A stream is over. Everything of it that the sink holds comes before what another
     /// connection delivers of the same vBucket.
     StreamEnded {

@@ -236,7 +236,7 @@ impl Server {
         encode_failover_log([FailoverEntry { vbuuid: Vbuuid(1), seqno: Seqno(0) }], &mut log);
         let answer = Frame::response(Opcode::DCP_STREAM_REQ, Status::SUCCESS);
         self.send_frame(&answer.with_opaque(opaque).with_value(&log)).await;
-        assert!(matches!(self.report().await, Report::Opened(_)));
+        assert!(matches!(self.report().await, Report::Opened { .. }));
     }
 
     /// The next packet the task sends: opcode, opaque, extras.

@@ -74,7 +74,9 @@ impl Connection {
                 let log = FailoverLog::decode(frame.value)
                     .map_err(|_| Misbehaviour::InvalidFailoverLog)?;
                 stream.opened(log);
-                self.events.push_back(Event::StreamOpened(vbid));
+                let persists = self.config.delivery.persisted_only;
+                let persists_on = stream.newest_branch().filter(|_| persists);
+                self.events.push_back(Event::StreamOpened { vbid, persists_on });
                 Ok(())
             }
             Status::ROLLBACK => {
