@@ -1,0 +1,176 @@
+"""Runs what takes too long for CI, and says what it proved.
+
+Usage: scripts/long.py [--first-world N] [--list] [STAGE ...]
+
+Every stage runs, also after one that failed; the output of each is in .state/log/long-STAGE.log.
+At the end there is a table of what ran, with counts, and `.state/log/long.json` has the same with
+the commit. The exit code is 1 if any stage failed or ran nothing. Worlds begin with seed N (0): a
+schedule that gives another one each time sees other worlds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from tally import tally
+
+ROOT = Path(__file__).resolve().parents[1]
+LOG = ROOT / ".state" / "log"
+WORLDS = 20_000
+
+
+@dataclass
+class Stage:
+    """A part of the long run."""
+
+    name: str
+    # What it proves if it passes.
+    proves: str
+    command: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    # Whether it reports tests, so that none of them means that it proved nothing.
+    has_tests: bool = True
+
+
+@dataclass
+class Outcome:
+    """What came of a stage."""
+
+    name: str
+    proves: str
+    result: str
+    passed: int
+    failed: int
+    skipped: int
+    minutes: float
+
+
+def stages(first_world: int) -> list[Stage]:
+    """Gives the parts in the order in which they run."""
+    pytest = [sys.executable, "-m", "pytest", "--timeout", "3600"]
+    cargo = ["cargo", "test", "--release", "--locked", "--no-fail-fast"]
+    wheels = sorted(map(str, (ROOT / ".state" / "wheel").glob("*.whl")))
+    return [
+        Stage(
+            "rust",
+            "50,000 cases of every property; a reader of one batch a second for 60 s",
+            [*cargo, "--workspace", "--exclude", "dcp-sim"],
+            {"PROPTEST_CASES": "50000", "DCP_SLOW_SECONDS": "60"},
+        ),
+        Stage(
+            "worlds",
+            f"{WORLDS:,} simulated worlds, seeds {first_world} to {first_world + WORLDS - 1}",
+            [*cargo, "--package", "dcp-sim"],
+            {"DCP_SIM_WORLDS": str(WORLDS), "DCP_SIM_FIRST": str(first_world)},
+        ),
+        Stage(
+            "kills",
+            "200 kills of a reader; 1,000 cycles without growth",
+            [*pytest, "tests/python/test_kills.py", "tests/python/test_scale.py"],
+            {"DCP_KILLS": "200", "DCP_CYCLES": "1000"},
+        ),
+        Stage(
+            "replication",
+            "30 kills of a replication for each target and mode",
+            [*pytest, "tests/python/test_replication_kills.py"],
+            {"DCP_KILLS": "30"},
+        ),
+        Stage(
+            "defects",
+            "every defect of tests/defects.json is noticed",
+            [sys.executable, "scripts/put_in_defects.py"],
+            has_tests=False,
+        ),
+        Stage(
+            "spark",
+            "the oldest and the newest Spark that are supported, and Delta's own",
+            [sys.executable, "tests/spark/versions.py", *wheels],
+            has_tests=False,
+        ),
+    ]
+
+
+def run(stage: Stage) -> Outcome:
+    """Runs a stage to its end."""
+    log = LOG / f"long-{stage.name}.log"
+    print(f"{stage.name}: {stage.proves}", flush=True)
+    begun = time.monotonic()
+    with log.open("w") as output:
+        done = subprocess.run(
+            stage.command,
+            cwd=ROOT,
+            env=os.environ | stage.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    minutes = (time.monotonic() - begun) / 60
+    counts = tally(log.read_text(encoding="utf-8", errors="replace"))
+    if done.returncode or counts["failed"]:
+        result = f"failed with {done.returncode}: see {log.relative_to(ROOT)}"
+    elif stage.has_tests and not counts["passed"]:
+        result = f"ran nothing: see {log.relative_to(ROOT)}"
+    else:
+        result = "passed"
+    counted = counts["passed"], counts["failed"], counts["skipped"]
+    return Outcome(stage.name, stage.proves, result, *counted, round(minutes, 1))
+
+
+def commit() -> str:
+    """Gives the commit, and whether the files differ from it."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)
+        return done.stdout.decode().strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return git("rev-parse", "--short=10", "HEAD") + (" with changes" if changed else "")
+
+
+def summary(outcomes: list[Outcome], of: str) -> str:
+    """Makes a table of what ran."""
+    lines = [f"long run of commit {of}", ""]
+    for outcome in outcomes:
+        counts = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
+        told = counts if outcome.passed or outcome.failed else ""
+        lines.append(f"{outcome.name:12} {outcome.minutes:6.1f} min  {outcome.result}")
+        lines += [f"{'':24} {text}" for text in (outcome.proves, told) if text]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str], known: list[Stage] | None = None) -> int:
+    """Runs the stages that are named, or all; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("names", nargs="*", metavar="STAGE")
+    parser.add_argument("--first-world", type=int, default=0, metavar="N")
+    parser.add_argument("--list", action="store_true", help="list the stages and do nothing")
+    chosen = parser.parse_args(arguments)
+    known = known if known is not None else stages(chosen.first_world)
+    names = [stage.name for stage in known]
+    for name in chosen.names:
+        if name not in names:
+            parser.error(f"there is no stage {name}: choose from {', '.join(names)}")
+    todo = [stage for stage in known if not chosen.names or stage.name in chosen.names]
+    if chosen.list:
+        print("\n".join(f"{stage.name:12} {stage.proves}" for stage in todo))
+        return 0
+    LOG.mkdir(parents=True, exist_ok=True)
+    of = commit()
+    outcomes = [run(stage) for stage in todo]
+    document = {"commit": of, "stages": [vars(outcome) for outcome in outcomes]}
+    (LOG / "long.json").write_text(json.dumps(document, indent=1) + "\n")
+    print("\n" + summary(outcomes, of))
+    return int(any(outcome.result != "passed" for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
