@@ -1,10 +1,13 @@
 """dcp_rs in Python: batches of Arrow columns, of which the rows are counted.
 
-Job in and count out are as for the other clients (`count.rs`).
+Job in and count out are as for the other clients (`count.rs`). Of a job for this client alone,
+`stream` has more options of the stream, `compressed` that of the connection, and `parser` says what
+makes fields of each batch's documents where the stream does not: `orjson` or `pyarrow`.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
@@ -12,18 +15,43 @@ import time
 import dcp_rs
 
 
+def with_orjson(batch: dcp_rs.ChangeBatch) -> None:
+    """Makes objects of the documents."""
+    import orjson
+
+    for value in batch.to_pyarrow().column("value").to_pylist():
+        orjson.loads(value)
+
+
+def with_pyarrow(batch: dcp_rs.ChangeBatch) -> None:
+    """Makes columns of the documents."""
+    import pyarrow.json
+
+    values = batch.to_pyarrow().column("value").to_pylist()
+    pyarrow.json.read_json(io.BytesIO(b"\n".join(values)))
+
+
+PARSERS = {"orjson": with_orjson, "pyarrow": with_pyarrow}
+
+
 def main() -> None:
     """Counts."""
     job = json.loads(sys.stdin.readline())
     credentials = {"username": job["username"], "password": job["password"]}
-    options = {"bucket": job["bucket"], "buffer_size": job["buffer"]}
+    options = {
+        "bucket": job["bucket"],
+        "buffer_size": job["buffer"],
+        "compressed": job.get("compressed", False),
+    }
+    parse = PARSERS.get(job.get("parser"), lambda _: None)
     with dcp_rs.connect(job["connection_string"], **options, **credentials) as client:
         started = time.perf_counter()
         changes = size = 0
-        with client.stream(until="now") as stream:
+        with client.stream(until="now", **job.get("stream", {})) as stream:
             for batch in stream:
                 changes += batch.num_rows
                 size += batch.nbytes
+                parse(batch)
         seconds = time.perf_counter() - started
     counted = {"line": "counted", "changes": changes, "bytes": size, "seconds": seconds}
     print(json.dumps(counted), flush=True)

@@ -14,6 +14,7 @@ use dcp_benches::machine::Machine;
 const USAGE: &str = "usage: peers source DOCUMENTS VALUE_LEN VBUCKETS | \
                      recorded DOCUMENTS VALUE_LEN VBUCKETS | \
                      node DOCUMENTS VALUE_LEN VBUCKETS | \
+                     objects DOCUMENTS VALUE_LEN VBUCKETS | \
                      ready PASSES VALUE_LEN VBUCKETS | paced PASSES MICROSECONDS VBUCKETS | \
                      count | batches | drain NAP_MICROSECONDS | machine";
 
@@ -31,6 +32,7 @@ fn main() -> Result<(), Error> {
         "source" => serve(source::embedded),
         "recorded" => serve(source::recorded),
         "node" => serve(source::node),
+        "objects" => serve(source::objects),
         "ready" => serve(source::ready),
         "paced" => serve(source::paced),
         "count" => count::count(false),

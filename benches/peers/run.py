@@ -17,7 +17,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from plot import plot
@@ -49,6 +49,8 @@ class Peer:
     cluster: bool = True
     # Whether it waits for a second line before it begins.
     waits: bool = False
+    # What it is told beside what all are.
+    job: dict = field(default_factory=dict)
 
 
 @dataclass
@@ -61,6 +63,30 @@ class Sample:
     peak: float
     # How often the process gave the processor up to wait, in thousands.
     waits: float
+
+
+# Options of dcp_rs in Python that have a row, each beside the plain stream.
+PLAIN = "plain stream"
+FIELDS = "id BIGINT, name STRING, price DOUBLE, stock BOOLEAN, body STRING"
+OPTIONS: dict[str, dict] = {
+    PLAIN: {},
+    "`persisted_only`": {"stream": {"persisted_only": True}},
+    "`columns` without the value": {"stream": {"columns": ["op", "vbucket", "seqno", "key"]}},
+    "`collections`, of one": {"stream": {"collections": ["_default._default"]}},
+    "`include_xattrs`": {"stream": {"include_xattrs": True}},
+    '`value_format="string"`': {"stream": {"value_format": "string"}},
+    '`value_format="variant"`': {"stream": {"value_format": "variant"}},
+    "`document_schema`": {"stream": {"document_schema": FIELDS}},
+    "plain, then `orjson` for each value": {"parser": "orjson"},
+    "plain, then `pyarrow.json` for each batch": {"parser": "pyarrow"},
+    "`compressed`": {"compressed": True},
+}
+
+
+def option_peers() -> list[Peer]:
+    """dcp_rs in Python with each of the options."""
+    command = [sys.executable, "-W", "ignore", str(HERE / "batches.py")]
+    return [Peer(name, command, job=job) for name, job in OPTIONS.items()]
 
 
 def peers(program: Path) -> list[Peer]:
@@ -127,7 +153,7 @@ def peak_mib(pid: int) -> float:
 def run(peer: Peer, job: dict, core: int | None) -> Sample:
     """Runs a client once."""
     process = start(peer.command, core)
-    process.stdin.write(json.dumps(job) + "\n" + ("go\n" if peer.waits else ""))
+    process.stdin.write(json.dumps(job | peer.job) + "\n" + ("go\n" if peer.waits else ""))
     process.stdin.flush()
     counted = None
     for text in process.stdout:
@@ -243,6 +269,25 @@ def node_table(value: str, samples: dict[str, list[Sample]]) -> list[str]:
     return [*lines, ""]
 
 
+def options_table(samples: dict[str, list[Sample]]) -> list[str]:
+    """What options cost as Markdown; the ratios are the rounds' own."""
+    reference = samples[PLAIN]
+    lines = [
+        "| 256 B | s | speed, of the plain stream | CPU s | of the plain stream | peak MiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, own in samples.items():
+        medians = middle(own)
+        rounds = list(zip(own, reference, strict=True))
+        speed = statistics.median(plain.seconds / one.seconds for one, plain in rounds)
+        cpu = statistics.median(one.cpu / plain.cpu for one, plain in rounds)
+        lines.append(
+            f"| {name} | {medians.seconds:.2f} | {speed:.0%} | {medians.cpu:.2f} "
+            f"| {cpu:.2f} times | {medians.peak:.0f} |"
+        )
+    return [*lines, ""]
+
+
 def first_line(*command: str) -> str:
     """The first line that a program prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -282,7 +327,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--values", type=int, nargs="+", default=[64, 256, 1024, 4096])
     parser.add_argument("--program", type=Path, required=True, help="the example `peers`, built")
     parser.add_argument(
-        "--only", choices=["node", "embedded", "memory"], help="one group of tables"
+        "--only", choices=["node", "options", "embedded", "memory"], help="one group of tables"
     )
     parser.add_argument("--clients", nargs="+", help="only those with one of these in their names")
     parser.add_argument("--no-write", action="store_true", help="leave the documentation alone")
@@ -347,6 +392,32 @@ def measure_node(
         print("\n".join([shape, "", *parts]))
         return
     write_document("peers of a node", [shape, "", *parts[:-1]])
+
+
+def measure_options(
+    chosen: argparse.Namespace, of_source: int | None, of_client: int | None
+) -> None:
+    """Measures what options cost, with documents of fields that are sent as from a node."""
+    readers = option_peers()
+    command = [str(chosen.program), "objects", str(chosen.changes), "256", str(VBUCKETS)]
+    source = Source.begin(command, of_source)
+    print(f"{chosen.changes} documents of 256 B as from a node")
+    samples = measure(job_of(source.job, chosen.changes), readers, chosen.rounds, of_client)
+    load = f"{os.getloadavg()[0]:.1f}"
+    check_relayed(json.loads(source.end()), len(readers), chosen.rounds)
+    machine = first_line(str(chosen.program), "machine")
+    shape = (
+        f"Per million changes; medians of {chosen.rounds} rounds; {chosen.changes:,} JSON "
+        f"documents of 256 B with five fields, keys of 19 B in {VBUCKETS} vBuckets, window 8 MiB, "
+        f"from a source that writes as a node does; dcp_rs in Python, start-up of 0.12 s included "
+        f'in processor time; `make bench-peers ARGS="--only options"`. {machine}; load at the '
+        f"end: {load}."
+    )
+    parts = options_table(samples)
+    if chosen.no_write:
+        print("\n".join([shape, "", *parts]))
+        return
+    write_document("options on a node", [shape, "", *parts[:-1]])
 
 
 def measure_embedded(
@@ -441,6 +512,8 @@ def main() -> None:
         return
     if chosen.only in (None, "node"):
         measure_node(chosen, clients, of_source, of_client)
+    if chosen.only in (None, "options"):
+        measure_options(chosen, of_source, of_client)
     if chosen.only in (None, "embedded"):
         measure_embedded(chosen, clients, of_source, of_client)
     if chosen.only in (None, "memory"):

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dcp_benches::Error;
-use dcp_benches::frames::{Shape, json_value};
+use dcp_benches::frames::{Shape, json_object, json_value};
 use dcp_benches::listening::may_choose;
 use dcp_benches::relay::{Relay, Writes};
 use dcp_benches::sender::{self, Sender};
@@ -17,7 +17,7 @@ use tokio::runtime::{Builder, Runtime};
 
 /// An embedded producer full of documents, all of them persisted, until standard input ends.
 pub(crate) fn embedded(documents: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
-    let full = Full::start(documents, value_len, vbuckets)?;
+    let full = Full::start(documents, vbuckets, |_| json_value(value_len))?;
     offer(&full.job)?;
     full.shut_down();
     Ok(())
@@ -26,16 +26,23 @@ pub(crate) fn embedded(documents: u64, value_len: usize, vbuckets: u16) -> Resul
 /// Such a producer behind a relay that sends each stream from memory when the same is asked for
 /// again. At the end it tells how many were.
 pub(crate) fn recorded(documents: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
-    relayed(documents, value_len, vbuckets, Writes::Large)
+    let full = Full::start(documents, vbuckets, |_| json_value(value_len))?;
+    relayed(full, Writes::Large)
 }
 
 /// The same, but writing as a node does.
 pub(crate) fn node(documents: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
-    relayed(documents, value_len, vbuckets, Writes::LikeANode)
+    let full = Full::start(documents, vbuckets, |_| json_value(value_len))?;
+    relayed(full, Writes::LikeANode)
 }
 
-fn relayed(documents: u64, value_len: usize, vbuckets: u16, writes: Writes) -> Result<(), Error> {
-    let mut full = Full::start(documents, value_len, vbuckets)?;
+/// The same with documents that have fields.
+pub(crate) fn objects(documents: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
+    let full = Full::start(documents, vbuckets, |number| json_object(number, value_len))?;
+    relayed(full, Writes::LikeANode)
+}
+
+fn relayed(mut full: Full, writes: Writes) -> Result<(), Error> {
     let congestion_control = may_choose("reno").then_some("reno");
     let (kv, management) = (full.address("nodes")?, full.address("management")?);
     let relay = Relay::start(kv, management, congestion_control, writes)?;
@@ -63,17 +70,16 @@ struct Full {
 }
 
 impl Full {
-    fn start(documents: u64, value_len: usize, vbuckets: u16) -> Result<Self, Error> {
+    fn start(documents: u64, vbuckets: u16, value: impl Fn(u64) -> Vec<u8>) -> Result<Self, Error> {
         let mut options = ProducerOptions::default();
         options.vbuckets = vbuckets;
         options.memory_quota_bytes = usize::MAX;
         let (username, password) = (options.username.clone(), options.password.clone());
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let producer = runtime.block_on(Producer::start(options))?;
-        let value = json_value(value_len);
         for number in 0..documents {
             let key = format!("key-{number:015}");
-            producer.upsert(key.as_bytes(), Bytes::from(value.clone()), WriteOptions::default())?;
+            producer.upsert(key.as_bytes(), Bytes::from(value(number)), WriteOptions::default())?;
         }
         producer.persist();
         let connection_string = producer.connection_string();

@@ -250,6 +250,19 @@ pub fn json_value(len: usize) -> Vec<u8> {
     value
 }
 
+/// A JSON object of `len` bytes, or of 90 where those are fewer, with fields of several types.
+#[must_use]
+pub fn json_object(number: u64, len: usize) -> Vec<u8> {
+    let price = number % 100_000;
+    let head = format!(
+        r#"{{"id":{number},"name":"item {number}","price":{price}.25,"stock":{},"body":""#,
+        number.is_multiple_of(3)
+    );
+    let tail = r#""}"#;
+    let body = (b'a'..=b'z').cycle().take(len.saturating_sub(head.len() + tail.len()));
+    head.bytes().chain(body).chain(tail.bytes()).collect()
+}
+
 /// Different JSON documents of `len` bytes that compress about as well as real ones.
 #[must_use]
 pub fn json_records(count: usize, len: usize) -> Vec<Vec<u8>> {
