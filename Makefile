@@ -149,7 +149,7 @@ bench-reading: .java .installed-test ## Measure the reader in Python; writes doc
 bench-replicate: .installed-test ## Measure the first load into each target; ARGS="--postgres URI" for PostgreSQL too
 	@$(PY) benches/replicate/run.py $(ARGS)
 
-long: .java .postgres .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (three hours); ARGS="--list"
+long: .java .postgres .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (four hours); ARGS="--list"
 	@$(PY) scripts/long.py $(ARGS)
 
 ##@ The rest

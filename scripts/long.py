@@ -55,7 +55,7 @@ class Outcome:
 
 def stages(first_world: int) -> list[Stage]:
     """Gives the parts in the order in which they run."""
-    pytest = [sys.executable, "-m", "pytest", "--timeout", "3600"]
+    pytest = [sys.executable, "-m", "pytest", "--timeout", "7200"]
     cargo = ["cargo", "test", "--release", "--locked", "--no-fail-fast"]
     wheels = sorted(map(str, (ROOT / ".state" / "wheel").glob("*.whl")))
     return [
@@ -76,6 +76,12 @@ def stages(first_world: int) -> list[Stage]:
             "200 kills of a reader; 1,000 cycles without growth",
             [*pytest, "tests/python/test_kills.py", "tests/python/test_scale.py"],
             {"DCP_KILLS": "200", "DCP_CYCLES": "1000"},
+        ),
+        Stage(
+            "soak",
+            "an hour beside a cluster that loses nodes: every document, no growth",
+            [*pytest, "tests/python/test_soak.py"],
+            {"DCP_SOAK_SECONDS": "3600"},
         ),
         Stage(
             "replication",
