@@ -349,14 +349,20 @@ impl BatchSink for Panics {
 }
 
 #[tokio::test]
-async fn a_task_that_panics_ends_the_stream() {
+async fn a_task_that_panics_ends_its_stream_and_nothing_else() {
     let producer = producer(1, 2).await;
     write(&producer, 0..10);
     let client = connect(&producer).await;
+    let mut other = endless(&client, PATIENCE).await;
+    take(&mut other, 10).await;
     let mut stream = client.stream(options(Start::Earliest, End::Never), || Panics).await.unwrap();
     let next = timeout(PATIENCE, stream.next()).await.expect("its vBuckets are in no one's hands");
     let error = next.unwrap().unwrap_err();
     assert!(Chain(&error).to_string().contains("panicked"), "{error:?}");
+    write(&producer, 10..20);
+    take(&mut other, 10).await;
+    let mut new = endless(&client, PATIENCE).await;
+    take(&mut new, 20).await;
 }
 
 #[tokio::test]
