@@ -90,7 +90,7 @@ def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str
     if wrong:
         raise ConfigError(
             f"document_schema: table {table} contradicts it: {'; '.join(wrong)}. Nothing was "
-            "written: change the schema, or replicate to a new table"
+            "written: change the schema, or write to a new table"
         )
     return {name: kind for name, kind in want.items() if name not in have}
 
