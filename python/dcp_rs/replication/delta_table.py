@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from dcp_rs._arrow import require_pyarrow
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.replication.target import missing_columns
+from dcp_rs.replication.target import missing_columns, refuse_variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
+LIBRARY = "deltalake"
 # Property of the table that names the application which writes to it.
 _OWNER = "dcp_rs.application"
 # How long a commit is tried again that others, such as OPTIMIZE, get in the way of.
@@ -215,15 +216,8 @@ def delta_schema(schema: pa.Schema) -> pa.Schema:
         ConfigError: A column is a VARIANT.
     """
     pa = require_pyarrow("a Delta table")
+    refuse_variants(schema, LIBRARY)
     return pa.schema([_known(field).with_nullable(True) for field in schema])
-
-
-def variant_refused(column: str) -> ConfigError:
-    """Makes the error of a column that is a VARIANT, or has one in it."""
-    return ConfigError(
-        f"document_schema: {column} is a VARIANT, which deltalake cannot write: declare it as "
-        "STRING, which gives its JSON"
-    )
 
 
 def _known(field: pa.Field) -> pa.Field:
@@ -236,8 +230,6 @@ def _known(field: pa.Field) -> pa.Field:
     elif pa.types.is_list(kind):
         kind = pa.list_(_known(kind.value_field))
     elif pa.types.is_struct(kind):
-        if any(b"variant" in (each.metadata or {}) for each in kind):
-            raise variant_refused(field.name)
         kind = pa.struct([_known(each) for each in kind])
     return field.with_type(kind)
 

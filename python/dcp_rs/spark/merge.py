@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.changes import newest, vbuckets_in
-from dcp_rs.replication.delta_table import DeltaTable, require_deltalake, variant_refused
+from dcp_rs.replication.delta_table import LIBRARY, DeltaTable, require_deltalake
+from dcp_rs.replication.target import variant_refused
 from dcp_rs.spark.errors import options_as_written
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class MergeInto:
                 raise ConfigError(f"columns: merge_into needs {', '.join(missing)} as well")
             for field in batch.schema:
                 if _VARIANT.search(field.dataType.json()):
-                    raise variant_refused(field.name)
+                    raise variant_refused(field.name, LIBRARY)
             self._take(self._of(_query_of(batch)), batch, batch_id)
 
     def __repr__(self) -> str:
