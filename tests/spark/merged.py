@@ -32,12 +32,11 @@ class Kept:
 
     def write(self, first, last, n):
         """Writes documents, removes every fifth of them and lets every seventh expire."""
-        for key in KEYS[first:last]:
+        for place, key in enumerate(KEYS[first:last]):
             self.cluster.upsert(key, {"n": n, "name": f"{key} {n}", "at": "2024-02-29T12:00:00Z"})
-        for key in KEYS[first:last:5]:
-            self.cluster.remove(key)
-        for key in KEYS[first + 1 : last : 7]:
-            if self.cluster.get(key) is not None:
+            if place % 5 == 0:
+                self.cluster.remove(key)
+            elif place % 7 == 1:
                 self.cluster.expire(key)
 
     def lose(self, least=3):
