@@ -104,8 +104,6 @@ def keep(spark, read=Kept.table):
 
         kept.write(0, 60, 1)
         run(maxRowsPerTrigger=50)
-        kept.write(15, 75, 2)
-        run()
         # A batch again, of whose keys some were rewritten, removed and made again meanwhile.
         kept.forget_commit()
         kept.write(24, 54, 3)
@@ -117,13 +115,9 @@ def keep(spark, read=Kept.table):
         kept.lose()
         kept.write(36, 48, 6)
         run(maxRowsPerTrigger=60)
-        kept.forget_commit()
-        run()
         # A batch is to run again whose end is lost.
-        kept.write(60, 120, 7)
-        run()
         kept.forget_commit()
         kept.lose()
-        kept.write(66, 90, 8)
+        kept.write(66, 90, 7)
         run()
         kept.close()

@@ -1,6 +1,8 @@
 """`merge_into`: a Delta table that is equal to the cluster's documents."""
 
 import re
+import runpy
+from pathlib import Path
 
 import deltalake
 import pyarrow as pa
@@ -175,7 +177,7 @@ def test_a_schema_may_gain_columns_and_not_contradict_or_lose_one(kept):
     for schema, message in {
         "n STRING, at TIMESTAMP, more INT": "documentSchema: .* contradicts it: n is integer and",
         "n INT": "documentSchema: lacks at, which",
-        "n INT, at TIMESTAMP, v ARRAY<VARIANT>": "v is a VARIANT, which deltalake cannot write",
+        "n INT, at TIMESTAMP, v VARIANT": "v is a VARIANT, which deltalake cannot write",
     }.items():
         with pytest.raises(Exception, match=message):
             kept.run(documentSchema=schema)
@@ -189,6 +191,19 @@ def test_a_schema_may_gain_columns_and_not_contradict_or_lose_one(kept):
     names = {key: name for key, name in kept.truth("name").items() if name.endswith(" 2")}
     assert names == {key: name for key, name in kept.table("name").items() if name is not None}
     assert {f"{row['at']:%H:%M %Z}" for row in kept.rows()} == {"12:00 UTC"}
+
+
+def test_the_example_takes_over_what_is_new(kept, tmp_path, capsys):
+    example = Path(__file__).parents[2] / "examples" / "spark_table.py"
+    main = runpy.run_path(str(example))["main"]
+    where = f"{kept.cluster.connection_string}/merged"
+    printed = []
+    for last in (20, 30):
+        kept.write(10, last, 1)
+        kept.cluster.persist()
+        main(where, str(tmp_path))
+        printed.append(f"1 batches, {len(kept.truth())} documents")
+    assert capsys.readouterr().out.splitlines() == printed
 
 
 def test_what_it_needs_is_asked_for(kept, spark):
