@@ -65,6 +65,10 @@ class Replica:
     def documents(self):
         return as_documents(self.rows()) if self.mode == "table" else settle(self.rows())
 
+    def state(self):
+        (found,) = self.query("SELECT state FROM dcp_rs_replication")
+        return json.loads(found["state"])
+
     def generations(self):
         (state,) = self.query("SELECT generation, complete_generation FROM dcp_rs_replication")
         return state["generation"], state["complete_generation"]
@@ -129,10 +133,12 @@ class InParquet(Replica):
         files = sorted(self.folder.glob("[!.]*.parquet"))
         return pa.concat_tables(map(pq.read_table, files), promote_options="default").to_pylist()
 
-    def generations(self):
+    def state(self):
         last = max(self.folder.glob("[!.]*.parquet"))
-        state = json.loads(pq.read_metadata(last).metadata[b"dcp_rs.state"])
-        return state["generation"], state["complete_generation"]
+        return json.loads(pq.read_metadata(last).metadata[b"dcp_rs.state"])
+
+    def generations(self):
+        return self.state()["generation"], self.state()["complete_generation"]
 
 
 class InIceberg(Replica):
@@ -149,9 +155,11 @@ class InIceberg(Replica):
     def rows(self):
         return self.table().scan().to_arrow().to_pylist()
 
+    def state(self):
+        return json.loads(self.table().properties["dcp_rs.state"])
+
     def generations(self):
-        state = json.loads(self.table().properties["dcp_rs.state"])
-        return state["generation"], state["complete_generation"]
+        return self.state()["generation"], self.state()["complete_generation"]
 
 
 KINDS = {

@@ -18,7 +18,8 @@ PRINTED = {
 
 
 def test_every_example_is_run():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(PRINTED)
+    # tests/spark runs the one that needs Spark.
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*PRINTED, "spark_table.py"}
 
 
 @pytest.mark.parametrize("program", PRINTED)

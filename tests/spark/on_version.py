@@ -138,7 +138,7 @@ def pipeline(_, options):
 
 
 def delta(*_):
-    """The guide's table of documents, of Spark's Delta."""
+    """A table of documents, read by Spark's Delta."""
     names = [f"delta-spark_{pyspark.__version__.rpartition('.')[0]}_2.13", "delta-storage"]
     names += [f"delta-kernel-{part}" for part in ("api", "defaults", "unitycatalog")]
     with tempfile.TemporaryDirectory() as folder:
@@ -155,18 +155,24 @@ def delta(*_):
             "spark.databricks.delta.snapshotPartitions": "2",
         }
         spark = session(**more)
-        merged.keep(spark, of_delta_rs=False)
+
+        def read(kept):
+            rows = spark.read.format("delta").load(str(kept.location)).collect()
+            assert len({row.key for row in rows}) == len(rows)
+            return {row.key: row.n for row in rows}
+
+        merged.keep(spark, read)
         spark.stop()
 
 
-def delta_rs(spark, _):
-    """The guide's table of documents, of delta-rs."""
-    merged.keep(spark, of_delta_rs=True)
+def merge(spark, _):
+    """A table of documents, kept by merge_into."""
+    merged.keep(spark)
 
 
 TRIED = {
     each.__name__: each
-    for each in (batch, mapped, view, stream, no_stream, connect, pipeline, delta, delta_rs)
+    for each in (batch, mapped, view, stream, no_stream, connect, pipeline, delta, merge)
 }
 # They start Spark for themselves.
 OWN = {"connect", "pipeline", "delta"}

@@ -12,8 +12,8 @@ from pathlib import Path
 TRIED = {
     "pyspark==4.0.*": ["batch", "mapped", "view", "no_stream"],
     "pyspark==4.2.*": ["batch", "mapped", "view", "stream"],
-    "pyspark==4.2.0 delta-spark==4.4.0": ["delta"],
-    "pyspark==4.3.* deltalake==1.6.6": ["delta_rs"],
+    "pyspark==4.2.0 delta-spark==4.4.0 deltalake==1.6.6": ["delta"],
+    "pyspark==4.3.* deltalake==1.6.6": ["merge"],
     "pyspark[connect]==4.2.*": ["connect"],
     "pyspark[connect]==4.3.*": ["connect"],
     "pyspark[pipelines]==4.3.*": ["pipeline"],

@@ -60,7 +60,7 @@ def open_target(url: str) -> Target:
     """Makes the target that a URL names.
 
     Args:
-        url: `duckdb:///path?table=name`, `postgresql://user@host/database?table=name`,
+        url: `duckdb:///path?table=name`, also with `&value_format=variant`, `postgresql://user@host/database?table=name`,
             `delta:///folder`; for logs only `parquet:///folder` and
             `iceberg:///folder?table=namespace.name`.
 
@@ -73,6 +73,11 @@ def open_target(url: str) -> Target:
     if address.scheme not in _TARGETS:
         raise ConfigError(
             f"target: begins with none of {', '.join(f'{each}://' for each in _TARGETS)}"
+        )
+    if "value_format" in address.options and address.scheme != "duckdb":
+        raise ConfigError(
+            f"target: value_format is an option of duckdb, and {address.scheme} has no VARIANT "
+            "that can be written: leave it out, and the column value has the JSON"
         )
     module, name = _TARGETS[address.scheme]
     target: Target = getattr(import_module(f"{__name__}.{module}"), name).at(address)

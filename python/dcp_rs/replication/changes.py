@@ -15,7 +15,7 @@ from dcp_rs.replication.target import IDENTITY
 from dcp_rs.schema import Schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from dcp_rs.replication.state import Mode
 
@@ -159,7 +159,7 @@ def reduce(changes: pa.Table, *, each_once: bool) -> Reduced:
             kept = pc.and_(kept, pc.invert(pc.and_(is_of, is_before)))
         changes = changes.filter(kept)
     if not each_once or limits:
-        changes = _newest(changes)
+        changes = newest(changes, IDENTITY)
     is_written = pc.equal(changes["op"], "mutation")
     return Reduced(
         changes.filter(is_written),
@@ -168,14 +168,24 @@ def reduce(changes: pa.Table, *, each_once: bool) -> Reduced:
     )
 
 
-def _newest(changes: pa.Table) -> pa.Table:
-    """Keeps the last change of each document."""
+def newest(changes: pa.Table, identity: Sequence[str], order: pa.Array | None = None) -> pa.Table:
+    """Keeps the last change of each document.
+
+    Args:
+        changes: Changes.
+        identity: Columns that tell documents apart.
+        order: Indices of the changes in their order; as they are if not given.
+    """
     index = pa.array(range(len(changes)), pa.int64())
-    keyed = changes.select(IDENTITY).append_column("_index", index)
-    last = keyed.group_by(list(IDENTITY)).aggregate([("_index", "max")])["_index_max"]
+    keyed = changes.select(identity)
+    if order is not None:
+        keyed = keyed.take(order)
+    keyed = keyed.append_column("_index", index)
+    last = keyed.group_by(list(identity)).aggregate([("_index", "max")])["_index_max"]
     if len(last) == len(changes):
         return changes
-    return changes.combine_chunks().take(last.take(pc.sort_indices(last)))
+    last = last.take(pc.sort_indices(last))
+    return changes.combine_chunks().take(last if order is None else order.take(last))
 
 
 def _limits(

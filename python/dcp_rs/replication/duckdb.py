@@ -6,9 +6,17 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dcp_rs._arrow import require_pyarrow
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import IDENTITY, missing_columns, overtaken, quote, quote_column
+from dcp_rs.replication.target import (
+    IDENTITY,
+    has_variant,
+    missing_columns,
+    overtaken,
+    quote,
+    quote_column,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +27,7 @@ if TYPE_CHECKING:
     from dcp_rs.replication.target import Address, Commit
 
 _STATES = "dcp_rs_replication"
+_VARIANT = {"ARROW:extension:name": "arrow.parquet.variant", "ARROW:extension:metadata": ""}
 
 
 class DuckDBTarget:
@@ -32,14 +41,20 @@ class DuckDBTarget:
     Args:
         path: The database's file; made if it is not there.
         table: Name of the table, as `table` or `schema.table`; made if it is not there.
+        value_format: Type of the column `value`: `json`, or `variant`.
 
     Raises:
+        ConfigError: `value_format` is neither.
         ImportError: duckdb is not installed.
     """
 
     modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
 
-    def __init__(self, path: str | os.PathLike[str], table: str) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], table: str, value_format: str = "json"
+    ) -> None:
+        if value_format not in {"json", "variant"}:
+            raise ConfigError(f"value_format: {value_format!r} is neither json nor variant")
         try:
             import duckdb
         except ImportError as error:
@@ -49,19 +64,23 @@ class DuckDBTarget:
         self._duckdb = duckdb
         self._path = path
         self._table = table
+        self._value_type = value_format.upper()
         self._connection: Any = None
 
     @classmethod
     def at(cls, address: Address) -> DuckDBTarget:
-        """Makes the target of `duckdb:///path?table=name`; the table is `documents` by default.
+        """Makes the target of `duckdb:///path?table=name&value_format=json`.
+
+        The table is `documents` by default.
 
         Raises:
             ConfigError: There is no path, or another option.
         """
-        address.allow("table")
+        address.allow("table", "value_format")
         if not address.path:
             raise ConfigError("target: name the database, as in duckdb:///path?table=name")
-        return cls(address.path, address.options.get("table", "documents"))
+        options = {"table": "documents"} | address.options
+        return cls(address.path, **options)
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
         """See [`Target.open`][dcp_rs.replication.Target.open]."""
@@ -98,11 +117,31 @@ class DuckDBTarget:
                 self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
 
     def _types(self, schema: pa.Schema) -> dict[str, str]:
-        """Gives DuckDB's types of the columns; that of documents kept as text is JSON."""
-        empty = schema.empty_table()
-        with self._registered(_rows=empty):
+        """Gives DuckDB's types of the columns.
+
+        Raises:
+            ConfigError: There is to be a VARIANT, and this DuckDB takes none.
+        """
+        with self._registered(_rows=schema.empty_table()):
             found = {row[0]: row[1] for row in self._run("DESCRIBE SELECT * FROM _rows")}
-        return found | ({"value": "JSON"} if "value" in found else {})
+        if "value" in found:
+            found["value"] = self._value_type
+        elif self._value_type != "JSON":
+            raise ConfigError("value_format: document_schema has no column value to be a variant")
+        variants = {each.name for each in schema if has_variant(each.type)}
+        lost = [name for name in variants if "VARIANT" not in found[name]]
+        if lost or (self._value_type == "VARIANT" and not self._has_variant()):
+            raise ConfigError(
+                f"target: DuckDB {self._duckdb.__version__} takes no VARIANT: install 2.0 or later"
+            )
+        return found
+
+    def _has_variant(self) -> bool:
+        try:
+            self._run("CREATE OR REPLACE TEMPORARY TABLE _dcp_rs_variant (value VARIANT)")
+        except self._duckdb.Error:  # older releases know the type, and have no tables with it
+            return False
+        return True
 
     def commit(self, commit: Commit) -> None:
         """See [`Target.commit`][dcp_rs.replication.Target.commit]."""
@@ -117,7 +156,9 @@ class DuckDBTarget:
                 self._run(f"DELETE FROM {table} t USING _deletes d WHERE {same}")  # noqa: S608
             if len(commit.rows):
                 insert = "INSERT" if commit.has_new_rows_only else "INSERT OR REPLACE"
-                self._run(f"{insert} INTO {table} ({names}) SELECT {names} FROM _rows")  # noqa: S608
+                typed = f"* REPLACE (value::JSON::{self._value_type} AS value)"
+                rows = typed if "value" in commit.rows.column_names else "*"
+                self._run(f"{insert} INTO {table} ({names}) SELECT {rows} FROM _rows")  # noqa: S608
 
     def _save(self, state: State) -> None:
         values = [state.commits, state.generation, state.complete_generation, state.to_json()]
@@ -156,7 +197,7 @@ class DuckDBTarget:
     @contextlib.contextmanager
     def _registered(self, **tables: pa.Table) -> Iterator[None]:
         for name, table in tables.items():
-            self._connection.register(name, table)
+            self._connection.register(name, table.cast(_tagged(table.schema)))
         try:
             yield
         finally:
@@ -165,3 +206,23 @@ class DuckDBTarget:
 
     def __repr__(self) -> str:
         return f"DuckDBTarget({str(self._path)!r}, {self._table!r})"
+
+
+def _tagged(schema: pa.Schema) -> pa.Schema:
+    """Gives a schema that calls its VARIANTs as DuckDB knows them."""
+    pa = require_pyarrow("a DuckDB target")
+    return pa.schema([_tagged_field(field) for field in schema])
+
+
+def _tagged_field(field: pa.Field) -> pa.Field:
+    pa = require_pyarrow("a DuckDB target")
+    kind = field.type
+    if not has_variant(kind):
+        return field
+    if pa.types.is_list(kind):
+        return field.with_type(pa.list_(_tagged_field(kind.value_field)))
+    if pa.types.is_map(kind):
+        return field.with_type(pa.map_(kind.key_field, _tagged_field(kind.item_field)))
+    if any(b"variant" in (part.metadata or {}) for part in kind):
+        return field.with_metadata(_VARIANT)
+    return field.with_type(pa.struct([_tagged_field(part) for part in kind]))

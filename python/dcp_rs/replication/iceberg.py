@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dcp_rs._arrow import require_pyarrow
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import missing_columns, overtaken
+from dcp_rs.replication.target import missing_columns, overtaken, refuse_variants
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,6 +70,7 @@ class IcebergTarget:
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:  # noqa: ARG002 - a log only
         """See [`Target.open`][dcp_rs.replication.Target.open]."""
+        refuse_variants(schema, "pyiceberg")
         namespace, _, _ = self._name.rpartition(".")
         self._catalog.create_namespace_if_not_exists(namespace)
         self._schema = _known(schema)

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, ClassVar
 from dcp_rs._arrow import require_pyarrow
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import missing_columns, overtaken
+from dcp_rs.replication.target import missing_columns, overtaken, refuse_variants
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,6 +60,7 @@ class ParquetTarget:
         """See [`Target.open`][dcp_rs.replication.Target.open]."""
         import pyarrow.parquet as pq
 
+        refuse_variants(schema, "PyArrow")
         self._folder.mkdir(parents=True, exist_ok=True)
         self._take_lock()
         for left in self._folder.glob(".*.parquet"):

@@ -15,6 +15,7 @@ from dcp_rs.replication.target import (
     overtaken,
     quote,
     quote_column,
+    refuse_variants,
 )
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class PostgresTarget:
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
         """See [`Target.open`][dcp_rs.replication.Target.open]."""
+        refuse_variants(schema, "PostgreSQL")
         want = {each.name: _type(each) for each in schema}
         self._connection = self._adbc.connect(self._uri)
         self._lock()

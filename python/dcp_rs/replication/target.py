@@ -90,9 +90,34 @@ def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str
     if wrong:
         raise ConfigError(
             f"document_schema: table {table} contradicts it: {'; '.join(wrong)}. Nothing was "
-            "written: change the schema, or replicate to a new table"
+            "written: change the schema, or write to a new table"
         )
     return {name: kind for name, kind in want.items() if name not in have}
+
+
+def has_variant(kind: pa.DataType) -> bool:
+    """Whether a type is a VARIANT, or has one in it."""
+    parts = [kind.field(index) for index in range(kind.num_fields)]
+    return any(b"variant" in (part.metadata or {}) or has_variant(part.type) for part in parts)
+
+
+def refuse_variants(schema: pa.Schema, library: str) -> None:
+    """Checks that no column is a VARIANT, or has one in it.
+
+    Raises:
+        ConfigError: One is.
+    """
+    for column in schema:
+        if has_variant(column.type):
+            raise variant_refused(column.name, library)
+
+
+def variant_refused(column: str, library: str) -> ConfigError:
+    """Makes the error of a VARIANT in a column that a library cannot write it to."""
+    return ConfigError(
+        f"document_schema: {column} is a VARIANT, which {library} cannot write: declare it as "
+        "STRING, which gives its JSON"
+    )
 
 
 def overtaken(table: str) -> ConcurrentWriterError:

@@ -26,6 +26,7 @@ PySpark or PyArrow; calling it does.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from dcp_rs.spark.errors import SparkReadError, missing_library
@@ -37,7 +38,11 @@ from dcp_rs.spark.schema import schema
 from dcp_rs.spark.worker import MapInArrowTask, map_in_arrow, read_partition
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
+
+    from dcp_rs.spark.merge import MergeInto
 
 __all__ = [
     "Lag",
@@ -48,6 +53,7 @@ __all__ = [
     "SparkReadError",
     "lag",
     "map_in_arrow",
+    "merge_into",
     "partitions",
     "read_partition",
     "register",
@@ -79,3 +85,43 @@ def register(spark: SparkSession) -> None:
         # PySpark 4.0 refuses what it has found by itself.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
+
+
+def merge_into(
+    table: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None
+) -> MergeInto:
+    """Makes a sink that keeps a Delta table equal to the documents of a bucket.
+
+        changes = spark.readStream.format("couchbase.dcp").options(**options).load()
+        sink = dcp_rs.spark.merge_into("/lake/airlines")
+        query = changes.writeStream.foreachBatch(sink).option("checkpointLocation", "...").start()
+
+    The stream needs the option `onRollback=resync`. The table has a row for each document, with the
+    columns of the stream but `op`, and is made if it is not there. It belongs to the query: a new
+    checkpoint is a new query, and needs a new table.
+
+    A batch is one commit, with a transaction that names the query and the batch. If Spark runs a
+    batch again that the table has, it is skipped, before anything of it is read. It would have
+    fewer rows now if keys were rewritten, or if a failover lost some. Nothing is missed by that:
+    what a batch covers is in its offsets, and the next one goes on from these. It has the newer
+    versions, or begins with the row of the rollback.
+
+    Args:
+        table: Folder of the table, or its URI.
+        storage_options: Options of the object store, as deltalake has them.
+
+    Returns:
+        A function for `DataStreamWriter.foreachBatch`. It collects each batch to the driver, as
+        Arrow data; the option `maxRowsPerTrigger` bounds a batch. It raises
+        [`ConfigError`][dcp_rs.exceptions.ConfigError], with nothing of the batch written, if the
+        table is another query's or of another origin, lacks earlier batches of this one, or
+        contradicts the schema, and if the query does not resync.
+
+    Raises:
+        ImportError: deltalake is not installed.
+    """
+    try:
+        from dcp_rs.spark.merge import MergeInto
+    except ImportError as error:
+        raise missing_library(error) from error
+    return MergeInto(os.fspath(table), storage_options)

@@ -1,0 +1,40 @@
+"""A Delta table of a bucket's documents, kept by a Spark query."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import deltalake
+from pyspark.sql import SparkSession
+
+import dcp_rs.spark
+
+
+def main(connection_string: str, folder: str) -> None:
+    """Takes over what there is to take over, and counts the documents."""
+    spark = SparkSession.builder.appName("spark_table").getOrCreate()
+    dcp_rs.spark.register(spark)
+    options = {
+        "connectionString": connection_string,
+        "username": "Administrator",
+        "password": os.environ.get("COUCHBASE_PASSWORD", "password"),
+        "documentSchema": "name STRING, n INT",
+        "onRollback": "resync",
+        "maxRowsPerTrigger": "500000",
+    }
+    changes = spark.readStream.format("couchbase.dcp").options(**options).load()
+    query = (
+        changes.writeStream.foreachBatch(dcp_rs.spark.merge_into(Path(folder, "table")))
+        .option("checkpointLocation", str(Path(folder, "checkpoint")))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    rows = deltalake.DeltaTable(Path(folder, "table")).to_pyarrow_table(columns=["name"])
+    print(f"{len(query.recentProgress)} batches, {rows.num_rows} documents")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,146 @@
+"""A sink for streaming queries: a Delta table that is equal to a bucket's documents."""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.changes import newest, vbuckets_in
+from dcp_rs.replication.delta_table import LIBRARY, DeltaTable, require_deltalake
+from dcp_rs.replication.target import variant_refused
+from dcp_rs.spark.errors import options_as_written
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+
+_log = logging.getLogger("dcp_rs")
+
+_IDENTITY = ("scope", "collection", "key")
+_NEEDED = ("op", *_IDENTITY, "vbucket", "epoch", "seqno")
+# Scope and collection are null where a cluster has none.
+_SAME = (
+    "t.key = s.key AND (t.scope IS NOT DISTINCT FROM s.scope)"
+    " AND (t.collection IS NOT DISTINCT FROM s.collection)"
+)
+# A type that is a variant or has one in it, as JSON.
+_VARIANT = re.compile(r'(?:^|[tT]ype":)"variant"')
+
+
+class MergeInto:
+    """What [`merge_into`][dcp_rs.spark.merge_into] makes."""
+
+    def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
+        require_deltalake()
+        self._location = location
+        self._storage_options = storage_options
+        self._query = ""
+        self._table: DeltaTable | None = None
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Commits a batch, unless the table has it."""
+        with options_as_written():
+            missing = [name for name in _NEEDED if name not in batch.schema.names]
+            if missing:
+                raise ConfigError(f"columns: merge_into needs {', '.join(missing)} as well")
+            for field in batch.schema:
+                if _VARIANT.search(field.dataType.json()):
+                    raise variant_refused(field.name, LIBRARY)
+            self._take(self._of(_query_of(batch)), batch, batch_id)
+
+    def __repr__(self) -> str:
+        return f"merge_into({self._location!r})"
+
+    def _of(self, query: str) -> DeltaTable:
+        """Gives the table, with the transactions of a query."""
+        if self._table is None or self._query != query:
+            application = f"dcp_rs.spark.{query}"
+            self._table = DeltaTable(self._location, application, self._storage_options)
+            self._query = query
+        return self._table
+
+    def _take(self, table: DeltaTable, batch: DataFrame, batch_id: int) -> None:
+        is_due = partial(self._is_due, batch_id)
+        if not is_due(table.version() if table.find() else None):
+            _log.info("%s has batch %d of query %s", self._location, batch_id, self._query)
+            return
+        changes = batch.toArrow()
+        removals = _removals(changes)
+        rows = changes.drop_columns("op")
+        if not table.find():
+            table.make(rows.schema)
+            is_due(table.version())
+        lost = sorted(set(table.columns) - set(rows.column_names))
+        if lost:
+            raise ConfigError(
+                f"document_schema: lacks {', '.join(lost)}, which table {self._location} has and "
+                "which would no longer be as in the documents: keep it, or begin a new table with "
+                "a new checkpoint"
+            )
+        table.widen(rows.schema)
+        write = partial(_write, table, _newest(changes), removals)
+        table.commit(batch_id, write, is_due)
+
+    def _is_due(self, batch_id: int, before: int | None) -> bool:
+        """Whether a batch is to be written, after the last one that the table has."""
+        last = -1 if before is None else before
+        if batch_id > last + 1:
+            raise ConfigError(
+                f"merge_into: table {self._location} lacks the batches of this query before "
+                f"{batch_id}: begin a new table with a new checkpoint"
+            )
+        return batch_id > last
+
+
+def _query_of(batch: DataFrame) -> str:
+    context = getattr(batch.sparkSession, "sparkContext", None)
+    query: str | None = context and context.getLocalProperty("sql.streaming.queryId")
+    if not query:
+        raise ConfigError(
+            "merge_into: belongs into foreachBatch of a streaming query, not over Spark Connect"
+        )
+    return query
+
+
+def _removals(changes: pa.Table) -> list[str]:
+    """Gives the conditions of rows that a rollback takes back.
+
+    Raises:
+        ConfigError: Only some of a vBucket's changes come again. Versions that were replaced by
+            what was lost do not.
+    """
+    rollbacks = changes.filter(pc.equal(changes["op"], "rollback"))
+    by_epoch: dict[int, list[int]] = {}
+    for row in rollbacks.select(["vbucket", "epoch", "seqno"]).to_pylist():
+        if row["seqno"]:
+            raise ConfigError(
+                f"on_rollback: vBucket {row['vbucket']} was rolled back to seqno {row['seqno']}, "
+                "and what was overwritten above it would be missing from the table: set it to "
+                "resync, and start the query again from its checkpoint"
+            )
+        by_epoch.setdefault(row["epoch"], []).append(row["vbucket"])
+    return [f"epoch < {epoch} AND {vbuckets_in(vbuckets)}" for epoch, vbuckets in by_epoch.items()]
+
+
+def _newest(changes: pa.Table) -> pa.Table:
+    """Gives the newest change of each document."""
+    changes = changes.filter(pc.not_equal(changes["op"], "rollback"))
+    place = [("epoch", "ascending"), ("seqno", "ascending")]
+    return newest(changes, _IDENTITY, pc.sort_indices(changes, sort_keys=place))
+
+
+def _write(table: DeltaTable, changes: pa.Table, removals: list[str], properties: Any) -> None:
+    is_written = pc.equal(changes["op"], "mutation")
+    rows = changes.filter(is_written).drop_columns("op")
+    if table.is_empty:
+        table.append(rows, properties)
+        return
+    deletes = changes.filter(pc.invert(is_written)).select(_IDENTITY)
+    table.merge(rows, deletes, _SAME, removals, properties)

@@ -1,0 +1,224 @@
+"""What targets have to do each for itself: a state that fits the rows, and types of values."""
+
+import dataclasses
+import json
+
+import duckdb
+import pytest
+
+import dcp_rs
+import replicas
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication import open_target
+
+
+@pytest.fixture
+def cluster():
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=4) as running:
+        running.create_scope("inventory")
+        running.create_collection("inventory.hotel")
+        yield running
+
+
+@pytest.fixture(params=replicas.ALL)
+def replica(request, tmp_path):
+    return replicas.make(request.param, request, tmp_path)
+
+
+def replicate(cluster, target, **options):
+    with cluster.connect() as client:
+        return dcp_rs.replicate(client, target, once=True, **options)
+
+
+class Checked:
+    """A target that is compared with its state after every commit.
+
+    Every key is written once, so up to the position of the state a log must have every seqno once,
+    and a table every document, and none above it. `spoil` is done to every seventh commit.
+    """
+
+    def __init__(self, replica, written, spoil=None):
+        self.replica, self.written, self.spoil = replica, written, spoil
+        self.inner = open_target(replica.url)
+        self.modes, self.open, self.close = self.inner.modes, self.inner.open, self.inner.close
+        self.before = None
+        self.commits = 0
+
+    def commit(self, commit):
+        self.commits += 1
+        spoiled = self.spoil is not None and self.commits % 7 == 0
+        self.inner.commit(self.spoil(self.before, commit) if spoiled else commit)
+        self.before = commit.state
+        self.check()
+
+    def check(self):
+        seqnos = dcp_rs.Checkpoint.from_json(self.replica.state()["checkpoint"]).seqnos
+        found = {vbucket: [] for vbucket in seqnos}
+        rows = self.replica.rows()
+        rollbacks = [row for row in rows if row.get("op") == "rollback"]
+        for row in rows:
+            if row not in rollbacks and is_valid(row, rollbacks):
+                found.setdefault(row["vbucket"], []).append(row["seqno"])
+        for vbucket, there in found.items():
+            last = seqnos.get(vbucket, 0)
+            is_log = self.replica.mode == "log"
+            expected = range(1, last + 1) if is_log else self.written.get(vbucket, [])
+            assert sorted(there) == [each for each in expected if each <= last], f"vB {vbucket}"
+
+
+def is_valid(row, rollbacks):
+    return not any(
+        each["vbucket"] == row["vbucket"]
+        and each["epoch"] > row["epoch"]
+        and each["seqno"] < row["seqno"]
+        for each in rollbacks
+    )
+
+
+@pytest.fixture
+def fill(cluster):
+    """Writes documents; gives the seqnos of all that it has written, by vBucket."""
+    written = {}
+
+    def write(name, count=60):
+        for n in range(count):
+            collection = (None, "inventory.hotel")[n % 2]
+            token = cluster.upsert(f"{name}_{n}", {"n": n}, collection=collection)
+            written.setdefault(token.vbucket, []).append(token.seqno)
+        return written
+
+    return write
+
+
+def run(cluster, target):
+    """Replicates in commits of five changes."""
+    mode = target.replica.mode
+    done = replicate(cluster, target, mode=mode, commit_rows=5, commit_interval=60.0)
+    assert target.commits > 3
+    return done
+
+
+def test_the_state_is_that_of_the_rows_after_every_commit(cluster, fill, replica):
+    run(cluster, Checked(replica, fill("first")))
+    run(cluster, Checked(replica, fill("second", 20)))
+    if replica.mode == "log":
+        for vbucket, high in cluster.high_seqnos().items():
+            cluster.roll_back(vbucket, high - 4)
+        assert run(cluster, Checked(replica, fill("third", 30))).rollbacks == 4
+
+
+def stale(before, commit):
+    """A checkpoint of one commit before."""
+    state = dataclasses.replace(commit.state, checkpoint=before.checkpoint)
+    return dataclasses.replace(commit, state=state)
+
+
+def ahead(_, commit):
+    """A checkpoint that is ahead of the rows."""
+    return dataclasses.replace(commit, rows=commit.rows.slice(1))
+
+
+@pytest.mark.parametrize("spoil", [stale, ahead])
+def test_a_state_that_does_not_fit_on_one_commit_in_seven_is_noticed(cluster, fill, replica, spoil):
+    target = Checked(replica, fill("first"), spoil)
+    with pytest.raises(AssertionError, match="vB "):
+        run(cluster, target)
+    assert target.commits == 7
+
+
+@pytest.mark.parametrize("mode", ["table", "log"])
+def test_documents_are_variants_in_duckdb(cluster, tmp_path, mode):
+    documents = {
+        "a": {"name": "A", "geo": {"lat": 60.5, "lon": None}, "tags": ["x", 1, True, {}]},
+        "b": {"name": 17, "big": 2**63 - 1},
+        "c": [1, [2, [3]]],
+        "d": "text",
+        "e": 0.1,
+    }
+    for key, value in documents.items():
+        cluster.upsert(key, json.dumps(value).encode())
+    cluster.upsert("f", b"no JSON")
+    replica = replicas.InDuckDB(tmp_path)
+    url = f"{replica.url}?value_format=variant"
+    replicate(cluster, url, mode=mode)
+    documents |= {"a": {"name": "again", "geo": {"lat": 61}}, "g": {}}
+    for key in ("a", "g"):
+        cluster.upsert(key, json.dumps(documents[key]).encode())
+    cluster.remove("e")
+    replicate(cluster, url, mode=mode)
+    (described,) = replica.query("SELECT typeof(value) AS type FROM documents LIMIT 1")
+    assert described["type"] == "VARIANT"
+    newest = "FROM documents WHERE op IN ('mutation', 'deletion')" if mode == "log" else ""
+    found = replica.query(
+        f"SELECT key, value::JSON AS value, _malformed {newest or 'FROM documents'} "
+        "QUALIFY row_number() OVER (PARTITION BY key ORDER BY seqno DESC) = 1"
+    )
+    values = {row["key"]: json.loads(row["value"]) for row in found if row["value"] is not None}
+    assert values == {key: value for key, value in documents.items() if key != "e"}
+    assert [bytes(row["_malformed"]) for row in found if row["key"] == "f"] == [b"no JSON"]
+    paths = replica.query(
+        "SELECT value.name::VARCHAR AS name, value.geo.lat::DOUBLE AS lat FROM documents"
+        " WHERE key = 'a' ORDER BY seqno DESC LIMIT 1"
+    )
+    assert paths == [{"name": "again", "lat": 61.0}]
+    if mode == "log":
+        (events,) = replica.query(
+            "SELECT count(*) AS n FROM documents WHERE value.event = 'BeginCollection'"
+        )
+        assert events["n"] == 4
+
+
+def test_columns_are_variants_in_duckdb_alone(cluster, tmp_path, request):
+    cluster.upsert("a", {"v": {"x": [1, None]}, "l": [1, "x"], "m": {"k": {}}, "s": {"v": 0.5}})
+    schema = "v VARIANT, l ARRAY<VARIANT>, m MAP<STRING, VARIANT>, s STRUCT<v: VARIANT>"
+    replica = replicas.InDuckDB(tmp_path)
+    for _ in range(2):
+        replicate(cluster, replica.url, document_schema=schema)
+        (row,) = replica.query("SELECT * REPLACE (v::JSON AS v) FROM documents")
+        found = replica.query(
+            "SELECT v::JSON v, l::JSON l, m::JSON m, s::JSON s, v.x[1]::INT one FROM documents"
+        )
+        assert row["key"] == "a"
+        expected = json.loads(cluster.get("a").value)
+        assert {name: json.loads(found[0][name]) for name in expected} == expected
+        assert found[0]["one"] == 1
+        cluster.upsert("a", {"v": {"x": [1, 2]}, "l": [], "m": {"k": 2}, "s": {"v": "text"}})
+    for name in ("delta", "postgres", "parquet", "iceberg"):
+        other = replicas.make(f"{name}-log", request, tmp_path)
+        for declared in ("v VARIANT", "n INT, l ARRAY<VARIANT>", "s STRUCT<n: INT, v: VARIANT>"):
+            with pytest.raises(
+                ConfigError, match=r"is a VARIANT, which .* cannot write: .* STRING"
+            ):
+                replicate(cluster, other.url, mode="log", document_schema=declared)
+        with pytest.raises(ConfigError, match=f"{other.url.split(':')[0]} has no VARIANT"):
+            open_target(f"{other.url}{'&' if '?' in other.url else '?'}value_format=variant")
+
+
+def test_json_and_variants_are_not_mixed_up(cluster, tmp_path):
+    cluster.upsert("a", {"n": 1})
+    replica = replicas.InDuckDB(tmp_path)
+    replicate(cluster, replica.url)
+    variant = f"{replica.url}?value_format=variant"
+    with pytest.raises(ConfigError, match="value is JSON and would have to be VARIANT"):
+        replicate(cluster, variant)
+    with pytest.raises(ConfigError, match="value_format: document_schema has no column value"):
+        replicate(
+            cluster, f"duckdb://{tmp_path}/other?value_format=variant", document_schema="n INT"
+        )
+    with pytest.raises(ConfigError, match="'jsonb' is neither json nor variant"):
+        replicate(cluster, f"{replica.url}?value_format=jsonb")
+
+
+def test_a_duckdb_without_variants_says_so(cluster, tmp_path, monkeypatch):
+    """Stands in for DuckDB 1.4, which knows the type and makes no table of it."""
+    target = open_target(f"duckdb://{tmp_path}/old?value_format=variant")
+    run = target._run
+
+    def refuse(statement, values=None):
+        if "VARIANT" in statement:
+            raise duckdb.NotImplementedException("no table can be made of VARIANT")
+        return run(statement, values)
+
+    monkeypatch.setattr(target, "_run", refuse)
+    with pytest.raises(ConfigError, match=r"DuckDB .* takes no VARIANT: install 2.0 or later"):
+        replicate(cluster, target)
