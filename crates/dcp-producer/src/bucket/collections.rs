@@ -103,7 +103,8 @@ impl VBucketCollections {
         let collection_id = item.collection_id;
         let ItemKind::SystemEvent { id, scope_id, .. } = item.kind else {
             if let Some(state) = self.collections.get_mut(&collection_id) {
-                state.high_seqno = item.seqno;
+                // A copy may know of a purge before it has what lies below.
+                state.high_seqno = state.high_seqno.max(item.seqno);
             }
             return None;
         };
@@ -117,7 +118,8 @@ impl VBucketCollections {
             _ => {
                 let settings =
                     CollectionSettings { max_ttl: payload.max_ttl, history: payload.history };
-                let (high_seqno, flush_uid) = (item.seqno, payload.flush_uid);
+                let purged = self.purged.get(&collection_id).copied().unwrap_or_default();
+                let (high_seqno, flush_uid) = (item.seqno.max(purged), payload.flush_uid);
                 let state = CollectionState { scope_id, high_seqno, settings, flush_uid };
                 self.collections.insert(collection_id, state);
             }

@@ -168,3 +168,27 @@ fn a_flushed_collection_has_what_was_written_since_and_no_more() {
         assert!(bucket.with(VB, |vbucket| vbucket.live(Now(1), old)).unwrap().is_none());
     }
 }
+
+#[test]
+fn what_was_purged_of_a_collection_counts_towards_it_in_a_copy_that_learns_of_it_later() {
+    let (bucket, mut manifest) = (one_vbucket(), Manifest::default());
+    let carts = manifest.create_collection("_default", "carts", plain()).unwrap();
+    follow(&bucket, &manifest);
+    set(&bucket, carts, b"gone");
+    set(&bucket, carts, b"kept");
+    let gone = DocKey { collection_id: carts, key: b"gone" };
+    let purge = |vbucket: &mut VBucket| {
+        vbucket.remove(Now(2), gone, Cas(0), ItemKind::Deletion).unwrap();
+        vbucket.persist();
+    };
+    bucket.with(VB, purge).unwrap();
+    set(&bucket, CollectionId::DEFAULT, b"the last one");
+    bucket.with(VB, |vbucket| vbucket.purge(Seqno(4))).unwrap();
+    // The copy is made of what is on disk: the event of the collection comes after the purge.
+    bucket.rearrange(VB, |copies| copies.add_replica(bucket.new_copy(1, VB))).unwrap();
+    for node in 0..2 {
+        let copy = bucket.lock_on(node, VB).unwrap();
+        assert_eq!(copy.purge_seqno, Seqno(4), "node {node}");
+        assert_eq!(copy.collection_high_seqno(carts), Some(Seqno(4)), "node {node}");
+    }
+}
