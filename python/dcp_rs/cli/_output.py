@@ -25,6 +25,7 @@ def write(chunks: Iterable[bytes], *, durably: bool = False) -> None:
         durably: Whether to have it on disk, if it goes to a file: a checkpoint must not count what
             could still be lost.
     """
+    sys.stdout.flush()
     output = sys.stdout.buffer
     output.writelines(chunks)
     output.flush()

@@ -197,12 +197,14 @@ _MAKERS: dict[str, Callable[..., bytes]] = {"K": _length, "S": _length, "T": _mi
 # ----- tables -----
 
 _LEAST = 8
+# Of columns whose later rows may need more than the first ones.
+_ROOM = {"seqno": 8, "op": 12, "scope": 10, "collection": 12, "key": 20}
 
 
 class TableLines:
     """Rows under a heading, in columns as wide as the first rows need.
 
-    On a terminal of `width` cells whatever is too long is cut.
+    On a terminal of `width` cells whatever is too long is cut; the last column has what is left.
     """
 
     def __init__(self, names: Sequence[str], width: int | None) -> None:
@@ -215,8 +217,10 @@ class TableLines:
         lines = [[clear(cell) for cell in row] for row in rows]
         if not self._widths and lines:
             heading = [name.upper() for name in self._names]
-            cells = zip(heading, *lines, strict=True)
-            self._widths = _fitted([max(map(cell_len, column)) for column in cells], self._width)
+            columns = zip(heading, *lines, strict=True)
+            widths = [max(map(cell_len, column)) for column in columns]
+            room = [_ROOM.get(name, 0) for name in self._names]
+            self._widths = _fitted(list(map(max, widths, room)), self._width)
             yield self._line(heading)
         yield from map(self._line, lines)
 
@@ -233,12 +237,17 @@ class TableLines:
 
 
 def _fitted(widths: list[int], total: int | None) -> list[int]:
-    """Narrows the widest columns until a line fits."""
-    while total is not None and sum(widths) + 2 * (len(widths) - 1) > total:
+    """Narrows the widest columns until a line fits, and gives the last one what is left."""
+    if total is None:
+        return widths
+    left = total - sum(widths) - 2 * (len(widths) - 1)
+    while left < 0:
         widest = max(range(len(widths)), key=widths.__getitem__)
         if widths[widest] <= _LEAST:
             break
         widths[widest] -= 1
+        left += 1
+    widths[-1] += max(left, 0)
     return widths
 
 

@@ -37,7 +37,8 @@ def _lines_of_changes(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "-f", "--format", "form", metavar="FORMAT", type=FormattedLines,
             help="What to print for a change: %k key, %s value, %o seqno, %p vBucket,"
-            " %c collection, %C scope, %O op, %T milliseconds since 1970, %K and %S lengths of key and value,"
+            " %c collection, %C scope, %O op, %T milliseconds since 1970, %K and %S lengths of key"
+            " and value,"
             r" %{column}; \n, \t, \xFF.",
         ),
         click.option(
@@ -97,8 +98,8 @@ def _print(
             raise ConfigError(f"start: {checkpoint} has a checkpoint to go on from: give one file")
         start = kept
     if limit is not None:
-        # A batch of which a part is printed is not counted, so there are none if that can be.
-        reading["batch_rows"] = max(1, min(limit, _MOST_ROWS))
+        # A checkpoint never counts a part of a batch.
+        reading["batch_rows"] = 1 if store is not None else max(1, min(limit, _MOST_ROWS))
     with (
         Client(connection) as client,
         client.stream(start=start, until=until, key_type="binary", **reading) as stream,  # type: ignore[arg-type]
@@ -113,17 +114,18 @@ def _print(
 
 
 def _copy(stream: ChangeStream, lines: Lines, store: FileStore | None, limit: int | None) -> None:
+    is_kept_at_end = store is not None and limit is not None
     left = limit
-    if left == 0:
-        return
-    for batch in stream:
-        write(lines.of(itertools.islice(batch.tuples(), left)), durably=store is not None)
+    for batch in stream if left != 0 else ():
+        rows = itertools.islice(batch.tuples(), left)
+        write(lines.of(rows), durably=store is not None and not is_kept_at_end)
+        if store is not None and not is_kept_at_end:
+            store.save(batch.checkpoint)
         if left is not None:
             left -= len(batch)
-        if store is not None and (left is None or left >= 0):
-            store.save(batch.checkpoint)
-        if left is not None and left <= 0:
-            return
-    if store is not None:
-        # Past what the filter leaves out after the last row.
+            if left <= 0:
+                break
+    if store is not None and limit != 0:
+        # Past what the filter leaves out after the last row, too.
+        write((), durably=True)
         store.save(stream.checkpoint())

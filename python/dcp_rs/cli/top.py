@@ -149,8 +149,8 @@ def _run(monitor: Monitor, failure: _Failure, interval: float) -> None:
     from rich.live import Live
 
     with _keys() as pressed, Live(screen=True, auto_refresh=False, redirect_stderr=False) as live:
-        live.update(picture(monitor.sample()), refresh=True)
-        due = time.monotonic() + interval
+        # The first one soon, but not at once: there is no rate of no time.
+        due = time.monotonic() + min(interval, 0.3)
         while not failure.wait(0):
             if pressed(min(max(due - time.monotonic(), 0), 0.2)) in _QUIT:
                 return
