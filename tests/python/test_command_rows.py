@@ -10,7 +10,9 @@ from dcp_rs.cli import main
 DOCUMENTS = {
     b"object": b'{"name":"x","list":[1,2.50,null]}',
     b"pretty": b'{\n  "a": 1,\r\n\t"b": "line\\nbreak"\n}',
-    b"digits": b'{"n":12345678901234567890.12345678901234567890,"e":1e400,"i":' + b"9" * 5000 + b"}",
+    b"digits": b'{"n":12345678901234567890.12345678901234567890,"e":1e400,"i":'
+    + b"9" * 5000
+    + b"}",
     b"twice": b'{"a":1,"a":2}',
     b"surrogate": b'"\\ud800"',
     b"text": "größe".encode(),
@@ -21,11 +23,11 @@ DOCUMENTS = {
     b"nested": b"[" * 100_000 + b"]" * 100_000,
     b"cut": b'{"a":',
     b"\xff\xfekey": b"1",
-    'quo"ted\n'.encode(): b"true",
+    b'quo"ted\n': b"true",
     "größe".encode(): b"null",
 }
 EMBEDDED = {b"object", b"pretty", b"digits", b"twice", b"surrogate", b"\xff\xfekey"} | {
-    'quo"ted\n'.encode(), "größe".encode()
+    b'quo"ted\n', "größe".encode()
 }  # fmt: skip
 
 

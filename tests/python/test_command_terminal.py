@@ -99,7 +99,7 @@ def test_top_ends_with_the_error_of_its_stream(cluster, address):
     "command",
     ["seqnos {} --json", "seqnos {} --output table", "cat {} --json", "export {} - --format csv"],
 )
-def test_a_closed_pipe_ends_a_command_quietly(cluster, address, fill, command):
+def test_a_closed_pipe_ends_a_command_quietly(address, fill, command):
     fill(2000, size=200)
     words = command.format(f"{address} --username Administrator")
     # The reader is gone before the first line is written.

@@ -26,6 +26,7 @@ _MOST_BEHIND = 5
 _EVENTS = 6
 _BARS = "▁▂▃▄▅▆▇█"
 _QUIET = frozenset({"opened"})
+_WELL = frozenset({"streaming", "complete"})
 _STATES = {
     "streaming": "green", "complete": "green", "opening": "yellow", "backing_off": "yellow",
     "failed": "red",
@@ -131,7 +132,8 @@ class Monitor:
         self._events.extend((clock, each) for each in events)
         rows_per_second = (stats.rows - self._rows) / seconds
         self._high, self._at, self._rows = self._high | high, now, stats.rows
-        most_behind = sorted(shown, key=lambda each: (-lags[each.vbucket], each.vbucket))
+        late = [each for each in shown if lags[each.vbucket] or each.state not in _WELL]
+        late.sort(key=lambda each: (-lags[each.vbucket], each.vbucket))
         return Sample(
             bucket=self._client.bucket_name,
             elapsed=stats.elapsed,
@@ -144,7 +146,7 @@ class Monitor:
             nodes=self._nodes(shown, written, lags, seconds),
             behind=[
                 (vb, each.state, read.get(vb, 0), high[vb], lags[vb])
-                for each in most_behind[:_MOST_BEHIND]
+                for each in late[:_MOST_BEHIND]
                 for vb in [each.vbucket]
             ],
             history=tuple(self._history),
@@ -181,7 +183,9 @@ class Monitor:
 
 def picture(sample: Sample) -> RenderableType:
     """Draws a sample."""
-    parts = [_head(sample), _nodes(sample), _behind(sample)]
+    parts = [_head(sample), _nodes(sample)]
+    if sample.behind:
+        parts.append(_behind(sample))
     if sample.events:
         parts.append(_events(sample))
     parts.append(Text("q quits", style="dim"))
