@@ -47,8 +47,7 @@ def print_records(
         return
     rows = [[_cell(record[name]) for name in columns] for record in records]
     are_numbers = [
-        all(cell.lstrip("-").isdecimal() or not cell for cell in column)
-        for column in zip(*rows, strict=True)
+        any(cell.isdecimal() for cell in column) for column in zip(*rows, strict=True)
     ] or [False] * len(columns)
     table = [[name.replace("_", " ").upper() for name in columns], *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -198,7 +198,7 @@ _MAKERS: dict[str, Callable[..., bytes]] = {"K": _length, "S": _length, "T": _mi
 
 _LEAST = 8
 # Of columns whose later rows may need more than the first ones.
-_ROOM = {"seqno": 8, "op": 12, "scope": 10, "collection": 12, "key": 20}
+_ROOM = {"seqno": 8, "op": 12, "scope": 10, "collection": 10, "key": 16}
 
 
 class TableLines:
@@ -211,11 +211,16 @@ class TableLines:
         self._names = names
         self._width = width
         self._widths: list[int] = []
+        self._are_numbers: list[bool] = []
 
     def of(self, rows: Iterable[Row]) -> Iterator[bytes]:
         """Gives a line for each row, and the heading before the first one."""
+        rows = list(rows)
         lines = [[clear(cell) for cell in row] for row in rows]
         if not self._widths and lines:
+            self._are_numbers = [
+                any(isinstance(cell, int) for cell in column) for column in zip(*rows, strict=True)
+            ]
             heading = [name.upper() for name in self._names]
             columns = zip(heading, *lines, strict=True)
             widths = [max(map(cell_len, column)) for column in columns]
@@ -225,15 +230,13 @@ class TableLines:
         yield from map(self._line, lines)
 
     def _line(self, cells: Sequence[str]) -> bytes:
-        shown = [self._cell(*pair) for pair in zip(cells, self._widths, strict=True)]
+        shown = map(self._cell, cells, self._widths, self._are_numbers)
         return f"{'  '.join(shown).rstrip()}\n".encode()
 
-    def _cell(self, cell: str, width: int) -> str:
+    def _cell(self, cell: str, width: int, is_number: bool) -> str:  # noqa: FBT001 - see map
         if cell_len(cell) <= width:
-            return set_cell_size(cell, width)
-        if self._width is None:
-            return cell
-        return f"{set_cell_size(cell, width - 1)}…"
+            return f"{cell:>{width}}" if is_number else set_cell_size(cell, width)
+        return cell if self._width is None else f"{set_cell_size(cell, width - 1)}…"
 
 
 def _fitted(widths: list[int], total: int | None) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import textwrap
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +16,7 @@ import click
 
 from dcp_rs.cli import _probes
 from dcp_rs.cli._options import connection_options, output_options
-from dcp_rs.cli._output import write
+from dcp_rs.cli._output import width, write
 from dcp_rs.cli._probes import ProbeError, Seed
 from dcp_rs.client import Client
 from dcp_rs.exceptions import (
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from dcp_rs.client import ConnectionOptions
 
 _ROLE = "give the user the role Data DCP Reader on the bucket (Security, Users)"
+_COLOURS = {"ok": "green", "failed": "red", "skipped": "yellow"}
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,16 @@ def doctor(context: click.Context, connection: ConnectionOptions, *, as_json: bo
 def _line(finding: Finding, *, as_json: bool) -> bytes:
     if as_json:
         return f"{json.dumps(asdict(finding))}\n".encode()
-    lines = [f"{finding.status:<8}{finding.step:<8}{finding.target}  {finding.detail}"]
+    status = f"{finding.status:<8}"
+    cells = width()
+    if cells is not None and not os.environ.get("NO_COLOR"):
+        status = click.style(status, fg=_COLOURS[finding.status])
+    lines = [f"{status}{finding.step:<8}{finding.target}  {finding.detail}"]
     if finding.advice is not None:
-        lines.append(f"{'':<16}-> {finding.advice}")
+        before, after = f"{'':<16}-> ", f"{'':<19}"
+        lines += textwrap.wrap(
+            finding.advice, cells or 100, initial_indent=before, subsequent_indent=after
+        )
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -133,16 +143,16 @@ def _with_client(options: ConnectionOptions, target: _probes.Target) -> Iterator
         yield Finding("login", _user(options), "ok", "accepted")
         detail = f"UUID {client.bucket_uuid}, {client.num_vbuckets} vBuckets"
         yield Finding("bucket", client.bucket_name, "ok", detail)
-        unreached = False
+        is_any_lost = False
         for node, vbuckets in sorted(client.vbuckets_by_node().items()):
             for finding in _node(node, len(vbuckets), options, is_tls=target.is_tls):
-                unreached = unreached or finding.status == "failed"
+                is_any_lost = is_any_lost or finding.status == "failed"
                 yield finding
-        yield _attempt("seqnos", client.bucket_name, lambda: _seqnos(client))
-        if unreached:
+        if is_any_lost:
             yield Finding("dcp", client.bucket_name, "skipped", "not every node can be reached")
-        else:
-            yield from _streams(client, options)
+            return
+        yield _attempt("seqnos", client.bucket_name, lambda: _seqnos(client))
+        yield from _streams(client, options)
 
 
 def _not_connected(
@@ -170,8 +180,8 @@ def _not_connected(
         )
         yield Finding("dns", seed.host, "failed", "no address", advice)
         return
-    advice_or_none = "name the bucket with --bucket" if isinstance(error, ConfigError) else None
-    yield Finding("login", user, "failed", str(error), advice_or_none)
+    step = "options" if isinstance(error, ConfigError) else "login"
+    yield Finding(step, user, "failed", str(error))
 
 
 class _Records(logging.Handler):
@@ -210,10 +220,10 @@ def _node(
         yield replace(finding, step="node", detail=f"{finding.detail}; {vbuckets} vBuckets")
     else:
         advice = (
-            "the cluster map names this address: if this machine cannot reach it, give --network"
-            " external where nodes have alternate addresses, or open the port on every node"
+            "the cluster map names this address: start the node, open its port to this machine, or"
+            " give --network external where nodes have alternate addresses"
         )
-        yield replace(finding, step="node", advice=f"{finding.advice}; {advice}")
+        yield replace(finding, step="node", advice=advice)
 
 
 def _seqnos(client: Client) -> str:
