@@ -151,6 +151,22 @@ def test_limits_stop_after_so_many_and_a_checkpoint_counts_only_those(fill, run,
     assert len(run("cat", "-n", 20, "-f", "%k\n").split()) == 20
 
 
+def test_a_limit_within_a_batch_is_counted_to_the_change(cluster, run, tmp_path):
+    keys = [f"key_{n}" for n in range(60)]
+    early = [key for key in keys if cluster.vbucket_of(key) < 8][:3]
+    late = [key for key in keys if cluster.vbucket_of(key) >= 8][:14]
+    for key in early + late:
+        cluster.upsert(key, b"1")
+    # Those of the second node come long after the others have been handed out.
+    condition = {"opcode": "DCP_MUTATION", "node": 1, "nth": 1}
+    cluster.set_faults([{"condition": condition, "reaction": {"delay": {"seconds": 0.5}}}])
+    arguments = ("-n", 7, "--checkpoint", tmp_path / "kept", "-f", r"%k\n")
+    first = run("cat", *arguments).decode().split()
+    assert sorted(first[:3]) == sorted(early)
+    seen = first + [key for _ in range(2) for key in run("cat", *arguments).decode().split()]
+    assert sorted(seen) == sorted(early + late)
+
+
 def test_a_checkpoint_is_a_start_that_is_not_written_to(fill, run, tmp_path):
     fill(5)
     kept = tmp_path / "kept"
