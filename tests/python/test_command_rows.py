@@ -93,6 +93,11 @@ def test_columns_of_documents_are_values_of_their_types(cluster, run):
     assert json.loads(line) == {
         "name": "n", "price": "1.10", "raw_base64": "/wA=", "at": "2024-02-29", "in": {"x": [1]}
     }  # fmt: skip
+    # A text that is called value is one, whatever it says.
+    cluster.upsert("a", b'{"in":{"value":"[5]","raw":"/wA="}}')
+    schema = "in STRUCT<value: STRING, raw: BINARY>"
+    (line,) = run("cat", "--json", "--document-schema", schema, "--columns", "in").splitlines()
+    assert json.loads(line) == {"in": {"value": "[5]", "raw": {"base64": "/wA="}}}
     prefixed = run(
         "cat", "--json", "--document-schema", "op STRING", "--document-prefix", "d_",
         "--columns", "op,d_op",

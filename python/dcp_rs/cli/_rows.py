@@ -42,48 +42,51 @@ class JsonLines:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
+        self._makers = [_member_maker(name) for name in names]
 
     def of(self, rows: Iterable[Row]) -> Iterator[bytes]:
         """Gives a line for each row."""
         for row in rows:
-            members = map(_member, self._names, row)
+            members = [make(value) for make, value in zip(self._makers, row, strict=True)]
             yield f"{{{', '.join(members)}}}\n".encode()
 
 
-def _member(name: str, value: object) -> str:
-    """Gives a column as a member of an object."""
-    if name == "value" and isinstance(value, bytes | str):
-        text = _embedded(value)
-        if text is None:
-            return _base64_member(name, value)
-        return f'"value": {text}'
-    if name == "xattrs" and isinstance(value, dict):
-        return f'"xattrs": {{{", ".join(_xattr(*pair) for pair in value.items())}}}'
-    if isinstance(value, bytes):
-        try:
-            value = value.decode()
-        except UnicodeDecodeError:
-            return _base64_member(name, value)
-    return f"{json.dumps(name)}: {_json(value)}"
+def _member_maker(name: str) -> Callable[[object], str]:
+    """Gives what makes a member of an object of a column's value."""
+    before, before_base64 = f"{_encode(name)}: ", f"{_encode(f'{name}_base64')}: "
+    text_of = _embedded if name == "value" else _quoted
+
+    def make(value: object) -> str:
+        if isinstance(value, bytes):
+            text = text_of(value)
+            if text is None:
+                return f'{before_base64}"{base64.b64encode(value).decode()}"'
+            return before + text
+        if name == "xattrs" and isinstance(value, dict):
+            return before + _xattrs(value)
+        return before + _json(value)
+
+    return make
 
 
-def _base64_member(name: str, value: bytes | str) -> str:
-    value = value.encode() if isinstance(value, str) else value
-    return f"{json.dumps(f'{name}_base64')}: {json.dumps(base64_of(value)['base64'])}"
-
-
-def _xattr(name: str, value: str) -> str:
-    text = _embedded(value)
-    return f"{json.dumps(name)}: {json.dumps(value) if text is None else text}"
+def _xattrs(value: dict[str, str]) -> str:
+    """Gives extended attributes, each of which is JSON."""
+    members = (
+        f"{_encode(name)}: {_embedded(text.encode()) or _encode(text)}"
+        for name, text in value.items()
+    )
+    return f"{{{', '.join(members)}}}"
 
 
 def _json(value: object) -> str:
+    if isinstance(value, str):
+        return _encode(value)
     if isinstance(value, dict):
-        return f"{{{', '.join(_member(*pair) for pair in value.items())}}}"
+        members = (f"{_encode(str(name))}: {_json(each)}" for name, each in value.items())
+        return f"{{{', '.join(members)}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_json, value))}]"
-    return json.dumps(value, ensure_ascii=False, default=_plain)
+    return _encode(value)
 
 
 def _plain(value: object) -> object:
@@ -91,6 +94,17 @@ def _plain(value: object) -> object:
         return base64_of(value)
     # Dates and times, and decimals, whose digits a float would lose.
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, default=_plain).encode
+
+
+def _quoted(value: bytes) -> str | None:
+    """Gives text as JSON; `None` if it is none."""
+    try:
+        return _encode(value.decode())
+    except UnicodeDecodeError:
+        return None
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -104,10 +118,10 @@ _check_json = json.JSONDecoder(
 _LINE_BREAKS = str.maketrans("\r\n", "  ")
 
 
-def _embedded(value: bytes | str) -> str | None:
+def _embedded(value: bytes) -> str | None:
     """Gives JSON text in a line; `None` if it is no JSON."""
     try:
-        text = value.decode() if isinstance(value, bytes) else value
+        text = value.decode()
         _check_json(text)
     except (ValueError, RecursionError):
         return None
