@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 import dcp_rs
-from dcp_rs.cli._top import Monitor, Sample, picture
+from dcp_rs.cli._top import Monitor, Sample, live_picture
 
 _TARGET = Path(__file__).resolve().parent.parent / "docs" / "top.svg"
 _SAMPLES = 45
@@ -35,7 +35,7 @@ def main() -> None:
             over.set()
             writer.join()
     console = Console(record=True, width=100, file=io.StringIO(), highlight=False)
-    console.print(picture(sample))
+    console.print(live_picture(sample))
     console.save_svg(
         str(_TARGET), title="dcp-rs top couchbase://127.0.0.1/travel --checkpoint positions.json"
     )

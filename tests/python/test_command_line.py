@@ -1,5 +1,6 @@
 """The command `dcp-rs`."""
 
+import dataclasses
 import inspect
 import json
 import os
@@ -418,3 +419,23 @@ def test_changes_are_printed_over_tls_with_a_password_from_a_file(tmp_path):
             "--password-file", secret, "--connect-timeout", "5",
         )  # fmt: skip
         assert done.returncode == 1
+
+
+def test_options_are_called_as_in_python():
+    shown = run("export", "--help").stdout.decode()
+    connecting = {each.name for each in dataclasses.fields(dcp_rs.ConnectionOptions)}
+    reading = set(inspect.signature(dcp_rs.Client.stream).parameters)
+    elsewhere = {
+        # Words of the command line themselves, or a secret.
+        "connection_string", "self", "until", "password", "credentials",
+        # How a program takes batches, and keeps connections.
+        "keep_connections", "batch_rows", "batch_bytes", "linger", "ack",
+    }  # fmt: skip
+    options = (connecting | reading) - elsewhere
+    assert len(options) > 25
+    assert [o for o in sorted(options) if f"--{o.replace('_', '-')}" not in shown] == []
+    shown = run("replicate", "--help").stdout.decode()
+    options = set(inspect.signature(dcp_rs.replicate).parameters) - {
+        "client", "target", "stop", "on_progress"
+    }  # fmt: skip
+    assert [o for o in sorted(options) if f"--{o.replace('_', '-')}" not in shown] == []

@@ -66,6 +66,7 @@ def test_tail_follows_until_ctrl_c(cluster, address):
 def test_top_shows_what_goes_on_until_q(cluster, address):
     arguments = ("top", address, *USER, "--interval", "0.3")
     with Terminal(*arguments, DCP_RS_PASSWORD="password") as terminal:
+        terminal.wait_for("q quits")
         terminal.wait_for("16 streaming")
         written = 0
         for n in range(200):

@@ -188,8 +188,12 @@ def picture(sample: Sample) -> RenderableType:
         parts.append(_behind(sample))
     if sample.events:
         parts.append(_events(sample))
-    parts.append(Text("q quits", style="dim"))
     return Group(*parts)
+
+
+def live_picture(sample: Sample) -> RenderableType:
+    """Draws a sample, and says how to leave."""
+    return Group(picture(sample), Text("q quits", style="dim"))
 
 
 def _head(sample: Sample) -> RenderableType:

@@ -18,7 +18,7 @@ import click
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.cli._options import connection_options, output_options, reading_options
 from dcp_rs.cli._output import print_picture, write
-from dcp_rs.cli._top import Monitor, picture
+from dcp_rs.cli._top import Monitor, Sample, live_picture, picture
 from dcp_rs.client import Client
 
 if TYPE_CHECKING:
@@ -75,19 +75,14 @@ def top(
         _drained(stream) as failure,
     ):
         monitor = Monitor(client, stream, _reader_of(checkpoint))
-        if once:
-            failure.wait(interval)
-            failure.check()
-            sample = monitor.sample()
-            if as_json:
-                write([_json(sample.record())])
-            else:
-                print_picture(picture(sample))
-        elif as_json or not sys.stdout.isatty():
-            while not failure.wait(interval):
-                write([_json(monitor.sample().record())])
-        else:
+        if not once and not as_json and sys.stdout.isatty():
             _run(monitor, failure, interval)
+        else:
+            show = _print_json if as_json else _print_picture
+            while not failure.wait(interval):
+                show(monitor.sample())
+                if once:
+                    break
         failure.check()
 
 
@@ -98,8 +93,13 @@ def _reader_of(checkpoint: str | None) -> Any:
     return lambda: Checkpoint.load(checkpoint).seqnos
 
 
-def _json(record: dict[str, object]) -> bytes:
-    return f"{json.dumps(record)}\n".encode()
+def _print_json(sample: Sample) -> None:
+    write([f"{json.dumps(sample.record())}\n".encode()])
+
+
+def _print_picture(sample: Sample) -> None:
+    print_picture(picture(sample))
+    sys.stdout.flush()
 
 
 class _Failure:
@@ -155,7 +155,7 @@ def _run(monitor: Monitor, failure: _Failure, interval: float) -> None:
             if pressed(min(max(due - time.monotonic(), 0), 0.2)) in _QUIT:
                 return
             if time.monotonic() >= due:
-                live.update(picture(monitor.sample()), refresh=True)
+                live.update(live_picture(monitor.sample()), refresh=True)
                 due = time.monotonic() + interval
 
 
