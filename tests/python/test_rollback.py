@@ -129,13 +129,13 @@ def command(*arguments):
 
 
 REQUEST = (
-    "--failover-log", "0xbeef:900", "0xcafe:0", "--high-seqno", "950",
+    "--failover-log", "0xbeef:900,0xcafe:0", "--high-seqno", "950",
     "--vbuuid", "0xcafe", "--start-seqno", "1000",
 )  # fmt: skip
 
 
 def test_the_command_shows_a_table():
-    done = command(*REQUEST)
+    done = command(*REQUEST, "--output", "table")
     assert done.returncode == 0, done.stderr
     shown = done.stdout.splitlines()
     assert shown[:3] == [
@@ -158,6 +158,6 @@ def test_the_command_prints_json():
 
 @pytest.mark.parametrize("wrong", ["12", "x:1", "1:0x1_0", "1:99999999999999999999"])
 def test_a_failover_log_that_is_none_is_a_wrong_command_line(wrong):
-    done = command("--failover-log", wrong, *REQUEST[3:])
+    done = command("--failover-log", wrong, *REQUEST[2:])
     assert done.returncode == 2
     assert "--failover-log" in done.stderr

@@ -226,7 +226,8 @@ def kept(client, fill, tmp_path):
 
 def test_positions_are_reset_all_or_some(client, kept, capsys):
     before = kept.load().seqnos
-    assert main(["checkpoint", "reset", kept.path, "--vbuckets", "0-3,7"]) == 0
+    table = ["--output", "table"]
+    assert main(["checkpoint", "reset", kept.path, "--vbuckets", "0-3,7", *table]) == 0
     assert capsys.readouterr().out.startswith(f"{kept.path}: ")
     again = {0, 1, 2, 3, 7}
     assert kept.load().seqnos == {vb: at for vb, at in before.items() if vb not in again}
@@ -261,6 +262,5 @@ def test_damage_is_told_and_nothing_is_written(kept, tmp_path, capsys):
         assert "could not be read" in capsys.readouterr().err
     assert not copy.exists()
     for wrong in ("a", "3-1", "70000", ""):
-        with pytest.raises(SystemExit):
-            main(["checkpoint", "show", kept.path, "--vbuckets", wrong])
+        assert main(["checkpoint", "show", kept.path, "--vbuckets", wrong]) == 2
         assert "0-63,70" in capsys.readouterr().err

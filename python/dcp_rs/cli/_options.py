@@ -1,75 +1,133 @@
-"""What the commands share: how the command line is read, and where passwords come from."""
+"""Options that several commands share, each under the name that it has in Python."""
 
 from __future__ import annotations
 
-import argparse
+import functools
 import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+import click
+
+from dcp_rs import _dcp_rs
+from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.client import ConnectionOptions
+from dcp_rs.documents import DocumentSchema
 from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping
+
+    Command = Callable[..., None]
+    Decorator = Callable[[Command], Command]
 
 PASSWORD_VARIABLE = "DCP_RS_PASSWORD"  # noqa: S105 - the name of a variable
 
-
-class Parser(argparse.ArgumentParser):
-    """Takes options by their full names only, and repeats nothing that may be a secret."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, **settings)
-
-    def parse_args(  # type: ignore[override]  # without the overloads for a namespace of one's own
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
-        """Parses the command line; ends the process if it is wrong."""
-        options, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            self._refuse(unknown)
-        return options
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """As that of the base class, for which a password might be a command or a file."""
-        for word in args or ():
-            if word.partition("=")[0] in {"--password", "--passwd", "--pass", "-p"}:
-                self._refuse([word])
-        return super().parse_known_args(args, namespace)
-
-    def _refuse(self, unknown: Sequence[str]) -> NoReturn:
-        # An option's value is not shown, nor is any word that may be one.
-        names = [_name(word) for word in unknown if word.startswith("-") and word != "-"]
-        if any(name.startswith(("--pass", "-p")) for name in names):
-            self.error(
-                "a password is not taken from the command line, which others can see: set"
-                f" {PASSWORD_VARIABLE} for cat, or use --password-env or --password-file"
-            )
-        if names:
-            self.error(f"no such option: {', '.join(names)}")
-        self.error("there are more arguments than the command takes")
+_STREAM = _dcp_rs.defaults()["stream"]
 
 
-def _name(word: str) -> str:
-    return word.partition("=")[0] if word.startswith("--") else word[:2]
+# ----- values -----
 
 
-def add_password(parser: argparse.ArgumentParser, otherwise: str) -> None:
-    """Adds the options for a password."""
-    password = parser.add_mutually_exclusive_group()
-    password.add_argument(
-        "--password-env",
-        metavar="NAME",
-        help=f"environment variable with the password; {otherwise} if not given",
+def words(text: str) -> list[str]:
+    """Takes apart what has commas between."""
+    return [word.strip() for word in text.split(",")]
+
+
+def vbucket_set(text: str) -> set[int]:
+    """Reads numbers of vBuckets, as 0-63,70."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        are_numbers = all(each.isascii() and each.isdecimal() for each in (first, last))
+        if not are_numbers or not int(first) <= int(last) <= 0xFFFF:
+            raise click.BadParameter(f"{text!r} is not a list such as 0-63,70")
+        found.update(range(int(first), int(last) + 1))
+    return found
+
+
+def _columns(text: str) -> str | list[str]:
+    return text if text in {"basic", "full"} else words(text)
+
+
+def _start(text: str) -> str | Checkpoint:
+    if text in {"earliest", "latest"}:
+        return text
+    if not Path(text).exists():
+        raise click.BadParameter(f"{text!r} is not earliest, latest or a file with a checkpoint")
+    return Checkpoint.load(text)
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives the options that are on the command line: others have the defaults of the package."""
+    return {
+        name: value for name, value in options.items() if value is not None and value is not False
+    }
+
+
+def _taking(decorators: Iterable[Any], take: Callable[[dict[str, Any]], None]) -> Decorator:
+    """Adds options to a command, and lets `take` make of their values what the command is given."""
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def wrapped(**options: Any) -> None:
+            take(options)
+            command(**options)
+
+        made: Command = wrapped
+        for decorator in reversed(list(decorators)):
+            made = decorator(made)
+        return made
+
+    return decorate
+
+
+# ----- output -----
+
+
+def _take_output(options: dict[str, Any]) -> None:
+    output, is_json = options.pop("output"), options.pop("json")
+    if is_json and output == "table":
+        raise click.UsageError("--json and --output table contradict each other")
+    options["as_json"] = is_json or (
+        not sys.stdout.isatty() if output is None else output == "json"
     )
-    password.add_argument(
-        "--password-file", metavar="FILE", type=Path, help="file with the password in a line"
-    )
 
 
-def password(options: argparse.Namespace) -> str | None:
+# Gives the command `as_json`.
+output_options = _taking(
+    [
+        click.option(
+            "--output",
+            type=click.Choice(["table", "json"]),
+            help="Tables for eyes or JSON lines; unless given, tables on a terminal only.",
+        ),
+        click.option("--json", is_flag=True, help="Short for --output json."),
+    ],
+    _take_output,
+)
+
+
+# ----- logging in -----
+
+
+def password_options(otherwise: str) -> list[Any]:
+    """Gives the options for a password."""
+    return [
+        click.option(
+            "--password-env",
+            metavar="NAME",
+            help=f"Environment variable with the password; {otherwise} if not given.",
+        ),
+        click.option(
+            "--password-file", type=Path, metavar="FILE", help="File with the password in a line."
+        ),
+    ]
+
+
+def password(password_env: str | None, password_file: Path | None) -> str | None:
     """Gives the password that the options name; `None` if they name none.
 
     Names of variables and files are not shown: they may be the password itself, given by mistake.
@@ -77,18 +135,201 @@ def password(options: argparse.Namespace) -> str | None:
     Raises:
         ConfigError: It is not there.
     """
-    if options.password_file is not None:
+    if password_env is not None and password_file is not None:
+        raise click.UsageError("--password-env and --password-file: give one of them")
+    if password_file is not None:
         try:
-            text: str = options.password_file.read_text()
+            return password_file.read_text().rstrip("\r\n")
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "not UTF-8"
             raise ConfigError(f"the file of --password-file cannot be read: {why}") from None
-        return text.rstrip("\r\n")
-    if options.password_env is not None:
-        value = os.environ.get(options.password_env)
+    if password_env is not None:
+        value = os.environ.get(password_env)
         if value is None:
             raise ConfigError(
                 "the variable that --password-env names is not set: set it, or check its name"
             )
         return value
     return None
+
+
+def _of_user(password_env: str | None, password_file: Path | None) -> str:
+    found = password(password_env, password_file)
+    if found is None:
+        found = os.environ.get(PASSWORD_VARIABLE)
+    if found is None and sys.stdin.isatty():
+        found = str(click.prompt("Password", hide_input=True, err=True))
+    if found is None:
+        raise ConfigError(
+            f"there is no password for the user: set {PASSWORD_VARIABLE} to it, name another"
+            " variable with --password-env, or a file with --password-file"
+        )
+    return found
+
+
+def _take_connection(options: dict[str, Any]) -> None:
+    names = ("password_env", "password_file")
+    variable, file = (options.pop(name) for name in names)
+    taken = {name: options.pop(name) for name in _CONNECTION}
+    connection = given(taken)
+    if connection.get("username") is not None:
+        secret = _of_user(variable, file)
+        if file is None:
+            connection["password"] = secret
+        else:
+            # Read again for each connection: the password in it may change.
+            connection["password_file"] = file
+    options["connection"] = ConnectionOptions(**connection)
+
+
+_CONNECTION = {
+    "connection_string": click.argument("connection_string", metavar="CONNSTR"),
+    "bucket": click.option("--bucket", help="Bucket, where CONNSTR names none."),
+    "username": click.option("--username", help="User name; without a client certificate."),
+    "tls_ca": click.option(
+        "--tls-ca", metavar="FILE", help="PEM file with the authorities to trust; the system's."
+    ),
+    "tls_certificate": click.option(
+        "--tls-certificate", metavar="FILE", help="PEM chain of a client, in place of a user."
+    ),
+    "tls_key": click.option("--tls-key", metavar="FILE", help="Its private key."),
+    "network": click.option(
+        "--network",
+        type=click.Choice(["auto", "default", "external"]),
+        help=f"Which of the nodes' addresses to use ({ConnectionOptions.network}).",
+    ),
+    "sasl_mechanisms": click.option(
+        "--sasl-mechanisms",
+        type=words,
+        metavar="LIST",
+        help="PLAIN, SCRAM-SHA512, SCRAM-SHA256, SCRAM-SHA1: those to log in with, best first.",
+    ),
+    "connect_timeout": click.option(
+        "--connect-timeout",
+        type=float,
+        metavar="SECONDS",
+        help=f"Longest time to make a connection ({ConnectionOptions.connect_timeout:g}).",
+    ),
+    "noop_interval": click.option(
+        "--noop-interval",
+        type=float,
+        metavar="SECONDS",
+        help=f"Between the server's noops ({ConnectionOptions.noop_interval:g}).",
+    ),
+    "buffer_size": click.option(
+        "--buffer-size",
+        type=int,
+        metavar="BYTES",
+        help=f"Flow-control buffer of a connection ({ConnectionOptions.buffer_size}).",
+    ),
+    "compressed": click.option(
+        "--compressed", is_flag=True, help="Have documents sent compressed."
+    ),
+}
+
+# Gives the command `connection`, which is `ConnectionOptions`.
+connection_options = _taking(
+    [*_CONNECTION.values(), *password_options(f"{PASSWORD_VARIABLE}, or a prompt on a terminal,")],
+    _take_connection,
+)
+
+
+# ----- what to read -----
+
+vbuckets_option = click.option(
+    "--vbuckets", type=vbucket_set, metavar="LIST", help="These only, as 0-63,70 (all)."
+)
+
+_READING = {
+    "start": click.option(
+        "-o",
+        "--start",
+        type=_start,
+        metavar="START",
+        help="earliest, latest, or a file with a checkpoint.",
+    ),
+    "columns": click.option(
+        "--columns",
+        type=_columns,
+        metavar="LIST",
+        help="basic, full, or columns with commas between.",
+    ),
+    "vbuckets": click.option(
+        "--vbuckets", type=vbucket_set, metavar="LIST", help="vBuckets to read, as 0-63,70 (all)."
+    ),
+    "scope": click.option("--scope", help="Scope to read."),
+    "collections": click.option(
+        "--collections",
+        type=words,
+        metavar="LIST",
+        help="Collections to read, with commas between.",
+    ),
+    "include_xattrs": click.option("--include-xattrs", is_flag=True, help="Add the column xattrs."),
+    "document_schema": click.option(
+        "--document-schema",
+        metavar="COLUMNS",
+        help='Columns to decode documents to, as "name STRING, n BIGINT".',
+    ),
+    "document_prefix": click.option(
+        "--document-prefix", metavar="TEXT", help="What their names begin with."
+    ),
+    "on_malformed": click.option(
+        "--on-malformed",
+        type=click.Choice(["null", "fail", "column"]),
+        help="What becomes of a document that does not fit (null).",
+    ),
+    "system_events": click.option(
+        "--system-events", is_flag=True, help="Changes of collections and scopes are rows too."
+    ),
+    "system_documents": click.option(
+        "--system-documents", is_flag=True, help="Read scope _system and transactions too."
+    ),
+    "persisted_only": click.option(
+        "--persisted-only", is_flag=True, help="Read only what every copy has on disk."
+    ),
+    "on_rollback": click.option(
+        "--on-rollback",
+        type=click.Choice(["emit", "fail", "resync"]),
+        help=f"What to do when the server has taken changes back ({_STREAM['on_rollback']}).",
+    ),
+    "retry_timeout": click.option(
+        "--retry-timeout",
+        type=float,
+        metavar="SECONDS",
+        help=f"Longest time for which a vBucket may be away ({_STREAM['retry_timeout']:g}).",
+    ),
+    "key_type": click.option(
+        "--key-type",
+        type=click.Choice(["string", "binary"]),
+        help="binary for keys that are not UTF-8 (string).",
+    ),
+    "value_format": click.option(
+        "--value-format",
+        type=click.Choice(["binary", "string", "variant"]),
+        help="Type of the column value (binary).",
+    ),
+}
+
+
+def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = None) -> Decorator:
+    """Gives the command `reading`: arguments of `Client.stream`, those that are given only."""
+    names = [name for name in only or _READING if name not in set(but)]
+
+    def take(options: dict[str, Any]) -> None:
+        reading = given({name: options.pop(name) for name in names})
+        how = {
+            python: reading.pop(option)
+            for option, python in (("document_prefix", "prefix"), ("on_malformed", "on_malformed"))
+            if option in reading
+        }
+        if "document_schema" in reading:
+            reading["document_schema"] = DocumentSchema(reading["document_schema"], **how)
+        elif how:
+            raise click.UsageError(
+                "--document-prefix and --on-malformed are about --document-schema: give it too"
+            )
+        if "vbuckets" in reading:
+            reading["vbuckets"] = sorted(reading["vbuckets"])
+        options["reading"] = reading
+
+    return _taking([_READING[name] for name in names], take)

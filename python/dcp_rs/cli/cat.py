@@ -1,129 +1,131 @@
-"""`dcp-rs cat`: a bucket's changes as lines."""
+"""`dcp-rs cat` and `dcp-rs tail`: a bucket's changes as lines."""
 
 from __future__ import annotations
 
-import base64
-import json
-import os
-import stat
-import sys
+import itertools
 from typing import TYPE_CHECKING, Any
 
-from dcp_rs import _dcp_rs
-from dcp_rs.cli._connection import add_connection, connected, given, words
+import click
+
+from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.cli._options import connection_options, output_options, reading_options
+from dcp_rs.cli._output import width, write
+from dcp_rs.cli._rows import FormattedLines, JsonLines, Lines, TableLines
+from dcp_rs.client import Client, ConnectionOptions
+from dcp_rs.exceptions import ConfigError
 from dcp_rs.stores import FileStore
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Callable
 
-_STREAM = _dcp_rs.defaults()["stream"]
-_READING = ("start", "until", "columns", "scope", "collections")
+    from dcp_rs.stream import ChangeStream
 
-# How bytes that are not UTF-8 begin in a line.
-_BYTES = '{"base64":'
-
-
-def add_to(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command's options."""
-    parser = commands.add_parser(
-        "cat",
-        help="print a bucket's changes",
-        description="Prints changes, a line each. Keys and values that are not UTF-8 are shown as"
-        ' {"base64":"..."}, with --json too. A checkpoint is stored once its rows are written, to'
-        " disk if standard output is a file.",
-    )
-    add_connection(parser)
-    parser.add_argument("--start", choices=["earliest", "latest"])
-    parser.add_argument("--until", choices=["now"], help="stop with the changes there are now")
-    parser.add_argument(
-        "--columns",
-        type=_columns,
-        help=f"basic, full, or columns with commas between ({_STREAM['columns']})",
-    )
-    parser.add_argument("--scope", help="scope to read")
-    parser.add_argument(
-        "--collections", type=words, help="collections to read, with commas between"
-    )
-    parser.add_argument(
-        "--checkpoint",
-        metavar="FILE",
-        help="go on from the checkpoint in FILE if there is one, and keep it up to date",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+_FOR_EYES = ["vbucket", "seqno", "op", "scope", "collection", "key", "value"]
+_MOST_ROWS = 10_000
 
 
-def run(options: argparse.Namespace) -> None:
-    """Runs the command."""
-    store = None if options.checkpoint is None else FileStore(options.checkpoint)
+def _lines_of_changes(command: Callable[..., None]) -> Callable[..., None]:
+    for decorate in (
+        output_options,
+        # Keys are bytes here, and whoever shows them decides what they are.
+        reading_options(but=("key_type", "value_format")),
+        click.option(
+            "--checkpoint",
+            metavar="FILE",
+            help="Go on from the checkpoint in FILE if there is one, and keep it up to date.",
+        ),
+        click.option(
+            "-f", "--format", "form", metavar="FORMAT", type=FormattedLines,
+            help="What to print for a change: %k key, %s value, %o seqno, %p vBucket,"
+            " %c collection, %C scope, %O op, %T milliseconds since 1970, %K and %S lengths of key"
+            " and value,"
+            r" %{column}; \n, \t, \xFF.",
+        ),
+        click.option(
+            "-n", "--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N changes."
+        ),
+        connection_options,
+    ):  # fmt: skip
+        command = decorate(command)
+    return command
+
+
+@click.command()
+@_lines_of_changes
+def cat(**options: Any) -> None:
+    """Print a bucket's changes up to now.
+
+    A table on a terminal, cut to its width; JSON lines elsewhere, with all of a change. A
+    checkpoint is stored once its changes are written, to disk if standard output is a file.
+    """
+    _print(until="now", default="earliest", **options)
+
+
+@click.command()
+@_lines_of_changes
+def tail(**options: Any) -> None:
+    """Print a bucket's changes as they come, from now on.
+
+    Like cat, but it begins with the latest change, unless --start or --checkpoint say otherwise,
+    and does not end.
+    """
+    _print(until=None, default="latest", **options)
+
+
+def _print(
+    *,
+    connection: ConnectionOptions,
+    reading: dict[str, Any],
+    form: FormattedLines | None,
+    limit: int | None,
+    checkpoint: str | None,
+    as_json: bool,
+    until: str | None,
+    default: str,
+) -> None:
+    if form is not None and "columns" in reading:
+        raise click.UsageError("--format and --columns: give one of them, --format names columns")
+    if form is not None:
+        # Without a column there are rows all the same.
+        reading["columns"] = form.columns or ["seqno"]
+    elif not as_json and "document_schema" not in reading:
+        reading.setdefault("columns", _FOR_EYES)
+    store = None if checkpoint is None else FileStore(checkpoint)
     kept = None if store is None else store.load()
-    show = _as_json if options.json else _as_line
-    reading = given(options, _READING)
+    start = reading.pop("start", default)
     if kept is not None:
-        reading["start"] = kept
+        if isinstance(start, Checkpoint):
+            raise ConfigError(f"start: {checkpoint} has a checkpoint to go on from: give one file")
+        start = kept
+    if limit is not None:
+        # A checkpoint never counts a part of a batch.
+        reading["batch_rows"] = 1 if store is not None else max(1, min(limit, _MOST_ROWS))
     with (
-        connected(options) as client,
-        client.stream(key_type="binary", **reading) as stream,
+        Client(connection) as client,
+        client.stream(start=start, until=until, key_type="binary", **reading) as stream,  # type: ignore[arg-type]
     ):
-        if store is not None and kept is None and options.start == "latest":
+        if store is not None and kept is None and start == "latest":
             # A restart before the first change must not begin later than this start.
             store.save(stream.checkpoint())
-        for batch in stream:
-            for row in batch.rows():
-                print(show(row))
-            _hand_over(durably=store is not None)
-            if store is not None:
-                store.save(batch.checkpoint)
-        if store is not None:
-            # Past what the filter leaves out after the last row.
-            store.save(stream.checkpoint())
+        lines = form or (
+            JsonLines(stream.column_names) if as_json else TableLines(stream.column_names, width())
+        )
+        _copy(stream, lines, store, limit)
 
 
-def _hand_over(*, durably: bool) -> None:
-    """Hands over what was printed: a checkpoint must not count what could still be lost."""
-    sys.stdout.flush()
-    if durably:
-        output = sys.stdout.fileno()
-        if stat.S_ISREG(os.fstat(output).st_mode):
-            os.fsync(output)
-
-
-def _columns(text: str) -> str | list[str]:
-    return text if text in {"basic", "full"} else words(text)
-
-
-def _as_line(row: dict[str, object]) -> str:
-    return " ".join(f"{name}={_text(value)}" for name, value in row.items() if value is not None)
-
-
-def _as_json(row: dict[str, object]) -> str:
-    return json.dumps({name: _plain(value) for name, value in row.items()})
-
-
-def _text(value: object) -> str:
-    """Text as it is where nobody can mistake it, and in JSON where not."""
-    plain = _plain(value)
-    if isinstance(plain, dict):
-        return json.dumps(plain, separators=(",", ":"))
-    text = str(plain)
-    is_clear = text.isprintable() and " " not in text and not text.startswith(('"', _BYTES))
-    return text if is_clear else json.dumps(text)
-
-
-def base64_of(value: bytes) -> dict[str, str]:
-    """Gives bytes as JSON has them."""
-    return {"base64": base64.b64encode(value).decode()}
-
-
-def _plain(value: object) -> object:
-    """A value as JSON has it; bytes that are not UTF-8 as an object, which no text is."""
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return base64_of(value)
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, int | str) or value is None:
-        return value
-    return value.isoformat()  # type: ignore[attr-defined]  # a datetime is all that is left
+def _copy(stream: ChangeStream, lines: Lines, store: FileStore | None, limit: int | None) -> None:
+    is_kept_at_end = store is not None and limit is not None
+    left = limit
+    for batch in stream if left != 0 else ():
+        rows = itertools.islice(batch.tuples(), left)
+        write(lines.of(rows), durably=store is not None and not is_kept_at_end)
+        if store is not None and not is_kept_at_end:
+            store.save(batch.checkpoint)
+        if left is not None:
+            left -= len(batch)
+            if left <= 0:
+                break
+    if store is not None and limit != 0:
+        # Past what the filter leaves out after the last row, too.
+        write((), durably=True)
+        store.save(stream.checkpoint())

@@ -7,14 +7,16 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dcp_rs.cli.cat import base64_of
+import click
+
+from dcp_rs.cli._options import output_options
+from dcp_rs.cli._rows import base64_of
 from dcp_rs.debug import Decoder, Packet
 from dcp_rs.exceptions import ProtocolError
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterable, Iterator
 
 _DIRECTIONS = {"c2s": "->", "s2c": "<-"}
@@ -29,29 +31,23 @@ class _Piece:
     data: bytes | None
 
 
-def add_to(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command's options."""
-    parser = commands.add_parser(
-        "decode",
-        help="show recorded packets",
-        description="Shows packets, a line each. FILE is a trace (JSON lines with `dir` and `hex`),"
-        " a hex dump, or the bytes themselves; the format is detected.",
-    )
-    parser.add_argument("file", metavar="FILE", help="file to read; - for standard input")
-    parser.add_argument("--json", action="store_true", help="a JSON document per packet")
-    parser.add_argument(
-        "--collections",
-        action="store_true",
-        help="keys carry collection ids, where no answer to HELLO says so",
-    )
-    parser.set_defaults(run=run)
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--collections",
+    is_flag=True,
+    help="Keys carry collection ids, where no answer to HELLO says so.",
+)
+@output_options
+def decode(file: str, *, collections: bool, as_json: bool) -> None:
+    """Show recorded packets, a line each.
 
-
-def run(options: argparse.Namespace) -> None:
-    """Runs the command."""
-    data = sys.stdin.buffer.read() if options.file == "-" else Path(options.file).read_bytes()
-    show = _as_json if options.json else _as_line
-    for piece, packet in _packets(_pieces(data), collections=options.collections):
+    FILE is a trace (JSON lines with `dir` and `hex`), a hex dump, or the bytes themselves; the
+    format is detected. - is standard input.
+    """
+    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    show = _as_json if as_json else _as_line
+    for piece, packet in _packets(_pieces(data), collections=collections):
         print(show(piece, packet))
 
 

@@ -2,81 +2,120 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import textwrap
 from dataclasses import asdict
 from typing import Any
 
-from dcp_rs.debug import RollbackExplanation, explain_rollback
+import click
+
+from dcp_rs import debug
+from dcp_rs.cli._options import output_options
 
 _MAX = (1 << 64) - 1
 
 
-def add_to(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command's options."""
-    parser = commands.add_parser(
-        "explain-rollback",
-        help="say why a server makes a client roll back",
-        description="Says what a server answers to a stream request, and why. All seqnos are of"
-        " one vBucket; numbers are decimal, or hexadecimal with 0x.",
-    )
-    required = parser.add_argument_group("the vBucket")
-    required.add_argument(
-        "--failover-log",
-        metavar="VBUUID:SEQNO",
-        type=_entry,
-        nargs="+",
-        required=True,
-        help="the server's failover log, newest entry first",
-    )
-    required.add_argument("--high-seqno", type=_number, required=True, help="its highest seqno")
-    required.add_argument(
-        "--purge-seqno", type=_number, default=0, help="deletions are purged up to it (0)"
-    )
-    required.add_argument(
-        "--collections-high-seqno",
-        type=_number,
-        help="highest seqno of the collections the client filters on",
-    )
-    request = parser.add_argument_group("the request")
-    request.add_argument("--vbuuid", type=_number, required=True, help="the client's branch")
-    request.add_argument(
-        "--start-seqno", type=_number, required=True, help="last seqno the client has"
-    )
-    request.add_argument(
-        "--snapshot-start", type=_number, help="start of its snapshot (the start seqno)"
-    )
-    request.add_argument(
-        "--snapshot-end", type=_number, help="end of its snapshot (the start seqno)"
-    )
-    request.add_argument("--end-seqno", type=_number, default=_MAX, help="last seqno wanted (all)")
-    request.add_argument(
-        "--client-purge-seqno", type=_number, default=0, help="purge seqno it names (0)"
-    )
-    request.add_argument("--strict-vbuuid", action="store_true", help="has that flag")
-    request.add_argument("--ignore-purged-tombstones", action="store_true", help="has that flag")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+def _number(text: str) -> int:
+    if re.fullmatch(r"[0-9]+|0[xX][0-9a-fA-F]+", text) is None:
+        raise click.BadParameter(f"{text!r} is not a number, decimal or 0x…")
+    number = int(text, 16 if text[:2] in {"0x", "0X"} else 10)
+    if number > _MAX:
+        raise click.BadParameter(f"{text} has more than 64 bits")
+    return number
 
 
-def run(options: argparse.Namespace) -> None:
-    """Runs the command."""
-    arguments = {
-        name: value for name, value in vars(options).items() if name not in {"run", "json"}
-    }
+def _log(text: str) -> list[tuple[int, int]]:
+    entries = []
+    for entry in text.split(","):
+        vbuuid, colon, seqno = entry.strip().partition(":")
+        if not colon:
+            raise click.BadParameter(f"{entry!r} is not VBUUID:SEQNO")
+        entries.append((_number(vbuuid), _number(seqno)))
+    return entries
+
+
+@click.command("explain-rollback")
+@click.option(
+    "--failover-log",
+    metavar="VBUUID:SEQNO,...",
+    type=_log,
+    required=True,
+    help="The server's failover log, newest entry first.",
+)
+@click.option(
+    "--high-seqno",
+    type=_number,
+    metavar="NUMBER",
+    required=True,
+    help="The vBucket's highest seqno.",
+)
+@click.option(
+    "--purge-seqno",
+    type=_number,
+    metavar="NUMBER",
+    default="0",
+    help="Its deletions are purged up to here (0).",
+)
+@click.option(
+    "--collections-high-seqno",
+    type=_number,
+    metavar="NUMBER",
+    help="Highest seqno of the collections the client filters on.",
+)
+@click.option(
+    "--vbuuid", type=_number, metavar="NUMBER", required=True, help="The client's branch."
+)
+@click.option(
+    "--start-seqno",
+    type=_number,
+    metavar="NUMBER",
+    required=True,
+    help="Last seqno the client has.",
+)
+@click.option(
+    "--snapshot-start",
+    type=_number,
+    metavar="NUMBER",
+    help="Start of its snapshot (the start seqno).",
+)
+@click.option(
+    "--snapshot-end", type=_number, metavar="NUMBER", help="End of its snapshot (the start seqno)."
+)
+@click.option(
+    "--end-seqno",
+    type=_number,
+    metavar="NUMBER",
+    default=str(_MAX),
+    help="Last seqno wanted (all).",
+)
+@click.option(
+    "--client-purge-seqno",
+    type=_number,
+    metavar="NUMBER",
+    default="0",
+    help="Purge seqno it names (0).",
+)
+@click.option("--strict-vbuuid", is_flag=True, help="The request has that flag.")
+@click.option("--ignore-purged-tombstones", is_flag=True, help="The request has that flag.")
+@output_options
+def explain_rollback(*, as_json: bool, **arguments: Any) -> None:
+    """Say why a server makes a client roll back.
+
+    Says what a server answers to a stream request, and why. All seqnos are of one vBucket; numbers
+    are decimal, or hexadecimal with 0x.
+    """
     for bound in ("snapshot_start", "snapshot_end"):
         if arguments[bound] is None:
-            arguments[bound] = options.start_seqno
-    answer = explain_rollback(**arguments)
-    if options.json:
+            arguments[bound] = arguments["start_seqno"]
+    answer = debug.explain_rollback(**arguments)
+    if as_json:
         print(json.dumps(asdict(answer)))
     else:
         print(_table(arguments, answer))
 
 
-def _table(arguments: dict[str, Any], answer: RollbackExplanation) -> str:
+def _table(arguments: dict[str, Any], answer: debug.RollbackExplanation) -> str:
     log = arguments["failover_log"]
     # Until where each branch was the vBucket's history: where the next newer one began.
     untils = [str(arguments["high_seqno"]), *(str(seqno) for _, seqno in log[:-1])]
@@ -102,19 +141,3 @@ def _table(arguments: dict[str, Any], answer: RollbackExplanation) -> str:
         answer.reason, 92, initial_indent="reason  ", subsequent_indent="        "
     )
     return "\n".join(lines)
-
-
-def _number(text: str) -> int:
-    if re.fullmatch(r"[0-9]+|0[xX][0-9a-fA-F]+", text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number, decimal or 0x…")
-    number = int(text, 16 if text[:2] in {"0x", "0X"} else 10)
-    if number > _MAX:
-        raise argparse.ArgumentTypeError(f"{text} has more than 64 bits")
-    return number
-
-
-def _entry(text: str) -> tuple[int, int]:
-    vbuuid, colon, seqno = text.partition(":")
-    if not colon:
-        raise argparse.ArgumentTypeError(f"{text!r} is not VBUUID:SEQNO")
-    return _number(vbuuid), _number(seqno)

@@ -1,0 +1,135 @@
+"""The command line as a whole: its commands, its errors and its exit status."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+from click import shell_completion
+
+from dcp_rs import __version__
+from dcp_rs.cli._options import PASSWORD_VARIABLE
+from dcp_rs.cli.cat import cat, tail
+from dcp_rs.cli.checkpoint import checkpoint
+from dcp_rs.cli.decode import decode
+from dcp_rs.cli.doctor import doctor
+from dcp_rs.cli.explain_rollback import explain_rollback
+from dcp_rs.cli.export import export
+from dcp_rs.cli.replicate import replicate
+from dcp_rs.cli.seqnos import lag, seqnos
+from dcp_rs.cli.serve import serve
+from dcp_rs.cli.top import top
+from dcp_rs.exceptions import DcpError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_NAME = "dcp-rs"
+_COMPLETION = "_DCP_RS_COMPLETE"
+
+
+class _Program(click.Group):
+    """Suggests commands, and repeats no word of the command line that may be a secret."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and args[0] not in self.commands:
+            close = difflib.get_close_matches(args[0], self.commands, 1)
+            hint = f"did you mean {close[0]}?" if close else f"see {_NAME} --help"
+            raise click.UsageError(f"no such command: {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=_Program,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit status: 0 done, 1 failed, 2 wrong command line, 130 Ctrl-C.",
+)
+@click.version_option(__version__, prog_name=_NAME, message="%(prog)s %(version)s")
+def _program() -> None:
+    """Read Couchbase changes, and run an embedded cluster."""
+
+
+@_program.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a completion script.
+
+    For bash: source <(dcp-rs completion bash)
+    """
+    found = shell_completion.get_completion_class(shell)
+    if found is None:
+        raise click.UsageError(f"there is no completion for {shell}")
+    print(found(_program, {}, _NAME, _COMPLETION).source())
+
+
+_COMMANDS = (
+    cat, tail, export, replicate, seqnos, lag, top, doctor, decode, explain_rollback, checkpoint,
+    serve,
+)  # fmt: skip
+for _command in _COMMANDS:
+    _program.add_command(_command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; gives its exit status."""
+    instruction = os.environ.get(_COMPLETION)
+    if instruction:
+        return shell_completion.shell_complete(_program, {}, _NAME, _COMPLETION, instruction)
+    try:
+        # Not by `Command.main`, which prints on its own terms after Ctrl-C and a closed pipe.
+        with _program.make_context(_NAME, list(arguments)) as context:
+            _program.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except BaseException as error:  # noqa: BLE001 - what is not ours is raised again
+        return _failed(error)
+    return 0
+
+
+def _failed(error: BaseException) -> int:
+    """Says what went wrong; gives the exit status."""
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return 130
+    if isinstance(error, BrokenPipeError):
+        # The reader of a pipe has enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if isinstance(error, click.UsageError):
+        _refuse(error)
+        return 2
+    if isinstance(error, DcpError | ImportError | OSError | click.ClickException):
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return 1
+    raise error
+
+
+def _refuse(error: click.UsageError) -> None:
+    """Says what is wrong with the command line, without words of it that may be secrets."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        print(error.format_message(), file=sys.stderr)
+        return
+    message = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        message = _no_such_option(error)
+    elif message.startswith("Got unexpected extra argument"):
+        message = "there are more arguments than the command takes"
+    if error.ctx is not None:
+        print(error.ctx.get_usage(), file=sys.stderr)
+    print(f"{_NAME}: {message}", file=sys.stderr)
+
+
+def _no_such_option(error: click.NoSuchOption) -> str:
+    name = error.option_name.partition("=")[0]
+    if name.startswith(("--pass", "-p")):
+        return (
+            "a password is not taken from the command line, which others can see: set"
+            f" {PASSWORD_VARIABLE}, or use --password-env or --password-file"
+        )
+    close = f"; did you mean {' or '.join(error.possibilities)}?" if error.possibilities else ""
+    return f"no such option: {name if name.startswith('--') else name[:2]}{close}"

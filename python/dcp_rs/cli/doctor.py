@@ -1,0 +1,270 @@
+"""`dcp-rs doctor`: tries each step of a connection, and says what to change."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import textwrap
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from dcp_rs.cli import _probes
+from dcp_rs.cli._options import connection_options, output_options
+from dcp_rs.cli._output import width, write
+from dcp_rs.cli._probes import ProbeError, Seed
+from dcp_rs.client import Client
+from dcp_rs.exceptions import (
+    AccessDeniedError,
+    AuthenticationError,
+    BucketNotFoundError,
+    ConfigError,
+    ConnectError,
+    DcpError,
+    TimeoutError,  # noqa: A004 - as the package has it
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dcp_rs.client import ConnectionOptions
+
+_ROLE = "give the user the role Data DCP Reader on the bucket (Security, Users)"
+_COLOURS = {"ok": "green", "failed": "red", "skipped": "yellow"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How one step went."""
+
+    step: str
+    target: str
+    status: str
+    detail: str
+    advice: str | None = None
+
+
+@click.command()
+@connection_options
+@output_options
+@click.pass_context
+def doctor(context: click.Context, connection: ConnectionOptions, *, as_json: bool) -> None:
+    """Try each step of a connection, and say what to change.
+
+    Tries names, ports and TLS of the seeds, logs in, opens the bucket, reaches every node that the
+    cluster map names, and opens a DCP stream of each vBucket, from now on. Nothing is changed, and
+    no document is read. Exits with 1 if a step failed.
+    """
+    failed = 0
+    for finding in _findings(connection):
+        failed += finding.status == "failed"
+        write([_line(finding, as_json=as_json)])
+    if failed:
+        context.exit(1)
+
+
+def _line(finding: Finding, *, as_json: bool) -> bytes:
+    if as_json:
+        return f"{json.dumps(asdict(finding))}\n".encode()
+    status = f"{finding.status:<8}"
+    cells = width()
+    if cells is not None and not os.environ.get("NO_COLOR"):
+        status = click.style(status, fg=_COLOURS[finding.status])
+    lines = [f"{status}{finding.step:<8}{finding.target}  {finding.detail}"]
+    if finding.advice is not None:
+        before, after = f"{'':<16}-> ", f"{'':<19}"
+        lines += textwrap.wrap(
+            finding.advice, cells or 100, initial_indent=before, subsequent_indent=after
+        )
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _attempt(step: str, target: object, attempt: Callable[[], str]) -> Finding:
+    try:
+        return Finding(step, str(target), "ok", attempt())
+    except ProbeError as error:
+        return Finding(step, str(target), "failed", str(error), error.advice)
+    except DcpError as error:
+        return Finding(step, str(target), "failed", str(error))
+
+
+def _findings(options: ConnectionOptions) -> Iterator[Finding]:
+    target = _probes.read_target(options.connection_string)
+    is_reached = False
+    for seed in target.seeds:
+        resolved = _attempt("dns", seed.host, partial(_probes.resolve, seed.host))
+        if resolved.status == "failed" and target.service is not None:
+            # The client asks for the service, which the standard library cannot.
+            detail = f"no address of its own: asking for the service {target.service}"
+            yield replace(resolved, status="skipped", detail=detail, advice=None)
+            is_reached = True
+            continue
+        yield resolved
+        if resolved.status == "ok":
+            for finding in _reaching(seed, options, is_tls=target.is_tls):
+                yield finding
+            is_reached = is_reached or finding.status == "ok"
+    if not is_reached:
+        yield Finding("login", _user(options), "skipped", "no seed can be reached")
+        return
+    yield from _with_client(options, target)
+
+
+def _reaching(seed: Seed, options: ConnectionOptions, *, is_tls: bool) -> Iterator[Finding]:
+    def open_port() -> str:
+        begun = time.monotonic()
+        _probes.connect(seed, options.connect_timeout).close()
+        return f"open, {(time.monotonic() - begun) * 1000:.1f} ms"
+
+    found = _attempt("tcp", seed, open_port)
+    yield found
+    if is_tls and found.status == "ok":
+        yield _attempt("tls", seed, lambda: _probes.shake_hands(seed, options))
+
+
+def _user(options: ConnectionOptions) -> str:
+    return options.username or "client certificate"
+
+
+def _with_client(options: ConnectionOptions, target: _probes.Target) -> Iterator[Finding]:
+    records = _Records()
+    try:
+        with records:
+            client = Client(options)
+    except DcpError as error:
+        yield from _not_connected(error, options, target, records)
+        return
+    with client:
+        yield Finding("login", _user(options), "ok", "accepted")
+        detail = f"UUID {client.bucket_uuid}, {client.num_vbuckets} vBuckets"
+        yield Finding("bucket", client.bucket_name, "ok", detail)
+        is_any_lost = False
+        for node, vbuckets in sorted(client.vbuckets_by_node().items()):
+            for finding in _node(node, len(vbuckets), options, is_tls=target.is_tls):
+                is_any_lost = is_any_lost or finding.status == "failed"
+                yield finding
+        if is_any_lost:
+            yield Finding("dcp", client.bucket_name, "skipped", "not every node can be reached")
+            return
+        yield _attempt("seqnos", client.bucket_name, lambda: _seqnos(client))
+        yield from _streams(client, options)
+
+
+def _not_connected(
+    error: DcpError, options: ConnectionOptions, target: _probes.Target, records: _Records
+) -> Iterator[Finding]:
+    user, bucket = _user(options), options.bucket or "bucket"
+    if isinstance(error, BucketNotFoundError | AccessDeniedError):
+        yield Finding("login", user, "ok", "accepted")
+        advice = f"check --bucket; {_ROLE}"
+        yield Finding("bucket", bucket, "failed", str(error), advice)
+        return
+    if isinstance(error, AuthenticationError):
+        advice = (
+            "check user name and password; users of LDAP and PAM need couchbases://"
+            if options.username is not None
+            else "give --username, or check that the cluster takes this client certificate"
+        )
+        yield Finding("login", user, "failed", str(error), advice)
+        return
+    if isinstance(error, ConnectError | TimeoutError) and records.found("DNS lists no nodes"):
+        seed = target.seeds[0]
+        advice = (
+            f"the name has neither an address nor a service record {target.service}: check the"
+            " spelling, and that this machine's DNS knows it"
+        )
+        yield Finding("dns", seed.host, "failed", "no address", advice)
+        return
+    step = "options" if isinstance(error, ConfigError) else "login"
+    yield Finding(step, user, "failed", str(error))
+
+
+class _Records(logging.Handler):
+    """What the client logs meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self._logger = logging.getLogger("dcp_rs")
+        self._messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._messages.append(record.getMessage())
+
+    def found(self, text: str) -> bool:
+        return any(text in message for message in self._messages)
+
+    def __enter__(self) -> None:
+        self._level = self._logger.level
+        self._logger.addHandler(self)
+        self._logger.setLevel(logging.DEBUG)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._level)
+
+
+def _node(
+    node: str, vbuckets: int, options: ConnectionOptions, *, is_tls: bool
+) -> Iterator[Finding]:
+    """Reaches a node of the cluster map, which need not be a seed."""
+    host, _, port = node.rpartition(":")
+    seed = Seed(host.strip("[]"), int(port))
+    # The last step says it all: TLS comes after the port.
+    *_, finding = _reaching(seed, options, is_tls=is_tls)
+    if finding.status == "ok":
+        yield replace(finding, step="node", detail=f"{finding.detail}; {vbuckets} vBuckets")
+    else:
+        advice = (
+            "the cluster map names this address: start the node, open its port to this machine, or"
+            " give --network external where nodes have alternate addresses"
+        )
+        yield replace(finding, step="node", advice=advice)
+
+
+def _seqnos(client: Client) -> str:
+    try:
+        return f"{sum(client.high_seqnos().values())} in sum, from every node"
+    except AccessDeniedError as error:
+        raise ProbeError(str(error), _ROLE) from error
+
+
+def _streams(client: Client, options: ConnectionOptions) -> Iterator[Finding]:
+    """Opens a stream of each vBucket from now on, and waits until all are open."""
+    limit = options.connect_timeout
+    bucket = client.bucket_name
+    try:
+        with client.stream(start="latest", columns=["seqno"], retry_timeout=limit) as stream:
+            deadline = time.monotonic() + limit
+            states: dict[int, str] = {}
+            while time.monotonic() < deadline:
+                states = {each.vbucket: each.state for each in stream.vbucket_stats()}
+                counts = Counter(states.values())
+                if counts["streaming"] == client.num_vbuckets or counts["failed"]:
+                    break
+                time.sleep(0.05)
+            if counts["failed"]:
+                # Raises what they failed with.
+                next(iter(stream))
+            messages = {
+                each.vbucket: each.message for each in stream.events() if each.kind == "backing_off"
+            }
+    except AccessDeniedError as error:
+        yield Finding("dcp", bucket, "failed", str(error), _ROLE)
+        return
+    except DcpError as error:
+        yield Finding("dcp", bucket, "failed", str(error))
+        return
+    for node, vbuckets in sorted(client.vbuckets_by_node().items()):
+        closed = [vb for vb in vbuckets if states.get(vb) != "streaming"]
+        if not closed:
+            yield Finding("dcp", node, "ok", f"{len(vbuckets)} vBuckets stream")
+            continue
+        why = next((messages[vb] for vb in closed if vb in messages), "no answer")
+        detail = f"{len(closed)} of {len(vbuckets)} vBuckets do not stream: {why}"
+        advice = "check the node's data service in the cluster's UI; it may still be starting"
+        yield Finding("dcp", node, "failed", detail, advice)

@@ -1,0 +1,234 @@
+"""`dcp-rs export`: a bucket's changes up to now, as a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+import click
+
+from dcp_rs._arrow import require_pyarrow
+from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.cli._options import connection_options, reading_options
+from dcp_rs.cli._output import Reporter
+from dcp_rs.cli._rows import JsonLines
+from dcp_rs.client import Client, ConnectionOptions
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.stores import FileStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from dcp_rs.batch import ChangeBatch
+    from dcp_rs.stream import ChangeStream
+
+_ENDINGS = {
+    ".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl",
+    ".arrow": "arrow", ".feather": "arrow",
+}  # fmt: skip
+
+# A row group of Parquet is gathered up to here.
+_GROUP_ROWS = 1 << 18
+_GROUP_BYTES = 64 * 1024 * 1024
+
+
+@click.command()
+@connection_options
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(sorted(set(_ENDINGS.values()))),
+    help="Format, where the ending of FILE does not say it.",
+)
+@click.option("--force", is_flag=True, help="Write over FILE if there is such a file.")
+@click.option(
+    "--checkpoint",
+    metavar="STORE",
+    help="Go on from the checkpoint in the file STORE if there is one, and keep it up to date.",
+)
+@reading_options()
+def export(
+    connection: ConnectionOptions,
+    file: str,
+    form: str | None,
+    checkpoint: str | None,
+    reading: dict[str, Any],
+    *,
+    force: bool,
+) -> None:
+    """Write a bucket's changes up to now to a file.
+
+    The ending of FILE says the format: .parquet, .csv, .jsonl or .arrow (Arrow IPC); - is standard
+    output. FILE appears once it is whole, and is on disk then. Progress goes to standard error.
+    """
+    form = form or _ENDINGS.get(Path(file).suffix.lower())
+    if form is None:
+        raise click.UsageError(
+            f"the ending of FILE is none of {', '.join(_ENDINGS)}: say the format with --format"
+        )
+    if file != "-" and os.path.lexists(file) and not force:
+        raise ConfigError(f"{file} is there already: add --force to write over it")
+    store = None if checkpoint is None else FileStore(checkpoint)
+    kept = None if store is None else store.load()
+    if kept is not None:
+        if isinstance(reading.get("start"), Checkpoint):
+            raise ConfigError(f"start: {checkpoint} has a checkpoint to go on from: give one file")
+        reading["start"] = kept
+    with Client(connection) as client, client.stream(until="now", **reading) as stream:
+        with _appearing(file) as output:
+            _write(stream, form, output)
+        if store is not None:
+            store.save(stream.checkpoint())
+
+
+@contextlib.contextmanager
+def _appearing(file: str) -> Iterator[IO[bytes]]:
+    """Opens a file that has its name once it is whole, and is gone if it never is."""
+    if file == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = Path(file)
+    hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        with hidden.open("xb") as output:
+            yield output
+            output.flush()
+            os.fsync(output.fileno())
+        hidden.replace(path)
+        _sync_folder(path)
+    except BaseException:
+        hidden.unlink(missing_ok=True)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _write(stream: ChangeStream, form: str, output: IO[bytes]) -> None:
+    reporter = Reporter()
+    begun = time.monotonic()
+    rows = size = 0
+
+    def told() -> str:
+        seconds = max(time.monotonic() - begun, 1e-3)
+        return (
+            f"dcp-rs: {rows:,} changes, {size / 1e6:,.1f} MB as Arrow, {rows / seconds:,.0f}/s,"
+            f" {seconds:.1f} s"
+        )
+
+    try:
+        with _writer(form, stream, output) as writer:
+            for batch in stream:
+                writer.write(batch)
+                rows += len(batch)
+                size += batch.nbytes
+                if reporter.is_due():
+                    reporter.show(told())
+        reporter.finish(told())
+    finally:
+        reporter.close()
+
+
+class _Writer(Protocol):
+    def write(self, batch: ChangeBatch) -> None: ...
+
+
+@contextlib.contextmanager
+def _writer(form: str, stream: ChangeStream, output: IO[bytes]) -> Iterator[_Writer]:
+    if form == "jsonl":
+        yield _JsonLinesWriter(stream, output)
+        return
+    try:
+        pa = require_pyarrow(f"export to {form}")
+    except ImportError as error:
+        raise ImportError(
+            f'{error}; or with the command line, pip install "dcp-rs[cli,arrow]"'
+        ) from error
+    if form == "parquet":
+        import pyarrow.parquet as pq
+
+        with pq.ParquetWriter(output, stream.schema, compression="zstd") as file:
+            groups = _Groups(pa, file)
+            yield groups
+            groups.flush()
+        return
+    with _open_plain(pa, form, stream, output) as file:
+        yield _BatchWriter(pa, file)
+
+
+def _open_plain(pa: Any, form: str, stream: ChangeStream, output: IO[bytes]) -> Any:
+    if form == "arrow":
+        return pa.ipc.new_file(output, stream.schema)
+    from pyarrow import csv
+
+    nested = [field.name for field in stream.schema if pa.types.is_nested(field.type)]
+    if nested:
+        raise ConfigError(
+            f"format: a CSV file has no nested columns, as {', '.join(nested)}: name others with"
+            " --columns, or take another format"
+        )
+    return csv.CSVWriter(output, stream.schema)
+
+
+class _JsonLinesWriter:
+    """Writes a JSON object for each change, as `cat --json` does."""
+
+    def __init__(self, stream: ChangeStream, output: IO[bytes]) -> None:
+        self._lines = JsonLines(stream.column_names)
+        self._output = output
+
+    def write(self, batch: ChangeBatch) -> None:
+        self._output.writelines(self._lines.of(batch.tuples()))
+
+
+class _BatchWriter:
+    """Hands batches over as they are."""
+
+    def __init__(self, pa: Any, file: Any) -> None:
+        self._pa, self._file = pa, file
+
+    def write(self, batch: ChangeBatch) -> None:
+        self._file.write(self._pa.record_batch(batch))
+
+
+class _Groups:
+    """Gathers batches to row groups."""
+
+    def __init__(self, pa: Any, file: Any) -> None:
+        self._pa, self._file = pa, file
+        self._batches: list[Any] = []
+        self._rows = self._bytes = 0
+
+    def write(self, batch: ChangeBatch) -> None:
+        self._batches.append(self._pa.record_batch(batch))
+        self._rows += len(batch)
+        self._bytes += batch.nbytes
+        if self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._batches:
+            table = self._pa.Table.from_batches(self._batches)
+            self._file.write_table(table, row_group_size=self._rows)
+        self._batches, self._rows, self._bytes = [], 0, 0

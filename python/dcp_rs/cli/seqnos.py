@@ -1,0 +1,88 @@
+"""`dcp-rs seqnos` and `dcp-rs lag`: where the server is, and how far behind it a reader is."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.cli._options import connection_options, output_options, vbuckets_option
+from dcp_rs.cli._output import print_records
+from dcp_rs.client import Client
+from dcp_rs.exceptions import CheckpointError
+
+if TYPE_CHECKING:
+    from dcp_rs.client import ConnectionOptions
+
+
+@click.command()
+@connection_options
+@vbuckets_option
+@output_options
+def seqnos(connection: ConnectionOptions, vbuckets: set[int] | None, *, as_json: bool) -> None:
+    """Show the highest seqno of each vBucket, and its node."""
+    with Client(connection) as client:
+        high = client.high_seqnos()
+        nodes = {vb: node for node, held in client.vbuckets_by_node().items() for vb in held}
+    records: list[dict[str, object]] = [
+        {"vbucket": vbucket, "node": nodes.get(vbucket), "high_seqno": high[vbucket]}
+        for vbucket in sorted(high)
+        if vbuckets is None or vbucket in vbuckets
+    ]
+    print_records(["vbucket", "node", "high_seqno"], records, as_json=as_json)
+
+
+@click.command()
+@connection_options
+@click.option(
+    "--checkpoint",
+    metavar="FILE",
+    required=True,
+    help="File that the reader keeps its positions in.",
+)
+@vbuckets_option
+@output_options
+def lag(
+    connection: ConnectionOptions,
+    checkpoint: str,
+    vbuckets: set[int] | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Show how far the reader that keeps a checkpoint is behind, in seqnos.
+
+    For each vBucket and, last, in sum: there the vBucket is null. Older versions of documents have
+    seqnos too and are not sent, so there are fewer changes to come.
+    """
+    # Before the server is asked: a reader that goes on meanwhile is not ahead of it.
+    kept = Checkpoint.load(checkpoint)
+    with Client(connection) as client:
+        if client.bucket_uuid != kept.bucket_uuid:
+            raise CheckpointError(
+                f"{checkpoint} is of another bucket: its UUID is {kept.bucket_uuid}, that of"
+                f" {client.bucket_name} is {client.bucket_uuid}"
+            )
+        high = client.high_seqnos()
+    read = kept.seqnos
+    chosen = sorted(vb for vb in high if vbuckets is None or vb in vbuckets)
+    records = [_record(vb, read.get(vb, 0), high[vb]) for vb in chosen]
+    total: dict[str, object] = {"vbucket": None}
+    for name in ("seqno", "high_seqno", "lag"):
+        total[name] = sum(int(str(record[name])) for record in records)
+    columns = ["vbucket", "seqno", "high_seqno", "lag"]
+    shown = {} if as_json else {"vbucket": "all"}
+    print_records(columns, [*records, total | shown], as_json=as_json)
+    ahead = [vb for vb in chosen if read.get(vb, 0) > high[vb]]
+    if ahead:
+        print(
+            f"dcp-rs: the checkpoint is ahead of the server in vBuckets {ahead}:"
+            " a failover has taken changes back, and the reader will be rolled back",
+            file=sys.stderr,
+        )
+
+
+def _record(vbucket: int, seqno: int, high_seqno: int) -> dict[str, object]:
+    behind = max(high_seqno - seqno, 0)
+    return {"vbucket": vbucket, "seqno": seqno, "high_seqno": high_seqno, "lag": behind}

@@ -1,0 +1,184 @@
+"""`dcp-rs top`: what a bucket and its reader are doing, live in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import termios
+import threading
+import time
+import tty
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.cli._options import connection_options, output_options, reading_options
+from dcp_rs.cli._output import print_picture, write
+from dcp_rs.cli._top import Monitor, Sample, live_picture, picture
+from dcp_rs.client import Client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dcp_rs.client import ConnectionOptions
+    from dcp_rs.stream import ChangeStream
+
+_QUIT = frozenset("qQ")
+
+
+@click.command()
+@connection_options
+@click.option(
+    "--checkpoint",
+    metavar="FILE",
+    help="Show the lag of the reader that keeps its positions in FILE, in place of our own.",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    metavar="SECONDS",
+    help="Between pictures (1).",
+)
+@click.option("--once", is_flag=True, help="Print one picture, of the first interval, and end.")
+@reading_options(
+    only=(
+        "start", "vbuckets", "scope", "collections", "system_documents", "persisted_only",
+        "on_rollback", "retry_timeout",
+    )
+)  # fmt: skip
+@output_options
+def top(
+    connection: ConnectionOptions,
+    checkpoint: str | None,
+    interval: float,
+    reading: dict[str, Any],
+    *,
+    once: bool,
+    as_json: bool,
+) -> None:
+    """Show rates, lag, states and nodes, live; q quits.
+
+    Reads the bucket from now on, or from --start, without its documents, and shows what the server
+    writes (seqnos), what is read (changes), and how far the reader is behind. As JSON it prints a
+    line for each interval.
+    """
+    reading.setdefault("start", "latest")
+    with (
+        Client(connection) as client,
+        # The rows are counted and thrown away: the server sends no documents for these columns.
+        client.stream(columns=["seqno"], key_type="binary", **reading) as stream,
+        _drained(stream) as failure,
+    ):
+        monitor = Monitor(client, stream, _reader_of(checkpoint))
+        if not once and not as_json and sys.stdout.isatty():
+            _run(monitor, failure, interval)
+        else:
+            show = _print_json if as_json else _print_picture
+            while not failure.wait(interval):
+                show(monitor.sample())
+                if once:
+                    break
+        failure.check()
+
+
+def _reader_of(checkpoint: str | None) -> Any:
+    if checkpoint is None:
+        return None
+    Checkpoint.load(checkpoint)
+    return lambda: Checkpoint.load(checkpoint).seqnos
+
+
+def _print_json(sample: Sample) -> None:
+    write([f"{json.dumps(sample.record())}\n".encode()])
+
+
+def _print_picture(sample: Sample) -> None:
+    print_picture(picture(sample))
+    sys.stdout.flush()
+
+
+class _Failure:
+    """Why the stream came to its end, if it did."""
+
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+        self.error: BaseException | None = None
+
+    def end(self, error: BaseException | None) -> None:
+        self.error = error
+        self._is_over.set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._is_over.wait(seconds)
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@contextlib.contextmanager
+def _drained(stream: ChangeStream) -> Iterator[_Failure]:
+    """Reads a stream on a thread, batch by batch: rows are counted by the stream."""
+    failure = _Failure()
+
+    def read() -> None:
+        try:
+            for _ in stream:
+                pass
+        except Exception as error:  # noqa: BLE001 - raised on the main thread
+            failure.end(error)
+        else:
+            failure.end(None)
+
+    thread = threading.Thread(target=read, name="dcp-rs top", daemon=True)
+    thread.start()
+    try:
+        yield failure
+    finally:
+        stream.close()
+        thread.join(5)
+
+
+def _run(monitor: Monitor, failure: _Failure, interval: float) -> None:
+    """Draws until q is pressed or the stream ends."""
+    from rich.live import Live
+
+    with _keys() as pressed, Live(screen=True, auto_refresh=False, redirect_stderr=False) as live:
+        # The first one soon, but not at once: there is no rate of no time.
+        due = time.monotonic() + min(interval, 0.3)
+        while not failure.wait(0):
+            if pressed(min(max(due - time.monotonic(), 0), 0.2)) in _QUIT:
+                return
+            if time.monotonic() >= due:
+                live.update(live_picture(monitor.sample()), refresh=True)
+                due = time.monotonic() + interval
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Any]:
+    """Gives a function that waits for a key, unseen and without Enter; `""` if none is pressed."""
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+
+    def pressed(seconds: float) -> str:
+        ready, _, _ = select.select([file], [], [], seconds)
+        return os.read(file, 1).decode("ascii", "replace") if ready else ""
+
+    try:
+        tty.setcbreak(file)
+        yield pressed
+    finally:
+        termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+def _no_key(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""

@@ -1,0 +1,223 @@
+"""`dcp-rs doctor`, `seqnos`, `lag` and `top --once`: what is wrong, and how far behind."""
+
+import json
+import socket
+
+import pytest
+
+import dcp_rs
+from dcp_rs.cli import main
+
+USER = ("--username", "Administrator", "--connect-timeout", "3")
+
+
+@pytest.fixture
+def run_at(monkeypatch, capfd):
+    """Runs a command on an address; gives its exit status and the records that it printed."""
+    monkeypatch.setenv("DCP_RS_PASSWORD", "password")
+
+    def command(name, address, *arguments):
+        done = main([name, address, *USER, *map(str, arguments), "--json"])
+        shown = capfd.readouterr()
+        assert "password" not in shown.out.replace("user name and password", "")
+        return done, [json.loads(line) for line in shown.out.splitlines()], shown.err
+
+    return command
+
+
+@pytest.fixture
+def run(cluster, run_at):
+    """Runs a command on the cluster."""
+    return lambda name, *arguments: run_at(name, f"{cluster.connection_string}/default", *arguments)
+
+
+def steps(findings):
+    return [(finding["step"], finding["status"]) for finding in findings]
+
+
+def failed(findings):
+    """The one step that failed."""
+    (finding,) = [finding for finding in findings if finding["status"] == "failed"]
+    return finding
+
+
+def test_every_step_of_a_healthy_cluster_is_ok(cluster, run):
+    status, findings, _ = run("doctor")
+    assert status == 0
+    assert steps(findings) == [
+        ("dns", "ok"), ("tcp", "ok"), ("dns", "ok"), ("tcp", "ok"), ("login", "ok"),
+        ("bucket", "ok"), ("node", "ok"), ("node", "ok"), ("seqnos", "ok"), ("dcp", "ok"),
+        ("dcp", "ok"),
+    ]  # fmt: skip
+    assert cluster.bucket_uuid in findings[5]["detail"]
+    assert sum(int(each["detail"].split()[0]) for each in findings if each["step"] == "dcp") == 16
+
+
+def test_a_port_where_nothing_listens_is_named(run_at):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    status, findings, _ = run_at("doctor", f"couchbase://127.0.0.1:{port}/default")
+    assert status == 1
+    assert steps(findings) == [("dns", "ok"), ("tcp", "failed"), ("login", "skipped")]
+    assert failed(findings)["target"] == f"127.0.0.1:{port}"
+    assert "11210" in failed(findings)["advice"]
+
+
+def test_a_name_without_an_address_is_named(run_at):
+    status, findings, _ = run_at("doctor", "couchbase://a.invalid:1,b.invalid:1/default")
+    assert status == 1
+    assert steps(findings) == [("dns", "failed"), ("dns", "failed"), ("login", "skipped")]
+    # A single name may stand for a service, which the client asks for.
+    status, findings, _ = run_at("doctor", "couchbase://a.invalid/default")
+    assert status == 1
+    assert steps(findings)[0] == ("dns", "skipped")
+    assert "_couchbase._tcp.a.invalid" in findings[0]["detail"]
+    assert failed(findings)["target"] in {"a.invalid", "Administrator"}
+
+
+def test_a_wrong_password_and_a_wrong_bucket_are_told_apart(cluster, run, run_at, monkeypatch):
+    status, findings, _ = run_at("doctor", f"{cluster.connection_string}/none")
+    assert status == 1
+    assert steps(findings)[-2:] == [("login", "ok"), ("bucket", "failed")]
+    assert "Data DCP Reader" in failed(findings)["advice"]
+    monkeypatch.setenv("DCP_RS_PASSWORD", "wrong")
+    status, findings, _ = run("doctor")
+    assert status == 1
+    assert steps(findings)[-1] == ("login", "failed")
+
+
+def test_a_node_that_is_down_is_named_though_others_answer(cluster, run_at):
+    first, second = cluster.connection_string.removeprefix("couchbase://").split(",")
+    cluster.kill(1)
+    status, findings, _ = run_at("doctor", f"couchbase://{first}/default")
+    assert status == 1
+    nodes = {each["target"]: each["status"] for each in findings if each["step"] == "node"}
+    assert nodes == {first: "ok", second: "failed"}
+    (node,) = [each for each in findings if each["target"] == second]
+    assert "--network external" in node["advice"]
+    assert steps(findings)[-1] == ("dcp", "skipped")
+
+
+@pytest.mark.parametrize("opcode", ["DCP_STREAM_REQ", "DCP_OPEN"])
+def test_a_user_who_may_not_stream_is_told_which_role_is_missing(cluster, run, opcode):
+    cluster.set_faults(
+        [{"condition": {"opcode": opcode}, "reaction": {"answer": {"status": "EACCESS"}}}]
+    )
+    status, findings, _ = run("doctor")
+    assert status == 1
+    assert failed(findings)["step"] == "dcp"
+    assert "Data DCP Reader" in failed(findings)["advice"]
+
+
+def test_a_vbucket_that_does_not_open_is_told_with_its_node(cluster, run):
+    cluster.set_faults([
+        {
+            "condition": {"opcode": "DCP_STREAM_REQ", "vbucket": 3},
+            "reaction": {"answer": {"status": "ETMPFAIL"}},
+        }
+    ])  # fmt: skip
+    status, findings, _ = run("doctor")
+    assert status == 1
+    assert failed(findings)["step"] == "dcp"
+    assert [each["status"] for each in findings[:-2]] == ["ok"] * 9
+
+
+def test_tls_is_tried_with_the_authorities_that_are_given(run_at, tmp_path):
+    with dcp_rs.testing.EmbeddedCluster(nodes=1, vbuckets=4, tls=True) as cluster:
+        address = f"{cluster.tls_connection_string}/default"
+        status, findings, _ = run_at("doctor", address)
+        assert status == 1
+        assert steps(findings) == [
+            ("dns", "ok"), ("tcp", "ok"), ("tls", "failed"), ("login", "skipped")
+        ]  # fmt: skip
+        assert "--tls-ca" in failed(findings)["advice"]
+        ca = tmp_path / "ca.pem"
+        ca.write_text(cluster.ca_pem)
+        status, findings, _ = run_at("doctor", address, "--tls-ca", ca)
+        assert status == 0
+        assert ("tls", "ok") in steps(findings)
+        plain = f"{cluster.connection_string}/default".replace("couchbase://", "couchbases://")
+        status, findings, _ = run_at("doctor", plain, "--tls-ca", ca)
+        assert status == 1
+        assert "11207" in failed(findings)["advice"]
+        missing = tmp_path / "none"
+        status, findings, err = run_at("doctor", address, "--tls-ca", missing)
+        assert status == 1
+        assert "tls" in err or failed(findings)["step"] == "tls"
+
+
+def test_seqnos_are_those_of_the_server(cluster, fill, run):
+    fill(50)
+    status, records, _ = run("seqnos")
+    assert status == 0
+    assert {each["vbucket"]: each["high_seqno"] for each in records} == cluster.high_seqnos()
+    nodes = set(cluster.connection_string.removeprefix("couchbase://").split(","))
+    assert {each["node"] for each in records} == nodes
+    _, some, _ = run("seqnos", "--vbuckets", "3,5-6")
+    assert some == [each for each in records if each["vbucket"] in {3, 5, 6}]
+
+
+def test_lag_is_counted_against_a_checkpoint(cluster, client, fill, run, tmp_path):
+    fill(30)
+    kept = tmp_path / "kept"
+    stream = client.stream(until="now")
+    for _ in stream:
+        pass
+    stream.checkpoint().save(kept)
+    read = cluster.high_seqnos()
+    _, (*records, total), _ = run("lag", "--checkpoint", kept)
+    assert [each["lag"] for each in records] == [0] * 16
+    assert total == {
+        "vbucket": None, "seqno": sum(read.values()), "high_seqno": sum(read.values()), "lag": 0
+    }  # fmt: skip
+    fill(20, prefix="later")
+    status, (*records, total), err = run("lag", "--checkpoint", kept)
+    now = cluster.high_seqnos()
+    assert (status, err) == (0, "")
+    assert {each["vbucket"]: each["lag"] for each in records} == {
+        vbucket: now[vbucket] - read[vbucket] for vbucket in now
+    }
+    assert total["lag"] == 20
+    _, (*_, total), _ = run("lag", "--checkpoint", kept, "--vbuckets", "0-3")
+    assert total["lag"] == sum(now[vbucket] - read[vbucket] for vbucket in range(4))
+
+
+def test_a_checkpoint_that_is_ahead_or_of_another_bucket_is_told(cluster, client, run, tmp_path):
+    kept = tmp_path / "kept"
+    vbucket = cluster.upsert("a", b"1").vbucket
+    cluster.upsert("a", b"2")
+    stream = client.stream(until="now")
+    for _ in stream:
+        pass
+    stream.checkpoint().save(kept)
+    cluster.roll_back(vbucket, 1)
+    status, (*_, total), err = run("lag", "--checkpoint", kept)
+    assert (status, total["lag"]) == (0, 0)
+    assert f"[{vbucket}]" in err
+    assert "rolled back" in err
+    cluster.drop_bucket()
+    cluster.create_bucket()
+    status, records, err = run("lag", "--checkpoint", kept)
+    assert (status, records) == (1, [])
+    assert "another bucket" in err
+
+
+def test_top_shows_the_lag_of_the_reader_of_a_checkpoint(cluster, client, fill, run, tmp_path):
+    fill(30)
+    kept = tmp_path / "kept"
+    stream = client.stream(until="now", vbuckets=range(8))
+    for _ in stream:
+        pass
+    stream.checkpoint().save(kept)
+    unread = sum(seqno for vbucket, seqno in cluster.high_seqnos().items() if vbucket >= 8)
+    once = ("--once", "--interval", "0.4")
+    status, (record,), _ = run("top", *once, "--checkpoint", kept)
+    assert status == 0
+    assert record["lag"] == unread > 0
+    assert sum(node["lag"] for node in record["nodes"]) == unread
+    assert record["states"]["streaming"] == 16
+    _, (record,), _ = run("top", *once)
+    assert (record["lag"], record["rows"]) == (0, 0)
+    _, (record,), _ = run("top", *once, "--start", "earliest")
+    assert (record["lag"], record["rows"]) == (0, 30)
+    assert run("top", *once, "--checkpoint", tmp_path / "none")[0] == 1
