@@ -38,8 +38,8 @@ test: .java static test-rust test-python test-spark ## Run every check and every
 
 ##@ Parts of the tests
 
-static: .installed-test ## Check format, lints, layers, types and docs
-	@$(MAKE) fmt-check lint layers types docs defects-check
+static: .installed-test ## Check format, lints, layers, types, docs and the site
+	@$(MAKE) fmt-check lint layers types docs site-check defects-check
 
 test-rust: .rust ## Run the Rust tests and doctests (debug build)
 	@mkdir -p $(LOG)
@@ -52,7 +52,7 @@ test-rust: .rust ## Run the Rust tests and doctests (debug build)
 
 test-python: .postgres .installed-test ## Run the Python tests against the installed wheel
 	@mkdir -p $(LOG)
-	@$(PY) -m pytest tests/python tests/scripts $(ARGS) 2>&1 | tee $(LOG)/python.log
+	@$(PY) -m pytest tests/python tests/scripts tests/docs $(ARGS) 2>&1 | tee $(LOG)/python.log
 
 test-spark: .java .installed-test ## Run the Spark tests against the installed wheel
 	@mkdir -p $(LOG)
@@ -85,6 +85,16 @@ types: .installed-test ## Check the Python types and the extension module's stub
 
 docs: .rust ## Build the Rust documentation without a warning
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --locked --quiet
+
+site: .installed-test ## Build the documentation site into .state/site; a warning is an error
+	@$(PY) scripts/build_site.py
+
+site-check: site ## Check the site's links and anchors, without the network
+	@$(PY) scripts/check_site.py --self-test
+	@$(PY) scripts/check_site.py
+
+notebooks: .java .installed-test ## Run the notebooks of docs/notebooks again and write what they print
+	@$(PY) scripts/notebooks.py $(ARGS)
 
 defects-check: .installed-test ## Check that every known defect can still be put in
 	@$(PY) scripts/put_in_defects.py --check
@@ -218,5 +228,5 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-demo: .rust $(STATE)/demo-packages.stamp $(STATE)/installed.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
-.PHONY: demo test static test-rust test-python test-spark fuzz fuzz-short fuzz-corpora deny fmt-check lint layers types docs defects-check wheel \
+.PHONY: demo test static test-rust test-python test-spark fuzz fuzz-short fuzz-corpora deny fmt-check lint layers types docs site site-check notebooks defects-check wheel \
 	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate long ci clean help interop .rust .java .postgres .tshark .installed-demo .installed-test

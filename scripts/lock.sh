@@ -13,4 +13,4 @@ lock() {
 }
 lock build --group build
 lock demo --extra demo
-lock test --extra cli --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --group test
+lock test --extra cli --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --group test --group docs

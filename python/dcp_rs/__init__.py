@@ -18,16 +18,15 @@ Couchbase streams every change of a bucket over DCP, the Database Change Protoco
 least once and, within a vBucket, in seqno order; a key that was written twice may come in its
 latest version only.
 
-* [`connect`][dcp_rs.connect] makes a [`Client`][dcp_rs.Client];
-  [`Client.stream`][dcp_rs.Client.stream] a [`ChangeStream`][dcp_rs.ChangeStream]: an iterator, an
-  async iterator and an Arrow C stream of [`ChangeBatch`][dcp_rs.ChangeBatch].
-* [`Checkpoint`][dcp_rs.Checkpoint] is where a reader stands, to go on from there; a
-  [`CheckpointStore`][dcp_rs.CheckpointStore] keeps it, in a file, in memory or where you like.
-* [`replicate`][dcp_rs.replicate] keeps a table in step with a bucket.
-* [`dcp_rs.testing`][dcp_rs.testing] has an embedded cluster, which Couchbase SDKs and DCP clients
-  take for a real one.
-* [`dcp_rs.debug`][dcp_rs.debug] shows what recorded packets say, and why a server made a client
-  roll back; it is imported by itself.
+* `dcp_rs.connect` makes a `dcp_rs.Client`; `dcp_rs.Client.stream` a `dcp_rs.ChangeStream`: an
+  iterator, an async iterator and an Arrow C stream of `dcp_rs.ChangeBatch`.
+* `dcp_rs.Checkpoint` is where a reader stands, to go on from there; a `dcp_rs.CheckpointStore`
+  keeps it: `dcp_rs.FileStore` in a file, `dcp_rs.MemoryStore` in memory, or one of your own.
+* `dcp_rs.replicate` keeps a table in step with a bucket.
+* `dcp_rs.testing` has an embedded cluster, which Couchbase SDKs and DCP clients take for a real
+  one.
+* `dcp_rs.debug` shows what recorded packets say, and why a server made a client roll back; it is
+  imported by itself.
 * `dcp_rs.spark` reads a bucket in Spark; it is imported by itself.
 
 PyArrow is not required. What needs it says so.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class ChangeBatch:
     """Some changes, in seqno order within each vBucket, as columns.
 
-    Made by a [`ChangeStream`][dcp_rs.ChangeStream]. Any library that knows the Arrow PyCapsule
+    Made by a `dcp_rs.ChangeStream`. Any library that knows the Arrow PyCapsule
     interface takes it as it is, without a copy: `pyarrow.record_batch(batch)`.
     """
 

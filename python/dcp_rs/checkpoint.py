@@ -63,7 +63,7 @@ class StoredFilter:
 class Checkpoint:
     """Where a reader stands in every vBucket of a bucket.
 
-    Comes with every batch and is given to [`Client.stream`][dcp_rs.Client.stream] as `start` to go
+    Comes with every batch and is given to `dcp_rs.Client.stream` as `start` to go
     on after that batch. Immutable; pickles.
 
         >>> import dcp_rs
@@ -96,7 +96,7 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Reads a document that [`to_json`][dcp_rs.Checkpoint.to_json] made.
+        """Reads a document that `dcp_rs.Checkpoint.to_json` made.
 
         Args:
             text: The document, of this release or an older one.
@@ -115,7 +115,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a file that [`save`][dcp_rs.Checkpoint.save] wrote.
+        """Reads a file that `dcp_rs.Checkpoint.save` wrote.
 
         Raises:
             CheckpointError: There is no such file, or it is damaged.

@@ -40,7 +40,7 @@ class ConnectionOptions:
         credentials: Function without arguments that returns `(username, password)`, in place of
             those. It is called on a thread of its own, maybe on several at once, and given
             `connect_timeout` seconds. What it raises is shown as an
-            [`AuthenticationError`][dcp_rs.exceptions.AuthenticationError] with its text, which must
+            `dcp_rs.exceptions.AuthenticationError` with its text, which must
             not hold a secret. To pickle, it must be a function of a module.
         bucket: The bucket, where the connection string names none.
         connect_timeout: Longest time for one connection to be made and set up, in seconds.
@@ -159,8 +159,8 @@ def connect(
 
     Args:
         connection_string: `couchbase://host1,host2/bucket`, or `couchbases://` for TLS; or
-            [`ConnectionOptions`][dcp_rs.ConnectionOptions], and nothing else then.
-        username: See [`ConnectionOptions`][dcp_rs.ConnectionOptions], as for all that follow.
+            `dcp_rs.ConnectionOptions`, and nothing else then.
+        username: Who connects. `dcp_rs.ConnectionOptions` says more of this and of all that follow.
         password: The user's password.
         password_file: File with the password, read again for every connection.
         credentials: Function that returns `(username, password)`, called for every connection.
@@ -197,7 +197,7 @@ def connect(
 
 
 class Client:
-    """A bucket to stream changes from; made by [`connect`][dcp_rs.connect].
+    """A bucket to stream changes from; made by `dcp_rs.connect`.
 
     A context manager. Usable from any thread, but not in a forked child, and it does not pickle:
     its `options` do.
@@ -276,7 +276,7 @@ class Client:
 
         Args:
             start: `earliest`, `latest`, a checkpoint to go on from, or a
-                [`CheckpointStore`][dcp_rs.CheckpointStore], whose checkpoint is gone on from; the
+                `dcp_rs.CheckpointStore`, whose checkpoint is gone on from; the
                 beginning if it has none.
             until: `None` never ends; `"now"` ends with the changes there are at this moment; a
                 mapping of vBucket to seqno ends there, and streams the vBuckets it names only. Both
@@ -286,7 +286,7 @@ class Client:
             collections: Collections to stream, as `scope.collection`, or as `collection` within
                 `scope` or else within `_default`.
             columns: `basic`; or `full`, for revision, expiry, flags, datatype and history too; or
-                the names of the columns in their order: see [`columns`][dcp_rs.columns]. Unless
+                the names of the columns in their order: see `dcp_rs.columns`. Unless
                 `value`, or a column of `document_schema`, is among them, the server does not send
                 documents.
             key_type: `string`, or `binary` for keys that are not UTF-8.
@@ -295,7 +295,7 @@ class Client:
             include_xattrs: Whether `basic` and `full` have the column `xattrs`.
             document_schema: Columns to decode JSON documents to, in place of `value`: as Spark's
                 SQL lists them (`"name STRING, geo STRUCT<lat: DOUBLE>"`), or a `pyarrow.Schema`; or
-                a [`DocumentSchema`][dcp_rs.DocumentSchema], which also says what becomes of
+                a `dcp_rs.DocumentSchema`, which also says what becomes of
                 malformed documents. Fields that a document lacks are null, others are passed over.
                 The guide lists the types.
             system_events: Whether changes of collections and scopes are rows too.
@@ -313,7 +313,7 @@ class Client:
             on_rollback: `emit` a row that says where a vBucket's changes come again from and go on
                 there; `resync` does the same from the vBucket's beginning; `fail` raises.
             ack: `next`: asking for the next batch acknowledges the one before it. `manual`:
-                [`ChangeStream.ack`][dcp_rs.ChangeStream.ack] does, in any order, and the stream's
+                `dcp_rs.ChangeStream.ack` does, in any order, and the stream's
                 checkpoint never passes a batch that is not acknowledged.
             retry_timeout: How long a vBucket may be without a stream, while it is tried again and
                 again, before the whole stream fails, in seconds. It holds for opening the stream
@@ -321,8 +321,8 @@ class Client:
                 through: lost and refused connections, a bucket that a node does not know yet, a
                 refused user. The error names the vBucket and the last cause; its class is
                 that of the cause where something has to be put right, as
-                [`AuthenticationError`][dcp_rs.exceptions.AuthenticationError], and
-                [`TimeoutError`][dcp_rs.exceptions.TimeoutError] where the cluster did not answer.
+                `dcp_rs.exceptions.AuthenticationError`, and
+                `dcp_rs.exceptions.TimeoutError` where the cluster did not answer.
                 0: nothing is tried again.
 
         Raises:

@@ -40,7 +40,7 @@ class Decoder:
 
     Remembers what is not a whole packet yet, and whether keys carry collection ids, which the
     answer to HELLO decides. Both directions of a connection share the latter: see
-    [`other_way`][dcp_rs.debug.Decoder.other_way].
+    `dcp_rs.debug.Decoder.other_way`.
     """
 
     def __init__(self, *, collections: bool = False) -> None:

@@ -17,7 +17,7 @@ _OPTION = "document_schema"
 
 @dataclass(frozen=True)
 class DocumentSchema:
-    """How documents are decoded; for `document_schema` of [`Client.stream`][dcp_rs.Client.stream].
+    """How documents are decoded; for `document_schema` of `dcp_rs.Client.stream`.
 
         >>> documents = DocumentSchema("name STRING, op STRING", prefix="doc_")
         >>> Schema(columns=["key", "doc_name"], document_schema=documents).names
@@ -31,7 +31,7 @@ class DocumentSchema:
             called as columns of the table are.
         on_malformed: What becomes of a document that is not JSON, does not fit the schema or is not
             text: its columns are `null`; or the stream is to `fail` with a
-            [`DataError`][dcp_rs.exceptions.DataError]; or its columns are null and its bytes in the
+            `dcp_rs.exceptions.DataError`; or its columns are null and its bytes in the
             `column` called `_malformed`.
     """
 

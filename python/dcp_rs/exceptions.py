@@ -1,6 +1,6 @@
 """Everything that dcp_rs raises.
 
-Each class is a [`DcpError`][dcp_rs.exceptions.DcpError] and, where Python has a class for the same
+Each class is a `dcp_rs.exceptions.DcpError` and, where Python has a class for the same
 thing, that as well: `except TimeoutError` and `except ConnectionError` work.
 
 No text of an exception holds a document's key or value, or a secret.

@@ -1,7 +1,7 @@
 """Bounded reads that follow each other: how far each goes, and what its tasks read.
 
 For a driver that hands ranges of seqnos to tasks in other processes, as Spark's does. What a stream
-in one process needs is [`Client.stream`][dcp_rs.Client.stream] and its checkpoints.
+in one process needs is `dcp_rs.Client.stream` and its checkpoints.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PlanOptions:
     on_rollback: Literal["emit", "fail", "resync"] = "emit"
     """What to do where the server's history is no longer the one that was read."""
     persisted_only: bool = True
-    """On by default, unlike in [`Client.stream`][dcp_rs.Client.stream]. Whether to take only what
+    """On by default, unlike in `dcp_rs.Client.stream`. Whether to take only what
     every copy of a vBucket has on disk."""
     allow_data_loss: bool = False
     """Whether to go on where deletions may have been purged unread."""
@@ -99,7 +99,7 @@ class Planner:
         Args:
             client: A client of the bucket.
             vbuckets: vBuckets to read, all if not given.
-            scope: Scope to read, as in [`Client.stream`][dcp_rs.Client.stream].
+            scope: Scope to read, as in `dcp_rs.Client.stream`.
             collections: Collections to read, likewise.
             system_documents: Whether documents of scope `_system` are read, likewise.
             retry_timeout: Longest time in seconds that the cluster may be away, once it has
@@ -118,7 +118,7 @@ class Planner:
         return self._inner.is_ephemeral
 
     def observe(self, *, persisted: bool = False) -> None:
-        """Asks the nodes where the vBuckets are, for [`high_seqnos`][dcp_rs.planner.Planner].
+        """Asks the nodes where the vBuckets are, for `dcp_rs.planner.Planner`.
 
         Args:
             persisted: Whether to ask what each copy has on disk, too.

@@ -54,7 +54,7 @@ class Schema:
     `pyarrow.schema(Schema())` and other users of the Arrow PyCapsule interface take it as it is.
 
     Args:
-        columns: `basic`, `full` or names, as of [`Client.stream`][dcp_rs.Client.stream], like the
+        columns: `basic`, `full` or names, as of `dcp_rs.Client.stream`, like the
             others.
         key_type: `string` or `binary`.
         value_format: `binary`, `string` or `variant`.

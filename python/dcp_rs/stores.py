@@ -14,7 +14,7 @@ from dcp_rs.checkpoint import Checkpoint
 class CheckpointStore(Protocol):
     """Keeps one checkpoint. Write your own by giving a class these two methods.
 
-    [`Client.stream`][dcp_rs.Client.stream] takes a store as `start`, and goes on from what it has.
+    `dcp_rs.Client.stream` takes a store as `start`, and goes on from what it has.
     What reads the stream saves, once it has done with a batch: with what it made of the batch in
     one transaction, or afterwards, never before.
 

@@ -118,7 +118,7 @@ class StreamEvent:
 
 
 class ChangeStream:
-    """Changes of a bucket, batch by batch; opened by [`Client.stream`][dcp_rs.Client.stream].
+    """Changes of a bucket, batch by batch; opened by `dcp_rs.Client.stream`.
 
     Read it in one of three ways:
 
@@ -132,7 +132,7 @@ class ChangeStream:
 
     Asking for the next batch acknowledges the one before it, which lets the server send more.
     Batches may be kept for as long as one likes. Opened with `ack="manual"`, the stream waits for
-    [`ack`][dcp_rs.ChangeStream.ack] instead, and is read in the first two ways only.
+    `dcp_rs.ChangeStream.ack` instead, and is read in the first two ways only.
 
     A context manager, for `with` and `async with`. Closing it ends its connections.
 

@@ -1,6 +1,6 @@
 """Keep a table in step with a bucket.
 
-[`replicate`][dcp_rs.replicate] reads a bucket and writes to a *target*: rows and the checkpoint
+`dcp_rs.replicate` reads a bucket and writes to a *target*: rows and the checkpoint
 after them in one commit, so that nothing is lost and nothing doubled whenever the process ends.
 
     >>> import dcp_rs, tempfile
@@ -109,11 +109,11 @@ def replicate(
 
     Args:
         client: Client of the bucket.
-        target: Where to write to, as a URL or as a [`Target`][dcp_rs.replication.Target].
+        target: Where to write to, as a URL or as a `dcp_rs.replication.Target`.
         mode: `table`: equal to the documents. `log`: every change is appended, with the rows of
             rollbacks and of what happens to collections.
         once: Whether to return once everything is written that was there at the beginning.
-        scope: Scope to read, as of [`Client.stream`][dcp_rs.Client.stream].
+        scope: Scope to read, as of `dcp_rs.Client.stream`.
         collections: Collections to read, likewise.
         document_schema: Columns to decode JSON documents to, likewise. Without it documents are
             JSON in the column `value`, and those that are no JSON are in `_malformed`.
@@ -123,7 +123,7 @@ def replicate(
         commit_interval: Seconds after which to commit what there is.
         retry_timeout: Seconds for which the cluster, or a collection that is read, may be away.
         stop: Event that ends it: what was read is committed, and it returns.
-        on_progress: Function that is called with the [`Progress`][dcp_rs.replication.Progress]
+        on_progress: Function that is called with the `dcp_rs.replication.Progress`
             after each commit and about once a second, on the calling thread.
 
     Returns:

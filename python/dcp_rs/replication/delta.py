@@ -59,7 +59,7 @@ class DeltaTarget:
         return cls(address.path)
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:  # noqa: ARG002 - both alike
-        """See [`Target.open`][dcp_rs.replication.Target.open]."""
+        """See `dcp_rs.replication.Target.open`."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._table.make(schema)
         state = self._load()
@@ -78,7 +78,7 @@ class DeltaTarget:
             ) from error
 
     def commit(self, commit: Commit) -> None:
-        """See [`Target.commit`][dcp_rs.replication.Target.commit]."""
+        """See `dcp_rs.replication.Target.commit`."""
         version = commit.state.commits << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
         self._write_state(version, commit.state)
 

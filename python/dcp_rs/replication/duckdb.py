@@ -83,7 +83,7 @@ class DuckDBTarget:
         return cls(address.path, **options)
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
-        """See [`Target.open`][dcp_rs.replication.Target.open]."""
+        """See `dcp_rs.replication.Target.open`."""
         self._connection = self._duckdb.connect(os.fspath(self._path))
         self._run(
             f"CREATE TABLE IF NOT EXISTS {_STATES} (table_name VARCHAR PRIMARY KEY,"
@@ -144,7 +144,7 @@ class DuckDBTarget:
         return True
 
     def commit(self, commit: Commit) -> None:
-        """See [`Target.commit`][dcp_rs.replication.Target.commit]."""
+        """See `dcp_rs.replication.Target.commit`."""
         table, state = quote(self._table), commit.state
         names = ", ".join(map(quote_column, commit.rows.column_names))
         same = " AND ".join(f"t.{name} = d.{name}" for name in IDENTITY)

@@ -69,7 +69,7 @@ class IcebergTarget:
         return cls(catalog, table)
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:  # noqa: ARG002 - a log only
-        """See [`Target.open`][dcp_rs.replication.Target.open]."""
+        """See `dcp_rs.replication.Target.open`."""
         refuse_variants(schema, "pyiceberg")
         namespace, _, _ = self._name.rpartition(".")
         self._catalog.create_namespace_if_not_exists(namespace)
@@ -92,7 +92,7 @@ class IcebergTarget:
         return None if found is None else State.from_json(found)
 
     def commit(self, commit: Commit) -> None:
-        """See [`Target.commit`][dcp_rs.replication.Target.commit]."""
+        """See `dcp_rs.replication.Target.commit`."""
         from pyiceberg.exceptions import CommitFailedException
 
         before = self._load()

@@ -57,7 +57,7 @@ class ParquetTarget:
         return cls(address.path)
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:  # noqa: ARG002 - a log only
-        """See [`Target.open`][dcp_rs.replication.Target.open]."""
+        """See `dcp_rs.replication.Target.open`."""
         import pyarrow.parquet as pq
 
         refuse_variants(schema, "PyArrow")
@@ -89,7 +89,7 @@ class ParquetTarget:
             raise overtaken(str(self._folder)) from error
 
     def commit(self, commit: Commit) -> None:
-        """See [`Target.commit`][dcp_rs.replication.Target.commit]."""
+        """See `dcp_rs.replication.Target.commit`."""
         import pyarrow.parquet as pq
 
         if commit.state.commits != self._commits + 1:

@@ -67,7 +67,7 @@ class PostgresTarget:
         return cls(address.url, address.options.get("table", "documents"))
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
-        """See [`Target.open`][dcp_rs.replication.Target.open]."""
+        """See `dcp_rs.replication.Target.open`."""
         refuse_variants(schema, "PostgreSQL")
         want = {each.name: _type(each) for each in schema}
         self._connection = self._adbc.connect(self._uri)
@@ -129,7 +129,7 @@ class PostgresTarget:
             )
 
     def commit(self, commit: Commit) -> None:
-        """See [`Target.commit`][dcp_rs.replication.Target.commit]."""
+        """See `dcp_rs.replication.Target.commit`."""
         try:
             self._write(commit)
             self._connection.commit()

@@ -10,7 +10,7 @@ Phase = Literal["loading", "rereading", "catching up", "following"]
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What [`replicate`][dcp_rs.replicate] has done since it was called.
+    """What `dcp_rs.replicate` has done since it was called.
 
     Attributes:
         phase: `loading` a generation, `rereading` vBuckets that were rolled back, `catching up`

@@ -113,7 +113,7 @@ def merge_into(
     Returns:
         A function for `DataStreamWriter.foreachBatch`. It collects each batch to the driver, as
         Arrow data; the option `maxRowsPerTrigger` bounds a batch. It raises
-        [`ConfigError`][dcp_rs.exceptions.ConfigError], with nothing of the batch written, if the
+        `dcp_rs.exceptions.ConfigError`, with nothing of the batch written, if the
         table is another query's or of another origin, lacks earlier batches of this one, or
         contradicts the schema, and if the query does not resync.
 

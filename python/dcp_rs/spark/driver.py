@@ -25,8 +25,8 @@ class Driver:
 
     Opens nothing before it is asked. The first contact may take the connect timeout; after that the
     planner waits for a cluster that is away as long as `retryTimeout` says. Every error that it
-    raises is a [`SparkReadError`][dcp_rs.spark.SparkReadError] or a
-    [`ConfigError`][dcp_rs.exceptions.ConfigError].
+    raises is a `dcp_rs.spark.SparkReadError` or a
+    `dcp_rs.exceptions.ConfigError`.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -97,7 +97,7 @@ class Driver:
         """Gives what the tasks of a read are.
 
         Raises:
-            SparkReadError: As [`end`][dcp_rs.spark.driver.Driver.end].
+            SparkReadError: As `dcp_rs.spark.driver.Driver.end`.
         """
         if start == end:
             return []

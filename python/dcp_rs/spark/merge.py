@@ -35,7 +35,7 @@ _VARIANT = re.compile(r'(?:^|[tT]ype":)"variant"')
 
 
 class MergeInto:
-    """What [`merge_into`][dcp_rs.spark.merge_into] makes."""
+    """What `dcp_rs.spark.merge_into` makes."""
 
     def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
         require_deltalake()

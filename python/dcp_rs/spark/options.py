@@ -28,7 +28,7 @@ _STREAM = _dcp_rs.defaults()["stream"]
 class ReadOptions:
     """What to read and how.
 
-    Made from a mapping by [`ReadOptions.parse`][dcp_rs.spark.ReadOptions.parse]. The option's name
+    Made from a mapping by `dcp_rs.spark.ReadOptions.parse`. The option's name
     is the field's in camelCase, whatever its case; a value may be text or of the field's type.
     Pickles, with the password if it was given as such: prefer `passwordFile` or `passwordEnv`,
     which every process resolves for itself.

@@ -65,7 +65,7 @@ class Partitions(list[Partition]):
 
     Attributes:
         end: Offsets after what the partitions read, as JSON: for `since` of a later
-            [`partitions`][dcp_rs.spark.partitions]. `None` if the partitions do not follow any.
+            `dcp_rs.spark.partitions`. `None` if the partitions do not follow any.
     """
 
     def __init__(self, partitions: Iterable[Partition] = (), *, end: str | None = None) -> None:

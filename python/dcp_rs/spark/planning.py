@@ -35,7 +35,7 @@ def partitions(
     Spark runs them. vBuckets without a change to read are left out, unless they were rolled back.
 
     Args:
-        options: See [`ReadOptions`][dcp_rs.spark.ReadOptions].
+        options: See `dcp_rs.spark.ReadOptions`.
         since: Offsets that an earlier read ended with, a checkpoint as JSON, or `earliest`.
 
     Returns:

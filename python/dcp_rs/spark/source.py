@@ -163,7 +163,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
 class CouchbaseDcpDataSource(api.DataSource):
     """The data source, by the name `couchbase.dcp`.
 
-    Options are those of [`ReadOptions`][dcp_rs.spark.ReadOptions].
+    Options are those of `dcp_rs.spark.ReadOptions`.
     """
 
     @classmethod

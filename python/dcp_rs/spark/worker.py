@@ -117,10 +117,10 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
     stream is closed when the iterator is exhausted, closed or dropped.
 
     Args:
-        partition: From [`partitions`][dcp_rs.spark.partitions].
+        partition: From `dcp_rs.spark.partitions`.
 
     Yields:
-        Batches of the schema that [`schema`][dcp_rs.spark.schema] gives.
+        Batches of the schema that `dcp_rs.spark.schema` gives.
 
     Raises:
         SparkReadError: The read failed; the text begins with a code in square brackets.
@@ -242,7 +242,7 @@ def map_in_arrow(
     """Makes the function for `DataFrame.mapInArrow`.
 
     Args:
-        options: See [`ReadOptions`][dcp_rs.spark.ReadOptions].
+        options: See `dcp_rs.spark.ReadOptions`.
         partitions: What to read; planned now if not given.
 
     Returns:

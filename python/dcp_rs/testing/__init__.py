@@ -1,6 +1,6 @@
 """An embedded cluster to test against, in place of a real one.
 
-[`EmbeddedCluster`][dcp_rs.testing.EmbeddedCluster] runs within this process. pytest has it as the
+`dcp_rs.testing.EmbeddedCluster` runs within this process. pytest has it as the
 fixtures `couchbase_cluster`, one for each test, and `couchbase_session_cluster`, one for all.
 """
 
@@ -75,7 +75,7 @@ class EmbeddedCluster(Documents, Control):
             as far as `history_bytes` goes.
         keeps_compressed: Whether values that clients send compressed are kept so, as with a
             bucket's compression mode "passive"; otherwise they are inflated ("off").
-        limits: [`Limits`][dcp_rs.testing.Limits] of memory, connections and times.
+        limits: `dcp_rs.testing.Limits` of memory, connections and times.
 
     Raises:
         ConfigError: An option is wrong.
@@ -195,11 +195,11 @@ class EmbeddedCluster(Documents, Control):
         )
 
     def connect(self, *, tls: bool = False, **options: Any) -> Client:
-        """Connects a [`Client`][dcp_rs.Client] to it, as its user and to its bucket.
+        """Connects a `dcp_rs.Client` to it, as its user and to its bucket.
 
         Args:
             tls: Whether to connect over TLS, trusting the authority that was made for it.
-            **options: Options of [`connect`][dcp_rs.connect] to be others than those.
+            **options: Options of `dcp_rs.connect` to be others than those.
 
         Raises:
             ConfigError: It does not speak TLS.

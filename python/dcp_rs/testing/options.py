@@ -9,7 +9,7 @@ from dcp_rs import _dcp_rs
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of an [`EmbeddedCluster`][dcp_rs.testing.EmbeddedCluster].
+    """Limits of a `dcp_rs.testing.EmbeddedCluster`.
 
         >>> with EmbeddedCluster(limits=Limits(max_connections=2)) as cluster:
         ...     cluster.num_nodes

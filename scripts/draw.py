@@ -1,0 +1,135 @@
+"""Draws the pictures of docs/how-dcp-works.md: `python scripts/draw.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+BLUE, GREEN, GREY, RED = "#2b6cb0", "#0b6e4f", "#999999", "#c53030"
+STEP, SIDE = 72, 44
+
+
+class Picture:
+    """Boxes, lines and words on a white ground."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self._parts = [
+            '<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="14"',
+            f'     viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
+            f'<rect width="{width}" height="{height}" fill="white"/>',
+        ]
+
+    def text(
+        self, x: float, y: float, words: str, *, anchor: str = "start", colour: str = "#222222"
+    ) -> None:
+        """Writes some words."""
+        self._parts.append(
+            f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{colour}">{words}</text>'
+        )
+
+    def box(self, x: float, y: float, words: str, colour: str, *, gone: bool = False) -> None:
+        """Draws a change: its words, or, if it is gone, dashed ones."""
+        dash = ' stroke-dasharray="4 3"' if gone else ""
+        ground = "white" if gone else colour
+        self._parts.append(
+            f'<rect x="{x}" y="{y}" width="{SIDE}" height="30" rx="4" fill="{ground}" '
+            f'stroke="{colour}"{dash}/>'
+        )
+        self.text(x + SIDE / 2, y + 20, words, anchor="middle", colour=colour if gone else "white")
+
+    def line(
+        self,
+        x1: float,
+        y1: float,
+        x2: float,
+        y2: float,
+        colour: str = "#222222",
+        *,
+        arrow: bool = False,
+    ) -> None:
+        """Draws a line, with a head at its end if it is an arrow."""
+        self._parts.append(
+            f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{colour}" stroke-width="1.5"/>'
+        )
+        if arrow:
+            side = -6 if x2 > x1 else 6
+            points = f"{x2},{y2} {x2 + side},{y2 - 4} {x2 + side},{y2 + 4}"
+            self._parts.append(f'<polygon points="{points}" fill="{colour}"/>')
+
+    def save(self, name: str) -> None:
+        """Writes the file."""
+        (DOCS / name).write_text("\n".join([*self._parts, "</svg>"]) + "\n")
+
+
+def place(seqno: int) -> int:
+    """Gives where the box of a seqno begins."""
+    return 110 + (seqno - 1) * STEP
+
+
+def snapshots() -> None:
+    """Draws a history with a key that was written twice, and the two snapshots sent of it."""
+    picture = Picture(620, 220)
+    picture.text(10, 31, "written")
+    picture.text(10, 111, "sent")
+    for seqno, key in enumerate("ABCADB", 1):
+        picture.box(place(seqno), 11, f"{seqno} {key}", BLUE)
+        is_old = seqno == 1
+        picture.box(place(seqno), 91, f"{seqno} {key}", GREY if is_old else GREEN, gone=is_old)
+    for first, last, words in ((1, 4, "snapshot 0 to 4"), (5, 6, "snapshot 5 to 6")):
+        left, right = place(first) - 6, place(last) + SIDE + 6
+        for x1, y1, x2, y2 in (
+            (left, 135, right, 135),
+            (left, 128, left, 135),
+            (right, 128, right, 135),
+        ):
+            picture.line(x1, y1, x2, y2)
+        picture.text((left + right) / 2, 154, words, anchor="middle")
+    picture.line(place(3) + SIDE + 14, 80, place(3) + SIDE + 14, 178, RED)
+    picture.text(place(3) + SIDE + 14, 195, "here the reader has no A", anchor="middle", colour=RED)
+    picture.save("snapshots.svg")
+
+
+def branches() -> None:
+    """Draws a failover that loses two changes."""
+    picture = Picture(620, 190)
+    picture.text(10, 51, "branch a1", colour=BLUE)
+    picture.text(10, 131, "branch b2", colour=GREEN)
+    for seqno in range(1, 7):
+        picture.box(place(seqno), 31, str(seqno), BLUE if seqno <= 4 else GREY, gone=seqno > 4)
+    picture.text(place(5), 20, "lost with the node", colour=GREY)
+    picture.line(place(4) + SIDE + 14, 46, place(4) + SIDE + 14, 126, GREEN)
+    picture.line(place(4) + SIDE + 14, 126, place(5) - 2, 126, GREEN, arrow=True)
+    for seqno in (5, 6):
+        picture.box(place(seqno), 111, str(seqno), GREEN)
+    picture.text(10, 175, "failover log: (b2, 4), (a1, 0)")
+    picture.save("branches.svg")
+
+
+def rollback() -> None:
+    """Draws what reader and server say to each other at a rollback."""
+    picture = Picture(620, 300)
+    left, right = 150, 470
+    picture.text(left, 24, "reader", anchor="middle")
+    picture.text(right, 24, "server", anchor="middle")
+    picture.line(left, 34, left, 285, GREY)
+    picture.line(right, 34, right, 285, GREY)
+    said = [
+        (60, True, "stream request: a1, seqno 6", BLUE),
+        (100, False, "rollback to 4", RED),
+        (180, True, "stream request: a1, seqno 4", BLUE),
+        (220, False, "failover log: (b2, 4), (a1, 0)", GREEN),
+        (255, False, "seqnos 5 and 6 of branch b2", GREEN),
+    ]
+    for y, asks, words, colour in said:
+        picture.line(left if asks else right, y, right if asks else left, y, colour, arrow=True)
+        picture.text((left + right) / 2, y - 6, words, anchor="middle", colour=colour)
+    picture.text(left - 12, 145, "row: rollback,", anchor="end", colour=RED)
+    picture.text(left - 12, 163, "seqno 4, epoch 1", anchor="end", colour=RED)
+    picture.text(left - 12, 259, "rows of epoch 1", anchor="end", colour=GREEN)
+    picture.save("rollback.svg")
+
+
+if __name__ == "__main__":
+    snapshots()
+    branches()
+    rollback()

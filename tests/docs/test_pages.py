@@ -1,0 +1,118 @@
+"""The code of README.md and of the site's pages, run as it is printed.
+
+The blocks of a page run in order, in one namespace and an empty folder. What a page shows as
+output must be what its blocks print. A page whose blocks are tests is run by pytest. Blocks of
+Spark run in `tests/spark/test_pages.py`, in the session that is there.
+"""
+
+import dataclasses
+import gc
+import inspect
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from blocks import ROOT, blocks_of, pages
+
+import dcp_rs
+
+# Guides for a cluster and a session of one's own; what they say is tested where it is named here.
+ELSEWHERE = {
+    "docs/guides/replicate.md": "tests/python/test_replication.py",
+    "docs/guides/spark.md": "tests/spark/test_documentation.py, merged.py",
+}
+PYTEST = ["docs/guides/testing.md"]
+RUN = [page for page in pages() if page not in [*ELSEWHERE, *PYTEST]]
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_the_blocks_of_a_page_run_as_printed(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page"}
+    run = [block for block in blocks_of(page) if not block.is_spark]
+    assert run
+    try:
+        for block in run:
+            block.run(names)
+    finally:
+        for name in ("client", "cluster"):
+            if name in names:
+                names[name].close()
+        names.clear()
+        # What a page leaves open is not an error of the next test.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+
+
+@pytest.mark.parametrize("page", PYTEST)
+def test_the_tests_of_a_page_pass(page, tmp_path):
+    blocks = blocks_of(page)
+    (tmp_path / "test_page.py").write_text("\n\n".join(block.code for block in blocks))
+    count = sum(
+        block.code.count("\ndef test_") + block.code.startswith("def test_") for block in blocks
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "test_page.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout
+    assert f"{count} passed" in done.stdout
+    assert count >= 3
+
+
+def test_the_pages_whose_blocks_are_tested_elsewhere_are_there():
+    assert set(ELSEWHERE) <= set(pages())
+
+
+def test_every_other_page_is_run():
+    assert sum(len(blocks_of(page)) for page in RUN) >= 30
+
+
+def test_output_that_differs_from_what_is_shown_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(1)\n```\n\n```text\n2\n```\n")
+    (block,) = blocks_of(page)
+    with pytest.raises(AssertionError):
+        block.run({})
+
+
+def test_no_docstring_shows_a_raw_link():
+    sources = [*(ROOT / "python").rglob("*.py")]
+    assert len(sources) > 30
+    raw = [str(path) for path in sources if "][dcp_rs" in path.read_text()]
+    assert raw == [], "write `dcp_rs.connect` in backticks: the site links it"
+
+
+def first_column(page, heading):
+    text = (ROOT / page).read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+
+
+def test_the_page_of_options_lists_every_option_in_order():
+    page = "docs/reference/options.md"
+    connection = [field.name for field in dataclasses.fields(dcp_rs.ConnectionOptions)]
+    assert sorted(first_column(page, "Of a connection")) == sorted(connection)
+    stream = list(inspect.signature(dcp_rs.Client.stream).parameters)[1:]
+    assert first_column(page, "Of a stream") == stream
+
+
+def test_the_page_of_errors_lists_every_class_and_every_code():
+    text = (ROOT / "docs/reference/errors.md").read_text()
+    classes = set(dcp_rs.exceptions.__all__) - {"DcpError"}
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == classes
+    source = (ROOT / "crates/dcp-python/src/error.rs").read_text()
+    codes = set(re.findall(r'\(?Kind::\w+, "(\w+)"', source))
+    codes |= set(re.findall(r'=> "(\w+)",$', source, re.MULTILINE)) - set(dcp_rs.exceptions.__all__)
+    assert len(codes) > 20
+    missing = {code for code in codes if f"`{code}`" not in text}
+    assert missing == {"other", "document"}, "codes of what has no class of its own"
