@@ -242,7 +242,6 @@ def test_what_makes_no_sense_is_told_before_anything_is_read(spark, options, mor
         ({"onMalformed": "fail"}, "documents are not looked at"),
         ({"valueFormat": "json"}, "'binary', 'string' or 'variant'"),
         ({"documentShema": "a INT"}, "did you mean documentSchema"),
-        ({"documentSchema": "a INT", "columns": "key"}, "none is of documentSchema"),
         ({"valueFormat": "string", "columns": "key"}, "about the column value"),
         ({"documentPrefix": "doc_"}, "^documentSchema: a prefix is for"),
         ({"documentSchema": 5}, "^documentSchema: must be text"),
