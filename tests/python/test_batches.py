@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import dcp_rs
-from dcp_rs import debug, testing
+from dcp_rs import debug, planner, testing
 from dcp_rs.exceptions import ConfigError
 
 
@@ -48,6 +48,19 @@ def test_a_batch_is_a_sequence_of_rows(batch):
         )
     assert list(batch[5:20][2:4]) == rows[7:9]
     assert batch[5:20][0] == rows[5]
+
+
+def test_a_slice_has_its_own_elements_of_lists_and_maps(cluster, client):
+    for n in range(8):
+        cluster.upsert(f"key_{n}", {"list": [n] * n, "map": {"a": n, "b": None}})
+    fields = "list ARRAY<INT>, map MAP<STRING, INT>"
+    with client.stream(until="now", document_schema=fields, linger=1) as stream:
+        batch = next(stream)
+    rows = pa.record_batch(batch).to_pylist(maps_as_pydicts="strict")
+    assert len(rows) == 8
+    for start in range(8):
+        for found, row in zip(batch[start:], rows[start:], strict=True):
+            assert (found["list"], found["map"]) == (row["list"], row["map"])
 
 
 @pytest.mark.parametrize("index", [25, -26, 1 << 70])
@@ -183,10 +196,10 @@ def test_every_repr_is_short_and_survives_a_fork(cluster, client, tmp_path):
         store = dcp_rs.MemoryStore()
         assert repr(store) == "<dcp_rs.MemoryStore empty>"
         store.save(batch.checkpoint)
-        planner = dcp_rs.planner.Planner(client)
+        planned = planner.Planner(client)
         shown = [
             client, client.options, stream, batch, batch[:0], batch.checkpoint, store, cluster,
-            dcp_rs.FileStore(tmp_path / "f"), dcp_rs.Schema(), debug.Decoder(), planner,
+            dcp_rs.FileStore(tmp_path / "f"), dcp_rs.Schema(), debug.Decoder(), planned,
         ]  # fmt: skip
         for each in shown:
             assert len(repr(each)) < 250
