@@ -254,6 +254,13 @@ def test_so_it_is_without_a_session(more, said):
             read(options | more)
 
 
+@pytest.mark.parametrize("wrong", [5, "bucket", ["bucket"], None, {1: 2}])
+def test_options_of_a_wrong_type_are_refused(wrong):
+    for read in (dcp_rs.spark.schema, dcp_rs.spark.partitions, dcp_rs.spark.map_in_arrow):
+        with pytest.raises(ConfigError, match=r"^options: must be"):
+            read(wrong)
+
+
 @pytest.mark.usefixtures("documents")
 def test_a_malformed_document_can_fail_the_read(spark, options):
     frame = load(spark.read, options, documentSchema=SCHEMA, onMalformed="fail")
