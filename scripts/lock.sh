@@ -12,5 +12,6 @@ lock() {
         --output-file "requirements/$name.txt"
 }
 lock build --group build
+lock release --group release
 lock demo --extra demo
 lock test --extra cli --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --group test --group docs

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks that this machine has what the Makefile needs, and stops with one line if not.
-# Usage: scripts/require.sh rust | java | python | postgres | tshark | deny
+# Usage: scripts/require.sh rust | java | python | postgres | tshark | deny | actionlint
 #        (python: prints the interpreter found)
 #
 # What it installs, and only as root on Debian or Ubuntu, is a JDK, PostgreSQL and tshark. Without
@@ -113,6 +113,16 @@ require_deny() {
     rm -rf .state/tools/build
 }
 
+# Built from source likewise, in half a minute.
+require_actionlint() {
+    local want=v1.7.12
+    [ "$(.state/tools/bin/actionlint -version 2>/dev/null | head -n 1)" != "$want" ] || return 0
+    command -v go >/dev/null || stop "no Go: install golang, or leave the workflows unchecked"
+    GOBIN="$PWD/.state/tools/bin" GOFLAGS=-modcacherw \
+        go install "github.com/rhysd/actionlint/cmd/actionlint@$want" ||
+        stop "actionlint $want cannot be built"
+}
+
 case "${1:-}" in
 rust) require_rust ;;
 java) require_java ;;
@@ -120,5 +130,6 @@ python) require_python ;;
 postgres) require_postgres ;;
 tshark) require_tshark ;;
 deny) require_deny ;;
-*) stop "usage: scripts/require.sh rust | java | python | postgres | tshark | deny" ;;
+actionlint) require_actionlint ;;
+*) stop "usage: scripts/require.sh rust | java | python | postgres | tshark | deny | actionlint" ;;
 esac

@@ -1,11 +1,26 @@
-"""PyArrow, if it is there."""
+"""Libraries that are used where they are there."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+
+def require(what: str, module: str, package: str) -> ModuleType | Any:
+    """Imports a library for `what`.
+
+    Raises:
+        ImportError: It is not installed; the text says what to install.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f'{what} needs {module}: install it with pip install "{package}"'
+        ) from error
 
 
 def require_pyarrow(what: str) -> ModuleType | Any:
@@ -14,10 +29,4 @@ def require_pyarrow(what: str) -> ModuleType | Any:
     Raises:
         ImportError: It is not installed; the text says which extra brings it.
     """
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise ImportError(
-            f'{what} needs pyarrow: install it with pip install "dcp-rs[arrow]"'
-        ) from error
-    return pa
+    return require(what, "pyarrow", "dcp-rs[arrow]")

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
+
 from dcp_rs.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from types import UnionType
 
 
 def text(option: str, value: object, *, optional: bool = False) -> None:
     """Checks that `value` is text, or `None` if that is allowed."""
     if not (isinstance(value, str) or (optional and value is None)):
         raise wrong_type(option, value, "text")
+    if value is not None:
+        utf8(option, value)
 
 
 def integer(option: str, value: object, low: int, high: int) -> None:
@@ -19,10 +28,57 @@ def integer(option: str, value: object, low: int, high: int) -> None:
         raise ConfigError(f"{option}: {value} is not from {low} to {high}")
 
 
+def seconds(option: str, value: object, low: float, high: float) -> None:
+    """Checks that `value` is a number of seconds from `low` to `high`."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise wrong_type(option, value, "a number of seconds")
+    if not low <= value <= high:
+        raise ConfigError(f"{option}: {value} is not from {low} to {high} seconds")
+
+
 def flag(option: str, value: object) -> None:
     """Checks that `value` is `True` or `False`."""
     if not isinstance(value, bool):
         raise wrong_type(option, value, "True or False")
+
+
+def path(option: str, value: object) -> None:
+    """Checks that `value` is a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise wrong_type(option, value, "a path")
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{option}: is text that no path has") from error
+
+
+def instance(option: str, value: object, expected: type | UnionType, name: str) -> None:
+    """Checks that `value` is an `expected`, which users know as `name`."""
+    if not isinstance(value, expected):
+        raise wrong_type(option, value, name)
+
+
+def names(option: str, value: object) -> list[str]:
+    """Gives the names in any iterable but text."""
+    found = items(option, value, "a list of names")
+    for each in found:
+        text(option, each)
+    return cast("list[str]", found)
+
+
+def items(option: str, value: object, expected: str) -> list[object]:
+    """Gives the items of any iterable but text."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise wrong_type(option, value, expected)
+    return list(value)
+
+
+def utf8(option: str, value: str) -> bytes:
+    """Gives text as UTF-8, which has no lone surrogates."""
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{option}: is text that UTF-8 cannot write") from error
 
 
 def wrong_type(option: str, value: object, expected: str) -> ConfigError:

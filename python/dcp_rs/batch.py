@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, overload
 
-from dcp_rs._arrow import require_pyarrow
+from dcp_rs import _checks, _display
+from dcp_rs._arrow import require, require_pyarrow
 from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pandas as pd
+    import polars as pl
     import pyarrow as pa
 
     from dcp_rs import _dcp_rs
@@ -20,12 +24,23 @@ class ChangeBatch:
 
     Made by a `dcp_rs.ChangeStream`. Any library that knows the Arrow PyCapsule
     interface takes it as it is, without a copy: `pyarrow.record_batch(batch)`.
+
+    It is also a sequence of rows, each a dict that is made when it is asked for. A slice is a batch
+    of some of the rows, without a copy and without a checkpoint.
+
+        >>> with EmbeddedCluster(vbuckets=1) as cluster, cluster.connect() as client:
+        ...     for n in range(3):
+        ...         _ = cluster.upsert(f"key_{n}", b"{}")
+        ...     batch = next(client.stream(until="now", columns=["key", "seqno"]))
+        >>> len(batch), batch[0], [row["key"] for row in batch[1:]]
+        (3, {'key': 'key_0', 'seqno': 1}, ['key_1', 'key_2'])
     """
 
-    __slots__ = ("_inner",)
+    __slots__ = ("_inner", "_is_part")
 
     def __init__(self, inner: _dcp_rs.ChangeBatch) -> None:
         self._inner = inner
+        self._is_part = False
 
     @property
     def num_rows(self) -> int:
@@ -47,11 +62,26 @@ class ChangeBatch:
         """Where the stream stands once this batch has been processed.
 
         Store it with what was made of the batch, or after it, never before.
+
+        Raises:
+            ConfigError: This is a slice of a batch: a reader that went on from there would skip the
+                other rows.
         """
+        if self._is_part:
+            raise ConfigError("checkpoint: a slice of a batch has none: use the whole batch's")
         return Checkpoint._of(self._inner.checkpoint)  # noqa: SLF001 - the package's own
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, as a `pyarrow.Schema`.
+
+        Raises:
+            ImportError: PyArrow is not installed.
+        """
+        return require_pyarrow("ChangeBatch.schema").schema(self)
+
     def rows(self) -> Iterator[dict[str, object]]:
-        """Iterates over the changes, each a dict by column name.
+        """Iterates over the changes, each a dict by column name, as `for row in batch` does.
 
         A convenience: text is `str`, binary `bytes`, a timestamp a `datetime` in UTC, xattrs and
         objects are dicts. Columns are much faster for more than a look.
@@ -73,6 +103,24 @@ class ChangeBatch:
         """
         return require_pyarrow("ChangeBatch.to_pyarrow").record_batch(self)
 
+    def to_polars(self) -> pl.DataFrame:
+        """Gives the batch as a `polars.DataFrame`, without a copy where Polars needs none.
+
+        Raises:
+            ImportError: Polars is not installed.
+        """
+        frame: pl.DataFrame = require("ChangeBatch.to_polars", "polars", "polars").DataFrame(self)
+        return frame
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Gives the batch as a `pandas.DataFrame`, by way of PyArrow.
+
+        Raises:
+            ImportError: pandas or PyArrow is not installed.
+        """
+        require("ChangeBatch.to_pandas", "pandas", "pandas")
+        return require_pyarrow("ChangeBatch.to_pandas").record_batch(self).to_pandas()
+
     def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]:
         """Exports the batch over the Arrow PyCapsule interface."""
         return self._inner.__arrow_c_array__(requested_schema)
@@ -85,6 +133,54 @@ class ChangeBatch:
         """Gives the number of changes."""
         return self._inner.num_rows
 
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        """Iterates over the changes, as `rows` does."""
+        return self.rows()
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, object]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> dict[str, object] | Self:
+        """Gives a change as a dict, or a batch of some of the changes, without a copy.
+
+        Raises:
+            IndexError: There is no such row.
+            ConfigError: It is neither a row's number nor a slice, or the slice leaves rows out.
+        """
+        if isinstance(index, slice):
+            return self._part(index)
+        if not isinstance(index, int):
+            raise _checks.wrong_type(
+                "index",
+                index,
+                "the number of a row or a slice (columns: to_pyarrow(), to_polars())",
+            )
+        rows = len(self)
+        if not -rows <= index < rows:
+            raise IndexError(f"index: the batch has {rows} rows, and {index} is none of them")
+        row: dict[str, object] = self._inner.slice(index % rows, 1).to_dicts()[0]
+        return row
+
+    def _part(self, index: slice) -> Self:
+        for bound in (index.start, index.stop, index.step):
+            if bound is not None and not isinstance(bound, int):
+                raise _checks.wrong_type("index", bound, "a slice of whole numbers")
+        if index.step not in {None, 1}:
+            raise ConfigError(f"index: a slice takes rows in a row, and its step is {index.step}")
+        start, stop, _ = index.indices(len(self))
+        rows = max(stop - start, 0)
+        if rows == len(self):
+            return self
+        part = type(self)(self._inner.slice(start, rows))
+        part._is_part = True  # noqa: SLF001 - its own
+        return part
+
     def __repr__(self) -> str:
-        columns = ", ".join(self.column_names)
+        columns = _display.names(self.column_names)
         return f"<dcp_rs.ChangeBatch rows={self.num_rows} columns=[{columns}]>"
+
+    def _repr_html_(self) -> str:
+        """Gives the first rows as a table, for notebooks."""
+        shown = self._inner.slice(0, _display.ROWS).to_tuples()
+        return _display.table("dcp_rs.ChangeBatch", self.column_names, shown, self.num_rows)

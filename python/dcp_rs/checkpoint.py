@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from dcp_rs import _checks, _dcp_rs
 
@@ -120,6 +120,7 @@ class Checkpoint:
         Raises:
             CheckpointError: There is no such file, or it is damaged.
         """
+        _checks.path("path", path)
         return cls._of(_dcp_rs.Checkpoint.load(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -130,6 +131,7 @@ class Checkpoint:
         Raises:
             CheckpointError: The file cannot be written; what was there still is.
         """
+        _checks.path("path", path)
         self._inner.save(path)
 
     def _store(self, path: str | os.PathLike[str]) -> None:
@@ -169,15 +171,24 @@ class Checkpoint:
         return {vbucket: fields["seqno"] for vbucket, fields in self._inner.positions().items()}
 
     def restricted_to(self, vbuckets: Iterable[int]) -> Checkpoint:
-        """Gives the checkpoint of some vBuckets only, as for one of several readers."""
-        return Checkpoint._of(self._inner.restricted_to(list(vbuckets)))
+        """Gives the checkpoint of some vBuckets only, as for one of several readers.
+
+        Raises:
+            ConfigError: `vbuckets` are no numbers of vBuckets.
+        """
+        numbers = _checks.items("vbuckets", vbuckets, "a list of vBuckets")
+        for number in numbers:
+            _checks.integer("vbuckets", number, 0, 0xFFFF)
+        return Checkpoint._of(self._inner.restricted_to(cast("list[int]", numbers)))
 
     def merged_with(self, other: Checkpoint) -> Checkpoint:
         """Gives the checkpoint with the positions of `other`, which win.
 
         Raises:
             CheckpointError: `other` belongs to another bucket or was made with another filter.
+            ConfigError: `other` is no checkpoint.
         """
+        _checks.instance("other", other, Checkpoint, "a Checkpoint")
         return Checkpoint._of(self._inner.merged_with(other._inner))
 
     def __eq__(self, other: object) -> bool:

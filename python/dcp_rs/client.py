@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pickle
 import re
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal, NoReturn, Self
+from dataclasses import Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.documents import DocumentSchema, as_options
-from dcp_rs.exceptions import ConfigError
+from dcp_rs.exceptions import ConfigError, ForkedProcessError
 from dcp_rs.stores import CheckpointStore
 from dcp_rs.stream import ChangeStream
 
@@ -106,11 +106,17 @@ class ConnectionOptions:
         return dict(self.__dict__)
 
     def __repr__(self) -> str:
-        shown = {each.name: getattr(self, each.name) for each in fields(self) if each.repr}
-        shown["connection_string"] = _without_secrets(self.connection_string)
+        given = {
+            each.name: getattr(self, each.name) for each in fields(self) if _is_shown(each, self)
+        }
+        given["connection_string"] = _without_secrets(self.connection_string)
         return (
-            f"ConnectionOptions({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+            f"ConnectionOptions({', '.join(f'{name}={value!r}' for name, value in given.items())})"
         )
+
+
+def _is_shown(option: Field[Any], options: ConnectionOptions) -> bool:
+    return option.repr and getattr(options, option.name) != option.default
 
 
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::\d+)?(?:=\w+)?"
@@ -203,9 +209,11 @@ class Client:
     its `options` do.
     """
 
-    __slots__ = ("_inner", "_options")
+    __slots__ = ("_inner", "_is_closed", "_options")
 
     def __init__(self, options: ConnectionOptions) -> None:
+        _checks.instance("options", options, ConnectionOptions, "ConnectionOptions")
+        self._is_closed = False
         self._options = options
         self._inner = _dcp_rs.Client.connect(vars(options))
 
@@ -286,9 +294,9 @@ class Client:
             collections: Collections to stream, as `scope.collection`, or as `collection` within
                 `scope` or else within `_default`.
             columns: `basic`; or `full`, for revision, expiry, flags, datatype and history too; or
-                the names of the columns in their order: see `dcp_rs.columns`. Unless
-                `value`, or a column of `document_schema`, is among them, the server does not send
-                documents.
+                the names of the columns in their order: see `dcp_rs.columns`. Columns of
+                `document_schema` are named among them, or all stand behind them if none is. Without
+                `value` and `document_schema` the server does not send documents.
             key_type: `string`, or `binary` for keys that are not UTF-8.
             value_format: `binary`, or `string` for text, or `variant` for Spark's variant: a struct
                 of `value` and `metadata`, as its `parse_json` makes it.
@@ -341,6 +349,7 @@ class Client:
     def close(self) -> None:
         """Closes the client; no stream can be opened any more."""
         self._inner.close()
+        self._is_closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -356,7 +365,12 @@ class Client:
         )
 
     def __repr__(self) -> str:
-        return f"<dcp_rs.Client {self._options!r}>"
+        address = _without_secrets(self._options.connection_string)
+        try:
+            bucket = f"bucket={self.bucket_name!r}"
+        except ForkedProcessError:
+            bucket = "of another process"
+        return f"<dcp_rs.Client {'closed ' if self._is_closed else ''}{address} {bucket}>"
 
 
 def _begin(start: object) -> object:

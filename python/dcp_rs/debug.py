@@ -44,6 +44,7 @@ class Decoder:
     """
 
     def __init__(self, *, collections: bool = False) -> None:
+        _checks.flag("collections", collections)
         self._rest = b""
         self._state = [collections]
 
@@ -53,13 +54,15 @@ class Decoder:
         other._state = self._state  # noqa: SLF001 - its own
         return other
 
-    def feed(self, data: bytes) -> list[Packet]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Packet]:
         """Takes bytes and gives the packets that are complete now.
 
         Raises:
             ProtocolError: The bytes are no packets; the rest of the connection cannot be read.
+            ConfigError: `data` is not bytes.
         """
-        self._rest += data
+        _checks.instance("data", data, bytes | bytearray | memoryview, "bytes")
+        self._rest += bytes(data)
         packets, used, self._state[0] = _dcp_rs.decode(self._rest, self._state[0])
         self._rest = self._rest[used:]
         return [Packet(fields, line) for fields, line in packets]
@@ -69,8 +72,11 @@ class Decoder:
         """How many bytes are missing to complete the packet that has begun; 0 if none has."""
         return _dcp_rs.wanted(self._rest) - len(self._rest) if self._rest else 0
 
+    def __repr__(self) -> str:
+        return f"<dcp_rs.debug.Decoder collections={self._state[0]} unfinished={len(self._rest)}>"
 
-def decode(data: bytes, *, collections: bool = False) -> list[Packet]:
+
+def decode(data: bytes | bytearray | memoryview, *, collections: bool = False) -> list[Packet]:
     """Decodes whole packets.
 
         >>> packet = bytes.fromhex("80550000040000030000000400001000000000000000000000000002")
@@ -84,11 +90,11 @@ def decode(data: bytes, *, collections: bool = False) -> list[Packet]:
 
     Raises:
         ProtocolError: The bytes are no packets, or the last one is cut short.
+        ConfigError: `data` is not bytes.
     """
-    if not isinstance(data, bytes | bytearray | memoryview):
-        raise _checks.wrong_type("data", data, "bytes")
+    _checks.instance("data", data, bytes | bytearray | memoryview, "bytes")
     decoder = Decoder(collections=collections)
-    packets = decoder.feed(bytes(data))
+    packets = decoder.feed(data)
     if decoder.missing:
         raise ProtocolError(f"the last packet is cut short: {decoder.missing} bytes are missing")
     return packets

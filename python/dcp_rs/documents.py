@@ -60,7 +60,10 @@ def as_ddl(schema: object) -> str | None:
         ConfigError: It is neither, or has a type that documents are not decoded to.
         ImportError: It is an Arrow schema, and PyArrow is not installed.
     """
-    if schema is None or isinstance(schema, str):
+    if schema is None:
+        return None
+    if isinstance(schema, str):
+        _checks.utf8(_OPTION, schema)
         return schema
     if not hasattr(schema, "__arrow_c_schema__"):
         raise _checks.wrong_type(_OPTION, schema, "text or a pyarrow.Schema")

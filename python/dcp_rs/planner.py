@@ -7,17 +7,17 @@ in one process needs is `dcp_rs.Client.stream` and its checkpoints.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from dcp_rs import _dcp_rs
+from dcp_rs import _checks, _dcp_rs
 from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.client import Client
 from dcp_rs.exceptions import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from dcp_rs.client import Client
+    from collections.abc import Iterable
 
 Offsets = dict[str, Any]
 """How far each vBucket has been read: JSON that a reader keeps and does not change."""
@@ -110,7 +110,12 @@ class Planner:
         """
         options = dict(locals())
         del options["self"], options["client"]
+        _checks.instance("client", client, Client, "a Client")
+        self._client = client
         self._inner = _dcp_rs.Planner(client._inner, options)  # noqa: SLF001
+
+    def __repr__(self) -> str:
+        return f"<dcp_rs.planner.Planner of {self._client!r}>"
 
     @property
     def is_ephemeral(self) -> bool:
@@ -127,6 +132,7 @@ class Planner:
             ConnectError: A node cannot be reached.
             TimeoutError: The nodes did not all answer in time.
         """
+        _checks.flag("persisted", persisted)
         self._inner.observe(persisted)
 
     def high_seqnos(self) -> dict[int, int]:
@@ -180,7 +186,9 @@ class Planner:
             DataError: Deletions may have been purged unread.
             CheckpointError: The offsets are damaged, or of another bucket or filter.
         """
-        planned = self._inner.plan_tasks(_begin(start), _dump(end), tasks, _by_name(options))
+        if tasks is not None:
+            _checks.integer("tasks", tasks, 1, 0xFFFF)
+        planned = self._inner.plan_tasks(_begin(start), _dump("end", end), tasks, _by_name(options))
         return [
             Task(node, tuple(Range(*each) for each in ranges), plan)
             for node, plan, ranges in planned
@@ -208,7 +216,7 @@ def parse_offsets(text: str) -> Offsets:
 def _load(text: str) -> Offsets:
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise _damaged(str(error)) from error
     if not isinstance(document, dict):
         raise _damaged("no JSON object")
@@ -222,13 +230,18 @@ def _damaged(what: str) -> CheckpointError:
 
 
 def _begin(start: Offsets | Checkpoint) -> str | _dcp_rs.Checkpoint:
-    return start._inner if isinstance(start, Checkpoint) else _dump(start)  # noqa: SLF001
+    return start._inner if isinstance(start, Checkpoint) else _dump("start", start)  # noqa: SLF001
 
 
-def _dump(offsets: Mapping[str, Any]) -> str:
-    return json.dumps(offsets, separators=(",", ":"))
+def _dump(option: str, offsets: Mapping[str, Any]) -> str:
+    _checks.instance(option, offsets, Mapping, "offsets")
+    try:
+        return json.dumps(offsets, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise _damaged(str(error)) from error
 
 
 def _by_name(options: PlanOptions) -> dict[str, object]:
-    until = None if options.until is None else _dump(options.until)
+    _checks.instance("options", options, PlanOptions, "PlanOptions")
+    until = None if options.until is None else _dump("until", options.until)
     return vars(options) | {"until": until}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dcp_rs import _dcp_rs
+from dcp_rs import _dcp_rs, _display
 from dcp_rs._arrow import require_pyarrow
 from dcp_rs.documents import DocumentSchema, as_options
 
@@ -99,4 +99,4 @@ class Schema:
         return self._inner.__arrow_c_schema__()
 
     def __repr__(self) -> str:
-        return f"<dcp_rs.Schema [{', '.join(self.names)}]>"
+        return f"<dcp_rs.Schema [{_display.names(self.names)}]>"

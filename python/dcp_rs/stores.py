@@ -77,8 +77,7 @@ class FileStore:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if not isinstance(path, str | os.PathLike):
-            raise _checks.wrong_type("path", path, "a path")
+        _checks.path("path", path)
         self._path = os.fspath(path)
 
     @property
@@ -103,8 +102,7 @@ class FileStore:
             CheckpointError: It cannot be written, or another reader has saved a checkpoint that is
                 further; what was there still is.
         """
-        if not isinstance(checkpoint, Checkpoint):
-            raise _checks.wrong_type("checkpoint", checkpoint, "a Checkpoint")
+        _checks.instance("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
         checkpoint._store(self._path)  # noqa: SLF001 - the package's own
 
     def __repr__(self) -> str:
@@ -134,9 +132,11 @@ class MemoryStore:
         Raises:
             CheckpointError: Another reader has saved one that is further, which is kept.
         """
-        if not isinstance(checkpoint, Checkpoint):
-            raise _checks.wrong_type("checkpoint", checkpoint, "a Checkpoint")
+        _checks.instance("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
         with self._lock:
             if self._checkpoint is not None:
                 checkpoint._check_ahead(self._checkpoint)  # noqa: SLF001 - the package's own
             self._checkpoint = checkpoint
+
+    def __repr__(self) -> str:
+        return f"<dcp_rs.MemoryStore {self.load() or 'empty'}>"

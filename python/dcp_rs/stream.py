@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self
 
+from dcp_rs import _checks, _display
 from dcp_rs._arrow import require_pyarrow
 from dcp_rs.batch import ChangeBatch
 from dcp_rs.checkpoint import Checkpoint
-from dcp_rs.exceptions import ConfigError
+from dcp_rs.exceptions import ConfigError, ForkedProcessError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -147,10 +148,11 @@ class ChangeStream:
         3
     """
 
-    __slots__ = ("_inner",)
+    __slots__ = ("_inner", "_is_closed")
 
     def __init__(self, inner: _dcp_rs.ChangeStream) -> None:
         self._inner = inner
+        self._is_closed = False
 
     def __iter__(self) -> Self:
         return self
@@ -205,8 +207,12 @@ class ChangeStream:
             (0, True)
 
         Raises:
-            ConfigError: The batch is another stream's, or the stream acknowledges by itself.
+            ConfigError: The batch is another stream's or a slice, or the stream acknowledges by
+                itself.
         """
+        _checks.instance("batch", batch, ChangeBatch, "a ChangeBatch")
+        if batch._is_part:  # noqa: SLF001 - the package's own
+            raise ConfigError("batch: is a slice of a batch: acknowledge the whole one")
         self._inner.ack(batch._inner)  # noqa: SLF001 - the package's own
 
     @property
@@ -270,6 +276,7 @@ class ChangeStream:
     def close(self) -> None:
         """Ends the stream and its connections. Batches that were not taken are dropped."""
         self._inner.close()
+        self._is_closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -299,7 +306,11 @@ class ChangeStream:
         )
 
     def __repr__(self) -> str:
-        return f"<dcp_rs.ChangeStream columns=[{', '.join(self.column_names)}]>"
+        try:
+            columns = f"columns=[{_display.names(self.column_names)}]"
+        except ForkedProcessError:
+            columns = "of another process"
+        return f"<dcp_rs.ChangeStream {'closed ' if self._is_closed else ''}{columns}>"
 
 
 class _SchemaOf:

@@ -168,8 +168,7 @@ def test_passwords_are_not_shown():
 )
 def test_a_secret_in_a_connection_string_is_not_shown(connection_string, shown):
     options = dcp_rs.ConnectionOptions(connection_string=connection_string)
-    start = f"ConnectionOptions(connection_string={shown or connection_string!r}, username=None,"
-    assert repr(options).startswith(start)
+    assert repr(options) == f"ConnectionOptions(connection_string={shown or connection_string!r})"
     assert "s3cret" not in repr(options)
 
 

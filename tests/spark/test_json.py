@@ -242,7 +242,6 @@ def test_what_makes_no_sense_is_told_before_anything_is_read(spark, options, mor
         ({"onMalformed": "fail"}, "documents are not looked at"),
         ({"valueFormat": "json"}, "'binary', 'string' or 'variant'"),
         ({"documentShema": "a INT"}, "did you mean documentSchema"),
-        ({"documentSchema": "a INT", "columns": "key"}, "none is of documentSchema"),
         ({"valueFormat": "string", "columns": "key"}, "about the column value"),
         ({"documentPrefix": "doc_"}, "^documentSchema: a prefix is for"),
         ({"documentSchema": 5}, "^documentSchema: must be text"),
@@ -253,6 +252,13 @@ def test_so_it_is_without_a_session(more, said):
     for read in (dcp_rs.spark.schema, dcp_rs.spark.partitions):
         with pytest.raises(ConfigError, match=said):
             read(options | more)
+
+
+@pytest.mark.parametrize("wrong", [5, "bucket", ["bucket"], None, {1: 2}])
+def test_options_of_a_wrong_type_are_refused(wrong):
+    for read in (dcp_rs.spark.schema, dcp_rs.spark.partitions, dcp_rs.spark.map_in_arrow):
+        with pytest.raises(ConfigError, match=r"^options: must be"):
+            read(wrong)
 
 
 @pytest.mark.usefixtures("documents")

@@ -22,7 +22,8 @@ pub enum Columns {
     Basic,
     /// Those of [`Columns::Basic`] and the columns on revision, expiry and history.
     Full,
-    /// The columns of these names, in their order. Without `value` or a column of the documents'
+    /// The columns of these names, in their order; behind them those of the documents' schema if
+    /// none of them is named, and `_malformed` where it is kept. Without `value` and a documents'
     /// schema, the server need not send documents.
     Named(Vec<String>),
 }
@@ -215,7 +216,8 @@ fn document_names(options: &TableOptions) -> Result<Vec<String>, SchemaError> {
     }
 }
 
-/// The columns that are asked for by name.
+/// The columns that are asked for by name. Where none is of the documents' schema, all of it is
+/// meant, behind them: nobody gives a schema to read nothing of it.
 fn named(
     names: &[String],
     documents: &[String],
@@ -230,20 +232,22 @@ fn named(
         }
         slots.push(slot);
     }
-    let has_document = slots.iter().any(|slot| matches!(slot, Slot::Document(_) | Slot::Malformed));
-    let has_value = slots.contains(&Slot::Change(Column::Value));
-    let contradiction = if slots.is_empty() {
+    if slots.is_empty() {
         return Err(SchemaError::NoColumns);
-    } else if options.document_schema.is_some() && !has_document {
-        "columns: none is of document_schema: name those to read, or leave document_schema out"
-    } else if options.value_format != ValueFormat::Binary && !has_value {
-        "columns: value_format is about the column value: name it, or leave value_format out"
-    } else if options.on_malformed == OnMalformed::Column && !slots.contains(&Slot::Malformed) {
-        "columns: with on_malformed=column, name the column _malformed"
-    } else {
-        return Ok(slots);
-    };
-    Err(SchemaError::Contradiction(contradiction))
+    }
+    if !slots.iter().any(|slot| matches!(slot, Slot::Document(_) | Slot::Malformed)) {
+        slots.extend((0..documents.len()).map(Slot::Document));
+    }
+    if options.on_malformed == OnMalformed::Column && !slots.contains(&Slot::Malformed) {
+        slots.push(Slot::Malformed);
+    }
+    if options.value_format != ValueFormat::Binary && !slots.contains(&Slot::Change(Column::Value))
+    {
+        return Err(SchemaError::Contradiction(
+            "columns: value_format is about the column value: name it, or leave value_format out",
+        ));
+    }
+    Ok(slots)
 }
 
 fn slot(name: &str, documents: &[String], options: &TableOptions) -> Result<Slot, SchemaError> {

@@ -43,6 +43,17 @@ impl ChangeBatch {
         Checkpoint(self.checkpoint.clone())
     }
 
+    /// Some of the rows, without a copy; at most those there are.
+    fn slice(&self, start: usize, rows: usize) -> Self {
+        let start = start.min(self.batch.num_rows());
+        let rows = rows.min(self.batch.num_rows() - start);
+        Self {
+            batch: self.batch.slice(start, rows),
+            checkpoint: self.checkpoint.clone(),
+            token: self.token,
+        }
+    }
+
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         schema_capsule(py, &self.batch.schema())
     }

@@ -50,16 +50,18 @@ pub(crate) fn cells<'py>(
         }
         DataType::List(_) => {
             let lists = column.as_list::<i32>();
-            let elements = cells(py, lists.values(), times)?;
             let ranges = lists.value_offsets();
+            let elements = cells(py, &within(lists.values(), ranges), times)?;
             by_row(py, column, ranges, |range| {
                 PyList::new(py, elements.get(range).unwrap_or_default())?.into_bound_py_any(py)
             })
         }
         DataType::Map(..) => {
             let maps = column.as_map();
-            let (keys, values) = (cells(py, maps.keys(), times)?, cells(py, maps.values(), times)?);
-            by_row(py, column, maps.value_offsets(), |range| {
+            let ranges = maps.value_offsets();
+            let keys = cells(py, &within(maps.keys(), ranges), times)?;
+            let values = cells(py, &within(maps.values(), ranges), times)?;
+            by_row(py, column, ranges, |range| {
                 let dict = PyDict::new(py);
                 let keys = keys.get(range.clone()).unwrap_or_default();
                 for (key, value) in keys.iter().zip(values.get(range).unwrap_or_default()) {
@@ -190,14 +192,23 @@ fn structs<'py>(py: Python<'py>, column: &StructArray, times: &Times<'py>) -> Py
         .collect()
 }
 
-/// The cells of a column whose rows are ranges of elements.
+/// The elements that a column's rows have: a slice of a column keeps all of its parent's.
+fn within(elements: &ArrayRef, offsets: &[i32]) -> ArrayRef {
+    let index = |offset: Option<&i32>| offset.and_then(|at| usize::try_from(*at).ok());
+    let start = index(offsets.first()).unwrap_or_default().min(elements.len());
+    let end = index(offsets.last()).unwrap_or_default().clamp(start, elements.len());
+    elements.slice(start, end - start)
+}
+
+/// The cells of a column whose rows are ranges of elements, counted from those of its first row.
 fn by_row<'py>(
     py: Python<'py>,
     column: &ArrayRef,
     offsets: &[i32],
     make: impl Fn(std::ops::Range<usize>) -> PyResult<Bound<'py, PyAny>>,
 ) -> PyResult<Cells<'py>> {
-    let index = |offset: i32| usize::try_from(offset).unwrap_or_default();
+    let first = offsets.first().copied().unwrap_or_default();
+    let index = |offset: i32| usize::try_from(offset - first).unwrap_or_default();
     let ranges = offsets.windows(2).enumerate();
     ranges
         .map(|(row, range)| match range {

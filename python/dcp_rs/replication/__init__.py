@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dcp_rs import _checks
 from dcp_rs._arrow import require_pyarrow
+from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.progress import Progress
 from dcp_rs.replication.state import State
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dcp_rs.client import Client
     from dcp_rs.documents import DocumentSchema
 
 __all__ = [
@@ -45,6 +45,9 @@ __all__ = [
     "open_target",
     "replicate",
 ]
+
+# In seconds.
+_DAY = 86_400.0
 
 # Module and class of each scheme of a target's URL.
 _TARGETS = {
@@ -140,13 +143,23 @@ def replicate(
     from dcp_rs.replication.changes import Layout
     from dcp_rs.replication.core import Replication, Settings
 
+    _checks.instance("client", client, Client, "a Client")
     _checks.flag("once", once)
     _checks.integer("commit_rows", commit_rows, 1, 10_000_000)
     _checks.integer("commit_bytes", commit_bytes, 1 << 16, 1 << 30)
-    if not commit_interval > 0:
-        raise ConfigError(f"commit_interval: {commit_interval} is not above 0")
+    _checks.flag("persisted_only", persisted_only)
+    _checks.text("scope", scope, optional=True)
+    _checks.seconds("commit_interval", commit_interval, 0.001, _DAY)
+    _checks.seconds("retry_timeout", retry_timeout, 0.0, _DAY)
+    names = None if collections is None else _checks.names("collections", collections)
+    if stop is not None:
+        _checks.instance("stop", stop, threading.Event, "a threading.Event")
+    if on_progress is not None and not callable(on_progress):
+        raise _checks.wrong_type("on_progress", on_progress, "a function")
     chosen = open_target(target) if isinstance(target, str) else target
-    if mode not in chosen.modes:
+    if not hasattr(chosen, "modes"):
+        raise _checks.wrong_type("target", target, "a URL or a Target")
+    if mode not in list(chosen.modes):
         raise ConfigError(
             f"mode: {mode!r} is not one that this target can be: {', '.join(sorted(chosen.modes))}"
         )
@@ -154,7 +167,7 @@ def replicate(
         mode=mode,
         once=once,
         scope=scope,
-        collections=None if collections is None else list(collections),
+        collections=names,
         persisted_only=persisted_only,
         commit_rows=commit_rows,
         commit_bytes=commit_bytes,

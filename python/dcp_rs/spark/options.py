@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from dcp_rs import _dcp_rs
+from dcp_rs import _checks, _dcp_rs
 from dcp_rs.client import ConnectionOptions
 from dcp_rs.documents import DocumentSchema, as_ddl, as_options
 from dcp_rs.exceptions import ConfigError
@@ -131,10 +131,12 @@ class ReadOptions:
             ConfigError: An option is unknown (the nearest name is given), doubled, missing or its
                 value is not what it should be.
         """
+        _checks.instance("options", options, Mapping, "a mapping of names to values")
         names = {_camel(each.name).lower(): each.name for each in fields(cls)}
         names["maxoffsetspertrigger"] = "max_rows_per_trigger"
         values: dict[str, object] = {}
         for given, value in options.items():
+            _checks.text("options", given)
             name = names.get(given.lower())
             if name is None:
                 raise ConfigError(

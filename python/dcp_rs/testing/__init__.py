@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs
 from dcp_rs.client import Client, ConnectionOptions
-from dcp_rs.exceptions import ConfigError
+from dcp_rs.exceptions import ClosedError, ConfigError, ForkedProcessError
 from dcp_rs.testing.control import Control
 from dcp_rs.testing.documents import Document, Documents, MutationToken
 from dcp_rs.testing.options import Limits
@@ -250,6 +250,11 @@ class EmbeddedCluster(Documents, Control):
         )
 
     def __repr__(self) -> str:
-        shown = {name: value for name, value in self._options.items() if name != "password"}
-        options = ", ".join(f"{name}={value!r}" for name, value in shown.items())
-        return f"<dcp_rs.testing.EmbeddedCluster {options}>"
+        try:
+            state = self.connection_string
+        except ClosedError:
+            state = "closed"
+        except ForkedProcessError:
+            state = "of another process"
+        shown = f"bucket={self.bucket_name!r} vbuckets={self.num_vbuckets}"
+        return f"<dcp_rs.testing.EmbeddedCluster {state} {shown}>"

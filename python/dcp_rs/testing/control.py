@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from dcp_rs import _checks
+from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from dcp_rs import _dcp_rs
 
@@ -104,7 +106,10 @@ class Control:
         Raises:
             ConfigError: There is no such node, or it left already, or none would be left.
         """
-        self._inner.failover_unsafely([_node(node) for node in nodes])
+        numbers = _checks.items("nodes", nodes, "a list of nodes")
+        for number in numbers:
+            _checks.integer("nodes", number, 0, 0xFFFF)
+        self._inner.failover_unsafely(cast("list[int]", numbers))
 
     @property
     def map_version(self) -> tuple[int, int]:
@@ -322,7 +327,14 @@ class Control:
             ConfigError: A name means nothing, or a rule contradicts itself. The text names the
                 member, and what was probably meant. The former rules stay.
         """
-        self._inner.set_faults(json.dumps([dict(rule) for rule in rules]))
+        given = _checks.items("rules", rules, "a list of rules")
+        for rule in given:
+            _checks.instance("rules", rule, Mapping, "a list of mappings")
+        try:
+            text = json.dumps([dict(cast("Mapping[str, object]", rule)) for rule in given])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"rules: are not JSON: {error}") from error
+        self._inner.set_faults(text)
 
     def faults(self) -> list[dict[str, Any]]:
         """Gives the fault rules in force."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dcp_rs import _checks
+from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from dcp_rs import _dcp_rs
 
 
@@ -168,7 +168,7 @@ class Documents:
 
 def _key(key: str | bytes) -> bytes:
     if isinstance(key, str):
-        return key.encode()
+        return _checks.utf8("key", key)
     if isinstance(key, bytes):
         return key
     raise _checks.wrong_type("key", key, "text or bytes")
@@ -178,18 +178,26 @@ def _value(value: object) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        return value.encode()
+        return _checks.utf8("value", value)
     if isinstance(value, dict | list):
-        return _json(value).encode()
+        return _json("value", value).encode()
     raise _checks.wrong_type("value", value, "bytes, text, a dict or a list")
 
 
 def _xattrs(xattrs: Mapping[str, object] | None) -> list[tuple[str, str]] | None:
-    return None if xattrs is None else [(name, _json(value)) for name, value in xattrs.items()]
+    if xattrs is None:
+        return None
+    _checks.instance("xattrs", xattrs, Mapping, "a mapping of names to JSON values")
+    for name in xattrs:
+        _checks.text("xattrs", name)
+    return [(name, _json("xattrs", value)) for name, value in xattrs.items()]
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
+def _json(option: str, value: object) -> str:
+    try:
+        return json.dumps(value, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{option}: is not JSON: {error}") from error
 
 
 def _token(token: tuple[int, int, int, int]) -> MutationToken:

@@ -125,8 +125,23 @@ fn the_columns_of_documents_can_be_named_among_others() {
     assert_eq!(schema.columns(), [Column::Seqno, Column::Value]);
     let error = |columns: &[&str]| TableSchema::new(&options(columns)).unwrap_err().to_string();
     assert_eq!(error(&["b", "b"]), "columns: \"b\" is named twice");
-    assert!(error(&["b"]).contains("name the column _malformed"));
     assert!(error(&["bb"]).contains("did you mean \"b\"?"));
+}
+
+#[test]
+fn all_columns_of_documents_stand_behind_names_that_are_none_of_theirs() {
+    let names = |columns: &[&str], on_malformed| {
+        all_names(&TableOptions {
+            columns: named(columns).columns,
+            on_malformed,
+            ..decoded("a INT, b ARRAY<INT>")
+        })
+    };
+    assert_eq!(names(&["seqno", "key"], OnMalformed::Null), ["seqno", "key", "a", "b"]);
+    assert_eq!(names(&["b", "key"], OnMalformed::Null), ["b", "key"]);
+    assert_eq!(names(&["key"], OnMalformed::Column), ["key", "a", "b", MALFORMED]);
+    assert_eq!(names(&["b"], OnMalformed::Column), ["b", MALFORMED]);
+    assert_eq!(names(&[MALFORMED], OnMalformed::Column), [MALFORMED]);
 }
 
 #[test]
@@ -142,10 +157,6 @@ fn options_that_make_no_sense_together_are_refused() {
         (
             TableOptions { on_malformed: OnMalformed::Fail, ..default.clone() },
             "documents are not looked at",
-        ),
-        (
-            TableOptions { columns: columns(&["key"]), ..decoded("a INT") },
-            "none is of document_schema",
         ),
         (
             TableOptions {

@@ -1,0 +1,68 @@
+"""What reprs and notebooks show: little, whatever there is, and nothing as markup."""
+
+from __future__ import annotations
+
+import html
+import reprlib
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+ROWS = 10
+"""Rows of a table that are shown."""
+_COLUMNS = 20
+_NAMES = 12
+_CELL = 60
+
+
+class _Cells(reprlib.Repr):
+    """Cuts long values before they are written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = _CELL
+
+    def repr_bytes(self, value: bytes, _level: int) -> str:
+        """Shows bytes; `Repr` would write all of them out before it cuts them."""
+        return repr(value) if len(value) <= _CELL else f"{value[:_CELL]!r}…"
+
+
+_CELLS = _Cells()
+
+
+def names(given: Sequence[str]) -> str:
+    """Gives names one after the other, the first ones of many."""
+    more = len(given) - _NAMES
+    return ", ".join([*map(_short, given[:_NAMES]), *([f"… {more} more"] if more > 0 else [])])
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]], num_rows: int
+) -> str:
+    """Gives the first of `num_rows` rows as HTML. All of it is escaped: documents are not ours."""
+    shown, rest = columns[:_COLUMNS], len(columns) - _COLUMNS
+    more = [f"… {rest} more columns"] if rest > 0 else []
+    head = _row("th", [*map(_short, shown), *more])
+    body = [_row("td", [_cell(cell) for cell in row[:_COLUMNS]]) for row in islice(rows, ROWS)]
+    below = f"<p>… {num_rows - ROWS:,} more rows</p>" if num_rows > ROWS else ""
+    size = f"{num_rows:,} rows, {len(columns)} columns"
+    return (
+        f"<div><p>{html.escape(title)}: {size}</p><table><thead>{head}</thead>"
+        f"<tbody>{''.join(body)}</tbody></table>{below}</div>"
+    )
+
+
+def _row(tag: str, cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, str):
+        return _short(value)
+    return "" if value is None else _short(_CELLS.repr(value), 4 * _CELL)
+
+
+def _short(text: str, most: int = _CELL) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
