@@ -27,7 +27,10 @@ ELSEWHERE = {
     "docs/decisions": "decisions/index.md",
 }
 # Files that pages link to and that are no pages: they are copied as they are.
-FILES = {"LICENSE": "LICENSE"}
+FILES = {"LICENSE": "LICENSE"} | {
+    str(path.relative_to(ROOT)): str(path.relative_to(ROOT))
+    for path in sorted((ROOT / "examples").glob("*.py"))
+}
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)((?:#[^)]*)?\))")
 
 
@@ -100,6 +103,7 @@ def stage() -> None:
         page = SOURCE / "notebooks" / f"{notebook.stem}.md"
         page.write_text(from_notebook(notebook))
     for origin, name in FILES.items():
+        (SOURCE / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / origin, SOURCE / name)
     (SOURCE / "decisions/index.md").write_text(decisions() + "\n")
 
