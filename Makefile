@@ -152,6 +152,7 @@ bench-replicate: .installed-test ## Measure the first load into each target; ARG
 long: .java .postgres .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (three hours)
 	@PROPTEST_CASES=50000 DCP_SIM_WORLDS=20000 DCP_SLOW_SECONDS=60 $(CARGO) test --workspace --release --locked
 	@DCP_KILLS=200 DCP_CYCLES=1000 $(PY) -m pytest --timeout 3600 tests/python/test_kills.py tests/python/test_scale.py
+	@DCP_CANCELLATIONS=10000 DCP_FORKS=1000 $(PY) -m pytest --timeout 3600 tests/python/test_interruptions.py
 	@DCP_KILLS=30 $(PY) -m pytest tests/python/test_replication_kills.py
 	@$(PY) scripts/put_in_defects.py
 	@$(PY) tests/spark/versions.py $(WHEELS)/*.whl
