@@ -78,6 +78,12 @@ def stages(first_world: int) -> list[Stage]:
             {"DCP_KILLS": "200", "DCP_CYCLES": "1000"},
         ),
         Stage(
+            "interruptions",
+            "10,000 cancellations at random moments, 1,000 forks under open streams",
+            [*pytest, "tests/python/test_interruptions.py"],
+            {"DCP_CANCELLATIONS": "10000", "DCP_FORKS": "1000"},
+        ),
+        Stage(
             "soak",
             "an hour beside a cluster that loses nodes: every document, no growth",
             [*pytest, "tests/python/test_soak.py"],
@@ -148,8 +154,8 @@ def summary(outcomes: list[Outcome], of: str) -> str:
     for outcome in outcomes:
         counts = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
         told = counts if outcome.passed or outcome.failed else ""
-        lines.append(f"{outcome.name:12} {outcome.minutes:6.1f} min  {outcome.result}")
-        lines += [f"{'':24} {text}" for text in (outcome.proves, told) if text]
+        lines.append(f"{outcome.name:14} {outcome.minutes:6.1f} min  {outcome.result}")
+        lines += [f"{'':26} {text}" for text in (outcome.proves, told) if text]
     return "\n".join(lines)
 
 
@@ -167,7 +173,7 @@ def main(arguments: list[str], known: list[Stage] | None = None) -> int:
             parser.error(f"there is no stage {name}: choose from {', '.join(names)}")
     todo = [stage for stage in known if not chosen.names or stage.name in chosen.names]
     if chosen.list:
-        print("\n".join(f"{stage.name:12} {stage.proves}" for stage in todo))
+        print("\n".join(f"{stage.name:14} {stage.proves}" for stage in todo))
         return 0
     LOG.mkdir(parents=True, exist_ok=True)
     of = commit()

@@ -2,7 +2,8 @@
 //!
 //! * [`packet`] and [`words`] say and read whole packets, and messages in a few words.
 //! * [`conformance`] notes which rows of the conformance tables have held.
-//! * [`peer`] is one end of a connection over whatever carries bytes.
+//! * [`peer`] is one end of a connection over whatever carries bytes, and [`login`] the server's
+//!   side of its set-up.
 //! * [`harness`] is a consumer's machine with a server's hand on the other end, [`bucket`] what a
 //!   producer's machine reads from, and [`pair`] both machines under one simulated clock.
 //! * [`traces`] reads the packets recorded from real servers.
@@ -18,6 +19,7 @@ pub mod bucket;
 pub mod conformance;
 pub mod facts;
 pub mod harness;
+pub mod login;
 pub mod packet;
 pub mod pair;
 pub mod peer;

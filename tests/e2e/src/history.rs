@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use dcp_consumer::connect::Connector;
+use dcp_consumer::connect::{Connector, Socket};
 use dcp_consumer::{ConnectOptions, Credentials};
 use dcp_producer::{Producer, ProducerOptions, WriteOptions};
 use dcp_proto::Op;
-use dcp_wire::{Cas, Datatype, Frame, MAX_BODY_LEN, Opcode, Seqno, Status, Vbid};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use dcp_test::peer::Peer;
+use dcp_wire::{Cas, Datatype, Frame, Opcode, Seqno, Status, Vbid};
 
 use crate::Row;
 
@@ -149,36 +149,29 @@ impl History {
     pub async fn upsert_compressed(&mut self, key: &str, value: impl Into<Bytes>) {
         let value = value.into();
         let vbid = self.producer.vbid_of(key.as_bytes());
-        let mut packet = Vec::new();
-        Frame::request(Opcode::SET)
+        let key_in_default = [&[0], key.as_bytes()].concat();
+        let compressed = snap::raw::Encoder::new().compress_vec(&value).expect("it compresses");
+        let request = Frame::request(Opcode::SET)
             .with_vbid(vbid)
             .with_extras(&[0; 8])
             .with_datatype(Datatype::JSON.with(Datatype::SNAPPY))
-            .with_key(&[&[0], key.as_bytes()].concat())
-            .with_value(&snap::raw::Encoder::new().compress_vec(&value).expect("it compresses"))
-            .encode(&mut packet)
-            .expect("it fits a packet");
-        let response = self.request(&packet).await;
-        let (response, _) = Frame::parse(&response, MAX_BODY_LEN).expect("valid").expect("whole");
-        assert_eq!(response.header.status(), Status::SUCCESS, "{key}");
+            .with_key(&key_in_default)
+            .with_value(&compressed);
+        self.peer().await.ask_for(request, Status::SUCCESS).await;
         let document = self.producer.get(key.as_bytes()).expect("it was written");
         self.record(vbid, document.seqno, document.cas, (Op::Mutation, key, Some(value)));
     }
 
-    /// Sends one request over a connection of its own; returns the response.
-    async fn request(&self, packet: &[u8]) -> Vec<u8> {
+    /// A connection of its own, as clients set it up.
+    async fn peer(&self) -> Peer<Socket> {
         let options = ConnectOptions::new(self.producer.connection_string())
             .with_bucket(self.producer.bucket_name())
             .with_credentials(Credentials::new("Administrator", "password"));
         let connector = Connector::new(options).expect("valid options");
-        let mut connected = connector.connect_any().await.expect("a connection");
-        connected.socket.write_all(packet).await.expect("it is sent");
-        let mut response = connected.leftover.to_vec();
-        while Frame::parse(&response, MAX_BODY_LEN).expect("a packet").is_none() {
-            let read = connected.socket.read_buf(&mut response).await.expect("an answer");
-            assert!(read > 0, "the connection was closed");
-        }
-        response
+        let connected = connector.connect_any().await.expect("a connection");
+        let mut peer = Peer::new(connected.socket);
+        peer.input = connected.leftover;
+        peer
     }
 
     /// Writes `count` documents of `len` bytes under keys that begin with `prefix`.

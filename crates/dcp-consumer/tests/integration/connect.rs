@@ -5,11 +5,12 @@ use dcp_consumer::connect::{Connected, Connector};
 use dcp_consumer::{ClientCertificate, ConnectOptions, Credentials, Error, ErrorKind, Pem};
 use dcp_proto::consumer::DcpOpen;
 use dcp_proto::topology::{Network, NetworkSelection};
+use dcp_test::login::{Login, PASSWORD};
 use dcp_wire::message::OpenFlags;
 use dcp_wire::{Opcode, Status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::data_service::{DataService, PASSWORD, options, serve};
+use crate::data_service::{DataService, options, serve};
 
 fn plain(address: SocketAddr) -> ConnectOptions {
     options(format!("couchbase://{address}"))
@@ -144,7 +145,8 @@ async fn a_wrong_password_is_told() {
 
 #[tokio::test]
 async fn a_password_is_not_given_to_whoever_asks_for_it_in_the_clear() {
-    let service = DataService { mechanisms: Some(b"PLAIN"), ..DataService::default() };
+    let login = Login { mechanisms: b"PLAIN", ..Login::default() };
+    let service = DataService { login, ..DataService::default() };
     let error = failure(plain(service.start().await)).await;
     assert_error(&error, ErrorKind::Authentication, "no usable SASL mechanism");
 }

@@ -3,25 +3,17 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use bytes::{Buf, BytesMut};
 use dcp_consumer::{ConnectOptions, Credentials};
-use dcp_wire::sasl::{Mechanism, PlainMessage, ScramCredentials, ScramServer};
-use dcp_wire::{Frame, Opcode, Status};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use dcp_test::login::{Login, PASSWORD, USERNAME};
+use dcp_test::peer::{Peer, Wire};
+use dcp_wire::{Opcode, Status};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-
-pub(crate) const PASSWORD: &str = "pass-word-never-shown";
-const CONFIG: &[u8] = br#"{"rev":1,"name":"default","uuid":"ab","nodeLocator":"vbucket",
-    "nodesExt":[{"services":{"kv":11210},"thisNode":true}],
-    "vBucketServerMap":{"serverList":["$HOST:11210"],"vBucketMap":[[0],[0]]}}"#;
-const MANIFEST: &[u8] = br#"{"uid":"0","scopes":[]}"#;
 
 /// What the service does differently from a good one.
 #[derive(Clone, Default)]
 pub(crate) struct DataService {
-    /// Answers in place of the usual ones.
-    pub(crate) instead: Vec<(Opcode, Status)>,
-    pub(crate) mechanisms: Option<&'static [u8]>,
+    pub(crate) login: Login,
     /// Answers are written one byte at a time.
     pub(crate) dribbles: bool,
     /// Written behind the answer to DCP_OPEN's last control.
@@ -32,7 +24,7 @@ pub(crate) struct DataService {
 
 impl DataService {
     pub(crate) fn refusing(opcode: Opcode, status: Status) -> Self {
-        Self { instead: vec![(opcode, status)], ..Self::default() }
+        Self { login: Login::answering(opcode, status, b""), ..Self::default() }
     }
 
     /// Serves plain connections; the port to connect to.
@@ -44,76 +36,27 @@ impl DataService {
         .await
     }
 
-    /// Serves one connection until it is closed.
-    pub(crate) async fn run(self, mut stream: impl AsyncRead + AsyncWrite + Unpin) {
-        let mut input = BytesMut::new();
-        let mut scram = None;
-        loop {
-            let mut output = BytesMut::new();
-            while let Ok(Some((frame, len))) = Frame::parse(&input, 1 << 20) {
-                if self.closes_at == Some(frame.header.opcode) {
-                    return;
-                }
-                self.answer(&frame, &mut scram, &mut output);
-                input.advance(len);
+    /// Serves one connection until it is closed. A byte that begins no packet ends the task and so
+    /// the connection, which a data service closes too.
+    pub(crate) async fn run(mut self, stream: impl Wire) {
+        let mut peer = Peer::new(stream);
+        while let Some(request) = peer.next().await {
+            if self.closes_at == Some(request.opcode()) {
+                return;
             }
-            let chunk = if self.dribbles { 1 } else { output.len().max(1) };
-            for part in output.chunks(chunk) {
-                if stream.write_all(part).await.and(stream.flush().await).is_err() {
+            let mut answer = self.login.answer(&request);
+            if request.frame().key == b"max_marker_version" {
+                answer.extend_from_slice(self.trailer);
+            }
+            let chunk = if self.dribbles { 1 } else { answer.len() };
+            for part in answer.chunks(chunk) {
+                if peer.io.write_all(part).await.and(peer.io.flush().await).is_err() {
                     return;
                 }
                 if self.dribbles {
                     tokio::task::yield_now().await;
                 }
             }
-            // A byte that begins no packet ends the connection, as a data service does.
-            if Frame::parse(&input, 1 << 20).is_err() {
-                return;
-            }
-            if stream.read_buf(&mut input).await.unwrap_or(0) == 0 {
-                return;
-            }
-        }
-    }
-
-    fn answer(&self, frame: &Frame<'_>, scram: &mut Option<ScramServer>, out: &mut BytesMut) {
-        let opcode = frame.header.opcode;
-        let (mut status, mut value) = (Status::SUCCESS, Vec::new());
-        match opcode {
-            Opcode::HELLO => value = frame.value.to_vec(),
-            Opcode::SASL_LIST_MECHS => {
-                value = self.mechanisms.unwrap_or(b"SCRAM-SHA512 SCRAM-SHA1 PLAIN").to_vec();
-            }
-            Opcode::SASL_AUTH => match Mechanism::from_name(frame.key).unwrap() {
-                Mechanism::Plain => {
-                    let message = PlainMessage::decode(frame.value).unwrap();
-                    if !message.matches("user", PASSWORD) {
-                        status = Status::AUTH_ERROR;
-                    }
-                }
-                mechanism => {
-                    let credentials =
-                        ScramCredentials::derive(mechanism, PASSWORD, b"0123456789abcdef", 4096);
-                    let server = scram.insert(ScramServer::read(frame.value).unwrap());
-                    value = server.challenge(credentials.unwrap(), "serverNonce").unwrap();
-                    status = Status::AUTH_CONTINUE;
-                }
-            },
-            Opcode::SASL_STEP => match scram.take().unwrap().verify(frame.value) {
-                Ok(last) => value = last,
-                Err(_) => status = Status::AUTH_ERROR,
-            },
-            Opcode::GET_CLUSTER_CONFIG => value = CONFIG.to_vec(),
-            Opcode::GET_COLLECTIONS_MANIFEST => value = MANIFEST.to_vec(),
-            _ => {}
-        }
-        if let Some(&(_, instead)) = self.instead.iter().find(|(refused, _)| *refused == opcode) {
-            (status, value) = (instead, Vec::new());
-        }
-        let answer = Frame::response(opcode, status).with_opaque(frame.header.opaque);
-        answer.with_value(&value).encode(out).unwrap();
-        if opcode == Opcode::DCP_CONTROL && frame.key == b"max_marker_version" {
-            out.extend_from_slice(self.trailer);
         }
     }
 }
@@ -138,6 +81,6 @@ where
 pub(crate) fn options(connection_string: impl Into<String>) -> ConnectOptions {
     ConnectOptions::new(connection_string)
         .with_bucket("default")
-        .with_credentials(Credentials::new("user", PASSWORD))
+        .with_credentials(Credentials::new(USERNAME, PASSWORD))
         .with_connect_timeout(Duration::from_secs(5))
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use dcp_consumer::{Client, ConnectOptions, Credentials, Dial, Dialing, End, Start, Transport};
 use dcp_proto::topology::Address;
-use dcp_wire::{Frame, Header, MAX_BODY_LEN, Opcode};
+use dcp_test::packet::encoded;
+use dcp_test::peer::Peer;
+use dcp_wire::{Frame, Header, Opcode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
@@ -42,34 +44,23 @@ impl Dial for Flood {
 
 /// Carries packets until a stream is open, then floods the client.
 async fn carry(
-    mut server: TcpStream,
+    server: TcpStream,
     mut client: DuplexStream,
     packets: Vec<u8>,
     taken: Arc<AtomicUsize>,
 ) -> io::Result<()> {
-    let (mut there, mut back) = (vec![0; ON_THEIR_WAY], Vec::new());
-    loop {
+    let (mut there, mut server, mut is_open) = (vec![0; ON_THEIR_WAY], Peer::new(server), false);
+    while !is_open {
         tokio::select! {
             len = client.read(&mut there) => match len? {
                 0 => return Ok(()),
-                len => server.write_all(&there[..len]).await?,
+                len => server.io.write_all(&there[..len]).await?,
             },
-            len = server.read_buf(&mut back) => {
-                if len? == 0 {
-                    return Ok(());
-                }
-                let mut is_open = false;
-                let mut whole = 0;
-                while let Ok(Some((frame, len))) = Frame::parse(&back[whole..], MAX_BODY_LEN) {
-                    let Header { magic, opcode, .. } = frame.header;
-                    is_open |= magic.is_response() && opcode == Opcode::DCP_STREAM_REQ;
-                    whole += len;
-                }
-                client.write_all(&back[..whole]).await?;
-                back.drain(..whole);
-                if is_open {
-                    break;
-                }
+            packet = server.next() => {
+                let Some(packet) = packet else { return Ok(()) };
+                let Header { magic, opcode, .. } = packet.frame().header;
+                is_open = magic.is_response() && opcode == Opcode::DCP_STREAM_REQ;
+                client.write_all(packet.bytes()).await?;
             }
         }
     }
@@ -83,10 +74,7 @@ async fn carry(
 
 #[tokio::test]
 async fn a_server_that_reads_no_answers_to_its_noops_has_to_wait() {
-    let mut noops = Vec::new();
-    for _ in 0..4096 {
-        Frame::request(Opcode::DCP_NOOP).encode(&mut noops).unwrap();
-    }
+    let noops = encoded(&Frame::request(Opcode::DCP_NOOP)).repeat(4096);
     let producer = producer(1, 1).await;
     let taken = Arc::<AtomicUsize>::default();
     let mut connect = ConnectOptions::new(producer.connection_string())

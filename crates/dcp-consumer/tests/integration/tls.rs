@@ -79,7 +79,9 @@ impl Authority {
             async move {
                 if let Ok(stream) = acceptor.accept(stream).await {
                     // The user is one of LDAP: every mechanism is offered, and one works.
-                    DataService::refusing(Opcode::SASL_STEP, Status::AUTH_ERROR).run(stream).await;
+                    let mut service = DataService::refusing(Opcode::SASL_STEP, Status::AUTH_ERROR);
+                    service.login.mechanisms = b"SCRAM-SHA512 SCRAM-SHA1 PLAIN";
+                    service.run(stream).await;
                 }
             }
         })

@@ -3,14 +3,16 @@
 use std::time::{Duration, Instant};
 
 use dcp_producer::{Producer, ProducerOptions, WriteOptions};
+use dcp_test::packet::encoded;
+use dcp_test::peer::Peer;
 use dcp_wire::message::{
     BufferAck, CloseStream, Control, ObserveSeqno, Open, OpenFlags, StreamAddress, StreamRequest,
     StreamRequestFlags,
 };
 use dcp_wire::{
-    Datatype, Feature, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid, sasl,
+    Datatype, Feature, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -29,101 +31,53 @@ const BEYOND: usize = (64 << 10) + (64 << 10) + (64 << 10);
 /// Opaque of the noop that follows each packet.
 const PROBE: Opaque = Opaque(0x5052_4f42);
 
-struct Client {
-    socket: TcpStream,
-    input: Vec<u8>,
+/// Connects and logs in.
+async fn ready(producer: &Producer) -> Peer<TcpStream> {
+    let address = producer.connection_string();
+    let address = address.strip_prefix("couchbase://").expect("as clients take it");
+    let socket = TcpStream::connect(address).await.expect("the cluster listens");
+    socket.set_nodelay(true).expect("a socket");
+    let mut client = Peer::new(socket);
+    let features: Vec<u8> = [Feature::XERROR, Feature::XATTR, Feature::JSON, Feature::SNAPPY]
+        .iter()
+        .flat_map(|feature| feature.0.to_be_bytes())
+        .collect();
+    client.ask_for(Frame::request(Opcode::HELLO).with_value(&features), Status::SUCCESS).await;
+    client.log_in("Administrator", "password", "default").await;
+    client
 }
 
-impl Client {
-    /// Connects, logs in and opens DCP with flow control and a stream of vBucket 0.
-    async fn ready(producer: &Producer) -> Self {
-        let address = producer.connection_string();
-        let address = address.strip_prefix("couchbase://").expect("as clients take it");
-        let socket = TcpStream::connect(address).await.expect("the cluster listens");
-        socket.set_nodelay(true).expect("a socket");
-        let mut client = Self { socket, input: Vec::with_capacity(4096) };
-        let login = sasl::encode_plain("Administrator", "password").expect("a password");
-        let features: Vec<u8> = [Feature::XERROR, Feature::XATTR, Feature::JSON, Feature::SNAPPY]
-            .iter()
-            .flat_map(|feature| feature.0.to_be_bytes())
-            .collect();
-        for request in [
-            Frame::request(Opcode::HELLO).with_value(&features),
-            Frame::request(Opcode::SASL_AUTH).with_key(b"PLAIN").with_value(&login),
-            Frame::request(Opcode::SELECT_BUCKET).with_key(b"default"),
-        ] {
-            assert_eq!(client.ask(&encoded(request)).await, Some(Status::SUCCESS));
-        }
-        client
+/// Sends a packet and a noop: `true` if that is answered, `false` if the connection is closed,
+/// `None` if the cluster waits for more.
+async fn probe(client: &mut Peer<TcpStream>, packet: &[u8]) -> Option<bool> {
+    let noop = encoded(&Frame::request(Opcode::NOOP).with_opaque(PROBE));
+    if client.io.write_all(packet).await.and(client.io.write_all(&noop).await).is_err() {
+        return Some(false);
     }
-
-    /// Sends a packet; the status of the first answer, `None` if the connection is closed.
-    async fn ask(&mut self, packet: &[u8]) -> Option<Status> {
-        self.socket.write_all(packet).await.ok()?;
-        loop {
-            if let Ok(Some((frame, used))) = Frame::parse(&self.input, MAX_BODY_LEN) {
-                let header = frame.header;
-                self.input.drain(..used);
-                if header.magic.is_response() {
-                    return Some(header.status());
-                }
-                continue;
-            }
-            match self.socket.read_buf(&mut self.input).await {
-                Ok(0) | Err(_) => return None,
-                Ok(_) => {}
+    let answer = async {
+        while let Some(answer) = client.next().await {
+            if (answer.opaque(), answer.opcode()) == (PROBE, Opcode::NOOP) {
+                return true;
             }
         }
-    }
-
-    /// Sends a packet and a noop: `true` if that is answered, `false` if the connection is closed,
-    /// `None` if the cluster waits for more.
-    async fn probe(&mut self, packet: &[u8]) -> Option<bool> {
-        let noop = encoded(Frame::request(Opcode::NOOP).with_opaque(PROBE));
-        if self.socket.write_all(packet).await.is_err()
-            || self.socket.write_all(&noop).await.is_err()
-        {
-            return Some(false);
-        }
-        let answer = async {
-            loop {
-                while let Ok(Some((frame, used))) = Frame::parse(&self.input, MAX_BODY_LEN) {
-                    let is_it = frame.header.opaque == PROBE && frame.header.opcode == Opcode::NOOP;
-                    self.input.drain(..used);
-                    if is_it {
-                        return true;
-                    }
-                }
-                match self.socket.read_buf(&mut self.input).await {
-                    Ok(0) | Err(_) => return false,
-                    Ok(_) => {}
-                }
-            }
-        };
-        let is_whole =
-            matches!(Frame::parse(packet, MAX_BODY_LEN), Ok(Some((_, len))) if len == packet.len());
-        let patience = if is_whole { PATIENCE } else { SOON };
-        timeout(patience, answer).await.ok()
-    }
-
-    /// Says that nothing more comes, and waits until the connection is closed.
-    async fn finish(mut self) {
-        let _ = self.socket.shutdown().await;
-        let mut rest = [0; 4096];
-        let closed = async { while matches!(self.socket.read(&mut rest).await, Ok(1..)) {} };
-        timeout(PATIENCE, closed).await.expect("it is not closed");
-    }
+        false
+    };
+    let is_whole =
+        matches!(Frame::parse(packet, MAX_BODY_LEN), Ok(Some((_, len))) if len == packet.len());
+    let patience = if is_whole { PATIENCE } else { SOON };
+    timeout(patience, answer).await.ok()
 }
 
-fn encoded(frame: Frame<'_>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    frame.encode(&mut bytes).expect("a small packet");
-    bytes
+/// Says that nothing more comes, and waits until the connection is closed.
+async fn finish(mut client: Peer<TcpStream>) {
+    let _ = client.io.shutdown().await;
+    let closed = async { while client.next().await.is_some() {} };
+    timeout(PATIENCE, closed).await.expect("it is not closed");
 }
 
 /// Packets as they should be: whether DCP is open before each, its name and itself.
 fn packets() -> Vec<(bool, &'static str, Vec<u8>)> {
-    let own = |frame: Frame<'_>| encoded(frame.with_opaque(Opaque(7)));
+    let own = |frame: Frame<'_>| encoded(&frame.with_opaque(Opaque(7)));
     let made = |encode: &dyn Fn(&mut Vec<u8>)| {
         let mut out = Vec::new();
         encode(&mut out);
@@ -224,18 +178,19 @@ async fn play(producer: &Producer, tally: &mut Tally) {
         let (_, _, open) = open.expect("it is there");
         let mut client = None;
         for layout in layouts(&packet) {
-            let mut ready = match client.take() {
+            let mut peer = match client.take() {
                 Some(client) => client,
                 None => {
-                    let mut client = Client::ready(producer).await;
+                    let mut client = ready(producer).await;
                     if is_dcp {
-                        assert_eq!(client.ask(&open).await, Some(Status::SUCCESS));
+                        client.send(&open).await;
+                        assert_eq!(client.receive().await.status(), Status::SUCCESS);
                     }
                     client
                 }
             };
             let (meter, began) = (Meter::start(), Instant::now());
-            let outcome = ready.probe(&layout).await;
+            let outcome = probe(&mut peer, &layout).await;
             let (most, took) = (meter.most(), began.elapsed());
             tally.layouts += 1;
             match outcome {
@@ -248,9 +203,9 @@ async fn play(producer: &Producer, tally: &mut Tally) {
                 tally.beyond.push(format!("{name} {layout:02x?}: {} KiB", most >> 10));
             }
             match outcome {
-                Some(true) => client = Some(ready),
+                Some(true) => client = Some(peer),
                 Some(false) => {}
-                None => ready.finish().await,
+                None => finish(peer).await,
             }
         }
     }
@@ -265,11 +220,11 @@ fn a_cluster_answers_or_closes_whatever_the_layout_and_holds_little() {
         options.vbuckets = 1;
         let producer = Producer::start(options).await.expect("loopback ports are there");
         producer.upsert(b"other", "1".into(), WriteOptions::default()).expect("a document");
-        let mut other = Client::ready(&producer).await;
+        let mut other = ready(&producer).await;
         let mut tally = Tally::default();
         play(&producer, &mut tally).await;
-        let get = encoded(Frame::request(Opcode::GET).with_key(b"other"));
-        assert_eq!(other.ask(&get).await, Some(Status::SUCCESS), "others are not disturbed");
+        // Others are not disturbed.
+        other.ask_for(Frame::request(Opcode::GET).with_key(b"other"), Status::SUCCESS).await;
         tally
     });
     let Tally { layouts, answered, closed, waited, late, beyond } = tally;
@@ -287,9 +242,9 @@ fn a_cluster_answers_or_closes_whatever_the_layout_and_holds_little() {
 }
 
 /// Asks for a document again and again, reading nothing, until the cluster closes the connection.
-async fn flood(mut client: Client) {
-    let requests = encoded(Frame::request(Opcode::GET).with_key(b"large")).repeat(1000);
-    let asking = async { while client.socket.write_all(&requests).await.is_ok() {} };
+async fn flood(mut client: Peer<TcpStream>) {
+    let requests = encoded(&Frame::request(Opcode::GET).with_key(b"large")).repeat(1000);
+    let asking = async { while client.io.write_all(&requests).await.is_ok() {} };
     timeout(PATIENCE, asking).await.expect("it may flood the cluster for ever");
 }
 
@@ -307,7 +262,7 @@ fn clients_that_ask_for_much_and_read_nothing_are_held_little_for() {
         let mut floods = tokio::task::JoinSet::new();
         let meter = Meter::start();
         for _ in 0..CLIENTS {
-            floods.spawn(flood(Client::ready(&producer).await));
+            floods.spawn(flood(ready(&producer).await));
         }
         while let Some(over) = floods.join_next().await {
             over.expect("it does not panic");

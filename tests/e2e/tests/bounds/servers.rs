@@ -1,5 +1,7 @@
 //! Servers that send packets of every layout to a client.
 
+use dcp_test::packet::encoded;
+use dcp_test::peer::Peer;
 use dcp_test::with;
 use std::error::Error as _;
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use dcp_wire::sasl::Mechanism;
 use dcp_wire::{
     Cas, Datatype, Frame, MAX_BODY_LEN, Magic, Opaque, Opcode, RevSeqno, Seqno, Status, snappy,
 };
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
@@ -119,12 +121,6 @@ const fn address(stream: &Open) -> StreamAddress {
     StreamAddress { vbid: stream.vbid, opaque: stream.opaque, stream_id: None }
 }
 
-fn encoded(frame: Frame<'_>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    frame.encode(&mut bytes).expect("a small packet");
-    bytes
-}
-
 const NAMES: [&str; 14] = [
     "marker",
     "mutation",
@@ -221,25 +217,18 @@ fn packet(name: &str, stream: &Open) -> (Vec<u8>, Vec<u8>) {
 /// Sends packets and a noop: `true` if that is answered, `false` if the connection is closed, `None`
 /// if the client waits for more.
 async fn probe(taken: &mut Taken, before: &[u8], layout: &[u8]) -> Option<bool> {
-    let noop = encoded(Frame::request(Opcode::DCP_NOOP).with_opaque(PROBE));
+    let noop = encoded(&Frame::request(Opcode::DCP_NOOP).with_opaque(PROBE));
     if taken.client.write_all(&[before, layout, &noop].concat()).await.is_err() {
         return Some(false);
     }
-    let mut input = Vec::with_capacity(4096);
+    let mut client = Peer::new(&mut taken.client);
     let answer = async {
-        loop {
-            while let Ok(Some((frame, used))) = Frame::parse(&input, MAX_BODY_LEN) {
-                let is_it = frame.header.opaque == PROBE && frame.header.magic.is_response();
-                input.drain(..used);
-                if is_it {
-                    return true;
-                }
-            }
-            match taken.client.read_buf(&mut input).await {
-                Ok(0) | Err(_) => return false,
-                Ok(_) => {}
+        while let Some(answer) = client.next().await {
+            if answer.opaque() == PROBE && answer.frame().header.magic.is_response() {
+                return true;
             }
         }
+        false
     };
     let whole = Frame::parse(layout, MAX_BODY_LEN);
     let is_whole =

@@ -9,14 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dcp_consumer::{Dial, Dialing, Transport};
 use dcp_proto::topology::Address;
+use dcp_test::peer::Peer;
 use dcp_wire::message::StreamRequest;
 use dcp_wire::{Frame, MAX_BODY_LEN, Opcode};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-
-/// Bytes read at a time.
-const READ: usize = 64 * 1024;
 
 /// A stream that is open.
 #[derive(Clone, Copy, Debug)]
@@ -92,39 +90,31 @@ impl Dial for Dialer {
 
 impl Tap {
     /// Carries packets to and fro until it is time to take over.
-    async fn carry(&self, mut server: TcpStream, mut client: TcpStream) -> io::Result<Taken> {
-        let (mut there, mut back) = (Vec::with_capacity(READ), Vec::with_capacity(READ));
+    async fn carry(&self, server: TcpStream, client: TcpStream) -> io::Result<Taken> {
+        let (mut server, mut client) = (Peer::new(server), Peer::new(client));
         let (mut streams, mut map, mut is_dcp, mut answered) = (Vec::new(), Vec::new(), false, 0);
         let mut start = self.start.subscribe();
         loop {
             if is_dcp && answered >= self.streams && *start.borrow_and_update() {
-                return Ok(Taken { client, streams, map });
+                return Ok(Taken { client: client.io, streams, map });
             }
             tokio::select! {
-                len = client.read_buf(&mut there) => {
-                    if len? == 0 {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
+                packet = client.next() => {
+                    let packet = packet.ok_or(io::ErrorKind::UnexpectedEof)?;
+                    is_dcp |= packet.opcode() == Opcode::DCP_OPEN;
+                    if packet.opcode() == Opcode::DCP_STREAM_REQ {
+                        streams.extend(Open::of(&packet.frame()));
                     }
-                    let whole = each_packet(&there, |frame| {
-                        is_dcp |= frame.header.opcode == Opcode::DCP_OPEN;
-                        if frame.header.opcode == Opcode::DCP_STREAM_REQ {
-                            streams.extend(Open::of(frame));
-                        }
-                    });
-                    server.write_all(&there[..whole]).await?;
-                    there.drain(..whole);
+                    server.io.write_all(packet.bytes()).await?;
                 }
-                len = server.read_buf(&mut back) => {
-                    if len? == 0 {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
-                    }
-                    let whole = each_packet(&back, |frame| match frame.header.opcode {
+                packet = server.next() => {
+                    let packet = packet.ok_or(io::ErrorKind::UnexpectedEof)?;
+                    match packet.opcode() {
                         Opcode::DCP_STREAM_REQ => answered += 1,
-                        Opcode::GET_CLUSTER_CONFIG => map = frame.value.to_vec(),
+                        Opcode::GET_CLUSTER_CONFIG => map = packet.frame().value.to_vec(),
                         _ => {}
-                    });
-                    client.write_all(&back[..whole]).await?;
-                    back.drain(..whole);
+                    }
+                    client.io.write_all(packet.bytes()).await?;
                 }
                 _ = start.changed() => {}
             }

@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use bytes::{Buf, BytesMut};
 use dcp_producer::{MemoryStream, Producer};
+use dcp_test::packet::encoded;
+use dcp_test::peer::Peer;
 use dcp_wire::sasl::{Mechanism, ScramClient};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 
 use super::compare::Sides;
 
@@ -20,8 +21,7 @@ const FENCE: u32 = 0xfe00_0001;
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Client {
-    socket: MemoryStream,
-    input: BytesMut,
+    peer: Peer<MemoryStream>,
     pub(super) sides: Sides,
     is_open: bool,
     scram: Option<ScramClient>,
@@ -31,8 +31,7 @@ pub(super) struct Client {
 impl Client {
     pub(super) fn connect(producer: &Producer, address: SocketAddr) -> Self {
         Self {
-            socket: producer.dial(address).unwrap(),
-            input: BytesMut::new(),
+            peer: Peer::new(producer.dial(address).unwrap()),
             sides: Sides::default(),
             is_open: true,
             scram: None,
@@ -42,7 +41,7 @@ impl Client {
 
     /// Sends a packet; a server that has closed the connection need not take it.
     pub(super) async fn send(&mut self, packet: &[u8]) {
-        if self.is_open && self.socket.write_all(packet).await.is_err() {
+        if self.is_open && self.peer.io.write_all(packet).await.is_err() {
             self.drain().await;
         }
     }
@@ -62,9 +61,7 @@ impl Client {
             Opcode::SASL_STEP => self.scram.as_mut()?.respond(&self.challenge).unwrap(),
             _ => return None,
         };
-        let mut out = Vec::new();
-        frame.with_value(&message).encode(&mut out).unwrap();
-        Some(out)
+        Some(encoded(&frame.with_value(&message)))
     }
 
     /// Waits until the server has answered everything, and sent what streams had to say.
@@ -75,59 +72,46 @@ impl Client {
             let question = Frame::request(Opcode::GET_ERROR_MAP)
                 .with_opaque(Opaque(FENCE + turn))
                 .with_value(&[0, 2]);
-            let mut packet = Vec::new();
-            question.encode(&mut packet).unwrap();
-            self.send(&packet).await;
-            while self.is_open && !self.take(FENCE + turn) {
-                self.read().await;
-            }
+            self.send(&encoded(&question)).await;
+            while self.is_open && !self.take(FENCE + turn).await {}
         }
     }
 
     /// Waits until the server has sent `count` packets in all, and no longer.
     pub(super) async fn await_packets(&mut self, count: usize) {
         while self.is_open && self.sides.our_count() < count {
-            self.read().await;
-            self.take(0);
+            self.take(0).await;
         }
     }
 
     /// Waits until the server closes the connection.
     pub(super) async fn drain(&mut self) {
         while self.is_open {
-            self.read().await;
-            self.take(0);
+            self.take(0).await;
         }
     }
 
-    async fn read(&mut self) {
-        let read = tokio::time::timeout(PATIENCE, self.socket.read_buf(&mut self.input)).await;
-        if read.is_err() {
-            self.sides.note("the server says nothing more");
-        }
-        if !matches!(read, Ok(Ok(1..))) {
-            self.take(0);
-            self.is_open = false;
-            self.sides.end_ours();
-        }
-    }
-
-    /// Takes the packets that have arrived; whether one of them answers the question `fence`.
-    fn take(&mut self, fence: u32) -> bool {
-        while let Some((frame, len)) = Frame::parse(&self.input, MAX_BODY_LEN).unwrap() {
-            let (opcode, opaque) = (frame.header.opcode, frame.header.opaque.0);
-            if opcode == Opcode::SASL_AUTH {
-                self.challenge = frame.value.to_vec();
+    /// Takes the next packet, or notes that there is none; whether it answers the question `fence`.
+    async fn take(&mut self, fence: u32) -> bool {
+        let packet = match tokio::time::timeout(PATIENCE, self.peer.next()).await {
+            Ok(Some(packet)) => packet,
+            closed_or_late => {
+                if closed_or_late.is_err() {
+                    self.sides.note("the server says nothing more");
+                }
+                self.is_open = false;
+                self.sides.end_ours();
+                return false;
             }
-            let is_fence = opcode == Opcode::GET_ERROR_MAP && opaque >= FENCE;
-            if !is_fence {
-                self.sides.push_ours(&self.input[..len]);
-            }
-            self.input.advance(len);
-            if is_fence && opaque == fence {
-                return true;
-            }
+        };
+        let (opcode, opaque) = (packet.opcode(), packet.opaque().0);
+        if opcode == Opcode::SASL_AUTH {
+            self.challenge = packet.frame().value.to_vec();
         }
-        false
+        let is_fence = opcode == Opcode::GET_ERROR_MAP && opaque >= FENCE;
+        if !is_fence {
+            self.sides.push_ours(packet.bytes());
+        }
+        is_fence && opaque == fence
     }
 }

@@ -1,0 +1,113 @@
+//! The server's side of a connection set-up, which a test can make refuse.
+
+use dcp_wire::sasl::{Mechanism, PlainMessage, ScramCredentials, ScramServer};
+use dcp_wire::{Feature, Frame, Opcode, Status};
+
+use crate::packet::{Packet, encoded};
+
+/// The only user.
+pub const USERNAME: &str = "user";
+/// Its password.
+pub const PASSWORD: &str = "secret-never-shown";
+/// The cluster map of bucket `default`.
+pub const CONFIG: &[u8] =
+    br#"{"rev":3,"revEpoch":1,"name":"default","uuid":"ab","nodeLocator":"vbucket",
+    "nodesExt":[{"services":{"kv":11210},"thisNode":true}],
+    "vBucketServerMap":{"serverList":["$HOST:11210"],"numReplicas":0,"vBucketMap":[[0],[0]]}}"#;
+const GLOBAL: &[u8] = br#"{"rev":3,"nodesExt":[{"services":{"kv":11210},"thisNode":true}]}"#;
+const MANIFEST: &[u8] = br#"{"uid":"2","scopes":[{"name":"_default","uid":"0","collections":[]}]}"#;
+
+/// Answers a client that connects, well unless it is told otherwise.
+#[derive(Clone, Debug)]
+pub struct Login {
+    /// The mechanisms it lists.
+    pub mechanisms: &'static [u8],
+    /// The features it grants; those that are asked for if `None`.
+    pub features: Option<Vec<Feature>>,
+    /// Answers in place of the usual ones.
+    pub instead: Vec<(Opcode, Status, &'static [u8])>,
+    /// What it was asked.
+    pub seen: Vec<Packet>,
+}
+
+impl Default for Login {
+    fn default() -> Self {
+        Self {
+            mechanisms: b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN",
+            features: None,
+            instead: Vec::new(),
+            seen: Vec::new(),
+        }
+    }
+}
+
+impl Login {
+    /// Answers `opcode` in this way, and others well.
+    #[must_use]
+    pub fn answering(opcode: Opcode, status: Status, value: &'static [u8]) -> Self {
+        Self { instead: vec![(opcode, status, value)], ..Self::default() }
+    }
+
+    /// Whether it was asked for `opcode`.
+    #[must_use]
+    pub fn was_asked(&self, opcode: Opcode) -> bool {
+        self.seen.iter().any(|seen| seen.opcode() == opcode)
+    }
+
+    /// The answer to a request, as bytes.
+    ///
+    /// # Panics
+    /// If no client asks that as it connects.
+    pub fn answer(&mut self, request: &Packet) -> Vec<u8> {
+        let frame = request.frame();
+        let opcode = frame.header.opcode;
+        let instead = self.instead.iter().find(|(refused, ..)| *refused == opcode);
+        let (status, value) = match instead {
+            Some(&(_, status, value)) => (status, value.to_vec()),
+            None => self.usual(&frame),
+        };
+        self.seen.push(request.clone());
+        let answer = Frame::response(opcode, status).with_opaque(frame.header.opaque);
+        encoded(&answer.with_value(&value))
+    }
+
+    fn usual(&self, frame: &Frame<'_>) -> (Status, Vec<u8>) {
+        let ok = |value: &[u8]| (Status::SUCCESS, value.to_vec());
+        match frame.header.opcode {
+            Opcode::HELLO => match &self.features {
+                Some(some) => ok(&some.iter().flat_map(|f| f.0.to_be_bytes()).collect::<Vec<_>>()),
+                None => ok(frame.value),
+            },
+            Opcode::SASL_LIST_MECHS => ok(self.mechanisms),
+            Opcode::SASL_AUTH if frame.key == b"PLAIN" => {
+                let message = PlainMessage::decode(frame.value).expect("a message of PLAIN");
+                let is_right = message.matches(USERNAME, PASSWORD);
+                (if is_right { Status::SUCCESS } else { Status::AUTH_ERROR }, Vec::new())
+            }
+            Opcode::SASL_AUTH => (Status::AUTH_CONTINUE, scram(frame).1),
+            Opcode::SASL_STEP => {
+                let first = self.seen.iter().rfind(|seen| seen.opcode() == Opcode::SASL_AUTH);
+                match scram(&first.expect("it comes after SASL_AUTH").frame()).0.verify(frame.value)
+                {
+                    Ok(last) => (Status::SUCCESS, last),
+                    Err(_) => (Status::AUTH_ERROR, Vec::new()),
+                }
+            }
+            Opcode::GET_CLUSTER_CONFIG => {
+                ok(if self.was_asked(Opcode::SELECT_BUCKET) { CONFIG } else { GLOBAL })
+            }
+            Opcode::GET_COLLECTIONS_MANIFEST => ok(MANIFEST),
+            Opcode::SELECT_BUCKET | Opcode::DCP_OPEN | Opcode::DCP_CONTROL => ok(b""),
+            other => panic!("unexpected {other}"),
+        }
+    }
+}
+
+/// The exchange that SASL_AUTH begins, and its challenge: both are the same whenever it is asked.
+fn scram(auth: &Frame<'_>) -> (ScramServer, Vec<u8>) {
+    let mechanism = Mechanism::from_name(auth.key).expect("a mechanism it lists");
+    let credentials = ScramCredentials::derive(mechanism, PASSWORD, b"0123456789abcdef", 4096);
+    let mut server = ScramServer::read(auth.value).expect("a first message");
+    let challenge = server.challenge(credentials.expect("a mechanism of SCRAM"), "serverNonce");
+    (server, challenge.expect("a nonce"))
+}
