@@ -63,7 +63,8 @@ def open_target(url: str) -> Target:
     """Makes the target that a URL names.
 
     Args:
-        url: `duckdb:///path?table=name`, also with `&value_format=variant`, `postgresql://user@host/database?table=name`,
+        url: `duckdb:///path?table=name`, also with `&value_format=variant`,
+            `postgresql://user@host/database?table=name`,
             `delta:///folder`; for logs only `parquet:///folder` and
             `iceberg:///folder?table=namespace.name`.
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dcp_rs.exceptions import CheckpointError, ConfigError
+from dcp_rs.exceptions import CheckpointError
 from dcp_rs.replication.delta_table import DeltaTable
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import IDENTITY, overtaken
@@ -54,9 +54,7 @@ class DeltaTarget:
             ConfigError: There is no folder, or an option.
         """
         address.allow()
-        if not address.path:
-            raise ConfigError("target: name the table's folder, as in delta:///folder")
-        return cls(address.path)
+        return cls(address.local_path("the table's folder", "delta:///folder"))
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:  # noqa: ARG002 - both alike
         """See `dcp_rs.replication.Target.open`."""

@@ -77,10 +77,9 @@ class DuckDBTarget:
             ConfigError: There is no path, or another option.
         """
         address.allow("table", "value_format")
-        if not address.path:
-            raise ConfigError("target: name the database, as in duckdb:///path?table=name")
+        path = address.local_path("the database", "duckdb:///path?table=name")
         options = {"table": "documents"} | address.options
-        return cls(address.path, **options)
+        return cls(path, **options)
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
         """See `dcp_rs.replication.Target.open`."""

@@ -52,9 +52,7 @@ class ParquetTarget:
             ConfigError: There is no folder, or an option.
         """
         address.allow()
-        if not address.path:
-            raise ConfigError("target: name the folder, as in parquet:///folder")
-        return cls(address.path)
+        return cls(address.local_path("the folder", "parquet:///folder"))
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:  # noqa: ARG002 - a log only
         """See `dcp_rs.replication.Target.open`."""

@@ -175,6 +175,22 @@ class Address:
                 f"{', '.join(names) or 'none'}"
             )
 
+    def local_path(self, what: str, example: str) -> str:
+        """Gives the path of a target on this machine.
+
+        Raises:
+            ConfigError: There is none, or a host before it: `duckdb://data/file` is not
+                `duckdb:///data/file`.
+        """
+        if self.host:
+            raise ConfigError(
+                f"target: {self.host!r} is taken for a host: three slashes come before a path, as "
+                f"in {example}"
+            )
+        if not self.path:
+            raise ConfigError(f"target: name {what}, as in {example}")
+        return self.path
+
 
 def quote(name: str) -> str:
     """Gives a name as SQL has it, `schema.table` part by part."""
