@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use bytes::BytesMut;
 use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, PendingBatch, TableOptions, TableSchema};
 use dcp_consumer::{ChangeStream, Client, ConnectOptions, Credentials, End, Start};
 use dcp_e2e::options;
 use dcp_producer::{Producer, ProducerOptions};
+use dcp_test::packet::Packet;
 use dcp_wire::message::{
     BufferAck, Deletion, Mutation, SeqnoAdvanced, SnapshotFlags, SnapshotMarker, StreamAddress,
     StreamEnd, StreamEndReason, SystemEvent, SystemEventId,
@@ -18,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::tap::{Dialer, Open, Taken, Tap, each_packet};
+use crate::tap::{Dialer, Open, Taken, Tap};
 use dcp_meter::{Meter, alone};
 
 /// How long a client is flooded.
@@ -287,7 +289,7 @@ async fn run(flood: Flood, taken: Taken, sent: Arc<AtomicUsize>) -> io::Result<(
     // As large as maps get, and still one.
     map.resize(map.len().max(100_000), b' ');
     let (mut from_client, mut to_client) = client.into_split();
-    let (mut input, mut out, mut written) = (Vec::with_capacity(64 << 10), Vec::new(), 0);
+    let (mut input, mut out, mut written) = (BytesMut::with_capacity(64 << 10), Vec::new(), 0);
     let mut unacknowledged = 0;
     loop {
         if written == out.len() {
@@ -302,20 +304,16 @@ async fn run(flood: Flood, taken: Taken, sent: Arc<AtomicUsize>) -> io::Result<(
                 if len? == 0 {
                     return Ok(());
                 }
-                let whole = each_packet(&input, |frame| match frame.header.opcode {
-                    Opcode::DCP_BUFFER_ACK => {
-                        let acknowledged = BufferAck::decode(frame).map_or(0, |ack| ack.bytes);
-                        unacknowledged = unacknowledged.saturating_sub(acknowledged as usize);
-                    }
-                    Opcode::DCP_STREAM_REQ => {
-                        let Some(mut stream) = Open::of(frame) else { return };
+                while let Some(packet) = Packet::take(&mut input) {
+                    let frame = packet.frame();
+                    if let Ok(ack) = BufferAck::decode(&frame) {
+                        unacknowledged = unacknowledged.saturating_sub(ack.bytes as usize);
+                    } else if let Some(mut stream) = Open::of(&frame) {
                         flood.answer(&mut stream, &mut out);
                         streams.retain(|open| open.vbid != stream.vbid);
                         streams.push(stream);
                     }
-                    _ => {}
-                });
-                input.drain(..whole);
+                }
             }
             len = to_client.write(&out[written..]), if written < out.len() => {
                 written += len?;

@@ -11,7 +11,7 @@ use dcp_consumer::{Dial, Dialing, Transport};
 use dcp_proto::topology::Address;
 use dcp_test::peer::Peer;
 use dcp_wire::message::StreamRequest;
-use dcp_wire::{Frame, MAX_BODY_LEN, Opcode};
+use dcp_wire::{Frame, Opcode};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -120,14 +120,4 @@ impl Tap {
             }
         }
     }
-}
-
-/// Calls `look` for each whole packet; how many bytes they are.
-pub(crate) fn each_packet(bytes: &[u8], mut look: impl FnMut(&Frame<'_>)) -> usize {
-    let mut whole = 0;
-    while let Ok(Some((frame, len))) = Frame::parse(&bytes[whole..], MAX_BODY_LEN) {
-        look(&frame);
-        whole += len;
-    }
-    whole
 }
