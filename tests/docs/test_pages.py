@@ -22,13 +22,9 @@ from blocks import ROOT, blocks_of, pages
 
 import dcp_rs
 
-# Guides for a cluster and a session of one's own; what they say is tested where it is named here.
-ELSEWHERE = {
-    "docs/guides/replicate.md": "tests/python/test_replication.py",
-    "docs/guides/spark.md": "tests/spark/test_documentation.py, merged.py",
-}
+SPARK = ["docs/guides/spark.md"]
 PYTEST = ["docs/guides/testing.md"]
-RUN = [page for page in pages() if page not in [*ELSEWHERE, *PYTEST]]
+RUN = [page for page in pages() if page not in [*SPARK, *PYTEST]]
 
 
 @pytest.mark.parametrize("page", RUN)
@@ -68,10 +64,6 @@ def test_the_tests_of_a_page_pass(page, tmp_path):
     assert done.returncode == 0, done.stdout
     assert f"{count} passed" in done.stdout
     assert count >= 3
-
-
-def test_the_pages_whose_blocks_are_tested_elsewhere_are_there():
-    assert set(ELSEWHERE) <= set(pages())
 
 
 def test_every_other_page_is_run():

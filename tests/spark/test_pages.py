@@ -5,16 +5,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
+import pytest
 from blocks import blocks_of
 
 
-def test_the_readme_runs_with_spark(spark, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("page", "count"), [("README.md", 2), ("docs/guides/spark.md", 9)])
+def test_a_page_runs_with_spark(page, count, spark, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = blocks_of("README.md")
-    assert sum(block.is_spark for block in blocks) == 2
+    blocks = blocks_of(page)
+    assert sum(block.is_spark for block in blocks) >= count
     names = {"__name__": "page"}
-    for block in blocks:
-        block.run(names)
-    assert names["spark"] is spark
-    names["client"].close()
-    names["cluster"].close()
+    try:
+        for block in blocks:
+            block.run(names)
+        assert names["spark"] is spark
+    finally:
+        for name in ("client", "cluster"):
+            if name in names:
+                names[name].close()
