@@ -41,6 +41,10 @@
 //! sink held is delivered and the next connection goes on behind it: rows and positions belong
 //! together. A vBucket's rows are in the queue before another connection is asked for more of them.
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::expect_used, clippy::indexing_slicing, clippy::panic, clippy::unwrap_used)
+)]
 
 mod bucket;
 mod checkpoint_file;

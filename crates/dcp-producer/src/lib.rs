@@ -21,6 +21,7 @@
 //! same consequences for seqnos, snapshots and rollbacks. With [`ProducerOptions::data`] that is
 //! carried to a folder, and clients are told that a change is persisted once it is there.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::expect_used, clippy::panic, clippy::unwrap_used))]
 
 mod producer;
 

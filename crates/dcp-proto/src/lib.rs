@@ -53,6 +53,7 @@
 //! | embedded cluster | the producer with nodes, replicas and buckets, in this process |
 //! | inject a fault | have the embedded cluster fail in a given way |
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::expect_used, clippy::panic, clippy::unwrap_used))]
 
 pub mod checkpoint;
 pub mod consumer;

@@ -4,6 +4,10 @@
 //! exception of `dcp_rs.exceptions`, and every wait goes through `runtime::wait`, which lets other
 //! Python threads run and Ctrl-C through. What users see is the Python package around it.
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::expect_used, clippy::indexing_slicing, clippy::panic, clippy::unwrap_used)
+)]
 
 mod arguments;
 mod batch;
