@@ -255,6 +255,7 @@ impl<S: BatchSink> Cluster<S> {
         match report {
             Report::Opened { vbid, persists_on } => {
                 self.reconciler.opened(vbid, id, now);
+                self.ask_for_lag(now);
                 if let Some(vbuuid) = persists_on {
                     self.watch(id, vbid, vbuuid, now);
                 }

@@ -22,6 +22,10 @@ pub(super) const POLL_MAP: Duration = Duration::from_millis(2500);
 /// How often nodes are asked for their high seqnos.
 pub(super) const POLL_PROGRESS: Duration = Duration::from_secs(10);
 
+/// How soon they are asked after a stream was opened, so that its lag is known: thousands are opened in
+/// one moment.
+const POLL_OPENED: Duration = Duration::from_millis(100);
+
 /// How soon they are asked after a stream was cut off, where ends may have been rolled back.
 const POLL_END: Duration = Duration::from_millis(500);
 
@@ -76,6 +80,11 @@ impl<S: BatchSink> Cluster<S> {
         if let Some(Slot::Up { commands, .. }) = node.map(|node| &node.slot) {
             let _ = commands.send(Command::Close(vbid));
         }
+    }
+
+    /// Asks soon how far the vBucket of a stream that was opened has come.
+    pub(super) fn ask_for_lag(&mut self, now: Instant) {
+        self.poll_progress_at = self.poll_progress_at.min(now + POLL_OPENED);
     }
 
     /// Asks soon whether the ends are still there: streams that go on elsewhere may be of another

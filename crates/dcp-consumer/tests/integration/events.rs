@@ -1,11 +1,14 @@
 //! What a stream tells about itself.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use dcp_consumer::{Client, End, Start, StreamEvent, VbucketState};
-use dcp_producer::{Producer, parse_rules};
+use bytes::Bytes;
+use dcp_consumer::{Client, End, Start, StreamEvent, VbucketState, VbucketStats};
+use dcp_producer::{Producer, WriteOptions, parse_rules};
+use dcp_test::with;
 use dcp_wire::{Seqno, Vbid};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::embedded::{PATIENCE, connect, options, producer, take, write};
 use crate::rows::Rows;
@@ -105,4 +108,29 @@ async fn the_lag_of_a_vbucket_is_what_its_snapshot_still_holds() {
     let [vbucket] = &stream.vbucket_stats()[..] else { panic!("one vbucket") };
     assert_eq!((vbucket.state, vbucket.lag()), (VbucketState::Complete, Some(0)));
     assert!(!stream.stats().elapsed.is_zero());
+}
+
+#[tokio::test]
+async fn the_lag_is_known_soon_after_streams_are_opened() {
+    let producer = producer(2, 64).await;
+    let value = Bytes::from(vec![b'v'; 20_000]);
+    for key in 0..400 {
+        let key = format!("key-{key}");
+        producer.upsert(key.as_bytes(), value.clone(), WriteOptions::default()).unwrap();
+    }
+    let high = producer.high_seqnos();
+    // Most vBuckets have no room to send anything.
+    let options = with(options(Start::Earliest, End::Never), |o| o.buffer_size = 64 << 10);
+    let stream = connect(&producer).await.stream(options, Rows::default).await.unwrap();
+    let known = async {
+        // Nothing is taken.
+        let lags = || stream.vbucket_stats().iter().filter_map(VbucketStats::lag).count();
+        while lags() < 64 {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(Duration::from_secs(3), known).await.expect("the lag is not known");
+    for vbucket in stream.vbucket_stats() {
+        assert_eq!(vbucket.high_seqno, high.get(&vbucket.vbid).copied(), "{}", vbucket.vbid);
+    }
 }
