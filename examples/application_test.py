@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def book(seats: Collection, flight: str, passenger: str) -> bool:
-    """Books a seat: this is the application. Gives whether there was one."""
+    """Books a seat: this is the application. Returns whether one was free."""
     try:
         found = seats.get(flight)
     except DocumentNotFoundException:

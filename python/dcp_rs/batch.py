@@ -158,7 +158,7 @@ class ChangeBatch:
             )
         rows = len(self)
         if not -rows <= index < rows:
-            raise IndexError(f"index: the batch has {rows} rows, and {index} is none of them")
+            raise IndexError(f"index: row {index} is out of range: the batch has {rows} rows")
         row: dict[str, object] = self._inner.slice(index % rows, 1).to_dicts()[0]
         return row
 
@@ -167,7 +167,7 @@ class ChangeBatch:
             if bound is not None and not isinstance(bound, int):
                 raise _checks.wrong_type("index", bound, "a slice of whole numbers")
         if index.step not in {None, 1}:
-            raise ConfigError(f"index: a slice takes rows in a row, and its step is {index.step}")
+            raise ConfigError(f"index: slices with a step are not supported: {index.step}")
         start, stop, _ = index.indices(len(self))
         rows = max(stop - start, 0)
         if rows == len(self):

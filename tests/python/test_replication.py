@@ -458,7 +458,7 @@ def test_the_guides_gauges_show_what_is_behind_and_when_it_was_committed(
     names = ["lag", "changes", "commits", "changes_per_second", "seconds_since_commit"]
     gauges = {name: Gauge() for name in names}
     guide = Path(__file__).parents[2] / "docs" / "guides" / "replicate.md"
-    (code,) = re.findall(r"```python\n(def publish.*?)```", guide.read_text(), re.DOTALL)
+    (code,) = re.findall(r"^(def publish.*?)\n\n\n", guide.read_text(), re.MULTILINE | re.DOTALL)
     names = {"gauges": gauges}
     exec(code, names)
     seen = []

@@ -226,7 +226,7 @@ def test_a_duckdb_without_variants_says_so(cluster, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("scheme", ["duckdb", "delta", "parquet"])
 def test_a_path_is_not_taken_for_a_host(scheme):
-    with pytest.raises(ConfigError, match=f"'data' is taken for a host.* as in {scheme}:///"):
+    with pytest.raises(ConfigError, match=f"'data' was read as a host.* as in {scheme}:///"):
         open_target(f"{scheme}://data/replica")
     with pytest.raises(ConfigError, match=f"target: name the .*, as in {scheme}:///"):
         open_target(f"{scheme}://")

@@ -95,7 +95,7 @@ def copy(file: str, to: str, vbuckets: set[int] | None, *, force: bool, as_json:
     The checkpoint is checked, and copied atomically to a file that only its owner may read.
     """
     if os.path.lexists(to) and not force:
-        raise CheckpointError(f"{to} is there already: add --force to write over it")
+        raise CheckpointError(f"{to} already exists: use --force to overwrite it")
     kept = Checkpoint.load(file)
     if vbuckets is not None:
         kept = kept.restricted_to(sorted(vbuckets & set(kept.positions)))

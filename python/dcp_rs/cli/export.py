@@ -75,7 +75,7 @@ def export(
             f"the ending of FILE is none of {', '.join(_ENDINGS)}: say the format with --format"
         )
     if file != "-" and os.path.lexists(file) and not force:
-        raise ConfigError(f"{file} is there already: add --force to write over it")
+        raise ConfigError(f"{file} already exists: use --force to overwrite it")
     store = None if checkpoint is None else FileStore(checkpoint)
     kept = None if store is None else store.load()
     if kept is not None:

@@ -184,7 +184,7 @@ class Address:
         """
         if self.host:
             raise ConfigError(
-                f"target: {self.host!r} is taken for a host: three slashes come before a path, as "
+                f"target: {self.host!r} was read as a host: write three slashes before a path, as "
                 f"in {example}"
             )
         if not self.path:
