@@ -229,7 +229,7 @@ class Client:
 
     @property
     def bucket_uuid(self) -> str:
-        """Identity of the bucket: another one under the same name means it was made anew."""
+        """Identity of the bucket: another one under the same name means it was recreated."""
         return self._inner.bucket_uuid
 
     @property

@@ -138,7 +138,7 @@ impl Bucket {
     pub(crate) fn check_identity(&self) -> Result<(), Error> {
         if self.replaced.load(Ordering::Relaxed) {
             let message = format!(
-                "bucket '{}' was made anew: connect again, and start without a checkpoint",
+                "bucket '{}' was recreated: connect again, and start without a checkpoint",
                 self.name
             );
             return Err(Error::new(ErrorKind::BucketNotFound, message));

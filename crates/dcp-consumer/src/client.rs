@@ -55,7 +55,7 @@ impl Client {
         self.bucket.name()
     }
 
-    /// Identity of the bucket: another one under the same name means it was made anew.
+    /// Identity of the bucket: another one under the same name means it was recreated.
     #[must_use]
     pub fn bucket_uuid(&self) -> &str {
         self.bucket.uuid()

@@ -119,7 +119,7 @@ _LINE_BREAKS = str.maketrans("\r\n", "  ")
 
 
 def _embedded(value: bytes) -> str | None:
-    """Gives JSON text in a line; `None` if it is no JSON."""
+    """Gives JSON text in a line; `None` if it is not JSON."""
     try:
         text = value.decode()
         _check_json(text)

@@ -132,12 +132,12 @@ def _user(options: ConnectionOptions) -> str:
 
 
 def _with_client(options: ConnectionOptions, target: _probes.Target) -> Iterator[Finding]:
-    records = _Records()
+    no_nodes = _Watch("DNS lists no nodes")
     try:
-        with records:
+        with no_nodes:
             client = Client(options)
     except DcpError as error:
-        yield from _not_connected(error, options, target, records)
+        yield from _not_connected(error, options, target, is_listed=not no_nodes.has_seen)
         return
     with client:
         yield Finding("login", _user(options), "ok", "accepted")
@@ -156,7 +156,7 @@ def _with_client(options: ConnectionOptions, target: _probes.Target) -> Iterator
 
 
 def _not_connected(
-    error: DcpError, options: ConnectionOptions, target: _probes.Target, records: _Records
+    error: DcpError, options: ConnectionOptions, target: _probes.Target, *, is_listed: bool
 ) -> Iterator[Finding]:
     user, bucket = _user(options), options.bucket or "bucket"
     if isinstance(error, BucketNotFoundError | AccessDeniedError):
@@ -172,7 +172,7 @@ def _not_connected(
         )
         yield Finding("login", user, "failed", str(error), advice)
         return
-    if isinstance(error, ConnectError | TimeoutError) and records.found("DNS lists no nodes"):
+    if isinstance(error, ConnectError | TimeoutError) and not is_listed:
         seed = target.seeds[0]
         advice = (
             f"the name has neither an address nor a service record {target.service}: check the"
@@ -184,19 +184,17 @@ def _not_connected(
     yield Finding(step, user, "failed", str(error))
 
 
-class _Records(logging.Handler):
-    """What the client logs meanwhile."""
+class _Watch(logging.Handler):
+    """Whether the client logs a text meanwhile: no error of it says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__(logging.DEBUG)
         self._logger = logging.getLogger("dcp_rs")
-        self._messages: list[str] = []
+        self._text = text
+        self.has_seen = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._messages.append(record.getMessage())
-
-    def found(self, text: str) -> bool:
-        return any(text in message for message in self._messages)
+        self.has_seen = self.has_seen or self._text in record.getMessage()
 
     def __enter__(self) -> None:
         self._level = self._logger.level

@@ -107,7 +107,7 @@ def replicate(
 ) -> Progress:
     """Keeps a table in step with a bucket, until it is stopped.
 
-    Goes on from what the target holds. Where that is not possible, since the bucket was made anew
+    Goes on from what the target holds. Where that is not possible, since the bucket was recreated
     or other collections are asked for, a new *generation* is loaded from the beginning; in a table
     its rows take the place of the older ones, the last of which go when the load is complete.
 
@@ -120,7 +120,7 @@ def replicate(
         scope: Scope to read, as of `dcp_rs.Client.stream`.
         collections: Collections to read, likewise.
         document_schema: Columns to decode JSON documents to, likewise. Without it documents are
-            JSON in the column `value`, and those that are no JSON are in `_malformed`.
+            JSON in the column `value`, and those that are not JSON are in `_malformed`.
         persisted_only: Whether to write only what every copy has on disk, likewise.
         commit_rows: Changes after which to commit.
         commit_bytes: Bytes of changes, as Arrow columns, after which to commit.

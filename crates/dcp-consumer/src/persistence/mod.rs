@@ -130,12 +130,7 @@ impl Persistence {
         copies: Vec<Option<Address>>,
         now: Instant,
     ) {
-        for address in copies.iter().flatten() {
-            let new = Node { due: now, pause: SHORTEST, is_asked: false };
-            let node = self.nodes.entry(address.clone()).or_insert(new);
-            node.pause = SHORTEST;
-            node.due = node.due.min(now + SHORTEST);
-        }
+        self.ask_soon(&copies, now);
         let answers = vec![None; copies.len()];
         let unheard = copies.iter().map(Option::is_some).collect();
         let (persisted_to, since) = (Seqno::ZERO, None);
@@ -153,20 +148,26 @@ impl Persistence {
         copies: Vec<Option<Address>>,
         now: Instant,
     ) {
-        for address in copies.iter().flatten() {
-            if let Some(node) = self.nodes.get_mut(address) {
-                node.pause = SHORTEST;
-                node.due = node.due.min(now + SHORTEST);
-            }
-        }
         let is_watched = self.vbuckets.get(&vbid).is_some_and(|watched| {
             (watched.on, watched.vbuuid) == (on, vbuuid) && watched.copies == copies
         });
-        if !is_watched {
+        if is_watched {
+            self.ask_soon(&copies, now);
+        } else {
             self.watch(vbid, (on, vbuuid), copies, now);
         }
         if let Some(watched) = self.vbuckets.get_mut(&vbid) {
             watched.since.get_or_insert(now);
+        }
+    }
+
+    /// Nodes that answered the same for a while, and so are asked rarely, are asked often again.
+    fn ask_soon(&mut self, copies: &[Option<Address>], now: Instant) {
+        for address in copies.iter().flatten() {
+            let new = Node { due: now, pause: SHORTEST, is_asked: false };
+            let node = self.nodes.entry(address.clone()).or_insert(new);
+            node.pause = SHORTEST;
+            node.due = node.due.min(now + SHORTEST);
         }
     }
 

@@ -72,7 +72,7 @@ pub enum CheckpointError {
     /// It was made on another bucket, or on one of the same name that has been deleted since.
     #[error(
         "the checkpoint belongs to another bucket (uuid {found}, this one has {expected}): the \
-         bucket was made anew or it is not the one; start without a checkpoint"
+         bucket was recreated, or the checkpoint is of another one; start without a checkpoint"
     )]
     OtherBucket {
         /// UUID in the checkpoint.

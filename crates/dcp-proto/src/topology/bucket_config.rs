@@ -107,7 +107,7 @@ impl BucketConfig {
         &self.name
     }
 
-    /// Identity of the bucket: another one under the same name means it was made anew, and no
+    /// Identity of the bucket: another one under the same name means it was recreated, and no
     /// position in the old one means anything.
     #[must_use]
     pub fn uuid(&self) -> &str {
