@@ -220,6 +220,8 @@ impl Cluster {
             if change.bucket_uuid.take().is_none() {
                 return Err(Error::NoBucket);
             }
+            // First: no stream is to see its vBucket go, and say so.
+            self.bucket_life().cancel();
             for vbid in self.bucket.vbids() {
                 self.bucket.rearrange(vbid, Copies::clear);
             }
@@ -227,7 +229,7 @@ impl Cluster {
             Ok(())
         })?;
         let mut life = self.bucket_life.write().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *life, CancellationToken::new()).cancel();
+        *life = CancellationToken::new();
         Ok(())
     }
 

@@ -167,8 +167,7 @@ impl Connection {
             if self.deadline().is_some_and(|at| at <= now()) {
                 return End::Idle;
             }
-            let life = self.session.bucket_life();
-            if self.evicted.is_cancelled() || life.is_some_and(CancellationToken::is_cancelled) {
+            if self.evicted.is_cancelled() || self.lost_bucket() {
                 return End::Done;
             }
         }
@@ -203,10 +202,19 @@ impl Connection {
         let handled = self.handle_input()?;
         self.push_map();
         let produced = self.produce();
+        if self.lost_bucket() {
+            // The machine may have seen the vBuckets go; a server says nothing of it.
+            return Err(End::Done);
+        }
         self.tap.refresh(before);
         let passed = self.tap.is_active() && self.pass_tap()?;
         let written = self.write()?;
         Ok(read || handled || produced || passed || written)
+    }
+
+    /// Whether the bucket that was selected is gone.
+    fn lost_bucket(&self) -> bool {
+        self.session.bucket_life().is_some_and(CancellationToken::is_cancelled)
     }
 
     /// Lets the output go through the tap between the machines and the socket.

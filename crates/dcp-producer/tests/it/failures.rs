@@ -424,6 +424,45 @@ async fn a_dropped_bucket_ends_connections_without_a_word_and_comes_back_as_anot
     read_up_to(&mut replica, Seqno(2)).await;
 }
 
+/// How many packets of `opcode` there are.
+fn count(bytes: &[u8], opcode: Opcode) -> usize {
+    let (mut rest, mut found) = (bytes, 0);
+    // The connection may be closed inside a packet.
+    while let Ok(Some((frame, len))) = Frame::parse(rest, dcp_wire::MAX_BODY_LEN) {
+        found += usize::from(frame.header.opcode == opcode);
+        rest = &rest[len..];
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_under_load_say_nothing_of_a_dropped_bucket() {
+    let producer = start(|options| options.vbuckets = 64).await;
+    for round in 0..10 {
+        let mut clients = Vec::new();
+        for number in 0..4 {
+            let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
+            client.open_dcp(format!("reader {number}").as_bytes(), OpenFlags::empty()).await;
+            for vbid in (0..64).map(Vbid) {
+                let answer =
+                    client.request_stream(vbid, Seqno::ZERO, Seqno::MAX, Vbuuid(0), NONE).await;
+                assert_eq!(answer.status(), Status::SUCCESS);
+            }
+            clients.push(tokio::spawn(client.rest()));
+        }
+        for n in 0..2000 {
+            let key = format!("{round} {n}");
+            producer.upsert(key.as_bytes(), Bytes::new(), WriteOptions::default()).unwrap();
+        }
+        producer.drop_bucket().unwrap();
+        for client in clients {
+            let rest = client.await.unwrap();
+            assert_eq!(count(&rest, Opcode::DCP_STREAM_END), 0, "round {round}");
+        }
+        producer.create_bucket().unwrap();
+    }
+}
+
 #[tokio::test]
 async fn an_ephemeral_bucket_has_no_disk() {
     let producer = start(|options| {
