@@ -290,11 +290,7 @@ impl VBucket {
         self.memory().check(xattrs.len())?;
         let previous = self.newest_now(now, key);
         let cas = self.clock.tick(now);
-        // The first one counts as no version of its own.
-        let rev_seqno = match &previous {
-            None => RevSeqno(self.max_deleted_rev.max(1)),
-            some => RevSeqno(self.next_rev(some.as_ref())),
-        };
+        let rev_seqno = RevSeqno(self.next_rev(previous.as_ref()));
         Ok(self.append(Item {
             kind: ItemKind::Deletion,
             seqno: Seqno::ZERO,

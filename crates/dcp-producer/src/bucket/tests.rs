@@ -151,6 +151,32 @@ fn the_last_change_is_never_purged() {
         .unwrap();
 }
 
+#[test]
+fn revs_go_on_above_deletions_but_for_those_that_leave_xattrs_behind() {
+    let bucket = one_vbucket();
+    let rev = |key: &[u8]| {
+        bucket.with(VB, |vbucket| vbucket.newest(default_key(key)).unwrap().rev_seqno).unwrap()
+    };
+    let xattrs = || Bytes::from_static(b"\0\0\0\x0a\0\0\0\x06_a\x001\0");
+    for _ in 0..4 {
+        bucket
+            .with(VB, |vbucket| {
+                vbucket.store_tombstone(Now(2), default_key(b"marked"), xattrs()).unwrap();
+            })
+            .unwrap();
+    }
+    assert_eq!(rev(b"marked"), RevSeqno(4));
+    set(&bucket, b"a");
+    assert_eq!(rev(b"a"), RevSeqno(1), "what is left has a value");
+    bucket
+        .with(VB, |vbucket| {
+            vbucket.remove(Now(2), default_key(b"a"), Cas(0), ItemKind::Deletion).unwrap();
+        })
+        .unwrap();
+    set(&bucket, b"b");
+    assert_eq!(rev(b"b"), RevSeqno(3), "one above the deletion of a");
+}
+
 /// What can happen to a vBucket.
 #[derive(Clone, Copy, Debug)]
 enum Step {

@@ -53,7 +53,8 @@ pub(crate) struct VBucket {
     pub(super) cursors: Cursors,
     /// End of the first snapshot from disk that a replica is receiving.
     pub(super) initial_snapshot_end: Seqno,
-    /// Highest rev seqno of a tombstone, purged ones counted: keys never seen start above it.
+    /// Highest rev seqno of a tombstone without xattrs, purged ones counted: keys never seen start
+    /// above it.
     pub(super) max_deleted_rev: u64,
     pub(super) live: LiveCounts,
     pub(super) memory: Arc<MemoryUse>,
@@ -203,9 +204,7 @@ impl VBucket {
     pub(super) fn take_in(&mut self, item: Arc<Item>) {
         let seqno = item.seqno;
         self.high_seqno = seqno;
-        if matches!(item.kind, ItemKind::Deletion | ItemKind::Expiration) {
-            self.max_deleted_rev = self.max_deleted_rev.max(item.rev_seqno.0);
-        }
+        self.note_deletion(&item);
         let dropped = self.collections.note(&item);
         self.durable.note(&item);
         let newest = newest_version(&item);
@@ -222,6 +221,20 @@ impl VBucket {
         if self.settings.is_ephemeral {
             // What is read back in seqno order is all there is of a disk.
             self.flush();
+        }
+    }
+
+    /// Notes the rev seqno above which keys never seen start. A deletion that leaves xattrs behind
+    /// is written as a version with a value, which servers do not note.
+    fn note_deletion(&mut self, item: &Item) {
+        let deletes = match item.kind {
+            ItemKind::Deletion => item.value.is_empty(),
+            ItemKind::Commit { is_deletion, .. } => is_deletion,
+            ItemKind::Expiration => true,
+            _ => false,
+        };
+        if deletes {
+            self.max_deleted_rev = self.max_deleted_rev.max(item.rev_seqno.0);
         }
     }
 
