@@ -129,6 +129,11 @@ impl VBucketSource for VBucketGuard<'_> {
         let mut newest = image.items.peekable();
         let merged = core::iter::from_fn(move || match (replaced.peek(), newest.peek()) {
             (Some(old), Some(Ok(new))) if old.seqno < new.seqno => replaced.next().map(Ok),
+            (Some(old), Some(Ok(new))) if old.seqno == new.seqno => {
+                // Replaced in memory, and still the newest version on disk.
+                replaced.next();
+                newest.next()
+            }
             (Some(_), None) => replaced.next().map(Ok),
             _ => newest.next(),
         });

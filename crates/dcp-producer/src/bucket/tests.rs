@@ -177,6 +177,26 @@ fn revs_go_on_above_deletions_but_for_those_that_leave_xattrs_behind() {
     assert_eq!(rev(b"b"), RevSeqno(3), "one above the deletion of a");
 }
 
+#[test]
+fn history_tells_each_seqno_once_while_an_overwrite_is_not_on_disk() {
+    let bucket = Bucket::new(1, 1 << 30, 1 << 20).with_history();
+    bucket.rearrange(VB, |copies| copies.set_active(bucket.new_copy(0, VB))).unwrap();
+    let told = || {
+        let vbucket = bucket.lock(VB).unwrap();
+        let items = vbucket.open_history(Seqno::ZERO).items;
+        items.map(|item| item.unwrap().seqno.0).collect::<Vec<_>>()
+    };
+    set(&bucket, b"a");
+    set(&bucket, b"b");
+    bucket.with(VB, VBucket::persist).unwrap();
+    set(&bucket, b"a");
+    assert_eq!(told(), [1, 2]);
+    set(&bucket, b"a");
+    assert_eq!(told(), [1, 2]);
+    bucket.with(VB, VBucket::persist).unwrap();
+    assert_eq!(told(), [1, 2, 3, 4]);
+}
+
 /// What can happen to a vBucket.
 #[derive(Clone, Copy, Debug)]
 enum Step {
