@@ -10,6 +10,8 @@ use rand::{Rng, SeedableRng};
 
 /// Tells the dice for what was added later from those for everything else.
 const APART: u64 = 0x7061_7373_776f_7264;
+/// The same for members.
+const MEMBERS: u64 = 0x6d65_6d62_6572_7321;
 
 /// Everything a world is made of.
 #[derive(Clone, Debug)]
@@ -63,6 +65,9 @@ pub(crate) enum ReaderKind {
     Endless,
     /// The same twice over, with one place to store for both.
     Rivals,
+    /// Several processes with a share of the vBuckets each, and one place to store for all. How many
+    /// there are is drawn anew whenever they start.
+    Members,
     /// An endless stream of what is written from now on.
     Latest,
     /// Finite streams, one after the other.
@@ -241,6 +246,7 @@ impl Plan {
             steps: (0..rng.random_range(8..50)).map(|_| step(rng)).collect(),
         };
         plan.add_apart();
+        plan.add_members();
         plan
     }
 
@@ -257,6 +263,18 @@ impl Plan {
                 let pause = Duration::from_millis(rng.random_range(pause.clone()));
                 let step = Step { kind, dice: rng.random(), pause };
                 self.steps.insert(rng.random_range(0..=self.steps.len()), step);
+            }
+        }
+    }
+
+    /// Lets some endless readers of whole scopes be groups of members, drawn apart as well.
+    fn add_members(&mut self) {
+        let rng = &mut StdRng::seed_from_u64(self.seed ^ MEMBERS);
+        for reader in &mut self.readers {
+            let may_be =
+                reader.kind == ReaderKind::Endless && reader.filter != FilterPlan::Collections;
+            if rng.random_bool(0.4) && may_be {
+                reader.kind = ReaderKind::Members;
             }
         }
     }

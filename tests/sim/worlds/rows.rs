@@ -195,6 +195,18 @@ impl Table {
         Ok(())
     }
 
+    /// What it has of some vBuckets.
+    pub(crate) fn of(mut self, vbids: &[Vbid]) -> Self {
+        self.logs.retain(|vbid, _| vbids.contains(vbid));
+        self
+    }
+
+    /// Takes over what another has of these vBuckets.
+    pub(crate) fn replace(&mut self, vbids: &[Vbid], other: Self) {
+        self.logs.retain(|vbid, _| !vbids.contains(vbid));
+        self.logs.extend(other.of(vbids).logs);
+    }
+
     /// The newest seqno of each vBucket must lie at or below its position, in its epoch and on its
     /// branch.
     pub(crate) fn check(&self, checkpoint: &Checkpoint) -> Result<(), String> {

@@ -9,9 +9,10 @@ use crate::run::{Outcome, run};
 const TIME: Duration = Duration::from_secs(60);
 
 /// What differs between readers that fail in the same way.
-const SPELLINGS: [&str; 9] = [
+const SPELLINGS: [&str; 10] = [
     "Endless",
     "Rivals",
+    "Members",
     "Latest",
     "Finite",
     "All",

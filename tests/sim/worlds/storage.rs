@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use dcp_proto::checkpoint::Checkpoint;
+use dcp_wire::Vbid;
 use rand::Rng;
 use rand::rngs::StdRng;
 
@@ -21,6 +22,14 @@ pub(crate) struct Pair {
     pub(crate) ids: Option<BTreeSet<u32>>,
     /// Writes before it are not the reader's, who began later.
     pub(crate) since: u64,
+}
+
+impl Pair {
+    /// What it has of some vBuckets.
+    pub(crate) fn of(self, vbids: &[Vbid]) -> Self {
+        let checkpoint = self.checkpoint.restricted_to(vbids.iter().copied());
+        Self { checkpoint, table: self.table.of(vbids), ..self }
+    }
 }
 
 /// What one reader has stored, oldest first.
@@ -44,6 +53,23 @@ impl Storage {
             self.pairs.remove(0);
         }
         self.pairs.push(pair);
+    }
+
+    /// Stores what a member has of its vBuckets, beside what others have of theirs.
+    pub(crate) fn store_part(&mut self, part: Pair, vbids: &[Vbid]) {
+        let uuid = part.checkpoint.bucket_uuid();
+        let Some(whole) = self.newest().filter(|pair| pair.checkpoint.bucket_uuid() == uuid) else {
+            return self.store(part);
+        };
+        let others = whole.checkpoint.positions().map(|(vbid, _)| vbid);
+        let mut checkpoint =
+            whole.checkpoint.restricted_to(others.filter(|vbid| !vbids.contains(vbid)));
+        let mut table = whole.table.clone();
+        table.replace(vbids, part.table);
+        if let Err(wrong) = checkpoint.merge(&part.checkpoint) {
+            self.violation.get_or_insert(format!("the parts of members do not fit: {wrong}"));
+        }
+        self.store(Pair { checkpoint, table, ..part });
     }
 
     pub(crate) fn newest(&self) -> Option<&Pair> {

@@ -20,7 +20,15 @@ use crate::storage::Pair;
 impl Process {
     /// Streams until it is killed.
     pub(super) async fn read_endless(&self, rng: &mut StdRng) -> Result<(), Stop> {
-        let stored = self.storage.borrow_mut().load();
+        if self.share.as_ref().is_some_and(Vec::is_empty) {
+            // More members than vBuckets.
+            sleep(Duration::from_secs(1)).await;
+            return Err(Stop::Again);
+        }
+        let mut stored = self.storage.borrow_mut().load();
+        if let Some(vbids) = &self.share {
+            stored = stored.map(|pair| pair.of(vbids));
+        }
         let wanted = self.prepare(stored, rng).await?;
         let begins_now = self.plan.kind == ReaderKind::Latest && wanted.pair.is_none();
         let start = match &wanted.pair {
@@ -105,7 +113,12 @@ impl Reading<'_> {
         let checkpoint = self.watched.stream.checkpoint();
         self.received.settle(&checkpoint, &mut self.table).map_err(Stop::Violation)?;
         let (table, ids, since) = (self.table.clone(), self.wanted.ids.clone(), self.since);
-        self.process.storage.borrow_mut().store(Pair { checkpoint, table, ids, since });
+        let pair = Pair { checkpoint, table, ids, since };
+        let mut storage = self.process.storage.borrow_mut();
+        match &self.process.share {
+            Some(vbids) => storage.store_part(pair, vbids),
+            None => storage.store(pair),
+        }
         Ok(())
     }
 }

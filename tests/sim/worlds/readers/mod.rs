@@ -24,6 +24,7 @@ use dcp_consumer::{
     Acknowledge, Client, ConnectOptions, Content, CredentialsSource, Error, Filter, OnRollback,
     StreamOptions,
 };
+use dcp_wire::Vbid;
 use dcp_wire::sasl::Mechanism;
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -122,6 +123,8 @@ pub(crate) struct Reader {
     /// A finite reader begins nothing more.
     stops: Rc<Cell<bool>>,
     lives: u64,
+    /// How many members it had last.
+    members: Option<u16>,
     alive: Vec<JoinHandle<()>>,
 }
 
@@ -134,17 +137,24 @@ impl Reader {
             paused_until: Rc::default(),
             stops: Rc::default(),
             lives: 0,
+            members: None,
             alive: Vec::new(),
         }
     }
 
     pub(crate) fn start(&mut self) {
-        let processes = if self.plan.kind == ReaderKind::Rivals { 2 } else { 1 };
-        for _ in 0..processes {
+        let processes = match self.plan.kind {
+            ReaderKind::Rivals => 2,
+            ReaderKind::Members => self.draw_members(),
+            _ => 1,
+        };
+        for number in 0..processes {
             self.lives += 1;
             let seed = self.shared.seed ^ (self.plan.number << 40) ^ (self.lives << 48);
+            let is_member = self.plan.kind == ReaderKind::Members;
             let process = Process {
                 plan: self.plan.clone(),
+                share: is_member.then(|| self.share(number, processes)),
                 shared: self.shared.clone(),
                 storage: Rc::clone(&self.storage),
                 paused_until: Rc::clone(&self.paused_until),
@@ -158,6 +168,22 @@ impl Reader {
             self.shared.count(format!("reader {:?}", self.plan.kind));
             self.alive.push(tokio::task::spawn_local(Rc::new(process).live()));
         }
+    }
+
+    /// How many members there are from now on.
+    fn draw_members(&mut self) -> u16 {
+        let seed = !self.shared.seed ^ (self.plan.number << 40) ^ (self.lives << 48);
+        let members = <StdRng as rand::SeedableRng>::seed_from_u64(seed).random_range(1..=4);
+        if self.members.replace(members).is_some_and(|before| before != members) {
+            self.shared.count("share of another number of members");
+        }
+        members
+    }
+
+    /// The vBuckets of one of `members`.
+    fn share(&self, number: u16, members: u16) -> Vec<Vbid> {
+        let vbuckets = self.shared.world.borrow().producer.num_vbuckets();
+        (0..vbuckets).filter(|vbid| vbid % members == number).map(Vbid).collect()
     }
 
     /// Ends its process without a word; what it had not stored is gone.
@@ -250,6 +276,7 @@ impl Reader {
     pub(crate) async fn read_all(&mut self, patience: Duration) -> Result<(), String> {
         let process = Process {
             plan: self.plan.clone(),
+            share: None,
             shared: self.shared.clone(),
             storage: Rc::clone(&self.storage),
             paused_until: Rc::default(),
@@ -275,6 +302,8 @@ impl std::fmt::Display for Reader {
 /// One process of a reader.
 struct Process {
     plan: ReaderPlan,
+    /// The vBuckets of a member.
+    share: Option<Vec<Vbid>>,
     shared: Shared,
     storage: Rc<RefCell<Storage>>,
     paused_until: Rc<Cell<Option<Instant>>>,
@@ -342,6 +371,7 @@ impl Process {
         let acknowledge = if plan.manual { Acknowledge::Manual } else { Acknowledge::OnNext };
         let options = with(StreamOptions::default(), |o| {
             o.filter = filter;
+            o.vbuckets.clone_from(&self.share);
             o.batch = plan.batch;
             o.content = Content { values: true, xattrs: plan.xattrs };
             o.noop_interval = plan.noop_interval;
