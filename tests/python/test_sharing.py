@@ -21,6 +21,11 @@ def place(request, tmp_path):
     return stores.where(request.param, request, tmp_path)
 
 
+def latest_of(client):
+    with client.stream(start="latest") as stream:
+        return stream.checkpoint()
+
+
 def read(client, store, **options):
     keys = []
     for batch in client.stream(start=store, until="now", **options):
@@ -162,6 +167,18 @@ def test_who_was_taken_over_saves_nothing(client, fill, place):
     with pytest.raises(TakenOverError):
         new.save(again.load().restricted_to(range(8, 16)))
     stream.close()
+
+
+def test_a_store_that_claims_again_owns_again(client, fill, place):
+    first, second = stores.opened(place), stores.opened(place)
+    fill(40)
+    for store in (first, second, first):
+        store.claim(range(16))
+    latest = latest_of(client)
+    with pytest.raises(TakenOverError):
+        second.save(latest)
+    first.save(latest)
+    assert second.load() == latest
 
 
 def test_a_reader_that_is_behind_takes_nothing_over_with_its_first_save(cluster, client, place):
