@@ -21,7 +21,8 @@ latest version only.
 * `dcp_rs.connect` makes a `dcp_rs.Client`; `dcp_rs.Client.stream` a `dcp_rs.ChangeStream`: an
   iterator, an async iterator and an Arrow C stream of `dcp_rs.ChangeBatch`.
 * `dcp_rs.Checkpoint` is where a reader stands, to go on from there; a `dcp_rs.CheckpointStore`
-  keeps it: `dcp_rs.FileStore` in a file, `dcp_rs.MemoryStore` in memory, or one of your own.
+  keeps it: `dcp_rs.FileStore` in a file, `dcp_rs.SqlStore` in a table, `dcp_rs.ObjectStore` in
+  object storage, `dcp_rs.MemoryStore` in memory, or one of your own.
 * `dcp_rs.replicate` keeps a table in step with a bucket.
 * `dcp_rs.testing` has an embedded cluster, which Couchbase SDKs and DCP clients take for a real
   one.
@@ -43,9 +44,11 @@ from dcp_rs.checkpoint import Checkpoint, Position, StoredFilter
 from dcp_rs.client import Client, ConnectionOptions, connect
 from dcp_rs.documents import DocumentSchema
 from dcp_rs.exceptions import DcpError
+from dcp_rs.object_store import ObjectStore
 from dcp_rs.replication import replicate
 from dcp_rs.schema import ColumnInfo, Schema, columns
-from dcp_rs.stores import CheckpointStore, FileStore, MemoryStore
+from dcp_rs.sql_store import SqlStore
+from dcp_rs.stores import CheckpointStore, FileStore, MemoryStore, SharedStore
 from dcp_rs.stream import ChangeStream, StreamEvent, StreamStats, VbucketStats
 
 __all__ = [
@@ -60,8 +63,11 @@ __all__ = [
     "DocumentSchema",
     "FileStore",
     "MemoryStore",
+    "ObjectStore",
     "Position",
     "Schema",
+    "SharedStore",
+    "SqlStore",
     "StoredFilter",
     "StreamEvent",
     "StreamStats",

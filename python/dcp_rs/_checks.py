@@ -58,6 +58,15 @@ def instance(option: str, value: object, expected: type | UnionType, name: str) 
         raise wrong_type(option, value, name)
 
 
+def word(option: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Checks that `value` is one of a few words."""
+    expected = " or ".join(map(repr, allowed))
+    if not isinstance(value, str):
+        raise wrong_type(option, value, expected)
+    if value not in allowed:
+        raise ConfigError(f"{option}: must be {expected}, not {value!r}")
+
+
 def names(option: str, value: object) -> list[str]:
     """Gives the names in any iterable but text."""
     found = items(option, value, "a list of names")
@@ -71,6 +80,14 @@ def items(option: str, value: object, expected: str) -> list[object]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise wrong_type(option, value, expected)
     return list(value)
+
+
+def vbuckets(value: object) -> list[int]:
+    """Gives the numbers of vBuckets in any iterable but text."""
+    found = items("vbuckets", value, "a list of vBuckets")
+    for each in found:
+        integer("vbuckets", each, 0, 0xFFFF)
+    return cast("list[int]", found)
 
 
 def utf8(option: str, value: str) -> bytes:

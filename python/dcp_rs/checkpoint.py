@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self
 
 from dcp_rs import _checks, _dcp_rs
 
@@ -134,9 +134,6 @@ class Checkpoint:
         _checks.path("path", path)
         self._inner.save(path)
 
-    def _store(self, path: str | os.PathLike[str]) -> None:
-        self._inner.store(path)
-
     def _check_ahead(self, kept: Checkpoint) -> None:
         self._inner.check_ahead(kept._inner)
 
@@ -176,10 +173,7 @@ class Checkpoint:
         Raises:
             ConfigError: `vbuckets` are no numbers of vBuckets.
         """
-        numbers = _checks.items("vbuckets", vbuckets, "a list of vBuckets")
-        for number in numbers:
-            _checks.integer("vbuckets", number, 0, 0xFFFF)
-        return Checkpoint._of(self._inner.restricted_to(cast("list[int]", numbers)))
+        return Checkpoint._of(self._inner.restricted_to(_checks.vbuckets(vbuckets)))
 
     def merged_with(self, other: Checkpoint) -> Checkpoint:
         """Gives the checkpoint with the positions of `other`, which win.

@@ -8,10 +8,9 @@ from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs
-from dcp_rs.checkpoint import Checkpoint
+from dcp_rs._beginning import Beginning
 from dcp_rs.documents import DocumentSchema, as_options
 from dcp_rs.exceptions import ConfigError, ForkedProcessError
-from dcp_rs.stores import CheckpointStore
 from dcp_rs.stream import ChangeStream
 
 if TYPE_CHECKING:
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import pyarrow as pa
+
+    from dcp_rs.checkpoint import Checkpoint
+    from dcp_rs.stores import CheckpointStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,8 +256,10 @@ class Client:
         self,
         *,
         start: Literal["earliest", "latest"] | Checkpoint | CheckpointStore = "earliest",
+        default: Literal["earliest", "latest"] = "earliest",
         until: Literal["now"] | Mapping[int, int] | None = None,
         vbuckets: Iterable[int] | None = None,
+        member: tuple[int, int] | None = None,
         scope: str | None = None,
         collections: Iterable[str] | None = None,
         columns: Literal["basic", "full"] | Sequence[str] = "basic",
@@ -284,12 +288,19 @@ class Client:
 
         Args:
             start: `earliest`, `latest`, a checkpoint to go on from, or a
-                `dcp_rs.CheckpointStore`, whose checkpoint is gone on from; the
-                beginning if it has none.
+                `dcp_rs.CheckpointStore`, whose checkpoint is gone on from. A
+                `dcp_rs.SharedStore`, as all of this package are, takes the stream's vBuckets over
+                from whoever read them before.
+            default: Where to begin if the store has nothing of what is read: `earliest`, or
+                `latest`, which is saved in the store before the first batch, so that a restart does
+                not begin later.
             until: `None` never ends; `"now"` ends with the changes there are at this moment; a
                 mapping of vBucket to seqno ends there, and streams the vBuckets it names only. Both
                 deliver to the end of the snapshot that holds the last seqno.
             vbuckets: vBuckets to stream, all if not given.
+            member: `(i, n)` in place of `vbuckets`: the share of reader `i`, from 0, of `n` that
+                share the work. Of N vBuckets it has those from `i * N // n` up to, not including,
+                `(i + 1) * N // n`.
             scope: Scope to stream, with collections that are made in it later; all if not given.
             collections: Collections to stream, as `scope.collection`, or as `collection` within
                 `scope` or else within `_default`.
@@ -336,15 +347,29 @@ class Client:
         Raises:
             ConfigError: An option is wrong.
             CheckpointError: The checkpoint belongs to another bucket, is ahead, or was made with a
-                filter that does not contain this one.
+                filter that does not contain this one; or the store cannot be read or written.
             ClosedError: The client is closed.
             ForkedProcessError: The client was made before a fork.
         """
         options = dict(locals())
-        del options["self"]
-        options["start"] = _begin(start)
+        for own in ("self", "start", "default", "member"):
+            del options[own]
         options["document_schema"] = as_options(document_schema)
-        return ChangeStream(self._inner.stream(options))
+        if vbuckets is not None:
+            # An iterator would be used up by the check.
+            options["vbuckets"] = _checks.items("vbuckets", vbuckets, "a list of vBuckets")
+        begin = Beginning(start, default, member)
+        # A store is not touched for a stream that cannot be opened.
+        _dcp_rs.check_stream(options)
+        options |= begin.of(options, self.num_vbuckets)
+        stream = ChangeStream(self._inner.stream(options))
+        if begin.store is not None and options["start"] == "latest":
+            try:
+                begin.store.save(stream.checkpoint())
+            except BaseException:
+                stream.close()
+                raise
+        return stream
 
     def close(self) -> None:
         """Closes the client; no stream can be opened any more."""
@@ -371,18 +396,3 @@ class Client:
         except ForkedProcessError:
             bucket = "of another process"
         return f"<dcp_rs.Client {'closed ' if self._is_closed else ''}{address} {bucket}>"
-
-
-def _begin(start: object) -> object:
-    """Gives the engine's checkpoint; what is none of ours is left to the engine to judge."""
-    # Before the stores: a checkpoint can be saved and loaded too.
-    if isinstance(start, Checkpoint):
-        return start._inner  # noqa: SLF001 - the package's own
-    if not isinstance(start, CheckpointStore):
-        return start
-    stored = start.load()
-    if stored is None:
-        return "earliest"
-    if not isinstance(stored, Checkpoint):
-        raise _checks.wrong_type("start: load() of the store", stored, "a Checkpoint or None")
-    return stored._inner  # noqa: SLF001 - the package's own

@@ -28,6 +28,7 @@ __all__ = [
     "RollbackError",
     "ServerError",
     "StreamEndedError",
+    "TakenOverError",
     "TimeoutError",
     "UnsupportedError",
     "UnusablePacketError",
@@ -67,7 +68,7 @@ class BucketNotFoundError(DcpError, LookupError):
 
 
 class CheckpointError(DcpError, ValueError):
-    """A checkpoint is damaged, or belongs to another bucket or filter."""
+    """A checkpoint is damaged, behind a stored one, or belongs to another bucket or filter."""
 
 
 class ClosedError(DcpError):
@@ -116,6 +117,10 @@ class ServerError(DcpError):
 
 class StreamEndedError(DcpError):
     """The server ended a vBucket's stream before its end was reached, for good."""
+
+
+class TakenOverError(CheckpointError):
+    """Another reader has taken over vBuckets in a store. Stop reading them."""
 
 
 class TimeoutError(DcpError, builtins.TimeoutError):  # noqa: A001 - it is one

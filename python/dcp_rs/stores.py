@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import threading
-from typing import Protocol, runtime_checkable
+import time
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dcp_rs import _checks
+from dcp_rs._claims import Claims, joined, owners_from_json, owners_to_json
 from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.exceptions import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+# For so long a save waits for another: longer than any takes.
+_LOCKED_SECONDS = 10.0
 
 
 @runtime_checkable
@@ -59,6 +71,24 @@ class CheckpointStore(Protocol):
         """Keeps a checkpoint in place of the one before it, durably, whole or not at all."""
 
 
+@runtime_checkable
+class SharedStore(CheckpointStore, Protocol):
+    """A checkpoint store that several readers may share, each with vBuckets of its own.
+
+    All stores of this package are such. A stream that starts from one claims the vBuckets it reads,
+    and its checkpoints have those only, so that `save` must keep what a checkpoint does not name.
+
+    The guide says what each store promises when two readers claim the same vBuckets.
+    """
+
+    def claim(self, vbuckets: Iterable[int]) -> Checkpoint | None:
+        """Takes vBuckets over from whoever had them, and gives what is stored of them.
+
+        From then on every other reader's save of any of them must fail with a
+        `dcp_rs.exceptions.TakenOverError`, and write nothing of them. `None` if nothing is stored.
+        """
+
+
 class FileStore:
     """Keeps a checkpoint in a file that only its owner may read.
 
@@ -66,9 +96,12 @@ class FileStore:
     old checkpoint or the new one. It carries a version and a checksum, the bucket's UUID and a hash
     of the filter, which are checked when a stream goes on from it.
 
-    It never goes back: of two readers that share a file, the slower gets an error, and what the
-    faster has saved stays. A rollback is no step back. A save locks the file `<path>.lock`, which
-    stays there. To read again on purpose, remove the file, or write it with `Checkpoint.save`.
+    Readers on one machine may share it, each with its own vBuckets: a save changes those that the
+    checkpoint names. Who starts a stream from the store takes its vBuckets over, or else with the
+    first save, and a save of whoever had them before fails. No save takes a vBucket back; a
+    rollback is no step back. A save locks the file `<path>.lock`, which stays there and says who
+    owns which vBuckets. To read again on purpose, remove the file, or write it with
+    `Checkpoint.save`.
 
         >>> import dcp_rs, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -79,6 +112,7 @@ class FileStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         _checks.path("path", path)
         self._path = os.fspath(path)
+        self._claims = Claims()
 
     @property
     def path(self) -> str:
@@ -95,18 +129,93 @@ class FileStore:
             return None
         return Checkpoint.load(self._path)
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Writes the file.
+    def claim(self, vbuckets: Iterable[int]) -> Checkpoint | None:
+        """Takes vBuckets over, and gives what is stored of them; `None` if there is no file.
 
         Raises:
-            CheckpointError: It cannot be written, or another reader has saved a checkpoint that is
-                further; what was there still is.
+            CheckpointError: The file cannot be read, locked or is damaged.
+        """
+        wanted = _checks.vbuckets(vbuckets)
+        with self._locked() as lock:
+            kept = self.load()
+            self._own(lock, owners_from_json(_read(lock)), wanted)
+        return None if kept is None else kept.restricted_to(wanted)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Writes the positions that the checkpoint has; others stay.
+
+        Raises:
+            TakenOverError: Another reader has taken over a vBucket of this store's; what was there
+                still is.
+            CheckpointError: The file cannot be written, or another reader has saved a checkpoint
+                that is further; what was there still is.
         """
         _checks.instance("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
-        checkpoint._store(self._path)  # noqa: SLF001 - the package's own
+        with self._locked() as lock:
+            owners = owners_from_json(_read(lock))
+            self._claims.check(owners, self._path)
+            document = joined(self.load(), checkpoint)
+            unclaimed = checkpoint.seqnos.keys() - self._claims.vbuckets
+            if unclaimed:
+                self._own(lock, owners, unclaimed)
+            document.save(self._path)
+
+    def _own(self, lock: int, owners: dict[int, str], vbuckets: Collection[int]) -> None:
+        owners |= dict.fromkeys(vbuckets, self._claims.token)
+        # Half of it, after a crash, is read as nobody's, and then nobody saves before a claim.
+        written = owners_to_json(owners)
+        os.pwrite(lock, written, 0)
+        os.ftruncate(lock, len(written))
+        self._claims.vbuckets.update(vbuckets)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Locks out other writers; the system gives the lock of a process that has died back."""
+        try:
+            file = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._not_locked(error) from error
+        try:
+            try:
+                _wait_for_lock(file)
+            except OSError as error:
+                raise self._not_locked(error) from error
+            yield file
+        finally:
+            # Given back, and not only closed: a child that was forked meanwhile has it open too.
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
+
+    def _not_locked(self, error: OSError) -> CheckpointError:
+        return CheckpointError(
+            f"the checkpoint {self._path} could not be locked: {error.strerror}. Check that its "
+            "folder can be written to, and that no other process holds the file "
+            f"{os.path.basename(self._path)}.lock"  # noqa: PTH119 - text
+        )
 
     def __repr__(self) -> str:
         return f"FileStore({self._path!r})"
+
+
+def _wait_for_lock(file: int) -> None:
+    end = time.monotonic() + _LOCKED_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # Not every network file system has locks.
+            if error.errno in {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}:
+                return
+            if error.errno != errno.EWOULDBLOCK or time.monotonic() > end:
+                raise
+            time.sleep(0.005)
+        else:
+            return
+
+
+def _read(lock: int) -> bytes:
+    return os.pread(lock, os.fstat(lock).st_size, 0)
 
 
 class MemoryStore:
@@ -126,17 +235,23 @@ class MemoryStore:
         with self._lock:
             return self._checkpoint
 
+    def claim(self, vbuckets: Iterable[int]) -> Checkpoint | None:
+        """Gives what is stored of vBuckets; `None` if nothing ever was.
+
+        Readers of one `MemoryStore` are in one process and do not fence each other.
+        """
+        wanted, kept = _checks.vbuckets(vbuckets), self.load()
+        return None if kept is None else kept.restricted_to(wanted)
+
     def save(self, checkpoint: Checkpoint) -> None:
-        """Keeps a checkpoint.
+        """Keeps the positions that the checkpoint has; others stay.
 
         Raises:
             CheckpointError: Another reader has saved one that is further, which is kept.
         """
         _checks.instance("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
         with self._lock:
-            if self._checkpoint is not None:
-                checkpoint._check_ahead(self._checkpoint)  # noqa: SLF001 - the package's own
-            self._checkpoint = checkpoint
+            self._checkpoint = joined(self._checkpoint, checkpoint)
 
     def __repr__(self) -> str:
         return f"<dcp_rs.MemoryStore {self.load() or 'empty'}>"

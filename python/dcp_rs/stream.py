@@ -123,7 +123,8 @@ class ChangeStream:
 
     Read it in one of three ways:
 
-    * `for batch in stream`, which waits; other threads run meanwhile, and Ctrl-C ends the wait;
+    * `for batch in stream`, which waits; other threads run meanwhile, and Ctrl-C ends the wait; or
+      `dcp_rs.ChangeStream.poll`, which waits for so long and no longer;
     * `async for batch in stream`, which cancelling leaves intact: no batch is lost. Tasks that ask
       at the same time are served in the order they asked;
     * as an Arrow C stream: `pyarrow.table(stream)`, `polars.DataFrame(stream)`,
@@ -162,6 +163,39 @@ class ChangeStream:
         if batch is None:
             raise StopIteration
         return ChangeBatch(batch)
+
+    def poll(self, timeout: float) -> ChangeBatch | None:
+        """Waits for the next batch for so long and no longer.
+
+        Like `next(stream)`, it acknowledges the batch before. `None` means that there was none in
+        time; or, at once, that the stream is over, which `dcp_rs.ChangeStream.is_over` tells.
+
+            >>> with EmbeddedCluster() as cluster, cluster.connect() as client:
+            ...     _ = cluster.upsert("key", b"{}")
+            ...     stream = client.stream(until="now")
+            ...     while not stream.is_over:
+            ...         if (batch := stream.poll(1.0)) is not None:
+            ...             print(batch.num_rows)
+            1
+
+        Args:
+            timeout: Seconds to wait; 0 takes what is there.
+
+        Raises:
+            ConfigError: `timeout` is no number of seconds, or more than a day.
+            ClosedError: The stream has been closed.
+        """
+        _checks.seconds("timeout", timeout, 0, 86_400)
+        batch = self._inner.next(float(timeout))
+        return None if batch is None else ChangeBatch(batch)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything has been read and nothing more comes, because of an end or an error.
+
+        Known once the end was asked for, as by `dcp_rs.ChangeStream.poll`.
+        """
+        return self._inner.is_over
 
     def __aiter__(self) -> Self:
         return self

@@ -4,9 +4,12 @@ import itertools
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -124,3 +127,42 @@ def postgres_database(postgres_server):
     with psycopg.connect(f"postgresql:///postgres?{postgres_server}") as server:
         server.execute(f"CREATE SCHEMA {name}")
     return f"postgresql:///postgres?{postgres_server}&options=-csearch_path%3D{name}"
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """An S3 server in a process of its own; gives its address."""
+    program = "import sys; from moto.server import main; main(sys.argv[1:])"
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = chosen.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", program, "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        end = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                assert server.poll() is None, "moto did not start"
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+_buckets = itertools.count()
+
+
+@pytest.fixture
+def s3_bucket(s3_server):
+    """An empty bucket; gives where it is."""
+    name = f"test-{next(_buckets)}"
+    with urllib.request.urlopen(urllib.request.Request(f"{s3_server}/{name}", method="PUT")):
+        return {"endpoint": s3_server, "bucket": name}

@@ -430,6 +430,8 @@ def test_options_are_called_as_in_python():
         "connection_string", "self", "until", "password", "credentials",
         # How a program takes batches, and keeps connections.
         "keep_connections", "batch_rows", "batch_bytes", "linger", "ack",
+        # What --start says, where --checkpoint has nothing.
+        "default",
     }  # fmt: skip
     options = (connecting | reading) - elsewhere
     assert len(options) > 25

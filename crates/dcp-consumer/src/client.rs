@@ -299,8 +299,13 @@ impl Client {
         match &options.start {
             Start::Earliest => {}
             Start::Latest => {
-                let written = high.iter().filter(|(_, seqno)| **seqno != Seqno::ZERO);
-                let written = written.map(|(vbid, _)| *vbid).collect();
+                let (written, empty): (Vec<_>, Vec<_>) =
+                    high.iter().partition(|(_, seqno)| **seqno != Seqno::ZERO);
+                // Theirs are positions too: who goes on from here must not begin later.
+                for (vbid, _) in empty {
+                    checkpoint.set(*vbid, Position::EARLIEST);
+                }
+                let written = written.into_iter().map(|(vbid, _)| *vbid).collect();
                 for (vbid, (seqno, log)) in nodes.newest(written).await? {
                     checkpoint.set(vbid, latest(seqno, log));
                 }

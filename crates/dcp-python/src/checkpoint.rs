@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dcp_consumer::{CheckpointStore, FileStore, check_ahead, load_checkpoint, save_checkpoint};
+use dcp_consumer::{check_ahead, load_checkpoint, save_checkpoint};
 use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
 use dcp_proto::consumer::StreamFilter;
 use dcp_wire::Vbid;
@@ -37,11 +37,6 @@ impl Checkpoint {
 
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         Ok(py.detach(|| save_checkpoint(&self.0, &path)).map_err(Failure::from)?)
-    }
-
-    /// Saves as a store does, which never goes back.
-    fn store(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        Ok(py.detach(|| FileStore::new(path).save(&self.0)).map_err(Failure::from)?)
     }
 
     fn check_ahead(&self, kept: &Self) -> PyResult<()> {

@@ -139,13 +139,26 @@ where
     F: Future,
     F::Output: Send,
 {
+    block_on_by(py, TICK, start)
+}
+
+/// [`block_on`] with ticks of another length.
+fn block_on_by<F>(
+    py: Python<'_>,
+    tick: Duration,
+    start: impl FnOnce() -> F + Send,
+) -> PyResult<F::Output>
+where
+    F: Future,
+    F::Output: Send,
+{
     let process = current(py)?;
     py.detach(|| {
         let _guard = process.enter();
         let waker = Waker::from(Arc::new(Sleeper(thread::current())));
         let mut context = Context::from_waker(&waker);
         let mut future = pin!(start());
-        let mut look = Instant::now() + TICK;
+        let mut look = Instant::now() + tick;
         loop {
             if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
                 return Ok(output);
@@ -153,7 +166,7 @@ where
             let now = Instant::now();
             if now >= look {
                 Python::attach(|py| py.check_signals())?;
-                look = now + TICK;
+                look = now + tick;
             }
             thread::park_timeout(look.saturating_duration_since(now));
         }
@@ -173,17 +186,31 @@ impl Wake for Sleeper {
     }
 }
 
-/// `future` in [`block_on`], for one tick: `None` if it takes longer.
-pub(crate) async fn for_a_tick<F: Future>(future: F) -> Option<F::Output> {
-    // It is made a little later than the tick begins, at whose end it is polled.
-    let over = Instant::now() + TICK / 2;
-    let mut future = pin!(future);
-    poll_fn(|context| match future.as_mut().poll(context) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending if Instant::now() >= over => Poll::Ready(None),
-        Poll::Pending => Poll::Pending,
+/// Waits as [`block_on`] does, for one tick or `most`, if that is less: `None` if it takes longer.
+///
+/// # Errors
+/// As of [`block_on`].
+pub(crate) fn wait_a_tick<F>(
+    py: Python<'_>,
+    most: Duration,
+    start: impl FnOnce() -> F + Send,
+) -> PyResult<Option<F::Output>>
+where
+    F: Future,
+    F::Output: Send,
+{
+    let tick = TICK.min(most);
+    block_on_by(py, tick, || async {
+        // It is made a little later than the tick begins, at whose end it is polled.
+        let over = Instant::now() + tick / 2;
+        let mut future = pin!(start());
+        poll_fn(|context| match future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if Instant::now() >= over => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        })
+        .await
     })
-    .await
 }
 
 /// A value with tasks behind it, usable only in the process that made it.

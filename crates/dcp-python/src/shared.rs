@@ -225,6 +225,12 @@ impl Shared {
         })
     }
 
+    /// Whether all that the stream has given was taken, and nothing more comes.
+    pub(crate) fn is_over(&self) -> bool {
+        let engine = self.lock();
+        engine.is_over && matches!(engine.fetched, Fetched::Nothing)
+    }
+
     pub(crate) fn stats(&self) -> StreamStats {
         self.lock().stream.stats()
     }

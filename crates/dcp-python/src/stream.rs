@@ -5,6 +5,7 @@ mod arrow_stream;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use arrow_array::ffi_stream::FFI_ArrowArrayStream;
 use dcp_arrow::{PendingBatch, TableSchema};
@@ -17,7 +18,7 @@ use crate::batch::ChangeBatch;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Failure, Kind};
 use crate::runtime::notify::Call;
-use crate::runtime::{ProcessBound, block_on, current, flush_log, for_a_tick};
+use crate::runtime::{ProcessBound, current, flush_log, wait_a_tick};
 use crate::schema::schema_capsule;
 use crate::shared::{Next, Shared, Turn};
 
@@ -91,18 +92,24 @@ impl ChangeStream {
     }
 }
 
-/// Waits for the next batch; `None` at the end of the stream.
-fn next_batch(py: Python<'_>, shared: &Shared) -> PyResult<Option<ChangeBatch>> {
+/// Waits for the next batch; `None` at the end of the stream, and once it is `until`.
+fn next_batch(
+    py: Python<'_>,
+    shared: &Shared,
+    until: Option<Instant>,
+) -> PyResult<Option<ChangeBatch>> {
     let turn = shared.new_turn();
     py.check_signals()?;
     loop {
-        block_on(py, || for_a_tick(poll_fn(|context| shared.poll(turn, context))))?;
+        let most = until.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
+        wait_a_tick(py, most, || poll_fn(|context| shared.poll(turn, context)))?;
         // A signal's handler may raise, or read the stream itself: the batch and the turn are
         // not taken meanwhile.
         shared.leave(turn);
         py.check_signals()?;
         match shared.take(turn) {
             Ok(Next::Batch(batch)) => return Ok(Some(batch)),
+            Ok(Next::NotYet) if most.is_zero() => return Ok(None),
             Ok(Next::NotYet) => {}
             // What is logged about the end comes before the end.
             ended => {
@@ -165,9 +172,19 @@ fn closed() -> PyErr {
 
 #[pymethods]
 impl ChangeStream {
-    /// The next batch, `None` at the end.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<ChangeBatch>> {
-        next_batch(py, self.for_iterator()?)
+    /// The next batch; `None` at the end, and after `timeout` seconds.
+    #[pyo3(signature = (timeout=None))]
+    fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<ChangeBatch>> {
+        let most = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let until = most.and_then(|most| Instant::now().checked_add(most));
+        next_batch(py, self.for_iterator()?, until)
+    }
+
+    /// Whether nothing more comes.
+    #[getter]
+    fn is_over(&self, py: Python<'_>) -> PyResult<bool> {
+        let shared = self.shared.get()?;
+        Ok(py.detach(|| shared.is_over()))
     }
 
     /// Looks for the next batch on the reader's turn: `(batch, False)`; `(None, True)` at the end of

@@ -19,6 +19,8 @@ from dcp_rs.exceptions import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from dcp_rs.stores import FileStore
+
     Command = Callable[..., None]
     Decorator = Callable[[Command], Command]
 
@@ -46,6 +48,13 @@ def vbucket_set(text: str) -> set[int]:
             raise click.BadParameter(f"{text!r} is not a list such as 0-63,70")
         found.update(range(int(first), int(last) + 1))
     return found
+
+
+def _member(text: str) -> tuple[int, int]:
+    which, slash, many = text.partition("/")
+    if not slash or not all(each.isascii() and each.isdecimal() for each in (which, many)):
+        raise click.BadParameter(f"{text!r} is not a reader and how many there are, such as 0/3")
+    return int(which), int(many)
 
 
 def _columns(text: str) -> str | list[str]:
@@ -257,6 +266,12 @@ _READING = {
     "vbuckets": click.option(
         "--vbuckets", type=vbucket_set, metavar="LIST", help="vBuckets to read, as 0-63,70 (all)."
     ),
+    "member": click.option(
+        "--member",
+        type=_member,
+        metavar="I/N",
+        help="The share of reader I, from 0, of N that share the work, in place of --vbuckets.",
+    ),
     "scope": click.option("--scope", help="Scope to read."),
     "collections": click.option(
         "--collections",
@@ -309,6 +324,15 @@ _READING = {
         help="Type of the column value (binary).",
     ),
 }
+
+
+def go_on_from(store: FileStore, reading: dict[str, Any]) -> None:
+    """Has `reading` start from a store, and where it says if the store has nothing."""
+    start = reading.get("start", "earliest")
+    if not isinstance(start, Checkpoint):
+        reading |= {"start": store, "default": start}
+    elif store.load() is not None:
+        raise ConfigError(f"start: {store.path} has a checkpoint to go on from: give one file")
 
 
 def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = None) -> Decorator:

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dcp_rs.checkpoint import Checkpoint
-from dcp_rs.cli._options import connection_options, output_options, reading_options
+from dcp_rs.cli._options import connection_options, go_on_from, output_options, reading_options
 from dcp_rs.cli._output import width, write
 from dcp_rs.cli._rows import FormattedLines, JsonLines, Lines, TableLines
 from dcp_rs.client import Client, ConnectionOptions
-from dcp_rs.exceptions import ConfigError
 from dcp_rs.stores import FileStore
 
 if TYPE_CHECKING:
@@ -91,22 +89,16 @@ def _print(
     elif not as_json and "document_schema" not in reading:
         reading.setdefault("columns", _FOR_EYES)
     store = None if checkpoint is None else FileStore(checkpoint)
-    kept = None if store is None else store.load()
-    start = reading.pop("start", default)
-    if kept is not None:
-        if isinstance(start, Checkpoint):
-            raise ConfigError(f"start: {checkpoint} has a checkpoint to go on from: give one file")
-        start = kept
+    reading.setdefault("start", default)
+    if store is not None:
+        go_on_from(store, reading)
     if limit is not None:
         # A checkpoint never counts a part of a batch.
         reading["batch_rows"] = 1 if store is not None else max(1, min(limit, _MOST_ROWS))
     with (
         Client(connection) as client,
-        client.stream(start=start, until=until, key_type="binary", **reading) as stream,  # type: ignore[arg-type]
+        client.stream(until=until, key_type="binary", **reading) as stream,  # type: ignore[arg-type]
     ):
-        if store is not None and kept is None and start == "latest":
-            # A restart before the first change must not begin later than this start.
-            store.save(stream.checkpoint())
         lines = form or (
             JsonLines(stream.column_names) if as_json else TableLines(stream.column_names, width())
         )

@@ -14,8 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import click
 
 from dcp_rs._arrow import require_pyarrow
-from dcp_rs.checkpoint import Checkpoint
-from dcp_rs.cli._options import connection_options, reading_options
+from dcp_rs.cli._options import connection_options, go_on_from, reading_options
 from dcp_rs.cli._output import Reporter
 from dcp_rs.cli._rows import JsonLines
 from dcp_rs.client import Client, ConnectionOptions
@@ -77,11 +76,8 @@ def export(
     if file != "-" and os.path.lexists(file) and not force:
         raise ConfigError(f"{file} already exists: use --force to overwrite it")
     store = None if checkpoint is None else FileStore(checkpoint)
-    kept = None if store is None else store.load()
-    if kept is not None:
-        if isinstance(reading.get("start"), Checkpoint):
-            raise ConfigError(f"start: {checkpoint} has a checkpoint to go on from: give one file")
-        reading["start"] = kept
+    if store is not None:
+        go_on_from(store, reading)
     with Client(connection) as client, client.stream(until="now", **reading) as stream:
         with _appearing(file) as output:
             _write(stream, form, output)

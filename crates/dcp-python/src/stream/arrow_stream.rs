@@ -31,7 +31,7 @@ impl Iterator for StreamReader {
 
     fn next(&mut self) -> Option<Self::Item> {
         let next = Python::try_attach(|py| {
-            self.shared.get().and_then(|shared| next_batch(py, shared)).map_err(|error| {
+            self.shared.get().and_then(|shared| next_batch(py, shared, None)).map_err(|error| {
                 // The library that reads makes its own error of this text; the C interface has no
                 // exceptions.
                 ArrowError::ExternalError(error.to_string().into())

@@ -1,0 +1,98 @@
+"""Where a stream begins, and with which vBuckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from dcp_rs import _checks
+from dcp_rs.checkpoint import Checkpoint
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.stores import CheckpointStore, SharedStore
+
+
+class Beginning:
+    """What `start`, `default` and `member` ask for.
+
+    Raises:
+        ConfigError: One of them is wrong.
+    """
+
+    def __init__(self, start: object, default: object, member: object) -> None:
+        _checks.word("default", default, ("earliest", "latest"))
+        # Before the stores: a checkpoint can be saved and loaded too.
+        is_store = isinstance(start, CheckpointStore) and not isinstance(start, Checkpoint)
+        self.store = cast("CheckpointStore", start) if is_store else None
+        if default != "earliest" and self.store is None:
+            raise ConfigError(
+                "default: is where a store begins that has nothing: give a store as start, or "
+                f"start={default!r}"
+            )
+        self._member = None if member is None else _pair(member)
+        if self._member and self.store is not None and not isinstance(self.store, SharedStore):
+            raise ConfigError(
+                "member: members share their store, which needs claim(), as dcp_rs.SharedStore "
+                "says: take dcp_rs.FileStore, dcp_rs.SqlStore or dcp_rs.ObjectStore"
+            )
+        self._start, self._default = start, default
+
+    def of(self, options: Mapping[str, Any], num_vbuckets: int) -> dict[str, object]:
+        """Gives the engine's `start` and `vbuckets`; claims what is read in a store.
+
+        Raises:
+            CheckpointError: The store cannot be read or written.
+            ConfigError: `member` does not fit the bucket.
+        """
+        given: dict[str, object] = {}
+        vbuckets = options["vbuckets"]
+        if self._member is not None:
+            if vbuckets is not None:
+                raise ConfigError("member, vbuckets: give one of them")
+            vbuckets = given["vbuckets"] = _share(*self._member, num_vbuckets)
+        given["start"] = self._start
+        if isinstance(self._start, Checkpoint):
+            # What it has of others would be saved as theirs.
+            part = self._start.restricted_to(vbuckets) if self._member else self._start
+            given["start"] = part._inner  # noqa: SLF001 - the package's own
+        elif self.store is not None:
+            given["start"] = self._stored(vbuckets, options["until"], num_vbuckets)
+        return given
+
+    def _stored(self, vbuckets: list[int] | None, until: object, num_vbuckets: int) -> object:
+        if isinstance(self.store, SharedStore):
+            read = range(num_vbuckets) if vbuckets is None else vbuckets
+            if isinstance(until, Mapping):
+                read = [vbucket for vbucket in read if vbucket in until]
+            stored = self.store.claim(read)
+        else:
+            stored = cast("CheckpointStore", self.store).load()
+        if stored is None:
+            return self._default
+        if not isinstance(stored, Checkpoint):
+            raise _checks.wrong_type("start: load() of the store", stored, "a Checkpoint or None")
+        # Of vBuckets that others read there may be more in the store.
+        if not len(stored) and self._default == "latest":
+            return self._default
+        return stored._inner  # noqa: SLF001 - the package's own
+
+
+def _pair(member: object) -> tuple[int, int]:
+    expected = "a pair such as (0, 3): which reader, from 0, of how many"
+    if not isinstance(member, tuple | list) or len(member) != 2:
+        raise _checks.wrong_type("member", member, expected)
+    for number in member:
+        _checks.integer("member", number, 0, 0xFFFF)
+    which, many = member
+    if which >= many:
+        raise ConfigError(
+            f"member: ({which}, {many}) is no reader of {many}: they are counted from 0"
+        )
+    return which, many
+
+
+def _share(which: int, many: int, num_vbuckets: int) -> list[int]:
+    if many > num_vbuckets:
+        raise ConfigError(
+            f"member: {many} readers are too many: the bucket has {num_vbuckets} vBuckets"
+        )
+    return list(range(which * num_vbuckets // many, (which + 1) * num_vbuckets // many))
