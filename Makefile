@@ -170,6 +170,10 @@ bench-peers: .java .installed-test ## Compare with other clients on the same wor
 	@$(PY) -c 'import sys; sys.path.insert(0, "tests/interop"); import programs; programs.build_go(); programs.build_java()'
 	@$(PY) benches/peers/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
+# Fetches the clients with Maven and the Go toolchain on its first run, as `make interop` does.
+differential: .java .installed-test ## Put four clients through the same faults (12 minutes); writes docs/differential.md
+	@$(PY) tests/interop/differential.py $(ARGS)
+
 bench-reading: .java .installed-test ## Measure the reader in Python; writes docs/performance.md
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/reading/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
@@ -253,4 +257,4 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
 .PHONY: demo test static test-rust test-python test-spark fuzz fuzz-short fuzz-corpora deny fmt-check lint layers types docs site site-check notebooks defects-check wheel wheel-check workflows \
-	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate long ci clean help interop .rust .java .postgres .tshark .installed-demo .installed-test
+	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate differential long ci clean help interop .rust .java .postgres .tshark .installed-demo .installed-test

@@ -96,6 +96,12 @@ def stages(first_world: int) -> list[Stage]:
             {"DCP_KILLS": "30"},
         ),
         Stage(
+            "differential",
+            "four clients under ten faults; rewrites docs/differential.md",
+            [sys.executable, "tests/interop/differential.py"],
+            has_tests=False,
+        ),
+        Stage(
             "defects",
             "every defect of tests/defects.json is noticed",
             [sys.executable, "scripts/put_in_defects.py"],

@@ -129,6 +129,36 @@ class Run:
         assert self._streaming.wait(PATIENCE), self._say()
         assert not self.is_done, self._say()
 
+    def is_streaming(self, limit: float) -> bool:
+        """Waits until all streams are open, or for as long as is given."""
+        return self._streaming.wait(limit) and not self.is_done
+
+    def listen(
+        self, limit: float, ends: dict[int, int] | None = None
+    ) -> tuple[list[dict[str, Any]], str]:
+        """Listens to the end of the job, for so many seconds at most, and ends the program.
+
+        Gives what it printed, and how it ended: nothing if well, "late", or its error.
+        """
+        if ends is not None:
+            self._program.say(ends)
+        late = not self._done.wait(max(limit, 0))
+        self._program.kill()
+        lines = list(self.lines)
+        if late:
+            return lines, "late"
+        if lines and lines[-1]["line"] == "done":
+            error = lines[-1]["error"]
+            # Surprises are the producer's business.
+            return lines, "" if "surprises, see" in error else error
+        return lines, self._last_words()
+
+    def _last_words(self) -> str:
+        """The first line of the error with which a program died."""
+        errors = self._program.errors().splitlines()
+        panics = [line for line in errors if line.startswith("panic:")]
+        return (panics or errors[-1:] or ["it died without a word"])[0]
+
     def finish(self, ends: dict[int, int] | None = None) -> Seen:
         """Waits for the end of the job, which one that follows must be told."""
         if ends is not None:

@@ -13,8 +13,8 @@ import (
 	"dcp_rs/tests/interop/go/session"
 )
 
-// patience is how long anything may take.
-const patience = 60 * time.Second
+// patience is how long anything may take; a job may set it.
+var patience = time.Minute
 
 const noEnd = gocbcore.SeqNo(0xffff_ffff_ffff_ffff)
 
@@ -291,7 +291,7 @@ func (d *drain) ended(stream *stream, err error) {
 func (d *drain) reopen(stream *stream) {
 	at := stream.whole()
 	var err error
-	for range 100 {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		stream.moveTo(at)
 		if err = d.open(stream); err == nil {
 			return

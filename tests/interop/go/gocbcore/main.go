@@ -20,6 +20,7 @@ func main() {
 }
 
 func run(job session.Job, input *session.Input, report *session.Report) error {
+	patience = job.Patient()
 	agent, err := connect(job)
 	if err != nil {
 		return err

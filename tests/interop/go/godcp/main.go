@@ -17,8 +17,8 @@ import (
 	"dcp_rs/tests/interop/go/session"
 )
 
-// patience is how long anything may take.
-const patience = 60 * time.Second
+// patience is how long anything may take; a job may set it.
+var patience = time.Minute
 
 func main() {
 	session.Run(run)
@@ -70,7 +70,8 @@ func configure(job session.Job) *config.Dcp {
 }
 
 func run(job session.Job, input *session.Input, report *session.Report) error {
-	reader, err := newReader(report, job.Resume)
+	patience = job.Patient()
+	reader, err := newReader(report, job)
 	if err != nil {
 		return err
 	}
@@ -97,6 +98,9 @@ func run(job session.Job, input *session.Input, report *session.Report) error {
 	}()
 	if job.Follow {
 		err = follow(connector, reader, vbuckets, input)
+		if job.Unacknowledged != "" {
+			crash(connector, reader, vbuckets)
+		}
 		connector.Close()
 	}
 	select {
@@ -108,6 +112,16 @@ func run(job session.Job, input *session.Input, report *session.Report) error {
 		report.Print("vbucket", map[string]any{"vb": vbucket, "seqno": reader.seqno(vbucket)})
 	}
 	return err
+}
+
+// crash saves what was acknowledged and dies.
+func crash(connector dcp.Dcp, reader *reader, vbuckets int) {
+	connector.Commit()
+	for vbucket := range uint16(vbuckets) {
+		reader.report.Print("vbucket", map[string]any{"vb": vbucket, "seqno": reader.offsetOf(vbucket)})
+	}
+	reader.report.Done(nil)
+	os.Exit(9)
 }
 
 // follow lets the streams go on until they are where they are to end.

@@ -16,19 +16,24 @@ import (
 // are within their snapshots, go-dcp checks itself, and panics.
 type reader struct {
 	report *session.Report
-	mutex  sync.Mutex
+	// Key of the change that is not acknowledged.
+	unacknowledged string
+	mutex          sync.Mutex
 	// The seqno of the last change of each vBucket, and where go-dcp says it is.
 	last   map[uint16]uint64
 	offset map[uint16]uint64
 }
 
 // newReader begins where the file of go-dcp's checkpoints says, if there is one.
-func newReader(report *session.Report, resume string) (*reader, error) {
-	r := &reader{report: report, last: map[uint16]uint64{}, offset: map[uint16]uint64{}}
-	if resume == "" {
+func newReader(report *session.Report, job session.Job) (*reader, error) {
+	r := &reader{
+		report: report, unacknowledged: job.Unacknowledged,
+		last: map[uint16]uint64{}, offset: map[uint16]uint64{},
+	}
+	if job.Resume == "" {
 		return r, nil
 	}
-	text, err := os.ReadFile(resume)
+	text, err := os.ReadFile(job.Resume)
 	if err != nil {
 		return nil, err
 	}
@@ -46,6 +51,13 @@ func newReader(report *session.Report, resume string) (*reader, error) {
 func (r *reader) ConsumeEvent(context *models.ListenerContext) {
 	switch event := context.Event.(type) {
 	case models.DcpMutation:
+		if r.unacknowledged != "" && string(event.Key) == r.unacknowledged {
+			r.report.Print("unacknowledged", map[string]any{"vb": event.VbID, "seqno": event.SeqNo})
+			r.mutex.Lock()
+			r.last[event.VbID] = event.SeqNo
+			r.mutex.Unlock()
+			return
+		}
 		r.change("mutation", event.VbID, event.SeqNo, event.Offset, map[string]any{
 			"cas": event.Cas, "rev": event.RevNo, "collection": event.CollectionID,
 			"name": event.CollectionName, "key": string(event.Key), "size": len(event.Value),
@@ -90,7 +102,18 @@ func (r *reader) TrackOffset(vbucket uint16, offset *models.Offset) {
 	r.offset[vbucket] = offset.SeqNo
 }
 
+// seqno is how far a vBucket has come.
 func (r *reader) seqno(vbucket uint16) uint64 {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if r.unacknowledged != "" {
+		return max(r.last[vbucket], r.offset[vbucket])
+	}
+	return r.offset[vbucket]
+}
+
+// offsetOf is how far go-dcp says that a vBucket is acknowledged.
+func (r *reader) offsetOf(vbucket uint16) uint64 {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	return r.offset[vbucket]

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 )
 
 // Job is what a run is to do; the Java program reads the same document.
@@ -52,6 +53,19 @@ type Job struct {
 	Count bool `json:"count"`
 	// Documents is how many changes there are to count; 0 if that is not known.
 	Documents uint64 `json:"documents"`
+	// Patience is how many seconds anything may take; 0 for 60.
+	Patience int `json:"patience"`
+	// Unacknowledged is the key of a change that is never acknowledged. At its ends the program then
+	// saves what it may and dies.
+	Unacknowledged string `json:"unacknowledged"`
+}
+
+// Patient is how long anything may take.
+func (j Job) Patient() time.Duration {
+	if j.Patience > 0 {
+		return time.Duration(j.Patience) * time.Second
+	}
+	return time.Minute
 }
 
 // Input is standard input: a job, and where to end if the job follows.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 )
 
 // Report prints JSON lines; streams of several nodes share it.
@@ -17,7 +18,14 @@ type Report struct {
 
 // NewReport prints to standard output.
 func NewReport() *Report {
-	return &Report{out: bufio.NewWriterSize(os.Stdout, 1<<16)}
+	r := &Report{out: bufio.NewWriterSize(os.Stdout, 1<<16)}
+	// What was printed is to be seen even if a library ends the process.
+	go func() {
+		for range time.Tick(50 * time.Millisecond) {
+			r.Flush()
+		}
+	}()
+	return r
 }
 
 // Print writes one line of the kind given.
