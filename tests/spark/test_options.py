@@ -177,3 +177,10 @@ def test_a_source_that_spark_has_found_by_itself_may_be_registered(condition):
     may_raise = nullcontext() if condition.startswith("DATA") else pytest.raises(Refused)
     with may_raise:
         dcp_rs.spark.register(Session())
+
+
+def test_what_is_no_session_and_no_partition_is_refused():
+    with pytest.raises(ConfigError, match="spark: must be a SparkSession, not int"):
+        dcp_rs.spark.register(5)
+    with pytest.raises(ConfigError, match="partition: must be a partition from"):
+        next(dcp_rs.spark.read_partition(5))

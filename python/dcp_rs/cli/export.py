@@ -75,6 +75,8 @@ def export(
         )
     if file != "-" and os.path.lexists(file) and not force:
         raise ConfigError(f"{file} already exists: use --force to overwrite it")
+    if file != "-" and not Path(file).parent.is_dir():
+        raise ConfigError(f"there is no folder {Path(file).parent}: create it first")
     store = None if checkpoint is None else FileStore(checkpoint)
     if store is not None:
         go_on_from(store, reading)

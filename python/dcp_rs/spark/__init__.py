@@ -29,6 +29,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from dcp_rs import _checks
 from dcp_rs.spark.errors import SparkReadError, missing_library
 from dcp_rs.spark.options import ReadOptions
 from dcp_rs.spark.partition import Partition, Partitions
@@ -71,6 +72,7 @@ def register(spark: SparkSession) -> None:
         spark: The session.
 
     Raises:
+        ConfigError: It is not a session.
         ImportError: PySpark is not installed.
     """
     try:
@@ -79,6 +81,8 @@ def register(spark: SparkSession) -> None:
         from dcp_rs.spark.source import CouchbaseDcpDataSource
     except ImportError as error:
         raise missing_library(error) from error
+    if not hasattr(spark, "dataSource"):
+        raise _checks.wrong_type("spark", spark, "a SparkSession")
     try:
         spark.dataSource.register(CouchbaseDcpDataSource)
     except PySparkException as error:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import dcp_rs
-from dcp_rs import _dcp_rs
+from dcp_rs import _checks, _dcp_rs
 from dcp_rs.exceptions import DcpError
 from dcp_rs.spark.errors import SparkReadError, coded, missing_library
+from dcp_rs.spark.partition import Partition
 from dcp_rs.spark.planning import partitions
 from dcp_rs.spark.schema import table_schema
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dcp_rs.spark.options import ReadOptions
-    from dcp_rs.spark.partition import Partition
 
 
 # The options that a connection depends on.
@@ -123,9 +123,11 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
         Batches of the schema that `dcp_rs.spark.schema` gives.
 
     Raises:
+        ConfigError: It is not a partition.
         SparkReadError: The read failed; the text begins with a code in square brackets.
         ImportError: PyArrow is not installed.
     """
+    _checks.instance("partition", partition, Partition, "a partition from dcp_rs.spark.partitions")
     try:
         import pyarrow as pa
     except ImportError as error:
