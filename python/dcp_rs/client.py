@@ -262,6 +262,7 @@ class Client:
         key_type: Literal["string", "binary"] = "string",
         value_format: Literal["binary", "string", "variant"] = "binary",
         include_xattrs: bool = False,
+        history: bool = False,
         document_schema: str | pa.Schema | DocumentSchema | None = None,
         system_events: bool = False,
         system_documents: bool = False,
@@ -301,6 +302,11 @@ class Client:
             value_format: `binary`, or `string` for text, or `variant` for Spark's variant: a struct
                 of `value` and `metadata`, as its `parse_json` makes it.
             include_xattrs: Whether `basic` and `full` have the column `xattrs`.
+            history: Whether every version of a document is a row that the server still has, in
+                collections that keep their change history (Couchbase Server 7.2 on, buckets stored
+                with Magma), in place of the newest one of each snapshot. `basic` and `full` then
+                have the column `history`. May be turned on or off at a checkpoint, for what comes
+                after it.
             document_schema: Columns to decode JSON documents to, in place of `value`: as Spark's
                 SQL lists them (`"name STRING, geo STRUCT<lat: DOUBLE>"`), or a `pyarrow.Schema`; or
                 a `dcp_rs.DocumentSchema`, which also says what becomes of
@@ -337,6 +343,7 @@ class Client:
             ConfigError: An option is wrong.
             CheckpointError: The checkpoint belongs to another bucket, is ahead, or was made with a
                 filter that does not contain this one.
+            UnsupportedError: `history` is asked of a server or bucket that keeps none.
             ClosedError: The client is closed.
             ForkedProcessError: The client was made before a fork.
         """

@@ -19,6 +19,8 @@ pub(crate) struct Opening {
     noop_interval_secs: u32,
     /// Whether documents are asked for compressed.
     compressed: bool,
+    /// Whether every version is asked for.
+    history: bool,
 }
 
 impl Opening {
@@ -39,8 +41,8 @@ impl Opening {
             let message = format!("the buffer size must be at least {least} bytes");
             return Err(Error::new(ErrorKind::Config, message));
         }
-        let StreamOptions { buffer_size, compressed, .. } = *options;
-        Ok(Self { flags, buffer_size, noop_interval_secs: secs, compressed })
+        let StreamOptions { buffer_size, compressed, history, .. } = *options;
+        Ok(Self { flags, buffer_size, noop_interval_secs: secs, compressed, history })
     }
 
     /// Interval of the server's noops.
@@ -52,11 +54,14 @@ impl Opening {
     pub(crate) fn request(&self, mut randomness: StdRng) -> DcpOpen {
         // An older connection of the same name would be ended by the server: nobody else's is.
         let name = format!("dcp_rs/{:032x}", randomness.random::<u128>());
-        let open = DcpOpen::new(name, self.flags, self.buffer_size, self.noop_interval_secs);
-        if !self.compressed {
-            return open;
+        let mut open = DcpOpen::new(name, self.flags, self.buffer_size, self.noop_interval_secs);
+        if self.compressed {
+            let setting = ControlSetting::optional(Control::FORCE_VALUE_COMPRESSION, true);
+            open = open.with(setting.needing(Feature::SNAPPY));
         }
-        let setting = ControlSetting::optional(Control::FORCE_VALUE_COMPRESSION, true);
-        open.with(setting.needing(Feature::SNAPPY))
+        if self.history {
+            open = open.with(ControlSetting::required(Control::CHANGE_STREAMS, true));
+        }
+        open
     }
 }

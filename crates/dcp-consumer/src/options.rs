@@ -158,6 +158,13 @@ pub struct StreamOptions {
     /// begin with `_txn:`) are delivered. Otherwise positions pass over them. Those of a scope or
     /// collection the filter names are delivered in any case, except records of transactions.
     pub system_documents: bool,
+    /// Whether every version of a document is delivered that the server still has, in collections
+    /// that keep their change history, in place of the newest one of each snapshot.
+    ///
+    /// A server or bucket that keeps no history refuses, which is an error of kind
+    /// [`ErrorKind::Unsupported`]. Positions are the same with it and without: it may be turned on
+    /// or off where a checkpoint stands, and holds for what comes after that.
+    pub history: bool,
     /// Whether the server is asked to send documents compressed that get smaller by it: less on the
     /// network for processor time at both ends. Otherwise those come compressed that lie so in the
     /// bucket. A server without it sends them as they are.
@@ -206,6 +213,7 @@ impl Default for StreamOptions {
             persisted_only: false,
             end_persisted: false,
             system_documents: false,
+            history: false,
             compressed: false,
             acknowledge: Acknowledge::default(),
             noop_interval: Duration::from_secs(20),

@@ -33,6 +33,9 @@ pub struct Change<'a> {
     pub epoch: u32,
     /// Snapshot the change came in.
     pub snapshot: Snapshot,
+    /// Whether that snapshot keeps several versions of a key: of collections with change history
+    /// every one.
+    pub history: bool,
     /// Collection the document lies in.
     pub collection_id: CollectionId,
     /// Key without its collection id.
@@ -66,6 +69,8 @@ pub struct MutationRun<'r, 'a> {
     pub epoch: u32,
     /// Snapshot the changes came in.
     pub snapshot: Snapshot,
+    /// Whether that snapshot keeps several versions of a key.
+    pub history: bool,
     /// The mutations, their seqnos ascending.
     pub mutations: &'r [MutationView<'a>],
 }
@@ -94,6 +99,7 @@ impl<'a> MutationRun<'_, 'a> {
             vbuuid: self.vbuuid,
             epoch: self.epoch,
             snapshot: self.snapshot,
+            history: self.history,
             collection_id: mutation.collection_id(),
             key: mutation.key(),
             value: mutation.value(),

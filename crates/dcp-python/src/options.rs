@@ -152,6 +152,7 @@ pub(crate) fn stream(
     options.buffer_size = transport.buffer_size;
     options.persisted_only = arguments.flag("persisted_only", options.persisted_only)?;
     options.system_documents = arguments.flag("system_documents", options.system_documents)?;
+    options.history = arguments.flag("history", options.history)?;
     options.compressed = transport.compressed;
     options.on_rollback = arguments.word("on_rollback", options.on_rollback, &ON_ROLLBACK)?;
     options.acknowledge = arguments.word("ack", options.acknowledge, &ack)?;

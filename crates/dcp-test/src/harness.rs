@@ -35,6 +35,8 @@ pub enum Item {
 #[derive(Debug, Default)]
 pub struct Sink {
     pub items: Vec<Item>,
+    /// Seqnos of the changes that came in snapshots with history.
+    pub history: Vec<u64>,
     /// The change with this seqno cannot be represented.
     pub refuse: Option<Seqno>,
 }
@@ -45,6 +47,7 @@ impl ChangeSink for Sink {
             let (vbid, seqno, what) = (change.vbid, change.seqno, "refused".to_owned());
             return Err(SinkError::Unrepresentable { vbid, seqno, what });
         }
+        self.history.extend(change.history.then_some(change.seqno.0));
         self.items.push(Item::Change {
             op: change.op,
             vbid: change.vbid,

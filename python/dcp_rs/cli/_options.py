@@ -265,6 +265,9 @@ _READING = {
         help="Collections to read, with commas between.",
     ),
     "include_xattrs": click.option("--include-xattrs", is_flag=True, help="Add the column xattrs."),
+    "history": click.option(
+        "--history", is_flag=True, help="Read every version where a collection keeps its history."
+    ),
     "document_schema": click.option(
         "--document-schema",
         metavar="COLUMNS",

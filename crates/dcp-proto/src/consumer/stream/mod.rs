@@ -130,6 +130,8 @@ pub(super) struct Fixed {
     pub(super) vbuuid: Vbuuid,
     /// Snapshot they lie in.
     pub(super) snapshot: Snapshot,
+    /// Whether it keeps several versions of a key.
+    pub(super) history: bool,
     /// Rollbacks seen.
     pub(super) epoch: u32,
 }
@@ -139,6 +141,8 @@ pub(super) struct Fixed {
 struct Marker {
     snapshot: Snapshot,
     purge_seqno: Option<Seqno>,
+    /// It keeps several versions of a key.
+    history: bool,
     /// No item has come: the snapshot is not part of the position yet.
     pending: bool,
     /// Its answer is owed: the opaque it came with.
@@ -200,6 +204,8 @@ pub(super) struct Stream {
     /// the snapshot: until then the position lies where an earlier stream left it.
     log: Option<FailoverLog>,
     marker: Option<Marker>,
+    /// Whether the position's snapshot keeps several versions of a key.
+    keeps_versions: bool,
     /// Highest seqno of the out-of-sequence-order snapshot in progress.
     oso: Option<Seqno>,
     /// Whether the position's seqno is that of a SEQNO_ADVANCED.
@@ -235,6 +241,7 @@ impl Stream {
             reopened: false,
             log: None,
             marker: None,
+            keeps_versions: false,
             oso: None,
             advanced: false,
             branch: Branch::NONE,
@@ -351,6 +358,7 @@ impl Stream {
         self.marker = Some(Marker {
             snapshot: Snapshot { start, end },
             purge_seqno: marker.purge_seqno,
+            history: marker.flags.contains(SnapshotFlags::HISTORY),
             pending: true,
             acknowledge: marker.flags.contains(SnapshotFlags::ACK),
         });
@@ -363,6 +371,7 @@ impl Stream {
             (OsoSnapshot::Start, None) => {
                 self.oso = Some(self.position.seqno);
                 self.marker = None;
+                self.keeps_versions = false;
                 Ok(Progress::default())
             }
             (OsoSnapshot::End, Some(highest)) => {
@@ -418,6 +427,7 @@ impl Stream {
         let Some(marker) = &mut self.marker else { return };
         marker.pending = false;
         self.position.snapshot = marker.snapshot;
+        self.keeps_versions = marker.history;
         self.stop = marker.snapshot.end.min(self.clamp);
         self.position.failover_log.clone_from(&self.log);
         if let Some(purge_seqno) = marker.purge_seqno {
@@ -447,6 +457,7 @@ impl Stream {
             before: self.stop.min(Seqno(up_to.0.saturating_add(1))),
             vbuuid,
             snapshot: self.position.snapshot,
+            history: self.keeps_versions,
             epoch: self.position.epoch,
         })
     }
