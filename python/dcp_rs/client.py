@@ -267,6 +267,8 @@ class Client:
         system_events: bool = False,
         system_documents: bool = False,
         persisted_only: bool = False,
+        ignore_purged_tombstones: bool = False,
+        out_of_order: bool = False,
         batch_rows: int = 10_000,
         batch_bytes: int = 4 * 1024 * 1024,
         linger: float = 0.1,
@@ -312,7 +314,9 @@ class Client:
                 a `dcp_rs.DocumentSchema`, which also says what becomes of
                 malformed documents. Fields that a document lacks are null, others are passed over.
                 The guide lists the types.
-            system_events: Whether changes of collections and scopes are rows too.
+            system_events: Whether changes of collections and scopes are rows too, and that a
+                vBucket is `caught_up`: everything was delivered that it had when the stream was
+                opened.
             system_documents: Whether to deliver documents of scope `_system`, and records of
                 distributed transactions (keys that begin with `_txn:`). What `scope` or
                 `collections` name is delivered in any case, except records of transactions.
@@ -320,6 +324,16 @@ class Client:
                 change only once every copy of its vBucket that is present has it on disk, so that
                 no failover to one of them takes it back. What waits counts towards the connection's
                 `buffer_size`. Without effect on ephemeral buckets, which an event tells.
+            ignore_purged_tombstones: Whether a position below what the server has purged of its
+                deletions is gone on from. The stream then misses those deletions, for good: their
+                documents stay wherever it is written to. Otherwise the vBucket begins again, after
+                a rollback row. Servers before 7.2 always begin again.
+            out_of_order: Whether the server may send the first load of a vBucket in the order of
+                its keys, which is faster where one small collection of a large bucket is read
+                (Couchbase Server 7.1 on). The position of the vBucket stays at the beginning until
+                the load is complete. If the connection is lost before, or the process ends, the
+                load begins again with a rollback row to seqno 0 and another `epoch`. Not with
+                `on_rollback="fail"`.
             batch_rows: Most rows of a batch.
             batch_bytes: Size of a batch in bytes above which it ends, at most 16 MiB.
             linger: How long the first row of a batch waits for others, in seconds. From

@@ -206,7 +206,9 @@ impl Columns {
             )),
             Column::Vbuuid => longs(
                 self.vbuuids.take(),
-                validity(&rows.kinds, |kind| kind != RowKind::SystemEvent),
+                validity(&rows.kinds, |kind| {
+                    !matches!(kind, RowKind::SystemEvent | RowKind::CaughtUp)
+                }),
             ),
             Column::SnapshotStart => longs(self.snapshot_starts.take(), documents),
             Column::SnapshotEnd => longs(self.snapshot_ends.take(), documents),

@@ -138,7 +138,7 @@ pub const COLUMNS: &[ColumnSpec] = &[
         "op",
         Basic,
         false,
-        "what happened: mutation, deletion, expiration, rollback or system_event",
+        "what happened: mutation, deletion, expiration, rollback, system_event or caught_up",
     ),
     column(
         Column::Key,

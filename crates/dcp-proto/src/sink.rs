@@ -154,6 +154,17 @@ pub struct Rollback {
     pub epoch: u32,
 }
 
+/// Everything was delivered that a vBucket had when it was first streamed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CaughtUp {
+    /// vBucket concerned.
+    pub vbid: Vbid,
+    /// Last seqno delivered.
+    pub seqno: Seqno,
+    /// Rollbacks seen on the vBucket.
+    pub epoch: u32,
+}
+
 /// A collection or scope changed, borrowed from the read buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SystemEventRecord<'a> {
@@ -221,6 +232,14 @@ pub trait ChangeSink {
     /// # Errors
     /// [`SinkError`] if it cannot be represented.
     fn rollback(&mut self, rollback: &Rollback) -> Result<(), SinkError>;
+
+    /// Appends that a vBucket is caught up; ignored unless the sink wants to know.
+    ///
+    /// # Errors
+    /// [`SinkError`] if it cannot be represented.
+    fn caught_up(&mut self, _caught_up: &CaughtUp) -> Result<(), SinkError> {
+        Ok(())
+    }
 
     /// Takes a system event; ignored unless the sink wants them.
     ///

@@ -290,6 +290,14 @@ _READING = {
     "persisted_only": click.option(
         "--persisted-only", is_flag=True, help="Read only what every copy has on disk."
     ),
+    "ignore_purged_tombstones": click.option(
+        "--ignore-purged-tombstones",
+        is_flag=True,
+        help="Go on where deletions were purged, and miss those.",
+    ),
+    "out_of_order": click.option(
+        "--out-of-order", is_flag=True, help="Take first loads in the order of keys."
+    ),
     "on_rollback": click.option(
         "--on-rollback",
         type=click.Choice(["emit", "fail", "resync"]),

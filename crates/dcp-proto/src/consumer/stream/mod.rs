@@ -7,7 +7,7 @@ use dcp_wire::{DecodeError, Frame, Opaque, Seqno, Vbid, Vbuuid};
 
 use super::unpersisted::UnpersistedQueue;
 use super::{EndKind, Misbehaviour, PositionUpdate, ProtocolErrorKind, StreamPosition};
-use crate::{FailoverLog, History, Position, Rollback, SinkError, Snapshot};
+use crate::{CaughtUp, FailoverLog, History, Position, Rollback, SinkError, Snapshot};
 
 /// Why a stream message could not be taken.
 #[derive(Debug)]
@@ -84,13 +84,19 @@ pub(super) struct Progress {
     pub(super) no_row: bool,
     /// It names a scope or collection that is left out from now on.
     pub(super) learned: bool,
+    /// Everything was delivered that the vBucket had when it was first streamed.
+    pub(super) caught_up: bool,
 }
 
 impl Progress {
     /// Whether there is anything to do about it.
     #[inline]
     pub(super) const fn is_notable(&self) -> bool {
-        self.acknowledge_marker | self.reached_end | self.repeated_seqno | self.learned
+        self.acknowledge_marker
+            | self.reached_end
+            | self.repeated_seqno
+            | self.learned
+            | self.caught_up
     }
 
     /// How many rows the sink was given.
@@ -188,6 +194,8 @@ pub(super) struct Stream {
     pub(super) position: Position,
     history: History,
     end_kind: EndKind,
+    catch_up: Option<Seqno>,
+    begins_again: bool,
     /// What is not yet on the disks of all copies.
     pub(super) unpersisted: UnpersistedQueue,
     /// Whether the server has ended it.
@@ -221,7 +229,7 @@ impl Stream {
         clamp: bool,
         from: StreamPosition,
     ) -> Self {
-        let StreamPosition { position, history, end: end_kind } = from;
+        let StreamPosition { position, history, end: end_kind, catch_up, begins_again } = from;
         let clamp = if clamp { end_seqno } else { Seqno::MAX };
         Self {
             vbid,
@@ -236,6 +244,8 @@ impl Stream {
             position,
             history,
             end_kind,
+            catch_up,
+            begins_again,
             dirty: false,
             reopen: false,
             reopened: false,
@@ -284,14 +294,66 @@ impl Stream {
 
     /// Where the vBucket stands.
     pub(super) fn position_update(&self) -> PositionUpdate {
-        let (position, history) = (self.position.clone(), self.history.clone());
+        let (position, history) = (self.kept_position(), self.history.clone());
         PositionUpdate { vbid: self.vbid, position, history }
     }
 
     /// Where its next stream goes on.
     pub(super) fn stream_position(&self) -> StreamPosition {
-        let (position, history) = (self.position.clone(), self.history.clone());
-        StreamPosition { position, history, end: self.end_kind }
+        let (position, history) = (self.kept_position(), self.history.clone());
+        StreamPosition {
+            position,
+            history,
+            end: self.end_kind,
+            catch_up: self.catch_up,
+            begins_again: self.begins_again || self.oso.is_some(),
+        }
+    }
+
+    /// The position to go on from. What a snapshot in the order of keys has delivered so far is void
+    /// if the vBucket begins again, which another epoch tells.
+    fn kept_position(&self) -> Position {
+        let mut position = self.position.clone();
+        position.epoch = position.epoch.saturating_add(self.oso.is_some().into());
+        position
+    }
+
+    /// The record that what was delivered is void, if the stream begins again.
+    pub(super) fn begin_again(&mut self) -> Option<Rollback> {
+        std::mem::take(&mut self.begins_again).then(|| {
+            self.dirty = true;
+            Rollback {
+                vbid: self.vbid,
+                seqno: Seqno::ZERO,
+                from_seqno: Seqno::ZERO,
+                old_vbuuid: Vbuuid(0),
+                new_vbuuid: Vbuuid(0),
+                epoch: self.position.epoch,
+            }
+        })
+    }
+
+    /// What is told once everything was delivered that the vBucket had when it was first streamed.
+    pub(super) fn take_caught_up(&mut self) -> Option<CaughtUp> {
+        let Position { seqno, epoch, .. } = self.position;
+        self.catch_up.take().map(|_| CaughtUp { vbid: self.vbid, seqno, epoch })
+    }
+
+    /// Whether that is so. Inside a snapshot a change may be missing in favour of one to come.
+    pub(super) fn is_caught_up(&self) -> bool {
+        let seqno = self.position.seqno;
+        let is_whole = self.position.is_snapshot_complete() || seqno >= self.end_seqno;
+        is_whole && self.oso.is_none() && self.catch_up.is_some_and(|target| seqno >= target)
+    }
+
+    /// Whether that is so once the server has ended the stream at its end.
+    pub(super) fn is_caught_up_at_end(&self) -> bool {
+        self.catch_up.is_some_and(|target| target <= self.end_seqno)
+    }
+
+    /// The server has no more than `high`: what it had more was lost in a failover.
+    pub(super) fn lower_catch_up(&mut self, high: Seqno) {
+        self.catch_up = self.catch_up.map(|target| target.min(high));
     }
 
     /// Goes back at the server's wish and returns the record of it; the stream has to be asked
@@ -491,6 +553,7 @@ impl Stream {
         Progress {
             acknowledge_marker: owed,
             reached_end: self.position.seqno >= self.end_seqno,
+            caught_up: self.is_caught_up(),
             ..Progress::default()
         }
     }
@@ -515,7 +578,7 @@ impl Stream {
             // Whatever the snapshot holds up to the end has come.
             self.position.seqno = self.clamp.max(self.position.seqno);
         }
-        Ok(Progress { reached_end: true, ..no_row })
+        Ok(Progress { reached_end: true, caught_up: self.is_caught_up_at_end(), ..no_row })
     }
 
     /// The end was reached, by an item or because the server said so: up to where newer versions
