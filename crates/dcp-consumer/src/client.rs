@@ -245,8 +245,7 @@ impl Client {
             filter::hidden(filter.documents(), &manifest)
         };
         let config = self.bucket.config();
-        let ignore_purged_tombstones =
-            options.ignore_purged_tombstones && config.has_capability(IGNORES_PURGES);
+        let ignore_purged_tombstones = options.ignore_purged_tombstones && config.ignores_purges();
         if options.ignore_purged_tombstones && !ignore_purged_tombstones {
             tracing::warn!(
                 "ignore_purged_tombstones: the server is older than 7.2: vBuckets whose deletions \
@@ -340,9 +339,6 @@ struct Plan {
     complete: Vec<Vbid>,
     connections: Vec<crate::connect::Connected>,
 }
-
-/// Capability of buckets that can be read on below their purge seqno.
-const IGNORES_PURGES: &str = "dcp.IgnorePurgedTombstones";
 
 /// The highest seqnos that the collections of a filter have; `None` without a filter, or if the server
 /// does not tell.
