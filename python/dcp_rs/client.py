@@ -266,10 +266,13 @@ class Client:
         key_type: Literal["string", "binary"] = "string",
         value_format: Literal["binary", "string", "variant"] = "binary",
         include_xattrs: bool = False,
+        history: bool = False,
         document_schema: str | pa.Schema | DocumentSchema | None = None,
         system_events: bool = False,
         system_documents: bool = False,
         persisted_only: bool = False,
+        ignore_purged_tombstones: bool = False,
+        out_of_order: bool = False,
         batch_rows: int = 10_000,
         batch_bytes: int = 4 * 1024 * 1024,
         linger: float = 0.1,
@@ -312,12 +315,19 @@ class Client:
             value_format: `binary`, or `string` for text, or `variant` for Spark's variant: a struct
                 of `value` and `metadata`, as its `parse_json` makes it.
             include_xattrs: Whether `basic` and `full` have the column `xattrs`.
+            history: Whether every version of a document is a row that the server still has, in
+                collections that keep their change history (Couchbase Server 7.2 on, buckets stored
+                with Magma), in place of the newest one of each snapshot. `basic` and `full` then
+                have the column `history`. May be turned on or off at a checkpoint, for what comes
+                after it.
             document_schema: Columns to decode JSON documents to, in place of `value`: as Spark's
                 SQL lists them (`"name STRING, geo STRUCT<lat: DOUBLE>"`), or a `pyarrow.Schema`; or
                 a `dcp_rs.DocumentSchema`, which also says what becomes of
                 malformed documents. Fields that a document lacks are null, others are passed over.
                 The guide lists the types.
-            system_events: Whether changes of collections and scopes are rows too.
+            system_events: Whether changes of collections and scopes are rows too, and that a
+                vBucket is `caught_up`: everything was delivered that it had when the stream was
+                opened.
             system_documents: Whether to deliver documents of scope `_system`, and records of
                 distributed transactions (keys that begin with `_txn:`). What `scope` or
                 `collections` name is delivered in any case, except records of transactions.
@@ -325,6 +335,16 @@ class Client:
                 change only once every copy of its vBucket that is present has it on disk, so that
                 no failover to one of them takes it back. What waits counts towards the connection's
                 `buffer_size`. Without effect on ephemeral buckets, which an event tells.
+            ignore_purged_tombstones: Whether a position below what the server has purged of its
+                deletions is gone on from. The stream then misses those deletions, for good: their
+                documents stay wherever it is written to. Otherwise the vBucket begins again, after
+                a rollback row. Servers before 7.2 always begin again.
+            out_of_order: Whether the server may send the first load of a vBucket in the order of
+                its keys, which is faster where one small collection of a large bucket is read
+                (Couchbase Server 7.1 on). The position of the vBucket stays at the beginning until
+                the load is complete. If the connection is lost before, or the process ends, the
+                load begins again with a rollback row to seqno 0 and another `epoch`. Not with
+                `on_rollback="fail"`.
             batch_rows: Most rows of a batch.
             batch_bytes: Size of a batch in bytes above which it ends, at most 16 MiB.
             linger: How long the first row of a batch waits for others, in seconds. From
@@ -348,6 +368,7 @@ class Client:
             ConfigError: An option is wrong.
             CheckpointError: The checkpoint belongs to another bucket, is ahead, or was made with a
                 filter that does not contain this one; or the store cannot be read or written.
+            UnsupportedError: `history` is asked of a server or bucket that keeps none.
             ClosedError: The client is closed.
             ForkedProcessError: The client was made before a fork.
         """

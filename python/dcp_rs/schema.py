@@ -59,6 +59,7 @@ class Schema:
         key_type: `string` or `binary`.
         value_format: `binary`, `string` or `variant`.
         include_xattrs: Whether `basic` and `full` have the column `xattrs`.
+        history: Whether they have the column `history`.
         document_schema: Columns that documents are decoded to.
 
     Raises:
@@ -74,6 +75,7 @@ class Schema:
         key_type: Literal["string", "binary"] = "string",
         value_format: Literal["binary", "string", "variant"] = "binary",
         include_xattrs: bool = False,
+        history: bool = False,
         document_schema: str | pa.Schema | DocumentSchema | None = None,
     ) -> None:
         options = dict(locals())

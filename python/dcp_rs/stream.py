@@ -103,6 +103,7 @@ class StreamEvent:
 
     Attributes:
         kind: `opened`, `ended`, `rolled_back`, `moved` (the cluster map names another node),
+            `caught_up` (everything was delivered that the vBucket had when the stream was opened),
             `backing_off`, `connection_lost`, `lagging` (the server has changes of the vBucket and
             does not send them, though the reader waits), `unpersisted` (changes wait for long to be
             on the disks of all copies), `nothing_persisted` (`persisted_only` has no effect on a

@@ -22,7 +22,9 @@ def test_events_tell_what_happened_once(cluster, client, fill):
         rows = 0
         while rows < 50:
             rows += next(stream).num_rows
-        opened = events_until(stream, lambda events: len(events) >= 16)
+        events = events_until(stream, lambda events: len(events) >= 32)
+        assert sum(event.kind == "caught_up" for event in events) == 16
+        opened = [event for event in events if event.kind != "caught_up"]
         assert {event.vbucket for event in opened} == set(range(16))
         nodes = client.vbuckets_by_node()
         for event in opened:

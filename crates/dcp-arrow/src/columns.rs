@@ -36,6 +36,7 @@ pub(crate) const NO_CHANGE: Change<'static> = Change {
     vbuuid: Vbuuid(0),
     epoch: 0,
     snapshot: Snapshot { start: Seqno(0), end: Seqno(0) },
+    history: false,
     collection_id: CollectionId::DEFAULT,
     key: &[],
     value: &[],
@@ -84,6 +85,7 @@ pub(crate) struct Columns {
     pub(crate) vbuuids: Option<Vec<i64>>,
     pub(crate) snapshot_starts: Option<Vec<i64>>,
     pub(crate) snapshot_ends: Option<Vec<i64>>,
+    pub(crate) history: Option<Vec<bool>>,
     bytes_per_row: usize,
 }
 
@@ -140,6 +142,7 @@ impl Columns {
             vbuuids: longs(&[Column::Vbuuid]),
             snapshot_starts: longs(&[Column::SnapshotStart]),
             snapshot_ends: longs(&[Column::SnapshotEnd]),
+            history: schema.has(Column::History).then(|| Vec::with_capacity(rows)),
             // Eight bytes each is near enough for cutting batches.
             bytes_per_row: 8 * schema.slots().len(),
         }
@@ -182,6 +185,7 @@ impl Columns {
         self.xattrs.iter_mut().for_each(XattrsColumn::shrink);
         shrink(&mut self.epochs);
         shrink(&mut self.json);
+        shrink(&mut self.history);
         let longs = [
             &mut self.collection_ids,
             &mut self.cas,
@@ -226,6 +230,7 @@ impl Columns {
         push(&mut self.vbuuids, || bits(change.vbuuid.0));
         push(&mut self.snapshot_starts, || bits(change.snapshot.start.0));
         push(&mut self.snapshot_ends, || bits(change.snapshot.end.0));
+        push(&mut self.history, || change.history);
         Ok(())
     }
 
@@ -304,6 +309,7 @@ impl Columns {
         fill(&mut self.vbuuids, rows, bits(run.vbuuid.0));
         fill(&mut self.snapshot_starts, rows, bits(run.snapshot.start.0));
         fill(&mut self.snapshot_ends, rows, bits(run.snapshot.end.0));
+        fill(&mut self.history, rows, run.history);
         Ok(())
     }
 }

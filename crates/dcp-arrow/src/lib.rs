@@ -21,6 +21,7 @@
 //!     vbuuid: Vbuuid(0xabc),
 //!     epoch: 0,
 //!     snapshot: Snapshot { start: Seqno(0), end: Seqno(1) },
+//!     history: false,
 //!     collection_id: CollectionId::DEFAULT,
 //!     key: b"airline_10",
 //!     value: br#"{"name":"40-Mile Air"}"#,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow_array::{
-    ArrayRef, BinaryArray, Int32Array, Int64Array, RecordBatch, StringArray,
+    ArrayRef, BinaryArray, BooleanArray, Int32Array, Int64Array, RecordBatch, StringArray,
     TimestampMicrosecondArray,
 };
 use arrow_buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
@@ -206,10 +206,16 @@ impl Columns {
             )),
             Column::Vbuuid => longs(
                 self.vbuuids.take(),
-                validity(&rows.kinds, |kind| kind != RowKind::SystemEvent),
+                validity(&rows.kinds, |kind| {
+                    !matches!(kind, RowKind::SystemEvent | RowKind::CaughtUp)
+                }),
             ),
             Column::SnapshotStart => longs(self.snapshot_starts.take(), documents),
             Column::SnapshotEnd => longs(self.snapshot_ends.take(), documents),
+            Column::History => {
+                let history = self.history.take().unwrap_or_default();
+                Arc::new(BooleanArray::new(history.into(), documents))
+            }
             Column::Xattrs => match self.xattrs.take() {
                 Some(xattrs) => xattrs
                     .finish(pool)

@@ -12,6 +12,7 @@ pub(crate) enum RowKind {
     Expiration,
     Rollback,
     SystemEvent,
+    CaughtUp,
 }
 
 impl From<Op> for RowKind {
@@ -33,6 +34,7 @@ impl RowKind {
             Self::Expiration => "expiration",
             Self::Rollback => "rollback",
             Self::SystemEvent => "system_event",
+            Self::CaughtUp => "caught_up",
         }
     }
 

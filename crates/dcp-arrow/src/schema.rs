@@ -47,6 +47,8 @@ pub enum Column {
     SnapshotStart,
     /// Last seqno of the snapshot.
     SnapshotEnd,
+    /// Whether the snapshot keeps several versions of a key.
+    History,
     /// Extended attributes.
     Xattrs,
     /// Collection id.
@@ -127,6 +129,7 @@ use ColumnSet::{Basic, Full, OnRequest};
 /// | `vbuuid` | int64 | full | `system_event` |
 /// | `snapshot_start` | int64 | full | not a document's change |
 /// | `snapshot_end` | int64 | full | not a document's change |
+/// | `history` | boolean | request | not a document's change |
 /// | `xattrs` | map\<utf8, utf8\> | request | the document has none |
 /// | `collection_id` | int64 | request | `rollback`; a scope's `system_event` |
 pub const COLUMNS: &[ColumnSpec] = &[
@@ -135,7 +138,7 @@ pub const COLUMNS: &[ColumnSpec] = &[
         "op",
         Basic,
         false,
-        "what happened: mutation, deletion, expiration, rollback or system_event",
+        "what happened: mutation, deletion, expiration, rollback, system_event or caught_up",
     ),
     column(
         Column::Key,
@@ -221,6 +224,13 @@ pub const COLUMNS: &[ColumnSpec] = &[
         "last seqno of the snapshot the change came in",
     ),
     column(
+        Column::History,
+        "history",
+        OnRequest,
+        true,
+        "whether the snapshot keeps every version where a collection has change history",
+    ),
+    column(
         Column::Xattrs,
         "xattrs",
         OnRequest,
@@ -267,6 +277,7 @@ impl Column {
             },
             Self::Value => DataType::Binary,
             Self::Vbucket | Self::Epoch => DataType::Int32,
+            Self::History => DataType::Boolean,
             Self::Timestamp | Self::Expiry | Self::DeletedAt => TIMESTAMP.clone(),
             Self::Seqno
             | Self::Cas

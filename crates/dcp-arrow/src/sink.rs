@@ -1,7 +1,7 @@
 //! The sink: changes in, columns out.
 
 use dcp_proto::{
-    BatchSink, Change, ChangeSink, MutationRun, Op, Rollback, RunError, SinkError,
+    BatchSink, CaughtUp, Change, ChangeSink, MutationRun, Op, Rollback, RunError, SinkError,
     SystemEventRecord,
 };
 use dcp_wire::message::{SystemEvent, SystemEventId, SystemEventPayload};
@@ -164,6 +164,15 @@ impl ChangeSink for ArrowSink {
         let Rollback { vbid, seqno, new_vbuuid: vbuuid, epoch, .. } = *rollback;
         let change = Change { vbid, seqno, vbuuid, epoch, ..NO_CHANGE };
         self.push((RowKind::Rollback, NO_COLLECTION), &change, &Content::Plain(&[], None))
+    }
+
+    fn caught_up(&mut self, caught_up: &CaughtUp) -> Result<(), SinkError> {
+        if !self.wants.system_events {
+            return Ok(());
+        }
+        let CaughtUp { vbid, seqno, epoch } = *caught_up;
+        let change = Change { vbid, seqno, epoch, ..NO_CHANGE };
+        self.push((RowKind::CaughtUp, NO_COLLECTION), &change, &Content::Plain(&[], None))
     }
 
     fn system_event(&mut self, event: &SystemEventRecord<'_>) -> Result<(), SinkError> {

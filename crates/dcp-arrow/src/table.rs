@@ -36,6 +36,8 @@ pub struct TableOptions {
     pub columns: Columns,
     /// Whether the column `xattrs` is there too, unless columns are named.
     pub include_xattrs: bool,
+    /// Whether the column `history` is there too, unless columns are named.
+    pub history: bool,
     /// Type of the `key` column.
     pub key_type: KeyType,
     /// Whether changes of collections and scopes are rows too.
@@ -55,6 +57,7 @@ impl Default for TableOptions {
         Self {
             columns: Columns::Basic,
             include_xattrs: false,
+            history: false,
             key_type: KeyType::String,
             system_events: false,
             value_format: ValueFormat::Binary,
@@ -279,6 +282,7 @@ fn by_set(documents: &[String], options: &TableOptions) -> Vec<Slot> {
         .filter(|spec| match (spec.column, spec.set) {
             (Column::Value, _) => has_value,
             (Column::Xattrs, _) => options.include_xattrs,
+            (Column::History, _) => options.history,
             (_, ColumnSet::Basic) => true,
             (_, ColumnSet::Full) => options.columns == Columns::Full,
             (_, ColumnSet::OnRequest) => false,

@@ -187,6 +187,8 @@ impl Bucket {
         let was_granted = self.has_opened_dcp.load(Ordering::Relaxed);
         match (error.kind(), error.opcode()) {
             (ErrorKind::Config | ErrorKind::Closed | ErrorKind::Checkpoint, _) => false,
+            // A setting that earlier streams may have done without.
+            (ErrorKind::Unsupported, Some(Opcode::DCP_CONTROL)) => false,
             (ErrorKind::Unsupported, _)
             | (ErrorKind::AccessDenied, Some(Opcode::DCP_OPEN))
             | (ErrorKind::Status, Some(Opcode::HELLO | Opcode::DCP_OPEN)) => was_granted,

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
-use dcp_proto::consumer::{Delivery, EndKind, Hidden, StreamPosition};
+use dcp_proto::consumer::{Delivery, EndKind, Hidden, StreamFilter, StreamPosition};
 use dcp_proto::topology::Manifest;
-use dcp_proto::{BatchSink, FailoverLog, Position, Snapshot};
+use dcp_proto::{BatchSink, CaughtUp, FailoverLog, Position, Snapshot};
 use dcp_wire::{Seqno, Vbid};
 use tokio_util::sync::CancellationToken;
 
@@ -139,12 +139,17 @@ impl Client {
         let attempt = self.bucket.connect_timeout().saturating_mul(2);
         let patience = (options.retry_timeout, attempt);
         let mut reconciler = Reconciler::new(vbuckets, patience, now, self.bucket.randomness());
+        let empty = complete.clone();
         reconciler.add_complete(complete);
         let queue = Arc::new(Queue::new());
         let stats = Arc::new(SharedStats::default());
         if options.persisted_only && !config.delivery.persisted_only {
             tracing::warn!("the bucket lives in memory only: nothing is ever on disk to wait for");
             stats.events.push(StreamEvent::NothingPersisted);
+        }
+        for vbid in empty {
+            let caught_up = CaughtUp { vbid, seqno: Seqno::ZERO, epoch: 0 };
+            stats.events.push(StreamEvent::CaughtUp(caught_up));
         }
         let cancel = self.closed.child_token();
         let cluster = Cluster::new(
@@ -194,13 +199,18 @@ impl Client {
         let manifest = self.manifest();
         let filter = filter::resolve(&options.filter, options.system_documents, &manifest)?;
         let given = self.given(&options.start, &filter, &manifest)?;
-        let asks = !matches!((&options.start, &options.end), (Start::Earliest, End::Never));
-        let high = if asks { nodes.high_seqnos(&vbids).await? } else { BTreeMap::new() };
+        let high = nodes.high_seqnos(&vbids).await?;
+        let heads = heads(&mut nodes, &vbids, filter.documents(), &manifest).await;
+        let heads = heads.as_ref().unwrap_or(&high);
         let checkpoint = self.start(options, given, &vbids, &high, &mut nodes).await?;
         let (mut vbuckets, mut complete) = (Vec::with_capacity(vbids.len()), Vec::new());
         for &vbid in &vbids {
-            let from = checkpoint.stream_position(vbid);
+            let mut from = checkpoint.stream_position(vbid);
             let position = &from.position;
+            // A first load in the order of keys was not completed, as the epoch tells.
+            from.begins_again =
+                options.out_of_order && position.seqno == Seqno::ZERO && position.epoch > 0;
+            let head = heads.get(&vbid).copied().unwrap_or_default();
             let high = high.get(&vbid).copied().unwrap_or_default();
             let (end, kind) = match &options.end {
                 End::Never => (Seqno::MAX, EndKind::Awaited),
@@ -223,22 +233,31 @@ impl Client {
             };
             // Anything else is asked for even where nothing is left to read: only the server can
             // tell that its history is no longer that of the position.
-            if (position.seqno, end) == (Seqno::ZERO, Seqno::ZERO) {
+            if (position.seqno, end) == (Seqno::ZERO, Seqno::ZERO) && !options.caught_up {
                 complete.push(vbid);
                 continue;
             }
-            vbuckets.push((vbid, end, from.with_end(kind)));
+            vbuckets.push((vbid, end, from.with_end(kind).with_catch_up(head)));
         }
         let hidden = if options.system_documents {
             Hidden::default()
         } else {
             filter::hidden(filter.documents(), &manifest)
         };
+        let config = self.bucket.config();
+        let ignore_purged_tombstones = options.ignore_purged_tombstones && config.ignores_purges();
+        if options.ignore_purged_tombstones && !ignore_purged_tombstones {
+            tracing::warn!(
+                "ignore_purged_tombstones: the server is older than 7.2: vBuckets whose deletions \
+                 it has purged begin again"
+            );
+        }
         let persisted_only = options.persisted_only && !self.bucket.config().is_ephemeral();
         let config = StreamConfig {
             opening,
             filter: filter.documents().clone(),
             on_rollback: options.on_rollback,
+            ignore_purged_tombstones,
             delivery: Delivery {
                 clamp: options.clamp,
                 persisted_only,
@@ -324,6 +343,26 @@ struct Plan {
     /// Those that stand at their ends already.
     complete: Vec<Vbid>,
     connections: Vec<crate::connect::Connected>,
+}
+
+/// The highest seqnos that the collections of a filter have; `None` without a filter, or if the server
+/// does not tell.
+async fn heads(
+    nodes: &mut Nodes,
+    vbids: &BTreeSet<Vbid>,
+    filter: &StreamFilter,
+    manifest: &Manifest,
+) -> Option<BTreeMap<Vbid, Seqno>> {
+    let collections = match filter {
+        StreamFilter::All => return None,
+        StreamFilter::Collections(ids) => ids.clone(),
+        StreamFilter::Scope(scope) => {
+            let of_scope = manifest.collections().filter(|entry| entry.scope_id == *scope);
+            of_scope.map(|entry| entry.id).collect()
+        }
+    };
+    let asked = nodes.collection_seqnos(vbids, &collections).await;
+    asked.inspect_err(|error| tracing::debug!(%error, "collections' seqnos are not told")).ok()
 }
 
 /// The position after the newest change.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use dcp_proto::Rollback;
+use dcp_proto::{CaughtUp, Rollback};
 use dcp_wire::{Seqno, Vbid};
 
 /// How many events are kept for an application that does not take them: those of all vBuckets of
@@ -32,6 +32,8 @@ pub enum StreamEvent {
     },
     /// A vBucket was rolled back. Its record comes with the changes.
     RolledBack(Rollback),
+    /// Everything was delivered that a vBucket had when the stream was opened.
+    CaughtUp(CaughtUp),
     /// The cluster map names another node for a vBucket: its stream is closed and opened there.
     Moved {
         /// The vBucket.

@@ -19,13 +19,17 @@ pub(crate) struct Opening {
     noop_interval_secs: u32,
     /// Whether documents are asked for compressed.
     compressed: bool,
+    /// Whether every version is asked for.
+    history: bool,
+    /// Whether first loads may come in the order of their keys.
+    out_of_order: bool,
 }
 
 impl Opening {
     pub(crate) fn new(options: &StreamOptions) -> Result<Self, Error> {
         let Content { values, xattrs } = options.content;
         let mut flags = OpenFlags::INCLUDE_DELETE_TIMES;
-        flags.set(OpenFlags::INCLUDE_XATTRS, xattrs);
+        flags.set(OpenFlags::INCLUDE_XATTRS | OpenFlags::INCLUDE_DELETED_USER_XATTRS, xattrs);
         // Leaving values out in the other way turns tombstones of a backfill into mutations on
         // servers 7.6 and 8.0.
         flags.set(OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE, !values);
@@ -39,8 +43,9 @@ impl Opening {
             let message = format!("the buffer size must be at least {least} bytes");
             return Err(Error::new(ErrorKind::Config, message));
         }
-        let StreamOptions { buffer_size, compressed, .. } = *options;
-        Ok(Self { flags, buffer_size, noop_interval_secs: secs, compressed })
+        let StreamOptions { buffer_size, compressed, history, out_of_order, .. } = *options;
+        let noop_interval_secs = secs;
+        Ok(Self { flags, buffer_size, noop_interval_secs, compressed, history, out_of_order })
     }
 
     /// Interval of the server's noops.
@@ -52,11 +57,19 @@ impl Opening {
     pub(crate) fn request(&self, mut randomness: StdRng) -> DcpOpen {
         // An older connection of the same name would be ended by the server: nobody else's is.
         let name = format!("dcp_rs/{:032x}", randomness.random::<u128>());
-        let open = DcpOpen::new(name, self.flags, self.buffer_size, self.noop_interval_secs);
-        if !self.compressed {
-            return open;
+        let mut open = DcpOpen::new(name, self.flags, self.buffer_size, self.noop_interval_secs);
+        if self.compressed {
+            let setting = ControlSetting::optional(Control::FORCE_VALUE_COMPRESSION, true);
+            open = open.with(setting.needing(Feature::SNAPPY));
         }
-        let setting = ControlSetting::optional(Control::FORCE_VALUE_COMPRESSION, true);
-        open.with(setting.needing(Feature::SNAPPY))
+        if self.history {
+            open = open.with(ControlSetting::required(Control::CHANGE_STREAMS, true));
+        }
+        if self.out_of_order {
+            let key = Control::ENABLE_OUT_OF_ORDER_SNAPSHOTS;
+            // A server before 7.1 sends in the order of seqnos.
+            open = open.with(ControlSetting::optional(key, "true_with_seqno_advanced"));
+        }
+        open
     }
 }

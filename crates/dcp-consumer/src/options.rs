@@ -158,6 +158,28 @@ pub struct StreamOptions {
     /// begin with `_txn:`) are delivered. Otherwise positions pass over them. Those of a scope or
     /// collection the filter names are delivered in any case, except records of transactions.
     pub system_documents: bool,
+    /// Whether every version of a document is delivered that the server still has, in collections
+    /// that keep their change history, in place of the newest one of each snapshot.
+    ///
+    /// A server or bucket that keeps no history refuses, which is an error of kind
+    /// [`ErrorKind::Unsupported`]. Positions are the same with it and without: it may be turned on
+    /// or off where a checkpoint stands, and holds for what comes after that.
+    pub history: bool,
+    /// Whether a position below the server's purge seqno is gone on from, and the deletions that
+    /// the server has purged since are missed. Otherwise the server rolls it back to the beginning.
+    /// Servers before 7.2 always do.
+    pub ignore_purged_tombstones: bool,
+    /// Whether the server may send the first load of a vBucket in the order of its keys, which
+    /// spares it a scan of the whole vBucket where the filter names one small collection.
+    ///
+    /// The vBucket's position stays at its beginning until all of that has come. If the connection
+    /// is lost before, the vBucket begins again, with the record of a rollback to 0 in front and
+    /// another epoch: also after a restart from a checkpoint, with this option. So it needs
+    /// another [`on_rollback`](Self::on_rollback) than [`OnRollback::Fail`].
+    pub out_of_order: bool,
+    /// Whether vBuckets that have nothing are streamed to a finite end too, so that their record of
+    /// being [caught up](dcp_proto::ChangeSink::caught_up) comes.
+    pub caught_up: bool,
     /// Whether the server is asked to send documents compressed that get smaller by it: less on the
     /// network for processor time at both ends. Otherwise those come compressed that lie so in the
     /// bucket. A server without it sends them as they are.
@@ -206,6 +228,10 @@ impl Default for StreamOptions {
             persisted_only: false,
             end_persisted: false,
             system_documents: false,
+            history: false,
+            ignore_purged_tombstones: false,
+            out_of_order: false,
+            caught_up: false,
             compressed: false,
             acknowledge: Acknowledge::default(),
             noop_interval: Duration::from_secs(20),
@@ -221,6 +247,10 @@ pub(crate) fn check(options: &StreamOptions) -> Result<(), Error> {
         End::Never if options.clamp => "clamp: the stream has no end to stop at",
         _ if options.end_persisted && !options.persisted_only => {
             "end_persisted needs persisted_only"
+        }
+        _ if options.out_of_order && options.on_rollback == OnRollback::Fail => {
+            "out_of_order: a lost connection begins the first load again, which is told as a \
+             rollback: set on_rollback to 'emit' or 'resync'"
         }
         _ => return Ok(()),
     };

@@ -70,6 +70,6 @@ pub use failover_log::{FailoverLog, InvalidFailoverLog};
 pub use history::{CompletePoint, History};
 pub use position::{Position, Snapshot};
 pub use sink::{
-    BatchSink, Change, ChangeSink, MutationRun, OnRollback, Op, Rollback, RunError, SinkError,
-    SystemEventRecord,
+    BatchSink, CaughtUp, Change, ChangeSink, MutationRun, OnRollback, Op, Rollback, RunError,
+    SinkError, SystemEventRecord,
 };

@@ -33,6 +33,9 @@ pub struct Change<'a> {
     pub epoch: u32,
     /// Snapshot the change came in.
     pub snapshot: Snapshot,
+    /// Whether that snapshot keeps several versions of a key: of collections with change history
+    /// every one.
+    pub history: bool,
     /// Collection the document lies in.
     pub collection_id: CollectionId,
     /// Key without its collection id.
@@ -66,6 +69,8 @@ pub struct MutationRun<'r, 'a> {
     pub epoch: u32,
     /// Snapshot the changes came in.
     pub snapshot: Snapshot,
+    /// Whether that snapshot keeps several versions of a key.
+    pub history: bool,
     /// The mutations, their seqnos ascending.
     pub mutations: &'r [MutationView<'a>],
 }
@@ -94,6 +99,7 @@ impl<'a> MutationRun<'_, 'a> {
             vbuuid: self.vbuuid,
             epoch: self.epoch,
             snapshot: self.snapshot,
+            history: self.history,
             collection_id: mutation.collection_id(),
             key: mutation.key(),
             value: mutation.value(),
@@ -145,6 +151,17 @@ pub struct Rollback {
     /// Branch that holds the restart point, 0 for the beginning.
     pub new_vbuuid: Vbuuid,
     /// Rollbacks seen on the vBucket, this one counted.
+    pub epoch: u32,
+}
+
+/// Everything was delivered that a vBucket had when it was first streamed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CaughtUp {
+    /// vBucket concerned.
+    pub vbid: Vbid,
+    /// Last seqno delivered.
+    pub seqno: Seqno,
+    /// Rollbacks seen on the vBucket.
     pub epoch: u32,
 }
 
@@ -215,6 +232,14 @@ pub trait ChangeSink {
     /// # Errors
     /// [`SinkError`] if it cannot be represented.
     fn rollback(&mut self, rollback: &Rollback) -> Result<(), SinkError>;
+
+    /// Appends that a vBucket is caught up; ignored unless the sink wants to know.
+    ///
+    /// # Errors
+    /// [`SinkError`] if it cannot be represented.
+    fn caught_up(&mut self, _caught_up: &CaughtUp) -> Result<(), SinkError> {
+        Ok(())
+    }
 
     /// Takes a system event; ignored unless the sink wants them.
     ///

@@ -152,6 +152,11 @@ pub(crate) fn stream(
     options.buffer_size = transport.buffer_size;
     options.persisted_only = arguments.flag("persisted_only", options.persisted_only)?;
     options.system_documents = arguments.flag("system_documents", options.system_documents)?;
+    options.history = arguments.flag("history", options.history)?;
+    let ignore = options.ignore_purged_tombstones;
+    options.ignore_purged_tombstones = arguments.flag("ignore_purged_tombstones", ignore)?;
+    options.out_of_order = arguments.flag("out_of_order", options.out_of_order)?;
+    options.caught_up = table.system_events();
     options.compressed = transport.compressed;
     options.on_rollback = arguments.word("on_rollback", options.on_rollback, &ON_ROLLBACK)?;
     options.acknowledge = arguments.word("ack", options.acknowledge, &ack)?;

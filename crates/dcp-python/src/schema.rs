@@ -22,6 +22,7 @@ pub(crate) fn table(arguments: &Arguments<'_>) -> PyResult<TableSchema> {
     ];
     options.columns = table_columns(arguments)?;
     options.include_xattrs = arguments.flag("include_xattrs", options.include_xattrs)?;
+    options.history = arguments.flag("history", options.history)?;
     options.key_type = arguments.word("key_type", options.key_type, &key_types)?;
     options.system_events = arguments.flag("system_events", options.system_events)?;
     options.value_format = arguments.word("value_format", options.value_format, &value_formats)?;

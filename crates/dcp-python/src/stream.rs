@@ -135,6 +135,10 @@ fn event_parts(event: StreamEvent) -> EventParts {
             let message = format!("from seqno {} to {}", rollback.from_seqno, rollback.seqno);
             ("rolled_back", Some(rollback.vbid.0), None, message)
         }
+        StreamEvent::CaughtUp(caught_up) => {
+            let message = format!("at seqno {}", caught_up.seqno);
+            ("caught_up", Some(caught_up.vbid.0), None, message)
+        }
         StreamEvent::Moved { vbid, node } => ("moved", Some(vbid.0), Some(node), String::new()),
         StreamEvent::BackingOff { vbid, wait } => {
             ("backing_off", Some(vbid.0), None, format!("for {} ms", wait.as_millis()))

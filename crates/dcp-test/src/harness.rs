@@ -9,8 +9,8 @@ use dcp_proto::consumer::{
     ProtocolErrorKind, StreamFilter, StreamPosition, Walk,
 };
 use dcp_proto::{
-    Change, ChangeSink, FailoverLog, OnRollback, Op, Position, Rollback, SinkError, Snapshot,
-    SystemEventRecord,
+    CaughtUp, Change, ChangeSink, FailoverLog, OnRollback, Op, Position, Rollback, SinkError,
+    Snapshot, SystemEventRecord,
 };
 use dcp_wire::message::{
     FailoverEntry, OsoSnapshot, SnapshotMarker, StreamAddress, StreamEndReason, StreamRequest,
@@ -30,11 +30,14 @@ pub enum Item {
     Change { op: Op, vbid: Vbid, seqno: u64, vbuuid: u64, epoch: u32, snapshot: (u64, u64) },
     Rollback(Rollback),
     SystemEvent(u64),
+    CaughtUp(u64),
 }
 
 #[derive(Debug, Default)]
 pub struct Sink {
     pub items: Vec<Item>,
+    /// Seqnos of the changes that came in snapshots with history.
+    pub history: Vec<u64>,
     /// The change with this seqno cannot be represented.
     pub refuse: Option<Seqno>,
 }
@@ -45,6 +48,7 @@ impl ChangeSink for Sink {
             let (vbid, seqno, what) = (change.vbid, change.seqno, "refused".to_owned());
             return Err(SinkError::Unrepresentable { vbid, seqno, what });
         }
+        self.history.extend(change.history.then_some(change.seqno.0));
         self.items.push(Item::Change {
             op: change.op,
             vbid: change.vbid,
@@ -58,6 +62,11 @@ impl ChangeSink for Sink {
 
     fn rollback(&mut self, rollback: &Rollback) -> Result<(), SinkError> {
         self.items.push(Item::Rollback(*rollback));
+        Ok(())
+    }
+
+    fn caught_up(&mut self, caught_up: &CaughtUp) -> Result<(), SinkError> {
+        self.items.push(Item::CaughtUp(caught_up.seqno.0));
         Ok(())
     }
 
@@ -114,6 +123,7 @@ pub fn config() -> ConnectionConfig {
         noop_interval: Some(Duration::from_secs(20)),
         filter: StreamFilter::All,
         purge_seqno: true,
+        ignore_purged_tombstones: false,
         on_rollback: OnRollback::Emit,
         delivery: Delivery::default(),
         max_body_len: MAX_BODY_LEN,
@@ -277,6 +287,16 @@ impl Harness {
         self
     }
 
+    /// Accepts the request in hand; what happens besides that it was opened is returned.
+    pub fn accept_with(&mut self, entries: &[(u64, u64)]) -> Vec<Event> {
+        let mut value = Vec::new();
+        encode_failover_log(log(entries).entries().iter().copied(), &mut value);
+        self.answer(Status::SUCCESS, &value).play();
+        let mut events = self.events();
+        assert!(matches!(events[0], Event::StreamOpened { vbid: VB, .. }), "{events:?}");
+        events.split_off(1)
+    }
+
     pub fn accept(&mut self, entries: &[(u64, u64)]) {
         let mut value = Vec::new();
         encode_failover_log(log(entries).entries().iter().copied(), &mut value);
@@ -340,7 +360,7 @@ impl Harness {
 
     pub fn seqnos(&self) -> Vec<u64> {
         let seqno = |item: &Item| match item {
-            Item::Change { seqno, .. } | Item::SystemEvent(seqno) => *seqno,
+            Item::Change { seqno, .. } | Item::SystemEvent(seqno) | Item::CaughtUp(seqno) => *seqno,
             Item::Rollback(rollback) => rollback.seqno.0,
         };
         self.sink.items.iter().map(seqno).collect()

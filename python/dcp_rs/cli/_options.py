@@ -280,6 +280,9 @@ _READING = {
         help="Collections to read, with commas between.",
     ),
     "include_xattrs": click.option("--include-xattrs", is_flag=True, help="Add the column xattrs."),
+    "history": click.option(
+        "--history", is_flag=True, help="Read every version where a collection keeps its history."
+    ),
     "document_schema": click.option(
         "--document-schema",
         metavar="COLUMNS",
@@ -301,6 +304,14 @@ _READING = {
     ),
     "persisted_only": click.option(
         "--persisted-only", is_flag=True, help="Read only what every copy has on disk."
+    ),
+    "ignore_purged_tombstones": click.option(
+        "--ignore-purged-tombstones",
+        is_flag=True,
+        help="Go on where deletions were purged, and miss those.",
+    ),
+    "out_of_order": click.option(
+        "--out-of-order", is_flag=True, help="Take first loads in the order of keys."
     ),
     "on_rollback": click.option(
         "--on-rollback",

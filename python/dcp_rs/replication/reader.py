@@ -6,6 +6,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+import pyarrow.compute as pc
+
 from dcp_rs.exceptions import ClosedError
 
 if TYPE_CHECKING:
@@ -38,7 +40,10 @@ class Reader:
     def _run(self) -> None:
         try:
             for batch in self._stream:
-                self._queue.put(Read(batch.to_pyarrow(), batch.checkpoint))
+                changes = batch.to_pyarrow()
+                # Rows that are about the stream say nothing of documents or collections.
+                changes = changes.filter(pc.not_equal(changes["op"], "caught_up"))
+                self._queue.put(Read(changes, batch.checkpoint))
             self._queue.put(Read(None, self._stream.checkpoint()))
         except ClosedError:
             self._queue.put(Read(None, self._stream.checkpoint()))

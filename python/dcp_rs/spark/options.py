@@ -80,6 +80,9 @@ class ReadOptions:
     """Without values the server does not send them."""
     include_xattrs: bool = _STREAM["include_xattrs"]
     """Adds the column `xattrs`, unless `columns` are named."""
+    history: bool = _STREAM["history"]
+    """Reads every version of a document that the server still has, in collections that keep their
+    change history, and adds the column `history`, unless `columns` are named."""
     key_type: Literal["string", "binary"] = _STREAM["key_type"]
     """`binary` for keys that are not UTF-8."""
     value_format: Literal["binary", "string", "variant"] = _STREAM["value_format"]
@@ -198,7 +201,9 @@ class ReadOptions:
         """
         columns: Any = self.metadata if self.columns is None else self.columns
         if not self.include_value:
-            named = Schema(columns=columns, include_xattrs=self.include_xattrs).names
+            named = Schema(
+                columns=columns, include_xattrs=self.include_xattrs, history=self.history
+            ).names
             needs_documents = {
                 "documentSchema": self.document_schema is not None,
                 "valueFormat": self.value_format != _STREAM["value_format"],
@@ -213,6 +218,7 @@ class ReadOptions:
             "key_type": self.key_type,
             "value_format": self.value_format,
             "include_xattrs": self.include_xattrs,
+            "history": self.history,
             "document_schema": DocumentSchema(
                 self.document_schema, self.document_prefix, self.on_malformed
             ),
@@ -401,6 +407,7 @@ _PARSERS: dict[str, _Parser] = {
     "ending_offsets": _offsets("latest"),
     "fail_on_data_loss": _boolean,
     "flow_control_buffer_bytes": _size,
+    "history": _boolean,
     "include_value": _boolean,
     "include_xattrs": _boolean,
     "key_type": _word,

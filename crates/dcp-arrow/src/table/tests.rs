@@ -39,8 +39,8 @@ fn the_sets_are_those_of_the_documentation() {
         "snapshot_end",
     ];
     assert_eq!(names(&full), [&basic[..], &more[..]].concat());
-    let names = names(&TableOptions { include_xattrs: true, ..full });
-    assert!(names.contains(&"xattrs"), "{names:?}");
+    let names = names(&TableOptions { include_xattrs: true, history: true, ..full });
+    assert_eq!(names[names.len() - 2..], ["history", "xattrs"]);
 }
 
 #[test]
@@ -55,6 +55,7 @@ fn types_are_sparks_and_never_unsigned_or_dictionaries() {
             "op" | "key" | "scope" | "collection" | "datatype" => "Utf8",
             "value" => "Binary",
             "vbucket" | "epoch" => "Int32",
+            "history" => "Boolean",
             "timestamp" | "expiry" | "deleted_at" => "Timestamp(µs, \"UTC\")",
             "xattrs" => {
                 "Map(\"entries\": non-null Struct(\"key\": non-null Utf8, \"value\": Utf8), unsorted)"

@@ -11,7 +11,7 @@ use dcp_proto::{BatchSink, Change, ChangeSink, Op, Rollback, SystemEventRecord};
 use dcp_wire::message::{SystemEventId, SystemEventPayload};
 use dcp_wire::{Cas, CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno, Vbid, Vbuuid};
 
-use crate::{CHANGE, batch_of, bytes, columns, maps, numbers, sink, texts};
+use crate::{CHANGE, batch_of, bytes, columns, flags, maps, numbers, sink, texts};
 
 fn every_column() -> TableOptions {
     columns(&COLUMNS.iter().map(|spec| spec.name).collect::<Vec<_>>())
@@ -42,6 +42,7 @@ fn a_mutation_fills_every_column() {
     assert_eq!(text("datatype"), "json");
     assert_eq!(number("vbuuid"), 0xbeef_0000_0001);
     assert_eq!((number("snapshot_start"), number("snapshot_end")), (40, 50));
+    assert_eq!(flags(&batch, "history"), [Some(true)]);
     assert_eq!(number("collection_id"), 0);
     assert_eq!(numbers(&batch, "deleted_at"), [None]);
     assert_eq!(maps(&batch), [None]);
@@ -132,6 +133,7 @@ fn a_rollback_says_where_everything_comes_again_from() {
     ] {
         assert_eq!(numbers(&batch, column)[1], None, "{column}");
     }
+    assert_eq!(flags(&batch, "history"), [Some(true), None]);
     assert_eq!(bytes(&batch, "value")[1], None);
     assert_eq!(maps(&batch)[1], None);
     assert_eq!(texts(&batch, "key")[0].as_deref(), Some("airline_10"), "the row before it");

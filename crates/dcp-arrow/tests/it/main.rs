@@ -21,6 +21,7 @@ pub(crate) const CHANGE: Change<'static> = Change {
     vbuuid: Vbuuid(0xbeef_0000_0001),
     epoch: 2,
     snapshot: Snapshot { start: Seqno(40), end: Seqno(50) },
+    history: true,
     collection_id: CollectionId::DEFAULT,
     key: b"airline_10",
     value: br#"{"name":"40-Mile Air"}"#,
@@ -77,6 +78,11 @@ pub(crate) fn numbers(batch: &RecordBatch, column: &str) -> Vec<Option<i64>> {
         return array.iter().collect();
     }
     array.as_primitive::<Int32Type>().iter().map(|number| number.map(i64::from)).collect()
+}
+
+/// A column of booleans.
+pub(crate) fn flags(batch: &RecordBatch, column: &str) -> Vec<Option<bool>> {
+    batch.column_by_name(column).unwrap().as_boolean().iter().collect()
 }
 
 /// The attributes of each row.

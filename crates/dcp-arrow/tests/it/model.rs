@@ -7,7 +7,7 @@ use dcp_wire::xattr::Xattr;
 use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid, snappy, xattr};
 use proptest::prelude::*;
 
-use crate::{bytes, columns, maps, numbers, sink, texts};
+use crate::{bytes, columns, flags, maps, numbers, sink, texts};
 
 /// A change as a row-at-a-time program would keep it.
 #[derive(Clone, Debug)]
@@ -56,6 +56,7 @@ impl Row {
             vbuuid: Vbuuid(seqno ^ cas),
             epoch,
             snapshot: Snapshot { start: Seqno(start), end: Seqno(end) },
+            history: flags % 2 == 1,
             collection_id: CollectionId(flags % 3),
             key: self.key.as_bytes(),
             value,
@@ -140,6 +141,7 @@ proptest! {
                 prop_assert_eq!(number("rev"), signed(row.numbers[2]));
                 prop_assert_eq!(number("snapshot_start"), signed(row.numbers[3]));
                 prop_assert_eq!(number("snapshot_end"), signed(row.numbers[4]));
+                prop_assert_eq!(flags(&batch, "history")[index], Some(row.small[0] % 2 == 1));
                 prop_assert_eq!(number("flags"), is_mutation.then_some(row.small[0].into()));
                 prop_assert_eq!(number("expiry"), seconds(row.small[1]));
                 prop_assert_eq!(number("deleted_at"), seconds(row.small[2]));

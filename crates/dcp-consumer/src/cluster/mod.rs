@@ -46,6 +46,7 @@ pub(crate) struct StreamConfig {
     pub(crate) opening: Opening,
     pub(crate) filter: StreamFilter,
     pub(crate) on_rollback: OnRollback,
+    pub(crate) ignore_purged_tombstones: bool,
     pub(crate) delivery: Delivery,
     pub(crate) batch: BatchPolicy,
     /// Whether a vBucket that has less than its end was rolled back.
@@ -261,6 +262,9 @@ impl<S: BatchSink> Cluster<S> {
                 }
                 let node = self.node_name(id);
                 self.stats.events.push(StreamEvent::Opened { vbid, node });
+            }
+            Report::CaughtUp(caught_up) => {
+                self.stats.events.push(StreamEvent::CaughtUp(caught_up));
             }
             Report::RolledBack(rollback) => {
                 self.stats.events.push(StreamEvent::RolledBack(rollback));

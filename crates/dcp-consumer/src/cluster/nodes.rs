@@ -181,6 +181,7 @@ impl<S: BatchSink> Cluster<S> {
                 noop_interval: Some(opening.noop_interval()),
                 filter: self.config.filter.clone(),
                 purge_seqno: outcome.has_control(Control::MAX_MARKER_VERSION),
+                ignore_purged_tombstones: self.config.ignore_purged_tombstones,
                 on_rollback: self.config.on_rollback,
                 delivery: self.config.delivery.clone(),
                 max_body_len: MAX_BODY_LEN,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use dcp_proto::consumer::BootstrapError;
 use dcp_proto::topology::Address;
+use dcp_wire::message::Control;
 use dcp_wire::{DecodeError, Opcode};
 
 use crate::{Chain, Error, ErrorKind, tls};
@@ -86,7 +87,14 @@ pub(super) fn set_up_failed(address: &Address, error: &BootstrapError) -> Error 
         }
         _ => ErrorKind::Protocol,
     };
-    let failed = Error::new(kind, format!("{address}: {}", Chain(error)));
+    let advice = match error {
+        E::ControlRefused { key: Control::CHANGE_STREAMS, .. } => {
+            "; history needs Couchbase Server 7.2 and a bucket stored with Magma: leave it out to \
+             read the newest versions"
+        }
+        _ => "",
+    };
+    let failed = Error::new(kind, format!("{address}: {}{advice}", Chain(error)));
     let failed = match refused_opcode(error) {
         Some(opcode) => failed.with_opcode(opcode),
         None => failed,

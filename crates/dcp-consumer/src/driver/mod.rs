@@ -16,7 +16,7 @@ use dcp_proto::consumer::{
     Connection, ConnectionError, EndCause, Event, Hidden, Limit, StreamPosition, Unpersisted,
 };
 use dcp_proto::topology::Address;
-use dcp_proto::{BatchSink, Rollback, SinkError};
+use dcp_proto::{BatchSink, CaughtUp, Rollback, SinkError};
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 use tokio::io::{AsyncWriteExt, ReadBuf};
 use tokio::sync::mpsc;
@@ -60,6 +60,8 @@ pub(crate) enum Report {
     Ended { vbid: Vbid, cause: EndCause, from: Box<StreamPosition> },
     /// A vBucket was rolled back.
     RolledBack(Rollback),
+    /// Everything was delivered that a vBucket had when the stream was opened.
+    CaughtUp(CaughtUp),
     /// Changes of a vBucket wait to be on the disks of all copies, on this branch; `None`: none do
     /// any more.
     Unpersisted(Vbid, Option<Vbuuid>),
@@ -415,6 +417,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                     self.is_clean &= cause == EndCause::Complete;
                     self.deferred.push(Report::Ended { vbid, cause, from });
                 }
+                Event::CaughtUp(caught_up) => self.deferred.push(Report::CaughtUp(caught_up)),
                 Event::RolledBack(rollback) => self.report(Report::RolledBack(rollback)),
                 Event::Unpersisted { vbid, vbuuid } => {
                     self.report(Report::Unpersisted(vbid, vbuuid));

@@ -276,6 +276,8 @@ impl Planner {
         if self.link.is_none() || !self.planned.as_ref().is_some_and(is_planned) {
             self.look(limits.persisted_only && !limits.is_last).await?;
         }
+        // What the bucket can do is known by now.
+        let limits = self.possible(&limits);
         // What was planned is read as it was planned, though only a part of it be asked for by now:
         // the end says that all of it was read.
         let filter = end.filter().unwrap_or(&self.filter).clone();
@@ -290,6 +292,7 @@ impl Planner {
             start: Checkpoint::new(&self.bucket_uuid, filter),
             ends: BTreeMap::new(),
             rolled_back: Vec::new(),
+            past_purge: false,
             is_followed: !limits.is_last,
             persisted_only: limits.persisted_only,
             on_rollback: limits.on_rollback,
@@ -304,6 +307,8 @@ impl Planner {
         let persisted_only = limits.persisted_only && !self.is_ephemeral;
         let mut limits = limits.clone();
         limits.persisted_only = persisted_only;
+        limits.ignores_purges =
+            self.link.as_ref().is_some_and(|link| link.observer.ignores_purges());
         limits
     }
 

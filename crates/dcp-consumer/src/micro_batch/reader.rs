@@ -27,6 +27,7 @@ pub fn stream_options(partition: &Partition, base: StreamOptions) -> StreamOptio
         persisted_only,
         end_persisted: persisted_only,
         on_rollback,
+        ignore_purged_tombstones: partition.past_purge,
         retry_timeout: partition.patience,
         ..base
     }

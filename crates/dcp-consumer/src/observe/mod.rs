@@ -80,6 +80,12 @@ impl Observer {
         self.bucket.config().is_ephemeral()
     }
 
+    /// Whether its vBuckets can be read on below what was purged of their deletions.
+    #[must_use]
+    pub fn ignores_purges(&self) -> bool {
+        self.bucket.config().ignores_purges()
+    }
+
     /// Looks at these vBuckets; at what is persisted on all their copies too, if wanted.
     ///
     /// # Errors

@@ -24,8 +24,9 @@ async fn events_tell_of_opened_rolled_back_and_moved_vbuckets() {
     let events = stream.take_events();
     let opened: BTreeSet<(Vbid, String)> = events
         .into_iter()
-        .map(|event| match event {
-            StreamEvent::Opened { vbid, node } => (vbid, node),
+        .filter_map(|event| match event {
+            StreamEvent::Opened { vbid, node } => Some((vbid, node)),
+            StreamEvent::CaughtUp(_) => None,
             other => panic!("{other:?}"),
         })
         .collect();

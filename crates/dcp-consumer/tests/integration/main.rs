@@ -11,6 +11,7 @@ mod events;
 mod failover;
 mod floods;
 mod kept;
+mod knows;
 mod mitigation;
 mod observer;
 mod patience;

@@ -7,7 +7,7 @@ use dcp_wire::message::StreamEndReason;
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 
 use super::{Hidden, OpenStreamError};
-use crate::{History, Position, Rollback};
+use crate::{CaughtUp, History, Position, Rollback};
 
 /// Where a vBucket's next stream goes on: everything that it needs of the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +18,11 @@ pub struct StreamPosition {
     pub history: History,
     /// What is known of the stream's end.
     pub end: EndKind,
+    /// What the vBucket had when it was first streamed, until that was delivered.
+    pub catch_up: Option<Seqno>,
+    /// Whether what was delivered is void because a snapshot in the order of keys was not completed:
+    /// the vBucket begins again, and says so first.
+    pub begins_again: bool,
 }
 
 /// What is known of the seqno a stream is to end with.
@@ -60,11 +65,19 @@ impl StreamPosition {
         self
     }
 
+    /// The same, to tell once everything up to `seqno` was delivered.
+    #[must_use]
+    pub const fn with_catch_up(mut self, seqno: Seqno) -> Self {
+        self.catch_up = Some(seqno);
+        self
+    }
+
     /// From what a checkpoint keeps, as after a restart.
     #[must_use]
     pub fn with_history(position: Position, mut history: History) -> Self {
         history.push(&position);
-        Self { position, history, end: EndKind::default() }
+        let end = EndKind::default();
+        Self { position, history, end, catch_up: None, begins_again: false }
     }
 }
 
@@ -121,6 +134,8 @@ pub enum Event {
     },
     /// A vBucket was rolled back; the record of it is in the sink.
     RolledBack(Rollback),
+    /// Everything was delivered that a vBucket had when it was first streamed.
+    CaughtUp(CaughtUp),
     /// Changes of a vBucket on the branch named are not yet on the disks of all its copies: say
     /// with [`persisted`](super::Connection::persisted) how far they are. `None`: all are.
     Unpersisted {

@@ -130,18 +130,34 @@ fn a_batch_that_is_replayed_after_a_purge_begins_at_zero_or_fails() {
         let [range] = &ranges[..] else { panic!() };
         assert_eq!((range.start_seqno(), range.to), (Seqno(0), Seqno(60)));
         assert_eq!((range.epoch(), range.rolled_back), (2, false), "later batches have that epoch");
+        assert!(!range.past_purge);
+        // A server that can goes on from the start: no row comes twice in an epoch.
+        let able = Limits { ignores_purges: true, ..allowed };
+        let ranges = plan_ranges(&start, &end, &observed, &able).unwrap();
+        let [range] = &ranges[..] else { panic!() };
+        assert_eq!((range.start_seqno(), range.to, range.past_purge), (Seqno(20), Seqno(60), true));
+        let refused =
+            plan_ranges(&start, &end, &observed, &Limits { ignores_purges: true, ..limits() });
+        assert!(matches!(refused, Err(PlanError::Purged { .. })), "the loss was not allowed");
     }
 }
 
 #[test]
 fn a_partition_is_read_back_as_it_was_sent() {
     let from = StreamPosition::with_history(position(25, (20, 40)), History::default());
-    let range = |vbid, to, rolled_back| SeqnoRange { vbid, from: from.clone(), to, rolled_back };
+    let range = |vbid, to, rolled_back| SeqnoRange {
+        vbid,
+        from: from.clone(),
+        to,
+        rolled_back,
+        past_purge: false,
+    };
     let like = Partition {
         node: String::new(),
         start: Checkpoint::new("bucket", StoredFilter::default()),
         ends: BTreeMap::new(),
         rolled_back: Vec::new(),
+        past_purge: false,
         is_followed: true,
         persisted_only: true,
         on_rollback: OnRollback::Resync,

@@ -36,6 +36,8 @@ pub struct Partition {
     pub ends: BTreeMap<Vbid, Seqno>,
     /// vBuckets of which a rollback to their positions is to be told before the changes.
     pub rolled_back: Vec<Vbid>,
+    /// Whether deletions that were purged since the ends were chosen are passed over.
+    pub past_purge: bool,
     /// Whether another read goes on from the ends. Then this one stops there exactly, and a
     /// rollback makes it fail: whoever planned it decides what follows.
     pub is_followed: bool,
@@ -55,6 +57,7 @@ impl Partition {
         let node = located.first().map(|first| first.node.clone()).unwrap_or_default();
         let (mut ends, mut rolled_back) = (BTreeMap::new(), Vec::new());
         let mut start = like.start.restricted_to([]);
+        let past_purge = located.iter().any(|located| located.range.past_purge);
         for Located { range, .. } in located {
             ends.insert(range.vbid, range.to);
             if range.rolled_back {
@@ -63,7 +66,7 @@ impl Partition {
             let StreamPosition { position, history, .. } = range.from;
             start.advance(PositionUpdate { vbid: range.vbid, position, history });
         }
-        Self { node, start, ends, rolled_back, ..like.clone() }
+        Self { node, start, ends, rolled_back, past_purge, ..like.clone() }
     }
 
     /// What is read of each vBucket, ascending.
@@ -73,6 +76,7 @@ impl Partition {
             from: self.start.stream_position(vbid),
             to,
             rolled_back: self.rolled_back.contains(&vbid),
+            past_purge: self.past_purge,
         })
     }
 
@@ -96,6 +100,7 @@ impl Partition {
             start: self.start.to_json(),
             ends: self.ends.iter().map(|(vbid, to)| (vbid.0, to.0)).collect(),
             rolled_back: self.rolled_back.iter().map(|vbid| vbid.0).collect(),
+            past_purge: self.past_purge,
             is_followed: self.is_followed,
             persisted_only: self.persisted_only,
             on_rollback: self.on_rollback,
@@ -117,6 +122,7 @@ impl Partition {
             start: Checkpoint::from_json(document.start.as_bytes())?,
             ends: document.ends.iter().map(|&(vbid, to)| (Vbid(vbid), Seqno(to))).collect(),
             rolled_back: document.rolled_back.into_iter().map(Vbid).collect(),
+            past_purge: document.past_purge,
             is_followed: document.is_followed,
             persisted_only: document.persisted_only,
             on_rollback: document.on_rollback,
@@ -142,6 +148,7 @@ struct Document {
     start: String,
     ends: Vec<(u16, u64)>,
     rolled_back: Vec<u16>,
+    past_purge: bool,
     is_followed: bool,
     persisted_only: bool,
     on_rollback: OnRollback,

@@ -57,6 +57,8 @@ pub struct Limits {
     pub on_rollback: OnRollback,
     /// Go on though tombstones above an offset may have been purged.
     pub allow_data_loss: bool,
+    /// Whether the server goes on below what it has purged, if it is asked to.
+    pub ignores_purges: bool,
     /// Nothing goes on from the end: read all there is, persisted or not.
     pub is_last: bool,
 }
@@ -122,6 +124,8 @@ pub struct SeqnoRange {
     pub to: Seqno,
     /// Whether a rollback to where reading begins is to be told before the changes.
     pub rolled_back: bool,
+    /// Whether deletions that were purged since the end was chosen are passed over.
+    pub past_purge: bool,
 }
 
 impl SeqnoRange {
@@ -243,7 +247,7 @@ pub fn plan_ranges(
         }
         let is_told = to.epoch > offset.epoch;
         // What was lost since the end was chosen is told by the plan of the next batch.
-        let Begin { mut from, rolled_back } = if is_told || limits.is_last {
+        let Begin { mut from, rolled_back, past_purge } = if is_told || limits.is_last {
             begin(vbid, start, seen, limits)?
         } else {
             begin_again(vbid, start, seen, limits)?
@@ -255,7 +259,7 @@ pub fn plan_ranges(
         let to = common(to, seen).min(to.seqno).max(begins);
         let rolled_back = is_told || rolled_back;
         if to > begins || rolled_back {
-            ranges.push(SeqnoRange { vbid, from, to, rolled_back });
+            ranges.push(SeqnoRange { vbid, from, to, rolled_back, past_purge });
         }
     }
     Ok(ranges)

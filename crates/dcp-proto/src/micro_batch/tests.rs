@@ -446,7 +446,7 @@ proptest! {
         let located: Vec<Located> = (0..).zip(&sizes).map(|(vbid, &(node, size))| {
             let vbid = Vbid(vbid);
             let from = StreamPosition::new(start::at(offset(5, 1, 0)));
-            let range = SeqnoRange { vbid, from, to: Seqno(5 + size), rolled_back: false };
+            let range = SeqnoRange { vbid, from, to: Seqno(5 + size), rolled_back: false, past_purge: false };
             Located { node: node.to_string(), range }
         }).collect();
         let packed = pack(located.clone(), tasks);

@@ -135,8 +135,8 @@ impl Settings {
             }
             (Control::MAX_MARKER_VERSION, "2.2") => self.purge_seqno_markers = true,
             (Control::FLATBUFFERS_SYSTEM_EVENTS, "true") => self.flatbuffers_events = true,
-            ("change_streams", "true") if !keeps_history => return Err(UNSUPPORTED),
-            ("change_streams", "true") => self.change_streams = true,
+            (Control::CHANGE_STREAMS, "true") if !keeps_history => return Err(UNSUPPORTED),
+            (Control::CHANGE_STREAMS, "true") => self.change_streams = true,
             _ => return Err(INVALID),
         }
         Ok(())

@@ -132,6 +132,12 @@ impl BucketConfig {
         &self.capabilities
     }
 
+    /// Whether streams can go on below what was purged of the deletions, as from 7.2 on.
+    #[must_use]
+    pub fn ignores_purges(&self) -> bool {
+        self.has_capability("dcp.IgnorePurgedTombstones")
+    }
+
     /// Whether the bucket can do `capability`.
     #[must_use]
     pub fn has_capability(&self, capability: &str) -> bool {

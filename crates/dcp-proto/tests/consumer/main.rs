@@ -3,6 +3,7 @@
 mod delivery;
 mod flow;
 mod hostile;
+mod knows;
 mod pair;
 mod rules;
 mod runs;

@@ -296,6 +296,21 @@ fn rule_08_a_stream_that_is_closed_while_it_is_asked_for_stays_closed() {
     assert_eq!(server.sent(), []);
 }
 
+/// A backfill that begins before the history is kept from: the same end twice, first deduplicated.
+#[test]
+fn rows_of_history_are_flagged_and_a_stream_goes_on_among_them() {
+    let mut server = Harness::streaming(config());
+    server.say("MARK [0-20] 0x6").mutations([3, 5]);
+    server.say("MARK [6-20] 0x36").mutations([6, 7, 8, 9]).play();
+    assert_eq!(server.sink.history, [6, 7, 8, 9]);
+    let request = server.reconnect(config());
+    assert_eq!((request.start, request.snapshot), (9, (6, 20)));
+    server.accept(LOG);
+    server.say("MARK [6-20] 0x36").mutations([10, 20]);
+    server.say("MARK [21-22] 0x1").mutations([21, 22]).play();
+    assert_eq!(server.sink.history, [6, 7, 8, 9, 10, 20], "the last snapshot keeps no versions");
+}
+
 fn closed(server: &mut Harness, opaque: Opaque) {
     let answer = Frame::response(Opcode::DCP_CLOSE_STREAM, Status::SUCCESS);
     answer.with_opaque(opaque).encode(&mut server.wire).unwrap();

@@ -34,6 +34,8 @@ impl Control<'_> {
     pub const ENABLE_OUT_OF_ORDER_SNAPSHOTS: &'static str = "enable_out_of_order_snapshots";
     /// Key: system events with FlatBuffers payloads, modified collections included.
     pub const FLATBUFFERS_SYSTEM_EVENTS: &'static str = "flatbuffers_system_events";
+    /// Key: snapshots that keep every version of a document.
+    pub const CHANGE_STREAMS: &'static str = "change_streams";
     /// Key: newest snapshot marker version understood.
     pub const MAX_MARKER_VERSION: &'static str = "max_marker_version";
 }

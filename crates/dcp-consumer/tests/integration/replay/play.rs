@@ -131,7 +131,7 @@ pub(super) async fn play_request(
     }
     let mut stream = stream.unwrap();
     let mut delivered = None;
-    if let Some(status) = recorded.status.filter(|status| is_final(*status)) {
+    if let Some(status) = recorded.status.filter(|_| is_final(recorded)) {
         let error = match timeout(PATIENCE, stream.next()).await {
             Ok(Some(Err(error))) => error,
             other => panic!("{name}: {other:?} after {status}"),
@@ -296,8 +296,8 @@ fn check_asked_again(name: &str, recorded: &Recorded, asked: &Asked) {
 }
 
 /// Whether a refusal is for good: what was asked for is wrong.
-fn is_final(status: Status) -> bool {
-    [
+fn is_final(recorded: &Recorded) -> bool {
+    let are_final = [
         Status::EINVAL,
         Status::ERANGE,
         Status::DCP_STREAMID_INVALID,
@@ -305,13 +305,13 @@ fn is_final(status: Status) -> bool {
         Status::KEY_ENOENT,
         Status::UNKNOWN_COMMAND,
         Status::NOT_SUPPORTED,
-    ]
-    .contains(&status)
+    ];
+    !recorded.is_rolled_back() && recorded.status.is_some_and(|status| are_final.contains(&status))
 }
 
 /// Whether the consumer asks again.
 fn asks_again(recorded: &Recorded) -> bool {
-    recorded.status.is_some_and(|status| !status.is_success() && !is_final(status))
+    recorded.status.is_some_and(|status| !status.is_success()) && !is_final(recorded)
 }
 
 /// Whether a position lies above what the server has, on the branch that is current there: the

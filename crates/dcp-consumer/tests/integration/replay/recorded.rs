@@ -175,7 +175,11 @@ impl Recorded {
         if header.magic.is_response() {
             if header.opcode == Opcode::DCP_STREAM_REQ {
                 self.status = Some(header.status());
-                self.rollback_to = rollback_seqno(frame).ok();
+                self.rollback_to = match header.status() {
+                    // It names no seqno to go back to.
+                    Status::ERANGE => Some(Seqno::ZERO),
+                    _ => rollback_seqno(frame).ok(),
+                };
                 if header.status().is_success() {
                     self.log = frame.value.to_vec();
                 }
@@ -192,7 +196,8 @@ impl Recorded {
 
     /// Whether the server sends the client back: it cannot from the beginning.
     pub(super) fn is_rolled_back(&self) -> bool {
-        self.status == Some(Status::ROLLBACK) && self.asked.start_seqno != Seqno::ZERO
+        matches!(self.status, Some(Status::ROLLBACK | Status::ERANGE))
+            && self.asked.start_seqno != Seqno::ZERO
     }
 
     /// Whether it was asked for up to an end.

@@ -85,7 +85,7 @@ impl ControlSetting {
 pub struct DcpOpen {
     /// Name of the connection, at most 200 bytes; the server ends an older one of the same name.
     pub name: String,
-    /// What to send; [`OpenFlags::PRODUCER`] is added.
+    /// What to send; [`OpenFlags::PRODUCER`] is added, and what the server does not know left out.
     pub flags: OpenFlags,
     /// Settings, in the order they are sent.
     pub controls: Vec<ControlSetting>,
@@ -149,7 +149,7 @@ pub struct BootstrapConfig {
 
 impl BootstrapConfig {
     /// The features a consumer asks for by default.
-    pub const FEATURES: [Feature; 9] = [
+    pub const FEATURES: [Feature; 10] = [
         Feature::XATTR,
         Feature::XERROR,
         Feature::SELECT_BUCKET,
@@ -159,6 +159,8 @@ impl BootstrapConfig {
         Feature::CLUSTER_MAP_CHANGE_NOTIFICATION,
         Feature::ALT_REQUEST_SUPPORT,
         Feature::COLLECTIONS,
+        // Came with the user xattrs of deletions, for which there is no feature.
+        Feature::SUBDOC_CREATE_AS_DELETED,
     ];
 
     /// A bootstrap that selects `bucket`, if any, and fetches the configuration.

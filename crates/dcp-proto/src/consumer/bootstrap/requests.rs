@@ -73,12 +73,12 @@ impl Bootstrap {
     }
 
     pub(super) fn send_open(&mut self, dcp: &DcpOpen) -> Result<(), BootstrapError> {
-        let open = Open {
-            flags: dcp.flags | OpenFlags::PRODUCER,
-            name: dcp.name.as_bytes(),
-            value: &[],
-            datatype: Datatype::RAW,
-        };
+        let mut flags = dcp.flags | OpenFlags::PRODUCER;
+        if !self.features.contains(&Feature::SUBDOC_CREATE_AS_DELETED) {
+            // Servers before 6.6 refuse a flag that they do not know.
+            flags.remove(OpenFlags::INCLUDE_DELETED_USER_XATTRS);
+        }
+        let open = Open { flags, name: dcp.name.as_bytes(), value: &[], datatype: Datatype::RAW };
         let opaque = self.issue(Step::Open);
         open.encode(opaque, &mut *self.out)
             .map_err(|_| BootstrapError::TooLong { what: "the connection name" })?;

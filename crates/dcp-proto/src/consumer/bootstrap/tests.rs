@@ -2,7 +2,7 @@ use bytes::BytesMut;
 use dcp_test::login::{CONFIG, Login, PASSWORD, USERNAME};
 use dcp_test::packet::{Packet, encoded, packets};
 use dcp_wire::DecodeError;
-use dcp_wire::message::{Control, OpenFlags};
+use dcp_wire::message::{Control, Open, OpenFlags};
 use dcp_wire::sasl::SaslError;
 use proptest::prelude::*;
 
@@ -478,5 +478,32 @@ proptest! {
             let answer = Frame::response(Opcode(opcode), Status(status)).with_opaque(Opaque(opaque));
             let _ = feed(&mut bootstrap, &encoded(&answer.with_value(&value)));
         }
+    }
+}
+
+/// Servers before 6.6 refuse a DCP_OPEN with a flag that they do not know, and no feature is called
+/// like it.
+#[test]
+fn user_xattrs_of_deletions_are_asked_for_where_the_server_has_them() {
+    let flags = OpenFlags::INCLUDE_XATTRS | OpenFlags::INCLUDE_DELETED_USER_XATTRS;
+    for is_granted in [true, false] {
+        let mut server = Login::default();
+        if !is_granted {
+            server.features = Some(vec![Feature::XERROR, Feature::SELECT_BUCKET]);
+        }
+        let mut config = config();
+        config.dcp = Some(DcpOpen::new("name", flags, 1024, 20));
+        let mut bootstrap = Bootstrap::new(config).unwrap();
+        let mut opened = None;
+        while !bootstrap.is_done() {
+            for request in drain(&mut bootstrap) {
+                if request.opcode() == Opcode::DCP_OPEN {
+                    let open = Open::decode(&request.frame()).unwrap();
+                    opened = Some(open.flags.contains(OpenFlags::INCLUDE_DELETED_USER_XATTRS));
+                }
+                feed(&mut bootstrap, &server.answer(&request)).unwrap();
+            }
+        }
+        assert_eq!(opened, Some(is_granted));
     }
 }

@@ -42,6 +42,9 @@ impl Connection {
                 }
                 let seqnos: Vec<_> = VbSeqnos::decode(frame.value)?.collect();
                 self.heard_high_seqnos(number, &seqnos);
+                for &(vbid, high) in &seqnos {
+                    self.lower_catch_up(vbid, high, sink)?;
+                }
                 self.events.push_back(Event::HighSeqnos(seqnos));
                 Ok(())
             }
@@ -76,12 +79,26 @@ impl Connection {
                 stream.opened(log);
                 let persists = self.config.delivery.persisted_only;
                 let persists_on = stream.newest_branch().filter(|_| persists);
+                let (begins_again, caught_up) = (stream.begin_again(), stream.is_caught_up());
                 self.events.push_back(Event::StreamOpened { vbid, persists_on });
+                if let Some(void) = begins_again {
+                    sink.rollback(&void)?;
+                    self.events.push_back(Event::RolledBack(void));
+                    self.dirty.push(vbid);
+                }
+                if caught_up {
+                    self.tell_caught_up(vbid, sink)?;
+                }
                 Ok(())
             }
             Status::ROLLBACK => {
                 let to = rollback_seqno(frame)?;
                 self.roll_back(vbid, to, sink)
+            }
+            // Our requests are in range, but for a position past what the server has, which it names
+            // no seqno to go back from.
+            Status::ERANGE if stream.position.seqno != Seqno::ZERO => {
+                self.roll_back(vbid, Seqno::ZERO, sink)
             }
             Status::KEY_EEXISTS if !stream.reopened => {
                 // Taking it for ours would leave us with somebody else's position: close it,
@@ -124,6 +141,21 @@ impl Connection {
         self.dirty.push(vbid);
         stream.restart(self.opaques.stream(vbid));
         self.request(vbid);
+        Ok(())
+    }
+
+    /// What a vBucket is to be caught up with may have been lost in a failover.
+    fn lower_catch_up<S: ChangeSink>(
+        &mut self,
+        vbid: Vbid,
+        high: Seqno,
+        sink: &mut S,
+    ) -> Result<(), Fault> {
+        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return Ok(()) };
+        stream.lower_catch_up(high);
+        if stream.state == State::Streaming && stream.is_caught_up() {
+            self.tell_caught_up(vbid, sink)?;
+        }
         Ok(())
     }
 

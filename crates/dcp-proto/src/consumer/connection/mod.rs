@@ -46,6 +46,9 @@ pub struct ConnectionConfig {
     pub filter: StreamFilter,
     /// Whether the server takes a purge seqno in stream requests (marker version 2.2).
     pub purge_seqno: bool,
+    /// Whether a stream goes on from a position below the server's purge seqno, past deletions that
+    /// are gone, in place of being rolled back to the beginning.
+    pub ignore_purged_tombstones: bool,
     /// What a rollback does to a stream.
     pub on_rollback: OnRollback,
     /// Which changes reach the sink, and when.

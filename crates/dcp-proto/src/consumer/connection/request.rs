@@ -53,7 +53,11 @@ impl<'a> RequestContext<'a> {
         let snapshot = position.request_snapshot();
         let value = self.value(stream);
         // A replica's history may be shorter than what was read from the active vBucket.
-        let flags = StreamRequestFlags::ACTIVE_VB_ONLY;
+        let mut flags = StreamRequestFlags::ACTIVE_VB_ONLY;
+        flags.set(
+            StreamRequestFlags::IGNORE_PURGED_TOMBSTONES,
+            self.config.ignore_purged_tombstones,
+        );
         let encoded = StreamRequest {
             vbid: stream.vbid,
             opaque: stream.opaque,

@@ -64,7 +64,7 @@ impl Connection {
         } else {
             Seqno::MAX
         };
-        let Some(Fixed { mut last, before, vbuuid, snapshot, epoch }) =
+        let Some(Fixed { mut last, before, vbuuid, snapshot, history, epoch }) =
             stream.fixed(first.seqno(), passes)
         else {
             return Ok(Ran::default());
@@ -104,7 +104,7 @@ impl Connection {
         let Some(mutations) = staged.get(..rows).filter(|mutations| !mutations.is_empty()) else {
             return Ok(Ran::default());
         };
-        let run = MutationRun { vbid, vbuuid, epoch, snapshot, mutations };
+        let run = MutationRun { vbid, vbuuid, epoch, snapshot, history, mutations };
         let outcome = sink.mutations(&run);
         if let Err(RunError { taken, .. }) = &outcome {
             let taken = mutations.get(..*taken).unwrap_or(mutations);

@@ -169,6 +169,9 @@ impl Connection {
             }
             Opcode::DCP_STREAM_END => {
                 let reason = StreamEnd::decode(frame)?.reason;
+                if reason == StreamEndReason::OK && stream.is_caught_up_at_end() {
+                    self.tell_caught_up(vbid, sink)?;
+                }
                 self.stream_ended(vbid, reason);
                 return Ok(0);
             }
@@ -179,15 +182,20 @@ impl Connection {
             self.dirty.push(vbid);
         }
         if progress.is_notable() {
-            self.note(vbid, progress);
+            self.note(vbid, progress, sink)?;
         }
         Ok(if may_be_row { progress.rows() } else { 0 })
     }
 
     /// What only some items bring with them.
     #[cold]
-    fn note(&mut self, vbid: Vbid, progress: Progress) {
-        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
+    fn note<S: ChangeSink>(
+        &mut self,
+        vbid: Vbid,
+        progress: Progress,
+        sink: &mut S,
+    ) -> Result<(), Fault> {
+        let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return Ok(()) };
         self.stats.repeated_seqnos += u64::from(progress.repeated_seqno);
         if progress.learned {
             self.events.push_back(Event::Hidden(self.config.delivery.hidden.learned_last()));
@@ -196,9 +204,27 @@ impl Connection {
             let answer = Frame::response(Opcode::DCP_SNAPSHOT_MARKER, Status::SUCCESS);
             send(&answer.with_opaque(stream.opaque), &mut self.transmit);
         }
+        if progress.caught_up {
+            self.tell_caught_up(vbid, sink)?;
+        }
         if progress.reached_end {
             self.reached_end(vbid, false);
         }
+        Ok(())
+    }
+
+    /// Tells, once, that everything was delivered that a vBucket had when it was first streamed.
+    pub(super) fn tell_caught_up<S: ChangeSink>(
+        &mut self,
+        vbid: Vbid,
+        sink: &mut S,
+    ) -> Result<(), Fault> {
+        let stream = self.streams.get_mut(vbid.index()).and_then(Option::as_mut);
+        if let Some(caught_up) = stream.and_then(|stream| stream.take_caught_up()) {
+            sink.caught_up(&caught_up)?;
+            self.events.push_back(Event::CaughtUp(caught_up));
+        }
+        Ok(())
     }
 
     /// A message for a stream that does not take any: too late, or too early.

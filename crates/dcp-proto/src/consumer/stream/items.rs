@@ -29,6 +29,7 @@ impl Stream {
                 vbuuid: self.branch_of(seqno),
                 epoch: self.position.epoch,
                 snapshot: self.row_snapshot(seqno),
+                history: self.keeps_versions,
                 ..change
             })?;
         }
@@ -98,6 +99,7 @@ fn decode<'a>(frame: &Frame<'a>, collections: bool) -> Result<Change<'a>, Decode
             vbuuid: Vbuuid(0),
             epoch: 0,
             snapshot: Snapshot { start: seqno, end: seqno },
+            history: false,
             collection_id,
             key,
             value,

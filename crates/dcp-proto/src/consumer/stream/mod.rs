@@ -7,7 +7,7 @@ use dcp_wire::{DecodeError, Frame, Opaque, Seqno, Vbid, Vbuuid};
 
 use super::unpersisted::UnpersistedQueue;
 use super::{EndKind, Misbehaviour, PositionUpdate, ProtocolErrorKind, StreamPosition};
-use crate::{FailoverLog, History, Position, Rollback, SinkError, Snapshot};
+use crate::{CaughtUp, FailoverLog, History, Position, Rollback, SinkError, Snapshot};
 
 /// Why a stream message could not be taken.
 #[derive(Debug)]
@@ -84,13 +84,19 @@ pub(super) struct Progress {
     pub(super) no_row: bool,
     /// It names a scope or collection that is left out from now on.
     pub(super) learned: bool,
+    /// Everything was delivered that the vBucket had when it was first streamed.
+    pub(super) caught_up: bool,
 }
 
 impl Progress {
     /// Whether there is anything to do about it.
     #[inline]
     pub(super) const fn is_notable(&self) -> bool {
-        self.acknowledge_marker | self.reached_end | self.repeated_seqno | self.learned
+        self.acknowledge_marker
+            | self.reached_end
+            | self.repeated_seqno
+            | self.learned
+            | self.caught_up
     }
 
     /// How many rows the sink was given.
@@ -130,6 +136,8 @@ pub(super) struct Fixed {
     pub(super) vbuuid: Vbuuid,
     /// Snapshot they lie in.
     pub(super) snapshot: Snapshot,
+    /// Whether it keeps several versions of a key.
+    pub(super) history: bool,
     /// Rollbacks seen.
     pub(super) epoch: u32,
 }
@@ -139,6 +147,8 @@ pub(super) struct Fixed {
 struct Marker {
     snapshot: Snapshot,
     purge_seqno: Option<Seqno>,
+    /// It keeps several versions of a key.
+    history: bool,
     /// No item has come: the snapshot is not part of the position yet.
     pending: bool,
     /// Its answer is owed: the opaque it came with.
@@ -184,6 +194,8 @@ pub(super) struct Stream {
     pub(super) position: Position,
     history: History,
     end_kind: EndKind,
+    catch_up: Option<Seqno>,
+    begins_again: bool,
     /// What is not yet on the disks of all copies.
     pub(super) unpersisted: UnpersistedQueue,
     /// Whether the server has ended it.
@@ -200,6 +212,8 @@ pub(super) struct Stream {
     /// the snapshot: until then the position lies where an earlier stream left it.
     log: Option<FailoverLog>,
     marker: Option<Marker>,
+    /// Whether the position's snapshot keeps several versions of a key.
+    keeps_versions: bool,
     /// Highest seqno of the out-of-sequence-order snapshot in progress.
     oso: Option<Seqno>,
     /// Whether the position's seqno is that of a SEQNO_ADVANCED.
@@ -215,7 +229,7 @@ impl Stream {
         clamp: bool,
         from: StreamPosition,
     ) -> Self {
-        let StreamPosition { position, history, end: end_kind } = from;
+        let StreamPosition { position, history, end: end_kind, catch_up, begins_again } = from;
         let clamp = if clamp { end_seqno } else { Seqno::MAX };
         Self {
             vbid,
@@ -230,11 +244,14 @@ impl Stream {
             position,
             history,
             end_kind,
+            catch_up,
+            begins_again,
             dirty: false,
             reopen: false,
             reopened: false,
             log: None,
             marker: None,
+            keeps_versions: false,
             oso: None,
             advanced: false,
             branch: Branch::NONE,
@@ -277,14 +294,66 @@ impl Stream {
 
     /// Where the vBucket stands.
     pub(super) fn position_update(&self) -> PositionUpdate {
-        let (position, history) = (self.position.clone(), self.history.clone());
+        let (position, history) = (self.kept_position(), self.history.clone());
         PositionUpdate { vbid: self.vbid, position, history }
     }
 
     /// Where its next stream goes on.
     pub(super) fn stream_position(&self) -> StreamPosition {
-        let (position, history) = (self.position.clone(), self.history.clone());
-        StreamPosition { position, history, end: self.end_kind }
+        let (position, history) = (self.kept_position(), self.history.clone());
+        StreamPosition {
+            position,
+            history,
+            end: self.end_kind,
+            catch_up: self.catch_up,
+            begins_again: self.begins_again || self.oso.is_some(),
+        }
+    }
+
+    /// The position to go on from. What a snapshot in the order of keys has delivered so far is void
+    /// if the vBucket begins again, which another epoch tells.
+    fn kept_position(&self) -> Position {
+        let mut position = self.position.clone();
+        position.epoch = position.epoch.saturating_add(self.oso.is_some().into());
+        position
+    }
+
+    /// The record that what was delivered is void, if the stream begins again.
+    pub(super) fn begin_again(&mut self) -> Option<Rollback> {
+        std::mem::take(&mut self.begins_again).then(|| {
+            self.dirty = true;
+            Rollback {
+                vbid: self.vbid,
+                seqno: Seqno::ZERO,
+                from_seqno: Seqno::ZERO,
+                old_vbuuid: Vbuuid(0),
+                new_vbuuid: Vbuuid(0),
+                epoch: self.position.epoch,
+            }
+        })
+    }
+
+    /// What is told once everything was delivered that the vBucket had when it was first streamed.
+    pub(super) fn take_caught_up(&mut self) -> Option<CaughtUp> {
+        let Position { seqno, epoch, .. } = self.position;
+        self.catch_up.take().map(|_| CaughtUp { vbid: self.vbid, seqno, epoch })
+    }
+
+    /// Whether that is so. Inside a snapshot a change may be missing in favour of one to come.
+    pub(super) fn is_caught_up(&self) -> bool {
+        let seqno = self.position.seqno;
+        let is_whole = self.position.is_snapshot_complete() || seqno >= self.end_seqno;
+        is_whole && self.oso.is_none() && self.catch_up.is_some_and(|target| seqno >= target)
+    }
+
+    /// Whether that is so once the server has ended the stream at its end.
+    pub(super) fn is_caught_up_at_end(&self) -> bool {
+        self.catch_up.is_some_and(|target| target <= self.end_seqno)
+    }
+
+    /// The server has no more than `high`: what it had more was lost in a failover.
+    pub(super) fn lower_catch_up(&mut self, high: Seqno) {
+        self.catch_up = self.catch_up.map(|target| target.min(high));
     }
 
     /// Goes back at the server's wish and returns the record of it; the stream has to be asked
@@ -351,6 +420,7 @@ impl Stream {
         self.marker = Some(Marker {
             snapshot: Snapshot { start, end },
             purge_seqno: marker.purge_seqno,
+            history: marker.flags.contains(SnapshotFlags::HISTORY),
             pending: true,
             acknowledge: marker.flags.contains(SnapshotFlags::ACK),
         });
@@ -363,6 +433,7 @@ impl Stream {
             (OsoSnapshot::Start, None) => {
                 self.oso = Some(self.position.seqno);
                 self.marker = None;
+                self.keeps_versions = false;
                 Ok(Progress::default())
             }
             (OsoSnapshot::End, Some(highest)) => {
@@ -418,6 +489,7 @@ impl Stream {
         let Some(marker) = &mut self.marker else { return };
         marker.pending = false;
         self.position.snapshot = marker.snapshot;
+        self.keeps_versions = marker.history;
         self.stop = marker.snapshot.end.min(self.clamp);
         self.position.failover_log.clone_from(&self.log);
         if let Some(purge_seqno) = marker.purge_seqno {
@@ -447,6 +519,7 @@ impl Stream {
             before: self.stop.min(Seqno(up_to.0.saturating_add(1))),
             vbuuid,
             snapshot: self.position.snapshot,
+            history: self.keeps_versions,
             epoch: self.position.epoch,
         })
     }
@@ -480,6 +553,7 @@ impl Stream {
         Progress {
             acknowledge_marker: owed,
             reached_end: self.position.seqno >= self.end_seqno,
+            caught_up: self.is_caught_up(),
             ..Progress::default()
         }
     }
@@ -504,7 +578,7 @@ impl Stream {
             // Whatever the snapshot holds up to the end has come.
             self.position.seqno = self.clamp.max(self.position.seqno);
         }
-        Ok(Progress { reached_end: true, ..no_row })
+        Ok(Progress { reached_end: true, caught_up: self.is_caught_up_at_end(), ..no_row })
     }
 
     /// The end was reached, by an item or because the server said so: up to where newer versions

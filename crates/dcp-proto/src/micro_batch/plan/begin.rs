@@ -14,6 +14,8 @@ pub(super) struct Begin {
     pub(super) from: StreamPosition,
     /// Whether that is a rollback's target.
     pub(super) rolled_back: bool,
+    /// Whether the server is to go on below what it has purged.
+    pub(super) past_purge: bool,
 }
 
 impl Begin {
@@ -28,7 +30,7 @@ impl Begin {
     /// As a rollback's target.
     fn rolled_back(mut from: StreamPosition, epoch: u32) -> Self {
         from.position.epoch = epoch.saturating_add(1);
-        Self { from, rolled_back: true }
+        Self { from, rolled_back: true, past_purge: false }
     }
 }
 
@@ -49,8 +51,9 @@ pub(super) fn begin(
 
 /// Where a batch begins whose end was chosen before: at its start, whatever has become of that.
 ///
-/// Where the server goes on from no seqno so old, all that it still has comes again, in the epoch
-/// that the end was chosen in. A start that is not on the server's history any more is another
+/// Where the server has purged above that and the loss is allowed, it is asked to go on all the same:
+/// the batch has what is left of its range. A server that cannot do that goes on from no seqno so old:
+/// all that it still has comes again, in the epoch that the end was chosen in. A start that is not on the server's history any more is another
 /// matter: nothing is read from there, and the plan of the next batch tells of the rollback.
 pub(super) fn begin_again(
     vbid: Vbid,
@@ -61,11 +64,15 @@ pub(super) fn begin_again(
     let (offset, mut from) = (start.offsets().get(vbid), start.stream_position(vbid));
     let is_offset = matches!(start, Start::Offsets(_));
     let is_on_history = common(offset, seen) >= offset.seqno;
+    let mut past_purge = false;
     if is_offset && is_on_history && seen.is_purged(offset.vbuuid, offset.seqno) {
         seen.lost(vbid, offset.seqno, limits)?;
-        from = StreamPosition::new(Position { epoch: offset.epoch, ..Position::EARLIEST });
+        past_purge = limits.ignores_purges;
+        if !past_purge {
+            from = StreamPosition::new(Position { epoch: offset.epoch, ..Position::EARLIEST });
+        }
     }
-    Ok(Begin { from, rolled_back: false })
+    Ok(Begin { from, rolled_back: false, past_purge })
 }
 
 fn begin_at_offset(
@@ -84,7 +91,8 @@ fn begin_at_offset(
     };
     let Some(common) = rollback(start, seen, limits) else {
         if !seen.is_purged(start.vbuuid, start.seqno) {
-            return Ok(Begin { from: StreamPosition::new(at(start)), rolled_back: false });
+            let from = StreamPosition::new(at(start));
+            return Ok(Begin { from, rolled_back: false, past_purge: false });
         }
         // The server lets nobody go on from there; all that it still has comes again.
         return seen.lost(vbid, start.seqno, limits).map(|()| back_to(Seqno::ZERO));
@@ -109,7 +117,7 @@ fn begin_at_position(
     let Position { seqno, epoch, .. } = from.position;
     let vbuuid = from.position.vbuuid();
     let Some(common) = seen.rolled_back(&from.position) else {
-        return Ok(Begin { from, rolled_back: false });
+        return Ok(Begin { from, rolled_back: false, past_purge: false });
     };
     let earliest = || Begin::rolled_back(StreamPosition::new(Position::EARLIEST), epoch);
     if seen.has_all_of(&from.position) {
