@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from dataclasses import Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self
 
 from dcp_rs import _checks, _dcp_rs
 from dcp_rs.checkpoint import Checkpoint
@@ -189,17 +189,21 @@ def connect(
         BucketNotFoundError: There is no such bucket.
         TimeoutError: It took longer than `connect_timeout`.
     """
-    options = dict(locals())
-    if isinstance(connection_string, ConnectionOptions):
-        del options["connection_string"]
-        for name, value in options.items():
-            if value != getattr(ConnectionOptions, name):
-                raise ConfigError(
-                    f"{name}: is an option of the ConnectionOptions that are given: set it there, "
-                    f"with dataclasses.replace(options, {name}=...)"
-                )
-        return Client(connection_string)
-    return Client(ConnectionOptions(**options))
+    return Client(connection_options(dict(locals())))
+
+
+def connection_options(options: dict[str, Any]) -> ConnectionOptions:
+    """Makes options of the arguments of `connect`."""
+    given = options["connection_string"]
+    if not isinstance(given, ConnectionOptions):
+        return ConnectionOptions(**options)
+    for name, value in options.items():
+        if name != "connection_string" and value != getattr(ConnectionOptions, name):
+            raise ConfigError(
+                f"{name}: is an option of the ConnectionOptions that are given: set it there, "
+                f"with dataclasses.replace(options, {name}=...)"
+            )
+    return given
 
 
 class Client:
@@ -342,9 +346,7 @@ class Client:
         """
         options = dict(locals())
         del options["self"]
-        options["start"] = _begin(start)
-        options["document_schema"] = as_options(document_schema)
-        return ChangeStream(self._inner.stream(options))
+        return ChangeStream(self._inner.stream(stream_options(options)), self.bucket_name)
 
     def close(self) -> None:
         """Closes the client; no stream can be opened any more."""
@@ -365,12 +367,33 @@ class Client:
         )
 
     def __repr__(self) -> str:
-        address = _without_secrets(self._options.connection_string)
-        try:
-            bucket = f"bucket={self.bucket_name!r}"
-        except ForkedProcessError:
-            bucket = "of another process"
-        return f"<dcp_rs.Client {'closed ' if self._is_closed else ''}{address} {bucket}>"
+        return shown(self, is_closed=self._is_closed)
+
+
+class _OfBucket(Protocol):
+    @property
+    def options(self) -> ConnectionOptions: ...
+
+    @property
+    def bucket_name(self) -> str: ...
+
+
+def shown(client: _OfBucket, *, is_closed: bool) -> str:
+    """Shows a client without secrets."""
+    address = _without_secrets(client.options.connection_string)
+    try:
+        bucket = f"bucket={client.bucket_name!r}"
+    except ForkedProcessError:
+        bucket = "of another process"
+    name = type(client).__name__
+    return f"<dcp_rs.{name} {'closed ' if is_closed else ''}{address} {bucket}>"
+
+
+def stream_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Makes the engine's options of the arguments of `Client.stream`."""
+    options["start"] = _begin(options["start"])
+    options["document_schema"] = as_options(options["document_schema"])
+    return options
 
 
 def _begin(start: object) -> object:
