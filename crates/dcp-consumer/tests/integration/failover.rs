@@ -252,7 +252,7 @@ async fn a_start_at_the_latest_waits_for_vbuckets_whose_node_is_down() {
     let options = options(Start::Latest, End::Never);
     let opening = client.stream(options, Rows::default);
     let comes_back = async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        sleep(Duration::from_millis(300)).await;
         producer.restart(1, true).await.unwrap();
     };
     let (stream, ()) = tokio::join!(timeout(PATIENCE, opening), comes_back);
@@ -285,7 +285,7 @@ async fn a_vbucket_that_moves_while_it_is_rolled_back_is_rolled_back_once() {
         producer.roll_back(Vbid(0), Seqno(20)).unwrap();
         if !moves_first {
             // The refused request or the one after it is on its way.
-            tokio::time::sleep(Duration::from_millis(150)).await;
+            sleep(Duration::from_millis(150)).await;
             producer.move_vbucket(Vbid(0), to).unwrap();
         }
         write(&producer, 30..40);

@@ -7,8 +7,8 @@ use dcp_wire::message::{
 use dcp_wire::{CollectionId, Frame, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 
 use dcp_proto::consumer::{
-    CollectionSeqnos, ConnectionConfig, EndCause, EndKind, Event, Limit, Misbehaviour, OpenStreamError, StreamFilter,
-    StreamPosition,
+    CollectionSeqnos, ConnectionConfig, EndCause, EndKind, Event, Limit, Misbehaviour,
+    OpenStreamError, StreamFilter, StreamPosition,
 };
 use dcp_proto::{OnRollback, Position, Rollback, Snapshot};
 use dcp_test::harness::{Harness, Item, Sent, VB, config, is_complete, log, position};
