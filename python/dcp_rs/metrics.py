@@ -273,8 +273,8 @@ class PrometheusCollector(Collector):
         ...         registry.register(PrometheusCollector(stream, name="orders"))
         ...         rows = sum(batch.num_rows for batch in stream)
         ...         labels = {"bucket": "default", "stream": "orders"}
-        ...         registry.get_sample_value("dcp_rs_records_total", labels)
-        1.0
+        ...         int(registry.get_sample_value("dcp_rs_records_total", labels))
+        1
 
     A stream that was closed is not shown any more.
 
