@@ -17,7 +17,7 @@ async def react(changes: list[tuple[object, ...]]) -> None:
         print(f"{op} {key}", flush=True)
 
 
-async def follow(client: dcp_rs.Client, store: dcp_rs.FileStore) -> None:
+async def follow(client: dcp_rs.AsyncClient, store: dcp_rs.FileStore) -> None:
     """Hands on every batch, and stores the checkpoint once that is done."""
     async with client.stream(start=store, columns=["op", "key"]) as stream:
         async for batch in stream:
@@ -35,8 +35,7 @@ async def main(connection_string: str, positions: str) -> None:
         username="Administrator",
         password=os.environ.get("COUCHBASE_PASSWORD", "password"),
     )
-    # Connecting blocks: a thread does it, so that the loop goes on.
-    with await asyncio.to_thread(dcp_rs.connect, options) as client:
+    async with dcp_rs.connect_async(options) as client:
         following = asyncio.create_task(follow(client, dcp_rs.FileStore(positions)))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)

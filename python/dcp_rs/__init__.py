@@ -20,6 +20,9 @@ latest version only.
 
 * `dcp_rs.connect` makes a `dcp_rs.Client`; `dcp_rs.Client.stream` a `dcp_rs.ChangeStream`: an
   iterator, an async iterator and an Arrow C stream of `dcp_rs.ChangeBatch`.
+* `dcp_rs.connect_async` makes a `dcp_rs.AsyncClient`, which does the same in an event loop.
+* `dcp_rs.metrics` has the figures of streams for Prometheus and OpenTelemetry; it is imported by
+  itself.
 * `dcp_rs.Checkpoint` is where a reader stands, to go on from there; a `dcp_rs.CheckpointStore`
   keeps it: `dcp_rs.FileStore` in a file, `dcp_rs.SqlStore` in a table, `dcp_rs.ObjectStore` in
   object storage, `dcp_rs.MemoryStore` in memory, or one of your own.
@@ -39,6 +42,7 @@ import warnings
 
 from dcp_rs import exceptions, testing
 from dcp_rs._dcp_rs import DEBUG_BUILD, __version__
+from dcp_rs.async_client import AsyncClient, connect_async
 from dcp_rs.batch import ChangeBatch
 from dcp_rs.checkpoint import Checkpoint, Position, StoredFilter
 from dcp_rs.client import Client, ConnectionOptions, connect
@@ -52,6 +56,7 @@ from dcp_rs.stores import CheckpointStore, FileStore, MemoryStore, SharedStore
 from dcp_rs.stream import ChangeStream, StreamEvent, StreamStats, VbucketStats
 
 __all__ = [
+    "AsyncClient",
     "ChangeBatch",
     "ChangeStream",
     "Checkpoint",
@@ -75,6 +80,7 @@ __all__ = [
     "__version__",
     "columns",
     "connect",
+    "connect_async",
     "exceptions",
     "replicate",
     "testing",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from dataclasses import Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self
 
 from dcp_rs import _checks, _dcp_rs
 from dcp_rs._beginning import Beginning
@@ -191,17 +191,21 @@ def connect(
         BucketNotFoundError: There is no such bucket.
         TimeoutError: It took longer than `connect_timeout`.
     """
-    options = dict(locals())
-    if isinstance(connection_string, ConnectionOptions):
-        del options["connection_string"]
-        for name, value in options.items():
-            if value != getattr(ConnectionOptions, name):
-                raise ConfigError(
-                    f"{name}: is an option of the ConnectionOptions that are given: set it there, "
-                    f"with dataclasses.replace(options, {name}=...)"
-                )
-        return Client(connection_string)
-    return Client(ConnectionOptions(**options))
+    return Client(connection_options(dict(locals())))
+
+
+def connection_options(options: dict[str, Any]) -> ConnectionOptions:
+    """Makes options of the arguments of `connect`."""
+    given = options["connection_string"]
+    if not isinstance(given, ConnectionOptions):
+        return ConnectionOptions(**options)
+    for name, value in options.items():
+        if name != "connection_string" and value != getattr(ConnectionOptions, name):
+            raise ConfigError(
+                f"{name}: is an option of the ConnectionOptions that are given: set it there, "
+                f"with dataclasses.replace(options, {name}=...)"
+            )
+    return given
 
 
 class Client:
@@ -373,20 +377,12 @@ class Client:
             ForkedProcessError: The client was made before a fork.
         """
         options = dict(locals())
-        for own in ("self", "start", "default", "member"):
-            del options[own]
-        options["document_schema"] = as_options(document_schema)
-        if vbuckets is not None:
-            # An iterator would be used up by the check.
-            options["vbuckets"] = _checks.items("vbuckets", vbuckets, "a list of vBuckets")
-        begin = Beginning(start, default, member)
-        # A store is not touched for a stream that cannot be opened.
-        _dcp_rs.check_stream(options)
-        options |= begin.of(options, self.num_vbuckets)
-        stream = ChangeStream(self._inner.stream(options))
-        if begin.store is not None and options["start"] == "latest":
+        del options["self"]
+        options, store = stream_options(options, self.num_vbuckets)
+        stream = ChangeStream(self._inner.stream(options), self.bucket_name)
+        if store is not None:
             try:
-                begin.store.save(stream.checkpoint())
+                store.save(stream.checkpoint())
             except BaseException:
                 stream.close()
                 raise
@@ -411,9 +407,42 @@ class Client:
         )
 
     def __repr__(self) -> str:
-        address = _without_secrets(self._options.connection_string)
-        try:
-            bucket = f"bucket={self.bucket_name!r}"
-        except ForkedProcessError:
-            bucket = "of another process"
-        return f"<dcp_rs.Client {'closed ' if self._is_closed else ''}{address} {bucket}>"
+        return shown(self, is_closed=self._is_closed)
+
+
+class _OfBucket(Protocol):
+    @property
+    def options(self) -> ConnectionOptions: ...
+
+    @property
+    def bucket_name(self) -> str: ...
+
+
+def shown(client: _OfBucket, *, is_closed: bool) -> str:
+    """Shows a client without secrets."""
+    address = _without_secrets(client.options.connection_string)
+    try:
+        bucket = f"bucket={client.bucket_name!r}"
+    except ForkedProcessError:
+        bucket = "of another process"
+    name = type(client).__name__
+    return f"<dcp_rs.{name} {'closed ' if is_closed else ''}{address} {bucket}>"
+
+
+def stream_options(
+    options: dict[str, Any], num_vbuckets: int
+) -> tuple[dict[str, Any], CheckpointStore | None]:
+    """Makes the engine's options of the arguments of `Client.stream`.
+
+    Returns:
+        The options, and the store that the stream's beginning is saved in at once, if any.
+    """
+    begin = Beginning(options.pop("start"), options.pop("default"), options.pop("member"))
+    options["document_schema"] = as_options(options["document_schema"])
+    if options["vbuckets"] is not None:
+        # An iterator would be used up by the check.
+        options["vbuckets"] = _checks.items("vbuckets", options["vbuckets"], "a list of vBuckets")
+    # A store is not touched for a stream that cannot be opened.
+    _dcp_rs.check_stream(options)
+    options |= begin.of(options, num_vbuckets)
+    return options, begin.store if options["start"] == "latest" else None

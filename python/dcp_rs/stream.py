@@ -30,7 +30,8 @@ class StreamStats:
         complete: vBuckets that have reached their end.
         failed: vBuckets that cannot be streamed.
         connections: Connections in use.
-        reconnects: Connections lost and made again.
+        reconnects: Outages: connections lost, and nodes that could not be reached when they were
+            needed. One that lasts counts once, however often the connection is tried.
         batches: Batches taken.
         rows: Rows in those batches.
         buffered_bytes: Bytes received and not yet taken.
@@ -40,6 +41,9 @@ class StreamStats:
         unpersisted_seconds: For how long the oldest of them has waited; 0 if there are none.
         diverged: vBuckets whose changes wait because copies are on different branches of
             history, as after a failover.
+        lag: Seqnos behind the server, of all vBuckets that are not complete together; `None` while
+            that of one of them is not known. `VbucketStats.lag` says what counts.
+        max_lag: The same of the vBucket that is furthest behind.
         elapsed: Seconds since the stream was opened.
     """
 
@@ -57,6 +61,8 @@ class StreamStats:
     unpersisted_bytes: int
     unpersisted_seconds: float
     diverged: int
+    lag: int | None
+    max_lag: int | None
     elapsed: float
 
     @property
@@ -73,8 +79,10 @@ class VbucketStats:
         vbucket: The vBucket.
         state: `opening`, `streaming`, `backing_off`, `complete` or `failed`.
         seqno: Last seqno taken.
-        high_seqno: Highest seqno that the server is known to have: from the snapshot `seqno` lies
-            in, and asked for every 10 seconds. `None` if nothing is known yet.
+        high_seqno: Highest seqno that the server is known to have, of the scope or the collections
+            where the stream is of those: from the snapshot `seqno` lies in, and asked for when the
+            stream is opened, every 10 seconds, and when figures are looked at that are older than
+            a second. `None` if nothing is known yet.
         persisted_seqno: Up to here every copy of the vBucket has everything on disk, as last
             heard; 0 while copies are not heard from or are on different branches. `None` if it
             was not asked for: see `persisted_only`.
@@ -93,7 +101,12 @@ class VbucketStats:
 
     @property
     def lag(self) -> int | None:
-        """Seqnos behind the server; fewer changes, since older versions are left out."""
+        """Seqnos behind the server; fewer changes, since older versions are left out.
+
+        0 means that everything was taken that the server has for the stream. It is an upper bound
+        of what is to come: a seqno in between may be an older version of a document, or belong to
+        a collection that the stream does not read.
+        """
         return None if self.high_seqno is None else max(self.high_seqno - self.seqno, 0)
 
 
@@ -111,12 +124,18 @@ class StreamEvent:
         vbucket: The vBucket, if it is about one.
         node: Address of the node, if it is about one.
         message: The rest, for people.
+        cause: Why, for programs: of `connection_lost` the `code` of an error, as `timeout`; of
+            `ended` and `backing_off` the protocol's name of the reason or status in lower case, as
+            `state_changed` or `not_my_vbucket`; of `moved` `map_changed`; of `rolled_back`
+            `rollback`, the status with which the server refused to go on from the position.
+            `None` for the others.
     """
 
     kind: str
     vbucket: int | None
     node: str | None
     message: str
+    cause: str | None = None
 
 
 class ChangeStream:
@@ -150,10 +169,11 @@ class ChangeStream:
         3
     """
 
-    __slots__ = ("_inner", "_is_closed")
+    __slots__ = ("_bucket_name", "_inner", "_is_closed")
 
-    def __init__(self, inner: _dcp_rs.ChangeStream) -> None:
+    def __init__(self, inner: _dcp_rs.ChangeStream, bucket_name: str = "") -> None:
         self._inner = inner
+        self._bucket_name = bucket_name
         self._is_closed = False
 
     def __iter__(self) -> Self:
@@ -251,6 +271,16 @@ class ChangeStream:
         self._inner.ack(batch._inner)  # noqa: SLF001 - the package's own
 
     @property
+    def bucket_name(self) -> str:
+        """Name of the bucket."""
+        return self._bucket_name
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the stream was closed on this side."""
+        return self._is_closed
+
+    @property
     def column_names(self) -> list[str]:
         """Names of the columns in order."""
         return self._inner.column_names
@@ -284,6 +314,19 @@ class ChangeStream:
             for seqno, high_seqno, persisted_seqno in [seqnos]
         ]
 
+    def collection_lag(self) -> dict[str, int | None]:
+        """Gives how far the server is ahead in each collection that the stream reads.
+
+        By `scope.collection`: the seqnos between the reader and the collection's newest change,
+        added up over the vBuckets that are not complete; `None` while one of their nodes has not
+        said it. A vBucket's collections share its seqnos, so that this is an upper bound of the
+        changes to come, and the collections' lags do not add up to the stream's.
+
+        Nodes are asked for it from the first call on, unless the stream is of a scope or of
+        collections: the first call gives nothing then, and the answers are there a moment later.
+        """
+        return dict(self._inner.collection_lag())
+
     def events(self) -> list[StreamEvent]:
         """Gives what has happened since the last call, oldest first.
 
@@ -291,8 +334,8 @@ class ChangeStream:
         dropped, the oldest first; an event says how many.
         """
         return [
-            StreamEvent(kind=kind, vbucket=vbucket, node=node, message=message)
-            for kind, vbucket, node, message in self._inner.events()
+            StreamEvent(kind=kind, vbucket=vbucket, node=node, message=message, cause=cause)
+            for kind, vbucket, node, message, cause in self._inner.events()
         ]
 
     def read_all(self) -> pa.Table:
@@ -323,7 +366,8 @@ class ChangeStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.close()
+        self._inner.close_soon()
+        self._is_closed = True
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Hands the stream over, once, by the Arrow PyCapsule interface."""

@@ -2,14 +2,91 @@
 
 import asyncio
 import gc
+import inspect
 import random
 import threading
 import time
 
 import pytest
 
-from dcp_rs.exceptions import ClosedError
+import dcp_rs
+from dcp_rs.exceptions import AuthenticationError, ClosedError, ConfigError
 from reading import rows_of
+
+
+def connect(cluster, **options):
+    return dcp_rs.connect_async(
+        cluster.connection_string,
+        bucket="default",
+        username="Administrator",
+        **{"password": "password"} | options,
+    )
+
+
+async def test_an_async_client_reads_what_a_client_reads(cluster, client, fill):
+    documents = fill(100)
+    async with (
+        connect(cluster) as async_client,
+        async_client.stream(until="now", columns=["key"]) as stream,
+    ):
+        found = [row["key"] async for batch in stream for row in batch.rows()]
+        assert sorted(found) == sorted(documents)
+        assert await async_client.high_seqnos() == client.high_seqnos()
+        assert async_client.vbuckets_by_node() == client.vbuckets_by_node()
+        assert (async_client.bucket_name, async_client.num_vbuckets) == ("default", 16)
+        assert "password" not in repr(async_client)
+        store = dcp_rs.MemoryStore()
+        store.save(stream.checkpoint())
+        # Awaited, it is closed by who awaits it.
+        again = await async_client.stream(start=store, until="now")
+        assert [batch async for batch in again] == []
+    assert stream.is_closed
+    with pytest.raises(ClosedError):
+        await async_client.high_seqnos()
+    with pytest.raises(ClosedError):
+        await async_client.stream()
+
+
+async def test_an_async_client_takes_the_options_of_the_other(cluster):
+    for one, other in [
+        (dcp_rs.connect, dcp_rs.connect_async),
+        (dcp_rs.Client.stream, dcp_rs.AsyncClient.stream),
+    ]:
+        parameters = inspect.signature(one).parameters
+        assert len(parameters) > 10
+        assert inspect.signature(other).parameters == parameters
+    with pytest.raises(ConfigError, match="connect_timeout"):
+        await connect(cluster, connect_timeout=-1)
+    with pytest.raises(TypeError, match="nonsense"):
+        connect(cluster, nonsense=1)
+    with pytest.raises(AuthenticationError):
+        await connect(cluster, password="wrong")
+    async with connect(cluster) as client:
+        with pytest.raises(ConfigError, match=r"no collection 'no\.such'"):
+            await client.stream(collections=["no.such"])
+
+
+async def test_the_loop_runs_while_a_client_connects_asks_and_opens(cluster):
+    # Every answer to a login takes its time.
+    slow = {"condition": {"opcode": "HELLO"}, "reaction": {"delay": {"seconds": 0.2}}}
+    cluster.set_faults([slow])
+    longest, last = 0.0, time.monotonic()
+
+    async def watch():
+        nonlocal longest, last
+        while True:
+            await asyncio.sleep(0.005)
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+    watching = asyncio.create_task(watch())
+    began = time.monotonic()
+    async with connect(cluster) as client:
+        await client.high_seqnos()
+        async with client.stream():
+            pass
+    assert time.monotonic() - began > 0.3
+    watching.cancel()
+    assert longest < 0.15, "the loop stood still"
 
 
 async def test_an_async_loop_reads_everything(client, fill):

@@ -44,6 +44,49 @@ def test_events_tell_what_happened_once(cluster, client, fill):
         assert kinds.index("ended") < kinds.index("backing_off") < kinds.index("rolled_back")
 
 
+def test_a_node_that_is_down_for_seconds_is_one_outage(cluster, client, fill):
+    fill(50)
+    with client.stream(linger=0.0) as stream:
+        rows = 0
+        while rows < 50:
+            rows += next(stream).num_rows
+        stream.events()
+        cluster.persist()
+        cluster.kill(1)
+        events = events_until(
+            stream, lambda events: any(event.kind == "connection_lost" for event in events)
+        )
+        # Meanwhile it is tried again and again.
+        time.sleep(3)
+        assert stream.stats().reconnects == 1
+        cluster.restart(1)
+        events += events_until(
+            stream, lambda events: sum(event.kind == "opened" for event in events) >= 8
+        )
+        assert stream.stats().reconnects == 1
+        (lost,) = [event for event in events if event.kind == "connection_lost"]
+        assert (lost.cause, lost.vbucket) == ("connection_lost", None)
+        assert lost.node in client.vbuckets_by_node()
+
+
+def test_events_name_their_causes(cluster, client, fill):
+    fill(50)
+    with client.stream(linger=0.0) as stream:
+        next(stream)
+        vbucket = cluster.vbucket_of("key_1")
+        cluster.roll_back(vbucket, 0)
+        events = events_until(
+            stream, lambda events: any(event.kind == "rolled_back" for event in events)
+        )
+        causes = {event.kind: event.cause for event in events}
+        assert causes.pop("opened") is None
+        assert causes == {
+            "ended": "state_changed",
+            "backing_off": "state_changed",
+            "rolled_back": "rollback",
+        }
+
+
 def test_vbuckets_say_how_far_behind_they_are(client, fill):
     fill(200)
     high = client.high_seqnos()

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 # How often the tests interrupt and fork; `make long` sets more.
-CANCELLATIONS = int(os.environ.get("DCP_CANCELLATIONS", "300"))
+CANCELLATIONS = int(os.environ.get("DCP_CANCELLATIONS", "450"))
 BY_SIGNAL = CANCELLATIONS // 3
 BY_TASK = CANCELLATIONS - BY_SIGNAL
 FORKS = int(os.environ.get("DCP_FORKS", "20"))
@@ -29,8 +29,12 @@ store = dcp_rs.FileStore(path)
 rows, checkpoint = [], None
 kept = set()
 
+options = dcp_rs.ConnectionOptions(
+    connection_string=address, bucket="default", username="Administrator", password="password"
+)
+
 def connect():
-    return dcp_rs.connect(address, bucket="default", username="Administrator", password="password")
+    return dcp_rs.connect(options)
 
 def stream_of(client, **options):
     start = "earliest" if checkpoint is None else checkpoint
@@ -137,18 +141,20 @@ def note(batch):
     return checkpoint
 
 async def read(client):
-    own = chance.random() < 0.3
-    if own:
-        client = await asyncio.to_thread(connect)
-    try:
-        async with stream_of(client) as stream:
-            async for batch in stream:
-                at = note(batch)
-                if chance.random() < 0.2:
-                    await asyncio.shield(asyncio.to_thread(store.save, at))
-    finally:
-        if own:
-            client.close()
+    if chance.random() < 0.3:
+        async with dcp_rs.connect_async(options) as own:
+            if chance.random() < 0.3:
+                await own.high_seqnos()
+            await read_with(own)
+    else:
+        await read_with(client)
+
+async def read_with(client):
+    async with stream_of(client) as stream:
+        async for batch in stream:
+            at = note(batch)
+            if chance.random() < 0.2:
+                await asyncio.shield(asyncio.to_thread(store.save, at))
 
 async def next_of(stream):
     note(await anext(stream))
@@ -174,11 +180,16 @@ async def interrupted(reading):
     return False
 
 async def main():
+    # Nothing here is interrupted but what is read.
+    async with dcp_rs.connect_async(options) as client:
+        return await interrupt(client)
+
+async def interrupt(client):
     interrupts, stream = 0, None
     while interrupts < count:
         is_alive()
         if stream is None and chance.random() < 0.05:
-            stream = stream_of(client)
+            stream = await stream_of(client)
         elif stream is not None and chance.random() < 0.02:
             stream.close()
             stream = None

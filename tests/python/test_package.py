@@ -102,7 +102,8 @@ def test_every_error_is_caught_by_one_class():
 
 def test_the_public_face_is_what_a_reader_of_changes_needs():
     given = {
-        "connect Client ConnectionOptions ChangeStream ChangeBatch DocumentSchema Schema columns",
+        "connect connect_async AsyncClient",
+        "Client ConnectionOptions ChangeStream ChangeBatch DocumentSchema Schema columns",
         "Checkpoint Position CheckpointStore FileStore MemoryStore replicate",
         "SharedStore SqlStore ObjectStore",
         "DcpError exceptions testing __version__",
@@ -120,6 +121,7 @@ def test_every_class_of_the_extension_is_wrapped():
         "ChangeStream": dcp_rs.ChangeStream,
         "Checkpoint": dcp_rs.Checkpoint,
         "Client": dcp_rs.Client,
+        "Pending": dcp_rs.AsyncClient,
         "Planner": planner.Planner,
         "EmbeddedCluster": dcp_rs.testing.EmbeddedCluster,
         "Schema": dcp_rs.Schema,
@@ -129,6 +131,8 @@ def test_every_class_of_the_extension_is_wrapped():
     looked_at = 0
     for name, each in classes.items():
         bases = inspect.getmro(wrappers[name])[:-1]
+        if name == "Client":
+            bases += (dcp_rs.AsyncClient,)
         source = "".join(inspect.getsource(inspect.getmodule(base)) for base in bases)
         for member in vars(each):
             if not member.startswith("__"):

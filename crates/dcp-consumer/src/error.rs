@@ -55,6 +55,31 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// A short name for programs, as `connection_lost`.
+    #[must_use]
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::AccessDenied => "access_denied",
+            Self::Authentication => "authentication",
+            Self::BucketNotFound => "bucket_not_found",
+            Self::Checkpoint => "checkpoint",
+            Self::Closed => "closed",
+            Self::Config => "config",
+            Self::Connect => "connect",
+            Self::ConnectionLost => "connection_lost",
+            Self::NotCouchbase => "not_couchbase",
+            Self::Protocol => "protocol",
+            Self::Rollback => "rollback",
+            Self::Sink => "data",
+            Self::Status => "status",
+            Self::StreamEnded => "stream_ended",
+            Self::Timeout => "timeout",
+            Self::Tls => "tls",
+            Self::Unsupported => "unsupported",
+            Self::UnusablePacket => "unusable_packet",
+        }
+    }
+
     const fn is_retryable(self) -> bool {
         matches!(self, Self::Connect | Self::ConnectionLost | Self::Timeout)
     }

@@ -4,8 +4,11 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use dcp_proto::consumer::{EndCause, OpenStreamError};
 use dcp_proto::{CaughtUp, Rollback};
 use dcp_wire::{Seqno, Vbid};
+
+use crate::ErrorKind;
 
 /// How many events are kept for an application that does not take them: those of all vBuckets of
 /// a bucket being opened several times.
@@ -29,6 +32,8 @@ pub enum StreamEvent {
         vbid: Vbid,
         /// Why, for people.
         reason: String,
+        /// Why, for programs: what the protocol calls the status or the reason, in lower case.
+        cause: String,
     },
     /// A vBucket was rolled back. Its record comes with the changes.
     RolledBack(Rollback),
@@ -47,6 +52,8 @@ pub enum StreamEvent {
         vbid: Vbid,
         /// How long.
         wait: Duration,
+        /// Why, for programs, as in [`Ended`](Self::Ended).
+        cause: String,
     },
     /// A connection was lost, and all streams on it.
     ConnectionLost {
@@ -54,6 +61,8 @@ pub enum StreamEvent {
         node: String,
         /// Why, for people.
         error: String,
+        /// Why, for programs.
+        cause: ErrorKind,
     },
     /// The server has changes of a vBucket and does not send them, though the application waits
     /// for them. Told once, and again after it has moved.
@@ -80,6 +89,32 @@ pub enum StreamEvent {
     NothingPersisted,
     /// So many older events were dropped because nobody took them.
     Dropped(u64),
+}
+
+/// What programs call the cause of an end.
+pub(crate) fn end_code(cause: &EndCause) -> String {
+    match cause {
+        EndCause::Complete => "complete".to_owned(),
+        EndCause::Ended(reason) => reason.name().map_or_else(|| "ended".to_owned(), snake_case),
+        EndCause::Refused(OpenStreamError::Refused { status, .. }) => {
+            status.name().map_or_else(|| "status".to_owned(), str::to_ascii_lowercase)
+        }
+        EndCause::Refused(_) | EndCause::RolledBack(_) => "rollback".to_owned(),
+        EndCause::Closed => "closed".to_owned(),
+        _ => "other".to_owned(),
+    }
+}
+
+/// `StateChanged` as `state_changed`.
+fn snake_case(name: &str) -> String {
+    let mut text = String::with_capacity(name.len() + 2);
+    for letter in name.chars() {
+        if letter.is_ascii_uppercase() && !text.is_empty() {
+            text.push('_');
+        }
+        text.push(letter.to_ascii_lowercase());
+    }
+    text
 }
 
 /// Events that the application has not taken.
@@ -116,7 +151,11 @@ mod tests {
     #[test]
     fn events_that_nobody_takes_are_bounded_and_their_loss_is_told() {
         let log = EventLog::default();
-        let event = |n: usize| StreamEvent::Ended { vbid: Vbid(0), reason: n.to_string() };
+        let event = |n: usize| StreamEvent::Ended {
+            vbid: Vbid(0),
+            reason: n.to_string(),
+            cause: String::new(),
+        };
         for n in 0..KEPT + 3 {
             log.push(event(n));
         }

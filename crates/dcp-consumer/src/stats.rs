@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dcp_proto::consumer::ConnectionStats;
-use dcp_wire::{Seqno, Vbid};
+use dcp_wire::{CollectionId, Seqno, Vbid};
 
 /// What a stream of changes is doing.
 ///
@@ -24,7 +24,8 @@ pub struct StreamStats {
     pub failed: usize,
     /// Connections in use.
     pub connections: usize,
-    /// Connections lost and made again.
+    /// Outages: connections lost, and nodes that could not be reached when they were needed. One
+    /// that lasts counts once, however often the connection is tried.
     pub reconnects: u64,
     /// Batches the application has taken.
     pub batches: u64,
@@ -47,8 +48,37 @@ pub struct StreamStats {
     pub diverged: usize,
     /// Time since the stream was opened: with `rows` and `connection` it gives rates.
     pub elapsed: Duration,
+    /// Seqnos between the application and the server, of all vBuckets that are not complete
+    /// together: see [`VbucketStats::lag`]. `None` while that of one of them is not known.
+    pub lag: Option<u64>,
+    /// The same of the vBucket that is furthest behind.
+    pub max_lag: Option<u64>,
     /// What the connections counted, those gone included.
     pub connection: ConnectionStats,
+}
+
+impl StreamStats {
+    /// With the lag of these vBuckets.
+    pub(crate) fn with_lag(self, vbuckets: &[VbucketStats]) -> Self {
+        let open = vbuckets.iter().filter(|vbucket| vbucket.state != VbucketState::Complete);
+        let lags: Option<Vec<u64>> = open.map(VbucketStats::lag).collect();
+        let max_lag = lags.as_ref().map(|lags| lags.iter().copied().max().unwrap_or(0));
+        Self { lag: lags.map(|lags| lags.into_iter().sum()), max_lag, ..self }
+    }
+}
+
+/// How far the server is ahead in one collection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CollectionLag {
+    /// The collection.
+    pub id: CollectionId,
+    /// Its name as `scope.collection`.
+    pub name: String,
+    /// Seqnos between the application and the collection's newest change in each vBucket, added up
+    /// over those that are not complete; `None` while one of their nodes has not said it. Other
+    /// collections' changes in between count, since a vBucket's seqnos are shared.
+    pub lag: Option<u64>,
 }
 
 /// What a vBucket is doing.
@@ -91,8 +121,10 @@ pub struct VbucketStats {
     pub state: VbucketState,
     /// Last seqno the application was given.
     pub seqno: Seqno,
-    /// Highest seqno the server is known to have: from the snapshot the position lies in, and
-    /// asked for every 10 s. `None` if nothing is known yet.
+    /// Highest seqno the server is known to have, of the collections that the stream's filter
+    /// passes: from the snapshot the position lies in, and asked for when the stream was opened,
+    /// every 10 s, and when figures are looked at that are older than 1 s. `None` if nothing is
+    /// known yet.
     pub high_seqno: Option<Seqno>,
     /// Up to here every copy of the vBucket has everything on disk, as last heard; 0 while copies
     /// are not heard from or are on different branches. `None` if it was not asked for: see

@@ -6,13 +6,16 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use dcp_proto::checkpoint::Checkpoint;
-use dcp_wire::Seqno;
+use dcp_wire::{Seqno, Vbid};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::cluster::{KnownVbucket, SharedStats};
 use crate::queue::{Credit, Entry, Queue};
-use crate::{AckToken, Acknowledger, Error, StreamEvent, StreamStats, VbucketStats};
+use crate::{
+    AckToken, Acknowledger, CollectionLag, Error, StreamEvent, StreamStats, VbucketState,
+    VbucketStats,
+};
 
 /// One batch of changes and what to keep in order to go on after it.
 #[derive(Debug)]
@@ -171,6 +174,8 @@ impl<B: Send + 'static> ChangeStream<B> {
     #[must_use]
     pub fn stats(&self) -> StreamStats {
         let (now, vbuckets) = (Instant::now().into_std(), self.stats.vbuckets());
+        self.stats.look(now);
+        let lags: Vec<_> = vbuckets.iter().map(|&known| self.vbucket(known)).collect();
         let oldest = vbuckets.iter().filter_map(|vbucket| vbucket.unpersisted_since).min();
         StreamStats {
             batches: self.batches,
@@ -181,13 +186,44 @@ impl<B: Send + 'static> ChangeStream<B> {
             diverged: vbuckets.iter().filter(|vbucket| vbucket.is_diverged).count(),
             ..self.stats.snapshot()
         }
+        .with_lag(&lags)
     }
 
     /// Where every vBucket stands, ascending.
     #[must_use]
     pub fn vbucket_stats(&self) -> Vec<VbucketStats> {
+        self.stats.look(Instant::now().into_std());
         let vbuckets = self.stats.vbuckets().into_iter();
         vbuckets.map(|known| self.vbucket(known)).collect()
+    }
+
+    /// How far the server is ahead in each collection that the stream's filter passes, by name.
+    /// Nodes are asked for that from the first call on if there is no filter, so that the first one
+    /// returns nothing.
+    #[must_use]
+    pub fn collection_lag(&self) -> Vec<CollectionLag> {
+        self.stats.look(Instant::now().into_std());
+        let open: Vec<(Vbid, Seqno)> = self
+            .stats
+            .vbuckets()
+            .into_iter()
+            .filter(|known| known.state != VbucketState::Complete)
+            .map(|known| (known.vbid, self.vbucket(known).seqno))
+            .collect();
+        self.stats.collections(|collections| {
+            let mut lags: Vec<_> = collections
+                .iter()
+                .map(|(&id, known)| {
+                    let behind = |(vbid, seqno): &(Vbid, Seqno)| {
+                        Some(known.seqnos.get(vbid)?.0.saturating_sub(seqno.0))
+                    };
+                    let lag = open.iter().map(behind).sum();
+                    CollectionLag { id, name: known.name.clone(), lag }
+                })
+                .collect();
+            lags.sort_by(|one, other| one.name.cmp(&other.name));
+            lags
+        })
     }
 
     fn vbucket(&self, known: KnownVbucket) -> VbucketStats {

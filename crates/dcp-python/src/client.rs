@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 
 use dcp_arrow::{ArrowSink, BatchLimits, BufferPool, CollectionName, CollectionNames, TableSchema};
-use dcp_consumer::Client as EngineClient;
+use dcp_consumer::{Client as EngineClient, StreamOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arguments::Arguments;
 use crate::error::Failure;
 use crate::options::{self, Connection, Transport};
-use crate::runtime::{ProcessBound, wait};
+use crate::runtime::pending::Pending;
+use crate::runtime::{ProcessBound, current, wait};
 use crate::schema::table;
 use crate::stream::ChangeStream;
 
@@ -29,6 +30,19 @@ impl Client {
         let Connection { options, transport } = Connection::read(&Arguments::new(options))?;
         let client = wait(py, || EngineClient::connect(options))?.map_err(Failure::from)?;
         Self::new(py, client, transport)
+    }
+
+    /// As `connect`, for an event loop.
+    #[staticmethod]
+    fn connect_async(
+        py: Python<'_>,
+        options: Bound<'_, PyDict>,
+        notify: Py<PyAny>,
+    ) -> PyResult<Pending> {
+        let Connection { options, transport } = Connection::read(&Arguments::new(options))?;
+        Pending::start(py, notify, EngineClient::connect(options), move |py, client| {
+            Ok(Py::new(py, Self::new(py, client, transport)?)?.into_any())
+        })
     }
 
     #[getter]
@@ -59,19 +73,55 @@ impl Client {
         Ok(seqnos.into_iter().map(|(vbid, seqno)| (vbid.0, seqno.0)).collect())
     }
 
+    /// As `high_seqnos`, for an event loop.
+    fn high_seqnos_async(&self, py: Python<'_>, notify: Py<PyAny>) -> PyResult<Pending> {
+        let client = self.client.get()?.clone();
+        let ask = async move { client.high_seqnos().await };
+        Pending::start(py, notify, ask, |py, seqnos| {
+            let seqnos = seqnos.into_iter().map(|(vbid, seqno)| (vbid.0, seqno.0));
+            Ok(seqnos.collect::<BTreeMap<_, _>>().into_pyobject(py)?.into_any().unbind())
+        })
+    }
+
     fn stream(&self, py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<ChangeStream> {
         let client = self.client.get()?;
-        let arguments = Arguments::new(options);
-        let table = table(&arguments)?;
-        let options = options::stream(&arguments, self.transport, &table)?;
+        let (options, table) = self.stream_options(options)?;
         let make_sink = sinks(client, &table);
         let stream = wait(py, || client.stream(options, make_sink))?.map_err(Failure::from)?;
         ChangeStream::new(py, stream, table)
     }
 
+    /// As `stream`, for an event loop.
+    fn stream_async(
+        &self,
+        py: Python<'_>,
+        options: Bound<'_, PyDict>,
+        notify: Py<PyAny>,
+    ) -> PyResult<Pending> {
+        let client = self.client.get()?.clone();
+        let (options, table) = self.stream_options(options)?;
+        let make_sink = sinks(&client, &table);
+        let open = async move { client.stream(options, make_sink).await };
+        Pending::start(py, notify, open, move |py, stream| {
+            Ok(Py::new(py, ChangeStream::new(py, stream, table)?)?.into_any())
+        })
+    }
+
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let client = self.client.get()?;
         wait(py, || client.close())
+    }
+
+    /// As `close`, for an event loop. The client is closed even if nobody waits for it.
+    fn close_async(&self, py: Python<'_>, notify: Py<PyAny>) -> PyResult<Pending> {
+        let client = self.client.get()?.clone();
+        let closed = current(py)?.spawn(async move { client.close().await });
+        let closed = async move {
+            // It ends in any case; at worst with the runtime.
+            let _ended = closed.await;
+            Ok::<_, Failure>(())
+        };
+        Pending::start(py, notify, closed, |py, ()| Ok(py.None()))
     }
 }
 
@@ -82,6 +132,13 @@ impl Client {
         transport: Transport,
     ) -> PyResult<Self> {
         Ok(Self { client: ProcessBound::new(py, "client", client)?, transport })
+    }
+
+    fn stream_options(&self, options: Bound<'_, PyDict>) -> PyResult<(StreamOptions, TableSchema)> {
+        let arguments = Arguments::new(options);
+        let table = table(&arguments)?;
+        let options = options::stream(&arguments, self.transport, &table)?;
+        Ok((options, table))
     }
 
     pub(crate) fn engine(&self) -> PyResult<&EngineClient> {

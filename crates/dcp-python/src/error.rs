@@ -115,27 +115,27 @@ impl From<Failure> for PyErr {
     }
 }
 
-const fn class_and_code(kind: ErrorKind) -> (Kind, &'static str) {
+const fn class(kind: ErrorKind) -> Kind {
     match kind {
-        ErrorKind::AccessDenied => (Kind::AccessDenied, "access_denied"),
-        ErrorKind::Authentication => (Kind::Authentication, "authentication"),
-        ErrorKind::BucketNotFound => (Kind::BucketNotFound, "bucket_not_found"),
-        ErrorKind::Checkpoint => (Kind::Checkpoint, "checkpoint"),
-        ErrorKind::Closed => (Kind::Closed, "closed"),
-        ErrorKind::Config => (Kind::Config, "config"),
-        ErrorKind::Connect => (Kind::Connect, "connect"),
-        ErrorKind::ConnectionLost => (Kind::Connect, "connection_lost"),
-        ErrorKind::NotCouchbase => (Kind::Connect, "not_couchbase"),
-        ErrorKind::Protocol => (Kind::Protocol, "protocol"),
-        ErrorKind::Rollback => (Kind::Rollback, "rollback"),
-        ErrorKind::Sink => (Kind::Data, "data"),
-        ErrorKind::Status => (Kind::Server, "status"),
-        ErrorKind::StreamEnded => (Kind::StreamEnded, "stream_ended"),
-        ErrorKind::Timeout => (Kind::Timeout, "timeout"),
-        ErrorKind::Tls => (Kind::Connect, "tls"),
-        ErrorKind::Unsupported => (Kind::Unsupported, "unsupported"),
-        ErrorKind::UnusablePacket => (Kind::UnusablePacket, "unusable_packet"),
-        _ => (Kind::Dcp, "other"),
+        ErrorKind::AccessDenied => Kind::AccessDenied,
+        ErrorKind::Authentication => Kind::Authentication,
+        ErrorKind::BucketNotFound => Kind::BucketNotFound,
+        ErrorKind::Checkpoint => Kind::Checkpoint,
+        ErrorKind::Closed => Kind::Closed,
+        ErrorKind::Config => Kind::Config,
+        ErrorKind::Connect
+        | ErrorKind::ConnectionLost
+        | ErrorKind::NotCouchbase
+        | ErrorKind::Tls => Kind::Connect,
+        ErrorKind::Protocol => Kind::Protocol,
+        ErrorKind::Rollback => Kind::Rollback,
+        ErrorKind::Sink => Kind::Data,
+        ErrorKind::Status => Kind::Server,
+        ErrorKind::StreamEnded => Kind::StreamEnded,
+        ErrorKind::Timeout => Kind::Timeout,
+        ErrorKind::Unsupported => Kind::Unsupported,
+        ErrorKind::UnusablePacket => Kind::UnusablePacket,
+        _ => Kind::Dcp,
     }
 }
 
@@ -149,7 +149,7 @@ const fn checkpoint_code(error: &CheckpointError) -> &'static str {
 
 impl From<ConsumerError> for Failure {
     fn from(error: ConsumerError) -> Self {
-        let (kind, code) = class_and_code(error.kind());
+        let (kind, code) = (class(error.kind()), error.kind().code());
         let checkpoint = error.source().and_then(|source| source.downcast_ref());
         let code = checkpoint.map_or(code, checkpoint_code);
         Self {

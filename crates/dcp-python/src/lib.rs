@@ -50,6 +50,8 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::rollback::explain_rollback;
     #[pymodule_export]
+    use super::runtime::pending::Pending;
+    #[pymodule_export]
     use super::schema::{Schema, columns};
     #[pymodule_export]
     use super::stream::{AsyncTurn, ChangeStream};

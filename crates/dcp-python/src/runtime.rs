@@ -4,6 +4,7 @@
 mod log_queue;
 pub(crate) mod logging;
 pub(crate) mod notify;
+pub(crate) mod pending;
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, EnterGuard, Runtime};
+use tokio::task::JoinHandle;
 
 use self::logging::Log;
 use self::notify::Notifier;
@@ -57,6 +59,14 @@ impl Process {
     /// Makes the runtime that of this thread: what is dropped may end tasks, which takes one.
     pub(crate) fn enter(&self) -> EnterGuard<'_> {
         self.runtime.enter()
+    }
+
+    /// Runs a future to its end, whoever waits for it.
+    pub(crate) fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.runtime.spawn(future)
     }
 
     fn start(py: Python<'_>) -> PyResult<&'static Self> {

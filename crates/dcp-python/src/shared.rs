@@ -7,7 +7,8 @@ use std::task::{Context, Poll, Waker};
 
 use dcp_arrow::{PendingBatch, TableSchema};
 use dcp_consumer::{
-    Acknowledger, ChangeStream as EngineStream, Delivered, StreamEvent, StreamStats, VbucketStats,
+    Acknowledger, ChangeStream as EngineStream, CollectionLag, Delivered, StreamEvent, StreamStats,
+    VbucketStats,
 };
 use dcp_proto::checkpoint::Checkpoint;
 
@@ -237,6 +238,10 @@ impl Shared {
 
     pub(crate) fn vbucket_stats(&self) -> Vec<VbucketStats> {
         self.lock().stream.vbucket_stats()
+    }
+
+    pub(crate) fn collection_lag(&self) -> Vec<CollectionLag> {
+        self.lock().stream.collection_lag()
     }
 
     pub(crate) fn take_events(&self) -> Vec<StreamEvent> {

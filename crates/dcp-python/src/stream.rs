@@ -124,43 +124,51 @@ fn next_batch(
 /// that changes have waited for that, and whether for copies on different branches.
 type VbucketParts = (u16, &'static str, (u64, Option<u64>, Option<u64>), Option<f64>, bool);
 
-/// Kind, vBucket, node, and the rest as text.
-type EventParts = (&'static str, Option<u16>, Option<String>, String);
+/// Kind, vBucket, node, the rest as text, and the cause for programs.
+type EventParts = (&'static str, Option<u16>, Option<String>, String, Option<String>);
 
 fn event_parts(event: StreamEvent) -> EventParts {
+    let text = String::new;
     match event {
-        StreamEvent::Opened { vbid, node } => ("opened", Some(vbid.0), Some(node), String::new()),
-        StreamEvent::Ended { vbid, reason } => ("ended", Some(vbid.0), None, reason),
+        StreamEvent::Opened { vbid, node } => ("opened", Some(vbid.0), Some(node), text(), None),
+        StreamEvent::Ended { vbid, reason, cause } => {
+            ("ended", Some(vbid.0), None, reason, Some(cause))
+        }
         StreamEvent::RolledBack(rollback) => {
             let message = format!("from seqno {} to {}", rollback.from_seqno, rollback.seqno);
-            ("rolled_back", Some(rollback.vbid.0), None, message)
+            ("rolled_back", Some(rollback.vbid.0), None, message, Some("rollback".to_owned()))
         }
         StreamEvent::CaughtUp(caught_up) => {
             let message = format!("at seqno {}", caught_up.seqno);
-            ("caught_up", Some(caught_up.vbid.0), None, message)
+            ("caught_up", Some(caught_up.vbid.0), None, message, None)
         }
-        StreamEvent::Moved { vbid, node } => ("moved", Some(vbid.0), Some(node), String::new()),
-        StreamEvent::BackingOff { vbid, wait } => {
-            ("backing_off", Some(vbid.0), None, format!("for {} ms", wait.as_millis()))
+        StreamEvent::Moved { vbid, node } => {
+            ("moved", Some(vbid.0), Some(node), text(), Some("map_changed".to_owned()))
         }
-        StreamEvent::ConnectionLost { node, error } => ("connection_lost", None, Some(node), error),
+        StreamEvent::BackingOff { vbid, wait, cause } => {
+            let message = format!("for {} ms", wait.as_millis());
+            ("backing_off", Some(vbid.0), None, message, Some(cause))
+        }
+        StreamEvent::ConnectionLost { node, error, cause } => {
+            ("connection_lost", None, Some(node), error, Some(cause.code().to_owned()))
+        }
         StreamEvent::Lagging { vbid, seqno, high_seqno, still } => {
             let still = still.as_secs();
             let message = format!("at seqno {seqno} of {high_seqno} for {still} s");
-            ("lagging", Some(vbid.0), None, message)
+            ("lagging", Some(vbid.0), None, message, None)
         }
         StreamEvent::Unpersisted { vbid, waits } => {
             let message = format!("changes wait to be persisted for {} s", waits.as_secs());
-            ("unpersisted", Some(vbid.0), None, message)
+            ("unpersisted", Some(vbid.0), None, message, None)
         }
         StreamEvent::NothingPersisted => {
             let message = "the bucket lives in memory only: persisted_only has no effect";
-            ("nothing_persisted", None, None, message.to_owned())
+            ("nothing_persisted", None, None, message.to_owned(), None)
         }
         StreamEvent::Dropped(count) => {
-            ("dropped", None, None, format!("{count} events that nobody took"))
+            ("dropped", None, None, format!("{count} events that nobody took"), None)
         }
-        event => ("other", None, None, format!("{event:?}")),
+        event => ("other", None, None, format!("{event:?}"), None),
     }
 }
 
@@ -279,6 +287,8 @@ impl ChangeStream {
             dict.set_item(name, count)?;
         }
         dict.set_item("unpersisted_seconds", stats.unpersisted_for.as_secs_f64())?;
+        dict.set_item("lag", stats.lag)?;
+        dict.set_item("max_lag", stats.max_lag)?;
         dict.set_item("elapsed", stats.elapsed.as_secs_f64())?;
         Ok(dict)
     }
@@ -298,7 +308,14 @@ impl ChangeStream {
         Ok(stats.into_iter().map(of).collect())
     }
 
-    /// What has happened since the last call: kind, vBucket, node and the rest as text.
+    /// How far the server is ahead by collection: names and seqnos.
+    fn collection_lag(&self, py: Python<'_>) -> PyResult<Vec<(String, Option<u64>)>> {
+        let shared = self.shared.get()?;
+        let lags = py.detach(|| shared.collection_lag());
+        Ok(lags.into_iter().map(|each| (each.name, each.lag)).collect())
+    }
+
+    /// What has happened since the last call: kind, vBucket, node, the rest as text, and the cause.
     fn events(&self, py: Python<'_>) -> PyResult<Vec<EventParts>> {
         let shared = self.shared.get()?;
         let events = py.detach(|| shared.take_events());
@@ -306,10 +323,16 @@ impl ChangeStream {
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.close_soon(py)?;
+        flush_log(py);
+        Ok(())
+    }
+
+    /// As `close`, for an event loop, which does not wait for `logging`.
+    fn close_soon(&self, py: Python<'_>) -> PyResult<()> {
         let shared = self.shared.get()?;
         *self.reader() = Reader::Closed;
         py.detach(|| shared.close());
-        flush_log(py);
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 mod backlog;
 mod dropped;
+mod lag;
 mod mitigation;
 mod nodes;
 mod polls;
@@ -29,7 +30,7 @@ use self::unusable::Unusable;
 use crate::bucket::Bucket;
 use crate::connect::{Connected, ConnectionId};
 use crate::driver::{Command, Report};
-use crate::events::StreamEvent;
+use crate::events::{StreamEvent, end_code};
 use crate::opening::Opening;
 use crate::persistence::observer::Observed;
 use crate::persistence::{Persistence, Question};
@@ -126,7 +127,7 @@ impl<S: BatchSink> Cluster<S> {
         cancel: CancellationToken,
     ) -> Self {
         let randomness = bucket.randomness();
-        Self {
+        let cluster = Self {
             bucket,
             config,
             reconciler,
@@ -152,7 +153,10 @@ impl<S: BatchSink> Cluster<S> {
             cancel,
             tasks: JoinSet::new(),
             errands: JoinSet::new(),
-        }
+        };
+        // Whoever looks before the task runs sees that nothing is known, and not that nothing is there.
+        cluster.publish();
+        cluster
     }
 
     /// Runs the stream until it is complete, fails, or is closed. `connections` are there
@@ -223,6 +227,10 @@ impl<S: BatchSink> Cluster<S> {
             Some(over) = self.errands.join_next() => {
                 return over.map(Some).map_err(|error| Entry::Error(panicked(error)));
             }
+            () = self.stats.looked_at() => {
+                self.looked_at(now());
+                return Ok(Some(()));
+            }
             () = sleep => return Ok(Some(())),
         };
         self.handle(event).map_err(Entry::Error)?;
@@ -271,10 +279,14 @@ impl<S: BatchSink> Cluster<S> {
             }
             Report::Unpersisted(vbid, vbuuid) => self.unpersisted(id, vbid, vbuuid, now),
             Report::Progress(progress) => self.progressed(&progress, now)?,
+            Report::Collections(answers, streaming) => {
+                self.collections_progressed(&answers, &streaming, now);
+            }
             Report::Ended { vbid, cause, from } => {
                 self.persistence.forget(vbid, id);
-                let reason = cause.to_string();
-                self.stats.events.push(StreamEvent::Ended { vbid, reason });
+                let (code, reason) = (end_code(&cause), cause.to_string());
+                let ended = StreamEvent::Ended { vbid, reason, cause: code.clone() };
+                self.stats.events.push(ended);
                 match self.reconciler.ended(vbid, id, cause, from, now) {
                     Verdict::Fatal(error) => return Err(error),
                     Verdict::Retry { fetch_map } => {
@@ -287,7 +299,7 @@ impl<S: BatchSink> Cluster<S> {
                     Verdict::Complete => {}
                 }
                 if let Some(wait) = self.reconciler.wait_of(vbid, now) {
-                    self.stats.events.push(StreamEvent::BackingOff { vbid, wait });
+                    self.stats.events.push(StreamEvent::BackingOff { vbid, wait, cause: code });
                 }
             }
             Report::Hidden(hidden) => self.hide(&hidden),
@@ -297,9 +309,10 @@ impl<S: BatchSink> Cluster<S> {
                 }
             }
             Report::Lost { streams, error } => {
-                let (node, cause) = (self.node_name(id), Chain(&error).to_string());
-                tracing::warn!(%node, streams = streams.len(), error = %cause, "connection lost");
-                self.stats.events.push(StreamEvent::ConnectionLost { node, error: cause });
+                let (node, text) = (self.node_name(id), Chain(&error).to_string());
+                tracing::warn!(%node, streams = streams.len(), error = %text, "connection lost");
+                let cause = error.kind();
+                self.stats.events.push(StreamEvent::ConnectionLost { node, error: text, cause });
                 if let Some(error) = self.unusable.lost(&error, &streams) {
                     return Err(error);
                 }

@@ -115,9 +115,6 @@ impl<S: BatchSink> Cluster<S> {
         let known = self.nodes.entry(address.clone());
         let node = known.or_insert_with(|| Node::connecting(id));
         node.slot = Slot::Connecting(id);
-        if node.failures > 0 {
-            self.stats.update(|stats, _| stats.reconnects += 1);
-        }
         let (bucket, opening) = (Arc::clone(&self.bucket), self.config.opening.clone());
         let (outcomes, address) = (self.outcomes.sender.clone(), address.clone());
         self.errands.spawn(async move {
@@ -148,6 +145,10 @@ impl<S: BatchSink> Cluster<S> {
             Err(error) if !self.bucket.may_pass(&error) => return Err(error),
             Err(error) => {
                 tracing::warn!(%address, error = %Chain(&error), "a node cannot be reached");
+                // One that was lost before has been counted then.
+                if node.failures == 0 {
+                    self.stats.update(|stats, _| stats.reconnects += 1);
+                }
                 let error = Arc::new(error);
                 let wait = Backoff::SHORT.wait(node.failures, &mut self.randomness);
                 node.slot = Slot::Waiting(now + wait);
@@ -220,6 +221,7 @@ impl<S: BatchSink> Cluster<S> {
         node.failures = node.failures.max(1);
         let slot = std::mem::replace(&mut node.slot, Slot::Waiting(now()));
         if let Slot::Up { link, .. } = slot {
+            self.stats.update(|stats, _| stats.reconnects += 1);
             self.stats.fold(&link);
             self.backlog.add(link);
         }

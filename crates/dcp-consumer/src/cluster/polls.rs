@@ -66,10 +66,16 @@ impl<S: BatchSink> Cluster<S> {
 
     /// Asks every connection how far its vBuckets have come.
     pub(super) fn poll_progress(&mut self, now: Instant) {
-        self.poll_progress_at = now + POLL_PROGRESS;
+        let question = self.collection_question();
+        let interval = Self::poll_interval(question.as_ref());
+        self.poll_progress_at = now + interval;
+        self.stats.asked(now, interval);
         for node in self.nodes.values() {
             if let Slot::Up { commands, .. } = &node.slot {
                 let _ = commands.send(Command::FetchHighSeqnos);
+                if let Some(Command::FetchCollectionSeqnos(ids)) = &question {
+                    let _ = commands.send(Command::FetchCollectionSeqnos(Arc::clone(ids)));
+                }
             }
         }
     }
@@ -100,18 +106,26 @@ impl<S: BatchSink> Cluster<S> {
             if self.config.end_exists {
                 self.reconciler.check_end(progress)?;
             }
-            let Progress { vbid, seqno, high_seqno, .. } = progress;
+            let Progress { vbid, high_seqno, .. } = progress;
             if self.reconciler.has_lost_end(progress)
                 && let Some(on) = self.reconciler.connection_of(vbid)
             {
                 tracing::warn!(%vbid, %high_seqno, "the end of the read was lost in a failover");
                 self.close(vbid, on);
             }
-            let Some(still) = self.reconciler.progressed(progress, now) else { continue };
-            tracing::warn!(%vbid, %seqno, %high_seqno, ?still, "a vbucket lags without progress");
-            let event = StreamEvent::Lagging { vbid, seqno, high_seqno, still };
-            self.stats.events.push(event);
+            if !self.is_filtered() {
+                self.compare(progress, now);
+            }
         }
         Ok(())
+    }
+
+    /// Compares how far a vBucket has come with the highest seqno that its stream can bring.
+    pub(super) fn compare(&mut self, progress: Progress, now: Instant) {
+        let Progress { vbid, seqno, high_seqno, .. } = progress;
+        let Some(still) = self.reconciler.progressed(progress, now) else { return };
+        tracing::warn!(%vbid, %seqno, %high_seqno, ?still, "a vbucket lags without progress");
+        let event = StreamEvent::Lagging { vbid, seqno, high_seqno, still };
+        self.stats.events.push(event);
     }
 }

@@ -1,10 +1,13 @@
 //! Numbers of a stream that its task and the application share.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dcp_wire::{Seqno, Vbid};
+use tokio::sync::Notify;
 
+use super::lag::{Freshness, KnownCollections};
 use crate::events::EventLog;
 use crate::queue::Link;
 use crate::{StreamStats, VbucketState};
@@ -29,6 +32,12 @@ pub(crate) struct KnownVbucket {
 pub(crate) struct SharedStats {
     inner: Mutex<(StreamStats, Vec<Arc<Link>>)>,
     pub(super) vbuckets: Mutex<Vec<KnownVbucket>>,
+    collections: Mutex<KnownCollections>,
+    /// Whether anybody has asked for the lag of collections.
+    wants_collections: AtomicBool,
+    freshness: Mutex<Freshness>,
+    /// The application has looked at figures that are not fresh.
+    look: Notify,
     pub(crate) events: EventLog,
 }
 
@@ -51,6 +60,39 @@ impl SharedStats {
     /// What is known of every vBucket, ascending.
     pub(crate) fn vbuckets(&self) -> Vec<KnownVbucket> {
         self.vbuckets.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has nodes asked soon if it was long ago that they were.
+    pub(crate) fn look(&self, now: Instant) {
+        if self.freshness.lock().unwrap_or_else(PoisonError::into_inner).is_stale(now) {
+            self.look.notify_one();
+        }
+    }
+
+    /// Waits until the application looks at figures that are not fresh.
+    pub(super) async fn looked_at(&self) {
+        self.look.notified().await;
+    }
+
+    /// Nodes are asked how far they are.
+    pub(super) fn asked(&self, now: Instant, interval: Duration) {
+        self.freshness.lock().unwrap_or_else(PoisonError::into_inner).asked(now, interval);
+    }
+
+    /// What is known of collections; from the first call on they are asked for.
+    pub(crate) fn collections<T>(&self, read: impl FnOnce(&KnownCollections) -> T) -> T {
+        if !self.wants_collections.swap(true, Ordering::Relaxed) {
+            self.look.notify_one();
+        }
+        read(&self.collections.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn wants_collections(&self) -> bool {
+        self.wants_collections.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn update_collections(&self, change: impl FnOnce(&mut KnownCollections)) {
+        change(&mut self.collections.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Adds up what a connection that is gone has counted, and keeps in mind what of it is still to

@@ -11,13 +11,13 @@ use std::task::Poll;
 use std::time::Instant;
 
 use bytes::{Buf, BytesMut};
-use dcp_proto::consumer::StreamFilter;
 use dcp_proto::consumer::{
-    Connection, ConnectionError, EndCause, Event, Hidden, Limit, StreamPosition, Unpersisted,
+    CollectionSeqnos, Connection, ConnectionError, EndCause, Event, Hidden, Limit, StreamFilter,
+    StreamPosition, Unpersisted,
 };
 use dcp_proto::topology::Address;
 use dcp_proto::{BatchSink, CaughtUp, Rollback, SinkError};
-use dcp_wire::{Seqno, Vbid, Vbuuid};
+use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
 use tokio::io::{AsyncWriteExt, ReadBuf};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -48,6 +48,8 @@ pub(crate) enum Command {
     FetchMap,
     /// Fetch the node's high seqnos.
     FetchHighSeqnos,
+    /// Fetch those of collections.
+    FetchCollectionSeqnos(Arc<[CollectionId]>),
 }
 
 /// What a connection's task reports. Whatever a vBucket delivered on the connection is in the
@@ -67,6 +69,8 @@ pub(crate) enum Report {
     Unpersisted(Vbid, Option<Vbuuid>),
     /// How far the vBuckets that stream here have come.
     Progress(Vec<Progress>),
+    /// How far collections have come, and the vBuckets that stream here, without high seqnos.
+    Collections(Vec<CollectionSeqnos>, Vec<Progress>),
     /// These documents are left out, some of them from now on.
     Hidden(Hidden),
     /// The newest cluster map is to be had of the connection, until it is taken.
@@ -312,6 +316,9 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
             Command::Hide(hidden) => self.driver.machine.hide(&hidden),
             Command::FetchMap => self.driver.machine.request_cluster_map(),
             Command::FetchHighSeqnos => self.driver.machine.request_high_seqnos(),
+            Command::FetchCollectionSeqnos(ids) => {
+                self.driver.machine.request_collection_seqnos(&ids);
+            }
         }
     }
 
@@ -422,7 +429,14 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                 Event::Unpersisted { vbid, vbuuid } => {
                     self.report(Report::Unpersisted(vbid, vbuuid));
                 }
-                Event::HighSeqnos(seqnos) => self.report_progress(&seqnos),
+                Event::HighSeqnos(seqnos) => {
+                    self.report(Report::Progress(self.progress(seqnos)));
+                }
+                Event::CollectionSeqnos(answers) => {
+                    let vbids = (0..self.driver.machine.num_vbuckets()).map(Vbid);
+                    let streaming = self.progress(vbids.map(|vbid| (vbid, Seqno::ZERO)));
+                    self.report(Report::Collections(answers, streaming));
+                }
                 Event::Hidden(hidden) => self.report(Report::Hidden(hidden)),
                 Event::ClusterMap(json) => {
                     if self.driver.link.offer_map(json) {
@@ -436,15 +450,16 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         cut
     }
 
-    fn report_progress(&self, high_seqnos: &[(Vbid, Seqno)]) {
+    /// How far those of these vBuckets have come that stream here.
+    fn progress(&self, high_seqnos: impl IntoIterator<Item = (Vbid, Seqno)>) -> Vec<Progress> {
         let Driver { machine, link, .. } = &self.driver;
         // A window full of what is not on disk yet is nothing the application could empty.
         let is_full = machine.is_window_full() && machine.unpersisted() == Unpersisted::default();
         let is_held_up = is_full || link.has_queued();
-        let progress = |&(vbid, high_seqno): &(Vbid, Seqno)| {
+        let progress = |(vbid, high_seqno): (Vbid, Seqno)| {
             Some(Progress { vbid, seqno: machine.seqno(vbid)?, high_seqno, is_held_up })
         };
-        self.report(Report::Progress(high_seqnos.iter().filter_map(progress).collect()));
+        high_seqnos.into_iter().filter_map(progress).collect()
     }
 
     /// Puts what the sink holds into the queue, then tells what waited for that.

@@ -4,7 +4,7 @@ use core::fmt;
 
 use bytes::Bytes;
 use dcp_wire::message::StreamEndReason;
-use dcp_wire::{Seqno, Vbid, Vbuuid};
+use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
 
 use super::{Hidden, OpenStreamError};
 use crate::{CaughtUp, History, Position, Rollback};
@@ -110,6 +110,16 @@ pub enum EndCause {
     Closed,
 }
 
+/// How far a collection has come on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CollectionSeqnos {
+    /// The collection.
+    pub collection: CollectionId,
+    /// Its highest seqno in each active vBucket that has something of it; `None` if the node
+    /// refused to say.
+    pub seqnos: Option<Vec<(Vbid, Seqno)>>,
+}
+
 /// What a connection tells its driver; nothing in it can be a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -147,6 +157,9 @@ pub enum Event {
     /// The highest seqnos of the node's active vBuckets, as far as they are known to be in its
     /// streams; see [`request_high_seqnos`](super::Connection::request_high_seqnos).
     HighSeqnos(Vec<(Vbid, Seqno)>),
+    /// The highest seqnos of collections in the node's active vBuckets; see
+    /// [`request_collection_seqnos`](super::Connection::request_collection_seqnos).
+    CollectionSeqnos(Vec<CollectionSeqnos>),
     /// The scope or collection that was created last and whose documents are left out: other
     /// connections need to know it before they take over a vBucket that is past its creation.
     Hidden(Hidden),

@@ -20,6 +20,6 @@ pub use delivery::{Delivery, Hidden};
 pub use error::{
     ApiMisuse, ConnectionError, Misbehaviour, OpenStreamError, ProtocolError, ProtocolErrorKind,
 };
-pub use event::{EndCause, EndKind, Event, PositionUpdate, StreamPosition};
+pub use event::{CollectionSeqnos, EndCause, EndKind, Event, PositionUpdate, StreamPosition};
 pub use stats::ConnectionStats;
 pub use unpersisted::Unpersisted;

@@ -4,11 +4,11 @@ use dcp_wire::message::{
     OsoSnapshot, SnapshotFlags, SnapshotMarker, StreamEndReason, StreamRequestFlags,
     encode_vb_seqnos,
 };
-use dcp_wire::{CollectionId, Frame, Opaque, Opcode, Seqno, Status, Vbuuid};
+use dcp_wire::{CollectionId, Frame, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 
 use dcp_proto::consumer::{
-    ConnectionConfig, EndCause, EndKind, Event, Limit, Misbehaviour, OpenStreamError, StreamFilter,
-    StreamPosition,
+    CollectionSeqnos, ConnectionConfig, EndCause, EndKind, Event, Limit, Misbehaviour,
+    OpenStreamError, StreamFilter, StreamPosition,
 };
 use dcp_proto::{OnRollback, Position, Rollback, Snapshot};
 use dcp_test::harness::{Harness, Item, Sent, VB, config, is_complete, log, position};
@@ -541,6 +541,39 @@ fn high_seqnos_nobody_asked_for_are_dropped() {
     server.play();
     assert_eq!(server.events(), [Event::HighSeqnos(vec![(VB, Seqno(7))])]);
     assert_eq!(server.machine.stats().stale_responses, 2);
+}
+
+#[test]
+fn collections_are_answered_together_and_only_for_vbuckets_that_exist() {
+    let mut server = Harness::streaming(ConnectionConfig { collections: true, ..config() });
+    let (one, other, gone) = (CollectionId(8), CollectionId(9), CollectionId(10));
+    server.machine.request_collection_seqnos(&[one, other, gone]);
+    server.machine.request_collection_seqnos(&[one]);
+    let sent = server.sent();
+    let [Sent::HighSeqnos(first), Sent::HighSeqnos(second), Sent::HighSeqnos(third)] = sent[..]
+    else {
+        panic!("{sent:?}: nothing more is asked while something is")
+    };
+    let mut answer = |opaque, status, seqnos: &[(Vbid, Seqno)]| {
+        let mut value = Vec::new();
+        encode_vb_seqnos(seqnos.iter().copied(), &mut value);
+        let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, status);
+        let answer = answer.with_opaque(Opaque(opaque)).with_value(&value);
+        answer.encode(&mut server.wire).unwrap();
+        server.play();
+        server.events()
+    };
+    assert_eq!(answer(second, Status::EACCESS, &[]), []);
+    assert_eq!(answer(second, Status::SUCCESS, &[]), [], "answered twice");
+    assert_eq!(answer(third, Status::UNKNOWN_COLLECTION, &[]), []);
+    let events = answer(first, Status::SUCCESS, &[(VB, Seqno(7)), (Vbid(60_000), Seqno(1))]);
+    let of = |collection, seqnos| CollectionSeqnos { collection, seqnos };
+    let expected =
+        [of(other, None), of(gone, Some(Vec::new())), of(one, Some(vec![(VB, Seqno(7))]))];
+    assert_eq!(events, [Event::CollectionSeqnos(expected.to_vec())]);
+    assert_eq!(server.machine.stats().stale_responses, 1);
+    server.machine.request_collection_seqnos(&[one]);
+    assert_eq!(server.sent().len(), 1, "all were answered");
 }
 
 #[test]

@@ -22,8 +22,8 @@ const END: Duration = Duration::from_secs(2);
 pub(crate) struct Call {
     callback: Mutex<Option<Py<PyAny>>>,
     process: &'static Process,
-    stream: Weak<Shared>,
-    turn: Turn,
+    /// Who waits for a turn of a stream.
+    reader: Option<(Weak<Shared>, Turn)>,
 }
 
 impl Call {
@@ -34,7 +34,12 @@ impl Call {
         turn: Turn,
     ) -> Arc<Self> {
         let callback = Mutex::new(Some(callback));
-        Arc::new(Self { callback, process, stream: Arc::downgrade(stream), turn })
+        Arc::new(Self { callback, process, reader: Some((Arc::downgrade(stream), turn)) })
+    }
+
+    /// For one who waits for something else.
+    pub(crate) fn once(process: &'static Process, callback: Py<PyAny>) -> Arc<Self> {
+        Arc::new(Self { callback: Mutex::new(Some(callback)), process, reader: None })
     }
 
     /// Takes the call back, or to make it.
@@ -50,8 +55,10 @@ impl Call {
             // The event loop is closed: this reader never comes, and others wait for their turn.
             py.detach(|| {
                 let _guard = self.process.enter();
-                if let Some(stream) = self.stream.upgrade() {
-                    stream.leave(self.turn);
+                if let Some((stream, turn)) = &self.reader
+                    && let Some(stream) = stream.upgrade()
+                {
+                    stream.leave(*turn);
                 }
             });
         }

@@ -29,6 +29,7 @@ impl Connection {
                 }
                 Ok(())
             }
+            Opcode::GET_ALL_VB_SEQNOS if self.collection_answered(frame)? => Ok(()),
             Opcode::GET_ALL_VB_SEQNOS if self.asked_high_seqnos == 0 => {
                 self.stats.stale_responses += 1;
                 Ok(())

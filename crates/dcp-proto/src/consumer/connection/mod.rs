@@ -1,6 +1,7 @@
 //! One DCP connection: packets in, changes to the sink, requests out.
 
 mod answers;
+mod collections;
 mod mitigation;
 mod request;
 mod run;
@@ -13,6 +14,7 @@ use bytes::BytesMut;
 use dcp_wire::message::{BufferAck, CloseStream, StreamAddress, StreamEndReason};
 use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status, Vbid};
 
+use self::collections::CollectionRequests;
 use self::request::RequestContext;
 pub use self::request::StreamFilter;
 use super::delivery::{Delivery, Hidden};
@@ -96,7 +98,8 @@ pub struct Walk {
 /// * inputs: [`handle_input`](Self::handle_input), [`handle_timeout`](Self::handle_timeout);
 /// * commands: [`open_stream`](Self::open_stream), [`close_stream`](Self::close_stream),
 ///   [`release`](Self::release), [`request_cluster_map`](Self::request_cluster_map),
-///   [`request_high_seqnos`](Self::request_high_seqnos);
+///   [`request_high_seqnos`](Self::request_high_seqnos),
+///   [`request_collection_seqnos`](Self::request_collection_seqnos);
 /// * outputs: [`poll_transmit`](Self::poll_transmit), [`poll_event`](Self::poll_event),
 ///   [`take_positions`](Self::take_positions), [`take_held`](Self::take_held),
 ///   [`poll_timeout`](Self::poll_timeout).
@@ -139,6 +142,7 @@ pub struct Connection {
     pub(super) stats: ConnectionStats,
     /// Questions for high seqnos that were not answered.
     pub(super) asked_high_seqnos: usize,
+    collection_requests: CollectionRequests,
 }
 
 impl Connection {
@@ -162,6 +166,7 @@ impl Connection {
             incomplete: 0,
             stats: ConnectionStats::default(),
             asked_high_seqnos: 0,
+            collection_requests: CollectionRequests::default(),
             config,
         }
     }
@@ -352,6 +357,12 @@ impl Connection {
     pub fn seqno(&self, vbid: Vbid) -> Option<Seqno> {
         let stream = self.streams.get(vbid.index())?.as_deref()?;
         (stream.state == State::Streaming).then_some(stream.position.seqno)
+    }
+
+    /// vBuckets of the bucket.
+    #[must_use]
+    pub const fn num_vbuckets(&self) -> u16 {
+        self.config.num_vbuckets
     }
 
     /// Bytes received that [`take_held`](Self::take_held) would return.

@@ -1,0 +1,72 @@
+//! How far single collections have come on a node.
+
+use std::collections::BTreeMap;
+
+use dcp_wire::message::{GetAllVbSeqnos, VbSeqnos, VbucketState};
+use dcp_wire::{CollectionId, DecodeError, Frame, Opaque, Status};
+
+use super::Connection;
+use crate::consumer::{CollectionSeqnos, Event};
+
+/// Set in the opaques of these requests; numbers of requests for all high seqnos never get there.
+const COLLECTION: u32 = 1 << 31;
+
+/// Requests for the seqnos of collections, until all of them are answered.
+#[derive(Debug, Default)]
+pub(super) struct CollectionRequests {
+    /// That of the last request.
+    number: u32,
+    waiting: BTreeMap<u32, CollectionId>,
+    answered: Vec<CollectionSeqnos>,
+}
+
+impl Connection {
+    /// Command: asks for the highest seqno of each of these collections in the node's active
+    /// vBuckets; one [`Event::CollectionSeqnos`] follows once all are answered. Does nothing while
+    /// an earlier request is not, or on a connection without collections.
+    pub fn request_collection_seqnos(&mut self, collections: &[CollectionId]) {
+        if !self.config.collections || !self.collection_requests.waiting.is_empty() {
+            return;
+        }
+        for &id in collections {
+            let requests = &mut self.collection_requests;
+            requests.number = requests.number.wrapping_add(1) & !COLLECTION;
+            let (number, state) = (requests.number, Some(Some(VbucketState::ACTIVE)));
+            let request = GetAllVbSeqnos { state, collection_id: Some(id) };
+            let opaque = Opaque(COLLECTION | number);
+            // It is of a fixed size, which always fits.
+            if request.encode(opaque, &mut self.transmit).is_ok() {
+                requests.waiting.insert(number, id);
+            }
+        }
+    }
+
+    /// Takes the answer to such a request; `false` if it is none.
+    pub(super) fn collection_answered(&mut self, frame: &Frame<'_>) -> Result<bool, DecodeError> {
+        let opaque = frame.header.opaque.0;
+        if opaque & COLLECTION == 0 {
+            return Ok(false);
+        }
+        let requests = &mut self.collection_requests;
+        let Some(collection) = requests.waiting.remove(&(opaque & !COLLECTION)) else {
+            self.stats.stale_responses += 1;
+            return Ok(true);
+        };
+        let seqnos = match frame.header.status() {
+            // No more than there are vBuckets, however long the answer is.
+            Status::SUCCESS => {
+                let entries = VbSeqnos::decode(frame.value)?;
+                let there = entries.filter(|(vbid, _)| vbid.index() < self.streams.len());
+                Some(there.take(self.streams.len()).collect())
+            }
+            Status::UNKNOWN_COLLECTION => Some(Vec::new()),
+            _ => None,
+        };
+        requests.answered.push(CollectionSeqnos { collection, seqnos });
+        if requests.waiting.is_empty() {
+            let answered = std::mem::take(&mut requests.answered);
+            self.events.push_back(Event::CollectionSeqnos(answered));
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,256 @@
+"""Connections to a bucket for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from functools import partial
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+)
+
+from dcp_rs import _dcp_rs
+from dcp_rs.client import (
+    Client,
+    ConnectionOptions,
+    connect,
+    connection_options,
+    shown,
+    stream_options,
+)
+from dcp_rs.stores import CheckpointStore
+from dcp_rs.stream import ChangeStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator
+
+# Their options are declared once, where they are documented.
+_CONNECT = inspect.signature(connect)
+_STREAM = inspect.signature(Client.stream)
+
+
+class _Closes(Protocol):
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+_T = TypeVar("_T")
+_Made = TypeVar("_Made", bound=_Closes)
+_P = ParamSpec("_P")
+_Function = TypeVar("_Function", bound="Callable[..., object]")
+
+
+class AsyncCall(Generic[_Made]):
+    """What makes something that is closed afterwards: to be awaited, or used with `async with`."""
+
+    __slots__ = ("_made", "_make")
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, _Made]]) -> None:
+        self._make = make
+        self._made: _Made | None = None
+
+    def __await__(self) -> Generator[Any, Any, _Made]:
+        return self._make().__await__()
+
+    async def __aenter__(self) -> _Made:
+        self._made = made = await self._make()
+        return made
+
+    async def __aexit__(self, *exception: object) -> None:
+        made, self._made = self._made, None
+        if made is not None:
+            await made.__aexit__(*exception)
+
+
+async def _there(start: Callable[[Callable[[], object]], _dcp_rs.Pending[_T]]) -> _T:
+    """Waits for a call of the engine. Cancelled, it ends the call and what has come of it."""
+    loop = asyncio.get_running_loop()
+    there: asyncio.Future[None] = loop.create_future()
+    pending = start(partial(loop.call_soon_threadsafe, _settle, there))
+    try:
+        await there
+        return pending.take()
+    finally:
+        pending.cancel()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _as_connect(
+    _like: Callable[_P, Client],
+) -> Callable[[Callable[..., AsyncCall[AsyncClient]]], Callable[_P, AsyncCall[AsyncClient]]]:
+    return lambda function: _signed(function, _CONNECT)
+
+
+def _as_stream(
+    _like: Callable[Concatenate[Client, _P], ChangeStream],
+) -> Callable[
+    [Callable[..., AsyncCall[ChangeStream]]],
+    Callable[Concatenate[AsyncClient, _P], AsyncCall[ChangeStream]],
+]:
+    return lambda function: _signed(function, _STREAM)
+
+
+def _signed(function: _Function, signature: inspect.Signature) -> _Function:
+    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        return_annotation=inspect.signature(function).return_annotation
+    )
+    return function
+
+
+def _arguments(
+    signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
+) -> dict[str, Any]:
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+@_as_connect(connect)
+def connect_async(*args: object, **kwargs: object) -> AsyncCall[AsyncClient]:
+    """Connects to a bucket from asyncio, with the options of `dcp_rs.connect`.
+
+    What it returns is used with `async with`, or awaited:
+
+        >>> import asyncio
+        >>> async def read(cluster):
+        ...     async with (
+        ...         connect_async(
+        ...             cluster.connection_string,
+        ...             bucket="default",
+        ...             username="Administrator",
+        ...             password="password",
+        ...         ) as client,
+        ...         client.stream(until="now") as stream,
+        ...     ):
+        ...         return [row["key"] async for batch in stream for row in batch.rows()]
+        >>> with EmbeddedCluster() as cluster:
+        ...     _ = cluster.upsert("key", b"{}")
+        ...     asyncio.run(read(cluster))
+        ['key']
+
+    The event loop goes on meanwhile, and no thread waits. A task that is cancelled while it
+    connects leaves no connection behind.
+
+    Raises:
+        DcpError: As of `dcp_rs.connect`, when it is awaited.
+    """
+    arguments = _arguments(_CONNECT, args, kwargs)
+
+    async def make() -> AsyncClient:
+        options = connection_options(arguments)
+        start = partial(_dcp_rs.Client.connect_async, vars(options))
+        return AsyncClient(options, await _there(start))
+
+    return AsyncCall(make)
+
+
+class AsyncClient:
+    """A bucket to stream changes from with asyncio; made by `dcp_rs.connect_async`.
+
+    Nothing here blocks the event loop, and cancelling a task at any `await` leaves neither a
+    connection nor a stream behind. Usable from any event loop of the process that made it.
+    """
+
+    __slots__ = ("_inner", "_is_closed", "_options")
+
+    def __init__(self, options: ConnectionOptions, inner: _dcp_rs.Client) -> None:
+        self._options = options
+        self._inner = inner
+        self._is_closed = False
+
+    @property
+    def options(self) -> ConnectionOptions:
+        """What it was connected with."""
+        return self._options
+
+    @property
+    def bucket_name(self) -> str:
+        """Name of the bucket."""
+        return self._inner.bucket_name
+
+    @property
+    def bucket_uuid(self) -> str:
+        """Identity of the bucket: another one under the same name means it was recreated."""
+        return self._inner.bucket_uuid
+
+    @property
+    def num_vbuckets(self) -> int:
+        """How many vBuckets the bucket has."""
+        return self._inner.num_vbuckets
+
+    def vbuckets_by_node(self) -> dict[str, list[int]]:
+        """Gives the vBuckets by the address of the node that holds them; asks nobody."""
+        return dict(self._inner.vbuckets_by_node())
+
+    async def high_seqnos(self) -> dict[int, int]:
+        """Asks every node for the highest seqno of each vBucket.
+
+        Raises:
+            TimeoutError: A node did not answer within the connect timeout; the text says why.
+            AuthenticationError: The user is refused by now.
+        """
+        return await _there(self._inner.high_seqnos_async)
+
+    @_as_stream(Client.stream)
+    def stream(self, *args: object, **kwargs: object) -> AsyncCall[ChangeStream]:
+        """Opens a stream of changes, with the options of `dcp_rs.Client.stream`.
+
+        What it returns is used with `async with`, or awaited; both give a `dcp_rs.ChangeStream` to
+        read with `async for`. A `dcp_rs.CheckpointStore` is asked on a thread.
+
+        Raises:
+            DcpError: As of `dcp_rs.Client.stream`, when it is awaited.
+        """
+        arguments = _arguments(_STREAM, (self, *args), kwargs)
+        del arguments["self"]
+
+        async def make() -> ChangeStream:
+            is_stored = isinstance(arguments["start"], CheckpointStore)
+            begin = partial(stream_options, dict(arguments), self.num_vbuckets)
+            options, store = await asyncio.to_thread(begin) if is_stored else begin()
+            inner = await _there(partial(self._inner.stream_async, options))
+            stream = ChangeStream(inner, self.bucket_name)
+            if store is not None:
+                try:
+                    await asyncio.to_thread(store.save, stream.checkpoint())
+                except BaseException:
+                    stream.close()
+                    raise
+            return stream
+
+        return AsyncCall(make)
+
+    async def close(self) -> None:
+        """Closes the client and the streams it has opened.
+
+        It is closed even if the task is cancelled meanwhile.
+        """
+        self._is_closed = True
+        await _there(self._inner.close_async)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to pickle."""
+        raise TypeError(
+            "a connection does not pickle: pickle its options (client.options) and connect again "
+            "with dcp_rs.connect_async(options)"
+        )
+
+    def __repr__(self) -> str:
+        return shown(self, is_closed=self._is_closed)
