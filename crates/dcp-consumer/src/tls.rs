@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pkcs8::EncryptedPrivateKeyInfoRef;
-use pkcs8::der::SecretDocument;
+use pkcs8::der::{ErrorKind as DerErrorKind, SecretDocument};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
@@ -97,35 +97,41 @@ fn private_key(pem: &Pem, password: Option<&str>) -> Result<PrivateKeyDer<'stati
 
 /// The private key of a PEM section that PKCS#8 encrypts.
 fn decrypted(pem: &str, password: Option<&str>) -> Result<PrivateKeyDer<'static>, Error> {
-    use pkcs8::pkcs5::Error as Cipher;
-
     let password = password.ok_or_else(|| {
         unusable("the private key is encrypted: give its passphrase as tls_key_password")
     })?;
-    let damaged =
-        |error: pkcs8::der::Error| unusable("the private key is damaged").with_source(error);
-    let (_, der) = SecretDocument::from_pem(pem).map_err(damaged)?;
-    let unlocked = EncryptedPrivateKeyInfoRef::try_from(der.as_bytes())
-        .map_err(|error| unusable("the private key is damaged").with_source(error))?
-        .decrypt(password);
-    match unlocked {
+    let damaged = || unusable("the private key is damaged");
+    let (_, der) = SecretDocument::from_pem(pem).map_err(|error| damaged().with_source(error))?;
+    let key = EncryptedPrivateKeyInfoRef::try_from(der.as_bytes());
+    match key.map_err(pkcs8::Error::from).and_then(|key| key.decrypt(password)) {
         Ok(key) => Ok(PrivatePkcs8KeyDer::from(key.as_bytes().to_vec()).into()),
-        Err(error) => Err(match error {
-            pkcs8::Error::EncryptedPrivateKey(
-                Cipher::UnsupportedAlgorithm { .. }
-                | Cipher::NoPbes1CryptSupport
-                | Cipher::AlgorithmParametersInvalid { .. },
-            ) => unusable(
-                "the private key is encrypted in a way that is not supported: convert it with \
-                 `openssl pkcs8 -topk8 -v2 aes-256-cbc -in OLD -out NEW`",
-            ),
-            _ => unusable(
-                "the private key cannot be decrypted: check tls_key_password, which is not its \
-                 passphrase, or the file, which may be damaged",
-            ),
-        }
-        .with_source(error)),
+        Err(error) => Err(why_not_decrypted(&error).with_source(error)),
     }
+}
+
+fn why_not_decrypted(error: &pkcs8::Error) -> Error {
+    use pkcs8::pkcs5::Error as Cipher;
+
+    let is_unsupported = match error {
+        pkcs8::Error::Asn1(error) => matches!(error.kind(), DerErrorKind::OidUnknown { .. }),
+        pkcs8::Error::EncryptedPrivateKey(error) => matches!(
+            error,
+            Cipher::UnsupportedAlgorithm { .. }
+                | Cipher::NoPbes1CryptSupport
+                | Cipher::AlgorithmParametersInvalid { .. }
+        ),
+        _ => false,
+    };
+    unusable(match is_unsupported {
+        true => {
+            "the private key is encrypted in a way that is not supported: convert it with `openssl \
+             pkcs8 -topk8 -v2 aes-256-cbc -in OLD -out NEW`"
+        }
+        false => {
+            "the private key cannot be decrypted: check tls_key_password, which is not its \
+             passphrase, or the file, which may be damaged"
+        }
+    })
 }
 
 fn read(pem: &Pem, what: &str) -> Result<Zeroizing<Vec<u8>>, Error> {
