@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,35 @@ import dcp_rs
 
 # The modules of this folder are imported by name from its tests.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+
+# Names of the role that a reader should have, and no more.
+_READER = dcp_rs.testing.User(username="reader", password="word of a reader")
+
+
+@pytest.fixture(autouse=True)
+def _least_rights(request, monkeypatch):
+    """Clients of embedded clusters have the rights of *Data DCP Reader*, and no more.
+
+    Unless a test names a user of its own, or has the mark `administrator`.
+    """
+    if request.node.get_closest_marker("administrator") is not None:
+        return
+    kind = dcp_rs.testing.EmbeddedCluster
+    start, options = kind.__init__, kind.connection_options
+
+    def start_with_reader(self, **given):
+        has_users = not {"users", "username", "password"}.isdisjoint(given)
+        start(self, **given if has_users else given | {"users": [_READER]})
+
+    def options_of_reader(self):
+        given = options.fget(self)
+        if self._options["users"] != [vars(_READER)]:
+            return given
+        return replace(given, username=_READER.username, password=_READER.password)
+
+    monkeypatch.setattr(kind, "__init__", start_with_reader)
+    monkeypatch.setattr(kind, "connection_options", property(options_of_reader))
 
 
 @pytest.fixture

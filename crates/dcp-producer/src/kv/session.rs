@@ -8,6 +8,7 @@ use dcp_wire::message::ConfigVersion;
 use tokio_util::sync::CancellationToken;
 
 use super::credentials::{Credentials, Login};
+use super::rights::Rights;
 use crate::cluster::Cluster;
 
 /// What a connection negotiated.
@@ -121,6 +122,11 @@ impl Session {
 
     pub(crate) fn is_authenticated(&self) -> bool {
         self.login.is_done()
+    }
+
+    /// What the client may do.
+    pub(crate) fn rights(&self) -> &Rights {
+        self.login.rights()
     }
 
     pub(crate) fn has_bucket(&self) -> bool {
