@@ -1,5 +1,6 @@
 """An embedded cluster and a client of it, for each test."""
 
+import functools
 import itertools
 import os
 import pwd
@@ -18,7 +19,7 @@ import dcp_rs
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
-# Names of the role that a reader should have, and no more.
+# Has the role that a reader should have.
 _READER = dcp_rs.testing.User(username="reader", password="word of a reader")
 
 
@@ -33,6 +34,7 @@ def _least_rights(request, monkeypatch):
     kind = dcp_rs.testing.EmbeddedCluster
     start, options = kind.__init__, kind.connection_options
 
+    @functools.wraps(start)
     def start_with_reader(self, **given):
         has_users = not {"users", "username", "password"}.isdisjoint(given)
         start(self, **given if has_users else given | {"users": [_READER]})
@@ -44,7 +46,7 @@ def _least_rights(request, monkeypatch):
         return replace(given, username=_READER.username, password=_READER.password)
 
     monkeypatch.setattr(kind, "__init__", start_with_reader)
-    monkeypatch.setattr(kind, "connection_options", property(options_of_reader))
+    monkeypatch.setattr(kind, "connection_options", property(options_of_reader, doc=options.__doc__))
 
 
 @pytest.fixture

@@ -389,6 +389,8 @@ moving.join()
         assert any(line.startswith(f"{child} a node cannot be reached") for line in lines)
 
 
+# A reader is warned that it may not read statistics.
+@pytest.mark.administrator
 def test_nothing_is_asked_of_python_for_records_that_nobody_wants(cluster, monkeypatch):
     from dcp_rs import _logging
 

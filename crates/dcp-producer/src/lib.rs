@@ -27,6 +27,7 @@ mod producer;
 
 mod http;
 mod kv;
+mod rights;
 mod server;
 mod store;
 

@@ -95,7 +95,7 @@ class EmbeddedCluster(Documents, Control):
         ephemeral: bool = False,
         username: str = "Administrator",
         password: str = "password",  # noqa: S107 - what a fresh server is usually given
-        users: Sequence[User] = (),
+        users: Sequence[User] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         management_port: int = 0,
@@ -115,9 +115,10 @@ class EmbeddedCluster(Documents, Control):
     ) -> None:
         options = dict(locals())
         del options["self"]
-        if not isinstance(users, list | tuple) or not all(isinstance(u, User) for u in users):
-            raise _checks.wrong_type("users", users, "a list of dcp_rs.testing.User")
-        options["users"] = [vars(user) for user in users] or None
+        if users is not None:
+            if not isinstance(users, list | tuple) or not all(isinstance(u, User) for u in users):
+                raise _checks.wrong_type("users", users, "a list of dcp_rs.testing.User")
+            options["users"] = [vars(user) for user in users]
         if isinstance(limits, Limits):
             options["limits"] = vars(limits)
         elif limits is not None:

@@ -11,6 +11,9 @@ use super::{Connected, Connector, resolve, share};
 use crate::srv::{self, SrvError};
 use crate::{Chain, Credentials, Error, ErrorKind};
 
+/// The logger of everything about connecting.
+const LOG: &str = "dcp_consumer::connect";
+
 /// How long a seed is waited for before the next one is tried too.
 const NEXT_AFTER: Duration = Duration::from_millis(250);
 
@@ -46,7 +49,9 @@ impl Connector {
                     if matches!(error.kind(), ErrorKind::Authentication | ErrorKind::Config) {
                         return Err(error);
                     }
-                    tracing::debug!(%address, error = %Chain(&error), "a node cannot be used");
+                    tracing::debug!(
+                        target: LOG, %address, error = %Chain(&error), "a node cannot be reached"
+                    );
                     failed.push((address, error));
                 }
                 Ok(None) => return Err(none_can_be_used(failed)),
@@ -94,7 +99,7 @@ impl Connector {
                 return Err(Error::new(ErrorKind::Connect, error.to_string()));
             }
             Some(Err(error)) => {
-                tracing::debug!(service, error = %Chain(&error), "DNS lists no nodes");
+                tracing::debug!(target: LOG, service, error = %Chain(&error), "DNS lists no nodes");
             }
             None => {}
         }

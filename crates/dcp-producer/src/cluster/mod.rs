@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ProducerOptions;
 use crate::bucket::{Bucket, Manifest, VBucketGuard};
-use crate::kv::Rights;
+use crate::rights::Rights;
 pub(crate) use follow::Follower;
 use follow::Versions;
 pub(crate) use map::ClusterMap;

@@ -9,8 +9,8 @@ use dcp_wire::sasl::{
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::rights::Rights;
 use crate::chance::Chance;
+use crate::rights::Rights;
 use crate::{Error, User};
 
 /// The users of an embedded cluster.

@@ -14,12 +14,10 @@ mod failure;
 mod hello;
 mod login;
 mod meta;
-mod rights;
 mod seqnos;
 mod session;
 mod stats;
 mod subdoc;
 
 pub(crate) use credentials::Credentials;
-pub(crate) use rights::Rights;
 pub(crate) use session::{Flow, MapPush, Session};

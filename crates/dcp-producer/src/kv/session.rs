@@ -8,8 +8,8 @@ use dcp_wire::message::ConfigVersion;
 use tokio_util::sync::CancellationToken;
 
 use super::credentials::{Credentials, Login};
-use super::rights::Rights;
 use crate::cluster::Cluster;
+use crate::rights::Rights;
 
 /// What a connection negotiated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -104,7 +104,7 @@ async fn a_pipelined_set_up_is_answered_in_order() {
 async fn authentication_cannot_be_repeated_on_a_dcp_connection() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
-    client.open_dcp(b"reader", dcp_wire::message::OpenFlags::empty()).await;
+    client.open_dcp(b"reader", OpenFlags::empty()).await;
     let message = sasl::encode_plain("Administrator", "password").unwrap();
     client.fail(auth(Mechanism::Plain, &message), Status::NOT_SUPPORTED).await;
     let select = Frame::request(Opcode::SELECT_BUCKET).with_key(b"default");

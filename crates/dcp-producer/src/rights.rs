@@ -18,7 +18,7 @@ pub(crate) enum Rights {
 
 impl Rights {
     /// The privilege that is missing for a command, whatever it is about.
-    pub(super) fn missing(&self, opcode: Opcode) -> Option<&'static str> {
+    pub(crate) fn missing(&self, opcode: Opcode) -> Option<&'static str> {
         if matches!(self, Self::All) {
             return None;
         }
@@ -51,7 +51,7 @@ impl Rights {
     }
 
     /// Whether there is anything the user may read.
-    pub(super) fn reads_something(&self) -> bool {
+    pub(crate) fn reads_something(&self) -> bool {
         match self {
             Self::All | Self::Reader(None) => true,
             Self::Reader(Some(names)) => !names.is_empty(),
@@ -60,7 +60,7 @@ impl Rights {
     }
 
     /// Whether the user may read a collection.
-    pub(super) fn reads(&self, id: CollectionId, manifest: &Manifest) -> bool {
+    pub(crate) fn reads(&self, id: CollectionId, manifest: &Manifest) -> bool {
         let names = match self {
             Self::All | Self::Reader(None) => return true,
             Self::Reader(Some(names)) => names,
