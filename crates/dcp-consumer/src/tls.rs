@@ -103,7 +103,7 @@ fn decrypted(pem: &str, password: Option<&str>) -> Result<PrivateKeyDer<'static>
     let damaged = || unusable("the private key is damaged");
     let (_, der) = SecretDocument::from_pem(pem).map_err(|error| damaged().with_source(error))?;
     let key = EncryptedPrivateKeyInfoRef::try_from(der.as_bytes());
-    match key.map_err(pkcs8::Error::from).and_then(|key| key.decrypt(password)) {
+    match key.and_then(|key| key.decrypt(password)) {
         Ok(key) => Ok(PrivatePkcs8KeyDer::from(key.as_bytes().to_vec()).into()),
         Err(error) => Err(why_not_decrypted(&error).with_source(error)),
     }
