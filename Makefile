@@ -52,7 +52,7 @@ test-rust: .rust ## Run the Rust tests and doctests (debug build)
 	@$(CARGO) test --workspace --locked --quiet --test wire -- --nocapture every_recorded \
 		decoded_packets_agree 2>&1 | grep -oE '[0-9]+ (packets|facts),? [^:{]*' | tee $(LOG)/traces.log
 
-test-python: .postgres .installed-test ## Run the Python tests against the installed wheel
+test-python: .postgres .stunnel .installed-test ## Run the Python tests against the installed wheel
 	@mkdir -p $(LOG)
 	@$(PY) -m pytest tests/python tests/scripts tests/docs $(ARGS) 2>&1 | tee $(LOG)/python.log
 
@@ -181,7 +181,7 @@ bench-reading: .java .installed-test ## Measure the reader in Python; writes doc
 bench-replicate: .installed-test ## Measure the first load into each target; ARGS="--postgres URI" for PostgreSQL too
 	@$(PY) benches/replicate/run.py $(ARGS)
 
-long: .java .postgres .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (four hours); ARGS="--list"
+long: .java .postgres .stunnel .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (four hours); ARGS="--list"
 	@$(PY) scripts/long.py $(ARGS)
 
 ##@ The rest
@@ -208,6 +208,9 @@ help: ## List the targets
 
 .postgres:
 	@scripts/require.sh postgres
+
+.stunnel:
+	@scripts/require.sh stunnel
 
 .tshark:
 	@scripts/require.sh tshark
@@ -257,4 +260,4 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
 .PHONY: demo test static test-rust test-python test-spark fuzz fuzz-short fuzz-corpora deny fmt-check lint layers types docs site site-check notebooks defects-check wheel wheel-check workflows \
-	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate differential long ci clean help interop .rust .java .postgres .tshark .installed-demo .installed-test
+	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .installed-demo .installed-test

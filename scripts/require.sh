@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Checks that this machine has what the Makefile needs, and stops with one line if not.
-# Usage: scripts/require.sh rust | java | python | postgres | tshark | deny | actionlint
+# Usage: scripts/require.sh rust | java | python | postgres | stunnel | tshark | deny | actionlint
 #        (python: prints the interpreter found)
 #
-# What it installs, and only as root on Debian or Ubuntu, is a JDK, PostgreSQL and tshark. Without
+# What it installs, and only as root on Debian or Ubuntu, is a JDK, PostgreSQL, stunnel and tshark. Without
 # tshark it does not stop: the tests that need it are skipped, and say so.
 set -euo pipefail
 
@@ -92,6 +92,17 @@ require_postgres() {
     has_postgres || stop "no PostgreSQL: install the package postgresql"
 }
 
+require_stunnel() {
+    command -v openssl >/dev/null && command -v stunnel >/dev/null && return
+    if may_install; then
+        echo "dcp_rs: no openssl or stunnel: installing them with apt-get" >&2
+        apt-get update -qq
+        install_package openssl && install_package stunnel4 || true
+    fi
+    command -v openssl >/dev/null && command -v stunnel >/dev/null ||
+        stop "no openssl or stunnel: install the packages openssl and stunnel4"
+}
+
 require_tshark() {
     command -v tshark >/dev/null && return
     if may_install; then
@@ -128,8 +139,9 @@ rust) require_rust ;;
 java) require_java ;;
 python) require_python ;;
 postgres) require_postgres ;;
+stunnel) require_stunnel ;;
 tshark) require_tshark ;;
 deny) require_deny ;;
 actionlint) require_actionlint ;;
-*) stop "usage: scripts/require.sh rust | java | python | postgres | tshark | deny | actionlint" ;;
+*) stop "usage: scripts/require.sh rust | java | python | postgres | stunnel | tshark | deny | actionlint" ;;
 esac

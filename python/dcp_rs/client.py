@@ -28,7 +28,7 @@ class ConnectionOptions:
     """How to connect: plain data that pickles, unlike a connection.
 
     The repr shows neither the password, not even one in the connection string, where it does not
-    belong, nor `credentials`; a pickle holds them.
+    belong, nor `tls_key_password`, nor `credentials`; a pickle holds them.
 
     What is in files, and what `credentials` returns, is fetched again for every connection that is
     made, so that passwords and certificates may be replaced while streams run.
@@ -46,11 +46,16 @@ class ConnectionOptions:
             not hold a secret. To pickle, it must be a function of a module.
         bucket: The bucket, where the connection string names none.
         connect_timeout: Longest time for one connection to be made and set up, in seconds.
-        tls_ca: PEM file with the certificate authorities to trust; the system's if not given.
+        tls_ca: PEM file with the certificate authorities to trust, and no others; the system's and
+            Capella's if not given.
         tls_certificate: PEM file with a client certificate chain, in place of a user.
         tls_key: PEM file with its private key.
+        tls_key_password: Passphrase of the private key, if it is encrypted (PKCS#8). Shown nowhere;
+            a pickle holds it.
         network: Which of the nodes' addresses to use: `default`, `external`, or `auto`, which
             takes those that the connection string's host is one of.
+        srv_targets: Which nodes to believe DNS about, where the connection string names a service:
+            `same_domain`, or `any`, which follows records to other domains with a warning.
         keep_connections: Seconds for which a connection is kept that a finished stream leaves
             behind, so that the next stream of the client need not make one; 0: not at all.
         sasl_mechanisms: Mechanisms to authenticate with, of which the first that the server offers
@@ -74,7 +79,9 @@ class ConnectionOptions:
     tls_ca: str | os.PathLike[str] | None = None
     tls_certificate: str | os.PathLike[str] | None = None
     tls_key: str | os.PathLike[str] | None = None
+    tls_key_password: str | None = field(default=None, repr=False)
     network: str = "auto"
+    srv_targets: str = "same_domain"
     keep_connections: float = 0.0
     sasl_mechanisms: Sequence[str] | None = None
     password_file: str | os.PathLike[str] | None = None
@@ -146,7 +153,9 @@ def connect(
     tls_ca: str | os.PathLike[str] | None = None,
     tls_certificate: str | os.PathLike[str] | None = None,
     tls_key: str | os.PathLike[str] | None = None,
+    tls_key_password: str | None = None,
     network: Literal["auto", "default", "external"] = "auto",
+    srv_targets: Literal["same_domain", "any"] = "same_domain",
     keep_connections: float = 0.0,
     sasl_mechanisms: Sequence[str] | None = None,
     noop_interval: float = 20.0,
@@ -177,7 +186,9 @@ def connect(
         tls_ca: PEM file with the certificate authorities to trust.
         tls_certificate: PEM file with a client certificate chain.
         tls_key: PEM file with its private key.
+        tls_key_password: Passphrase of that key, if it is encrypted.
         network: `auto`, `default` or `external`.
+        srv_targets: `same_domain` or `any`.
         keep_connections: Seconds for which connections are kept between streams.
         sasl_mechanisms: Mechanisms to authenticate with, in the order of preference.
         noop_interval: Seconds between the server's noops.

@@ -1,5 +1,6 @@
 """An embedded cluster and a client of it, for each test."""
 
+import functools
 import itertools
 import os
 import pwd
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,36 @@ import dcp_rs
 
 # The modules of this folder are imported by name from its tests.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+
+# Has the role that a reader should have.
+_READER = dcp_rs.testing.User(username="reader", password="word of a reader")
+
+
+@pytest.fixture(autouse=True)
+def _least_rights(request, monkeypatch):
+    """Clients of embedded clusters have the rights of *Data DCP Reader*, and no more.
+
+    Unless a test names a user of its own, or has the mark `administrator`.
+    """
+    if request.node.get_closest_marker("administrator") is not None:
+        return
+    kind = dcp_rs.testing.EmbeddedCluster
+    start, options = kind.__init__, kind.connection_options
+
+    @functools.wraps(start)
+    def start_with_reader(self, **given):
+        has_users = not {"users", "username", "password"}.isdisjoint(given)
+        start(self, **given if has_users else given | {"users": [_READER]})
+
+    def options_of_reader(self):
+        given = options.fget(self)
+        if self._options["users"] != [vars(_READER)]:
+            return given
+        return replace(given, username=_READER.username, password=_READER.password)
+
+    monkeypatch.setattr(kind, "__init__", start_with_reader)
+    monkeypatch.setattr(kind, "connection_options", property(options_of_reader, doc=options.__doc__))
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ def run_at(monkeypatch, capfd):
     def command(name, address, *arguments):
         done = main([name, address, *USER, *map(str, arguments), "--json"])
         shown = capfd.readouterr()
-        assert "password" not in shown.out.replace("user name and password", "")
+        said = shown.out.replace("user name and password", "").replace("--tls-key-password-env", "")
+        assert "password" not in said
         return done, [json.loads(line) for line in shown.out.splitlines()], shown.err
 
     return command
@@ -79,7 +80,9 @@ def test_a_wrong_password_and_a_wrong_bucket_are_told_apart(cluster, run, run_at
     status, findings, _ = run_at("doctor", f"{cluster.connection_string}/none")
     assert status == 1
     assert steps(findings)[-2:] == [("login", "ok"), ("bucket", "failed")]
+    assert failed(findings)["target"] == "none"
     assert "Data DCP Reader" in failed(findings)["advice"]
+    assert "connection string" in failed(findings)["advice"]
     monkeypatch.setenv("DCP_RS_PASSWORD", "wrong")
     status, findings, _ = run("doctor")
     assert status == 1
@@ -93,9 +96,29 @@ def test_a_node_that_is_down_is_named_though_others_answer(cluster, run_at):
     assert status == 1
     nodes = {each["target"]: each["status"] for each in findings if each["step"] == "node"}
     assert nodes == {first: "ok", second: "failed"}
-    (node,) = [each for each in findings if each["target"] == second]
+    (node,) = [each for each in findings if (each["step"], each["target"]) == ("node", second)]
     assert "--network external" in node["advice"]
-    assert steps(findings)[-1] == ("dcp", "skipped")
+    # The other node's streams are tried all the same.
+    ends = [(each["step"], each["target"], each["status"]) for each in findings[-2:]]
+    assert ends == [("dcp", first, "ok"), ("dcp", second, "skipped")]
+
+
+def test_a_user_without_a_name_or_rights_is_told_what_to_give(run_at, monkeypatch, capfd):
+    nobody = dcp_rs.testing.User(username="nobody", password="password", reads=[])
+    partly = dcp_rs.testing.User(username="partly", password="password", reads=["inventory"])
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=4, users=[nobody, partly]) as cluster:
+        address = f"{cluster.connection_string}/default"
+        status, findings, _ = run_at("doctor", address, "--username", "nobody")
+        assert (status, steps(findings)[-1]) == (1, ("bucket", "failed"))
+        assert "user 'nobody' lacks rights in bucket 'default'" in failed(findings)["detail"]
+        status, findings, _ = run_at("doctor", address, "--username", "partly")
+        assert (status, failed(findings)["step"]) == (1, "dcp")
+        assert "user 'partly'" in failed(findings)["detail"]
+        assert "data_dcp_reader" in failed(findings)["detail"]
+        monkeypatch.delenv("DCP_RS_PASSWORD")
+        assert main(["doctor", address, "--json"]) == 1
+        shown = capfd.readouterr()
+        assert "username" in shown.out + shown.err
 
 
 @pytest.mark.parametrize("opcode", ["DCP_STREAM_REQ", "DCP_OPEN"])

@@ -91,7 +91,7 @@ def test_records_are_there_once_a_call_returns_or_raises(unreachable, records):
         (record, *_) = records.named("cannot be reached")
         assert record.name == "dcp_rs.consumer.connect"
         assert (record.levelno, record.threadName) == (logging.DEBUG, "dcp_rs")
-        assert record.filename == "mod.rs"
+        assert record.filename == "seeds.rs"
         assert record.lineno > 0
         assert before - 0.001 <= record.created <= time.time()
         assert abs(record.created % 1 * 1000 - record.msecs) < 1.001
@@ -389,6 +389,8 @@ moving.join()
         assert any(line.startswith(f"{child} a node cannot be reached") for line in lines)
 
 
+# A reader is warned that it may not read statistics.
+@pytest.mark.administrator
 def test_nothing_is_asked_of_python_for_records_that_nobody_wants(cluster, monkeypatch):
     from dcp_rs import _logging
 

@@ -56,12 +56,16 @@ impl Bucket {
             let message = "no bucket is named: write couchbase://host/bucket, or pass a bucket";
             return Err(Error::new(ErrorKind::Config, message));
         }
-        let Connected { outcome, address, .. } = connector.connect_any().await?;
+        let connected = connector.connect_any().await.map_err(|error| connector.explain(error))?;
+        let Connected { outcome, address, .. } = connected;
         let BootstrapOutcome { config, manifest, .. } = outcome;
         let ClusterConfig::Bucket(config) = config else {
             return Err(Error::new(ErrorKind::Protocol, "the server sent no bucket configuration"));
         };
         let network = connector.network().network(config.nodes(), &address);
+        if let Some(error) = without_address(&config, network, connector.is_tls(), None) {
+            return Err(error);
+        }
         Ok(Self {
             name: config.name().to_owned(),
             uuid: config.uuid().to_owned(),
@@ -146,6 +150,11 @@ impl Bucket {
         Ok(())
     }
 
+    /// Says of a request that was refused for lack of rights, who lacks which.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        self.connector.explain(error)
+    }
+
     /// Where the node listens on which a vBucket is active; `None` while there is none.
     pub(crate) fn address_of(&self, config: &BucketConfig, vbid: Vbid) -> Option<Address> {
         self.address_of_node(config, config.active(vbid)?)
@@ -154,6 +163,11 @@ impl Bucket {
     /// Where a node listens, by its position in the map.
     pub(crate) fn address_of_node(&self, config: &BucketConfig, node: usize) -> Option<Address> {
         config.nodes().get(node)?.data_address(self.network, self.connector.is_tls())
+    }
+
+    /// Why a vBucket's active node cannot be connected to; `None` while it has no such node.
+    pub(crate) fn why_no_address(&self, config: &BucketConfig, vbid: Vbid) -> Option<Error> {
+        without_address(config, self.network, self.connector.is_tls(), config.active(vbid))
     }
 
     /// Where the nodes listen that have a copy of a vBucket, the active one's first; `None` for a
@@ -329,5 +343,111 @@ impl Bucket {
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics while it is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The first node that vBuckets are active on, or this one, if it has no address on the network.
+fn without_address(
+    config: &BucketConfig,
+    network: Network,
+    is_tls: bool,
+    node: Option<usize>,
+) -> Option<Error> {
+    let mut nodes = config.nodes().iter().enumerate();
+    let (_, node) = nodes.find(|&(index, candidate)| {
+        let is_asked =
+            node.map_or_else(|| config.active_on(index).next().is_some(), |n| n == index);
+        is_asked && candidate.data_address(network, is_tls).is_none()
+    })?;
+    let name = node.hostname();
+    let is_there = |network, is_tls| node.data_address(network, is_tls).is_some();
+    let message = match network {
+        _ if is_tls && is_there(network, false) => format!(
+            "node {name} has no TLS port for the data service in the cluster map: turn TLS on \
+             there, or use couchbase://"
+        ),
+        Network::External => format!(
+            "node {name} has no address on the network 'external': give it an alternate address \
+             (couchbase-cli setting-alternate-address), or use network=\"default\""
+        ),
+        Network::Default => format!(
+            "node {name} has no port for the data service on the network 'default': use \
+             network=\"external\" if it has an alternate address"
+        ),
+    };
+    Some(Error::new(ErrorKind::Config, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use dcp_test::login::{Login, PASSWORD, USERNAME};
+    use dcp_test::peer::Peer;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+    use tokio::task::AbortHandle;
+
+    use super::*;
+    use crate::{ConnectOptions, Credentials};
+
+    /// A node whose map is of this version and has the vBuckets on `port`; ends when aborted.
+    async fn node(epoch: i64, rev: i64, port: u16) -> (SocketAddr, AbortHandle) {
+        let map = format!(
+            r#"{{"rev":{rev},"revEpoch":{epoch},"name":"default","uuid":"ab","nodesExt":[],
+            "vBucketServerMap":{{"serverList":["127.0.0.1:{port}"],"vBucketMap":[[0],[0]]}}}}"#
+        );
+        let map: &'static [u8] = Vec::leak(map.into_bytes());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(async move {
+            let mut clients = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                clients.spawn(async move {
+                    let mut peer = Peer::new(stream);
+                    let mut login =
+                        Login::answering(Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS, map);
+                    while let Some(request) = peer.next().await {
+                        let answer = login.answer(&request);
+                        if peer.io.write_all(&answer).await.is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        (address, serving.abort_handle())
+    }
+
+    fn rev(bucket: &Bucket) -> (i64, i64) {
+        let config = bucket.config();
+        (config.revision().epoch, config.revision().rev)
+    }
+
+    #[tokio::test]
+    async fn the_older_map_of_an_isolated_node_is_never_believed() {
+        // The vBuckets are where nobody listens, so that the seeds are asked for another map.
+        let (isolated, _isolated) = node(1, 900, 1).await;
+        let (current, current_serves) = node(2, 3, 1).await;
+        let seeds = format!("couchbase://{current},{isolated}");
+        let options = ConnectOptions::new(seeds)
+            .with_bucket("default")
+            .with_credentials(Credentials::new(USERNAME, PASSWORD))
+            .with_connect_timeout(Duration::from_secs(5));
+        let bucket = Bucket::connect(Connector::new(options).unwrap()).await.unwrap();
+        assert_eq!(rev(&bucket), (2, 3));
+        let address = |at: SocketAddr| Address::new(at.ip().to_string(), at.port());
+        let limit = Duration::from_secs(5);
+        bucket.connect_to(&address(isolated), None, limit).await.unwrap();
+        assert_eq!(rev(&bucket), (2, 3), "a larger rev of an older epoch");
+
+        let bucket = Arc::new(bucket);
+        current_serves.abort();
+        bucket.fetch_map().await.unwrap();
+        assert_eq!(rev(&bucket), (2, 3), "after everything was lost, from the other seed");
+
+        let (newer, _newer) = node(3, 1, 1).await;
+        bucket.connect_to(&address(newer), None, limit).await.unwrap();
+        assert_eq!(rev(&bucket), (3, 1), "a newer one is");
     }
 }

@@ -92,7 +92,7 @@ impl Client {
         self.check_open()?;
         let mut nodes = Nodes::new(Arc::clone(&self.bucket), None);
         let vbids = self.all_vbuckets().collect();
-        Box::pin(nodes.high_seqnos(&vbids)).await
+        Box::pin(nodes.high_seqnos(&vbids)).await.map_err(|error| self.bucket.explain(error))
     }
 
     /// A filter by ids, as checkpoints and offsets store it. Every node is asked for its manifest
@@ -132,7 +132,8 @@ impl Client {
         make_sink: impl Fn() -> S + Send + Sync + 'static,
     ) -> Result<ChangeStream<S::Batch>, Error> {
         self.check_open()?;
-        let plan = Box::pin(self.plan(&options)).await?;
+        let plan = Box::pin(self.plan(&options)).await;
+        let plan = plan.map_err(|error| self.bucket.explain(error))?;
         let Plan { config, checkpoint, vbuckets, complete, connections } = plan;
         let now = tokio::time::Instant::now().into_std();
         // To connect, and to be answered.

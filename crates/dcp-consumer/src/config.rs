@@ -33,7 +33,8 @@ impl fmt::Debug for Pem {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct TlsOptions {
-    /// Certificate authorities to trust; the operating system's if not given.
+    /// Certificate authorities to trust, and no others. Unless given, those of the operating system
+    /// and the one that signs the certificates of Couchbase Capella.
     pub ca: Option<Pem>,
     /// Client certificate chain and private key, instead of a user name and password.
     pub client_certificate: Option<ClientCertificate>,
@@ -48,12 +49,35 @@ impl TlsOptions {
 }
 
 /// A client certificate and its key.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ClientCertificate {
     /// Certificate chain, the client's own first.
     pub chain: Pem,
     /// Private key of the client's own certificate.
     pub key: Pem,
+    /// Passphrase of the key, if it is encrypted (PKCS#8). Never shown.
+    pub key_password: Option<Zeroizing<String>>,
+}
+
+impl fmt::Debug for ClientCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientCertificate")
+            .field("chain", &self.chain)
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Which nodes of a DNS service record are connected to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SrvTargets {
+    /// Those in the domain of the name asked for. Records that name others are refused with a
+    /// warning in the log, or with an error if there are no others: a forged answer could otherwise
+    /// send a password to any host that has a certificate.
+    #[default]
+    SameDomain,
+    /// All of them, with a warning for those outside the domain.
+    Any,
 }
 
 /// How to connect.
@@ -89,6 +113,8 @@ pub struct ConnectOptions {
     pub agent: String,
     /// Which of the nodes' names to use.
     pub network: NetworkSelection,
+    /// Which nodes to believe DNS about, where the connection string names a service.
+    pub srv_targets: SrvTargets,
     /// How long a connection is kept that a finished stream leaves behind, so that the next stream
     /// of the client need not make one. Zero, the default: not at all.
     ///
@@ -115,6 +141,7 @@ impl fmt::Debug for ConnectOptions {
             .field("tls", &self.tls)
             .field("agent", &self.agent)
             .field("network", &self.network)
+            .field("srv_targets", &self.srv_targets)
             .field("keep_connections", &self.keep_connections)
             .field("dialer", &self.dialer)
             .finish()
@@ -137,6 +164,7 @@ impl ConnectOptions {
             tls: TlsOptions::default(),
             agent: concat!("dcp_rs/", env!("CARGO_PKG_VERSION")).to_owned(),
             network: NetworkSelection::Auto,
+            srv_targets: SrvTargets::SameDomain,
             keep_connections: Duration::ZERO,
             dialer: None,
         }

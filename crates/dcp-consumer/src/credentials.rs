@@ -86,6 +86,17 @@ pub enum CredentialsSource {
     Provider(Arc<dyn ProvideCredentials>),
 }
 
+impl CredentialsSource {
+    /// User name, where it is known beforehand.
+    pub(crate) fn username(&self) -> Option<&str> {
+        match self {
+            Self::Fixed(credentials) => Some(credentials.username()),
+            Self::PasswordFile { username, .. } => Some(username),
+            Self::Provider(_) => None,
+        }
+    }
+}
+
 impl From<Credentials> for CredentialsSource {
     fn from(credentials: Credentials) -> Self {
         Self::Fixed(credentials)

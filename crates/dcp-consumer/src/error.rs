@@ -139,6 +139,18 @@ impl Error {
         self
     }
 
+    /// The same of another kind.
+    pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {
+        self.0.kind = kind;
+        self
+    }
+
+    /// The same, said in other words that hold its causes.
+    pub(crate) fn with_message(mut self, message: String) -> Self {
+        (self.0.message, self.0.source) = (message, None);
+        self
+    }
+
     /// The same, said of a node.
     pub(crate) fn of_node(mut self, address: &Address) -> Self {
         self.0.message = format!("{address}: {}", self.0.message);

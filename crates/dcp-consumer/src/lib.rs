@@ -80,7 +80,7 @@ mod watermark;
 pub use checkpoint_file::{load_checkpoint, save_checkpoint};
 pub use checkpoint_store::{CheckpointStore, FileStore, MemoryStore, check_ahead};
 pub use client::Client;
-pub use config::{ClientCertificate, ConnectOptions, Pem, TlsOptions};
+pub use config::{ClientCertificate, ConnectOptions, Pem, SrvTargets, TlsOptions};
 pub use credentials::{Credentials, CredentialsError, CredentialsSource, ProvideCredentials};
 // What signatures of this crate name, so that its users need no other.
 pub use dcp_proto::checkpoint::{Checkpoint, CheckpointError, StoredFilter};

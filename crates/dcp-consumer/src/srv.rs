@@ -1,7 +1,8 @@
 //! DNS service records: one name for all nodes of a cluster.
 //!
-//! A name server's answer proves nothing: the nodes it lists must lie in the domain of the name asked
-//! for, or a forged answer could send a password to any host that has a certificate.
+//! A name server's answer proves nothing: unless [`SrvTargets::Any`] is asked for, the nodes it lists
+//! must lie in the domain of the name asked for, or a forged answer could send a password to any host
+//! that has a certificate.
 
 use dcp_proto::topology::Address;
 use hickory_resolver::TokioResolver;
@@ -9,6 +10,8 @@ use hickory_resolver::net::NetError;
 use hickory_resolver::proto::rr::RData;
 use hickory_resolver::proto::rr::rdata::SRV;
 use thiserror::Error;
+
+use crate::SrvTargets;
 
 /// Most nodes taken from one answer.
 const MAX_SERVICES: usize = 64;
@@ -18,8 +21,15 @@ const MAX_SERVICES: usize = 64;
 pub(crate) enum SrvError {
     #[error("DNS has no answer")]
     Dns(#[from] NetError),
-    #[error("the name lists no nodes in its own domain")]
+    #[error("the name lists no nodes")]
     Empty,
+    /// All it lists is elsewhere.
+    #[error(
+        "DNS lists {} for {service}, outside its domain, and a forged answer could do that: if this \
+         is right, pass srv_targets=\"any\", or name these hosts in the connection string",
+        .targets.join(", ")
+    )]
+    Elsewhere { service: String, targets: Vec<String> },
 }
 
 /// Asks name servers as the system is configured: `/etc/resolv.conf` with its search domains.
@@ -27,11 +37,12 @@ pub(crate) fn resolver() -> Result<TokioResolver, SrvError> {
     Ok(TokioResolver::builder_tokio()?.build()?)
 }
 
-/// The nodes listed under `service`, most wanted first; all lie in the domain of the name that was
+/// The nodes listed under `service`, most wanted first. Their domain is that of the name that was
 /// found, which is `service` or that within a search domain.
 pub(crate) async fn lookup(
     resolver: &TokioResolver,
     service: &str,
+    wanted: SrvTargets,
 ) -> Result<Vec<Address>, SrvError> {
     let found = resolver.srv_lookup(service).await?;
     let name = found.query().name().to_ascii();
@@ -43,18 +54,38 @@ pub(crate) async fn lookup(
     records.sort_by_key(|record| (record.priority, std::cmp::Reverse(record.weight)));
     // A service's name begins with two labels of its own: `_couchbases._tcp`.
     let host = name.splitn(3, '.').nth(2).unwrap_or_default();
-    let nodes: Vec<_> = records.into_iter().filter_map(|record| node(record, host)).collect();
+    let mut nodes: Vec<_> = records.into_iter().filter_map(node).collect();
+    let elsewhere = nodes.iter().filter(|node| !is_in_domain(&node.host, host));
+    let targets: Vec<_> = elsewhere.map(ToString::to_string).collect();
+    if !targets.is_empty() {
+        match wanted {
+            SrvTargets::Any => {
+                tracing::warn!(service, ?targets, "DNS lists nodes outside the domain: followed");
+            }
+            SrvTargets::SameDomain => {
+                nodes.retain(|node| is_in_domain(&node.host, host));
+                if nodes.is_empty() {
+                    return Err(SrvError::Elsewhere { service: service.to_owned(), targets });
+                }
+                tracing::warn!(
+                    service,
+                    ?targets,
+                    "DNS lists nodes outside the domain: refused (srv_targets=\"any\" takes them)"
+                );
+            }
+        }
+    }
     if nodes.is_empty() { Err(SrvError::Empty) } else { Ok(nodes) }
 }
 
-/// The node of a record, if it is one, and in the domain of `host`.
-fn node(record: &SRV, host: &str) -> Option<Address> {
+/// The node of a record, if it is one.
+fn node(record: &SRV) -> Option<Address> {
     let target = record.target.to_ascii();
     let target = target.trim_end_matches('.');
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     // The root as a target means that there is no such service.
     let is_node = record.port != 0 && !target.is_empty() && target.bytes().all(is_plain);
-    (is_node && is_in_domain(target, host)).then(|| Address::new(target, record.port))
+    is_node.then(|| Address::new(target, record.port))
 }
 
 /// Whether `target` lies in the domain that `host` lies in. A name of two parts is a domain
@@ -140,7 +171,11 @@ mod tests {
     }
 
     async fn nodes(server: SocketAddr) -> Result<Vec<String>, SrvError> {
-        let nodes = lookup(&resolver_of(server), SERVICE).await?;
+        nodes_of(server, SrvTargets::SameDomain).await
+    }
+
+    async fn nodes_of(server: SocketAddr, wanted: SrvTargets) -> Result<Vec<String>, SrvError> {
+        let nodes = lookup(&resolver_of(server), SERVICE, wanted).await?;
         Ok(nodes.iter().map(ToString::to_string).collect())
     }
 
@@ -156,12 +191,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nodes_of_another_domain_are_not_believed() {
-        let server = listing(&[(1, 1, 11207, "evil.org."), (1, 1, 11207, "n1.example.com.")]);
-        assert_eq!(nodes(server.await).await.unwrap(), ["n1.example.com:11207"]);
-        for no_node in [(1, 1, 11207, "evil.org."), (1, 1, 0, "n1.example.com."), (1, 1, 1, ".")] {
+    async fn nodes_of_another_domain_are_not_believed_unless_told_to() {
+        let server = listing(&[(1, 1, 11207, "evil.org."), (1, 0, 11207, "n1.example.com.")]).await;
+        assert_eq!(nodes(server).await.unwrap(), ["n1.example.com:11207"]);
+        let all = nodes_of(server, SrvTargets::Any).await.unwrap();
+        assert_eq!(all, ["evil.org:11207", "n1.example.com:11207"]);
+
+        let error = nodes(listing(&[(1, 1, 11207, "evil.org.")]).await).await.unwrap_err();
+        let says = error.to_string();
+        for part in ["evil.org:11207", SERVICE, "srv_targets=\"any\""] {
+            assert!(says.contains(part), "{says}");
+        }
+        for no_node in [(1, 1, 0, "n1.example.com."), (1, 1, 1, ".")] {
             let listed: Listed = Box::leak(Box::new([no_node]));
-            let error = nodes(listing(listed).await).await.unwrap_err();
+            let error = nodes_of(listing(listed).await, SrvTargets::Any).await.unwrap_err();
             assert!(matches!(error, SrvError::Empty), "{no_node:?}: {error:?}");
         }
     }
@@ -178,7 +221,7 @@ mod tests {
             vec![answer]
         });
         let resolver = resolver_of(server.await);
-        let nodes = lookup(&resolver, "_couchbase._tcp.cb").await.unwrap();
+        let nodes = lookup(&resolver, "_couchbase._tcp.cb", SrvTargets::SameDomain).await.unwrap();
         assert_eq!(nodes, [Address::new("cb-0.kv.svc.example.com", 11210)]);
     }
 

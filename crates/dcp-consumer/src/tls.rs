@@ -2,14 +2,25 @@
 
 use std::sync::Arc;
 
+use pkcs8::EncryptedPrivateKeyInfoRef;
+use pkcs8::der::{ErrorKind as DerErrorKind, SecretDocument};
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{CertificateError, ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 use zeroize::Zeroizing;
 
 use crate::config::{ClientCertificate, Pem, TlsOptions};
 use crate::{Error, ErrorKind};
+
+/// The authority that signs the certificates of Couchbase Capella, which no operating system has. It
+/// ends on 2029-12-06, and has the SHA-256 fingerprint D0937E9C934B2DAB94ED7A4B91C548E7
+/// 9EECCA992B27AB6D2620807E68657C0E.
+const CAPELLA: &[u8] = include_bytes!("capella.pem");
+
+/// How a PEM private key begins and ends that PKCS#8 encrypts.
+const ENCRYPTED: (&str, &str) =
+    ("-----BEGIN ENCRYPTED PRIVATE KEY-----", "-----END ENCRYPTED PRIVATE KEY-----");
 
 /// The connector for `options`: certificate and host name of the peer are verified.
 pub(crate) fn connector(options: &TlsOptions) -> Result<TlsConnector, Error> {
@@ -21,9 +32,10 @@ pub(crate) fn connector(options: &TlsOptions) -> Result<TlsConnector, Error> {
         .with_root_certificates(roots(options.ca.as_ref())?);
     let config = match &options.client_certificate {
         None => builder.with_no_client_auth(),
-        Some(ClientCertificate { chain, key }) => {
+        Some(ClientCertificate { chain, key, key_password }) => {
             let chain = certificates(chain, "client certificate")?;
-            builder.with_client_auth_cert(chain, private_key(key)?).map_err(|error| {
+            let key = private_key(key, key_password.as_ref().map(|password| password.as_str()))?;
+            builder.with_client_auth_cert(chain, key).map_err(|error| {
                 unusable("client certificate and private key do not fit together")
                     .with_source(error)
             })?
@@ -44,12 +56,11 @@ fn roots(ca: Option<&Pem>) -> Result<RootCertStore, Error> {
     }
     let native = rustls_native_certs::load_native_certs();
     // Operating systems ship certificates rustls does not take; the others are enough.
-    roots.add_parsable_certificates(native.certs);
-    if roots.is_empty() {
-        return Err(unusable(
-            "the operating system has no certificate authorities: give the cluster's CA certificate",
-        ));
+    let (added, _) = roots.add_parsable_certificates(native.certs);
+    if added == 0 {
+        tracing::warn!("the operating system has no certificate authorities: tls_ca gives others");
     }
+    roots.add_parsable_certificates(CertificateDer::pem_slice_iter(CAPELLA).flatten());
     Ok(roots)
 }
 
@@ -64,10 +75,62 @@ fn certificates(pem: &Pem, what: &str) -> Result<Vec<CertificateDer<'static>>, E
     Ok(certificates)
 }
 
-fn private_key(pem: &Pem) -> Result<PrivateKeyDer<'static>, Error> {
-    let text = read(pem, "private key")?;
-    PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
-        unusable("the private key is not an unencrypted PEM key").with_source(error)
+fn private_key(pem: &Pem, password: Option<&str>) -> Result<PrivateKeyDer<'static>, Error> {
+    let bytes = read(pem, "private key")?;
+    let text = std::str::from_utf8(&bytes).unwrap_or_default();
+    let encrypted = text.find(ENCRYPTED.0).and_then(|begin| text.get(begin..));
+    if let Some(encrypted) = encrypted {
+        let end = encrypted.find(ENCRYPTED.1).map(|end| end + ENCRYPTED.1.len());
+        let key = end.and_then(|end| encrypted.get(..end)).unwrap_or(encrypted);
+        return decrypted(key, password);
+    }
+    if text.contains("Proc-Type: 4,ENCRYPTED") {
+        return Err(unusable(
+            "the private key is encrypted in OpenSSL's traditional form, which is weak and not \
+             supported: convert it with `openssl pkcs8 -topk8 -v2 aes-256-cbc -in OLD -out NEW`, \
+             and give its passphrase as tls_key_password",
+        ));
+    }
+    PrivateKeyDer::from_pem_slice(&bytes)
+        .map_err(|error| unusable("the private key is not a PEM key").with_source(error))
+}
+
+/// The private key of a PEM section that PKCS#8 encrypts.
+fn decrypted(pem: &str, password: Option<&str>) -> Result<PrivateKeyDer<'static>, Error> {
+    let password = password.ok_or_else(|| {
+        unusable("the private key is encrypted: give its passphrase as tls_key_password")
+    })?;
+    let damaged = || unusable("the private key is damaged");
+    let (_, der) = SecretDocument::from_pem(pem).map_err(|error| damaged().with_source(error))?;
+    let key = EncryptedPrivateKeyInfoRef::try_from(der.as_bytes());
+    match key.and_then(|key| key.decrypt(password)) {
+        Ok(key) => Ok(PrivatePkcs8KeyDer::from(key.as_bytes().to_vec()).into()),
+        Err(error) => Err(why_not_decrypted(&error).with_source(error)),
+    }
+}
+
+fn why_not_decrypted(error: &pkcs8::Error) -> Error {
+    use pkcs8::pkcs5::Error as Cipher;
+
+    let is_unsupported = match error {
+        pkcs8::Error::Asn1(error) => matches!(error.kind(), DerErrorKind::OidUnknown { .. }),
+        pkcs8::Error::EncryptedPrivateKey(error) => matches!(
+            error,
+            Cipher::UnsupportedAlgorithm { .. }
+                | Cipher::NoPbes1CryptSupport
+                | Cipher::AlgorithmParametersInvalid { .. }
+        ),
+        _ => false,
+    };
+    unusable(match is_unsupported {
+        true => {
+            "the private key is encrypted in a way that is not supported: convert it with `openssl \
+             pkcs8 -topk8 -v2 aes-256-cbc -in OLD -out NEW`"
+        }
+        false => {
+            "the private key cannot be decrypted: check tls_key_password, which is not its \
+             passphrase, or the file, which may be damaged"
+        }
     })
 }
 
@@ -97,14 +160,22 @@ pub(crate) fn advice(error: &std::io::Error) -> &'static str {
         Some(rustls::Error::InvalidMessage(_)) => {
             "the port does not speak TLS: use couchbase://, or the TLS port (11207)"
         }
+        Some(rustls::Error::AlertReceived(AlertDescription::ProtocolVersion)) => {
+            "the server speaks neither TLS 1.2 nor 1.3: have it take one of them (Couchbase \
+             Server: tlsMinVersion)"
+        }
+        Some(rustls::Error::AlertReceived(AlertDescription::UnrecognisedName)) => {
+            "the server has no certificate for this host name: connect by a name it knows"
+        }
         Some(rustls::Error::AlertReceived(_)) => {
-            "check whether the server wants a client certificate, and trusts the one given"
+            "check whether the server wants a client certificate (tls_certificate, tls_key), and \
+             trusts the one given"
         }
         None => {
             "the peer closed the connection: check that the port speaks TLS (11207), else use \
              couchbase://"
         }
-        Some(_) => "check that both sides allow TLS 1.2 or 1.3",
+        Some(_) => "have the server take TLS 1.2 or 1.3 with a cipher suite of today",
     }
 }
 
@@ -113,7 +184,7 @@ fn certificate_advice(error: &CertificateError) -> &'static str {
         // A wrong signature is that of an authority with the same name as a trusted one.
         CertificateError::BadSignature | CertificateError::UnknownIssuer => {
             "no trusted authority signed the server's certificate: give the cluster's CA \
-             certificate"
+             certificate as tls_ca"
         }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "the server's certificate is for another host name: connect by a name it holds"
@@ -130,4 +201,28 @@ fn certificate_advice(error: &CertificateError) -> &'static str {
 
 fn unusable(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Tls, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn has_capella(roots: &RootCertStore) -> bool {
+        let has = |part: &[u8], subject: &[u8]| subject.windows(part.len()).any(|at| at == part);
+        roots
+            .subjects()
+            .iter()
+            .any(|name| has(b"Couchbase", name.as_ref()) && has(b"Cloud", name.as_ref()))
+    }
+
+    #[test]
+    fn the_authority_of_capella_is_trusted_unless_others_are_named() {
+        assert!(has_capella(&roots(None).unwrap()));
+        let key = rcgen::KeyPair::generate().unwrap();
+        let own = rcgen::CertificateParams::default().self_signed(&key).unwrap();
+        let own = Pem::Text(own.pem().into_bytes().into());
+        let roots = roots(Some(&own)).unwrap();
+        assert_eq!(roots.len(), 1);
+        assert!(!has_capella(&roots));
+    }
 }

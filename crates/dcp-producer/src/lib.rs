@@ -27,6 +27,7 @@ mod producer;
 
 mod http;
 mod kv;
+mod rights;
 mod server;
 mod store;
 
@@ -49,7 +50,7 @@ pub use error::{DocumentError, Error};
 pub use fault::{
     Condition, ConnectionIs, Direction, Probability, Reaction, Rule, RuleError, parse_rules,
 };
-pub use options::{Document, MutationToken, ProducerOptions, WriteOptions};
+pub use options::{Document, MutationToken, ProducerOptions, User, WriteOptions};
 pub use producer::Producer;
 pub use server::MemoryStream;
 pub use tls::{NodeCertificate, TlsOptions};

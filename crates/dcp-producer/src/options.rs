@@ -10,6 +10,29 @@ use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
 
 use crate::{Error, TlsOptions};
 
+/// A user who may stream changes and read documents, as the role *Data DCP Reader* lets them: no
+/// statistics, and no writing.
+#[derive(Clone)]
+pub struct User {
+    /// Name clients authenticate with.
+    pub username: String,
+    /// Password clients authenticate with.
+    pub password: String,
+    /// Where the user has the role: scopes as `inventory` and collections as `inventory.hotels`. On
+    /// the whole bucket if `None`; nowhere if empty.
+    pub reads: Option<Vec<String>>,
+}
+
+impl fmt::Debug for User {
+    /// Leaves the password out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("User")
+            .field("username", &self.username)
+            .field("reads", &self.reads)
+            .finish_non_exhaustive()
+    }
+}
+
 /// How an embedded cluster is set up.
 #[derive(Clone)]
 #[non_exhaustive]
@@ -27,6 +50,8 @@ pub struct ProducerOptions {
     pub username: String,
     /// Password clients authenticate with. Default `password`.
     pub password: String,
+    /// Others who may log in, with the rights of the role *Data DCP Reader*. Default none.
+    pub users: Vec<User>,
     /// Address to listen on. One that other machines can reach, `0.0.0.0` for all, needs a
     /// password other than the default. Default 127.0.0.1.
     pub host: IpAddr,
@@ -102,6 +127,7 @@ impl Default for ProducerOptions {
             bucket: "default".to_owned(),
             username: "Administrator".to_owned(),
             password: Self::DEFAULT_PASSWORD.to_owned(),
+            users: Vec::new(),
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: 0,
             management_port: 0,
@@ -153,7 +179,8 @@ impl ProducerOptions {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         let invalid = |option, reason: String| Err(Error::InvalidOption { option, reason });
-        if !self.host.is_loopback() && self.password == Self::DEFAULT_PASSWORD {
+        let mut passwords = self.users.iter().map(|user| &user.password).chain([&self.password]);
+        if !self.host.is_loopback() && passwords.any(|given| given == Self::DEFAULT_PASSWORD) {
             return Err(Error::DefaultPassword { host: self.host });
         }
         if !(1..=Self::MAX_NODES).contains(&self.nodes) {
@@ -179,6 +206,18 @@ impl ProducerOptions {
         }
         if self.password.is_empty() || self.password.contains('\0') {
             return invalid("password", "must not be empty or contain NUL".to_owned());
+        }
+        let mut names = vec![&self.username];
+        for user in &self.users {
+            for (what, text) in [("username", &user.username), ("password", &user.password)] {
+                if text.is_empty() || text.contains('\0') {
+                    return invalid("users", format!("a {what} must not be empty or contain NUL"));
+                }
+            }
+            if names.contains(&&user.username) {
+                return invalid("users", format!("'{}' is there twice", user.username));
+            }
+            names.push(&user.username);
         }
         if self.ephemeral && self.data.is_some() {
             return invalid("data", "an ephemeral bucket has no disk".to_owned());

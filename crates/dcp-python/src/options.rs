@@ -6,7 +6,7 @@ use std::time::Duration;
 use dcp_arrow::{Column, TableOptions, TableSchema};
 use dcp_consumer::{
     Acknowledge, BatchPolicy, ClientCertificate, ConnectOptions, Credentials, CredentialsSource,
-    End, Filter, OnRollback, Pem, Start, StreamOptions, TlsOptions,
+    End, Filter, OnRollback, Pem, SrvTargets, Start, StreamOptions, TlsOptions,
 };
 use dcp_proto::micro_batch::{Limits, Offsets};
 use dcp_proto::topology::{Network, NetworkSelection};
@@ -52,6 +52,8 @@ impl Connection {
             ("external", NetworkSelection::Fixed(Network::External)),
         ];
         options.network = arguments.word("network", options.network, &networks)?;
+        let targets = [("same_domain", SrvTargets::SameDomain), ("any", SrvTargets::Any)];
+        options.srv_targets = arguments.word("srv_targets", options.srv_targets, &targets)?;
         let all = Mechanism::ALL.map(|mechanism| (mechanism.name(), mechanism));
         let mechanism = |name: String| {
             let name = PyString::new(arguments.py(), &name);
@@ -116,10 +118,14 @@ fn credentials(arguments: &Arguments<'_>) -> PyResult<Option<CredentialsSource>>
 }
 
 fn tls(arguments: &Arguments<'_>) -> PyResult<TlsOptions> {
+    let key_password = arguments.optional_text("tls_key_password")?.map(Into::into);
     let client_certificate = match (arguments.path("tls_certificate")?, arguments.path("tls_key")?)
     {
         (Some(chain), Some(key)) => {
-            Some(ClientCertificate { chain: Pem::File(chain), key: Pem::File(key) })
+            Some(ClientCertificate { chain: Pem::File(chain), key: Pem::File(key), key_password })
+        }
+        (None, None) if key_password.is_some() => {
+            return Err(config("tls_key_password: needs tls_certificate and tls_key"));
         }
         (None, None) => None,
         _ => return Err(config("tls_certificate, tls_key: give both or neither")),

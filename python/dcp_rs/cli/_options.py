@@ -181,6 +181,11 @@ def _take_connection(options: dict[str, Any]) -> None:
     variable, file = (options.pop(name) for name in names)
     taken = {name: options.pop(name) for name in _CONNECTION}
     connection = given(taken)
+    passphrase = options.pop("tls_key_password_env")
+    if passphrase is not None:
+        connection["tls_key_password"] = os.environ.get(passphrase)
+        if connection["tls_key_password"] is None:
+            raise ConfigError("the variable that --tls-key-password-env names is not set: set it")
     if connection.get("username") is not None:
         secret = _of_user(variable, file)
         if file is None:
@@ -202,6 +207,11 @@ _CONNECTION = {
         "--tls-certificate", metavar="FILE", help="PEM chain of a client, in place of a user."
     ),
     "tls_key": click.option("--tls-key", metavar="FILE", help="Its private key."),
+    "srv_targets": click.option(
+        "--srv-targets",
+        type=click.Choice(["same_domain", "any"]),
+        help=f"Which nodes to believe DNS about ({ConnectionOptions.srv_targets}).",
+    ),
     "network": click.option(
         "--network",
         type=click.Choice(["auto", "default", "external"]),
@@ -238,7 +248,15 @@ _CONNECTION = {
 
 # Gives the command `connection`, which is `ConnectionOptions`.
 connection_options = _taking(
-    [*_CONNECTION.values(), *password_options(f"{PASSWORD_VARIABLE}, or a prompt on a terminal,")],
+    [
+        *_CONNECTION.values(),
+        click.option(
+            "--tls-key-password-env",
+            metavar="NAME",
+            help="Environment variable with the passphrase of --tls-key, if that is encrypted.",
+        ),
+        *password_options(f"{PASSWORD_VARIABLE}, or a prompt on a terminal,"),
+    ],
     _take_connection,
 )
 

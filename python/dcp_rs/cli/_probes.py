@@ -7,12 +7,13 @@ import socket
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from dcp_rs.client import ConnectionOptions
 
 _PORTS = {"couchbase": 11210, "couchbases": 11207}
-_STRING = re.compile(r"(?:(?P<scheme>\w+)://)?(?P<hosts>[^/?]*)")
+_STRING = re.compile(r"(?:(?P<scheme>\w+)://)?(?P<hosts>[^/?]*)(?:/(?P<bucket>[^?]*))?")
 _HOST = re.compile(r"(?:\[(?P<v6>[^]]+)\]|(?P<name>[^:=]+))(?::(?P<port>\d+))?(?:=\w+)?")
 
 
@@ -36,6 +37,7 @@ class Target:
     seeds: list[Seed]
     # Whether the single host may stand for the nodes that DNS lists as its service.
     service: str | None
+    bucket: str | None
 
 
 class ProbeError(Exception):
@@ -57,7 +59,8 @@ def read_target(connection_string: str) -> Target:
     ]
     is_service = len(matches) == 1 and matches[0]["port"] is None and matches[0]["v6"] is None
     service = f"_{scheme}._tcp.{seeds[0].host}" if is_service else None
-    return Target(scheme == "couchbases", seeds, service)
+    bucket = unquote(found["bucket"]) if found and found["bucket"] else None
+    return Target(scheme == "couchbases", seeds, service, bucket)
 
 
 def resolve(host: str) -> str:
@@ -120,11 +123,13 @@ def _context(options: ConnectionOptions) -> ssl.SSLContext:
         # Python 3.13 began to refuse authorities over extensions that the client does not ask for.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if options.tls_certificate is not None:
-            context.load_cert_chain(options.tls_certificate, options.tls_key)
+            # An empty passphrase, lest OpenSSL asks for one on the terminal.
+            passphrase = options.tls_key_password or ""
+            context.load_cert_chain(options.tls_certificate, options.tls_key, passphrase)
     except (OSError, ValueError) as error:
         raise ProbeError(
             f"the PEM files cannot be used: {_reason(error)}",
-            "check --tls-ca, --tls-certificate and --tls-key",
+            "check --tls-ca, --tls-certificate, --tls-key and --tls-key-password-env",
         ) from error
     return context
 

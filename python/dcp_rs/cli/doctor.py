@@ -143,25 +143,29 @@ def _with_client(options: ConnectionOptions, target: _probes.Target) -> Iterator
         yield Finding("login", _user(options), "ok", "accepted")
         detail = f"UUID {client.bucket_uuid}, {client.num_vbuckets} vBuckets"
         yield Finding("bucket", client.bucket_name, "ok", detail)
-        is_any_lost = False
-        for node, vbuckets in sorted(client.vbuckets_by_node().items()):
+        reached: list[str] = []
+        nodes = sorted(client.vbuckets_by_node().items())
+        for node, vbuckets in nodes:
             for finding in _node(node, len(vbuckets), options, is_tls=target.is_tls):
-                is_any_lost = is_any_lost or finding.status == "failed"
+                reached += [node] if finding.status == "ok" else []
                 yield finding
-        if is_any_lost:
-            yield Finding("dcp", client.bucket_name, "skipped", "not every node can be reached")
-            return
-        yield _attempt("seqnos", client.bucket_name, lambda: _seqnos(client))
-        yield from _streams(client, options)
+        if len(reached) == len(nodes):
+            yield _attempt("seqnos", client.bucket_name, lambda: _seqnos(client))
+        if reached:
+            yield from _streams(client, options, reached)
+        for node, vbuckets in nodes:
+            if node not in reached:
+                detail = f"{len(vbuckets)} vBuckets: the node cannot be reached"
+                yield Finding("dcp", node, "skipped", detail)
 
 
 def _not_connected(
     error: DcpError, options: ConnectionOptions, target: _probes.Target, *, is_listed: bool
 ) -> Iterator[Finding]:
-    user, bucket = _user(options), options.bucket or "bucket"
+    user, bucket = _user(options), options.bucket or target.bucket or "(none)"
     if isinstance(error, BucketNotFoundError | AccessDeniedError):
         yield Finding("login", user, "ok", "accepted")
-        advice = f"check --bucket; {_ROLE}"
+        advice = f"check the bucket's name, in the connection string or --bucket; {_ROLE}"
         yield Finding("bucket", bucket, "failed", str(error), advice)
         return
     if isinstance(error, AuthenticationError):
@@ -231,18 +235,23 @@ def _seqnos(client: Client) -> str:
         raise ProbeError(str(error), _ROLE) from error
 
 
-def _streams(client: Client, options: ConnectionOptions) -> Iterator[Finding]:
-    """Opens a stream of each vBucket from now on, and waits until all are open."""
+def _streams(client: Client, options: ConnectionOptions, reached: list[str]) -> Iterator[Finding]:
+    """Opens a stream of each vBucket of these nodes from now on, and waits until all are open."""
+    wanted = [
+        vb for node, vbs in client.vbuckets_by_node().items() if node in reached for vb in vbs
+    ]
     limit = options.connect_timeout
     bucket = client.bucket_name
     try:
-        with client.stream(start="latest", columns=["seqno"], retry_timeout=limit) as stream:
+        with client.stream(
+            start="latest", vbuckets=wanted, columns=["seqno"], retry_timeout=limit
+        ) as stream:
             deadline = time.monotonic() + limit
             states: dict[int, str] = {}
             while time.monotonic() < deadline:
                 states = {each.vbucket: each.state for each in stream.vbucket_stats()}
                 counts = Counter(states.values())
-                if counts["streaming"] == client.num_vbuckets or counts["failed"]:
+                if counts["streaming"] == len(wanted) or counts["failed"]:
                     break
                 time.sleep(0.05)
             if counts["failed"]:
@@ -258,6 +267,8 @@ def _streams(client: Client, options: ConnectionOptions) -> Iterator[Finding]:
         yield Finding("dcp", bucket, "failed", str(error))
         return
     for node, vbuckets in sorted(client.vbuckets_by_node().items()):
+        if node not in reached:
+            continue
         closed = [vb for vb in vbuckets if states.get(vb) != "streaming"]
         if not closed:
             yield Finding("dcp", node, "ok", f"{len(vbuckets)} vBuckets stream")

@@ -15,7 +15,7 @@ import click
 from dcp_rs import _dcp_rs
 from dcp_rs.cli._options import given, output_options, password, password_options
 from dcp_rs.exceptions import ConfigError, DcpError
-from dcp_rs.testing import EmbeddedCluster, Limits
+from dcp_rs.testing import EmbeddedCluster, Limits, User
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,11 +95,18 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     metavar="FILE",
     help="Speak TLS too, and write the certificate authority for clients to trust to FILE.",
 )
+@click.option(
+    "--users",
+    type=Path,
+    metavar="FILE",
+    help='Who may read only: JSON as [{"username": "reader", "password": "...", "reads": null}].',
+)
 @click.option("--faults", type=Path, metavar="FILE", help="JSON list of fault rules to follow.")
 @output_options
 def serve(
     *,
     tls_ca: str | None,
+    users: Path | None,
     faults: Path | None,
     password_env: str | None,
     password_file: Path | None,
@@ -119,6 +126,7 @@ def serve(
     if secret is not None:
         settings["password"] = secret
     settings["tls"] = tls_ca is not None or "tls_certificate" in settings
+    settings["users"] = _users(users)
     rules = _rules(faults)
     signals = _signals(with_hangup=faults is not None)
     with EmbeddedCluster(**settings, limits=Limits(**limits)) as cluster:
@@ -162,6 +170,13 @@ def _facts(cluster: EmbeddedCluster) -> dict[str, object]:
     if cluster.tls_connection_string is not None:
         facts["tls_connection_string"] = cluster.tls_connection_string
     return facts
+
+
+def _users(path: Path | None) -> list[User]:
+    try:
+        return [User(**user) for user in _rules(path)]
+    except TypeError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _rules(path: Path | None) -> list[dict[str, Any]]:

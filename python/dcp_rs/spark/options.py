@@ -56,6 +56,10 @@ class ReadOptions:
     """PEM file with a client certificate chain, in place of a user."""
     tls_key: str | None = None
     """PEM file with its private key."""
+    tls_key_password: str | None = field(default=None, repr=False)
+    """Passphrase of the private key, if it is encrypted. Not shown in the repr."""
+    srv_targets: str = ConnectionOptions.srv_targets
+    """Which nodes to believe DNS about: `same_domain`, or `any`."""
     network: str = ConnectionOptions.network
     """Which of the nodes' addresses to use."""
     sasl_mechanisms: tuple[str, ...] | None = None
@@ -187,6 +191,8 @@ class ReadOptions:
             tls_ca=self.tls_ca,
             tls_certificate=self.tls_certificate,
             tls_key=self.tls_key,
+            tls_key_password=self.tls_key_password,
+            srv_targets=self.srv_targets,
             network=self.network,
             sasl_mechanisms=self.sasl_mechanisms,
             buffer_size=self.flow_control_buffer_bytes,

@@ -38,6 +38,8 @@ _CONNECTION = (
     "tls_ca",
     "tls_certificate",
     "tls_key",
+    "tls_key_password",
+    "srv_targets",
     "network",
     "sasl_mechanisms",
     "flow_control_buffer_bytes",

@@ -17,13 +17,13 @@ from dcp_rs.client import Client, ConnectionOptions
 from dcp_rs.exceptions import ClosedError, ConfigError, ForkedProcessError
 from dcp_rs.testing.control import Control
 from dcp_rs.testing.documents import Document, Documents, MutationToken
-from dcp_rs.testing.options import Limits
+from dcp_rs.testing.options import Limits, User
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Document", "EmbeddedCluster", "Limits", "MutationToken"]
+__all__ = ["Document", "EmbeddedCluster", "Limits", "MutationToken", "User"]
 
 
 class EmbeddedCluster(Documents, Control):
@@ -50,6 +50,7 @@ class EmbeddedCluster(Documents, Control):
         ephemeral: Whether the bucket is one without a disk.
         username: Name that clients authenticate with.
         password: Password that clients authenticate with.
+        users: Other users, `dcp_rs.testing.User`, who may only read.
         host: Address to listen on. One that other machines can reach, `0.0.0.0` for all, needs a
             password other than the default.
         port: Port of the first node, the others follow; 0 lets the system choose.
@@ -94,6 +95,7 @@ class EmbeddedCluster(Documents, Control):
         ephemeral: bool = False,
         username: str = "Administrator",
         password: str = "password",  # noqa: S107 - what a fresh server is usually given
+        users: Sequence[User] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         management_port: int = 0,
@@ -113,6 +115,10 @@ class EmbeddedCluster(Documents, Control):
     ) -> None:
         options = dict(locals())
         del options["self"]
+        if users is not None:
+            if not isinstance(users, list | tuple) or not all(isinstance(u, User) for u in users):
+                raise _checks.wrong_type("users", users, "a list of dcp_rs.testing.User")
+            options["users"] = [vars(user) for user in users]
         if isinstance(limits, Limits):
             options["limits"] = vars(limits)
         elif limits is not None:

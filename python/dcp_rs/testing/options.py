@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from dcp_rs import _dcp_rs
+from dcp_rs import _checks, _dcp_rs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class User:
+    """A user of a `dcp_rs.testing.EmbeddedCluster` with the role *Data DCP Reader*.
+
+    Such a user may stream changes and read documents; requests for statistics or to write are
+    refused as a server refuses them.
+
+        >>> reader = User(username="reader", password="word", reads=["inventory"])
+        >>> with EmbeddedCluster(users=[reader]) as cluster:
+        ...     cluster.connect(username="reader", password="word").num_vbuckets
+        64
+
+    Attributes:
+        username: Name that it logs in with.
+        password: Its password.
+        reads: Where it has the role: scopes as `inventory` and collections as `inventory.hotels`.
+            The whole bucket if `None`; nothing if empty.
+
+    Raises:
+        ConfigError: A value is of the wrong type.
+    """
+
+    username: str
+    password: str = field(repr=False)
+    reads: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        _checks.text("username", self.username)
+        _checks.text("password", self.password)
+        if isinstance(self.reads, str):
+            raise _checks.wrong_type("reads", self.reads, "a list of names")
 
 
 @dataclass(frozen=True, kw_only=True)

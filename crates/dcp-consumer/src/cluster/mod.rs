@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use dcp_proto::BatchSink;
 use dcp_proto::consumer::{Delivery, Hidden, StreamFilter};
 use dcp_proto::topology::{Address, BucketConfig};
+use dcp_wire::Vbid;
 use rand::rngs::StdRng;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
@@ -186,7 +187,10 @@ impl<S: BatchSink> Cluster<S> {
         if matches!(last, Entry::Finished) && self.bucket.pool().is_on() {
             self.leave_connections().await;
         }
-        self.queue.push(last);
+        self.queue.push(match last {
+            Entry::Error(error) => Entry::Error(self.bucket.explain(error)),
+            last => last,
+        });
         self.cancel.cancel();
     }
 
@@ -350,7 +354,7 @@ impl<S: BatchSink> Cluster<S> {
                 Some(address) => self.place(vbid, &address, now),
                 None => {
                     self.poll_map_at = self.poll_map_at.min(now + POLL_MAP);
-                    let cause = self.no_node();
+                    let cause = self.no_node(&map, vbid);
                     self.reconciler.postpone(vbid, Some(cause), now);
                 }
             }
@@ -382,7 +386,10 @@ impl<S: BatchSink> Cluster<S> {
     }
 
     /// Why a vBucket that the map has on no node is not streamed.
-    fn no_node(&self) -> Arc<Error> {
+    fn no_node(&self, map: &BucketConfig, vbid: Vbid) -> Arc<Error> {
+        if let Some(error) = self.bucket.why_no_address(map, vbid) {
+            return Arc::new(error);
+        }
         let error = Error::new(ErrorKind::Connect, "the cluster map has it on no node");
         Arc::new(match &self.map_error {
             Some(cause) => error.with_source(Arc::clone(cause)),

@@ -1,6 +1,7 @@
 //! Making one connection: name resolution, TCP, TLS and set-up under one timeout.
 
 mod errors;
+mod seeds;
 
 use std::fmt;
 use std::io;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use dcp_proto::consumer::{Auth, Bootstrap, BootstrapConfig, BootstrapOutcome, DcpOpen};
 use dcp_proto::topology::{Address, ConnectionString, Network, NetworkSelection};
+use dcp_wire::Status;
 use dcp_wire::sasl::Mechanism;
 use rand::distr::Alphanumeric;
 use rand::rngs::StdRng;
@@ -22,11 +24,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use zeroize::Zeroize;
 
-use self::errors::{Stage, lost, no_credentials, set_up_failed};
+use self::errors::{Stage, lost, set_up_failed};
 use crate::credentials::Aside;
 pub use crate::socket::Socket;
-use crate::srv::SrvError;
-use crate::{Chain, ConnectOptions, Credentials, Error, ErrorKind, dial, srv, tls};
+use crate::{ConnectOptions, Credentials, Error, ErrorKind, dial, tls};
 
 /// Length of a SCRAM nonce, in characters of 62.
 const NONCE_LEN: usize = 32;
@@ -103,6 +104,28 @@ impl Connector {
         Ok(Self { shared: Arc::new(shared) })
     }
 
+    /// Says of a request that was refused for lack of rights, who lacks which.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        let is_denied = error.kind() == ErrorKind::AccessDenied
+            || (error.kind(), error.status()) == (ErrorKind::Status, Some(Status::EACCESS));
+        if !is_denied {
+            return error;
+        }
+        let user = match &self.shared.options.credentials {
+            Some(source) => source
+                .username()
+                .map_or_else(|| "the user".to_owned(), |name| format!("user '{name}'")),
+            None => "the user of the client certificate".to_owned(),
+        };
+        let bucket = self.bucket().unwrap_or_default();
+        let message = format!(
+            "{user} lacks rights in bucket '{bucket}': grant the role 'Data DCP Reader' \
+             (data_dcp_reader) on the bucket, or on the scopes and collections that are read \
+             ({error})"
+        );
+        error.with_kind(ErrorKind::AccessDenied).with_message(message)
+    }
+
     /// A generator of its own for each caller.
     pub(crate) fn randomness(&self) -> StdRng {
         StdRng::from_rng(
@@ -138,63 +161,6 @@ impl Connector {
     #[must_use]
     pub fn is_tls(&self) -> bool {
         self.shared.tls.is_some()
-    }
-
-    /// Connects to the first node of the connection string that answers, without DCP.
-    ///
-    /// The connect timeout is for all of them together. Errors that another node would repeat, as
-    /// a wrong password, end the search. Cancellation-safe.
-    ///
-    /// # Errors
-    /// [`Error`] of the last node tried.
-    pub async fn connect_any(&self) -> Result<Connected, Error> {
-        let limit = self.shared.options.connect_timeout;
-        let deadline = Instant::now() + limit;
-        let credentials = match timeout_at(deadline, self.credentials()).await {
-            Ok(credentials) => credentials?,
-            Err(_) => return Err(no_credentials(limit)),
-        };
-        let addresses = self.seeds(deadline).await;
-        let mut last = Error::new(ErrorKind::Config, "the connection string names no host");
-        for (index, address) in addresses.iter().enumerate() {
-            let share = share(deadline, addresses.len().saturating_sub(index));
-            let mut stage = Stage::Resolve;
-            let config = self.bootstrap_config(address, credentials.as_ref());
-            let attempt = Box::pin(self.attempt(share, address, config, &mut stage));
-            let attempt = timeout(share, attempt).await;
-            match attempt.unwrap_or_else(|_| Err(stage.timed_out(address, share))) {
-                Ok(connected) => return Ok(connected),
-                Err(error) if is_about_node(error.kind()) || error.is_retryable() => {
-                    tracing::debug!(%address, error = %Chain(&error), "a node cannot be reached");
-                    last = error;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Err(last)
-    }
-
-    /// The nodes to try first: those written, or where a single name has no address of its own,
-    /// those DNS lists as its service.
-    async fn seeds(&self, deadline: Instant) -> Vec<Address> {
-        let written = self.shared.connection_string.addresses().to_vec();
-        let (Some(service), [host]) = (self.shared.connection_string.srv_name(), &written[..])
-        else {
-            return written;
-        };
-        // Half of the time at most: some must be left to connect in.
-        let lookup = async {
-            if resolve(host).await.is_ok() {
-                return None;
-            }
-            let lookup = async { srv::lookup(&srv::resolver()?, service).await };
-            let log = |error: &SrvError| {
-                tracing::debug!(service, error = %Chain(error), "DNS lists no nodes");
-            };
-            lookup.await.inspect_err(log).ok()
-        };
-        let listed = timeout(share(deadline, 2), lookup).await;
-        listed.ok().flatten().unwrap_or(written)
     }
 
     /// Connects to one node and sets the connection up, with DCP opened if `dcp` is given.
@@ -377,15 +343,20 @@ fn check(options: &ConnectOptions, connection_string: &ConnectionString) -> Resu
     }
     let certificate = options.tls.client_certificate.is_some();
     match (&options.credentials, certificate) {
-        (None, false) => wrong("give a user name and password, or a client certificate"),
-        (Some(_), true) => {
-            wrong("give either a user name and password or a client certificate, not both")
-        }
+        (None, false) => wrong(
+            "no user is given: pass username and password, or with couchbases:// a client \
+             certificate (tls_certificate, tls_key)",
+        ),
+        (Some(_), true) => wrong(
+            "username, tls_certificate: give either a user name and password or a client \
+                 certificate, not both",
+        ),
         (None, true) if !connection_string.scheme().is_tls() => {
-            wrong("a client certificate needs couchbases://")
+            wrong("tls_certificate: a client certificate needs couchbases://")
         }
         _ if options.tls.ca.is_some() && !connection_string.scheme().is_tls() => wrong(
-            "a CA certificate is given but the connection would not be encrypted: use couchbases://",
+            "tls_ca: a CA certificate is given but the connection would not be encrypted: use \
+             couchbases://",
         ),
         _ => Ok(()),
     }
@@ -405,11 +376,6 @@ fn network(
             Err(Error::new(ErrorKind::Config, message))
         }
     }
-}
-
-/// Whether an error is about one node, so that another may do.
-const fn is_about_node(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::NotCouchbase | ErrorKind::Protocol | ErrorKind::Tls)
 }
 
 /// What `deadline` leaves for each of `attempts`.

@@ -393,9 +393,12 @@ impl Nodes {
         answers: &mut BTreeMap<Vbid, Q::Answer>,
         question: &Arc<Q>,
     ) -> Result<Option<(Vbid, Error)>, Error> {
-        let by_address = self.bucket.by_address(missing.iter().copied()).into_iter();
-        let nodes = by_address.filter_map(|(address, vbids)| Some((address?, vbids))).collect();
-        let mut failed = None;
+        let mut by_address = self.bucket.by_address(missing.iter().copied());
+        let nowhere = by_address.remove(&None).unwrap_or_default();
+        let config = self.bucket.config();
+        let why = |vbid: Vbid| Some((vbid, self.bucket.why_no_address(&config, vbid)?));
+        let mut failed = nowhere.into_iter().find_map(why);
+        let nodes = by_address.into_iter().filter_map(|(at, vbids)| Some((at?, vbids))).collect();
         for visited in self.visit(nodes, question, self.attempt()).await {
             match (visited.answers, visited.vbids.first()) {
                 (Ok(told), _) => answers.extend(told),

@@ -53,7 +53,7 @@ fn decide_end(vbid: Vbid, reason: StreamEndReason) -> Decision {
             Decision::Complete
         }
         StreamEndReason::LOST_PRIVILEGES => {
-            let message = "the user has lost the right to read this: check its roles";
+            let message = format!("{vbid}: the stream ended, since the right to it was lost");
             Decision::Fatal(Error::new(ErrorKind::AccessDenied, message).with_vbid(vbid))
         }
         _ => Decision::Retry(Backoff::LONG),
@@ -79,12 +79,9 @@ fn decide_refusal(vbid: Vbid, status: Status, has_streamed: bool) -> Decision {
 
 fn refusal(vbid: Vbid, status: Status) -> Error {
     let (kind, message) = match status {
-        Status::EACCESS => (
-            ErrorKind::AccessDenied,
-            "the user may not stream this bucket: it needs the role 'Data DCP Reader' \
-             (data_dcp_reader)"
-                .to_owned(),
-        ),
+        Status::EACCESS => {
+            (ErrorKind::AccessDenied, format!("{vbid}: the server refused the stream ({status})"))
+        }
         _ => (ErrorKind::Status, format!("{vbid}: the server refused the stream ({status})")),
     };
     Error::new(kind, message).with_vbid(vbid).with_status(status)

@@ -2,7 +2,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use dcp_consumer::connect::{Connected, Connector};
-use dcp_consumer::{ClientCertificate, ConnectOptions, Credentials, Error, ErrorKind, Pem};
+use dcp_consumer::{Client, ClientCertificate, ConnectOptions, Credentials, Error, ErrorKind, Pem};
 use dcp_proto::consumer::DcpOpen;
 use dcp_proto::topology::{Network, NetworkSelection};
 use dcp_test::login::{Login, PASSWORD};
@@ -156,7 +156,7 @@ async fn refused_steps_are_told_apart() {
     for (opcode, status, kind, says) in [
         (Opcode::SELECT_BUCKET, Status::KEY_ENOENT, ErrorKind::BucketNotFound, "'default'"),
         (Opcode::SELECT_BUCKET, Status::EACCESS, ErrorKind::AccessDenied, "'default'"),
-        (Opcode::DCP_OPEN, Status::EACCESS, ErrorKind::AccessDenied, "data_dcp_reader"),
+        (Opcode::DCP_OPEN, Status::EACCESS, ErrorKind::AccessDenied, "may not open DCP"),
         (Opcode::DCP_CONTROL, Status::EINVAL, ErrorKind::Unsupported, "enable_noop"),
         (Opcode::HELLO, Status::UNKNOWN_COMMAND, ErrorKind::Status, "HELLO"),
     ] {
@@ -197,6 +197,76 @@ async fn another_node_stands_in_for_one_that_is_down() {
     assert_eq!(connected.address.port, up.port());
 }
 
+/// Seeds that are of no use: dead, silent, no Couchbase node, and in no cluster with the bucket.
+async fn useless_seeds() -> Vec<SocketAddr> {
+    // Another test may be given a port that was just let go of, and never this one.
+    let dead = SocketAddr::from(([127, 0, 0, 1], 1));
+    let silent = serve(|stream| async move {
+        let _open = stream;
+        std::future::pending::<()>().await;
+    });
+    let http = serve(|mut stream| async move {
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+        let _ = stream.read(&mut [0; 1024]).await;
+    });
+    let no_bucket = DataService::refusing(Opcode::SELECT_BUCKET, Status::KEY_ENOENT).start();
+    vec![dead, silent.await, http.await, no_bucket.await]
+}
+
+fn seeds(addresses: &[SocketAddr]) -> String {
+    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    format!("couchbase://{}", addresses.join(","))
+}
+
+#[tokio::test]
+async fn the_one_good_seed_is_used_whatever_the_others_are() {
+    let mut addresses = useless_seeds().await;
+    let good = DataService::default().start().await;
+    addresses.push(good);
+    let connector = Connector::new(options(seeds(&addresses))).unwrap();
+    let begun = Instant::now();
+    let connected = connector.connect_any().await.unwrap();
+    assert_eq!(connected.address.port, good.port());
+    assert!(begun.elapsed() < Duration::from_secs(2), "the silent one held it up");
+}
+
+#[tokio::test]
+async fn seeds_that_cannot_be_used_are_named_each_with_its_cause() {
+    let addresses = useless_seeds().await;
+    let options = options(seeds(&addresses)).with_connect_timeout(Duration::from_millis(500));
+    let error = Connector::new(options).unwrap().connect_any().await.unwrap_err();
+    // The cluster may be there again when the dead and the silent one are.
+    assert!(error.is_retryable(), "{error:?}");
+    let said = error.to_string();
+    let causes = ["refused", "says nothing", "HTTP", "not found"];
+    for (address, cause) in addresses.iter().zip(causes) {
+        let of_it = said.split("; ").find(|part| part.contains(&address.to_string()));
+        assert!(of_it.is_some_and(|part| part.contains(cause)), "{address} {cause}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_without_an_address_on_the_network_is_named() {
+    const MAP: &[u8] = br#"{"rev":3,"revEpoch":1,"name":"default","uuid":"ab",
+        "nodeLocator":"vbucket","nodesExt":[
+        {"hostname":"inside-1","services":{"kv":11210,"kvSSL":11207},
+         "alternateAddresses":{"external":{"hostname":"outside-1"}}},
+        {"hostname":"inside-2","services":{"kv":11210}}],
+        "vBucketServerMap":{"serverList":["inside-1:11210","inside-2:11210"],"numReplicas":0,
+        "vBucketMap":[[0],[1]]}}"#;
+    let login = Login::answering(Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS, MAP);
+    let service = DataService { login, ..DataService::default() }.start().await;
+    let with =
+        |network| Client::connect(options(format!("couchbase://{service}?network={network}")));
+    let error = with("external").await.unwrap_err();
+    assert_error(&error, ErrorKind::Config, "inside-2");
+    for part in ["'external'", "network=\"default\"", "alternate address"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    let client = with("default").await.unwrap();
+    assert_eq!(client.vbuckets_by_node().len(), 2);
+}
+
 #[tokio::test]
 async fn a_wrong_password_is_not_tried_on_every_node() {
     let first = DataService::default().start().await;
@@ -211,7 +281,7 @@ async fn a_wrong_password_is_not_tried_on_every_node() {
 fn wrong_options_are_refused_before_anything_is_sent() {
     let certificate = || {
         let pem = || Pem::Text(b"none".to_vec().into());
-        Some(ClientCertificate { chain: pem(), key: pem() })
+        Some(ClientCertificate { chain: pem(), key: pem(), key_password: None })
     };
     let with = |connection_string: &str, change: &dyn Fn(&mut ConnectOptions)| {
         let mut options = options(connection_string);
@@ -224,7 +294,7 @@ fn wrong_options_are_refused_before_anything_is_sent() {
         (with("couchbase://h/other", &|_| {}), "another bucket"),
         (with("couchbase://h?network=moon", &|_| {}), "network"),
         (with("couchbase://h", &|o| o.bucket = Some(String::new())), "empty"),
-        (with("couchbase://h", &|o| o.credentials = None), "user name and password"),
+        (with("couchbase://h", &|o| o.credentials = None), "pass username and password"),
         (with("couchbase://h", &|o| o.connect_timeout = Duration::ZERO), "timeout"),
         (with("couchbases://h", &|o| o.tls.client_certificate = certificate()), "not both"),
         (

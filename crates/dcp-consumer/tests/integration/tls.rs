@@ -183,6 +183,7 @@ async fn a_client_certificate_stands_in_for_the_password() {
     options.tls.client_certificate = Some(ClientCertificate {
         chain: Pem::Text(client.certificate.pem().into_bytes().into()),
         key: Pem::Text(client.key.serialize_pem().into_bytes().into()),
+        key_password: None,
     });
     assert!(!format!("{options:?}").contains("PRIVATE"));
     connect(options).await.unwrap();

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ProducerOptions;
 use crate::bucket::{Bucket, Manifest, VBucketGuard};
+use crate::rights::Rights;
 pub(crate) use follow::Follower;
 use follow::Versions;
 pub(crate) use map::ClusterMap;
@@ -170,6 +171,8 @@ pub(crate) struct NodeBucket<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) map: &'a ClusterMap,
     pub(crate) node: usize,
+    /// Those of the client's user.
+    pub(crate) rights: &'a Rights,
 }
 
 impl BucketSource for NodeBucket<'_> {
@@ -203,7 +206,7 @@ impl BucketSource for NodeBucket<'_> {
 
     fn has_privilege(&self, privilege: Privilege) -> bool {
         let revoked = self.cluster.revoked.read().unwrap_or_else(PoisonError::into_inner);
-        !revoked.contains(&privilege)
+        !revoked.contains(&privilege) && self.rights.has(privilege, &self.map.manifest)
     }
 
     fn is_warming_up(&self) -> bool {

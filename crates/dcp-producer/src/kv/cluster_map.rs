@@ -19,6 +19,9 @@ impl Command<'_, '_> {
         self.session.bucket = if self.frame.key == NO_BUCKET_NAME {
             None
         } else if exists && self.frame.key == cluster.bucket_name().as_bytes() {
+            if !self.session.rights().reads_something() {
+                return Err(Failure::Denied("a role on the bucket"));
+            }
             Some(life)
         } else {
             return Err(Status::KEY_ENOENT.into());

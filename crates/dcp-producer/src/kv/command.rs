@@ -54,6 +54,7 @@ impl Session {
         if frame.header.magic.is_alt() && !self.features.alt_requests && !opcode.is_dcp() {
             return Err(Failure::Invalid("framing extras were not negotiated"));
         }
+        let missing = self.rights().missing(opcode).filter(|_| self.is_authenticated());
         match opcode {
             Opcode::HELLO | Opcode::GET_ERROR_MAP | Opcode::QUIT => Ok(()),
             Opcode::SASL_LIST_MECHS
@@ -71,6 +72,7 @@ impl Session {
             }
             Opcode::SASL_LIST_MECHS | Opcode::SASL_AUTH | Opcode::SASL_STEP => Ok(()),
             _ if !self.is_authenticated() => Err(Status::EACCESS.into()),
+            _ if missing.is_some() => Err(Failure::Denied(missing.unwrap_or_default())),
             Opcode::SELECT_BUCKET
             | Opcode::GET_CLUSTER_CONFIG
             | Opcode::NOOP
@@ -233,6 +235,12 @@ impl<'a, 'f> Command<'a, 'f> {
             }
             Failure::Unknown(_) if !features.collections => (Status::EINVAL, None),
             Failure::Status(status) => (status, None),
+            Failure::Denied(privilege) => {
+                let opcode = self.frame.header.opcode;
+                let context = format!("{opcode} needs the privilege {privilege}");
+                let body = json!({"error": {"context": context}}).to_string();
+                (Status::EACCESS, Some(Bytes::from(body)))
+            }
             Failure::Invalid(context) => (
                 Status::EINVAL,
                 Some(Bytes::from(json!({"error": {"context": context}}).to_string())),
@@ -310,12 +318,22 @@ impl<'a, 'f> Command<'a, 'f> {
         bucket.with_active_on(node, self.vbid(), op).ok_or(Failure::NotMyVbucket)
     }
 
+    /// Refuses what is about a collection that the user may not read.
+    pub(super) fn check_readable(&self, id: CollectionId) -> Result<(), Failure> {
+        let manifest = self.session.cluster.manifest();
+        match manifest.has_collection(id) && !self.session.rights().reads(id, &manifest) {
+            true => Err(Failure::Denied("Read")),
+            false => Ok(()),
+        }
+    }
+
     /// Works on the vBucket the request is about, which must have the collection of the key.
     pub(super) fn with_collection<T>(
         &mut self,
         key: DocKey<'_>,
         op: impl FnOnce(&mut VBucket) -> T,
     ) -> Result<T, Failure> {
+        self.check_readable(key.collection_id)?;
         let checked = |vbucket: &mut VBucket| vbucket.check_collection(key).map(|()| op(vbucket));
         Ok(self.with_vbucket(checked)??)
     }

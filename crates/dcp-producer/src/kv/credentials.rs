@@ -9,13 +9,15 @@ use dcp_wire::sasl::{
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::Error;
 use crate::chance::Chance;
+use crate::rights::Rights;
+use crate::{Error, User};
 
-/// The one user of an embedded cluster.
+/// The users of an embedded cluster.
 pub(crate) struct Credentials {
-    username: String,
-    secret: RwLock<Arc<Secret>>,
+    /// Who may do everything.
+    administrator: Arc<Account>,
+    readers: Vec<Arc<Account>>,
     /// Of SCRAM's key derivation.
     rounds: u32,
     /// Gives unknown users the same salt each time they ask.
@@ -23,11 +25,46 @@ pub(crate) struct Credentials {
     pub(super) chance: Arc<Chance>,
 }
 
+/// A user.
+#[derive(Debug)]
+pub(crate) struct Account {
+    username: String,
+    secret: RwLock<Arc<Secret>>,
+    pub(super) rights: Rights,
+}
+
+impl Account {
+    fn new(
+        username: &str,
+        password: &str,
+        rights: Rights,
+        chance: &Chance,
+    ) -> Result<Arc<Self>, Error> {
+        let secret = RwLock::new(Secret::new(password, chance)?);
+        Ok(Arc::new(Self { username: username.to_owned(), secret, rights }))
+    }
+
+    fn secret(&self) -> Arc<Secret> {
+        Arc::clone(&self.secret.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn accepts(&self, message: &PlainMessage<'_>) -> bool {
+        message.matches(&self.username, &self.secret().password)
+    }
+}
+
 /// A password, and what SCRAM makes of it.
 struct Secret {
     password: String,
     /// Derived when the first client asks: it takes some milliseconds.
     scram: OnceLock<Vec<ScramCredentials>>,
+}
+
+impl std::fmt::Debug for Secret {
+    /// Leaves everything out.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
 }
 
 impl Secret {
@@ -52,34 +89,39 @@ impl Credentials {
         rounds: u32,
         chance: Arc<Chance>,
     ) -> Result<Self, Error> {
-        Ok(Self {
-            username: username.to_owned(),
-            secret: RwLock::new(Secret::new(password, &chance)?),
-            rounds,
-            salts: RandomState::new(),
-            chance,
-        })
+        let administrator = Account::new(username, password, Rights::All, &chance)?;
+        let (readers, salts) = (Vec::new(), RandomState::new());
+        Ok(Self { administrator, readers, rounds, salts, chance })
     }
 
-    /// Takes another password from now on.
+    /// The same with users who may only read.
+    pub(crate) fn with_readers(mut self, users: &[User]) -> Result<Self, Error> {
+        for User { username, password, reads } in users {
+            let rights = Rights::Reader(reads.clone());
+            self.readers.push(Account::new(username, password, rights, &self.chance)?);
+        }
+        Ok(self)
+    }
+
+    /// Takes another password of the administrator from now on.
     pub(crate) fn set_password(&self, password: &str) -> Result<(), Error> {
         let secret = Secret::new(password, &self.chance)?;
-        *self.secret.write().unwrap_or_else(PoisonError::into_inner) = secret;
+        *self.administrator.secret.write().unwrap_or_else(PoisonError::into_inner) = secret;
         Ok(())
     }
 
-    fn secret(&self) -> Arc<Secret> {
-        Arc::clone(&self.secret.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// The user's name.
+    /// The administrator's name.
     pub(crate) fn username(&self) -> &str {
-        &self.username
+        &self.administrator.username
     }
 
-    /// Whether a PLAIN message names the user and the password.
+    fn accounts(&self) -> impl Iterator<Item = &Arc<Account>> {
+        std::iter::once(&self.administrator).chain(&self.readers)
+    }
+
+    /// Whether a PLAIN message names the administrator and the password.
     pub(crate) fn accepts(&self, message: &PlainMessage<'_>) -> bool {
-        message.matches(&self.username, &self.secret().password)
+        self.administrator.accepts(message)
     }
 
     /// What to challenge `username` with: for an unknown user something nobody can answer, so
@@ -89,16 +131,17 @@ impl Credentials {
         mechanism: Mechanism,
         username: &str,
     ) -> Result<ScramCredentials, SaslError> {
-        let secret = self.secret();
+        let known = self.accounts().find(|account| account.username == username);
+        let secret = known.unwrap_or(&self.administrator).secret();
         let derived = secret.scram.get_or_init(|| {
             derive(&secret.password, self.rounds, &self.chance).unwrap_or_default()
         });
-        let known = derived
+        let kept = derived
             .iter()
             .find(|credentials| credentials.mechanism() == mechanism)
             .ok_or(SaslError::NoMechanism)?;
-        if username == self.username {
-            return Ok(known.clone());
+        if known.is_some() {
+            return Ok(kept.clone());
         }
         let low = self.salts.hash_one((username, 0u8)).to_be_bytes();
         let high = self.salts.hash_one((username, 1u8)).to_be_bytes();
@@ -133,7 +176,7 @@ fn derive(
 impl std::fmt::Debug for Credentials {
     /// Leaves the secrets out.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Credentials").field("username", &self.username).finish_non_exhaustive()
+        f.debug_struct("Credentials").field("username", &self.username()).finish_non_exhaustive()
     }
 }
 
@@ -148,7 +191,7 @@ pub(crate) struct Login {
 enum State {
     Anonymous,
     Challenged(Mechanism, Box<ScramServer>),
-    Done,
+    Done(Arc<Account>),
     /// By a client certificate, which SASL cannot change.
     Certified,
 }
@@ -165,10 +208,22 @@ impl Login {
     }
 
     pub(super) fn is_done(&self) -> bool {
-        matches!(self.state, State::Done | State::Certified)
+        matches!(self.state, State::Done(_) | State::Certified)
     }
 
-    /// The client's certificate is the user's.
+    /// What the client may do.
+    pub(crate) fn rights(&self) -> &Rights {
+        match &self.state {
+            State::Done(account) => &account.rights,
+            State::Certified => &self.credentials.administrator.rights,
+            State::Anonymous | State::Challenged(..) => {
+                const NONE: &Rights = &Rights::Nothing;
+                NONE
+            }
+        }
+    }
+
+    /// The client's certificate is the administrator's.
     pub(super) fn certify(&mut self) {
         self.state = State::Certified;
     }
@@ -185,10 +240,9 @@ impl Login {
     ) -> Result<Answer, SaslError> {
         self.state = State::Anonymous;
         if mechanism == Mechanism::Plain {
-            if !self.credentials.accepts(&PlainMessage::decode(message)?) {
-                return Err(SaslError::ClientProof);
-            }
-            self.state = State::Done;
+            let message = PlainMessage::decode(message)?;
+            let account = self.credentials.accounts().find(|account| account.accepts(&message));
+            self.state = State::Done(Arc::clone(account.ok_or(SaslError::ClientProof)?));
             return Ok(Answer::Done(Vec::new()));
         }
         let mut server = ScramServer::read(message)?;
@@ -206,8 +260,11 @@ impl Login {
     ) -> Result<Answer, SaslError> {
         match std::mem::replace(&mut self.state, State::Anonymous) {
             State::Challenged(begun, server) if begun == mechanism => {
+                let username = server.username().to_owned();
                 let proof = server.verify(message)?;
-                self.state = State::Done;
+                let mut accounts = self.credentials.accounts();
+                let account = accounts.find(|account| account.username == username);
+                self.state = State::Done(Arc::clone(account.ok_or(SaslError::ClientProof)?));
                 Ok(Answer::Done(proof))
             }
             _ => Err(SaslError::OutOfOrder),

@@ -9,6 +9,8 @@ use crate::DocumentError;
 pub(super) enum Failure {
     /// A status that says it all.
     Status(Status),
+    /// The user lacks this privilege.
+    Denied(&'static str),
     /// The request is malformed.
     Invalid(&'static str),
     /// The node does not have the vBucket; the response carries the cluster map.

@@ -28,6 +28,9 @@ impl Command<'_, '_> {
         {
             return Err(Failure::Unknown(Status::UNKNOWN_COLLECTION));
         }
+        if let Some(id) = collection {
+            self.check_readable(id)?;
+        }
         let mut value = Vec::new();
         for vbid in cluster.bucket.vbids() {
             let Some(vbucket) = cluster.bucket.lock_on(node, vbid) else {

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::credentials::{Credentials, Login};
 use crate::cluster::Cluster;
+use crate::rights::Rights;
 
 /// What a connection negotiated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,6 +122,11 @@ impl Session {
 
     pub(crate) fn is_authenticated(&self) -> bool {
         self.login.is_done()
+    }
+
+    /// What the client may do.
+    pub(crate) fn rights(&self) -> &Rights {
+        self.login.rights()
     }
 
     pub(crate) fn has_bucket(&self) -> bool {

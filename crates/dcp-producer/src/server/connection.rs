@@ -353,7 +353,8 @@ impl Connection {
     fn handle_dcp(&mut self, frame: &Frame<'_>) -> Result<(), End> {
         let cluster = Arc::clone(self.session.cluster());
         let map = cluster.map();
-        let source = NodeBucket { cluster: &cluster, map: &map, node: self.session.node() };
+        let (node, rights) = (self.session.node(), self.session.rights());
+        let source = NodeBucket { cluster: &cluster, map: &map, node, rights };
         let features = self.session.features().dcp();
         let handled = self.dcp.handle_frame(
             now(),
@@ -402,7 +403,8 @@ impl Connection {
         let budget = OUTPUT_LIMIT.saturating_sub(self.output.len());
         let cluster = Arc::clone(self.session.cluster());
         let map = cluster.map();
-        let source = NodeBucket { cluster: &cluster, map: &map, node: self.session.node() };
+        let (node, rights) = (self.session.node(), self.session.rights());
+        let source = NodeBucket { cluster: &cluster, map: &map, node, rights };
         let sent = self.dcp.poll_transmit(now(), &source, &mut self.output, budget);
         sent.written > 0 || sent.more
     }

@@ -41,7 +41,8 @@ pub(super) fn with_later_end(session: &Session, frame: &Frame<'_>, count: u64) -
     let request = StreamRequest::decode(frame).ok()?;
     let cluster = session.cluster();
     let map = cluster.map();
-    let source = NodeBucket { cluster, map: &map, node: session.node() };
+    let (node, rights) = (session.node(), session.rights());
+    let source = NodeBucket { cluster, map: &map, node, rights };
     let high = source.vbucket(request.vbid)?.high_seqno();
     let end = request.end_seqno.0;
     let later = end.saturating_add(count).min(high.0);

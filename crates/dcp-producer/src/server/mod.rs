@@ -85,7 +85,7 @@ impl Servers {
             if options.in_memory { dcp_wire::sasl::MIN_ITERATIONS } else { Credentials::ROUNDS };
         let chance = Arc::clone(cluster.bucket.chance());
         let credentials = Credentials::new(&options.username, &options.password, rounds, chance)?;
-        let credentials = Arc::new(credentials);
+        let credentials = Arc::new(credentials.with_readers(&options.users)?);
         let flusher = flusher::run(Arc::clone(cluster), store, options.persist_delay);
         tasks.spawn(stop.clone().run_until_cancelled_owned(flusher));
         Ok(Self {

@@ -1,9 +1,11 @@
 use bytes::BytesMut;
+use dcp_producer::User;
+use dcp_wire::message::OpenFlags;
 use dcp_wire::sasl::{self, Mechanism, ScramClient};
-use dcp_wire::{Feature, Frame, Opaque, Opcode, Status};
+use dcp_wire::{Feature, Frame, Opaque, Opcode, Status, Vbid};
 
 use super::raw_client::RawClient;
-use super::start_one;
+use super::{start, start_one};
 
 fn auth<'a>(mechanism: Mechanism, message: &'a [u8]) -> Frame<'a> {
     Frame::request(Opcode::SASL_AUTH).with_key(mechanism.name().as_bytes()).with_value(message)
@@ -102,7 +104,7 @@ async fn a_pipelined_set_up_is_answered_in_order() {
 async fn authentication_cannot_be_repeated_on_a_dcp_connection() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
-    client.open_dcp(b"reader", dcp_wire::message::OpenFlags::empty()).await;
+    client.open_dcp(b"reader", OpenFlags::empty()).await;
     let message = sasl::encode_plain("Administrator", "password").unwrap();
     client.fail(auth(Mechanism::Plain, &message), Status::NOT_SUPPORTED).await;
     let select = Frame::request(Opcode::SELECT_BUCKET).with_key(b"default");
@@ -131,4 +133,60 @@ async fn a_password_that_was_changed_is_needed_for_what_connects_later() {
         assert!(error.to_string().contains("password"), "{error}");
     }
     RawClient::connect(&producer, 0).await.log_in("Administrator", "another").await;
+}
+
+#[tokio::test]
+async fn a_reader_may_do_what_its_role_allows_and_no_more() {
+    let reads = |username: &str, reads| User {
+        username: username.to_owned(),
+        password: "word".to_owned(),
+        reads,
+    };
+    let producer = start(|options| {
+        options.users = vec![
+            reads("reader", None),
+            reads("elsewhere", Some(vec!["inventory".to_owned()])),
+            reads("nobody", Some(Vec::new())),
+        ];
+    })
+    .await;
+    let log_in = async |username| {
+        let mut client = RawClient::connect(&producer, 0).await;
+        client.hello(&[Feature::XERROR, Feature::JSON]).await;
+        client.log_in(username, "word").await;
+        client
+    };
+    let select = Frame::request(Opcode::SELECT_BUCKET).with_key(b"default");
+    let mut reader = log_in("reader").await;
+    reader.succeed(select).await;
+    for opcode in [
+        Opcode::GET_CLUSTER_CONFIG,
+        Opcode::GET_COLLECTIONS_MANIFEST,
+        Opcode::GET_ALL_VB_SEQNOS,
+        Opcode::GET_FAILOVER_LOG,
+    ] {
+        reader.succeed(Frame::request(opcode)).await;
+    }
+    let branch = producer.failover_logs()[&Vbid(0)][0].vbuuid.0.to_be_bytes();
+    reader.succeed(Frame::request(Opcode::OBSERVE_SEQNO).with_value(&branch)).await;
+    reader.fail(Frame::request(Opcode::GET).with_key(b"key"), Status::KEY_ENOENT).await;
+    for (opcode, privilege) in [
+        (Opcode::STAT, "SimpleStats"),
+        (Opcode::SET, "Upsert"),
+        (Opcode::ADD, "Insert"),
+        (Opcode::DELETE, "Delete"),
+        (Opcode::SUBDOC_MULTI_MUTATION, "Upsert"),
+        (Opcode::SET_WITH_META, "MetaWrite"),
+    ] {
+        let refused = reader.fail(Frame::request(opcode).with_key(b"key"), Status::EACCESS).await;
+        let body = String::from_utf8_lossy(refused.frame().value).into_owned();
+        assert!(body.contains("context") && body.contains(privilege), "{opcode}: {body}");
+    }
+    reader.open_dcp(b"reader", OpenFlags::PRODUCER).await;
+
+    let mut elsewhere = log_in("elsewhere").await;
+    elsewhere.succeed(select).await;
+    elsewhere.fail(Frame::request(Opcode::GET).with_key(b"key"), Status::EACCESS).await;
+    let mut nobody = log_in("nobody").await;
+    nobody.fail(select, Status::EACCESS).await;
 }

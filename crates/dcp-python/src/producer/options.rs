@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dcp_producer::{NodeCertificate, ProducerOptions, TlsOptions};
+use dcp_producer::{NodeCertificate, ProducerOptions, TlsOptions, User};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -21,6 +21,17 @@ pub(crate) fn cluster(arguments: &Arguments<'_>) -> PyResult<ProducerOptions> {
     options.ephemeral = arguments.flag("ephemeral", options.ephemeral)?;
     options.username = arguments.text("username", &options.username)?;
     options.password = arguments.text("password", &options.password)?;
+    if let Some(given) = arguments.optional("users")? {
+        let user = |each: Bound<'_, PyAny>| -> PyResult<User> {
+            let arguments = Arguments::new(each.cast_into()?);
+            Ok(User {
+                username: arguments.text("username", "")?,
+                password: arguments.text("password", "")?,
+                reads: arguments.names("reads")?,
+            })
+        };
+        options.users = given.try_iter()?.map(|each| user(each?)).collect::<PyResult<_>>()?;
+    }
     let host = arguments.text("host", &options.host.to_string())?;
     options.host = host.parse().map_err(|_| config("host: must be an IP address, as 127.0.0.1"))?;
     options.port = arguments.integer("port", options.port, PORTS)?;

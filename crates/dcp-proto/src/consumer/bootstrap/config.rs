@@ -309,10 +309,7 @@ pub enum BootstrapError {
         bucket: String,
     },
     /// The user may not open DCP connections.
-    #[error(
-        "the user may not open DCP connections: it needs the role 'Data DCP Reader' \
-         (data_dcp_reader) on the bucket"
-    )]
+    #[error("the user may not open DCP connections")]
     DcpAccess,
     /// The server does not grant a feature that is needed.
     #[error("the server does not support {0:?}, which is needed here")]

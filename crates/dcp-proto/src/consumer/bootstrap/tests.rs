@@ -122,6 +122,19 @@ fn plain_is_used_only_where_it_is_allowed() {
 }
 
 #[test]
+fn a_refused_mechanism_is_not_followed_by_another() {
+    let mut both = config();
+    let Auth::Password { mechanisms, .. } = &mut both.auth else { unreachable!() };
+    mechanisms.insert(0, Mechanism::Plain);
+    let mut server = Login::answering(Opcode::SASL_AUTH, Status::AUTH_ERROR, b"");
+    let error = failure(&mut server, both);
+    assert!(matches!(error, BootstrapError::AuthenticationFailed { .. }), "{error:?}");
+    let tried = server.seen.iter().filter(|seen| seen.opcode() == Opcode::SASL_AUTH);
+    let tried: Vec<_> = tried.map(|seen| seen.frame().key.to_vec()).collect();
+    assert_eq!(tried, [b"PLAIN".to_vec()], "SCRAM was offered too");
+}
+
+#[test]
 fn a_wrong_password_is_an_authentication_failure() {
     let mut wrong = config();
     let Auth::Password { password, .. } = &mut wrong.auth else { unreachable!() };
