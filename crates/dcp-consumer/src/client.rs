@@ -192,7 +192,8 @@ impl Client {
         nodes.connect(&vbids).await?;
         // Each connection brings the manifest of its node: this is the newest there is.
         let manifest = self.manifest();
-        let filter = filter::resolve(&options.filter, options.system_documents, &manifest)?;
+        let filter = filter::resolve(&options.filter, options.system_documents, &manifest)?
+            .with_rows(options.rows.clone());
         let given = self.given(&options.start, &filter, &manifest)?;
         let asks = !matches!((&options.start, &options.end), (Start::Earliest, End::Never));
         let high = if asks { nodes.high_seqnos(&vbids).await? } else { BTreeMap::new() };
@@ -244,6 +245,7 @@ impl Client {
                 persisted_only,
                 end_persisted: options.end_persisted,
                 hidden,
+                rows: options.rows.clone(),
             },
             end_exists: options.end_exists,
             batch: BatchPolicy {
