@@ -43,11 +43,17 @@ class StoredFilter:
         scope_id: The scope, if it was one.
         collection_ids: The collections, if they were named.
         system_documents: Whether system documents were delivered.
+        keys: Patterns of keys, if only such were delivered.
+        ops: Operations, likewise.
+        since: The earliest time of changes in seconds since 1970, likewise.
     """
 
     scope_id: int | None
     collection_ids: tuple[int, ...] | None
     system_documents: bool
+    keys: tuple[str, ...] | None = None
+    ops: tuple[str, ...] | None = None
+    since: float | None = None
 
     def __str__(self) -> str:
         if self.scope_id is not None:
@@ -57,7 +63,15 @@ class StoredFilter:
             documents = f"collection{'s'[len(self.collection_ids) == 1 :]} {ids}"
         else:
             documents = "the whole bucket"
-        return f"{documents} {'with' if self.system_documents else 'without'} system documents"
+        system = "with" if self.system_documents else "without"
+        rows = [f"{documents} {system} system documents"]
+        if self.keys is not None:
+            rows.append(f"keys {list(self.keys)}")
+        if self.ops is not None:
+            rows.append(f"operations {', '.join(self.ops)}")
+        if self.since is not None:
+            rows.append(f"since {self.since}")
+        return ", ".join(rows)
 
 
 class Checkpoint:
@@ -150,11 +164,14 @@ class Checkpoint:
         """
         if self._inner.filter is None:
             return None
-        scope, collections, system_documents = self._inner.filter
+        scope, collections, system_documents, keys, ops, since = self._inner.filter
         return StoredFilter(
             scope_id=scope,
             collection_ids=None if collections is None else tuple(collections),
             system_documents=system_documents,
+            keys=None if keys is None else tuple(keys),
+            ops=None if ops is None else tuple(ops),
+            since=since,
         )
 
     @property

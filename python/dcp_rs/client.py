@@ -16,6 +16,7 @@ from dcp_rs.stream import ChangeStream
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
 
     import pyarrow as pa
 
@@ -277,6 +278,9 @@ class Client:
         member: tuple[int, int] | None = None,
         scope: str | None = None,
         collections: Iterable[str] | None = None,
+        keys: str | Iterable[str] | None = None,
+        ops: Iterable[Literal["mutation", "deletion", "expiration"]] | None = None,
+        since: datetime | float | None = None,
         columns: Literal["basic", "full"] | Sequence[str] = "basic",
         key_type: Literal["string", "binary"] = "string",
         value_format: Literal["binary", "string", "variant"] = "binary",
@@ -322,6 +326,16 @@ class Client:
             scope: Scope to stream, with collections that are made in it later; all if not given.
             collections: Collections to stream, as `scope.collection`, or as `collection` within
                 `scope` or else within `_default`.
+            keys: Patterns of the keys to deliver, one or several: `*` stands for any text, `?` for
+                one character, a backslash takes the meaning from the character behind it. The
+                server sends the others nevertheless, and the checkpoint moves past them.
+            ops: Operations to deliver: `mutation`, `deletion`, `expiration`. Without the latter two
+                a copy of the data keeps documents that are gone.
+            since: Earliest change to deliver, a `datetime` with a time zone or seconds since 1970.
+                The time is that of the CAS, which the server's clock sets. All is read from `start`
+                on nevertheless: servers do not look up changes by time. A document whose CAS is 0
+                is delivered; one whose CAS is no time, as of an application that sets its own, is
+                judged by it as if it were.
             columns: `basic`; or `full`, for revision, expiry, flags, datatype and history too; or
                 the names of the columns in their order: see `dcp_rs.columns`. Columns of
                 `document_schema` are named among them, or all stand behind them if none is. Without

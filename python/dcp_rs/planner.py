@@ -18,6 +18,7 @@ from dcp_rs.exceptions import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from datetime import datetime
 
 Offsets = dict[str, Any]
 """How far each vBucket has been read: JSON that a reader keeps and does not change."""
@@ -91,6 +92,9 @@ class Planner:
         *,
         scope: str | None = None,
         collections: Iterable[str] | None = None,
+        keys: str | Iterable[str] | None = None,
+        ops: Iterable[Literal["mutation", "deletion", "expiration"]] | None = None,
+        since: datetime | float | None = None,
         system_documents: bool = False,
         retry_timeout: float = 300.0,
     ) -> None:
@@ -101,6 +105,9 @@ class Planner:
             vbuckets: vBuckets to read, all if not given.
             scope: Scope to read, as in `dcp_rs.Client.stream`.
             collections: Collections to read, likewise.
+            keys: Patterns of the keys to read, likewise.
+            ops: Operations to read, likewise.
+            since: Earliest change to read, likewise.
             system_documents: Whether documents of scope `_system` are read, likewise.
             retry_timeout: Longest time in seconds that the cluster may be away, once it has
                 answered.

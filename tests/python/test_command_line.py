@@ -205,7 +205,10 @@ def test_changes_are_printed_and_a_checkpoint_is_kept(cluster, fill, tmp_path):
     assert shown[1] == "made with the whole bucket without system documents"
     assert shown[2].split()[:3] == ["VBUCKET", "SEQNO", "SNAPSHOT"]
     found = json.loads(lines(run("checkpoint", "show", kept, "--json"))[0])
-    everything = {"scope_id": None, "collection_ids": None, "system_documents": False}
+    everything = {
+        "scope_id": None, "collection_ids": None, "system_documents": False,
+        "keys": None, "ops": None, "since": None,
+    }  # fmt: skip
     assert found["filter"] == everything
     assert {int(vb): p["seqno"] for vb, p in found["positions"].items() if p["seqno"]} == {
         vb: seqno for vb, seqno in cluster.high_seqnos().items() if seqno

@@ -32,6 +32,16 @@ def test_the_connection_string_is_needed():
         ReadOptions.parse({"bucket": "travel"})
 
 
+def test_changes_are_chosen_by_key_operation_and_time():
+    options = parse(keys="order::*, user::?", ops="mutation", since="1970-01-01T01:00:00+00:00")
+    assert options.stream()["keys"] == ("order::*", "user::?")
+    assert (options.ops, options.since) == (("mutation",), 3600.0)
+    assert parse(since="12.5").since == 12.5
+    for wrong in ("yesterday", "2026-01-31T00:00:00"):
+        with pytest.raises(ConfigError, match="time with its zone"):
+            parse(since=wrong)
+
+
 def test_names_are_taken_in_any_case():
     assert parse(NUMPARTITIONS="7", includevalue="FALSE").num_partitions == 7
     with pytest.raises(ConfigError, match="option numPartitions is given twice"):

@@ -198,7 +198,8 @@ impl Client {
         nodes.connect(&vbids).await?;
         // Each connection brings the manifest of its node: this is the newest there is.
         let manifest = self.manifest();
-        let filter = filter::resolve(&options.filter, options.system_documents, &manifest)?;
+        let filter = filter::resolve(&options.filter, options.system_documents, &manifest)?
+            .with_rows(options.rows.clone());
         let given = self.given(&options.start, &filter, &manifest)?;
         let high = nodes.high_seqnos(&vbids).await?;
         let heads = heads(&mut nodes, &vbids, filter.documents(), &manifest).await;
@@ -264,6 +265,7 @@ impl Client {
                 persisted_only,
                 end_persisted: options.end_persisted,
                 hidden,
+                rows: options.rows.clone(),
             },
             end_exists: options.end_exists,
             batch: BatchPolicy {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use dcp_proto::RowFilter;
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_proto::consumer::StreamFilter;
 use dcp_wire::{Seqno, Vbid};
@@ -125,6 +126,9 @@ pub struct StreamOptions {
     pub content: Content,
     /// Which documents to send.
     pub filter: Filter,
+    /// Which of their changes to deliver. Positions pass over the others, which the server sends
+    /// nevertheless.
+    pub rows: RowFilter,
     /// When a batch is handed over.
     pub batch: BatchPolicy,
     /// Flow-control window of each node's connection in bytes: so much may be received and not
@@ -220,6 +224,7 @@ impl Default for StreamOptions {
             vbuckets: None,
             content: Content::default(),
             filter: Filter::default(),
+            rows: RowFilter::default(),
             batch: BatchPolicy::default(),
             buffer_size: 8 * 1024 * 1024,
             on_rollback: OnRollback::default(),

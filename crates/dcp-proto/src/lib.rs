@@ -63,12 +63,14 @@ mod history;
 pub mod micro_batch;
 mod position;
 pub mod producer;
+mod row_filter;
 mod sink;
 pub mod topology;
 
 pub use failover_log::{FailoverLog, InvalidFailoverLog};
 pub use history::{CompletePoint, History};
 pub use position::{Position, Snapshot};
+pub use row_filter::{InvalidRowFilter, RowFilter};
 pub use sink::{
     BatchSink, CaughtUp, Change, ChangeSink, MutationRun, OnRollback, Op, Rollback, RunError,
     SinkError, SystemEventRecord,

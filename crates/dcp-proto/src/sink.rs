@@ -18,6 +18,21 @@ pub enum Op {
     Expiration,
 }
 
+impl Op {
+    /// All there are.
+    pub const ALL: [Self; 3] = [Self::Mutation, Self::Deletion, Self::Expiration];
+
+    /// Its name in options and checkpoints.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mutation => "mutation",
+            Self::Deletion => "deletion",
+            Self::Expiration => "expiration",
+        }
+    }
+}
+
 /// One change of a document, borrowed from the read buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change<'a> {

@@ -1,6 +1,7 @@
 //! Checkpoints.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use dcp_consumer::{check_ahead, load_checkpoint, save_checkpoint};
 use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
@@ -11,8 +12,15 @@ use pyo3::types::PyDict;
 
 use crate::error::Failure;
 
-/// Scope, collections, whether system documents are delivered.
-type FilterTuple = (Option<u32>, Option<Vec<u32>>, bool);
+/// Scope, collections, whether system documents are delivered, keys, operations, seconds since 1970.
+type FilterTuple = (
+    Option<u32>,
+    Option<Vec<u32>>,
+    bool,
+    Option<Vec<String>>,
+    Option<Vec<&'static str>>,
+    Option<f64>,
+);
 
 /// Where a reader stands in every vBucket.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs", from_py_object)]
@@ -56,7 +64,15 @@ impl Checkpoint {
             StreamFilter::Scope(id) => (Some(id.0), None),
             StreamFilter::Collections(ids) => (None, Some(ids.iter().map(|id| id.0).collect())),
         };
-        Some((scope, collections, filter.system_documents()))
+        let rows = filter.rows();
+        Some((
+            scope,
+            collections,
+            filter.system_documents(),
+            rows.keys().map(<[String]>::to_vec),
+            rows.ops().map(|ops| ops.iter().map(|op| op.name()).collect()),
+            rows.since().map(|since| Duration::from_nanos(since).as_secs_f64()),
+        ))
     }
 
     /// Positions by vBucket, each a dict.

@@ -10,12 +10,15 @@ use dcp_consumer::{
 };
 use dcp_proto::micro_batch::{Limits, Offsets};
 use dcp_proto::topology::{Network, NetworkSelection};
+use dcp_proto::{Op, RowFilter};
 use dcp_wire::sasl::Mechanism;
 use dcp_wire::{Seqno, Vbid};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PySequence, PyString};
+use pyo3::types::{PyBool, PyDateTime, PyDict, PyFloat, PyInt, PySequence, PyString};
 
-use crate::arguments::{ANY, Arguments, DAY, VBUCKETS, config, integer, one_of, wrong_type};
+use crate::arguments::{
+    ANY, Arguments, DAY, VBUCKETS, config, integer, names, one_of, text, wrong_type,
+};
 use crate::checkpoint::Checkpoint;
 use crate::credentials::callable;
 use crate::error::{Failure, Kind};
@@ -151,6 +154,7 @@ pub(crate) fn stream(
     options.content.values = table.needs(Column::Value);
     options.content.xattrs = table.needs(Column::Xattrs);
     options.filter = filter(arguments)?;
+    options.rows = rows(arguments)?;
     let batch = &mut options.batch;
     batch.max_rows = arguments.integer("batch_rows", batch.max_rows, 1..=10_000_000)?;
     batch.max_bytes = arguments.integer("batch_bytes", batch.max_bytes, 1..=max_bytes)?;
@@ -243,6 +247,43 @@ pub(crate) fn filter(arguments: &Arguments<'_>) -> PyResult<Filter> {
         )),
     };
     Ok(Filter::Collections(collections.into_iter().map(qualify).collect::<Result<_, _>>()?))
+}
+
+/// Which changes of the documents.
+pub(crate) fn rows(arguments: &Arguments<'_>) -> PyResult<RowFilter> {
+    let keys = match arguments.optional("keys")? {
+        Some(key) if key.is_instance_of::<PyString>() => Some(vec![text("keys", &key)?]),
+        Some(keys) => Some(names("keys", &keys, "a pattern or a list of patterns")?),
+        None => None,
+    };
+    let words = Op::ALL.map(|op| (op.name(), op));
+    let op =
+        |name: String| one_of("ops", PyString::new(arguments.py(), &name).as_any(), &words, None);
+    let ops = arguments.names("ops")?;
+    let ops = ops.map(|ops| ops.into_iter().map(op).collect::<PyResult<_>>()).transpose()?;
+    let since = arguments.optional("since")?.map(|since| nanoseconds(&since)).transpose()?;
+    RowFilter::new(keys, ops, since).map_err(|error| config(error.to_string()))
+}
+
+/// A moment, given as `datetime` or as seconds since 1970.
+fn nanoseconds(since: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let seconds = if since.is_instance_of::<PyDateTime>() {
+        if since.call_method0("utcoffset")?.is_none() {
+            let shown = since.repr()?;
+            return Err(config(format!("since: {shown} has no time zone: give it one, as UTC")));
+        }
+        since.call_method0("timestamp")?
+    } else if since.is_instance_of::<PyFloat>()
+        || (since.is_instance_of::<PyInt>() && !since.is_instance_of::<PyBool>())
+    {
+        since.clone()
+    } else {
+        return Err(wrong_type("since", since, "a datetime or seconds since 1970"));
+    };
+    let seconds = seconds.extract().ok().filter(|seconds: &f64| *seconds >= 0.0);
+    let since_1970 = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let nanoseconds = since_1970.and_then(|time| u64::try_from(time.as_nanos()).ok());
+    nanoseconds.ok_or_else(|| config(format!("since: {since} is not a time from 1970 to 2554")))
 }
 
 /// Words for what to do at a rollback.

@@ -11,7 +11,7 @@ use crate::arguments::Arguments;
 use crate::checkpoint::Checkpoint;
 use crate::client::{Client, sinks};
 use crate::error::Failure;
-use crate::options::{self, Connection, filter, limits, retry_timeout};
+use crate::options::{self, Connection, filter, limits, retry_timeout, rows};
 use crate::runtime::{ProcessBound, wait};
 use crate::schema::table;
 use crate::stream::ChangeStream;
@@ -26,6 +26,7 @@ fn planner_options(arguments: &Arguments<'_>) -> PyResult<PlannerOptions> {
     let mut options = PlannerOptions::default();
     options.vbuckets = arguments.vbuckets()?;
     options.filter = filter(arguments)?;
+    options.rows = rows(arguments)?;
     options.system_documents = arguments.flag("system_documents", options.system_documents)?;
     options.patience = retry_timeout(arguments)?;
     Ok(options)

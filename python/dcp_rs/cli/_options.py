@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,17 @@ def _member(text: str) -> tuple[int, int]:
 
 def _columns(text: str) -> str | list[str]:
     return text if text in {"basic", "full"} else words(text)
+
+
+def moment(text: str) -> datetime:
+    """Reads a time with its zone, as 2026-01-31T00:00:00Z."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.utcoffset() is None:
+        raise click.BadParameter(f"{text!r} is not a time with its zone, as 2026-01-31T00:00:00Z")
+    return found
 
 
 def _start(text: str) -> str | Checkpoint:
@@ -296,6 +308,18 @@ _READING = {
         type=words,
         metavar="LIST",
         help="Collections to read, with commas between.",
+    ),
+    "keys": click.option(
+        "--keys", type=words, metavar="LIST", help="Keys to read, as order::*,user::?."
+    ),
+    "ops": click.option(
+        "--ops", type=words, metavar="LIST", help="Of mutation, deletion, expiration, these only."
+    ),
+    "since": click.option(
+        "--since",
+        type=moment,
+        metavar="TIME",
+        help="Leave out what changed earlier, as 2026-01-31T00:00:00Z.",
     ),
     "include_xattrs": click.option("--include-xattrs", is_flag=True, help="Add the column xattrs."),
     "history": click.option(

@@ -159,6 +159,9 @@ class Driver:
                 options.vbuckets,
                 scope=options.scope,
                 collections=options.collections,
+                keys=options.keys,
+                ops=options.ops,
+                since=options.since,
                 retry_timeout=options.retry_timeout,
             )
             if options.persisted_only and self._planner.is_ephemeral:

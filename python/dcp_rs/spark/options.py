@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -69,6 +70,12 @@ class ReadOptions:
     """Scope to read; every scope if not given."""
     collections: tuple[str, ...] | None = None
     """Collections to read, as `collection` within `scope` or as `scope.collection`."""
+    keys: tuple[str, ...] | None = None
+    """Patterns of the keys to read, as `order::*`; all if not given."""
+    ops: tuple[str, ...] | None = None
+    """Operations to read: `mutation`, `deletion`, `expiration`; all if not given."""
+    since: float | None = None
+    """Earliest change to read: a time with its zone or seconds since 1970."""
     vbuckets: tuple[int, ...] | None = None
     """vBuckets to read, as in `0-15,64`; all if not given."""
     starting_offsets: str = "earliest"
@@ -238,6 +245,9 @@ class ReadOptions:
             "vbuckets": self.vbuckets,
             "scope": self.scope,
             "collections": self.collections,
+            "keys": self.keys,
+            "ops": self.ops,
+            "since": self.since,
             "batch_rows": self.batch_rows,
             "batch_bytes": self.batch_bytes,
             "on_rollback": self.on_rollback,
@@ -358,6 +368,23 @@ def _names(name: str, value: object) -> tuple[str, ...]:
     return found
 
 
+def _moment(name: str, value: object) -> float:
+    """Parses `2026-01-31T00:00:00Z`, or takes seconds since 1970."""
+    expected = "a time with its zone, as 2026-01-31T00:00:00Z, or seconds since 1970"
+    text = str(value).strip()
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise _wrong(name, value, expected) from None
+    if found.utcoffset() is None:
+        raise _wrong(name, value, expected)
+    return found.timestamp()
+
+
 def _vbuckets(name: str, value: object) -> tuple[int, ...]:
     """Parses `0-15,64`, or takes any iterable of numbers."""
     expected = "a list of vBuckets such as 0-15,64"
@@ -417,15 +444,18 @@ _PARSERS: dict[str, _Parser] = {
     "include_value": _boolean,
     "include_xattrs": _boolean,
     "key_type": _word,
+    "keys": _names,
     "max_rows_per_trigger": _number,
     "metadata": _metadata,
     "network": _word,
     "num_partitions": _number,
     "on_malformed": _word,
     "on_rollback": _word,
+    "ops": _names,
     "persisted_only": _boolean,
     "retry_timeout": _seconds,
     "sasl_mechanisms": _mechanisms,
+    "since": _moment,
     "starting_offsets": _offsets("earliest", "latest"),
     "value_format": _word,
     "vbuckets": _vbuckets,

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use dcp_proto::RowFilter;
 use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
 use dcp_proto::consumer::StreamFilter;
 use dcp_proto::micro_batch::{
@@ -36,6 +37,8 @@ pub struct PlannerOptions {
     pub vbuckets: Option<Vec<Vbid>>,
     /// Which documents to read.
     pub filter: Filter,
+    /// Which of their changes to read.
+    pub rows: RowFilter,
     /// Whether what is read has documents of scope `_system` and records of transactions.
     pub system_documents: bool,
     /// Longest time the cluster may be away, once the nodes have answered for the first time. Until
@@ -47,14 +50,21 @@ impl Default for PlannerOptions {
     /// Everything, and five minutes: a failover may take two.
     fn default() -> Self {
         let patience = Duration::from_secs(300);
-        Self { vbuckets: None, filter: Filter::All, system_documents: false, patience }
+        Self {
+            vbuckets: None,
+            filter: Filter::All,
+            rows: RowFilter::default(),
+            system_documents: false,
+            patience,
+        }
     }
 }
 
 impl PlannerOptions {
     /// The filter by ids, by a manifest.
     fn resolve(&self, manifest: &Manifest) -> Result<StoredFilter, Error> {
-        filter::resolve(&self.filter, self.system_documents, manifest)
+        let filter = filter::resolve(&self.filter, self.system_documents, manifest)?;
+        Ok(filter.with_rows(self.rows.clone()))
     }
 }
 
@@ -107,6 +117,7 @@ impl Planner {
             Filter::All => StoredFilter::new(StreamFilter::All, options.system_documents),
             names => client.stored_filter(names, options.system_documents).await?,
         };
+        let filter = filter.with_rows(options.rows.clone());
         let mut planner = Self {
             connect: client.connect_options().clone(),
             link: None,

@@ -19,6 +19,7 @@ pub fn stream_options(partition: &Partition, base: StreamOptions) -> StreamOptio
     StreamOptions {
         start: Start::Checkpoint(start),
         filter: Filter::Ids(filter.documents().clone()),
+        rows: filter.rows().clone(),
         system_documents: filter.system_documents(),
         vbuckets: Some(ends.keys().copied().collect()),
         end: End::At(ends),

@@ -11,6 +11,7 @@ use dcp_consumer::{
 use dcp_producer::{Condition, Producer, ProducerOptions, Reaction, Rule, WriteOptions};
 use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
 use dcp_proto::consumer::StreamFilter;
+use dcp_proto::{Op, RowFilter};
 use dcp_wire::{CollectionId, Opcode, Status, Vbid};
 use tokio::time::timeout;
 
@@ -274,6 +275,42 @@ async fn system_documents_that_were_hidden_are_not_asked_for_later() {
     let start = Start::Checkpoint(all.checkpoint());
     let mut without = stream(&client, shown(start, false)).await;
     assert_eq!(ids(read_all(&mut without).await), [CollectionId::DEFAULT; 5]);
+}
+
+#[tokio::test]
+async fn positions_pass_over_rows_that_are_left_out() {
+    let producer = producer(1, 4).await;
+    let client = connect(&producer).await;
+    write(&producer, CollectionId::DEFAULT, 0..50);
+    producer.remove(b"key-11", WriteOptions::default()).unwrap();
+    let keys = |pattern: &str, ops: Option<Vec<Op>>| {
+        let rows = RowFilter::new(Some(vec![pattern.to_owned()]), ops, None).unwrap();
+        move |start, persisted_only| {
+            with(options(start, End::Now), |o| {
+                o.rows = rows;
+                o.persisted_only = persisted_only;
+            })
+        }
+    };
+    for persisted_only in [false, true] {
+        let asked = keys("key-1?", Some(vec![Op::Mutation]));
+        let mut some = stream(&client, asked(Start::Earliest, persisted_only)).await;
+        let mut found: Vec<_> =
+            read_all(&mut some).await.into_iter().map(|item| row(item).key).collect();
+        found.sort();
+        // The deletion came in place of the mutation.
+        let wanted: Vec<_> =
+            (10..20).filter(|n| *n != 11).map(|n| format!("key-{n}").into_bytes()).collect();
+        assert_eq!(found, wanted);
+        let checkpoint = some.checkpoint();
+        for (vbid, high) in client.high_seqnos().await.unwrap() {
+            assert_eq!(checkpoint.position(vbid).map_or(0, |at| at.seqno.0), high.0, "{vbid}");
+        }
+        let why = refusal(&client, options(Start::Checkpoint(checkpoint.clone()), End::Now)).await;
+        assert!(why.contains("also asks for all keys and operations deletion"), "{why}");
+        let why = refusal(&client, keys("*", None)(Start::Checkpoint(checkpoint), false)).await;
+        assert!(why.contains("keys [\"*\"]"), "{why}");
+    }
 }
 
 #[tokio::test]

@@ -6,7 +6,8 @@
 //!
 //! Version 2 has, beside a position, the points below it that a rollback can go back to, oldest
 //! first; of each only what differs from the position. Version 3 has the filter where those before
-//! have a hash of it. A checkpoint that was read from one of those, and has not been used with a
+//! have a hash of it; version 4, which is written only where need be, has keys, operations or a time
+//! in the filter too. A checkpoint that was read from one of those, and has not been used with a
 //! filter since, is written as version 2 again.
 
 use std::collections::BTreeMap;
@@ -19,10 +20,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Checkpoint, CheckpointError, MadeWith, Standing, StoredFilter};
 use crate::consumer::StreamFilter;
-use crate::{CompletePoint, FailoverLog, History, Position, Snapshot};
+use crate::{CompletePoint, FailoverLog, History, Op, Position, RowFilter, Snapshot};
 
 const FORMAT: &str = "dcp_rs checkpoint";
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
+
+/// Newest version whose filter knows nothing of keys, operations and times.
+const VERSION_WITHOUT_ROWS: u64 = 3;
 
 /// Newest version with a hash in place of the filter.
 const VERSION_WITH_HASH: u64 = 2;
@@ -100,6 +104,13 @@ pub(crate) struct FilterDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     collections: Option<Vec<Hex<u32>>>,
     system_documents: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    keys: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ops: Option<Vec<String>>,
+    /// In nanoseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    since: Option<u64>,
 }
 
 type Log = Vec<(Hex<u64>, u64)>;
@@ -155,7 +166,9 @@ impl<'de> Deserialize<'de> for VbidKey {
 pub(super) fn write(checkpoint: &Checkpoint) -> String {
     match &checkpoint.made_with {
         MadeWith::Filter(filter) => {
-            write_version(VERSION, FilterDocument::from(&**filter), checkpoint)
+            // Earlier releases read what holds nothing that they do not know.
+            let version = if filter.rows().is_all() { VERSION_WITHOUT_ROWS } else { VERSION };
+            write_version(version, FilterDocument::from(&**filter), checkpoint)
         }
         MadeWith::Hash(hash) => write_version(VERSION_WITH_HASH, Hex(*hash), checkpoint),
     }
@@ -184,7 +197,15 @@ pub(super) fn read(json: &[u8]) -> Result<Checkpoint, CheckpointError> {
     match preamble.version {
         1 => read_version::<Hex<u64>, PositionV1>(json),
         2 => read_version::<Hex<u64>, PositionV2>(json),
-        3 => read_version::<FilterDocument, PositionV2>(json),
+        version @ (VERSION_WITHOUT_ROWS | VERSION) => {
+            let read = read_version::<FilterDocument, PositionV2>(json)?;
+            // The checksum does not cover the version.
+            let has_rows = read.filter().is_some_and(|filter| !filter.rows().is_all());
+            if has_rows != (version == VERSION) {
+                return Err(CheckpointError::Damaged("the version and the filter do not agree"));
+            }
+            Ok(read)
+        }
         found => Err(CheckpointError::Version { found, supported: VERSION }),
     }
 }
@@ -243,7 +264,16 @@ impl From<&StoredFilter> for FilterDocument {
                 (None, Some(ids.iter().map(|id| Hex(id.0)).collect()))
             }
         };
-        Self { scope, collections, system_documents: filter.system_documents() }
+        let rows = filter.rows();
+        let name = |op: &Op| op.name().to_owned();
+        Self {
+            scope,
+            collections,
+            system_documents: filter.system_documents(),
+            keys: rows.keys().map(<[String]>::to_vec),
+            ops: rows.ops().map(|ops| ops.iter().map(name).collect()),
+            since: rows.since(),
+        }
     }
 }
 
@@ -260,7 +290,14 @@ impl TryFrom<FilterDocument> for StoredFilter {
             }
             (Some(_), Some(_)) => return Err("the filter names a scope and collections"),
         };
-        Ok(Self::new(documents, read.system_documents))
+        let op = |name: String| {
+            let op = Op::ALL.into_iter().find(|op| op.name() == name);
+            op.ok_or("the filter names an unknown operation")
+        };
+        let ops = read.ops.map(|ops| ops.into_iter().map(op).collect::<Result<_, _>>());
+        let rows = RowFilter::new(read.keys, ops.transpose()?, read.since)
+            .map_err(|_| "the filter's keys or operations are none, or too many or too long")?;
+        Ok(Self::new(documents, read.system_documents).with_rows(rows))
     }
 }
 

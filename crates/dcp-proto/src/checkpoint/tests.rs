@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::consumer::StreamFilter;
-use crate::{CompletePoint, FailoverLog, Snapshot};
+use crate::{CompletePoint, FailoverLog, Op, RowFilter, Snapshot};
 
 fn filter(ids: &[u32]) -> StoredFilter {
     StoredFilter::new(
@@ -85,6 +85,28 @@ fn version_3_documents_stay_readable() {
     assert_eq!(read.filter(), Some(&filter(&[9, 10])));
     assert_eq!(read.position(Vbid(7)).unwrap().seqno, Seqno(5));
     assert_eq!(read.to_json().as_bytes(), document, "and this release writes the same");
+}
+
+#[test]
+fn a_filter_by_rows_is_stored_in_a_version_of_its_own() {
+    let keys = Some(vec!["b?".to_owned(), "a*".to_owned()]);
+    let ops = Some(vec![Op::Mutation, Op::Deletion]);
+    let rows = RowFilter::new(keys, ops, Some(0x1234_5678)).unwrap();
+    let made = Checkpoint::new("b", filter(&[9]).with_rows(rows));
+    let document = made.to_json();
+    // Never to be changed.
+    let content = r#""system_documents":false,"keys":["a*","b?"],"ops":["deletion","mutation"],"since":305397760}"#;
+    assert!(document.contains(content), "{document}");
+    assert!(document.contains(r#""version":4"#), "earlier releases name it as the reason");
+    assert_eq!(Checkpoint::from_json(document.as_bytes()), Ok(made.clone()));
+    for (document, version) in [(document, 3), (Checkpoint::new("b", filter(&[9])).to_json(), 4)] {
+        let changed = document.replace("\"version\":4", "\"version\":3");
+        let changed = changed.replace("\"version\":3", &format!("\"version\":{version}"));
+        let read = Checkpoint::from_json(changed.as_bytes());
+        assert!(matches!(read, Err(CheckpointError::Damaged(_))), "{changed}: {read:?}");
+    }
+    assert!(made.narrowed_to("b", &filter(&[9]), &manifest()).is_err(), "that is more");
+    assert!(Checkpoint::new("b", filter(&[9])).merge(&made).is_err());
 }
 
 #[test]
@@ -211,10 +233,10 @@ fn nothing_is_never_an_empty_checkpoint() {
 
 #[test]
 fn a_newer_release_is_named_as_the_reason() {
-    let newer = checkpoint().to_json().replace("\"version\":3", "\"version\":4");
+    let newer = checkpoint().to_json().replace("\"version\":3", "\"version\":5");
     assert_eq!(
         Checkpoint::from_json(newer.as_bytes()),
-        Err(CheckpointError::Version { found: 4, supported: 3 })
+        Err(CheckpointError::Version { found: 5, supported: 4 })
     );
 }
 
@@ -297,7 +319,15 @@ fn any_filter() -> impl Strategy<Value = StoredFilter> {
         proptest::collection::vec(any::<u32>().prop_map(CollectionId), 0..20)
             .prop_map(StreamFilter::Collections),
     ];
-    (documents, any::<bool>()).prop_map(|(documents, system)| StoredFilter::new(documents, system))
+    let keys = proptest::option::of(proptest::collection::vec(".{1,9}", 1..5));
+    let ops = proptest::option::of(proptest::collection::vec(
+        proptest::sample::select(&Op::ALL[..]),
+        1..4,
+    ));
+    let rows = (keys, ops, any::<Option<u64>>())
+        .prop_map(|(keys, ops, since)| RowFilter::new(keys, ops, since).unwrap());
+    (documents, any::<bool>(), rows)
+        .prop_map(|(documents, system, rows)| StoredFilter::new(documents, system).with_rows(rows))
 }
 
 proptest! {

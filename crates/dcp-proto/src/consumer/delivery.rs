@@ -3,6 +3,8 @@
 use dcp_wire::message::{SystemEvent, SystemEventId};
 use dcp_wire::{CollectionId, ScopeId};
 
+use crate::RowFilter;
+
 /// Prefix of the keys under which clients keep the records of distributed transactions.
 const TRANSACTION_PREFIX: &[u8] = b"_txn:";
 
@@ -26,6 +28,8 @@ pub struct Delivery {
     pub end_persisted: bool,
     /// What is left out.
     pub hidden: Hidden,
+    /// Which changes of documents are not left out.
+    pub rows: RowFilter,
 }
 
 /// Most collections of scope `_system` that are told apart. Servers and services make a handful, and

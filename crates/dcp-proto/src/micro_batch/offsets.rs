@@ -9,7 +9,10 @@ use std::collections::BTreeMap;
 use crate::checkpoint::{FilterDocument, FilterMismatch, StoredFilter};
 use crate::topology::Manifest;
 
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
+
+/// Version whose filter knows nothing of keys, operations and times.
+const VERSION_WITHOUT_ROWS: u64 = 2;
 
 /// Version without a filter.
 const VERSION_WITHOUT_FILTER: u64 = 1;
@@ -185,11 +188,16 @@ impl Offsets {
     ///
     /// `v` is the version, `bucket` the bucket's UUID, `f` the filter, `s` the seqnos by vBucket,
     /// `u` the vbuuids in base64 with 8 bytes each, `e` the epochs above 0, `c` the CRC-32 of the
-    /// other members. Version 1 has no `f`.
+    /// other members. Version 1 has no `f`; version 3 is that of a filter
+    /// by keys, operations or time.
     #[must_use]
     pub fn to_json(&self) -> String {
         let content = Content {
-            v: if self.filter.is_some() { VERSION } else { VERSION_WITHOUT_FILTER },
+            v: match &self.filter {
+                None => VERSION_WITHOUT_FILTER,
+                Some(filter) if filter.rows().is_all() => VERSION_WITHOUT_ROWS,
+                Some(_) => VERSION,
+            },
             bucket: self.bucket_uuid.clone(),
             f: self.filter.as_ref().map(FilterDocument::from),
             s: self.vbuckets.iter().map(|offset| offset.seqno.0).collect(),
@@ -211,7 +219,7 @@ impl Offsets {
     /// [`OffsetsError::Damaged`] or [`OffsetsError::Version`].
     pub fn from_json(json: &str) -> Result<Self, OffsetsError> {
         let preamble: Preamble = serde_json::from_str(json).map_err(OffsetsError::damaged)?;
-        if !matches!(preamble.v, VERSION_WITHOUT_FILTER | VERSION) {
+        if !(VERSION_WITHOUT_FILTER..=VERSION).contains(&preamble.v) {
             return Err(OffsetsError::Version { found: preamble.v });
         }
         let Document { content, c } = serde_json::from_str(json).map_err(OffsetsError::damaged)?;

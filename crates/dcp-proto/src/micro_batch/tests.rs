@@ -287,8 +287,8 @@ fn damaged_and_foreign_offsets_are_refused() {
             assert!(Offsets::from_json(&damaged).is_err(), "{damaged}");
         }
     }
-    let later = json.replacen("\"v\":2", "\"v\":3", 1);
-    assert_eq!(Offsets::from_json(&later), Err(OffsetsError::Version { found: 3 }));
+    let later = json.replacen("\"v\":2", "\"v\":4", 1);
+    assert_eq!(Offsets::from_json(&later), Err(OffsetsError::Version { found: 4 }));
     let offsets = Offsets::from_json(&json).unwrap();
     assert_eq!(offsets.check("bucket", 4), Ok(()));
     assert!(matches!(offsets.check("other", 4), Err(OffsetsError::OtherBucket { .. })));

@@ -8,6 +8,7 @@ use core::fmt;
 use dcp_wire::{CollectionId, ScopeId};
 use thiserror::Error;
 
+use crate::RowFilter;
 use crate::consumer::StreamFilter;
 use crate::topology::Manifest;
 
@@ -27,6 +28,7 @@ pub struct StoredFilter {
     /// Collections ascending, each once.
     documents: StreamFilter,
     system_documents: bool,
+    rows: RowFilter,
 }
 
 impl StoredFilter {
@@ -42,7 +44,14 @@ impl StoredFilter {
             }
             other => other,
         };
-        Self { documents, system_documents }
+        Self { documents, system_documents, rows: RowFilter::default() }
+    }
+
+    /// Leaves out changes of documents besides.
+    #[must_use]
+    pub fn with_rows(mut self, rows: RowFilter) -> Self {
+        self.rows = rows;
+        self
     }
 
     /// What the server is asked for.
@@ -55,6 +64,12 @@ impl StoredFilter {
     #[must_use]
     pub const fn system_documents(&self) -> bool {
         self.system_documents
+    }
+
+    /// Which changes of those documents are delivered.
+    #[must_use]
+    pub const fn rows(&self) -> &RowFilter {
+        &self.rows
     }
 
     /// Checks that this filter contains `asked`, so that positions made with it serve a stream of
@@ -70,6 +85,7 @@ impl StoredFilter {
         if asked.system_documents && !self.system_documents {
             beyond.push("system documents".to_owned());
         }
+        beyond.extend(self.rows.beyond(&asked.rows));
         if beyond.is_empty() {
             return Ok(());
         }
@@ -119,7 +135,7 @@ impl StoredFilter {
 
     fn describe(&self, manifest: Option<&Manifest>) -> String {
         let system = if self.system_documents { "with" } else { "without" };
-        format!("{} {system} system documents", describe(&self.documents, manifest))
+        format!("{} {system} system documents{}", describe(&self.documents, manifest), self.rows)
     }
 
     /// What releases stored that kept a hash of the filter: FNV-1a of its parts.

@@ -49,6 +49,10 @@ impl Connection {
     ) -> Result<Ran, SinkError> {
         let config = &self.config;
         let (max_body, collections) = (config.max_body_len, config.collections);
+        // Each change is looked at by itself then.
+        if !config.delivery.rows.is_all() {
+            return Ok(Ran::default());
+        }
         let Some((first, _)) = MutationView::parse(input, max_body, collections) else {
             return Ok(Ran::default());
         };

@@ -158,7 +158,8 @@ impl Connection {
         let (collections, hidden) = (self.config.collections, &mut self.config.delivery.hidden);
         let (progress, may_be_row) = match frame.header.opcode {
             Opcode::DCP_MUTATION | Opcode::DCP_DELETION | Opcode::DCP_EXPIRATION => {
-                (stream.document(frame, collections, hidden, sink)?, true)
+                let rows = &self.config.delivery.rows;
+                (stream.document(frame, collections, hidden, rows, sink)?, true)
             }
             Opcode::DCP_SYSTEM_EVENT => (stream.system_event(frame, hidden, sink)?, false),
             Opcode::DCP_SEQNO_ADVANCED => (stream.seqno_advanced(frame)?, false),

@@ -6,7 +6,7 @@ use dcp_wire::{CollectionId, DecodeError, DocKey, Frame, Header, Opcode, RevSeqn
 use super::{Fault, Progress, Stream};
 use crate::consumer::Misbehaviour;
 use crate::consumer::delivery::Hidden;
-use crate::{Change, ChangeSink, Op, Snapshot, SystemEventRecord};
+use crate::{Change, ChangeSink, Op, RowFilter, Snapshot, SystemEventRecord};
 
 impl Stream {
     /// A document was written, was removed, or expired.
@@ -15,6 +15,7 @@ impl Stream {
         frame: &Frame<'_>,
         collections: bool,
         hidden: &Hidden,
+        rows: &RowFilter,
         sink: &mut S,
     ) -> Result<Progress, Fault> {
         let change = decode(frame, collections)?;
@@ -23,7 +24,7 @@ impl Stream {
             return Ok(self.past_end(seqno)?);
         }
         let repeated_seqno = self.check_item(seqno)?;
-        let no_row = hidden.hides(change.collection_id, change.key);
+        let no_row = hidden.hides(change.collection_id, change.key) || !rows.passes(&change);
         if !no_row {
             sink.change(&Change {
                 vbuuid: self.branch_of(seqno),
