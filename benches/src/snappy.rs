@@ -74,6 +74,7 @@ fn into_batches(values: &[Vec<u8>], passes: usize) -> Result<Duration, Error> {
             vbuuid: Vbuuid(1),
             epoch: 0,
             snapshot: Snapshot { start: Seqno(0), end: Seqno(u64::MAX) },
+            history: false,
             collection_id: CollectionId::DEFAULT,
             key,
             value,

@@ -111,7 +111,15 @@ class Checkpoint:
     def filter(
         self,
     ) -> (
-        tuple[int | None, list[int] | None, bool, list[str] | None, list[str] | None, float | None]
+        tuple[
+            int | None,
+            list[int] | None,
+            bool,
+            list[str] | None,
+            list[str] | None,
+            list[str] | None,
+            float | None,
+        ]
         | None
     ): ...
     def positions(self) -> dict[int, dict[str, int]]: ...

@@ -43,6 +43,7 @@ class StoredFilter:
         scope_id: The scope, if it was one.
         collection_ids: The collections, if they were named.
         system_documents: Whether system documents were delivered.
+        patterns: Patterns of collections, if only such were delivered.
         keys: Patterns of keys, if only such were delivered.
         ops: Operations, likewise.
         since: The earliest time of changes in seconds since 1970, likewise.
@@ -51,12 +52,15 @@ class StoredFilter:
     scope_id: int | None
     collection_ids: tuple[int, ...] | None
     system_documents: bool
+    patterns: tuple[str, ...] | None = None
     keys: tuple[str, ...] | None = None
     ops: tuple[str, ...] | None = None
     since: float | None = None
 
     def __str__(self) -> str:
-        if self.scope_id is not None:
+        if self.patterns is not None:
+            documents = f"collections {', '.join(self.patterns)}"
+        elif self.scope_id is not None:
             documents = f"scope {self.scope_id:#x}"
         elif self.collection_ids is not None:
             ids = ", ".join(f"{each:#x}" for each in self.collection_ids)
@@ -164,11 +168,12 @@ class Checkpoint:
         """
         if self._inner.filter is None:
             return None
-        scope, collections, system_documents, keys, ops, since = self._inner.filter
+        scope, collections, system_documents, patterns, keys, ops, since = self._inner.filter
         return StoredFilter(
             scope_id=scope,
             collection_ids=None if collections is None else tuple(collections),
             system_documents=system_documents,
+            patterns=None if patterns is None else tuple(patterns),
             keys=None if keys is None else tuple(keys),
             ops=None if ops is None else tuple(ops),
             since=since,

@@ -325,7 +325,9 @@ class Client:
                 `(i + 1) * N // n`.
             scope: Scope to stream, with collections that are made in it later; all if not given.
             collections: Collections to stream, as `scope.collection`, or as `collection` within
-                `scope` or else within `_default`.
+                `scope` or else within `_default`. In patterns, as `inventory.*` or `*.events`, `*`
+                stands for any text and `?` for one character; collections made later that match are
+                streamed too. Wildcards do not match scope `_system`.
             keys: Patterns of the keys to deliver, one or several: `*` stands for any text, `?` for
                 one character, a backslash takes the meaning from the character behind it. The
                 server sends the others nevertheless, and the checkpoint moves past them.

@@ -241,11 +241,13 @@ impl Client {
             }
             vbuckets.push((vbid, end, from.with_end(kind).with_catch_up(head)));
         }
-        let hidden = if options.system_documents {
-            Hidden::default()
-        } else {
-            filter::hidden(filter.documents(), &manifest)
+        let hidden = match (options.system_documents, filter.patterns().is_all()) {
+            (true, _) => Hidden::default(),
+            (false, true) => filter::hidden(filter.documents(), &manifest),
+            // Scope `_system` is left out by patterns that do not name it.
+            (false, false) => Hidden::default().with_transactions(),
         };
+        let hidden = hidden.with_patterns(filter.patterns(), &manifest);
         let config = self.bucket.config();
         let ignore_purged_tombstones = options.ignore_purged_tombstones && config.ignores_purges();
         if options.ignore_purged_tombstones && !ignore_purged_tombstones {

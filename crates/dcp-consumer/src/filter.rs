@@ -1,5 +1,6 @@
 //! A filter by names becomes one by ids.
 
+use dcp_proto::CollectionPatterns;
 use dcp_proto::checkpoint::StoredFilter;
 use dcp_proto::consumer::{Hidden, StreamFilter};
 use dcp_proto::topology::{CollectionEntry, Manifest};
@@ -16,7 +17,52 @@ pub(crate) fn resolve(
     system_documents: bool,
     manifest: &Manifest,
 ) -> Result<StoredFilter, Error> {
-    Ok(StoredFilter::new(ids(filter, manifest)?, system_documents))
+    let patterns = match filter {
+        Filter::Collections(names) => patterns(names)?,
+        Filter::Ids(_, patterns) => patterns.clone(),
+        _ => CollectionPatterns::default(),
+    };
+    if patterns.is_all() || matches!(filter, Filter::Ids(..)) {
+        let filter = StoredFilter::new(ids(filter, manifest)?, system_documents);
+        return Ok(filter.with_patterns(patterns));
+    }
+    check_names(&patterns, manifest)?;
+    // As little as holds them all: a scope that is there, or the bucket.
+    let scope = patterns.only_scope().and_then(|name| manifest.scope_named(name));
+    let Some(scope) = scope else {
+        return Ok(StoredFilter::new(StreamFilter::All, system_documents).with_patterns(patterns));
+    };
+    let filter = StoredFilter::new(StreamFilter::Scope(scope.id), system_documents);
+    let is_whole = patterns.choose_all_of(&scope.name);
+    Ok(if is_whole { filter } else { filter.with_patterns(patterns) })
+}
+
+/// The names as patterns, if any of them is one.
+fn patterns(names: &[String]) -> Result<CollectionPatterns, Error> {
+    if !names.iter().any(|name| CollectionPatterns::is_pattern(name)) {
+        return Ok(CollectionPatterns::default());
+    }
+    let patterns = CollectionPatterns::new(names.iter().map(String::as_str));
+    patterns.map_err(|error| config(error.to_string()))
+}
+
+/// Refuses a name without a wildcard that there is no collection of; a pattern may match later.
+fn check_names(patterns: &CollectionPatterns, manifest: &Manifest) -> Result<(), Error> {
+    for name in patterns.names() {
+        let found =
+            name.split_once('.').and_then(|(scope, of)| manifest.collection_named(scope, of));
+        if !CollectionPatterns::is_pattern(&name) && found.is_none() {
+            return Err(config(format!("there is no collection '{name}' in the bucket")));
+        }
+    }
+    let matches_any = manifest.collections().any(|entry| {
+        manifest.names(entry.id).is_some_and(|(scope, of)| patterns.choose(scope, of))
+    });
+    if !matches_any {
+        let names = patterns.names().join(", ");
+        tracing::warn!(collections = %names, "no collection of the bucket matches yet");
+    }
+    Ok(())
 }
 
 fn ids(filter: &Filter, manifest: &Manifest) -> Result<StreamFilter, Error> {
@@ -26,7 +72,7 @@ fn ids(filter: &Filter, manifest: &Manifest) -> Result<StreamFilter, Error> {
             Some(scope) => Ok(StreamFilter::Scope(scope.id)),
             None => Err(config(format!("there is no scope '{name}' in the bucket"))),
         },
-        Filter::Ids(ids) => Ok(ids.clone()),
+        Filter::Ids(ids, _) => Ok(ids.clone()),
         Filter::Collections(names) if names.is_empty() => {
             Err(config("the filter names no collection: name one, or stream the bucket".to_owned()))
         }

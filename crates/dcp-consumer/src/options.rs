@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dcp_proto::RowFilter;
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_proto::consumer::StreamFilter;
+use dcp_proto::{CollectionPatterns, RowFilter};
 use dcp_wire::{Seqno, Vbid};
 
 use crate::{Error, ErrorKind, OnRollback};
@@ -64,10 +64,12 @@ pub enum Filter {
     All,
     /// Those of one scope, collections created later included.
     Scope(String),
-    /// Those of these collections, each as `scope.collection`.
+    /// Those of these collections, each as `scope.collection`. If any name holds `*` for any text or
+    /// `?` for one character, all of them are patterns, and collections made later that match are
+    /// streamed too. Wildcards do not match scope `_system`.
     Collections(Vec<String>),
     /// By ids, as positions store it: what was dropped since is left out.
-    Ids(StreamFilter),
+    Ids(StreamFilter, CollectionPatterns),
 }
 
 /// When a batch is handed over.

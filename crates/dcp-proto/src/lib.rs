@@ -56,6 +56,7 @@
 #![cfg_attr(not(test), deny(clippy::expect_used, clippy::panic, clippy::unwrap_used))]
 
 pub mod checkpoint;
+mod collection_patterns;
 pub mod consumer;
 mod failover_log;
 pub mod flow_control;
@@ -67,6 +68,7 @@ mod row_filter;
 mod sink;
 pub mod topology;
 
+pub use collection_patterns::{CollectionPatterns, InvalidPatterns};
 pub use failover_log::{FailoverLog, InvalidFailoverLog};
 pub use history::{CompletePoint, History};
 pub use position::{Position, Snapshot};

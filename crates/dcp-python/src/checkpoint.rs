@@ -12,11 +12,13 @@ use pyo3::types::PyDict;
 
 use crate::error::Failure;
 
-/// Scope, collections, whether system documents are delivered, keys, operations, seconds since 1970.
+/// Scope, collections, whether system documents are delivered, patterns of collections, keys,
+/// operations, seconds since 1970.
 type FilterTuple = (
     Option<u32>,
     Option<Vec<u32>>,
     bool,
+    Option<Vec<String>>,
     Option<Vec<String>>,
     Option<Vec<&'static str>>,
     Option<f64>,
@@ -64,11 +66,12 @@ impl Checkpoint {
             StreamFilter::Scope(id) => (Some(id.0), None),
             StreamFilter::Collections(ids) => (None, Some(ids.iter().map(|id| id.0).collect())),
         };
-        let rows = filter.rows();
+        let (patterns, rows) = (filter.patterns(), filter.rows());
         Some((
             scope,
             collections,
             filter.system_documents(),
+            (!patterns.is_all()).then(|| patterns.names()),
             rows.keys().map(<[String]>::to_vec),
             rows.ops().map(|ops| ops.iter().map(|op| op.name()).collect()),
             rows.since().map(|since| Duration::from_nanos(since).as_secs_f64()),

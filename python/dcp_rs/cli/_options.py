@@ -307,7 +307,7 @@ _READING = {
         "--collections",
         type=words,
         metavar="LIST",
-        help="Collections to read, with commas between.",
+        help="Collections to read, with commas between, as inventory.*,*.events.",
     ),
     "keys": click.option(
         "--keys", type=words, metavar="LIST", help="Keys to read, as order::*,user::?."

@@ -91,21 +91,6 @@ impl Ledger {
     }
 }
 
-/// Name of an operation in the table.
-trait OpName {
-    fn name(&self) -> &'static str;
-}
-
-impl OpName for Op {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Mutation => "mutation",
-            Self::Deletion => "deletion",
-            Self::Expiration => "expiration",
-        }
-    }
-}
-
 /// An embedded cluster; everything written to it through here is in the ledger.
 #[derive(Debug)]
 pub struct History {

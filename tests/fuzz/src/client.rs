@@ -10,7 +10,9 @@ use dcp_proto::consumer::{
     Connection, ConnectionConfig, Delivery, Event, Hidden, Limit, PositionUpdate, StreamFilter,
     StreamPosition,
 };
-use dcp_proto::{Change, ChangeSink, OnRollback, Position, Rollback, SinkError, SystemEventRecord};
+use dcp_proto::{
+    Change, ChangeSink, OnRollback, Position, Rollback, RowFilter, SinkError, SystemEventRecord,
+};
 use dcp_wire::message::{
     BufferAck, Deletion, Expiration, FailoverEntry, Mutation, OsoSnapshot, SeqnoAdvanced,
     SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd, StreamEndReason, StreamRequest,
@@ -212,12 +214,14 @@ impl Play {
             noop_interval: Some(Duration::from_secs(20)),
             filter: StreamFilter::All,
             purge_seqno: how & 8 == 0,
+            ignore_purged_tombstones: false,
             on_rollback: if how & 16 == 0 { OnRollback::Emit } else { OnRollback::Resync },
             delivery: Delivery {
                 clamp: how & 32 != 0,
                 persisted_only: how & 64 != 0,
                 end_persisted: how & 128 != 0,
                 hidden,
+                rows: RowFilter::default(),
             },
             max_body_len: MAX_BODY_LEN,
         };

@@ -98,6 +98,7 @@ fn batch(table: TableSchema, mut bytes: BytesIn<'_>) -> Result<RecordBatch, Sink
             vbuuid: Vbuuid(1),
             epoch: 0,
             snapshot: Snapshot { start: Seqno(0), end: Seqno(rows) },
+            history: false,
             collection_id: CollectionId(u32::from(op >> 2 & 1) * 8),
             key,
             value,

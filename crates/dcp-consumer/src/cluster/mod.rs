@@ -459,5 +459,6 @@ impl<S: BatchSink> Cluster<S> {
         if hidden.leaves_out_system_scope() {
             hidden.merge(&filter::hidden(&self.config.filter, &self.bucket.manifest()));
         }
+        hidden.learn_manifest(&self.bucket.manifest());
     }
 }

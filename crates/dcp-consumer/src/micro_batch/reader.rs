@@ -18,7 +18,7 @@ pub fn stream_options(partition: &Partition, base: StreamOptions) -> StreamOptio
     let on_rollback = if partition.is_followed { OnRollback::Fail } else { partition.on_rollback };
     StreamOptions {
         start: Start::Checkpoint(start),
-        filter: Filter::Ids(filter.documents().clone()),
+        filter: Filter::Ids(filter.documents().clone(), filter.patterns().clone()),
         rows: filter.rows().clone(),
         system_documents: filter.system_documents(),
         vbuckets: Some(ends.keys().copied().collect()),

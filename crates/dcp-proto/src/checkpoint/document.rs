@@ -6,8 +6,8 @@
 //!
 //! Version 2 has, beside a position, the points below it that a rollback can go back to, oldest
 //! first; of each only what differs from the position. Version 3 has the filter where those before
-//! have a hash of it; version 4, which is written only where need be, has keys, operations or a time
-//! in the filter too. A checkpoint that was read from one of those, and has not been used with a
+//! have a hash of it; version 4, which is written only where need be, has patterns of collections,
+//! keys, operations or a time in the filter too. A checkpoint that was read from one of those, and has not been used with a
 //! filter since, is written as version 2 again.
 
 use std::collections::BTreeMap;
@@ -20,12 +20,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Checkpoint, CheckpointError, MadeWith, Standing, StoredFilter};
 use crate::consumer::StreamFilter;
-use crate::{CompletePoint, FailoverLog, History, Op, Position, RowFilter, Snapshot};
+use crate::{
+    CollectionPatterns, CompletePoint, FailoverLog, History, Op, Position, RowFilter, Snapshot,
+};
 
 const FORMAT: &str = "dcp_rs checkpoint";
 const VERSION: u64 = 4;
 
-/// Newest version whose filter knows nothing of keys, operations and times.
+/// Newest version whose filter knows nothing of patterns, keys, operations and times.
 const VERSION_WITHOUT_ROWS: u64 = 3;
 
 /// Newest version with a hash in place of the filter.
@@ -105,6 +107,8 @@ pub(crate) struct FilterDocument {
     collections: Option<Vec<Hex<u32>>>,
     system_documents: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    patterns: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     keys: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ops: Option<Vec<String>>,
@@ -167,7 +171,7 @@ pub(super) fn write(checkpoint: &Checkpoint) -> String {
     match &checkpoint.made_with {
         MadeWith::Filter(filter) => {
             // Earlier releases read what holds nothing that they do not know.
-            let version = if filter.rows().is_all() { VERSION_WITHOUT_ROWS } else { VERSION };
+            let version = if filter.leaves_out() { VERSION } else { VERSION_WITHOUT_ROWS };
             write_version(version, FilterDocument::from(&**filter), checkpoint)
         }
         MadeWith::Hash(hash) => write_version(VERSION_WITH_HASH, Hex(*hash), checkpoint),
@@ -200,8 +204,8 @@ pub(super) fn read(json: &[u8]) -> Result<Checkpoint, CheckpointError> {
         version @ (VERSION_WITHOUT_ROWS | VERSION) => {
             let read = read_version::<FilterDocument, PositionV2>(json)?;
             // The checksum does not cover the version.
-            let has_rows = read.filter().is_some_and(|filter| !filter.rows().is_all());
-            if has_rows != (version == VERSION) {
+            let leaves_out = read.filter().is_some_and(StoredFilter::leaves_out);
+            if leaves_out != (version == VERSION) {
                 return Err(CheckpointError::Damaged("the version and the filter do not agree"));
             }
             Ok(read)
@@ -270,6 +274,7 @@ impl From<&StoredFilter> for FilterDocument {
             scope,
             collections,
             system_documents: filter.system_documents(),
+            patterns: (!filter.patterns().is_all()).then(|| filter.patterns().names()),
             keys: rows.keys().map(<[String]>::to_vec),
             ops: rows.ops().map(|ops| ops.iter().map(name).collect()),
             since: rows.since(),
@@ -297,7 +302,15 @@ impl TryFrom<FilterDocument> for StoredFilter {
         let ops = read.ops.map(|ops| ops.into_iter().map(op).collect::<Result<_, _>>());
         let rows = RowFilter::new(read.keys, ops.transpose()?, read.since)
             .map_err(|_| "the filter's keys or operations are none, or too many or too long")?;
-        Ok(Self::new(documents, read.system_documents).with_rows(rows))
+        let filter = Self::new(documents, read.system_documents).with_rows(rows);
+        let Some(patterns) = read.patterns else { return Ok(filter) };
+        if matches!(filter.documents(), StreamFilter::Collections(_)) {
+            return Err("the filter names collections and has patterns of them");
+        }
+        let patterns = CollectionPatterns::new(patterns.iter().map(String::as_str)).map_err(
+            |_| "the filter's patterns of collections are none, or too many or too long",
+        )?;
+        Ok(filter.with_patterns(patterns))
     }
 }
 

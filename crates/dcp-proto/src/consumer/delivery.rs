@@ -1,9 +1,12 @@
 //! Which changes of a stream reach the sink, and when.
 
-use dcp_wire::message::{SystemEvent, SystemEventId};
+use std::collections::{BTreeMap, BTreeSet};
+
+use dcp_wire::message::{SystemEvent, SystemEventId, SystemEventPayload};
 use dcp_wire::{CollectionId, ScopeId};
 
-use crate::RowFilter;
+use crate::topology::Manifest;
+use crate::{CollectionPatterns, RowFilter};
 
 /// Prefix of the keys under which clients keep the records of distributed transactions.
 const TRANSACTION_PREFIX: &[u8] = b"_txn:";
@@ -36,6 +39,10 @@ pub struct Delivery {
 /// one that was dropped long ago sends no documents any more.
 const MAX_HIDDEN: usize = 1024;
 
+/// Most collections and scopes that patterns are held against. A cluster has 1,200 at most, and ids
+/// ascend: beyond it the oldest is forgotten, which was dropped long ago.
+const MAX_KNOWN: usize = 8192;
+
 /// Documents that are left out: positions pass over them like over what a filter leaves out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hidden {
@@ -44,6 +51,77 @@ pub struct Hidden {
     system_scope: Option<Option<ScopeId>>,
     /// Collections of that scope, in the order they were learnt.
     collections: Vec<CollectionId>,
+    /// What patterns choose of the rest, if there are any.
+    chosen: Option<Chosen>,
+}
+
+/// What patterns of collections are known to match.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Chosen {
+    patterns: CollectionPatterns,
+    collections: BTreeSet<CollectionId>,
+    /// Names of scopes, by which collections made later are judged.
+    scopes: BTreeMap<ScopeId, Box<str>>,
+}
+
+impl Chosen {
+    /// Judges a collection by its names; whether it is one that is new and chosen.
+    fn meet(&mut self, id: CollectionId, scope: &str, name: &str) -> bool {
+        if !self.patterns.choose(scope, name) {
+            return false;
+        }
+        if self.collections.len() == MAX_KNOWN {
+            self.collections.pop_first();
+        }
+        self.collections.insert(id)
+    }
+
+    /// Notes a scope's name; whether that is new.
+    fn meet_scope(&mut self, id: ScopeId, name: &str) -> bool {
+        if !self.patterns.may_choose_in(name) || self.scopes.contains_key(&id) {
+            return false;
+        }
+        if self.scopes.len() == MAX_KNOWN {
+            self.scopes.pop_first();
+        }
+        self.scopes.insert(id, name.into());
+        true
+    }
+
+    /// Learns of scopes and collections that are made meanwhile; whether there was anything new.
+    fn learn(&mut self, id: SystemEventId, payload: &SystemEventPayload<'_>) -> bool {
+        let Ok(name) = core::str::from_utf8(payload.name) else { return false };
+        match (id, payload.collection_id) {
+            (SystemEventId::CREATE_SCOPE, _) => self.meet_scope(payload.scope_id, name),
+            (SystemEventId::BEGIN_COLLECTION, Some(id)) => {
+                let Some(scope) = self.scopes.get(&payload.scope_id).cloned() else { return false };
+                self.meet(id, &scope, name)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether an event is of something that is chosen. What ends is told in any case: it may have
+    /// been delivered by a stream that knew it by name.
+    fn takes_event(&self, id: SystemEventId, payload: &SystemEventPayload<'_>) -> bool {
+        match (id, payload.collection_id) {
+            (SystemEventId::CREATE_SCOPE, _) => self.scopes.contains_key(&payload.scope_id),
+            (SystemEventId::BEGIN_COLLECTION | SystemEventId::MODIFY_COLLECTION, Some(id)) => {
+                self.collections.contains(&id)
+            }
+            _ => true,
+        }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        for &id in &other.collections {
+            if self.collections.len() == MAX_KNOWN {
+                self.collections.pop_first();
+            }
+            self.collections.insert(id);
+        }
+        other.scopes.iter().for_each(|(&id, name)| _ = self.meet_scope(id, name));
+    }
 }
 
 impl Hidden {
@@ -67,6 +145,32 @@ impl Hidden {
         self
     }
 
+    /// Leaves out what patterns do not choose. They match collections in the manifest, and those made
+    /// later, which are learnt from system events.
+    #[must_use]
+    pub fn with_patterns(mut self, patterns: &CollectionPatterns, manifest: &Manifest) -> Self {
+        if patterns.is_all() {
+            return self;
+        }
+        let (patterns, collections, scopes) = (patterns.clone(), BTreeSet::new(), BTreeMap::new());
+        self.chosen = Some(Chosen { patterns, collections, scopes });
+        self.learn_manifest(manifest);
+        self
+    }
+
+    /// Learns what patterns choose of a newer manifest.
+    pub fn learn_manifest(&mut self, manifest: &Manifest) {
+        let Some(chosen) = &mut self.chosen else { return };
+        for scope in manifest.scopes() {
+            chosen.meet_scope(scope.id, &scope.name);
+        }
+        for entry in manifest.collections() {
+            if let Some((scope, name)) = manifest.names(entry.id) {
+                chosen.meet(entry.id, scope, name);
+            }
+        }
+    }
+
     /// Leaves out a collection's documents; whether that is new. Beyond [`MAX_HIDDEN`] the one that
     /// was learnt first is shown again.
     fn add(&mut self, id: CollectionId) -> bool {
@@ -83,7 +187,8 @@ impl Hidden {
     /// This, if any document may be left out.
     #[inline]
     pub(super) fn may_hide(&self) -> Option<&Self> {
-        (self.transactions || !self.collections.is_empty()).then_some(self)
+        let may = self.transactions || !self.collections.is_empty() || self.chosen.is_some();
+        may.then_some(self)
     }
 
     /// Whether a document is left out.
@@ -91,6 +196,13 @@ impl Hidden {
     pub(super) fn hides(&self, collection_id: CollectionId, key: &[u8]) -> bool {
         (self.transactions && key.first() == Some(&b'_') && key.starts_with(TRANSACTION_PREFIX))
             || (collection_id != CollectionId::DEFAULT && self.collections.contains(&collection_id))
+            || self.chosen.as_ref().is_some_and(|of| !of.collections.contains(&collection_id))
+    }
+
+    /// Whether an event of a collection or scope is left out.
+    pub(super) fn hides_event(&self, event: &SystemEvent<'_>) -> bool {
+        let Some(chosen) = &self.chosen else { return false };
+        event.payload().ok().flatten().is_some_and(|of| !chosen.takes_event(event.id, &of))
     }
 
     /// Whether documents of scope `_system` are left out.
@@ -99,25 +211,37 @@ impl Hidden {
         self.system_scope.is_some()
     }
 
-    /// Leaves out what `other` does, too.
+    /// Learns what `other` knows: what to leave out, and what patterns match.
     pub fn merge(&mut self, other: &Self) {
         self.transactions |= other.transactions;
         self.system_scope = other.system_scope.or(self.system_scope);
         other.collections.iter().for_each(|&id| _ = self.add(id));
+        if let (Some(own), Some(others)) = (&mut self.chosen, &other.chosen) {
+            own.merge(others);
+        }
     }
 
-    /// The part that was learned last.
+    /// The part that was learned last, and all that patterns are known to match.
     pub(super) fn learned_last(&self) -> Self {
         let collections = self.collections.last().copied().into_iter().collect();
-        Self { transactions: false, system_scope: self.system_scope, collections }
+        let chosen = self.chosen.clone();
+        Self { transactions: false, system_scope: self.system_scope, collections, chosen }
     }
 
     /// Learns of scopes and collections that are made meanwhile; whether there was anything new.
     pub(super) fn learn(&mut self, event: &SystemEvent<'_>) -> bool {
-        let Some(known_scope) = self.system_scope else { return false };
-        // A damaged payload names nothing to leave out.
+        if self.system_scope.is_none() && self.chosen.is_none() {
+            return false;
+        }
+        // A damaged payload names nothing.
         let Ok(Some(payload)) = event.payload() else { return false };
-        match (event.id, payload.collection_id) {
+        let is_chosen = self.chosen.as_mut().is_some_and(|of| of.learn(event.id, &payload));
+        self.learn_system_scope(event.id, &payload) || is_chosen
+    }
+
+    fn learn_system_scope(&mut self, id: SystemEventId, payload: &SystemEventPayload<'_>) -> bool {
+        let Some(known_scope) = self.system_scope else { return false };
+        match (id, payload.collection_id) {
             (SystemEventId::CREATE_SCOPE, _)
                 if payload.name == SYSTEM_SCOPE && known_scope != Some(payload.scope_id) =>
             {

@@ -11,7 +11,7 @@ use crate::topology::Manifest;
 
 const VERSION: u64 = 3;
 
-/// Version whose filter knows nothing of keys, operations and times.
+/// Version whose filter knows nothing of patterns, keys, operations and times.
 const VERSION_WITHOUT_ROWS: u64 = 2;
 
 /// Version without a filter.
@@ -188,14 +188,14 @@ impl Offsets {
     ///
     /// `v` is the version, `bucket` the bucket's UUID, `f` the filter, `s` the seqnos by vBucket,
     /// `u` the vbuuids in base64 with 8 bytes each, `e` the epochs above 0, `c` the CRC-32 of the
-    /// other members. Version 1 has no `f`; version 3 is that of a filter
-    /// by keys, operations or time.
+    /// other members. Version 1 has no `f`; version 3 is that of a filter by patterns of collections,
+    /// keys, operations or time.
     #[must_use]
     pub fn to_json(&self) -> String {
         let content = Content {
             v: match &self.filter {
                 None => VERSION_WITHOUT_FILTER,
-                Some(filter) if filter.rows().is_all() => VERSION_WITHOUT_ROWS,
+                Some(filter) if !filter.leaves_out() => VERSION_WITHOUT_ROWS,
                 Some(_) => VERSION,
             },
             bucket: self.bucket_uuid.clone(),

@@ -8,9 +8,9 @@ use core::fmt;
 use dcp_wire::{CollectionId, ScopeId};
 use thiserror::Error;
 
-use crate::RowFilter;
 use crate::consumer::StreamFilter;
 use crate::topology::Manifest;
+use crate::{CollectionPatterns, RowFilter};
 
 /// Scope in which servers and services keep their own documents.
 const SYSTEM_SCOPE: &str = "_system";
@@ -28,6 +28,8 @@ pub struct StoredFilter {
     /// Collections ascending, each once.
     documents: StreamFilter,
     system_documents: bool,
+    /// What is chosen of those documents.
+    patterns: CollectionPatterns,
     rows: RowFilter,
 }
 
@@ -44,7 +46,15 @@ impl StoredFilter {
             }
             other => other,
         };
-        Self { documents, system_documents, rows: RowFilter::default() }
+        let (patterns, rows) = (CollectionPatterns::default(), RowFilter::default());
+        Self { documents, system_documents, patterns, rows }
+    }
+
+    /// Chooses collections of the scope or bucket that is asked for.
+    #[must_use]
+    pub fn with_patterns(mut self, patterns: CollectionPatterns) -> Self {
+        self.patterns = patterns;
+        self
     }
 
     /// Leaves out changes of documents besides.
@@ -66,6 +76,17 @@ impl StoredFilter {
         self.system_documents
     }
 
+    /// Which collections of those documents are delivered.
+    #[must_use]
+    pub const fn patterns(&self) -> &CollectionPatterns {
+        &self.patterns
+    }
+
+    /// Whether the server sends more than is delivered, but for what is never delivered unasked.
+    pub(crate) const fn leaves_out(&self) -> bool {
+        !(self.patterns.is_all() && self.rows.is_all())
+    }
+
     /// Which changes of those documents are delivered.
     #[must_use]
     pub const fn rows(&self) -> &RowFilter {
@@ -81,6 +102,8 @@ impl StoredFilter {
         let mut beyond = Vec::new();
         if let Some(documents) = self.documents_beyond(asked, manifest) {
             beyond.push(describe(&documents, Some(manifest)));
+        } else if !self.patterns_contain(asked, manifest) {
+            beyond.push(asked.describe_documents(Some(manifest)));
         }
         if asked.system_documents && !self.system_documents {
             beyond.push("system documents".to_owned());
@@ -122,6 +145,32 @@ impl StoredFilter {
         }
     }
 
+    /// Whether what patterns choose here contains what is chosen of `asked`, of which the server is
+    /// asked for no more.
+    fn patterns_contain(&self, asked: &Self, manifest: &Manifest) -> bool {
+        let own = &self.patterns;
+        let chooses = |id: &CollectionId| {
+            manifest.names(*id).is_some_and(|(scope, collection)| own.choose(scope, collection))
+        };
+        match (own.is_all(), asked.patterns.is_all()) {
+            (true, true) => true,
+            // Read without system documents, the bucket is less than what names them.
+            (true, false) => {
+                self.documents != StreamFilter::All
+                    || self.system_documents
+                    || !asked.patterns.name_system_scope()
+            }
+            (false, false) => own.contain(&asked.patterns),
+            (false, true) => match &asked.documents {
+                StreamFilter::All => false,
+                StreamFilter::Scope(id) => {
+                    manifest.scope(*id).is_some_and(|scope| own.choose_all_of(&scope.name))
+                }
+                StreamFilter::Collections(ids) => ids.iter().all(chooses),
+            },
+        }
+    }
+
     /// Whether something that the filter names is not in the bucket any more.
     fn names_dropped(&self, manifest: &Manifest) -> bool {
         match &self.documents {
@@ -135,7 +184,15 @@ impl StoredFilter {
 
     fn describe(&self, manifest: Option<&Manifest>) -> String {
         let system = if self.system_documents { "with" } else { "without" };
-        format!("{} {system} system documents{}", describe(&self.documents, manifest), self.rows)
+        let documents = self.describe_documents(manifest);
+        format!("{documents} {system} system documents{}", self.rows)
+    }
+
+    fn describe_documents(&self, manifest: Option<&Manifest>) -> String {
+        if self.patterns.is_all() {
+            return describe(&self.documents, manifest);
+        }
+        format!("collections {}", some_of(self.patterns.names().into_iter()))
     }
 
     /// What releases stored that kept a hash of the filter: FNV-1a of its parts.
@@ -205,12 +262,18 @@ fn describe(documents: &StreamFilter, manifest: Option<&Manifest>) -> String {
                 Some(None) => format!("0x{id} (dropped)"),
                 None => format!("0x{id}"),
             };
-            let mut names: Vec<_> = ids.iter().take(MOST_NAMED).map(name).collect();
-            if ids.len() > MOST_NAMED {
-                names.push(format!("{} more", ids.len() - MOST_NAMED));
-            }
             let kind = if ids.len() == 1 { "collection" } else { "collections" };
-            format!("{kind} {}", names.join(", "))
+            format!("{kind} {}", some_of(ids.iter().map(name)))
         }
     }
+}
+
+/// The first of them, and how many more there are.
+fn some_of(all: impl ExactSizeIterator<Item = String>) -> String {
+    let more = all.len().saturating_sub(MOST_NAMED);
+    let mut named: Vec<_> = all.take(MOST_NAMED).collect();
+    if more > 0 {
+        named.push(format!("{more} more"));
+    }
+    named.join(", ")
 }

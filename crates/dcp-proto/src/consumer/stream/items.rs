@@ -50,15 +50,17 @@ impl Stream {
             return Ok(Progress { learned, ..self.past_end(event.seqno)? });
         }
         let repeated_seqno = self.check_item(event.seqno)?;
-        sink.system_event(&SystemEventRecord {
-            vbid: self.vbid,
-            seqno: event.seqno,
-            epoch: self.position.epoch,
-            id: event.id,
-            version: event.version,
-            key: event.key,
-            value: event.value,
-        })?;
+        if !hidden.hides_event(&event) {
+            sink.system_event(&SystemEventRecord {
+                vbid: self.vbid,
+                seqno: event.seqno,
+                epoch: self.position.epoch,
+                id: event.id,
+                version: event.version,
+                key: event.key,
+                value: event.value,
+            })?;
+        }
         // What is not understood is passed over, as the protocol wants it.
         if let Ok(Some(payload)) = event.payload() {
             self.position.manifest_uid = payload.manifest_uid;
