@@ -90,6 +90,11 @@ def stages(first_world: int) -> list[Stage]:
             {"DCP_SOAK_SECONDS": "3600"},
         ),
         Stage(
+            "address",
+            "the Python tests on an extension built with AddressSanitizer: no report",
+            ["bash", "scripts/sanitize.sh"],
+        ),
+        Stage(
             "replication",
             "30 kills of a replication for each target and mode",
             [*pytest, "tests/python/test_replication_kills.py"],

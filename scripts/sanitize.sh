@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Runs the Python tests on an extension built with AddressSanitizer, which watches every access of it
+# and of the libraries compiled into it.
+# Usage: scripts/sanitize.sh [PYTEST ARGUMENT ...]
+#
+# The runtime is gcc's, loaded before Python. Leaks are not looked for: Python keeps much to its end.
+# Left out unless named: what measures memory, what starts PostgreSQL, which does not start under the
+# runtime, and one test whose forked child hangs in it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+folder=$PWD/.state/asan
+host=$(rustc -vV | sed -n 's/^host: //p')
+runtime=$(gcc -print-file-name=libasan.so)
+[ -e "$runtime" ] || { echo "dcp_rs: gcc has no libasan.so: install it with gcc" >&2; exit 1; }
+runtime=$(readlink -f "$runtime")
+
+# An option that stable Rust has for its own tests only. With a target named, build scripts and
+# macros are built without it.
+RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=$folder/target \
+    cargo build --locked --quiet --package dcp-python --target "$host" \
+    --config 'profile.dev.opt-level=1' --config 'profile.dev.debug=1'
+
+rm -rf "$folder/python"
+mkdir -p "$folder/python"
+cp -r python/dcp_rs "$folder/python/"
+cp "$folder/target/$host/debug/lib_dcp_rs.so" "$folder/python/dcp_rs/_dcp_rs.abi3.so"
+
+export PYTHONPATH=$folder/python LD_PRELOAD=$runtime
+export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:log_path=$folder/report
+rm -f "$folder"/report.*
+if [ $# -eq 0 ]; then
+    set -- tests/python -q --ignore tests/python/test_scale.py --ignore tests/python/test_soak.py \
+        -k "not postgres and not variants_in_duckdb_alone and not forked_child_logs_too"
+fi
+failed=0
+.state/venv/bin/python -m pytest -p no:cacheprovider --timeout 600 \
+    -W "ignore:dcp_rs was built without optimizations" "$@" || failed=$?
+# Also those of processes that a test started and did not look at.
+if compgen -G "$folder/report.*" >/dev/null; then
+    cat "$folder"/report.* >&2
+    exit 1
+fi
+exit "$failed"
