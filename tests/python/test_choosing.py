@@ -95,7 +95,7 @@ def test_system_events_are_rows_all_the_same(cluster, client):
     cluster.create_collection("events")
     cluster.upsert("a", b"{}")
     found = changes(client, keys="nothing", ops=["deletion"], system_events=True)[1]
-    assert {op for op, _ in found} == {"system_event"}
+    assert {op for op, _ in found} == {"caught_up", "system_event"}
 
 
 def test_a_planned_read_leaves_the_same_rows_out(cluster, client):
@@ -133,3 +133,117 @@ def test_a_planned_read_leaves_the_same_rows_out(cluster, client):
 def test_what_is_wrong_is_named(client, options, says):
     with pytest.raises(ConfigError, match=says):
         client.stream(**options)
+
+
+def documents(stream):
+    """Gives the collections and keys of a stream's rows."""
+    rows = [row for batch in stream for row in batch.rows()]
+    return {(f"{row['scope']}.{row['collection']}", row["key"]) for row in rows}
+
+
+def collections_of(cluster, *names):
+    for name in names:
+        scope, _, collection = name.partition(".")
+        cluster.create_collection(collection, scope=scope)
+        cluster.upsert("first", b"{}", scope=scope, collection=collection)
+
+
+def test_patterns_choose_collections_that_are_there_and_those_made_later(cluster, client):
+    for scope in ("a", "b"):
+        cluster.create_scope(scope)
+    collections_of(cluster, "a.events", "a.orders", "b.events", "b.logs")
+    options = {"columns": ["scope", "collection", "key"], "until": "now"}
+    for patterns, wanted in [
+        (["*.events"], {"a.events", "b.events"}),
+        (["a.*"], {"a.events", "a.orders"}),
+        (["a.*", "b.logs"], {"a.events", "a.orders", "b.logs"}),
+        (["b.?o??"], {"b.logs"}),
+        (["*.nothing"], set()),
+    ]:
+        stream = client.stream(collections=patterns, **options)
+        assert {name for name, _ in documents(stream)} == wanted, patterns
+        assert stream.checkpoint().seqnos == client.high_seqnos()
+    stream = client.stream(collections=["*.events", "a.o*"], **options)
+    assert len(documents(stream)) == 3
+    kept = dcp_rs.Checkpoint.from_json(stream.checkpoint().to_json())
+    assert kept.filter.patterns == ("*.events", "a.o*")
+    # A scope, a collection of it, and one of a scope that is known, while nobody reads.
+    cluster.create_scope("c")
+    collections_of(cluster, "c.events", "c.orders", "a.old", "b.orders")
+    stream = client.stream(start=kept, collections=["a.o*", "*.events"], **options)
+    assert documents(stream) == {("c.events", "first"), ("a.old", "first")}
+
+
+def test_a_collection_made_while_a_stream_runs_is_delivered_from_its_first_change(cluster, client):
+    cluster.create_scope("a")
+    collections_of(cluster, "a.events")
+    columns = ["op", "scope", "collection", "key", "event"]
+    found = set()
+    with client.stream(
+        collections=["*.events"], columns=columns, system_events=True, linger=0.01
+    ) as stream:
+        for round_ in range(3):
+            scope = f"s{round_}"
+            cluster.create_scope(scope)
+            collections_of(cluster, f"{scope}.other", f"{scope}.events", f"{scope}.more")
+            if round_ == 1:
+                cluster.drop_collection("events", scope="s0")
+            deadline = time.monotonic() + 20
+            while (f"{scope}.events", "first") not in found:
+                assert time.monotonic() < deadline
+                batch = stream.poll(1)
+                for row in () if batch is None else batch.rows():
+                    assert row["collection"] in ("events", None), row
+                    if row["op"] == "mutation":
+                        found.add((f"{row['scope']}.{row['collection']}", row["key"]))
+    assert found == {(f"{scope}.events", "first") for scope in ("a", "s0", "s1", "s2")}
+
+
+def test_patterns_of_a_checkpoint_may_be_fewer_and_not_others(cluster, client):
+    for scope in ("a", "b"):
+        cluster.create_scope(scope)
+    collections_of(cluster, "a.events", "a.orders", "b.events")
+    options = {"columns": ["scope", "collection", "key"], "until": "now"}
+
+    def checkpoint(**chosen):
+        stream = client.stream(**chosen, **options)
+        documents(stream)
+        return stream.checkpoint()
+
+    both = checkpoint(collections=["*.events", "a.*"])
+    for narrower in (
+        {"collections": ["a.*", "*.events"]},
+        {"collections": ["*.events"]},
+        {"collections": ["b.events", "a.orders"]},
+        {"scope": "a"},
+    ):
+        client.stream(start=both, **narrower, **options).close()
+    for wider, named in [
+        ({}, "the whole bucket"),
+        ({"scope": "b"}, "scope b"),
+        ({"collections": ["b.*"]}, "scope b"),
+        ({"collections": ["*.e*"]}, "collections [*].e[*]"),
+    ]:
+        with pytest.raises(CheckpointError, match=f"also asks for {named}"):
+            client.stream(start=both, **wider, **options)
+    whole = checkpoint()
+    client.stream(start=whole, collections=["*.events"], **options).close()
+    with pytest.raises(CheckpointError, match="also asks for collections _system.[*]"):
+        client.stream(start=whole, collections=["_system.*", "b.*"], **options)
+    of_scope = checkpoint(collections=["a.*"])
+    assert of_scope.filter.patterns is None, "the server is asked for the scope"
+    client.stream(start=of_scope, collections=["a.e*"], **options).close()
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["*.events", "a.nope"], "there is no collection 'a.nope'"),
+        (["a." + "x*" * 300], "a pattern has 602 bytes"),
+        ([f"a.{n}*" for n in range(257)], "257 patterns are too many"),
+        ([".*"], "must be given as scope.collection"),
+    ],
+)
+def test_patterns_that_match_nothing_ever_are_refused(client, names, says):
+    with pytest.raises(ConfigError, match=says):
+        client.stream(collections=names)

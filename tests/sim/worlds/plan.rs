@@ -10,8 +10,8 @@ use rand::{Rng, SeedableRng};
 
 /// Tells the dice for what was added later from those for everything else.
 const APART: u64 = 0x7061_7373_776f_7264;
-/// The same for members.
-const MEMBERS: u64 = 0x6d65_6d62_6572_7321;
+/// The same for members, patterns and keys.
+const CHOICES: u64 = 0x6d65_6d62_6572_7321;
 
 /// Everything a world is made of.
 #[derive(Clone, Debug)]
@@ -43,6 +43,8 @@ pub(crate) struct ReaderPlan {
     /// Readers with the same number share a client.
     pub(crate) client: u64,
     pub(crate) filter: FilterPlan,
+    /// Only keys that begin with `key-1` are asked for.
+    pub(crate) some_keys: bool,
     pub(crate) system_documents: bool,
     pub(crate) xattrs: bool,
     pub(crate) compressed: bool,
@@ -84,6 +86,19 @@ pub(crate) enum FilterPlan {
     Scope,
     /// `shop.orders` and `shop.carts`.
     Collections,
+    /// `*.orders` and `*.not?s`.
+    Patterns,
+}
+
+impl FilterPlan {
+    /// Whether a collection is asked for, where ids do not decide that.
+    pub(crate) fn holds(self, scope: &str, name: &str) -> bool {
+        match self {
+            Self::All | Self::Collections => true,
+            Self::Scope => scope == "shop",
+            Self::Patterns => scope != "_system" && matches!(name, "orders" | "notes"),
+        }
+    }
 }
 
 /// Something that happens, and the pause after it.
@@ -246,7 +261,7 @@ impl Plan {
             steps: (0..rng.random_range(8..50)).map(|_| step(rng)).collect(),
         };
         plan.add_apart();
-        plan.add_members();
+        plan.add_choices();
         plan
     }
 
@@ -267,15 +282,22 @@ impl Plan {
         }
     }
 
-    /// Lets some endless readers of whole scopes be groups of members, drawn apart as well.
-    fn add_members(&mut self) {
-        let rng = &mut StdRng::seed_from_u64(self.seed ^ MEMBERS);
+    /// Lets some endless readers of whole scopes be groups of members, and some choose collections by
+    /// pattern or keys; drawn apart as well.
+    fn add_choices(&mut self) {
+        let rng = &mut StdRng::seed_from_u64(self.seed ^ CHOICES);
         for reader in &mut self.readers {
-            let may_be =
-                reader.kind == ReaderKind::Endless && reader.filter != FilterPlan::Collections;
-            if rng.random_bool(0.4) && may_be {
+            let (members, patterns, keys) =
+                (rng.random_bool(0.4), rng.random_bool(0.3), rng.random_bool(0.15));
+            let is_whole = reader.filter != FilterPlan::Collections;
+            if members && reader.kind == ReaderKind::Endless && is_whole {
                 reader.kind = ReaderKind::Members;
             }
+            if patterns && reader.kind != ReaderKind::Batches && reader.filter == FilterPlan::All {
+                reader.filter = FilterPlan::Patterns;
+            }
+            let is_finite = matches!(reader.kind, ReaderKind::Batches | ReaderKind::Finite);
+            reader.some_keys = keys && !is_finite;
         }
     }
 
@@ -306,6 +328,7 @@ impl ReaderPlan {
                 true => FilterPlan::Collections,
                 false => *filters.choose(rng).unwrap_or(&FilterPlan::All),
             },
+            some_keys: false,
             system_documents: rng.random_bool(0.3),
             xattrs: rng.random_bool(0.3),
             compressed: rng.random_bool(0.3),

@@ -9,7 +9,7 @@ use crate::run::{Outcome, run};
 const TIME: Duration = Duration::from_secs(60);
 
 /// What differs between readers that fail in the same way.
-const SPELLINGS: [&str; 10] = [
+const SPELLINGS: [&str; 11] = [
     "Endless",
     "Rivals",
     "Members",
@@ -18,6 +18,7 @@ const SPELLINGS: [&str; 10] = [
     "All",
     "Scope",
     "Collections",
+    "Patterns",
     "Mutation",
     "Deletion",
 ];

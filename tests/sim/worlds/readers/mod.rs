@@ -10,7 +10,7 @@ mod verdict;
 mod watched;
 
 pub(crate) use self::batches::Log;
-use self::verdict::{compare, compare_up_to};
+use self::verdict::{compare, compare_up_to, is_asked_for};
 use self::watched::Streams;
 use dcp_test::with;
 
@@ -24,6 +24,7 @@ use dcp_consumer::{
     Acknowledge, Client, ConnectOptions, Content, CredentialsSource, Error, Filter, OnRollback,
     StreamOptions,
 };
+use dcp_proto::RowFilter;
 use dcp_wire::Vbid;
 use dcp_wire::sasl::Mechanism;
 use rand::Rng;
@@ -369,8 +370,14 @@ impl Process {
         }
         let plan = &self.plan;
         let acknowledge = if plan.manual { Acknowledge::Manual } else { Acknowledge::OnNext };
+        let keys = plan.some_keys.then(|| vec!["key-1*".to_owned()]);
+        let rows = RowFilter::new(keys, None, None).expect("a pattern");
+        if plan.some_keys {
+            self.shared.count("filter of keys");
+        }
         let options = with(StreamOptions::default(), |o| {
             o.filter = filter;
+            o.rows = rows;
             o.vbuckets.clone_from(&self.share);
             o.batch = plan.batch;
             o.content = Content { values: true, xattrs: plan.xattrs };
@@ -397,6 +404,9 @@ impl Process {
         let filter = match self.plan.filter {
             FilterPlan::All => Filter::All,
             FilterPlan::Scope => Filter::Scope("shop".to_owned()),
+            FilterPlan::Patterns => {
+                Filter::Collections(vec!["*.orders".to_owned(), "*.not?s".to_owned()])
+            }
             FilterPlan::Collections if names.is_empty() => {
                 self.storage.borrow_mut().lose();
                 return Err(Stop::Again);
@@ -413,10 +423,10 @@ impl Process {
     fn asks_for(&self, world: &World, id: u32) -> bool {
         match (&*self.ids.borrow(), self.plan.filter) {
             (Some(ids), _) => ids.contains(&id),
-            (None, FilterPlan::Scope) => {
-                world.collections.get(&id).is_some_and(|of| of.scope == "shop")
+            (None, FilterPlan::All) => true,
+            (None, filter) => {
+                world.collections.get(&id).is_some_and(|of| filter.holds(&of.scope, &of.name))
             }
-            _ => true,
         }
     }
 
@@ -531,10 +541,10 @@ impl Process {
                     let of = world.collections.get(&row.collection);
                     let asked_for = match (ids, self.plan.filter) {
                         (Some(ids), _) => ids.contains(&row.collection),
-                        (None, FilterPlan::Scope) => of.is_some_and(|of| of.scope == "shop"),
-                        _ => true,
+                        (None, FilterPlan::All) => true,
+                        (None, filter) => of.is_some_and(|of| filter.holds(&of.scope, &of.name)),
                     };
-                    if !asked_for {
+                    if !asked_for || !is_asked_for(&self.plan, &row.key) {
                         let wrong = format!("a row that was not asked for: {row:?}");
                         return Err(Stop::Violation(wrong));
                     }

@@ -19,7 +19,8 @@ pub(super) fn compare(plan: &ReaderPlan, world: &World, pair: Option<&Pair>) -> 
         let is_more = !world.live(|of| of.scope == "shop").is_empty();
         return if is_more { Err("nothing of its filter was read".to_owned()) } else { Ok(()) };
     }
-    let wants = world.documents(&ids, plan.system_documents)?;
+    let mut wants = world.documents(&ids, plan.system_documents)?;
+    wants.retain(|(_, key), _| is_asked_for(plan, key));
     let nothing = Table::default();
     let of = (plan.filter == FilterPlan::Collections).then_some(&ids);
     let has = pair.map_or(&nothing, |pair| &pair.table).documents(of);
@@ -51,7 +52,8 @@ pub(super) fn compare_up_to(
     let ids = wanted_ids(plan, world, Some(pair));
     let is_below = |vbid, seqno| ends.get(&vbid).is_some_and(|end| seqno <= *end);
     let has = pair.table.documents(Some(&ids));
-    for (key, value) in world.documents(&ids, plan.system_documents)? {
+    let wants = world.documents(&ids, plan.system_documents)?.into_iter();
+    for (key, value) in wants.filter(|((_, key), _)| is_asked_for(plan, key)) {
         let vbid = world.producer.vbid_of(&key.1);
         let document = world.producer.get_from(CollectionId(key.0), &key.1);
         let Some(seqno) = document.map(|document| document.seqno) else { continue };
@@ -75,6 +77,11 @@ pub(super) fn compare_up_to(
     Ok(())
 }
 
+/// Whether a key is asked for.
+pub(super) fn is_asked_for(plan: &ReaderPlan, key: &[u8]) -> bool {
+    !plan.some_keys || key.starts_with(b"key-1")
+}
+
 /// Whether a document was written after a reader began.
 fn is_since(world: &World, (collection, key): &(u32, Vec<u8>), since: u64) -> bool {
     let document = world.producer.get_from(CollectionId(*collection), key);
@@ -88,7 +95,9 @@ fn is_since(world: &World, (collection, key): &(u32, Vec<u8>), since: u64) -> bo
 pub(super) fn wanted_ids(plan: &ReaderPlan, world: &World, pair: Option<&Pair>) -> BTreeSet<u32> {
     match plan.filter {
         FilterPlan::All => world.live(|of| plan.system_documents || of.scope != "_system"),
-        FilterPlan::Scope => world.live(|of| of.scope == "shop"),
+        chosen @ (FilterPlan::Scope | FilterPlan::Patterns) => {
+            world.live(|of| chosen.holds(&of.scope, &of.name))
+        }
         FilterPlan::Collections => {
             let ids = pair.and_then(|pair| pair.ids.clone()).unwrap_or_default();
             ids.intersection(&world.live(|_| true)).copied().collect()
