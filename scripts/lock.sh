@@ -14,4 +14,4 @@ lock() {
 lock build --group build
 lock release --group release
 lock demo --extra demo
-lock test --extra cli --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --group test --group docs
+lock test --extra cli --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --extra object-store --group test --group docs

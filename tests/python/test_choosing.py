@@ -143,9 +143,8 @@ def documents(stream):
 
 def collections_of(cluster, *names):
     for name in names:
-        scope, _, collection = name.partition(".")
-        cluster.create_collection(collection, scope=scope)
-        cluster.upsert("first", b"{}", scope=scope, collection=collection)
+        cluster.create_collection(name)
+        cluster.upsert("first", b"{}", collection=name)
 
 
 def test_patterns_choose_collections_that_are_there_and_those_made_later(cluster, client):
@@ -162,7 +161,9 @@ def test_patterns_choose_collections_that_are_there_and_those_made_later(cluster
     ]:
         stream = client.stream(collections=patterns, **options)
         assert {name for name, _ in documents(stream)} == wanted, patterns
-        assert stream.checkpoint().seqnos == client.high_seqnos()
+        if patterns[0].startswith("*"):
+            # Of the whole bucket, positions pass over what is left out.
+            assert stream.checkpoint().seqnos == client.high_seqnos()
     stream = client.stream(collections=["*.events", "a.o*"], **options)
     assert len(documents(stream)) == 3
     kept = dcp_rs.Checkpoint.from_json(stream.checkpoint().to_json())
@@ -177,7 +178,7 @@ def test_patterns_choose_collections_that_are_there_and_those_made_later(cluster
 def test_a_collection_made_while_a_stream_runs_is_delivered_from_its_first_change(cluster, client):
     cluster.create_scope("a")
     collections_of(cluster, "a.events")
-    columns = ["op", "scope", "collection", "key", "event"]
+    columns = ["op", "scope", "collection", "key"]
     found = set()
     with client.stream(
         collections=["*.events"], columns=columns, system_events=True, linger=0.01
@@ -187,7 +188,7 @@ def test_a_collection_made_while_a_stream_runs_is_delivered_from_its_first_chang
             cluster.create_scope(scope)
             collections_of(cluster, f"{scope}.other", f"{scope}.events", f"{scope}.more")
             if round_ == 1:
-                cluster.drop_collection("events", scope="s0")
+                cluster.drop_collection("s0.events")
             deadline = time.monotonic() + 20
             while (f"{scope}.events", "first") not in found:
                 assert time.monotonic() < deadline

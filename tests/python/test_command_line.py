@@ -207,7 +207,7 @@ def test_changes_are_printed_and_a_checkpoint_is_kept(cluster, fill, tmp_path):
     found = json.loads(lines(run("checkpoint", "show", kept, "--json"))[0])
     everything = {
         "scope_id": None, "collection_ids": None, "system_documents": False,
-        "keys": None, "ops": None, "since": None,
+        "patterns": None, "keys": None, "ops": None, "since": None,
     }  # fmt: skip
     assert found["filter"] == everything
     assert {int(vb): p["seqno"] for vb, p in found["positions"].items() if p["seqno"]} == {
