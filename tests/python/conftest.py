@@ -49,7 +49,9 @@ def _least_rights(request, monkeypatch):
         return replace(given, username=_READER.username, password=_READER.password)
 
     monkeypatch.setattr(kind, "__init__", start_with_reader)
-    monkeypatch.setattr(kind, "connection_options", property(options_of_reader, doc=options.__doc__))
+    monkeypatch.setattr(
+        kind, "connection_options", property(options_of_reader, doc=options.__doc__)
+    )
 
 
 @pytest.fixture

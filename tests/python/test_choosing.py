@@ -229,7 +229,7 @@ def test_patterns_of_a_checkpoint_may_be_fewer_and_not_others(cluster, client):
             client.stream(start=both, **wider, **options)
     whole = checkpoint()
     client.stream(start=whole, collections=["*.events"], **options).close()
-    with pytest.raises(CheckpointError, match="also asks for collections _system.[*]"):
+    with pytest.raises(CheckpointError, match=r"also asks for collections _system\.\*"):
         client.stream(start=whole, collections=["_system.*", "b.*"], **options)
     of_scope = checkpoint(collections=["a.*"])
     assert of_scope.filter.patterns is None, "the server is asked for the scope"

@@ -72,7 +72,7 @@ class ReadOptions:
     """Collections to read, as `collection` within `scope` or as `scope.collection`."""
     keys: tuple[str, ...] | None = None
     """Patterns of the keys to read, as `order::*`; all if not given."""
-    ops: tuple[str, ...] | None = None
+    ops: tuple[Literal["mutation", "deletion", "expiration"], ...] | None = None
     """Operations to read: `mutation`, `deletion`, `expiration`; all if not given."""
     since: float | None = None
     """Earliest change to read: a time with its zone or seconds since 1970."""
