@@ -9,6 +9,7 @@ import dcp_rs
 from dcp_rs import _dcp_rs
 from dcp_rs.exceptions import CheckpointError, ConfigError
 from dcp_rs.planner import Planner, PlanOptions
+from dcp_rs.testing import EmbeddedCluster
 
 SHOWN = {"columns": ["op", "key", "cas"], "until": "now"}
 
@@ -248,3 +249,25 @@ def test_patterns_of_a_checkpoint_may_be_fewer_and_not_others(cluster, client):
 def test_patterns_that_match_nothing_ever_are_refused(client, names, says):
     with pytest.raises(ConfigError, match=says):
         client.stream(collections=names)
+
+
+def test_a_connection_learns_of_a_collection_that_another_one_was_told_of():
+    with EmbeddedCluster(nodes=2, vbuckets=1, replicas=0) as cluster, cluster.connect() as client:
+        (home,) = (node for node, vbuckets in client.vbuckets_by_node().items() if vbuckets)
+        nodes = cluster.connection_string.removeprefix("couchbase://").split(",")
+        home = nodes.index(home)
+        with client.stream(collections=["*.events"], columns=["key"], linger=0.0) as stream:
+
+            def next_key():
+                batch = stream.poll(20)
+                return [row["key"] for row in batch.rows()]
+
+            assert stream.poll(0.2) is None
+            cluster.move_vbucket(0, 1 - home)
+            cluster.create_collection("_default.events")
+            cluster.upsert("first", b"{}", collection="_default.events")
+            assert next_key() == ["first"]
+            # Back to a connection that was made before there was the collection.
+            cluster.move_vbucket(0, home)
+            cluster.upsert("second", b"{}", collection="_default.events")
+            assert next_key() == ["second"]

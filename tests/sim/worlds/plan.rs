@@ -27,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) system_scope: bool,
     /// Collections that come and go are there from the start.
     pub(crate) collections: bool,
+    /// The bucket keeps every version.
+    pub(crate) history: bool,
     /// Some reader keeps no snapshots in its positions and relies on what is on all disks: a
     /// vBucket is not taken back by hand below that, which no failover does.
     pub(crate) trusts_disks: bool,
@@ -43,6 +45,8 @@ pub(crate) struct ReaderPlan {
     /// Readers with the same number share a client.
     pub(crate) client: u64,
     pub(crate) filter: FilterPlan,
+    /// Every version is asked for.
+    pub(crate) history: bool,
     /// Only keys that begin with `key-1` are asked for.
     pub(crate) some_keys: bool,
     pub(crate) system_documents: bool,
@@ -256,6 +260,7 @@ impl Plan {
             calm,
             system_scope: rng.random_bool(0.5),
             collections: rng.random_bool(0.6),
+            history: false,
             trusts_disks,
             readers,
             steps: (0..rng.random_range(8..50)).map(|_| step(rng)).collect(),
@@ -282,10 +287,11 @@ impl Plan {
         }
     }
 
-    /// Lets some endless readers of whole scopes be groups of members, and some choose collections by
-    /// pattern or keys; drawn apart as well.
+    /// Lets some endless readers of whole scopes be groups of members, some choose collections by
+    /// pattern or keys, and some read the history of a bucket that keeps it; drawn apart as well.
     fn add_choices(&mut self) {
         let rng = &mut StdRng::seed_from_u64(self.seed ^ CHOICES);
+        self.history = rng.random_bool(0.3) && !self.ephemeral;
         for reader in &mut self.readers {
             let (members, patterns, keys) =
                 (rng.random_bool(0.4), rng.random_bool(0.3), rng.random_bool(0.15));
@@ -298,6 +304,7 @@ impl Plan {
             }
             let is_finite = matches!(reader.kind, ReaderKind::Batches | ReaderKind::Finite);
             reader.some_keys = keys && !is_finite;
+            reader.history = self.history && rng.random_bool(0.6);
         }
     }
 
@@ -328,6 +335,7 @@ impl ReaderPlan {
                 true => FilterPlan::Collections,
                 false => *filters.choose(rng).unwrap_or(&FilterPlan::All),
             },
+            history: false,
             some_keys: false,
             system_documents: rng.random_bool(0.3),
             xattrs: rng.random_bool(0.3),

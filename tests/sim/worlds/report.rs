@@ -77,6 +77,7 @@ const REQUIRED: &[&str] = &[
     "row Expiration",
     "row Mutation",
     "row Rollback",
+    "row of history",
     "row with xattrs",
     "rollback inside of a micro-batch",
     "rollback of a micro-batch",

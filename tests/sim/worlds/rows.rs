@@ -41,6 +41,8 @@ pub(crate) struct Row {
     /// Without its extended attributes.
     pub(crate) value: Vec<u8>,
     pub(crate) has_xattrs: bool,
+    /// It came where versions are not left out.
+    pub(crate) is_history: bool,
     pub(crate) cas: u64,
     pub(crate) vbuuid: u64,
 }
@@ -112,6 +114,7 @@ impl ChangeSink for Rows {
             key: change.key.to_vec(),
             value,
             has_xattrs,
+            is_history: change.history,
             cas: change.cas.0,
             vbuuid: change.vbuuid.0,
         })));
@@ -236,6 +239,13 @@ impl Table {
         items.filter_map(|(_, item)| match item {
             Item::Change(row) => Some(&**row),
             _ => None,
+        })
+    }
+
+    /// Whether it has a change.
+    pub(crate) fn has(&self, vbid: Vbid, seqno: u64) -> bool {
+        self.logs.get(&vbid).is_some_and(|log| {
+            log.items.binary_search_by_key(&Seqno(seqno), |(seqno, _)| *seqno).is_ok()
         })
     }
 

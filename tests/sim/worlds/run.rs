@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::network::Network;
 use crate::panics;
-use crate::plan::{Plan, ReaderKind};
+use crate::plan::{Kind, Plan, ReaderKind, Step};
 use crate::readers::{Reader, Shared};
 use crate::report::Report;
 use crate::trace::Trace;
@@ -127,6 +127,7 @@ impl Run {
         self.readers.iter().try_for_each(Reader::check_ledger)?;
         self.check_accounts()?;
         self.check_calm()?;
+        self.check_history()?;
         for reader in &mut self.readers {
             reader.kill().await;
             // From the beginning, and from what was stored.
@@ -238,6 +239,27 @@ impl Run {
             }
         }
         self.shared.count("accounts even");
+        Ok(())
+    }
+
+    /// Readers of the history have every version of a vBucket that was always on one branch, where
+    /// nothing is purged.
+    fn check_history(&self) -> Result<(), String> {
+        let forgets = |step: &Step| {
+            use Kind::{InterruptBackfill, Purge, PurgeWhileAway, RecreateBucket};
+            matches!(step.kind, Purge | PurgeWhileAway | InterruptBackfill | RecreateBucket)
+        };
+        if self.plan.steps.iter().any(forgets) {
+            return Ok(());
+        }
+        let is_endless = |reader: &&Reader| {
+            use ReaderKind::{Endless, Members, Rivals};
+            reader.plan.history && matches!(reader.plan.kind, Endless | Members | Rivals)
+        };
+        for reader in self.readers.iter().filter(is_endless) {
+            reader.check_history()?;
+            self.shared.count("history that is whole");
+        }
         Ok(())
     }
 

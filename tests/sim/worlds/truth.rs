@@ -92,6 +92,17 @@ pub(crate) struct Truth {
 }
 
 impl Truth {
+    /// Every write to vBuckets that were always on one branch, with its place.
+    pub(crate) fn held(&self) -> impl Iterator<Item = (Vbid, u64, &Write)> {
+        let vbuckets = self.vbuckets.iter().filter(|(_, history)| history.branches.len() == 1);
+        let writes = vbuckets.flat_map(|(vbid, history)| {
+            history.writes.iter().flat_map(move |(seqno, writes)| {
+                writes.iter().map(move |write| (*vbid, *seqno, write))
+            })
+        });
+        writes.filter(|(.., write)| write.fate == Fate::Held)
+    }
+
     /// How many writes there were.
     pub(crate) fn writes(&self) -> u64 {
         self.writes

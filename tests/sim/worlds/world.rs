@@ -66,6 +66,7 @@ impl World {
         options.vbuckets = plan.vbuckets;
         options.replicas = plan.replicas;
         options.ephemeral = plan.ephemeral;
+        options.keeps_history = plan.history;
         let vault = Arc::new(Vault::new(&options.password));
         let producer = Producer::start(options).await.expect("a cluster");
         let mut world = Self {

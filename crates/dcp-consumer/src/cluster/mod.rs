@@ -439,7 +439,7 @@ fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// Documents of scope `_system` are left out on every connection alike: one learns of a new collection
+/// Every connection leaves out the same collections: one learns of a new collection
 /// from the event in its own streams, and another may take over a vBucket that is past that event.
 impl<S: BatchSink> Cluster<S> {
     /// A connection has learned what to leave out.
@@ -453,12 +453,16 @@ impl<S: BatchSink> Cluster<S> {
         }
     }
 
-    /// Learns what to leave out from the newest manifest known.
+    /// Learns what to leave out from the newest manifest known. Connections that are open learn it too:
+    /// a vBucket may move to one of them when it is past the event that tells of a collection.
     pub(super) fn hide_by_manifest(&mut self) {
-        let hidden = &mut self.config.delivery.hidden;
+        let mut hidden = self.config.delivery.hidden.clone();
         if hidden.leaves_out_system_scope() {
             hidden.merge(&filter::hidden(&self.config.filter, &self.bucket.manifest()));
         }
         hidden.learn_manifest(&self.bucket.manifest());
+        if hidden != self.config.delivery.hidden {
+            self.hide(&hidden);
+        }
     }
 }

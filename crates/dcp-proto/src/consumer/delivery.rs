@@ -184,19 +184,29 @@ impl Hidden {
         true
     }
 
-    /// This, if any document may be left out.
+    /// This, if documents may be left out that nobody asked for.
     #[inline]
     pub(super) fn may_hide(&self) -> Option<&Self> {
-        let may = self.transactions || !self.collections.is_empty() || self.chosen.is_some();
-        may.then_some(self)
+        (self.transactions || !self.collections.is_empty()).then_some(self)
+    }
+
+    /// The collections that patterns choose, if there are any patterns.
+    #[inline]
+    pub(super) fn chosen(&self) -> Option<&BTreeSet<CollectionId>> {
+        self.chosen.as_ref().map(|chosen| &chosen.collections)
+    }
+
+    /// Whether a document is left out because nobody asked for it.
+    #[inline]
+    pub(super) fn hides_unasked(&self, collection_id: CollectionId, key: &[u8]) -> bool {
+        (self.transactions && key.first() == Some(&b'_') && key.starts_with(TRANSACTION_PREFIX))
+            || (collection_id != CollectionId::DEFAULT && self.collections.contains(&collection_id))
     }
 
     /// Whether a document is left out.
-    #[inline]
     pub(super) fn hides(&self, collection_id: CollectionId, key: &[u8]) -> bool {
-        (self.transactions && key.first() == Some(&b'_') && key.starts_with(TRANSACTION_PREFIX))
-            || (collection_id != CollectionId::DEFAULT && self.collections.contains(&collection_id))
-            || self.chosen.as_ref().is_some_and(|of| !of.collections.contains(&collection_id))
+        self.hides_unasked(collection_id, key)
+            || self.chosen().is_some_and(|chosen| !chosen.contains(&collection_id))
     }
 
     /// Whether an event of a collection or scope is left out.

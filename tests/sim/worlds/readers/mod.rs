@@ -10,7 +10,7 @@ mod verdict;
 mod watched;
 
 pub(crate) use self::batches::Log;
-use self::verdict::{compare, compare_up_to, is_asked_for};
+use self::verdict::{compare, compare_up_to, is_asked_for, wanted_ids};
 use self::watched::Streams;
 use dcp_test::with;
 
@@ -272,6 +272,26 @@ impl Reader {
         Ok(())
     }
 
+    /// Whether it has every version of what it asks for, in collections that were never emptied.
+    pub(crate) fn check_history(&self) -> Result<(), String> {
+        let (storage, world) = (self.storage.borrow(), self.shared.world.borrow());
+        let Some(pair) = storage.newest() else { return Ok(()) };
+        let ids = wanted_ids(&self.plan, &world, Some(pair));
+        let is_whole = |id: u32| ids.contains(&id) && !world.collections[&id].was_emptied;
+        let is_shown = |key: &[u8]| self.plan.system_documents || !key.starts_with(b"_txn:");
+        for (vbid, seqno, write) in world.truth.held() {
+            let key = &write.key;
+            let is_wanted =
+                is_whole(write.collection) && is_shown(key) && is_asked_for(&self.plan, key);
+            if is_wanted && !pair.table.has(vbid, seqno) {
+                return Err(format!(
+                    "{self}: {vbid} {seqno} is left out of the history: {write:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Reads everything that is there, from the beginning and from what is stored; each must bring
     /// what the cluster has.
     pub(crate) async fn read_all(&mut self, patience: Duration) -> Result<(), String> {
@@ -378,6 +398,7 @@ impl Process {
         let options = with(StreamOptions::default(), |o| {
             o.filter = filter;
             o.rows = rows;
+            o.history = plan.history;
             o.vbuckets.clone_from(&self.share);
             o.batch = plan.batch;
             o.content = Content { values: true, xattrs: plan.xattrs };
@@ -552,6 +573,9 @@ impl Process {
                         world.truth.promise(row, self.plan.number);
                     }
                     self.shared.count(format!("row {:?}", row.op));
+                    if row.is_history {
+                        self.shared.count("row of history");
+                    }
                     if row.has_xattrs {
                         self.shared.count("row with xattrs");
                     }

@@ -50,7 +50,7 @@ impl Connection {
         let config = &self.config;
         let (max_body, collections) = (config.max_body_len, config.collections);
         // Each change is looked at by itself then.
-        if !config.delivery.rows.is_all() {
+        if !config.delivery.rows.is_all() || config.delivery.hidden.chosen().is_some() {
             return Ok(Ran::default());
         }
         let Some((first, _)) = MutationView::parse(input, max_body, collections) else {
@@ -91,8 +91,9 @@ impl Connection {
                 || mutation.opaque() != opaque
                 || seqno <= last
                 || seqno >= before
-                || hidden
-                    .is_some_and(|hidden| hidden.hides(mutation.collection_id(), mutation.key()))
+                || hidden.is_some_and(|hidden| {
+                    hidden.hides_unasked(mutation.collection_id(), mutation.key())
+                })
             {
                 break;
             }
