@@ -196,6 +196,11 @@ impl Network {
         of_client.map(|link| link.account.lock().unwrap().outstanding()).sum()
     }
 
+    /// A client's connections are about to end, since its process does.
+    pub(crate) fn note_end(&self, client: u64) {
+        self.over.lock().unwrap().insert(client, Instant::now());
+    }
+
     /// Whether a client has connections, nothing that flow control counts has moved on them for a
     /// while, and none was cut or is dead without a word.
     pub(crate) fn is_still(&self, client: u64, lasts: Duration) -> bool {
@@ -274,7 +279,7 @@ impl Pump {
             let _ = to.shutdown().await;
         }
         cut.cancel();
-        self.network.over.lock().unwrap().insert(self.link.client, Instant::now());
+        self.network.note_end(self.link.client);
     }
 
     async fn carry(

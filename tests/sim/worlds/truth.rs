@@ -176,9 +176,18 @@ impl Truth {
     /// A row was given to a reader as one that no failover takes back.
     pub(crate) fn promise(&mut self, row: &Row, reader: u64) {
         let history = self.vbuckets.entry(row.vbid).or_default();
+        let is_it = |write: &Write| write.cas == row.cas && write.key == row.key;
+        // What was taken back may be back, with a copy that never heard of the one which took over
+        // without it, and that is gone now.
+        let mut writes = history.writes.get(&row.seqno.0).into_iter().flatten();
+        let is_back = writes.any(|write| is_it(write) && history.surely_holds(row.seqno.0, write));
+        let there: BTreeSet<u64> = history.copies.values().copied().collect();
         let writes = history.writes.get_mut(&row.seqno.0).into_iter().flatten();
-        for write in writes.filter(|write| write.cas == row.cas && write.key == row.key) {
+        for write in writes.filter(|write| is_it(write)) {
             write.promised_to.insert(reader);
+            if write.fate == Fate::TakenBack && is_back {
+                (write.fate, write.copies) = (Fate::Held, there.clone());
+            }
             if write.fate == Fate::TakenBack {
                 let broken = format!(
                     "{}: what some copy did not have was given as persisted: {write:?}",

@@ -189,6 +189,7 @@ impl Reader {
 
     /// Ends its process without a word; what it had not stored is gone.
     pub(crate) async fn kill(&mut self) {
+        self.shared.network.note_end(self.plan.client);
         for alive in self.alive.drain(..) {
             alive.abort();
             // Ends with being cancelled.
