@@ -86,6 +86,7 @@ const REQUIRED: &[&str] = &[
     "state Complete",
     "state Opening",
     "state Streaming",
+    "save refused",
     "share of another number of members",
     "stream outlived a password",
     "task run twice",

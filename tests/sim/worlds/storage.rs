@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use dcp_consumer::{CheckpointStore as _, Error, MemoryStore};
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_wire::Vbid;
 use rand::Rng;
@@ -36,6 +37,8 @@ impl Pair {
 #[derive(Debug, Default)]
 pub(crate) struct Storage {
     pairs: Vec<Pair>,
+    /// The newest checkpoint, where it is decided who may save.
+    kept: MemoryStore,
     /// What a crash has made of the newest checkpoint while it was written.
     torn: Option<Vec<u8>>,
     /// Of a reader in micro-batches.
@@ -45,6 +48,21 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
+    /// Stores what a reader has that goes on and on, unless another one is further.
+    pub(crate) fn save(&mut self, pair: Pair) -> Result<(), Error> {
+        self.kept.save(&pair.checkpoint)?;
+        self.store(pair);
+        Ok(())
+    }
+
+    /// Lets the newest checkpoint be what the next one is held against.
+    fn settle(&mut self) {
+        self.kept = MemoryStore::default();
+        if let Some(newest) = self.pairs.last() {
+            self.kept.save(&newest.checkpoint).expect("a first one");
+        }
+    }
+
     pub(crate) fn store(&mut self, pair: Pair) {
         if let Err(wrong) = pair.table.check(&pair.checkpoint) {
             self.violation.get_or_insert(format!("stored a checkpoint that is off: {wrong}"));
@@ -56,10 +74,10 @@ impl Storage {
     }
 
     /// Stores what a member has of its vBuckets, beside what others have of theirs.
-    pub(crate) fn store_part(&mut self, part: Pair, vbids: &[Vbid]) {
+    pub(crate) fn save_part(&mut self, part: Pair, vbids: &[Vbid]) -> Result<(), Error> {
         let uuid = part.checkpoint.bucket_uuid();
         let Some(whole) = self.newest().filter(|pair| pair.checkpoint.bucket_uuid() == uuid) else {
-            return self.store(part);
+            return self.save(part);
         };
         let others = whole.checkpoint.positions().map(|(vbid, _)| vbid);
         let mut checkpoint =
@@ -69,7 +87,7 @@ impl Storage {
         if let Err(wrong) = checkpoint.merge(&part.checkpoint) {
             self.violation.get_or_insert(format!("the parts of members do not fit: {wrong}"));
         }
-        self.store(Pair { checkpoint, table, ..part });
+        self.save(Pair { checkpoint, table, ..part })
     }
 
     pub(crate) fn newest(&self) -> Option<&Pair> {
@@ -95,6 +113,7 @@ impl Storage {
                     }
                 }
             }
+            self.settle();
         }
         let mut pair = self.newest()?.clone();
         let json = pair.checkpoint.to_json();
@@ -106,11 +125,13 @@ impl Storage {
     pub(crate) fn go_back(&mut self, rng: &mut StdRng) {
         let left = if self.pairs.is_empty() { 0 } else { rng.random_range(1..=self.pairs.len()) };
         self.pairs.truncate(left);
+        self.settle();
     }
 
     /// Loses everything.
     pub(crate) fn lose(&mut self) {
         self.pairs.clear();
+        self.kept = MemoryStore::default();
         self.batches = Log::default();
         self.torn = None;
     }

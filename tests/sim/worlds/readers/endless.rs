@@ -115,11 +115,17 @@ impl Reading<'_> {
         let (table, ids, since) = (self.table.clone(), self.wanted.ids.clone(), self.since);
         let pair = Pair { checkpoint, table, ids, since };
         let mut storage = self.process.storage.borrow_mut();
-        match &self.process.share {
-            Some(vbids) => storage.store_part(pair, vbids),
-            None => storage.store(pair),
+        let saved = match &self.process.share {
+            Some(vbids) => storage.save_part(pair, vbids),
+            None => storage.save(pair),
+        };
+        let Err(refused) = saved else { return Ok(()) };
+        // Another process was faster, or has begun anew on another bucket.
+        if matches!(self.process.plan.kind, ReaderKind::Rivals | ReaderKind::Members) {
+            self.process.shared.count("save refused");
+            return Err(Stop::Again);
         }
-        Ok(())
+        Err(Stop::Violation(format!("its own store refuses a checkpoint: {refused}")))
     }
 }
 
