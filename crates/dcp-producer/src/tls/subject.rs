@@ -10,9 +10,8 @@ use x509_cert::der::{Decode, Tag, Tagged};
 /// has none that is text.
 pub(crate) fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
     let certificate = Certificate::from_der(certificate).ok()?;
-    let subject = certificate.tbs_certificate.subject.0;
-    let mut attributes = subject.iter().rev().flat_map(|name| name.0.iter());
-    let value = &attributes.find(|attribute| attribute.oid == COMMON_NAME)?.value;
+    let attributes = certificate.tbs_certificate().subject().iter();
+    let value = &attributes.filter(|attribute| attribute.oid == COMMON_NAME).last()?.value;
     match value.tag() {
         Tag::Utf8String => Some(value.decode_as::<Utf8StringRef<'_>>().ok()?.as_str().to_owned()),
         Tag::PrintableString => {
