@@ -1,7 +1,7 @@
 # The extension module. Private: the package's classes wrap these.
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Generic, TypeVar, final
+from typing import Any, Final, Generic, Self, TypeVar, final
 
 _T = TypeVar("_T")
 
@@ -13,6 +13,7 @@ __all__ = [
     "ChangeBatch",
     "ChangeStream",
     "Checkpoint",
+    "CheckpointLock",
     "Client",
     "EmbeddedCluster",
     "Pending",
@@ -127,6 +128,14 @@ class Checkpoint:
     def merged_with(self, other: Checkpoint) -> Checkpoint: ...
     def __eq__(self, value: object, /) -> bool: ...
     def __len__(self) -> int: ...
+
+@final
+class CheckpointLock:
+    def __new__(cls, path: str | os.PathLike[str]) -> Self: ...
+    def read(self) -> bytes: ...
+    def write(self, document: bytes) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *raised: object) -> None: ...
 
 @final
 class Client:

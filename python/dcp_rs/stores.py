@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dcp_rs import _checks
 from dcp_rs._claims import Claims, joined, owners_from_json, owners_to_json
+from dcp_rs._dcp_rs import CheckpointLock
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.exceptions import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-# For so long a save waits for another: longer than any takes.
-_LOCKED_SECONDS = 10.0
+    from collections.abc import Collection, Iterable
 
 
 @runtime_checkable
@@ -136,9 +130,9 @@ class FileStore:
             CheckpointError: The file cannot be read, locked or is damaged.
         """
         wanted = _checks.vbuckets(vbuckets)
-        with self._locked() as lock:
+        with CheckpointLock(self._path) as lock:
             kept = self.load()
-            self._own(lock, owners_from_json(_read(lock)), wanted)
+            self._own(lock, owners_from_json(lock.read()), wanted)
         return None if kept is None else kept.restricted_to(wanted)
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -151,8 +145,8 @@ class FileStore:
                 that is further; what was there still is.
         """
         _checks.instance("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
-        with self._locked() as lock:
-            owners = owners_from_json(_read(lock))
+        with CheckpointLock(self._path) as lock:
+            owners = owners_from_json(lock.read())
             self._claims.check(owners, self._path)
             document = joined(self.load(), checkpoint)
             unclaimed = checkpoint.seqnos.keys() - self._claims.vbuckets
@@ -160,62 +154,16 @@ class FileStore:
                 self._own(lock, owners, unclaimed)
             document.save(self._path)
 
-    def _own(self, lock: int, owners: dict[int, str], vbuckets: Collection[int]) -> None:
+    def _own(
+        self, lock: CheckpointLock, owners: dict[int, str], vbuckets: Collection[int]
+    ) -> None:
         owners |= dict.fromkeys(vbuckets, self._claims.token)
         # Half of it, after a crash, is read as nobody's, and then nobody saves before a claim.
-        written = owners_to_json(owners)
-        os.pwrite(lock, written, 0)
-        os.ftruncate(lock, len(written))
+        lock.write(owners_to_json(owners))
         self._claims.vbuckets.update(vbuckets)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[int]:
-        """Locks out other writers; the system gives the lock of a process that has died back."""
-        try:
-            file = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise self._not_locked(error) from error
-        try:
-            try:
-                _wait_for_lock(file)
-            except OSError as error:
-                raise self._not_locked(error) from error
-            yield file
-        finally:
-            # Given back, and not only closed: a child that was forked meanwhile has it open too.
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)
-            os.close(file)
-
-    def _not_locked(self, error: OSError) -> CheckpointError:
-        return CheckpointError(
-            f"the checkpoint {self._path} could not be locked: {error.strerror}. Check that its "
-            "folder can be written to, and that no other process holds the file "
-            f"{os.path.basename(self._path)}.lock"  # noqa: PTH119 - text
-        )
 
     def __repr__(self) -> str:
         return f"FileStore({self._path!r})"
-
-
-def _wait_for_lock(file: int) -> None:
-    end = time.monotonic() + _LOCKED_SECONDS
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            # Not every network file system has locks.
-            if error.errno in {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}:
-                return
-            if error.errno != errno.EWOULDBLOCK or time.monotonic() > end:
-                raise
-            time.sleep(0.005)
-        else:
-            return
-
-
-def _read(lock: int) -> bytes:
-    return os.pread(lock, os.fstat(lock).st_size, 0)
 
 
 class MemoryStore:

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -71,43 +71,83 @@ pub fn load_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
         .map_err(|error| Error::new(ErrorKind::Checkpoint, message()).with_source(error))
 }
 
-/// A lock on a checkpoint file, until it is dropped.
+/// A lock on a checkpoint file, held until it is dropped.
 ///
-/// It is given back, and not only closed: a child that another thread forks meanwhile has a copy of
-/// the open file, and would hold the lock for as long as it lives.
+/// The file that is locked lies next to it and stays, since a save replaces the checkpoint file
+/// itself. Whoever holds the lock may keep a short document in it.
 #[derive(Debug)]
-pub(crate) struct Locked(File);
+pub struct CheckpointLock(File);
 
-impl Drop for Locked {
-    fn drop(&mut self) {
+impl CheckpointLock {
+    /// Locks the checkpoint file `path` against other writers, in this process or another. The
+    /// system releases the lock of a process that dies.
+    ///
+    /// Where the file system has no locks, writers are not kept apart. Blocks for up to ten seconds.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Checkpoint`] if the file cannot be opened, or another writer holds it for longer
+    /// than any save takes.
+    pub fn acquire(path: &Path) -> Result<Self, Error> {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".lock");
+        let file = path.with_file_name(name);
+        let failed = |error: io::Error| {
+            let message = format!(
+                "the checkpoint {} could not be locked: check that its folder can be written to, \
+                 and that no other process holds {}",
+                path.display(),
+                file.display()
+            );
+            Error::new(ErrorKind::Checkpoint, message).with_source(error)
+        };
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
         #[cfg(unix)]
-        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let opened = options.open(&file).map_err(failed)?;
+        #[cfg(unix)]
+        wait_for_lock(&opened).map_err(failed)?;
+        Ok(Self(opened))
+    }
+
+    /// What its holders have written last; empty if nobody ever wrote.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Checkpoint`] with the IO error as its source.
+    pub fn read(&self) -> Result<Vec<u8>, Error> {
+        let mut file = &self.0;
+        let mut bytes = Vec::new();
+        file.rewind()
+            .and_then(|()| file.take(MAX_LEN).read_to_end(&mut bytes))
+            .map_err(|error| Self::failed("read", error))?;
+        Ok(bytes)
+    }
+
+    /// Writes `bytes` in place of what is there. A crash may leave a part of them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Checkpoint`] with the IO error as its source.
+    pub fn write(&self, bytes: &[u8]) -> Result<(), Error> {
+        let mut file = &self.0;
+        file.rewind()
+            .and_then(|()| file.write_all(bytes))
+            .and_then(|()| file.set_len(bytes.len() as u64))
+            .map_err(|error| Self::failed("written", error))
+    }
+
+    fn failed(what: &str, error: io::Error) -> Error {
+        let message = format!("the lock of a checkpoint could not be {what}");
+        Error::new(ErrorKind::Checkpoint, message).with_source(error)
     }
 }
 
-/// Locks the checkpoint file `path` against other writers. The system gives the lock of a process
-/// that has died back.
-///
-/// What is locked is a file next to it that stays: the checkpoint file itself is another one after
-/// each save. Where there are no such locks, writers are not kept apart.
-///
-/// # Errors
-/// [`ErrorKind::Checkpoint`] if another writer holds it for longer than any save takes.
-pub(crate) fn lock(path: &Path) -> Result<Locked, Error> {
-    let failed = |error: io::Error| {
-        let message = format!("the checkpoint {} could not be locked", path.display());
-        Error::new(ErrorKind::Checkpoint, message).with_source(error)
-    };
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".lock");
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let file = options.open(path.with_file_name(name)).map_err(failed)?;
-    #[cfg(unix)]
-    wait_for_lock(&file).map_err(failed)?;
-    Ok(Locked(file))
+impl Drop for CheckpointLock {
+    fn drop(&mut self) {
+        // Unlocked, and not only closed: a child that another thread has forked meanwhile has the
+        // file open too, and would hold the lock for as long as it lives.
+        #[cfg(unix)]
+        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
 }
 
 #[cfg(unix)]

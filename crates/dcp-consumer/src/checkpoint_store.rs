@@ -7,8 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_wire::Seqno;
 
-use crate::checkpoint_file::lock;
-use crate::{Error, ErrorKind, load_checkpoint, save_checkpoint};
+use crate::{CheckpointLock, Error, ErrorKind, load_checkpoint, save_checkpoint};
 
 /// Keeps one checkpoint: in a file, in memory, or wherever else it is implemented for.
 ///
@@ -68,7 +67,7 @@ impl CheckpointStore for FileStore {
     }
 
     fn save(&self, checkpoint: &Checkpoint) -> Result<(), Error> {
-        let _lock = lock(&self.path)?;
+        let _lock = CheckpointLock::acquire(&self.path)?;
         if let Some(kept) = self.load()? {
             check_ahead(checkpoint, &kept)?;
         }

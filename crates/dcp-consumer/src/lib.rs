@@ -77,7 +77,7 @@ mod stream;
 mod tls;
 mod watermark;
 
-pub use checkpoint_file::{load_checkpoint, save_checkpoint};
+pub use checkpoint_file::{CheckpointLock, load_checkpoint, save_checkpoint};
 pub use checkpoint_store::{CheckpointStore, FileStore, MemoryStore, check_ahead};
 pub use client::Client;
 pub use config::{ClientCertificate, ConnectOptions, Pem, SrvTargets, TlsOptions};

@@ -1,14 +1,16 @@
 //! Checkpoints.
 
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use dcp_consumer::{check_ahead, load_checkpoint, save_checkpoint};
+use dcp_consumer::{CheckpointLock as EngineLock, check_ahead, load_checkpoint, save_checkpoint};
 use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
 use dcp_proto::consumer::StreamFilter;
 use dcp_wire::Vbid;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::error::Failure;
 
@@ -111,5 +113,54 @@ impl Checkpoint {
 
     fn __len__(&self) -> usize {
         self.0.positions().count()
+    }
+}
+
+/// A lock on a checkpoint file, until the end of its `with` block; or until it is collected, if
+/// Ctrl-C came before that block could begin.
+#[pyclass(frozen, module = "dcp_rs._dcp_rs")]
+pub(crate) struct CheckpointLock(Mutex<Option<EngineLock>>);
+
+impl CheckpointLock {
+    fn held<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&EngineLock) -> Result<T, dcp_consumer::Error> + Send,
+    ) -> PyResult<T>
+    where
+        T: Send,
+    {
+        py.detach(|| {
+            let held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            held.as_ref().map(work).transpose()
+        })
+        .map_err(Failure::from)?
+        .ok_or_else(|| PyRuntimeError::new_err("the lock was released"))
+    }
+}
+
+#[pymethods]
+impl CheckpointLock {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let lock = py.detach(|| EngineLock::acquire(&path)).map_err(Failure::from)?;
+        Ok(Self(Mutex::new(Some(lock))))
+    }
+
+    fn read(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
+        self.held(py, EngineLock::read)
+    }
+
+    fn write(&self, py: Python<'_>, document: &[u8]) -> PyResult<()> {
+        self.held(py, |lock| lock.write(document))
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, _raised: &Bound<'_, PyTuple>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }

@@ -34,7 +34,7 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::batch::ChangeBatch;
     #[pymodule_export]
-    use super::checkpoint::Checkpoint;
+    use super::checkpoint::{Checkpoint, CheckpointLock};
     #[pymodule_export]
     use super::client::Client;
     #[pymodule_export]
