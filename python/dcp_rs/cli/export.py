@@ -77,6 +77,9 @@ def export(
         raise ConfigError(f"{file} already exists: use --force to overwrite it")
     if file != "-" and not Path(file).parent.is_dir():
         raise ConfigError(f"there is no folder {Path(file).parent}: create it first")
+    if form != "jsonl":
+        # Before anything is written: Ctrl-C during an import ends Python by the signal.
+        _import_arrow(form)
     store = None if checkpoint is None else FileStore(checkpoint)
     if store is not None:
         go_on_from(store, reading)
@@ -157,16 +160,9 @@ def _writer(form: str, stream: ChangeStream, output: IO[bytes]) -> Iterator[_Wri
     if form == "jsonl":
         yield _JsonLinesWriter(stream, output)
         return
-    try:
-        pa = require_pyarrow(f"export to {form}")
-    except ImportError as error:
-        raise ImportError(
-            f'{error}; or with the command line, pip install "dcp-rs[cli,arrow]"'
-        ) from error
+    pa = _import_arrow(form)
     if form == "parquet":
-        import pyarrow.parquet as pq
-
-        with pq.ParquetWriter(output, stream.schema, compression="zstd") as file:
+        with pa.parquet.ParquetWriter(output, stream.schema, compression="zstd") as file:
             groups = _Groups(pa, file)
             yield groups
             groups.flush()
@@ -175,18 +171,31 @@ def _writer(form: str, stream: ChangeStream, output: IO[bytes]) -> Iterator[_Wri
         yield _BatchWriter(pa, file)
 
 
+def _import_arrow(form: str) -> Any:
+    """Imports pyarrow, and the part of it that writes the format."""
+    try:
+        pa = require_pyarrow(f"export to {form}")
+    except ImportError as error:
+        raise ImportError(
+            f'{error}; or with the command line, pip install "dcp-rs[cli,arrow]"'
+        ) from error
+    if form == "parquet":
+        import pyarrow.parquet  # noqa: F401 - an attribute of pyarrow
+    elif form == "csv":
+        import pyarrow.csv  # noqa: F401 - an attribute of pyarrow
+    return pa
+
+
 def _open_plain(pa: Any, form: str, stream: ChangeStream, output: IO[bytes]) -> Any:
     if form == "arrow":
         return pa.ipc.new_file(output, stream.schema)
-    from pyarrow import csv
-
     nested = [field.name for field in stream.schema if pa.types.is_nested(field.type)]
     if nested:
         raise ConfigError(
             f"format: a CSV file has no nested columns, as {', '.join(nested)}: name others with"
             " --columns, or take another format"
         )
-    return csv.CSVWriter(output, stream.schema)
+    return pa.csv.CSVWriter(output, stream.schema)
 
 
 class _JsonLinesWriter:
