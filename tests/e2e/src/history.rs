@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use dcp_consumer::connect::{Connector, Socket};
 use dcp_consumer::{ConnectOptions, Credentials};
-use dcp_producer::{Producer, ProducerOptions, WriteOptions};
+use dcp_producer::{Producer, ProducerOptions, User, WriteOptions};
 use dcp_proto::Op;
 use dcp_test::peer::Peer;
 use dcp_wire::{Cas, Datatype, Frame, Opcode, Seqno, Status, Vbid};
@@ -91,6 +91,9 @@ impl Ledger {
     }
 }
 
+/// A user with the rights of the role *Data DCP Reader*, and their password: what is read, they read.
+pub(crate) const READER: (&str, &str) = ("reader", "reads");
+
 /// An embedded cluster; everything written to it through here is in the ledger.
 #[derive(Debug)]
 pub struct History {
@@ -107,6 +110,8 @@ impl History {
     /// If it does not start.
     pub async fn start(nodes: usize, vbuckets: u16) -> Self {
         let mut options = ProducerOptions::default();
+        let (username, password) = (READER.0.to_owned(), READER.1.to_owned());
+        options.users = vec![User { username, password, reads: None }];
         options.nodes = nodes;
         options.vbuckets = vbuckets;
         let producer = Producer::start(options).await.expect("the cluster starts");

@@ -17,6 +17,8 @@ use dcp_proto::checkpoint::Checkpoint;
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::timeout;
 
+use crate::history::READER;
+
 /// Longest time a test waits for anything.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -111,7 +113,7 @@ impl Reader {
     pub async fn try_open(producer: &Producer, options: StreamOptions) -> Result<Self, Error> {
         let connect = ConnectOptions::new(producer.connection_string())
             .with_bucket(producer.bucket_name())
-            .with_credentials(Credentials::new("Administrator", "password"));
+            .with_credentials(Credentials::new(READER.0, READER.1));
         let client = Client::connect(connect).await?;
         let schema = TableSchema::new(&TableOptions::default()).expect("the basic columns");
         let sink = move || {

@@ -8,14 +8,14 @@ use bytes::Bytes;
 use dcp_consumer::{
     ChangeStream, Client, End, ErrorKind, Filter, Start, StreamEvent, StreamOptions,
 };
-use dcp_producer::{Condition, Producer, ProducerOptions, Reaction, Rule, WriteOptions};
+use dcp_producer::{Condition, Producer, Reaction, Rule, WriteOptions};
 use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
 use dcp_proto::consumer::StreamFilter;
 use dcp_proto::{Op, RowFilter};
 use dcp_wire::{CollectionId, Opcode, Status, Vbid};
 use tokio::time::timeout;
 
-use crate::embedded::{PATIENCE, connect, options, producer, read_all, row, take};
+use crate::embedded::{PATIENCE, cluster_options, connect, options, producer, read_all, row, take};
 use crate::rows::{Item, Rows};
 
 fn write(producer: &Producer, collection_id: CollectionId, keys: std::ops::Range<u32>) {
@@ -452,7 +452,7 @@ async fn what_is_hidden_stays_hidden_on_a_connection_that_is_made_again() {
 
 #[tokio::test]
 async fn what_is_hidden_stays_hidden_where_a_vbucket_moves_to() {
-    let mut two = ProducerOptions::default();
+    let mut two = cluster_options();
     (two.nodes, two.vbuckets, two.replicas) = (2, 2, 1);
     let producer = Producer::start(two).await.unwrap();
     let active = |vbid| producer.copies_of(Vbid(vbid)).unwrap()[0];

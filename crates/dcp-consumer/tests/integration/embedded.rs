@@ -9,7 +9,7 @@ use dcp_consumer::{
     BatchPolicy, ChangeStream, Client, ConnectOptions, Credentials, End, ErrorKind, Start,
     StreamOptions,
 };
-use dcp_producer::{Producer, ProducerOptions, WriteOptions};
+use dcp_producer::{Producer, ProducerOptions, User, WriteOptions};
 use dcp_proto::Op;
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_wire::{Seqno, Vbid};
@@ -19,16 +19,33 @@ use crate::rows::{Item, Row, Rows};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-pub(crate) async fn producer(nodes: usize, vbuckets: u16) -> Producer {
+/// Options of a cluster with a user who may read and nothing else.
+pub(crate) fn cluster_options() -> ProducerOptions {
     let mut options = ProducerOptions::default();
+    let (username, password) = ("reader".to_owned(), "reads".to_owned());
+    options.users = vec![User { username, password, reads: None }];
+    options
+}
+
+/// That user, with the rights of the role *Data DCP Reader*: what most tests connect as.
+pub(crate) fn reader() -> Credentials {
+    Credentials::new("reader", "reads")
+}
+
+pub(crate) async fn producer(nodes: usize, vbuckets: u16) -> Producer {
+    let mut options = cluster_options();
     (options.nodes, options.vbuckets) = (nodes, vbuckets);
     Producer::start(options).await.unwrap()
 }
 
 pub(crate) async fn connect(producer: &Producer) -> Client {
+    connect_as(producer, reader()).await
+}
+
+pub(crate) async fn connect_as(producer: &Producer, user: Credentials) -> Client {
     let options = ConnectOptions::new(producer.connection_string())
         .with_bucket("default")
-        .with_credentials(Credentials::new("Administrator", "password"));
+        .with_credentials(user);
     Client::connect(options).await.unwrap()
 }
 

@@ -4,15 +4,15 @@ use dcp_test::with;
 use std::time::Duration;
 
 use dcp_consumer::{ChangeStream, End, ErrorKind, Start, StreamEvent, StreamOptions};
-use dcp_producer::{Producer, ProducerOptions, parse_rules};
+use dcp_producer::{Producer, parse_rules};
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::{sleep, timeout};
 
-use crate::embedded::{PATIENCE, connect, options, read_all, row, take, write};
+use crate::embedded::{PATIENCE, cluster_options, connect, options, read_all, row, take, write};
 use crate::rows::{Item, Rows};
 
 async fn cluster(nodes: usize, vbuckets: u16, replicas: u8) -> Producer {
-    let mut options = ProducerOptions::default();
+    let mut options = cluster_options();
     (options.nodes, options.vbuckets, options.replicas) = (nodes, vbuckets, replicas);
     Producer::start(options).await.unwrap()
 }

@@ -3,14 +3,12 @@
 use dcp_test::with;
 use std::time::Duration;
 
-use dcp_consumer::{
-    ChangeStream, Client, ConnectOptions, Credentials, End, Filter, Start, StreamOptions,
-};
+use dcp_consumer::{ChangeStream, Client, ConnectOptions, End, Filter, Start, StreamOptions};
 use dcp_producer::{Producer, WriteOptions, parse_rules};
 use dcp_proto::Op;
 use tokio::time::timeout;
 
-use crate::embedded::{PATIENCE, options, producer, read_all, write};
+use crate::embedded::{PATIENCE, options, producer, read_all, reader, write};
 use crate::rows::{Item, Rows};
 
 const KEEP: Duration = Duration::from_secs(60);
@@ -18,7 +16,7 @@ const KEEP: Duration = Duration::from_secs(60);
 async fn connect(producer: &Producer, keep: Duration) -> Client {
     let options = ConnectOptions::new(producer.connection_string())
         .with_bucket("default")
-        .with_credentials(Credentials::new("Administrator", "password"))
+        .with_credentials(reader())
         .with_keep_connections(keep);
     Client::connect(options).await.unwrap()
 }

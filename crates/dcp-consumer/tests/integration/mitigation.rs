@@ -7,17 +7,17 @@ use bytes::Bytes;
 use dcp_consumer::{
     ChangeStream, Client, End, ErrorKind, Filter, Start, StreamEvent, StreamOptions,
 };
-use dcp_producer::{Producer, ProducerOptions, WriteOptions};
+use dcp_producer::{Producer, WriteOptions};
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::{sleep, timeout};
 
-use crate::embedded::{PATIENCE, connect, options, read_all, row, take, write};
+use crate::embedded::{PATIENCE, cluster_options, connect, options, read_all, row, take, write};
 use crate::rows::{Item, Rows};
 
 const VB: Vbid = Vbid(0);
 
 async fn cluster(nodes: usize, vbuckets: u16, replicas: u8) -> Producer {
-    let mut options = ProducerOptions::default();
+    let mut options = cluster_options();
     (options.nodes, options.vbuckets, options.replicas) = (nodes, vbuckets, replicas);
     Producer::start(options).await.unwrap()
 }
@@ -204,7 +204,7 @@ async fn rule_11_what_waits_is_bounded_by_the_window() {
 
 #[tokio::test]
 async fn rule_11_an_ephemeral_bucket_has_nothing_to_wait_for() {
-    let mut options = ProducerOptions::default();
+    let mut options = cluster_options();
     (options.ephemeral, options.nodes, options.vbuckets) = (true, 1, 1);
     let producer = Producer::start(options).await.unwrap();
     write(&producer, 0..5);

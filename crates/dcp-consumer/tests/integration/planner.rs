@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use dcp_consumer::micro_batch::{Planner, PlannerError, PlannerOptions, open};
 use dcp_consumer::{
-    Client, ConnectOptions, Credentials, End, ErrorKind, Filter, Start as StreamStart,
-    StreamOptions,
+    Client, ConnectOptions, End, ErrorKind, Filter, Start as StreamStart, StreamOptions,
 };
-use dcp_producer::{Condition, Producer, ProducerOptions, Reaction, Rule, WriteOptions};
+use dcp_producer::{Condition, Producer, Reaction, Rule, WriteOptions};
 use dcp_proto::OnRollback;
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_proto::micro_batch::{Limits, Offsets, Partition, PlanError, Start};
@@ -17,7 +16,7 @@ use dcp_proto::topology::vbucket_of_key;
 use dcp_wire::{CollectionId, Opcode, Seqno, Status, Vbid};
 use tokio::time::sleep;
 
-use crate::embedded::{PATIENCE, connect, options, producer, read_all};
+use crate::embedded::{PATIENCE, cluster_options, connect, options, producer, read_all, reader};
 use crate::rows::{Item, Rows};
 
 const VB: Vbid = Vbid(1);
@@ -311,14 +310,14 @@ async fn what_was_never_there_fails_at_once() {
 
 #[tokio::test]
 async fn a_vbucket_without_a_node_is_waited_for() {
-    let mut options = ProducerOptions::default();
+    let mut options = cluster_options();
     (options.nodes, options.vbuckets) = (2, 4);
     let producer = Producer::start(options).await.unwrap();
     write(&producer, 0..5);
     let node = producer.copies_of(VB).unwrap()[0];
     let connect = ConnectOptions::new(producer.connection_string())
         .with_bucket("default")
-        .with_credentials(Credentials::new("Administrator", "password"))
+        .with_credentials(reader())
         .with_connect_timeout(Duration::from_millis(500));
     let client = Client::connect(connect).await.unwrap();
     let short = with(PlannerOptions::default(), |o| o.patience = Duration::from_secs(1));
