@@ -10,7 +10,6 @@ from dcp_rs import _checks
 from dcp_rs._claims import Claims, joined, owners_from_json, owners_to_json
 from dcp_rs._dcp_rs import CheckpointLock
 from dcp_rs.checkpoint import Checkpoint
-from dcp_rs.exceptions import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -154,9 +153,7 @@ class FileStore:
                 self._own(lock, owners, unclaimed)
             document.save(self._path)
 
-    def _own(
-        self, lock: CheckpointLock, owners: dict[int, str], vbuckets: Collection[int]
-    ) -> None:
+    def _own(self, lock: CheckpointLock, owners: dict[int, str], vbuckets: Collection[int]) -> None:
         owners |= dict.fromkeys(vbuckets, self._claims.token)
         # Half of it, after a crash, is read as nobody's, and then nobody saves before a claim.
         lock.write(owners_to_json(owners))

@@ -180,7 +180,7 @@ def _import_arrow(form: str) -> Any:
             f'{error}; or with the command line, pip install "dcp-rs[cli,arrow]"'
         ) from error
     if form == "parquet":
-        import pyarrow.parquet  # noqa: F401 - an attribute of pyarrow
+        import pyarrow.parquet
     elif form == "csv":
         import pyarrow.csv  # noqa: F401 - an attribute of pyarrow
     return pa
