@@ -323,7 +323,7 @@ class ChangeStream:
         changes to come, and the collections' lags do not add up to the stream's.
 
         Nodes are asked for it from the first call on, unless the stream is of a scope or of
-        collections: the first call gives nothing then, and the answers are there a moment later.
+        collections: the first call may give nothing then, and the answers are there a moment later.
         """
         return dict(self._inner.collection_lag())
 
