@@ -93,8 +93,7 @@ class FileStore:
     checkpoint names. Who starts a stream from the store takes its vBuckets over, or else with the
     first save, and a save of whoever had them before fails. No save takes a vBucket back; a
     rollback is no step back. A save locks the file `<path>.lock`, which stays there and says who
-    owns which vBuckets. To read again on purpose, remove the file, or write it with
-    `Checkpoint.save`.
+    owns which vBuckets. To read again on purpose, call `reset`.
 
         >>> import dcp_rs, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -152,6 +151,20 @@ class FileStore:
             if unclaimed:
                 self._own(lock, owners, unclaimed)
             document.save(self._path)
+
+    def reset(self, vbuckets: Iterable[int]) -> None:
+        """Forgets the positions of vBuckets, which are read from the beginning then.
+
+        Takes them over: a reader that is still running fails with its next save.
+
+        Raises:
+            CheckpointError: There is no file, or it cannot be read or written.
+        """
+        forgotten = _checks.vbuckets(vbuckets)
+        with CheckpointLock(self._path) as lock:
+            kept = Checkpoint.load(self._path)
+            self._own(lock, owners_from_json(lock.read()), forgotten)
+            kept.restricted_to(kept.seqnos.keys() - set(forgotten)).save(self._path)
 
     def _own(self, lock: CheckpointLock, owners: dict[int, str], vbuckets: Collection[int]) -> None:
         owners |= dict.fromkeys(vbuckets, self._claims.token)
