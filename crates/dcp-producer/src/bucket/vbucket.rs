@@ -397,6 +397,7 @@ impl VBucket {
             self.failover.create_entry(vbuuid, begins);
         }
         self.set_state(VBucketState::Active);
+        self.durable.decide_all_by_copies();
         self.begin_storing_anew();
     }
 

@@ -8,6 +8,7 @@ use dcp_wire::message::{MutationToken, Store, Touch};
 use dcp_wire::{Cas, Datatype, Frame, Opcode, Status, snappy, xattr};
 
 use super::command::Command;
+use super::durability::DurableWrite;
 use super::failure::Failure;
 use crate::bucket::{Condition, DocumentWrite, MAX_VALUE_LEN, Written, inflated};
 use crate::{DocumentError, value};
@@ -80,6 +81,7 @@ impl Command<'_, '_> {
             expiry: now.absolute_expiry(expiry),
             cas: self.frame.header.cas,
             condition,
+            durability: options.durability,
         };
         let written = self.with_vbucket(|vbucket| {
             if let Some(item) = vbucket.live(now, write.key) {
@@ -112,6 +114,18 @@ impl Command<'_, '_> {
         written: Written,
         value: &[u8],
     ) -> Result<(), Failure> {
+        if self.options()?.durability.is_some() {
+            return self.await_durable(DurableWrite { written, status, value: value.to_vec() });
+        }
+        self.answer_write(status, written, value)
+    }
+
+    pub(super) fn answer_write(
+        &mut self,
+        status: Status,
+        written: Written,
+        value: &[u8],
+    ) -> Result<(), Failure> {
         let token = MutationToken { vbuuid: written.vbuuid, seqno: written.seqno }.encode();
         let extras: &[u8] = if self.session.features.mutation_tokens { &token } else { &[] };
         let response: Frame<'_> = self.response(status).with_cas(written.cas).with_extras(extras);
@@ -120,17 +134,18 @@ impl Command<'_, '_> {
 
     pub(super) fn delete(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, false)?;
-        self.options()?;
+        let durability = self.options()?.durability;
         let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
-        let written =
-            self.with_vbucket(|vbucket| vbucket.remove(now, key, cas, ItemKind::Deletion))??;
+        let written = self.with_vbucket(|vbucket| {
+            vbucket.remove(now, key, cas, ItemKind::Deletion, durability)
+        })??;
         self.send_written(written)
     }
 
     /// APPEND, PREPEND.
     pub(super) fn extend(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, true)?;
-        self.options()?;
+        let durability = self.options()?.durability;
         let (addition, _) = self.plain_value()?;
         let prepend = self.frame.header.opcode == Opcode::PREPEND;
         let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
@@ -154,6 +169,7 @@ impl Command<'_, '_> {
                 expiry: item.expiry,
                 cas,
                 condition: Condition::Present,
+                durability,
             };
             Ok(vbucket.store(now, write)?)
         })??;

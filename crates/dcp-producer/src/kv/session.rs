@@ -8,6 +8,7 @@ use dcp_wire::message::ConfigVersion;
 use tokio_util::sync::CancellationToken;
 
 use super::credentials::{Credentials, Login};
+use super::durability::DurableWrite;
 use crate::cluster::Cluster;
 use crate::rights::Rights;
 
@@ -64,6 +65,8 @@ pub(crate) struct Session {
     pub(super) bucket: Option<CancellationToken>,
     /// Newest map this connection was sent with NOT_MY_VBUCKET.
     pub(super) map_sent: Option<ConfigVersion>,
+    /// The write that the request which is given again and again has prepared.
+    pub(super) durable_write: Option<DurableWrite>,
     /// Since when a request is given again and again.
     pub(super) waiting_since: Option<Instant>,
     /// How long that may last.
@@ -82,6 +85,7 @@ impl Session {
             login: Login::new(credentials),
             bucket: None,
             map_sent: None,
+            durable_write: None,
             waiting_since: None,
             persistence_timeout: Duration::ZERO,
         }

@@ -347,8 +347,6 @@ async fn what_is_not_offered_is_said_so() {
     }
     let extras = store_extras(0);
     let write = Frame::request(Opcode::SET).with_key(&key).with_extras(&extras).with_value(b"1");
-    // Durability "majority", and an object nobody knows.
-    client.fail(write.with_framing_extras(&[0x11, 1]), Status::NOT_SUPPORTED).await;
     client.fail(write.with_framing_extras(&[0xd0]), Status::UNKNOWN_FRAME_INFO).await;
     let get = Frame::request(Opcode::GET).with_key(b"\x08key");
     client.fail(get, Status::UNKNOWN_COLLECTION).await;

@@ -16,7 +16,7 @@ use dcp_proto::producer::{Item, ItemKind, VBucketState};
 use dcp_wire::message::{PathSpec, SubdocLookup, SubdocMutation};
 use dcp_wire::{Cas, Opcode, Status};
 
-use super::command::Command;
+use super::command::{Command, RequestOptions};
 use super::document::check_cas;
 use super::failure::Failure;
 use crate::DocumentError;
@@ -180,7 +180,7 @@ impl Command<'_, '_> {
             flags,
             cas: self.frame.header.cas,
             expiry: now.absolute_expiry(expiry.unwrap_or(0)),
-            preserve_expiry: options.preserve_expiry,
+            options,
         };
         self.with_collection(request.key, |vbucket| request.apply(now, vbucket))?
     }
@@ -193,7 +193,7 @@ struct Mutation<'a> {
     flags: u8,
     cas: Cas,
     expiry: u32,
-    preserve_expiry: bool,
+    options: RequestOptions,
 }
 
 impl Mutation<'_> {
@@ -230,7 +230,9 @@ impl Mutation<'_> {
         let mut results = Vec::new();
         for (index, spec) in (0u8..).zip(self.specs) {
             if is_deletion(spec) {
-                let written = vbucket.remove(now, self.key, self.cas, ItemKind::Deletion)?;
+                let durability = self.options.durability;
+                let written =
+                    vbucket.remove(now, self.key, self.cas, ItemKind::Deletion, durability)?;
                 return Ok(Outcome::Written { written, results, is_deleted: false });
             }
             match document.mutate(spec) {
@@ -241,10 +243,11 @@ impl Mutation<'_> {
         }
         let (value, datatype) = document.into_value().ok_or(Status::XATTR_EINVAL)?;
         if is_deleted {
-            let written = vbucket.store_tombstone(now, self.key, value)?;
+            let written = vbucket.store_tombstone(now, self.key, value, self.options.durability)?;
             return Ok(Outcome::Written { written, results, is_deleted });
         }
-        let old_expiry = item.as_ref().map(|item| item.expiry).filter(|_| self.preserve_expiry);
+        let old_expiry =
+            item.as_ref().map(|item| item.expiry).filter(|_| self.options.preserve_expiry);
         let write = DocumentWrite {
             key: self.key,
             value,
@@ -253,6 +256,7 @@ impl Mutation<'_> {
             expiry: old_expiry.unwrap_or(self.expiry),
             cas: self.cas,
             condition: Condition::Any,
+            durability: self.options.durability,
         };
         let written = vbucket.store(now, write)?;
         Ok(Outcome::Written { written, results, is_deleted })
