@@ -281,6 +281,11 @@ impl VBucket {
         self.clock.tick(now)
     }
 
+    /// The version that the next write will have.
+    pub(crate) fn upcoming_cas(&self, now: Now) -> Cas {
+        self.clock.clone().tick(now)
+    }
+
     /// Expires every document whose time has passed; returns how many.
     pub(crate) fn expire_due(&mut self, now: Now) -> usize {
         let keys = self.expired_keys(now);

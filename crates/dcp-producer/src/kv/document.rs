@@ -8,8 +8,8 @@ use dcp_wire::message::{MutationToken, Store, Touch};
 use dcp_wire::{Cas, Datatype, Frame, Opcode, Status, snappy, xattr};
 
 use super::command::Command;
-use super::durability::DurableWrite;
 use super::failure::Failure;
+use super::session::DurableWrite;
 use crate::bucket::{Condition, DocumentWrite, MAX_VALUE_LEN, Written, inflated};
 use crate::{DocumentError, value};
 

@@ -7,18 +7,11 @@ use dcp_wire::message::DurabilityLevel;
 
 use super::command::Command;
 use super::failure::Failure;
+use super::session::DurableWrite;
 use crate::bucket::{Durability, Outcome, Written};
 
 /// How long a durable write may take if the client does not say.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// A write that is prepared, and what its client is told once it is committed.
-#[derive(Debug)]
-pub(super) struct DurableWrite {
-    pub(super) written: Written,
-    pub(super) status: Status,
-    pub(super) value: Vec<u8>,
-}
 
 impl Command<'_, '_> {
     /// What a write waits for by its framing extras: a level, and how long in milliseconds.

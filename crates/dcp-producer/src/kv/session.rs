@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dcp_proto::producer::ServerVersion;
+use dcp_wire::Status;
 use dcp_wire::message::ConfigVersion;
 use tokio_util::sync::CancellationToken;
 
 use super::credentials::{Credentials, Login};
-use super::durability::DurableWrite;
+use crate::bucket::Written;
 use crate::cluster::Cluster;
 use crate::rights::Rights;
 
@@ -52,6 +53,14 @@ pub(crate) enum Flow {
     Later,
     /// Nothing was done: the request belongs to DCP.
     Dcp,
+}
+
+/// A write that is prepared, and what its client is told once it is committed.
+#[derive(Debug)]
+pub(super) struct DurableWrite {
+    pub(super) written: Written,
+    pub(super) status: Status,
+    pub(super) value: Vec<u8>,
 }
 
 /// One connection's state outside DCP.
