@@ -133,7 +133,7 @@ impl VBucket {
             });
         }
         self.check_collection(write.key)?;
-        self.check_not_prepared(write.key)?;
+        self.check_writable(now, write.key, write.cas)?;
         let previous = self.newest_now(now, write.key);
         let live = previous.as_ref().filter(|item| item.kind == ItemKind::Mutation);
         match live {
@@ -181,7 +181,7 @@ impl VBucket {
     ) -> Result<Written, DocumentError> {
         check_key(key)?;
         self.check_collection(key)?;
-        self.check_not_prepared(key)?;
+        self.check_writable(now, key, cas)?;
         let item = self.live(now, key).ok_or(DocumentError::NotFound)?;
         if cas != Cas(0) && cas != item.cas {
             return Err(DocumentError::CasMismatch(cas));
@@ -198,7 +198,7 @@ impl VBucket {
     ) -> Result<Arc<Item>, DocumentError> {
         check_key(key)?;
         self.check_collection(key)?;
-        self.check_not_prepared(key)?;
+        self.check_writable(now, key, Cas(0))?;
         let item = self.live_as_stored(now, key).ok_or(DocumentError::NotFound)?;
         let expiry = self.limited_expiry(now, key, expiry);
         if item.expiry == expiry {
@@ -224,7 +224,7 @@ impl VBucket {
             });
         }
         self.check_collection(write.key)?;
-        self.check_not_prepared(write.key)?;
+        self.check_writable(now, write.key, write.expected_cas)?;
         let previous = self.newest_now(now, write.key);
         let live = previous.as_ref().filter(|item| item.kind == ItemKind::Mutation);
         match live {

@@ -15,6 +15,7 @@ mod going_back;
 mod hash_table;
 mod history;
 mod item;
+mod locks;
 mod manifest;
 mod memory;
 mod source;

@@ -158,6 +158,8 @@ impl<'a, 'f> Command<'a, 'f> {
             Opcode::INCREMENT | Opcode::DECREMENT => Self::count,
             Opcode::APPEND | Opcode::PREPEND => Self::extend,
             Opcode::TOUCH | Opcode::GET_AND_TOUCH => Self::touch,
+            Opcode::GET_LOCKED => Self::get_locked,
+            Opcode::UNLOCK => Self::unlock,
             Opcode::SUBDOC_MULTI_LOOKUP => Self::subdoc_lookup,
             Opcode::SUBDOC_MULTI_MUTATION => Self::subdoc_mutation,
             Opcode::SUBDOC_GET | Opcode::SUBDOC_EXISTS | Opcode::SUBDOC_GET_COUNT => {

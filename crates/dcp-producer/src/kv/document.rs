@@ -1,6 +1,7 @@
 //! Reading and writing documents.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use dcp_proto::producer::{Item, ItemKind, VBucketState};
@@ -28,9 +29,40 @@ impl Command<'_, '_> {
     pub(super) fn get(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, false)?;
         let (key, now) = (self.key()?, self.now);
-        let item = self.with_collection(key, |vbucket| vbucket.live_as_stored(now, key))?;
+        let (item, is_locked) = self.with_collection(key, |vbucket| {
+            (vbucket.live_as_stored(now, key), vbucket.is_locked(now, key))
+        })?;
         let item = item.ok_or(Status::KEY_ENOENT)?;
+        if is_locked {
+            // Its version is told to who has locked it.
+            let hidden = Item { cas: Cas(u64::MAX), ..Item::clone(&item) };
+            return self.send_document(&Arc::new(hidden));
+        }
         self.send_document(&item)
+    }
+
+    /// The time, in seconds, may be left out.
+    pub(super) fn get_locked(&mut self) -> Result<(), Failure> {
+        self.expect_key_value(true, false)?;
+        let seconds = match *self.frame.extras {
+            [] => 0,
+            [a, b, c, d] => u32::from_be_bytes([a, b, c, d]),
+            _ => return Err(Failure::Invalid("a lock's time has four bytes")),
+        };
+        let (key, now, time) = (self.key()?, self.now, Duration::from_secs(seconds.into()));
+        self.check_readable(key.collection_id)?;
+        let item = self.with_vbucket(|vbucket| vbucket.lock(now, key, time))??;
+        self.send_document(&item)
+    }
+
+    pub(super) fn unlock(&mut self) -> Result<(), Failure> {
+        self.expect_parts(true, false)?;
+        let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
+        if cas == Cas(0) {
+            return Err(Failure::Invalid("unlocking needs the version that was locked"));
+        }
+        self.with_vbucket(|vbucket| vbucket.unlock(now, key, cas))??;
+        self.succeed(self.success())
     }
 
     /// Reads a replica as it is: it expires nothing by itself.
