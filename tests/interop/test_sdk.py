@@ -23,13 +23,18 @@ try:
     from couchbase.exceptions import (
         AmbiguousTimeoutException,
         CASMismatchException,
+        CollectionAlreadyExistsException,
+        CollectionNotFoundException,
+        DocumentLockedException,
         DocumentNotFoundException,
+        DocumentNotLockedException,
         DurabilityImpossibleException,
         DurabilitySyncWriteAmbiguousException,
         ScopeNotFoundException,
         TransactionFailed,
         UnAmbiguousTimeoutException,
     )
+    from couchbase.management.collections import CreateCollectionSettings
     from couchbase.options import (
         ClusterOptions,
         ClusterTimeoutOptions,
@@ -327,3 +332,40 @@ def test_transactions_are_committed_and_rolled_back(cluster, open_cluster):
         sdk.transactions.run(fail)
     assert streamed(cluster) == committed
     assert not collection.exists("never").exists
+
+
+def test_scopes_and_collections_are_made_and_dropped_by_the_sdk(cluster, open_cluster):
+    bucket = open_cluster(cluster).bucket("default")
+    manager = bucket.collections()
+    manager.create_scope("shop")
+    manager.create_collection("shop", "orders", CreateCollectionSettings(max_expiry=timedelta(60)))
+    with pytest.raises(CollectionAlreadyExistsException):
+        manager.create_collection("shop", "orders")
+    with pytest.raises(ScopeNotFoundException):
+        manager.create_collection("none", "orders")
+    orders = bucket.scope("shop").collection("orders")
+    orders.upsert("order_1", {"n": 1})
+    assert streamed(cluster) == {"order_1": {"n": 1}}
+    manager.drop_collection("shop", "orders")
+    with pytest.raises(CollectionNotFoundException):
+        manager.drop_collection("shop", "orders")
+    manager.drop_scope("shop")
+    assert "shop" not in {scope.name for scope in manager.get_all_scopes()}
+    assert "shop" not in cluster.collections
+
+
+def test_a_locked_document_waits_for_who_has_locked_it(collection):
+    collection.upsert("key", {"n": 1})
+    locked = collection.get_and_lock("key", timedelta(seconds=10))
+    assert locked.content_as[dict] == {"n": 1}
+    options = UpsertOptions(timeout=timedelta(milliseconds=300))
+    with pytest.raises(CASMismatchException):
+        collection.unlock("key", locked.cas + 1)
+    with pytest.raises((AmbiguousTimeoutException, DocumentLockedException)):
+        collection.upsert("key", {"n": 2}, options)
+    collection.unlock("key", locked.cas)
+    with pytest.raises(DocumentNotLockedException):
+        collection.unlock("key", locked.cas)
+    again = collection.get_and_lock("key", timedelta(seconds=10))
+    collection.replace("key", {"n": 3}, ReplaceOptions(cas=again.cas))
+    assert collection.get("key").content_as[dict] == {"n": 3}

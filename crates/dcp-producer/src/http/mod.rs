@@ -1,21 +1,27 @@
 //! The management port: what DCP clients and SDKs ask over HTTP before and while they use KV.
 //!
-//! Everything is read-only and made from the cluster map, so that HTTP and KV never disagree.
+//! Answers are made from the cluster map, so that HTTP and KV never disagree. What can be changed are
+//! scopes and collections.
 
 mod authorization;
 mod body;
 mod documents;
 mod router;
+mod scopes;
 
 use std::convert::Infallible;
-use std::pin::pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::Request;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::Cluster;
@@ -23,6 +29,8 @@ use crate::kv::Credentials;
 
 /// Longest request head in bytes: request line and all headers.
 const MAX_HEAD_LEN: usize = 16 << 10;
+/// Longest body of a request in bytes.
+const MAX_FORM_LEN: usize = 4 << 10;
 /// Most headers of a request.
 const MAX_HEADERS: usize = 64;
 /// How long a client may take to send a request head; also how long a connection may be idle.
@@ -68,9 +76,13 @@ impl Management {
         is_certified: bool,
     ) {
         let service = service_fn(|request| {
-            let response = self.answer(&request, is_certified);
-            // Bodies of requests are never read: hyper closes the connection after one.
-            async move { Ok::<_, Infallible>(response) }
+            let management = Arc::clone(&self);
+            async move {
+                let mut request: Request<Incoming> = request;
+                let read = read_form(request.body_mut());
+                let form = timeout(management.head_patience, read).await.ok().flatten();
+                Ok::<_, Infallible>(management.answer(&request, form.as_deref(), is_certified))
+            }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -84,7 +96,7 @@ impl Management {
             ended = connection.as_mut() => ended,
             () = stopped => {
                 connection.as_mut().graceful_shutdown();
-                let closed = tokio::time::timeout(CLOSING_PATIENCE, connection).await;
+                let closed = timeout(CLOSING_PATIENCE, connection).await;
                 closed.unwrap_or(Ok(()))
             }
         };
@@ -92,6 +104,19 @@ impl Management {
             tracing::debug!(%error, "management connection closed");
         }
     }
+}
+
+/// The body of a request; `None` if it is too long or breaks off.
+async fn read_form(body: &mut Incoming) -> Option<Vec<u8>> {
+    let mut form = Vec::new();
+    while let Some(frame) = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
+        let data = frame.ok()?.into_data().unwrap_or_default();
+        if form.len() + data.len() > MAX_FORM_LEN {
+            return None;
+        }
+        form.extend_from_slice(&data);
+    }
+    Some(form)
 }
 
 #[cfg(test)]
@@ -116,7 +141,7 @@ mod tests {
             let (mut client, server) = tokio::io::duplex(1 << 10);
             client.write_all(said.as_bytes()).await.unwrap();
             let served = tokio::spawn(management().serve(server, false));
-            tokio::time::timeout(Duration::from_secs(5), served).await.unwrap().unwrap();
+            timeout(Duration::from_secs(5), served).await.unwrap().unwrap();
             let mut answer = String::new();
             client.read_to_string(&mut answer).await.unwrap();
             assert!(!answer.contains(" 200 "), "{answer}");
@@ -131,6 +156,6 @@ mod tests {
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
-        tokio::time::timeout(Duration::from_secs(5), served).await.unwrap().unwrap();
+        timeout(Duration::from_secs(5), served).await.unwrap().unwrap();
     }
 }

@@ -11,6 +11,7 @@ use super::Management;
 use super::authorization;
 use super::body::{Body, Follower};
 use super::documents::{self, Detail};
+use super::scopes::Change;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain");
@@ -21,14 +22,21 @@ const READ_ONLY: HeaderValue = HeaderValue::from_static("GET, HEAD");
 const SERVER: HeaderValue = HeaderValue::from_static("Couchbase Server");
 
 impl Management {
-    /// The answer to a request.
-    pub(super) fn answer<B>(&self, request: &Request<B>, is_certified: bool) -> Response<Body> {
+    /// The answer to a request whose body is `form`, or is too long.
+    pub(super) fn answer<B>(
+        &self,
+        request: &Request<B>,
+        form: Option<&[u8]>,
+        is_certified: bool,
+    ) -> Response<Body> {
         let known =
             is_certified || authorization::is_authorized(request.headers(), &self.credentials);
         let mut response = if !known {
             let mut refused = text(StatusCode::UNAUTHORIZED, "");
             refused.headers_mut().insert(header::WWW_AUTHENTICATE, REALM);
             refused
+        } else if let Some(changed) = self.change(request, form) {
+            changed
         } else if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
             refused.headers_mut().insert(header::ALLOW, READ_ONLY);
@@ -42,11 +50,33 @@ impl Management {
         response
     }
 
+    /// Changes scopes and collections; `None` if the request is not one that does.
+    fn change<B>(&self, request: &Request<B>, form: Option<&[u8]>) -> Option<Response<Body>> {
+        let method = request.method();
+        if !matches!(*method, Method::POST | Method::PATCH | Method::DELETE) {
+            return None;
+        }
+        let segments = segments(request.uri())?;
+        let segments: Vec<_> = segments.iter().map(AsRef::as_ref).collect();
+        let ["pools", "default", "buckets", bucket, "scopes", ref path @ ..] = *segments else {
+            return None;
+        };
+        let Some(form) = form else {
+            return Some(text(StatusCode::PAYLOAD_TOO_LARGE, "The form is too long.\r\n"));
+        };
+        if !self.has_bucket(bucket) {
+            return Some(not_found());
+        }
+        let (status, document) = Change { method, path, form }.apply(&self.cluster)?;
+        let mut response = json(document);
+        *response.status_mut() = status;
+        Some(response)
+    }
+
     /// `None` if there is nothing at that address.
     fn route(&self, uri: &Uri) -> Option<Response<Body>> {
         let (cluster, node) = (&*self.cluster, self.node);
-        let segments = uri.path().split('/').filter(|segment| !segment.is_empty());
-        let segments: Vec<_> = segments.map(decode).collect::<Option<_>>()?;
+        let segments = segments(uri)?;
         let segments: Vec<_> = segments.iter().map(AsRef::as_ref).collect();
         match *segments {
             ["pools"] => Some(json(documents::pools(cluster))),
@@ -93,6 +123,12 @@ impl Management {
     fn has_bucket(&self, bucket: &str) -> bool {
         bucket == self.cluster.bucket_name()
     }
+}
+
+/// The parts of a path as they are meant; `None` unless they are UTF-8.
+fn segments(uri: &Uri) -> Option<Vec<Cow<'_, str>>> {
+    let segments = uri.path().split('/').filter(|segment| !segment.is_empty());
+    segments.map(decode).collect()
 }
 
 /// A part of a path as it is meant; `None` unless it is UTF-8.

@@ -61,6 +61,7 @@ impl Command<'_, '_> {
         if cas == Cas(0) {
             return Err(Failure::Invalid("unlocking needs the version that was locked"));
         }
+        self.check_readable(key.collection_id)?;
         self.with_vbucket(|vbucket| vbucket.unlock(now, key, cas))??;
         self.succeed(self.success())
     }

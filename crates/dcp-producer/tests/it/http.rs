@@ -335,3 +335,55 @@ async fn no_more_connections_are_served_than_allowed() {
     };
     tokio::time::timeout(PATIENCE, again).await.expect("room is made when a connection ends");
 }
+
+#[tokio::test]
+async fn scopes_and_collections_are_made_changed_and_dropped() {
+    let producer = start_one().await;
+    let ask = async |method: &str, path: &str, form: &str| {
+        let path = format!("/pools/default/buckets/{path}");
+        let headers = format!("{}Content-Length: {}\r\n", known(), form.len());
+        let request = [request(method, &path, &headers), form.as_bytes().to_vec()].concat();
+        exchange(dial(&producer, 0).await, &request).await
+    };
+    let made = ask("POST", "default/scopes", "name=shop").await.json();
+    assert_eq!(
+        made["uid"],
+        Manifest::parse(producer.manifest_json().as_bytes()).unwrap().uid().to_string()
+    );
+    for (method, path, form, status, said) in [
+        ("POST", "default/scopes", "name=shop", 400, "Scope with name \\\"shop\\\" already exists"),
+        ("POST", "default/scopes", "name=_shop", 400, "does not begin with"),
+        ("POST", "default/scopes", "", 400, "1 to 251"),
+        ("POST", "other/scopes", "name=shop", 404, "not found"),
+        ("POST", "default/scopes/none/collections", "name=a", 404, "Scope with name"),
+        ("POST", "default/scopes/shop/collections", "name=a+b", 400, "letters"),
+        ("DELETE", "default/scopes/shop/collections/a", "", 404, "Collection with name"),
+        ("DELETE", "default/scopes/none", "", 404, "is not found"),
+        ("DELETE", "default/scopes/_default", "", 400, "cannot be dropped"),
+        ("PUT", "default/scopes", "name=a", 405, ""),
+        ("POST", "default/scopes/shop", "name=a", 405, ""),
+    ] {
+        let answer = ask(method, path, form).await;
+        assert_eq!(answer.status, status, "{method} {path} {form}: {}", answer.body);
+        assert!(answer.body.contains(said), "{method} {path} {form}: {}", answer.body);
+    }
+    let long = format!("name={}", "a".repeat(5000));
+    assert_eq!(ask("POST", "default/scopes", &long).await.status, 413);
+    let stranger = request("DELETE", "/pools/default/buckets/default/scopes/shop", "");
+    assert_eq!(exchange(dial(&producer, 0).await, &stranger).await.status, 401);
+
+    ask("POST", "default/scopes/shop/collections", "name=carts&maxTTL=60").await.json();
+    let find = |field: &str| {
+        let manifest: Value = serde_json::from_str(&producer.manifest_json()).unwrap();
+        let scopes = manifest["scopes"].as_array().unwrap();
+        let shop = scopes.iter().find(|scope| scope["name"] == "shop")?;
+        Some(shop["collections"].get(0)?[field].clone())
+    };
+    assert_eq!((find("name"), find("maxTTL")), (Some("carts".into()), Some(60.into())));
+    ask("PATCH", "default/scopes/shop/collections/carts", "maxTTL=9&history=true").await.json();
+    assert_eq!((find("maxTTL"), find("history")), (Some(9.into()), Some(true.into())));
+    ask("DELETE", "default/scopes/shop/collections/carts", "").await.json();
+    assert_eq!(find("name"), None);
+    ask("DELETE", "default/scopes/shop", "").await.json();
+    assert!(producer.collection_id("shop", "carts").is_err());
+}

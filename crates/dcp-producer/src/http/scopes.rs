@@ -1,0 +1,92 @@
+//! Scopes and collections made, changed and dropped by clients.
+
+use hyper::{Method, StatusCode};
+use serde_json::json;
+
+use crate::bucket::{CollectionSettings, Manifest};
+use crate::cluster::Cluster;
+
+/// What is asked for: a method, the path below a bucket's `scopes`, and the form in the body.
+pub(super) struct Change<'a> {
+    pub(super) method: &'a Method,
+    pub(super) path: &'a [&'a str],
+    pub(super) form: &'a [u8],
+}
+
+/// What is answered: a status and a document.
+type Answer = (StatusCode, String);
+
+impl Change<'_> {
+    /// Does it; `None` if there is nothing like it.
+    pub(super) fn apply(&self, cluster: &Cluster) -> Option<Answer> {
+        let field = |name: &str| {
+            let mut pairs = form_urlencoded::parse(self.form);
+            pairs.find_map(|(key, value)| (key == name).then(|| value.into_owned()))
+        };
+        let settings = CollectionSettings {
+            max_ttl: field("maxTTL").and_then(|text| text.parse().ok()).filter(|ttl| *ttl > 0),
+            history: field("history").is_some_and(|text| text == "true"),
+        };
+        let (name, manifest) = (field("name").unwrap_or_default(), cluster.manifest());
+        let unchanged = match (self.method, self.path) {
+            (&Method::POST, []) if has(&manifest, &name, None) => exists("Scope", &name),
+            (&Method::POST, []) => {
+                update(cluster, |manifest| manifest.create_scope(&name).map(drop))
+            }
+            (&Method::DELETE, [scope]) if !has(&manifest, scope, None) => missing("Scope", scope),
+            (&Method::DELETE, [scope]) => update(cluster, |manifest| manifest.drop_scope(scope)),
+            (_, [scope, "collections", ..]) if !has(&manifest, scope, None) => {
+                missing("Scope", scope)
+            }
+            (&Method::POST, [scope, "collections"]) if has(&manifest, scope, Some(&name)) => {
+                exists("Collection", &name)
+            }
+            (&Method::POST, [scope, "collections"]) => update(cluster, |manifest| {
+                manifest.create_collection(scope, &name, settings).map(drop)
+            }),
+            (_, [scope, "collections", name]) if !has(&manifest, scope, Some(name)) => {
+                missing("Collection", name)
+            }
+            (&Method::DELETE, [scope, "collections", name]) => {
+                update(cluster, |manifest| manifest.drop_collection(scope, name))
+            }
+            (&Method::PATCH, [scope, "collections", name]) => update(cluster, |manifest| {
+                manifest.modify_collection(scope, name, settings).map(drop)
+            }),
+            _ => return None,
+        };
+        Some(unchanged.unwrap_or_else(|| {
+            let uid = cluster.manifest().uid().to_string();
+            (StatusCode::OK, json!({"uid": uid}).to_string())
+        }))
+    }
+}
+
+/// Whether there is a scope, or a collection in it.
+fn has(manifest: &Manifest, scope: &str, collection: Option<&str>) -> bool {
+    manifest.scopes().iter().filter(|known| known.name == scope).any(|scope| {
+        collection.is_none_or(|name| scope.collections.iter().any(|known| known.name == name))
+    })
+}
+
+/// Changes the manifest; `None` if that was possible.
+fn update(
+    cluster: &Cluster,
+    op: impl FnOnce(&mut Manifest) -> Result<(), crate::bucket::Unchanged>,
+) -> Option<Answer> {
+    let error = cluster.update_manifest(cluster.bucket.chance().now(), op).err()?;
+    Some(refused(StatusCode::BAD_REQUEST, &error.to_string()))
+}
+
+fn exists(what: &str, name: &str) -> Option<Answer> {
+    let text = format!("{what} with name \"{name}\" already exists");
+    Some(refused(StatusCode::BAD_REQUEST, &text))
+}
+
+fn missing(what: &str, name: &str) -> Option<Answer> {
+    Some(refused(StatusCode::NOT_FOUND, &format!("{what} with name \"{name}\" is not found")))
+}
+
+fn refused(status: StatusCode, text: &str) -> Answer {
+    (status, json!({"errors": {"_": text}}).to_string())
+}
