@@ -351,7 +351,7 @@ def test_scopes_and_collections_are_made_and_dropped_by_the_sdk(cluster, open_cl
         manager.drop_collection("shop", "orders")
     manager.drop_scope("shop")
     assert "shop" not in {scope.name for scope in manager.get_all_scopes()}
-    assert "shop" not in cluster.collections
+    assert "shop" not in cluster.collections()
 
 
 def test_a_locked_document_waits_for_who_has_locked_it(collection):

@@ -1,6 +1,7 @@
 //! Operations on single documents, durable writes among them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use dcp_proto::producer::{Item, ItemKind};
@@ -414,6 +415,71 @@ impl VBucket {
         if self.durable.is_outstanding(key) {
             return Err(DocumentError::SyncWriteInProgress);
         }
+        Ok(())
+    }
+}
+
+impl VBucket {
+    /// Locks a document; returns it under a new version, with which alone it can be written.
+    pub(crate) fn lock(
+        &mut self,
+        now: Now,
+        key: DocKey<'_>,
+        time: Duration,
+    ) -> Result<Arc<Item>, DocumentError> {
+        self.check_collection(key)?;
+        self.check_writable(now, key, Cas(0))?;
+        let item = self.live_as_stored(now, key).ok_or(DocumentError::NotFound)?;
+        let cas = self.clock.tick(now);
+        let locked = Arc::new(Item { cas, ..Item::clone(&item) });
+        // No change: neither replicas nor streams are told.
+        let slot = self.table.find_mut(Identity::Document(key.collection_id, key.key));
+        slot.ok_or(DocumentError::NotFound)?.newest = Arc::clone(&locked);
+        self.locks.lock(now, key, time);
+        Ok(locked)
+    }
+
+    /// Unlocks a document that was locked as version `cas`.
+    pub(crate) fn unlock(
+        &mut self,
+        now: Now,
+        key: DocKey<'_>,
+        cas: Cas,
+    ) -> Result<(), DocumentError> {
+        self.check_collection(key)?;
+        let item = self.live_as_stored(now, key).ok_or(DocumentError::NotFound)?;
+        if !self.is_locked(now, key) {
+            return Err(DocumentError::NotLocked);
+        }
+        if item.cas != cas {
+            return Err(DocumentError::Locked);
+        }
+        self.locks.release(key);
+        Ok(())
+    }
+
+    /// Whether a document is locked.
+    pub(crate) fn is_locked(&self, now: Now, key: DocKey<'_>) -> bool {
+        self.locks.hold(now, key)
+    }
+
+    /// Refuses to write a document whose durable write is not completed, or which is locked as
+    /// another version than `cas`. Writing that one unlocks it.
+    pub(super) fn check_writable(
+        &mut self,
+        now: Now,
+        key: DocKey<'_>,
+        cas: Cas,
+    ) -> Result<(), DocumentError> {
+        self.check_not_prepared(key)?;
+        if !self.is_locked(now, key) {
+            return Ok(());
+        }
+        let live = self.newest(key).filter(|item| item.kind == ItemKind::Mutation);
+        if live.is_some_and(|item| item.cas != cas) {
+            return Err(DocumentError::Locked);
+        }
+        self.locks.release(key);
         Ok(())
     }
 }

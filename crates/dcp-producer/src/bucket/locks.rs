@@ -1,20 +1,12 @@
-//! Documents that a client has locked. Locks are in the active copy's memory and nowhere else.
+//! Which documents clients have locked.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dcp_proto::producer::{Item, ItemKind};
-use dcp_wire::{Cas, CollectionId, DocKey};
+use dcp_wire::{CollectionId, DocKey};
 
-use super::hash_table::Identity;
-use super::vbucket::VBucket;
-use crate::DocumentError;
 use crate::chance::Now;
-
-/// Locks of a vBucket: until when each holds.
-pub(super) type Locks = BTreeMap<(CollectionId, Bytes), Now>;
 
 /// How long a lock holds if the client does not say, or asks for longer than is allowed.
 const DEFAULT: Duration = Duration::from_secs(15);
@@ -22,75 +14,32 @@ const DEFAULT: Duration = Duration::from_secs(15);
 /// Longest time for which a document can be locked.
 const LONGEST: Duration = Duration::from_secs(30);
 
-impl VBucket {
-    /// Locks a document; returns it under a new version, with which alone it can be written.
-    pub(crate) fn lock(
-        &mut self,
-        now: Now,
-        key: DocKey<'_>,
-        time: Duration,
-    ) -> Result<Arc<Item>, DocumentError> {
-        self.check_collection(key)?;
-        self.check_writable(now, key, Cas(0))?;
-        let item = self.live_as_stored(now, key).ok_or(DocumentError::NotFound)?;
-        let time = if time.is_zero() || time > LONGEST { DEFAULT } else { time };
-        let cas = self.clock.tick(now);
-        let locked = Arc::new(Item { cas, ..Item::clone(&item) });
-        // No change: neither replicas nor streams are told.
-        let slot = self.table.find_mut(Identity::Document(key.collection_id, key.key));
-        slot.ok_or(DocumentError::NotFound)?.newest = Arc::clone(&locked);
-        let identity = (key.collection_id, Bytes::copy_from_slice(key.key));
-        self.locks.retain(|_, until| now < *until);
-        self.locks.insert(identity, now.after(time));
-        Ok(locked)
-    }
+/// Locks of a vBucket: until when each holds. They are in the active copy's memory and nowhere else.
+#[derive(Debug, Default)]
+pub(super) struct Locks(BTreeMap<(CollectionId, Bytes), Now>);
 
-    /// Unlocks a document that was locked as version `cas`.
-    pub(crate) fn unlock(
-        &mut self,
-        now: Now,
-        key: DocKey<'_>,
-        cas: Cas,
-    ) -> Result<(), DocumentError> {
-        self.check_collection(key)?;
-        let item = self.live_as_stored(now, key).ok_or(DocumentError::NotFound)?;
-        if !self.is_locked(now, key) {
-            return Err(DocumentError::NotLocked);
-        }
-        if item.cas != cas {
-            return Err(DocumentError::Locked);
-        }
-        self.release(key);
-        Ok(())
+impl Locks {
+    /// Locks a document, for as long as is allowed.
+    pub(super) fn lock(&mut self, now: Now, key: DocKey<'_>, time: Duration) {
+        let time = if time.is_zero() || time > LONGEST { DEFAULT } else { time };
+        self.0.retain(|_, until| now < *until);
+        self.0.insert(identity(key), now.after(time));
     }
 
     /// Whether a document is locked.
-    pub(crate) fn is_locked(&self, now: Now, key: DocKey<'_>) -> bool {
-        let locked = || self.locks.get(&(key.collection_id, Bytes::copy_from_slice(key.key)));
-        !self.locks.is_empty() && locked().is_some_and(|until| now < *until)
+    pub(super) fn hold(&self, now: Now, key: DocKey<'_>) -> bool {
+        !self.0.is_empty() && self.0.get(&identity(key)).is_some_and(|until| now < *until)
     }
 
-    fn release(&mut self, key: DocKey<'_>) {
-        self.locks.remove(&(key.collection_id, Bytes::copy_from_slice(key.key)));
+    pub(super) fn release(&mut self, key: DocKey<'_>) {
+        self.0.remove(&identity(key));
     }
 
-    /// Refuses to write a document whose durable write is not completed, or which is locked as
-    /// another version than `cas`. Writing that one unlocks it.
-    pub(super) fn check_writable(
-        &mut self,
-        now: Now,
-        key: DocKey<'_>,
-        cas: Cas,
-    ) -> Result<(), DocumentError> {
-        self.check_not_prepared(key)?;
-        if !self.is_locked(now, key) {
-            return Ok(());
-        }
-        let live = self.newest(key).filter(|item| item.kind == ItemKind::Mutation);
-        if live.is_some_and(|item| item.cas != cas) {
-            return Err(DocumentError::Locked);
-        }
-        self.release(key);
-        Ok(())
+    pub(super) fn release_all(&mut self) {
+        self.0.clear();
     }
+}
+
+fn identity(key: DocKey<'_>) -> (CollectionId, Bytes) {
+    (key.collection_id, Bytes::copy_from_slice(key.key))
 }

@@ -128,7 +128,7 @@ impl VBucket {
             stored_seqno: None,
             collections: VBucketCollections::default(),
             durable: DurableWrites::default(),
-            locks: Locks::new(),
+            locks: Locks::default(),
             cursors: Cursors::default(),
             initial_snapshot_end: Seqno::ZERO,
             max_deleted_rev: 0,
@@ -383,7 +383,7 @@ impl VBucket {
     /// Ends the streams of the copy, whatever else happens to it before they look.
     pub(super) fn begin_life(&mut self) {
         self.incarnation = next_incarnation();
-        self.locks.clear();
+        self.locks.release_all();
     }
 
     /// Makes a replica the active copy, on the branch `vbuuid`; `None` continues the present one,
