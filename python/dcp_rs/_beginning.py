@@ -37,7 +37,7 @@ class Beginning:
         self._start, self._default = start, default
 
     def of(self, options: Mapping[str, Any], num_vbuckets: int) -> dict[str, object]:
-        """Gives the engine's `start` and `vbuckets`; claims what is read in a store.
+        """Returns the engine's `start` and `vbuckets`; claims what is read in a store.
 
         Raises:
             CheckpointError: The store cannot be read or written.

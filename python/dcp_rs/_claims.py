@@ -51,7 +51,7 @@ class Claims:
 
 
 def joined(kept: Checkpoint | None, checkpoint: Checkpoint) -> Checkpoint:
-    """Gives what is stored once `checkpoint` is: what it does not name stays.
+    """Returns what is stored once `checkpoint` is: what it does not name stays.
 
     Raises:
         CheckpointError: It would take a vBucket back, or is of another bucket; or it is a part, and
@@ -78,7 +78,7 @@ def in_ranges(vbuckets: Iterable[int]) -> str:
 
 
 def write_owners(owners: Mapping[int, str]) -> dict[str, str]:
-    """Gives the vBuckets of each owner, as JSON holds them."""
+    """Returns the vBuckets of each owner, as JSON holds them."""
     by_owner: dict[str, list[int]] = {}
     for vbucket, owner in owners.items():
         by_owner.setdefault(owner, []).append(vbucket)

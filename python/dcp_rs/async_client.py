@@ -190,7 +190,7 @@ class AsyncClient:
         return self._inner.num_vbuckets
 
     def vbuckets_by_node(self) -> dict[str, list[int]]:
-        """Gives the vBuckets by the address of the node that holds them; asks nobody."""
+        """Returns the vBuckets by the address of the node that holds them; asks nobody."""
         return dict(self._inner.vbuckets_by_node())
 
     async def high_seqnos(self) -> dict[int, int]:

@@ -31,7 +31,7 @@ class Packet:
     _line: str = field(repr=False)
 
     def __str__(self) -> str:
-        """Gives the packet as one line."""
+        """Returns the packet as one line."""
         return self._line
 
 
@@ -49,7 +49,7 @@ class Decoder:
         self._state = [collections]
 
     def other_way(self) -> Self:
-        """Gives a decoder of the same connection's other direction."""
+        """Returns a decoder of the same connection's other direction."""
         other = type(self)()
         other._state = self._state  # noqa: SLF001 - its own
         return other

@@ -41,7 +41,7 @@ class DocumentSchema:
 
 
 def as_options(given: Any) -> dict[str, object] | None:
-    """Gives what the engine reads: a `DocumentSchema` by names, with its schema as text.
+    """Returns what the engine reads: a `DocumentSchema` by names, with its schema as text.
 
     Raises:
         ConfigError: It is no schema, or has a type that documents are not decoded to.
@@ -54,7 +54,7 @@ def as_options(given: Any) -> dict[str, object] | None:
 
 
 def as_ddl(schema: object) -> str | None:
-    """Gives the text of a schema: of one that is text already, or of an Arrow schema.
+    """Returns the text of a schema: of one that is text already, or of an Arrow schema.
 
     Raises:
         ConfigError: It is neither, or has a type that documents are not decoded to.
@@ -88,7 +88,7 @@ def _element(field: pa.Field, path: str) -> str:
 
 
 def _type(arrow: pa.DataType, path: str) -> str:
-    """Gives Spark's name of a type."""
+    """Returns Spark's name of a type."""
     pa = require_pyarrow(_OPTION)
     if pa.types.is_decimal128(arrow) and 0 <= arrow.scale <= arrow.precision:
         return f"DECIMAL({arrow.precision}, {arrow.scale})"

@@ -241,7 +241,7 @@ class _Watched:
             self._sources.append(source)
 
     def read(self, figure: _Figure) -> _Points:
-        """Gives what one metric shows: the values of its labels, and the figure."""
+        """Returns what one metric shows: the values of its labels, and the figure."""
         with self._lock:
             self._forget_closed()
             sources = list(self._sources)
@@ -325,7 +325,7 @@ class PrometheusCollector(Collector):
         )
 
     def describe(self) -> Iterable[Metric]:
-        """Gives the names of the metrics, so that registering reads no stream."""
+        """Returns the names of the metrics, so that registering reads no stream."""
         return [_family(figure) for figure in _FIGURES]
 
     def collect(self) -> Iterable[Metric]:

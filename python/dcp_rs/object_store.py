@@ -183,7 +183,7 @@ class ObjectStore:
         return self._seen[number]
 
     def _put(self, number: int, shard: _Shard) -> UpdateVersion | None:
-        """Gives the version that was written; `None` if another was there."""
+        """Returns the version that was written; `None` if another was there."""
         name = self._name(number)
         checkpoint = None if shard.checkpoint is None else json.loads(shard.checkpoint.to_json())
         document = {

@@ -143,11 +143,11 @@ class Planner:
         self._inner.observe(persisted)
 
     def high_seqnos(self) -> dict[int, int]:
-        """Gives the highest seqnos of the last look, by vBucket."""
+        """Returns the highest seqnos of the last look, by vBucket."""
         return self._inner.high_seqnos()
 
     def head(self) -> Offsets | None:
-        """Gives offsets after what the server had at the last look; `None` before the first.
+        """Returns offsets after what the server had at the last look; `None` before the first.
 
         Of the collections that are read, where the server tells. How far a read lags behind them
         is how much is left to read.
@@ -156,11 +156,11 @@ class Planner:
         return None if head is None else _load(head)
 
     def earliest(self) -> Offsets:
-        """Gives offsets before every first change."""
+        """Returns offsets before every first change."""
         return _load(self._inner.earliest())
 
     def latest(self, options: PlanOptions) -> Offsets:
-        """Gives offsets after what may be read now."""
+        """Returns offsets after what may be read now."""
         return _load(self._inner.latest(_by_name(options)))
 
     def fix_target(self, options: PlanOptions) -> None:
@@ -168,7 +168,7 @@ class Planner:
         self._inner.fix_target(_by_name(options))
 
     def end(self, start: Offsets | Checkpoint, options: PlanOptions) -> Offsets:
-        """Gives where to end the batch that begins at `start`; there if there is nothing to do.
+        """Returns where to end the batch that begins at `start`; there if there is nothing to do.
 
         Raises:
             RollbackError: The server's history is another one, and `on_rollback` is `fail`.
@@ -184,7 +184,7 @@ class Planner:
         tasks: int | None,
         options: PlanOptions,
     ) -> list[Task]:
-        """Gives what is to be read for a batch, in at most `tasks` parts or one per node.
+        """Returns what is to be read for a batch, in at most `tasks` parts or one per node.
 
         What is no longer the server's history is left out; planning the next batch tells of it.
 

@@ -34,7 +34,7 @@ class ColumnInfo:
 
 
 def columns() -> list[ColumnInfo]:
-    """Gives every column of the change table, in its order.
+    """Returns every column of the change table, in its order.
 
     >>> [column.name for column in columns() if column.included == "basic"]
     ['op', 'key', 'value', 'scope', 'collection', 'vbucket', 'seqno', 'epoch', 'cas', 'timestamp']
@@ -89,7 +89,7 @@ class Schema:
         return self._inner.names
 
     def to_pyarrow(self) -> pa.Schema:
-        """Gives the schema as a `pyarrow.Schema`.
+        """Returns the schema as a `pyarrow.Schema`.
 
         Raises:
             ImportError: PyArrow is not installed.

@@ -202,7 +202,7 @@ class SqlStore:
         return {vbucket: rows[vbucket] for vbucket in wanted if vbucket in rows}
 
     def _insert_missing(self, wanted: list[int]) -> None:
-        """Gives each vBucket a row: what is not there cannot be locked."""
+        """Returns each vBucket a row: what is not there cannot be locked."""
         end = time.monotonic() + _CONTENDED_SECONDS
         while True:
             with self._transaction() as (_, cursor, sql):

@@ -82,7 +82,7 @@ def _start(text: str) -> str | Checkpoint:
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Gives the options that are on the command line: others have the defaults of the package."""
+    """Returns the options that are on the command line: others have the defaults of the package."""
     return {
         name: value for name, value in options.items() if value is not None and value is not False
     }
@@ -135,7 +135,7 @@ output_options = _taking(
 
 
 def password_options(otherwise: str) -> list[Any]:
-    """Gives the options for a password."""
+    """Returns the options for a password."""
     return [
         click.option(
             "--password-env",
@@ -149,7 +149,7 @@ def password_options(otherwise: str) -> list[Any]:
 
 
 def password(password_env: str | None, password_file: Path | None) -> str | None:
-    """Gives the password that the options name; `None` if they name none.
+    """Returns the password that the options name; `None` if they name none.
 
     Names of variables and files are not shown: they may be the password itself, given by mistake.
 
@@ -389,7 +389,7 @@ def go_on_from(store: FileStore, reading: dict[str, Any]) -> None:
 
 
 def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = None) -> Decorator:
-    """Gives the command `reading`: arguments of `Client.stream`, those that are given only."""
+    """Returns the command `reading`: arguments of `Client.stream`, those that are given only."""
     names = [name for name in only or _READING if name not in set(but)]
 
     def take(options: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ def write(chunks: Iterable[bytes], *, durably: bool = False) -> None:
 
 
 def width() -> int | None:
-    """Gives the cells of a line of the terminal; `None` if standard output is none."""
+    """Returns the cells of a line of the terminal; `None` if standard output is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

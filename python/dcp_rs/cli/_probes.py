@@ -64,7 +64,7 @@ def read_target(connection_string: str) -> Target:
 
 
 def resolve(host: str) -> str:
-    """Gives the addresses of a name, with commas between."""
+    """Returns the addresses of a name, with commas between."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:

@@ -94,7 +94,7 @@ def _trace(data: bytes) -> Iterator[_Piece]:
 
 
 def _hex_dump(data: bytes) -> bytes | None:
-    """Gives the bytes of a hex dump; `None` if it is none.
+    """Returns the bytes of a hex dump; `None` if it is none.
 
     Takes bare digits, `0x` in front of them, and the output of `xxd` and `hexdump -C`, whose
     offsets and characters are left out.

@@ -144,7 +144,7 @@ def serve(
 
 
 def _signals(*, with_hangup: bool) -> queue.SimpleQueue[bool]:
-    """Gives whether each signal that comes asks for the faults again, or else to stop."""
+    """Returns whether each signal that comes asks for the faults again, or else to stop."""
     signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def on_signal(number: int, _frame: FrameType | None) -> None:

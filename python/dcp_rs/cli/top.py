@@ -161,7 +161,7 @@ def _run(monitor: Monitor, failure: _Failure, interval: float) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """Gives a function that waits for a key, unseen and without Enter; `""` if none is pressed."""
+    """Returns a function that waits for a key press, without Enter; `""` if there is none."""
     if not sys.stdin.isatty():
         yield _no_key
         return

@@ -77,7 +77,7 @@ class DeltaTable:
         )
 
     def version(self) -> int | None:
-        """Gives the version of the application's last transaction; `None` before the first.
+        """Returns the version of the application's last transaction; `None` before the first.
 
         Raises:
             ConfigError: The table is another application's.
@@ -210,7 +210,7 @@ def require_deltalake() -> Any:
 
 
 def delta_schema(schema: pa.Schema) -> pa.Schema:
-    """Gives a schema in types that the table can have, every column nullable.
+    """Returns a schema in types that the table can have, every column nullable.
 
     Raises:
         ConfigError: A column is a VARIANT.
@@ -235,13 +235,13 @@ def _known(field: pa.Field) -> pa.Field:
 
 
 def _type(field: Any) -> str:
-    """Gives the type of a field as JSON text, in which order does not count."""
+    """Returns the type of a field as JSON text, in which order does not count."""
     kind = json.loads(field.to_json())["type"]
     return kind if isinstance(kind, str) else json.dumps(kind, sort_keys=True)
 
 
 def _source(rows: pa.Table, deletes: pa.Table) -> pa.Table:
-    """Gives the rows and the identities to delete as one source of a merge."""
+    """Returns the rows and the identities to delete as one source of a merge."""
     pa = require_pyarrow("a Delta table")
     written = rows.cast(delta_schema(rows.schema))
     removed = pa.table(

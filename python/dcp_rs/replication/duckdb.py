@@ -116,7 +116,7 @@ class DuckDBTarget:
                 self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
 
     def _types(self, schema: pa.Schema) -> dict[str, str]:
-        """Gives DuckDB's types of the columns.
+        """Returns DuckDB's types of the columns.
 
         Raises:
             ConfigError: There is to be a VARIANT, and this DuckDB takes none.
@@ -208,7 +208,7 @@ class DuckDBTarget:
 
 
 def _tagged(schema: pa.Schema) -> pa.Schema:
-    """Gives a schema that calls its VARIANTs as DuckDB knows them."""
+    """Returns a schema that calls its VARIANTs as DuckDB knows them."""
     pa = require_pyarrow("a DuckDB target")
     return pa.schema([_tagged_field(field) for field in schema])
 

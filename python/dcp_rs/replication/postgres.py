@@ -202,7 +202,7 @@ class PostgresTarget:
 
 
 def _type(field: pa.Field) -> str:
-    """Gives PostgreSQL's name of a column's type, as `format_type` writes it."""
+    """Returns PostgreSQL's name of a column's type, as `format_type` writes it."""
     pa = require_pyarrow("a PostgreSQL target")
     kind = field.type
     if field.name == "value":

@@ -65,7 +65,7 @@ class Meter:
         self._marked_at = self.committed_at = self.begun
 
     def rate_at(self, now: float) -> float:
-        """Gives the changes per second at a moment, averaged over the last ten seconds or so."""
+        """Returns the changes per second at a moment, averaged over the last ten seconds or so."""
         seconds = now - self._marked_at
         if seconds >= 1.0:
             recent = (self.changes - self._marked) / seconds

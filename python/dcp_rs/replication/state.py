@@ -44,7 +44,7 @@ class State:
         return self.complete_generation < self.generation
 
     def to_json(self) -> str:
-        """Gives the state as a JSON document, the checkpoint's with its checksum in it."""
+        """Returns the state as a JSON document, the checkpoint's with its checksum in it."""
         return json.dumps(
             {
                 "format": _FORMAT,

@@ -72,7 +72,7 @@ class Target(Protocol):
 
 
 def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str) -> dict[str, str]:
-    """Gives the columns to add to a table, by name and type.
+    """Returns the columns to add to a table, by name and type.
 
     Args:
         have: Types of the table's columns, as the target calls them.
@@ -176,7 +176,7 @@ class Address:
             )
 
     def local_path(self, what: str, example: str) -> str:
-        """Gives the path of a target on this machine.
+        """Returns the path of a target on this machine.
 
         Raises:
             ConfigError: There is none, or a host before it: `duckdb://data/file` is not
@@ -193,10 +193,10 @@ class Address:
 
 
 def quote(name: str) -> str:
-    """Gives a name as SQL has it, `schema.table` part by part."""
+    """Returns a name as SQL has it, `schema.table` part by part."""
     return ".".join(map(quote_column, name.split(".")))
 
 
 def quote_column(name: str) -> str:
-    """Gives the name of a column as SQL has it."""
+    """Returns the name of a column as SQL has it."""
     return '"' + name.replace('"', '""') + '"'

@@ -53,7 +53,7 @@ def options_as_written() -> Iterator[None]:
 
 @contextmanager
 def options_coded() -> Iterator[None]:
-    """Gives errors about options a code: for what Spark calls."""
+    """Returns errors about options a code: for what Spark calls."""
     try:
         yield
     except ConfigError as error:

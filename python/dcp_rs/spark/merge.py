@@ -59,7 +59,7 @@ class MergeInto:
         return f"merge_into({self._location!r})"
 
     def _of(self, query: str) -> DeltaTable:
-        """Gives the table, with the transactions of a query."""
+        """Returns the table, with the transactions of a query."""
         if self._table is None or self._query != query:
             application = f"dcp_rs.spark.{query}"
             self._table = DeltaTable(self._location, application, self._storage_options)
@@ -110,7 +110,7 @@ def _query_of(batch: DataFrame) -> str:
 
 
 def _removals(changes: pa.Table) -> list[str]:
-    """Gives the conditions of rows that a rollback takes back.
+    """Returns the conditions of rows that a rollback takes back.
 
     Raises:
         ConfigError: Only some of a vBucket's changes come again. Versions that were replaced by
@@ -130,7 +130,7 @@ def _removals(changes: pa.Table) -> list[str]:
 
 
 def _newest(changes: pa.Table) -> pa.Table:
-    """Gives the newest change of each document."""
+    """Returns the newest change of each document."""
     changes = changes.filter(pc.not_equal(changes["op"], "rollback"))
     place = [("epoch", "ascending"), ("seqno", "ascending")]
     return newest(changes, _IDENTITY, pc.sort_indices(changes, sort_keys=place))

@@ -179,7 +179,7 @@ class ReadOptions:
             raise ConfigError(as_written(str(error))) from None
 
     def connection(self) -> ConnectionOptions:
-        """Gives what to connect with.
+        """Returns what to connect with.
 
         The password is fetched by this process: from its variable now, from its file now and
         again for every connection.
@@ -207,7 +207,7 @@ class ReadOptions:
         )
 
     def table(self) -> dict[str, Any]:
-        """Gives the columns that are read, by the names of `Schema`'s options.
+        """Returns the columns that are read, by the names of `Schema`'s options.
 
         Raises:
             ConfigError: Documents are not read, and an option is about them.
@@ -238,7 +238,7 @@ class ReadOptions:
         }
 
     def stream(self) -> dict[str, Any]:
-        """Gives the engine's options of the streams; where they begin and end is planned."""
+        """Returns the engine's options of the streams; where they begin and end is planned."""
         table = self.table()
         options = table | {
             "document_schema": as_options(table["document_schema"]),
@@ -277,7 +277,7 @@ def _camel(name: str) -> str:
 
 
 def as_written(text: str) -> str:
-    """Gives an error's text with options called as they are here; what is quoted stays."""
+    """Returns an error's text with options called as they are here; what is quoted stays."""
     names = {each.name: _camel(each.name) for each in fields(ReadOptions)}
     names["buffer_size"] = "flowControlBufferBytes"
     return _QUOTED_OR_NAME.sub(lambda found: names.get(found[0], found[0]), text)

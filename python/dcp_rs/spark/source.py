@@ -94,7 +94,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
 
     @options_coded()
     def initialOffset(self) -> Offsets:  # noqa: N802
-        """Gives where a query begins that has no checkpoint yet."""
+        """Returns where a query begins that has no checkpoint yet."""
         if self._initial is None:  # asked twice: `latest` must be the same both times
             where = self._options.starting_offsets
             driver = self._connected()
@@ -113,7 +113,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Gives the limit of each micro-batch."""
+        """Returns the limit of each micro-batch."""
         if self._options.max_rows_per_trigger is None:
             return ReadAllAvailable()
         return ReadMaxRows(self._options.max_rows_per_trigger)
@@ -130,7 +130,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
             return self._connected().end(start, rows)
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
-        """Gives what the server had when the last end was chosen; asks nothing."""
+        """Returns what the server had when the last end was chosen; asks nothing."""
         with suppress(DcpError):  # an error here would end the query
             return None if self._driver is None else self._driver.head()
         return None
@@ -168,12 +168,12 @@ class CouchbaseDcpDataSource(api.DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Gives the name for `format`."""
+        """Returns the name for `format`."""
         return NAME
 
     @options_coded()
     def schema(self) -> StructType:
-        """Gives the columns of the change table that the options ask for."""
+        """Returns the columns of the change table that the options ask for."""
         return schema(self._parsed())
 
     def reader(self, schema: StructType) -> CouchbaseDcpReader:

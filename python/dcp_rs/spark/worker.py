@@ -75,7 +75,7 @@ class _Clients:
         self._lock = threading.Lock()
 
     def get(self, options: ReadOptions) -> _dcp_rs.Client | None:
-        """Gives the client of these options, if there is one."""
+        """Returns the client of these options, if there is one."""
         key = self._key(options)
         with self._lock:
             self._close_forgotten(key)
@@ -220,7 +220,7 @@ class MapInArrowTask:
     partitions: tuple[Partition, ...]
 
     def __len__(self) -> int:
-        """Gives the number of partitions."""
+        """Returns the number of partitions."""
         return len(self.partitions)
 
     def __bool__(self) -> bool:

@@ -28,7 +28,7 @@ class Control:
         return self._inner.num_nodes()
 
     def copies_of(self, vbucket: int) -> list[int]:
-        """Gives the nodes that have a vBucket, that of the active copy first.
+        """Returns the nodes that have a vBucket, that of the active copy first.
 
         Raises:
             ConfigError: There is no such vBucket.
@@ -287,14 +287,14 @@ class Control:
         self._inner.drop_collection(*_path(collection))
 
     def collections(self) -> dict[str, list[str]]:
-        """Gives the names of the collections by scope."""
+        """Returns the names of the collections by scope."""
         return {
             scope["name"]: [collection["name"] for collection in scope["collections"]]
             for scope in self.manifest()["scopes"]
         }
 
     def manifest(self) -> dict[str, Any]:
-        """Gives the collections manifest as clients get it."""
+        """Returns the collections manifest as clients get it."""
         manifest: dict[str, Any] = json.loads(self._inner.manifest())
         return manifest
 
@@ -337,12 +337,12 @@ class Control:
         self._inner.set_faults(text)
 
     def faults(self) -> list[dict[str, Any]]:
-        """Gives the fault rules in force."""
+        """Returns the fault rules in force."""
         rules: list[dict[str, Any]] = json.loads(self._inner.faults()[0])
         return rules
 
     def fault_counts(self) -> list[int]:
-        """Gives how often each rule of `faults` has reacted since it was set."""
+        """Returns how often each rule of `faults` has reacted since it was set."""
         return self._inner.faults()[1]
 
 

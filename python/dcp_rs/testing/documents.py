@@ -64,7 +64,7 @@ class Documents:
     _inner: _dcp_rs.EmbeddedCluster
 
     def vbucket_of(self, key: str | bytes) -> int:
-        """Gives the vBucket a key lies in."""
+        """Returns the vBucket a key lies in."""
         return self._inner.vbucket_of(_key(key))
 
     def upsert(
@@ -149,7 +149,7 @@ class Documents:
         return _token(self._inner.expire(_key(key), {"collection": collection}))
 
     def get(self, key: str | bytes, *, collection: str | None = None) -> Document | None:
-        """Gives a document, `None` if there is none."""
+        """Returns a document, `None` if there is none."""
         _checks.text("collection", collection, optional=True)
         found = self._inner.get(_key(key), collection)
         if found is None:
@@ -158,7 +158,7 @@ class Documents:
         return Document(xattrs=xattrs, **found)
 
     def high_seqnos(self) -> dict[int, int]:
-        """Gives the highest seqno of each vBucket."""
+        """Returns the highest seqno of each vBucket."""
         return self._inner.high_seqnos()
 
     def expire_due(self) -> int:
