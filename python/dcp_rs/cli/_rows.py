@@ -178,7 +178,7 @@ def _part(token: re.Match[str]) -> _Part:
     escaped = b"%" if token[0] == "%%" else _ESCAPES.get(text) if kind == "escape" else None
     if escaped is None:
         raise click.BadParameter(
-            f"{token[0]!r} means nothing: there are %{', %'.join(_COLUMNS)}, %{{column}}, %% and"
+            f"{token[0]!r} is unknown: use %{', %'.join(_COLUMNS)}, %{{column}}, %% and"
             r" \n \r \t \0 \\ \xFF"
         )
     return None, escaped, _raw

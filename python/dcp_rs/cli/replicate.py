@@ -1,4 +1,4 @@
-"""`dcp-rs replicate`: a table that is kept in step with a bucket."""
+"""`dcp-rs replicate`: keep a table in step with a bucket."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 @click.command()
 @connection_options
 @click.argument("target", metavar="TARGET")
-@click.option("--once", is_flag=True, help="Stop with the changes there are now.")
-@click.option("--mode", type=click.Choice(["table", "log"]), help="What the target is (table).")
+@click.option("--once", is_flag=True, help="Stop after the changes that the bucket has now.")
+@click.option("--mode", type=click.Choice(["table", "log"]), help="Kind of the target (table).")
 @reading_options(
     only=(
         "scope", "collections", "document_schema", "document_prefix", "on_malformed",
@@ -47,9 +47,9 @@ def replicate(
 ) -> None:
     r"""Keep a table in step with a bucket.
 
-    Writes a bucket's documents to a table, or its changes to a log, and goes on from what is there.
-    Runs until SIGINT or SIGTERM, and then commits what was read and exits with status 0. Progress
-    goes to standard error.
+    Writes a bucket's documents to a table, or its changes to a log, and resumes from the state in
+    the target. Runs until SIGINT or SIGTERM, then commits what was read and exits with status 0.
+    Progress goes to standard error.
 
     \b
     TARGET is one of
