@@ -1,4 +1,4 @@
-"""Schemas of documents, however they are given, as what the engine reads."""
+"""Document schemas, converted to the engine's form."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ _OPTION = "document_schema"
 
 @dataclass(frozen=True)
 class DocumentSchema:
-    """How documents are decoded; for `document_schema` of `dcp_rs.Client.stream`.
+    """How to decode documents, for `document_schema` of `dcp_rs.Client.stream`.
 
         >>> documents = DocumentSchema("name STRING, op STRING", prefix="doc_")
         >>> Schema(columns=["key", "doc_name"], document_schema=documents).names
         ['key', 'doc_name']
 
     Attributes:
-        schema: Columns to decode JSON documents to, as text or as a `pyarrow.Schema`. `None`:
-            documents stay in the column `value`, and are looked at if `value_format` is another
-            than `binary`.
-        prefix: What the names of these columns begin with, where documents have fields that are
-            called as columns of the table are.
-        on_malformed: What becomes of a document that is not JSON, does not fit the schema or is not
-            text: its columns are `null`; or the stream is to `fail` with a
-            `dcp_rs.exceptions.DataError`; or its columns are null and its bytes in the
-            `column` called `_malformed`.
+        schema: Columns to decode JSON documents to, as text or as a `pyarrow.Schema`. With `None`,
+            documents stay in the column `value`, and are checked unless `value_format` is `binary`.
+        prefix: Prefix of the names of these columns, for documents whose fields have the names of
+            table columns.
+        on_malformed: What to do with a document that is not JSON, does not fit the schema or is not
+            text. `null` makes its columns null; `fail` ends the stream with a
+            `dcp_rs.exceptions.DataError`; `column` makes its columns null and puts its bytes in the
+            column `_malformed`.
     """
 
     schema: str | pa.Schema | None = None

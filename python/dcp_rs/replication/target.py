@@ -1,4 +1,4 @@
-"""What a target is: where rows go, with the state that they lead to."""
+"""Targets: where to write rows, and the state after them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
     from dcp_rs.replication.state import Mode, State
 
 IDENTITY = ("collection_id", "key")
-"""Columns that tell the documents of a table apart."""
+"""Columns that identify a document in a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """What a target has to take over as a whole, or not at all.
+    """Changes that a target must apply atomically.
 
-    In a table, first the rows that `removals` select go, then those of `deletes`, then `rows` take
-    the place of those with the same identity. In a log, `rows` are appended and the rest is empty.
+    In a table, first remove the rows that `removals` select, then those of `deletes`, then let
+    `rows` replace those with the same identity. In a log, append `rows`; the rest is empty.
 
     Attributes:
-        rows: Table: the newest version of each document that was written. Log: every change.
-        deletes: Identities of the documents that were removed.
+        rows: For a table, the newest version of each document that was written. For a log, every
+            change.
+        deletes: Identities of removed documents.
         removals: Conditions in SQL, on the integer columns `vbucket`, `collection_id`, `epoch` and
             `generation`.
         has_new_rows_only: Whether no document of `rows` can be in the table.
@@ -43,16 +44,16 @@ class Commit:
 
 
 class Target(Protocol):
-    """Where rows go. `dcp_rs.replicate` calls it from one thread."""
+    """A place to write rows to. `dcp_rs.replicate` calls it from one thread."""
 
     modes: frozenset[Mode]
-    """What it can be."""
+    """The modes that it supports."""
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
-        """Opens or makes the table for rows of a schema; gives the state that was saved last.
+        """Opens or creates the table for rows of a schema, and returns the state saved last.
 
-        Columns that the table lacks are added. Nothing is changed if another has a type that
-        contradicts the schema.
+        It adds missing columns, unless another column has a type that contradicts the schema; then
+        it changes nothing.
 
         Raises:
             ConfigError: The table contradicts the schema.
@@ -60,15 +61,15 @@ class Target(Protocol):
         """
 
     def commit(self, commit: Commit) -> None:
-        """Takes a commit over, atomically and durably.
+        """Applies a commit atomically and durably.
 
         Raises:
-            ConcurrentWriterError: The state is no longer that of the commit before: another
-                process writes to the table.
+            ConcurrentWriterError: The state is no longer that of the previous commit, because
+                another process writes to the table.
         """
 
     def close(self) -> None:
-        """Closes what was opened."""
+        """Closes the target."""
 
 
 def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str) -> dict[str, str]:
