@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from dcp_rs.client import ConnectionOptions
     from dcp_rs.replication import Progress
 
+# Modules whose errors the command line reports, or that are mistakes of the program.
+_SHOWN_AS_THEY_ARE = {"builtins", "click", "dcp_rs"}
+
 
 @click.command()
 @connection_options
@@ -79,6 +82,12 @@ def replicate(
                 client, target, stop=stop, on_progress=take, **reading, **given(settings)
             )
         reporter.finish(show(done))
+    except Exception as error:
+        # A target raises the errors of its library, each with a class of its own.
+        if type(error).__module__.partition(".")[0] in _SHOWN_AS_THEY_ARE:
+            raise
+        reason = " ".join(str(error).split())
+        raise click.ClickException(f"the target failed: {reason}") from error
     finally:
         reporter.close()
 
