@@ -49,7 +49,7 @@ def path(option: str, value: object) -> None:
     try:
         os.fsencode(value)
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{option}: is text that no path has") from error
+        raise ConfigError(f"{option}: is not a valid path") from error
 
 
 def instance(option: str, value: object, expected: type | UnionType, name: str) -> None:
@@ -95,7 +95,7 @@ def utf8(option: str, value: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{option}: is text that UTF-8 cannot write") from error
+        raise ConfigError(f"{option}: cannot be encoded as UTF-8") from error
 
 
 def wrong_type(option: str, value: object, expected: str) -> ConfigError:

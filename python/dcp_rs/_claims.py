@@ -42,9 +42,9 @@ class Claims:
         lost = sorted(each for each in looked_at if owners.get(each) != self.token)
         if lost:
             error = TakenOverError(
-                f"{where}: another reader has taken over vBuckets {in_ranges(lost)}, nothing of "
-                "them was saved. Stop this reader if that one is to have them; otherwise give "
-                "each reader its own vBuckets with member=(i, n), or its own store"
+                f"{where}: another reader has taken over vBuckets {in_ranges(lost)}, and none of "
+                "them was saved. Stop this reader if that is intended; otherwise give each "
+                "reader its own vBuckets with member=(i, n), or its own store"
             )
             error.vbucket = lost[0]
             raise error

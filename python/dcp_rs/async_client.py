@@ -249,7 +249,7 @@ class AsyncClient:
     def __reduce__(self) -> NoReturn:
         """Refuses to pickle."""
         raise TypeError(
-            "a connection does not pickle: pickle its options (client.options) and connect again "
+            "a connection cannot be pickled: pickle its options (client.options) and connect again "
             "with dcp_rs.connect_async(options)"
         )
 

@@ -68,7 +68,7 @@ class ChangeBatch:
                 rows.
         """
         if self._is_part:
-            raise ConfigError("checkpoint: a slice of a batch has none: use the whole batch's")
+            raise ConfigError("checkpoint: a slice has none: use that of the whole batch")
         return Checkpoint._of(self._inner.checkpoint)  # noqa: SLF001 - the package's own
 
     @property

@@ -109,7 +109,7 @@ class ConnectionOptions:
                 pickle.dumps(self.credentials)
             except Exception as error:
                 raise ConfigError(
-                    "credentials: this function does not pickle: give one that is defined in a "
+                    "credentials: this function cannot be pickled: use one that is defined in a "
                     "module, or password_file"
                 ) from error
         return dict(self.__dict__)
@@ -214,7 +214,7 @@ def connection_options(options: dict[str, Any]) -> ConnectionOptions:
     for name, value in options.items():
         if name != "connection_string" and value != getattr(ConnectionOptions, name):
             raise ConfigError(
-                f"{name}: is an option of the ConnectionOptions that are given: set it there, "
+                f"{name}: cannot be passed beside ConnectionOptions: set it there, "
                 f"with dataclasses.replace(options, {name}=...)"
             )
     return given
@@ -426,7 +426,7 @@ class Client:
     def __reduce__(self) -> NoReturn:
         """Refuses to pickle."""
         raise TypeError(
-            "a connection does not pickle: pickle its options (client.options) and connect again "
+            "a connection cannot be pickled: pickle its options (client.options) and connect again "
             "with dcp_rs.connect(options)"
         )
 

@@ -95,7 +95,7 @@ def decode(data: bytes | bytearray | memoryview, *, collections: bool = False) -
     decoder = Decoder(collections=collections)
     packets = decoder.feed(data)
     if decoder.missing:
-        raise ProtocolError(f"the last packet is cut short: {decoder.missing} bytes are missing")
+        raise ProtocolError(f"the last packet is incomplete: {decoder.missing} bytes are missing")
     return packets
 
 

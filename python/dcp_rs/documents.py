@@ -43,7 +43,7 @@ def as_options(given: Any) -> dict[str, object] | None:
     """Returns what the engine reads: a `DocumentSchema` by names, with its schema as text.
 
     Raises:
-        ConfigError: It is no schema, or has a type that documents are not decoded to.
+        ConfigError: It is not a schema, or has a type that documents cannot be decoded to.
         ImportError: It is an Arrow schema, and PyArrow is not installed.
     """
     if given is None:
@@ -56,7 +56,7 @@ def as_ddl(schema: object) -> str | None:
     """Returns the text of a schema: of one that is text already, or of an Arrow schema.
 
     Raises:
-        ConfigError: It is neither, or has a type that documents are not decoded to.
+        ConfigError: It is neither, or has a type that documents cannot be decoded to.
         ImportError: It is an Arrow schema, and PyArrow is not installed.
     """
     if schema is None:
@@ -80,9 +80,7 @@ def _field(field: pa.Field, path: str) -> str:
 
 def _element(field: pa.Field, path: str) -> str:
     if not field.nullable:
-        raise ConfigError(
-            f"{_OPTION}: {path} must be nullable: a document may lack any field, and hold any null"
-        )
+        raise ConfigError(f"{_OPTION}: {path} must be nullable: a document may lack any field")
     return _type(field.type, path)
 
 
@@ -115,8 +113,8 @@ def _type(arrow: pa.DataType, path: str) -> str:
     }.get(arrow)
     if name is None:
         raise ConfigError(
-            f"{_OPTION}: {path} is {arrow}, which documents are not decoded to: take a bool, int8 "
+            f"{_OPTION}: {path} is {arrow}, which documents cannot be decoded to: use bool, int8 "
             "to int64, float32, float64, decimal128, string, binary, date32, timestamp[us], "
-            "timestamp[us, tz=UTC], list, map, struct or a variant, and cast it afterwards"
+            "timestamp[us, tz=UTC], list, map, struct or a variant, and cast afterwards"
         )
     return name

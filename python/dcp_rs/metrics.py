@@ -235,8 +235,8 @@ class _Watched:
             if any(other.labels == source.labels for other in self._sources):
                 bucket, name = source.labels
                 raise ConfigError(
-                    f"name: a stream {name!r} of the bucket {bucket!r} is watched already: give "
-                    "each stream a name of its own"
+                    f"name: a stream {name!r} of the bucket {bucket!r} is already watched: give "
+                    "each stream its own name"
                 )
             self._sources.append(source)
 

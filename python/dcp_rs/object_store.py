@@ -27,7 +27,7 @@ _VERSION = 1
 # vBuckets that share an object: a bucket with 1,024 has 16 of them.
 _VBUCKETS_PER_OBJECT = 64
 
-# For so long a write is tried again that others were faster than.
+# How long to retry a write that loses against other writers.
 _CONTENDED_SECONDS = 30.0
 
 
@@ -69,7 +69,7 @@ class ObjectStore:
                 'ObjectStore needs obstore: pip install "dcp-rs[object-store]"'
             ) from error
         if isinstance(store, obstore.store.LocalStore):
-            raise ConfigError("store: files cannot be written conditionally: take dcp_rs.FileStore")
+            raise ConfigError("store: files cannot be written conditionally: use dcp_rs.FileStore")
         if not type(store).__module__.startswith("obstore"):
             raise _checks.wrong_type("store", store, "a store of obstore")
         _checks.text("prefix", prefix)
@@ -165,7 +165,7 @@ class ObjectStore:
                 return self._seen[number]
             if time.monotonic() > end:
                 raise CheckpointError(
-                    f"{self._name(number)}: others were faster for {_CONTENDED_SECONDS:g} s: check "
+                    f"{self._name(number)}: other writers won for {_CONTENDED_SECONDS:g} s: check "
                     "that the storage supports conditional writes, and that few readers share it"
                 )
             time.sleep(wait * random.random())  # noqa: S311 - to part those that collide

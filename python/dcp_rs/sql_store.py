@@ -82,12 +82,12 @@ class SqlStore:
 
     def __init__(self, connect: Callable[[], Any], *, table: str = "dcp_rs_positions") -> None:
         if not callable(connect):
-            raise _checks.wrong_type("connect", connect, "a function that gives a connection")
+            raise _checks.wrong_type("connect", connect, "a function that returns a connection")
         _checks.text("table", table)
         if _NAME.fullmatch(table) is None:
             raise ConfigError(
-                f"table: {table!r} is no name of a table: use letters, digits and _, maybe with a "
-                "schema and a dot before it"
+                f"table: {table!r} is not a table name: use letters, digits and _, optionally with "
+                "a schema and a dot before it"
             )
         self._connect = connect
         self._table = table
@@ -226,7 +226,7 @@ class SqlStore:
         sql = _Sql(opened, self._table)
         with closing(opened) as connection:
             if getattr(connection, "autocommit", False) is True:
-                raise ConfigError("connect: gives connections in autocommit mode: turn it off")
+                raise ConfigError("connect: returns connections in autocommit mode: turn it off")
             if not self._is_made:
                 self._create(connection, sql)
                 self._is_made = True
@@ -291,7 +291,7 @@ def _driver_of(connection: Any) -> ModuleType:
         if getattr(module, "paramstyle", None) in _PLACEHOLDERS and hasattr(module, "Error"):
             return module  # type: ignore[return-value]
         name = name.rpartition(".")[0]
-    raise _checks.wrong_type("connect: what it gives", connection, "a connection of DB-API 2.0")
+    raise _checks.wrong_type("connect: its result", connection, "a connection of DB-API 2.0")
 
 
 def _join(rows: dict[int, _Row]) -> Checkpoint | None:

@@ -385,7 +385,7 @@ class ChangeStream:
     def __reduce__(self) -> NoReturn:
         """Refuses to pickle."""
         raise TypeError(
-            "a stream does not pickle: pickle the client's options and the stream's checkpoint, "
+            "a stream cannot be pickled: pickle the client's options and the stream's checkpoint, "
             "and open another one with them"
         )
 

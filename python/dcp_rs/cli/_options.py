@@ -184,8 +184,8 @@ def _of_user(password_env: str | None, password_file: Path | None) -> str:
         found = str(click.prompt("Password", hide_input=True, err=True))
     if found is None:
         raise ConfigError(
-            f"there is no password for the user: set {PASSWORD_VARIABLE} to it, name another"
-            " variable with --password-env, or a file with --password-file"
+            f"the user needs a password: set {PASSWORD_VARIABLE}, name another variable with"
+            " --password-env, or a file with --password-file"
         )
     return found
 

@@ -68,7 +68,7 @@ def _packets(
     for decoder in decoders.values():
         if decoder.missing:
             missing = f"{decoder.missing} bytes are missing"
-            raise ProtocolError(f"the last packet is cut short: {missing}")
+            raise ProtocolError(f"the last packet is incomplete: {missing}")
 
 
 def _pieces(data: bytes) -> Iterator[_Piece]:

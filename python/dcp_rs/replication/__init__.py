@@ -76,12 +76,12 @@ def open_target(url: str) -> Target:
     address = Address.parse(url)
     if address.scheme not in _TARGETS:
         raise ConfigError(
-            f"target: begins with none of {', '.join(f'{each}://' for each in _TARGETS)}"
+            f"target: must begin with one of {', '.join(f'{each}://' for each in _TARGETS)}"
         )
     if "value_format" in address.options and address.scheme != "duckdb":
         raise ConfigError(
-            f"target: value_format is an option of duckdb, and {address.scheme} has no VARIANT "
-            "that can be written: leave it out, and the column value has the JSON"
+            "target: value_format is an option of duckdb only, because dcp_rs cannot write a "
+            f"VARIANT to {address.scheme}: leave it out, and the column value has the JSON"
         )
     module, name = _TARGETS[address.scheme]
     target: Target = getattr(import_module(f"{__name__}.{module}"), name).at(address)
@@ -165,7 +165,7 @@ def replicate(
         raise _checks.wrong_type("target", target, "a URL or a Target")
     if mode not in list(chosen.modes):
         raise ConfigError(
-            f"mode: {mode!r} is not one that this target can be: {', '.join(sorted(chosen.modes))}"
+            f"mode: this target does not support {mode!r}, only {', '.join(sorted(chosen.modes))}"
         )
     settings = Settings(
         mode=mode,

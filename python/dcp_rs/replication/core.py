@@ -108,7 +108,7 @@ class Replication:
         if lost and mode == "table":
             raise ConfigError(
                 f"document_schema: lacks {', '.join(sorted(lost))}, which the table has and which"
-                " would no longer be as in the documents: keep it, or replicate to a new table"
+                " would no longer be updated: keep it, or replicate to a new table"
             )
         if found is not None and found.is_loading and found.generation == 1:
             seen = found.checkpoint.seqnos

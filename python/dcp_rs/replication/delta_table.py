@@ -86,12 +86,12 @@ class DeltaTable:
         found: int | None = self._table.transaction_version(self._application)
         if owner not in {None, self._application}:
             raise ConfigError(
-                f"target: table {self.location} is kept by {owner}, not by {self._application}: "
-                "name another"
+                f"target: table {self.location} belongs to {owner}, not to {self._application}: "
+                "use another table"
             )
         if found is None and not self.is_empty:
             raise ConfigError(
-                f"target: table {self.location} has rows that dcp_rs did not write: name another"
+                f"target: table {self.location} has rows that dcp_rs did not write: use another"
             )
         return found
 

@@ -78,7 +78,7 @@ class IcebergTarget:
         state = self._load()
         if state is None and self._table.current_snapshot() is not None:
             raise ConfigError(
-                f"target: table {self._name} has rows that dcp_rs did not write: name another"
+                f"target: table {self._name} has rows that dcp_rs did not write: use another"
             )
         have = {field.name: _type(field.type) for field in self._table.schema().as_arrow()}
         want = {field.name: _type(field.type) for field in self._schema}

@@ -70,7 +70,7 @@ class State:
         try:
             found = json.loads(text)
             if found["format"] != _FORMAT:
-                raise CheckpointError("the target's state is of another program")
+                raise CheckpointError("the target's state belongs to another program")
             if found["version"] > _VERSION:
                 raise CheckpointError(
                     f"the target's state has version {found['version']}, and this release reads "

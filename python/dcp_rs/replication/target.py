@@ -84,13 +84,13 @@ def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str
         ConfigError: A column has another type.
     """
     wrong = [
-        f"{name} is {have[name]} and would have to be {kind}"
+        f"{name} is {have[name]} but must be {kind}"
         for name, kind in want.items()
         if have.get(name, kind) != kind
     ]
     if wrong:
         raise ConfigError(
-            f"document_schema: table {table} contradicts it: {'; '.join(wrong)}. Nothing was "
+            f"document_schema: table {table} has other types: {'; '.join(wrong)}. Nothing was "
             "written: change the schema, or write to a new table"
         )
     return {name: kind for name, kind in want.items() if name not in have}
@@ -117,7 +117,7 @@ def variant_refused(column: str, library: str) -> ConfigError:
     """Makes the error of a VARIANT in a column that a library cannot write it to."""
     return ConfigError(
         f"document_schema: {column} is a VARIANT, which {library} cannot write: declare it as "
-        "STRING, which gives its JSON"
+        "STRING, which stores its JSON"
     )
 
 
@@ -158,7 +158,7 @@ class Address:
             parts = urlsplit(url)
             options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         except ValueError as error:
-            raise ConfigError("target: not a URL as duckdb:///path?table=name") from error
+            raise ConfigError("target: not a URL such as duckdb:///path?table=name") from error
         kept = [each for each in parts.query.split("&") if not each.startswith("table=")]
         rest = url.partition("?")[0] + ("?" + "&".join(kept) if any(kept) else "")
         return cls(parts.scheme, parts.netloc, unquote(parts.path), options, rest)
@@ -185,8 +185,8 @@ class Address:
         """
         if self.host:
             raise ConfigError(
-                f"target: {self.host!r} was read as a host: write three slashes before a path, as "
-                f"in {example}"
+                f"target: {self.host!r} is a host here: write three slashes before a path, as in "
+                f"{example}"
             )
         if not self.path:
             raise ConfigError(f"target: name {what}, as in {example}")

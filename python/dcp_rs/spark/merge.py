@@ -81,8 +81,8 @@ class MergeInto:
         if lost:
             raise ConfigError(
                 f"document_schema: lacks {', '.join(lost)}, which table {self._location} has and "
-                "which would no longer be as in the documents: keep it, or begin a new table with "
-                "a new checkpoint"
+                "which would no longer be updated: keep it, or start a new table with a new "
+                "checkpoint"
             )
         table.widen(rows.schema)
         write = partial(_write, table, _newest(changes), removals)
@@ -94,7 +94,7 @@ class MergeInto:
         if batch_id > last + 1:
             raise ConfigError(
                 f"merge_into: table {self._location} lacks the batches of this query before "
-                f"{batch_id}: begin a new table with a new checkpoint"
+                f"{batch_id}: start a new table with a new checkpoint"
             )
         return batch_id > last
 
@@ -104,7 +104,7 @@ def _query_of(batch: DataFrame) -> str:
     query: str | None = context and context.getLocalProperty("sql.streaming.queryId")
     if not query:
         raise ConfigError(
-            "merge_into: belongs into foreachBatch of a streaming query, not over Spark Connect"
+            "merge_into: works only in foreachBatch of a streaming query, without Spark Connect"
         )
     return query
 
@@ -122,8 +122,8 @@ def _removals(changes: pa.Table) -> list[str]:
         if row["seqno"]:
             raise ConfigError(
                 f"on_rollback: vBucket {row['vbucket']} was rolled back to seqno {row['seqno']}, "
-                "and what was overwritten above it would be missing from the table: set it to "
-                "resync, and start the query again from its checkpoint"
+                "and documents overwritten above it would be missing from the table: set it to "
+                "resync, and restart the query from its checkpoint"
             )
         by_epoch.setdefault(row["epoch"], []).append(row["vbucket"])
     return [f"epoch < {epoch} AND {vbuckets_in(vbuckets)}" for epoch, vbuckets in by_epoch.items()]

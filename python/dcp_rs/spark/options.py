@@ -362,16 +362,16 @@ def _seconds(name: str, value: object) -> float:
 def _names(name: str, value: object) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not parts:
-        raise _wrong(name, value, "a list of names with commas between")
+        raise _wrong(name, value, "a list of names, separated by commas")
     found = tuple(str(part).strip() for part in parts)
     if not all(found):
-        raise _wrong(name, value, "a list of names with commas between")
+        raise _wrong(name, value, "a list of names, separated by commas")
     return found
 
 
 def _moment(name: str, value: object) -> float:
     """Parses `2026-01-31T00:00:00Z`, or takes seconds since 1970."""
-    expected = "a time with its zone, as 2026-01-31T00:00:00Z, or seconds since 1970"
+    expected = "a time with its zone, such as 2026-01-31T00:00:00Z, or seconds since 1970"
     text = str(value).strip()
     try:
         return float(text)

@@ -103,6 +103,6 @@ def _check_end(options: ReadOptions, end: Offsets, until: Offsets) -> None:
             raise SparkReadError(
                 "COUCHBASE_DCP_OFFSETS",
                 f"endingOffsets has seqno {wanted} of vBucket {vbucket} of bucket "
-                f"{options.bucket}, of which no more than {last} can be read now: are they of "
-                "another cluster, or was the bucket rolled back since?",
+                f"{options.bucket}, which can be read only up to {last} now: do they belong to "
+                "another cluster, or has the bucket been rolled back?",
             )

@@ -106,8 +106,8 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
                 initial = driver.parse(where)
                 if isinstance(initial, dcp_rs.Checkpoint):
                     raise ConfigError(
-                        "option startingOffsets: a stream cannot begin at a checkpoint; read from "
-                        "it with partitions(options, since=...), and begin at the end of these"
+                        "option startingOffsets: a stream cannot start at a checkpoint: read from "
+                        "it with partitions(options, since=...), and start at the end of those"
                     )
                 self._initial = initial
         return self._initial
@@ -187,7 +187,7 @@ class CouchbaseDcpDataSource(api.DataSource):
 
             raise SparkReadError(
                 "COUCHBASE_DCP_SPARK_VERSION",
-                f"PySpark {pyspark.__version__} cannot tell a source where to start: install "
+                f"PySpark {pyspark.__version__} cannot stream from this source: install "
                 "pyspark 4.2 or later, or read with spark.read or mapInArrow",
             )
         with options_coded():

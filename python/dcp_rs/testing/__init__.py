@@ -251,7 +251,7 @@ class EmbeddedCluster(Documents, Control):
     def __reduce__(self) -> NoReturn:
         """Refuses to pickle."""
         raise TypeError(
-            "an embedded cluster does not pickle: pickle its connection_options and connect with"
+            "an embedded cluster cannot be pickled: pickle its connection_options and connect with"
             " those"
         )
 
