@@ -1,4 +1,4 @@
-"""A sink for streaming queries: a Delta table that is equal to a bucket's documents."""
+"""A sink for streaming queries: a Delta table in step with a bucket's documents."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _VARIANT = re.compile(r'(?:^|[tT]ype":)"variant"')
 
 
 class MergeInto:
-    """What `dcp_rs.spark.merge_into` makes."""
+    """The sink of `dcp_rs.spark.merge_into`."""
 
     def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
         require_deltalake()
@@ -45,7 +45,7 @@ class MergeInto:
         self._table: DeltaTable | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Commits a batch, unless the table has it."""
+        """Commits a batch, unless the table already has it."""
         with options_as_written():
             missing = [name for name in _NEEDED if name not in batch.schema.names]
             if missing:

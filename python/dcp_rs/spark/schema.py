@@ -35,10 +35,10 @@ def schema(options: Mapping[str, object] | ReadOptions) -> StructType:
     """Returns the Spark schema of a read, for `DataFrame.mapInArrow`.
 
     Args:
-        options: The options that the read has.
+        options: Options of the read.
 
     Returns:
-        A `StructType` equal, in names, types, nullability and order, to the batches' schema.
+        A `StructType` with the names, types, nullability and order of the batches' schema.
 
     Raises:
         ConfigError: An option is wrong.

@@ -74,8 +74,8 @@ class CouchbaseDcpReader(api.DataSourceReader):
 class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a bucket in micro-batches.
 
-    Made in two processes and pickled from one to others, so it holds no connection before it is
-    asked something.
+    It is created in two processes and pickled to others, so it opens no connection until it is
+    used.
     """
 
     def __init__(self, table: Projection) -> None:
@@ -94,7 +94,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
 
     @options_coded()
     def initialOffset(self) -> Offsets:  # noqa: N802
-        """Returns where a query begins that has no checkpoint yet."""
+        """Returns the offsets at which a query without a checkpoint starts."""
         if self._initial is None:  # asked twice: `latest` must be the same both times
             where = self._options.starting_offsets
             driver = self._connected()
