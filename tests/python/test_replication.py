@@ -597,7 +597,7 @@ def test_a_parquet_file_that_was_not_finished_is_not_there(cluster, written, tmp
 
 @pytest.mark.parametrize("url", ["parquet:///folder", "iceberg:///folder"])
 def test_what_can_be_a_log_only_is_no_table(cluster, url):
-    with cluster.connect() as client, pytest.raises(ConfigError, match="mode: 'table' is not one"):
+    with cluster.connect() as client, pytest.raises(ConfigError, match="does not support 'table'"):
         dcp_rs.replicate(client, url)
 
 
