@@ -95,8 +95,8 @@ class FileStore:
     only those that the checkpoint names. A stream that starts from the store, or otherwise its
     first save, takes over its vBuckets; after that, saves of their previous reader fail. A save
     never moves a vBucket back, but a rollback does not count as moving back. To read again on
-    purpose, remove the file or write it with `Checkpoint.save`. The file `<path>.lock` serves as a
-    lock and records the owners of vBuckets; it is not removed.
+    purpose, call `reset`. The file `<path>.lock` serves as a lock and records the owners of
+    vBuckets; it is not removed.
 
         >>> import dcp_rs, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -154,6 +154,20 @@ class FileStore:
             if unclaimed:
                 self._own(lock, owners, unclaimed)
             document.save(self._path)
+
+    def reset(self, vbuckets: Iterable[int]) -> None:
+        """Removes the positions of vBuckets, which are then read from the beginning.
+
+        It takes over the vBuckets: the next save of a reader that is still running fails.
+
+        Raises:
+            CheckpointError: There is no file, or it cannot be read or written.
+        """
+        forgotten = _checks.vbuckets(vbuckets)
+        with CheckpointLock(self._path) as lock:
+            kept = Checkpoint.load(self._path)
+            self._own(lock, owners_from_json(lock.read()), forgotten)
+            kept.restricted_to(kept.seqnos.keys() - set(forgotten)).save(self._path)
 
     def _own(self, lock: CheckpointLock, owners: dict[int, str], vbuckets: Collection[int]) -> None:
         owners |= dict.fromkeys(vbuckets, self._claims.token)

@@ -19,20 +19,28 @@ try:
     from couchbase.auth import PasswordAuthenticator
     from couchbase.cluster import Cluster
     from couchbase.diagnostics import PingState, ServiceType
+    from couchbase.durability import DurabilityLevel, ServerDurability
     from couchbase.exceptions import (
+        AmbiguousTimeoutException,
         CASMismatchException,
         DocumentNotFoundException,
+        DurabilityImpossibleException,
+        DurabilitySyncWriteAmbiguousException,
         ScopeNotFoundException,
+        TransactionFailed,
         UnAmbiguousTimeoutException,
     )
     from couchbase.options import (
         ClusterOptions,
         ClusterTimeoutOptions,
         GetOptions,
+        MutateInOptions,
         PingOptions,
+        RemoveOptions,
         ReplaceOptions,
         UpsertOptions,
     )
+    from couchbase.subdocument import upsert as upsert_path
 except ImportError:
     Cluster = None
 
@@ -258,3 +266,64 @@ def test_a_document_that_was_removed_is_missing(collection):
     collection.remove("gone")
     with pytest.raises(DocumentNotFoundException):
         collection.get("gone")
+
+
+@pytest.mark.parametrize(
+    "level", ["MAJORITY", "MAJORITY_AND_PERSIST_TO_ACTIVE", "PERSIST_TO_MAJORITY"]
+)
+def test_durable_writes_are_streamed_once_committed(cluster, collection, level):
+    durability = ServerDurability(DurabilityLevel[level])
+    for n in range(20):
+        collection.upsert(f"key_{n}", {"n": n}, UpsertOptions(durability=durability))
+    options = MutateInOptions(durability=durability)
+    collection.mutate_in("key_0", [upsert_path("more", True)], options)
+    collection.remove("key_1", RemoveOptions(durability=durability))
+    expected = {f"key_{n}": {"n": n} for n in range(20) if n != 1}
+    expected["key_0"] = {"n": 0, "more": True}
+    assert streamed(cluster) == expected
+
+
+def test_a_durable_write_that_no_replica_gets_is_ambiguous_and_undone(cluster, collection):
+    for vbucket in range(64):
+        cluster.set_replica_lag(vbucket, 1, None)
+    majority = ServerDurability(DurabilityLevel.MAJORITY)
+    options = UpsertOptions(durability=majority, timeout=timedelta(seconds=2))
+    ambiguous = (DurabilitySyncWriteAmbiguousException, AmbiguousTimeoutException)
+    with pytest.raises(ambiguous):
+        collection.upsert("key", {}, options)
+    assert not collection.exists("key").exists
+    with EmbeddedCluster(replicas=1) as lonely:
+        login = PasswordAuthenticator("Administrator", "password")
+        sdk = Cluster(lonely.connection_string, ClusterOptions(login))
+        sdk.wait_until_ready(timedelta(seconds=10))
+        with pytest.raises(DurabilityImpossibleException):
+            sdk.bucket("default").default_collection().upsert("key", {}, options)
+        sdk.close()
+
+
+def test_transactions_are_committed_and_rolled_back(cluster, open_cluster):
+    sdk = open_cluster(cluster)
+    collection = sdk.bucket("default").default_collection()
+    for key in ("from", "to", "old"):
+        collection.upsert(key, {"amount": 100})
+
+    def transfer(context):
+        giver, taker = context.get(collection, "from"), context.get(collection, "to")
+        context.replace(giver, {"amount": 60})
+        context.replace(taker, {"amount": 140})
+        context.insert(collection, "receipt", {"amount": 40})
+        context.remove(context.get(collection, "old"))
+
+    sdk.transactions.run(transfer)
+    committed = {"from": {"amount": 60}, "to": {"amount": 140}, "receipt": {"amount": 40}}
+    assert streamed(cluster) == committed
+
+    def fail(context):
+        context.replace(context.get(collection, "from"), {"amount": 0})
+        context.insert(collection, "never", {})
+        raise RuntimeError("no")
+
+    with pytest.raises(TransactionFailed):
+        sdk.transactions.run(fail)
+    assert streamed(cluster) == committed
+    assert not collection.exists("never").exists

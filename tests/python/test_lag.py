@@ -64,12 +64,13 @@ def test_the_lag_of_a_scope_is_that_of_its_collections(cluster, client):
         assert stream.stats().lag == 0
 
 
-def test_the_lag_by_collection_of_a_whole_bucket_comes_once_it_is_asked_for(cluster, client):
+def test_the_lag_by_collection_of_a_whole_bucket_comes_a_moment_after_it_is_asked_for(
+    cluster, client
+):
     create(cluster, "shop.orders")
     write(cluster, None, 100, "key")
     with client.stream(linger=0.0, batch_rows=1) as stream:
         until(lambda: stream.stats().lag is not None)
-        assert stream.collection_lag() == {}
         began = time.monotonic()
         until(
             lambda: "shop.orders" in (lags := stream.collection_lag()) and None not in lags.values()

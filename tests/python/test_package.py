@@ -120,6 +120,7 @@ def test_every_class_of_the_extension_is_wrapped():
         "ChangeBatch": dcp_rs.ChangeBatch,
         "ChangeStream": dcp_rs.ChangeStream,
         "Checkpoint": dcp_rs.Checkpoint,
+        "CheckpointLock": dcp_rs.FileStore,
         "Client": dcp_rs.Client,
         "Pending": dcp_rs.AsyncClient,
         "Planner": planner.Planner,

@@ -1,4 +1,4 @@
-"""Memory of a slow reader, what is left of closed streams, and a thousand vBuckets at once."""
+"""Memory of a slow reader, what is left of closed streams, and a thousand streams at once."""
 
 import json
 import os
@@ -91,9 +91,9 @@ print(json.dumps({"grown": resident() - before, "begin": begin, "end": opened()}
     figures(got)
 
 
-def test_a_thousand_vbuckets_are_opened_at_once_and_cost_nothing_while_idle(start_python):
+def test_a_thousand_streams_open_in_a_quarter_second_and_take_half_a_percent_idle(start_python):
     program = """
-with connect() as client:
+def once(client):
     begin = time.monotonic()
     with client.stream() as stream:
         while stream.stats().streaming < 1024:
@@ -103,11 +103,15 @@ with connect() as client:
         time.sleep(0.5)
         used, begin = time.process_time(), time.monotonic()
         time.sleep(2)
-        share = (time.process_time() - used) / (time.monotonic() - begin)
-print(json.dumps({"opening": opening, "share": share}))
+        return opening, (time.process_time() - used) / (time.monotonic() - begin)
+
+with connect() as client:
+    tries = [once(client) for _ in range(3)]
+# The least is the program's own; the rest is what else the machine does.
+print(json.dumps({"opening": min(a for a, _ in tries), "share": min(b for _, b in tries)}))
 """
     with dcp_rs.testing.EmbeddedCluster(nodes=1, vbuckets=1024) as cluster:
         got = measured(start_python, cluster, program)
-    # Meant are 0.25 s and 0.005 of a core in a release build on a machine that does nothing else.
-    assert got["share"] <= 0.1, got
+    assert got["opening"] <= 0.25, got
+    assert got["share"] <= 0.005, got
     figures(got)

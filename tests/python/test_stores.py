@@ -241,6 +241,16 @@ def test_positions_are_reset_all_or_some(client, kept, capsys):
     assert len(read(client, kept)) == 60
 
 
+def test_a_reader_that_still_runs_does_not_undo_a_reset(client, kept):
+    with client.stream(start=kept) as stream:
+        at = stream.checkpoint()
+        assert main(["checkpoint", "reset", kept.path, "--vbuckets", "3"]) == 0
+        with pytest.raises(dcp_rs.exceptions.TakenOverError):
+            kept.save(at)
+    assert 3 not in kept.load().seqnos
+    assert len(kept.load().seqnos) == len(at.seqnos) - 1
+
+
 def test_a_copy_is_whole_private_and_overwrites_nothing(kept, tmp_path, capsys):
     copy = tmp_path / "copy.json"
     assert main(["checkpoint", "copy", kept.path, str(copy)]) == 0

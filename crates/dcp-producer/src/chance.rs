@@ -17,9 +17,16 @@ const EPOCH: Duration = Duration::from_secs(1_700_000_000);
 pub(crate) struct Now(pub(crate) u64);
 
 impl Now {
+    /// After every moment.
+    pub(crate) const NEVER: Self = Self(u64::MAX);
     const NANOS_PER_SECOND: u64 = 1_000_000_000;
     /// Longest expiry that is relative to now, in seconds: 30 days.
     const MAX_RELATIVE_EXPIRY: u32 = 30 * 24 * 60 * 60;
+
+    /// The moment that is `duration` later.
+    pub(crate) fn after(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
+    }
 
     /// The moment in seconds since 1970.
     pub(crate) fn seconds(self) -> u32 {

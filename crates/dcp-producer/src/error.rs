@@ -179,6 +179,12 @@ pub enum DocumentError {
     /// The document has a durable write that is neither committed nor aborted.
     #[error("the document has a durable write in progress: commit or abort it first")]
     SyncWriteInProgress,
+    /// A client has locked the document.
+    #[error("the document is locked: unlock it, or wait for half a minute at most")]
+    Locked,
+    /// The document is not locked.
+    #[error("the document is not locked")]
+    NotLocked,
     /// The document's durable write is not the next one of its vBucket to be completed.
     #[error("the next durable write of the vBucket is not that of the document: complete it first")]
     NotPrepared,

@@ -13,6 +13,7 @@ from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.cli._options import output_options, vbuckets_option
 from dcp_rs.cli._output import print_records
 from dcp_rs.exceptions import CheckpointError
+from dcp_rs.stores import FileStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +69,7 @@ def show(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
 def reset(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
     """Remove positions, so that their vBuckets are read from the beginning.
 
-    FILE keeps its bucket and filter.
+    FILE keeps its bucket and filter. The next save of a reader that is still running fails.
     """
     kept = Checkpoint.load(file)
     known = set(kept.positions)
@@ -77,7 +78,7 @@ def reset(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
         raise CheckpointError(
             f"{file} has no position of these vBuckets: see dcp-rs checkpoint show"
         )
-    kept.restricted_to(sorted(known - forgotten)).save(file)
+    FileStore(file).reset(forgotten)
     if as_json:
         print(json.dumps({"file": file, "reset": sorted(forgotten)}))
     else:

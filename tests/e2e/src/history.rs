@@ -11,6 +11,7 @@ use dcp_test::peer::Peer;
 use dcp_wire::{Cas, Datatype, Frame, Opcode, Seqno, Status, Vbid};
 
 use crate::Row;
+use crate::reading::READER;
 
 /// One write as it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,9 +91,6 @@ impl Ledger {
         Self { vbuckets }
     }
 }
-
-/// A user with the rights of the role *Data DCP Reader*, and their password: what is read, they read.
-pub(crate) const READER: (&str, &str) = ("reader", "reads");
 
 /// An embedded cluster; everything written to it through here is in the ledger.
 #[derive(Debug)]

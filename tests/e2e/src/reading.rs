@@ -17,7 +17,8 @@ use dcp_proto::checkpoint::Checkpoint;
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::timeout;
 
-use crate::history::READER;
+/// A user with the rights of the role *Data DCP Reader*, and their password: what is read, they read.
+pub(crate) const READER: (&str, &str) = ("reader", "reads");
 
 /// Longest time a test waits for anything.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use dcp_proto::Snapshot;
 use dcp_proto::producer::rollback::{self, RollbackQuery, Verdict};
 use dcp_proto::producer::{Item, MemoryRead, VBucketState};
+use dcp_wire::message::DurabilityLevel;
 use dcp_wire::{Seqno, Vbuuid};
 
+use super::durable::Undecided;
 use super::item::footprint;
 use super::vbucket::VBucket;
+use crate::chance::Now;
 
 /// A lag no replica ever makes up for: it receives nothing.
 pub(crate) const HELD: u64 = u64::MAX;
@@ -286,6 +289,66 @@ impl Copies {
                 replica.follow(&active.vbucket, replica.lag);
             }
         }
+    }
+
+    /// Whether `majority` copies are there to make a write durable.
+    pub(super) fn can_be_durable(&self, majority: usize) -> bool {
+        self.0.len() >= majority
+    }
+
+    /// Whether a durable write waits for copies.
+    pub(super) fn is_undecided(&self) -> bool {
+        self.active().is_some_and(|active| self.0[active].vbucket.durable.undecided().is_some())
+    }
+
+    /// Commits the durable writes that enough copies have, and aborts those whose time is over;
+    /// returns whether there were any.
+    pub(super) fn settle(&mut self, majority: usize, now: Now) -> bool {
+        let mut any = false;
+        loop {
+            let Some(active) = self.active().and_then(|active| self.0.get_mut(active)) else {
+                return any;
+            };
+            let Some(write) = active.vbucket.durable.undecided() else {
+                return any;
+            };
+            let commit = self.is_durable(&write, majority);
+            let completed = (commit || now > write.deadline)
+                && self.0.first_mut().is_some_and(|active| active.vbucket.complete_next(commit));
+            if !completed {
+                return any;
+            }
+            any = true;
+            self.replicate();
+        }
+    }
+
+    /// Whether enough copies have a write, on disk if it has to be. That hurries their flushers.
+    fn is_durable(&mut self, write: &Undecided, majority: usize) -> bool {
+        let Some((active, replicas)) = self.0.split_first_mut() else {
+            return false;
+        };
+        let (on_active, on_replicas) = match write.level {
+            DurabilityLevel::MAJORITY => (false, false),
+            DurabilityLevel::MAJORITY_AND_PERSIST_ON_ACTIVE => (true, false),
+            _ => (true, true),
+        };
+        let has = |vbucket: &mut VBucket, on_disk: bool| {
+            if on_disk {
+                vbucket.persist();
+            }
+            let seqno = if on_disk { vbucket.safe_seqno() } else { vbucket.high_seqno };
+            seqno >= write.prepared
+        };
+        if !has(&mut active.vbucket, on_active) {
+            return false;
+        }
+        let branch = active.vbucket.vbuuid();
+        let have = replicas
+            .iter_mut()
+            .filter(|copy| copy.is_up && copy.vbucket.vbuuid() == branch)
+            .filter_map(|copy| has(&mut copy.vbucket, on_replicas).then_some(()));
+        1 + have.count() >= majority
     }
 
     /// Makes the first running replica the active copy after the active one's node failed, on the

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dcp_proto::producer::{Item, ItemKind};
 use dcp_wire::message::DurabilityLevel;
-use dcp_wire::{Cas, CollectionId, Datatype, DocKey, RevSeqno, Seqno};
+use dcp_wire::{Cas, Datatype, DocKey, RevSeqno, Seqno};
 
+use super::durable::Outcome;
 use super::hash_table::Identity;
 use super::item::{MAX_VALUE_LEN, inflated, is_expired, system_xattrs};
 use super::vbucket::{VBucket, Written};
@@ -37,6 +38,15 @@ pub(crate) struct DocumentWrite<'a> {
     /// Version the document must have; 0 for any.
     pub(crate) cas: Cas,
     pub(crate) condition: Condition,
+    pub(crate) durability: Option<Durability>,
+}
+
+/// What a write waits for before anybody sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Durability {
+    pub(crate) level: DurabilityLevel,
+    /// When it is aborted unless enough copies have it; `None` if the bucket's holder decides.
+    pub(crate) deadline: Option<Now>,
 }
 
 /// A version made elsewhere.
@@ -103,7 +113,7 @@ impl VBucket {
     pub(crate) fn newest_as_stored(&mut self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
         let item = self.newest(key).cloned()?;
         if is_expired(&item, now) {
-            self.bury(now, &inflated(&item), ItemKind::Expiration);
+            self.bury(now, &inflated(&item), ItemKind::Expiration, None);
             return self.newest(key).cloned();
         }
         Some(item)
@@ -123,7 +133,7 @@ impl VBucket {
             });
         }
         self.check_collection(write.key)?;
-        self.check_not_prepared(write.key)?;
+        self.check_writable(now, write.key, write.cas)?;
         let previous = self.newest_now(now, write.key);
         let live = previous.as_ref().filter(|item| item.kind == ItemKind::Mutation);
         match live {
@@ -143,7 +153,7 @@ impl VBucket {
         };
         let rev_seqno = RevSeqno(self.next_rev(previous.as_ref()));
         let cas = self.clock.tick(now);
-        Ok(self.append(Item {
+        let item = Item {
             kind: ItemKind::Mutation,
             seqno: Seqno::ZERO,
             rev_seqno,
@@ -155,25 +165,28 @@ impl VBucket {
             flags: write.flags,
             expiry: self.limited_expiry(now, write.key, write.expiry),
             delete_time: 0,
-        }))
+        };
+        Ok(self.put(item, write.durability))
     }
 
-    /// Removes a document, as asked for or because its time has passed.
+    /// Removes a document, as asked for or because its time has passed; with a
+    /// `durability` it is gone once that is reached.
     pub(crate) fn remove(
         &mut self,
         now: Now,
         key: DocKey<'_>,
         cas: Cas,
         kind: ItemKind,
+        durability: Option<Durability>,
     ) -> Result<Written, DocumentError> {
         check_key(key)?;
         self.check_collection(key)?;
-        self.check_not_prepared(key)?;
+        self.check_writable(now, key, cas)?;
         let item = self.live(now, key).ok_or(DocumentError::NotFound)?;
         if cas != Cas(0) && cas != item.cas {
             return Err(DocumentError::CasMismatch(cas));
         }
-        Ok(self.bury(now, &item, kind))
+        Ok(self.bury(now, &item, kind, durability))
     }
 
     /// Changes when a document expires; returns the document as it is stored then.
@@ -185,7 +198,7 @@ impl VBucket {
     ) -> Result<Arc<Item>, DocumentError> {
         check_key(key)?;
         self.check_collection(key)?;
-        self.check_not_prepared(key)?;
+        self.check_writable(now, key, Cas(0))?;
         let item = self.live_as_stored(now, key).ok_or(DocumentError::NotFound)?;
         let expiry = self.limited_expiry(now, key, expiry);
         if item.expiry == expiry {
@@ -211,7 +224,7 @@ impl VBucket {
             });
         }
         self.check_collection(write.key)?;
-        self.check_not_prepared(write.key)?;
+        self.check_writable(now, write.key, write.expected_cas)?;
         let previous = self.newest_now(now, write.key);
         let live = previous.as_ref().filter(|item| item.kind == ItemKind::Mutation);
         match live {
@@ -244,9 +257,33 @@ impl VBucket {
         }))
     }
 
+    /// Makes a version the newest one, or prepares it if it has to be durable first.
+    fn put(&mut self, mut item: Item, durability: Option<Durability>) -> Written {
+        let Some(Durability { level, deadline }) = durability else {
+            return self.append(item);
+        };
+        let is_deletion = item.kind != ItemKind::Mutation;
+        item.kind = ItemKind::Prepare { level, is_deletion };
+        let written = self.append(item);
+        if let Some(deadline) = deadline {
+            self.durable.decide_by_copies(written.seqno, deadline);
+        }
+        written
+    }
+
+    /// What became of the durable write that was prepared at a seqno.
+    pub(crate) fn outcome(&self, prepared: Seqno) -> Outcome {
+        self.durable.outcome(prepared)
+    }
+
     /// A new version for a document.
     pub(crate) fn next_cas(&mut self, now: Now) -> Cas {
         self.clock.tick(now)
+    }
+
+    /// The version that the next write will have.
+    pub(crate) fn upcoming_cas(&self, now: Now) -> Cas {
+        self.clock.clone().tick(now)
     }
 
     /// Expires every document whose time has passed; returns how many.
@@ -259,11 +296,17 @@ impl VBucket {
     }
 
     /// Puts a tombstone in the place of `item`; system xattrs outlive the document.
-    fn bury(&mut self, now: Now, item: &Arc<Item>, kind: ItemKind) -> Written {
+    fn bury(
+        &mut self,
+        now: Now,
+        item: &Arc<Item>,
+        kind: ItemKind,
+        durability: Option<Durability>,
+    ) -> Written {
         let value = system_xattrs(item);
         let cas = self.clock.tick(now);
         let rev_seqno = RevSeqno(self.next_rev(Some(item)));
-        self.append(Item {
+        let item = Item {
             kind,
             seqno: Seqno::ZERO,
             rev_seqno,
@@ -275,7 +318,8 @@ impl VBucket {
             flags: 0,
             expiry: 0,
             delete_time: now.seconds(),
-        })
+        };
+        self.put(item, durability)
     }
 
     /// Writes the xattrs of a tombstone: one there is, or one of a document there never was.
@@ -284,14 +328,16 @@ impl VBucket {
         now: Now,
         key: DocKey<'_>,
         xattrs: Bytes,
+        durability: Option<Durability>,
     ) -> Result<Written, DocumentError> {
         check_key(key)?;
         self.check_collection(key)?;
+        self.check_not_prepared(key)?;
         self.memory().check(xattrs.len())?;
         let previous = self.newest_now(now, key);
         let cas = self.clock.tick(now);
         let rev_seqno = RevSeqno(self.next_rev(previous.as_ref()));
-        Ok(self.append(Item {
+        let item = Item {
             kind: ItemKind::Deletion,
             seqno: Seqno::ZERO,
             rev_seqno,
@@ -303,7 +349,8 @@ impl VBucket {
             flags: 0,
             expiry: 0,
             delete_time: now.seconds(),
-        }))
+        };
+        Ok(self.put(item, durability))
     }
 
     /// When a document expires, given how long its collection lets documents live.
@@ -326,47 +373,6 @@ impl VBucket {
 }
 
 impl VBucket {
-    /// Begins a durable write, of a document or (without `write`) of its removal.
-    pub(crate) fn prepare(
-        &mut self,
-        now: Now,
-        key: DocKey<'_>,
-        write: Option<DocumentWrite<'_>>,
-        level: DurabilityLevel,
-    ) -> Result<Written, DocumentError> {
-        check_key(key)?;
-        self.check_collection(key)?;
-        self.check_not_prepared(key)?;
-        let previous = self.newest_now(now, key);
-        let live = previous.as_ref().filter(|item| item.kind == ItemKind::Mutation);
-        let is_deletion = write.is_none();
-        if is_deletion && live.is_none() {
-            return Err(DocumentError::NotFound);
-        }
-        let rev_seqno = RevSeqno(self.next_rev(previous.as_ref()));
-        let kept = live.map(|item| system_xattrs(item)).unwrap_or_default();
-        let (value, datatype, flags, expiry) = match write {
-            Some(write) => (write.value, write.datatype, write.flags, write.expiry),
-            None if kept.is_empty() => (Bytes::new(), Datatype::RAW, 0, 0),
-            None => (kept, Datatype::XATTR, 0, 0),
-        };
-        self.memory().check(value.len())?;
-        let cas = self.next_cas(now);
-        Ok(self.append(Item {
-            kind: ItemKind::Prepare { level, is_deletion },
-            seqno: Seqno::ZERO,
-            rev_seqno,
-            cas,
-            collection_id: key.collection_id,
-            key: Bytes::copy_from_slice(key.key),
-            value,
-            datatype,
-            flags,
-            expiry,
-            delete_time: if is_deletion { now.seconds() } else { 0 },
-        }))
-    }
-
     /// Commits the durable write of a document, or aborts it. Writes are completed in the order in
     /// which they were prepared.
     pub(crate) fn complete(
@@ -374,9 +380,7 @@ impl VBucket {
         key: DocKey<'_>,
         commit: bool,
     ) -> Result<Written, DocumentError> {
-        let is_next =
-            |(id, next): &(CollectionId, Bytes)| (*id, &next[..]) == (key.collection_id, key.key);
-        if !self.durable.next().is_some_and(is_next) {
+        if self.durable.next() != Some(key) {
             return Err(DocumentError::NotPrepared);
         }
         let identity = Identity::Prepared(key.collection_id, key.key);
@@ -396,6 +400,13 @@ impl VBucket {
                 ..prepare
             }
         }))
+    }
+
+    /// Commits the durable write that is next, or aborts it.
+    pub(super) fn complete_next(&mut self, commit: bool) -> bool {
+        let Some(DocKey { collection_id, key }) = self.durable.next() else { return false };
+        let key = Bytes::copy_from_slice(key);
+        self.complete(DocKey { collection_id, key: &key }, commit).is_ok()
     }
 
     /// Refuses to touch a document whose durable write is not completed.

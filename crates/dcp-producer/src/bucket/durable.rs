@@ -1,13 +1,16 @@
 //! Durable writes of a vBucket: prepared, then committed or aborted, in that order.
 //!
-//! Whoever holds the bucket decides when a write is durable; nothing here waits for replicas.
+//! When a write is durable is decided where all copies are known, or by whoever holds the bucket.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use dcp_proto::producer::{Item, ItemKind};
+use dcp_wire::message::DurabilityLevel;
 use dcp_wire::{CollectionId, DocKey, Seqno};
+
+use crate::chance::Now;
 
 /// Completions kept so that a rollback knows what it undoes.
 const MAX_COMPLETIONS: usize = 10_000;
@@ -16,10 +19,55 @@ const MAX_COMPLETIONS: usize = 10_000;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DurableWrites {
     /// What is prepared and no more: by the seqno of the prepare.
-    outstanding: BTreeMap<Seqno, (CollectionId, Bytes)>,
-    /// Where writes were committed or aborted, and where each had begun; both ascend.
-    completions: Vec<(Seqno, Seqno)>,
+    outstanding: BTreeMap<Seqno, Outstanding>,
+    /// What was committed or aborted; seqnos and those of the prepares both ascend.
+    completions: Vec<Completion>,
     high_prepared: Seqno,
+}
+
+/// A write that is prepared and no more.
+#[derive(Clone, Debug)]
+struct Outstanding {
+    collection_id: CollectionId,
+    key: Bytes,
+    level: DurabilityLevel,
+    /// When it is aborted unless enough copies have it; `None` if the bucket's holder decides.
+    deadline: Option<Now>,
+}
+
+impl Outstanding {
+    fn of(item: &Item) -> Option<Self> {
+        let ItemKind::Prepare { level, .. } = item.kind else { return None };
+        let (collection_id, key) = (item.collection_id, item.key.clone());
+        Some(Self { collection_id, key, level, deadline: None })
+    }
+}
+
+/// The end of a durable write.
+#[derive(Clone, Copy, Debug)]
+struct Completion {
+    at: Seqno,
+    prepared: Seqno,
+    is_commit: bool,
+}
+
+/// What became of a durable write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Nothing yet.
+    Outstanding,
+    /// It was committed, at this seqno.
+    Committed(Seqno),
+    /// It was aborted, or a failover lost it.
+    Aborted,
+}
+
+/// A write that copies decide on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Undecided {
+    pub(super) prepared: Seqno,
+    pub(super) level: DurabilityLevel,
+    pub(super) deadline: Now,
 }
 
 impl DurableWrites {
@@ -28,28 +76,60 @@ impl DurableWrites {
         match item.kind {
             ItemKind::Prepare { .. } => {
                 self.high_prepared = item.seqno;
-                self.outstanding.insert(item.seqno, (item.collection_id, item.key.clone()));
+                self.outstanding.extend(Outstanding::of(item).map(|write| (item.seqno, write)));
             }
             ItemKind::Commit { prepared, .. } | ItemKind::Abort { prepared } => {
                 self.outstanding.remove(&prepared);
-                self.complete(item.seqno, prepared);
+                let is_commit = matches!(item.kind, ItemKind::Commit { .. });
+                self.complete(Completion { at: item.seqno, prepared, is_commit });
             }
             _ => {}
         }
     }
 
-    fn complete(&mut self, at: Seqno, prepared: Seqno) {
+    fn complete(&mut self, completion: Completion) {
         if self.completions.len() >= MAX_COMPLETIONS {
             self.completions.drain(..MAX_COMPLETIONS / 2);
         }
-        self.completions.push((at, prepared));
+        self.completions.push(completion);
+    }
+
+    /// Lets the copies decide on a write, until `deadline`.
+    pub(crate) fn decide_by_copies(&mut self, prepared: Seqno, deadline: Now) {
+        if let Some(write) = self.outstanding.get_mut(&prepared) {
+            write.deadline = Some(deadline);
+        }
+    }
+
+    /// Lets the copies decide on every write, however long it takes: that of a copy which becomes
+    /// the active one may have been committed already.
+    pub(super) fn decide_all_by_copies(&mut self) {
+        for write in self.outstanding.values_mut() {
+            write.deadline = Some(Now::NEVER);
+        }
+    }
+
+    /// The write that is next to be committed or aborted, if the copies decide on it.
+    pub(super) fn undecided(&self) -> Option<Undecided> {
+        let (&prepared, write) = self.outstanding.first_key_value()?;
+        Some(Undecided { prepared, level: write.level, deadline: write.deadline? })
+    }
+
+    /// What became of the write that was prepared at a seqno.
+    pub(crate) fn outcome(&self, prepared: Seqno) -> Outcome {
+        if self.outstanding.contains_key(&prepared) {
+            return Outcome::Outstanding;
+        }
+        let found = self.completions.iter().rev().find(|each| each.prepared == prepared);
+        let committed = found.filter(|each| each.is_commit);
+        committed.map_or(Outcome::Aborted, |each| Outcome::Committed(each.at))
     }
 
     /// Takes over from a copy whose image was received, and with it everything up to `end`.
     pub(super) fn catch_up(&mut self, other: &Self, end: Seqno) {
         let completed = other.high_completed(end);
         if completed > self.high_completed(Seqno::MAX) {
-            self.complete(end, completed);
+            self.complete(Completion { at: end, prepared: completed, is_commit: true });
         }
     }
 
@@ -62,7 +142,7 @@ impl DurableWrites {
         mut items: impl Iterator<Item = &'a Item> + Clone,
     ) {
         if completed != Seqno::ZERO {
-            self.complete(at, completed);
+            self.complete(Completion { at, prepared: completed, is_commit: true });
         }
         if completed != Seqno::ZERO
             || items.clone().any(|item| matches!(item.kind, ItemKind::Prepare { .. }))
@@ -74,9 +154,9 @@ impl DurableWrites {
 
     /// Where the last write began that was committed or aborted up to `seqno`.
     pub(super) fn high_completed(&self, seqno: Seqno) -> Seqno {
-        let known = self.completions.partition_point(|&(at, _)| at <= seqno);
-        let (_, prepared) = self.completions.get(..known).and_then(<[_]>::last).copied().unzip();
-        prepared.unwrap_or_default()
+        let known = self.completions.partition_point(|each| each.at <= seqno);
+        let last = self.completions.get(..known).and_then(<[_]>::last);
+        last.map_or(Seqno::ZERO, |last| last.prepared)
     }
 
     /// Where the last write began that is prepared.
@@ -90,14 +170,16 @@ impl DurableWrites {
     }
 
     /// The write that is next to be committed or aborted.
-    pub(super) fn next(&self) -> Option<&(CollectionId, Bytes)> {
-        self.outstanding.first_key_value().map(|(_, key)| key)
+    pub(super) fn next(&self) -> Option<DocKey<'_>> {
+        let (_, write) = self.outstanding.first_key_value()?;
+        Some(DocKey { collection_id: write.collection_id, key: &write.key })
     }
 
     /// Whether the document has a write that is prepared and no more.
     pub(super) fn is_outstanding(&self, key: DocKey<'_>) -> bool {
-        let same =
-            |(id, other): &(CollectionId, Bytes)| (*id, &other[..]) == (key.collection_id, key.key);
+        let same = |write: &Outstanding| {
+            (write.collection_id, &write.key[..]) == (key.collection_id, key.key)
+        };
         !self.outstanding.is_empty() && self.outstanding.values().any(same)
     }
 
@@ -106,14 +188,14 @@ impl DurableWrites {
         if self.is_unused() {
             return;
         }
-        self.completions.retain(|&(at, _)| at <= to);
+        self.completions.retain(|each| each.at <= to);
         let completed = self.high_completed(to);
         self.outstanding.clear();
         self.high_prepared = completed;
         for item in items.filter(|item| matches!(item.kind, ItemKind::Prepare { .. })) {
             if item.seqno > completed {
                 self.high_prepared = self.high_prepared.max(item.seqno);
-                self.outstanding.insert(item.seqno, (item.collection_id, item.key.clone()));
+                self.outstanding.extend(Outstanding::of(item).map(|write| (item.seqno, write)));
             }
         }
     }

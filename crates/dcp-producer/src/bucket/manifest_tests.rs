@@ -110,6 +110,7 @@ fn set(bucket: &Bucket, collection: CollectionId, key: &[u8]) -> u32 {
         expiry: 0,
         cas: Cas(0),
         condition: Condition::Any,
+        durability: None,
     };
     let stored = |vbucket: &mut VBucket| {
         vbucket.store(Now(1), write).unwrap();
@@ -178,7 +179,7 @@ fn what_was_purged_of_a_collection_counts_towards_it_in_a_copy_that_learns_of_it
     set(&bucket, carts, b"kept");
     let gone = DocKey { collection_id: carts, key: b"gone" };
     let purge = |vbucket: &mut VBucket| {
-        vbucket.remove(Now(2), gone, Cas(0), ItemKind::Deletion).unwrap();
+        vbucket.remove(Now(2), gone, Cas(0), ItemKind::Deletion, None).unwrap();
         vbucket.persist();
     };
     bucket.with(VB, purge).unwrap();

@@ -15,6 +15,7 @@ mod going_back;
 mod hash_table;
 mod history;
 mod item;
+mod locks;
 mod manifest;
 mod memory;
 mod source;
@@ -32,7 +33,8 @@ use crate::Error;
 use crate::chance::Chance;
 pub(crate) use changes::{Changes, Subscriber};
 pub(crate) use copies::{Copies, Copy, HELD};
-pub(crate) use document::{Condition, DocumentWrite, MetaWrite};
+pub(crate) use document::{Condition, DocumentWrite, Durability, MetaWrite};
+pub(crate) use durable::Outcome;
 pub(crate) use hash_table::Identity;
 pub(crate) use item::{MAX_VALUE_LEN, inflated, system_xattrs};
 pub(crate) use manifest::{CollectionSettings, Manifest, Unchanged};
@@ -48,6 +50,8 @@ pub(crate) struct Bucket {
     memory: Arc<MemoryUse>,
     changes: Changes,
     history_bytes: usize,
+    /// Copies of each vBucket that make a write durable.
+    majority: usize,
     is_ephemeral: bool,
     keeps_history: bool,
     keeps_compressed: bool,
@@ -63,6 +67,7 @@ impl Bucket {
             memory: Arc::new(MemoryUse::new(memory_quota, count)),
             changes: Changes::new(count),
             history_bytes: history_bytes / usize::from(count.max(1)),
+            majority: 1,
             is_ephemeral: false,
             keeps_history: false,
             keeps_compressed: false,
@@ -79,6 +84,11 @@ impl Bucket {
     /// Random numbers and the present moment.
     pub(crate) const fn chance(&self) -> &Arc<Chance> {
         &self.chance
+    }
+
+    /// The same bucket, with `replicas` besides each active copy where there are nodes enough.
+    pub(crate) fn replicated(self, replicas: u8) -> Self {
+        Self { majority: usize::from(replicas).div_ceil(2) + 1, ..self }
     }
 
     /// The same bucket, keeping every version of its documents for clients that want them.
@@ -216,11 +226,22 @@ impl Bucket {
         if changed {
             copies.replicate();
         }
+        let changed = self.settle(&mut copies) || changed;
         drop(copies);
         if changed {
             self.changes.announce(vbid);
         }
         Some(result)
+    }
+
+    /// Decides on durable writes, as far as copies have them by now; returns whether it did.
+    fn settle(&self, copies: &mut Copies) -> bool {
+        copies.is_undecided() && copies.settle(self.majority, self.chance.now())
+    }
+
+    /// Whether writes to a vBucket can become durable.
+    pub(crate) fn can_be_durable(&self, vbid: Vbid) -> bool {
+        self.copies(vbid).is_some_and(|copies| copies.can_be_durable(self.majority))
     }
 
     /// Does something with every copy of a vBucket on a running node; returns whether it said
@@ -229,13 +250,20 @@ impl Bucket {
         let Some(mut copies) = self.copies(vbid) else {
             return false;
         };
-        copies.running().fold(false, |any, copy| op(&mut copy.vbucket) | any)
+        let any = copies.running().fold(false, |any, copy| op(&mut copy.vbucket) | any);
+        let settled = self.settle(&mut copies);
+        drop(copies);
+        if settled {
+            self.changes.announce(vbid);
+        }
+        any
     }
 
     /// Rearranges the copies of a vBucket; its streams find out.
     pub(crate) fn rearrange<T>(&self, vbid: Vbid, op: impl FnOnce(&mut Copies) -> T) -> Option<T> {
         let mut copies = self.copies(vbid)?;
         let result = op(&mut copies);
+        self.settle(&mut copies);
         drop(copies);
         self.changes.announce(vbid);
         Some(result)

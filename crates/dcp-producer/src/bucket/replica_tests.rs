@@ -77,6 +77,7 @@ fn apply(bucket: &Bucket, step: Step) {
                 expiry: 0,
                 cas: Cas(0),
                 condition: Condition::Any,
+                durability: None,
             };
             bucket.with(VB, |vbucket| vbucket.store(now, write).unwrap()).unwrap();
         }
@@ -84,7 +85,7 @@ fn apply(bucket: &Bucket, step: Step) {
             let key = &key(n);
             let key = DocKey { collection_id: CollectionId::DEFAULT, key };
             let remove = |vbucket: &mut VBucket| {
-                vbucket.remove(now, key, Cas(0), ItemKind::Deletion).is_ok()
+                vbucket.remove(now, key, Cas(0), ItemKind::Deletion, None).is_ok()
             };
             bucket.with(VB, remove).unwrap();
         }
@@ -235,6 +236,7 @@ fn a_lag_takes_no_more_memory_than_an_inbox_has() {
             expiry: 0,
             cas: Cas(0),
             condition: Condition::Any,
+            durability: None,
         };
         vbucket.store(Now(1), write).unwrap();
     };

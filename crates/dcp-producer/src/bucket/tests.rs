@@ -42,6 +42,7 @@ fn write<'a>(key: &'a [u8], value: &'static [u8]) -> DocumentWrite<'a> {
         expiry: 0,
         cas: Cas(0),
         condition: Condition::Any,
+        durability: None,
     }
 }
 
@@ -118,7 +119,7 @@ fn a_purged_tombstone_counts_towards_its_collection_after_a_crash() {
     set(&bucket, b"a");
     bucket
         .with(VB, |vbucket| {
-            vbucket.remove(Now(2), default_key(b"a"), Cas(0), ItemKind::Deletion).unwrap();
+            vbucket.remove(Now(2), default_key(b"a"), Cas(0), ItemKind::Deletion, None).unwrap();
             // The last change is never purged: one of another collection follows.
             vbucket.append(Item { collection_id: CollectionId(8), ..item(3) });
             vbucket.purge(Seqno(3));
@@ -138,7 +139,7 @@ fn the_last_change_is_never_purged() {
     bucket
         .with(VB, |vbucket| {
             for key in [b"a", b"b"] {
-                vbucket.remove(Now(2), default_key(key), Cas(0), ItemKind::Deletion).unwrap();
+                vbucket.remove(Now(2), default_key(key), Cas(0), ItemKind::Deletion, None).unwrap();
             }
             vbucket.purge(Seqno::MAX);
             assert_eq!((vbucket.purge_seqno, vbucket.high_seqno), (Seqno(3), Seqno(4)));
@@ -161,7 +162,7 @@ fn revs_go_on_above_deletions_but_for_those_that_leave_xattrs_behind() {
     for _ in 0..4 {
         bucket
             .with(VB, |vbucket| {
-                vbucket.store_tombstone(Now(2), default_key(b"marked"), xattrs()).unwrap();
+                vbucket.store_tombstone(Now(2), default_key(b"marked"), xattrs(), None).unwrap();
             })
             .unwrap();
     }
@@ -170,7 +171,7 @@ fn revs_go_on_above_deletions_but_for_those_that_leave_xattrs_behind() {
     assert_eq!(rev(b"a"), RevSeqno(1), "what is left has a value");
     bucket
         .with(VB, |vbucket| {
-            vbucket.remove(Now(2), default_key(b"a"), Cas(0), ItemKind::Deletion).unwrap();
+            vbucket.remove(Now(2), default_key(b"a"), Cas(0), ItemKind::Deletion, None).unwrap();
         })
         .unwrap();
     set(&bucket, b"b");
@@ -286,7 +287,9 @@ fn apply(bucket: &Bucket, step: Step, log: &mut Log, reader: &mut Reader, floor:
         }
         Step::Remove(n) => {
             let remove = |vbucket: &mut VBucket| {
-                vbucket.remove(Now(1), default_key(&key(n)), Cas(0), ItemKind::Deletion).is_ok()
+                vbucket
+                    .remove(Now(1), default_key(&key(n)), Cas(0), ItemKind::Deletion, None)
+                    .is_ok()
             };
             let removed = bucket.with(VB, remove).unwrap();
             assert_eq!(removed, documents_of(log).contains_key(&key(n)));

@@ -16,6 +16,7 @@ use super::durable::{DurableWrites, newest_version};
 use super::hash_table::{Identity, ItemTable};
 use super::history::History;
 use super::item::{footprint, is_expired};
+use super::locks::Locks;
 use super::memory::MemoryUse;
 use crate::chance::Now;
 
@@ -49,6 +50,7 @@ pub(crate) struct VBucket {
     pub(super) stored_seqno: Option<Seqno>,
     pub(super) collections: VBucketCollections,
     pub(super) durable: DurableWrites,
+    pub(super) locks: Locks,
     /// Where the streams stand.
     pub(super) cursors: Cursors,
     /// End of the first snapshot from disk that a replica is receiving.
@@ -126,6 +128,7 @@ impl VBucket {
             stored_seqno: None,
             collections: VBucketCollections::default(),
             durable: DurableWrites::default(),
+            locks: Locks::new(),
             cursors: Cursors::default(),
             initial_snapshot_end: Seqno::ZERO,
             max_deleted_rev: 0,
@@ -380,6 +383,7 @@ impl VBucket {
     /// Ends the streams of the copy, whatever else happens to it before they look.
     pub(super) fn begin_life(&mut self) {
         self.incarnation = next_incarnation();
+        self.locks.clear();
     }
 
     /// Makes a replica the active copy, on the branch `vbuuid`; `None` continues the present one,
@@ -397,6 +401,7 @@ impl VBucket {
             self.failover.create_entry(vbuuid, begins);
         }
         self.set_state(VBucketState::Active);
+        self.durable.decide_all_by_copies();
         self.begin_storing_anew();
     }
 

@@ -67,7 +67,7 @@ pub(super) fn bucket(
         "bucketCapabilitiesVer": "",
         // What is missing here, clients do not ask for even though it would be granted.
         "bucketCapabilities":
-            ["collections", "dcp", "dcp.IgnorePurgedTombstones", "cccp", "nodesExt", "xattr"],
+            ["collections", "durableWrite", "dcp", "dcp.IgnorePurgedTombstones", "cccp", "nodesExt", "xattr"],
         "collectionsManifestUid": bucket.manifest_uid,
         "numVBuckets": bucket.chains.len(),
         "nodes": members.iter().map(member).collect::<Vec<_>>(),

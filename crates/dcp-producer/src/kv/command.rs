@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::failure::Failure;
 use super::session::{Flow, Session};
-use crate::bucket::{MAX_VALUE_LEN, VBucket};
+use crate::bucket::{Durability, MAX_VALUE_LEN, VBucket};
 use crate::chance::Now;
 use crate::cluster::SERVER_VERSION;
 use crate::value;
@@ -103,6 +103,8 @@ pub(super) struct Command<'a, 'f> {
 pub(super) struct RequestOptions {
     /// Keep the document's expiry.
     pub(super) preserve_expiry: bool,
+    /// What the write waits for.
+    pub(super) durability: Option<Durability>,
 }
 
 impl<'a, 'f> Command<'a, 'f> {
@@ -123,6 +125,9 @@ impl<'a, 'f> Command<'a, 'f> {
 
     /// Does what the request asks for and answers it.
     pub(super) fn run(&mut self) -> Result<(), Failure> {
+        if let Some(write) = self.session.durable_write.take() {
+            return self.await_durable(write);
+        }
         match Self::handler(self.frame.header.opcode) {
             Some(handler) => handler(self),
             // Older servers know no right to a command they do not know.
@@ -153,6 +158,8 @@ impl<'a, 'f> Command<'a, 'f> {
             Opcode::INCREMENT | Opcode::DECREMENT => Self::count,
             Opcode::APPEND | Opcode::PREPEND => Self::extend,
             Opcode::TOUCH | Opcode::GET_AND_TOUCH => Self::touch,
+            Opcode::GET_LOCKED => Self::get_locked,
+            Opcode::UNLOCK => Self::unlock,
             Opcode::SUBDOC_MULTI_LOOKUP => Self::subdoc_lookup,
             Opcode::SUBDOC_MULTI_MUTATION => Self::subdoc_mutation,
             Opcode::SUBDOC_GET | Opcode::SUBDOC_EXISTS | Opcode::SUBDOC_GET_COUNT => {
@@ -403,9 +410,8 @@ impl<'a, 'f> Command<'a, 'f> {
             match info? {
                 FrameInfo { id: BARRIER, payload: [] } => {}
                 FrameInfo { id: PRESERVE_TTL, payload: [] } => options.preserve_expiry = true,
-                // There are no replicas to wait for, and no way to tell when a document is safe.
-                FrameInfo { id: FrameInfo::DURABILITY, .. } => {
-                    return Err(Status::NOT_SUPPORTED.into());
+                FrameInfo { id: FrameInfo::DURABILITY, payload } => {
+                    options.durability = Some(self.durability(payload)?);
                 }
                 _ => return Err(Status::UNKNOWN_FRAME_INFO.into()),
             }

@@ -17,7 +17,7 @@ impl Command<'_, '_> {
     pub(super) fn count(&mut self) -> Result<(), Failure> {
         let Counter { delta, initial, expiry, .. } = Counter::decode(self.frame)?;
         // Counting never changes a document's expiry, so there is nothing to preserve.
-        self.options()?;
+        let durability = self.options()?.durability;
         let increment = self.frame.header.opcode == Opcode::INCREMENT;
         let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
         let (written, number) = self.with_vbucket(|vbucket| {
@@ -49,6 +49,7 @@ impl Command<'_, '_> {
                 expiry,
                 cas,
                 condition: Condition::Any,
+                durability,
             };
             Ok((vbucket.store(now, write)?, number))
         })??;

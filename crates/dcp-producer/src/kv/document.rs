@@ -1,6 +1,7 @@
 //! Reading and writing documents.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use dcp_proto::producer::{Item, ItemKind, VBucketState};
@@ -9,6 +10,7 @@ use dcp_wire::{Cas, Datatype, Frame, Opcode, Status, snappy, xattr};
 
 use super::command::Command;
 use super::failure::Failure;
+use super::session::DurableWrite;
 use crate::bucket::{Condition, DocumentWrite, MAX_VALUE_LEN, Written, inflated};
 use crate::{DocumentError, value};
 
@@ -27,9 +29,40 @@ impl Command<'_, '_> {
     pub(super) fn get(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, false)?;
         let (key, now) = (self.key()?, self.now);
-        let item = self.with_collection(key, |vbucket| vbucket.live_as_stored(now, key))?;
+        let (item, is_locked) = self.with_collection(key, |vbucket| {
+            (vbucket.live_as_stored(now, key), vbucket.is_locked(now, key))
+        })?;
         let item = item.ok_or(Status::KEY_ENOENT)?;
+        if is_locked {
+            // Its version is told to who has locked it.
+            let hidden = Item { cas: Cas(u64::MAX), ..Item::clone(&item) };
+            return self.send_document(&Arc::new(hidden));
+        }
         self.send_document(&item)
+    }
+
+    /// The time, in seconds, may be left out.
+    pub(super) fn get_locked(&mut self) -> Result<(), Failure> {
+        self.expect_key_value(true, false)?;
+        let seconds = match *self.frame.extras {
+            [] => 0,
+            [a, b, c, d] => u32::from_be_bytes([a, b, c, d]),
+            _ => return Err(Failure::Invalid("a lock's time has four bytes")),
+        };
+        let (key, now, time) = (self.key()?, self.now, Duration::from_secs(seconds.into()));
+        self.check_readable(key.collection_id)?;
+        let item = self.with_vbucket(|vbucket| vbucket.lock(now, key, time))??;
+        self.send_document(&item)
+    }
+
+    pub(super) fn unlock(&mut self) -> Result<(), Failure> {
+        self.expect_parts(true, false)?;
+        let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
+        if cas == Cas(0) {
+            return Err(Failure::Invalid("unlocking needs the version that was locked"));
+        }
+        self.with_vbucket(|vbucket| vbucket.unlock(now, key, cas))??;
+        self.succeed(self.success())
     }
 
     /// Reads a replica as it is: it expires nothing by itself.
@@ -80,6 +113,7 @@ impl Command<'_, '_> {
             expiry: now.absolute_expiry(expiry),
             cas: self.frame.header.cas,
             condition,
+            durability: options.durability,
         };
         let written = self.with_vbucket(|vbucket| {
             if let Some(item) = vbucket.live(now, write.key) {
@@ -112,6 +146,18 @@ impl Command<'_, '_> {
         written: Written,
         value: &[u8],
     ) -> Result<(), Failure> {
+        if self.options()?.durability.is_some() {
+            return self.await_durable(DurableWrite { written, status, value: value.to_vec() });
+        }
+        self.answer_write(status, written, value)
+    }
+
+    pub(super) fn answer_write(
+        &mut self,
+        status: Status,
+        written: Written,
+        value: &[u8],
+    ) -> Result<(), Failure> {
         let token = MutationToken { vbuuid: written.vbuuid, seqno: written.seqno }.encode();
         let extras: &[u8] = if self.session.features.mutation_tokens { &token } else { &[] };
         let response: Frame<'_> = self.response(status).with_cas(written.cas).with_extras(extras);
@@ -120,17 +166,18 @@ impl Command<'_, '_> {
 
     pub(super) fn delete(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, false)?;
-        self.options()?;
+        let durability = self.options()?.durability;
         let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
-        let written =
-            self.with_vbucket(|vbucket| vbucket.remove(now, key, cas, ItemKind::Deletion))??;
+        let written = self.with_vbucket(|vbucket| {
+            vbucket.remove(now, key, cas, ItemKind::Deletion, durability)
+        })??;
         self.send_written(written)
     }
 
     /// APPEND, PREPEND.
     pub(super) fn extend(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, true)?;
-        self.options()?;
+        let durability = self.options()?.durability;
         let (addition, _) = self.plain_value()?;
         let prepend = self.frame.header.opcode == Opcode::PREPEND;
         let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
@@ -154,6 +201,7 @@ impl Command<'_, '_> {
                 expiry: item.expiry,
                 cas,
                 condition: Condition::Present,
+                durability,
             };
             Ok(vbucket.store(now, write)?)
         })??;

@@ -54,12 +54,12 @@ impl Features {
                 | Feature::SELECT_BUCKET
                 | Feature::DUPLEX
                 | Feature::PRESERVE_TTL
+                | Feature::SYNC_REPLICATION
                 | Feature::VATTR
                 | Feature::SUBDOC_CREATE_AS_DELETED
                 | Feature::SUBDOC_REPLICA_READ
                 | Feature::SUBDOC_ALLOWS_ACCESS_ON_MULTIPLE_XATTR_KEYS => true,
-                // Clients write nothing durably, and what is left concerns forms of sub-document
-                // operations that are not offered.
+                // What is left concerns forms of sub-document operations that are not offered.
                 _ => false,
             };
             if offered {
@@ -106,7 +106,7 @@ mod tests {
     fn only_offered_features_are_granted_each_once_in_the_order_of_their_codes() {
         let wanted = [
             Feature::XERROR,
-            Feature::SYNC_REPLICATION,
+            Feature::SUBDOC_DOCUMENT_MACRO_SUPPORT,
             Feature(0x7777),
             Feature::JSON,
             Feature::XERROR,

@@ -43,7 +43,9 @@ impl Command<'_, '_> {
     }
 
     fn write_with_meta(&mut self, mut kind: ItemKind, add_only: bool) -> Result<(), Failure> {
-        self.options()?;
+        if self.options()?.durability.is_some() {
+            return Err(Failure::Invalid("what was written elsewhere is not written durably"));
+        }
         let meta = WithMeta::decode(self.frame)?;
         let options = check_options(&meta)?;
         let tombstone = kind != ItemKind::Mutation;

@@ -9,6 +9,7 @@ mod command;
 mod counter;
 mod credentials;
 mod document;
+mod durability;
 mod error_map;
 mod failure;
 mod hello;

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dcp_proto::producer::ServerVersion;
+use dcp_wire::Status;
 use dcp_wire::message::ConfigVersion;
 use tokio_util::sync::CancellationToken;
 
 use super::credentials::{Credentials, Login};
+use crate::bucket::Written;
 use crate::cluster::Cluster;
 use crate::rights::Rights;
 
@@ -53,6 +55,14 @@ pub(crate) enum Flow {
     Dcp,
 }
 
+/// A write that is prepared, and what its client is told once it is committed.
+#[derive(Debug)]
+pub(super) struct DurableWrite {
+    pub(super) written: Written,
+    pub(super) status: Status,
+    pub(super) value: Vec<u8>,
+}
+
 /// One connection's state outside DCP.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -64,6 +74,8 @@ pub(crate) struct Session {
     pub(super) bucket: Option<CancellationToken>,
     /// Newest map this connection was sent with NOT_MY_VBUCKET.
     pub(super) map_sent: Option<ConfigVersion>,
+    /// The write that the request which is given again and again has prepared.
+    pub(super) durable_write: Option<DurableWrite>,
     /// Since when a request is given again and again.
     pub(super) waiting_since: Option<Instant>,
     /// How long that may last.
@@ -82,6 +94,7 @@ impl Session {
             login: Login::new(credentials),
             bucket: None,
             map_sent: None,
+            durable_write: None,
             waiting_since: None,
             persistence_timeout: Duration::ZERO,
         }

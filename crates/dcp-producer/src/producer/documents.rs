@@ -6,7 +6,7 @@ use dcp_wire::message::DurabilityLevel;
 use dcp_wire::{CollectionId, DocKey};
 
 use super::Producer;
-use crate::bucket::{Condition, DocumentWrite, VBucket, Written};
+use crate::bucket::{Condition, DocumentWrite, Durability, VBucket, Written};
 use crate::{Document, DocumentError, MutationToken, WriteOptions};
 
 impl Producer {
@@ -58,6 +58,7 @@ impl Producer {
             expiry: now.absolute_expiry(options.expiry),
             cas: options.cas,
             condition,
+            durability: None,
         };
         self.on_vbucket_of(key, |vbucket| vbucket.store(now, write))
     }
@@ -93,7 +94,9 @@ impl Producer {
         kind: ItemKind,
     ) -> Result<MutationToken, DocumentError> {
         let doc_key = DocKey { collection_id: options.collection_id, key };
-        self.on_vbucket_of(key, |vbucket| vbucket.remove(self.now(), doc_key, options.cas, kind))
+        self.on_vbucket_of(key, |vbucket| {
+            vbucket.remove(self.now(), doc_key, options.cas, kind, None)
+        })
     }
 
     fn on_vbucket_of(
@@ -143,18 +146,25 @@ impl Producer {
         options: WriteOptions,
         level: DurabilityLevel,
     ) -> Result<MutationToken, DocumentError> {
-        let now = self.now();
-        let doc_key = DocKey { collection_id: options.collection_id, key };
-        let write = value.map(|value| DocumentWrite {
-            key: doc_key,
+        let (now, cas) = (self.now(), options.cas);
+        let key_in = DocKey { collection_id: options.collection_id, key };
+        let durability = Some(Durability { level, deadline: None });
+        let Some(value) = value else {
+            return self.on_vbucket_of(key, |vbucket| {
+                vbucket.remove(now, key_in, cas, ItemKind::Deletion, durability)
+            });
+        };
+        let write = DocumentWrite {
+            key: key_in,
             datatype: options.datatype.unwrap_or_else(|| crate::value::detect(&value)),
             value,
             flags: options.flags,
             expiry: now.absolute_expiry(options.expiry),
-            cas: options.cas,
+            cas,
             condition: Condition::Any,
-        });
-        self.on_vbucket_of(key, |vbucket| vbucket.prepare(now, doc_key, write, level))
+            durability,
+        };
+        self.on_vbucket_of(key, |vbucket| vbucket.store(now, write))
     }
 
     /// Makes the durable write of a document what everybody sees. Writes of a vBucket are

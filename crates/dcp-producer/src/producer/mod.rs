@@ -62,7 +62,8 @@ impl Producer {
         let listeners = Listeners::bind(&options).await?;
         let (quota, history) = (options.memory_quota_bytes, options.history_bytes);
         let chance = Arc::new(Chance::new(options.seed));
-        let mut bucket = Bucket::new(options.vbuckets, quota, history).by(chance);
+        let bucket = Bucket::new(options.vbuckets, quota, history).by(chance);
+        let mut bucket = bucket.replicated(options.replicas);
         if options.ephemeral {
             bucket = bucket.ephemeral();
         }

@@ -342,13 +342,11 @@ async fn a_full_bucket_refuses_writes_and_takes_them_after_room_is_made() {
 async fn what_is_not_offered_is_said_so() {
     let producer = start_one().await;
     let (mut client, key) = client_and_key(&producer).await;
-    for opcode in [Opcode::GET_LOCKED, Opcode::UNLOCK, Opcode(0x77), Opcode::OBSERVE] {
+    for opcode in [Opcode(0x77), Opcode::OBSERVE] {
         client.fail(Frame::request(opcode).with_key(&key), Status::UNKNOWN_COMMAND).await;
     }
     let extras = store_extras(0);
     let write = Frame::request(Opcode::SET).with_key(&key).with_extras(&extras).with_value(b"1");
-    // Durability "majority", and an object nobody knows.
-    client.fail(write.with_framing_extras(&[0x11, 1]), Status::NOT_SUPPORTED).await;
     client.fail(write.with_framing_extras(&[0xd0]), Status::UNKNOWN_FRAME_INFO).await;
     let get = Frame::request(Opcode::GET).with_key(b"\x08key");
     client.fail(get, Status::UNKNOWN_COLLECTION).await;
@@ -357,4 +355,50 @@ async fn what_is_not_offered_is_said_so() {
     let said: serde_json::Value = serde_json::from_slice(refused.frame().value).unwrap();
     assert_eq!(said["manifest_uid"], "0");
     assert!(said["error"]["context"].is_string());
+}
+
+#[tokio::test]
+async fn a_locked_document_is_written_by_who_has_locked_it() {
+    let producer = start_one().await;
+    let (mut client, key) = client_and_key(&producer).await;
+    let lock = |seconds: &'static [u8]| Frame::request(Opcode::GET_LOCKED).with_extras(seconds);
+    client.fail(lock(&[]).with_key(&key), Status::KEY_ENOENT).await;
+    let first = set(&mut client, &key, b"1").await.frame().header.cas;
+    let unlock = Frame::request(Opcode::UNLOCK).with_key(&key);
+    client.fail(unlock.with_cas(first), Status::NOT_LOCKED).await;
+    client.fail(unlock, Status::EINVAL).await;
+    let locked = client.succeed(lock(&[0, 0, 0, 30]).with_key(&key)).await;
+    assert_eq!((locked.frame().value, locked.frame().extras), (&b"1"[..], &[0, 0, 0, 7][..]));
+    let cas = locked.frame().header.cas;
+    assert_ne!(cas, first);
+
+    let mut other = RawClient::ready(&producer, 0, ALL).await;
+    let get = Frame::request(Opcode::GET).with_key(&key);
+    assert_eq!(other.succeed(get).await.frame().header.cas, Cas(u64::MAX));
+    let extras = store_extras(0);
+    let write = Frame::request(Opcode::SET).with_key(&key).with_extras(&extras).with_value(b"2");
+    other.fail(write, Status::LOCKED).await;
+    other.fail(write.with_cas(first), Status::LOCKED).await;
+    other.fail(Frame::request(Opcode::DELETE).with_key(&key), Status::LOCKED).await;
+    other
+        .fail(Frame::request(Opcode::TOUCH).with_key(&key).with_extras(&[0; 4]), Status::LOCKED)
+        .await;
+    other.fail(lock(&[]).with_key(&key), Status::LOCKED).await;
+    other.fail(unlock.with_cas(first), Status::LOCKED).await;
+
+    client.succeed(unlock.with_cas(cas)).await;
+    assert_eq!(other.succeed(get).await.frame().header.cas, cas);
+    let again = client.succeed(lock(&[]).with_key(&key)).await.frame().header.cas;
+    client.succeed(write.with_cas(again)).await;
+    client.fail(unlock.with_cas(again), Status::NOT_LOCKED).await;
+    // Nobody but the clients noticed the locks.
+    assert_eq!(producer.high_seqnos()[&Vbid(0)], Seqno(2));
+
+    client.succeed(lock(&[0, 0, 0, 1]).with_key(&key)).await;
+    let begun = std::time::Instant::now();
+    while other.ask(write).await.frame().header.status() == Status::LOCKED {
+        assert!(begun.elapsed() < Duration::from_secs(5), "the lock does not end");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(begun.elapsed() > Duration::from_millis(900));
 }

@@ -6,6 +6,7 @@ mod cluster_map;
 mod collections;
 mod data_folder;
 mod documents;
+mod durability;
 mod failures;
 mod fault_conditions;
 mod fault_rules;

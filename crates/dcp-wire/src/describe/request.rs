@@ -139,6 +139,9 @@ pub(super) fn describe<'a>(
             if let Some(expiry) = mutation.expiry {
                 fields.u64("expiry", expiry);
             }
+            if let Some(flags) = mutation.user_flags {
+                fields.u64("flags", flags);
+            }
             key(mutation.key, keys, fields);
             paths(mutation.mutations(), fields);
         }

@@ -72,6 +72,8 @@ impl<'a> SubdocLookup<'a> {
 pub struct SubdocMutation<'a> {
     /// When the document expires.
     pub expiry: Option<u32>,
+    /// Application's own 32 bits; only together with an expiry.
+    pub user_flags: Option<u32>,
     /// Flags for the whole document.
     pub doc_flags: Option<u8>,
     /// Key, with its collection id on connections with collections.
@@ -88,11 +90,13 @@ impl<'a> SubdocMutation<'a> {
     pub fn decode(frame: &Frame<'a>) -> Result<Self, DecodeError> {
         expect(frame, Opcode::SUBDOC_MULTI_MUTATION)?;
         let mut extras = Reader::new(frame.extras, "extras");
-        // 0, 1, 4 or 5 bytes: either field may be absent.
+        // 0, 1, 4, 5, 8 or 9 bytes: any field may be absent.
         let expiry = if frame.extras.len() >= 4 { Some(extras.u32()?) } else { None };
+        let user_flags = if frame.extras.len() >= 8 { Some(extras.u32()?) } else { None };
         let doc_flags = if extras.is_empty() { None } else { Some(extras.u8()?) };
         extras.finish()?;
-        let mutation = Self { expiry, doc_flags, key: some_key(frame)?, value: frame.value };
+        let mutation =
+            Self { expiry, user_flags, doc_flags, key: some_key(frame)?, value: frame.value };
         mutation.mutations().try_for_each(|spec| spec.map(drop))?;
         Ok(mutation)
     }
@@ -113,9 +117,12 @@ impl<'a> SubdocMutation<'a> {
     /// # Errors
     /// [`EncodeError`] if a part does not fit a packet.
     pub fn encode(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        let mut extras = Vec::with_capacity(5);
-        if let Some(expiry) = self.expiry {
+        let mut extras = Vec::with_capacity(9);
+        if let Some(expiry) = self.expiry.or(self.user_flags.map(|_| 0)) {
             extras.put_u32(expiry);
+        }
+        if let Some(user_flags) = self.user_flags {
+            extras.put_u32(user_flags);
         }
         if let Some(flags) = self.doc_flags {
             extras.put_u8(flags);

@@ -1,5 +1,7 @@
 //! A document as sub-document operations see it: a body and an object of xattrs.
 
+use std::borrow::Cow;
+
 use bytes::{Bytes, BytesMut};
 use dcp_proto::producer::{Item, ItemKind};
 use dcp_wire::message::PathSpec;
@@ -7,8 +9,10 @@ use dcp_wire::xattr::{self, Xattr};
 use dcp_wire::{Datatype, Opcode, Status, Vbuuid};
 use serde_json::{Value, json};
 
+use super::binary;
 use super::edit::{self, op};
 use super::json_text;
+use super::macros::{Macros, crc32c};
 use super::path::path_flag;
 use crate::bucket::MAX_VALUE_LEN;
 use crate::chance::Now;
@@ -21,7 +25,7 @@ const NAMES: &str = "$XTOC";
 const VBUCKET: &str = "$vbucket";
 
 /// A document in parts.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Document {
     body: Vec<u8>,
     body_is_json: bool,
@@ -99,6 +103,7 @@ impl Document {
             "revid": item.rev_seqno.0.to_string(),
             "exptime": item.expiry,
             "value_bytes": self.body.len(),
+            "value_crc32c": format!("{:#010x}", self.checksum()),
             "datatype": datatypes,
             "deleted": item.kind != ItemKind::Mutation,
             "flags": item.flags,
@@ -121,7 +126,12 @@ impl Document {
             } else {
                 &self.xattrs
             };
-            return edit::look_up(text, spec.opcode, spec.path);
+            let found = edit::look_up(text, spec.opcode, spec.path)?;
+            let is_binary = spec.opcode == op::GET && spec.flags & path_flag::BINARY != 0;
+            return if is_binary { binary::decode(&found) } else { Ok(found) };
+        }
+        if spec.flags & path_flag::BINARY != 0 {
+            return Err(Status::EINVAL);
         }
         if spec.opcode == Opcode::GET {
             return if spec.path.is_empty() { Ok(self.body.clone()) } else { Err(Status::EINVAL) };
@@ -130,11 +140,17 @@ impl Document {
         edit::look_up(&self.body, spec.opcode, spec.path)
     }
 
+    /// Checksum of the body.
+    pub(super) fn checksum(&self) -> u32 {
+        crc32c(&self.body)
+    }
+
     /// Changes what one path asks for.
-    pub(super) fn mutate(&mut self, spec: &PathSpec<'_>) -> Result<Vec<u8>, Status> {
-        if spec.flags & path_flag::EXPAND_MACROS != 0 {
-            return Err(UNKNOWN_MACRO);
-        }
+    pub(super) fn mutate(
+        &mut self,
+        spec: &PathSpec<'_>,
+        macros: &Macros,
+    ) -> Result<Vec<u8>, Status> {
         let create_path = spec.flags & path_flag::CREATE_PATH != 0;
         if spec.flags & path_flag::XATTR != 0 {
             if spec.path.starts_with(b"$") {
@@ -144,7 +160,16 @@ impl Document {
             if spec.path.is_empty() {
                 return Err(Status::SUBDOC_PATH_EINVAL);
             }
-            return edit::mutate(&mut self.xattrs, spec.opcode, spec.path, spec.value, create_path);
+            let value = match spec.flags & (path_flag::EXPAND_MACROS | path_flag::BINARY) {
+                0 => Cow::Borrowed(spec.value),
+                path_flag::EXPAND_MACROS => macros.expand(spec.value)?.into(),
+                path_flag::BINARY => binary::encode(spec.value).into(),
+                _ => return Err(Status::EINVAL),
+            };
+            return edit::mutate(&mut self.xattrs, spec.opcode, spec.path, &value, create_path);
+        }
+        if spec.flags & (path_flag::EXPAND_MACROS | path_flag::BINARY) != 0 {
+            return Err(Status::EINVAL);
         }
         if spec.opcode == Opcode::SET {
             if !spec.path.is_empty() {
@@ -184,8 +209,6 @@ impl Document {
     }
 }
 
-/// A macro that is not offered.
-const UNKNOWN_MACRO: Status = Status(0xd0);
 /// A virtual xattr that is not offered.
 const UNKNOWN_VIRTUAL_XATTR: Status = Status(0xd1);
 /// Virtual xattrs cannot be written.

@@ -3,9 +3,11 @@
 //! Documents are edited as text, so that what an operation does not touch stays as it was
 //! written: the order of members, the form of numbers, white space.
 
+mod binary;
 mod document;
 mod edit;
 mod json_text;
+mod macros;
 mod path;
 mod single;
 
@@ -14,15 +16,16 @@ use std::sync::Arc;
 use bytes::BufMut;
 use dcp_proto::producer::{Item, ItemKind, VBucketState};
 use dcp_wire::message::{PathSpec, SubdocLookup, SubdocMutation};
-use dcp_wire::{Cas, Opcode, Status};
+use dcp_wire::{Cas, Opcode, Seqno, Status};
 
-use super::command::Command;
+use super::command::{Command, RequestOptions};
 use super::document::check_cas;
 use super::failure::Failure;
 use crate::DocumentError;
 use crate::bucket::{Condition, DocumentWrite, VBucket, Written};
 use crate::chance::Now;
 use document::Document;
+use macros::{Macros, is_checksum};
 use path::path_flag;
 
 /// Most paths in one request.
@@ -62,11 +65,14 @@ fn collect<'a>(
     Ok(specs)
 }
 
+/// Results of paths that have one, by the path's index.
+type Results = Vec<(u8, Vec<u8>)>;
+
 /// What a mutation came to.
 enum Outcome {
     Written {
         written: Written,
-        results: Vec<(u8, Vec<u8>)>,
+        results: Results,
         /// What was written is a tombstone.
         is_deleted: bool,
     },
@@ -103,7 +109,8 @@ impl Command<'_, '_> {
     pub(super) fn subdoc_mutation(&mut self) -> Result<(), Failure> {
         let mutation = SubdocMutation::decode(self.frame)?;
         let specs = collect(mutation.mutations())?;
-        match self.mutate(&specs, mutation.doc_flags.unwrap_or(0), mutation.expiry)? {
+        let doc_flags = mutation.doc_flags.unwrap_or(0);
+        match self.mutate(&specs, doc_flags, mutation.expiry, mutation.user_flags)? {
             Outcome::PathFailed(index, status) => {
                 let mut value = vec![index];
                 value.put_u16(status.0);
@@ -164,6 +171,7 @@ impl Command<'_, '_> {
         specs: &[PathSpec<'_>],
         flags: u8,
         expiry: Option<u32>,
+        user_flags: Option<u32>,
     ) -> Result<Outcome, Failure> {
         if flags & !doc_flag::OF_MUTATIONS != 0 {
             return Err(Failure::Invalid("unknown document flags"));
@@ -180,7 +188,8 @@ impl Command<'_, '_> {
             flags,
             cas: self.frame.header.cas,
             expiry: now.absolute_expiry(expiry.unwrap_or(0)),
-            preserve_expiry: options.preserve_expiry,
+            user_flags,
+            options,
         };
         self.with_collection(request.key, |vbucket| request.apply(now, vbucket))?
     }
@@ -193,7 +202,8 @@ struct Mutation<'a> {
     flags: u8,
     cas: Cas,
     expiry: u32,
-    preserve_expiry: bool,
+    user_flags: Option<u32>,
+    options: RequestOptions,
 }
 
 impl Mutation<'_> {
@@ -227,35 +237,64 @@ impl Mutation<'_> {
             None if creates_deleted => Document::without_body(),
             None => Document::empty_for(self.specs),
         };
-        let mut results = Vec::new();
-        for (index, spec) in (0u8..).zip(self.specs) {
-            if is_deletion(spec) {
-                let written = vbucket.remove(now, self.key, self.cas, ItemKind::Deletion)?;
-                return Ok(Outcome::Written { written, results, is_deleted: false });
+        let mut macros = Macros {
+            cas: vbucket.upcoming_cas(now),
+            seqno: Seqno(vbucket.high_seqno.0 + 1),
+            crc32c: 0,
+        };
+        // The body's checksum is known once the body is.
+        if self.specs.iter().any(|spec| is_checksum(spec.value)) {
+            let mut body = document.clone();
+            if self.edit(&mut body, &macros).is_ok() {
+                macros.crc32c = body.checksum();
             }
-            match document.mutate(spec) {
-                Ok(result) if result.is_empty() => {}
-                Ok(result) => results.push((index, result)),
-                Err(status) => return Ok(Outcome::PathFailed(index, status)),
-            }
+        }
+        let edited = self.edit(&mut document, &macros);
+        let results = match edited {
+            Ok(results) => results,
+            Err((index, status)) => return Ok(Outcome::PathFailed(index, status)),
+        };
+        if self.specs.iter().any(is_deletion) {
+            let durability = self.options.durability;
+            let written =
+                vbucket.remove(now, self.key, self.cas, ItemKind::Deletion, durability)?;
+            return Ok(Outcome::Written { written, results, is_deleted: false });
         }
         let (value, datatype) = document.into_value().ok_or(Status::XATTR_EINVAL)?;
         if is_deleted {
-            let written = vbucket.store_tombstone(now, self.key, value)?;
+            let written = vbucket.store_tombstone(now, self.key, value, self.options.durability)?;
             return Ok(Outcome::Written { written, results, is_deleted });
         }
-        let old_expiry = item.as_ref().map(|item| item.expiry).filter(|_| self.preserve_expiry);
+        let old_expiry =
+            item.as_ref().map(|item| item.expiry).filter(|_| self.options.preserve_expiry);
         let write = DocumentWrite {
             key: self.key,
             value,
             datatype,
-            flags: item.as_ref().map_or(0, |item| item.flags),
+            flags: self.user_flags.unwrap_or(item.as_ref().map_or(0, |item| item.flags)),
             expiry: old_expiry.unwrap_or(self.expiry),
             cas: self.cas,
             condition: Condition::Any,
+            durability: self.options.durability,
         };
         let written = vbucket.store(now, write)?;
         Ok(Outcome::Written { written, results, is_deleted })
+    }
+}
+
+impl Mutation<'_> {
+    /// Changes the document's parts up to what removes it as a whole; returns the results of paths
+    /// that have one, or the path that failed.
+    fn edit(&self, document: &mut Document, macros: &Macros) -> Result<Results, (u8, Status)> {
+        let mut results = Vec::new();
+        for (index, spec) in (0u8..).zip(self.specs).take_while(|(_, spec)| !is_deletion(spec)) {
+            match document.mutate(spec, macros) {
+                Ok(result) if result.is_empty() => {}
+                Ok(result) => results.push((index, result)),
+                Err(status) => return Err((index, status)),
+            }
+        }
+        Ok(results)
     }
 }
 

@@ -10,7 +10,9 @@ pub(super) mod path_flag {
     pub(in super::super) const XATTR: u8 = 0x04;
     /// The value is a macro.
     pub(in super::super) const EXPAND_MACROS: u8 = 0x10;
-    pub(in super::super) const KNOWN: u8 = CREATE_PATH | XATTR | EXPAND_MACROS;
+    /// The xattr's value is bytes, which are stored in base64.
+    pub(in super::super) const BINARY: u8 = 0x20;
+    pub(in super::super) const KNOWN: u8 = CREATE_PATH | XATTR | EXPAND_MACROS | BINARY;
 }
 
 /// Longest path in bytes.

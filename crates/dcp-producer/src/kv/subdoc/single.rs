@@ -55,7 +55,7 @@ impl Command<'_, '_> {
         let frame = self.frame;
         let Single { spec, expiry, doc_flags } = single(frame)?;
         let specs = collect(std::iter::once(Ok::<_, DecodeError>(spec)))?;
-        match self.mutate(&specs, doc_flags, expiry)? {
+        match self.mutate(&specs, doc_flags, expiry, None)? {
             Outcome::PathFailed(_, status) => Err(status.into()),
             Outcome::Written { written, results, is_deleted } => {
                 let deleted = Status::SUBDOC_SUCCESS_DELETED;

@@ -78,11 +78,6 @@ pub(super) fn unexplained(found: &Found) -> Vec<String> {
 
 /// Whether a difference is one of the kinds that the list of the project's recordings explains.
 fn is_explained(what: &str) -> bool {
-    if let Some((_, values)) = what.split_once(": response HELLO: value ")
-        && let Some((theirs, ours)) = values.split_once(" is ")
-    {
-        return features(theirs).filter(|code| *code != DURABLE_WRITES).eq(features(ours));
-    }
     if let Some((_, extras)) = what.split_once(": DCP_MUTATION: extras ")
         && let Some((theirs, ours)) = extras.split_once(" is ")
     {
@@ -104,13 +99,6 @@ fn is_body_of_tombstone(theirs: &str, ours: &str) -> bool {
         return ours == "0x0" && Datatype(datatype).contains(Datatype::JSON);
     }
     theirs.starts_with("value ") && ours == "nothing"
-}
-
-/// The feature by which clients write durably, which is not offered.
-const DURABLE_WRITES: &str = "0011";
-
-fn features(hex: &str) -> impl Iterator<Item = &str> {
-    hex.as_bytes().chunks(4).filter_map(|code| str::from_utf8(code).ok())
 }
 
 /// Whether extras of a document differ only in its access frequency, which a legacy server lets
