@@ -15,25 +15,25 @@
     mutation airline_10 b'{"name":"40-Mile Air"}'
 
 Couchbase streams every change of a bucket over DCP, the Database Change Protocol. Delivery is at
-least once and, within a vBucket, in seqno order; a key that was written twice may come in its
-latest version only.
+least once and, within a vBucket, in seqno order. If a key is written twice, only its latest version
+may be delivered.
 
-* `dcp_rs.connect` makes a `dcp_rs.Client`; `dcp_rs.Client.stream` a `dcp_rs.ChangeStream`: an
-  iterator, an async iterator and an Arrow C stream of `dcp_rs.ChangeBatch`.
-* `dcp_rs.connect_async` makes a `dcp_rs.AsyncClient`, which does the same in an event loop.
-* `dcp_rs.metrics` has the figures of streams for Prometheus and OpenTelemetry; it is imported by
-  itself.
-* `dcp_rs.Checkpoint` is where a reader stands, to go on from there; a `dcp_rs.CheckpointStore`
-  keeps it: `dcp_rs.FileStore` in a file, `dcp_rs.SqlStore` in a table, `dcp_rs.ObjectStore` in
-  object storage, `dcp_rs.MemoryStore` in memory, or one of your own.
+* `dcp_rs.connect` returns a `dcp_rs.Client`. `dcp_rs.Client.stream` returns a
+  `dcp_rs.ChangeStream`: an iterator, an async iterator and an Arrow C stream of
+  `dcp_rs.ChangeBatch`.
+* `dcp_rs.connect_async` returns a `dcp_rs.AsyncClient`, which does the same for asyncio.
+* `dcp_rs.metrics` exports metrics of streams to Prometheus and OpenTelemetry. Import it separately.
+* A `dcp_rs.Checkpoint` is the position to resume from. A `dcp_rs.CheckpointStore` keeps it:
+  `dcp_rs.FileStore` in a file, `dcp_rs.SqlStore` in a table, `dcp_rs.ObjectStore` in object
+  storage, `dcp_rs.MemoryStore` in memory, or your own.
 * `dcp_rs.replicate` keeps a table in step with a bucket.
-* `dcp_rs.testing` has an embedded cluster, which Couchbase SDKs and DCP clients take for a real
+* `dcp_rs.testing` has an embedded cluster, which Couchbase SDKs and DCP clients can use like a real
   one.
-* `dcp_rs.debug` shows what recorded packets say, and why a server made a client roll back; it is
-  imported by itself.
-* `dcp_rs.spark` reads a bucket in Spark; it is imported by itself.
+* `dcp_rs.debug` decodes recorded packets, and explains why a server makes a client roll back.
+  Import it separately.
+* `dcp_rs.spark` reads a bucket in Spark. Import it separately.
 
-PyArrow is not required. What needs it says so.
+PyArrow is optional; functions that need it say so.
 """
 
 from __future__ import annotations

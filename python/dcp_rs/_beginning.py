@@ -25,19 +25,19 @@ class Beginning:
         self.store = cast("CheckpointStore", start) if is_store else None
         if default != "earliest" and self.store is None:
             raise ConfigError(
-                "default: is where a store begins that has nothing: give a store as start, or "
+                "default: applies only to an empty store: pass a store as start, or "
                 f"start={default!r}"
             )
         self._member = None if member is None else _pair(member)
         if self._member and self.store is not None and not isinstance(self.store, SharedStore):
             raise ConfigError(
-                "member: members share their store, which needs claim(), as dcp_rs.SharedStore "
-                "says: take dcp_rs.FileStore, dcp_rs.SqlStore or dcp_rs.ObjectStore"
+                "member: the store must be a dcp_rs.SharedStore, which members can share: use "
+                "dcp_rs.FileStore, dcp_rs.SqlStore or dcp_rs.ObjectStore"
             )
         self._start, self._default = start, default
 
     def of(self, options: Mapping[str, Any], num_vbuckets: int) -> dict[str, object]:
-        """Gives the engine's `start` and `vbuckets`; claims what is read in a store.
+        """Returns the engine's `start` and `vbuckets`; claims what is read in a store.
 
         Raises:
             CheckpointError: The store cannot be read or written.
@@ -85,7 +85,7 @@ def _pair(member: object) -> tuple[int, int]:
     which, many = member
     if which >= many:
         raise ConfigError(
-            f"member: ({which}, {many}) is no reader of {many}: they are counted from 0"
+            f"member: ({which}, {many}) is not a reader of {many}: readers are counted from 0"
         )
     return which, many
 
@@ -93,6 +93,6 @@ def _pair(member: object) -> tuple[int, int]:
 def _share(which: int, many: int, num_vbuckets: int) -> list[int]:
     if many > num_vbuckets:
         raise ConfigError(
-            f"member: {many} readers are too many: the bucket has {num_vbuckets} vBuckets"
+            f"member: {many} readers are too many: the bucket has only {num_vbuckets} vBuckets"
         )
     return list(range(which * num_vbuckets // many, (which + 1) * num_vbuckets // many))

@@ -49,7 +49,7 @@ def path(option: str, value: object) -> None:
     try:
         os.fsencode(value)
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{option}: is text that no path has") from error
+        raise ConfigError(f"{option}: is not a valid path") from error
 
 
 def instance(option: str, value: object, expected: type | UnionType, name: str) -> None:
@@ -68,7 +68,7 @@ def word(option: str, value: object, allowed: tuple[str, ...]) -> None:
 
 
 def names(option: str, value: object) -> list[str]:
-    """Gives the names in any iterable but text."""
+    """Returns the names in any iterable but text."""
     found = items(option, value, "a list of names")
     for each in found:
         text(option, each)
@@ -76,14 +76,14 @@ def names(option: str, value: object) -> list[str]:
 
 
 def items(option: str, value: object, expected: str) -> list[object]:
-    """Gives the items of any iterable but text."""
+    """Returns the items of any iterable but text."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise wrong_type(option, value, expected)
     return list(value)
 
 
 def vbuckets(value: object) -> list[int]:
-    """Gives the numbers of vBuckets in any iterable but text."""
+    """Returns the numbers of vBuckets in any iterable but text."""
     found = items("vbuckets", value, "a list of vBuckets")
     for each in found:
         integer("vbuckets", each, 0, 0xFFFF)
@@ -91,11 +91,11 @@ def vbuckets(value: object) -> list[int]:
 
 
 def utf8(option: str, value: str) -> bytes:
-    """Gives text as UTF-8, which has no lone surrogates."""
+    """Returns text as UTF-8, which has no lone surrogates."""
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{option}: is text that UTF-8 cannot write") from error
+        raise ConfigError(f"{option}: cannot be encoded as UTF-8") from error
 
 
 def wrong_type(option: str, value: object, expected: str) -> ConfigError:

@@ -42,16 +42,16 @@ class Claims:
         lost = sorted(each for each in looked_at if owners.get(each) != self.token)
         if lost:
             error = TakenOverError(
-                f"{where}: another reader has taken over vBuckets {in_ranges(lost)}, nothing of "
-                "them was saved. Stop this reader if that one is to have them; otherwise give "
-                "each reader its own vBuckets with member=(i, n), or its own store"
+                f"{where}: another reader has taken over vBuckets {in_ranges(lost)}, and none of "
+                "them was saved. Stop this reader if that is intended; otherwise give each "
+                "reader its own vBuckets with member=(i, n), or its own store"
             )
             error.vbucket = lost[0]
             raise error
 
 
 def joined(kept: Checkpoint | None, checkpoint: Checkpoint) -> Checkpoint:
-    """Gives what is stored once `checkpoint` is: what it does not name stays.
+    """Returns what is stored once `checkpoint` is: what it does not name stays.
 
     Raises:
         CheckpointError: It would take a vBucket back, or is of another bucket; or it is a part, and
@@ -78,7 +78,7 @@ def in_ranges(vbuckets: Iterable[int]) -> str:
 
 
 def write_owners(owners: Mapping[int, str]) -> dict[str, str]:
-    """Gives the vBuckets of each owner, as JSON holds them."""
+    """Returns the vBuckets of each owner, as JSON holds them."""
     by_owner: dict[str, list[int]] = {}
     for vbucket, owner in owners.items():
         by_owner.setdefault(owner, []).append(vbucket)

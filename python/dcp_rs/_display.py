@@ -33,7 +33,7 @@ _CELLS = _Cells()
 
 
 def names(given: Sequence[str]) -> str:
-    """Gives names one after the other, the first ones of many."""
+    """Returns names one after the other, the first ones of many."""
     more = len(given) - _NAMES
     return ", ".join([*map(_short, given[:_NAMES]), *([f"… {more} more"] if more > 0 else [])])
 
@@ -41,7 +41,7 @@ def names(given: Sequence[str]) -> str:
 def table(
     title: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]], num_rows: int
 ) -> str:
-    """Gives the first of `num_rows` rows as HTML. All of it is escaped: documents are not ours."""
+    """Returns the first of `num_rows` rows as HTML, escaped: documents are untrusted."""
     shown, rest = columns[:_COLUMNS], len(columns) - _COLUMNS
     more = [f"… {rest} more columns"] if rest > 0 else []
     head = _row("th", [*map(_short, shown), *more])

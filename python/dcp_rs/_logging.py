@@ -8,7 +8,7 @@ _NAME = "dcp_rs"
 
 
 def levels() -> list[tuple[str, int]]:
-    """Gives the level from which each logger takes records: that of the package, and all below."""
+    """Returns the effective level of the package's logger and of each logger below it."""
     manager = logging.Logger.manager
     names = [name for name in list(manager.loggerDict) if name.startswith(f"{_NAME}.")]
     return [(_NAME, _level(_nearest(_NAME)))] + [

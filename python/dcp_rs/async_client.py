@@ -48,7 +48,7 @@ _Function = TypeVar("_Function", bound="Callable[..., object]")
 
 
 class AsyncCall(Generic[_Made]):
-    """What makes something that is closed afterwards: to be awaited, or used with `async with`."""
+    """A call whose result must be closed: await it, or use it with `async with`."""
 
     __slots__ = ("_made", "_make")
 
@@ -70,7 +70,7 @@ class AsyncCall(Generic[_Made]):
 
 
 async def _there(start: Callable[[Callable[[], object]], _dcp_rs.Pending[_T]]) -> _T:
-    """Waits for a call of the engine. Cancelled, it ends the call and what has come of it."""
+    """Waits for a call of the engine. If cancelled, it cancels the call and drops its result."""
     loop = asyncio.get_running_loop()
     there: asyncio.Future[None] = loop.create_future()
     pending = start(partial(loop.call_soon_threadsafe, _settle, there))
@@ -120,7 +120,7 @@ def _arguments(
 def connect_async(*args: object, **kwargs: object) -> AsyncCall[AsyncClient]:
     """Connects to a bucket from asyncio, with the options of `dcp_rs.connect`.
 
-    What it returns is used with `async with`, or awaited:
+    Use the result with `async with`, or await it:
 
         >>> import asyncio
         >>> async def read(cluster):
@@ -139,11 +139,11 @@ def connect_async(*args: object, **kwargs: object) -> AsyncCall[AsyncClient]:
         ...     asyncio.run(read(cluster))
         ['key']
 
-    The event loop goes on meanwhile, and no thread waits. A task that is cancelled while it
-    connects leaves no connection behind.
+    It blocks neither the event loop nor a thread. A task that is cancelled while it connects leaves
+    no connection behind.
 
     Raises:
-        DcpError: As of `dcp_rs.connect`, when it is awaited.
+        DcpError: The errors of `dcp_rs.connect`, when awaited.
     """
     arguments = _arguments(_CONNECT, args, kwargs)
 
@@ -156,10 +156,11 @@ def connect_async(*args: object, **kwargs: object) -> AsyncCall[AsyncClient]:
 
 
 class AsyncClient:
-    """A bucket to stream changes from with asyncio; made by `dcp_rs.connect_async`.
+    """A bucket to stream changes from with asyncio, returned by `dcp_rs.connect_async`.
 
-    Nothing here blocks the event loop, and cancelling a task at any `await` leaves neither a
-    connection nor a stream behind. Usable from any event loop of the process that made it.
+    No method blocks the event loop, and cancelling a task at any `await` leaves neither a
+    connection nor a stream behind. You can use a client from any event loop of the process that
+    created it.
     """
 
     __slots__ = ("_inner", "_is_closed", "_options")
@@ -171,7 +172,7 @@ class AsyncClient:
 
     @property
     def options(self) -> ConnectionOptions:
-        """What it was connected with."""
+        """The options that the client was connected with."""
         return self._options
 
     @property
@@ -181,24 +182,24 @@ class AsyncClient:
 
     @property
     def bucket_uuid(self) -> str:
-        """Identity of the bucket: another one under the same name means it was recreated."""
+        """UUID of the bucket. If it changes under the same name, the bucket was recreated."""
         return self._inner.bucket_uuid
 
     @property
     def num_vbuckets(self) -> int:
-        """How many vBuckets the bucket has."""
+        """Number of vBuckets in the bucket."""
         return self._inner.num_vbuckets
 
     def vbuckets_by_node(self) -> dict[str, list[int]]:
-        """Gives the vBuckets by the address of the node that holds them; asks nobody."""
+        """Returns the vBuckets by the address of their node, without a request."""
         return dict(self._inner.vbuckets_by_node())
 
     async def high_seqnos(self) -> dict[int, int]:
-        """Asks every node for the highest seqno of each vBucket.
+        """Fetches the highest seqno of each vBucket from the nodes.
 
         Raises:
             TimeoutError: A node did not answer within the connect timeout; the text says why.
-            AuthenticationError: The user is refused by now.
+            AuthenticationError: The server no longer accepts the user.
         """
         return await _there(self._inner.high_seqnos_async)
 
@@ -206,11 +207,11 @@ class AsyncClient:
     def stream(self, *args: object, **kwargs: object) -> AsyncCall[ChangeStream]:
         """Opens a stream of changes, with the options of `dcp_rs.Client.stream`.
 
-        What it returns is used with `async with`, or awaited; both give a `dcp_rs.ChangeStream` to
-        read with `async for`. A `dcp_rs.CheckpointStore` is asked on a thread.
+        Use the result with `async with`, or await it. Either returns a `dcp_rs.ChangeStream` to
+        read with `async for`. A `dcp_rs.CheckpointStore` is called on a thread.
 
         Raises:
-            DcpError: As of `dcp_rs.Client.stream`, when it is awaited.
+            DcpError: The errors of `dcp_rs.Client.stream`, when awaited.
         """
         arguments = _arguments(_STREAM, (self, *args), kwargs)
         del arguments["self"]
@@ -234,7 +235,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Closes the client and the streams it has opened.
 
-        It is closed even if the task is cancelled meanwhile.
+        It is closed even if the task is cancelled in the meantime.
         """
         self._is_closed = True
         await _there(self._inner.close_async)
@@ -248,7 +249,7 @@ class AsyncClient:
     def __reduce__(self) -> NoReturn:
         """Refuses to pickle."""
         raise TypeError(
-            "a connection does not pickle: pickle its options (client.options) and connect again "
+            "a connection cannot be pickled: pickle its options (client.options) and connect again "
             "with dcp_rs.connect_async(options)"
         )
 

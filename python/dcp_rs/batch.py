@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class ChangeBatch:
-    """Some changes, in seqno order within each vBucket, as columns.
+    """A batch of changes as columns, in seqno order within each vBucket.
 
-    Made by a `dcp_rs.ChangeStream`. Any library that knows the Arrow PyCapsule
-    interface takes it as it is, without a copy: `pyarrow.record_batch(batch)`.
+    A `dcp_rs.ChangeStream` returns batches. Any library that supports the Arrow PyCapsule interface
+    reads them without a copy: `pyarrow.record_batch(batch)`.
 
-    It is also a sequence of rows, each a dict that is made when it is asked for. A slice is a batch
-    of some of the rows, without a copy and without a checkpoint.
+    A batch is also a sequence of rows, which are dicts created on access. A slice is a batch with
+    some of the rows; it makes no copy and has no checkpoint.
 
         >>> with EmbeddedCluster(vbuckets=1) as cluster, cluster.connect() as client:
         ...     for n in range(3):
@@ -59,21 +59,21 @@ class ChangeBatch:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Where the stream stands once this batch has been processed.
+        """The position of the stream after this batch.
 
-        Store it with what was made of the batch, or after it, never before.
+        Save it together with your results, or after them, never before.
 
         Raises:
-            ConfigError: This is a slice of a batch: a reader that went on from there would skip the
-                other rows.
+            ConfigError: This is a slice of a batch, and resuming after it would skip the other
+                rows.
         """
         if self._is_part:
-            raise ConfigError("checkpoint: a slice of a batch has none: use the whole batch's")
+            raise ConfigError("checkpoint: a slice has none: use that of the whole batch")
         return Checkpoint._of(self._inner.checkpoint)  # noqa: SLF001 - the package's own
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns, as a `pyarrow.Schema`.
+        """The schema of the batch, as a `pyarrow.Schema`.
 
         Raises:
             ImportError: PyArrow is not installed.
@@ -81,22 +81,22 @@ class ChangeBatch:
         return require_pyarrow("ChangeBatch.schema").schema(self)
 
     def rows(self) -> Iterator[dict[str, object]]:
-        """Iterates over the changes, each a dict by column name, as `for row in batch` does.
+        """Iterates over the changes as dicts by column name, like `for row in batch`.
 
-        A convenience: text is `str`, binary `bytes`, a timestamp a `datetime` in UTC, xattrs and
-        objects are dicts. Columns are much faster for more than a look.
+        Text becomes `str`, binary `bytes`, timestamps a `datetime` in UTC, and xattrs and objects
+        dicts. This is convenient, but columns are much faster for large amounts of data.
         """
         return iter(self._inner.to_dicts())
 
     def tuples(self) -> Iterator[tuple[object, ...]]:
-        """Iterates over the changes, each a tuple in the order of `column_names`.
+        """Iterates over the changes as tuples in the order of `column_names`.
 
-        The values are those of `rows`, at less cost: there is no dict to make for each change.
+        The values are those of `rows`. It is faster, because it creates no dict for each change.
         """
         return self._inner.to_tuples()
 
     def to_pyarrow(self) -> pa.RecordBatch:
-        """Gives the batch as a `pyarrow.RecordBatch`, without a copy.
+        """Returns the batch as a `pyarrow.RecordBatch`, without a copy.
 
         Raises:
             ImportError: PyArrow is not installed.
@@ -104,7 +104,7 @@ class ChangeBatch:
         return require_pyarrow("ChangeBatch.to_pyarrow").record_batch(self)
 
     def to_polars(self) -> pl.DataFrame:
-        """Gives the batch as a `polars.DataFrame`, without a copy where Polars needs none.
+        """Returns the batch as a `polars.DataFrame`, without a copy if Polars needs none.
 
         Raises:
             ImportError: Polars is not installed.
@@ -113,7 +113,7 @@ class ChangeBatch:
         return frame
 
     def to_pandas(self) -> pd.DataFrame:
-        """Gives the batch as a `pandas.DataFrame`, by way of PyArrow.
+        """Returns the batch as a `pandas.DataFrame`, converted by PyArrow.
 
         Raises:
             ImportError: pandas or PyArrow is not installed.
@@ -130,7 +130,7 @@ class ChangeBatch:
         return self._inner.__arrow_c_schema__()
 
     def __len__(self) -> int:
-        """Gives the number of changes."""
+        """Returns the number of changes."""
         return self._inner.num_rows
 
     def __iter__(self) -> Iterator[dict[str, object]]:
@@ -142,11 +142,11 @@ class ChangeBatch:
     @overload
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: int | slice) -> dict[str, object] | Self:
-        """Gives a change as a dict, or a batch of some of the changes, without a copy.
+        """Returns a change as a dict, or a batch of some of the changes, without a copy.
 
         Raises:
             IndexError: There is no such row.
-            ConfigError: It is neither a row's number nor a slice, or the slice leaves rows out.
+            ConfigError: The index is neither a row number nor a slice, or the slice has a step.
         """
         if isinstance(index, slice):
             return self._part(index)
@@ -181,6 +181,6 @@ class ChangeBatch:
         return f"<dcp_rs.ChangeBatch rows={self.num_rows} columns=[{columns}]>"
 
     def _repr_html_(self) -> str:
-        """Gives the first rows as a table, for notebooks."""
+        """Returns the first rows as a table, for notebooks."""
         shown = self._inner.slice(0, _display.ROWS).to_tuples()
         return _display.table("dcp_rs.ChangeBatch", self.column_names, shown, self.num_rows)

@@ -1,4 +1,4 @@
-"""Checkpoints: where a reader stands, as a document to keep."""
+"""Checkpoints: positions of a reader, as a document to save."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where a reader stands in one vBucket.
+    """A reader's position in one vBucket.
 
     Attributes:
         seqno: Last seqno processed.
-        snapshot_start: First seqno of the snapshot it lies in, or one below it.
+        snapshot_start: First seqno of the snapshot that contains `seqno`, or one below it.
         snapshot_end: Last seqno of that snapshot.
-        vbuuid: History branch a stream from here names; 0 for the beginning.
+        vbuuid: History branch of the position; 0 for the beginning.
         epoch: Rollbacks seen on the vBucket.
         manifest_uid: Collections manifest current at that seqno.
-        purge_seqno: Seqno up to which deletions had been forgotten by the server.
+        purge_seqno: Seqno up to which the server had purged deletions.
     """
 
     seqno: int
@@ -37,16 +37,16 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFilter:
-    """The filter of the stream that made a checkpoint: all of the bucket, a scope or collections.
+    """Filter of the stream that made a checkpoint: the whole bucket, a scope or collections.
 
     Attributes:
-        scope_id: The scope, if it was one.
-        collection_ids: The collections, if they were named.
+        scope_id: ID of the scope, if the stream had one.
+        collection_ids: IDs of the collections, if the stream named them.
         system_documents: Whether system documents were delivered.
-        patterns: Patterns of collections, if only such were delivered.
-        keys: Patterns of keys, if only such were delivered.
-        ops: Operations, likewise.
-        since: The earliest time of changes in seconds since 1970, likewise.
+        patterns: Patterns of collections, if the stream had any.
+        keys: Patterns of keys, if the stream had any.
+        ops: Operations, if the stream was limited to some.
+        since: Time of the earliest change in seconds since 1970, if the stream had one.
     """
 
     scope_id: int | None
@@ -79,10 +79,10 @@ class StoredFilter:
 
 
 class Checkpoint:
-    """Where a reader stands in every vBucket of a bucket.
+    """A reader's positions in all vBuckets of a bucket.
 
-    Comes with every batch and is given to `dcp_rs.Client.stream` as `start` to go
-    on after that batch. Immutable; pickles.
+    Every batch has one. Pass it to `dcp_rs.Client.stream` as `start` to resume after that batch.
+    Checkpoints are immutable and can be pickled.
 
         >>> import dcp_rs
         >>> with dcp_rs.testing.EmbeddedCluster() as cluster, cluster.connect() as client:
@@ -120,7 +120,7 @@ class Checkpoint:
             text: The document, of this release or an older one.
 
         Raises:
-            CheckpointError: It is damaged, cut short, or of a newer release.
+            CheckpointError: The document is damaged, truncated, or of a newer release.
         """
         if not isinstance(text, str | bytes):
             raise _checks.wrong_type("text", text, "a checkpoint as JSON text")
@@ -128,7 +128,7 @@ class Checkpoint:
         return cls._of(_dcp_rs.Checkpoint.from_json(data))
 
     def to_json(self) -> str:
-        """Gives the checkpoint as one JSON document, with a checksum in it."""
+        """Returns the checkpoint as a JSON document with a checksum."""
         return self._inner.to_json()
 
     @classmethod
@@ -142,12 +142,12 @@ class Checkpoint:
         return cls._of(_dcp_rs.Checkpoint.load(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a file, in place of what is there.
+        """Writes the checkpoint to a file, replacing an existing one.
 
-        After a crash there is the old checkpoint or the new one, never half of one.
+        After a crash, the file has either the old or the new checkpoint, never a part of one.
 
         Raises:
-            CheckpointError: The file cannot be written; what was there still is.
+            CheckpointError: The file cannot be written; its contents are unchanged.
         """
         _checks.path("path", path)
         self._inner.save(path)
@@ -157,14 +157,14 @@ class Checkpoint:
 
     @property
     def bucket_uuid(self) -> str:
-        """Identity of the bucket the positions belong to."""
+        """UUID of the bucket that the positions belong to."""
         return self._inner.bucket_uuid
 
     @property
     def filter(self) -> StoredFilter | None:
-        """What the stream was asked for: a stream from here may ask for that or for a part of it.
+        """The filter of the stream; a stream from here may have the same or a narrower one.
 
-        None in a checkpoint of an earlier release, which stored no more than a hash of it.
+        `None` in a checkpoint of an earlier release, which stored only a hash of the filter.
         """
         if self._inner.filter is None:
             return None
@@ -181,7 +181,7 @@ class Checkpoint:
 
     @property
     def positions(self) -> dict[int, Position]:
-        """Positions by vBucket. One that is not there has not been read."""
+        """Positions by vBucket. A missing vBucket has not been read."""
         return {vbucket: Position(**fields) for vbucket, fields in self._inner.positions().items()}
 
     @property
@@ -190,19 +190,19 @@ class Checkpoint:
         return {vbucket: fields["seqno"] for vbucket, fields in self._inner.positions().items()}
 
     def restricted_to(self, vbuckets: Iterable[int]) -> Checkpoint:
-        """Gives the checkpoint of some vBuckets only, as for one of several readers.
+        """Returns the checkpoint of only some vBuckets, for example for one of several readers.
 
         Raises:
-            ConfigError: `vbuckets` are no numbers of vBuckets.
+            ConfigError: `vbuckets` are not vBucket numbers.
         """
         return Checkpoint._of(self._inner.restricted_to(_checks.vbuckets(vbuckets)))
 
     def merged_with(self, other: Checkpoint) -> Checkpoint:
-        """Gives the checkpoint with the positions of `other`, which win.
+        """Returns the checkpoint merged with `other`, whose positions take precedence.
 
         Raises:
             CheckpointError: `other` belongs to another bucket or was made with another filter.
-            ConfigError: `other` is no checkpoint.
+            ConfigError: `other` is not a checkpoint.
         """
         _checks.instance("other", other, Checkpoint, "a Checkpoint")
         return Checkpoint._of(self._inner.merged_with(other._inner))
@@ -215,7 +215,7 @@ class Checkpoint:
     __hash__ = None  # type: ignore[assignment]  # equal by contents, which are many
 
     def __len__(self) -> int:
-        """Gives the number of vBuckets that have a position."""
+        """Returns the number of vBuckets that have a position."""
         return len(self._inner)
 
     def __reduce__(self) -> tuple[Callable[[str], Checkpoint], tuple[str]]:

@@ -26,50 +26,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionOptions:
-    """How to connect: plain data that pickles, unlike a connection.
+    """How to connect to a bucket. Unlike a connection, the options can be pickled.
 
-    The repr shows neither the password, not even one in the connection string, where it does not
-    belong, nor `tls_key_password`, nor `credentials`; a pickle holds them.
+    The repr shows no `password`, `tls_key_password` or `credentials`, and hides a password in the
+    connection string, where none belongs. A pickle contains them.
 
-    What is in files, and what `credentials` returns, is fetched again for every connection that is
-    made, so that passwords and certificates may be replaced while streams run.
+    The client reads files and calls `credentials` for every connection, so you can replace
+    passwords and certificates while streams run.
 
     Attributes:
-        connection_string: `couchbase://host1,host2/bucket`, or `couchbases://` for TLS. The bucket
-            may be left out here or given here only.
-        username: Who connects; not needed with a client certificate.
-        password: Their password.
-        password_file: File with the password, in place of `password`; a final newline is dropped.
-        credentials: Function without arguments that returns `(username, password)`, in place of
-            those. It is called on a thread of its own, maybe on several at once, and given
-            `connect_timeout` seconds. What it raises is shown as an
-            `dcp_rs.exceptions.AuthenticationError` with its text, which must
-            not hold a secret. To pickle, it must be a function of a module.
-        bucket: The bucket, where the connection string names none.
-        connect_timeout: Longest time for one connection to be made and set up, in seconds.
-        tls_ca: PEM file with the certificate authorities to trust, and no others; the system's and
-            Capella's if not given.
-        tls_certificate: PEM file with a client certificate chain, in place of a user.
+        connection_string: `couchbase://host1,host2/bucket`, or `couchbases://` for TLS. Name the
+            bucket here or in `bucket`.
+        username: User name; not needed with a client certificate.
+        password: The user's password.
+        password_file: File with the password, instead of `password`. A final newline is ignored.
+        credentials: Function without arguments that returns `(username, password)`, instead of
+            those options. It is called on separate threads, possibly several at once, and must
+            return within `connect_timeout`. An exception that it raises becomes a
+            `dcp_rs.exceptions.AuthenticationError` with its text, which must not contain a secret.
+            To be pickled, it must be defined in a module.
+        bucket: The bucket, if the connection string does not name it.
+        connect_timeout: Longest time to open and set up one connection, in seconds.
+        tls_ca: PEM file with the only certificate authorities to trust; by default, the system's
+            and Capella's.
+        tls_certificate: PEM file with a client certificate chain, instead of a user.
         tls_key: PEM file with its private key.
-        tls_key_password: Passphrase of the private key, if it is encrypted (PKCS#8). Shown nowhere;
-            a pickle holds it.
-        network: Which of the nodes' addresses to use: `default`, `external`, or `auto`, which
-            takes those that the connection string's host is one of.
-        srv_targets: Which nodes to believe DNS about, where the connection string names a service:
-            `same_domain`, or `any`, which follows records to other domains with a warning.
-        keep_connections: Seconds for which a connection is kept that a finished stream leaves
-            behind, so that the next stream of the client need not make one; 0: not at all.
-        sasl_mechanisms: Mechanisms to authenticate with, of which the first that the server offers
-            is used: `PLAIN`, `SCRAM-SHA512`, `SCRAM-SHA256`, `SCRAM-SHA1`. Unless given, `PLAIN`
-            and then SCRAM with `couchbases://`, which users of LDAP, PAM and saslauthd need, and
-            SCRAM only with `couchbase://`, where `PLAIN` is refused.
-        noop_interval: Seconds between the server's noops; a connection that is silent for twice as
-            long is taken for dead. In whole seconds, from 1 up.
-        buffer_size: Flow-control buffer of each connection in bytes, from 64 KiB up: so much may be
-            received and not yet taken.
-        compressed: Whether to ask the server to send documents compressed that get smaller by it,
-            which costs both ends processor time and pays on a slow network. Readers get documents
-            as they were written either way.
+        tls_key_password: Passphrase of the private key, if it is encrypted (PKCS#8).
+        network: Which addresses of the nodes to use: `default`, `external`, or `auto`, which
+            chooses those that include the host of the connection string.
+        srv_targets: Which targets of an SRV record to accept: `same_domain`, or `any`, which also
+            follows records to other domains, with a warning.
+        keep_connections: Seconds for which the client keeps the connections of a finished stream,
+            for its next stream to reuse; 0 closes them at once.
+        sasl_mechanisms: Authentication mechanisms, in order of preference: `PLAIN`, `SCRAM-SHA512`,
+            `SCRAM-SHA256`, `SCRAM-SHA1`. The client uses the first that the server offers. With
+            `couchbases://`, the default is `PLAIN`, which LDAP, PAM and saslauthd users need, then
+            SCRAM. With `couchbase://`, it is SCRAM only, and `PLAIN` is refused.
+        noop_interval: Seconds between the server's noops, a whole number of at least 1. A
+            connection that is silent for twice as long is closed as dead.
+        buffer_size: Flow-control buffer of each connection in bytes, at least 64 KiB: the most that
+            may be received but not yet taken.
+        compressed: Whether to request documents compressed if that makes them smaller. It costs CPU
+            time on both ends and pays off on a slow network. Readers get the documents as they were
+            written either way.
     """
 
     connection_string: str
@@ -100,17 +99,17 @@ class ConnectionOptions:
         _dcp_rs.check_connection(vars(self))
 
     def __getstate__(self) -> dict[str, object]:
-        """Gives what is pickled.
+        """Returns what is pickled.
 
         Raises:
-            ConfigError: The function that gives the credentials does not pickle.
+            ConfigError: The function `credentials` cannot be pickled.
         """
         if self.credentials is not None:
             try:
                 pickle.dumps(self.credentials)
             except Exception as error:
                 raise ConfigError(
-                    "credentials: this function does not pickle: give one that is defined in a "
+                    "credentials: this function cannot be pickled: use one that is defined in a "
                     "module, or password_file"
                 ) from error
         return dict(self.__dict__)
@@ -134,7 +133,7 @@ _ADDRESSES = re.compile(rf"(?:\w+://)?{_HOST}(?:[,;]{_HOST})*(?:/[^/@:]*)?")
 
 
 def _without_secrets(connection_string: str) -> str:
-    """Shows hosts, bucket and the names of options; nothing of what is not plainly that."""
+    """Returns the hosts, the bucket and the names of options, and hides everything else."""
     addresses, mark, options = connection_string.partition("?")
     if _ADDRESSES.fullmatch(addresses) is None:
         return "***"
@@ -176,55 +175,56 @@ def connect(
         ('default', 64)
 
     Args:
-        connection_string: `couchbase://host1,host2/bucket`, or `couchbases://` for TLS; or
-            `dcp_rs.ConnectionOptions`, and nothing else then.
-        username: Who connects. `dcp_rs.ConnectionOptions` says more of this and of all that follow.
+        connection_string: `couchbase://host1,host2/bucket`, or `couchbases://` for TLS; or a
+            `dcp_rs.ConnectionOptions`, and then no other argument.
+        username: User name. `dcp_rs.ConnectionOptions` describes this and the following options in
+            detail.
         password: The user's password.
-        password_file: File with the password, read again for every connection.
+        password_file: File with the password, read for every connection.
         credentials: Function that returns `(username, password)`, called for every connection.
-        bucket: The bucket, where the connection string names none.
-        connect_timeout: Longest time for one connection to be made and set up, in seconds.
+        bucket: The bucket, if the connection string does not name it.
+        connect_timeout: Longest time to open and set up one connection, in seconds.
         tls_ca: PEM file with the certificate authorities to trust.
         tls_certificate: PEM file with a client certificate chain.
         tls_key: PEM file with its private key.
         tls_key_password: Passphrase of that key, if it is encrypted.
         network: `auto`, `default` or `external`.
         srv_targets: `same_domain` or `any`.
-        keep_connections: Seconds for which connections are kept between streams.
-        sasl_mechanisms: Mechanisms to authenticate with, in the order of preference.
+        keep_connections: Seconds for which the client keeps connections between streams.
+        sasl_mechanisms: Authentication mechanisms, in order of preference.
         noop_interval: Seconds between the server's noops.
         buffer_size: Flow-control buffer of each connection in bytes.
-        compressed: Whether to ask for documents compressed.
+        compressed: Whether to request documents compressed.
 
     Raises:
         ConfigError: An option is wrong, or no bucket is named.
-        ConnectError: No node could be reached, or what answered is no Couchbase node.
-        AuthenticationError: User name or password were refused.
-        BucketNotFoundError: There is no such bucket.
+        ConnectError: No node could be reached, or what answered is not a Couchbase node.
+        AuthenticationError: The server refused the user name or password.
+        BucketNotFoundError: The bucket does not exist.
         TimeoutError: It took longer than `connect_timeout`.
     """
     return Client(connection_options(dict(locals())))
 
 
 def connection_options(options: dict[str, Any]) -> ConnectionOptions:
-    """Makes options of the arguments of `connect`."""
+    """Builds options from the arguments of `connect`."""
     given = options["connection_string"]
     if not isinstance(given, ConnectionOptions):
         return ConnectionOptions(**options)
     for name, value in options.items():
         if name != "connection_string" and value != getattr(ConnectionOptions, name):
             raise ConfigError(
-                f"{name}: is an option of the ConnectionOptions that are given: set it there, "
+                f"{name}: cannot be passed beside ConnectionOptions: set it there, "
                 f"with dataclasses.replace(options, {name}=...)"
             )
     return given
 
 
 class Client:
-    """A bucket to stream changes from; made by `dcp_rs.connect`.
+    """A bucket to stream changes from, returned by `dcp_rs.connect`.
 
-    A context manager. Usable from any thread, but not in a forked child, and it does not pickle:
-    its `options` do.
+    A client is a context manager. You can use it from any thread, but not in a forked child. You
+    cannot pickle it, but you can pickle its `options`.
     """
 
     __slots__ = ("_inner", "_is_closed", "_options")
@@ -237,7 +237,7 @@ class Client:
 
     @property
     def options(self) -> ConnectionOptions:
-        """What it was connected with."""
+        """The options that the client was connected with."""
         return self._options
 
     @property
@@ -247,24 +247,24 @@ class Client:
 
     @property
     def bucket_uuid(self) -> str:
-        """Identity of the bucket: another one under the same name means it was recreated."""
+        """UUID of the bucket. If it changes under the same name, the bucket was recreated."""
         return self._inner.bucket_uuid
 
     @property
     def num_vbuckets(self) -> int:
-        """How many vBuckets the bucket has."""
+        """Number of vBuckets in the bucket."""
         return self._inner.num_vbuckets
 
     def vbuckets_by_node(self) -> dict[str, list[int]]:
-        """Gives the vBuckets by the address of the node that holds them."""
+        """Returns the vBuckets by the address of their node."""
         return dict(self._inner.vbuckets_by_node())
 
     def high_seqnos(self) -> dict[int, int]:
-        """Asks every node for the highest seqno of each vBucket.
+        """Fetches the highest seqno of each vBucket from the nodes.
 
         Raises:
             TimeoutError: A node did not answer within the connect timeout; the text says why.
-            AuthenticationError: The user is refused by now.
+            AuthenticationError: The server no longer accepts the user.
         """
         return self._inner.high_seqnos()
 
@@ -309,97 +309,94 @@ class Client:
             ['key_0', 'key_1', 'key_2']
 
         Args:
-            start: `earliest`, `latest`, a checkpoint to go on from, or a
-                `dcp_rs.CheckpointStore`, whose checkpoint is gone on from. A
-                `dcp_rs.SharedStore`, as all of this package are, takes the stream's vBuckets over
-                from whoever read them before.
-            default: Where to begin if the store has nothing of what is read: `earliest`, or
-                `latest`, which is saved in the store before the first batch, so that a restart does
-                not begin later.
-            until: `None` never ends; `"now"` ends with the changes there are at this moment; a
-                mapping of vBucket to seqno ends there, and streams the vBuckets it names only. Both
-                deliver to the end of the snapshot that holds the last seqno.
-            vbuckets: vBuckets to stream, all if not given.
-            member: `(i, n)` in place of `vbuckets`: the share of reader `i`, from 0, of `n` that
-                share the work. Of N vBuckets it has those from `i * N // n` up to, not including,
-                `(i + 1) * N // n`.
-            scope: Scope to stream, with collections that are made in it later; all if not given.
+            start: `earliest`, `latest`, a checkpoint to resume from, or a `dcp_rs.CheckpointStore`
+                with such a checkpoint. With a `dcp_rs.SharedStore`, which all stores of this
+                package are, the stream takes over its vBuckets from their previous reader.
+            default: Where to start if the store has no position for any of the stream's vBuckets:
+                `earliest`, or `latest`, which is saved in the store before the first batch, so that
+                a restart does not start later.
+            until: `None` never ends. `"now"` ends with the changes that the bucket has now. A
+                mapping of vBucket to seqno ends there, and streams only the vBuckets that it names.
+                Both read to the end of the snapshot that contains the last seqno.
+            vbuckets: vBuckets to stream; by default, all.
+            member: `(i, n)`, instead of `vbuckets`: read the share of reader `i` (from 0) of `n`.
+                Of N vBuckets, these are `i * N // n` up to, but not including, `(i + 1) * N // n`.
+            scope: Scope to stream, including collections created in it later; by default, all.
             collections: Collections to stream, as `scope.collection`, or as `collection` within
-                `scope` or else within `_default`. In patterns, as `inventory.*` or `*.events`, `*`
-                stands for any text and `?` for one character; collections made later that match are
-                streamed too. Wildcards do not match scope `_system`.
-            keys: Patterns of the keys to deliver, one or several: `*` stands for any text, `?` for
-                one character, a backslash takes the meaning from the character behind it. The
-                server sends the others nevertheless, and the checkpoint moves past them.
-            ops: Operations to deliver: `mutation`, `deletion`, `expiration`. Without the latter two
+                `scope` or else within `_default`. In patterns such as `inventory.*` or `*.events`,
+                `*` matches any text and `?` one character; matching collections created later are
+                streamed too. Wildcards do not match the scope `_system`.
+            keys: One or more patterns of keys to deliver: `*` matches any text, `?` one character,
+                and a backslash escapes the next character. The server sends all keys anyway, and
+                the checkpoint moves past the others.
+            ops: Operations to deliver: `mutation`, `deletion`, `expiration`. Without the last two,
                 a copy of the data keeps documents that are gone.
-            since: Earliest change to deliver, a `datetime` with a time zone or seconds since 1970.
-                The time is that of the CAS, which the server's clock sets. All is read from `start`
-                on nevertheless: servers do not look up changes by time. A document whose CAS is 0
-                is delivered; one whose CAS is no time, as of an application that sets its own, is
-                judged by it as if it were.
-            columns: `basic`; or `full`, for revision, expiry, flags, datatype and history too; or
-                the names of the columns in their order: see `dcp_rs.columns`. Columns of
-                `document_schema` are named among them, or all stand behind them if none is. Without
-                `value` and `document_schema` the server does not send documents.
+            since: Time of the earliest change to deliver, as a `datetime` with a time zone or
+                seconds since 1970. It is compared with the CAS, which the server's clock sets. The
+                stream still reads everything from `start` on, because servers cannot look up
+                changes by time. Documents with CAS 0 are delivered. If an application has set a CAS
+                that is not a time, it is compared as if it were one.
+            columns: `basic`; `full`, which adds revision, expiry, flags, datatype and history
+                branch; or the names of columns in order. See `dcp_rs.columns`. You can name columns
+                of `document_schema` too; if you name none of them, all follow at the end. Without
+                `value` and `document_schema`, the server does not send documents.
             key_type: `string`, or `binary` for keys that are not UTF-8.
-            value_format: `binary`, or `string` for text, or `variant` for Spark's variant: a struct
-                of `value` and `metadata`, as its `parse_json` makes it.
+            value_format: `binary`, `string` for text, or `variant` for Spark's variant: a struct of
+                `value` and `metadata`, encoded as by Spark's `parse_json`.
             include_xattrs: Whether `basic` and `full` have the column `xattrs`.
-            history: Whether every version of a document is a row that the server still has, in
-                collections that keep their change history (Couchbase Server 7.2 on, buckets stored
-                with Magma), in place of the newest one of each snapshot. `basic` and `full` then
-                have the column `history`. May be turned on or off at a checkpoint, for what comes
-                after it.
-            document_schema: Columns to decode JSON documents to, in place of `value`: as Spark's
-                SQL lists them (`"name STRING, geo STRUCT<lat: DOUBLE>"`), or a `pyarrow.Schema`; or
-                a `dcp_rs.DocumentSchema`, which also says what becomes of
-                malformed documents. Fields that a document lacks are null, others are passed over.
-                The guide lists the types.
-            system_events: Whether changes of collections and scopes are rows too, and that a
-                vBucket is `caught_up`: everything was delivered that it had when the stream was
-                opened.
-            system_documents: Whether to deliver documents of scope `_system`, and records of
+            history: Whether to deliver every version of a document that the server still has,
+                instead of only the newest one in each snapshot, in collections that keep their
+                change history (Couchbase Server 7.2 or later, Magma buckets). `basic` and `full`
+                then include the column `history`. You can turn it on or off at a checkpoint; it
+                applies to later changes.
+            document_schema: Columns to decode JSON documents to, instead of `value`: in Spark SQL's
+                syntax (`"name STRING, geo STRUCT<lat: DOUBLE>"`), as a `pyarrow.Schema`, or as a
+                `dcp_rs.DocumentSchema`, which also says what to do with malformed documents.
+                Missing fields are null; other fields are ignored. The guide lists the types.
+            system_events: Whether to deliver rows for changes of collections and scopes, and a row
+                `caught_up` for each vBucket once it has delivered everything that it had when the
+                stream was opened.
+            system_documents: Whether to deliver documents of the scope `_system` and records of
                 distributed transactions (keys that begin with `_txn:`). What `scope` or
-                `collections` name is delivered in any case, except records of transactions.
+                `collections` name is delivered either way, except records of transactions.
             persisted_only: Off by default, unlike `persistedOnly` in Spark. Whether to deliver a
-                change only once every copy of its vBucket that is present has it on disk, so that
-                no failover to one of them takes it back. What waits counts towards the connection's
-                `buffer_size`. Without effect on ephemeral buckets, which an event tells.
-            ignore_purged_tombstones: Whether a position below what the server has purged of its
-                deletions is gone on from. The stream then misses those deletions, for good: their
-                documents stay wherever it is written to. Otherwise the vBucket begins again, after
-                a rollback row. Servers before 7.2 always begin again.
+                change only once every present copy of its vBucket has it on disk, so that no
+                failover to one of them takes it back. Unpersisted changes count towards the
+                connection's `buffer_size`. On ephemeral buckets it has no effect, and an event says
+                so.
+            ignore_purged_tombstones: Whether to resume even if the server has purged deletions
+                above the position. The stream then never sees those deletions: their documents stay
+                in your target. Otherwise, the vBucket starts over after a rollback row, as it
+                always does on servers before 7.2.
             out_of_order: Whether the server may send the first load of a vBucket in the order of
-                its keys, which is faster where one small collection of a large bucket is read
-                (Couchbase Server 7.1 on). The position of the vBucket stays at the beginning until
-                the load is complete. If the connection is lost before, or the process ends, the
-                load begins again with a rollback row to seqno 0 and another `epoch`. Not with
-                `on_rollback="fail"`.
-            batch_rows: Most rows of a batch.
-            batch_bytes: Size of a batch in bytes above which it ends, at most 16 MiB.
-            linger: How long the first row of a batch waits for others, in seconds. From
-                2 ms on, what a busy connection brings may gather that long before it is read.
-            on_rollback: `emit` a row that says where a vBucket's changes come again from and go on
-                there; `resync` does the same from the vBucket's beginning; `fail` raises.
-            ack: `next`: asking for the next batch acknowledges the one before it. `manual`:
-                `dcp_rs.ChangeStream.ack` does, in any order, and the stream's
-                checkpoint never passes a batch that is not acknowledged.
-            retry_timeout: How long a vBucket may be without a stream, while it is tried again and
-                again, before the whole stream fails, in seconds. It holds for opening the stream
-                too, and for everything that a restart, a failover or a new password may pass
-                through: lost and refused connections, a bucket that a node does not know yet, a
-                refused user. The error names the vBucket and the last cause; its class is
-                that of the cause where something has to be put right, as
-                `dcp_rs.exceptions.AuthenticationError`, and
-                `dcp_rs.exceptions.TimeoutError` where the cluster did not answer.
-                0: nothing is tried again.
+                its keys, which is faster for one small collection of a large bucket (Couchbase
+                Server 7.1 or later). The position of the vBucket stays at the beginning until the
+                load is complete. If the connection is lost or the process ends before that, the
+                load starts over with a rollback row to seqno 0 and the next `epoch`. Cannot be
+                combined with `on_rollback="fail"`.
+            batch_rows: Most rows in a batch.
+            batch_bytes: Size in bytes at which a batch ends, at most 16 MiB.
+            linger: How long the first row of a batch waits for more rows, in seconds. From 2 ms on,
+                data on a busy connection may collect for that long before it is read.
+            on_rollback: `emit` delivers a row with the seqno from which the vBucket's changes are
+                sent again, and resumes there; `resync` does the same from the vBucket's beginning;
+                `fail` raises an error.
+            ack: With `next`, taking the next batch acknowledges the previous one. With `manual`,
+                you call `dcp_rs.ChangeStream.ack`, in any order, and the stream's checkpoint never
+                moves past an unacknowledged batch.
+            retry_timeout: How long to retry a vBucket without a stream before the whole stream
+                fails, in seconds; 0 disables retries. It also applies to opening the stream, and
+                covers everything that a restart, a failover or a new password may cause: lost and
+                refused connections, a bucket that a node does not know yet, a refused user. The
+                error names the vBucket and the last cause. If you have to fix something, it has the
+                class of the cause, such as `dcp_rs.exceptions.AuthenticationError`; if the cluster
+                did not answer, it is a `dcp_rs.exceptions.TimeoutError`.
 
         Raises:
             ConfigError: An option is wrong.
             CheckpointError: The checkpoint belongs to another bucket, is ahead, or was made with a
                 filter that does not contain this one; or the store cannot be read or written.
-            UnsupportedError: `history` is asked of a server or bucket that keeps none.
+            UnsupportedError: The server or bucket keeps no change history, which `history` needs.
             ClosedError: The client is closed.
             ForkedProcessError: The client was made before a fork.
         """
@@ -416,7 +413,7 @@ class Client:
         return stream
 
     def close(self) -> None:
-        """Closes the client; no stream can be opened any more."""
+        """Closes the client. You can no longer open streams."""
         self._inner.close()
         self._is_closed = True
 
@@ -429,7 +426,7 @@ class Client:
     def __reduce__(self) -> NoReturn:
         """Refuses to pickle."""
         raise TypeError(
-            "a connection does not pickle: pickle its options (client.options) and connect again "
+            "a connection cannot be pickled: pickle its options (client.options) and connect again "
             "with dcp_rs.connect(options)"
         )
 
@@ -459,10 +456,10 @@ def shown(client: _OfBucket, *, is_closed: bool) -> str:
 def stream_options(
     options: dict[str, Any], num_vbuckets: int
 ) -> tuple[dict[str, Any], CheckpointStore | None]:
-    """Makes the engine's options of the arguments of `Client.stream`.
+    """Builds the engine's options from the arguments of `Client.stream`.
 
     Returns:
-        The options, and the store that the stream's beginning is saved in at once, if any.
+        The options, and the store in which to save the start of the stream at once, if any.
     """
     begin = Beginning(options.pop("start"), options.pop("default"), options.pop("member"))
     options["document_schema"] = as_options(options["document_schema"])

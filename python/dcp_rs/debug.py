@@ -1,4 +1,4 @@
-"""Looking into DCP: what packets say, and why a server makes a client roll back."""
+"""Tools to inspect DCP: decode packets, and explain why a server makes a client roll back."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ _MAX = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Packet:
-    """One packet; as a string, it is one line, in which long values are cut.
+    """A packet. `str()` returns it as one line, with long values truncated.
 
     Attributes:
-        fields: What the packet says, by name, in its order: `magic`, `opcode`, `vbucket` of a
-            request or `status` of a response, `opaque`, `cas`, `datatype` and `length`, then what
-            its opcode has. Keys and values are there, what would let others log in is not. If the
-            packet is not what its opcode promises, `problem` says why.
+        fields: Fields of the packet by name, in order: `magic`, `opcode`, `vbucket` of a request or
+            `status` of a response, `opaque`, `cas`, `datatype` and `length`, then those of its
+            opcode. Keys and values are included, credentials are not. If the packet does not fit
+            its opcode, `problem` says why.
     """
 
     fields: dict[str, object]
     _line: str = field(repr=False)
 
     def __str__(self) -> str:
-        """Gives the packet as one line."""
+        """Returns the packet as one line."""
         return self._line
 
 
 class Decoder:
-    """Decodes the packets of one connection, in whatever pieces they come.
+    """Decodes the packets of one connection, in pieces of any size.
 
-    Remembers what is not a whole packet yet, and whether keys carry collection ids, which the
-    answer to HELLO decides. Both directions of a connection share the latter: see
-    `dcp_rs.debug.Decoder.other_way`.
+    It buffers incomplete packets, and learns from the answer to HELLO whether keys carry collection
+    IDs. Both directions of a connection share this: see `dcp_rs.debug.Decoder.other_way`.
     """
 
     def __init__(self, *, collections: bool = False) -> None:
@@ -49,16 +48,16 @@ class Decoder:
         self._state = [collections]
 
     def other_way(self) -> Self:
-        """Gives a decoder of the same connection's other direction."""
+        """Returns a decoder for the other direction of the same connection."""
         other = type(self)()
         other._state = self._state  # noqa: SLF001 - its own
         return other
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Packet]:
-        """Takes bytes and gives the packets that are complete now.
+        """Takes bytes and returns the packets that they complete.
 
         Raises:
-            ProtocolError: The bytes are no packets; the rest of the connection cannot be read.
+            ProtocolError: The bytes are not packets, and the rest of the connection cannot be read.
             ConfigError: `data` is not bytes.
         """
         _checks.instance("data", data, bytes | bytearray | memoryview, "bytes")
@@ -69,7 +68,7 @@ class Decoder:
 
     @property
     def missing(self) -> int:
-        """How many bytes are missing to complete the packet that has begun; 0 if none has."""
+        """Number of bytes missing from an incomplete packet; 0 if there is none."""
         return _dcp_rs.wanted(self._rest) - len(self._rest) if self._rest else 0
 
     def __repr__(self) -> str:
@@ -84,19 +83,19 @@ def decode(data: bytes | bytearray | memoryview, *, collections: bool = False) -
         'StateChanged'
 
     Args:
-        data: One or more packets, one after the other.
-        collections: Whether keys carry collection ids. An answer to HELLO among the packets
-            decides it for those after it.
+        data: One or more consecutive packets.
+        collections: Whether keys carry collection IDs. An answer to HELLO among the packets decides
+            this for the packets after it.
 
     Raises:
-        ProtocolError: The bytes are no packets, or the last one is cut short.
+        ProtocolError: The bytes are not packets, or the last one is incomplete.
         ConfigError: `data` is not bytes.
     """
     _checks.instance("data", data, bytes | bytearray | memoryview, "bytes")
     decoder = Decoder(collections=collections)
     packets = decoder.feed(data)
     if decoder.missing:
-        raise ProtocolError(f"the last packet is cut short: {decoder.missing} bytes are missing")
+        raise ProtocolError(f"the last packet is incomplete: {decoder.missing} bytes are missing")
     return packets
 
 
@@ -105,10 +104,10 @@ class RollbackExplanation:
     """What a server answers to a stream request, and why.
 
     Attributes:
-        status: `ok` if the stream begins, `rollback` if the client must go back, `erange` if the
-            request's seqnos contradict each other or the vBucket.
-        seqno: Seqno to go back to; `None` unless `status` is `rollback`.
-        reason: The rule that decided, with its numbers, in a sentence.
+        status: `ok` if the stream starts, `rollback` if the client must roll back, `erange` if the
+            seqnos of the request contradict each other or the vBucket.
+        seqno: Seqno to roll back to; `None` unless `status` is `rollback`.
+        reason: The rule that applied, with its numbers, as a sentence.
     """
 
     status: Literal["ok", "rollback", "erange"]
@@ -135,11 +134,11 @@ def explain_rollback(
     strict_vbuuid: bool = False,
     ignore_purged_tombstones: bool = False,
 ) -> RollbackExplanation:
-    """Says what a server answers to a stream request, and why.
+    """Explains what a server answers to a stream request, and why.
 
-    The embedded cluster decides by the same code, in the server's order of checks: the seqnos
-    of the request among themselves, the rollback rules, and whether the vBucket reaches that
-    far. All seqnos are of one vBucket.
+    The embedded cluster uses the same code. It checks in the server's order: first that the seqnos
+    of the request are consistent, then the rollback rules, then that the vBucket reaches that far.
+    All seqnos belong to one vBucket.
 
         >>> print(explain_rollback(
         ...     failover_log=[(0xBEEF, 900), (0xCAFE, 0)], high_seqno=950,
@@ -153,17 +152,17 @@ not have, so it must go back to seqno 900
         failover_log: The server's history branches as `(vbuuid, seqno)`, newest first, as its
             failover log lists them (1 to 25).
         high_seqno: Highest seqno of the vBucket.
-        vbuuid: Branch the client believes it is on.
-        start_seqno: Last seqno the client has.
-        snapshot_start: Where the snapshot starts that `start_seqno` lies in.
-        snapshot_end: Where that snapshot ends; equal to `start_seqno` if it is complete.
-        end_seqno: Last seqno wanted.
-        purge_seqno: Seqno up to which the server purged deletions.
-        client_purge_seqno: Purge seqno the client was told in a snapshot marker; 0 for none.
-        collections_high_seqno: Highest seqno of the collections the client filters on; `None`
+        vbuuid: Branch that the client believes it is on.
+        start_seqno: Last seqno that the client has.
+        snapshot_start: Start of the snapshot that contains `start_seqno`.
+        snapshot_end: End of that snapshot; equal to `start_seqno` if it is complete.
+        end_seqno: Last seqno requested.
+        purge_seqno: Seqno up to which the server has purged deletions.
+        client_purge_seqno: Purge seqno that the client received in a snapshot marker; 0 for none.
+        collections_high_seqno: Highest seqno of the collections in the client's filter; `None`
             without a filter.
-        strict_vbuuid: Whether the request has the flag to check the branch at start 0 as well.
-        ignore_purged_tombstones: Whether it has the flag to go on in spite of purged deletions.
+        strict_vbuuid: Whether the request has the flag to check the branch even at start 0.
+        ignore_purged_tombstones: Whether it has the flag to resume despite purged deletions.
 
     Raises:
         ConfigError: An argument is not a seqno, or no server could have such a failover log.

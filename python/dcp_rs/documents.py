@@ -1,4 +1,4 @@
-"""Schemas of documents, however they are given, as what the engine reads."""
+"""Document schemas, converted to the engine's form."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ _OPTION = "document_schema"
 
 @dataclass(frozen=True)
 class DocumentSchema:
-    """How documents are decoded; for `document_schema` of `dcp_rs.Client.stream`.
+    """How to decode documents, for `document_schema` of `dcp_rs.Client.stream`.
 
         >>> documents = DocumentSchema("name STRING, op STRING", prefix="doc_")
         >>> Schema(columns=["key", "doc_name"], document_schema=documents).names
         ['key', 'doc_name']
 
     Attributes:
-        schema: Columns to decode JSON documents to, as text or as a `pyarrow.Schema`. `None`:
-            documents stay in the column `value`, and are looked at if `value_format` is another
-            than `binary`.
-        prefix: What the names of these columns begin with, where documents have fields that are
-            called as columns of the table are.
-        on_malformed: What becomes of a document that is not JSON, does not fit the schema or is not
-            text: its columns are `null`; or the stream is to `fail` with a
-            `dcp_rs.exceptions.DataError`; or its columns are null and its bytes in the
-            `column` called `_malformed`.
+        schema: Columns to decode JSON documents to, as text or as a `pyarrow.Schema`. With `None`,
+            documents stay in the column `value`, and are checked unless `value_format` is `binary`.
+        prefix: Prefix of the names of these columns, for documents whose fields have the names of
+            table columns.
+        on_malformed: What to do with a document that is not JSON, does not fit the schema or is not
+            text. `null` makes its columns null; `fail` ends the stream with a
+            `dcp_rs.exceptions.DataError`; `column` makes its columns null and puts its bytes in the
+            column `_malformed`.
     """
 
     schema: str | pa.Schema | None = None
@@ -41,10 +40,10 @@ class DocumentSchema:
 
 
 def as_options(given: Any) -> dict[str, object] | None:
-    """Gives what the engine reads: a `DocumentSchema` by names, with its schema as text.
+    """Returns what the engine reads: a `DocumentSchema` by names, with its schema as text.
 
     Raises:
-        ConfigError: It is no schema, or has a type that documents are not decoded to.
+        ConfigError: It is not a schema, or has a type that documents cannot be decoded to.
         ImportError: It is an Arrow schema, and PyArrow is not installed.
     """
     if given is None:
@@ -54,10 +53,10 @@ def as_options(given: Any) -> dict[str, object] | None:
 
 
 def as_ddl(schema: object) -> str | None:
-    """Gives the text of a schema: of one that is text already, or of an Arrow schema.
+    """Returns the text of a schema: of one that is text already, or of an Arrow schema.
 
     Raises:
-        ConfigError: It is neither, or has a type that documents are not decoded to.
+        ConfigError: It is neither, or has a type that documents cannot be decoded to.
         ImportError: It is an Arrow schema, and PyArrow is not installed.
     """
     if schema is None:
@@ -81,14 +80,12 @@ def _field(field: pa.Field, path: str) -> str:
 
 def _element(field: pa.Field, path: str) -> str:
     if not field.nullable:
-        raise ConfigError(
-            f"{_OPTION}: {path} must be nullable: a document may lack any field, and hold any null"
-        )
+        raise ConfigError(f"{_OPTION}: {path} must be nullable: a document may lack any field")
     return _type(field.type, path)
 
 
 def _type(arrow: pa.DataType, path: str) -> str:
-    """Gives Spark's name of a type."""
+    """Returns Spark's name of a type."""
     pa = require_pyarrow(_OPTION)
     if pa.types.is_decimal128(arrow) and 0 <= arrow.scale <= arrow.precision:
         return f"DECIMAL({arrow.precision}, {arrow.scale})"
@@ -116,8 +113,8 @@ def _type(arrow: pa.DataType, path: str) -> str:
     }.get(arrow)
     if name is None:
         raise ConfigError(
-            f"{_OPTION}: {path} is {arrow}, which documents are not decoded to: take a bool, int8 "
+            f"{_OPTION}: {path} is {arrow}, which documents cannot be decoded to: use bool, int8 "
             "to int64, float32, float64, decimal128, string, binary, date32, timestamp[us], "
-            "timestamp[us, tz=UTC], list, map, struct or a variant, and cast it afterwards"
+            "timestamp[us, tz=UTC], list, map, struct or a variant, and cast afterwards"
         )
     return name

@@ -1,9 +1,9 @@
-"""Everything that dcp_rs raises.
+"""Exceptions of dcp_rs.
 
-Each class is a `dcp_rs.exceptions.DcpError` and, where Python has a class for the same
-thing, that as well: `except TimeoutError` and `except ConnectionError` work.
+Each class derives from `dcp_rs.exceptions.DcpError` and from Python's class for the same error, if
+there is one: `except TimeoutError` and `except ConnectionError` work.
 
-No text of an exception holds a document's key or value, or a secret.
+The text of an exception never contains a document's key or value, or a secret.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ __all__ = [
 
 
 class DcpError(Exception):
-    """Something went wrong. The text says what, and what to check.
+    """Base class of all errors. The text says what happened, why, and what to do.
 
     Attributes:
-        code: What kind of thing, in a word that does not change between releases, such as
-            `connection_lost`; `None` if there is no finer one than the class.
-        vbucket: vBucket concerned, if it is about one.
-        seqno: Seqno concerned: the one rolled back to, or that of a row that cannot be shown or of
-            a packet that cannot be used.
-        status: What the server answered, as the number of the protocol.
-        is_retryable: Whether the same call may succeed later with nothing changed on this side.
+        code: Kind of the error, as a word that does not change between releases, such as
+            `connection_lost`; `None` if it is no more specific than the class.
+        vbucket: The vBucket, if the error is about one.
+        seqno: The seqno, if the error is about one: that of a rollback, of a change that cannot be
+            converted, or of an unusable packet.
+        status: Status of the server's response, as a number of the protocol.
+        is_retryable: Whether the same call may succeed later without a change on your side.
     """
 
     code: str | None = None
@@ -56,15 +56,15 @@ class DcpError(Exception):
 
 
 class AccessDeniedError(DcpError, PermissionError):
-    """The user may not do that."""
+    """The user lacks a privilege."""
 
 
 class AuthenticationError(DcpError, PermissionError):
-    """User name, password or certificate were refused."""
+    """The server refused the user name, password or certificate."""
 
 
 class BucketNotFoundError(DcpError, LookupError):
-    """There is no such bucket, or the user may not see it."""
+    """The bucket does not exist, or the user may not access it."""
 
 
 class CheckpointError(DcpError, ValueError):
@@ -72,7 +72,7 @@ class CheckpointError(DcpError, ValueError):
 
 
 class ClosedError(DcpError):
-    """The client, stream or cluster has been closed on this side."""
+    """The client, stream or cluster is closed."""
 
 
 class ConcurrentWriterError(DcpError):
@@ -84,27 +84,27 @@ class ConfigError(DcpError, ValueError):
 
 
 class ConnectError(DcpError, ConnectionError):
-    """A connection could not be made, or was lost for good."""
+    """A connection failed, or was lost for good."""
 
 
 class DataError(DcpError, ValueError):
-    """A change cannot be shown as a row: `vbucket` and `seqno` say which."""
+    """A change cannot be converted to a row: `vbucket` and `seqno` say which."""
 
 
 class DocumentExistsError(DcpError):
-    """The document exists although it must not, or has another CAS."""
+    """The document already exists, or has another CAS."""
 
 
 class DocumentNotFoundError(DcpError, LookupError):
-    """There is no such document."""
+    """The document does not exist."""
 
 
 class ForkedProcessError(DcpError, RuntimeError):
-    """The object was made before a fork: make another one in this process."""
+    """The object was created before a fork: create another one in this process."""
 
 
 class ProtocolError(DcpError):
-    """The peer broke the protocol, or bytes are not what they should be."""
+    """The peer violated the protocol, or bytes are malformed."""
 
 
 class RollbackError(DcpError):
@@ -116,7 +116,7 @@ class ServerError(DcpError):
 
 
 class StreamEndedError(DcpError):
-    """The server ended a vBucket's stream before its end was reached, for good."""
+    """The server ended a vBucket's stream early, for good."""
 
 
 class TakenOverError(CheckpointError):
@@ -124,7 +124,7 @@ class TakenOverError(CheckpointError):
 
 
 class TimeoutError(DcpError, builtins.TimeoutError):  # noqa: A001 - it is one
-    """Something took longer than allowed."""
+    """An operation timed out."""
 
 
 class UnsupportedError(DcpError):
@@ -132,8 +132,8 @@ class UnsupportedError(DcpError):
 
 
 class UnusablePacketError(ProtocolError):
-    """The server sends a packet that cannot be used, again after every reconnect.
+    """The server sends an unusable packet, again after every reconnect.
 
-    The text names vBucket, seqno, opcode and what is wrong; `vbucket` and `seqno` do too. Read
-    without that vBucket to go on with the others.
+    The text names the vBucket, seqno, opcode and problem; the attributes have `vbucket` and
+    `seqno`. To continue with the other vBuckets, read without this one.
     """

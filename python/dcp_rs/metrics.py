@@ -1,6 +1,6 @@
-"""Figures of streams for Prometheus and OpenTelemetry.
+"""Metrics of streams for Prometheus and OpenTelemetry.
 
-Both read `dcp_rs.ChangeStream.stats` when they are asked, so that nothing is done per change.
+Both read `dcp_rs.ChangeStream.stats` on demand, so they cost nothing per change.
 
 * `PrometheusCollector` needs `pip install "dcp-rs[prometheus]"`;
 * `instrument` needs `pip install "dcp-rs[opentelemetry]"`.
@@ -35,7 +35,7 @@ _STATES = ("opening", "streaming", "backing_off", "complete", "failed")
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """One stream that is watched."""
+    """A stream that is watched."""
 
     stream: ChangeStream
     name: str
@@ -49,7 +49,7 @@ class _Source:
 
 @dataclass(frozen=True, kw_only=True)
 class _Figure:
-    """One metric: its names, and how it is read."""
+    """A metric: its names, and how to read it."""
 
     prometheus: str
     opentelemetry: str
@@ -235,13 +235,13 @@ class _Watched:
             if any(other.labels == source.labels for other in self._sources):
                 bucket, name = source.labels
                 raise ConfigError(
-                    f"name: a stream {name!r} of the bucket {bucket!r} is watched already: give "
-                    "each stream a name of its own"
+                    f"name: a stream {name!r} of the bucket {bucket!r} is already watched: give "
+                    "each stream its own name"
                 )
             self._sources.append(source)
 
     def read(self, figure: _Figure) -> _Points:
-        """Gives what one metric shows: the values of its labels, and the figure."""
+        """Returns the points of a metric: the values of its labels, and its value."""
         with self._lock:
             self._forget_closed()
             sources = list(self._sources)
@@ -263,7 +263,7 @@ def _names(figure: _Figure) -> list[str]:
 
 
 class PrometheusCollector(Collector):
-    """Shows streams to `prometheus_client`; register it once, and add the streams to it.
+    """Exports streams to `prometheus_client`. Register it once, and add streams to it.
 
         >>> from prometheus_client import CollectorRegistry
         >>> registry = CollectorRegistry()
@@ -276,17 +276,17 @@ class PrometheusCollector(Collector):
         ...         int(registry.get_sample_value("dcp_rs_records_total", labels))
         1
 
-    A stream that was closed is not shown any more.
+    Closed streams are left out.
 
     Args:
-        stream: The first stream, as for `add`; none if not given.
+        stream: The first stream, as for `add`; optional.
         name: Its name.
-        collections: Whether its lag is shown by collection.
-        vbuckets: Whether its lag and its seqnos are shown by vBucket: 1,024 series of each.
+        collections: Whether to export its lag by collection.
+        vbuckets: Whether to export its lag and seqnos by vBucket: 1,024 series each.
 
     Raises:
         ImportError: `prometheus_client` is not installed.
-        ConfigError: As of `add`.
+        ConfigError: The errors of `add`.
     """
 
     def __init__(
@@ -315,21 +315,21 @@ class PrometheusCollector(Collector):
         collections: bool = False,
         vbuckets: bool = False,
     ) -> None:
-        """Shows one more stream, with the options of the class.
+        """Adds another stream, with the options of the class.
 
         Raises:
-            ConfigError: A stream of the same bucket is shown under that name already.
+            ConfigError: A stream of the same bucket already has this name.
         """
         self._watched.add(
             _Source(stream=stream, name=name, collections=collections, vbuckets=vbuckets)
         )
 
     def describe(self) -> Iterable[Metric]:
-        """Gives the names of the metrics, so that registering reads no stream."""
+        """Returns the metrics without values, so that registering reads no stream."""
         return [_family(figure) for figure in _FIGURES]
 
     def collect(self) -> Iterable[Metric]:
-        """Reads the figures; called by Prometheus's client."""
+        """Reads the metrics; called by Prometheus's client."""
         for figure in _FIGURES:
             family = _family(figure)
             for labels, value in self._watched.read(figure):
@@ -360,21 +360,20 @@ def instrument(
     collections: bool = False,
     vbuckets: bool = False,
 ) -> None:
-    """Shows a stream to OpenTelemetry, by observable instruments of a meter.
+    """Exports a stream to OpenTelemetry, with observable instruments of a meter.
 
-    Called for several streams, it adds each to the same instruments. A stream that was closed is
-    not shown any more.
+    If you call it for several streams, all share the same instruments. Closed streams are left out.
 
     Args:
         stream: The stream.
-        meter: The meter; that of `dcp_rs` from the global provider if not given.
+        meter: The meter; by default, the global provider's meter `dcp_rs`.
         name: Name of the stream, in the attribute `stream`.
-        collections: Whether its lag is shown by collection.
-        vbuckets: Whether its lag and its seqnos are shown by vBucket: 1,024 series of each.
+        collections: Whether to export its lag by collection.
+        vbuckets: Whether to export its lag and seqnos by vBucket: 1,024 series each.
 
     Raises:
         ImportError: `opentelemetry-api` is not installed.
-        ConfigError: A stream of the same bucket is shown under that name already.
+        ConfigError: A stream of the same bucket already has this name.
     """
     try:
         from opentelemetry import metrics

@@ -27,7 +27,7 @@ _VERSION = 1
 # vBuckets that share an object: a bucket with 1,024 has 16 of them.
 _VBUCKETS_PER_OBJECT = 64
 
-# For so long a write is tried again that others were faster than.
+# How long to retry a write that loses against other writers.
 _CONTENDED_SECONDS = 30.0
 
 
@@ -43,12 +43,13 @@ class _Shard:
 class ObjectStore:
     """Keeps a checkpoint in objects of S3, Google Cloud Storage or Azure, 64 vBuckets in each.
 
-    Every write is conditional: it replaces the very version that it was made from, or nothing.
-    Readers may share a prefix, each with its own vBuckets. Who starts a stream from the store takes
-    its vBuckets over, or else with the first save, and a save of whoever had them before fails.
+    Every write is conditional: it succeeds only if the object is still the version that it was
+    based on. Readers can share a prefix, each with its own vBuckets. A stream that starts from the
+    store, or otherwise its first save, takes over its vBuckets; after that, saves of their previous
+    reader fail.
 
-    Needs `pip install "dcp-rs[object-store]"`, and a storage with conditional writes, which
-    S3-compatible servers do not all have: the guide has a test.
+    It needs `pip install "dcp-rs[object-store]"` and a storage with conditional writes. Not all
+    S3-compatible servers support these: the guide shows how to test yours.
 
         >>> import dcp_rs, obstore.store
         >>> bucket = obstore.store.MemoryStore()  # or S3Store("bucket", ...)
@@ -56,8 +57,8 @@ class ObjectStore:
         True
 
     Args:
-        store: A store of the library `obstore`, which has the credentials and retries.
-        prefix: What the objects' names begin with: one for each checkpoint.
+        store: A store of the library `obstore`, which handles credentials and retries.
+        prefix: Prefix of the objects' names; use a different one for each checkpoint.
     """
 
     def __init__(self, store: Any, prefix: str) -> None:
@@ -68,7 +69,7 @@ class ObjectStore:
                 'ObjectStore needs obstore: pip install "dcp-rs[object-store]"'
             ) from error
         if isinstance(store, obstore.store.LocalStore):
-            raise ConfigError("store: files cannot be written conditionally: take dcp_rs.FileStore")
+            raise ConfigError("store: files cannot be written conditionally: use dcp_rs.FileStore")
         if not type(store).__module__.startswith("obstore"):
             raise _checks.wrong_type("store", store, "a store of obstore")
         _checks.text("prefix", prefix)
@@ -82,14 +83,14 @@ class ObjectStore:
 
     @property
     def prefix(self) -> str:
-        """What the objects' names begin with."""
+        """Prefix of the objects' names."""
         return self._prefix
 
     def load(self) -> Checkpoint | None:
         """Reads all objects; `None` if there are none.
 
         Raises:
-            CheckpointError: They cannot be read, or are damaged.
+            CheckpointError: An object cannot be read or is damaged.
         """
         with _Failing(self._prefix, "read"):
             pages = [*self._obstore.list(self._store, self._prefix)]
@@ -104,10 +105,10 @@ class ObjectStore:
         return found
 
     def claim(self, vbuckets: Iterable[int]) -> Checkpoint | None:
-        """Takes vBuckets over, and gives what is stored of them; `None` if nothing is.
+        """Takes over vBuckets and returns their stored positions, or `None` if there are none.
 
         Raises:
-            CheckpointError: Objects cannot be read or written, or are damaged.
+            CheckpointError: An object cannot be read or written, or is damaged.
         """
         found: Checkpoint | None = None
         for number, wanted in _by_shard(_checks.vbuckets(vbuckets)).items():
@@ -125,16 +126,16 @@ class ObjectStore:
         return found
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Writes the objects whose positions have moved; only those are asked for their owner.
+        """Writes the objects whose positions have moved, and checks the owners of only those.
 
-        An object is written whole or not at all. After a crash in between some vBuckets are at
-        their new positions and others at the old ones, which is right for each.
+        Each object is written atomically. After a crash between two objects, some vBuckets have
+        their new position and others the old one; either is correct.
 
         Raises:
-            TakenOverError: Another reader has taken over a vBucket of this store's. Nothing was
-                written to the object that has it.
-            CheckpointError: An object cannot be written, or another reader has saved a checkpoint
-                that is further.
+            TakenOverError: Another reader has taken over one of the vBuckets. Its object was not
+                written.
+            CheckpointError: An object cannot be written, or another reader has saved a later
+                position.
         """
         _checks.instance("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
         for number, vbuckets in _by_shard(checkpoint.seqnos).items():
@@ -164,7 +165,7 @@ class ObjectStore:
                 return self._seen[number]
             if time.monotonic() > end:
                 raise CheckpointError(
-                    f"{self._name(number)}: others were faster for {_CONTENDED_SECONDS:g} s: check "
+                    f"{self._name(number)}: other writers won for {_CONTENDED_SECONDS:g} s: check "
                     "that the storage supports conditional writes, and that few readers share it"
                 )
             time.sleep(wait * random.random())  # noqa: S311 - to part those that collide
@@ -183,7 +184,7 @@ class ObjectStore:
         return self._seen[number]
 
     def _put(self, number: int, shard: _Shard) -> UpdateVersion | None:
-        """Gives the version that was written; `None` if another was there."""
+        """Returns the version that was written; `None` if another was there."""
         name = self._name(number)
         checkpoint = None if shard.checkpoint is None else json.loads(shard.checkpoint.to_json())
         document = {

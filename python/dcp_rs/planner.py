@@ -1,7 +1,7 @@
-"""Bounded reads that follow each other: how far each goes, and what its tasks read.
+"""Plan consecutive bounded reads: where each ends, and what its tasks read.
 
-For a driver that hands ranges of seqnos to tasks in other processes, as Spark's does. What a stream
-in one process needs is `dcp_rs.Client.stream` and its checkpoints.
+This is for a driver that distributes ranges of seqnos to tasks in other processes, as Spark's does.
+For a stream in one process, use `dcp_rs.Client.stream` and its checkpoints.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 Offsets = dict[str, Any]
-"""How far each vBucket has been read: JSON that a reader keeps and does not change."""
+"""Position of each vBucket: JSON that a reader stores unchanged."""
 
 
 class Range(NamedTuple):
-    """What is to be read of one vBucket."""
+    """The changes to read from one vBucket."""
 
     vbucket: int
     vbuuid: int
-    """Branch of history that reading goes on from; 0 from the beginning."""
+    """History branch to resume from; 0 for the beginning."""
     from_seqno: int
-    """Reading begins above it."""
+    """Seqno after which to start."""
     to_seqno: int
     """Last seqno to read."""
     epoch: int
-    """Rollbacks of the vBucket that were seen."""
+    """Rollbacks seen on the vBucket."""
     rolled_back: bool
     """Whether a rollback row to `from_seqno` comes before the changes."""
 
@@ -44,10 +44,10 @@ class Task(NamedTuple):
     """Ranges of one node."""
 
     node: str
-    """Where the vBuckets were when it was planned, as `host:port`."""
+    """Node of the vBuckets when the task was planned, as `host:port`."""
     ranges: tuple[Range, ...]
     plan: str
-    """The same with everything that its stream needs, for the engine: text to send to the task."""
+    """The ranges and everything else that the stream needs, as text to send to the task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,25 +55,25 @@ class PlanOptions:
     """How batches are planned."""
 
     max_rows: int | None = None
-    """Most seqnos of a batch, an upper bound of its rows."""
+    """Most seqnos in a batch, an upper bound of its rows."""
     until: Offsets | None = None
-    """Offsets not to pass."""
+    """Offsets that no batch may pass."""
     on_rollback: Literal["emit", "fail", "resync"] = "emit"
-    """What to do where the server's history is no longer the one that was read."""
+    """What to do if the server's history differs from what was read."""
     persisted_only: bool = True
-    """On by default, unlike in `dcp_rs.Client.stream`. Whether to take only what
-    every copy of a vBucket has on disk."""
+    """On by default, unlike in `dcp_rs.Client.stream`. Whether to read only changes that every copy
+    of a vBucket has on disk."""
     allow_data_loss: bool = False
-    """Whether to go on where deletions may have been purged unread."""
+    """Whether to continue if deletions may have been purged before they were read."""
     is_last: bool = False
-    """Whether nothing goes on from the end: it is then all there is, persisted or not."""
+    """Whether no later read resumes from the end, which then includes unpersisted changes."""
 
 
 class Planner:
-    """Looks at a bucket and plans batches; see the module.
+    """Observes a bucket and plans batches.
 
-    Once the nodes have answered for the first time, it waits for a cluster that is away, and
-    connects anew with what its client was connected with.
+    Once the nodes have answered for the first time, it waits while the cluster is unavailable, and
+    reconnects with the options of its client.
 
     >>> with EmbeddedCluster() as cluster, cluster.connect() as client:
     ...     planner = Planner(client)
@@ -98,22 +98,23 @@ class Planner:
         system_documents: bool = False,
         retry_timeout: float = 300.0,
     ) -> None:
-        """Makes a planner of a bucket, or of some of its vBuckets or collections.
+        """Creates a planner for a bucket, or for some of its vBuckets or collections.
 
         Args:
             client: A client of the bucket.
-            vbuckets: vBuckets to read, all if not given.
+            vbuckets: vBuckets to read; by default, all.
             scope: Scope to read, as in `dcp_rs.Client.stream`.
-            collections: Collections to read, likewise.
-            keys: Patterns of the keys to read, likewise.
-            ops: Operations to read, likewise.
-            since: Earliest change to read, likewise.
-            system_documents: Whether documents of scope `_system` are read, likewise.
-            retry_timeout: Longest time in seconds that the cluster may be away, once it has
-                answered.
+            collections: Collections to read, as in `dcp_rs.Client.stream`.
+            keys: Patterns of keys to read, as in `dcp_rs.Client.stream`.
+            ops: Operations to read, as in `dcp_rs.Client.stream`.
+            since: Earliest change to read, as in `dcp_rs.Client.stream`.
+            system_documents: Whether to read documents of the scope `_system`, as in
+                `dcp_rs.Client.stream`.
+            retry_timeout: How long to retry while the cluster is unavailable, in seconds, once it
+                has answered.
 
         Raises:
-            ConfigError: There is no such vBucket, scope or collection.
+            ConfigError: A vBucket, scope or collection does not exist.
         """
         options = dict(locals())
         del options["self"], options["client"]
@@ -126,14 +127,14 @@ class Planner:
 
     @property
     def is_ephemeral(self) -> bool:
-        """Whether the bucket has no disk, so that nothing of it is ever persisted."""
+        """Whether the bucket has no disk, so that nothing is ever persisted."""
         return self._inner.is_ephemeral
 
     def observe(self, *, persisted: bool = False) -> None:
-        """Asks the nodes where the vBuckets are, for `dcp_rs.planner.Planner`.
+        """Fetches the high seqnos of the vBuckets from the nodes.
 
         Args:
-            persisted: Whether to ask what each copy has on disk, too.
+            persisted: Whether to also fetch what each copy has on disk.
 
         Raises:
             ConnectError: A node cannot be reached.
@@ -143,35 +144,35 @@ class Planner:
         self._inner.observe(persisted)
 
     def high_seqnos(self) -> dict[int, int]:
-        """Gives the highest seqnos of the last look, by vBucket."""
+        """Returns the high seqnos of the last `observe`, by vBucket."""
         return self._inner.high_seqnos()
 
     def head(self) -> Offsets | None:
-        """Gives offsets after what the server had at the last look; `None` before the first.
+        """Returns the server's offsets at the last `observe`; `None` before the first.
 
-        Of the collections that are read, where the server tells. How far a read lags behind them
-        is how much is left to read.
+        They count only the collections that are read, if the server reports their seqnos. The
+        difference to a read's offsets is its lag.
         """
         head = self._inner.head()
         return None if head is None else _load(head)
 
     def earliest(self) -> Offsets:
-        """Gives offsets before every first change."""
+        """Returns the offsets of the beginning."""
         return _load(self._inner.earliest())
 
     def latest(self, options: PlanOptions) -> Offsets:
-        """Gives offsets after what may be read now."""
+        """Returns the offsets up to which changes may be read now."""
         return _load(self._inner.latest(_by_name(options)))
 
     def fix_target(self, options: PlanOptions) -> None:
-        """Lets no batch go beyond what may be read now."""
+        """Limits all batches to what may be read now."""
         self._inner.fix_target(_by_name(options))
 
     def end(self, start: Offsets | Checkpoint, options: PlanOptions) -> Offsets:
-        """Gives where to end the batch that begins at `start`; there if there is nothing to do.
+        """Returns the end of the batch that starts at `start`; equal to `start` if it is empty.
 
         Raises:
-            RollbackError: The server's history is another one, and `on_rollback` is `fail`.
+            RollbackError: The server has rolled back, and `on_rollback` is `fail`.
             DataError: Deletions may have been purged unread.
             CheckpointError: `start` is damaged, or of another bucket or filter.
         """
@@ -184,12 +185,13 @@ class Planner:
         tasks: int | None,
         options: PlanOptions,
     ) -> list[Task]:
-        """Gives what is to be read for a batch, in at most `tasks` parts or one per node.
+        """Returns the tasks of a batch: at most `tasks`, or one per node if there are more nodes.
 
-        What is no longer the server's history is left out; planning the next batch tells of it.
+        It leaves out ranges that are no longer in the server's history; the next batch reports
+        their rollback.
 
         Raises:
-            RollbackError: `end` tells of a rollback, and `on_rollback` is `fail`.
+            RollbackError: `end` contains a rollback, and `on_rollback` is `fail`.
             DataError: Deletions may have been purged unread.
             CheckpointError: The offsets are damaged, or of another bucket or filter.
         """
@@ -203,7 +205,7 @@ class Planner:
 
 
 def is_offsets(text: str) -> bool:
-    """Whether text is offsets, or damaged ones, and not, say, a checkpoint."""
+    """Whether text contains offsets, even damaged ones, rather than a checkpoint."""
     try:
         document = json.loads(text)
     except ValueError:
@@ -212,10 +214,10 @@ def is_offsets(text: str) -> bool:
 
 
 def parse_offsets(text: str) -> Offsets:
-    """Reads offsets; the engine checks what is in them.
+    """Parses offsets; the engine validates their contents.
 
     Raises:
-        CheckpointError: It is no JSON object.
+        CheckpointError: The text is not a JSON object.
     """
     return _load(text)
 

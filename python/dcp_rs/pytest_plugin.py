@@ -1,7 +1,7 @@
 """The pytest fixtures `couchbase_cluster` and `couchbase_session_cluster`: embedded clusters.
 
-pytest loads this module by itself, in every test run of an environment that dcp_rs is installed
-in; so it imports no optional library and starts nothing until a test asks for a fixture.
+pytest loads this module in every test run if dcp_rs is installed, so it imports no optional library
+and starts nothing until a test uses a fixture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Announces the mark that the fixture looks at."""
+    """Registers the mark that the fixture reads."""
     config.addinivalue_line(
         "markers",
         "couchbase(**options): options of couchbase_cluster, as dcp_rs.testing.EmbeddedCluster's",
@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def couchbase_cluster(request: pytest.FixtureRequest) -> Iterator[EmbeddedCluster]:
     """An embedded Couchbase cluster with an empty bucket, closed after the test.
 
-    `@pytest.mark.couchbase(nodes=3, vbuckets=1024)` chooses its options.
+    Set its options with `@pytest.mark.couchbase(nodes=3, vbuckets=1024)`.
     """
     from dcp_rs.testing import EmbeddedCluster
 
@@ -39,7 +39,7 @@ def couchbase_cluster(request: pytest.FixtureRequest) -> Iterator[EmbeddedCluste
 
 @pytest.fixture(scope="session")
 def couchbase_session_options() -> dict[str, Any]:
-    """Options of `couchbase_session_cluster`: override it in your `conftest.py`."""
+    """Options of `couchbase_session_cluster`; override this fixture in your `conftest.py`."""
     return {}
 
 
@@ -49,7 +49,7 @@ def couchbase_session_cluster(
 ) -> Iterator[EmbeddedCluster]:
     """An embedded Couchbase cluster that all tests share, closed after the last of them.
 
-    What one test writes the others see: keys of their own keep tests apart.
+    Tests see each other's writes, so use different keys in each test.
     """
     from dcp_rs.testing import EmbeddedCluster
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnInfo:
-    """What the change table says about one column.
+    """Description of a column of the change table.
 
     Attributes:
         name: Its name.
-        included: When it is there: `basic` unless columns are named, `full` with
-            `columns="full"`, `request` if it is named or asked for by an option of its own.
+        included: When it is included: `basic` by default, `full` with `columns="full"`, `request`
+            if you name it or set its option.
         nullable: Whether it can hold nulls.
-        meaning: What it holds and when it is null.
+        meaning: What it contains and when it is null.
     """
 
     name: str
@@ -34,7 +34,7 @@ class ColumnInfo:
 
 
 def columns() -> list[ColumnInfo]:
-    """Gives every column of the change table, in its order.
+    """Returns every column of the change table, in order.
 
     >>> [column.name for column in columns() if column.included == "basic"]
     ['op', 'key', 'value', 'scope', 'collection', 'vbucket', 'seqno', 'epoch', 'cas', 'timestamp']
@@ -46,21 +46,20 @@ def columns() -> list[ColumnInfo]:
 
 
 class Schema:
-    """The columns a stream would have, without a connection.
+    """The columns that a stream would have, without a connection.
 
         >>> Schema(columns=["seqno", "key"]).names
         ['seqno', 'key']
 
-    `pyarrow.schema(Schema())` and other users of the Arrow PyCapsule interface take it as it is.
+    Pass it to `pyarrow.schema(Schema())`, or to any other user of the Arrow PyCapsule interface.
 
     Args:
-        columns: `basic`, `full` or names, as of `dcp_rs.Client.stream`, like the
-            others.
+        columns: `basic`, `full` or names. All arguments are those of `dcp_rs.Client.stream`.
         key_type: `string` or `binary`.
         value_format: `binary`, `string` or `variant`.
         include_xattrs: Whether `basic` and `full` have the column `xattrs`.
         history: Whether they have the column `history`.
-        document_schema: Columns that documents are decoded to.
+        document_schema: Columns to decode documents to.
 
     Raises:
         ConfigError: A column is unknown or named twice, or options contradict each other.
@@ -89,7 +88,7 @@ class Schema:
         return self._inner.names
 
     def to_pyarrow(self) -> pa.Schema:
-        """Gives the schema as a `pyarrow.Schema`.
+        """Returns the schema as a `pyarrow.Schema`.
 
         Raises:
             ImportError: PyArrow is not installed.

@@ -41,11 +41,12 @@ class _Row(NamedTuple):
 class SqlStore:
     """Keeps a checkpoint in a table, a row for each vBucket.
 
-    Positions can be saved with what was made of the changes, in one transaction: give `save_with`
-    the connection, and commit both. Then each change counts once, whenever the reader dies.
+    You can save positions and results in one transaction: pass your connection to `save_with`, and
+    commit both. Each change then takes effect exactly once, even if the reader crashes.
 
-    Readers may share a table, each with its own vBuckets. Who starts a stream from the store takes
-    its vBuckets over, or else with the first save, and a save of whoever had them before fails.
+    Readers can share a table, each with its own vBuckets. A stream that starts from the store, or
+    otherwise its first save, takes over its vBuckets; after that, saves of their previous reader
+    fail.
 
         >>> import dcp_rs, os, sqlite3, tempfile
         >>> folder = tempfile.TemporaryDirectory()
@@ -68,25 +69,25 @@ class SqlStore:
         >>> results.close()
         >>> folder.cleanup()
 
-    What the driver raises is passed on.
+    Errors of the driver are not wrapped.
 
     Args:
-        connect: Function that gives a new connection by a driver of Python's DB-API 2.0, as those
-            of SQLite and PostgreSQL are, not in autocommit mode. Called for each load, claim and
-            save, which close it.
-        table: Name of the table, maybe with a schema, that no other checkpoint is in. It is made if
-            it is not there: `vbucket INTEGER PRIMARY KEY, owner VARCHAR(16) NOT NULL,
-            document TEXT`.
+        connect: Function that returns a new connection of a DB-API 2.0 driver, such as those for
+            SQLite and PostgreSQL, not in autocommit mode. Each load, claim and save calls it and
+            closes the connection.
+        table: Name of the table, optionally with a schema; one table per checkpoint. The store
+            creates it if it does not exist:
+            `vbucket INTEGER PRIMARY KEY, owner VARCHAR(16) NOT NULL, document TEXT`.
     """
 
     def __init__(self, connect: Callable[[], Any], *, table: str = "dcp_rs_positions") -> None:
         if not callable(connect):
-            raise _checks.wrong_type("connect", connect, "a function that gives a connection")
+            raise _checks.wrong_type("connect", connect, "a function that returns a connection")
         _checks.text("table", table)
         if _NAME.fullmatch(table) is None:
             raise ConfigError(
-                f"table: {table!r} is no name of a table: use letters, digits and _, maybe with a "
-                "schema and a dot before it"
+                f"table: {table!r} is not a table name: use letters, digits and _, optionally with "
+                "a schema and a dot before it"
             )
         self._connect = connect
         self._table = table
@@ -202,7 +203,7 @@ class SqlStore:
         return {vbucket: rows[vbucket] for vbucket in wanted if vbucket in rows}
 
     def _insert_missing(self, wanted: list[int]) -> None:
-        """Gives each vBucket a row: what is not there cannot be locked."""
+        """Inserts a row for each missing vBucket: a row that does not exist cannot be locked."""
         end = time.monotonic() + _CONTENDED_SECONDS
         while True:
             with self._transaction() as (_, cursor, sql):
@@ -225,7 +226,7 @@ class SqlStore:
         sql = _Sql(opened, self._table)
         with closing(opened) as connection:
             if getattr(connection, "autocommit", False) is True:
-                raise ConfigError("connect: gives connections in autocommit mode: turn it off")
+                raise ConfigError("connect: returns connections in autocommit mode: turn it off")
             if not self._is_made:
                 self._create(connection, sql)
                 self._is_made = True
@@ -239,7 +240,7 @@ class SqlStore:
                     raise
 
     def _create(self, connection: Any, sql: _Sql) -> None:
-        """Makes the table if it is not there; who only uses it may lack the right to make one."""
+        """Creates the table if it does not exist; otherwise needs no right to create tables."""
         if self._is_there(connection, sql):
             return
         try:
@@ -290,7 +291,7 @@ def _driver_of(connection: Any) -> ModuleType:
         if getattr(module, "paramstyle", None) in _PLACEHOLDERS and hasattr(module, "Error"):
             return module  # type: ignore[return-value]
         name = name.rpartition(".")[0]
-    raise _checks.wrong_type("connect: what it gives", connection, "a connection of DB-API 2.0")
+    raise _checks.wrong_type("connect: its result", connection, "a connection of DB-API 2.0")
 
 
 def _join(rows: dict[int, _Row]) -> Checkpoint | None:

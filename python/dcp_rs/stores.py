@@ -1,4 +1,4 @@
-"""Where checkpoints are kept."""
+"""Stores that keep checkpoints."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class CheckpointStore(Protocol):
-    """Keeps one checkpoint. Write your own by giving a class these two methods.
+    """Keeps one checkpoint. To write your own store, implement these two methods.
 
-    `dcp_rs.Client.stream` takes a store as `start`, and goes on from what it has.
-    What reads the stream saves, once it has done with a batch: with what it made of the batch in
-    one transaction, or afterwards, never before.
+    Pass a store to `dcp_rs.Client.stream` as `start` to resume from its checkpoint. Save each
+    batch's checkpoint after you have processed the batch, or in the same transaction as your
+    results, never before.
 
         >>> class TableStore:
         ...     def __init__(self, database):
@@ -50,50 +50,53 @@ class CheckpointStore(Protocol):
         ['a']
         ['b']
 
-    A store may be called from any thread, one call at a time.
+    A store may be called from any thread, but only one call runs at a time.
     """
 
     def load(self) -> Checkpoint | None:
-        """Gives the checkpoint that was saved last; `None` if none ever was.
+        """Returns the checkpoint saved last, or `None` if none was ever saved.
 
-        A checkpoint that is damaged must raise, never be taken for none: the reader would begin
-        anew, or pass over changes.
+        If the checkpoint is damaged, raise an error instead of returning `None`: otherwise, the
+        reader would start over or skip changes.
         """
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Keeps a checkpoint in place of the one before it, durably, whole or not at all."""
+        """Replaces the checkpoint, durably and atomically."""
 
 
 @runtime_checkable
 class SharedStore(CheckpointStore, Protocol):
-    """A checkpoint store that several readers may share, each with vBuckets of its own.
+    """A checkpoint store that several readers can share, each with its own vBuckets.
 
-    All stores of this package are such. A stream that starts from one claims the vBuckets it reads,
-    and its checkpoints have those only, so that `save` must keep what a checkpoint does not name.
+    All stores of this package can be shared. A stream that starts from one claims the vBuckets that
+    it reads, and its checkpoints contain only those, so `save` must keep the positions of other
+    vBuckets.
 
-    The guide says what each store promises when two readers claim the same vBuckets.
+    The guide lists what each store guarantees if two readers claim the same vBuckets.
     """
 
     def claim(self, vbuckets: Iterable[int]) -> Checkpoint | None:
-        """Takes vBuckets over from whoever had them, and gives what is stored of them.
+        """Takes over vBuckets from their previous reader, and returns their stored positions.
 
-        From then on every other reader's save of any of them must fail with a
-        `dcp_rs.exceptions.TakenOverError`, and write nothing of them. `None` if nothing is stored.
+        From then on, if another reader saves any of them, it must get a
+        `dcp_rs.exceptions.TakenOverError`, and none of them may be written. Returns `None` if
+        nothing is stored.
         """
 
 
 class FileStore:
-    """Keeps a checkpoint in a file that only its owner may read.
+    """Keeps a checkpoint in a file that only its owner can read.
 
-    The file is written next to its place, synced and renamed into it: after a crash there is the
-    old checkpoint or the new one. It carries a version and a checksum, the bucket's UUID and a hash
-    of the filter, which are checked when a stream goes on from it.
+    A save writes a temporary file, syncs it and renames it, so a crash leaves either the old or the
+    new checkpoint. The file contains a version, a checksum, the bucket's UUID and the filter, which
+    are checked when a stream resumes from it.
 
-    Readers on one machine may share it, each with its own vBuckets: a save changes those that the
-    checkpoint names. Who starts a stream from the store takes its vBuckets over, or else with the
-    first save, and a save of whoever had them before fails. No save takes a vBucket back; a
-    rollback is no step back. A save locks the file `<path>.lock`, which stays there and says who
-    owns which vBuckets. To read again on purpose, call `reset`.
+    Readers on one machine can share the file, each with its own vBuckets, because a save changes
+    only those that the checkpoint names. A stream that starts from the store, or otherwise its
+    first save, takes over its vBuckets; after that, saves of their previous reader fail. A save
+    never moves a vBucket back, but a rollback does not count as moving back. To read again on
+    purpose, call `reset`. The file `<path>.lock` serves as a lock and records the owners of
+    vBuckets; it is not removed.
 
         >>> import dcp_rs, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -115,17 +118,17 @@ class FileStore:
         """Reads the file; `None` if there is none.
 
         Raises:
-            CheckpointError: It cannot be read, or is damaged.
+            CheckpointError: The file cannot be read or is damaged.
         """
         if not os.path.lexists(self._path):
             return None
         return Checkpoint.load(self._path)
 
     def claim(self, vbuckets: Iterable[int]) -> Checkpoint | None:
-        """Takes vBuckets over, and gives what is stored of them; `None` if there is no file.
+        """Takes over vBuckets and returns their stored positions, or `None` if there is no file.
 
         Raises:
-            CheckpointError: The file cannot be read, locked or is damaged.
+            CheckpointError: The file cannot be read or locked, or is damaged.
         """
         wanted = _checks.vbuckets(vbuckets)
         with CheckpointLock(self._path) as lock:
@@ -134,13 +137,13 @@ class FileStore:
         return None if kept is None else kept.restricted_to(wanted)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Writes the positions that the checkpoint has; others stay.
+        """Writes the positions in the checkpoint and keeps all others.
 
         Raises:
-            TakenOverError: Another reader has taken over a vBucket of this store's; what was there
-                still is.
-            CheckpointError: The file cannot be written, or another reader has saved a checkpoint
-                that is further; what was there still is.
+            TakenOverError: Another reader has taken over one of the vBuckets; the file is
+                unchanged.
+            CheckpointError: The file cannot be written, or another reader has saved a later
+                position; the file is unchanged.
         """
         _checks.instance("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
         with CheckpointLock(self._path) as lock:
@@ -153,9 +156,9 @@ class FileStore:
             document.save(self._path)
 
     def reset(self, vbuckets: Iterable[int]) -> None:
-        """Forgets the positions of vBuckets, which are read from the beginning then.
+        """Removes the positions of vBuckets, which are then read from the beginning.
 
-        Takes them over: a reader that is still running fails with its next save.
+        It takes over the vBuckets: the next save of a reader that is still running fails.
 
         Raises:
             CheckpointError: There is no file, or it cannot be read or written.
@@ -177,7 +180,7 @@ class FileStore:
 
 
 class MemoryStore:
-    """Keeps a checkpoint for as long as the process lives: for tests, and for what starts anew.
+    """Keeps a checkpoint in memory, for tests and for programs that always start over.
 
     >>> import dcp_rs
     >>> dcp_rs.MemoryStore().load() is None
@@ -189,23 +192,23 @@ class MemoryStore:
         self._checkpoint: Checkpoint | None = None
 
     def load(self) -> Checkpoint | None:
-        """Gives the checkpoint that was saved last; `None` if none ever was."""
+        """Returns the checkpoint that was saved last; `None` if none ever was."""
         with self._lock:
             return self._checkpoint
 
     def claim(self, vbuckets: Iterable[int]) -> Checkpoint | None:
-        """Gives what is stored of vBuckets; `None` if nothing ever was.
+        """Returns the stored positions of vBuckets, or `None` if nothing was ever saved.
 
-        Readers of one `MemoryStore` are in one process and do not fence each other.
+        Readers that share a `MemoryStore` are in one process and are not protected from each other.
         """
         wanted, kept = _checks.vbuckets(vbuckets), self.load()
         return None if kept is None else kept.restricted_to(wanted)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Keeps the positions that the checkpoint has; others stay.
+        """Stores the positions in the checkpoint and keeps all others.
 
         Raises:
-            CheckpointError: Another reader has saved one that is further, which is kept.
+            CheckpointError: Another reader has saved a later position, which is kept.
         """
         _checks.instance("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
         with self._lock:

@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamStats:
-    """What a stream is doing. Each vBucket is counted in exactly one of the states.
+    """Statistics of a stream. Each vBucket is counted in exactly one state.
 
     Attributes:
         opening: vBuckets whose stream is being opened.
         streaming: vBuckets that are streaming.
-        backing_off: vBuckets that wait before they are opened again.
+        backing_off: vBuckets that wait before their stream is reopened.
         complete: vBuckets that have reached their end.
         failed: vBuckets that cannot be streamed.
         connections: Connections in use.
-        reconnects: Outages: connections lost, and nodes that could not be reached when they were
-            needed. One that lasts counts once, however often the connection is tried.
+        reconnects: Connections lost, and nodes that could not be reached when they were needed. A
+            lasting outage counts once, however often the client retries.
         batches: Batches taken.
         rows: Rows in those batches.
-        buffered_bytes: Bytes received and not yet taken.
-        unpersisted_rows: Rows received that wait until every copy of their vBucket has them on
-            disk; 0 unless the stream has `persisted_only`.
+        buffered_bytes: Bytes received but not yet taken.
+        unpersisted_rows: Rows received that not every copy of their vBucket has on disk yet; 0
+            unless the stream has `persisted_only`.
         unpersisted_bytes: Their bytes, part of `buffered_bytes`.
-        unpersisted_seconds: For how long the oldest of them has waited; 0 if there are none.
-        diverged: vBuckets whose changes wait because copies are on different branches of
-            history, as after a failover.
-        lag: Seqnos behind the server, of all vBuckets that are not complete together; `None` while
-            that of one of them is not known. `VbucketStats.lag` says what counts.
-        max_lag: The same of the vBucket that is furthest behind.
+        unpersisted_seconds: How long the oldest of them has waited; 0 if there are none.
+        diverged: vBuckets whose changes wait because their copies are on different history
+            branches, for example after a failover.
+        lag: Seqnos behind the server, summed over all vBuckets that are not complete; `None` while
+            the lag of one of them is unknown. See `VbucketStats.lag`.
+        max_lag: Lag of the vBucket that is furthest behind.
         elapsed: Seconds since the stream was opened.
     """
 
@@ -73,22 +73,22 @@ class StreamStats:
 
 @dataclass(frozen=True, kw_only=True)
 class VbucketStats:
-    """Where one vBucket of a stream stands.
+    """State and position of one vBucket of a stream.
 
     Attributes:
         vbucket: The vBucket.
         state: `opening`, `streaming`, `backing_off`, `complete` or `failed`.
         seqno: Last seqno taken.
-        high_seqno: Highest seqno that the server is known to have, of the scope or the collections
-            where the stream is of those: from the snapshot `seqno` lies in, and asked for when the
-            stream is opened, every 10 seconds, and when figures are looked at that are older than
-            a second. `None` if nothing is known yet.
-        persisted_seqno: Up to here every copy of the vBucket has everything on disk, as last
-            heard; 0 while copies are not heard from or are on different branches. `None` if it
-            was not asked for: see `persisted_only`.
-        unpersisted_seconds: For how long changes have waited for that; `None` if none do.
-        is_diverged: Whether they wait because copies are on different branches of history, as
-            after a failover.
+        high_seqno: Highest seqno that the server is known to have, of the scope or collections if
+            the stream has such a filter. It is learned from snapshot markers, and fetched when the
+            stream is opened, every 10 seconds, and when you read statistics older than a second.
+            `None` if nothing is known yet.
+        persisted_seqno: Seqno up to which every copy of the vBucket last reported to have
+            everything on disk; 0 while copies do not answer or are on different branches. `None`
+            without `persisted_only`.
+        unpersisted_seconds: How long changes have waited for that; `None` if none do.
+        is_diverged: Whether they wait because the copies are on different history branches, for
+            example after a failover.
     """
 
     vbucket: int
@@ -101,34 +101,35 @@ class VbucketStats:
 
     @property
     def lag(self) -> int | None:
-        """Seqnos behind the server; fewer changes, since older versions are left out.
+        """Seqnos behind the server, an upper bound of the changes to come.
 
-        0 means that everything was taken that the server has for the stream. It is an upper bound
-        of what is to come: a seqno in between may be an older version of a document, or belong to
-        a collection that the stream does not read.
+        0 means that everything that the server has for the stream was taken. There may be fewer
+        changes than seqnos, because a seqno may belong to an older version of a document or to a
+        collection that the stream does not read.
         """
         return None if self.high_seqno is None else max(self.high_seqno - self.seqno, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamEvent:
-    """Something that happened to a stream; nothing a reader must know in order to be right.
+    """Something that happened to a stream. A reader need not act on events to be correct.
 
     Attributes:
         kind: `opened`, `ended`, `rolled_back`, `moved` (the cluster map names another node),
-            `caught_up` (everything was delivered that the vBucket had when the stream was opened),
-            `backing_off`, `connection_lost`, `lagging` (the server has changes of the vBucket and
-            does not send them, though the reader waits), `unpersisted` (changes wait for long to be
-            on the disks of all copies), `nothing_persisted` (`persisted_only` has no effect on a
-            bucket without disks) or `dropped` (older events, untaken).
-        vbucket: The vBucket, if it is about one.
-        node: Address of the node, if it is about one.
-        message: The rest, for people.
-        cause: Why, for programs: of `connection_lost` the `code` of an error, as `timeout`; of
-            `ended` and `backing_off` the protocol's name of the reason or status in lower case, as
-            `state_changed` or `not_my_vbucket`; of `moved` `map_changed`; of `rolled_back`
-            `rollback`, the status with which the server refused to go on from the position.
-            `None` for the others.
+            `caught_up` (the vBucket has delivered everything that it had when the stream was
+            opened), `backing_off`, `connection_lost`, `lagging` (the server has changes of the
+            vBucket but does not send them, although the reader waits), `unpersisted` (changes have
+            waited for a minute to be on the disks of all copies), `nothing_persisted`
+            (`persisted_only` has no effect on a bucket without a disk) or `dropped` (older events
+            were discarded).
+        vbucket: The vBucket, if the event is about one.
+        node: Address of the node, if the event is about one.
+        message: Details, for people.
+        cause: The reason, for programs. For `connection_lost`, the `code` of an error, such as
+            `timeout`. For `ended` and `backing_off`, the protocol's name of the reason or status in
+            lower case, such as `state_changed` or `not_my_vbucket`. For `moved`, `map_changed`. For
+            `rolled_back`, `rollback`, the status with which the server refused to resume.
+            Otherwise, `None`.
     """
 
     kind: str
@@ -139,24 +140,24 @@ class StreamEvent:
 
 
 class ChangeStream:
-    """Changes of a bucket, batch by batch; opened by `dcp_rs.Client.stream`.
+    """Changes of a bucket, batch by batch, returned by `dcp_rs.Client.stream`.
 
     Read it in one of three ways:
 
-    * `for batch in stream`, which waits; other threads run meanwhile, and Ctrl-C ends the wait; or
-      `dcp_rs.ChangeStream.poll`, which waits for so long and no longer;
-    * `async for batch in stream`, which cancelling leaves intact: no batch is lost. Tasks that ask
-      at the same time are served in the order they asked;
-    * as an Arrow C stream: `pyarrow.table(stream)`, `polars.DataFrame(stream)`,
-      `duckdb.from_arrow(pyarrow.RecordBatchReader.from_stream(stream))`. That takes the stream: it
-      can be done once, and not be iterated over afterwards. Errors, Ctrl-C among them, are then
-      the library's own, with our text in them.
+    * `for batch in stream` blocks until the next batch; other threads keep running, and Ctrl-C
+      interrupts the wait. `dcp_rs.ChangeStream.poll` takes a timeout.
+    * `async for batch in stream` can be cancelled without losing a batch. Tasks that wait at the
+      same time are served in order.
+    * As an Arrow C stream: `pyarrow.table(stream)`, `polars.DataFrame(stream)`,
+      `duckdb.from_arrow(pyarrow.RecordBatchReader.from_stream(stream))`. This consumes the stream:
+      it works once, and you cannot iterate over the stream afterwards. The library raises its own
+      errors, with the text of ours, even for Ctrl-C.
 
-    Asking for the next batch acknowledges the one before it, which lets the server send more.
-    Batches may be kept for as long as one likes. Opened with `ack="manual"`, the stream waits for
-    `dcp_rs.ChangeStream.ack` instead, and is read in the first two ways only.
+    Taking the next batch acknowledges the previous one, which lets the server send more. You may
+    keep batches for as long as you like. With `ack="manual"`, the stream waits for
+    `dcp_rs.ChangeStream.ack` instead, and can be read only in the first two ways.
 
-    A context manager, for `with` and `async with`. Closing it ends its connections.
+    A stream is a context manager, for `with` and `async with`. Closing it closes its connections.
 
         >>> import asyncio
         >>> async def count(stream):
@@ -186,10 +187,10 @@ class ChangeStream:
         return ChangeBatch(batch)
 
     def poll(self, timeout: float) -> ChangeBatch | None:
-        """Waits for the next batch for so long and no longer.
+        """Waits for the next batch, but no longer than `timeout`.
 
-        Like `next(stream)`, it acknowledges the batch before. `None` means that there was none in
-        time; or, at once, that the stream is over, which `dcp_rs.ChangeStream.is_over` tells.
+        Like `next(stream)`, it acknowledges the previous batch. It returns `None` if no batch
+        arrived in time, or at once if the stream is over: check `dcp_rs.ChangeStream.is_over`.
 
             >>> with EmbeddedCluster() as cluster, cluster.connect() as client:
             ...     _ = cluster.upsert("key", b"{}")
@@ -200,10 +201,10 @@ class ChangeStream:
             1
 
         Args:
-            timeout: Seconds to wait; 0 takes what is there.
+            timeout: Seconds to wait; 0 does not wait.
 
         Raises:
-            ConfigError: `timeout` is no number of seconds, or more than a day.
+            ConfigError: `timeout` is not a number of seconds, or is more than a day.
             ClosedError: The stream has been closed.
         """
         _checks.seconds("timeout", timeout, 0, 86_400)
@@ -212,9 +213,10 @@ class ChangeStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether everything has been read and nothing more comes, because of an end or an error.
+        """Whether the stream has delivered its last batch, because of its end or an error.
 
-        Known once the end was asked for, as by `dcp_rs.ChangeStream.poll`.
+        It becomes true when you try to read past the end, for example with
+        `dcp_rs.ChangeStream.poll`.
         """
         return self._inner.is_over
 
@@ -239,18 +241,19 @@ class ChangeStream:
             self._inner.leave(turn)
 
     def checkpoint(self) -> Checkpoint:
-        """Gives where the reader stands: after the last batch that it was given.
+        """Returns the position after the last batch taken.
 
-        With `ack="manual"`: after what was acknowledged, in each vBucket without a gap.
+        With `ack="manual"`, it is the end of the acknowledged batches without a gap, in each
+        vBucket.
         """
         return Checkpoint._of(self._inner.checkpoint)  # noqa: SLF001 - the package's own
 
     def ack(self, batch: ChangeBatch) -> None:
-        """Says that a batch of a stream with `ack="manual"` has been processed.
+        """Acknowledges that a batch of a stream with `ack="manual"` has been processed.
 
-        In any order, from any thread, also after the stream was closed. The server sends more as
-        bytes come back; `checkpoint` counts the batch once it counts all before it. Twice is the
-        same as once.
+        You can call it in any order, from any thread, even after the stream was closed. It lets the
+        server send more, and `checkpoint` moves past the batch once all earlier ones are
+        acknowledged. Acknowledging a batch twice has no further effect.
 
             >>> with EmbeddedCluster() as cluster, cluster.connect() as client:
             ...     _ = cluster.upsert("key", b"{}")
@@ -262,8 +265,8 @@ class ChangeStream:
             (0, True)
 
         Raises:
-            ConfigError: The batch is another stream's or a slice, or the stream acknowledges by
-                itself.
+            ConfigError: The batch belongs to another stream or is a slice, or the stream does not
+                have `ack="manual"`.
         """
         _checks.instance("batch", batch, ChangeBatch, "a ChangeBatch")
         if batch._is_part:  # noqa: SLF001 - the package's own
@@ -277,7 +280,7 @@ class ChangeStream:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the stream was closed on this side."""
+        """Whether you have closed the stream."""
         return self._is_closed
 
     @property
@@ -295,11 +298,11 @@ class ChangeStream:
         return require_pyarrow("ChangeStream.schema").schema(_SchemaOf(self._inner))
 
     def stats(self) -> StreamStats:
-        """Gives the numbers of what the stream is doing."""
+        """Returns statistics of the stream."""
         return StreamStats(**self._inner.stats())  # type: ignore[arg-type]
 
     def vbucket_stats(self) -> list[VbucketStats]:
-        """Gives where every vBucket stands, ascending."""
+        """Returns the state and position of every vBucket, in ascending order."""
         return [
             VbucketStats(
                 vbucket=vbucket,
@@ -315,23 +318,25 @@ class ChangeStream:
         ]
 
     def collection_lag(self) -> dict[str, int | None]:
-        """Gives how far the server is ahead in each collection that the stream reads.
+        """Returns the lag of each collection that the stream reads.
 
-        By `scope.collection`: the seqnos between the reader and the collection's newest change,
-        added up over the vBuckets that are not complete; `None` while one of their nodes has not
-        said it. A vBucket's collections share its seqnos, so that this is an upper bound of the
-        changes to come, and the collections' lags do not add up to the stream's.
+        For each `scope.collection`, this is the number of seqnos between the reader and the
+        collection's newest change, summed over the vBuckets that are not complete; `None` while one
+        of their nodes has not answered. The collections of a vBucket share its seqnos, so this is
+        an upper bound of the changes to come, and the lags of collections do not add up to that of
+        the stream.
 
-        Nodes are asked for it from the first call on, unless the stream is of a scope or of
-        collections: the first call may give nothing then, and the answers are there a moment later.
+        The stream asks the nodes for these seqnos from the first call on, or from its start if it
+        has a `scope` or `collections`. Otherwise, the first call may return nothing, and the
+        answers follow a moment later.
         """
         return dict(self._inner.collection_lag())
 
     def events(self) -> list[StreamEvent]:
-        """Gives what has happened since the last call, oldest first.
+        """Returns the events since the last call, oldest first.
 
-        An event may come a moment after the changes it is about. Events that nobody takes are
-        dropped, the oldest first; an event says how many.
+        An event may come a moment after the changes that it is about. If you do not read events,
+        the oldest are dropped, and an event says how many.
         """
         return [
             StreamEvent(kind=kind, vbucket=vbucket, node=node, message=message, cause=cause)
@@ -339,7 +344,7 @@ class ChangeStream:
         ]
 
     def read_all(self) -> pa.Table:
-        """Reads to the end of a stream with an `until` and gives one `pyarrow.Table`.
+        """Reads a stream with an `until` to its end and returns a `pyarrow.Table`.
 
         Raises:
             ImportError: PyArrow is not installed.
@@ -352,7 +357,7 @@ class ChangeStream:
         return pa.Table.from_batches(batches, schema=self.schema)
 
     def close(self) -> None:
-        """Ends the stream and its connections. Batches that were not taken are dropped."""
+        """Closes the stream and its connections. Batches that were not taken are discarded."""
         self._inner.close()
         self._is_closed = True
 
@@ -370,7 +375,7 @@ class ChangeStream:
         self._is_closed = True
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Hands the stream over, once, by the Arrow PyCapsule interface."""
+        """Exports the stream, once, over the Arrow PyCapsule interface."""
         return self._inner.__arrow_c_stream__(requested_schema)
 
     def __arrow_c_schema__(self) -> object:
@@ -380,7 +385,7 @@ class ChangeStream:
     def __reduce__(self) -> NoReturn:
         """Refuses to pickle."""
         raise TypeError(
-            "a stream does not pickle: pickle the client's options and the stream's checkpoint, "
+            "a stream cannot be pickled: pickle the client's options and the stream's checkpoint, "
             "and open another one with them"
         )
 
@@ -393,7 +398,7 @@ class ChangeStream:
 
 
 class _SchemaOf:
-    """Shows PyArrow the schema of a stream and nothing to read."""
+    """Shows PyArrow the schema of a stream without its data."""
 
     def __init__(self, inner: _dcp_rs.ChangeStream) -> None:
         self._inner = inner

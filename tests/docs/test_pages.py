@@ -93,9 +93,9 @@ def first_column(page, heading):
 def test_the_page_of_options_lists_every_option_in_order():
     page = "docs/reference/options.md"
     connection = [field.name for field in dataclasses.fields(dcp_rs.ConnectionOptions)]
-    assert sorted(first_column(page, "Of a connection")) == sorted(connection)
+    assert sorted(first_column(page, "Connection")) == sorted(connection)
     stream = list(inspect.signature(dcp_rs.Client.stream).parameters)[1:]
-    assert first_column(page, "Of a stream") == stream
+    assert first_column(page, "Stream") == stream
 
 
 def test_the_page_of_errors_lists_every_class_and_every_code():

@@ -182,5 +182,5 @@ def test_an_export_that_is_killed_leaves_no_file(cluster, arguments, tmp_path, n
 
 def test_a_missing_folder_is_named(export, tmp_path):
     said = export(tmp_path / "lake" / "changes.csv", status=1)
-    assert f"there is no folder {tmp_path / 'lake'}: create it first" in said
+    assert f"the folder {tmp_path / 'lake'} does not exist: create it first" in said
     assert not list(tmp_path.iterdir())

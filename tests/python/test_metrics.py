@@ -60,7 +60,7 @@ def test_several_streams_are_shown_by_one_collector_until_they_are_closed(client
     with client.stream(vbuckets=[0, 1]) as one, client.stream(vbuckets=[2]) as other:
         collector.add(one, name="one", vbuckets=True)
         collector.add(other, name="other")
-        with pytest.raises(ConfigError, match="'one' of the bucket 'default' is watched already"):
+        with pytest.raises(ConfigError, match="'one' of the bucket 'default' is already watched"):
             collector.add(other, name="one")
         page = generate_latest(registry).decode()
         assert page.count("# TYPE dcp_rs_records_total counter") == 1
@@ -89,7 +89,7 @@ def test_opentelemetry_shows_what_streams_do(client, fill):
         assert points["dcp_rs.vbuckets", "default", "complete", "one"] == 16
         assert points["dcp_rs.vbucket.seqno", "default", "other", "3"] == 0
         assert points["dcp_rs.reconnects", "default", "one"] == 0
-        with pytest.raises(ConfigError, match="watched already"):
+        with pytest.raises(ConfigError, match="already watched"):
             metrics.instrument(other, meter, name="one")
     reader.collect()
 

@@ -75,8 +75,11 @@ def test_a_signal_ends_it_with_everything_committed_that_was_read(cluster, start
 
 
 def test_what_is_wrong_is_said_in_a_line(start, tmp_path):
+    (tmp_path / "no.duckdb").write_bytes(b"this is not a database" * 1000)
     for arguments, message in [
-        (("mysql://host/db",), "target: begins with none of delta://"),
+        (("postgresql://loader@localhost:1/lake?table=t",), "the target failed: IO: [libpq]"),
+        ((f"duckdb://{tmp_path}/no.duckdb",), "not a valid DuckDB database"),
+        (("mysql://host/db",), "target: must begin with one of delta://"),
         ((f"duckdb://{tmp_path}/x", "--collections", "no.such"), "there is no"),
         ((f"duckdb://{tmp_path}/x", "--document-schema", "vbucket INT"), "vbucket"),
     ]:

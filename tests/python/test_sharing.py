@@ -69,15 +69,15 @@ def test_the_share_of_a_member_is_a_rule(client):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"member": (3, 3)}, r"member: \(3, 3\) is no reader of 3: they are counted from 0"),
+        ({"member": (3, 3)}, r"member: \(3, 3\) is not a reader of 3: readers are counted from 0"),
         ({"member": (0, 0)}, "member: .* counted from 0"),
         ({"member": (-1, 3)}, "member: -1 is not from 0"),
-        ({"member": (0, 17)}, "member: 17 readers are too many: the bucket has 16 vBuckets"),
+        ({"member": (0, 17)}, "member: 17 readers are too many: the bucket has only 16 vBuckets"),
         ({"member": 3}, r"member: must be a pair such as \(0, 3\)"),
         ({"member": (1,)}, "member: must be a pair"),
         ({"member": (0, True)}, "member: must be a whole number, not bool"),
         ({"member": (0, 2), "vbuckets": [1]}, "member, vbuckets: give one of them"),
-        ({"default": "latest"}, "default: is where a store begins that has nothing"),
+        ({"default": "latest"}, "default: applies only to an empty store"),
         ({"default": "newest"}, "default: must be 'earliest' or 'latest', not 'newest'"),
         ({"default": None}, "default: must be 'earliest' or 'latest', not NoneType"),
     ],
@@ -95,7 +95,7 @@ def test_members_need_a_store_that_can_be_shared(client):
         def save(self, checkpoint):
             pass
 
-    with pytest.raises(ConfigError, match=r"^member: .*claim\(\)"):
+    with pytest.raises(ConfigError, match=r"^member: .*dcp_rs.SharedStore"):
         client.stream(start=Own(), member=(0, 2))
 
 
@@ -386,7 +386,7 @@ def test_rows_and_positions_are_saved_in_one_transaction(client, fill, tmp_path)
     ("arguments", "message"),
     [
         ({"connect": 5}, "connect: must be a function"),
-        ({"table": "x; DROP TABLE y"}, "table: .* is no name of a table"),
+        ({"table": "x; DROP TABLE y"}, "table: .* is not a table name"),
         ({"table": 5}, "table: must be text"),
     ],
 )
@@ -396,7 +396,7 @@ def test_a_wrong_argument_of_an_sql_store_is_named(arguments, message):
 
 
 def test_what_is_no_connection_is_refused():
-    with pytest.raises(ConfigError, match=r"^connect: what it gives: must be .*DB-API"):
+    with pytest.raises(ConfigError, match=r"^connect: its result: must be .*DB-API"):
         dcp_rs.SqlStore(object).load()
 
 

@@ -367,7 +367,9 @@ async fn heads(
         }
     };
     let asked = nodes.collection_seqnos(vbids, &collections).await;
-    asked.inspect_err(|error| tracing::debug!(%error, "collections' seqnos are not told")).ok()
+    asked
+        .inspect_err(|error| tracing::debug!(%error, "the seqnos of collections are not reported"))
+        .ok()
 }
 
 /// The position after the newest change.

@@ -161,7 +161,7 @@ impl Aside {
                 failed("no thread could be started to ask for the credentials").with_source(error)
             },
         )?;
-        receiver.await.map_err(|_| failed("what gives the credentials panicked"))
+        receiver.await.map_err(|_| failed("the credentials function panicked"))
     }
 
     /// The credentials of one connection.
@@ -187,7 +187,7 @@ impl Aside {
             CredentialsSource::Provider(provider) => {
                 let provider = Arc::clone(provider);
                 self.run(move || provider.credentials()).await?.map_err(|error| {
-                    let message = "the credentials could not be had";
+                    let message = "the credentials function failed";
                     Error::new(ErrorKind::Authentication, message).with_source(error)
                 })
             }

@@ -40,7 +40,7 @@ pub(crate) async fn dial(
     address: &Address,
 ) -> Result<Box<dyn Transport>, Error> {
     dialer.dial(address).await.map_err(|error| {
-        let message = format!("{address} could not be connected to by the dialer given");
+        let message = format!("the dialer could not connect to {address}");
         Error::new(ErrorKind::Connect, message).with_source(error)
     })
 }

@@ -141,7 +141,7 @@ where
     loop {
         let answer = answer(io, leftover, opcode).await?;
         if !answer.status.is_success() {
-            tracing::debug!(status = %answer.status, "a node does not tell its purge seqnos");
+            tracing::debug!(status = %answer.status, "a node does not report its purge seqnos");
             return Ok(None);
         }
         if answer.key.is_empty() {
@@ -301,7 +301,7 @@ fn refused(opcode: Opcode, status: Status) -> Error {
 }
 
 fn malformed(opcode: Opcode, source: impl std::error::Error + Send + Sync + 'static) -> Error {
-    let message = format!("the server's answer to {opcode} makes no sense");
+    let message = format!("the server's answer to {opcode} is invalid");
     Error::new(ErrorKind::Protocol, message).with_source(source)
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn connector(options: &TlsOptions) -> Result<TlsConnector, Error> {
             let chain = certificates(chain, "client certificate")?;
             let key = private_key(key, key_password.as_ref().map(|password| password.as_str()))?;
             builder.with_client_auth_cert(chain, key).map_err(|error| {
-                unusable("client certificate and private key do not fit together")
+                unusable("the client certificate and the private key do not match")
                     .with_source(error)
             })?
         }
@@ -58,7 +58,7 @@ fn roots(ca: Option<&Pem>) -> Result<RootCertStore, Error> {
     // Operating systems ship certificates rustls does not take; the others are enough.
     let (added, _) = roots.add_parsable_certificates(native.certs);
     if added == 0 {
-        tracing::warn!("the operating system has no certificate authorities: tls_ca gives others");
+        tracing::warn!("the operating system has no certificate authorities: pass tls_ca");
     }
     roots.add_parsable_certificates(CertificateDer::pem_slice_iter(CAPELLA).flatten());
     Ok(roots)
@@ -175,7 +175,7 @@ pub(crate) fn advice(error: &std::io::Error) -> &'static str {
             "the peer closed the connection: check that the port speaks TLS (11207), else use \
              couchbase://"
         }
-        Some(_) => "have the server take TLS 1.2 or 1.3 with a cipher suite of today",
+        Some(_) => "make the server accept TLS 1.2 or 1.3 with a current cipher suite",
     }
 }
 
@@ -187,7 +187,7 @@ fn certificate_advice(error: &CertificateError) -> &'static str {
              certificate as tls_ca"
         }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            "the server's certificate is for another host name: connect by a name it holds"
+            "the server's certificate is for another host name: connect by a name in it"
         }
         CertificateError::Expired
         | CertificateError::ExpiredContext { .. }

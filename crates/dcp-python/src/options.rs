@@ -270,7 +270,9 @@ fn nanoseconds(since: &Bound<'_, PyAny>) -> PyResult<u64> {
     let seconds = if since.is_instance_of::<PyDateTime>() {
         if since.call_method0("utcoffset")?.is_none() {
             let shown = since.repr()?;
-            return Err(config(format!("since: {shown} has no time zone: give it one, as UTC")));
+            return Err(config(format!(
+                "since: {shown} has no time zone: give it one, such as UTC"
+            )));
         }
         since.call_method0("timestamp")?
     } else if since.is_instance_of::<PyFloat>()

@@ -166,7 +166,7 @@ fn event_parts(event: StreamEvent) -> EventParts {
             ("nothing_persisted", None, None, message.to_owned(), None)
         }
         StreamEvent::Dropped(count) => {
-            ("dropped", None, None, format!("{count} events that nobody took"), None)
+            ("dropped", None, None, format!("{count} events that were not read"), None)
         }
         event => ("other", None, None, format!("{event:?}"), None),
     }

@@ -1,8 +1,8 @@
 """The command `dcp-rs`.
 
 Results go to standard output: as tables on a terminal, as JSON lines elsewhere. Everything else
-goes to standard error. The exit status is 0 if all went well, 1 if something failed, 2 if the
-command line is wrong, and 130 after Ctrl-C.
+goes to standard error. The exit status is 0 on success, 1 on failure, 2 if the command line is
+wrong, and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ _REQUIRED = ("click", "rich")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; gives its exit status.
+    """Runs the command and returns its exit status.
 
     Args:
-        arguments: Words of the command line after the command's name; those of the process if
-            not given.
+        arguments: Arguments after the command's name; by default, those of the process.
     """
     try:
         import click  # noqa: F401 - only whether it is there

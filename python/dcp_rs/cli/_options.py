@@ -34,12 +34,12 @@ _STREAM = _dcp_rs.defaults()["stream"]
 
 
 def words(text: str) -> list[str]:
-    """Takes apart what has commas between."""
+    """Splits a list at its commas."""
     return [word.strip() for word in text.split(",")]
 
 
 def vbucket_set(text: str) -> set[int]:
-    """Reads numbers of vBuckets, as 0-63,70."""
+    """Parses vBucket numbers such as 0-63,70."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -54,7 +54,7 @@ def vbucket_set(text: str) -> set[int]:
 def _member(text: str) -> tuple[int, int]:
     which, slash, many = text.partition("/")
     if not slash or not all(each.isascii() and each.isdecimal() for each in (which, many)):
-        raise click.BadParameter(f"{text!r} is not a reader and how many there are, such as 0/3")
+        raise click.BadParameter(f"{text!r} is not a reader and the number of readers, such as 0/3")
     return int(which), int(many)
 
 
@@ -63,13 +63,15 @@ def _columns(text: str) -> str | list[str]:
 
 
 def moment(text: str) -> datetime:
-    """Reads a time with its zone, as 2026-01-31T00:00:00Z."""
+    """Parses a time with its zone, such as 2026-01-31T00:00:00Z."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         found = None
     if found is None or found.utcoffset() is None:
-        raise click.BadParameter(f"{text!r} is not a time with its zone, as 2026-01-31T00:00:00Z")
+        raise click.BadParameter(
+            f"{text!r} is not a time with its zone, such as 2026-01-31T00:00:00Z"
+        )
     return found
 
 
@@ -82,14 +84,14 @@ def _start(text: str) -> str | Checkpoint:
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Gives the options that are on the command line: others have the defaults of the package."""
+    """Returns the options that were given; the package has defaults for the others."""
     return {
         name: value for name, value in options.items() if value is not None and value is not False
     }
 
 
 def _taking(decorators: Iterable[Any], take: Callable[[dict[str, Any]], None]) -> Decorator:
-    """Adds options to a command, and lets `take` make of their values what the command is given."""
+    """Adds options to a command; `take` turns their values into the command's arguments."""
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
@@ -117,13 +119,13 @@ def _take_output(options: dict[str, Any]) -> None:
     )
 
 
-# Gives the command `as_json`.
+# Passes the command `as_json`.
 output_options = _taking(
     [
         click.option(
             "--output",
             type=click.Choice(["table", "json"]),
-            help="Tables for eyes or JSON lines; unless given, tables on a terminal only.",
+            help="Tables or JSON lines (tables on a terminal, else JSON lines).",
         ),
         click.option("--json", is_flag=True, help="Short for --output json."),
     ],
@@ -131,11 +133,11 @@ output_options = _taking(
 )
 
 
-# ----- logging in -----
+# ----- authentication -----
 
 
 def password_options(otherwise: str) -> list[Any]:
-    """Gives the options for a password."""
+    """Returns the options for a password."""
     return [
         click.option(
             "--password-env",
@@ -143,18 +145,18 @@ def password_options(otherwise: str) -> list[Any]:
             help=f"Environment variable with the password; {otherwise} if not given.",
         ),
         click.option(
-            "--password-file", type=Path, metavar="FILE", help="File with the password in a line."
+            "--password-file", type=Path, metavar="FILE", help="File that contains the password."
         ),
     ]
 
 
 def password(password_env: str | None, password_file: Path | None) -> str | None:
-    """Gives the password that the options name; `None` if they name none.
+    """Returns the password that the options name, or `None`.
 
     Names of variables and files are not shown: they may be the password itself, given by mistake.
 
     Raises:
-        ConfigError: It is not there.
+        ConfigError: The variable or the file cannot be read.
     """
     if password_env is not None and password_file is not None:
         raise click.UsageError("--password-env and --password-file: give one of them")
@@ -182,8 +184,8 @@ def _of_user(password_env: str | None, password_file: Path | None) -> str:
         found = str(click.prompt("Password", hide_input=True, err=True))
     if found is None:
         raise ConfigError(
-            f"there is no password for the user: set {PASSWORD_VARIABLE} to it, name another"
-            " variable with --password-env, or a file with --password-file"
+            f"the user needs a password: set {PASSWORD_VARIABLE}, name another variable with"
+            " --password-env, or a file with --password-file"
         )
     return found
 
@@ -203,49 +205,49 @@ def _take_connection(options: dict[str, Any]) -> None:
         if file is None:
             connection["password"] = secret
         else:
-            # Read again for each connection: the password in it may change.
+            # Read for each connection: the password in it may change.
             connection["password_file"] = file
     options["connection"] = ConnectionOptions(**connection)
 
 
 _CONNECTION = {
     "connection_string": click.argument("connection_string", metavar="CONNSTR"),
-    "bucket": click.option("--bucket", help="Bucket, where CONNSTR names none."),
-    "username": click.option("--username", help="User name; without a client certificate."),
+    "bucket": click.option("--bucket", help="Bucket, if CONNSTR does not name it."),
+    "username": click.option("--username", help="User name, unless you use a client certificate."),
     "tls_ca": click.option(
-        "--tls-ca", metavar="FILE", help="PEM file with the authorities to trust; the system's."
+        "--tls-ca", metavar="FILE", help="PEM file with authorities to trust (the system's)."
     ),
     "tls_certificate": click.option(
-        "--tls-certificate", metavar="FILE", help="PEM chain of a client, in place of a user."
+        "--tls-certificate", metavar="FILE", help="PEM chain of a client, instead of a user."
     ),
-    "tls_key": click.option("--tls-key", metavar="FILE", help="Its private key."),
+    "tls_key": click.option("--tls-key", metavar="FILE", help="Private key of --tls-certificate."),
     "srv_targets": click.option(
         "--srv-targets",
         type=click.Choice(["same_domain", "any"]),
-        help=f"Which nodes to believe DNS about ({ConnectionOptions.srv_targets}).",
+        help=f"Which SRV targets to accept ({ConnectionOptions.srv_targets}).",
     ),
     "network": click.option(
         "--network",
         type=click.Choice(["auto", "default", "external"]),
-        help=f"Which of the nodes' addresses to use ({ConnectionOptions.network}).",
+        help=f"Which addresses of the nodes to use ({ConnectionOptions.network}).",
     ),
     "sasl_mechanisms": click.option(
         "--sasl-mechanisms",
         type=words,
         metavar="LIST",
-        help="PLAIN, SCRAM-SHA512, SCRAM-SHA256, SCRAM-SHA1: those to log in with, best first.",
+        help="Mechanisms in order of preference: PLAIN, SCRAM-SHA512, SCRAM-SHA256, SCRAM-SHA1.",
     ),
     "connect_timeout": click.option(
         "--connect-timeout",
         type=float,
         metavar="SECONDS",
-        help=f"Longest time to make a connection ({ConnectionOptions.connect_timeout:g}).",
+        help=f"Longest time to open a connection ({ConnectionOptions.connect_timeout:g}).",
     ),
     "noop_interval": click.option(
         "--noop-interval",
         type=float,
         metavar="SECONDS",
-        help=f"Between the server's noops ({ConnectionOptions.noop_interval:g}).",
+        help=f"Interval of the server's noops ({ConnectionOptions.noop_interval:g}).",
     ),
     "buffer_size": click.option(
         "--buffer-size",
@@ -253,19 +255,17 @@ _CONNECTION = {
         metavar="BYTES",
         help=f"Flow-control buffer of a connection ({ConnectionOptions.buffer_size}).",
     ),
-    "compressed": click.option(
-        "--compressed", is_flag=True, help="Have documents sent compressed."
-    ),
+    "compressed": click.option("--compressed", is_flag=True, help="Request compressed documents."),
 }
 
-# Gives the command `connection`, which is `ConnectionOptions`.
+# Passes the command `connection`, a `ConnectionOptions`.
 connection_options = _taking(
     [
         *_CONNECTION.values(),
         click.option(
             "--tls-key-password-env",
             metavar="NAME",
-            help="Environment variable with the passphrase of --tls-key, if that is encrypted.",
+            help="Environment variable with the passphrase of --tls-key, if it is encrypted.",
         ),
         *password_options(f"{PASSWORD_VARIABLE}, or a prompt on a terminal,"),
     ],
@@ -276,7 +276,10 @@ connection_options = _taking(
 # ----- what to read -----
 
 vbuckets_option = click.option(
-    "--vbuckets", type=vbucket_set, metavar="LIST", help="These only, as 0-63,70 (all)."
+    "--vbuckets",
+    type=vbucket_set,
+    metavar="LIST",
+    help="Only these vBuckets, such as 0-63,70 (all).",
 )
 
 _READING = {
@@ -285,86 +288,94 @@ _READING = {
         "--start",
         type=_start,
         metavar="START",
-        help="earliest, latest, or a file with a checkpoint.",
+        help="earliest, latest, or a checkpoint file.",
     ),
     "columns": click.option(
         "--columns",
         type=_columns,
         metavar="LIST",
-        help="basic, full, or columns with commas between.",
+        help="basic, full, or names of columns, separated by commas.",
     ),
     "vbuckets": click.option(
-        "--vbuckets", type=vbucket_set, metavar="LIST", help="vBuckets to read, as 0-63,70 (all)."
+        "--vbuckets",
+        type=vbucket_set,
+        metavar="LIST",
+        help="vBuckets to read, such as 0-63,70 (all).",
     ),
     "member": click.option(
         "--member",
         type=_member,
         metavar="I/N",
-        help="The share of reader I, from 0, of N that share the work, in place of --vbuckets.",
+        help="Read the share of reader I (from 0) of N, instead of --vbuckets.",
     ),
     "scope": click.option("--scope", help="Scope to read."),
     "collections": click.option(
         "--collections",
         type=words,
         metavar="LIST",
-        help="Collections to read, with commas between, as inventory.*,*.events.",
+        help="Collections to read, such as inventory.*,*.events.",
     ),
     "keys": click.option(
-        "--keys", type=words, metavar="LIST", help="Keys to read, as order::*,user::?."
+        "--keys", type=words, metavar="LIST", help="Keys to read, such as order::*,user::?."
     ),
     "ops": click.option(
-        "--ops", type=words, metavar="LIST", help="Of mutation, deletion, expiration, these only."
+        "--ops",
+        type=words,
+        metavar="LIST",
+        help="Operations to read, of mutation, deletion, expiration.",
     ),
     "since": click.option(
         "--since",
         type=moment,
         metavar="TIME",
-        help="Leave out what changed earlier, as 2026-01-31T00:00:00Z.",
+        help="Skip earlier changes, for example 2026-01-31T00:00:00Z.",
     ),
     "include_xattrs": click.option("--include-xattrs", is_flag=True, help="Add the column xattrs."),
     "history": click.option(
-        "--history", is_flag=True, help="Read every version where a collection keeps its history."
+        "--history", is_flag=True, help="Read every version in collections that keep their history."
     ),
     "document_schema": click.option(
         "--document-schema",
         metavar="COLUMNS",
-        help='Columns to decode documents to, as "name STRING, n BIGINT".',
+        help='Columns to decode documents to, such as "name STRING, n BIGINT".',
     ),
     "document_prefix": click.option(
-        "--document-prefix", metavar="TEXT", help="What their names begin with."
+        "--document-prefix", metavar="TEXT", help="Prefix of these columns."
     ),
     "on_malformed": click.option(
         "--on-malformed",
         type=click.Choice(["null", "fail", "column"]),
-        help="What becomes of a document that does not fit (null).",
+        help="What to do with a malformed document (null).",
     ),
     "system_events": click.option(
-        "--system-events", is_flag=True, help="Changes of collections and scopes are rows too."
+        "--system-events", is_flag=True, help="Read changes of collections and scopes too."
     ),
     "system_documents": click.option(
-        "--system-documents", is_flag=True, help="Read scope _system and transactions too."
+        "--system-documents",
+        is_flag=True,
+        help="Read the scope _system and transaction records too.",
     ),
     "persisted_only": click.option(
-        "--persisted-only", is_flag=True, help="Read only what every copy has on disk."
+        "--persisted-only", is_flag=True, help="Read only changes that every copy has on disk."
     ),
     "ignore_purged_tombstones": click.option(
         "--ignore-purged-tombstones",
         is_flag=True,
-        help="Go on where deletions were purged, and miss those.",
+        help="Resume even if deletions were purged, and miss them.",
     ),
     "out_of_order": click.option(
-        "--out-of-order", is_flag=True, help="Take first loads in the order of keys."
+        "--out-of-order", is_flag=True, help="Allow first loads in key order."
     ),
     "on_rollback": click.option(
         "--on-rollback",
         type=click.Choice(["emit", "fail", "resync"]),
-        help=f"What to do when the server has taken changes back ({_STREAM['on_rollback']}).",
+        help=f"What to do if the server has lost changes ({_STREAM['on_rollback']}).",
     ),
     "retry_timeout": click.option(
         "--retry-timeout",
         type=float,
         metavar="SECONDS",
-        help=f"Longest time for which a vBucket may be away ({_STREAM['retry_timeout']:g}).",
+        help=f"How long to retry a vBucket ({_STREAM['retry_timeout']:g}).",
     ),
     "key_type": click.option(
         "--key-type",
@@ -374,22 +385,22 @@ _READING = {
     "value_format": click.option(
         "--value-format",
         type=click.Choice(["binary", "string", "variant"]),
-        help="Type of the column value (binary).",
+        help="Type of the column `value` (binary).",
     ),
 }
 
 
 def go_on_from(store: FileStore, reading: dict[str, Any]) -> None:
-    """Has `reading` start from a store, and where it says if the store has nothing."""
+    """Makes `reading` start from a store, or where it says if the store is empty."""
     start = reading.get("start", "earliest")
     if not isinstance(start, Checkpoint):
         reading |= {"start": store, "default": start}
     elif store.load() is not None:
-        raise ConfigError(f"start: {store.path} has a checkpoint to go on from: give one file")
+        raise ConfigError(f"start: {store.path} has a checkpoint to resume from: give one file")
 
 
 def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = None) -> Decorator:
-    """Gives the command `reading`: arguments of `Client.stream`, those that are given only."""
+    """Passes the command `reading`: the arguments of `Client.stream` that were given."""
     names = [name for name in only or _READING if name not in set(but)]
 
     def take(options: dict[str, Any]) -> None:
@@ -403,7 +414,7 @@ def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = Non
             reading["document_schema"] = DocumentSchema(reading["document_schema"], **how)
         elif how:
             raise click.UsageError(
-                "--document-prefix and --on-malformed are about --document-schema: give it too"
+                "--document-prefix and --on-malformed need --document-schema: give it too"
             )
         if "vbuckets" in reading:
             reading["vbuckets"] = sorted(reading["vbuckets"])

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def write(chunks: Iterable[bytes], *, durably: bool = False) -> None:
-    """Writes to standard output and hands over what was written.
+    """Writes to standard output and flushes it.
 
     Args:
         chunks: What to write.
-        durably: Whether to have it on disk, if it goes to a file: a checkpoint must not count what
+        durably: Whether to sync it to disk, if it goes to a file: a checkpoint must not count what
             could still be lost.
     """
     sys.stdout.flush()
@@ -34,7 +34,7 @@ def write(chunks: Iterable[bytes], *, durably: bool = False) -> None:
 
 
 def width() -> int | None:
-    """Gives the cells of a line of the terminal; `None` if standard output is none."""
+    """Returns the width of the terminal; `None` if standard output is not one."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -64,7 +64,7 @@ def _cell(value: object) -> str:
 
 
 def print_picture(picture: RenderableType) -> None:
-    """Prints what the library for terminals draws, without colours if it is no terminal."""
+    """Prints a rendered picture, without colours unless on a terminal."""
     from rich.console import Console
 
     Console(highlight=False, width=width() or 100).print(picture)

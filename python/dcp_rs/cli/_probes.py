@@ -1,4 +1,4 @@
-"""Single steps towards a node, with the standard library: names, ports and TLS."""
+"""Probes of a node with the standard library: names, ports and TLS."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def read_target(connection_string: str) -> Target:
 
 
 def resolve(host: str) -> str:
-    """Gives the addresses of a name, with commas between."""
+    """Returns the addresses of a name, separated by commas."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -97,7 +97,7 @@ def connect(seed: Seed, timeout: float) -> socket.socket:
 
 
 def shake_hands(seed: Seed, options: ConnectionOptions) -> str:
-    """Speaks TLS with a node; gives the version and whose certificate it has."""
+    """Does a TLS handshake; returns the version and the certificate's expiry."""
     context = _context(options)
     with connect(seed, options.connect_timeout) as plain:
         try:
@@ -111,8 +111,8 @@ def shake_hands(seed: Seed, options: ConnectionOptions) -> str:
             ) from error
         except (OSError, ValueError) as error:
             advice = (
-                "check that the port speaks TLS (11207, not 11210); if the cluster wants client"
-                " certificates, give --tls-certificate and --tls-key"
+                "check that the port speaks TLS (11207, not 11210); if the cluster requires"
+                " client certificates, pass --tls-certificate and --tls-key"
             )
             raise ProbeError(f"no TLS: {_reason(error)}", advice) from error
 
@@ -137,11 +137,11 @@ def _context(options: ConnectionOptions) -> ssl.SSLContext:
 def _certificate_advice(error: ssl.SSLCertVerificationError, seed: Seed) -> str:
     # The numbers are OpenSSL's X509_V_ERR.
     if error.verify_code in {62, 64}:
-        return f"connect by a name that the certificate has, not by {seed.host}"
+        return f"connect by a name in the certificate, not by {seed.host}"
     if error.verify_code in {9, 10}:
-        return "check this machine's clock; else the cluster's certificate must be renewed"
+        return "check this machine's clock; if it is right, renew the cluster's certificate"
     return (
-        "give the cluster's certificate authority with --tls-ca FILE (Couchbase Server: Security,"
+        "pass the cluster's certificate authority with --tls-ca FILE (Couchbase Server: Security,"
         " Certificates; Capella: Connect)"
     )
 

@@ -32,7 +32,7 @@ _COMPLETION = "_DCP_RS_COMPLETE"
 
 
 class _Program(click.Group):
-    """Suggests commands, and repeats no word of the command line that may be a secret."""
+    """Suggests commands, and never repeats arguments, which may be secrets."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -76,7 +76,7 @@ for _command in _COMMANDS:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs the command; gives its exit status."""
+    """Runs the command and returns its exit status."""
     instruction = os.environ.get(_COMPLETION)
     if instruction:
         return shell_completion.shell_complete(_program, {}, _NAME, _COMPLETION, instruction)
@@ -93,7 +93,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _failed(error: BaseException) -> int:
-    """Says what went wrong; gives the exit status."""
+    """Prints the error and returns the exit status."""
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return 130
     if isinstance(error, BrokenPipeError):
@@ -110,7 +110,7 @@ def _failed(error: BaseException) -> int:
 
 
 def _refuse(error: click.UsageError) -> None:
-    """Says what is wrong with the command line, without words of it that may be secrets."""
+    """Says what is wrong with the command line, without arguments that may be secrets."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         print(error.format_message(), file=sys.stderr)
         return
@@ -118,7 +118,7 @@ def _refuse(error: click.UsageError) -> None:
     if isinstance(error, click.NoSuchOption):
         message = _no_such_option(error)
     elif message.startswith("Got unexpected extra argument"):
-        message = "there are more arguments than the command takes"
+        message = "too many arguments"
     if error.ctx is not None:
         print(error.ctx.get_usage(), file=sys.stderr)
     print(f"{_NAME}: {message}", file=sys.stderr)
@@ -128,7 +128,7 @@ def _no_such_option(error: click.NoSuchOption) -> str:
     name = error.option_name.partition("=")[0]
     if name.startswith(("--pass", "-p")):
         return (
-            "a password is not taken from the command line, which others can see: set"
+            "passwords are not accepted on the command line, which others can see: set"
             f" {PASSWORD_VARIABLE}, or use --password-env or --password-file"
         )
     close = f"; did you mean {' or '.join(error.possibilities)}?" if error.possibilities else ""

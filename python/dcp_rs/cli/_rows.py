@@ -22,14 +22,14 @@ class Lines(Protocol):
     """Makes lines of rows."""
 
     def of(self, rows: Iterable[Row]) -> Iterator[bytes]:
-        """Gives what to write for each row."""
+        """Returns what to write for each row."""
 
 
 # ----- JSON -----
 
 
 def base64_of(value: bytes) -> dict[str, str]:
-    """Gives bytes as JSON has them where they have no name of their own."""
+    """Returns bytes as JSON has them where they have no name of their own."""
     return {"base64": base64.b64encode(value).decode()}
 
 
@@ -45,14 +45,14 @@ class JsonLines:
         self._makers = [_member_maker(name) for name in names]
 
     def of(self, rows: Iterable[Row]) -> Iterator[bytes]:
-        """Gives a line for each row."""
+        """Returns a line for each row."""
         for row in rows:
             members = [make(value) for make, value in zip(self._makers, row, strict=True)]
             yield f"{{{', '.join(members)}}}\n".encode()
 
 
 def _member_maker(name: str) -> Callable[[object], str]:
-    """Gives what makes a member of an object of a column's value."""
+    """Returns what makes a member of an object of a column's value."""
     before, before_base64 = f"{_encode(name)}: ", f"{_encode(f'{name}_base64')}: "
     text_of = _embedded if name == "value" else _quoted
 
@@ -70,7 +70,7 @@ def _member_maker(name: str) -> Callable[[object], str]:
 
 
 def _xattrs(value: dict[str, str]) -> str:
-    """Gives extended attributes, each of which is JSON."""
+    """Returns extended attributes, each of which is JSON."""
     members = (
         f"{_encode(name)}: {_embedded(text.encode()) or _encode(text)}"
         for name, text in value.items()
@@ -100,7 +100,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, default=_plain).encode
 
 
 def _quoted(value: bytes) -> str | None:
-    """Gives text as JSON; `None` if it is none."""
+    """Returns text as JSON; `None` if it is none."""
     try:
         return _encode(value.decode())
     except UnicodeDecodeError:
@@ -119,7 +119,7 @@ _LINE_BREAKS = str.maketrans("\r\n", "  ")
 
 
 def _embedded(value: bytes) -> str | None:
-    """Gives JSON text in a line; `None` if it is not JSON."""
+    """Returns JSON text in a line; `None` if it is not JSON."""
     try:
         text = value.decode()
         _check_json(text)
@@ -151,7 +151,7 @@ class FormattedLines:
         self.columns = list(dict.fromkeys(each[0] for each in self._parts if each[0] is not None))
 
     def of(self, rows: Iterable[Row]) -> Iterator[bytes]:
-        """Gives what to write for each row, of the columns in `columns`."""
+        """Returns what to write for each row, of the columns in `columns`."""
         plan = [
             (None if name is None else self.columns.index(name), literal, make)
             for name, literal, make in self._parts
@@ -178,7 +178,7 @@ def _part(token: re.Match[str]) -> _Part:
     escaped = b"%" if token[0] == "%%" else _ESCAPES.get(text) if kind == "escape" else None
     if escaped is None:
         raise click.BadParameter(
-            f"{token[0]!r} means nothing: there are %{', %'.join(_COLUMNS)}, %{{column}}, %% and"
+            f"{token[0]!r} is unknown: use %{', %'.join(_COLUMNS)}, %{{column}}, %% and"
             r" \n \r \t \0 \\ \xFF"
         )
     return None, escaped, _raw
@@ -228,7 +228,7 @@ class TableLines:
         self._are_numbers: list[bool] = []
 
     def of(self, rows: Iterable[Row]) -> Iterator[bytes]:
-        """Gives a line for each row, and the heading before the first one."""
+        """Returns a line for each row, and the heading before the first one."""
         rows = list(rows)
         lines = [[clear(cell) for cell in row] for row in rows]
         if not self._widths and lines:
@@ -269,7 +269,7 @@ def _fitted(widths: list[int], total: int | None) -> list[int]:
 
 
 def clear(value: object) -> str:
-    """Gives a value for eyes: a document cannot move the cursor, or end the line."""
+    """Returns a value for eyes: a document cannot move the cursor, or end the line."""
     if value is None:
         return ""
     if isinstance(value, bytes):

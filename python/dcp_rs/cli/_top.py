@@ -66,7 +66,7 @@ class Sample:
     events: tuple[tuple[str, StreamEvent], ...] = field(default=())
 
     def record(self) -> dict[str, object]:
-        """Gives it as JSON has it."""
+        """Returns it as JSON has it."""
         names = ("opening", "streaming", "backing_off", "complete", "failed")
         return {
             "bucket": self.bucket,

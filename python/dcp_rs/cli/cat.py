@@ -1,4 +1,4 @@
-"""`dcp-rs cat` and `dcp-rs tail`: a bucket's changes as lines."""
+"""`dcp-rs cat` and `dcp-rs tail`: print a bucket's changes as lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _lines_of_changes(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--checkpoint",
             metavar="FILE",
-            help="Go on from the checkpoint in FILE if there is one, and keep it up to date.",
+            help="Resume from the checkpoint in FILE, if it exists, and keep it up to date.",
         ),
         click.option(
             "-f", "--format", "form", metavar="FORMAT", type=FormattedLines,
@@ -53,8 +53,8 @@ def _lines_of_changes(command: Callable[..., None]) -> Callable[..., None]:
 def cat(**options: Any) -> None:
     """Print a bucket's changes up to now.
 
-    A table on a terminal, cut to its width; JSON lines elsewhere, with all of a change. A
-    checkpoint is stored once its changes are written, to disk if standard output is a file.
+    On a terminal, prints a table, cut to its width; elsewhere, JSON lines with complete changes.
+    Saves a checkpoint after its changes are written, and synced if standard output is a file.
     """
     _print(until="now", default="earliest", **options)
 
@@ -64,8 +64,8 @@ def cat(**options: Any) -> None:
 def tail(**options: Any) -> None:
     """Print a bucket's changes as they come, from now on.
 
-    Like cat, but it begins with the latest change, unless --start or --checkpoint say otherwise,
-    and does not end.
+    Like cat, but starts at the latest change, unless --start or --checkpoint say otherwise, and
+    does not end.
     """
     _print(until=None, default="latest", **options)
 

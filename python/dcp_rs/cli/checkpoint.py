@@ -1,4 +1,4 @@
-"""`dcp-rs checkpoint`: look at checkpoint files, and change them."""
+"""`dcp-rs checkpoint`: show and change checkpoint files."""
 
 from __future__ import annotations
 
@@ -67,10 +67,9 @@ def show(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
 @click.argument("file", metavar="FILE")
 @_of_vbuckets
 def reset(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
-    """Forget positions, so that their vBuckets are read from the beginning.
+    """Remove positions, so that their vBuckets are read from the beginning.
 
-    FILE stays one of its bucket and filter. A reader that is still running fails with its next
-    save.
+    FILE keeps its bucket and filter. The next save of a reader that is still running fails.
     """
     kept = Checkpoint.load(file)
     known = set(kept.positions)
@@ -89,12 +88,12 @@ def reset(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
 @checkpoint.command()
 @click.argument("file", metavar="FROM")
 @click.argument("to", metavar="TO")
-@click.option("--force", is_flag=True, help="Write over TO if there is such a file.")
+@click.option("--force", is_flag=True, help="Overwrite TO if it exists.")
 @_of_vbuckets
 def copy(file: str, to: str, vbuckets: set[int] | None, *, force: bool, as_json: bool) -> None:
     """Copy a checkpoint, or some of its positions.
 
-    The checkpoint is checked, and copied atomically to a file that only its owner may read.
+    Verifies the checkpoint, and copies it atomically to a file that only its owner can read.
     """
     if os.path.lexists(to) and not force:
         raise CheckpointError(f"{to} already exists: use --force to overwrite it")

@@ -1,4 +1,4 @@
-"""`dcp-rs decode`: packets as lines."""
+"""`dcp-rs decode`: print packets as lines."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class _Piece:
 @click.option(
     "--collections",
     is_flag=True,
-    help="Keys carry collection ids, where no answer to HELLO says so.",
+    help="Keys carry collection IDs, even if no answer to HELLO says so.",
 )
 @output_options
 def decode(file: str, *, collections: bool, as_json: bool) -> None:
-    """Show recorded packets, a line each.
+    """Print a line for each recorded packet.
 
-    FILE is a trace (JSON lines with `dir` and `hex`), a hex dump, or the bytes themselves; the
-    format is detected. - is standard input.
+    FILE is a trace (JSON lines with `dir` and `hex`), a hex dump, or raw bytes; the format is
+    detected. - is standard input.
     """
     data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     show = _as_json if as_json else _as_line
@@ -68,7 +68,7 @@ def _packets(
     for decoder in decoders.values():
         if decoder.missing:
             missing = f"{decoder.missing} bytes are missing"
-            raise ProtocolError(f"the last packet is cut short: {missing}")
+            raise ProtocolError(f"the last packet is incomplete: {missing}")
 
 
 def _pieces(data: bytes) -> Iterator[_Piece]:
@@ -94,7 +94,7 @@ def _trace(data: bytes) -> Iterator[_Piece]:
 
 
 def _hex_dump(data: bytes) -> bytes | None:
-    """Gives the bytes of a hex dump; `None` if it is none.
+    """Returns the bytes of a hex dump; `None` if it is none.
 
     Takes bare digits, `0x` in front of them, and the output of `xxd` and `hexdump -C`, whose
     offsets and characters are left out.

@@ -40,7 +40,7 @@ _COLOURS = {"ok": "green", "failed": "red", "skipped": "yellow"}
 
 @dataclass(frozen=True)
 class Finding:
-    """How one step went."""
+    """Result of one step."""
 
     step: str
     target: str
@@ -56,9 +56,9 @@ class Finding:
 def doctor(context: click.Context, connection: ConnectionOptions, *, as_json: bool) -> None:
     """Try each step of a connection, and say what to change.
 
-    Tries names, ports and TLS of the seeds, logs in, opens the bucket, reaches every node that the
-    cluster map names, and opens a DCP stream of each vBucket, from now on. Nothing is changed, and
-    no document is read. Exits with 1 if a step failed.
+    Checks the names, ports and TLS of the hosts in CONNSTR, logs in, opens the bucket, connects to
+    every node of the cluster map, and opens a DCP stream of each vBucket, from now on. It changes
+    nothing and reads no documents. The exit status is 1 if a step failed.
     """
     failed = 0
     for finding in _findings(connection):
@@ -99,8 +99,8 @@ def _findings(options: ConnectionOptions) -> Iterator[Finding]:
     for seed in target.seeds:
         resolved = _attempt("dns", seed.host, partial(_probes.resolve, seed.host))
         if resolved.status == "failed" and target.service is not None:
-            # The client asks for the service, which the standard library cannot.
-            detail = f"no address of its own: asking for the service {target.service}"
+            # The client looks up the SRV record, which the standard library cannot.
+            detail = f"no address: looking up the SRV record {target.service}"
             yield replace(resolved, status="skipped", detail=detail, advice=None)
             is_reached = True
             continue
@@ -110,7 +110,7 @@ def _findings(options: ConnectionOptions) -> Iterator[Finding]:
                 yield finding
             is_reached = is_reached or finding.status == "ok"
     if not is_reached:
-        yield Finding("login", _user(options), "skipped", "no seed can be reached")
+        yield Finding("login", _user(options), "skipped", "no host can be reached")
         return
     yield from _with_client(options, target)
 
@@ -170,16 +170,16 @@ def _not_connected(
         return
     if isinstance(error, AuthenticationError):
         advice = (
-            "check user name and password; users of LDAP and PAM need couchbases://"
+            "check the user name and password; LDAP and PAM users need couchbases://"
             if options.username is not None
-            else "give --username, or check that the cluster takes this client certificate"
+            else "pass --username, or check that the cluster accepts this client certificate"
         )
         yield Finding("login", user, "failed", str(error), advice)
         return
     if isinstance(error, ConnectError | TimeoutError) and not is_listed:
         seed = target.seeds[0]
         advice = (
-            f"the name has neither an address nor a service record {target.service}: check the"
+            f"the name has neither an address nor an SRV record {target.service}: check the"
             " spelling, and that this machine's DNS knows it"
         )
         yield Finding("dns", seed.host, "failed", "no address", advice)
@@ -223,14 +223,14 @@ def _node(
     else:
         advice = (
             "the cluster map names this address: start the node, open its port to this machine, or"
-            " give --network external where nodes have alternate addresses"
+            " pass --network external if nodes have alternate addresses"
         )
         yield replace(finding, step="node", advice=advice)
 
 
 def _seqnos(client: Client) -> str:
     try:
-        return f"{sum(client.high_seqnos().values())} in sum, from every node"
+        return f"{sum(client.high_seqnos().values())} in total, from every node"
     except AccessDeniedError as error:
         raise ProbeError(str(error), _ROLE) from error
 

@@ -1,4 +1,4 @@
-"""`dcp-rs explain-rollback`: what a server answers to a client that wants to go on, and why."""
+"""`dcp-rs explain-rollback`: what a server answers to a resuming client, and why."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def _log(text: str) -> list[tuple[int, int]]:
     type=_number,
     metavar="NUMBER",
     default="0",
-    help="Its deletions are purged up to here (0).",
+    help="Seqno up to which its deletions are purged (0).",
 )
 @click.option(
     "--collections-high-seqno",
     type=_number,
     metavar="NUMBER",
-    help="Highest seqno of the collections the client filters on.",
+    help="Highest seqno of the collections in the client's filter.",
 )
 @click.option(
     "--vbuuid", type=_number, metavar="NUMBER", required=True, help="The client's branch."
@@ -71,39 +71,42 @@ def _log(text: str) -> list[tuple[int, int]]:
     type=_number,
     metavar="NUMBER",
     required=True,
-    help="Last seqno the client has.",
+    help="Last seqno that the client has.",
 )
 @click.option(
     "--snapshot-start",
     type=_number,
     metavar="NUMBER",
-    help="Start of its snapshot (the start seqno).",
+    help="Start of the client's snapshot (the start seqno).",
 )
 @click.option(
-    "--snapshot-end", type=_number, metavar="NUMBER", help="End of its snapshot (the start seqno)."
+    "--snapshot-end",
+    type=_number,
+    metavar="NUMBER",
+    help="End of the client's snapshot (the start seqno).",
 )
 @click.option(
     "--end-seqno",
     type=_number,
     metavar="NUMBER",
     default=str(_MAX),
-    help="Last seqno wanted (all).",
+    help="Last seqno requested (all).",
 )
 @click.option(
     "--client-purge-seqno",
     type=_number,
     metavar="NUMBER",
     default="0",
-    help="Purge seqno it names (0).",
+    help="Purge seqno in the request (0).",
 )
-@click.option("--strict-vbuuid", is_flag=True, help="The request has that flag.")
-@click.option("--ignore-purged-tombstones", is_flag=True, help="The request has that flag.")
+@click.option("--strict-vbuuid", is_flag=True, help="The request has this flag.")
+@click.option("--ignore-purged-tombstones", is_flag=True, help="The request has this flag.")
 @output_options
 def explain_rollback(*, as_json: bool, **arguments: Any) -> None:
-    """Say why a server makes a client roll back.
+    """Explain why a server makes a client roll back.
 
-    Says what a server answers to a stream request, and why. All seqnos are of one vBucket; numbers
-    are decimal, or hexadecimal with 0x.
+    Prints what a server answers to a stream request, and why. All seqnos belong to one vBucket.
+    Numbers are decimal, or hexadecimal with 0x.
     """
     for bound in ("snapshot_start", "snapshot_end"):
         if arguments[bound] is None:

@@ -1,4 +1,4 @@
-"""`dcp-rs export`: a bucket's changes up to now, as a file."""
+"""`dcp-rs export`: write a bucket's changes up to now to a file."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _GROUP_BYTES = 64 * 1024 * 1024
     "--format",
     "form",
     type=click.Choice(sorted(set(_ENDINGS.values()))),
-    help="Format, where the ending of FILE does not say it.",
+    help="Format, if the extension of FILE does not determine it.",
 )
-@click.option("--force", is_flag=True, help="Write over FILE if there is such a file.")
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 @click.option(
     "--checkpoint",
     metavar="STORE",
-    help="Go on from the checkpoint in the file STORE if there is one, and keep it up to date.",
+    help="Resume from the checkpoint in the file STORE, if it exists, and keep it up to date.",
 )
 @reading_options()
 def export(
@@ -65,18 +65,19 @@ def export(
 ) -> None:
     """Write a bucket's changes up to now to a file.
 
-    The ending of FILE says the format: .parquet, .csv, .jsonl or .arrow (Arrow IPC); - is standard
-    output. FILE appears once it is whole, and is on disk then. Progress goes to standard error.
+    The extension of FILE selects the format: .parquet, .csv, .jsonl or .arrow (Arrow IPC). - is
+    standard output. FILE appears only when it is complete and synced. Progress goes to standard
+    error.
     """
     form = form or _ENDINGS.get(Path(file).suffix.lower())
     if form is None:
         raise click.UsageError(
-            f"the ending of FILE is none of {', '.join(_ENDINGS)}: say the format with --format"
+            f"the extension of FILE is none of {', '.join(_ENDINGS)}: pass the format with --format"
         )
     if file != "-" and os.path.lexists(file) and not force:
         raise ConfigError(f"{file} already exists: use --force to overwrite it")
     if file != "-" and not Path(file).parent.is_dir():
-        raise ConfigError(f"there is no folder {Path(file).parent}: create it first")
+        raise ConfigError(f"the folder {Path(file).parent} does not exist: create it first")
     if form != "jsonl":
         # Before anything is written: Ctrl-C during an import ends Python by the signal.
         _import_arrow(form)
@@ -92,7 +93,7 @@ def export(
 
 @contextlib.contextmanager
 def _appearing(file: str) -> Iterator[IO[bytes]]:
-    """Opens a file that has its name once it is whole, and is gone if it never is."""
+    """Opens a file that gets its name once it is complete, and is removed on failure."""
     if file == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -177,7 +178,7 @@ def _import_arrow(form: str) -> Any:
         pa = require_pyarrow(f"export to {form}")
     except ImportError as error:
         raise ImportError(
-            f'{error}; or with the command line, pip install "dcp-rs[cli,arrow]"'
+            f'{error}, or with the command line: pip install "dcp-rs[cli,arrow]"'
         ) from error
     if form == "parquet":
         import pyarrow.parquet
@@ -192,8 +193,8 @@ def _open_plain(pa: Any, form: str, stream: ChangeStream, output: IO[bytes]) -> 
     nested = [field.name for field in stream.schema if pa.types.is_nested(field.type)]
     if nested:
         raise ConfigError(
-            f"format: a CSV file has no nested columns, as {', '.join(nested)}: name others with"
-            " --columns, or take another format"
+            f"format: CSV files have no nested columns ({', '.join(nested)}): choose others with"
+            " --columns, or another format"
         )
     return pa.csv.CSVWriter(output, stream.schema)
 
@@ -210,7 +211,7 @@ class _JsonLinesWriter:
 
 
 class _BatchWriter:
-    """Hands batches over as they are."""
+    """Writes batches as they are."""
 
     def __init__(self, pa: Any, file: Any) -> None:
         self._pa, self._file = pa, file

@@ -1,4 +1,4 @@
-"""`dcp-rs replicate`: a table that is kept in step with a bucket."""
+"""`dcp-rs replicate`: keep a table in step with a bucket."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from dcp_rs.client import ConnectionOptions
     from dcp_rs.replication import Progress
 
+# Modules whose errors the command line reports, or that are mistakes of the program.
+_SHOWN_AS_THEY_ARE = {"builtins", "click", "dcp_rs"}
+
 
 @click.command()
 @connection_options
 @click.argument("target", metavar="TARGET")
-@click.option("--once", is_flag=True, help="Stop with the changes there are now.")
-@click.option("--mode", type=click.Choice(["table", "log"]), help="What the target is (table).")
+@click.option("--once", is_flag=True, help="Stop after the changes that the bucket has now.")
+@click.option("--mode", type=click.Choice(["table", "log"]), help="Kind of the target (table).")
 @reading_options(
     only=(
         "scope", "collections", "document_schema", "document_prefix", "on_malformed",
@@ -47,9 +50,9 @@ def replicate(
 ) -> None:
     r"""Keep a table in step with a bucket.
 
-    Writes a bucket's documents to a table, or its changes to a log, and goes on from what is there.
-    Runs until SIGINT or SIGTERM, and then commits what was read and exits with status 0. Progress
-    goes to standard error.
+    Writes a bucket's documents to a table, or its changes to a log, and resumes from the state in
+    the target. Runs until SIGINT or SIGTERM, then commits what was read and exits with status 0.
+    Progress goes to standard error.
 
     \b
     TARGET is one of
@@ -79,6 +82,12 @@ def replicate(
                 client, target, stop=stop, on_progress=take, **reading, **given(settings)
             )
         reporter.finish(show(done))
+    except Exception as error:
+        # A target raises the errors of its library, each with a class of its own.
+        if type(error).__module__.partition(".")[0] in _SHOWN_AS_THEY_ARE:
+            raise
+        reason = " ".join(str(error).split())
+        raise click.ClickException(f"the target failed: {reason}") from error
     finally:
         reporter.close()
 

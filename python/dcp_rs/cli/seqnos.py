@@ -1,4 +1,4 @@
-"""`dcp-rs seqnos` and `dcp-rs lag`: where the server is, and how far behind it a reader is."""
+"""`dcp-rs seqnos` and `dcp-rs lag`: high seqnos, and how far behind a reader is."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def seqnos(connection: ConnectionOptions, vbuckets: set[int] | None, *, as_json:
     "--checkpoint",
     metavar="FILE",
     required=True,
-    help="File that the reader keeps its positions in.",
+    help="Checkpoint file of the reader.",
 )
 @vbuckets_option
 @output_options
@@ -51,17 +51,17 @@ def lag(
     *,
     as_json: bool,
 ) -> None:
-    """Show how far the reader that keeps a checkpoint is behind, in seqnos.
+    """Show how many seqnos a reader is behind.
 
-    For each vBucket and, last, in sum: there the vBucket is null. Older versions of documents have
-    seqnos too and are not sent, so there are fewer changes to come.
+    Prints the lag of each vBucket and, last, the total, whose vBucket is null. Older versions of
+    documents have seqnos too but are not sent, so there may be fewer changes to come.
     """
-    # Before the server is asked: a reader that goes on meanwhile is not ahead of it.
+    # Before the server is asked, so that a reader that is running is not ahead of it.
     kept = Checkpoint.load(checkpoint)
     with Client(connection) as client:
         if client.bucket_uuid != kept.bucket_uuid:
             raise CheckpointError(
-                f"{checkpoint} is of another bucket: its UUID is {kept.bucket_uuid}, that of"
+                f"{checkpoint} belongs to another bucket: its UUID is {kept.bucket_uuid}, that of"
                 f" {client.bucket_name} is {client.bucket_uuid}"
             )
         high = client.high_seqnos()
@@ -78,7 +78,7 @@ def lag(
     if ahead:
         print(
             f"dcp-rs: the checkpoint is ahead of the server in vBuckets {ahead}:"
-            " a failover has taken changes back, and the reader will be rolled back",
+            " a failover has lost changes, and the reader will be rolled back",
             file=sys.stderr,
         )
 

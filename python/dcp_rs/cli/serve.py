@@ -1,4 +1,4 @@
-"""`dcp-rs serve`: the embedded cluster, until it is told to stop."""
+"""`dcp-rs serve`: run an embedded cluster."""
 
 from __future__ import annotations
 
@@ -32,45 +32,45 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "replicas": {"type": int, "help": f"Replicas of each vBucket ({_CLUSTER['replicas']})."},
     "ephemeral": {"is_flag": True, "help": "A bucket without a disk."},
     "data": {
-        "metavar": "FOLDER", "help": "Keep the bucket in FOLDER, and go on with what is there."
+        "metavar": "FOLDER", "help": "Keep the bucket in FOLDER, and load what is there."
     },
     "bucket": {"help": f"Name of the bucket ({_CLUSTER['bucket']})."},
     "username": {"help": f"User name ({_CLUSTER['username']})."},
     "host": {
-        "help": f"Address to listen on ({_CLUSTER['host']}); 0.0.0.0 for all, with a password of"
-        " your own."
+        "help": f"Address to listen on ({_CLUSTER['host']}); 0.0.0.0 for all, with your own"
+        " password."
     },
-    "alternate_host": {"metavar": "NAME", "help": "Where the ports are reached from elsewhere."},
-    "port": {"type": int, "help": "First node's port; 0 for any (0)."},
-    "management_port": {"type": int, "help": "First node's HTTP port; 0 for any (0)."},
-    "tls_port": {"type": int, "help": "First node's port for TLS; 0 for any (0)."},
+    "alternate_host": {"metavar": "NAME", "help": "Address for clients on other machines."},
+    "port": {"type": int, "help": "Port of the first node; 0 for any (0)."},
+    "management_port": {"type": int, "help": "HTTP port of the first node; 0 for any (0)."},
+    "tls_port": {"type": int, "help": "TLS port of the first node; 0 for any (0)."},
     "tls_certificate": {"metavar": "FILE", "help": "PEM file with the nodes' certificate."},
-    "tls_key": {"metavar": "FILE", "help": "Its private key."},
-    "tls_client_ca": {"metavar": "FILE", "help": "Who signs clients' certificates."},
-    "tls_client_required": {"is_flag": True, "help": "Refuse clients without one."},
-    "persist_delay": {"type": float, "metavar": "SECONDS", "help": "Until a change is on disk."},
-    "memory_quota": {"type": int, "metavar": "BYTES", "help": "Documents the bucket may hold."},
-    "history_bytes": {"type": int, "metavar": "BYTES", "help": "Overwritten documents kept."},
+    "tls_key": {"metavar": "FILE", "help": "Private key of --tls-certificate."},
+    "tls_client_ca": {"metavar": "FILE", "help": "PEM file with client authorities."},
+    "tls_client_required": {"is_flag": True, "help": "Refuse clients without a certificate."},
+    "persist_delay": {"type": float, "metavar": "SECONDS", "help": "Persistence delay."},
+    "memory_quota": {"type": int, "metavar": "BYTES", "help": "Most bytes of documents."},
+    "history_bytes": {"type": int, "metavar": "BYTES", "help": "Overwritten documents to keep."},
     "keeps_history": {"is_flag": True, "help": "Let clients stream every version."},
-    "keeps_compressed": {"is_flag": True, "help": "Do not inflate what clients compressed."},
-    "max_connections": {"type": int, "metavar": "N", "help": "Connections of a node."},
-    "max_streams": {"type": int, "metavar": "N", "help": "Streams of a DCP connection."},
+    "keeps_compressed": {"is_flag": True, "help": "Keep compressed values compressed."},
+    "max_connections": {"type": int, "metavar": "N", "help": "Most connections of a node."},
+    "max_streams": {"type": int, "metavar": "N", "help": "Most streams of a DCP connection."},
     "max_unacknowledged_bytes": {
-        "type": int, "metavar": "BYTES", "help": "Largest window a client may ask for."
+        "type": int, "metavar": "BYTES", "help": "Largest flow-control buffer of a client."
     },
     "authentication_timeout": {
-        "type": float, "metavar": "SECONDS", "help": "Until a client has authenticated."
+        "type": float, "metavar": "SECONDS", "help": "Time limit for a client to authenticate."
     },
     "idle_timeout": {
-        "type": float, "metavar": "SECONDS", "help": "Without a byte on a connection not for DCP."
+        "type": float, "metavar": "SECONDS", "help": "Time limit of an idle connection, except DCP."
     },
     "dcp_idle_timeout": {
-        "type": float, "metavar": "SECONDS", "help": "Without a byte of a DCP client with noops."
+        "type": float, "metavar": "SECONDS", "help": "Time limit of a silent DCP client with noops."
     },
     "persistence_timeout": {
-        "type": float, "metavar": "SECONDS", "help": "A client waits for a change to be persisted."
+        "type": float, "metavar": "SECONDS", "help": "Time limit for waiting clients."
     },
-    "congestion_control": {"metavar": "NAME", "help": "Of TCP, as reno; reno where allowed."},
+    "congestion_control": {"metavar": "NAME", "help": "TCP congestion control (reno, if allowed)."},
 }  # fmt: skip
 
 
@@ -93,15 +93,15 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--tls-ca",
     metavar="FILE",
-    help="Speak TLS too, and write the certificate authority for clients to trust to FILE.",
+    help="Serve TLS too, and write the certificate authority for clients to FILE.",
 )
 @click.option(
     "--users",
     type=Path,
     metavar="FILE",
-    help='Who may read only: JSON as [{"username": "reader", "password": "...", "reads": null}].',
+    help='Users who may only read: [{"username": "reader", "password": "...", "reads": null}].',
 )
-@click.option("--faults", type=Path, metavar="FILE", help="JSON list of fault rules to follow.")
+@click.option("--faults", type=Path, metavar="FILE", help="JSON list of fault rules.")
 @output_options
 def serve(
     *,
@@ -115,10 +115,10 @@ def serve(
 ) -> None:
     """Run an embedded cluster.
 
-    Runs a cluster that Couchbase SDKs and DCP clients take for a real one, until SIGINT or SIGTERM.
-    Prints a line once it takes connections. Keeps nothing on disk without --data. With --faults,
-    SIGHUP reads the file again. Settings are those of dcp_rs.testing.EmbeddedCluster, which has
-    their defaults.
+    Couchbase SDKs and DCP clients can use it like a real cluster. It runs until SIGINT or SIGTERM,
+    prints a line once it accepts connections, and keeps nothing on disk without --data. With
+    --faults, SIGHUP reads the file again. The options and their defaults are those of
+    dcp_rs.testing.EmbeddedCluster.
     """
     settings = given(options)
     limits = {name: settings.pop(name) for name in _DEFAULTS["limits"] if name in settings}
@@ -144,7 +144,7 @@ def serve(
 
 
 def _signals(*, with_hangup: bool) -> queue.SimpleQueue[bool]:
-    """Gives whether each signal that comes asks for the faults again, or else to stop."""
+    """Returns whether each signal that comes asks for the faults again, or else to stop."""
     signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def on_signal(number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""`dcp-rs top`: what a bucket and its reader are doing, live in the terminal."""
+"""`dcp-rs top`: show a bucket and its reader, live in the terminal."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _QUIT = frozenset("qQ")
 @click.option(
     "--checkpoint",
     metavar="FILE",
-    help="Show the lag of the reader that keeps its positions in FILE, in place of our own.",
+    help="Show the lag of the reader that keeps its checkpoint in FILE.",
 )
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1),
     default=1.0,
     metavar="SECONDS",
-    help="Between pictures (1).",
+    help="Refresh interval (1).",
 )
-@click.option("--once", is_flag=True, help="Print one picture, of the first interval, and end.")
+@click.option("--once", is_flag=True, help="Print a single snapshot and exit.")
 @reading_options(
     only=(
         "start", "vbuckets", "scope", "collections", "system_documents", "persisted_only",
@@ -61,11 +61,11 @@ def top(
     once: bool,
     as_json: bool,
 ) -> None:
-    """Show rates, lag, states and nodes, live; q quits.
+    """Show rates, lag, states and nodes, live; press q to quit.
 
-    Reads the bucket from now on, or from --start, without its documents, and shows what the server
-    writes (seqnos), what is read (changes), and how far the reader is behind. As JSON it prints a
-    line for each interval.
+    Reads the bucket without its documents, from now on or from --start. Shows the rates of writes
+    (seqnos) and reads (changes), and how far the reader is behind. As JSON, prints a line for each
+    interval.
     """
     reading.setdefault("start", "latest")
     with (
@@ -161,7 +161,7 @@ def _run(monitor: Monitor, failure: _Failure, interval: float) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """Gives a function that waits for a key, unseen and without Enter; `""` if none is pressed."""
+    """Returns a function that waits for a key press, without Enter; `""` if there is none."""
     if not sys.stdin.isatty():
         yield _no_key
         return

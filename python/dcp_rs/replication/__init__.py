@@ -1,7 +1,7 @@
 """Keep a table in step with a bucket.
 
-`dcp_rs.replicate` reads a bucket and writes to a *target*: rows and the checkpoint
-after them in one commit, so that nothing is lost and nothing doubled whenever the process ends.
+`dcp_rs.replicate` reads a bucket and writes to a *target*. It commits rows and the checkpoint after
+them together, so a crash neither loses nor duplicates a change.
 
     >>> import dcp_rs, tempfile
     >>> from dcp_rs.testing import EmbeddedCluster
@@ -12,8 +12,8 @@ after them in one commit, so that nothing is lost and nothing doubled whenever t
     ...     done.changes, done.phase
     (1, 'loading')
 
-See docs/guides/replicate.md for what each target promises. PyArrow is imported when a replication
-begins, the library of a target when the target is made.
+The guide lists the guarantees of each target. PyArrow is imported when a replication starts, the
+library of a target when the target is created.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _TARGETS = {
 
 
 def open_target(url: str) -> Target:
-    """Makes the target that a URL names.
+    """Creates the target for a URL.
 
     Args:
         url: `duckdb:///path?table=name`, also with `&value_format=variant`,
@@ -69,19 +69,19 @@ def open_target(url: str) -> Target:
             `iceberg:///folder?table=namespace.name`.
 
     Raises:
-        ConfigError: It names none.
-        ImportError: The target's library is not installed; the text says which extra brings it.
+        ConfigError: The URL does not name a target.
+        ImportError: The target's library is not installed; the text names the extra to install.
     """
     _checks.text("target", url)
     address = Address.parse(url)
     if address.scheme not in _TARGETS:
         raise ConfigError(
-            f"target: begins with none of {', '.join(f'{each}://' for each in _TARGETS)}"
+            f"target: must begin with one of {', '.join(f'{each}://' for each in _TARGETS)}"
         )
     if "value_format" in address.options and address.scheme != "duckdb":
         raise ConfigError(
-            f"target: value_format is an option of duckdb, and {address.scheme} has no VARIANT "
-            "that can be written: leave it out, and the column value has the JSON"
+            "target: value_format is an option of duckdb only, because dcp_rs cannot write a "
+            f"VARIANT to {address.scheme}: leave it out, and the column value has the JSON"
         )
     module, name = _TARGETS[address.scheme]
     target: Target = getattr(import_module(f"{__name__}.{module}"), name).at(address)
@@ -105,39 +105,42 @@ def replicate(
     stop: threading.Event | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Keeps a table in step with a bucket, until it is stopped.
+    """Keeps a table in step with a bucket until it is stopped.
 
-    Goes on from what the target holds. Where that is not possible, since the bucket was recreated
-    or other collections are asked for, a new *generation* is loaded from the beginning; in a table
-    its rows take the place of the older ones, the last of which go when the load is complete.
+    It resumes from the state in the target. If it cannot, because the bucket was recreated or you
+    chose other collections, it loads a new *generation* from the beginning. In a table, the rows of
+    the new generation replace the older ones, and the last of those are removed when the load is
+    complete.
 
     Args:
         client: Client of the bucket.
-        target: Where to write to, as a URL or as a `dcp_rs.replication.Target`.
-        mode: `table`: equal to the documents. `log`: every change is appended, with the rows of
-            rollbacks and of what happens to collections.
-        once: Whether to return once everything is written that was there at the beginning.
-        scope: Scope to read, as of `dcp_rs.Client.stream`.
-        collections: Collections to read, likewise.
-        document_schema: Columns to decode JSON documents to, likewise. Without it documents are
-            JSON in the column `value`, and those that are not JSON are in `_malformed`.
-        persisted_only: Whether to write only what every copy has on disk, likewise.
+        target: Where to write, as a URL or a `dcp_rs.replication.Target`.
+        mode: `table` has a row for each document. `log` has a row for each change, including
+            rollbacks and collection events.
+        once: Whether to return once everything is written that the bucket had at the start.
+        scope: Scope to read, as in `dcp_rs.Client.stream`.
+        collections: Collections to read, as in `dcp_rs.Client.stream`.
+        document_schema: Columns to decode JSON documents to, as in `dcp_rs.Client.stream`. Without
+            it, the column `value` has the JSON, and `_malformed` has documents that are not JSON.
+        persisted_only: Whether to write only changes that every copy has on disk, as in
+            `dcp_rs.Client.stream`.
         commit_rows: Changes after which to commit.
         commit_bytes: Bytes of changes, as Arrow columns, after which to commit.
-        commit_interval: Seconds after which to commit what there is.
-        retry_timeout: Seconds for which the cluster, or a collection that is read, may be away.
-        stop: Event that ends it: what was read is committed, and it returns.
+        commit_interval: Seconds after the first change after which to commit.
+        retry_timeout: Seconds for which to retry while the cluster, or a collection that is read,
+            is unavailable.
+        stop: Event that stops it: it commits what was read, and returns.
         on_progress: Function that is called with the `dcp_rs.replication.Progress`
             after each commit and about once a second, on the calling thread.
 
     Returns:
-        What was done.
+        The final progress.
 
     Raises:
         ConfigError: An option is wrong, or the table contradicts the schema; nothing was written.
         CheckpointError: The target's state is damaged.
         ConcurrentWriterError: Another process writes to the table.
-        DcpError: The stream failed; what had been committed stays, and the next call goes on.
+        DcpError: The stream failed. Commits are kept, and the next call resumes.
         ImportError: PyArrow or the target's library is not installed.
     """
     require_pyarrow("replicate")
@@ -162,7 +165,7 @@ def replicate(
         raise _checks.wrong_type("target", target, "a URL or a Target")
     if mode not in list(chosen.modes):
         raise ConfigError(
-            f"mode: {mode!r} is not one that this target can be: {', '.join(sorted(chosen.modes))}"
+            f"mode: this target does not support {mode!r}, only {', '.join(sorted(chosen.modes))}"
         )
     settings = Settings(
         mode=mode,

@@ -87,7 +87,7 @@ class Layout:
         )
 
     def rows(self, changes: pa.Table, generation: int) -> pa.Table:
-        """Gives changes as rows of a target."""
+        """Returns changes as rows of a target."""
         columns = {name: changes.column(name) for name in changes.column_names}
         if "value" in self.schema.names:
             is_event = pc.equal(columns["op"], "system_event")
@@ -120,7 +120,7 @@ class Reduced:
     cleared: dict[tuple[int, int], set[int]] = field(default_factory=dict)
 
     def removals(self, generation: int) -> list[str]:
-        """Gives the conditions that select the rows of collections that were cleared.
+        """Returns the conditions that select the rows of collections that were cleared.
 
         Those of smaller epochs and generations are left to the end of the catch-up that reads them
         again: a collection begins in it again, too.
@@ -133,7 +133,7 @@ class Reduced:
 
 
 def vbuckets_in(vbuckets: Iterable[int]) -> str:
-    """Gives a condition in SQL that selects vBuckets."""
+    """Returns a condition in SQL that selects vBuckets."""
     return f"vbucket IN ({', '.join(map(str, sorted(vbuckets)))})"
 
 
@@ -208,7 +208,7 @@ def _limits(
 
 
 def rolled_back(changes: pa.Table | pa.RecordBatch) -> set[int]:
-    """Gives the vBuckets that have a rollback row."""
+    """Returns the vBuckets that have a rollback row."""
     is_rollback = pc.equal(changes["op"], "rollback")
     return set(pc.filter(changes["vbucket"], is_rollback).to_pylist())
 

@@ -99,7 +99,7 @@ class Replication:
                 self._client.close()
 
     def _restore(self) -> State | None:
-        """Gives the state to go on from; `None` to begin a generation."""
+        """Returns the state to go on from; `None` to begin a generation."""
         mode = self._settings.mode
         found = self._target.open(self._layout.schema, mode)
         if found is not None and found.mode != mode:
@@ -108,7 +108,7 @@ class Replication:
         if lost and mode == "table":
             raise ConfigError(
                 f"document_schema: lacks {', '.join(sorted(lost))}, which the table has and which"
-                " would no longer be as in the documents: keep it, or replicate to a new table"
+                " would no longer be updated: keep it, or replicate to a new table"
             )
         if found is not None and found.is_loading and found.generation == 1:
             seen = found.checkpoint.seqnos
@@ -163,7 +163,7 @@ class Replication:
         return None
 
     def _begin(self, checkpoint: Checkpoint) -> State:
-        """Gives the state of a generation that begins."""
+        """Returns the state of a generation that begins."""
         state = self._state
         self._first = reducing.FirstSnapshots(is_possible=state is None)
         return State(
@@ -338,7 +338,7 @@ def _lag(stream: ChangeStream) -> dict[int, int]:
 
 
 def _outdated(state: State, after: State, rereading: frozenset[int]) -> list[str]:
-    """Gives the conditions that select the rows which a catch-up that is complete has replaced."""
+    """Returns the conditions that select the rows that a complete catch-up has replaced."""
     if after.is_loading or after.rereading:
         return []
     is_replacing = state.is_loading and state.generation > 1
@@ -381,11 +381,11 @@ class _Buffer:
         )
 
     def seconds_left(self, settings: Settings) -> float:
-        """Gives the seconds until it is to be committed."""
+        """Returns the seconds until it is to be committed."""
         if not self._batches:
             return settings.commit_interval
         return self._since + settings.commit_interval - time.monotonic()
 
     def changes(self, schema: pa.Schema) -> pa.Table:
-        """Gives what was read as one table."""
+        """Returns what was read as one table."""
         return pa.Table.from_batches(self._batches, schema)

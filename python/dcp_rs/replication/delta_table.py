@@ -77,7 +77,7 @@ class DeltaTable:
         )
 
     def version(self) -> int | None:
-        """Gives the version of the application's last transaction; `None` before the first.
+        """Returns the version of the application's last transaction; `None` before the first.
 
         Raises:
             ConfigError: The table is another application's.
@@ -86,12 +86,12 @@ class DeltaTable:
         found: int | None = self._table.transaction_version(self._application)
         if owner not in {None, self._application}:
             raise ConfigError(
-                f"target: table {self.location} is kept by {owner}, not by {self._application}: "
-                "name another"
+                f"target: table {self.location} belongs to {owner}, not to {self._application}: "
+                "use another table"
             )
         if found is None and not self.is_empty:
             raise ConfigError(
-                f"target: table {self.location} has rows that dcp_rs did not write: name another"
+                f"target: table {self.location} has rows that dcp_rs did not write: use another"
             )
         return found
 
@@ -210,7 +210,7 @@ def require_deltalake() -> Any:
 
 
 def delta_schema(schema: pa.Schema) -> pa.Schema:
-    """Gives a schema in types that the table can have, every column nullable.
+    """Returns a schema in types that the table can have, every column nullable.
 
     Raises:
         ConfigError: A column is a VARIANT.
@@ -235,13 +235,13 @@ def _known(field: pa.Field) -> pa.Field:
 
 
 def _type(field: Any) -> str:
-    """Gives the type of a field as JSON text, in which order does not count."""
+    """Returns the type of a field as JSON text, in which order does not count."""
     kind = json.loads(field.to_json())["type"]
     return kind if isinstance(kind, str) else json.dumps(kind, sort_keys=True)
 
 
 def _source(rows: pa.Table, deletes: pa.Table) -> pa.Table:
-    """Gives the rows and the identities to delete as one source of a merge."""
+    """Returns the rows and the identities to delete as one source of a merge."""
     pa = require_pyarrow("a Delta table")
     written = rows.cast(delta_schema(rows.schema))
     removed = pa.table(

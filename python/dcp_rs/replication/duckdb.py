@@ -110,13 +110,13 @@ class DuckDBTarget:
             have = {row[0]: row[1] for row in self._run(f"DESCRIBE {table}")}
             if not is_known and self._run(f"SELECT 1 FROM {table} LIMIT 1"):  # noqa: S608
                 raise ConfigError(
-                    f"target: table {self._table} has rows that dcp_rs did not write: name another"
+                    f"target: table {self._table} has rows that dcp_rs did not write: use another"
                 )
             for name, kind in missing_columns(have, want, self._table).items():
                 self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
 
     def _types(self, schema: pa.Schema) -> dict[str, str]:
-        """Gives DuckDB's types of the columns.
+        """Returns DuckDB's types of the columns.
 
         Raises:
             ConfigError: There is to be a VARIANT, and this DuckDB takes none.
@@ -131,7 +131,8 @@ class DuckDBTarget:
         lost = [name for name in variants if "VARIANT" not in found[name]]
         if lost or (self._value_type == "VARIANT" and not self._has_variant()):
             raise ConfigError(
-                f"target: DuckDB {self._duckdb.__version__} takes no VARIANT: install 2.0 or later"
+                f"target: DuckDB {self._duckdb.__version__} does not support VARIANT: install "
+                "2.0 or later"
             )
         return found
 
@@ -208,7 +209,7 @@ class DuckDBTarget:
 
 
 def _tagged(schema: pa.Schema) -> pa.Schema:
-    """Gives a schema that calls its VARIANTs as DuckDB knows them."""
+    """Returns a schema that calls its VARIANTs as DuckDB knows them."""
     pa = require_pyarrow("a DuckDB target")
     return pa.schema([_tagged_field(field) for field in schema])
 

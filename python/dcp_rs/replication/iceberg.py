@@ -78,7 +78,7 @@ class IcebergTarget:
         state = self._load()
         if state is None and self._table.current_snapshot() is not None:
             raise ConfigError(
-                f"target: table {self._name} has rows that dcp_rs did not write: name another"
+                f"target: table {self._name} has rows that dcp_rs did not write: use another"
             )
         have = {field.name: _type(field.type) for field in self._table.schema().as_arrow()}
         want = {field.name: _type(field.type) for field in self._schema}
@@ -116,7 +116,7 @@ class IcebergTarget:
 
 
 def _known(schema: pa.Schema) -> pa.Schema:
-    """Gives a schema in types that Iceberg has."""
+    """Returns a schema in types that Iceberg has."""
     pa = require_pyarrow("an Iceberg target")
     small = {pa.int8(), pa.int16()}
     return pa.schema(
@@ -130,7 +130,7 @@ def _known(schema: pa.Schema) -> pa.Schema:
 
 
 def _type(kind: pa.DataType) -> str:
-    """Gives the name of a type, whichever names and sizes of offsets it was given."""
+    """Returns the name of a type, whichever names and sizes of offsets it was given."""
     pa = require_pyarrow("an Iceberg target")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return f"list<{_type(kind.value_type)}>"

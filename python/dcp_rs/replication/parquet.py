@@ -70,7 +70,7 @@ class ParquetTarget:
         state = (found.metadata or {}).get(_STATE)
         if state is None:
             raise ConfigError(
-                f"target: folder {self._folder} has files that dcp_rs did not write: name another"
+                f"target: folder {self._folder} has files that dcp_rs did not write: use another"
             )
         have = {field.name: str(field.type) for field in found}
         want = {field.name: str(field.type) for field in schema}

@@ -116,7 +116,7 @@ class PostgresTarget:
         )
         if not is_known and self._run(f"SELECT 1 FROM {table} LIMIT 1"):  # noqa: S608
             raise ConfigError(
-                f"target: table {self._table} has rows that dcp_rs did not write: name another"
+                f"target: table {self._table} has rows that dcp_rs did not write: use another"
             )
         for name, kind in missing_columns(have, want, self._table).items():
             self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
@@ -202,7 +202,7 @@ class PostgresTarget:
 
 
 def _type(field: pa.Field) -> str:
-    """Gives PostgreSQL's name of a column's type, as `format_type` writes it."""
+    """Returns PostgreSQL's name of a column's type, as `format_type` writes it."""
     pa = require_pyarrow("a PostgreSQL target")
     kind = field.type
     if field.name == "value":

@@ -1,4 +1,4 @@
-"""How a replication goes on."""
+"""Progress of a replication."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ Phase = Literal["loading", "rereading", "catching up", "following"]
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What `dcp_rs.replicate` has done since it was called.
+    """Progress of `dcp_rs.replicate` since it was called.
 
     Attributes:
         phase: `loading` a generation, `rereading` vBuckets that were rolled back, `catching up`
-            with what came while nobody read, or `following`.
+            with changes from before the start, or `following`.
         generation: Generation of the rows that are written, from 1.
         changes: Changes committed.
         commits: Commits made.
         bytes: Bytes of the changes committed, as Arrow columns.
         rollbacks: Rollback rows seen.
-        lag: Seqnos that the server is known to have beyond what was read, an upper bound of the
-            changes to come. Nodes are asked every 10 seconds.
-        lag_by_vbucket: The same of each vBucket that has any.
+        lag: Seqnos that the server has and that have not been read, an upper bound of the changes
+            to come. It is updated every 10 seconds.
+        lag_by_vbucket: Lag of each vBucket that is behind.
         elapsed: Seconds since the call.
-        changes_per_second: Changes committed per second, over the last ten seconds or so.
+        changes_per_second: Changes committed per second, averaged over about the last ten seconds.
         seconds_since_commit: Seconds since the last commit; before the first, since the call. It
-            grows while there is nothing to commit, too: alert on it together with `lag`.
+            also grows while there is nothing to commit, so alert on it together with `lag`.
     """
 
     phase: Phase
@@ -43,7 +43,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until `lag` is 0 if nothing is written meanwhile; `None` if nothing moves."""
+        """Seconds until `lag` is 0 at this rate; `None` if there is no progress."""
         return self.lag / self.changes_per_second if self.changes_per_second else None
 
 
@@ -65,7 +65,7 @@ class Meter:
         self._marked_at = self.committed_at = self.begun
 
     def rate_at(self, now: float) -> float:
-        """Gives the changes per second at a moment, averaged over the last ten seconds or so."""
+        """Returns the changes per second at a moment, averaged over the last ten seconds or so."""
         seconds = now - self._marked_at
         if seconds >= 1.0:
             recent = (self.changes - self._marked) / seconds

@@ -1,4 +1,4 @@
-"""What a target keeps beside its rows, to go on from."""
+"""State that a target stores with its rows, to resume from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """How far a target has come; committed with the rows it describes.
+    """State of a target, committed with the rows that it describes.
 
     Attributes:
         mode: `table` or `log`.
@@ -25,9 +25,9 @@ class State:
         generation: Load from the beginning that the newest rows belong to, from 1.
         complete_generation: Newest generation whose load is complete; 0 before the first is.
         rereading: vBuckets that were rolled back and are being read again; their rows of smaller
-            epochs go once that is complete.
+            epochs are removed once that is complete.
         documents: Names of the columns that hold documents.
-        checkpoint: Where reading goes on.
+        checkpoint: Position to resume from.
     """
 
     mode: Mode
@@ -44,7 +44,7 @@ class State:
         return self.complete_generation < self.generation
 
     def to_json(self) -> str:
-        """Gives the state as a JSON document, the checkpoint's with its checksum in it."""
+        """Returns the state as a JSON document, the checkpoint's with its checksum in it."""
         return json.dumps(
             {
                 "format": _FORMAT,
@@ -70,7 +70,7 @@ class State:
         try:
             found = json.loads(text)
             if found["format"] != _FORMAT:
-                raise CheckpointError("the target's state is of another program")
+                raise CheckpointError("the target's state belongs to another program")
             if found["version"] > _VERSION:
                 raise CheckpointError(
                     f"the target's state has version {found['version']}, and this release reads "

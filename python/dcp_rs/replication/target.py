@@ -1,4 +1,4 @@
-"""What a target is: where rows go, with the state that they lead to."""
+"""Targets: where to write rows, and the state after them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
     from dcp_rs.replication.state import Mode, State
 
 IDENTITY = ("collection_id", "key")
-"""Columns that tell the documents of a table apart."""
+"""Columns that identify a document in a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """What a target has to take over as a whole, or not at all.
+    """Changes that a target must apply atomically.
 
-    In a table, first the rows that `removals` select go, then those of `deletes`, then `rows` take
-    the place of those with the same identity. In a log, `rows` are appended and the rest is empty.
+    In a table, first remove the rows that `removals` select, then those of `deletes`, then let
+    `rows` replace those with the same identity. In a log, append `rows`; the rest is empty.
 
     Attributes:
-        rows: Table: the newest version of each document that was written. Log: every change.
-        deletes: Identities of the documents that were removed.
+        rows: For a table, the newest version of each document that was written. For a log, every
+            change.
+        deletes: Identities of removed documents.
         removals: Conditions in SQL, on the integer columns `vbucket`, `collection_id`, `epoch` and
             `generation`.
         has_new_rows_only: Whether no document of `rows` can be in the table.
@@ -43,16 +44,16 @@ class Commit:
 
 
 class Target(Protocol):
-    """Where rows go. `dcp_rs.replicate` calls it from one thread."""
+    """A place to write rows to. `dcp_rs.replicate` calls it from one thread."""
 
     modes: frozenset[Mode]
-    """What it can be."""
+    """The modes that it supports."""
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
-        """Opens or makes the table for rows of a schema; gives the state that was saved last.
+        """Opens or creates the table for rows of a schema, and returns the state saved last.
 
-        Columns that the table lacks are added. Nothing is changed if another has a type that
-        contradicts the schema.
+        It adds missing columns, unless another column has a type that contradicts the schema; then
+        it changes nothing.
 
         Raises:
             ConfigError: The table contradicts the schema.
@@ -60,19 +61,19 @@ class Target(Protocol):
         """
 
     def commit(self, commit: Commit) -> None:
-        """Takes a commit over, atomically and durably.
+        """Applies a commit atomically and durably.
 
         Raises:
-            ConcurrentWriterError: The state is no longer that of the commit before: another
-                process writes to the table.
+            ConcurrentWriterError: The state is no longer that of the previous commit, because
+                another process writes to the table.
         """
 
     def close(self) -> None:
-        """Closes what was opened."""
+        """Closes the target."""
 
 
 def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str) -> dict[str, str]:
-    """Gives the columns to add to a table, by name and type.
+    """Returns the columns to add to a table, by name and type.
 
     Args:
         have: Types of the table's columns, as the target calls them.
@@ -83,13 +84,13 @@ def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str
         ConfigError: A column has another type.
     """
     wrong = [
-        f"{name} is {have[name]} and would have to be {kind}"
+        f"{name} is {have[name]} but must be {kind}"
         for name, kind in want.items()
         if have.get(name, kind) != kind
     ]
     if wrong:
         raise ConfigError(
-            f"document_schema: table {table} contradicts it: {'; '.join(wrong)}. Nothing was "
+            f"document_schema: table {table} has other types: {'; '.join(wrong)}. Nothing was "
             "written: change the schema, or write to a new table"
         )
     return {name: kind for name, kind in want.items() if name not in have}
@@ -116,7 +117,7 @@ def variant_refused(column: str, library: str) -> ConfigError:
     """Makes the error of a VARIANT in a column that a library cannot write it to."""
     return ConfigError(
         f"document_schema: {column} is a VARIANT, which {library} cannot write: declare it as "
-        "STRING, which gives its JSON"
+        "STRING, which stores its JSON"
     )
 
 
@@ -157,7 +158,7 @@ class Address:
             parts = urlsplit(url)
             options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         except ValueError as error:
-            raise ConfigError("target: not a URL as duckdb:///path?table=name") from error
+            raise ConfigError("target: not a URL such as duckdb:///path?table=name") from error
         kept = [each for each in parts.query.split("&") if not each.startswith("table=")]
         rest = url.partition("?")[0] + ("?" + "&".join(kept) if any(kept) else "")
         return cls(parts.scheme, parts.netloc, unquote(parts.path), options, rest)
@@ -176,7 +177,7 @@ class Address:
             )
 
     def local_path(self, what: str, example: str) -> str:
-        """Gives the path of a target on this machine.
+        """Returns the path of a target on this machine.
 
         Raises:
             ConfigError: There is none, or a host before it: `duckdb://data/file` is not
@@ -184,8 +185,8 @@ class Address:
         """
         if self.host:
             raise ConfigError(
-                f"target: {self.host!r} was read as a host: write three slashes before a path, as "
-                f"in {example}"
+                f"target: {self.host!r} is a host here: write three slashes before a path, as in "
+                f"{example}"
             )
         if not self.path:
             raise ConfigError(f"target: name {what}, as in {example}")
@@ -193,10 +194,10 @@ class Address:
 
 
 def quote(name: str) -> str:
-    """Gives a name as SQL has it, `schema.table` part by part."""
+    """Returns a name as SQL has it, `schema.table` part by part."""
     return ".".join(map(quote_column, name.split(".")))
 
 
 def quote_column(name: str) -> str:
-    """Gives the name of a column as SQL has it."""
+    """Returns the name of a column as SQL has it."""
     return '"' + name.replace('"', '""') + '"'

@@ -1,7 +1,7 @@
-"""Couchbase changes in Spark, read by Rust inside the executors.
+"""Read Couchbase changes in Spark, with Rust inside the executors.
 
-Spark gets one task per *partition*: some vBuckets of one node, each from one seqno to another. The
-driver makes the partitions, once; every task then reads its own and hands Arrow batches to the JVM.
+Spark runs one task per *partition*: some vBuckets of one node, each with a range of seqnos. The
+driver creates the partitions once; each task reads its own and passes Arrow batches to the JVM.
 
     import dcp_rs.spark
 
@@ -15,13 +15,13 @@ driver makes the partitions, once; every task then reads its own and hands Arrow
     n = len(task)
     changes = spark.range(0, n, 1, n).mapInArrow(task, dcp_rs.spark.schema(options))
 
-Delivery is at least once and, within a vBucket, in seqno order. A read ends at the bound that the
-partitions were made with, or at the end of the snapshot which holds that bound. DCP keeps only the
-latest version of a key: if Spark runs a task again, a key that was rewritten meanwhile comes in its
-new version, so take the latest change per key by `(epoch, seqno)`.
+Delivery is at least once and, within a vBucket, in seqno order. A read ends at the bound of the
+partitions, or at the end of the snapshot that contains it. DCP keeps only the latest version of a
+key. If Spark runs a task again, a key that was rewritten in the meantime comes in its new version,
+so take the latest change per key by `(epoch, seqno)`.
 
-Needs the extra `spark`: `pip install "dcp-rs[spark]"`. Importing this module does not import
-PySpark or PyArrow; calling it does.
+Install the extra `spark`: `pip install "dcp-rs[spark]"`. Importing this module does not import
+PySpark or PyArrow; its functions do.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ __all__ = [
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `spark.read.format("couchbase.dcp")` known to a session.
+    """Registers `spark.read.format("couchbase.dcp")` with a session.
 
-    Not needed where the wheel is installed for the Python that Spark's driver runs: Spark looks
-    for modules called `pyspark_*`, and the wheel has one.
+    This is not needed if the wheel is installed for the driver's Python: Spark looks for modules
+    named `pyspark_*`, and the wheel has one.
 
     Args:
         spark: The session.
 
     Raises:
-        ConfigError: It is not a session.
+        ConfigError: `spark` is not a session.
         ImportError: PySpark is not installed.
     """
     try:
@@ -94,32 +94,32 @@ def register(spark: SparkSession) -> None:
 def merge_into(
     table: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None
 ) -> MergeInto:
-    """Makes a sink that keeps a Delta table equal to the documents of a bucket.
+    """Creates a sink that keeps a Delta table in step with the documents of a bucket.
 
         changes = spark.readStream.format("couchbase.dcp").options(**options).load()
         sink = dcp_rs.spark.merge_into("/lake/airlines")
         query = changes.writeStream.foreachBatch(sink).option("checkpointLocation", "...").start()
 
     The stream needs the option `onRollback=resync`. The table has a row for each document, with the
-    columns of the stream but `op`, and is made if it is not there. It belongs to the query: a new
-    checkpoint is a new query, and needs a new table.
+    columns of the stream except `op`, and is created if it does not exist. It belongs to the query:
+    a new checkpoint is a new query, and needs a new table.
 
-    A batch is one commit, with a transaction that names the query and the batch. If Spark runs a
-    batch again that the table has, it is skipped, before anything of it is read. It would have
-    fewer rows now if keys were rewritten, or if a failover lost some. Nothing is missed by that:
-    what a batch covers is in its offsets, and the next one goes on from these. It has the newer
-    versions, or begins with the row of the rollback.
+    Each batch is one commit, which records the query and the batch as an application transaction.
+    If Spark runs a batch again that the table already has, it is skipped before any of it is read.
+    The second run could have fewer rows, if keys were rewritten or a failover lost some, but
+    nothing is missed: the next batch starts from the same offsets, and has the newer versions or
+    begins with the rollback row.
 
     Args:
         table: Folder of the table, or its URI.
-        storage_options: Options of the object store, as deltalake has them.
+        storage_options: Options of the object store, passed to deltalake.
 
     Returns:
-        A function for `DataStreamWriter.foreachBatch`. It collects each batch to the driver, as
-        Arrow data; the option `maxRowsPerTrigger` bounds a batch. It raises
-        `dcp_rs.exceptions.ConfigError`, with nothing of the batch written, if the
-        table is another query's or of another origin, lacks earlier batches of this one, or
-        contradicts the schema, and if the query does not resync.
+        A function for `DataStreamWriter.foreachBatch`. It collects each batch to the driver as
+            Arrow data; bound a batch with the option `maxRowsPerTrigger`. It raises
+            `dcp_rs.exceptions.ConfigError`, before it writes any of the batch, if the table belongs
+            to another query or has rows from elsewhere, lacks earlier batches of this query, or
+            contradicts the schema, or if the query does not resync.
 
     Raises:
         ImportError: deltalake is not installed.

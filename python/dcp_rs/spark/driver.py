@@ -35,11 +35,11 @@ class Driver:
         self._planner: Planner | None = None
 
     def earliest(self) -> Offsets:
-        """Gives offsets before every first change."""
+        """Returns offsets before every first change."""
         return self._ask("connecting", lambda planner: planner.earliest())
 
     def latest(self) -> Offsets:
-        """Gives offsets after what may be read now."""
+        """Returns offsets after what may be read now."""
         doing = "asking for the newest seqnos"
         return self._ask(doing, lambda planner: planner.latest(self._plan()))
 
@@ -49,7 +49,7 @@ class Driver:
         self._ask(doing, lambda planner: planner.fix_target(self._plan()))
 
     def head(self) -> Offsets | None:
-        """Gives offsets after what the server had when the last end was chosen. Asks nothing."""
+        """Returns offsets after what the server had when the last end was chosen. Asks nothing."""
         return None if self._planner is None else self._planner.head()
 
     def parse(self, text: str) -> Offsets | dcp_rs.Checkpoint:
@@ -65,7 +65,7 @@ class Driver:
 
     @staticmethod
     def dump(offsets: Offsets) -> str:
-        """Gives offsets as JSON."""
+        """Returns offsets as JSON."""
         return json.dumps(offsets, separators=(",", ":"))
 
     def end(
@@ -76,7 +76,7 @@ class Driver:
         *,
         is_last: bool = False,
     ) -> Offsets:
-        """Gives where to end the read that begins at `start`.
+        """Returns where to end the read that begins at `start`.
 
         Args:
             start: Where it begins.
@@ -94,7 +94,7 @@ class Driver:
     def partitions(
         self, start: Offsets | dcp_rs.Checkpoint, end: Offsets, *, is_last: bool = False
     ) -> list[Partition]:
-        """Gives what the tasks of a read are.
+        """Returns what the tasks of a read are.
 
         Raises:
             SparkReadError: As `dcp_rs.spark.driver.Driver.end`.

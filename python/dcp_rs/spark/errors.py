@@ -1,4 +1,4 @@
-"""Errors whose text says everything: only the text of an exception survives Spark."""
+"""Errors with a complete text, because Spark passes on only the text of an exception."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class SparkReadError(DcpError):
     """A read failed in the driver or in a task.
 
     Attributes:
-        code: What went wrong, as in `COUCHBASE_DCP_CONNECT`. It is also in the text, in square
-            brackets, because Spark hands on nothing but the text of an exception.
+        code: Kind of the error, such as `COUCHBASE_DCP_CONNECT`. It is also in the text, in square
+            brackets, because Spark passes on only the text of an exception.
     """
 
     code: str
@@ -43,7 +43,7 @@ def coded(error: DcpError, doing: str) -> SparkReadError:
 
 @contextmanager
 def options_as_written() -> Iterator[None]:
-    """Lets errors about options call them as the user does, not as the engine does."""
+    """Makes errors about options use their Spark names."""
     try:
         yield
     except ConfigError as error:
@@ -53,7 +53,7 @@ def options_as_written() -> Iterator[None]:
 
 @contextmanager
 def options_coded() -> Iterator[None]:
-    """Gives errors about options a code: for what Spark calls."""
+    """Adds a code to errors about options, for functions that Spark calls."""
     try:
         yield
     except ConfigError as error:
@@ -61,7 +61,7 @@ def options_coded() -> Iterator[None]:
 
 
 def missing_library(error: ImportError) -> ImportError:
-    """Says which extra brings a library that is missing."""
+    """Names the extra that installs a missing library."""
     return ImportError(
         f"dcp_rs.spark needs pyspark and pyarrow ({error}): "
         'install them with pip install "dcp-rs[spark]"'

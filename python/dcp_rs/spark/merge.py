@@ -1,4 +1,4 @@
-"""A sink for streaming queries: a Delta table that is equal to a bucket's documents."""
+"""A sink for streaming queries: a Delta table in step with a bucket's documents."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _VARIANT = re.compile(r'(?:^|[tT]ype":)"variant"')
 
 
 class MergeInto:
-    """What `dcp_rs.spark.merge_into` makes."""
+    """The sink of `dcp_rs.spark.merge_into`."""
 
     def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
         require_deltalake()
@@ -45,7 +45,7 @@ class MergeInto:
         self._table: DeltaTable | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Commits a batch, unless the table has it."""
+        """Commits a batch, unless the table already has it."""
         with options_as_written():
             missing = [name for name in _NEEDED if name not in batch.schema.names]
             if missing:
@@ -59,7 +59,7 @@ class MergeInto:
         return f"merge_into({self._location!r})"
 
     def _of(self, query: str) -> DeltaTable:
-        """Gives the table, with the transactions of a query."""
+        """Returns the table, with the transactions of a query."""
         if self._table is None or self._query != query:
             application = f"dcp_rs.spark.{query}"
             self._table = DeltaTable(self._location, application, self._storage_options)
@@ -81,8 +81,8 @@ class MergeInto:
         if lost:
             raise ConfigError(
                 f"document_schema: lacks {', '.join(lost)}, which table {self._location} has and "
-                "which would no longer be as in the documents: keep it, or begin a new table with "
-                "a new checkpoint"
+                "which would no longer be updated: keep it, or start a new table with a new "
+                "checkpoint"
             )
         table.widen(rows.schema)
         write = partial(_write, table, _newest(changes), removals)
@@ -94,7 +94,7 @@ class MergeInto:
         if batch_id > last + 1:
             raise ConfigError(
                 f"merge_into: table {self._location} lacks the batches of this query before "
-                f"{batch_id}: begin a new table with a new checkpoint"
+                f"{batch_id}: start a new table with a new checkpoint"
             )
         return batch_id > last
 
@@ -104,13 +104,13 @@ def _query_of(batch: DataFrame) -> str:
     query: str | None = context and context.getLocalProperty("sql.streaming.queryId")
     if not query:
         raise ConfigError(
-            "merge_into: belongs into foreachBatch of a streaming query, not over Spark Connect"
+            "merge_into: works only in foreachBatch of a streaming query, without Spark Connect"
         )
     return query
 
 
 def _removals(changes: pa.Table) -> list[str]:
-    """Gives the conditions of rows that a rollback takes back.
+    """Returns the conditions of rows that a rollback takes back.
 
     Raises:
         ConfigError: Only some of a vBucket's changes come again. Versions that were replaced by
@@ -122,15 +122,15 @@ def _removals(changes: pa.Table) -> list[str]:
         if row["seqno"]:
             raise ConfigError(
                 f"on_rollback: vBucket {row['vbucket']} was rolled back to seqno {row['seqno']}, "
-                "and what was overwritten above it would be missing from the table: set it to "
-                "resync, and start the query again from its checkpoint"
+                "and documents overwritten above it would be missing from the table: set it to "
+                "resync, and restart the query from its checkpoint"
             )
         by_epoch.setdefault(row["epoch"], []).append(row["vbucket"])
     return [f"epoch < {epoch} AND {vbuckets_in(vbuckets)}" for epoch, vbuckets in by_epoch.items()]
 
 
 def _newest(changes: pa.Table) -> pa.Table:
-    """Gives the newest change of each document."""
+    """Returns the newest change of each document."""
     changes = changes.filter(pc.not_equal(changes["op"], "rollback"))
     place = [("epoch", "ascending"), ("seqno", "ascending")]
     return newest(changes, _IDENTITY, pc.sort_indices(changes, sort_keys=place))

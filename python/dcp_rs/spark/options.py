@@ -1,4 +1,4 @@
-"""Options of a read: strings as Spark passes them, checked once, in the driver."""
+"""Options of a read: strings from Spark, validated once in the driver."""
 
 from __future__ import annotations
 
@@ -29,121 +29,122 @@ _STREAM = _dcp_rs.defaults()["stream"]
 class ReadOptions:
     """What to read and how.
 
-    Made from a mapping by `dcp_rs.spark.ReadOptions.parse`. The option's name
-    is the field's in camelCase, whatever its case; a value may be text or of the field's type.
-    Pickles, with the password if it was given as such: prefer `passwordFile` or `passwordEnv`,
-    which every process resolves for itself.
+    Create them from a mapping with `dcp_rs.spark.ReadOptions.parse`. The name of an option is that
+    of the field in camelCase, case-insensitive; a value is text or of the field's type. A pickle
+    contains the `password`: prefer `passwordFile` or `passwordEnv`, which every process resolves
+    for itself.
     """
 
     connection_string: str
     """`couchbase://host1,host2`, or `couchbases://` for TLS."""
     bucket: str
-    """Name of the bucket; may also be the connection string's path."""
+    """Name of the bucket; can also be the path of the connection string."""
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     """The password itself. Not shown in the repr."""
     password_file: str | None = None
-    """File with the password, on the driver and on every executor; a final newline is dropped."""
+    """File with the password, on the driver and on every executor; a final newline is ignored."""
     password_env: str | None = None
     """Environment variable with the password, on the driver and on every executor."""
     connect_timeout: float = ConnectionOptions.connect_timeout
-    """Seconds for one connection to be set up, and for the first contact of a read."""
+    """Seconds in which a connection, and the first contact of a read, must succeed."""
     retry_timeout: float = _STREAM["retry_timeout"]
-    """Seconds for which the cluster, or a vBucket, may be away before a read fails, once it was
-    there: a failover may take two minutes, a restart more."""
+    """Seconds for which to retry while the cluster, or a vBucket, is unavailable, once it has
+    answered: a failover may take two minutes, a restart more."""
     tls_ca: str | None = None
-    """PEM file with the certificate authorities to trust; the system's if not given."""
+    """PEM file with the certificate authorities to trust; by default, the system's."""
     tls_certificate: str | None = None
-    """PEM file with a client certificate chain, in place of a user."""
+    """PEM file with a client certificate chain, instead of a user."""
     tls_key: str | None = None
     """PEM file with its private key."""
     tls_key_password: str | None = field(default=None, repr=False)
     """Passphrase of the private key, if it is encrypted. Not shown in the repr."""
     srv_targets: str = ConnectionOptions.srv_targets
-    """Which nodes to believe DNS about: `same_domain`, or `any`."""
+    """SRV targets to accept: `same_domain`, or `any`."""
     network: str = ConnectionOptions.network
-    """Which of the nodes' addresses to use."""
+    """Which addresses of the nodes to use."""
     sasl_mechanisms: tuple[str, ...] | None = None
-    """Mechanisms to authenticate with, of which the first that the server offers is used; `PLAIN`
-    and then SCRAM with `couchbases://` if not given, otherwise SCRAM."""
+    """Authentication mechanisms in order of preference; by default, `PLAIN` and then SCRAM with
+    `couchbases://`, otherwise SCRAM."""
     scope: str | None = None
-    """Scope to read; every scope if not given."""
+    """Scope to read; by default, all."""
     collections: tuple[str, ...] | None = None
     """Collections to read, as `collection` within `scope` or as `scope.collection`."""
     keys: tuple[str, ...] | None = None
-    """Patterns of the keys to read, as `order::*`; all if not given."""
+    """Patterns of keys to read, such as `order::*`; by default, all."""
     ops: tuple[Literal["mutation", "deletion", "expiration"], ...] | None = None
-    """Operations to read: `mutation`, `deletion`, `expiration`; all if not given."""
+    """Operations to read: `mutation`, `deletion`, `expiration`; by default, all."""
     since: float | None = None
     """Earliest change to read: a time with its zone or seconds since 1970."""
     vbuckets: tuple[int, ...] | None = None
-    """vBuckets to read, as in `0-15,64`; all if not given."""
+    """vBuckets to read, such as `0-15,64`; by default, all."""
     starting_offsets: str = "earliest"
-    """`earliest`, `latest`, or JSON: offsets that an earlier read ended with, or a checkpoint. A
-    stream reads it when it begins for the first time; later it goes on from its own checkpoint."""
+    """`earliest`, `latest`, or JSON: the end offsets of an earlier read, or a checkpoint. A stream
+    uses it when it starts for the first time; later, it resumes from its own checkpoint."""
     ending_offsets: str = "latest"
-    """Where a batch read ends: `latest`, or offsets as JSON."""
+    """End of a batch read: `latest`, or offsets as JSON."""
     columns: tuple[str, ...] | None = None
-    """Columns to read, in their order; those of `metadata` if not given."""
+    """Columns to read, in order; by default, those of `metadata`."""
     metadata: Literal["basic", "full"] = _STREAM["columns"]
-    """`basic`, or `full`, which adds revision, expiry, flags, datatype and history."""
+    """`basic`, or `full`, which adds revision, expiry, flags, datatype and history branch."""
     include_value: bool = True
-    """Without values the server does not send them."""
+    """Whether to read documents. If not, the server does not send them."""
     include_xattrs: bool = _STREAM["include_xattrs"]
-    """Adds the column `xattrs`, unless `columns` are named."""
+    """Adds the column `xattrs`, unless `columns` is set."""
     history: bool = _STREAM["history"]
     """Reads every version of a document that the server still has, in collections that keep their
-    change history, and adds the column `history`, unless `columns` are named."""
+    change history, and adds the column `history`, unless `columns` is set."""
     key_type: Literal["string", "binary"] = _STREAM["key_type"]
     """`binary` for keys that are not UTF-8."""
     value_format: Literal["binary", "string", "variant"] = _STREAM["value_format"]
-    """Type of the column `value`; `variant` is Spark's, as `parse_json` makes it."""
+    """Type of the column `value`; `variant` is Spark's, encoded as by `parse_json`."""
     document_schema: str | None = None
-    """Columns to decode documents to, in place of `value`, as in
-    `name STRING, geo STRUCT<lat: DOUBLE, lon: DOUBLE>`. Or a `StructType`, in Python."""
+    """Columns to decode documents to, instead of `value`, such as
+    `name STRING, geo STRUCT<lat: DOUBLE, lon: DOUBLE>`; or a `StructType`, in Python."""
     document_prefix: str = DocumentSchema.prefix
-    """What the names of these columns begin with."""
+    """Prefix of the names of these columns."""
     on_malformed: Literal["null", "fail", "column"] = DocumentSchema.on_malformed
-    """Documents that are not JSON, or do not fit `documentSchema`: have `null` columns, `fail` the
-    read, or have null columns and their bytes in the `column` called `_malformed`."""
+    """What to do with documents that are not JSON or do not fit `documentSchema`: `null` makes
+    their columns null, `fail` fails the read, `column` makes their columns null and puts their
+    bytes in the column `_malformed`."""
     on_rollback: Literal["emit", "fail", "resync"] = PlanOptions.on_rollback
-    """`emit` a row with op `rollback` and go on, `fail` the read, or `resync`: emit the row and
+    """`emit` a row with op `rollback` and continue, `fail` the read, or `resync`: emit the row and
     read the vBucket from its beginning."""
     fail_on_data_loss: bool = True
-    """Whether to stop where deletions may have been purged that were not read yet; otherwise the
+    """Whether to fail if deletions may have been purged before they were read; otherwise the
     vBucket is read from its beginning."""
     persisted_only: bool = PlanOptions.persisted_only
-    """On by default, unlike in `Client.stream`. Whether a read that others follow takes only what
-    every copy of a vBucket has on disk, so that no failover to one of them takes a row back. Off
-    for buckets that have no disk."""
+    """On by default, unlike in `Client.stream`. Whether streams and reads that resume take only
+    changes that every copy of a vBucket has on disk, so that no failover to one of them takes a row
+    back. Off for buckets without a disk."""
     max_rows_per_trigger: int | None = None
-    """Most seqnos of a micro-batch: an upper bound of its rows. All there is if not given.
+    """Most seqnos in a micro-batch, an upper bound of its rows; by default, unlimited.
     `maxOffsetsPerTrigger` is another name for it."""
     num_partitions: int | None = None
-    """Partitions to make; four per node if not given, one where reads follow each other."""
+    """Number of partitions; by default, four per node, or one for streams and reads that resume."""
     batch_rows: int | None = None
-    """Most rows of a batch; the engine's default if not given."""
+    """Most rows in a batch; by default, the engine's default."""
     batch_bytes: int | None = None
-    """Most bytes of a batch, as `4194304` or `4m`; the engine's default if not given."""
+    """Most bytes in a batch, such as `4194304` or `4m`; by default, the engine's default."""
     flow_control_buffer_bytes: int = ConnectionOptions.buffer_size
-    """Most bytes in flight per connection, as `8388608` or `8m`."""
+    """Flow-control buffer per connection, such as `8388608` or `8m`."""
     compressed: bool = ConnectionOptions.compressed
-    """Whether to ask the server to send documents compressed that get smaller by it, which costs
-    both ends processor time and pays on a slow network. The rows are the same."""
+    """Whether to request documents compressed if that makes them smaller. It costs CPU time on both
+    ends and pays off on a slow network. The rows are the same."""
     worker_gc_freeze: bool = True
-    """Takes what is loaded out of the sight of Python's cycle collector, once per worker: Spark
-    runs a full collection after every task, which otherwise looks at every module again."""
+    """Exempts loaded modules from Python's cycle collector, once per worker: Spark runs a full
+    collection after every task, which would otherwise scan every module again."""
 
     @classmethod
     def parse(cls, options: Mapping[str, object]) -> Self:
-        """Checks options by name and value.
+        """Validates options by name and value.
 
         Args:
-            options: Option names, in any case, to values.
+            options: Values by option name, case-insensitive.
 
         Raises:
-            ConfigError: An option is unknown (the nearest name is given), doubled, missing or its
-                value is not what it should be.
+            ConfigError: An option is unknown (the text suggests the nearest name), duplicated or
+                missing, or has a wrong value.
         """
         _checks.instance("options", options, Mapping, "a mapping of names to values")
         names = {_camel(each.name).lower(): each.name for each in fields(cls)}
@@ -179,10 +180,10 @@ class ReadOptions:
             raise ConfigError(as_written(str(error))) from None
 
     def connection(self) -> ConnectionOptions:
-        """Gives what to connect with.
+        """Returns the connection options.
 
-        The password is fetched by this process: from its variable now, from its file now and
-        again for every connection.
+        This process resolves the password: from its variable now, and from its file for every
+        connection.
 
         Raises:
             ConfigError: The password's file cannot be read, or its variable is not set.
@@ -207,7 +208,7 @@ class ReadOptions:
         )
 
     def table(self) -> dict[str, Any]:
-        """Gives the columns that are read, by the names of `Schema`'s options.
+        """Returns the columns that are read, by the names of `Schema`'s options.
 
         Raises:
             ConfigError: Documents are not read, and an option is about them.
@@ -238,7 +239,7 @@ class ReadOptions:
         }
 
     def stream(self) -> dict[str, Any]:
-        """Gives the engine's options of the streams; where they begin and end is planned."""
+        """Returns the engine's options of the streams; where they begin and end is planned."""
         table = self.table()
         options = table | {
             "document_schema": as_options(table["document_schema"]),
@@ -277,7 +278,7 @@ def _camel(name: str) -> str:
 
 
 def as_written(text: str) -> str:
-    """Gives an error's text with options called as they are here; what is quoted stays."""
+    """Returns an error's text with options called as they are here; what is quoted stays."""
     names = {each.name: _camel(each.name) for each in fields(ReadOptions)}
     names["buffer_size"] = "flowControlBufferBytes"
     return _QUOTED_OR_NAME.sub(lambda found: names.get(found[0], found[0]), text)
@@ -361,16 +362,16 @@ def _seconds(name: str, value: object) -> float:
 def _names(name: str, value: object) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not parts:
-        raise _wrong(name, value, "a list of names with commas between")
+        raise _wrong(name, value, "a list of names, separated by commas")
     found = tuple(str(part).strip() for part in parts)
     if not all(found):
-        raise _wrong(name, value, "a list of names with commas between")
+        raise _wrong(name, value, "a list of names, separated by commas")
     return found
 
 
 def _moment(name: str, value: object) -> float:
     """Parses `2026-01-31T00:00:00Z`, or takes seconds since 1970."""
-    expected = "a time with its zone, as 2026-01-31T00:00:00Z, or seconds since 1970"
+    expected = "a time with its zone, such as 2026-01-31T00:00:00Z, or seconds since 1970"
     text = str(value).strip()
     try:
         return float(text)

@@ -19,28 +19,29 @@ class VBucketRange:
     from_seqno: int
     to_seqno: int
     vbuuid: int = 0
-    """Branch of history that reading goes on from; 0 from the beginning."""
+    """History branch to resume from; 0 for the beginning."""
     epoch: int = 0
-    """Rollbacks of the vBucket that were seen before."""
+    """Rollbacks seen on the vBucket before."""
     rolled_back: bool = False
     """Whether a rollback row to `from_seqno` comes before the changes."""
 
     @property
     def size(self) -> int:
-        """Most changes that it can hold; de-duplication leaves fewer."""
+        """Upper bound of the number of changes, before de-duplication."""
         return self.to_seqno - self.from_seqno
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What one task reads. Plain data: it pickles, and holds no connection.
+    """What one task reads. It is plain data without a connection, and can be pickled.
 
     Attributes:
         options: What to read and how; the repr shows no password.
-        bucket_uuid: The bucket that was planned for. A task refuses to read another.
-        node: Where the vBuckets were when the partition was made: `host:port`. A task follows them.
+        bucket_uuid: UUID of the bucket. A task refuses to read another bucket.
+        node: Node of the vBuckets when the partition was created, as `host:port`. A task follows
+            them if they move.
         ranges: vBuckets and seqnos to read, by vBucket.
-        plan: The same for the engine, with everything else that the task's stream needs.
+        plan: The ranges and everything else that the task's stream needs, for the engine.
     """
 
     options: ReadOptions
@@ -51,21 +52,21 @@ class Partition:
 
     @property
     def vbuckets(self) -> tuple[int, ...]:
-        """The vBuckets of the partition, ascending."""
+        """The vBuckets of the partition, in ascending order."""
         return tuple(each.vbucket for each in self.ranges)
 
     @property
     def size(self) -> int:
-        """Most changes that the partition can hold."""
+        """Upper bound of the number of changes in the partition."""
         return sum(each.size for each in self.ranges)
 
 
 class Partitions(list[Partition]):
-    """Partitions, and the offsets that a later read goes on from.
+    """Partitions, and the offsets from which a later read resumes.
 
     Attributes:
-        end: Offsets after what the partitions read, as JSON: for `since` of a later
-            `dcp_rs.spark.partitions`. `None` if the partitions do not follow any.
+        end: End offsets of the partitions as JSON, for `since` of a later
+            `dcp_rs.spark.partitions`. `None` if they were created without `since`.
     """
 
     def __init__(self, partitions: Iterable[Partition] = (), *, end: str | None = None) -> None:

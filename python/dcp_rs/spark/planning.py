@@ -1,4 +1,4 @@
-"""Plans what the tasks of a read do, once, in Spark's driver."""
+"""Plans the tasks of a read, once, in Spark's driver."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ if TYPE_CHECKING:
 def partitions(
     options: Mapping[str, object] | ReadOptions, *, since: str | None = None
 ) -> Partitions:
-    """Plans a read of everything up to now, or of what came since an earlier read.
+    """Plans a read of everything up to now, or of the changes since an earlier read.
 
-    A job that runs again and again gives `since`: `"earliest"` the first time, then the `end` that
-    it stored with what the last run wrote.
+    A job that runs repeatedly passes `since`: `"earliest"` the first time, then the `end` that it
+    stored with the results of the previous run.
 
-        partitions = dcp_rs.spark.partitions(options, since=stored or "earliest")
-        task = dcp_rs.spark.map_in_arrow(options, partitions)
-        ...  # write what it reads, then store partitions.end
+        partitions = dcp_rs.spark.partitions(options, since=stored or "earliest") task =
+        dcp_rs.spark.map_in_arrow(options, partitions) ...  # write the rows, then store
+        partitions.end
 
-    Connects, asks every node once where its vBuckets are, and deals them out: by node, so that a
-    task needs one connection, and then by size. All partitions share that one bound, however late
-    Spark runs them. vBuckets without a change to read are left out, unless they were rolled back.
+    It connects, fetches the high seqnos from every node once, and divides the vBuckets by node, so
+    that a task needs one connection, and then by size. All partitions share these bounds, however
+    late Spark runs them. vBuckets without changes to read are left out, unless they were rolled
+    back.
 
     Args:
         options: See `dcp_rs.spark.ReadOptions`.
-        since: Offsets that an earlier read ended with, a checkpoint as JSON, or `earliest`.
+        since: End offsets of an earlier read, a checkpoint as JSON, or `earliest`.
 
     Returns:
-        The partitions, none of them empty; an empty list if there is nothing to read.
+        The partitions, none of which is empty; an empty list if there is nothing to read.
 
     Raises:
         ConfigError: An option is wrong.
@@ -56,7 +57,7 @@ def partitions(
 
 @options_as_written()
 def batch_partitions(options: ReadOptions) -> Partitions:
-    """Plans what `spark.read` reads: from `startingOffsets` to `endingOffsets`, once.
+    """Plans a `spark.read`, from `startingOffsets` to `endingOffsets`.
 
     Raises:
         ConfigError: An option is wrong.
@@ -79,7 +80,7 @@ def batch_partitions(options: ReadOptions) -> Partitions:
 
 
 def _last(options: ReadOptions) -> Partitions:
-    """Plans a read of everything up to now, which no other goes on from."""
+    """Plans a read of everything up to now, from which no other read resumes."""
     _check_start(options)
     with Driver(options) as driver:
         start = _start(driver, options.starting_offsets)
@@ -103,6 +104,6 @@ def _check_end(options: ReadOptions, end: Offsets, until: Offsets) -> None:
             raise SparkReadError(
                 "COUCHBASE_DCP_OFFSETS",
                 f"endingOffsets has seqno {wanted} of vBucket {vbucket} of bucket "
-                f"{options.bucket}, of which no more than {last} can be read now: are they of "
-                "another cluster, or was the bucket rolled back since?",
+                f"{options.bucket}, which can be read only up to {last} now: do they belong to "
+                "another cluster, or has the bucket been rolled back?",
             )

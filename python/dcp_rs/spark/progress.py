@@ -1,4 +1,4 @@
-"""What a query's progress says of its source."""
+"""Lag of a streaming query."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ if TYPE_CHECKING:
 
 
 class Lag(NamedTuple):
-    """How much of a bucket a query has yet to read, in seqnos: an upper bound of the rows."""
+    """Seqnos that a query has yet to read, an upper bound of the rows."""
 
     total: int
-    """In all vBuckets together."""
+    """Sum over all vBuckets."""
     by_vbucket: dict[int, int]
-    """vBuckets that have something left to read, and how much."""
+    """Lag of each vBucket that is behind."""
 
 
 def lag(progress: Any, source: int = 0) -> Lag | None:
-    """Tells how far a query lags behind what the server had when its last batch was planned.
+    """Returns the lag of a query when its last batch was planned.
 
-    With `scope` or `collections` only their changes count, where the server tells their seqnos.
-    What lies between counts as a whole, though DCP keeps only the newest version of a key.
+    With `scope` or `collections`, only their changes count, if the server reports their seqnos.
+    Every seqno counts, although DCP keeps only the newest version of a key.
 
         dcp_rs.spark.lag(query.lastProgress).total
 
     Args:
-        progress: `query.lastProgress`, one of `query.recentProgress` or what a listener is given;
-            or its JSON.
-        source: Which one, if a query reads from several sources of this kind.
+        progress: `query.lastProgress`, an element of `query.recentProgress` or the progress that a
+            listener receives; or its JSON.
+        source: Index of the source, if a query reads from several sources of this kind.
 
     Returns:
-        The lag; `None` if the progress does not tell, as before the first batch.
+        The lag, or `None` if it is unknown, for example before the first batch.
     """
     found = [each for each in _sources(progress) if each is not None]
     if source >= len(found):

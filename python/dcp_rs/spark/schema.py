@@ -22,7 +22,7 @@ MALFORMED = "_malformed"
 
 @options_as_written()
 def table_schema(options: ReadOptions) -> dcp_rs.Schema:
-    """Gives the columns of a read.
+    """Returns the columns of a read.
 
     Raises:
         ConfigError: `columns` names one that does not exist, `documentSchema` is not understood,
@@ -32,13 +32,13 @@ def table_schema(options: ReadOptions) -> dcp_rs.Schema:
 
 
 def schema(options: Mapping[str, object] | ReadOptions) -> StructType:
-    """Gives the Spark schema of a read, for `DataFrame.mapInArrow`.
+    """Returns the Spark schema of a read, for `DataFrame.mapInArrow`.
 
     Args:
-        options: The options that the read has.
+        options: Options of the read.
 
     Returns:
-        A `StructType` equal, in names, types, nullability and order, to the batches' schema.
+        A `StructType` with the names, types, nullability and order of the batches' schema.
 
     Raises:
         ConfigError: An option is wrong.
@@ -98,7 +98,7 @@ class Projection:
         return cls(projected, nullable)
 
     def declared(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the batches with the nullability of the user's schema."""
+        """Returns the batches with the nullability of the user's schema."""
         if not self.nullable:
             return batches
         return map(self._declare, batches)
@@ -114,7 +114,7 @@ class Projection:
 
 
 def _reduced(options: ReadOptions, names: tuple[str, ...]) -> ReadOptions:
-    """Gives the options of a read of these columns: nothing is decoded that is not among them."""
+    """Returns the options of a read of these columns: nothing is decoded that is not among them."""
     of_changes = {column.name for column in dcp_rs.columns()}
     reduced = replace(options, columns=names)
     if of_changes.issuperset(names):
@@ -128,7 +128,7 @@ def _reduced(options: ReadOptions, names: tuple[str, ...]) -> ReadOptions:
 
 
 def _spark_type(arrow_type: pa.DataType) -> DataType:
-    """Gives the Spark type whose Arrow form `arrow_type` is."""
+    """Returns the Spark type whose Arrow form `arrow_type` is."""
     import pyarrow as pa
     from pyspark.sql import types
 

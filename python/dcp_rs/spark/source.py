@@ -74,8 +74,8 @@ class CouchbaseDcpReader(api.DataSourceReader):
 class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a bucket in micro-batches.
 
-    Made in two processes and pickled from one to others, so it holds no connection before it is
-    asked something.
+    It is created in two processes and pickled to others, so it opens no connection until it is
+    used.
     """
 
     def __init__(self, table: Projection) -> None:
@@ -94,7 +94,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
 
     @options_coded()
     def initialOffset(self) -> Offsets:  # noqa: N802
-        """Gives where a query begins that has no checkpoint yet."""
+        """Returns the offsets at which a query without a checkpoint starts."""
         if self._initial is None:  # asked twice: `latest` must be the same both times
             where = self._options.starting_offsets
             driver = self._connected()
@@ -106,14 +106,14 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
                 initial = driver.parse(where)
                 if isinstance(initial, dcp_rs.Checkpoint):
                     raise ConfigError(
-                        "option startingOffsets: a stream cannot begin at a checkpoint; read from "
-                        "it with partitions(options, since=...), and begin at the end of these"
+                        "option startingOffsets: a stream cannot start at a checkpoint: read from "
+                        "it with partitions(options, since=...), and start at the end of those"
                     )
                 self._initial = initial
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Gives the limit of each micro-batch."""
+        """Returns the limit of each micro-batch."""
         if self._options.max_rows_per_trigger is None:
             return ReadAllAvailable()
         return ReadMaxRows(self._options.max_rows_per_trigger)
@@ -130,7 +130,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
             return self._connected().end(start, rows)
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
-        """Gives what the server had when the last end was chosen; asks nothing."""
+        """Returns what the server had when the last end was chosen; asks nothing."""
         with suppress(DcpError):  # an error here would end the query
             return None if self._driver is None else self._driver.head()
         return None
@@ -168,12 +168,12 @@ class CouchbaseDcpDataSource(api.DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Gives the name for `format`."""
+        """Returns the name for `format`."""
         return NAME
 
     @options_coded()
     def schema(self) -> StructType:
-        """Gives the columns of the change table that the options ask for."""
+        """Returns the columns of the change table that the options ask for."""
         return schema(self._parsed())
 
     def reader(self, schema: StructType) -> CouchbaseDcpReader:
@@ -187,7 +187,7 @@ class CouchbaseDcpDataSource(api.DataSource):
 
             raise SparkReadError(
                 "COUCHBASE_DCP_SPARK_VERSION",
-                f"PySpark {pyspark.__version__} cannot tell a source where to start: install "
+                f"PySpark {pyspark.__version__} cannot stream from this source: install "
                 "pyspark 4.2 or later, or read with spark.read or mapInArrow",
             )
         with options_coded():

@@ -1,4 +1,4 @@
-"""What runs in Spark's Python workers: reading one partition as Arrow batches."""
+"""Code that runs in Spark's Python workers: reads a partition as Arrow batches."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _Clients:
         self._lock = threading.Lock()
 
     def get(self, options: ReadOptions) -> _dcp_rs.Client | None:
-        """Gives the client of these options, if there is one."""
+        """Returns the client of these options, if there is one."""
         key = self._key(options)
         with self._lock:
             self._close_forgotten(key)
@@ -115,17 +115,17 @@ _CLIENTS = _Clients()
 def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
     """Reads one partition, in seqno order within each vBucket.
 
-    The connection is shared with the other reads of this process and kept for the next one. The
-    stream is closed when the iterator is exhausted, closed or dropped.
+    Reads of this process share a connection and keep it for the next one. The stream is closed when
+    the iterator is exhausted, closed or dropped.
 
     Args:
         partition: From `dcp_rs.spark.partitions`.
 
     Yields:
-        Batches of the schema that `dcp_rs.spark.schema` gives.
+        Batches with the schema of `dcp_rs.spark.schema`.
 
     Raises:
-        ConfigError: It is not a partition.
+        ConfigError: `partition` is not a partition.
         SparkReadError: The read failed; the text begins with a code in square brackets.
         ImportError: PyArrow is not installed.
     """
@@ -211,20 +211,20 @@ def _freeze_once() -> None:
 
 @dataclass(frozen=True)
 class MapInArrowTask:
-    """The function that `DataFrame.mapInArrow` runs: reads the partitions it is given by number.
+    """A function for `DataFrame.mapInArrow`, which reads partitions by their numbers.
 
-    Its length is their number, which is the number of rows and of Spark's partitions that the
-    data frame must have: `spark.range(0, n, 1, n)`.
+    Its length is the number of partitions. The data frame must have as many rows and Spark
+    partitions: `spark.range(0, n, 1, n)`.
     """
 
     partitions: tuple[Partition, ...]
 
     def __len__(self) -> int:
-        """Gives the number of partitions."""
+        """Returns the number of partitions."""
         return len(self.partitions)
 
     def __bool__(self) -> bool:
-        """Is true even if there is nothing to read: it is a function."""
+        """Is always true, even if there is nothing to read."""
         return True
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -243,15 +243,15 @@ class MapInArrowTask:
 def map_in_arrow(
     options: Mapping[str, object] | ReadOptions, partitions: list[Partition] | None = None
 ) -> MapInArrowTask:
-    """Makes the function for `DataFrame.mapInArrow`.
+    """Creates the function for `DataFrame.mapInArrow`.
 
     Args:
         options: See `dcp_rs.spark.ReadOptions`.
-        partitions: What to read; planned now if not given.
+        partitions: Partitions to read; by default, planned now.
 
     Returns:
-        A function that pickles. With `task = map_in_arrow(options)` and `n = len(task)` the data
-        frame is `spark.range(0, n, 1, n).mapInArrow(task, schema(options))`.
+        A function that can be pickled. With `task = map_in_arrow(options)` and `n = len(task)`, the
+            data frame is `spark.range(0, n, 1, n).mapInArrow(task, schema(options))`.
 
     Raises:
         ConfigError: An option is wrong.

@@ -1,7 +1,7 @@
-"""An embedded cluster to test against, in place of a real one.
+"""An embedded cluster for tests.
 
-`dcp_rs.testing.EmbeddedCluster` runs within this process. pytest has it as the
-fixtures `couchbase_cluster`, one for each test, and `couchbase_session_cluster`, one for all.
+`dcp_rs.testing.EmbeddedCluster` runs inside this process. In pytest, use the fixtures
+`couchbase_cluster`, one cluster for each test, and `couchbase_session_cluster`, one for all tests.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["Document", "EmbeddedCluster", "Limits", "MutationToken", "User"]
 
 
 class EmbeddedCluster(Documents, Control):
-    """A Couchbase cluster within this process: it speaks KV and DCP on loopback ports.
+    """A Couchbase cluster inside this process, which speaks KV and DCP on loopback ports.
 
-    Couchbase SDKs write to it and DCP clients read from it; and the program that holds it can do
-    what no client can: persist at a given moment, purge tombstones, roll a vBucket back, fail a
-    node over, kill and restart it, rebalance, drop the bucket, inject faults. Nothing is written
-    to disk unless it is given a folder.
+    Couchbase SDKs write to it and DCP clients read from it. Your program can also do what no client
+    can: persist at a given moment, purge tombstones, roll back a vBucket, fail over a node, kill
+    and restart it, rebalance, drop the bucket, and inject faults. It writes nothing to disk unless
+    you pass `data`.
 
-    A context manager; it runs from when it is made until it is closed.
+    It is a context manager, and runs until it is closed.
 
         >>> with EmbeddedCluster(nodes=2, vbuckets=16) as cluster:
         ...     token = cluster.upsert("airline_10", {"name": "40-Mile Air"})
@@ -42,45 +42,45 @@ class EmbeddedCluster(Documents, Control):
         b'{"name":"40-Mile Air"}'
 
     Args:
-        nodes: Number of nodes, each with a port of its own (1 to 64).
-        vbuckets: Number of vBuckets, spread over the nodes (1 to 1024).
-        replicas: Replicas of each vBucket, each on another node (0 to 3); fewer where there are too
-            few nodes.
+        nodes: Number of nodes, each with its own port (1 to 64).
+        vbuckets: Number of vBuckets, distributed over the nodes (1 to 1024).
+        replicas: Replicas of each vBucket, each on a different node (0 to 3); fewer if there are
+            too few nodes.
         bucket: Name of the bucket.
-        ephemeral: Whether the bucket is one without a disk.
-        username: Name that clients authenticate with.
+        ephemeral: Whether the bucket is ephemeral, that is, has no disk.
+        username: User name that clients authenticate with.
         password: Password that clients authenticate with.
-        users: Other users, `dcp_rs.testing.User`, who may only read.
-        host: Address to listen on. One that other machines can reach, `0.0.0.0` for all, needs a
-            password other than the default.
-        port: Port of the first node, the others follow; 0 lets the system choose.
-        management_port: Port of the first node's HTTP, the others follow; 0 lets the system
-            choose.
-        alternate_host: Name or address under which the ports are reached from elsewhere, which
-            clients are told as the nodes' external one.
-        tls: Whether TLS is spoken too, on ports of its own. A certificate authority is made for
-            it, which `ca_pem` gives.
-        tls_port: Port of the first node for KV over TLS, the others follow; 0 lets the system
-            choose.
-        tls_certificate: PEM file with a certificate for the nodes and those that signed it, in
-            place of a made one.
+        users: Other users, as `dcp_rs.testing.User`, who may only read.
+        host: Address to listen on. If other machines can reach it (`0.0.0.0` for all), you must set
+            a password other than the default.
+        port: Port of the first node; the other nodes use the next ones. 0 lets the system choose.
+        management_port: HTTP port of the first node; the other nodes use the next ones. 0 lets the
+            system choose.
+        alternate_host: Name or address at which other machines reach the ports; announced to
+            clients as the nodes' external address.
+        tls: Whether to serve TLS too, on separate ports. `ca_pem` is the certificate authority
+            created for it.
+        tls_port: Port of the first node for KV over TLS; the other nodes use the next ones. 0 lets
+            the system choose.
+        tls_certificate: PEM file with a certificate chain for the nodes; by default, one is
+            generated.
         tls_key: PEM file with its private key.
-        tls_client_ca: PEM file with authorities whose certificates clients may show in place of a
-            password; their subject's common name is the user name.
-        tls_client_required: Whether clients without a certificate are refused on the TLS ports.
-        data: Folder that keeps the bucket when the cluster is closed or its process ends; made if
-            it is not there. After a crash it has what had been persisted.
+        tls_client_ca: PEM file with authorities for client certificates. A client with such a
+            certificate needs no password; the common name is the user name.
+        tls_client_required: Whether to refuse clients without a certificate on the TLS ports.
+        data: Folder that keeps the bucket when the cluster is closed or its process ends; created
+            if it does not exist. After a crash, it has what had been persisted.
         persist_delay: How long a change waits in memory before it is persisted, in seconds.
-        history_bytes: Bytes of overwritten documents kept so that vBuckets can be rolled back.
-        keeps_history: Whether clients may stream every version of a document (`change_streams`),
-            as far as `history_bytes` goes.
-        keeps_compressed: Whether values that clients send compressed are kept so, as with a
-            bucket's compression mode "passive"; otherwise they are inflated ("off").
-        limits: `dcp_rs.testing.Limits` of memory, connections and times.
+        history_bytes: Bytes of overwritten documents to keep, so that vBuckets can be rolled back.
+        keeps_history: Whether clients may stream every version of a document (`change_streams`), as
+            far back as `history_bytes` allows.
+        keeps_compressed: Whether values that clients send compressed stay compressed, as in the
+            compression mode "passive"; otherwise they are inflated ("off").
+        limits: Limits of memory, connections and times, as `dcp_rs.testing.Limits`.
 
     Raises:
         ConfigError: An option is wrong.
-        ConnectError: A port cannot be listened on.
+        ConnectError: The cluster cannot listen on a port.
     """
 
     __slots__ = ("__weakref__", "_ca_file", "_forget_ca_file", "_inner", "_options")
@@ -130,30 +130,30 @@ class EmbeddedCluster(Documents, Control):
 
     @property
     def connection_string(self) -> str:
-        """Where clients and Couchbase SDKs connect to: `couchbase://127.0.0.1:port`."""
+        """Connection string for clients and Couchbase SDKs: `couchbase://127.0.0.1:port`."""
         return self._inner.connection_string()
 
     @property
     def tls_connection_string(self) -> str | None:
-        """Where clients connect to with TLS: `couchbases://127.0.0.1:port`.
+        """Connection string for TLS: `couchbases://127.0.0.1:port`.
 
-        `None` if it does not speak TLS.
+        `None` without TLS.
         """
         return self._inner.tls_connection_string()
 
     @property
     def ca_pem(self) -> str | None:
-        """The certificate authority that was made for it, as PEM, for clients to trust.
+        """The generated certificate authority, as PEM, for clients to trust.
 
-        `None` if the certificate was given, or it does not speak TLS.
+        `None` without TLS, or if you passed a certificate.
         """
         return self._inner.ca_pem()
 
     @property
     def ca_file(self) -> Path | None:
-        """A file with `ca_pem`, for what takes a path; it is there until the cluster is closed.
+        """A file with `ca_pem`, for APIs that take a path. It exists until the cluster is closed.
 
-        `None` if there is no `ca_pem`.
+        `None` without `ca_pem`.
         """
         pem = self.ca_pem
         if self._ca_file is None and pem is not None:
@@ -165,12 +165,12 @@ class EmbeddedCluster(Documents, Control):
 
     @property
     def management_urls(self) -> list[str]:
-        """Where each node answers HTTP: `http://127.0.0.1:port`."""
+        """HTTP address of each node: `http://127.0.0.1:port`."""
         return self._inner.management_urls()
 
     @property
     def tls_management_urls(self) -> list[str]:
-        """Where each node answers HTTP over TLS: `https://127.0.0.1:port`; empty without TLS."""
+        """HTTPS address of each node: `https://127.0.0.1:port`; empty without TLS."""
         return self._inner.tls_management_urls()
 
     @property
@@ -181,7 +181,7 @@ class EmbeddedCluster(Documents, Control):
 
     @property
     def bucket_uuid(self) -> str:
-        """Identity of the bucket, drawn when it is created; empty while it is dropped."""
+        """UUID of the bucket, chosen when it is created; empty while it is dropped."""
         return self._inner.bucket_uuid()
 
     @property
@@ -192,7 +192,7 @@ class EmbeddedCluster(Documents, Control):
 
     @property
     def connection_options(self) -> ConnectionOptions:
-        """What to connect with: bucket, user name and password included."""
+        """Options to connect with, including the bucket, user name and password."""
         return ConnectionOptions(
             connection_string=self.connection_string,
             bucket=self._options["bucket"],
@@ -201,14 +201,14 @@ class EmbeddedCluster(Documents, Control):
         )
 
     def connect(self, *, tls: bool = False, **options: Any) -> Client:
-        """Connects a `dcp_rs.Client` to it, as its user and to its bucket.
+        """Connects a `dcp_rs.Client` to the cluster's bucket, as its user.
 
         Args:
-            tls: Whether to connect over TLS, trusting the authority that was made for it.
-            **options: Options of `dcp_rs.connect` to be others than those.
+            tls: Whether to connect over TLS, trusting `ca_file`.
+            **options: Options of `dcp_rs.connect` to override.
 
         Raises:
-            ConfigError: It does not speak TLS.
+            ConfigError: The cluster does not serve TLS.
         """
         _checks.flag("tls", tls)
         chosen: dict[str, Any] = {}
@@ -226,17 +226,17 @@ class EmbeddedCluster(Documents, Control):
     def set_password(self, password: str) -> None:
         """Changes the password that clients authenticate with.
 
-        Connections that are open stay open; whoever connects from now on needs the new one.
+        Open connections stay open; new ones need the new password.
 
         Raises:
-            ConfigError: The cluster could not be started with it; the former one stays.
+            ConfigError: The password is not allowed; the old one stays in force.
         """
         _checks.text("password", password)
         self._inner.set_password(password)
         self._options["password"] = password
 
     def close(self) -> None:
-        """Closes all connections and ports. Closing twice is harmless."""
+        """Closes all connections and ports. Closing twice has no effect."""
         self._inner.shutdown()
         if self._forget_ca_file is not None:
             self._forget_ca_file()
@@ -251,7 +251,7 @@ class EmbeddedCluster(Documents, Control):
     def __reduce__(self) -> NoReturn:
         """Refuses to pickle."""
         raise TypeError(
-            "an embedded cluster does not pickle: pickle its connection_options and connect with"
+            "an embedded cluster cannot be pickled: pickle its connection_options and connect with"
             " those"
         )
 

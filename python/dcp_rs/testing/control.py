@@ -1,4 +1,4 @@
-"""What an operator does to an embedded cluster, and the failures to inject into it."""
+"""Operations on an embedded cluster, and fault injection."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Control:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes belong to the cluster."""
+        """Number of nodes in the cluster."""
         return self._inner.num_nodes()
 
     def copies_of(self, vbucket: int) -> list[int]:
-        """Gives the nodes that have a vBucket, that of the active copy first.
+        """Returns the nodes of a vBucket, the active copy's node first.
 
         Raises:
             ConfigError: There is no such vBucket.
@@ -36,15 +36,15 @@ class Control:
         return self._inner.copies_of(_vbucket(vbucket))
 
     def persist(self) -> None:
-        """Persists everything and lets it leave memory.
+        """Persists everything and evicts it from memory.
 
-        A stream from the beginning is then read from disk, where only the newest version of each
-        key is kept.
+        A stream from the beginning then reads from disk, which has only the newest version of each
+        key.
         """
         self._inner.persist()
 
     def purge(self, vbucket: int, to: int) -> None:
-        """Persists everything, then forgets the deletions of a vBucket up to seqno `to`.
+        """Persists everything, then purges the deletions of a vBucket up to seqno `to`.
 
         Raises:
             ConfigError: There is no such vBucket.
@@ -52,13 +52,14 @@ class Control:
         self._inner.purge(_vbucket(vbucket), _seqno("to", to))
 
     def roll_back(self, vbucket: int, to: int) -> None:
-        """Takes a vBucket back to how it was at seqno `to`, as an unclean failover does.
+        """Rolls a vBucket back to seqno `to`, as an unclean failover does.
 
-        Changes above it are gone, a new history branch begins there, and the vBucket's streams
+        Changes above `to` are lost, a new history branch starts there, and the vBucket's streams
         end.
 
         Raises:
-            ConfigError: There is no such vBucket, or the versions of that time are not kept.
+            ConfigError: The vBucket does not exist, or the versions of that time are no longer
+                kept.
         """
         self._inner.roll_back(_vbucket(vbucket), _seqno("to", to))
 
@@ -66,22 +67,22 @@ class Control:
         """Moves a vBucket to another node, numbered from 0, as a rebalance does.
 
         Raises:
-            ConfigError: There is no such vBucket or node, or the node does not run.
+            ConfigError: The vBucket or the node does not exist, or the node is not running.
         """
         self._inner.move_vbucket(_vbucket(vbucket), _node(node))
 
     def failover(self, node: int, *, graceful: bool = False) -> None:
-        """Takes a node out of the cluster; replicas of what it had become active.
+        """Fails over a node: replicas of its vBuckets become active.
 
-        A hard failover treats the node as dead: its connections end and it refuses new ones. Each
-        promoted replica goes on with what it had received (see `set_replica_lag`) on a new history
-        branch; a client that read more is told to roll back. Without a replica the vBucket is
-        nowhere until the next `rebalance`, which makes it anew.
+        A hard failover treats the node as dead: it closes its connections and refuses new ones.
+        Each promoted replica continues with what it had received (see `set_replica_lag`) on a new
+        history branch, and a client that has read more must roll back. A vBucket without a replica
+        is unavailable until the next `rebalance`, which recreates it empty.
 
-        A graceful one gives the replicas everything first: histories go on, streams end with
-        "state changed".
+        A graceful failover first sends everything to the replicas: histories continue, and streams
+        end with "state changed".
 
-        The node comes back with `restart` and `rebalance`.
+        To bring the node back, call `restart` and `rebalance`.
 
             >>> with EmbeddedCluster(nodes=2, replicas=1, vbuckets=1) as cluster:
             ...     _ = cluster.upsert("kept", "1")
@@ -92,19 +93,20 @@ class Control:
             (False, True)
 
         Raises:
-            ConfigError: There is no such node, or it left already, or it is the last one; or it is
-                to leave gracefully but does not run.
+            ConfigError: The node does not exist, has already been failed over, is the last one, or
+                is not running (for a graceful failover).
         """
         _checks.flag("graceful", graceful)
         self._inner.failover(_node(node), graceful)
 
     def failover_unsafely(self, nodes: Iterable[int]) -> None:
-        """Takes nodes out of the cluster that had most of its votes.
+        """Fails over a majority of the nodes, as an unsafe failover does.
 
-        As hard failovers of each; and the versions of the cluster map begin a new epoch.
+        It is a hard failover of each node, and the cluster map starts a new epoch (`revEpoch`).
 
         Raises:
-            ConfigError: There is no such node, or it left already, or none would be left.
+            ConfigError: A node does not exist or has already been failed over, or no node would be
+                left.
         """
         numbers = _checks.items("nodes", nodes, "a list of nodes")
         for number in numbers:
@@ -113,13 +115,13 @@ class Control:
 
     @property
     def map_version(self) -> tuple[int, int]:
-        """Epoch and revision of the cluster map; every change makes a greater pair."""
+        """Epoch and revision of the cluster map; every change increases the pair."""
         return self._inner.map_version()
 
     def kill(self, node: int) -> None:
-        """Stops a node at once, as a crash does: what it had not persisted is lost.
+        """Stops a node at once, like a crash: unpersisted changes are lost.
 
-        Its connections end, new ones are refused; the cluster map stays as it is.
+        Its connections close and it refuses new ones. The cluster map stays the same.
 
         Raises:
             ConfigError: There is no such node.
@@ -127,45 +129,45 @@ class Control:
         self._inner.kill(_node(node))
 
     def restart(self, node: int, *, clean: bool = True) -> None:
-        """Stops a node, unless it is stopped already, and starts it again.
+        """Restarts a node, or starts a stopped one.
 
-        After a clean restart histories go on. After an unclean one, and always after `kill`, the
-        node has what was persisted: seqnos above are given again, on new history branches.
+        After a clean restart, histories continue. After an unclean one, and always after `kill`,
+        the node has only what was persisted, and reuses the seqnos above on new history branches.
 
         Raises:
-            ConfigError: There is no such node, or its ports cannot be opened again.
+            ConfigError: The node does not exist, or cannot reopen its ports.
         """
         _checks.flag("clean", clean)
         self._inner.restart(_node(node), clean)
 
     def add_node(self) -> int:
-        """Adds a node and gives its number; it has no vBuckets before the next `rebalance`.
+        """Adds a node and returns its number. It has no vBuckets until the next `rebalance`.
 
         Raises:
-            ConnectError: A port cannot be listened on.
+            ConnectError: The node cannot listen on a port.
         """
         return self._inner.add_node()
 
     def rebalance(self) -> None:
-        """Spreads the vBuckets and their replicas evenly over the nodes that run.
+        """Distributes the vBuckets and their replicas evenly over the running nodes.
 
-        Nodes that were added, or failed over and restarted, come in. Histories go on; streams of
-        vBuckets that move end with "state changed".
+        It includes nodes that were added, or failed over and restarted. Histories continue; streams
+        of moved vBuckets end with "state changed".
 
         Raises:
-            ConfigError: A node of the cluster does not run.
+            ConfigError: A node of the cluster is not running.
         """
         self._inner.rebalance()
 
     def set_replica_lag(self, vbucket: int, replica: int, lag: int | None) -> None:
-        """Sets how many changes a replica leaves unapplied; `None` for all that come from now on.
+        """Sets how many changes a replica stays behind; `None`: it applies none from now on.
 
         They are lost if the active copy's node fails.
 
         Args:
             vbucket: vBucket concerned.
             replica: Its replica, from 1.
-            lag: Number of changes; 0 until set.
+            lag: Number of changes; the default is 0.
 
         Raises:
             ConfigError: There is no such vBucket or replica.
@@ -181,7 +183,7 @@ class Control:
         Args:
             vbucket: vBucket concerned.
             copy: 0 for the active copy, 1 for the first replica.
-            hold: Whether it is kept from it.
+            hold: Whether to hold persistence or resume it.
 
         Raises:
             ConfigError: There is no such vBucket or copy.
@@ -191,7 +193,7 @@ class Control:
         self._inner.hold_persistence(_vbucket(vbucket), copy, hold)
 
     def drop_bucket(self) -> None:
-        """Drops the bucket: connections to it are closed without another word.
+        """Drops the bucket and closes all connections to it.
 
         Raises:
             ConfigError: There is none.
@@ -199,10 +201,10 @@ class Control:
         self._inner.drop_bucket()
 
     def create_bucket(self) -> None:
-        """Creates the bucket again, empty and with another identity.
+        """Recreates the bucket, empty and with a new UUID.
 
         Raises:
-            ConfigError: There is one.
+            ConfigError: The bucket exists.
         """
         self._inner.create_bucket()
 
@@ -210,7 +212,7 @@ class Control:
         """Creates a scope.
 
         Raises:
-            ConfigError: It exists, or may not be called that.
+            ConfigError: The scope exists, or its name is not allowed.
         """
         _checks.text("scope", scope)
         self._inner.create_scope(scope)
@@ -227,10 +229,11 @@ class Control:
 
         Args:
             collection: Its name, as `scope.collection`, or as `collection` within `_default`.
-            max_ttl: Longest life of its documents, in seconds.
+            max_ttl: Maximum lifetime of its documents, in seconds.
 
         Raises:
-            ConfigError: It exists, may not be called that, or there is no such scope.
+            ConfigError: The collection exists, its name is not allowed, or its scope does not
+                exist.
         """
         scope, name = _path(collection)
         if max_ttl is not None:
@@ -287,23 +290,23 @@ class Control:
         self._inner.drop_collection(*_path(collection))
 
     def collections(self) -> dict[str, list[str]]:
-        """Gives the names of the collections by scope."""
+        """Returns the names of the collections by scope."""
         return {
             scope["name"]: [collection["name"] for collection in scope["collections"]]
             for scope in self.manifest()["scopes"]
         }
 
     def manifest(self) -> dict[str, Any]:
-        """Gives the collections manifest as clients get it."""
+        """Returns the collections manifest, as sent to clients."""
         manifest: dict[str, Any] = json.loads(self._inner.manifest())
         return manifest
 
     def set_faults(self, rules: Iterable[Mapping[str, object]]) -> None:
-        """Makes things go wrong as the rules say, in place of all former rules.
+        """Injects faults, replacing all earlier rules.
 
-        A rule has a `reaction` and, unless it is about every packet, a `condition`; both are
-        described in docs/guides/faults.md. It holds from the next packet of each connection on,
-        while clients are connected. The first rule whose condition a packet meets reacts.
+        A rule has a `reaction` and, unless it applies to every packet, a `condition`; the guide to
+        faults describes both. Rules apply from the next packet of each connection, even while
+        clients are connected. Only the first rule that matches a packet reacts to it.
 
             >>> with EmbeddedCluster(vbuckets=1) as cluster:
             ...     _ = cluster.upsert("a", "1")
@@ -315,17 +318,17 @@ class Control:
             ...             }
             ...         ]
             ...     )
-            ...     with cluster.connect() as client:  # which asks again
+            ...     with cluster.connect() as client:  # which retries
             ...         changes = sum(batch.num_rows for batch in client.stream(until="now"))
             ...     changes, cluster.fault_counts()
             (1, [1])
 
         Args:
-            rules: The rules; an empty list makes an end of them.
+            rules: The rules; an empty list removes all.
 
         Raises:
-            ConfigError: A name means nothing, or a rule contradicts itself. The text names the
-                member, and what was probably meant. The former rules stay.
+            ConfigError: A name is unknown, or a rule contradicts itself. The text names the member,
+                and suggests what was probably meant. The earlier rules stay in force.
         """
         given = _checks.items("rules", rules, "a list of rules")
         for rule in given:
@@ -337,12 +340,12 @@ class Control:
         self._inner.set_faults(text)
 
     def faults(self) -> list[dict[str, Any]]:
-        """Gives the fault rules in force."""
+        """Returns the fault rules in force."""
         rules: list[dict[str, Any]] = json.loads(self._inner.faults()[0])
         return rules
 
     def fault_counts(self) -> list[int]:
-        """Gives how often each rule of `faults` has reacted since it was set."""
+        """Returns how often each rule of `faults` has reacted since it was set."""
         return self._inner.faults()[1]
 
 
@@ -362,7 +365,7 @@ def _seqno(name: str, seqno: int) -> int:
 
 
 def _path(collection: str) -> tuple[str, str]:
-    """Scope and collection of `scope.collection`; a lone name is one of the default scope."""
+    """Splits `scope.collection`; a name alone is a collection of the default scope."""
     _checks.text("collection", collection)
     scope, dot, name = collection.partition(".")
     return (scope, name) if dot else ("_default", scope)

@@ -1,4 +1,4 @@
-"""Writing and reading the documents of an embedded cluster."""
+"""Access to the documents of an embedded cluster."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MutationToken:
-    """Where a write lies in the history of its vBucket.
+    """Position of a write in the history of its vBucket.
 
     Attributes:
         vbucket: vBucket written to.
         seqno: Position of the write.
         vbuuid: History branch written to.
-        cas: Version of the document now.
+        cas: CAS of the document after the write.
     """
 
     vbucket: int
@@ -33,17 +33,17 @@ class MutationToken:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A document as it is stored.
+    """A stored document.
 
     Attributes:
         value: Its bytes.
         xattrs: Its extended attributes by name.
         datatype: `json` or `binary`.
-        cas: Its version.
-        seqno: Position of its last change.
+        cas: Its CAS.
+        seqno: Seqno of its last change.
         rev: How many times it has changed.
         flags: The application's own 32 bits.
-        expiry: Seconds since 1970 at which it expires; 0 never.
+        expiry: When it expires, in seconds since 1970; 0 for never.
     """
 
     value: bytes = field(repr=False)
@@ -57,14 +57,14 @@ class Document:
 
 
 class Documents:
-    """The documents of a cluster's bucket."""
+    """Documents of the cluster's bucket."""
 
     __slots__ = ()
 
     _inner: _dcp_rs.EmbeddedCluster
 
     def vbucket_of(self, key: str | bytes) -> int:
-        """Gives the vBucket a key lies in."""
+        """Returns the vBucket of a key."""
         return self._inner.vbucket_of(_key(key))
 
     def upsert(
@@ -82,19 +82,19 @@ class Documents:
 
         Args:
             key: Its key, 1 to 250 bytes.
-            value: Its bytes, or text, or a mapping or list to be written as JSON.
-            collection: Its collection, as `scope.collection`, or as `collection` within
-                `_default`; the default collection if not given.
-            xattrs: Its extended attributes by name, each to be written as JSON; those it had are
-                gone. Names that begin with `_` are the system's and outlive a deletion.
-            cas: Version that it must have; 0 for any.
-            expiry: When it expires: 0 never, up to 30 days in seconds from now, above in seconds
-                since 1970.
+            value: Its bytes or text, or a mapping or list to write as JSON.
+            collection: Its collection, as `scope.collection`, or as `collection` within `_default`;
+                by default, the default collection.
+            xattrs: Its extended attributes by name, written as JSON; they replace any existing
+                ones. Names that begin with `_` are system attributes, which outlive a deletion.
+            cas: CAS that it must have; 0 for any.
+            expiry: When it expires: 0 for never, up to 30 days in seconds from now, or else in
+                seconds since 1970.
             flags: The application's own 32 bits.
 
         Raises:
             DocumentExistsError: It has another CAS.
-            ConfigError: Key or value are too long, or there is no such collection.
+            ConfigError: The key or value is too long, or the collection does not exist.
         """
         options = {
             "cas": cas,
@@ -115,10 +115,10 @@ class Documents:
         expiry: int = 0,
         flags: int = 0,
     ) -> MutationToken:
-        """Writes a document that does not exist yet; arguments as of `upsert`.
+        """Writes a document that does not exist yet; the arguments are those of `upsert`.
 
         Raises:
-            DocumentExistsError: It exists.
+            DocumentExistsError: The document exists.
         """
         options = {
             "expiry": expiry,
@@ -141,7 +141,7 @@ class Documents:
         return _token(self._inner.remove(_key(key), options))
 
     def expire(self, key: str | bytes, *, collection: str | None = None) -> MutationToken:
-        """Expires a document as if its time had passed.
+        """Expires a document now.
 
         Raises:
             DocumentNotFoundError: There is none.
@@ -149,7 +149,7 @@ class Documents:
         return _token(self._inner.expire(_key(key), {"collection": collection}))
 
     def get(self, key: str | bytes, *, collection: str | None = None) -> Document | None:
-        """Gives a document, `None` if there is none."""
+        """Returns a document, or `None` if it does not exist."""
         _checks.text("collection", collection, optional=True)
         found = self._inner.get(_key(key), collection)
         if found is None:
@@ -158,11 +158,11 @@ class Documents:
         return Document(xattrs=xattrs, **found)
 
     def high_seqnos(self) -> dict[int, int]:
-        """Gives the highest seqno of each vBucket."""
+        """Returns the highest seqno of each vBucket."""
         return self._inner.high_seqnos()
 
     def expire_due(self) -> int:
-        """Expires every document whose time has passed; gives how many."""
+        """Expires every document whose time has passed, and returns their number."""
         return self._inner.expire_due()
 
 

@@ -1,4 +1,4 @@
-"""What an embedded cluster is set up with."""
+"""Options of an embedded cluster."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class User:
     """A user of a `dcp_rs.testing.EmbeddedCluster` with the role *Data DCP Reader*.
 
-    Such a user may stream changes and read documents; requests for statistics or to write are
-    refused as a server refuses them.
+    The user may stream changes and read documents. The cluster refuses requests to write or for
+    statistics, as a server does.
 
         >>> reader = User(username="reader", password="word", reads=["inventory"])
         >>> with EmbeddedCluster(users=[reader]) as cluster:
@@ -24,10 +24,10 @@ class User:
         64
 
     Attributes:
-        username: Name that it logs in with.
-        password: Its password.
-        reads: Where it has the role: scopes as `inventory` and collections as `inventory.hotels`.
-            The whole bucket if `None`; nothing if empty.
+        username: User name to authenticate with.
+        password: The password.
+        reads: Where the user has the role: scopes such as `inventory` and collections such as
+            `inventory.hotels`. `None` means the whole bucket, an empty list nothing.
 
     Raises:
         ConfigError: A value is of the wrong type.
@@ -54,15 +54,15 @@ class Limits:
 
     Attributes:
         memory_quota: Bytes of documents and tombstones the bucket may hold.
-        max_connections: Connections that a node serves at a time; more are closed at once.
-        max_streams: Streams of one DCP connection; requests for more are refused.
+        max_connections: Connections that a node serves at a time; it closes further ones at once.
+        max_streams: Streams of one DCP connection; further requests are refused.
         max_unacknowledged_bytes: Largest flow-control buffer a DCP client may ask for.
         authentication_timeout: How long a client may take to authenticate, in seconds.
         idle_timeout: How long a connection that is not for DCP may be idle, in seconds.
         dcp_idle_timeout: How long a DCP client that has enabled noops may be silent, in seconds.
         persistence_timeout: How long a client waits for a change to be persisted, in seconds.
-        congestion_control: TCP congestion control of the connections, as `reno` or `cubic`; by
-            default `reno` where the system lets the process choose.
+        congestion_control: TCP congestion control of the connections, such as `reno` or `cubic`; by
+            default `reno`, if the system allows it.
 
     Raises:
         ConfigError: A limit is out of range.

@@ -110,7 +110,7 @@ impl<S: BatchSink> Cluster<S> {
                 if !self.has_observed || refused >= self.reconciler.patience() {
                     return Err(error);
                 }
-                tracing::warn!(%address, error = %Chain(&error), "a node refuses a question");
+                tracing::warn!(%address, error = %Chain(&error), "a node refuses to report what it has persisted");
                 self.persistence.answered(address, None, now)
             }
         };

@@ -70,7 +70,7 @@ where
         };
         match Box::pin(attempt).await {
             // Another client tells: the node of this one may be gone, its bucket another by now.
-            Err(error) if was_kept => tracing::debug!(%error, "a kept client is of no use"),
+            Err(error) if was_kept => tracing::debug!(%error, "a pooled client cannot be used"),
             Err(error) if error.may_pass(true) => {
                 let pause = pause(connect, attempts);
                 if Instant::now() + pause >= deadline {

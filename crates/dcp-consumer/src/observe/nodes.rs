@@ -297,7 +297,7 @@ impl Nodes {
         if Instant::now() < self.deadline {
             return Ok(());
         }
-        let message = format!("{vbid} has another history each time its node is asked");
+        let message = format!("the history of {vbid} keeps changing");
         let cause = Arc::new(Error::new(ErrorKind::Timeout, message));
         Err(Error::out_of_reach(vbid, self.begun.elapsed(), Some(cause)))
     }
@@ -475,7 +475,9 @@ impl Nodes {
                     Ok(Err(error)) => {
                         tracing::debug!(%address, error = %Chain(&error), "a node gives no map");
                     }
-                    Err(_) => tracing::debug!(%address, "a node gives no map in time"),
+                    Err(_) => {
+                        tracing::debug!(%address, "a node does not send a cluster map in time")
+                    }
                 }
                 None
             });

@@ -30,7 +30,7 @@ pub(super) fn decide(vbid: Vbid, cause: &EndCause, has_streamed: bool) -> Decisi
         }
         EndCause::RolledBack(rollback) => {
             let message = format!(
-                "{vbid} was rolled back to seqno {}: what was read above it is no longer true",
+                "{vbid} was rolled back to seqno {}: the changes read above it are void",
                 rollback.seqno
             );
             let error = Error::new(ErrorKind::Rollback, message).with_vbid(vbid);
@@ -53,7 +53,8 @@ fn decide_end(vbid: Vbid, reason: StreamEndReason) -> Decision {
             Decision::Complete
         }
         StreamEndReason::LOST_PRIVILEGES => {
-            let message = format!("{vbid}: the stream ended, since the right to it was lost");
+            let message =
+                format!("{vbid}: the stream ended because the user lost the privilege to read it");
             Decision::Fatal(Error::new(ErrorKind::AccessDenied, message).with_vbid(vbid))
         }
         _ => Decision::Retry(Backoff::LONG),

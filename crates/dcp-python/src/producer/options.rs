@@ -33,7 +33,8 @@ pub(crate) fn cluster(arguments: &Arguments<'_>) -> PyResult<ProducerOptions> {
         options.users = given.try_iter()?.map(|each| user(each?)).collect::<PyResult<_>>()?;
     }
     let host = arguments.text("host", &options.host.to_string())?;
-    options.host = host.parse().map_err(|_| config("host: must be an IP address, as 127.0.0.1"))?;
+    options.host =
+        host.parse().map_err(|_| config("host: must be an IP address, such as 127.0.0.1"))?;
     options.port = arguments.integer("port", options.port, PORTS)?;
     options.management_port =
         arguments.integer("management_port", options.management_port, PORTS)?;

@@ -101,7 +101,7 @@ impl Planner {
             let asked = questions(start, &observed, limits);
             let Some(&vbid) = asked.keys().next() else { return Ok(observed) };
             if begun.elapsed() > self.options.patience {
-                let message = format!("{vbid} has another history each time its node is asked");
+                let message = format!("the history of {vbid} keeps changing");
                 return Err(Error::new(ErrorKind::Timeout, message).with_vbid(vbid).into());
             }
             let filter = self.filter.documents().clone();
@@ -153,8 +153,8 @@ impl Planner {
         let asked = link.observer.collection_seqnos(&vbids, &collections);
         match timeout(HEADS_WITHIN, asked).await {
             Ok(Ok(heads)) => self.heads = Some(heads),
-            Ok(Err(error)) => tracing::debug!(%error, "the seqnos of collections are not told"),
-            Err(_) => tracing::debug!("the seqnos of collections are not told in time"),
+            Ok(Err(error)) => tracing::debug!(%error, "the seqnos of collections are not reported"),
+            Err(_) => tracing::debug!("the seqnos of collections are not reported in time"),
         }
     }
 
