@@ -476,7 +476,7 @@ impl Nodes {
                         tracing::debug!(%address, error = %Chain(&error), "a node gives no map");
                     }
                     Err(_) => {
-                        tracing::debug!(%address, "a node does not send a cluster map in time")
+                        tracing::debug!(%address, "a node does not send a cluster map in time");
                     }
                 }
                 None
