@@ -52,8 +52,6 @@ impl ReadBuffer {
     /// [`DecodeError`] if what is there does not begin with a packet.
     pub(crate) fn space(&mut self) -> Result<&mut [u8], DecodeError> {
         let wanted = Frame::wanted(self.filled(), self.max_body_len)?;
-        // At most as much again as has come: what a header announces may never come.
-        let needed = wanted.min(self.filled().len().saturating_mul(2)).max(MIN_READ);
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             // A huge packet does not keep its room.
@@ -62,13 +60,17 @@ impl ReadBuffer {
                 self.bytes.shrink_to_fit();
             }
         }
-        if self.bytes.len() - self.start < needed || self.bytes.len() - self.end < MIN_READ {
+        if self.bytes.len() - self.end < MIN_READ {
             self.bytes.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
         }
-        if self.bytes.len() < needed.max(self.end + 1) {
-            self.bytes.resize(needed.max(self.end + 1), 0);
+        if self.bytes.len() - self.end < MIN_READ && self.bytes.len() < wanted {
+            // At most as much again as has come: what a header announces may never come. No more
+            // than that either, as a vector that grows by itself would take.
+            let len = wanted.min(self.end.saturating_mul(2)).max(self.end + 1);
+            self.bytes.reserve_exact(len.saturating_sub(self.bytes.len()));
+            self.bytes.resize(len.max(self.bytes.len()), 0);
         }
         Ok(self.bytes.get_mut(self.end..).unwrap_or_default())
     }
@@ -127,7 +129,7 @@ mod tests {
         buffer.filled_by(come);
         while come < MAX_BODY_LEN {
             let len = buffer.space().unwrap().len();
-            assert!(len > 0 && buffer.bytes.len() <= SIZE.max(2 * come), "{come}");
+            assert!(len > 0 && buffer.bytes.capacity() <= SIZE.max(2 * come), "{come}");
             buffer.filled_by(len);
             come += len;
         }

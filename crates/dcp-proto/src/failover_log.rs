@@ -137,6 +137,16 @@ mod tests {
     }
 
     #[test]
+    fn pruning_keeps_a_branch_that_begins_right_there() {
+        let all = log(&[(3, 200), (2, 100), (1, 0)]);
+        for (seqno, kept) in [(201, 3), (200, 3), (199, 2), (100, 2), (99, 1), (0, 1)] {
+            let mut pruned = all.clone();
+            pruned.prune(Seqno(seqno));
+            assert_eq!(pruned.entries(), &all.entries()[3 - kept..], "seqno {seqno}");
+        }
+    }
+
+    #[test]
     fn pruning_keeps_the_oldest_branch() {
         let mut pruned = log(&[(3, 200), (2, 100)]);
         pruned.prune(Seqno(150));

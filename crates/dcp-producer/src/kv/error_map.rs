@@ -36,13 +36,33 @@ impl Command<'_, '_> {
 
 fn error_map(version: u16) -> Value {
     let mut errors = Map::new();
-    for &status in Status::KNOWN {
+    // Servers of this release have no manifest that clients could be ahead of.
+    let told =
+        Status::KNOWN.iter().filter(|status| **status != Status::COLLECTIONS_MANIFEST_IS_AHEAD);
+    for &status in told {
         let (description, attributes) = describe(status);
-        let name = status.name().unwrap_or_default();
+        let name = name(status);
         let entry = json!({"name": name, "desc": description, "attrs": attributes});
         errors.insert(format!("{:x}", status.0), entry);
     }
     json!({"version": version, "revision": REVISION, "errors": errors})
+}
+
+/// What servers call a status in their map.
+fn name(status: Status) -> &'static str {
+    match status {
+        Status::DCP_STREAM_NOT_FOUND => "STREAM_NOT_FOUND",
+        Status::DCP_STREAMID_INVALID => "DCP stream-ID invalid",
+        Status::EWOULDTHROTTLE => "EWOULD_THROTTLE",
+        Status::DURABILITY_INVALID_LEVEL => "DurabilityInvalidLevel",
+        Status::DURABILITY_IMPOSSIBLE => "DurabilityImpossible",
+        Status::SYNC_WRITE_IN_PROGRESS => "SyncWriteInProgress",
+        Status::SYNC_WRITE_AMBIGUOUS => "SyncWriteAmbiguous",
+        Status::SYNC_WRITE_RE_COMMIT_IN_PROGRESS => "SyncWriteReCommitInProgress",
+        Status::VB_UUID_NOT_EQUAL => "VbUuidNotEqual",
+        Status::SUBDOC_DOC_E2DEEP => "SUBDOC_PATH_E2DEEP",
+        _ => status.name().unwrap_or_default(),
+    }
 }
 
 /// What a status means and what a client that does not know it should do.
@@ -68,9 +88,7 @@ fn describe(status: Status) -> (&'static str, &'static [&'static str]) {
         Status::ECONFIG_ONLY => {
             ("The bucket exists as configuration only", &["fetch-config", "retry-now"])
         }
-        Status::CAS_VALUE_INVALID => {
-            ("The CAS is not a valid one", &["item-only", "invalid-input"])
-        }
+        Status::CAS_VALUE_INVALID => ("The CAS is not a valid one", &["item-only"]),
         Status::AUTH_STALE => ("Authenticate again", &["conn-state-invalidated", "auth"]),
         Status::AUTH_ERROR => ("Wrong user name or password", &["conn-state-invalidated", "auth"]),
         Status::AUTH_CONTINUE => ("Authentication goes on", &["special-handling"]),
@@ -114,6 +132,25 @@ fn describe(status: Status) -> (&'static str, &'static [&'static str]) {
         Status::SUBDOC_PATH_EEXISTS => ("The path exists already", &["subdoc", "item-only"]),
         Status::SUBDOC_MULTI_PATH_FAILURE => {
             ("Some of the paths failed", &["subdoc", "special-handling"])
+        }
+        Status::SUBDOC_PATH_E2BIG => ("The path is too long", &["subdoc", "invalid-input"]),
+        Status::SUBDOC_DOC_E2DEEP => ("The document is too deep", &["subdoc", "invalid-input"]),
+        Status::SUBDOC_VALUE_CANTINSERT => {
+            ("The value cannot be put there", &["subdoc", "invalid-input"])
+        }
+        Status::SUBDOC_NUM_ERANGE => ("The number is too large", &["subdoc", "item-only"]),
+        Status::SUBDOC_DELTA_EINVAL => ("The delta is no number", &["subdoc", "item-only"]),
+        Status::SUBDOC_VALUE_ETOODEEP => {
+            ("The value would be too deep", &["subdoc", "invalid-input", "item-only"])
+        }
+        Status::SUBDOC_INVALID_COMBO => {
+            ("The paths do not go together", &["subdoc", "invalid-input"])
+        }
+        Status::SUBDOC_SUCCESS_DELETED => {
+            ("Done, on a tombstone", &["item-deleted", "success", "subdoc"])
+        }
+        Status::SUBDOC_MULTI_PATH_FAILURE_DELETED => {
+            ("Some of a tombstone's paths failed", &["item-deleted", "subdoc", "special-handling"])
         }
         _ => (status.name().unwrap_or_default(), &["invalid-input"]),
     }

@@ -220,6 +220,54 @@ fn rule_10_a_clamped_out_of_order_snapshot_delivers_what_lies_below() {
 }
 
 #[test]
+fn rule_10_a_clamped_stream_takes_what_is_right_at_its_end() {
+    for (at, delivered, manifest) in [
+        (Harness::system_event as fn(&mut Harness, u64, u64) -> &mut Harness, vec![4, 5], 3),
+        (|server, seqno, _| server.advanced(seqno), vec![4], 0),
+        (|server, seqno, _| server.deletion(seqno, None), vec![4, 5], 0),
+        (|server, seqno, _| server.mutation(seqno), vec![4, 5], 0),
+    ] {
+        let mut server = bounded(clamped(), 5);
+        at(server.marker(0, 9).mutation(4), 5, 3).play();
+        assert_eq!(server.seqnos(), delivered);
+        assert!(server.events().iter().any(is_complete));
+        let position = server.moved().unwrap();
+        assert_eq!((position.seqno, position.manifest_uid.0), (Seqno(5), manifest));
+    }
+}
+
+#[test]
+fn rule_10_an_advance_right_to_the_end_enters_its_snapshot() {
+    let mut server = bounded(clamped(), 5);
+    server.marker(0, 9).advanced(5).play();
+    assert!(server.events().iter().any(is_complete));
+    let position = server.moved().unwrap();
+    let snapshot = Snapshot { start: Seqno(0), end: Seqno(9) };
+    assert_eq!((position.seqno, position.snapshot), (Seqno(5), snapshot));
+}
+
+#[test]
+fn rule_10_an_out_of_order_snapshot_up_to_the_end_is_complete() {
+    let mut server = bounded(clamped(), 5);
+    server.oso(OsoSnapshot::Start).mutations([3, 5, 1]).oso(OsoSnapshot::End).play();
+    let position = server.moved().unwrap();
+    let snapshot = Snapshot { start: Seqno(5), end: Seqno(5) };
+    assert_eq!((position.seqno, position.snapshot), (Seqno(5), snapshot));
+}
+
+#[test]
+fn a_key_without_its_collection_has_1_to_250_bytes() {
+    for (len, is_taken) in [(0, false), (1, true), (250, true), (251, false)] {
+        for message in ["MUT", "DEL", "DEL2", "EXP"] {
+            let mut server = Harness::streaming(config());
+            server.marker(0, 9).say(&format!("{message} 5 {}", "k".repeat(len)));
+            assert_eq!(server.try_play().is_ok(), is_taken, "{message} with {len} bytes");
+            assert_eq!(server.seqnos().len(), usize::from(is_taken));
+        }
+    }
+}
+
+#[test]
 fn rule_11_a_stream_may_end_only_once_its_last_snapshot_is_persisted() {
     let mut server = bounded(settling(), 5);
     server.marker(0, 9).mutations([3, 5, 7]).play();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dcp_proto::Position;
 use dcp_proto::consumer::{Connection, ConnectionConfig, Event, StreamPosition};
-use dcp_test::harness::{Harness, Request, Sent, VB, config, position};
+use dcp_test::harness::{Harness, Item, Request, Sent, VB, config, position};
 use dcp_test::packet::encoded;
 use dcp_test::words::{message, number};
 use dcp_wire::message::{Mutation, StreamAddress};
@@ -158,6 +158,16 @@ impl Script {
     /// What the sink was given; of a rollback the restart point.
     pub(crate) fn delivered(&self) -> Vec<u64> {
         self.server.seqnos()
+    }
+
+    /// Changes with the snapshots they were delivered in, and whether that had history.
+    pub(crate) fn changes(&self) -> Vec<(u64, (u64, u64), bool)> {
+        let sink = &self.server.sink;
+        let changes = sink.items.iter().filter_map(|item| match *item {
+            Item::Change { seqno, snapshot, .. } => Some((seqno, snapshot)),
+            _ => None,
+        });
+        changes.map(|(seqno, at)| (seqno, at, sink.history.contains(&seqno))).collect()
     }
 
     /// Seqno and snapshot the stream stands at.

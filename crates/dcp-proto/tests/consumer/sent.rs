@@ -50,6 +50,8 @@ fn script(row: &Value, sent: &[String]) -> Value {
     let bound = |at: usize| request["snapshot"][at].as_u64().unwrap_or(start);
     let mut script =
         json!({ "steps": sent.iter().flat_map(|text| steps(text)).collect::<Vec<_>>() });
+    let has_collections = row["collections"] == true || row["filter"].is_string();
+    script["collections"] = has_collections.into();
     if start > 0 {
         script["position"] = json!([start, bound(0), bound(1)]);
     }
@@ -70,22 +72,37 @@ fn steps(message: &str) -> Vec<String> {
     }
 }
 
+/// Bounds and history of a marker: `[1-4] 0x15 visible 4`.
+fn marked(words: &str) -> ((u64, u64), bool) {
+    const HISTORY: u64 = 0x10;
+    let (range, flags) = words.split_once(' ').expect("a range and flags");
+    let (first, last) = range.trim_matches(['[', ']']).split_once('-').expect("a range");
+    let flags = number(flags.split(' ').next().expect("flags"));
+    ((number(first), number(last)), flags & HISTORY != 0)
+}
+
 /// Plays a row; what is wrong with what came of it.
 pub(crate) fn check(row: &Value) -> Result<(), String> {
     let mut script = Script::open(row);
     let (mut wanted, mut at) = (Vec::new(), row["position"][0].as_u64().unwrap_or_default());
     let (mut in_oso, mut ended) = (None, None);
+    // Bounds of the last snapshot, whether it has history, and what is to come of its changes.
+    let (mut snapshot, mut history, mut changes) = ((0, 0), false, Vec::new());
     for step in row["steps"].as_array().expect("steps") {
         let step = step.as_str().expect("a step");
         let (what, rest) = step.split_once(' ').expect("two words");
         script.step(step).map_err(|fault| format!("{step}: {fault}"))?;
         let number = rest.split(' ').next().and_then(|word| word.parse::<u64>().ok());
         match (what, number) {
+            ("MARK", _) => ((snapshot, history), in_oso) = (marked(rest), None),
             ("OSO", _) if rest == "start" => in_oso = Some(at),
             ("OSO", _) => at = in_oso.take().expect("it began"),
             ("MUT" | "DEL" | "EXP" | "SYS" | "ADV", Some(seqno)) => {
                 if what != "ADV" {
                     wanted.push(seqno);
+                }
+                if in_oso.is_none() && !matches!(what, "SYS" | "ADV") {
+                    changes.push((seqno, snapshot, history));
                 }
                 match &mut in_oso {
                     Some(highest) => *highest = seqno.max(*highest),
@@ -98,6 +115,10 @@ pub(crate) fn check(row: &Value) -> Result<(), String> {
     }
     if script.delivered() != wanted {
         return Err(format!("delivered {:?}, want {wanted:?}", script.delivered()));
+    }
+    let delivered = script.changes();
+    if let Some(change) = changes.iter().find(|change| !delivered.contains(change)) {
+        return Err(format!("delivered {delivered:?}, without {change:?}"));
     }
     let stands = script.position()[0].max(row["position"][0].as_u64().unwrap_or_default());
     if stands != at {

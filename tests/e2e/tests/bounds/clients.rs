@@ -16,7 +16,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::layouts::layouts;
+use crate::layouts::{headers, layouts};
+use crate::messages;
 use dcp_meter::{Meter, alone};
 
 /// How long the cluster may take to answer or to close, nearly always and at most: the machine is
@@ -27,6 +28,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// What the cluster may hold beyond what it was sent: what an idle connection reads into and writes
 /// from, and 64 KiB.
 const BEYOND: usize = (64 << 10) + (64 << 10) + (64 << 10);
+
+/// A value next to which what a connection holds anyway is little.
+const LARGE: usize = 4 << 20;
 
 /// Opaque of the noop that follows each packet.
 const PROBE: Opaque = Opaque(0x5052_4f42);
@@ -169,11 +173,12 @@ struct Tally {
     closed: usize,
     waited: usize,
     late: usize,
+    most: usize,
     beyond: Vec<String>,
 }
 
 async fn play(producer: &Producer, tally: &mut Tally) {
-    for (is_dcp, name, packet) in packets() {
+    for (is_dcp, name, packet) in packets().into_iter().chain(messages::of_clients()) {
         let open = packets().into_iter().find(|(_, name, _)| *name == "DCP_OPEN");
         let (_, _, open) = open.expect("it is there");
         let mut client = None;
@@ -198,6 +203,7 @@ async fn play(producer: &Producer, tally: &mut Tally) {
                 Some(false) => tally.closed += 1,
                 None => tally.waited += 1,
             }
+            tally.most = tally.most.max(most);
             tally.late += usize::from(outcome.is_some() && took > SOON);
             if most > layout.len() + BEYOND {
                 tally.beyond.push(format!("{name} {layout:02x?}: {} KiB", most >> 10));
@@ -227,9 +233,11 @@ fn a_cluster_answers_or_closes_whatever_the_layout_and_holds_little() {
         other.ask_for(Frame::request(Opcode::GET).with_key(b"other"), Status::SUCCESS).await;
         tally
     });
-    let Tally { layouts, answered, closed, waited, late, beyond } = tally;
+    let Tally { layouts, answered, closed, waited, late, most, beyond } = tally;
     eprintln!(
-        "{layouts} layouts: {answered} answered, {closed} closed, {waited} waited, {late} late"
+        "{layouts} layouts: {answered} answered, {closed} closed, {waited} waited, {late} late, \
+         {} KiB at most",
+        most >> 10
     );
     assert!(
         beyond.is_empty(),
@@ -238,7 +246,43 @@ fn a_cluster_answers_or_closes_whatever_the_layout_and_holds_little() {
         &beyond[..beyond.len().min(9)]
     );
     assert!(late * 50 <= layouts, "{late} of {layouts} took longer than {SOON:?}");
-    assert!(answered > 1000 && closed > 200, "the table does not reach far");
+    assert!(layouts >= 9_760 && answered > 1000 && closed > 200, "the table does not reach far");
+}
+
+#[test]
+fn a_large_packet_takes_a_cluster_four_times_its_size_at_most() {
+    let _alone = alone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let (layouts, most) = runtime.expect("a runtime").block_on(async {
+        let mut options = ProducerOptions::default();
+        options.vbuckets = 1;
+        let producer = Producer::start(options).await.expect("loopback ports are there");
+        let value = vec![b'v'; LARGE];
+        let set = Frame::request(Opcode::SET).with_key(b"key").with_extras(&[0; 8]);
+        let packet = encoded(&set.with_value(&value));
+        let (headers, mut most) = (headers(&packet), 0);
+        for header in &headers {
+            let layout = &[header, &packet[header.len()..]].concat()[..];
+            let mut client = ready(&producer).await;
+            let meter = Meter::start();
+            let outcome = probe(&mut client, layout).await;
+            let held = meter.most();
+            assert!(
+                held <= 4 * layout.len() + BEYOND,
+                "{:02x?} of {} bytes: {held}",
+                &layout[..24],
+                layout.len()
+            );
+            most = most.max(held);
+            if outcome.is_none() {
+                finish(client).await;
+            }
+        }
+        (headers.len(), most)
+    });
+    eprintln!("{layouts} layouts of {} KiB: {} KiB at most", LARGE >> 10, most >> 10);
+    assert!(most < MAX_BODY_LEN, "{} MiB", most >> 20);
+    assert!(most > LARGE, "no large packet came through");
 }
 
 /// Asks for a document again and again, reading nothing, until the cluster closes the connection.

@@ -4,5 +4,6 @@ mod clients;
 mod documents;
 mod floods;
 mod layouts;
+mod messages;
 mod servers;
 mod tap;

@@ -26,7 +26,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use crate::layouts::layouts;
+use crate::layouts::{headers, layouts};
+use crate::messages;
 use crate::tap::{Dialer, Open, Taken, Tap};
 use dcp_meter::{Meter, alone};
 
@@ -37,6 +38,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the client may hold beyond what it was sent and what an idle connection holds.
 const BEYOND: usize = 64 << 10;
+
+/// A value next to which what a connection holds anyway is little.
+const LARGE: usize = 4 << 20;
 
 /// Opaque of the noop that follows each packet.
 const PROBE: Opaque = Opaque(0x5052_4f42);
@@ -140,6 +144,10 @@ const NAMES: [&str; 14] = [
 
 /// What is sent before a packet that is as it should be, and that packet.
 fn packet(name: &str, stream: &Open) -> (Vec<u8>, Vec<u8>) {
+    let further = messages::of_server(name, stream);
+    if let Some(marker) = further.as_ref().filter(|_| name.starts_with("marker")) {
+        return (Vec::new(), marker.clone());
+    }
     let (to, seqno) = (address(stream), Seqno(stream.seqno + 1));
     let mut out = Vec::new();
     let marker = SnapshotMarker {
@@ -156,6 +164,9 @@ fn packet(name: &str, stream: &Open) -> (Vec<u8>, Vec<u8>) {
         return (Vec::new(), out);
     }
     let before = std::mem::take(&mut out);
+    if let Some(further) = further {
+        return (before, further);
+    }
     let compressed = snappy::compress(&[b'z'; 40]).expect("short");
     let (datatype, value): (_, &[u8]) = match name {
         "compressed mutation" => (Datatype::SNAPPY, &compressed),
@@ -243,6 +254,7 @@ struct Tally {
     closed: usize,
     waited: usize,
     late: usize,
+    most: usize,
     beyond: Vec<String>,
 }
 
@@ -264,6 +276,7 @@ async fn play(rig: &mut Rig, name: &'static str, tally: &mut Tally) {
         let outcome = probe(&mut taken, &before, &layout).await;
         let (most, took) = (meter.most(), began.elapsed());
         tally.layouts += 1;
+        tally.most = tally.most.max(most);
         tally.late += usize::from(outcome.is_some() && took > SOON);
         if most > before.len() + layout.len() + BEYOND {
             tally.beyond.push(format!("{name} {layout:02x?}: {} KiB", most >> 10));
@@ -294,7 +307,7 @@ fn a_client_goes_on_or_fails_with_a_cause_whatever_the_layout_and_holds_little()
         let mut rig = Rig::start().await;
         let mut other = rig.other().await;
         let mut tally = Tally::default();
-        for name in NAMES {
+        for name in NAMES.into_iter().chain(messages::OF_SERVERS) {
             play(&mut rig, name, &mut tally).await;
         }
         rig.producer.upsert(b"k", "1".into(), WriteOptions::default()).expect("there is room");
@@ -303,9 +316,11 @@ fn a_client_goes_on_or_fails_with_a_cause_whatever_the_layout_and_holds_little()
         assert_eq!(batch.finish().expect("a batch").num_rows(), 1);
         tally
     });
-    let Tally { layouts, survived, closed, waited, late, beyond } = tally;
+    let Tally { layouts, survived, closed, waited, late, most, beyond } = tally;
     eprintln!(
-        "{layouts} layouts: {survived} survived, {closed} closed, {waited} waited, {late} late"
+        "{layouts} layouts: {survived} survived, {closed} closed, {waited} waited, {late} late, \
+         {} KiB at most",
+        most >> 10
     );
     assert!(
         beyond.is_empty(),
@@ -314,5 +329,47 @@ fn a_client_goes_on_or_fails_with_a_cause_whatever_the_layout_and_holds_little()
         &beyond[..beyond.len().min(9)]
     );
     assert!(late * 50 <= layouts, "{late} of {layouts} took longer than {SOON:?}");
-    assert!(survived > 500 && closed > 500, "the table does not reach far");
+    assert!(layouts >= 9_760 && survived > 500 && closed > 500, "the table does not reach far");
+}
+
+#[test]
+fn a_large_packet_takes_a_client_four_times_its_size_at_most() {
+    let _alone = alone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let (layouts, most) = runtime.expect("a runtime").block_on(async {
+        let mut rig = Rig::start().await;
+        let large = |stream: &Open| {
+            let (before, small) = packet("mutation", stream);
+            let (frame, _) = Frame::parse(&small, MAX_BODY_LEN).expect("made so").expect("whole");
+            let value = vec![b'v'; LARGE];
+            let frame = frame.with_datatype(Datatype::RAW);
+            (before, encoded(&frame.with_value(&value)))
+        };
+        let any = Open { vbid: dcp_wire::Vbid(0), opaque: Opaque(7), seqno: 0 };
+        let (count, mut most) = (headers(&large(&any).1).len(), 0);
+        for number in 0..count {
+            let (mut stream, mut taken) = rig.open().await;
+            let Some(open) = taken.streams.first() else { panic!("no stream was asked for") };
+            let (before, mut layout) = large(open);
+            let header = headers(&layout).swap_remove(number);
+            layout[..header.len()].copy_from_slice(&header);
+            let meter = Meter::start();
+            let _ = probe(&mut taken, &before, &layout).await;
+            drop(taken);
+            failure(&mut stream).await;
+            // What the test itself sends from is counted too.
+            let held = meter.most() - (before.len() + layout.len());
+            assert!(
+                held <= 4 * layout.len() + BEYOND,
+                "{:02x?} of {} bytes: {held}",
+                &layout[..24],
+                layout.len()
+            );
+            most = most.max(held);
+        }
+        (count, most)
+    });
+    eprintln!("{layouts} layouts of {} KiB: {} KiB at most", LARGE >> 10, most >> 10);
+    assert!(most < MAX_BODY_LEN, "{} MiB", most >> 20);
+    assert!(most > LARGE, "no large packet came through");
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use dcp_wire::message::SnapshotMarker;
 use dcp_wire::{Frame, MAX_BODY_LEN, Opcode};
 
+use super::hidden::Hidden;
 use super::seen::{OWN, Seen};
 use super::twins::Twins;
 
@@ -26,6 +27,7 @@ pub(super) struct Sides {
     asked: BTreeMap<u32, u16>,
     /// Opaques of noops, recorded and ours.
     noops: (Vec<u32>, Vec<u32>),
+    hidden: Vec<Hidden>,
     differences: Vec<String>,
 }
 
@@ -34,6 +36,7 @@ impl Sides {
         let (frame, _) = Frame::parse(packet, MAX_BODY_LEN).unwrap().unwrap();
         let opaque = frame.header.opaque.0;
         if frame.header.opcode == Opcode::SET_CLUSTER_CONFIG && frame.header.status().is_success() {
+            self.hidden.push(Hidden::SetClusterConfig);
             return;
         }
         if frame.header.opcode == Opcode::DCP_NOOP {
@@ -58,7 +61,15 @@ impl Sides {
         }
         let asked = self.asked.get(&frame.header.opaque.0).copied();
         let seen = Seen::of(packet, asked);
-        self.ours.push(if self.has_map { seen } else { seen.without_map() });
+        if self.has_map {
+            self.ours.push(seen);
+            return;
+        }
+        let without_map = seen.clone().without_map();
+        if without_map.length() != seen.length() {
+            self.hidden.push(Hidden::NodeWithoutMap);
+        }
+        self.ours.push(without_map);
     }
 
     /// Notes a client's request.
@@ -119,7 +130,7 @@ impl Sides {
     }
 
     /// All differences, once everything that would come has come.
-    pub(super) fn finish(mut self) -> Vec<String> {
+    pub(super) fn finish(mut self, twins: &mut Twins) -> Vec<String> {
         let (theirs, ours) = (by_opaque(&self.recorded), by_opaque(&self.ours));
         let opaques =
             theirs.keys().chain(ours.keys().filter(|opaque| !theirs.contains_key(opaque)));
@@ -135,6 +146,7 @@ impl Sides {
             let left = !self.has_window
                 && !self.recorded_end
                 && self.snapshots.get(opaque).is_some_and(|(end, reached)| reached < end);
+            twins.hide(Hidden::RestOfSnapshot, own > recorded && left);
             if recorded > own || (own > recorded && !left) {
                 same = false;
                 let place = format!("opaque {opaque:#x}");
@@ -150,6 +162,9 @@ impl Sides {
         if same && self.order(&self.recorded) != self.order(&self.ours) {
             self.differences.push("another order".to_owned());
         }
+        let in_order = |side: &[Seen]| side.iter().map(|seen| seen.opaque).collect::<Vec<_>>();
+        twins.hide(Hidden::Turns, same && in_order(&self.recorded) != in_order(&self.ours));
+        twins.hidden.extend(self.hidden);
         self.differences
     }
 

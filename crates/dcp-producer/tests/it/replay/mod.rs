@@ -1,25 +1,26 @@
 //! Every recording of a real server, replayed to the embedded cluster.
 //!
 //! The folder is `tests/traces`, or the one `DCP_TRACES` names. What a recording says was done to
-//! the bucket is done again, in simulated time; its clients send what they sent, and each packet of the cluster must
-//! be the recorded server's. Only what must vary may: vbuuids, CAS and moments of expiry, which
-//! have to pair up the same way all along; the times of tombstones; opaques the server made up;
-//! words of errors; addresses. `differences.json` lists which of the project's recordings differ, in
-//! what, and why; of other recordings only what `list` can tell by the packets may differ.
+//! the bucket is done again, in simulated time; its clients send what they sent, and each packet of
+//! the cluster must be the recorded server's. `normalised.json` lists what is left out of the
+//! comparison and why. `differences.json` lists which of the project's recordings differ, in what,
+//! and why; of other recordings only what `list` can tell by the packets may differ.
 
 mod client;
 mod compare;
 mod facts;
+mod hidden;
 mod history;
 mod list;
 mod manifests;
+mod parts;
 mod run;
 mod seen;
 mod shown;
 mod stage;
 mod twins;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -29,6 +30,7 @@ use std::{fs, thread};
 
 use dcp_test::traces::{self, Scenario};
 
+use hidden::{Hidden, Normalised};
 use list::{Exempt, List};
 
 /// Replays at a time.
@@ -36,7 +38,7 @@ const AT_A_TIME: usize = 2;
 
 /// What differs in one recording; one that contradicts itself, or whose server comes to a
 /// standstill, does not keep the others from being replayed.
-fn replay(scenario: &Scenario) -> Vec<String> {
+fn replay(scenario: &Scenario) -> (Vec<String>, BTreeSet<Hidden>) {
     let replayed = panic::catch_unwind(AssertUnwindSafe(|| {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -48,7 +50,8 @@ fn replay(scenario: &Scenario) -> Vec<String> {
     replayed.unwrap_or_else(|panic| {
         let words = panic.downcast_ref::<String>().map(String::as_str);
         let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
-        vec![format!("cannot be replayed: {}", words.unwrap_or("no word of why"))]
+        let what = format!("cannot be replayed: {}", words.unwrap_or("no word of why"));
+        (vec![what], BTreeSet::new())
     })
 }
 
@@ -59,6 +62,10 @@ struct Found {
     differs: BTreeMap<String, Vec<String>>,
     /// Why it is not replayed.
     exempt: BTreeMap<String, Exempt>,
+    /// What was left out of the comparison.
+    hidden: BTreeSet<Hidden>,
+    /// Recordings that do not say what was written.
+    without_operations: BTreeSet<String>,
 }
 
 fn replay_all(recordings: &[PathBuf]) -> Found {
@@ -78,11 +85,17 @@ fn replay_all(recordings: &[PathBuf]) -> Found {
         None => true,
         Some(why) => exempt.insert(scenario.name.clone(), why).is_some(),
     });
-    let (next, found) = (AtomicUsize::new(0), Mutex::new(found));
+    let operations =
+        |scenario: &Scenario| scenario.expected["kv_ops"].as_array().map_or(0, Vec::len);
+    let without = scenarios.iter().filter(|scenario| operations(scenario) == 0);
+    let without_operations = without.map(|scenario| scenario.name.clone()).collect();
+    let (next, found) = (AtomicUsize::new(0), Mutex::new((found, BTreeSet::new())));
     let work = || {
         while let Some(scenario) = scenarios.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let differs = replay(scenario);
-            found.lock().unwrap().insert(scenario.name.clone(), differs);
+            let (differs, hidden) = replay(scenario);
+            let mut found = found.lock().unwrap();
+            found.0.insert(scenario.name.clone(), differs);
+            found.1.extend(hidden);
         }
     };
     thread::scope(|scope| {
@@ -90,7 +103,8 @@ fn replay_all(recordings: &[PathBuf]) -> Found {
             scope.spawn(work);
         }
     });
-    Found { differs: found.into_inner().unwrap(), exempt }
+    let (differs, hidden) = found.into_inner().unwrap();
+    Found { differs, exempt, hidden, without_operations }
 }
 
 #[test]
@@ -98,7 +112,7 @@ fn replay_all(recordings: &[PathBuf]) -> Found {
 fn every_recording_is_answered_as_the_server_answered() {
     let found = replay_all(&traces::paths().unwrap());
     let wrong = match traces::is_own_folder() {
-        true => List::read().check(&found),
+        true => [List::read().check(&found), Normalised::read().check(&found)].concat(),
         false => list::unexplained(&found),
     };
     println!("{} replayed, {} exempt", found.differs.len(), found.exempt.len());

@@ -12,6 +12,7 @@ use dcp_wire::{Frame, MAX_BODY_LEN, Opcode, Status};
 
 use super::client::Client;
 use super::facts;
+use super::hidden::Hidden;
 use super::stage::Stage;
 use super::twins::Twins;
 
@@ -26,8 +27,8 @@ struct Replay<'a> {
     differences: Vec<String>,
 }
 
-/// What differs between the recorded server's packets and ours.
-pub(super) async fn replay(scenario: &Scenario) -> Vec<String> {
+/// What differs between the recorded server's packets and ours, and what was left out.
+pub(super) async fn replay(scenario: &Scenario) -> (Vec<String>, BTreeSet<Hidden>) {
     let stage = Stage::set(scenario).await;
     let mut replay = Replay {
         scenario,
@@ -47,7 +48,7 @@ pub(super) async fn replay(scenario: &Scenario) -> Vec<String> {
     }
     replay.differences.append(&mut replay.stage.refused);
     replay.stage.producer.shutdown().await;
-    replay.differences
+    (replay.differences, replay.twins.hidden)
 }
 
 fn frame(packet: &[u8]) -> Option<Frame<'_>> {
@@ -107,6 +108,7 @@ impl Replay<'_> {
             client.sides.limit();
         }
         let scram = client.scram(&packet);
+        self.twins.hide(Hidden::Login, scram.is_some());
         client.send(&scram.unwrap_or(packet)).await;
         self.unsettled.insert(conn);
     }
@@ -224,6 +226,7 @@ impl Replay<'_> {
         if let Ok(marker) = SnapshotMarker::decode(&frame)
             && self.stage.lacks(vbid, marker.end_seqno.0)
         {
+            self.twins.hide(Hidden::MomentOfWrite, true);
             // Before it the stream had said all it had to say.
             self.settle().await;
             self.stage.advance(vbid, marker.end_seqno.0, &mut self.twins).await;
@@ -276,7 +279,7 @@ impl Replay<'_> {
     async fn leave(&mut self, conn: u32) {
         self.settle().await;
         let client = self.clients.remove(&conn).unwrap();
-        let found = client.sides.finish();
+        let found = client.sides.finish(&mut self.twins);
         self.differences.extend(found.into_iter().map(|what| format!("connection {conn}, {what}")));
     }
 }

@@ -3,7 +3,9 @@
 use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, Opcode, Status, snappy};
 use serde_json::Value;
 
-use super::twins::{Pairs, Twins};
+use super::hidden::Hidden;
+use super::parts::{error_maps_differ, is_map, maps_differ, versions_differ};
+use super::twins::Twins;
 
 /// Opaque by which packets are told apart that a server sends by itself: it counts in its own way.
 pub(super) const OWN: u32 = u32::MAX;
@@ -25,6 +27,8 @@ pub(super) struct Seen {
     extras: Vec<u8>,
     key: Vec<u8>,
     value: Vec<u8>,
+    /// As it came, before anything was left out: opaque, framing extras, value.
+    raw: (u32, Vec<u8>, Vec<u8>),
 }
 
 /// What two packets of the same place differ in.
@@ -69,7 +73,12 @@ impl Seen {
             extras: frame.extras.to_vec(),
             key: frame.key.to_vec(),
             value,
+            raw: (header.opaque.0, frame.framing_extras.to_vec(), frame.value.to_vec()),
         }
+    }
+
+    pub(super) const fn length(&self) -> usize {
+        self.value.len()
     }
 
     /// What a node would have sent that was not told the cluster map.
@@ -96,6 +105,11 @@ impl Seen {
             let what = format!("{} is {}", self.name(), ours.name());
             return vec![Differs { what, is_another: true }];
         }
+        twins.hide(Hidden::OwnOpaque, self.opaque == OWN && self.raw.0 != ours.raw.0);
+        twins.hide(Hidden::Duration, self.is_response && self.raw.1 != ours.raw.1);
+        let is_compressed = self.datatype.contains(Datatype::SNAPPY);
+        twins.hide(Hidden::CompressedBytes, is_compressed && self.raw.2 != ours.raw.2);
+        twins.hide(Hidden::Cas, self.cas != ours.cas);
         let mut all = Vec::new();
         let mut check = |equal: bool, what: String| {
             if !equal {
@@ -146,18 +160,18 @@ impl Seen {
             match self.opcode {
                 Opcode::DCP_MUTATION => {
                     pairs_up = (number(&theirs, 20, 4) == 0) == (number(&mine, 20, 4) == 0);
-                    clear(&mut theirs, &mut mine, 20, 4);
+                    twins.hide(Hidden::Expiry, clear(&mut theirs, &mut mine, 20, 4));
                 }
                 Opcode::DCP_DELETION | Opcode::DCP_EXPIRATION => {
                     // Tombstones of the same second need not be of the same second again.
                     pairs_up = (number(&theirs, 16, 4) == 0) == (number(&mine, 16, 4) == 0);
-                    clear(&mut theirs, &mut mine, 16, 4);
+                    twins.hide(Hidden::TombstoneTime, clear(&mut theirs, &mut mine, 16, 4));
                 }
                 _ => {}
             }
         } else if theirs.len() == 16 && mine.len() == 16 {
             pairs_up = twins.vbuuids.match_up(number(&theirs, 0, 8), number(&mine, 0, 8));
-            clear(&mut theirs, &mut mine, 0, 8);
+            twins.hide(Hidden::Vbuuid, clear(&mut theirs, &mut mine, 0, 8));
         }
         let equal = theirs == mine;
         (!equal || !pairs_up).then(|| match equal {
@@ -170,24 +184,28 @@ impl Seen {
         let (theirs, mine) = (&self.value, &ours.value);
         let is_log = matches!(self.opcode, Opcode::DCP_STREAM_REQ | Opcode::DCP_GET_FAILOVER_LOG);
         match self.status() {
-            Some(Status::SUCCESS) if is_log => logs_differ(theirs, mine, 0, &mut twins.vbuuids),
+            Some(Status::SUCCESS) if is_log => logs_differ(theirs, mine, 0, twins),
             Some(Status::SUCCESS) if self.opcode == Opcode::OBSERVE_SEQNO => {
-                logs_differ(theirs, mine, 3, &mut twins.vbuuids)
+                logs_differ(theirs, mine, 3, twins)
             }
             // Nonces, salts and what is computed from them.
             Some(Status::SUCCESS | Status::AUTH_CONTINUE)
                 if matches!(self.opcode, Opcode::SASL_AUTH | Opcode::SASL_STEP) =>
             {
+                twins.hide(Hidden::Login, theirs != mine);
                 (theirs.is_empty() != mine.is_empty()).then(|| "value".to_owned())
             }
-            Some(Status::SUCCESS) if self.opcode == Opcode::VERSION => None,
+            Some(Status::SUCCESS) if self.opcode == Opcode::VERSION => {
+                versions_differ(theirs, mine, twins)
+            }
             Some(Status::SUCCESS) if self.opcode == Opcode::GET_ERROR_MAP => {
-                json_differs(theirs, mine, |map| map["version"].clone())
+                error_maps_differ(theirs, mine, twins)
             }
             Some(Status::SUCCESS | Status::NOT_MY_VBUCKET) if is_map(theirs) || is_map(mine) => {
-                maps_differ(theirs, mine, &mut twins.revisions)
+                maps_differ(theirs, mine, twins)
             }
             Some(status) if !status.is_success() && status != Status::ROLLBACK => {
+                twins.hide(Hidden::ErrorContext, theirs != mine);
                 json_differs(theirs, mine, |body| {
                     let mut body = body.clone();
                     for part in ["context", "ref"] {
@@ -218,16 +236,19 @@ fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
     part.iter().fold(0, |number, &byte| (number << 8) | u64::from(byte))
 }
 
-fn clear(theirs: &mut [u8], mine: &mut [u8], at: usize, len: usize) {
+/// Clears a number of both; whether they differed in it.
+fn clear(theirs: &mut [u8], mine: &mut [u8], at: usize, len: usize) -> bool {
+    let differs = number(theirs, at, len) != number(mine, at, len);
     for bytes in [theirs, mine] {
         if let Some(part) = bytes.get_mut(at..at + len) {
             part.fill(0);
         }
     }
+    differs
 }
 
 /// Compares branches with seqnos, which begin at `at`.
-fn logs_differ(theirs: &[u8], mine: &[u8], at: usize, vbuuids: &mut Pairs) -> Option<String> {
+fn logs_differ(theirs: &[u8], mine: &[u8], at: usize, twins: &mut Twins) -> Option<String> {
     let (mut theirs, mut mine) = (theirs.to_vec(), mine.to_vec());
     let mut pairs_up = true;
     if theirs.len() == mine.len() {
@@ -236,8 +257,8 @@ fn logs_differ(theirs: &[u8], mine: &[u8], at: usize, vbuuids: &mut Pairs) -> Op
             if at == 3 { vec![3, 27] } else { (0..theirs.len()).step_by(16).collect() };
         let len = theirs.len();
         for at in places.into_iter().filter(|at| at + 8 <= len) {
-            pairs_up &= vbuuids.match_up(number(&theirs, at, 8), number(&mine, at, 8));
-            clear(&mut theirs, &mut mine, at, 8);
+            pairs_up &= twins.vbuuids.match_up(number(&theirs, at, 8), number(&mine, at, 8));
+            twins.hide(Hidden::Vbuuid, clear(&mut theirs, &mut mine, at, 8));
         }
     }
     if theirs != mine {
@@ -254,23 +275,4 @@ fn json_differs(theirs: &[u8], mine: &[u8], keep: impl Fn(&Value) -> Value) -> O
     }
     let text = |json: &Option<Value>| json.as_ref().map_or("nothing".to_owned(), Value::to_string);
     Some(format!("body {} is {}", text(&recorded), text(&own)))
-}
-
-fn is_map(value: &[u8]) -> bool {
-    serde_json::from_slice::<Value>(value).is_ok_and(|json| json["nodesExt"].is_array())
-}
-
-/// Compares what of a cluster map is not the cluster's own affair: which bucket it is of, and that
-/// the same revision is the same again and a later one later.
-fn maps_differ(theirs: &[u8], mine: &[u8], revisions: &mut Pairs) -> Option<String> {
-    let read = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap_or_default();
-    let (recorded, own) = (read(theirs), read(mine));
-    for field in ["name", "nodeLocator"] {
-        if recorded[field] != own[field] {
-            return Some(format!("map of {field} {} is {}", recorded[field], own[field]));
-        }
-    }
-    let revision = |map: &Value| map["rev"].as_u64().unwrap_or_default();
-    let pairs_up = revisions.match_up(revision(&recorded), revision(&own));
-    (!pairs_up).then(|| "map revisions pair up wrongly".to_owned())
 }

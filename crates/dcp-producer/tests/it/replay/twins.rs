@@ -1,6 +1,8 @@
 //! Pairs of what the recorded server made up and what ours did: one always stands for the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::hidden::Hidden;
 
 /// The pairs of a replay.
 #[derive(Debug, Default)]
@@ -10,6 +12,17 @@ pub(super) struct Twins {
     pub(super) cas: BTreeMap<u16, Pairs>,
     /// Revisions of cluster maps.
     pub(super) revisions: Pairs,
+    /// What was left out of the comparison.
+    pub(super) hidden: BTreeSet<Hidden>,
+}
+
+impl Twins {
+    /// Notes that something was left out, if it made a difference.
+    pub(super) fn hide(&mut self, what: Hidden, differs: bool) {
+        if differs {
+            self.hidden.insert(what);
+        }
+    }
 }
 
 /// Pairs of recorded and own numbers, each in one pair only; 0 stands for itself.

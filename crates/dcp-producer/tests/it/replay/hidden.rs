@@ -1,0 +1,97 @@
+//! What the comparison of a replay leaves out. `normalised.json` lists every kind with the reason;
+//! a kind that hides nothing any more has to go, and none comes in without being listed.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+
+use super::Found;
+
+/// A kind of difference that is not told.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Hidden {
+    /// Versions of documents, which pair up.
+    Cas,
+    /// Names of branches, which pair up.
+    Vbuuid,
+    /// Revisions of cluster maps, which pair up.
+    MapRevision,
+    /// Addresses, sizes and the bucket's own number in a cluster map.
+    MapTopology,
+    /// What a bucket can do and no client of DCP asks for.
+    MapCapabilities,
+    /// When documents expire, if they do.
+    Expiry,
+    /// When tombstones were made, if they have a time.
+    TombstoneTime,
+    /// How a value was compressed; not in the project's recordings, where even that is the same.
+    CompressedBytes,
+    /// How long an answer took.
+    Duration,
+    /// Opaques of what a server sends by itself.
+    OwnOpaque,
+    /// Nonces, salts and proofs of a login.
+    Login,
+    /// What follows the three numbers of a version.
+    VersionBuild,
+    /// The three numbers, where an older server is played.
+    VersionNumber,
+    /// What the error map says of statuses in words.
+    ErrorWords,
+    /// Statuses of commands that are not offered, and the error map's own revision.
+    ErrorCodes,
+    /// What an error says in words, and its reference.
+    ErrorContext,
+    /// The request by which a node is told its map.
+    SetClusterConfig,
+    /// The map of a node that has none yet.
+    NodeWithoutMap,
+    /// Which of several streams is served next.
+    Turns,
+    /// The rest of a snapshot whose client left.
+    RestOfSnapshot,
+    /// When something was written: when a recorded marker announces it.
+    MomentOfWrite,
+}
+
+/// The list.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Normalised {
+    hidden: Vec<Entry>,
+    /// Recordings that do not say what was written: that is taken from the streams they judge.
+    without_operations: BTreeSet<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    what: Hidden,
+    because: String,
+}
+
+impl Normalised {
+    pub(super) fn read() -> Self {
+        serde_json::from_str(include_str!("normalised.json")).unwrap()
+    }
+
+    /// What is not as the list says.
+    pub(super) fn check(&self, found: &Found) -> Vec<String> {
+        let listed: BTreeSet<Hidden> = self.hidden.iter().map(|entry| entry.what).collect();
+        let unlisted = found.hidden.difference(&listed);
+        let mut wrong: Vec<String> =
+            unlisted.map(|what| format!("{what:?} is hidden, but not listed")).collect();
+        let idle = listed.difference(&found.hidden);
+        wrong.extend(idle.map(|what| format!("{what:?} hides nothing: take it out")));
+        let unreasoned = self.hidden.iter().filter(|entry| entry.because.len() < 20);
+        wrong.extend(unreasoned.map(|entry| format!("{:?} has no reason", entry.what)));
+        if self.without_operations != found.without_operations {
+            wrong.push(format!(
+                "without operations are {:?}, listed are {:?}",
+                found.without_operations, self.without_operations
+            ));
+        }
+        wrong
+    }
+}
