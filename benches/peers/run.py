@@ -35,8 +35,6 @@ VBUCKETS = 1024
 WINDOW = 8 << 20
 PATIENCE = 600
 DRAIN, NAPPING = "plain drain", "plain drain, naps of 500 us"
-# Lengths of value the source like a node is measured with.
-OF_A_NODE = (256, 1024)
 
 
 @dataclass
@@ -371,7 +369,7 @@ def measure_node(
     readers = [*clients, *drains(chosen.program)]
     parts, load, sent_by = [], [], ""
     machine = first_line(str(chosen.program), "machine")
-    for value_len in [length for length in chosen.values if length in OF_A_NODE]:
+    for value_len in chosen.values:
         command = [str(chosen.program), "node", str(chosen.changes), str(value_len), str(VBUCKETS)]
         source = Source.begin(command, of_source)
         sent_by = source.job["congestion_control"]
