@@ -79,6 +79,7 @@ impl Rights {
     pub(crate) fn has(&self, privilege: Privilege, manifest: &Manifest) -> bool {
         match privilege {
             Privilege::Produce => self.reads_something(),
+            Privilege::Consume => matches!(self, Self::All),
             Privilege::StreamBucket => matches!(self, Self::All | Self::Reader(None)),
             Privilege::StreamCollection(id) => self.reads(id, manifest),
         }

@@ -354,6 +354,7 @@ impl BucketSource for Bucket {
     fn has_privilege(&self, privilege: Privilege) -> bool {
         match privilege {
             Privilege::Produce => !self.node.may_not_produce,
+            Privilege::Consume => true,
             Privilege::StreamBucket => self.node.hidden.is_empty(),
             Privilege::StreamCollection(id) => !self.node.hidden.contains(&id.0),
         }

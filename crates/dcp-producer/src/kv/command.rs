@@ -25,7 +25,8 @@ impl Session {
     ) -> Flow {
         if frame.header.magic.is_response() {
             // Answers to pushed cluster maps say nothing.
-            let dcp = frame.header.opcode.is_dcp() && dcp_open;
+            let opcode = frame.header.opcode;
+            let dcp = dcp_open && (opcode.is_dcp() || opcode == Opcode::GET_ERROR_MAP);
             return if dcp { Flow::Dcp } else { Flow::Continue };
         }
         // HELLO may ask for how long it took itself.

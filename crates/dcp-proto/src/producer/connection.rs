@@ -1,4 +1,4 @@
-//! The producer's side of one DCP connection.
+//! The server's side of one DCP connection.
 
 mod requests;
 
@@ -14,6 +14,7 @@ use super::noop::Noop;
 use super::open::{Role, check_open};
 use super::outlet::Outlet;
 use super::refusal::Refusal;
+use super::replica::{self, NoReplicas};
 use super::reply::{handle_response, refuse, refuse_and_close, succeed};
 use super::settings::Settings;
 use super::shape::Scratch;
@@ -57,7 +58,8 @@ pub struct Connection {
 #[derive(Debug)]
 struct Opened {
     name: Vec<u8>,
-    role: Role,
+    /// The consumer's end, if that is what the server is here.
+    replica: Option<replica::Connection>,
     settings: Settings,
     window: Window,
     noop: Noop,
@@ -135,7 +137,7 @@ impl Connection {
         match frame.header.magic {
             Magic::CLIENT_REQUEST | Magic::ALT_CLIENT_REQUEST => {}
             Magic::CLIENT_RESPONSE | Magic::ALT_CLIENT_RESPONSE => {
-                return self.handle_response(frame, source);
+                return self.handle_response(frame, source, out);
             }
             _ => return Err(Disconnect::UnexpectedRequest(opcode)),
         }
@@ -162,9 +164,14 @@ impl Connection {
         &mut self,
         response: &Frame<'_>,
         source: Option<&S>,
+        out: &mut BytesMut,
     ) -> Result<(), Disconnect> {
         match &mut self.opened {
             Some(opened) => {
+                if let Some(replica) = &mut opened.replica {
+                    let store = source.map_or(&NoReplicas as _, BucketSource::replicas);
+                    return replica.handle_frame(response, store, out);
+                }
                 if let Some(source) = source {
                     opened.streams.acknowledged(
                         response.header.opcode,
@@ -216,13 +223,14 @@ impl Connection {
         let Some(source) = source else {
             return Ok(Err(Refusal::Status(Status::NO_BUCKET)));
         };
-        let role = opened.role;
-        let (config, features) = (&self.config, self.features);
-        let mut handler = Handler { config, features, opened, request, stream_id, source, out };
-        match role {
-            Role::Producer => handler.handle_as_producer(),
-            Role::Consumer => handler.handle_as_consumer(),
+        if let Some(replica) = &mut opened.replica {
+            if stream_id.is_some() {
+                return Ok(Err(Refusal::invalid("stream id on a consumer connection")));
+            }
+            return replica.handle_frame(request, source.replicas(), out).map(Ok);
         }
+        let (config, features) = (&self.config, self.features);
+        Handler { config, features, opened, request, stream_id, source, out }.handle()
     }
 
     fn handle_open<S: BucketSource>(
@@ -238,18 +246,34 @@ impl Connection {
         let Some(source) = source else {
             return Err(Refusal::Status(Status::NO_BUCKET));
         };
-        if !source.has_privilege(Privilege::Produce) {
+        let needed = match role {
+            Role::Producer => Privilege::Produce,
+            Role::Consumer(_) => Privilege::Consume,
+        };
+        if !source.has_privilege(needed) {
             return Err(Refusal::Status(Status::EACCESS));
         }
-        if role == Role::Consumer && source.is_warming_up() {
-            return Err(Refusal::Status(Status::ETMPFAIL));
-        }
+        let mut settings = Settings::new(open.flags, open.name, self.config.server_version);
+        let (replica, noop) = match role {
+            Role::Producer => (None, Noop::new(now)),
+            Role::Consumer(_) if source.is_warming_up() => {
+                return Err(Refusal::Status(Status::ETMPFAIL));
+            }
+            Role::Consumer(consumer_name) => {
+                let server_version = self.config.server_version;
+                // The producer sends noops: silence ends the connection.
+                settings.noop_enabled = true;
+                let config =
+                    replica::Config { server_version, consumer_name, ..replica::Config::default() };
+                (Some(replica::Connection::new(&config, self.features)), Noop::silent(now))
+            }
+        };
         self.opened = Some(Opened {
             name: open.name.to_vec(),
-            role,
-            settings: Settings::new(open.flags, open.name, self.config.server_version),
+            replica,
+            settings,
             window: Window::default(),
-            noop: Noop::new(now),
+            noop,
             streams: Streams::default(),
             scratch: Scratch::default(),
             full_since: None,
@@ -286,6 +310,12 @@ impl Connection {
             return Transmit::default();
         };
         let before = out.len();
+        if let Some(replica) = &mut opened.replica {
+            if let Err(error) = replica.poll_transmit(source.replicas(), out) {
+                debug!(%error, "cannot ask for changes");
+            }
+            return Transmit { written: out.len() - before, more: false };
+        }
         if opened.window.is_open() {
             opened.full_since = None;
         }

@@ -1,8 +1,8 @@
-//! Why a producer ends a connection.
+//! Why a server ends a connection.
 
 use core::time::Duration;
 
-use dcp_wire::{Opcode, Seqno, Status};
+use dcp_wire::{Opcode, Seqno, Status, Vbid};
 use thiserror::Error;
 
 /// The connection must be closed, once what was written so far is sent.
@@ -35,6 +35,28 @@ pub enum Disconnect {
     /// The client acknowledges a change it was not sent.
     #[error("seqno {0} was acknowledged before it was sent")]
     AcknowledgedUnsent(Seqno),
+    /// A change does not follow on what came before it.
+    #[error("seqno {seqno} of vBucket {vbid} does not follow on what came before it")]
+    OutOfRange {
+        /// The vBucket.
+        vbid: Vbid,
+        /// The seqno.
+        seqno: Seqno,
+    },
+    /// A durable write is committed that was not prepared.
+    #[error("seqno {seqno} of vBucket {vbid} commits a write that was not prepared")]
+    NotPrepared {
+        /// The vBucket.
+        vbid: Vbid,
+        /// Where it is committed.
+        seqno: Seqno,
+    },
+    /// A snapshot marker lacks what a replica needs, or contradicts itself.
+    #[error("the snapshot marker of vBucket {0} is of no use to a replica")]
+    BadMarker(Vbid),
+    /// The answer to a stream request is not what it should be.
+    #[error("the answer to {0} is malformed")]
+    MalformedResponse(Opcode),
     /// Nothing was received for too long although noops are on.
     #[error("nothing received for {} s", .0.as_secs())]
     Idle(Duration),

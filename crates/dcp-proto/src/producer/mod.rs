@@ -8,7 +8,8 @@
 //! * [`FailoverTable`]: the history branches of a vBucket;
 //! * [`rollback`]: whether a client may go on from where it stands, with the reason;
 //! * [`Explanation`]: that answer in a sentence, with the numbers it rests on;
-//! * one stream machine per stream turns disk images and memory checkpoints into snapshots.
+//! * one stream machine per stream turns disk images and memory checkpoints into snapshots;
+//! * [`replica`]: the other end, which feeds the replicas of a node.
 
 mod ahead;
 mod connection;
@@ -24,6 +25,7 @@ mod oso;
 mod outlet;
 mod prefetch;
 mod refusal;
+pub mod replica;
 mod reply;
 pub mod rollback;
 mod sending;
@@ -31,6 +33,7 @@ mod settings;
 mod shape;
 mod snapshot;
 mod source;
+mod state;
 mod stream;
 mod stream_request;
 mod streams;
@@ -45,5 +48,6 @@ pub use item::{CheckpointItems, Item, ItemKind, Slots};
 pub use settings::{ConnectionConfig, Features, OsoBackfill, ServerVersion, StuckClients};
 pub use source::{
     Backfill, BackfillFailed, BucketSource, Cursor, DiskShare, DurableSeqnos, MemoryPressure,
-    MemoryRead, Privilege, VBucketSource, VBucketState,
+    MemoryRead, Privilege, VBucketSource,
 };
+pub use state::VBucketState;

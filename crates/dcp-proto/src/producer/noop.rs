@@ -31,6 +31,11 @@ impl Noop {
         }
     }
 
+    /// The schedule of a server that is sent noops, and sends none.
+    pub(super) const fn silent(now: Instant) -> Self {
+        Self { awaiting_answer: true, ..Self::new(now) }
+    }
+
     pub(super) const fn received(&mut self, now: Instant) {
         self.last_received = now;
     }

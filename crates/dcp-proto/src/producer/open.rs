@@ -7,12 +7,12 @@ use serde_json::{Map, Value};
 use super::refusal::Refusal;
 
 /// Which end of DCP the server is on a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// It sends changes.
     Producer,
-    /// It would take changes. Accepted because servers accept it; nothing can be done with it.
-    Consumer,
+    /// It takes changes, under that name if it is to take part in durable writes.
+    Consumer(Option<String>),
 }
 
 /// Longest connection name in bytes.
@@ -51,29 +51,30 @@ pub(super) fn check_open<'a>(frame: &Frame<'a>) -> Result<(Open<'a>, Role), Refu
     {
         return Err(Refusal::invalid("deleted user xattrs need the xattrs flag"));
     }
-    let role = if flags.contains(OpenFlags::PRODUCER) { Role::Producer } else { Role::Consumer };
-    check_value(&open, role)?;
-    Ok((open, role))
+    let name = consumer_name(&open)?;
+    let is_producer = flags.contains(OpenFlags::PRODUCER);
+    Ok((open, if is_producer { Role::Producer } else { Role::Consumer(name) }))
 }
 
 /// A value is JSON, says so, and only names the consumer of a consumer connection.
-fn check_value(open: &Open<'_>, role: Role) -> Result<(), Refusal> {
+fn consumer_name(open: &Open<'_>) -> Result<Option<String>, Refusal> {
     if open.value.is_empty() {
         return match open.datatype {
-            Datatype::RAW => Ok(()),
+            Datatype::RAW => Ok(None),
             _ => Err(Refusal::invalid("datatype without a value")),
         };
     }
     if open.datatype != Datatype::JSON {
         return Err(Refusal::invalid("value without the JSON datatype"));
     }
-    if role == Role::Producer {
+    if open.flags.contains(OpenFlags::PRODUCER) {
         return Err(Refusal::invalid("value for a producer connection"));
     }
     let object: Map<String, Value> = serde_json::from_slice(open.value)
         .map_err(|_| Refusal::invalid("value is not a JSON object"))?;
     if object.iter().all(|(name, value)| name == "consumer_name" && value.is_string()) {
-        return Ok(());
+        let name = object.get("consumer_name").and_then(Value::as_str);
+        return Ok(name.map(str::to_owned));
     }
     Err(Refusal::invalid("value with a member other than consumer_name"))
 }

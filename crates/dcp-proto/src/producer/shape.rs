@@ -5,11 +5,12 @@ use dcp_wire::message::{
     Abort, Commit, Deletion, Expiration, Mutation, OpenFlags, Prepare, StreamAddress, SystemEvent,
 };
 use dcp_wire::xattr::{self, Xattr};
-use dcp_wire::{Cas, Datatype, DecodeError, EncodeError, RevSeqno, leb128, snappy};
+use dcp_wire::{Cas, Datatype, DecodeError, EncodeError, RevSeqno, Seqno, leb128, snappy};
 use thiserror::Error;
 
 use super::settings::{Settings, SyncWrites};
 use super::{Features, Item, ItemKind};
+use crate::Snapshot;
 
 /// Longest value inflated, in bytes: a document and its system xattrs.
 const MAX_VALUE_LEN: usize = 21 * 1024 * 1024;
@@ -53,6 +54,8 @@ pub(super) struct Shape {
     force_compression: bool,
     flatbuffers_events: bool,
     sync_writes: bool,
+    /// Of writes prepared up to here the client may lack the prepare.
+    unsure_up_to: Seqno,
     nru: u8,
     /// Documents from disk without a body keep their datatype.
     names_omitted_from_disk: bool,
@@ -101,6 +104,7 @@ impl Shape {
             force_compression: settings.force_compression,
             flatbuffers_events: settings.flatbuffers_events,
             sync_writes: !matches!(settings.sync_writes, SyncWrites::Off),
+            unsure_up_to: Seqno::ZERO,
             names_omitted_from_disk: settings.version.is_legacy(),
             names_omitted: false,
             only_keys_from_disk: flags.contains(OpenFlags::NO_VALUE)
@@ -108,6 +112,12 @@ impl Shape {
                 && !settings.version.is_legacy(),
             nru: if settings.hifi_mfu { INITIAL_MFU } else { INITIAL_NRU },
         }
+    }
+
+    /// The same for a client that goes on inside a snapshot, at `start`. If that came from a disk it
+    /// left prepares of completed writes out: their commits are sent as what they amount to.
+    pub(super) const fn resuming(self, start: Seqno, snapshot: Snapshot) -> Self {
+        if start.0 < snapshot.end.0 { Self { unsure_up_to: start, ..self } } else { self }
     }
 
     /// Appends the message of `item`, read from disk, to `out`.
@@ -160,7 +170,9 @@ impl Shape {
         let Scratch { key, plain, section, compressed } = scratch;
         let key = self.key(item, key);
         match item.kind {
-            ItemKind::Commit { prepared, .. } if self.sync_writes => {
+            ItemKind::Commit { prepared, .. }
+                if self.sync_writes && prepared > self.unsure_up_to =>
+            {
                 Commit { prepared_seqno: prepared, commit_seqno: item.seqno, key }
                     .encode(to, out)?;
             }

@@ -7,20 +7,8 @@ use bytes::Bytes;
 use dcp_wire::{CollectionId, ManifestUid, ScopeId, Seqno, Vbid};
 use thiserror::Error;
 
-use super::{CheckpointItems, FailoverTable, Item};
-
-/// State of a vBucket on its node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VBucketState {
-    /// Takes reads and writes.
-    Active,
-    /// Follows an active one.
-    Replica,
-    /// About to become active.
-    Pending,
-    /// Refuses everything.
-    Dead,
-}
+use super::replica::{NoReplicas, ReplicaStore};
+use super::{CheckpointItems, FailoverTable, Item, VBucketState};
 
 /// What memory holds above a seqno.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,6 +99,8 @@ pub enum MemoryPressure {
 pub enum Privilege {
     /// To open a DCP connection that gets changes.
     Produce,
+    /// To open a DCP connection that brings changes.
+    Consume,
     /// To stream the whole bucket.
     StreamBucket,
     /// To stream a collection.
@@ -255,4 +245,15 @@ pub trait BucketSource {
 
     /// Makes a vBucket that was handed over to another node a dead one here.
     fn retire(&self, vbid: Vbid);
+
+    /// Notes that the client, a replica, has every prepare up to a seqno as the levels of the writes
+    /// demand.
+    fn prepares_acknowledged(&self, vbid: Vbid, seqno: Seqno) {
+        let _ = (vbid, seqno);
+    }
+
+    /// The node's copies as those who feed them change them.
+    fn replicas(&self) -> &dyn ReplicaStore {
+        &NoReplicas
+    }
 }

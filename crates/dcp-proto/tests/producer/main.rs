@@ -11,6 +11,7 @@ mod flow_control;
 mod hostile;
 mod noop;
 mod recorded;
+mod replica;
 mod rows;
 mod scenarios;
 mod script;

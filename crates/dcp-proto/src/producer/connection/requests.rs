@@ -11,7 +11,7 @@ use tracing::debug;
 
 use super::Opened;
 use crate::producer::refusal::Refusal;
-use crate::producer::reply::{succeed, succeed_with};
+use crate::producer::reply::succeed_with;
 use crate::producer::settings::SyncWrites;
 use crate::producer::shape::Shape;
 use crate::producer::stream::Stream;
@@ -34,8 +34,8 @@ pub(super) struct Handler<'a, S> {
 }
 
 impl<S: BucketSource> Handler<'_, S> {
-    /// The request of a client that gets changes from here.
-    pub(super) fn handle_as_producer(&mut self) -> Outcome {
+    /// Handles the request.
+    pub(super) fn handle(&mut self) -> Outcome {
         let request = self.request;
         let opcode = request.header.opcode;
         match opcode {
@@ -53,25 +53,6 @@ impl<S: BucketSource> Handler<'_, S> {
                 Err(error) => Ok(Err(error.into())),
                 Ok(()) => Err(Disconnect::UnexpectedRequest(opcode)),
             },
-        }
-    }
-
-    /// The request of a peer that would send changes here: this server takes none.
-    pub(super) fn handle_as_consumer(&mut self) -> Outcome {
-        let opcode = self.request.header.opcode;
-        if self.stream_id.is_some() {
-            return Ok(Err(Refusal::invalid("stream id on a consumer connection")));
-        }
-        match opcode {
-            Opcode::DCP_NOOP => succeed(self.request, self.out).map(Ok),
-            Opcode::DCP_ADD_STREAM => Ok(Err(Refusal::Status(Status::NOT_SUPPORTED))),
-            Opcode::DCP_CONTROL => Ok(Err(Refusal::Status(Status::EINVAL))),
-            Opcode::DCP_STREAM_REQ
-            | Opcode::DCP_GET_FAILOVER_LOG
-            | Opcode::DCP_BUFFER_ACK
-            | Opcode::DCP_SEQNO_ACK => Err(Disconnect::UnexpectedRequest(opcode)),
-            // There is no stream it could belong to.
-            _ => Ok(Err(Refusal::Status(Status::KEY_ENOENT))),
         }
     }
 
@@ -109,7 +90,8 @@ impl<S: BucketSource> Handler<'_, S> {
             opaque: request.opaque,
             stream_id: accepted.stream_id,
         };
-        let shape = Shape::new(settings, self.features);
+        let shape =
+            Shape::new(settings, self.features).resuming(accepted.start_seqno, accepted.snapshot);
         let oso = oso::Terms::new(settings, self.config);
         streams.insert(Stream::new(to, accepted, shape, settings, oso));
         Ok(log)
@@ -157,7 +139,7 @@ impl<S: BucketSource> Handler<'_, S> {
         Ok(())
     }
 
-    /// Replicas acknowledge prepares; whoever holds the bucket commits them, so nothing follows.
+    /// A replica acknowledges prepares; whoever holds the bucket commits them.
     fn seqno_ack(&self) -> Outcome {
         let acknowledged = match SeqnoAck::decode(self.request) {
             Ok(ack) => ack.prepared_seqno,
@@ -170,6 +152,7 @@ impl<S: BucketSource> Handler<'_, S> {
         if sent.is_some_and(|sent| acknowledged > sent) {
             return Err(Disconnect::AcknowledgedUnsent(acknowledged));
         }
+        self.source.prepares_acknowledged(self.request.header.vbid(), acknowledged);
         Ok(Ok(()))
     }
 }

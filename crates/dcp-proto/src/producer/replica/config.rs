@@ -1,0 +1,29 @@
+//! What a node's consumer is configured with.
+
+use core::time::Duration;
+
+use crate::producer::ServerVersion;
+
+/// What a node's consumer asks its producers for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Version of the node.
+    pub server_version: ServerVersion,
+    /// Name under which the node acknowledges durable writes; `None` if it takes no part in them.
+    pub consumer_name: Option<String>,
+    /// Flow-control window in bytes.
+    pub buffer_size: u32,
+    /// How often the producer is to send a noop.
+    pub noop_interval: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            server_version: ServerVersion::NEWEST,
+            consumer_name: None,
+            buffer_size: 26_843_546,
+            noop_interval: Duration::from_secs(1),
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! One vBucket's stream into a replica.
+
+use std::collections::VecDeque;
+
+use dcp_wire::message::{
+    Abort, Commit, DurabilityLevel, SeqnoAdvanced, SetVbucketState, SnapshotFlags, SnapshotMarker,
+    StreamAddress, StreamRequest, StreamRequestFlags, VbucketState,
+};
+use dcp_wire::{DecodeError, Frame, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
+
+use super::item::{decode, doc_key};
+use super::store::{Completion, NotApplied, ReplicaPosition, ReplicaStore};
+use crate::producer::{ItemKind, VBucketState};
+
+/// The highest seqno there can be: servers count with a sign.
+const MAX_SEQNO: Seqno = Seqno(u64::MAX >> 1);
+
+/// How far a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// It is to be requested.
+    Queued,
+    /// The request is sent.
+    Requested,
+    /// Changes come.
+    Open,
+}
+
+/// The snapshot that is being received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Receiving {
+    start: Seqno,
+    end: Seqno,
+    wants_ack: bool,
+}
+
+/// Why a message was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rejected {
+    /// It is answered with a status.
+    Status(Status),
+    /// It has not the layout of its opcode.
+    Malformed(DecodeError),
+    /// It does not follow on what came before it; the connection is closed.
+    OutOfRange(Seqno),
+    /// It commits a write that was not prepared; the connection is closed before what follows is
+    /// taken for all there is.
+    NotPrepared(Seqno),
+    /// A marker lacks what a replica needs, or contradicts itself; the connection is closed.
+    BadMarker,
+}
+
+impl From<DecodeError> for Rejected {
+    fn from(error: DecodeError) -> Self {
+        Self::Malformed(error)
+    }
+}
+
+/// What the connection is to answer to a message that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// Nothing.
+    Silently,
+    /// That the snapshot it ends has been received.
+    SnapshotReceived,
+    /// That it was carried out.
+    Done,
+}
+
+/// A stream into one replica.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) vbid: Vbid,
+    pub(super) opaque: Opaque,
+    flags: StreamRequestFlags,
+    /// The ADD_STREAM that is still to be answered.
+    pub(super) asked_by: Option<Opaque>,
+    pub(super) phase: Phase,
+    /// Where the request begins.
+    requested: (Seqno, Vbuuid),
+    last: Seqno,
+    receiving: Option<Receiving>,
+    /// Up to where every snapshot was received to its end.
+    complete: Seqno,
+    /// Prepares not acknowledged, and whether they have to be on disk for it.
+    prepares: VecDeque<(Seqno, bool)>,
+}
+
+impl Stream {
+    pub(super) const fn new(
+        vbid: Vbid,
+        opaque: Opaque,
+        flags: StreamRequestFlags,
+        asked_by: Opaque,
+    ) -> Self {
+        Self {
+            vbid,
+            opaque,
+            flags,
+            asked_by: Some(asked_by),
+            phase: Phase::Queued,
+            requested: (Seqno::ZERO, Vbuuid(0)),
+            last: Seqno::ZERO,
+            receiving: None,
+            complete: Seqno::ZERO,
+            prepares: VecDeque::new(),
+        }
+    }
+
+    pub(super) const fn address(&self) -> StreamAddress {
+        StreamAddress { vbid: self.vbid, opaque: self.opaque, stream_id: None }
+    }
+
+    /// The request for what the copy lacks; `None` if the node has no such copy any more.
+    pub(super) fn request(&mut self, store: &dyn ReplicaStore) -> Option<StreamRequest<'static>> {
+        let ReplicaPosition { high_seqno, snapshot, .. } = store.position(self.vbid)?;
+        let newest = store.failover_table(self.vbid)?.newest().vbuuid;
+        let vbuuid = if high_seqno == Seqno::ZERO { Vbuuid(0) } else { newest };
+        let is_whole = snapshot.end <= high_seqno;
+        let (start, end) = if is_whole {
+            (high_seqno, high_seqno)
+        } else {
+            (snapshot.start.min(high_seqno), snapshot.end)
+        };
+        self.requested = (high_seqno, vbuuid);
+        self.last = high_seqno;
+        self.complete = start;
+        self.phase = Phase::Requested;
+        Some(StreamRequest {
+            vbid: self.vbid,
+            opaque: self.opaque,
+            flags: self.flags,
+            start_seqno: high_seqno,
+            end_seqno: Seqno::MAX,
+            vbuuid,
+            snapshot_start: start,
+            snapshot_end: end,
+            value: &[],
+        })
+    }
+
+    /// Goes back as the producer wants it, to ask again as `opaque`; `false` if there is nothing
+    /// left to go back to.
+    pub(super) fn roll_back(
+        &mut self,
+        to: Seqno,
+        opaque: Opaque,
+        store: &dyn ReplicaStore,
+    ) -> bool {
+        let (start, vbuuid) = self.requested;
+        if start == Seqno::ZERO && vbuuid == Vbuuid(0) {
+            return false;
+        }
+        // On the newest branch nothing may have been written: the one before it may be known.
+        let table = store.failover_table(self.vbid);
+        let has_older = table.as_ref().is_some_and(|table| table.entries().len() > 1);
+        let is_unwritten = table.is_some_and(|table| table.newest().seqno == start);
+        if to == Seqno::ZERO && has_older && is_unwritten && start != Seqno::ZERO {
+            store.drop_newest_branch(self.vbid);
+        } else {
+            store.roll_back(self.vbid, to);
+        }
+        self.opaque = opaque;
+        self.phase = Phase::Queued;
+        true
+    }
+
+    /// The producer accepted the request.
+    pub(super) fn open(&mut self, store: &dyn ReplicaStore) {
+        self.phase = Phase::Open;
+        self.prepares = store
+            .prepared(self.vbid)
+            .into_iter()
+            .map(|(seqno, level)| (seqno, level == DurabilityLevel::PERSIST_TO_MAJORITY))
+            .collect();
+    }
+
+    pub(super) fn marker(
+        &mut self,
+        frame: &Frame<'_>,
+        is_replicating: bool,
+        store: &dyn ReplicaStore,
+    ) -> Result<Taken, Rejected> {
+        let marker = SnapshotMarker::decode(frame)?;
+        let SnapshotMarker { start_seqno, end_seqno, flags, .. } = marker;
+        if start_seqno > end_seqno {
+            return Err(Rejected::Status(Status::EINVAL));
+        }
+        if start_seqno < self.last && end_seqno <= self.last {
+            return Err(Rejected::OutOfRange(end_seqno));
+        }
+        let is_disk = flags.contains(SnapshotFlags::DISK);
+        let told = [marker.max_visible_seqno, marker.purge_seqno, marker.high_prepared_seqno];
+        if told.into_iter().flatten().any(|seqno| seqno > end_seqno)
+            || (is_disk && is_replicating && marker.high_completed_seqno.is_none())
+        {
+            return Err(Rejected::BadMarker);
+        }
+        self.check_state(store)?;
+        store.begin_snapshot(self.vbid, &marker);
+        self.receiving = Some(Receiving {
+            start: start_seqno,
+            end: end_seqno,
+            wants_ack: flags.contains(SnapshotFlags::ACK),
+        });
+        Ok(Taken::Silently)
+    }
+
+    /// Takes a change, or word that there is none up to a seqno.
+    pub(super) fn change(
+        &mut self,
+        frame: &Frame<'_>,
+        collections: bool,
+        store: &dyn ReplicaStore,
+    ) -> Result<Taken, Rejected> {
+        match frame.header.opcode {
+            Opcode::DCP_SEQNO_ADVANCED => {
+                let seqno = SeqnoAdvanced::decode(frame)?.seqno;
+                self.follow(seqno, store)?;
+                store.advance(self.vbid, seqno);
+                Ok(self.received(seqno))
+            }
+            Opcode::DCP_COMMIT => {
+                let Commit { prepared_seqno, commit_seqno: seqno, key } = Commit::decode(frame)?;
+                let key = doc_key(key, collections)?;
+                self.complete(Completion { key, prepared_seqno, seqno, is_commit: true }, store)
+            }
+            Opcode::DCP_ABORT => {
+                let Abort { prepared_seqno, abort_seqno: seqno, key } = Abort::decode(frame)?;
+                let key = doc_key(key, collections)?;
+                self.complete(Completion { key, prepared_seqno, seqno, is_commit: false }, store)
+            }
+            _ => {
+                let item = decode(frame, collections)?;
+                let seqno = item.seqno;
+                self.follow(seqno, store)?;
+                if let ItemKind::Prepare { level, .. } = item.kind {
+                    let on_disk = level == DurabilityLevel::PERSIST_TO_MAJORITY;
+                    self.prepares.push_back((seqno, on_disk));
+                }
+                store.apply(self.vbid, item);
+                Ok(self.received(seqno))
+            }
+        }
+    }
+
+    fn complete(
+        &mut self,
+        completion: Completion<'_>,
+        store: &dyn ReplicaStore,
+    ) -> Result<Taken, Rejected> {
+        self.follow(completion.seqno, store)?;
+        let seqno = completion.seqno;
+        store
+            .complete(self.vbid, &completion)
+            .map_err(|NotApplied| Rejected::NotPrepared(seqno))?;
+        // One that is over holds up no other.
+        self.prepares.retain(|&(seqno, _)| seqno != completion.prepared_seqno);
+        Ok(self.received(completion.seqno))
+    }
+
+    /// Takes the vBucket over, one state after the other.
+    pub(super) fn set_state(
+        &self,
+        frame: &Frame<'_>,
+        store: &dyn ReplicaStore,
+    ) -> Result<Taken, Rejected> {
+        let state = match SetVbucketState::decode(frame)?.state {
+            VbucketState::ACTIVE => VBucketState::Active,
+            VbucketState::REPLICA => VBucketState::Replica,
+            VbucketState::PENDING => VBucketState::Pending,
+            _ => VBucketState::Dead,
+        };
+        if store.state(self.vbid).is_none() {
+            return Err(Rejected::Status(Status::NOT_MY_VBUCKET));
+        }
+        store.set_state(self.vbid, state);
+        Ok(Taken::Done)
+    }
+
+    /// The highest prepare up to which the copy has all of them as their levels demand, if that
+    /// is one more.
+    pub(super) fn take_acknowledged(&mut self, persisted: Seqno) -> Option<Seqno> {
+        let mut acknowledged = None;
+        while let Some(&(seqno, on_disk)) = self.prepares.front()
+            && seqno <= self.complete
+            && (!on_disk || seqno <= persisted)
+        {
+            acknowledged = Some(seqno);
+            self.prepares.pop_front();
+        }
+        acknowledged
+    }
+
+    /// Whether there are prepares to acknowledge, now or later.
+    pub(super) fn has_prepares(&self) -> bool {
+        !self.prepares.is_empty()
+    }
+
+    /// Checks that a change lies above the last one and in the snapshot.
+    fn follow(&self, seqno: Seqno, store: &dyn ReplicaStore) -> Result<(), Rejected> {
+        let fits = |snapshot: Receiving| (snapshot.start..=snapshot.end).contains(&seqno);
+        if seqno <= self.last || seqno > MAX_SEQNO || !self.receiving.is_some_and(fits) {
+            return Err(Rejected::OutOfRange(seqno));
+        }
+        self.check_state(store)
+    }
+
+    /// Only copies that follow another one take changes.
+    fn check_state(&self, store: &dyn ReplicaStore) -> Result<(), Rejected> {
+        match store.state(self.vbid) {
+            Some(VBucketState::Replica | VBucketState::Pending) => Ok(()),
+            _ => Err(Rejected::Status(Status::NOT_MY_VBUCKET)),
+        }
+    }
+
+    fn received(&mut self, seqno: Seqno) -> Taken {
+        self.last = seqno;
+        let Some(snapshot) = self.receiving.filter(|snapshot| snapshot.end == seqno) else {
+            return Taken::Silently;
+        };
+        self.complete = seqno;
+        if snapshot.wants_ack { Taken::SnapshotReceived } else { Taken::Silently }
+    }
+}

@@ -1,0 +1,759 @@
+//! The consumer's end: what it asks for, takes, refuses and acknowledges.
+
+use std::cell::RefCell;
+
+use bytes::BytesMut;
+use dcp_proto::Snapshot;
+use dcp_proto::producer::replica::{
+    Completion, Config, Connection, NotApplied, ReplicaPosition, ReplicaStore,
+};
+use dcp_proto::producer::{
+    Disconnect, FailoverTable, Features, Item, ItemKind, ServerVersion, VBucketState,
+};
+use dcp_test::traces::{EventKind, Scenario};
+use dcp_wire::message::{
+    Commit, Control, DurabilityLevel, FailoverEntry, Mutation, Prepare, SeqnoAdvanced,
+    SetVbucketState, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd, StreamEndReason,
+    StreamRequest, StreamRequestFlags, VbucketState, encode_failover_log,
+};
+use dcp_wire::{Cas, Datatype, Frame, Opaque, Opcode, RevSeqno, Seqno, Status, Vbid, Vbuuid};
+
+use crate::client::{COLLECTIONS, LEGACY, frame, packets};
+
+const VB: Vbid = Vbid(3);
+
+/// What a node has of one vBucket, and what was done to it.
+struct Copy {
+    state: Option<VBucketState>,
+    log: FailoverTable,
+    high_seqno: u64,
+    snapshot: (u64, u64),
+    persisted: u64,
+    items: Vec<Item>,
+    outstanding: Vec<(Seqno, DurabilityLevel)>,
+    rolled_back: Vec<u64>,
+}
+
+struct Store(RefCell<Copy>);
+
+impl Store {
+    fn new() -> Self {
+        Self(RefCell::new(Copy {
+            state: Some(VBucketState::Replica),
+            log: FailoverTable::new(Vbuuid(0xa)),
+            high_seqno: 0,
+            snapshot: (0, 0),
+            persisted: 0,
+            items: Vec::new(),
+            outstanding: Vec::new(),
+            rolled_back: Vec::new(),
+        }))
+    }
+
+    /// A copy at `high_seqno` in a snapshot, with these branches.
+    fn at(high_seqno: u64, snapshot: (u64, u64), log: &[(u64, u64)]) -> Self {
+        let store = Self::new();
+        {
+            let mut copy = store.0.borrow_mut();
+            (copy.high_seqno, copy.snapshot) = (high_seqno, snapshot);
+            copy.log = table(log);
+        }
+        store
+    }
+
+    fn seqnos(&self) -> Vec<u64> {
+        self.0.borrow().items.iter().map(|item| item.seqno.0).collect()
+    }
+}
+
+fn entries(log: &[(u64, u64)]) -> impl Iterator<Item = FailoverEntry> {
+    log.iter().map(|&(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) })
+}
+
+fn table(log: &[(u64, u64)]) -> FailoverTable {
+    FailoverTable::load(entries(log), Vbuuid(0xf), Seqno::ZERO).0
+}
+
+impl ReplicaStore for Store {
+    fn state(&self, _: Vbid) -> Option<VBucketState> {
+        self.0.borrow().state
+    }
+
+    fn position(&self, _: Vbid) -> Option<ReplicaPosition> {
+        let copy = self.0.borrow();
+        Some(ReplicaPosition {
+            high_seqno: Seqno(copy.high_seqno),
+            snapshot: Snapshot { start: Seqno(copy.snapshot.0), end: Seqno(copy.snapshot.1) },
+            persisted_seqno: Seqno(copy.persisted),
+        })
+    }
+
+    fn failover_table(&self, _: Vbid) -> Option<FailoverTable> {
+        Some(self.0.borrow().log.clone())
+    }
+
+    fn set_failover_table(&self, _: Vbid, table: FailoverTable) {
+        self.0.borrow_mut().log = table;
+    }
+
+    fn drop_newest_branch(&self, _: Vbid) {
+        let mut copy = self.0.borrow_mut();
+        let older: Vec<_> = copy.log.entries().iter().skip(1).copied().collect();
+        copy.log = FailoverTable::load(older, Vbuuid(0xf), Seqno::ZERO).0;
+    }
+
+    fn roll_back(&self, _: Vbid, to: Seqno) {
+        let mut copy = self.0.borrow_mut();
+        copy.rolled_back.push(to.0);
+        copy.high_seqno = to.0;
+        copy.snapshot = (to.0, to.0);
+        copy.items.retain(|item| item.seqno <= to);
+    }
+
+    fn begin_snapshot(&self, _: Vbid, marker: &SnapshotMarker) {
+        self.0.borrow_mut().snapshot = (marker.start_seqno.0, marker.end_seqno.0);
+    }
+
+    fn apply(&self, _: Vbid, item: Item) {
+        let mut copy = self.0.borrow_mut();
+        copy.high_seqno = item.seqno.0;
+        copy.items.push(item);
+    }
+
+    fn complete(&self, vbid: Vbid, completion: &Completion<'_>) -> Result<(), NotApplied> {
+        let Completion { key, prepared_seqno: prepared, seqno, is_commit } = *completion;
+        let is_it =
+            |item: &&Item| item.seqno == prepared && matches!(item.kind, ItemKind::Prepare { .. });
+        let prepare = self.0.borrow().items.iter().find(is_it).cloned();
+        let item = match prepare {
+            Some(item) => item,
+            None if is_commit => return Err(NotApplied),
+            None => Item {
+                collection_id: key.collection_id,
+                key: key.key.to_vec().into(),
+                ..dcp_test::bucket::doc(seqno.0, 0)
+            },
+        };
+        let kind = if is_commit {
+            ItemKind::Commit { prepared, is_deletion: false }
+        } else {
+            ItemKind::Abort { prepared }
+        };
+        self.apply(vbid, Item { kind, seqno, ..item });
+        Ok(())
+    }
+
+    fn advance(&self, _: Vbid, seqno: Seqno) {
+        self.0.borrow_mut().high_seqno = seqno.0;
+    }
+
+    fn prepared(&self, _: Vbid) -> Vec<(Seqno, DurabilityLevel)> {
+        self.0.borrow().outstanding.clone()
+    }
+
+    fn set_state(&self, _: Vbid, state: VBucketState) {
+        self.0.borrow_mut().state = Some(state);
+    }
+}
+
+/// A node's consumer whose manager and producer the test is.
+struct Peer {
+    connection: Connection,
+    store: Store,
+    out: BytesMut,
+}
+
+const V6: ServerVersion = ServerVersion { major: 6, minor: 0, patch: 5 };
+
+impl Peer {
+    fn new(store: Store, config: &Config, features: Features) -> Self {
+        Self { connection: Connection::new(config, features), store, out: BytesMut::new() }
+    }
+
+    /// One whose stream is open, with all that was asked for before it taken.
+    fn streaming(store: Store) -> Self {
+        let config = Config { consumer_name: Some("n1".into()), ..Config::default() };
+        let mut peer = Self::new(store, &config, COLLECTIONS);
+        let request = peer.begin();
+        peer.accept(request.opaque, &[(0xb, 7), (0xa, 0)]);
+        assert_eq!(peer.take().len(), 1, "the stream was added");
+        peer
+    }
+
+    /// Has a stream added; returns its request.
+    fn begin(&mut self) -> StreamRequest<'static> {
+        self.handle(&add_stream(VB, StreamRequestFlags::empty())).unwrap();
+        self.negotiate()
+    }
+
+    /// Grants everything, until the stream is requested.
+    fn negotiate(&mut self) -> StreamRequest<'static> {
+        for _ in 0..40 {
+            for packet in self.take() {
+                let frame = frame(&packet);
+                let opaque = frame.header.opaque;
+                match frame.header.opcode {
+                    Opcode::DCP_STREAM_REQ => {
+                        return StreamRequest {
+                            value: &[],
+                            ..StreamRequest::decode(&frame).unwrap()
+                        };
+                    }
+                    opcode if !frame.header.magic.is_response() => {
+                        let answer = Frame::response(opcode, Status::SUCCESS).with_opaque(opaque);
+                        self.handle(&encoded(answer)).unwrap();
+                    }
+                    _ => {}
+                }
+            }
+        }
+        panic!("no stream request");
+    }
+
+    fn accept(&mut self, opaque: Opaque, log: &[(u64, u64)]) {
+        let mut value = Vec::new();
+        encode_failover_log(entries(log), &mut value);
+        let answer = Frame::response(Opcode::DCP_STREAM_REQ, Status::SUCCESS);
+        self.handle(&encoded(answer.with_opaque(opaque).with_value(&value))).unwrap();
+    }
+
+    fn handle(&mut self, packet: &[u8]) -> Result<(), Disconnect> {
+        self.connection.handle_frame(&frame(packet), &self.store, &mut self.out)
+    }
+
+    /// The packets it has written.
+    fn take(&mut self) -> Vec<Vec<u8>> {
+        self.connection.poll_transmit(&self.store, &mut self.out).unwrap();
+        let bytes = self.out.split();
+        packets(&bytes)
+    }
+
+    /// The status it answers a packet with; `None` without an answer.
+    fn answer(&mut self, packet: &[u8]) -> Option<Status> {
+        self.handle(packet).unwrap();
+        self.take().first().map(|packet| status(packet))
+    }
+
+    /// What it answers a packet with before it closes the connection.
+    fn last_words(&mut self, packet: &[u8]) -> (Option<Status>, Disconnect) {
+        let reason = self.handle(packet).unwrap_err();
+        (self.take().first().map(|packet| status(packet)), reason)
+    }
+}
+
+fn status(packet: &[u8]) -> Status {
+    frame(packet).header.status()
+}
+
+fn encoded(frame: Frame<'_>) -> Vec<u8> {
+    let mut packet = Vec::new();
+    frame.encode(&mut packet).unwrap();
+    packet
+}
+
+fn add_stream(vbid: Vbid, flags: StreamRequestFlags) -> Vec<u8> {
+    let extras = flags.bits().to_be_bytes();
+    let request = Frame::request(Opcode::DCP_ADD_STREAM).with_opaque(Opaque(0xadd));
+    encoded(request.with_vbid(vbid).with_extras(&extras))
+}
+
+/// Where the messages of the first stream go.
+const TO: StreamAddress =
+    StreamAddress { vbid: VB, opaque: Opaque(1_u32.swap_bytes()), stream_id: None };
+
+fn message(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut packet = Vec::new();
+    write(&mut packet);
+    packet
+}
+
+fn marker(start: u64, end: u64, flags: SnapshotFlags) -> Vec<u8> {
+    let is_disk = flags.contains(SnapshotFlags::DISK);
+    let marker = SnapshotMarker {
+        max_visible_seqno: Some(Seqno(end)),
+        high_completed_seqno: is_disk.then_some(Seqno::ZERO),
+        ..SnapshotMarker::new(Seqno(start), Seqno(end), flags)
+    };
+    message(|out| marker.encode(TO, out).unwrap())
+}
+
+fn mutation_to(seqno: u64, to: StreamAddress) -> Vec<u8> {
+    let mutation = Mutation {
+        seqno: Seqno(seqno),
+        rev_seqno: RevSeqno(1),
+        cas: Cas(seqno),
+        datatype: Datatype::RAW,
+        key: b"\0key",
+        value: b"value",
+        ..Mutation::default()
+    };
+    message(|out| mutation.encode(to, out).unwrap())
+}
+
+fn mutation(seqno: u64) -> Vec<u8> {
+    mutation_to(seqno, TO)
+}
+
+fn prepare(seqno: u64, level: DurabilityLevel) -> Vec<u8> {
+    let prepare = Prepare {
+        seqno: Seqno(seqno),
+        rev_seqno: RevSeqno(1),
+        cas: Cas(seqno),
+        datatype: Datatype::RAW,
+        flags: 0,
+        expiry: 0,
+        lock_time: 0,
+        nru: 0,
+        deleted: false,
+        level,
+        key: b"\0key",
+        value: b"value",
+    };
+    message(|out| prepare.encode(TO, out).unwrap())
+}
+
+fn commit(prepared: u64, seqno: u64) -> Vec<u8> {
+    let (prepared_seqno, commit_seqno) = (Seqno(prepared), Seqno(seqno));
+    let commit = Commit { prepared_seqno, commit_seqno, key: b"\0key" };
+    message(|out| commit.encode(TO, out).unwrap())
+}
+
+/// A real node's consumer, recorded: the same packets in the same order, to the byte.
+#[test]
+fn a_node_opens_replication_as_recorded() {
+    let recordings = [
+        ("6.0.5-replication", V6, 26_843_545, 1000, None, LEGACY),
+        ("8.0.2-replication", ServerVersion::NEWEST, 26_843_546, 100, Some("n_1"), COLLECTIONS),
+    ];
+    for (name, server_version, buffer_size, noop_ms, consumer_name, features) in recordings {
+        let scenario = Scenario::load(name).unwrap();
+        let config = Config {
+            server_version,
+            consumer_name: consumer_name.map(str::to_owned),
+            buffer_size,
+            noop_interval: core::time::Duration::from_millis(noop_ms),
+        };
+        let mut peer = Peer::new(Store::new(), &config, features);
+        for &vbid in &scenario.vbuckets {
+            // The opaques that the manager of the recorded cluster gave.
+            let request = Frame::request(Opcode::DCP_ADD_STREAM)
+                .with_opaque(Opaque(0x000a_dd00 + u32::from(vbid)))
+                .with_vbid(Vbid(vbid));
+            peer.handle(&encoded(request.with_extras(&[0; 4]))).unwrap();
+        }
+        let mut sent = Vec::new();
+        let mut compared = 0;
+        for event in &scenario.events {
+            match &event.kind {
+                EventKind::ClientPacket(packet) => {
+                    if sent.is_empty() {
+                        sent = peer.take();
+                        sent.reverse();
+                    }
+                    let ours = sent.pop().unwrap_or_else(|| panic!("{name}: {packet:02x?}"));
+                    assert_eq!(ours, *packet, "{name}, packet {compared}");
+                    compared += 1;
+                }
+                EventKind::ServerPacket(packet) => peer.handle(packet).unwrap(),
+                _ => {}
+            }
+        }
+        assert!(sent.is_empty() && peer.take().is_empty(), "{name}: nothing else is sent");
+        assert!(compared > 15, "{name}");
+        assert_eq!(peer.store.seqnos(), (1..=10).collect::<Vec<_>>(), "{name}");
+    }
+}
+
+/// Streams of durable writes, recorded, as a replica takes them. Opaques are those of our requests.
+#[test]
+fn recorded_durable_writes_are_taken_and_acknowledged() {
+    for (name, start, expected, acknowledged) in [
+        ("8.0.2-sync-live-replica-ack", 10, &[11, 12][..], &[11][..]),
+        ("8.0.2-sync-disk-syncrepl", 0, &[1, 5, 7, 8, 10], &[]),
+        ("8.0.2-sync-memory-syncrepl", 0, &[1, 5, 7, 8, 10], &[]),
+    ] {
+        let scenario = Scenario::load(name).unwrap();
+        let store = Store::at(start, (start, start), &[(0xb5c1_248a_f753, 0)]);
+        let config = Config { consumer_name: Some("n1".into()), ..Config::default() };
+        let mut peer = Peer::new(store, &config, LEGACY);
+        let request = peer.begin();
+        assert_eq!((request.start_seqno.0, request.snapshot_start.0), (start, start), "{name}");
+        let mut acks = Vec::new();
+        for event in scenario.events.iter().filter(|event| event.conn == 0) {
+            let EventKind::ServerPacket(packet) = &event.kind else {
+                continue;
+            };
+            let mut frame = frame(packet);
+            let opcode = frame.header.opcode;
+            if !(0x53..=0x65).contains(&opcode.0) || opcode == Opcode::DCP_CONTROL {
+                continue;
+            }
+            frame.header.opaque = request.opaque;
+            if !frame.header.magic.is_response() {
+                frame = frame.with_vbid(VB);
+            }
+            peer.handle(&encoded(frame)).unwrap();
+            for packet in peer.take() {
+                let sent = crate::client::frame(&packet);
+                if sent.header.opcode == Opcode::DCP_SEQNO_ACK {
+                    assert_eq!(sent.header.vbid(), VB);
+                    acks.push(u64::from_be_bytes(sent.extras.try_into().unwrap()));
+                }
+            }
+        }
+        assert_eq!((&peer.store.seqnos()[..], &acks[..]), (expected, acknowledged), "{name}");
+    }
+}
+
+#[test]
+fn what_belongs_to_no_stream_is_answered_and_counted() {
+    let unknown = StreamAddress { vbid: Vbid(9), ..TO };
+    let other = StreamAddress { opaque: Opaque(99), ..TO };
+    let mut peer = Peer::streaming(Store::new());
+    assert_eq!(peer.answer(&mutation_to(1, unknown)), Some(Status::DCP_STREAM_NOT_FOUND));
+    assert_eq!(peer.answer(&mutation_to(1, other)), Some(Status::OPAQUE_NO_MATCH));
+    let config = Config { server_version: V6, ..Config::default() };
+    let mut older = Peer::new(Store::new(), &config, COLLECTIONS);
+    let request = older.begin();
+    older.accept(request.opaque, &[(0xb, 0)]);
+    older.take();
+    assert_eq!(older.answer(&mutation_to(1, unknown)), Some(Status::KEY_ENOENT));
+    assert_eq!(older.answer(&mutation_to(1, other)), Some(Status::KEY_EEXISTS));
+    assert!(peer.store.seqnos().is_empty() && older.store.seqnos().is_empty());
+}
+
+#[test]
+fn a_change_has_to_follow_on_what_came_before_it() {
+    use SnapshotFlags as F;
+    let begun = [marker(5, 8, F::MEMORY), mutation(6)];
+    for (packet, seqno) in [
+        (mutation(6), 6),
+        (mutation(5), 5),
+        (mutation(4), 4),
+        (mutation(9), 9),
+        (marker(5, 6, F::MEMORY), 6),
+    ] {
+        let mut peer = Peer::streaming(Store::at(4, (4, 4), &[(0xa, 0)]));
+        begun.iter().for_each(|packet| assert_eq!(peer.answer(packet), None));
+        let (status, reason) = peer.last_words(&packet);
+        let expected = Disconnect::OutOfRange { vbid: VB, seqno: Seqno(seqno) };
+        assert_eq!((status, reason), (Some(Status::ERANGE), expected), "{seqno}");
+    }
+    let mut peer = Peer::streaming(Store::new());
+    assert_eq!(peer.answer(&marker(0, u64::MAX, F::MEMORY)), None);
+    assert_eq!(peer.last_words(&mutation(1 << 63)).0, Some(Status::ERANGE), "no seqno is so high");
+    let mut peer = Peer::streaming(Store::new());
+    assert_eq!(peer.last_words(&mutation(1)).0, Some(Status::ERANGE), "no marker before it");
+    let mut peer = Peer::streaming(Store::new());
+    assert_eq!(peer.answer(&marker(9, 8, F::MEMORY)), Some(Status::EINVAL), "sm_33");
+    // What begins in the middle of what is known and goes on is a snapshot like any other.
+    for packet in [marker(1, 3, F::MEMORY), mutation(3), marker(2, 5, F::MEMORY), mutation(5)] {
+        assert_eq!(peer.answer(&packet), None);
+    }
+    let advanced = message(|out| SeqnoAdvanced { seqno: Seqno(9) }.encode(TO, out).unwrap());
+    for packet in [marker(6, 9, F::MEMORY), mutation(7), advanced] {
+        assert_eq!(peer.answer(&packet), None);
+    }
+    assert_eq!((peer.store.seqnos(), peer.store.0.borrow().high_seqno), (vec![3, 5, 7], 9));
+}
+
+#[test]
+fn cm_19_a_marker_that_is_of_no_use_ends_the_connection() {
+    let disk = SnapshotMarker::new(Seqno(1), Seqno(5), SnapshotFlags::DISK);
+    let v2 = SnapshotMarker { high_completed_seqno: Some(Seqno(0)), ..disk };
+    let above = Some(Seqno(6));
+    for marker in [
+        disk,
+        SnapshotMarker { max_visible_seqno: above, ..v2 },
+        SnapshotMarker { purge_seqno: above, ..v2 },
+        SnapshotMarker { high_prepared_seqno: above, ..v2 },
+    ] {
+        let mut peer = Peer::streaming(Store::new());
+        let packet = message(|out| marker.encode(TO, out).unwrap());
+        assert_eq!(peer.last_words(&packet).1, Disconnect::BadMarker(VB), "{marker:?}");
+    }
+    let mut peer = Peer::streaming(Store::new());
+    let packet = message(|out| v2.encode(TO, out).unwrap());
+    assert_eq!(peer.answer(&packet), None);
+}
+
+#[test]
+fn only_copies_that_follow_take_changes() {
+    use VBucketState::{Active, Dead, Pending, Replica};
+    for (state, answer) in [
+        (Some(Replica), None),
+        (Some(Pending), None),
+        (Some(Active), Some(Status::NOT_MY_VBUCKET)),
+        (Some(Dead), Some(Status::NOT_MY_VBUCKET)),
+        (None, Some(Status::NOT_MY_VBUCKET)),
+    ] {
+        let mut peer = Peer::streaming(Store::new());
+        assert_eq!(peer.answer(&marker(0, 1, SnapshotFlags::MEMORY)), None);
+        peer.store.0.borrow_mut().state = state;
+        assert_eq!(peer.answer(&mutation(1)), answer, "{state:?}");
+        assert_eq!(peer.answer(&marker(0, 2, SnapshotFlags::MEMORY)), answer, "{state:?}");
+    }
+    for (state, answer) in [(Some(Active), true), (None, true), (Some(Replica), false)] {
+        let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
+        peer.store.0.borrow_mut().state = state;
+        peer.handle(&add_stream(VB, StreamRequestFlags::empty())).unwrap();
+        let refused = peer.take().first().map(|packet| status(packet));
+        assert_eq!(refused == Some(Status::NOT_MY_VBUCKET), answer, "{state:?}");
+    }
+}
+
+#[test]
+fn malformed_packets_are_told_so() {
+    let mut peer = Peer::streaming(Store::new());
+    assert_eq!(peer.answer(&marker(0, 9, SnapshotFlags::MEMORY)), None);
+    for opcode in [0x51, 0x52, 0x55, 0x56, 0x57, 0x58, 0x59, 0x5b, 0x5f, 0x60, 0x62, 0x63, 0x64] {
+        let request = Frame::request(Opcode(opcode)).with_vbid(VB).with_opaque(TO.opaque);
+        let packet = encoded(request.with_extras(&[1, 2, 3]));
+        assert_eq!(peer.answer(&packet), Some(Status::EINVAL), "{opcode:#x}");
+    }
+    let nowhere = Mutation { seqno: Seqno(1), key: b"\x01key", ..Mutation::default() };
+    let packet = message(|out| nowhere.encode(TO, out).unwrap());
+    assert_eq!(peer.answer(&packet), Some(Status::EINVAL), "a reserved collection");
+    for (opcode, status) in [
+        (Opcode::DCP_CONTROL, Status::EINVAL),
+        (Opcode::DCP_FLUSH, Status::NOT_SUPPORTED),
+        (Opcode::DCP_CACHE_TRANSFER, Status::UNKNOWN_COMMAND),
+    ] {
+        assert_eq!(peer.answer(&encoded(Frame::request(opcode))), Some(status), "{opcode}");
+    }
+    for opcode in [Opcode::DCP_STREAM_REQ, Opcode::DCP_GET_FAILOVER_LOG, Opcode::DCP_BUFFER_ACK] {
+        let mut peer = Peer::streaming(Store::new());
+        let reason = peer.handle(&encoded(Frame::request(opcode))).unwrap_err();
+        assert_eq!(reason, Disconnect::UnexpectedRequest(opcode));
+    }
+}
+
+#[test]
+fn a_snapshot_is_acknowledged_once_it_ends_if_it_asks_for_it() {
+    let mut peer = Peer::streaming(Store::new());
+    let flags = SnapshotFlags::MEMORY | SnapshotFlags::ACK;
+    for packet in [marker(0, 2, flags), mutation(1)] {
+        assert_eq!(peer.answer(&packet), None);
+    }
+    peer.handle(&mutation(2)).unwrap();
+    let expected = Frame::response(Opcode::DCP_SNAPSHOT_MARKER, Status::SUCCESS);
+    assert_eq!(peer.take(), [encoded(expected.with_opaque(TO.opaque))]);
+}
+
+#[test]
+fn a_takeover_changes_the_state_step_by_step() {
+    let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
+    peer.handle(&add_stream(VB, StreamRequestFlags::TAKE_OVER)).unwrap();
+    let request = peer.negotiate();
+    assert_eq!(request.flags, StreamRequestFlags::TAKE_OVER);
+    peer.accept(request.opaque, &[(0xb, 0)]);
+    peer.take();
+    for (state, is) in [
+        (VbucketState::PENDING, VBucketState::Pending),
+        (VbucketState::ACTIVE, VBucketState::Active),
+    ] {
+        let packet = message(|out| SetVbucketState { state }.encode(TO, out).unwrap());
+        assert_eq!(peer.answer(&packet), Some(Status::SUCCESS));
+        assert_eq!(peer.store.0.borrow().state, Some(is));
+    }
+    let end = StreamEnd { reason: StreamEndReason::OK };
+    assert_eq!(peer.answer(&message(|out| end.encode(TO, out).unwrap())), None);
+    assert!(!peer.connection.has_stream(VB));
+}
+
+#[test]
+fn streams_are_added_once_and_closed_once() {
+    let mut peer = Peer::streaming(Store::new());
+    let add = add_stream(VB, StreamRequestFlags::empty());
+    assert_eq!(peer.answer(&add), Some(Status::KEY_EEXISTS));
+    let close = encoded(Frame::request(Opcode::DCP_CLOSE_STREAM).with_vbid(VB));
+    assert_eq!(peer.answer(&close), Some(Status::SUCCESS));
+    assert_eq!(peer.answer(&close), Some(Status::KEY_ENOENT));
+    assert_eq!(peer.answer(&mutation(1)), Some(Status::DCP_STREAM_NOT_FOUND));
+    peer.handle(&add).unwrap();
+    assert_eq!(peer.negotiate().start_seqno, Seqno::ZERO);
+}
+
+#[test]
+fn a_request_says_where_the_copy_stands() {
+    for (store, expected) in [
+        (Store::at(0, (0, 0), &[(0xa, 0)]), (0, 0, 0, 0)),
+        (Store::at(7, (5, 7), &[(0xa, 3), (0xb, 0)]), (7, 0xa, 7, 7)),
+        (Store::at(7, (5, 9), &[(0xa, 3)]), (7, 0xa, 5, 9)),
+        (Store::at(7, (8, 9), &[(0xa, 3)]), (7, 0xa, 7, 9)),
+    ] {
+        let mut peer = Peer::new(store, &Config::default(), COLLECTIONS);
+        let request = peer.begin();
+        let StreamRequest { start_seqno, end_seqno, vbuuid, .. } = request;
+        let (start, end) = (request.snapshot_start.0, request.snapshot_end.0);
+        assert_eq!((start_seqno.0, vbuuid.0, start, end), expected);
+        assert_eq!(end_seqno, Seqno::MAX);
+    }
+}
+
+/// The answer to a stream request, and what is asked for next.
+fn after_rollback(peer: &mut Peer, request: &StreamRequest<'_>, to: u64) -> StreamRequest<'static> {
+    let value = to.to_be_bytes();
+    let answer = Frame::response(Opcode::DCP_STREAM_REQ, Status::ROLLBACK);
+    peer.handle(&encoded(answer.with_opaque(request.opaque).with_value(&value))).unwrap();
+    let again = peer.negotiate();
+    assert_ne!(again.opaque, request.opaque);
+    again
+}
+
+#[test]
+fn a_rollback_is_done_and_asked_again_until_the_producer_agrees() {
+    let mut peer = Peer::new(Store::at(9, (9, 9), &[(0xa, 0)]), &Config::default(), COLLECTIONS);
+    let first = peer.begin();
+    let second = after_rollback(&mut peer, &first, 6);
+    assert_eq!((second.start_seqno.0, second.snapshot_end.0), (6, 6));
+    let third = after_rollback(&mut peer, &second, 0);
+    assert_eq!((third.start_seqno.0, third.vbuuid.0), (0, 0));
+    assert_eq!(peer.store.0.borrow().rolled_back, [6, 0]);
+    peer.accept(third.opaque, &[(0xc, 0)]);
+    let added = peer.take();
+    assert_eq!(frame(&added[0]).header.opaque, Opaque(0xadd), "the manager is told");
+    assert_eq!(frame(&added[0]).extras, third.opaque.0.swap_bytes().to_be_bytes());
+    assert_eq!(peer.store.0.borrow().log, table(&[(0xc, 0)]));
+}
+
+#[test]
+fn cm_15_an_unwritten_branch_is_dropped_before_any_data() {
+    let store = Store::at(50, (50, 50), &[(0xa, 50), (0xb, 0)]);
+    let mut peer = Peer::new(store, &Config::default(), COLLECTIONS);
+    let first = peer.begin();
+    assert_eq!(first.vbuuid, Vbuuid(0xa));
+    let second = after_rollback(&mut peer, &first, 0);
+    assert_eq!((second.vbuuid, second.start_seqno), (Vbuuid(0xb), Seqno(50)));
+    assert!(peer.store.0.borrow().rolled_back.is_empty());
+}
+
+#[test]
+fn cm_13_and_14_a_malformed_answer_ends_the_connection() {
+    for (status, len) in
+        [(Status::SUCCESS, 0), (Status::SUCCESS, 20), (Status::ROLLBACK, 7), (Status::ROLLBACK, 16)]
+    {
+        let store = Store::at(9, (9, 9), &[(0xa, 0)]);
+        let mut peer = Peer::new(store, &Config::default(), COLLECTIONS);
+        let request = peer.begin();
+        let value = vec![1; len];
+        let answer = Frame::response(Opcode::DCP_STREAM_REQ, status).with_opaque(request.opaque);
+        let reason = peer.handle(&encoded(answer.with_value(&value))).unwrap_err();
+        assert_eq!(reason, Disconnect::MalformedResponse(Opcode::DCP_STREAM_REQ));
+    }
+    // One that rolls nothing back would be asked for ever.
+    let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
+    let request = peer.begin();
+    let answer = Frame::response(Opcode::DCP_STREAM_REQ, Status::ROLLBACK);
+    let answer = answer.with_opaque(request.opaque).with_value(&[0; 8]);
+    assert_eq!(peer.answer(&encoded(answer)), Some(Status::ROLLBACK));
+    assert!(!peer.connection.has_stream(VB));
+}
+
+#[test]
+fn a_refused_stream_is_reported_to_the_manager() {
+    let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
+    let request = peer.begin();
+    let answer = Frame::response(Opcode::DCP_STREAM_REQ, Status::ETMPFAIL);
+    assert_eq!(peer.answer(&encoded(answer.with_opaque(request.opaque))), Some(Status::ETMPFAIL));
+    assert!(!peer.connection.has_stream(VB));
+}
+
+#[test]
+fn prepares_are_acknowledged_once_the_copy_has_them_as_their_level_demands() {
+    let acknowledged = |peer: &mut Peer| -> Vec<u64> {
+        let packets = peer.take();
+        let acks = packets.iter().map(|packet| frame(packet));
+        let acks = acks.filter(|frame| frame.header.opcode == Opcode::DCP_SEQNO_ACK);
+        acks.map(|frame| u64::from_be_bytes(frame.extras.try_into().unwrap())).collect()
+    };
+    let (memory, disk) = (DurabilityLevel::MAJORITY, DurabilityLevel::PERSIST_TO_MAJORITY);
+    let mut peer = Peer::streaming(Store::new());
+    for packet in [marker(0, 2, SnapshotFlags::MEMORY), prepare(1, memory)] {
+        peer.handle(&packet).unwrap();
+        assert!(acknowledged(&mut peer).is_empty(), "its snapshot has not ended");
+    }
+    peer.handle(&mutation(2)).unwrap();
+    assert_eq!(acknowledged(&mut peer), [1]);
+    let packets = [marker(3, 4, SnapshotFlags::MEMORY), prepare(3, disk), prepare(4, memory)];
+    packets.iter().for_each(|packet| peer.handle(packet).unwrap());
+    assert!(acknowledged(&mut peer).is_empty(), "what is not on disk holds up what follows");
+    peer.store.0.borrow_mut().persisted = 3;
+    assert_eq!(acknowledged(&mut peer), [4]);
+    // One that is over holds up nothing.
+    peer.store.0.borrow_mut().persisted = 0;
+    let packets = [marker(5, 6, SnapshotFlags::MEMORY), prepare(5, disk), prepare(6, memory)];
+    packets.iter().for_each(|packet| peer.handle(packet).unwrap());
+    assert!(acknowledged(&mut peer).is_empty());
+    let packets = [marker(7, 7, SnapshotFlags::MEMORY), commit(5, 7)];
+    packets.iter().for_each(|packet| peer.handle(packet).unwrap());
+    assert_eq!(acknowledged(&mut peer), [6]);
+    // What a copy had before is acknowledged on a new stream.
+    let store = Store::at(9, (9, 9), &[(0xb, 0)]);
+    store.0.borrow_mut().outstanding = vec![(Seqno(8), memory)];
+    let config = Config { consumer_name: Some("n1".into()), ..Config::default() };
+    let mut peer = Peer::new(store, &config, COLLECTIONS);
+    let request = peer.begin();
+    peer.accept(request.opaque, &[(0xb, 0)]);
+    assert_eq!(acknowledged(&mut peer), [8]);
+}
+
+#[test]
+fn a_commit_of_nothing_ends_the_connection() {
+    let mut peer = Peer::streaming(Store::new());
+    assert_eq!(peer.answer(&marker(0, 2, SnapshotFlags::MEMORY)), None);
+    let reason = Disconnect::NotPrepared { vbid: VB, seqno: Seqno(2) };
+    assert_eq!(peer.last_words(&commit(1, 2)), (Some(Status::KEY_ENOENT), reason));
+}
+
+#[test]
+fn fc_44_and_46_more_than_a_fifth_of_the_window_is_acknowledged() {
+    let config = Config { buffer_size: 1000, ..Config::default() };
+    let mut peer = Peer::new(Store::new(), &config, COLLECTIONS);
+    let request = peer.begin();
+    peer.accept(request.opaque, &[(0xb, 0)]);
+    peer.take();
+    // Nothing but its length matters: there is no such stream.
+    let to = StreamAddress { vbid: Vbid(9), ..TO };
+    let packet = |value: &'static [u8]| {
+        let mutation = Mutation { seqno: Seqno(1), key: b"\0k", value, ..Mutation::default() };
+        message(|out| mutation.encode(to, out).unwrap())
+    };
+    let acks = |peer: &mut Peer| -> Vec<Vec<u8>> {
+        let is_ack = |packet: &Vec<u8>| frame(packet).header.opcode == Opcode::DCP_BUFFER_ACK;
+        peer.take().into_iter().filter(is_ack).collect()
+    };
+    let first = packet(&[0; 143]);
+    assert_eq!(first.len(), 200);
+    peer.handle(&first).unwrap();
+    assert!(acks(&mut peer).is_empty());
+    peer.handle(&packet(&[0; 0])).unwrap();
+    let acks = acks(&mut peer);
+    assert_eq!(acks.len(), 1);
+    assert_eq!(frame(&acks[0]).extras, 257_u32.to_be_bytes());
+}
+
+#[test]
+fn a_producer_without_flow_control_is_sent_no_acknowledgements() {
+    let config = Config { buffer_size: 10, ..Config::default() };
+    let mut peer = Peer::new(Store::new(), &config, COLLECTIONS);
+    peer.handle(&add_stream(VB, StreamRequestFlags::empty())).unwrap();
+    let mut requested = None;
+    while requested.is_none() {
+        for packet in peer.take() {
+            let (frame, refused) = (frame(&packet), Status::NOT_SUPPORTED);
+            let is_window = frame.key == Control::CONNECTION_BUFFER_SIZE.as_bytes();
+            let status = if is_window { refused } else { Status::SUCCESS };
+            if frame.header.opcode == Opcode::DCP_STREAM_REQ {
+                requested = Some(frame.header.opaque);
+                continue;
+            }
+            let answer = Frame::response(frame.header.opcode, status);
+            peer.handle(&encoded(answer.with_opaque(frame.header.opaque))).unwrap();
+        }
+    }
+    peer.accept(requested.unwrap(), &[(0xb, 0)]);
+    peer.take();
+    peer.handle(&marker(0, 1, SnapshotFlags::MEMORY)).unwrap();
+    assert!(peer.take().is_empty());
+}
