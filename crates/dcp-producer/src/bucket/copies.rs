@@ -1,41 +1,16 @@
 //! The copies of one vBucket on the nodes of the cluster, and how replicas follow the active one.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-
-use dcp_proto::Snapshot;
-use dcp_proto::producer::rollback::{self, RollbackQuery, Verdict};
-use dcp_proto::producer::{Item, MemoryRead, VBucketState};
-use dcp_wire::message::DurabilityLevel;
-use dcp_wire::{Seqno, Vbuuid};
+use dcp_proto::producer::VBucketState;
+use dcp_wire::Vbuuid;
+use dcp_wire::message::{DurabilityLevel, StreamRequestFlags};
 
 use super::durable::Undecided;
-use super::item::footprint;
+use super::link::Link;
 use super::vbucket::VBucket;
 use crate::chance::Now;
 
 /// A lag no replica ever makes up for: it receives nothing.
 pub(crate) const HELD: u64 = u64::MAX;
-
-/// Bytes of changes that wait in a replica's inbox, at most; a lag that would take more is cut.
-const INBOX_BYTES: usize = 32 << 20;
-
-/// What is on its way to a replica.
-#[derive(Debug)]
-enum Incoming {
-    /// A snapshot begins.
-    Marker {
-        snapshot: Snapshot,
-        /// Whether it leaves out versions that later ones of it replace.
-        is_thinned: bool,
-        /// Whether it is read from the active copy's disk.
-        from_disk: bool,
-    },
-    /// A change of it.
-    Change(Arc<Item>),
-    /// It ends above its last change, which was purged.
-    End(Seqno),
-}
 
 /// One copy of a vBucket.
 #[derive(Debug)]
@@ -47,174 +22,46 @@ pub(crate) struct Copy {
     pub(crate) vbucket: VBucket,
     /// Changes a replica leaves unapplied.
     pub(crate) lag: u64,
-    inbox: VecDeque<Incoming>,
-    /// Changes in the inbox.
-    waiting: u64,
-    /// What they amount to.
-    pub(super) waiting_bytes: usize,
-    pub(super) max_waiting_bytes: usize,
-    /// Up to where changes were put into the inbox.
-    fetched: Seqno,
+    /// Over which a replica is fed; `None` before there is anything to be fed with.
+    pub(super) link: Option<Link>,
 }
 
 impl Copy {
     /// A copy that holds nothing but what `vbucket` has.
-    pub(super) fn new(node: usize, vbucket: VBucket) -> Self {
-        let fetched = vbucket.high_seqno;
-        let inbox = VecDeque::new();
-        Self {
-            node,
-            is_up: true,
-            vbucket,
-            lag: 0,
-            inbox,
-            waiting: 0,
-            waiting_bytes: 0,
-            max_waiting_bytes: INBOX_BYTES,
-            fetched,
-        }
+    pub(super) const fn new(node: usize, vbucket: VBucket) -> Self {
+        Self { node, is_up: true, vbucket, lag: 0, link: None }
     }
 
-    /// Makes the copy a replica, which shares the items of the active one.
+    /// Makes the copy a replica.
     pub(super) fn make_replica(&mut self) {
         self.vbucket.set_state(VBucketState::Replica);
         self.vbucket.charge(false);
         self.vbucket.begin_storing_anew();
-        self.forget_incoming();
-    }
-
-    /// Loses what was on its way.
-    pub(super) fn forget_incoming(&mut self) {
-        self.inbox.clear();
-        self.waiting = 0;
-        self.waiting_bytes = 0;
-        self.fetched = self.vbucket.high_seqno;
+        self.link = None;
     }
 
     /// Receives what `active` has and applies all of it but the last `lag` changes.
-    fn follow(&mut self, active: &VBucket, lag: u64) {
-        if !self.is_up || lag == HELD {
-            return;
-        }
-        if self.vbucket.vbuuid() != active.vbuuid() {
-            self.agree(active);
-        }
-        self.fetch(active);
-        while self.has_due(lag)
-            && let Some(incoming) = self.inbox.pop_front()
-        {
-            match incoming {
-                Incoming::Marker { snapshot, is_thinned, from_disk } => {
-                    if from_disk && self.vbucket.high_seqno == Seqno::ZERO {
-                        self.vbucket.initial_snapshot_end = snapshot.end;
-                    }
-                    self.vbucket.begin_snapshot(snapshot, is_thinned);
-                }
-                Incoming::End(seqno) => self.vbucket.end_snapshot_at(seqno),
-                Incoming::Change(item) => {
-                    self.waiting -= 1;
-                    self.waiting_bytes -= footprint(&item);
-                    self.vbucket.clock.observe(item.cas);
-                    self.vbucket.take_in(item);
-                }
-            }
+    fn follow(&mut self, active: &mut VBucket) {
+        if self.is_up && self.lag != HELD {
+            self.stream(active, self.lag, StreamRequestFlags::empty());
         }
     }
 
-    /// Whether what comes next in the inbox is to be applied.
-    fn has_due(&self, lag: u64) -> bool {
-        self.waiting > lag
-            || self.waiting_bytes > self.max_waiting_bytes
-            || matches!(self.inbox.front(), Some(Incoming::End(_)))
+    /// Takes the vBucket over from `active`, which is dead then; returns whether it did.
+    fn take_over(&mut self, active: &mut VBucket) -> bool {
+        self.link = None;
+        self.stream(active, 0, StreamRequestFlags::TAKE_OVER);
+        self.link = None;
+        self.vbucket.state == VBucketState::Active
     }
 
-    /// Goes back until the history is one with that of `active`, and takes its failover table.
-    fn agree(&mut self, active: &VBucket) {
-        self.forget_incoming();
-        loop {
-            let at = self.vbucket.high_seqno;
-            let snapshot = Snapshot {
-                start: self.vbucket.snapshot.start.min(at),
-                end: self.vbucket.snapshot.end.max(at),
-            };
-            let verdict = rollback::decide(&RollbackQuery {
-                table: &active.failover,
-                high_seqno: active.high_seqno,
-                purge_seqno: active.purge_seqno,
-                start_seqno: at,
-                vbuuid: self.vbucket.vbuuid(),
-                snapshot,
-                strict_vbuuid: false,
-                client_purge_seqno: Seqno::ZERO,
-                collection_high_seqno: None,
-            });
-            let Verdict::Rollback { seqno, .. } = verdict else {
-                break;
-            };
-            let seqno = self.vbucket.last_restorable(seqno);
-            if seqno == Seqno::ZERO || seqno >= at || self.vbucket.go_back(seqno).is_err() {
-                self.vbucket.start_over(active.vbuuid());
-            }
+    /// Carries what a link carries; one that is closed is opened again next time.
+    fn stream(&mut self, active: &mut VBucket, lag: u64, flags: StreamRequestFlags) {
+        let link = self.link.get_or_insert_with(Link::new);
+        if let Err(reason) = link.carry(active, &mut self.vbucket, lag, flags) {
+            tracing::warn!(vbid = %active.vbid(), node = self.node, %reason, "replication stopped");
+            self.link = None;
         }
-        self.vbucket.failover = active.failover.clone();
-        self.fetched = self.vbucket.high_seqno;
-    }
-
-    /// Puts what the active copy has above what was fetched into the inbox.
-    fn fetch(&mut self, active: &VBucket) {
-        if self.fetched != Seqno::ZERO && self.fetched < active.purge_seqno {
-            // Deletions it never saw are gone: only a new copy is right.
-            self.vbucket.start_over(active.vbuuid());
-            self.vbucket.failover = active.failover.clone();
-            self.forget_incoming();
-        }
-        if self.fetched < active.purge_seqno {
-            // The active copy's memory may lack the deletions too, if it was a copy from disk.
-            self.vbucket.purge_seqno = active.purge_seqno;
-            let purged = active.collections.purged_up_to(active.purge_seqno);
-            self.vbucket.collections.have_purged(&purged);
-        }
-        loop {
-            match active.checkpoints.read(self.fetched) {
-                MemoryRead::UpToDate => return,
-                MemoryRead::Items { items, .. } => {
-                    self.receive(items.iter().cloned().collect(), false);
-                }
-                MemoryRead::NeedsBackfill => {
-                    let end = active.persisted_seqno;
-                    if end <= self.fetched {
-                        return;
-                    }
-                    self.vbucket.purge_seqno = active.purge_seqno;
-                    let purged = active.collections.purged_up_to(end);
-                    self.vbucket.collections.have_purged(&purged);
-                    self.receive(active.disk.items_above(self.fetched).collect(), true);
-                    self.vbucket.durable.catch_up(&active.durable, end);
-                    if self.fetched < end {
-                        self.inbox.push_back(Incoming::End(end));
-                        self.fetched = end;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Puts one snapshot into the inbox.
-    fn receive(&mut self, items: Vec<Arc<Item>>, from_disk: bool) {
-        let (Some(first), Some(last)) = (items.first(), items.last()) else {
-            return;
-        };
-        let is_thinned = items.len() as u64 != last.seqno.0 - self.fetched.0;
-        // The first snapshot begins before its first change, later ones at theirs; unless versions
-        // are left out, without which the history is not the others' from there on.
-        let begins_before = self.fetched == Seqno::ZERO || is_thinned;
-        let start = if begins_before { self.fetched } else { first.seqno };
-        self.fetched = last.seqno;
-        let snapshot = Snapshot { start, end: last.seqno };
-        self.inbox.push_back(Incoming::Marker { snapshot, is_thinned, from_disk });
-        self.waiting += items.len() as u64;
-        self.waiting_bytes += items.iter().map(|item| footprint(item)).sum::<usize>();
-        self.inbox.extend(items.into_iter().map(Incoming::Change));
     }
 }
 
@@ -286,7 +133,7 @@ impl Copies {
         }
         if let Some((active, replicas)) = self.0.split_first_mut() {
             for replica in replicas {
-                replica.follow(&active.vbucket, replica.lag);
+                replica.follow(&mut active.vbucket);
             }
         }
     }
@@ -323,32 +170,32 @@ impl Copies {
         }
     }
 
-    /// Whether enough copies have a write, on disk if it has to be. That hurries their flushers.
+    /// Whether enough copies have a write, on disk if it has to be: replicas acknowledge what they
+    /// have. Where the level asks for disks their flushers are hurried.
     fn is_durable(&mut self, write: &Undecided, majority: usize) -> bool {
+        let on_disk = write.level != DurabilityLevel::MAJORITY;
         let Some((active, replicas)) = self.0.split_first_mut() else {
             return false;
         };
-        let (on_active, on_replicas) = match write.level {
-            DurabilityLevel::MAJORITY => (false, false),
-            DurabilityLevel::MAJORITY_AND_PERSIST_ON_ACTIVE => (true, false),
-            _ => (true, true),
-        };
-        let has = |vbucket: &mut VBucket, on_disk: bool| {
-            if on_disk {
-                vbucket.persist();
+        if on_disk {
+            active.vbucket.persist();
+        }
+        for replica in replicas.iter_mut().filter(|copy| copy.is_up) {
+            if write.level == DurabilityLevel::PERSIST_TO_MAJORITY {
+                replica.vbucket.persist();
+                replica.follow(&mut active.vbucket);
             }
-            let seqno = if on_disk { vbucket.safe_seqno() } else { vbucket.high_seqno };
-            seqno >= write.prepared
-        };
-        if !has(&mut active.vbucket, on_active) {
+        }
+        let active = &active.vbucket;
+        let has = if on_disk { active.safe_seqno() } else { active.high_seqno };
+        if has < write.prepared {
             return false;
         }
-        let branch = active.vbucket.vbuuid();
-        let have = replicas
-            .iter_mut()
-            .filter(|copy| copy.is_up && copy.vbucket.vbuuid() == branch)
-            .filter_map(|copy| has(&mut copy.vbucket, on_replicas).then_some(()));
-        1 + have.count() >= majority
+        let acknowledged = |copy: &&mut Copy| {
+            let link = copy.link.as_ref().filter(|_| copy.is_up);
+            link.is_some_and(|link| link.acknowledged() >= write.prepared)
+        };
+        1 + replicas.iter_mut().filter(acknowledged).count() >= majority
     }
 
     /// Makes the first running replica the active copy after the active one's node failed, on the
@@ -360,7 +207,7 @@ impl Copies {
         }
         let index = self.0.iter().position(|copy| copy.is_up).unwrap_or_default();
         let mut copy = self.0.remove(index);
-        copy.forget_incoming();
+        copy.link = None;
         copy.vbucket.charge(true);
         copy.vbucket.promote(Some(vbuuid));
         self.0.insert(0, copy);
@@ -399,37 +246,37 @@ impl Copies {
         self.replicate();
     }
 
-    /// Gives the active role to a node, history and all, as a finished rebalance does. A node
-    /// without a copy gets the active one itself.
-    pub(crate) fn hand_over(&mut self, node: usize) {
+    /// Has the copy of a node take the vBucket over from the active one, which becomes a replica,
+    /// as a rebalance does; `false` if the node has none.
+    pub(crate) fn hand_over(&mut self, node: usize) -> bool {
         let Some(index) = self.0.iter().position(|copy| copy.node == node) else {
-            if let Some(active) = self.0.first_mut() {
-                active.node = node;
-                active.is_up = true;
-                active.vbucket.begin_life();
-            }
-            return;
+            return false;
         };
-        let Some((active, replicas)) = self.0.split_first_mut() else {
-            return;
-        };
-        let Some(successor) = index.checked_sub(1).and_then(|at| replicas.get_mut(at)) else {
-            return;
-        };
-        successor.follow(&active.vbucket, 0);
-        if successor.vbucket.vbuuid() != active.vbucket.vbuuid()
-            || successor.vbucket.high_seqno != active.vbucket.high_seqno
+        if let Some((active, replicas)) = self.0.split_first_mut()
+            && let Some(successor) = index.checked_sub(1).and_then(|at| replicas.get_mut(at))
+            && successor.take_over(&mut active.vbucket)
         {
-            // Replication was held: it is handed everything all the same.
-            successor.agree(&active.vbucket);
-            successor.follow(&active.vbucket, 0);
+            successor.vbucket.charge(true);
+            active.make_replica();
+            self.0.swap(0, index);
+            // The others follow the new active copy from now on.
+            self.0.iter_mut().for_each(|copy| copy.link = None);
         }
-        successor.vbucket.charge(true);
-        successor.vbucket.promote(None);
-        active.make_replica();
-        let at = Snapshot { start: active.vbucket.high_seqno, end: active.vbucket.high_seqno };
-        active.vbucket.snapshot = at;
-        self.0.swap(0, index);
+        true
+    }
+
+    /// Has a new copy take the vBucket over from the active one, which is dropped.
+    pub(crate) fn move_to(&mut self, mut copy: Copy) {
+        let Some(active) = self.0.first_mut() else {
+            return;
+        };
+        copy.vbucket.settings.holds_persistence = active.vbucket.settings.holds_persistence;
+        copy.vbucket.set_state(VBucketState::Replica);
+        if copy.take_over(&mut active.vbucket) {
+            active.vbucket.charge(false);
+            *active = copy;
+        }
+        self.0.iter_mut().for_each(|copy| copy.link = None);
     }
 
     /// Puts a new copy behind the others.
@@ -461,7 +308,7 @@ impl Copies {
     pub(crate) fn stop(&mut self, node: usize) {
         for copy in self.0.iter_mut().filter(|copy| copy.node == node) {
             copy.is_up = false;
-            copy.forget_incoming();
+            copy.link = None;
         }
     }
 
@@ -475,7 +322,7 @@ impl Copies {
             } else {
                 copy.vbucket.recover(vbuuid);
             }
-            copy.forget_incoming();
+            copy.link = None;
         }
         self.replicate();
     }

@@ -8,7 +8,7 @@ use dcp_proto::producer::{Item, ItemKind};
 use dcp_wire::message::DurabilityLevel;
 use dcp_wire::{Cas, Datatype, DocKey, RevSeqno, Seqno};
 
-use super::durable::Outcome;
+use super::durable::{Outcome, completed};
 use super::hash_table::Identity;
 use super::item::{MAX_VALUE_LEN, inflated, is_expired, system_xattrs};
 use super::vbucket::{VBucket, Written};
@@ -387,20 +387,10 @@ impl VBucket {
         let identity = Identity::Prepared(key.collection_id, key.key);
         let slot = self.table.find(identity).ok_or(DocumentError::NotPrepared)?;
         let prepare = Item::clone(&slot.newest);
-        let ItemKind::Prepare { is_deletion, .. } = prepare.kind else {
+        if self.durable.outcome(prepare.seqno) != Outcome::Outstanding {
             return Err(DocumentError::NotPrepared);
-        };
-        let prepared = prepare.seqno;
-        Ok(self.append(if commit {
-            Item { kind: ItemKind::Commit { prepared, is_deletion }, ..prepare }
-        } else {
-            Item {
-                kind: ItemKind::Abort { prepared },
-                value: Bytes::new(),
-                datatype: Datatype::RAW,
-                ..prepare
-            }
-        }))
+        }
+        Ok(self.append(completed(prepare, commit)))
     }
 
     /// Commits the durable write that is next, or aborts it.

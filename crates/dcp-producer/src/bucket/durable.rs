@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dcp_proto::producer::{Item, ItemKind};
 use dcp_wire::message::DurabilityLevel;
-use dcp_wire::{CollectionId, DocKey, Seqno};
+use dcp_wire::{CollectionId, Datatype, DocKey, Seqno};
 
 use crate::chance::Now;
 
@@ -125,12 +125,31 @@ impl DurableWrites {
         committed.map_or(Outcome::Aborted, |each| Outcome::Committed(each.at))
     }
 
-    /// Takes over from a copy whose image was received, and with it everything up to `end`.
-    pub(super) fn catch_up(&mut self, other: &Self, end: Seqno) {
-        let completed = other.high_completed(end);
+    /// Notes that what was read from a disk up to `end` has the writes up to `completed` committed
+    /// or aborted.
+    pub(super) fn catch_up(&mut self, completed: Seqno, end: Seqno) {
         if completed > self.high_completed(Seqno::MAX) {
+            self.high_prepared = self.high_prepared.max(completed);
             self.complete(Completion { at: end, prepared: completed, is_commit: true });
         }
+        self.outstanding.retain(|&prepared, _| prepared > completed);
+    }
+
+    /// Notes a version of a document that was received, at `at`. A write of it that was prepared is
+    /// over, since nobody else writes the document meanwhile; so are those before it. A disk tells
+    /// no more than that.
+    pub(super) fn note_version(&mut self, key: DocKey<'_>, at: Seqno) {
+        let is_it = |(_, write): &(&Seqno, &Outstanding)| {
+            (write.collection_id, &write.key[..]) == (key.collection_id, key.key)
+        };
+        if let Some((&prepared, _)) = self.outstanding.iter().find(is_it) {
+            self.catch_up(prepared, at);
+        }
+    }
+
+    /// The writes that are prepared and no more.
+    pub(super) fn prepared(&self) -> impl Iterator<Item = (Seqno, DurabilityLevel)> {
+        self.outstanding.iter().map(|(&seqno, write)| (seqno, write.level))
     }
 
     /// Goes on in another process at `at`, where `items` are the newest versions. `completed` is
@@ -198,6 +217,22 @@ impl DurableWrites {
                 self.outstanding.extend(Outstanding::of(item).map(|write| (item.seqno, write)));
             }
         }
+    }
+}
+
+/// The end of the durable write that `prepare` began, in its place.
+pub(super) fn completed(prepare: Item, is_commit: bool) -> Item {
+    let prepared = prepare.seqno;
+    match prepare.kind {
+        ItemKind::Prepare { is_deletion, .. } if is_commit => {
+            Item { kind: ItemKind::Commit { prepared, is_deletion }, ..prepare }
+        }
+        _ => Item {
+            kind: ItemKind::Abort { prepared },
+            value: Bytes::new(),
+            datatype: Datatype::RAW,
+            ..prepare
+        },
     }
 }
 

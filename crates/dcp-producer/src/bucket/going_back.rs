@@ -36,6 +36,8 @@ impl VBucket {
         if to > high_seqno {
             return Err(Error::RollbackBeyondHighSeqno { vbid, to, high_seqno });
         }
+        // The change at the purge seqno itself is gone as well.
+        let oldest = oldest.max(Seqno(self.purge_seqno.0 + u64::from(self.purge_seqno.0 != 0)));
         if to < oldest && to != Seqno::ZERO {
             return Err(Error::RollbackHistoryGone { vbid, to, oldest });
         }
@@ -132,6 +134,7 @@ impl VBucket {
         self.high_seqno = to;
         self.persisted_seqno = to;
         self.snapshot = Snapshot { start: to, end: to };
+        self.from_disk = None;
         self.persisted_snapshot = self.snapshot;
         let purged = self.collections.purged_up_to(to);
         let items = self.table.iter().map(|slot| &*slot.newest);

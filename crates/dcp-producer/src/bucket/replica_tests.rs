@@ -1,8 +1,9 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use dcp_proto::producer::{Item, ItemKind, VBucketState};
-use dcp_wire::{Cas, CollectionId, Datatype, DocKey};
+use dcp_proto::producer::{Item, ItemKind, MemoryRead, VBucketState};
+use dcp_wire::message::{DurabilityLevel, SnapshotFlags, SnapshotMarker};
+use dcp_wire::{Cas, CollectionId, Datatype, DocKey, RevSeqno};
 use proptest::prelude::*;
 
 use super::item::footprint;
@@ -17,6 +18,10 @@ const NODES: usize = 3;
 enum Step {
     Set(u8),
     Remove(u8),
+    /// A durable write begins.
+    Prepare(u8),
+    /// The one that is next is committed, or aborted.
+    Complete(bool),
     Persist,
     Hold(usize, bool),
     /// The replica leaves this many changes unapplied; 3 for all.
@@ -38,6 +43,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         10 => (0u8..8).prop_map(Step::Set),
         4 => (0u8..8).prop_map(Step::Remove),
+        3 => (0u8..8).prop_map(Step::Prepare),
+        3 => any::<bool>().prop_map(Step::Complete),
         2 => Just(Step::Persist),
         2 => (0..NODES, any::<bool>()).prop_map(|(copy, hold)| Step::Hold(copy, hold)),
         3 => (1..NODES, 0u64..=3).prop_map(|(copy, lag)| Step::Lag(copy, lag)),
@@ -68,19 +75,12 @@ fn apply(bucket: &Bucket, step: Step) {
     let nodes = bucket.chains().remove(0);
     let copies = |op: &dyn Fn(&mut Copies)| bucket.rearrange(VB, op).unwrap();
     match step {
-        Step::Set(n) => {
-            let write = DocumentWrite {
-                key: DocKey { collection_id: CollectionId::DEFAULT, key: &key(n) },
-                value: Bytes::from_static(b"v"),
-                datatype: Datatype::RAW,
-                flags: 0,
-                expiry: 0,
-                cas: Cas(0),
-                condition: Condition::Any,
-                durability: None,
-            };
-            bucket.with(VB, |vbucket| vbucket.store(now, write).unwrap()).unwrap();
+        Step::Set(n) => _ = store(bucket, &key(n), None),
+        Step::Prepare(n) => {
+            let durability = Durability { level: DurabilityLevel::MAJORITY, deadline: None };
+            store(bucket, &key(n), Some(durability));
         }
+        Step::Complete(commit) => _ = bucket.with(VB, |vbucket| vbucket.complete_next(commit)),
         Step::Remove(n) => {
             let key = &key(n);
             let key = DocKey { collection_id: CollectionId::DEFAULT, key };
@@ -107,7 +107,7 @@ fn apply(bucket: &Bucket, step: Step) {
             copies.leave(nodes[0], graceful, Chance::default().vbuuid());
             copies.add_replica(bucket.new_copy(nodes[0], VB));
         }),
-        Step::HandOver(node) => copies(&|copies| copies.hand_over(node)),
+        Step::HandOver(node) => copies(&|copies| assert!(copies.hand_over(node))),
         Step::Purge => {
             let purge = |vbucket: &mut VBucket| {
                 vbucket.purge(Seqno::MAX);
@@ -121,6 +121,21 @@ fn apply(bucket: &Bucket, step: Step) {
             drop(bucket.roll_back(VB, Seqno(to)).unwrap());
         }
     }
+}
+
+/// Refused while another durable write of the document goes on.
+fn store(bucket: &Bucket, key: &[u8], durability: Option<Durability>) -> Option<Written> {
+    let write = DocumentWrite {
+        key: DocKey { collection_id: CollectionId::DEFAULT, key },
+        value: Bytes::from_static(b"v"),
+        datatype: Datatype::RAW,
+        flags: 0,
+        expiry: 0,
+        cas: Cas(0),
+        condition: Condition::Any,
+        durability,
+    };
+    bucket.with(VB, |vbucket| vbucket.store(Now(1), write).ok()).unwrap()
 }
 
 fn crash(copies: &mut Copies, node: usize, cleanly: bool) {
@@ -140,7 +155,7 @@ fn check(bucket: &Bucket) {
     assert_eq!(active.state, VBucketState::Active);
     assert!(active.failover.newest().seqno <= active.high_seqno);
     let bytes: usize = active.table.iter().map(|slot| footprint(&slot.newest)).sum();
-    assert_eq!(bucket.memory().used(), bytes, "replicas share the items of the active copy");
+    assert_eq!(bucket.memory().used(), bytes, "the quota is for the active copy");
     drop(active);
     for node in 0..NODES {
         let copy = bucket.lock_on(node, VB).unwrap();
@@ -164,15 +179,16 @@ proptest! {
             copies.replicate();
         };
         bucket.rearrange(VB, release).unwrap();
-        let (high, log, expected) = {
+        let (high, log, expected, prepared) = {
             let active = bucket.lock(VB).unwrap();
-            (active.high_seqno, active.failover.clone(), documents(&active))
+            (active.high_seqno, active.failover.clone(), documents(&active), active.prepared())
         };
         for node in 0..NODES {
             let copy = bucket.lock_on(node, VB).unwrap();
             prop_assert_eq!(copy.high_seqno, high, "node {}", node);
             prop_assert_eq!(&copy.failover, &log, "node {}", node);
             prop_assert_eq!(documents(&copy), expected.clone(), "node {}", node);
+            prop_assert_eq!(copy.prepared(), prepared.clone(), "node {}", node);
         }
     }
 
@@ -223,7 +239,8 @@ fn a_lag_takes_no_more_memory_than_an_inbox_has() {
     let bucket = three_copies();
     let lag = |copies: &mut Copies| {
         let replica = copies.get_mut(1).unwrap();
-        (replica.lag, replica.max_waiting_bytes) = (1000, 10_000);
+        replica.lag = 1000;
+        replica.link.as_mut().unwrap().max_waiting_bytes = 10_000;
     };
     bucket.rearrange(VB, lag);
     let write = |vbucket: &mut VBucket| {
@@ -245,7 +262,8 @@ fn a_lag_takes_no_more_memory_than_an_inbox_has() {
     }
     bucket.rearrange(VB, |copies| {
         let replica = copies.get_mut(1).unwrap();
-        assert!(replica.waiting_bytes <= 10_000 && replica.waiting_bytes > 5_000);
+        let waiting = replica.link.as_ref().unwrap().waiting_bytes();
+        assert!(waiting <= 10_000 && waiting > 5_000, "{waiting}");
         let applied = replica.vbucket.high_seqno.0;
         assert!((90..100).contains(&applied), "{applied}");
     });
@@ -272,4 +290,37 @@ fn a_copy_of_a_copy_knows_up_to_where_deletions_were_purged() {
         let copy = bucket.lock_on(node, VB).unwrap();
         assert_eq!((copy.purge_seqno, copy.high_seqno), (Seqno(3), Seqno(4)), "node {node}");
     }
+}
+
+/// A producer may leave out as many seqnos as it likes: memory keeps no place for them.
+#[test]
+fn a_gap_of_any_length_takes_no_memory() {
+    let bucket = three_copies();
+    bucket.with_on(1, VB, |copy| {
+        let end = Seqno(u64::MAX >> 1);
+        copy.begin_snapshot(&SnapshotMarker::new(Seqno(0), end, SnapshotFlags::MEMORY));
+        for seqno in [1, 2, 1 << 40, (1 << 40) + 1, end.0 - 1] {
+            copy.receive(Item {
+                kind: ItemKind::Mutation,
+                seqno: Seqno(seqno),
+                rev_seqno: RevSeqno(1),
+                cas: Cas(seqno),
+                collection_id: CollectionId::DEFAULT,
+                key: seqno.to_be_bytes().to_vec().into(),
+                value: Bytes::new(),
+                datatype: Datatype::RAW,
+                flags: 0,
+                expiry: 0,
+                delete_time: 0,
+            });
+        }
+    });
+    let copy = bucket.lock_on(1, VB).unwrap();
+    let seqnos = |items: &mut dyn Iterator<Item = Arc<Item>>| -> Vec<u64> {
+        items.map(|item| item.seqno.0).collect()
+    };
+    let all = [1, 2, 1 << 40, (1 << 40) + 1, (u64::MAX >> 1) - 1];
+    assert_eq!(seqnos(&mut copy.disk.items_above(Seqno::ZERO)), all);
+    assert_eq!(copy.checkpoints.read(Seqno(2)), MemoryRead::NeedsBackfill);
+    assert_eq!(seqnos(&mut copy.checkpoints.above(Seqno::ZERO).cloned()), all[4..]);
 }

@@ -1,6 +1,7 @@
 //! A vBucket as the DCP machines see it.
 
-use std::sync::{Arc, MutexGuard};
+use core::ops::Deref;
+use std::sync::Arc;
 
 use dcp_proto::producer::{
     Backfill, BackfillFailed, Cursor, DiskShare, DurableSeqnos, FailoverTable, Item, ItemKind,
@@ -8,42 +9,25 @@ use dcp_proto::producer::{
 };
 use dcp_wire::{CollectionId, Seqno};
 
-use super::copies::Copies;
 use super::item::compressed;
 use super::vbucket::VBucket;
 
-/// Access to one copy of a vBucket, which stays locked while this lives.
+/// Access to one copy of a vBucket, however it is held.
 #[derive(Debug)]
-pub(crate) struct VBucketGuard<'a> {
-    copies: MutexGuard<'a, Copies>,
-    /// Index of a copy that is there.
-    index: usize,
-}
+pub(crate) struct Shown<D>(pub(super) D);
 
-impl<'a> VBucketGuard<'a> {
-    /// Access to the copy that `which` names, if it is there.
-    pub(super) fn new(
-        copies: MutexGuard<'a, Copies>,
-        which: impl FnOnce(&Copies) -> Option<usize>,
-    ) -> Option<Self> {
-        let index = which(&copies)?;
-        copies.get(index)?;
-        Some(Self { copies, index })
-    }
-}
-
-impl core::ops::Deref for VBucketGuard<'_> {
+impl<D: Deref<Target = VBucket>> Deref for Shown<D> {
     type Target = VBucket;
 
     fn deref(&self) -> &VBucket {
-        self.copies.vbucket(self.index)
+        &self.0
     }
 }
 
 /// The items of a backfill.
 type Items = Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>;
 
-impl VBucketGuard<'_> {
+impl<D: Deref<Target = VBucket>> Shown<D> {
     /// Items in the form the disk has them in.
     fn as_stored(&self, items: impl Iterator<Item = Arc<Item>> + Send + 'static) -> Items {
         if self.settings.compresses_disk {
@@ -53,7 +37,7 @@ impl VBucketGuard<'_> {
     }
 }
 
-impl VBucketSource for VBucketGuard<'_> {
+impl<D: Deref<Target = VBucket>> VBucketSource for Shown<D> {
     fn state(&self) -> VBucketState {
         self.state
     }

@@ -320,7 +320,9 @@ fn apply(bucket: &Bucket, step: Step, log: &mut Log, reader: &mut Reader, floor:
         Step::Purge(share) => {
             let to = percent(share, log);
             bucket.with(VB, |vbucket| vbucket.purge(Seqno(to))).unwrap();
-            *floor = bucket.lock(VB).unwrap().purge_seqno.0.max(*floor);
+            // The tombstone at the purge seqno is gone as well.
+            let purge_seqno = bucket.lock(VB).unwrap().purge_seqno.0;
+            *floor = (purge_seqno + u64::from(purge_seqno != 0)).max(*floor);
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use dcp_proto::Snapshot;
 use dcp_proto::producer::{FailoverTable, Item, ItemKind, VBucketState};
+use dcp_wire::message::SnapshotMarker;
 use dcp_wire::{Cas, CollectionId, DocKey, Seqno, Vbid, Vbuuid};
 
 use super::checkpoint_log::{CheckpointLog, Cursors};
@@ -41,6 +42,10 @@ pub(crate) struct VBucket {
     pub(crate) purge_seqno: Seqno,
     /// Snapshot a replica is receiving; its last change is the newest one once it is complete.
     pub(super) snapshot: Snapshot,
+    /// Marker of the snapshot from disk that a replica is receiving.
+    pub(super) from_disk: Option<SnapshotMarker>,
+    /// Whether the snapshot that a replica is receiving leaves versions out.
+    pub(super) is_thinned: bool,
     /// Snapshots received that left versions out, as what was there before and where they end:
     /// states in between cannot be restored.
     pub(super) thinned: Vec<(Seqno, Seqno)>,
@@ -60,8 +65,8 @@ pub(crate) struct VBucket {
     pub(super) max_deleted_rev: u64,
     pub(super) live: LiveCounts,
     pub(super) memory: Arc<MemoryUse>,
-    /// Bytes of the newest versions, and whether they count against the quota: one copy's do, the
-    /// others share its items.
+    /// Bytes of the newest versions, and whether they count against the quota: those of the active
+    /// copy do.
     pub(super) bytes: usize,
     pub(super) is_charged: bool,
     pub(super) settings: CopySettings,
@@ -123,6 +128,8 @@ impl VBucket {
             persisted_seqno: Seqno::ZERO,
             purge_seqno: Seqno::ZERO,
             snapshot: NOTHING,
+            from_disk: None,
+            is_thinned: false,
             thinned: Vec::new(),
             persisted_snapshot: NOTHING,
             stored_seqno: None,
@@ -376,6 +383,9 @@ impl VBucket {
 
     /// Changes the state, which is the beginning of another life.
     pub(super) fn set_state(&mut self, state: VBucketState) {
+        if self.state == VBucketState::Active {
+            self.snapshot = Snapshot { start: self.high_seqno, end: self.high_seqno };
+        }
         self.state = state;
         self.begin_life();
     }
@@ -400,6 +410,11 @@ impl VBucket {
             let begins = self.consistent_seqno();
             self.failover.create_entry(vbuuid, begins);
         }
+        // The rest of a snapshot from disk does not come any more, nor what was purged of it.
+        self.purge_seqno = self.purge_seqno.min(self.high_seqno);
+        if self.from_disk.take().is_some() {
+            self.leave_to_disk();
+        }
         self.set_state(VBucketState::Active);
         self.durable.decide_all_by_copies();
         self.begin_storing_anew();
@@ -418,27 +433,7 @@ impl VBucket {
         if self.persisted_seqno >= end { self.persisted_seqno } else { start }
     }
 
-    /// Notes that a snapshot arrives, one of changes that replace others it leaves out
-    /// (`is_thinned`) or of all changes there were.
-    pub(super) fn begin_snapshot(&mut self, snapshot: Snapshot, is_thinned: bool) {
-        self.snapshot = snapshot;
-        if is_thinned {
-            let oldest = self.history.floor();
-            self.thinned.retain(|&(_, end)| end > oldest);
-            self.thinned.push((self.high_seqno, snapshot.end));
-        }
-    }
-
-    /// Ends a snapshot from disk whose last change was purged. Memory holds nothing of such a
-    /// change, so the disk must tell of it, even while persistence is held.
-    pub(super) fn end_snapshot_at(&mut self, seqno: Seqno) {
-        self.high_seqno = seqno;
-        self.snapshot.end = seqno;
-        self.flush();
-        self.forget_checkpoints(seqno);
-    }
-
-    /// Removes persisted tombstones up to `to`, the vBucket's last change excepted.
+    /// Removes persisted tombstones up to `to`, the last change on disk excepted.
     pub(crate) fn purge(&mut self, to: Seqno) {
         self.persist_and_evict();
         self.compact(to);
@@ -447,12 +442,12 @@ impl VBucket {
     /// As [`purge`](Self::purge), while memory keeps what it has.
     pub(crate) fn compact(&mut self, to: Seqno) {
         self.persist();
-        let (high_seqno, to) = (self.high_seqno, to.min(self.persisted_seqno));
+        let (last, to) = (self.persisted_seqno, to.min(self.persisted_seqno));
         let mut purged = Vec::new();
         self.table.retain(|slot| {
             let item = &slot.newest;
             let tombstone = matches!(item.kind, ItemKind::Deletion | ItemKind::Expiration);
-            let purge = tombstone && item.seqno <= to && item.seqno != high_seqno;
+            let purge = tombstone && item.seqno <= to && item.seqno != last;
             if purge {
                 purged.push(Arc::clone(item));
             }

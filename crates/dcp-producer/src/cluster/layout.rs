@@ -51,7 +51,9 @@ impl Cluster {
         if copies.nodes().is_empty() {
             copies.set_active(self.bucket.new_copy(active, vbid));
         }
-        copies.hand_over(active);
+        if !copies.hand_over(active) {
+            copies.move_to(self.bucket.new_copy(active, vbid));
+        }
         for &node in chain {
             if !copies.nodes().contains(&node) {
                 copies.add_replica(self.bucket.new_copy(node, vbid));

@@ -69,7 +69,11 @@ impl Cluster {
             return Ok(());
         }
         self.change(|_| {
-            self.bucket.rearrange(vbid, |copies| copies.hand_over(node));
+            self.bucket.rearrange(vbid, |copies| {
+                if !copies.hand_over(node) {
+                    copies.move_to(self.bucket.new_copy(node, vbid));
+                }
+            });
             Ok(())
         })
     }

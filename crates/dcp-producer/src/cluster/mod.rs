@@ -6,10 +6,12 @@ mod layout;
 mod map;
 mod membership;
 mod node;
+mod replicas;
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
 use bytes::Bytes;
+use dcp_proto::producer::replica::ReplicaStore;
 use dcp_proto::producer::{BucketSource, ConnectionConfig, MemoryPressure, Privilege};
 use dcp_wire::message::ConfigVersion;
 use dcp_wire::{CollectionId, ManifestUid, ScopeId, Vbid};
@@ -234,5 +236,9 @@ impl BucketSource for NodeBucket<'_> {
 
     fn retire(&self, vbid: Vbid) {
         self.cluster.bucket.retire(self.node, vbid);
+    }
+
+    fn replicas(&self) -> &dyn ReplicaStore {
+        self
     }
 }

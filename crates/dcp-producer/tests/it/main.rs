@@ -16,6 +16,7 @@ mod limits;
 mod neighbours;
 mod raw_client;
 mod replay;
+mod replication;
 mod seqnos;
 mod streams;
 mod tls;

@@ -182,6 +182,12 @@ impl RawClient {
         self.peer.rest().await
     }
 
+    /// What it speaks over; nothing that has come may be left.
+    pub(crate) fn into_socket(self) -> Box<dyn Socket> {
+        assert!(self.peer.input.is_empty());
+        self.peer.io
+    }
+
     /// The next `len` bytes, which must come.
     pub(crate) async fn bytes(&mut self, len: usize) -> Vec<u8> {
         self.peer.bytes(len).await

@@ -1,0 +1,409 @@
+//! How a replica is fed: over a DCP connection from the node of the active copy.
+//!
+//! ```text
+//! active copy ─► producer ── packets ──► inbox ──► consumer's end ─► replica
+//!                   ▲                                    │
+//!                   └──────── requests, acks ────────────┘
+//! ```
+//!
+//! The machines are those that serve sockets; the packets are handed over in memory, under the lock
+//! of the vBucket.
+
+use core::cell::{Cell, Ref, RefCell};
+use std::sync::LazyLock;
+use std::time::Instant;
+
+use bytes::{Buf, Bytes, BytesMut};
+use dcp_proto::producer::replica::{self, Completion, NotApplied, ReplicaPosition, ReplicaStore};
+use dcp_proto::producer::{
+    BucketSource, Connection, ConnectionConfig, Disconnect, FailoverTable, Features, Item,
+    MemoryPressure, Privilege, VBucketState,
+};
+use dcp_wire::message::{DurabilityLevel, Open, OpenFlags, SnapshotMarker, StreamRequestFlags};
+use dcp_wire::{
+    CollectionId, Datatype, EncodeError, Frame, MAX_BODY_LEN, ManifestUid, Opaque, Opcode, ScopeId,
+    Seqno, Status, Vbid,
+};
+
+use super::source::Shown;
+use super::vbucket::VBucket;
+
+/// Bytes that may wait for a replica, at most; a lag that would take more is cut.
+pub(super) const INBOX_BYTES: usize = 16 << 20;
+
+/// The flow-control window of a link: what waits in its inbox never closes it.
+const WINDOW: u32 = 32 << 20;
+
+/// Bytes the producer makes at a time.
+const BUDGET: usize = 1 << 20;
+
+/// How often a stream is asked for anew before the replica is left as it is.
+const MAX_STREAMS: u32 = 16;
+
+/// Name of the connection.
+const NAME: &[u8] = b"replication";
+
+/// Name under which replicas acknowledge durable writes.
+const CONSUMER_NAME: &str = "replica";
+
+/// What both ends agreed on before the connection was opened.
+const FEATURES: Features = Features {
+    collections: true,
+    xerror: true,
+    snappy: true,
+    json: true,
+    unordered_execution: false,
+};
+
+/// Time stands still on a link: nothing gets lost on it, so that it needs no noops.
+static BEGINNING: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// A connection from the active copy of a vBucket to a replica, which packets cross as they do a
+/// socket.
+#[derive(Debug)]
+pub(super) struct Link {
+    producer: Connection,
+    consumer: replica::Connection,
+    /// On its way to the replica.
+    inbox: BytesMut,
+    /// Changes in the inbox.
+    waiting: u64,
+    /// Whether the stream ends behind them.
+    is_ending: bool,
+    /// On its way to the active copy; empty but while packets are handed over.
+    outbox: BytesMut,
+    /// Up to where the replica said to have every prepare.
+    acknowledged: Seqno,
+    pub(super) max_waiting_bytes: usize,
+}
+
+impl Link {
+    /// A connection that is not opened yet.
+    pub(super) fn new() -> Self {
+        let config = replica::Config {
+            consumer_name: Some(CONSUMER_NAME.to_owned()),
+            buffer_size: WINDOW,
+            ..replica::Config::default()
+        };
+        Self {
+            producer: Connection::new(ConnectionConfig::default()),
+            consumer: replica::Connection::new(&config, FEATURES),
+            inbox: BytesMut::new(),
+            waiting: 0,
+            is_ending: false,
+            outbox: BytesMut::new(),
+            acknowledged: Seqno::ZERO,
+            max_waiting_bytes: INBOX_BYTES,
+        }
+    }
+
+    /// Up to where the replica said to have every prepare as the levels of the writes demand.
+    pub(super) const fn acknowledged(&self) -> Seqno {
+        self.acknowledged
+    }
+
+    /// Bytes on their way to the replica.
+    #[cfg(test)]
+    pub(super) fn waiting_bytes(&self) -> usize {
+        self.inbox.len()
+    }
+
+    /// Carries packets to and fro until both sides wait, but for the last `lag` changes. A stream
+    /// that is not there is asked for with `flags`.
+    ///
+    /// # Errors
+    /// [`Disconnect`]: one of the two ends closes the connection.
+    pub(super) fn carry(
+        &mut self,
+        active: &mut VBucket,
+        replica: &mut VBucket,
+        lag: u64,
+        flags: StreamRequestFlags,
+    ) -> Result<(), Disconnect> {
+        let vbid = active.vbid();
+        let active = Feed { copy: RefCell::new(active), acknowledged: Cell::default() };
+        let replica = Fed(RefCell::new(replica));
+        if self.producer.name().is_none() {
+            self.open(&active)?;
+        }
+        self.producer.notify(vbid);
+        let mut streams = 0;
+        loop {
+            if !self.consumer.has_stream(vbid) {
+                if replica.is_active() || streams == MAX_STREAMS {
+                    break;
+                }
+                streams += 1;
+                self.add_stream(vbid, flags, &replica)?;
+            }
+            self.consumer.poll_transmit(&replica, &mut self.outbox)?;
+            let asked = self.hand_to_producer(&active)?;
+            let made = self.produce(&active);
+            let delivered = self.deliver(&replica, lag)?;
+            if !(asked || made || delivered) {
+                break;
+            }
+        }
+        self.acknowledged = self.acknowledged.max(active.acknowledged.take());
+        let_go(&mut self.inbox);
+        let_go(&mut self.outbox);
+        Ok(())
+    }
+
+    /// Opens the connection, with the flags that nodes use.
+    fn open(&mut self, active: &Feed<'_>) -> Result<(), Disconnect> {
+        let flags = OpenFlags::PRODUCER
+            | OpenFlags::INCLUDE_XATTRS
+            | OpenFlags::INCLUDE_DELETE_TIMES
+            | OpenFlags::INCLUDE_DELETED_USER_XATTRS;
+        let open = Open { flags, name: NAME, value: &[], datatype: Datatype::RAW };
+        open.encode(Opaque(0), &mut self.outbox).map_err(too_long)?;
+        self.hand_to_producer(active)?;
+        // Both ends know the answer.
+        self.inbox.clear();
+        Ok(())
+    }
+
+    /// Has a stream opened, as the cluster manager does.
+    fn add_stream(
+        &mut self,
+        vbid: Vbid,
+        flags: StreamRequestFlags,
+        replica: &Fed<'_>,
+    ) -> Result<(), Disconnect> {
+        let extras = flags.bits().to_be_bytes();
+        let request = Frame::request(Opcode::DCP_ADD_STREAM).with_vbid(vbid).with_extras(&extras);
+        self.is_ending = false;
+        self.consumer.handle_frame(&request, replica, &mut self.outbox)
+    }
+
+    /// Hands the producer what the consumer's end wrote; `false` if that is nothing.
+    fn hand_to_producer(&mut self, active: &Feed<'_>) -> Result<bool, Disconnect> {
+        let packets = core::mem::take(&mut self.outbox);
+        let mut rest = &packets[..];
+        while let Some((frame, len)) = parse(rest) {
+            rest = rest.get(len..).unwrap_or_default();
+            let (opcode, is_response) = (frame.header.opcode, frame.header.magic.is_response());
+            let end = self.inbox.len();
+            match opcode {
+                // Meant for the manager.
+                Opcode::DCP_ADD_STREAM => {
+                    let status = frame.header.status();
+                    if !status.is_success() {
+                        tracing::debug!(%status, "a replica got no stream");
+                    }
+                }
+                // That a map of version 0 is not known is all a consumer wants to hear.
+                Opcode::GET_ERROR_MAP if !is_response => {
+                    let answer = Frame::response(opcode, Status::KEY_ENOENT);
+                    let answer = answer.with_opaque(frame.header.opaque);
+                    answer.encode(&mut self.inbox).map_err(too_long)?;
+                }
+                _ => self.producer.handle_frame(
+                    *BEGINNING,
+                    &frame,
+                    Some(active),
+                    FEATURES,
+                    &mut self.inbox,
+                )?,
+            }
+            self.count_from(end);
+        }
+        let any = !packets.is_empty();
+        self.outbox = packets;
+        self.outbox.clear();
+        Ok(any)
+    }
+
+    /// Has the producer write what it has for the replica; `false` if that is nothing.
+    fn produce(&mut self, active: &Feed<'_>) -> bool {
+        let end = self.inbox.len();
+        let sent = self.producer.poll_transmit(*BEGINNING, active, &mut self.inbox, BUDGET);
+        self.count_from(end);
+        sent.written > 0 || sent.more
+    }
+
+    /// Counts the packets behind the first `end` bytes of the inbox.
+    fn count_from(&mut self, end: usize) {
+        let mut rest = self.inbox.get(end..).unwrap_or_default();
+        while let Some((frame, len)) = parse(rest) {
+            rest = rest.get(len..).unwrap_or_default();
+            self.waiting += u64::from(is_change(&frame));
+            self.is_ending |= frame.header.opcode == Opcode::DCP_STREAM_END;
+        }
+    }
+
+    /// Lets the replica have what is due of the inbox; `false` if that is nothing.
+    fn deliver(&mut self, replica: &Fed<'_>, lag: u64) -> Result<bool, Disconnect> {
+        let mut any = false;
+        while let Some((frame, len)) = parse(&self.inbox) {
+            let is_behind =
+                self.waiting > lag || self.is_ending || self.inbox.len() > self.max_waiting_bytes;
+            let is_due = match frame.header.opcode {
+                Opcode::DCP_SNAPSHOT_MARKER => is_behind || self.waiting == 0,
+                _ => is_behind || !is_change(&frame),
+            };
+            if !is_due {
+                return Ok(any);
+            }
+            self.waiting -= u64::from(is_change(&frame));
+            self.consumer.handle_frame(&frame, replica, &mut self.outbox)?;
+            self.inbox.advance(len);
+            any = true;
+        }
+        Ok(any)
+    }
+}
+
+/// The packet at the front of `bytes`. Both ends write whole ones.
+fn parse(bytes: &[u8]) -> Option<(Frame<'_>, usize)> {
+    Frame::parse(bytes, MAX_BODY_LEN).ok().flatten()
+}
+
+fn is_change(frame: &Frame<'_>) -> bool {
+    let is_request = !frame.header.magic.is_response();
+    is_request
+        && matches!(
+            frame.header.opcode,
+            Opcode::DCP_MUTATION
+                | Opcode::DCP_DELETION
+                | Opcode::DCP_EXPIRATION
+                | Opcode::DCP_SYSTEM_EVENT
+                | Opcode::DCP_PREPARE
+                | Opcode::DCP_COMMIT
+                | Opcode::DCP_ABORT
+        )
+}
+
+/// Gives an empty buffer's memory back.
+fn let_go(buffer: &mut BytesMut) {
+    if buffer.is_empty() && buffer.capacity() > 0 {
+        *buffer = BytesMut::new();
+    }
+}
+
+fn too_long(EncodeError { len, .. }: EncodeError) -> Disconnect {
+    Disconnect::ResponseTooLong(len)
+}
+
+/// The active copy as the producer sees it.
+struct Feed<'a> {
+    copy: RefCell<&'a mut VBucket>,
+    /// What the replica acknowledged.
+    acknowledged: Cell<Seqno>,
+}
+
+impl BucketSource for Feed<'_> {
+    type VBucket<'a>
+        = Shown<Ref<'a, VBucket>>
+    where
+        Self: 'a;
+
+    fn vbucket(&self, vbid: Vbid) -> Option<Shown<Ref<'_, VBucket>>> {
+        let copy = Ref::map(self.copy.borrow(), |copy| &**copy);
+        (copy.vbid() == vbid).then_some(Shown(copy))
+    }
+
+    fn cluster_map(&self) -> Option<Bytes> {
+        None
+    }
+
+    fn manifest_uid(&self) -> ManifestUid {
+        ManifestUid(0)
+    }
+
+    fn has_collection(&self, collection: CollectionId) -> bool {
+        self.copy.borrow().collections.contains(collection)
+    }
+
+    fn scope_collections(&self, _: ScopeId) -> Option<Vec<CollectionId>> {
+        None
+    }
+
+    fn has_privilege(&self, _: Privilege) -> bool {
+        true
+    }
+
+    fn is_warming_up(&self) -> bool {
+        false
+    }
+
+    fn memory_pressure(&self) -> MemoryPressure {
+        MemoryPressure::None
+    }
+
+    fn disk_usage_percent(&self) -> u8 {
+        0
+    }
+
+    fn keeps_history(&self) -> bool {
+        self.copy.borrow().settings.keeps_history
+    }
+
+    fn retire(&self, _: Vbid) {
+        self.copy.borrow_mut().set_state(VBucketState::Dead);
+    }
+
+    fn prepares_acknowledged(&self, _: Vbid, seqno: Seqno) {
+        self.acknowledged.set(seqno);
+    }
+}
+
+/// The replica as the consumer's end sees it.
+struct Fed<'a>(RefCell<&'a mut VBucket>);
+
+impl Fed<'_> {
+    fn is_active(&self) -> bool {
+        self.0.borrow().state == VBucketState::Active
+    }
+}
+
+impl ReplicaStore for Fed<'_> {
+    fn state(&self, _: Vbid) -> Option<VBucketState> {
+        Some(self.0.borrow().state)
+    }
+
+    fn position(&self, _: Vbid) -> Option<ReplicaPosition> {
+        Some(self.0.borrow().replica_position())
+    }
+
+    fn failover_table(&self, _: Vbid) -> Option<FailoverTable> {
+        Some(self.0.borrow().failover.clone())
+    }
+
+    fn set_failover_table(&self, _: Vbid, table: FailoverTable) {
+        self.0.borrow_mut().failover = table;
+    }
+
+    fn drop_newest_branch(&self, _: Vbid) {
+        self.0.borrow_mut().drop_newest_branch();
+    }
+
+    fn roll_back(&self, _: Vbid, to: Seqno) {
+        self.0.borrow_mut().roll_back_replica(to);
+    }
+
+    fn begin_snapshot(&self, _: Vbid, marker: &SnapshotMarker) {
+        self.0.borrow_mut().begin_snapshot(marker);
+    }
+
+    fn apply(&self, _: Vbid, item: Item) {
+        self.0.borrow_mut().receive(item);
+    }
+
+    fn complete(&self, _: Vbid, completion: &Completion<'_>) -> Result<(), NotApplied> {
+        self.0.borrow_mut().receive_completion(completion)
+    }
+
+    fn advance(&self, _: Vbid, seqno: Seqno) {
+        self.0.borrow_mut().receive_nothing_up_to(seqno);
+    }
+
+    fn prepared(&self, _: Vbid) -> Vec<(Seqno, DurabilityLevel)> {
+        self.0.borrow().prepared()
+    }
+
+    fn set_state(&self, _: Vbid, state: VBucketState) {
+        self.0.borrow_mut().take_over(state);
+    }
+}
