@@ -42,7 +42,7 @@ fn tests_folder(name: &str) -> PathBuf {
 }
 
 /// Bytes of hex digits; spaces are ignored.
-fn parse_hex(text: &str) -> Option<Vec<u8>> {
+pub fn parse_hex(text: &str) -> Option<Vec<u8>> {
     let digits: Vec<u8> = text
         .chars()
         .filter(|c| !c.is_ascii_whitespace())

@@ -56,8 +56,8 @@ struct Completion {
 pub(crate) enum Outcome {
     /// Nothing yet.
     Outstanding,
-    /// It was committed, at this seqno.
-    Committed(Seqno),
+    /// It was committed.
+    Committed,
     /// It was aborted, or a failover lost it.
     Aborted,
 }
@@ -122,7 +122,7 @@ impl DurableWrites {
         }
         let found = self.completions.iter().rev().find(|each| each.prepared == prepared);
         let committed = found.filter(|each| each.is_commit);
-        committed.map_or(Outcome::Aborted, |each| Outcome::Committed(each.at))
+        committed.map_or(Outcome::Aborted, |_| Outcome::Committed)
     }
 
     /// Notes that what was read from a disk up to `end` has the writes up to `completed` committed

@@ -62,7 +62,8 @@ impl Command<'_, '_> {
         }
         self.session.waiting_since = None;
         match outcome {
-            Outcome::Committed(seqno) => {
+            // Servers tell where the write began.
+            Outcome::Committed => {
                 self.answer_write(write.status, Written { vbuuid, seqno, cas }, &write.value)
             }
             _ => Err(Status::SYNC_WRITE_AMBIGUOUS.into()),

@@ -7,6 +7,7 @@ mod collections;
 mod data_folder;
 mod documents;
 mod durability;
+mod durable_recordings;
 mod failures;
 mod fault_conditions;
 mod fault_rules;

@@ -22,6 +22,10 @@ const KEPT_CAPACITY: usize = 1024 * 1024;
 const INITIAL_NRU: u8 = 2;
 const INITIAL_MFU: u8 = 4;
 
+/// The same of a removal that is prepared: nobody is to read it.
+const LOWEST_NRU: u8 = 3;
+const LOWEST_MFU: u8 = 0;
+
 /// A stored item that cannot be sent.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub(super) enum Unsendable {
@@ -57,6 +61,7 @@ pub(super) struct Shape {
     /// Of writes prepared up to here the client may lack the prepare.
     unsure_up_to: Seqno,
     nru: u8,
+    nru_of_removal: u8,
     /// Documents from disk without a body keep their datatype.
     names_omitted_from_disk: bool,
     /// The same of the document at hand.
@@ -111,6 +116,7 @@ impl Shape {
                 && !flags.contains(OpenFlags::INCLUDE_XATTRS)
                 && !settings.version.is_legacy(),
             nru: if settings.hifi_mfu { INITIAL_MFU } else { INITIAL_NRU },
+            nru_of_removal: if settings.hifi_mfu { LOWEST_MFU } else { LOWEST_NRU },
         }
     }
 
@@ -194,7 +200,7 @@ impl Shape {
                     // A removal has its time in the place of an expiry.
                     expiry: if is_deletion { item.delete_time } else { item.expiry },
                     lock_time: 0,
-                    nru: if is_deletion { 0 } else { self.nru },
+                    nru: if is_deletion { self.nru_of_removal } else { self.nru },
                     deleted: is_deletion,
                     level,
                     key,

@@ -16,8 +16,7 @@ const DURABILITY_STATUSES: core::ops::RangeInclusive<u64> = 0xa0..=0xa4;
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Exempt {
-    /// Durable writes: a cluster of its own kind, with operations that recordings do not write
-    /// down one by one.
+    /// Durable writes, which recordings do not write down one by one.
     DurableWrites,
     /// The consumer of a server, which asks another server for what no client asks for; how it
     /// connected is not recorded.
