@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dcp_consumer::{ChangeStream, End, ErrorKind, Start};
-use dcp_proto::Position;
 use dcp_proto::checkpoint::Checkpoint;
+use dcp_proto::{Op, Position};
 use dcp_wire::{Seqno, Vbid};
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -196,15 +196,19 @@ impl Process {
     }
 
     /// Whether the snapshot of a position holds more that the filter asks for. What only others
-    /// ask for need not be passed over: a server ends a filtered stream with its newest change.
+    /// ask for need not be passed over: a server ends a filtered stream with its newest change. Nor
+    /// do deletions that were purged.
     fn is_left(&self, vbid: Vbid, at: &Position) -> bool {
         let world = self.shared.world.borrow();
-        let is_left = |seqno: Seqno| seqno > at.seqno && seqno <= at.snapshot.end;
+        let is_left = |seqno: Seqno, op: Op| {
+            let is_purged = op != Op::Mutation && seqno <= at.purge_seqno;
+            seqno > at.seqno && seqno <= at.snapshot.end && !is_purged
+        };
         let newest = world.truth.newest(vbid);
         self.plan.filter == FilterPlan::All
-            || newest
-                .iter()
-                .any(|((id, _), (seqno, _))| self.asks_for(&world, *id) && is_left(*seqno))
+            || newest.iter().any(|((id, _), (seqno, write))| {
+                self.asks_for(&world, *id) && is_left(*seqno, write.op)
+            })
     }
 
     /// Everything at or below the ends must be there that nothing above them has replaced.
