@@ -22,6 +22,8 @@ try:
     from couchbase.durability import DurabilityLevel, ServerDurability
     from couchbase.exceptions import (
         AmbiguousTimeoutException,
+        BucketAlreadyExistsException,
+        BucketDoesNotExistException,
         CASMismatchException,
         CollectionAlreadyExistsException,
         CollectionNotFoundException,
@@ -30,10 +32,12 @@ try:
         DocumentNotLockedException,
         DurabilityImpossibleException,
         DurabilitySyncWriteAmbiguousException,
+        InvalidArgumentException,
         ScopeNotFoundException,
         TransactionFailed,
         UnAmbiguousTimeoutException,
     )
+    from couchbase.management.buckets import CreateBucketSettings
     from couchbase.management.collections import CreateCollectionSettings
     from couchbase.options import (
         ClusterOptions,
@@ -352,6 +356,27 @@ def test_scopes_and_collections_are_made_and_dropped_by_the_sdk(cluster, open_cl
     manager.drop_scope("shop")
     assert "shop" not in {scope.name for scope in manager.get_all_scopes()}
     assert "shop" not in cluster.collections()
+
+
+def test_the_bucket_is_flushed_dropped_and_made_by_the_sdk(cluster, open_cluster):
+    sdk = open_cluster(cluster)
+    manager = sdk.buckets()
+    sdk.bucket("default").default_collection().upsert("key", {"n": 1})
+    manager.flush_bucket("default")
+    assert streamed(cluster) == {}
+    assert not sdk.bucket("default").default_collection().exists("key").exists
+    identity = cluster.bucket_uuid
+    settings = CreateBucketSettings(name="default", ram_quota_mb=100)
+    with pytest.raises(BucketAlreadyExistsException):
+        manager.create_bucket(settings)
+    manager.drop_bucket("default")
+    assert cluster.bucket_uuid == ""
+    with pytest.raises(BucketDoesNotExistException):
+        manager.drop_bucket("default")
+    manager.create_bucket(settings)
+    assert cluster.bucket_uuid not in {"", identity}
+    with pytest.raises(InvalidArgumentException, match="one bucket"):
+        manager.create_bucket(CreateBucketSettings(name="another", ram_quota_mb=100))
 
 
 def test_a_locked_document_waits_for_who_has_locked_it(collection):

@@ -122,6 +122,26 @@ def test_a_bucket_is_dropped_and_made_anew(cluster):
     assert changes(cluster) == []
 
 
+def test_a_flushed_bucket_is_empty_and_whoever_reads_on_starts_over(cluster):
+    cluster.create_collection("landmark")
+    cluster.upsert("key", "1")
+    with cluster.connect() as client:
+        with client.stream(until="now") as stream:
+            list(stream)
+            read = stream.checkpoint()
+        cluster.flush_bucket()
+        assert cluster.get("key") is None
+        assert "landmark" in cluster.collections()["_default"]
+        cluster.upsert("other", "2")
+        with client.stream(start=read, until="now") as stream:
+            ops = [row["op"] for batch in stream for row in batch.rows()]
+        assert "rollback" in ops
+        assert "mutation" in ops
+    cluster.drop_bucket()
+    with pytest.raises(ConfigError, match="bucket"):
+        cluster.flush_bucket()
+
+
 def test_collections_are_written_read_and_dropped(cluster):
     cluster.create_scope("inventory")
     cluster.create_collection("inventory.airline")

@@ -208,6 +208,17 @@ class Control:
         """
         self._inner.create_bucket()
 
+    def flush_bucket(self) -> None:
+        """Empties the bucket; its scopes and collections remain.
+
+        As on a server, every vBucket starts over with a new history, so that streams end with
+        "state changed" and their readers roll back to the beginning.
+
+        Raises:
+            ConfigError: There is no bucket.
+        """
+        self._inner.flush_bucket()
+
     def create_scope(self, scope: str) -> None:
         """Creates a scope.
 

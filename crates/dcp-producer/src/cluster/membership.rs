@@ -250,6 +250,27 @@ impl Cluster {
         })
     }
 
+    /// Empties the bucket: its vBuckets begin anew, with collections but without documents.
+    pub(crate) fn flush_bucket(&self) -> Result<(), Error> {
+        let _turn = self.take_turn();
+        if self.map().bucket_uuid.is_none() {
+            return Err(Error::NoBucket);
+        }
+        for vbid in self.bucket.vbids() {
+            self.bucket.rearrange(vbid, |copies| {
+                let nodes = copies.nodes();
+                copies.clear();
+                let mut nodes = nodes.into_iter().map(|node| self.bucket.new_copy(node, vbid));
+                if let Some(active) = nodes.next() {
+                    copies.set_active(active);
+                }
+                nodes.for_each(|replica| copies.add_replica(replica));
+            });
+        }
+        self.bring_forward();
+        Ok(())
+    }
+
     /// Goes on with the bucket of another process, whose copies are still to be filled. The map's
     /// versions are above all that process gave.
     pub(crate) fn resume(&self, uuid: Option<Arc<str>>, manifest: Manifest, epoch: i64) {

@@ -5,7 +5,9 @@
 
 mod authorization;
 mod body;
+mod buckets;
 mod documents;
+mod form;
 mod router;
 mod scopes;
 

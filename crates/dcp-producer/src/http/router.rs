@@ -10,6 +10,7 @@ use percent_encoding::percent_decode_str;
 use super::Management;
 use super::authorization;
 use super::body::{Body, Follower};
+use super::buckets;
 use super::documents::{self, Detail};
 use super::scopes::Change;
 
@@ -50,7 +51,7 @@ impl Management {
         response
     }
 
-    /// Changes scopes and collections; `None` if the request is not one that does.
+    /// Changes the bucket, scopes and collections; `None` if the request is not one that does.
     fn change<B>(&self, request: &Request<B>, form: Option<&[u8]>) -> Option<Response<Body>> {
         let method = request.method();
         if !matches!(*method, Method::POST | Method::PATCH | Method::DELETE) {
@@ -58,16 +59,19 @@ impl Management {
         }
         let segments = segments(request.uri())?;
         let segments: Vec<_> = segments.iter().map(AsRef::as_ref).collect();
-        let ["pools", "default", "buckets", bucket, "scopes", ref path @ ..] = *segments else {
+        let ["pools", "default", "buckets", ref path @ ..] = *segments else {
             return None;
         };
         let Some(form) = form else {
             return Some(text(StatusCode::PAYLOAD_TOO_LARGE, "The form is too long.\r\n"));
         };
-        if !self.has_bucket(bucket) {
+        if path.first().is_some_and(|bucket| !self.has_bucket(bucket)) {
             return Some(not_found());
         }
-        let (status, document) = Change { method, path, form }.apply(&self.cluster)?;
+        let (status, document) = match *path {
+            [_, "scopes", ref path @ ..] => Change { method, path, form }.apply(&self.cluster)?,
+            _ => buckets::change(&self.cluster, method, path, form)?,
+        };
         let mut response = json(document);
         *response.status_mut() = status;
         Some(response)

@@ -3,6 +3,7 @@
 use hyper::{Method, StatusCode};
 use serde_json::json;
 
+use super::form::{Answer, field};
 use crate::bucket::{CollectionSettings, Manifest};
 use crate::cluster::Cluster;
 
@@ -13,16 +14,10 @@ pub(super) struct Change<'a> {
     pub(super) form: &'a [u8],
 }
 
-/// What is answered: a status and a document.
-type Answer = (StatusCode, String);
-
 impl Change<'_> {
     /// Does it; `None` if there is nothing like it.
     pub(super) fn apply(&self, cluster: &Cluster) -> Option<Answer> {
-        let field = |name: &str| {
-            let mut pairs = form_urlencoded::parse(self.form);
-            pairs.find_map(|(key, value)| (key == name).then(|| value.into_owned()))
-        };
+        let field = |name: &str| field(self.form, name);
         let settings = CollectionSettings {
             max_ttl: field("maxTTL").and_then(|text| text.parse().ok()).filter(|ttl| *ttl > 0),
             history: field("history").is_some_and(|text| text == "true"),

@@ -299,6 +299,15 @@ impl Producer {
         self.cluster.create_bucket()
     }
 
+    /// Removes every document of the bucket at once, as a flush does: its vBuckets begin anew with
+    /// other histories, their streams end with "state changed". Scopes and collections stay.
+    ///
+    /// # Errors
+    /// [`Error::NoBucket`].
+    pub fn flush_bucket(&self) -> Result<(), Error> {
+        self.cluster.flush_bucket()
+    }
+
     /// Creates a scope; `_system` too, which servers since 7.6 have from the start.
     ///
     /// # Errors

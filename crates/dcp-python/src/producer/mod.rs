@@ -252,6 +252,10 @@ impl Producer {
         self.attempt(py, EngineProducer::create_bucket)
     }
 
+    fn flush_bucket(&self, py: Python<'_>) -> PyResult<()> {
+        self.attempt(py, EngineProducer::flush_bucket)
+    }
+
     fn create_scope(&self, py: Python<'_>, scope: &str) -> PyResult<()> {
         self.attempt(py, |producer| producer.create_scope(scope).map(drop))
     }

@@ -1,0 +1,12 @@
+//! Forms that clients send, and how they are answered.
+
+use hyper::StatusCode;
+
+/// What is answered: a status and a document.
+pub(super) type Answer = (StatusCode, String);
+
+/// A field of a form.
+pub(super) fn field(form: &[u8], name: &str) -> Option<String> {
+    let mut pairs = form_urlencoded::parse(form);
+    pairs.find_map(|(key, value)| (key == name).then(|| value.into_owned()))
+}
