@@ -135,9 +135,9 @@ impl DurableWrites {
         self.outstanding.retain(|&prepared, _| prepared > completed);
     }
 
-    /// Notes a version of a document that was received, at `at`. A write of it that was prepared is
-    /// over, since nobody else writes the document meanwhile; so are those before it. A disk tells
-    /// no more than that.
+    /// Notes a version of a document that was received, at `at`, or another prepare. A write of it
+    /// that was prepared before is over, since nobody else writes the document meanwhile; so are
+    /// those before it. A disk tells no more than that.
     pub(super) fn note_version(&mut self, key: DocKey<'_>, at: Seqno) {
         let is_it = |(_, write): &(&Seqno, &Outstanding)| {
             (write.collection_id, &write.key[..]) == (key.collection_id, key.key)

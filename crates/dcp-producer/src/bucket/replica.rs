@@ -89,9 +89,14 @@ impl VBucket {
         }
         self.note_gap(item.seqno);
         self.clock.observe(item.cas);
-        let is_version =
-            matches!(item.kind, ItemKind::Mutation | ItemKind::Deletion | ItemKind::Expiration);
-        if is_version {
+        let ends_write = matches!(
+            item.kind,
+            ItemKind::Mutation
+                | ItemKind::Deletion
+                | ItemKind::Expiration
+                | ItemKind::Prepare { .. }
+        );
+        if ends_write {
             let (collection_id, key) = (item.collection_id, &item.key[..]);
             self.durable.note_version(DocKey { collection_id, key }, item.seqno);
         }

@@ -26,6 +26,8 @@ enum Step {
     Hold(usize, bool),
     /// The replica leaves this many changes unapplied; 3 for all.
     Lag(usize, u64),
+    /// The connection to the replica is cut: what was on its way is lost.
+    Cut(usize),
     CloseCheckpoint,
     /// The active copy's node crashes and comes back.
     Crash,
@@ -48,6 +50,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => Just(Step::Persist),
         2 => (0..NODES, any::<bool>()).prop_map(|(copy, hold)| Step::Hold(copy, hold)),
         3 => (1..NODES, 0u64..=3).prop_map(|(copy, lag)| Step::Lag(copy, lag)),
+        2 => (1..NODES).prop_map(Step::Cut),
         1 => Just(Step::CloseCheckpoint),
         1 => Just(Step::Crash),
         1 => (1..NODES).prop_map(Step::CrashReplica),
@@ -97,6 +100,7 @@ fn apply(bucket: &Bucket, step: Step) {
             copies.get_mut(copy).unwrap().lag = if lag == 3 { HELD } else { lag };
             copies.replicate();
         }),
+        Step::Cut(copy) => copies(&|copies| copies.get_mut(copy).unwrap().link = None),
         Step::CloseCheckpoint => copies(&|copies| {
             copies.get_mut(0).unwrap().vbucket.checkpoints.close_open();
         }),

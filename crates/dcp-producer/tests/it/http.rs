@@ -232,16 +232,52 @@ async fn strangers_learn_nothing() {
 }
 
 #[tokio::test]
-async fn nothing_can_be_changed() {
+async fn nothing_else_can_be_changed() {
     let producer = start_one().await;
-    for method in ["POST", "PUT", "DELETE"] {
+    for (method, path) in [
+        ("PUT", "/pools/default/buckets"),
+        ("DELETE", "/pools/default/buckets"),
+        ("POST", "/pools/default/buckets/default"),
+        ("POST", "/pools/default"),
+    ] {
         let socket = dial(&producer, 0).await;
-        let refused = exchange(socket, &request(method, "/pools/default/buckets", &known())).await;
-        assert_eq!((refused.status, refused.header("allow")), (405, Some("get, head")));
+        let refused = exchange(socket, &request(method, path, &known())).await;
+        assert_eq!((refused.status, refused.header("allow")), (405, Some("get, head")), "{path}");
     }
     let socket = dial(&producer, 0).await;
     let head = exchange(socket, &request("HEAD", "/pools", &known())).await;
     assert_eq!((head.status, &*head.body), (200, ""));
+}
+
+#[tokio::test]
+async fn the_bucket_is_flushed_dropped_and_made_anew() {
+    let producer = start_one().await;
+    let ask = async |method: &str, path: &str, form: &str| {
+        let headers = format!("{}Content-Length: {}\r\n", known(), form.len());
+        let request = [&request(method, path, &headers)[..], form.as_bytes()].concat();
+        exchange(dial(&producer, 0).await, &request).await
+    };
+    let [buckets, bucket] = ["/pools/default/buckets", "/pools/default/buckets/default"];
+    let flush = format!("{bucket}/controller/doFlush");
+    producer.upsert(b"key", "1".into(), dcp_producer::WriteOptions::default()).unwrap();
+    let branches = producer.failover_logs();
+    assert_eq!(ask("POST", &flush, "").await.status, 200);
+    assert!(producer.get(b"key").is_none());
+    assert!(producer.high_seqnos().into_values().all(|seqno| seqno.0 == 0));
+    let is_new = |(vbid, log)| branches[&vbid] != log;
+    assert!(producer.failover_logs().into_iter().all(is_new), "each history begins anew");
+    for (form, reason) in [("name=default", "already exists"), ("name=other", "one bucket")] {
+        let refused = ask("POST", buckets, form).await;
+        assert_eq!(refused.status, 400);
+        assert!(refused.body.contains(reason), "{}", refused.body);
+    }
+    assert_eq!(ask("DELETE", "/pools/default/buckets/other", "").await.status, 404);
+    assert_eq!(ask("DELETE", bucket, "").await.status, 200);
+    for (method, path) in [("DELETE", bucket), ("POST", &flush)] {
+        assert_eq!(ask(method, path, "").await.status, 404);
+    }
+    assert_eq!(ask("POST", buckets, "name=default").await.status, 202);
+    assert!(producer.upsert(b"key", "1".into(), dcp_producer::WriteOptions::default()).is_ok());
 }
 
 #[tokio::test]

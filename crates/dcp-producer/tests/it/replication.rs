@@ -5,9 +5,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dcp_producer::{Producer, VBucketState, WriteOptions};
-use dcp_wire::message::{Open, OpenFlags, StreamRequestFlags};
+use dcp_proto::producer::{ConnectionConfig, ServerVersion};
+use dcp_test::traces::{Event, EventKind, Scenario};
+use dcp_wire::message::{Mutation, Open, OpenFlags, SnapshotMarker, StreamRequestFlags};
 use dcp_wire::xattr::{self, Xattr};
-use dcp_wire::{Datatype, Feature, Frame, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
+use dcp_wire::{
+    Datatype, Feature, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid,
+};
 use tokio::task::JoinHandle;
 
 use super::raw_client::RawClient;
@@ -183,4 +187,83 @@ async fn who_reads_changes_may_not_send_them() {
     client.succeed(Frame::request(Opcode::SELECT_BUCKET).with_key(b"default")).await;
     let open = Frame::request(Opcode::DCP_OPEN).with_key(b"thief").with_extras(&[0; 8]);
     client.fail(open, Status::EACCESS).await;
+}
+
+/// What a node's consumer says, recorded, is answered as the recorded node answered, and the changes
+/// are sent to it in the same snapshots. Versions, branches and noops are of each node's own making.
+#[tokio::test]
+async fn the_consumer_of_a_real_node_is_answered_as_recorded() {
+    let legacy = ServerVersion { major: 6, minor: 0, patch: 5 };
+    for (name, version) in
+        [("6.0.5-replication", legacy), ("8.0.2-replication", ServerVersion::NEWEST)]
+    {
+        let scenario = Scenario::load(name).unwrap();
+        let producer = start(|options| options.vbuckets = 8).await;
+        producer.set_dcp_config(ConnectionConfig {
+            server_version: version,
+            ..ConnectionConfig::default()
+        });
+        let features = if version.is_legacy() { &FEATURES[..4] } else { FEATURES };
+        let mut client = RawClient::ready(&producer, 0, features).await;
+        client.open_dcp(b"replication", WHOLE).await;
+        let mut writer = RawClient::ready(&producer, 0, &FEATURES[..4]).await;
+        let (mut written, mut compared) = (0, 0);
+        for (at, event) in scenario.events.iter().enumerate() {
+            match &event.kind {
+                EventKind::ClientPacket(packet) if opcode(packet) != Opcode::DCP_NOOP => {
+                    client.send(packet).await;
+                }
+                EventKind::ServerPacket(packet) if opcode(packet) != Opcode::DCP_NOOP => {
+                    if opcode(packet) == Opcode::DCP_SNAPSHOT_MARKER {
+                        let end = SnapshotMarker::decode(&parse(packet)).unwrap().end_seqno.0;
+                        let after = &scenario.events[at + 1..];
+                        write_recorded(&mut writer, after, end - written).await;
+                        written = end;
+                    }
+                    let answer = client.receive().await;
+                    assert_eq!(comparable(answer.bytes()), comparable(packet), "{name}, {at}");
+                    compared += 1;
+                }
+                _ => {}
+            }
+        }
+        assert!(compared > 25 && written == 10, "{name}");
+    }
+}
+
+fn parse(packet: &[u8]) -> Frame<'_> {
+    Frame::parse(packet, MAX_BODY_LEN).unwrap().unwrap().0
+}
+
+fn opcode(packet: &[u8]) -> Opcode {
+    parse(packet).header.opcode
+}
+
+/// A packet without what each node makes by itself: versions, and branches in failover logs.
+fn comparable(packet: &[u8]) -> Vec<u8> {
+    let mut packet = packet.to_vec();
+    packet[16..24].fill(0);
+    if opcode(&packet) == Opcode::DCP_STREAM_REQ {
+        packet[24..32].fill(0);
+    }
+    packet
+}
+
+/// Writes the first documents that recorded packets show, all at once.
+async fn write_recorded(writer: &mut RawClient, packets: &[Event], count: u64) {
+    let shown = packets.iter().filter_map(Event::packet).filter_map(|packet| {
+        let frame = parse(packet);
+        Mutation::decode(&frame).ok().map(|_| frame)
+    });
+    let mut all = Vec::new();
+    for shown in shown.take(count.try_into().unwrap()) {
+        let is_prefixed = shown.key.first() == Some(&0);
+        let key = &shown.key[usize::from(is_prefixed)..];
+        let set = Frame::request(Opcode::SET).with_vbid(VB).with_extras(&[0; 8]);
+        set.with_key(key).with_value(shown.value).encode(&mut all).unwrap();
+    }
+    writer.send(&all).await;
+    for _ in 0..count {
+        assert_eq!(writer.receive().await.status(), Status::SUCCESS);
+    }
 }

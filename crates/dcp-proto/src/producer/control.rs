@@ -22,8 +22,9 @@ const ABBREVIABLE: [&str; 8] = [
 ];
 
 /// The keys servers before collections know.
-const LEGACY_KEYS: [&str; 9] = [
+const LEGACY_KEYS: [&str; 11] = [
     Control::CONNECTION_BUFFER_SIZE,
+    "enable_ext_metadata",
     "stream_buffer_size",
     Control::ENABLE_NOOP,
     Control::FORCE_VALUE_COMPRESSION,
@@ -31,6 +32,7 @@ const LEGACY_KEYS: [&str; 9] = [
     "set_priority",
     "supports_cursor_dropping",
     "supports_cursor_dropping_vulcan",
+    "supports_hifi_MFU",
     Control::SEND_STREAM_END_ON_CLIENT_CLOSE_STREAM,
 ];
 
@@ -81,6 +83,8 @@ impl Settings {
             ("supports_cursor_dropping" | "supports_cursor_dropping_vulcan", on) => {
                 self.cursor_dropping = on == "true";
             }
+            // Servers before 7.0 take it, to no effect: extended metadata went with 5.5.
+            ("enable_ext_metadata", _) if self.version.is_legacy() => {}
             // Streams take turns whatever their priority.
             ("set_priority", "high" | "medium" | "low")
             // Backfills are read while they are sent, in turns as well.

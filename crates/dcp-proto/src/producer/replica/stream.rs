@@ -235,8 +235,7 @@ impl Stream {
                 let seqno = item.seqno;
                 self.follow(seqno, store)?;
                 if let ItemKind::Prepare { level, .. } = item.kind {
-                    let on_disk = level == DurabilityLevel::PERSIST_TO_MAJORITY;
-                    self.prepares.push_back((seqno, on_disk));
+                    self.note_prepare(seqno, level);
                 }
                 store.apply(self.vbid, item);
                 Ok(self.received(seqno))
@@ -295,6 +294,16 @@ impl Stream {
     /// Whether there are prepares to acknowledge, now or later.
     pub(super) fn has_prepares(&self) -> bool {
         !self.prepares.is_empty()
+    }
+
+    /// Notes a prepare to acknowledge. Those of one snapshot and level are acknowledged together, so
+    /// that the last one stands for them.
+    fn note_prepare(&mut self, seqno: Seqno, level: DurabilityLevel) {
+        let on_disk = level == DurabilityLevel::PERSIST_TO_MAJORITY;
+        match self.prepares.back_mut() {
+            Some((last, same)) if *same == on_disk && *last > self.complete => *last = seqno,
+            _ => self.prepares.push_back((seqno, on_disk)),
+        }
     }
 
     /// Checks that a change lies above the last one and in the snapshot.
