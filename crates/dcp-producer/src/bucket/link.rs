@@ -1,4 +1,4 @@
-//! How a replica is fed: over a DCP connection from the node of the active copy.
+//! How a replica is fed: over a DCP connection to the active copy.
 //!
 //! ```text
 //! active copy ─► producer ── packets ──► inbox ──► consumer's end ─► replica
@@ -6,8 +6,8 @@
 //!                   └──────── requests, acks ────────────┘
 //! ```
 //!
-//! The machines are those that serve sockets; the packets are handed over in memory, under the lock
-//! of the vBucket.
+//! Both ends are the machines that serve sockets. Packets are exchanged in memory, under the lock of
+//! the vBucket.
 
 use core::cell::{Cell, Ref, RefCell};
 use std::sync::LazyLock;
@@ -28,16 +28,16 @@ use dcp_wire::{
 use super::source::Shown;
 use super::vbucket::VBucket;
 
-/// Bytes that may wait for a replica, at most; a lag that would take more is cut.
+/// Maximum bytes waiting for a replica. A larger lag is cut short.
 pub(super) const INBOX_BYTES: usize = 16 << 20;
 
-/// The flow-control window of a link: what waits in its inbox never closes it.
+/// Flow-control window of a link, large enough that a full inbox never closes it.
 const WINDOW: u32 = 32 << 20;
 
-/// Bytes the producer makes at a time.
+/// Bytes the producer writes at a time.
 const BUDGET: usize = 1 << 20;
 
-/// How often a stream is asked for anew before the replica is left as it is.
+/// How many streams are requested in a row before the replica is left as it is.
 const MAX_STREAMS: u32 = 16;
 
 /// Name of the connection.
@@ -55,11 +55,10 @@ const FEATURES: Features = Features {
     unordered_execution: false,
 };
 
-/// Time stands still on a link: nothing gets lost on it, so that it needs no noops.
+/// The time on a link, which stands still: no packet is ever lost, so noops are not needed.
 static BEGINNING: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// A connection from the active copy of a vBucket to a replica, which packets cross as they do a
-/// socket.
+/// A connection between a replica and the active copy of its vBucket.
 #[derive(Debug)]
 pub(super) struct Link {
     producer: Connection,
@@ -68,11 +67,11 @@ pub(super) struct Link {
     inbox: BytesMut,
     /// Changes in the inbox.
     waiting: u64,
-    /// Whether the stream ends behind them.
+    /// Whether the inbox holds the end of the stream.
     is_ending: bool,
-    /// On its way to the active copy; empty but while packets are handed over.
+    /// On its way to the active copy; empty between calls.
     outbox: BytesMut,
-    /// Up to where the replica said to have every prepare.
+    /// Seqno up to which the replica has acknowledged prepares.
     acknowledged: Seqno,
     pub(super) max_waiting_bytes: usize,
 }
@@ -97,7 +96,7 @@ impl Link {
         }
     }
 
-    /// Up to where the replica said to have every prepare as the levels of the writes demand.
+    /// Seqno up to which the replica has acknowledged prepares.
     pub(super) const fn acknowledged(&self) -> Seqno {
         self.acknowledged
     }
@@ -108,8 +107,8 @@ impl Link {
         self.inbox.len()
     }
 
-    /// Carries packets to and fro until both sides wait, but for the last `lag` changes. A stream
-    /// that is not there is asked for with `flags`.
+    /// Carries packets back and forth until neither side has anything to send, holding back the last
+    /// `lag` changes. Requests a stream with `flags` if there is none.
     ///
     /// # Errors
     /// [`Disconnect`]: one of the two ends closes the connection.
@@ -150,7 +149,7 @@ impl Link {
         Ok(())
     }
 
-    /// Opens the connection, with the flags that nodes use.
+    /// Opens the connection with the flags that nodes use.
     fn open(&mut self, active: &Feed<'_>) -> Result<(), Disconnect> {
         let flags = OpenFlags::PRODUCER
             | OpenFlags::INCLUDE_XATTRS
@@ -159,12 +158,12 @@ impl Link {
         let open = Open { flags, name: NAME, value: &[], datatype: Datatype::RAW };
         open.encode(Opaque(0), &mut self.outbox).map_err(too_long)?;
         self.hand_to_producer(active)?;
-        // Both ends know the answer.
+        // The answer tells neither end anything.
         self.inbox.clear();
         Ok(())
     }
 
-    /// Has a stream opened, as the cluster manager does.
+    /// Adds the stream, as the cluster manager does.
     fn add_stream(
         &mut self,
         vbid: Vbid,
@@ -177,7 +176,7 @@ impl Link {
         self.consumer.handle_frame(&request, replica, &mut self.outbox)
     }
 
-    /// Hands the producer what the consumer's end wrote; `false` if that is nothing.
+    /// Passes what the consumer's end wrote to the producer; `false` if it wrote nothing.
     fn hand_to_producer(&mut self, active: &Feed<'_>) -> Result<bool, Disconnect> {
         let packets = core::mem::take(&mut self.outbox);
         let mut rest = &packets[..];
@@ -186,14 +185,14 @@ impl Link {
             let (opcode, is_response) = (frame.header.opcode, frame.header.magic.is_response());
             let end = self.inbox.len();
             match opcode {
-                // Meant for the manager.
+                // The answer to the manager.
                 Opcode::DCP_ADD_STREAM => {
                     let status = frame.header.status();
                     if !status.is_success() {
                         tracing::debug!(%status, "a replica got no stream");
                     }
                 }
-                // That a map of version 0 is not known is all a consumer wants to hear.
+                // Consumers ask for version 0, which no server has.
                 Opcode::GET_ERROR_MAP if !is_response => {
                     let answer = Frame::response(opcode, Status::KEY_ENOENT);
                     let answer = answer.with_opaque(frame.header.opaque);
@@ -215,7 +214,7 @@ impl Link {
         Ok(any)
     }
 
-    /// Has the producer write what it has for the replica; `false` if that is nothing.
+    /// Lets the producer write what it has for the replica; `false` if it has nothing.
     fn produce(&mut self, active: &Feed<'_>) -> bool {
         let end = self.inbox.len();
         let sent = self.producer.poll_transmit(*BEGINNING, active, &mut self.inbox, BUDGET);
@@ -223,7 +222,7 @@ impl Link {
         sent.written > 0 || sent.more
     }
 
-    /// Counts the packets behind the first `end` bytes of the inbox.
+    /// Counts the packets after the first `end` bytes of the inbox.
     fn count_from(&mut self, end: usize) {
         let mut rest = self.inbox.get(end..).unwrap_or_default();
         while let Some((frame, len)) = parse(rest) {
@@ -233,7 +232,7 @@ impl Link {
         }
     }
 
-    /// Lets the replica have what is due of the inbox; `false` if that is nothing.
+    /// Delivers the part of the inbox that is due; `false` if nothing is.
     fn deliver(&mut self, replica: &Fed<'_>, lag: u64) -> Result<bool, Disconnect> {
         let mut any = false;
         while let Some((frame, len)) = parse(&self.inbox) {
@@ -255,7 +254,7 @@ impl Link {
     }
 }
 
-/// The packet at the front of `bytes`. Both ends write whole ones.
+/// The first packet in `bytes`. Both ends write whole packets.
 fn parse(bytes: &[u8]) -> Option<(Frame<'_>, usize)> {
     Frame::parse(bytes, MAX_BODY_LEN).ok().flatten()
 }
@@ -275,7 +274,7 @@ fn is_change(frame: &Frame<'_>) -> bool {
         )
 }
 
-/// Gives an empty buffer's memory back.
+/// Frees an empty buffer.
 fn let_go(buffer: &mut BytesMut) {
     if buffer.is_empty() && buffer.capacity() > 0 {
         *buffer = BytesMut::new();

@@ -1,4 +1,4 @@
-//! What a stream from the active copy does to a replica.
+//! How a replica applies what a stream brings.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::durable::completed;
 use super::hash_table::Identity;
 use super::vbucket::VBucket;
 
-/// Seqnos without a change for which memory keeps places; beyond a longer gap it begins anew.
+/// Longest gap of seqnos that memory keeps slots for. After a longer one it starts over.
 const MAX_GAP: u64 = 10_000;
 
 impl VBucket {
@@ -26,12 +26,12 @@ impl VBucket {
         }
     }
 
-    /// The durable writes that are prepared and no more.
+    /// The durable writes that are prepared but not completed.
     pub(crate) fn prepared(&self) -> Vec<(Seqno, DurabilityLevel)> {
         self.durable.prepared().collect()
     }
 
-    /// Forgets the newest branch, unless it is the only one.
+    /// Drops the newest branch unless it is the only one.
     pub(crate) fn drop_newest_branch(&mut self) {
         if let [newest, older @ ..] = self.failover.entries()
             && !older.is_empty()
@@ -41,8 +41,8 @@ impl VBucket {
         }
     }
 
-    /// Goes back to `to`, or to the nearest point before it that can be restored; to nothing if
-    /// there is none. What comes next begins with the branch of another copy.
+    /// Rolls back to `to`, to the nearest earlier point that can be restored, or to 0. The next stream
+    /// brings the failover log of the active copy.
     pub(crate) fn roll_back_replica(&mut self, to: Seqno) {
         let (at, to) = (self.high_seqno, self.last_restorable(to));
         let is_known = |entry: &FailoverEntry| entry.seqno <= to;
@@ -55,7 +55,7 @@ impl VBucket {
         (self.failover, _) = FailoverTable::load(known, vbuuid, to);
     }
 
-    /// A snapshot begins to arrive.
+    /// Starts receiving a snapshot.
     pub(crate) fn begin_snapshot(&mut self, marker: &SnapshotMarker) {
         let SnapshotMarker { start_seqno: start, end_seqno: end, flags, .. } = *marker;
         self.snapshot = Snapshot { start, end };
@@ -74,7 +74,7 @@ impl VBucket {
         }
     }
 
-    /// What was purged elsewhere may have been of any collection.
+    /// Assumes that what was purged elsewhere was in every collection: markers do not say.
     fn note_purge(&mut self) {
         let purge_seqno = self.purge_seqno;
         let ids = self.collections.collections.keys().copied();
@@ -82,7 +82,7 @@ impl VBucket {
         self.collections.have_purged(&purged);
     }
 
-    /// Takes in the next change of the snapshot.
+    /// Applies the next change of the snapshot.
     pub(crate) fn receive(&mut self, item: Item) {
         if item.seqno <= self.high_seqno {
             return;
@@ -112,8 +112,8 @@ impl VBucket {
         self.end_snapshot_if_whole();
     }
 
-    /// Takes word that nothing up to `seqno` concerns this copy. Memory holds nothing of such a
-    /// change, so the disk must tell of it, even while persistence is held.
+    /// Moves on to `seqno`, up to which no change concerns this copy. Memory cannot hold such a
+    /// position, so it goes to disk even while persistence is held.
     pub(crate) fn receive_nothing_up_to(&mut self, seqno: Seqno) {
         if seqno <= self.high_seqno {
             return;
@@ -124,8 +124,8 @@ impl VBucket {
         self.end_snapshot_if_whole();
     }
 
-    /// Completes a durable write as the active copy did. A disk leaves the prepares of completed
-    /// writes out, so that of an aborted one need not be known.
+    /// Completes a durable write as the active copy did. A backfill leaves out the prepares of
+    /// completed writes, so an abort may come without its prepare.
     pub(crate) fn receive_completion(
         &mut self,
         completion: &Completion<'_>,
@@ -155,7 +155,7 @@ impl VBucket {
         Ok(())
     }
 
-    /// Changes the state as the one that hands the vBucket over says: the history goes on.
+    /// Changes the state as the previous owner of the vBucket demands. The history goes on.
     pub(crate) fn take_over(&mut self, state: VBucketState) {
         match state {
             VBucketState::Active => self.promote(None),
@@ -163,8 +163,8 @@ impl VBucket {
         }
     }
 
-    /// Notes a snapshot that leaves versions out which later ones of it replace: from there to its
-    /// end the copy's states are not those that others had.
+    /// Notes that the snapshot leaves out versions that it replaces later: from here to its end, the
+    /// states of this copy are not those other copies had.
     fn note_gap(&mut self, seqno: Seqno) {
         let before = self.high_seqno;
         if self.is_thinned || seqno.0 == before.0 + 1 {
@@ -177,8 +177,8 @@ impl VBucket {
         self.thinned.push((before, self.snapshot.end));
     }
 
-    /// Moves a snapshot that came from a disk to the disk of this copy: it lacks deletions that
-    /// were purged and prepares of completed writes, of which only a disk tells.
+    /// Moves what memory holds to disk. A snapshot that came from a backfill lacks purged deletions
+    /// and the prepares of completed writes, and only a backfill may pass it on.
     pub(super) fn leave_to_disk(&mut self) {
         self.persist_everything();
         self.forget_checkpoints(self.high_seqno);

@@ -1,4 +1,4 @@
-//! The bucket made, emptied and dropped by clients.
+//! Creating, flushing and dropping the bucket through the management port.
 
 use hyper::{Method, StatusCode};
 use serde_json::json;
@@ -7,8 +7,8 @@ use super::form::{Answer, field};
 use crate::Error;
 use crate::cluster::Cluster;
 
-/// Does what is asked for by a method, the path below `buckets`, of which the first part is the
-/// bucket's name, and the form in the body; `None` if there is nothing like it.
+/// Applies a request; `None` if there is no such request. `path` is what follows `buckets` and starts
+/// with the name of the bucket.
 pub(super) fn change(
     cluster: &Cluster,
     method: &Method,

@@ -35,8 +35,8 @@ pub enum Disconnect {
     /// The client acknowledges a change it was not sent.
     #[error("seqno {0} was acknowledged before it was sent")]
     AcknowledgedUnsent(Seqno),
-    /// A change does not follow on what came before it.
-    #[error("seqno {seqno} of vBucket {vbid} does not follow on what came before it")]
+    /// A change is out of order or outside its snapshot.
+    #[error("seqno {seqno} of vBucket {vbid} is out of order or outside its snapshot")]
     OutOfRange {
         /// The vBucket.
         vbid: Vbid,
@@ -51,10 +51,12 @@ pub enum Disconnect {
         /// Where it is committed.
         seqno: Seqno,
     },
-    /// A snapshot marker lacks what a replica needs, or contradicts itself.
-    #[error("the snapshot marker of vBucket {0} is of no use to a replica")]
+    /// A snapshot marker contradicts itself, or lacks what a replica needs.
+    #[error(
+        "the snapshot marker of vBucket {0} contradicts itself or lacks the high completed seqno"
+    )]
     BadMarker(Vbid),
-    /// The answer to a stream request is not what it should be.
+    /// The answer to a stream request is malformed.
     #[error("the answer to {0} is malformed")]
     MalformedResponse(Opcode),
     /// Nothing was received for too long although noops are on.

@@ -629,7 +629,7 @@ fn cm_15_an_unwritten_branch_is_dropped_before_any_data() {
 }
 
 #[test]
-fn cm_13_and_14_a_malformed_answer_ends_the_connection() {
+fn cm_13_and_cm_14_a_malformed_answer_ends_the_connection() {
     for (status, len) in
         [(Status::SUCCESS, 0), (Status::SUCCESS, 20), (Status::ROLLBACK, 7), (Status::ROLLBACK, 16)]
     {
@@ -707,7 +707,7 @@ fn a_commit_of_nothing_ends_the_connection() {
 }
 
 #[test]
-fn fc_44_and_46_more_than_a_fifth_of_the_window_is_acknowledged() {
+fn fc_44_and_fc_46_more_than_a_fifth_of_the_window_is_acknowledged() {
     let config = Config { buffer_size: 1000, ..Config::default() };
     let mut peer = Peer::new(Store::new(), &config, COLLECTIONS);
     let request = peer.begin();

@@ -1,10 +1,10 @@
-//! What a node's consumer is configured with.
+//! The configuration of the consumer's end.
 
 use core::time::Duration;
 
 use crate::producer::ServerVersion;
 
-/// What a node's consumer asks its producers for.
+/// The configuration of a node's consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Version of the node.
@@ -13,7 +13,7 @@ pub struct Config {
     pub consumer_name: Option<String>,
     /// Flow-control window in bytes.
     pub buffer_size: u32,
-    /// How often the producer is to send a noop.
+    /// Interval of the producer's noops.
     pub noop_interval: Duration,
 }
 

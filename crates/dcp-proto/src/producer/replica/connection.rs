@@ -17,14 +17,14 @@ use crate::producer::refusal::Refusal;
 use crate::producer::reply::{refuse, succeed};
 use crate::producer::{Disconnect, Features, ServerVersion, VBucketState};
 
-/// Part of the flow-control window that is acknowledged at once, as its divisor.
+/// Bytes are acknowledged once they exceed the window divided by this.
 const ACK_SHARE: u64 = 5;
 
 /// The consumer's end of a connection over which replicas are fed (DCP pages "add-stream",
 /// "snapshot-marker", "flow-control").
 ///
-/// Feed it every packet, and after each drain [`poll_transmit`](Self::poll_transmit). What it keeps
-/// is bounded by the vBuckets a node can have.
+/// Feed it every packet, and drain [`poll_transmit`](Self::poll_transmit) after each. Its state is
+/// bounded by the number of vBuckets of a node.
 #[derive(Debug)]
 pub struct Connection {
     version: ServerVersion,
@@ -33,7 +33,7 @@ pub struct Connection {
     /// Whether the node takes part in durable writes.
     is_replicating: bool,
     streams: FxHashMap<Vbid, Stream>,
-    /// Streams to be requested, in the order in which they were added.
+    /// Streams to request, in the order in which they were added.
     queue: Vec<Vbid>,
     /// Streams with prepares to acknowledge.
     unacknowledged: BTreeSet<Vbid>,
@@ -68,7 +68,7 @@ impl Connection {
         self.streams.contains_key(&vbid)
     }
 
-    /// Handles one packet of the manager or of the producer; answers are appended to `out` at once.
+    /// Handles a packet from the manager or the producer and appends the answer to `out`.
     ///
     /// # Errors
     /// [`Disconnect`]: close the connection after writing what is in `out`.
@@ -91,8 +91,7 @@ impl Connection {
             | Opcode::DCP_GET_FAILOVER_LOG
             | Opcode::DCP_BUFFER_ACK
             | Opcode::DCP_SEQNO_ACK => Err(Disconnect::UnexpectedRequest(opcode)),
-            // A consumer has no settings of its own, and asks for no other order than that of
-            // seqnos.
+            // A consumer has no settings, and never asks for out-of-order snapshots.
             Opcode::DCP_CONTROL | Opcode::DCP_OSO_SNAPSHOT => {
                 self.respond(frame, Status::EINVAL, out)
             }
@@ -144,7 +143,7 @@ impl Connection {
         self.streams.remove(&vbid)
     }
 
-    /// A message of a stream; only what is wrong with it is answered, or what asks for an answer.
+    /// Handles a stream message. It is answered only if it is refused or asks for an answer.
     fn stream_message(
         &mut self,
         frame: &Frame<'_>,
@@ -218,7 +217,7 @@ impl Connection {
                 }
                 Ok(())
             }
-            // Acknowledgements are answered only if something is wrong with them.
+            // Acknowledgements are answered only if they are refused.
             Opcode::DCP_BUFFER_ACK | Opcode::DCP_SEQNO_ACK if !status.is_success() => {
                 debug!(%opcode, %status, "the producer refused an acknowledgement");
                 Ok(())
@@ -237,7 +236,7 @@ impl Connection {
         let is_it =
             |stream: &&mut Stream| stream.opaque == opaque && stream.phase == Phase::Requested;
         let Some(stream) = self.streams.values_mut().find(is_it) else {
-            // It was closed meanwhile.
+            // It has been closed since.
             return Ok(());
         };
         let vbid = stream.vbid;
@@ -270,7 +269,7 @@ impl Connection {
         }
     }
 
-    /// Gives a stream up, and tells who added it.
+    /// Drops a stream and reports the failure to the manager if it still waits.
     fn fail(&mut self, vbid: Vbid, status: Status, out: &mut BytesMut) -> Result<(), Disconnect> {
         let asked_by = self.remove(vbid).and_then(|stream| stream.asked_by);
         asked_by.map_or(Ok(()), |asked_by| {
@@ -300,16 +299,16 @@ impl Connection {
         count(&mut self.last_opaque)
     }
 
-    /// Appends requests and acknowledgements that are due.
+    /// Appends the requests and acknowledgements that are due.
     ///
     /// # Errors
-    /// [`Disconnect`] if one does not fit a packet, which a name of 4 GiB alone could bring about.
+    /// [`Disconnect`] if one does not fit a packet; only a consumer name of 4 GiB would not.
     pub fn poll_transmit(
         &mut self,
         store: &dyn ReplicaStore,
         out: &mut BytesMut,
     ) -> Result<(), Disconnect> {
-        // Nodes ask for nothing before the first stream is added.
+        // Nodes send nothing before the first stream is added.
         if self.last_opaque == 0 {
             return Ok(());
         }
@@ -343,7 +342,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Tells the producers up to where this node has every prepare as its level demands.
+    /// Acknowledges prepares that this node holds as their levels demand.
     fn acknowledge_prepares(
         &mut self,
         store: &dyn ReplicaStore,
@@ -367,13 +366,13 @@ impl Connection {
     }
 }
 
-/// Numbers a request, as nodes do: in the order of their processors' bytes.
+/// The opaque of the next request. Nodes write it in the byte order of their processors.
 const fn count(last_opaque: &mut u32) -> Opaque {
     *last_opaque = last_opaque.wrapping_add(1);
     Opaque(last_opaque.swap_bytes())
 }
 
-/// Answers the ADD_STREAM that `asked_by` numbers: the stream is `opaque`.
+/// Answers the ADD_STREAM with opaque `asked_by`: the stream has `opaque`.
 fn added(asked_by: Opaque, opaque: Opaque, out: &mut BytesMut) -> Result<(), Disconnect> {
     let extras = opaque.0.swap_bytes().to_be_bytes();
     let frame = Frame::response(Opcode::DCP_ADD_STREAM, Status::SUCCESS).with_opaque(asked_by);

@@ -1,4 +1,4 @@
-//! Messages as items of storage.
+//! Stream messages as items.
 
 use bytes::Bytes;
 use dcp_wire::message::{Deletion, Expiration, Mutation, Prepare, SystemEvent};
@@ -17,7 +17,7 @@ pub(super) fn doc_key(key: &[u8], collections: bool) -> Result<DocKey<'_>, Decod
     Ok(DocKey { collection_id: CollectionId::DEFAULT, key })
 }
 
-/// The item that a message other than COMMIT and ABORT carries.
+/// The item in a message other than COMMIT and ABORT.
 pub(super) fn decode(frame: &Frame<'_>, collections: bool) -> Result<Item, DecodeError> {
     let item = match frame.header.opcode {
         Opcode::DCP_MUTATION => {
@@ -58,7 +58,7 @@ pub(super) fn decode(frame: &Frame<'_>, collections: bool) -> Result<Item, Decod
         Opcode::DCP_PREPARE => {
             let message = Prepare::decode(frame)?;
             let kind = ItemKind::Prepare { level: message.level, is_deletion: message.deleted };
-            // A removal has its time in the place of an expiry.
+            // A prepared removal has the delete time in place of the expiry.
             let (expiry, delete_time) =
                 if message.deleted { (0, message.expiry) } else { (message.expiry, 0) };
             Item {

@@ -1,4 +1,4 @@
-//! The other end of DCP inside a server: how the replicas of a node are fed.
+//! The consumer's end of DCP inside a server, which feeds the replicas of a node.
 //!
 //! ```text
 //! manager ── ADD_STREAM ──► consumer's end ── STREAM_REQ ──► producer
@@ -9,9 +9,8 @@
 //!                           [ReplicaStore] ◄── markers, changes ┘
 //! ```
 //!
-//! A server that has such a connection opened to it (DCP_OPEN without the producer flag) gives it
-//! a [`Connection`]. The cluster manager adds streams to it, and passes everything else on to the
-//! node that has the active copy, and back.
+//! A connection opened without the producer flag is served by a [`Connection`]. The cluster manager
+//! adds streams to it, and relays all other packets between it and the node with the active copy.
 
 mod config;
 mod connection;

@@ -1,4 +1,4 @@
-//! What a consumer's end asks for before its first stream request.
+//! What the consumer's end requests before its first stream.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use super::config::Config;
 /// One request of the set-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
-    /// Finds out that the producer is a server of this kind.
+    /// Finds out whether the producer knows GET_ERROR_MAP.
     ErrorMap,
     Control(&'static str, String),
 }
@@ -20,8 +20,8 @@ enum Step {
 #[derive(Debug)]
 pub(super) struct Negotiation {
     rest: VecDeque<Step>,
-    /// Whether each request waits for the answer to the one before it; older servers wait for that
-    /// to GET_ERROR_MAP alone.
+    /// Whether each request waits for the answer to the previous one. Servers before 7.0 wait only
+    /// for the answer to GET_ERROR_MAP.
     is_patient: bool,
     /// The request whose answer is awaited.
     awaited: Option<Opaque>,
@@ -32,9 +32,9 @@ pub(super) struct Negotiation {
 /// What an answer means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answered {
-    /// Nothing that matters.
+    /// Go on.
     Other,
-    /// The producer knows no flow control.
+    /// The producer refused flow control.
     NoWindow,
 }
 
@@ -93,7 +93,7 @@ impl Negotiation {
         self.rest.is_empty() && self.awaited.is_none()
     }
 
-    /// Appends what may be asked for now; `next_opaque` numbers the requests.
+    /// Appends the requests that may be sent now, with opaques from `next_opaque`.
     pub(super) fn write(
         &mut self,
         mut next_opaque: impl FnMut() -> Opaque,
@@ -119,7 +119,7 @@ impl Negotiation {
         Ok(())
     }
 
-    /// Takes the answer to a request. A feature that is refused is done without.
+    /// Handles the answer to a request. A refused feature is simply not used.
     pub(super) fn answered(&mut self, opaque: Opaque, is_success: bool) -> Answered {
         if self.awaited == Some(opaque) {
             self.awaited = None;

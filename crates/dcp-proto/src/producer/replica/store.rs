@@ -1,4 +1,4 @@
-//! What the consumer's end asks of the storage it feeds.
+//! The storage that the consumer's end feeds.
 
 use dcp_wire::message::{DurabilityLevel, SnapshotMarker};
 use dcp_wire::{DocKey, Seqno, Vbid};
@@ -10,7 +10,7 @@ use crate::producer::{FailoverTable, Item, VBucketState};
 /// Where a copy of a vBucket stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaPosition {
-    /// The last change it has.
+    /// Seqno of its last change.
     pub high_seqno: Seqno,
     /// Snapshot that change lies in.
     pub snapshot: Snapshot,
@@ -18,28 +18,28 @@ pub struct ReplicaPosition {
     pub persisted_seqno: Seqno,
 }
 
-/// The end of a durable write, as COMMIT and ABORT tell it.
+/// The end of a durable write, from a COMMIT or an ABORT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion<'a> {
     /// Document that was written.
     pub key: DocKey<'a>,
-    /// Where the write began.
+    /// Seqno of the prepare.
     pub prepared_seqno: Seqno,
-    /// Where it ended.
+    /// Seqno of the commit or abort.
     pub seqno: Seqno,
-    /// Whether it took effect.
+    /// Whether it was committed.
     pub is_commit: bool,
 }
 
-/// A durable write was completed that the copy knows nothing of.
+/// A commit of a write that the copy has no prepare of.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("no write of this document is prepared")]
+#[error("the document has no prepared write")]
 pub struct NotApplied;
 
 /// One node's copies of vBuckets, as the consumer's end changes them.
 ///
-/// Seqnos have been checked against the snapshot by then. A vBucket may go away at any time: what
-/// is asked of one that is not there has no effect.
+/// Seqnos are already checked against the snapshot. A vBucket may disappear at any time; calls for
+/// one that does not exist have no effect.
 pub trait ReplicaStore {
     /// State of the copy; `None` if the node has none.
     fn state(&self, vbid: Vbid) -> Option<VBucketState>;
@@ -50,32 +50,31 @@ pub trait ReplicaStore {
     /// History branches of the copy; `None` if the node has none.
     fn failover_table(&self, vbid: Vbid) -> Option<FailoverTable>;
 
-    /// Replaces the history branches by those of the producer.
+    /// Replaces the history branches with those of the producer.
     fn set_failover_table(&self, vbid: Vbid, table: FailoverTable);
 
-    /// Forgets the newest branch, on which nothing was written.
+    /// Drops the newest branch, on which nothing was written.
     fn drop_newest_branch(&self, vbid: Vbid);
 
-    /// Goes back to `to`, or to the nearest point before it that can be restored: to 0 if there is
-    /// none.
+    /// Rolls back to `to`, to the nearest earlier point that can be restored, or to 0.
     fn roll_back(&self, vbid: Vbid, to: Seqno);
 
-    /// A snapshot begins.
+    /// Starts a snapshot.
     fn begin_snapshot(&self, vbid: Vbid, marker: &SnapshotMarker);
 
-    /// Takes a change in.
+    /// Applies a change.
     fn apply(&self, vbid: Vbid, item: Item);
 
     /// Completes a durable write.
     ///
     /// # Errors
-    /// [`NotApplied`] if the copy has no such write.
+    /// [`NotApplied`] if it is a commit and the copy has no such prepare.
     fn complete(&self, vbid: Vbid, completion: &Completion<'_>) -> Result<(), NotApplied>;
 
-    /// Nothing up to `seqno` concerns this copy.
+    /// Moves on to `seqno`, up to which no change concerns this copy.
     fn advance(&self, vbid: Vbid, seqno: Seqno);
 
-    /// The durable writes that are prepared and no more, by the seqnos of their prepares.
+    /// The durable writes that are prepared but not completed, in the order of their seqnos.
     fn prepared(&self, vbid: Vbid) -> Vec<(Seqno, DurabilityLevel)>;
 
     /// Changes the state at the end of a takeover; the history goes on.

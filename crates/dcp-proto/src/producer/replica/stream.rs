@@ -1,4 +1,4 @@
-//! One vBucket's stream into a replica.
+//! The stream that feeds one replica.
 
 use std::collections::VecDeque;
 
@@ -12,21 +12,21 @@ use super::item::{decode, doc_key};
 use super::store::{Completion, NotApplied, ReplicaPosition, ReplicaStore};
 use crate::producer::{ItemKind, VBucketState};
 
-/// The highest seqno there can be: servers count with a sign.
+/// The highest possible seqno: servers use signed numbers.
 const MAX_SEQNO: Seqno = Seqno(u64::MAX >> 1);
 
-/// How far a stream is.
+/// State of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It is to be requested.
+    /// Not requested yet.
     Queued,
-    /// The request is sent.
+    /// The request has been sent.
     Requested,
-    /// Changes come.
+    /// The request was accepted.
     Open,
 }
 
-/// The snapshot that is being received.
+/// The current snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Receiving {
     start: Seqno,
@@ -34,19 +34,19 @@ struct Receiving {
     wants_ack: bool,
 }
 
-/// Why a message was not taken.
+/// Why a message was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rejected {
-    /// It is answered with a status.
+    /// Answer it with this status.
     Status(Status),
-    /// It has not the layout of its opcode.
+    /// It does not have the layout of its opcode.
     Malformed(DecodeError),
-    /// It does not follow on what came before it; the connection is closed.
+    /// It is out of order or outside its snapshot. Closes the connection.
     OutOfRange(Seqno),
-    /// It commits a write that was not prepared; the connection is closed before what follows is
-    /// taken for all there is.
+    /// It commits a write that was not prepared. Closes the connection, as applying what follows would
+    /// lose the write.
     NotPrepared(Seqno),
-    /// A marker lacks what a replica needs, or contradicts itself; the connection is closed.
+    /// A marker contradicts itself, or lacks what a replica needs. Closes the connection.
     BadMarker,
 }
 
@@ -56,33 +56,33 @@ impl From<DecodeError> for Rejected {
     }
 }
 
-/// What the connection is to answer to a message that was taken.
+/// How an accepted message is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Taken {
-    /// Nothing.
+    /// Not at all.
     Silently,
-    /// That the snapshot it ends has been received.
+    /// By acknowledging the snapshot that it completes.
     SnapshotReceived,
-    /// That it was carried out.
+    /// With success.
     Done,
 }
 
-/// A stream into one replica.
+/// A stream that feeds one replica.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) vbid: Vbid,
     pub(super) opaque: Opaque,
     flags: StreamRequestFlags,
-    /// The ADD_STREAM that is still to be answered.
+    /// Opaque of the ADD_STREAM that is still unanswered.
     pub(super) asked_by: Option<Opaque>,
     pub(super) phase: Phase,
-    /// Where the request begins.
+    /// Start and vbuuid of the request.
     requested: (Seqno, Vbuuid),
     last: Seqno,
     receiving: Option<Receiving>,
-    /// Up to where every snapshot was received to its end.
+    /// Up to here, every snapshot is complete.
     complete: Seqno,
-    /// Prepares not acknowledged, and whether they have to be on disk for it.
+    /// Unacknowledged prepares, and whether they have to be persisted first.
     prepares: VecDeque<(Seqno, bool)>,
 }
 
@@ -111,7 +111,7 @@ impl Stream {
         StreamAddress { vbid: self.vbid, opaque: self.opaque, stream_id: None }
     }
 
-    /// The request for what the copy lacks; `None` if the node has no such copy any more.
+    /// The stream request; `None` if the node no longer has the copy.
     pub(super) fn request(&mut self, store: &dyn ReplicaStore) -> Option<StreamRequest<'static>> {
         let ReplicaPosition { high_seqno, snapshot, .. } = store.position(self.vbid)?;
         let newest = store.failover_table(self.vbid)?.newest().vbuuid;
@@ -139,8 +139,7 @@ impl Stream {
         })
     }
 
-    /// Goes back as the producer wants it, to ask again as `opaque`; `false` if there is nothing
-    /// left to go back to.
+    /// Rolls back to request again with `opaque`; `false` if the copy is empty already.
     pub(super) fn roll_back(
         &mut self,
         to: Seqno,
@@ -151,7 +150,7 @@ impl Stream {
         if start == Seqno::ZERO && vbuuid == Vbuuid(0) {
             return false;
         }
-        // On the newest branch nothing may have been written: the one before it may be known.
+        // If nothing was written on the newest branch, the producer may know the one before it.
         let table = store.failover_table(self.vbid);
         let has_older = table.as_ref().is_some_and(|table| table.entries().len() > 1);
         let is_unwritten = table.is_some_and(|table| table.newest().seqno == start);
@@ -206,7 +205,7 @@ impl Stream {
         Ok(Taken::Silently)
     }
 
-    /// Takes a change, or word that there is none up to a seqno.
+    /// Handles a change, or SEQNO_ADVANCED.
     pub(super) fn change(
         &mut self,
         frame: &Frame<'_>,
@@ -253,12 +252,12 @@ impl Stream {
         store
             .complete(self.vbid, &completion)
             .map_err(|NotApplied| Rejected::NotPrepared(seqno))?;
-        // One that is over holds up no other.
+        // A completed write holds up no other.
         self.prepares.retain(|&(seqno, _)| seqno != completion.prepared_seqno);
         Ok(self.received(completion.seqno))
     }
 
-    /// Takes the vBucket over, one state after the other.
+    /// Handles SET_VBUCKET_STATE at the end of a takeover.
     pub(super) fn set_state(
         &self,
         frame: &Frame<'_>,
@@ -277,8 +276,8 @@ impl Stream {
         Ok(Taken::Done)
     }
 
-    /// The highest prepare up to which the copy has all of them as their levels demand, if that
-    /// is one more.
+    /// The highest prepare up to which the copy holds all prepares as their levels demand; `None` if
+    /// that has been acknowledged already.
     pub(super) fn take_acknowledged(&mut self, persisted: Seqno) -> Option<Seqno> {
         let mut acknowledged = None;
         while let Some(&(seqno, on_disk)) = self.prepares.front()
@@ -291,13 +290,13 @@ impl Stream {
         acknowledged
     }
 
-    /// Whether there are prepares to acknowledge, now or later.
+    /// Whether any prepare is unacknowledged.
     pub(super) fn has_prepares(&self) -> bool {
         !self.prepares.is_empty()
     }
 
-    /// Notes a prepare to acknowledge. Those of one snapshot and level are acknowledged together, so
-    /// that the last one stands for them.
+    /// Notes a prepare to acknowledge. Prepares of the same snapshot and level are acknowledged
+    /// together, so only the last one is kept.
     fn note_prepare(&mut self, seqno: Seqno, level: DurabilityLevel) {
         let on_disk = level == DurabilityLevel::PERSIST_TO_MAJORITY;
         match self.prepares.back_mut() {
@@ -306,7 +305,7 @@ impl Stream {
         }
     }
 
-    /// Checks that a change lies above the last one and in the snapshot.
+    /// Checks that a seqno is above the last one and within the snapshot.
     fn follow(&self, seqno: Seqno, store: &dyn ReplicaStore) -> Result<(), Rejected> {
         let fits = |snapshot: Receiving| (snapshot.start..=snapshot.end).contains(&seqno);
         if seqno <= self.last || seqno > MAX_SEQNO || !self.receiving.is_some_and(fits) {
@@ -315,7 +314,7 @@ impl Stream {
         self.check_state(store)
     }
 
-    /// Only copies that follow another one take changes.
+    /// Refuses changes to a copy that is neither a replica nor pending.
     fn check_state(&self, store: &dyn ReplicaStore) -> Result<(), Rejected> {
         match store.state(self.vbid) {
             Some(VBucketState::Replica | VBucketState::Pending) => Ok(()),
