@@ -16,6 +16,7 @@ use dcp_benches::machine::default_congestion_control;
 use dcp_benches::measure::{Case, Options, WallClock, compare};
 use dcp_benches::report::{Group, run};
 use dcp_benches::sender::{self, Sender};
+use dcp_benches::writes::Writes;
 use dcp_consumer::{Client, ConnectOptions, Credentials, End, StreamOptions};
 use dcp_producer::{Producer, ProducerOptions, WriteOptions};
 use dcp_wire::{Seqno, Vbid};
@@ -53,7 +54,8 @@ fn ready_frames(
     value_len: usize,
 ) -> Result<Group, Error> {
     let shape = Shape { value_len, vbuckets: SENDER_VBUCKETS, pass_bytes: 1024 * 1024 };
-    let sender = Sender::start(shape, options.pick(256, 1024), Some(congestion_control))?;
+    let sender =
+        Sender::start(shape, options.pick(256, 1024), Writes::Large, Some(congestion_control))?;
     let ends = (0..sender.vbuckets()).map(|vbid| (Vbid(vbid), Seqno::MAX)).collect();
     let source = Source {
         connection_string: sender.connection_string(),

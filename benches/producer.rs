@@ -20,6 +20,7 @@ use dcp_benches::machine::default_congestion_control;
 use dcp_benches::measure::{Case, Options, compare};
 use dcp_benches::report::{Group, run};
 use dcp_benches::sender::{self, Sender};
+use dcp_benches::writes::Writes;
 use dcp_producer::{Producer, ProducerOptions, WriteOptions};
 use dcp_wire::{Seqno, Vbid};
 use tokio::runtime::{Builder, Runtime};
@@ -68,10 +69,11 @@ fn measure(
 ) -> Result<Vec<Group>, Error> {
     let passes = options.pick(256, 512);
     let shape = Shape { value_len, vbuckets: VBUCKETS, pass_bytes: 1024 * 1024 };
-    let sender = Sender::start(shape, passes, Some(congestion_control))?;
+    let sender = Sender::start(shape, passes, Writes::Large, Some(congestion_control))?;
     // The same number of changes, all of them in memory at once as the producer's are.
     let pass_bytes = usize::try_from(sender.rows())? * frame_len(value_len);
-    let large = Sender::start(Shape { pass_bytes, ..shape }, 1, Some(congestion_control))?;
+    let large =
+        Sender::start(Shape { pass_bytes, ..shape }, 1, Writes::Large, Some(congestion_control))?;
     if large.rows() != sender.rows() {
         return Err("the senders' frames are not as many".into());
     }

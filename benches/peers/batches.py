@@ -1,8 +1,9 @@
 """dcp_rs in Python: batches of Arrow columns, of which the rows are counted.
 
 Job in and count out are as for the other clients (`count.rs`). Of a job for this client alone,
-`stream` has more options of the stream, `compressed` that of the connection, and `parser` says what
-makes fields of each batch's documents where the stream does not: `orjson` or `pyarrow`.
+`stream` has more options of the stream, `compressed` and `tls` are those of the connection, and
+`parser` says what makes fields of each batch's documents where the stream does not: `orjson` or
+`pyarrow`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import io
 import json
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import dcp_rs
 
@@ -44,7 +47,14 @@ def main() -> None:
         "compressed": job.get("compressed", False),
     }
     parse = PARSERS.get(job.get("parser"), lambda _: None)
-    with dcp_rs.connect(job["connection_string"], **options, **credentials) as client:
+    connection_string = job["connection_string"]
+    with tempfile.TemporaryDirectory() as folder:
+        if job.get("tls", False):
+            connection_string = job["tls_connection_string"]
+            options["tls_ca"] = Path(folder, "ca.pem")
+            options["tls_ca"].write_text(job["ca_pem"])
+        client = dcp_rs.connect(connection_string, **options, **credentials)
+    with client:
         started = time.perf_counter()
         changes = size = 0
         with client.stream(until="now", **job.get("stream", {})) as stream:

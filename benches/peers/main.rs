@@ -11,30 +11,44 @@ use std::time::Duration;
 use dcp_benches::Error;
 use dcp_benches::machine::Machine;
 
-const USAGE: &str = "usage: peers source DOCUMENTS VALUE_LEN VBUCKETS | \
-                     recorded DOCUMENTS VALUE_LEN VBUCKETS | \
-                     node DOCUMENTS VALUE_LEN VBUCKETS | \
-                     objects DOCUMENTS VALUE_LEN VBUCKETS | \
-                     ready PASSES VALUE_LEN VBUCKETS | paced PASSES MICROSECONDS VBUCKETS | \
+use self::source::Holds;
+
+const USAGE: &str = "usage: peers source|recorded|node|objects DOCUMENTS VALUE_LEN VBUCKETS [NODES] | \
+                     ready|steady PASSES VALUE_LEN VBUCKETS | \
+                     paced PASSES MICROSECONDS VBUCKETS | \
                      count | batches | drain NAP_MICROSECONDS | machine";
 
 fn main() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1);
     let what = arguments.next().ok_or(USAGE)?;
-    let mut number = || -> Result<u64, Error> { Ok(arguments.next().ok_or(USAGE)?.parse()?) };
     if what == "drain" {
-        return drained::drained(Duration::from_micros(number()?));
+        let nap = arguments.next().ok_or(USAGE)?.parse()?;
+        return drained::drained(Duration::from_micros(nap));
     }
-    let mut serve = |source: fn(u64, usize, u16) -> Result<(), Error>| {
-        source(number()?, usize::try_from(number()?)?, u16::try_from(number()?)?)
+    let numbers: Vec<u64> = match what.as_str() {
+        "count" | "batches" | "machine" => Vec::new(),
+        _ => arguments.map(|text| text.parse()).collect::<Result<_, _>>()?,
+    };
+    let number = |at: usize| numbers.get(at).copied().ok_or(USAGE);
+    let holds = |source: fn(Holds) -> Result<(), Error>| {
+        source(Holds {
+            documents: number(0)?,
+            value_len: usize::try_from(number(1)?)?,
+            vbuckets: u16::try_from(number(2)?)?,
+            nodes: usize::try_from(number(3).unwrap_or(1))?,
+        })
+    };
+    let sends = |source: fn(u64, usize, u16) -> Result<(), Error>| {
+        source(number(0)?, usize::try_from(number(1)?)?, u16::try_from(number(2)?)?)
     };
     match what.as_str() {
-        "source" => serve(source::embedded),
-        "recorded" => serve(source::recorded),
-        "node" => serve(source::node),
-        "objects" => serve(source::objects),
-        "ready" => serve(source::ready),
-        "paced" => serve(source::paced),
+        "source" => holds(source::embedded),
+        "recorded" => holds(source::recorded),
+        "node" => holds(source::node),
+        "objects" => holds(source::objects),
+        "ready" => sends(source::ready),
+        "steady" => sends(source::steady),
+        "paced" => sends(source::paced),
         "count" => count::count(false),
         "batches" => count::count(true),
         "machine" => Ok(writeln!(std::io::stdout(), "{}", Machine::look().line())?),

@@ -78,6 +78,10 @@ OPTIONS: dict[str, dict] = {
     "plain, then `orjson` for each value": {"parser": "orjson"},
     "plain, then `pyarrow.json` for each batch": {"parser": "pyarrow"},
     "`compressed`": {"compressed": True},
+    "TLS": {"tls": True},
+    "`buffer_size` of 1 MiB": {"buffer": 1 << 20},
+    "of 13 MiB": {"buffer": 13 << 20},
+    "of 64 MiB": {"buffer": 64 << 20},
 }
 
 

@@ -9,15 +9,25 @@ use bytes::Bytes;
 use dcp_benches::Error;
 use dcp_benches::frames::{Shape, json_object, json_value};
 use dcp_benches::listening::may_choose;
-use dcp_benches::relay::{Relay, Writes};
+use dcp_benches::relay::{NodePorts, Relay};
 use dcp_benches::sender::{self, Sender};
-use dcp_producer::{Producer, ProducerOptions, WriteOptions};
+use dcp_benches::writes::Writes;
+use dcp_producer::{Producer, ProducerOptions, TlsOptions, WriteOptions};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
+/// What a source holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holds {
+    pub(crate) documents: u64,
+    pub(crate) value_len: usize,
+    pub(crate) vbuckets: u16,
+    pub(crate) nodes: usize,
+}
+
 /// An embedded producer full of documents, all of them persisted, until standard input ends.
-pub(crate) fn embedded(documents: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
-    let full = Full::start(documents, vbuckets, |_| json_value(value_len))?;
+pub(crate) fn embedded(holds: Holds) -> Result<(), Error> {
+    let full = Full::start(holds, |_| json_value(holds.value_len))?;
     offer(&full.job)?;
     full.shut_down();
     Ok(())
@@ -25,30 +35,36 @@ pub(crate) fn embedded(documents: u64, value_len: usize, vbuckets: u16) -> Resul
 
 /// Such a producer behind a relay that sends each stream from memory when the same is asked for
 /// again. At the end it tells how many were.
-pub(crate) fn recorded(documents: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
-    let full = Full::start(documents, vbuckets, |_| json_value(value_len))?;
+pub(crate) fn recorded(holds: Holds) -> Result<(), Error> {
+    let full = Full::start(holds, |_| json_value(holds.value_len))?;
     relayed(full, Writes::Large)
 }
 
 /// The same, but writing as a node does.
-pub(crate) fn node(documents: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
-    let full = Full::start(documents, vbuckets, |_| json_value(value_len))?;
+pub(crate) fn node(holds: Holds) -> Result<(), Error> {
+    let full = Full::start(holds, |_| json_value(holds.value_len))?;
     relayed(full, Writes::LikeANode)
 }
 
 /// The same with documents that have fields.
-pub(crate) fn objects(documents: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
-    let full = Full::start(documents, vbuckets, |number| json_object(number, value_len))?;
+pub(crate) fn objects(holds: Holds) -> Result<(), Error> {
+    let full = Full::start(holds, |number| json_object(number, holds.value_len))?;
     relayed(full, Writes::LikeANode)
 }
 
 fn relayed(mut full: Full, writes: Writes) -> Result<(), Error> {
     let congestion_control = may_choose("reno").then_some("reno");
-    let (kv, management) = (full.address("nodes")?, full.address("management")?);
-    let relay = Relay::start(kv, management, congestion_control, writes)?;
-    full.job["connection_string"] = json!(format!("couchbase://{}", relay.address()));
-    full.job["nodes"] = json!([relay.address()]);
-    full.job["management"] = json!([format!("http://{}", relay.management())]);
+    let relay = Relay::start(&full.nodes()?, congestion_control, writes)?;
+    let listed = |of: fn(&NodePorts) -> Option<SocketAddr>| -> Vec<String> {
+        relay.nodes().iter().filter_map(of).map(|address| address.to_string()).collect()
+    };
+    let (kv, tls) = (listed(|node| Some(node.kv)), listed(|node| node.kv_tls));
+    full.job["connection_string"] = json!(format!("couchbase://{}", kv.join(",")));
+    full.job["tls_connection_string"] = json!(format!("couchbases://{}", tls.join(",")));
+    full.job["ca_pem"] = json!(relay.ca_pem());
+    full.job["management"] =
+        relay.nodes().iter().map(|node| format!("http://{}", node.management)).collect();
+    full.job["nodes"] = json!(kv);
     full.job["congestion_control"] = json!(relay.congestion_control());
     offer(&full.job)?;
     let relayed = relay.relayed();
@@ -70,14 +86,15 @@ struct Full {
 }
 
 impl Full {
-    fn start(documents: u64, vbuckets: u16, value: impl Fn(u64) -> Vec<u8>) -> Result<Self, Error> {
+    fn start(holds: Holds, value: impl Fn(u64) -> Vec<u8>) -> Result<Self, Error> {
         let mut options = ProducerOptions::default();
-        options.vbuckets = vbuckets;
+        (options.vbuckets, options.nodes) = (holds.vbuckets, holds.nodes);
+        options.tls = Some(TlsOptions::default());
         options.memory_quota_bytes = usize::MAX;
         let (username, password) = (options.username.clone(), options.password.clone());
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let producer = runtime.block_on(Producer::start(options))?;
-        for number in 0..documents {
+        for number in 0..holds.documents {
             let key = format!("key-{number:015}");
             producer.upsert(key.as_bytes(), Bytes::from(value(number)), WriteOptions::default())?;
         }
@@ -94,16 +111,28 @@ impl Full {
             "bucket": producer.bucket_name(),
             "username": username,
             "password": password,
-            "documents": documents,
+            "documents": holds.documents,
             "high_seqnos": high_seqnos,
         });
         Ok(Self { runtime, producer, job })
     }
 
-    /// The address of its only node in the list `name` of the job.
-    fn address(&self, name: &str) -> Result<SocketAddr, Error> {
-        let text = self.job[name][0].as_str().ok_or("the job has no address")?;
-        Ok(text.trim_start_matches("http://").parse()?)
+    /// The ports of its nodes.
+    fn nodes(&self) -> Result<Vec<NodePorts>, Error> {
+        let addresses = |connection_string: &str| -> Result<Vec<SocketAddr>, Error> {
+            let (_, hosts) = connection_string.split_once("://").ok_or("no connection string")?;
+            Ok(hosts.split(',').map(str::parse).collect::<Result<_, _>>()?)
+        };
+        let kv = addresses(&self.producer.connection_string())?;
+        let tls = addresses(&self.producer.tls_connection_string().ok_or("no TLS")?)?;
+        let urls = self.producer.management_urls();
+        std::iter::zip(kv, tls)
+            .zip(urls)
+            .map(|((kv, tls), url)| {
+                let management = url.trim_start_matches("http://").parse()?;
+                Ok(NodePorts { kv, kv_tls: Some(tls), management })
+            })
+            .collect()
     }
 
     fn shut_down(self) {
@@ -113,9 +142,18 @@ impl Full {
 
 /// A sender of ready frames, which is faster than any client, until standard input ends.
 pub(crate) fn ready(passes: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
+    frames(passes, value_len, vbuckets, Writes::Large)
+}
+
+/// The same, but writing as a node does: for more changes than fit into memory.
+pub(crate) fn steady(passes: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
+    frames(passes, value_len, vbuckets, Writes::LikeANode)
+}
+
+fn frames(passes: u64, value_len: usize, vbuckets: u16, writes: Writes) -> Result<(), Error> {
     let congestion_control = may_choose("reno").then_some("reno");
     let shape = Shape { value_len, vbuckets, pass_bytes: 1024 * 1024 };
-    offer_sender(&Sender::start(shape, passes, congestion_control)?)
+    offer_sender(&Sender::start(shape, passes, writes, congestion_control)?)
 }
 
 /// A sender of one mutation of 256 B every so many microseconds, in which is when it was sent, until

@@ -46,10 +46,10 @@ class CachedReader(DataSourceReader):
 
 
 class TickReader(DataSourceStreamReader):
-    """Gives the batch once in every micro-batch, in one task."""
+    """Gives the batch in each task of every micro-batch."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, tasks: int) -> None:
+        self._path, self._tasks = path, tasks
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         """Begins."""
@@ -60,8 +60,8 @@ class TickReader(DataSourceStreamReader):
         return {"tick": start["tick"] + 1}
 
     def partitions(self, start: object, end: object) -> list[InputPartition]:  # noqa: ARG002
-        """Gives one part."""
-        return [InputPartition(0)]
+        """Gives the parts."""
+        return [InputPartition(number) for number in range(self._tasks)]
 
     def read(self, _: InputPartition) -> Iterator[pa.RecordBatch]:
         """Gives the batch."""
@@ -84,4 +84,4 @@ class CachedDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> TickReader:  # noqa: ARG002, N802
         """Makes the reader of micro-batches."""
-        return TickReader(self.options["batch"])
+        return TickReader(self.options["batch"], int(self.options.get("tasks", "1")))

@@ -1,6 +1,6 @@
-"""What a micro-batch of one change costs, beside one of a source that has its only row already.
+"""What a micro-batch of a few changes costs, beside one of a source that has its row already.
 
-`make bench-reading` runs it. Both have one task a batch; the sink keeps nothing.
+`make bench-reading` runs it. Both have as many tasks a batch as the job says; the sink keeps nothing.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ def durations(frame: DataFrame, folder: str) -> list[dict[str, int]]:
     return [told[batch] for batch in sorted(told)[WARM:]]
 
 
-def writing(producer: dcp_rs.testing.EmbeddedCluster) -> AbstractContextManager[None]:
-    """Writes a change every millisecond or so, meanwhile."""
+def writing(
+    producer: dcp_rs.testing.EmbeddedCluster, keys: list[str]
+) -> AbstractContextManager[None]:
+    """Writes each of the keys every two milliseconds or so, meanwhile."""
     from contextlib import contextmanager
 
     @contextmanager
@@ -62,7 +64,8 @@ def writing(producer: dcp_rs.testing.EmbeddedCluster) -> AbstractContextManager[
 
         def write() -> None:
             while not stop.wait(0.002):
-                producer.upsert("key", "{}")
+                for key in keys:
+                    producer.upsert(key, "{}")
 
         writer = threading.Thread(target=write)
         writer.start()
@@ -91,6 +94,9 @@ def main() -> None:
             "password": "password",
             "bucket": "default",
         }
+        # One key is in one vBucket, so that there is one task; many are in all tasks' vBuckets.
+        tasks = job["tasks"]
+        keys = [f"key-{number}" for number in range(1 if tasks == 1 else 8 * tasks)]
         producer.upsert("key", "{}")
         schema = dcp_rs.spark.schema(options)
         path = str(Path(folder, "batch.arrow"))
@@ -101,9 +107,11 @@ def main() -> None:
             writer.write_batch(batch)
         for round_number in range(job["rounds"]):
             at = f"{folder}/{round_number}"
-            cached = spark.readStream.format("cached").option("batch", path).schema(schema).load()
-            with writing(producer):
+            held = {"batch": path, "tasks": str(tasks)}
+            cached = spark.readStream.format("cached").options(**held).schema(schema).load()
+            with writing(producer, keys):
                 figures["cached"] += durations(cached, f"{at}-cached")
+                options["numPartitions"] = str(tasks)
                 ours = spark.readStream.format("couchbase.dcp").options(**options).load()
                 figures["ours"] += durations(ours, f"{at}-ours")
     spark.stop()
@@ -118,7 +126,8 @@ def main() -> None:
     for name, parts in middle.items():
         told = " | ".join(f"{parts[part]:.0f} ms" for part in parts)
         of_cached = "" if name == "cached" else f"{ratio:.0%}"
-        print(f"| {name}, {job['vbuckets']} vBuckets | {told} | {of_cached} |")
+        shape = f"{job['vbuckets']} vBuckets, {job['tasks']} task{'s' * (job['tasks'] > 1)}"
+        print(f"| {name}, {shape} | {told} | {of_cached} |")
 
 
 if __name__ == "__main__":

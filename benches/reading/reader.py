@@ -3,7 +3,7 @@
 It does what a JSON line on standard input says, prints what it measured as a JSON line, and waits
 for the end of its input.
 
-`batches` reads a stream to now; `rows` makes tuples and dicts of batches that were read before;
+`batches` reads a stream to now; `long` does and looks at time and memory on the way; `rows` makes tuples and dicts of batches that were read before;
 `wire` tells how long ago each change was sent that a paced sender sends; `latency` writes documents
 one by one and waits for each to come back.
 """
@@ -11,8 +11,10 @@ one by one and waits for each to come back.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import dcp_rs
@@ -42,6 +44,33 @@ def batches(job: dict[str, Any]) -> dict[str, Any]:
                 count += 1
         seconds = time.perf_counter() - started
     return {"changes": rows, "batches": count, "seconds": seconds}
+
+
+def long(job: dict[str, Any]) -> dict[str, Any]:
+    """Reads to now, and says for each tenth when it was there and what memory the process had."""
+    tenth = job["documents"] // 10
+    parts: list[dict[str, float]] = []
+    with connect(job) as client, client.stream(until="now") as stream:
+        changes, started = 0, time.perf_counter()
+        for batch in stream:
+            changes += batch.num_rows
+            if changes >= tenth * (len(parts) + 1):
+                parts.append(
+                    {
+                        "changes": changes,
+                        "seconds": time.perf_counter() - started,
+                        "cpu": time.process_time(),
+                        "resident": resident(),
+                    }
+                )
+        seconds = time.perf_counter() - started
+    return {"changes": changes, "seconds": seconds, "parts": parts}
+
+
+def resident() -> float:
+    """The memory that this process has resident now, in MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def rows(job: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +128,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 WARM_UP = 200
 PARTS = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
-WORK = {"batches": batches, "rows": rows, "wire": wire, "latency": latency}
+WORK = {"batches": batches, "long": long, "rows": rows, "wire": wire, "latency": latency}
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 DOCUMENT = HERE.parents[1] / "docs" / "performance.md"
 PLOT = DOCUMENT.with_name("growth.svg")
+LONG_PLOT = DOCUMENT.with_name("long.svg")
 PYTHON = [sys.executable, "-W", "ignore"]
 BASE = {
     "documents": 1_000_000,
@@ -51,6 +52,8 @@ class Case:
     name: str
     source: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
+    # A program that is the source, in place of `source.py`; what it holds is in `source` still.
+    program: list[str] | None = None
 
 
 @dataclass
@@ -128,10 +131,11 @@ def compare(cases: list[Case], rounds: int) -> dict[str, list[Figures]]:
         held: dict[str, dict[str, Any]] = {}
         for case in cases:
             wanted = {**BASE, **case.source}
-            key = json.dumps(wanted)
+            key = json.dumps([wanted, case.program])
             if key not in held:
-                command = [*PYTHON, str(HERE / "source.py")]
-                held[key] = stack.enter_context(serving(command, wanted))
+                command = case.program or [*PYTHON, str(HERE / "source.py")]
+                told = None if case.program else wanted
+                held[key] = stack.enter_context(serving(command, told))
             jobs.append({"work": "batches", **held[key], **case.job})
         for round_number in range(rounds + 1):
             for case, job in zip(cases, jobs, strict=True):
@@ -248,6 +252,55 @@ def growth(largest: int, rounds: int) -> tuple[list[str], str]:
     return lines, plot(panels)
 
 
+def nodes(program: Path, documents: int, rounds: int) -> list[str]:
+    """The same work on more nodes and vBuckets, each node writing as a real one does."""
+    cases = []
+    for count, vbuckets in ((1, 64), (1, 1024), (4, 1024), (16, 1024)):
+        command = [str(program), "node", str(documents), "256", str(vbuckets), str(count)]
+        name = f"{count} node{'s' * (count > 1)}, {vbuckets} vBuckets"
+        cases.append(Case(name, {"documents": documents}, program=command))
+    return table(f"{documents:,} changes of 256 B", summarize(cases, rounds))
+
+
+def long(program: Path, changes: int) -> tuple[list[str], str]:
+    """Whether rate and memory stay the same from the first change to the last: a table, a plot."""
+    lines = [
+        "| changes of 256 B | rows/s, first tenth | last tenth | slowest | CPU µs/row "
+        "| MiB after the first tenth | at the end |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    panels = []
+    # 10 times as many in large writes, which take less time.
+    for name, of_source, wanted in (
+        ("as a node writes", "steady", changes),
+        ("in large writes", "ready", 10 * changes),
+    ):
+        passes = max(1, wanted // ROWS_A_PASS)
+        sender = [str(program), of_source, str(passes), "256", "64"]
+        with serving(sender, None) as job:
+            command = [*PYTHON, str(HERE / "reader.py")]
+            sample = read(command, {**job, "work": "long"}, job["documents"])
+        parts = sample.measured["parts"]
+        begins = [{"changes": 0, "seconds": 0}, *parts]
+        rates = [
+            (now["changes"] - before["changes"]) / (now["seconds"] - before["seconds"])
+            for before, now in zip(begins, parts, strict=False)
+        ]
+        count = sample.measured["changes"]
+        lines.append(
+            f"| {count / 1e6:,.0f} M {name} | {rates[0] / 1e6:.2f} M | {rates[-1] / 1e6:.2f} M "
+            f"| {min(rates) / 1e6:.2f} M | {sample.cpu / count * 1e6:.2f} "
+            f"| {parts[0]['resident']:.0f} | {parts[-1]['resident']:.0f} |"
+        )
+        points = [
+            Point(round(part["changes"] / 1e6), 1e9 / rate, part["resident"])
+            for part, rate in zip(parts, rates, strict=True)
+        ]
+        panels.append(Panel(f"million changes {name}", points))
+    lines += [f"![Time and memory from the first change to the last]({LONG_PLOT.name})", ""]
+    return lines, plot(panels)
+
+
 def rows(documents: int, rounds: int) -> list[str]:
     """Rows of batches in memory."""
     with serving([*PYTHON, str(HERE / "source.py")], {**BASE, "documents": documents}) as job:
@@ -349,19 +402,38 @@ def spark(program: Path, documents: int, rounds: int) -> list[str]:
     return [head, "|---|---|---|---|---|---|", *read_lines, ""]
 
 
+def spark_node(program: Path, documents: int, rounds: int) -> list[str]:
+    """Spark's ways to read from a source like a node, beside reading the same rows from Parquet."""
+    sender = [str(program), "node", str(documents), "256", "64"]
+    with (
+        serving(sender, None, is_pinned=False) as source,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        job = {**source, "rounds": rounds, "folder": folder, "parquet": True}
+        read_lines = in_spark("in_spark.py", job)
+    head = f"| Spark, {documents:,} rows of 256 B | s | rows/s | of Parquet's time |"
+    return [head, "|---|---|---|---|", *read_lines, ""]
+
+
 def micro_batches(rounds: int) -> list[str]:
-    """What a micro-batch of a row costs, beside one of a source that has the row already."""
+    """What a micro-batch of a few rows costs, beside one of a source that has its row already."""
     lines = [
-        "| a micro-batch of one row | all | `latestOffset` | planning | tasks | of cached |",
+        "| a micro-batch of a few rows | all | `latestOffset` | planning | tasks | of cached |",
         "|---|---|---|---|---|---|",
     ]
-    for vbuckets in (64, 1024):
-        lines += in_spark("in_batches.py", {"vbuckets": vbuckets, "rounds": rounds})
+    for vbuckets, tasks in ((64, 1), (64, 4), (64, 8), (1024, 1), (1024, 8)):
+        job = {"vbuckets": vbuckets, "tasks": tasks, "rounds": rounds}
+        lines += in_spark("in_batches.py", job)
     return [*lines, ""]
 
 
 # What is measured, in this order, each part between markers of its own in the documentation.
-GROUPS = ("ready", "rows", "latency", "spark", "batches", "carried", "growth")
+GROUPS = (
+    *("ready", "rows", "latency", "spark", "spark-node", "batches"),
+    *("carried", "growth", "nodes", "long"),
+)
+# Of 256 B that fit into a pass of ready frames.
+ROWS_A_PASS = 3300
 
 
 def measure(group: str, chosen: argparse.Namespace) -> list[str]:
@@ -376,6 +448,14 @@ def measure(group: str, chosen: argparse.Namespace) -> list[str]:
             lines = latency(chosen.program, 5000, rounds)
         case "spark":
             lines = spark(chosen.program, chosen.documents, rounds)
+        case "spark-node":
+            lines = spark_node(chosen.program, chosen.documents, rounds)
+        case "nodes":
+            lines = nodes(chosen.program, chosen.documents, rounds)
+        case "long":
+            lines, drawn = long(chosen.program, chosen.long)
+            if not chosen.no_write:
+                LONG_PLOT.write_text(drawn)
         case "batches":
             lines = micro_batches(max(1, rounds // 2))
         case "carried":
@@ -394,6 +474,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--largest", type=int, default=10_000_000)
+    parser.add_argument("--long", type=int, default=100_000_000, metavar="CHANGES")
     parser.add_argument("--only", choices=GROUPS, nargs="+", default=GROUPS, metavar="GROUP")
     parser.add_argument("--no-write", action="store_true", help="leave the documentation alone")
     return parser.parse_args()

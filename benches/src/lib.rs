@@ -19,6 +19,7 @@ pub mod report;
 pub mod sender;
 pub mod snappy;
 mod window;
+pub mod writes;
 
 /// Whatever went wrong; a benchmark only reports it.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;

@@ -18,6 +18,7 @@ use crate::Error;
 use crate::frames::{Frames, STAMPED_LEN, Shape, marked_len};
 use crate::listening::listen;
 use crate::window::Window;
+use crate::writes::Writes;
 
 /// Name of the bucket the node has.
 pub const BUCKET: &str = "frames";
@@ -51,22 +52,24 @@ struct Plan {
     passes: u64,
     /// Time between two mutations; without one they are sent as fast as they are taken.
     interval: Option<Duration>,
+    writes: Writes,
     port: u16,
     high_seqno: u64,
 }
 
 impl Sender {
-    /// Listens on a loopback port and serves it until the process ends. With
-    /// `congestion_control` the connections use it instead of the system's default.
+    /// Listens on a loopback port and serves it until the process ends, writing as `writes` says.
+    /// With `congestion_control` the connections use it instead of the system's default.
     ///
     /// # Errors
     /// If the system refuses the port or the congestion control.
     pub fn start(
         shape: Shape,
         passes: u64,
+        writes: Writes,
         congestion_control: Option<&str>,
     ) -> Result<Self, Error> {
-        Self::start_with(shape, passes, None, congestion_control)
+        Self::start_with(shape, passes, None, writes, congestion_control)
     }
 
     /// As [`start`](Self::start), but sends one mutation at a time, `interval` apart, in whose value
@@ -80,13 +83,14 @@ impl Sender {
         }
         // One mutation of each vBucket.
         let shape = Shape { pass_bytes: 0, ..shape };
-        Self::start_with(shape, passes, Some(interval), None)
+        Self::start_with(shape, passes, Some(interval), Writes::Large, None)
     }
 
     fn start_with(
         shape: Shape,
         passes: u64,
         interval: Option<Duration>,
+        writes: Writes,
         congestion_control: Option<&str>,
     ) -> Result<Self, Error> {
         let (listener, congestion_control) = listen(congestion_control)?;
@@ -96,6 +100,7 @@ impl Sender {
             shape,
             passes,
             interval,
+            writes,
             port: address.port(),
             high_seqno: frames.rows_per_vbucket() * passes,
         };
@@ -336,7 +341,7 @@ fn send(
     writer: &Mutex<TcpStream>,
     window: &Window,
 ) -> Result<Frames, Error> {
-    let Plan { passes, interval, .. } = plan;
+    let Plan { passes, interval, writes, .. } = plan;
     // A mutation and its marker at a time, if it has a time of its own.
     let pieces = frames.pieces(interval.map_or(WRITE_LEN, |_| marked_len(plan.shape.value_len)));
     let write = |piece: &[u8]| -> Result<(), Error> {
@@ -344,7 +349,7 @@ fn send(
         while !rest.is_empty() {
             let now;
             (now, rest) = rest.split_at(first_frames(rest, window.room()?));
-            writer.lock().unwrap_or_else(PoisonError::into_inner).write_all(now)?;
+            writes.write(&mut *writer.lock().unwrap_or_else(PoisonError::into_inner), now)?;
             window.sent(now.len() as u64);
         }
         Ok(())

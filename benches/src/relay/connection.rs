@@ -12,16 +12,18 @@ use dcp_wire::{Frame, Header, MAX_BODY_LEN, Opcode};
 use super::outbox::{Outbox, front};
 use super::ports::Ports;
 use super::recordings::{Recorder, Store, Terms};
-use super::writes::Writes;
+use super::socket::Socket;
 use crate::Error;
 use crate::sender::WRITE_LEN;
+use crate::writes::Writes;
 
 /// What the directions of a connection share.
 #[derive(Debug)]
 pub(super) struct Connection {
     /// Both, for ending them while somebody writes.
-    sockets: [TcpStream; 2],
-    to_client: Mutex<TcpStream>,
+    client: Socket,
+    server: TcpStream,
+    to_client: Mutex<Socket>,
     to_server: Mutex<TcpStream>,
     outbox: Outbox,
     recorder: Mutex<Recorder>,
@@ -36,18 +38,17 @@ impl Connection {
     /// # Errors
     /// If the node cannot be reached or the client sends no packets.
     pub(super) fn serve(
-        client: TcpStream,
+        client: Socket,
         server: SocketAddr,
         store: Arc<Store>,
         ports: Arc<Ports>,
         writes: Writes,
     ) -> Result<(), Error> {
         let server = TcpStream::connect(server)?;
-        for socket in [&client, &server] {
-            socket.set_nodelay(true)?;
-        }
+        server.set_nodelay(true)?;
         let connection = Arc::new(Self {
-            sockets: [client.try_clone()?, server.try_clone()?],
+            client: client.try_clone()?,
+            server: server.try_clone()?,
             to_client: Mutex::new(client.try_clone()?),
             to_server: Mutex::new(server.try_clone()?),
             outbox: Outbox::default(),
@@ -185,15 +186,14 @@ impl Connection {
     /// Ends all directions, of which some may wait for a socket or the window.
     fn close(&self) {
         self.outbox.close();
-        for socket in &self.sockets {
-            let _ = socket.shutdown(Shutdown::Both);
-        }
+        self.client.shutdown();
+        let _ = self.server.shutdown(Shutdown::Both);
     }
 }
 
 /// Hands on the whole packets that have come, until the connection ends.
 fn read_packets(
-    mut from: TcpStream,
+    mut from: impl Read,
     mut take: impl FnMut(&mut [u8]) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let mut input = Vec::new();

@@ -1,4 +1,4 @@
-//! A relay in front of an embedded producer with one node, which sends again from memory what the
+//! A relay in front of the nodes of an embedded producer, which sends again from memory what the
 //! producer sent once, so that clients are not measured by how fast the producer is.
 //!
 //! It passes on everything but streams: each is recorded, and when the same is asked for again on
@@ -11,7 +11,7 @@ mod connection;
 mod outbox;
 mod ports;
 mod recordings;
-mod writes;
+mod socket;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -21,16 +21,28 @@ use std::thread;
 use self::connection::{Connection, report};
 use self::ports::Ports;
 use self::recordings::Store;
-pub use self::writes::Writes;
+use self::socket::{Socket, Tls};
 use crate::Error;
 use crate::listening::listen;
+use crate::writes::Writes;
 
-/// A relay of the ports of one node.
+/// Ports of one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodePorts {
+    /// For KV.
+    pub kv: SocketAddr,
+    /// For KV over TLS, if it speaks that.
+    pub kv_tls: Option<SocketAddr>,
+    /// For management.
+    pub management: SocketAddr,
+}
+
+/// A relay of the ports of a cluster.
 #[derive(Debug)]
 pub struct Relay {
-    address: SocketAddr,
-    management: SocketAddr,
+    nodes: Vec<NodePorts>,
     congestion_control: String,
+    ca_pem: String,
     store: Arc<Store>,
 }
 
@@ -46,43 +58,67 @@ pub struct Relayed {
 }
 
 impl Relay {
-    /// Listens on two loopback ports and relays to the node's port for KV and that for its
-    /// management until the process ends, and writes streams that come from memory as `writes` says.
+    /// Listens on loopback ports, one for each of the nodes', and relays until the process ends.
+    /// Streams that come from memory are written as `writes` says. TLS ends here: a node is spoken
+    /// to in the clear.
     ///
     /// # Errors
     /// If the system refuses a port or the congestion control, or chooses ports with other numbers
-    /// of digits than the node has.
+    /// of digits than the nodes have.
     pub fn start(
-        kv: SocketAddr,
-        management: SocketAddr,
+        nodes: &[NodePorts],
         congestion_control: Option<&str>,
         writes: Writes,
     ) -> Result<Self, Error> {
-        let (kv_listener, congestion_control) = listen(congestion_control)?;
-        let (management_listener, _) = listen(None)?;
-        let address = kv_listener.local_addr()?;
-        let own_management = management_listener.local_addr()?;
-        let pairs = [(kv.port(), address.port()), (management.port(), own_management.port())];
+        let (tls, ca_pem) = Tls::new()?;
+        let mut in_force = String::new();
+        let (mut own, mut pairs, mut listeners) = (Vec::new(), Vec::new(), Vec::new());
+        for node in nodes {
+            let (kv, name) = listen(congestion_control)?;
+            in_force = name;
+            let kv_tls = node.kv_tls.map(|_| listen(congestion_control)).transpose()?;
+            let (management, _) = listen(None)?;
+            let here = NodePorts {
+                kv: kv.local_addr()?,
+                kv_tls: kv_tls.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?,
+                management: management.local_addr()?,
+            };
+            pairs.extend([(node.kv, here.kv), (node.management, here.management)]);
+            pairs.extend(node.kv_tls.zip(here.kv_tls));
+            own.push(here);
+            listeners.push((*node, kv, kv_tls, management));
+        }
+        let pairs: Vec<_> = pairs.iter().map(|(theirs, own)| (theirs.port(), own.port())).collect();
         let ports = Arc::new(Ports::new(&pairs).ok_or("the ports differ in length")?);
         let store = Arc::new(Store::default());
-        let (kept, here) = (Arc::clone(&store), Arc::clone(&ports));
-        accept(kv_listener, move |client| {
-            Connection::serve(client, kv, Arc::clone(&kept), Arc::clone(&here), writes)
-        })?;
-        accept(management_listener, move |client| relay_text(client, management, &ports))?;
-        Ok(Self { address, management: own_management, congestion_control, store })
+        for (node, kv, kv_tls, management) in listeners {
+            let relayed = |tls: Option<Tls>| {
+                let (kept, here) = (Arc::clone(&store), Arc::clone(&ports));
+                move |client| {
+                    let client = Socket::new(client, tls.as_ref())?;
+                    Connection::serve(client, node.kv, Arc::clone(&kept), Arc::clone(&here), writes)
+                }
+            };
+            accept(kv, relayed(None))?;
+            if let Some((listener, _)) = kv_tls {
+                accept(listener, relayed(Some(tls.clone())))?;
+            }
+            let here = Arc::clone(&ports);
+            accept(management, move |client| relay_text(client, node.management, &here))?;
+        }
+        Ok(Self { nodes: own, congestion_control: in_force, ca_pem, store })
     }
 
-    /// Where it listens for KV.
+    /// Where it listens, node by node.
     #[must_use]
-    pub const fn address(&self) -> SocketAddr {
-        self.address
+    pub fn nodes(&self) -> &[NodePorts] {
+        &self.nodes
     }
 
-    /// Where it listens for management.
+    /// The authority that signed the certificate for TLS, as PEM.
     #[must_use]
-    pub const fn management(&self) -> SocketAddr {
-        self.management
+    pub fn ca_pem(&self) -> &str {
+        &self.ca_pem
     }
 
     /// The congestion control in force on its connections.
@@ -179,11 +215,14 @@ mod tests {
             producer.upsert(key.as_bytes(), value, WriteOptions::default()).unwrap();
         }
         producer.persist();
-        let management = address(&producer.management_urls()[0]);
-        let kv = address(&producer.connection_string());
-        let relay = Relay::start(kv, management, None, writes).unwrap();
+        let node = NodePorts {
+            kv: address(&producer.connection_string()),
+            kv_tls: None,
+            management: address(&producer.management_urls()[0]),
+        };
+        let relay = Relay::start(&[node], None, writes).unwrap();
         let target = |buffer_size| Target {
-            address: relay.address(),
+            address: relay.nodes()[0].kv,
             bucket: producer.bucket_name().to_owned(),
             username: username.clone(),
             password: password.clone(),
@@ -203,7 +242,7 @@ mod tests {
         }
         assert!(relay.relayed().bytes as u64 > first.bytes, "with the answers");
         let mut text = String::new();
-        let mut client = TcpStream::connect(relay.management()).unwrap();
+        let mut client = TcpStream::connect(relay.nodes()[0].management).unwrap();
         client.write_all(b"GET /pools HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
         client.read_to_string(&mut text).unwrap();
         assert!(text.starts_with("HTTP/1.1 "), "{text}");

@@ -1,4 +1,4 @@
-//! How streams are written to clients.
+//! How a source writes streams to its clients.
 
 use std::io::{self, IoSlice, Write};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use dcp_wire::Header;
 use crate::Error;
 use crate::measure::WallClock;
 
-/// How the relay writes what it sends from memory.
+/// How a source writes what it has ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writes {
     /// As much as there is at once, up to 256 KiB: a source that no client keeps up with.
@@ -26,7 +26,7 @@ const WORK: Duration = Duration::from_micros(3);
 
 impl Writes {
     /// Writes whole packets.
-    pub(super) fn write(self, to: &mut impl Write, packets: &[u8]) -> Result<(), Error> {
+    pub(crate) fn write(self, to: &mut impl Write, packets: &[u8]) -> Result<(), Error> {
         match self {
             Self::Large => Ok(to.write_all(packets)?),
             Self::LikeANode => {
