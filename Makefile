@@ -52,7 +52,7 @@ test-rust: .rust ## Run the Rust tests and doctests (debug build)
 	@$(CARGO) test --workspace --locked --quiet --test wire -- --nocapture every_recorded \
 		decoded_packets_agree 2>&1 | grep -oE '[0-9]+ (packets|facts),? [^:{]*' | tee $(LOG)/traces.log
 
-test-python: .postgres .stunnel .installed-test ## Run the Python tests against the installed wheel
+test-python: .postgres .stunnel .promtool .installed-test ## Run the Python tests against the installed wheel
 	@mkdir -p $(LOG)
 	@$(PY) -m pytest tests/python tests/scripts tests/docs $(ARGS) 2>&1 | tee $(LOG)/python.log
 
@@ -120,14 +120,14 @@ deny: .rust ## Check licences, sources and duplicates of the dependencies; build
 ##@ Building
 
 # From the source distribution, so that this is known to be complete. Two minutes, and 300 MB of zig
-# on the first run.
+# on the first run. A release adds URLs first (scripts/add_urls.py), and has them checked: CHECK=--urls
 wheel: .rust $(STATE)/release-venv.stamp ## Build the source distribution and from it a wheel for glibc 2.17 into dist/, and check them
 	@rm -rf $(DIST)
 	@PATH="$(CURDIR)/$(STATE)/release-venv/bin:$$PATH" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}" \
 		$(RELEASE_PY) -m maturin build --release --sdist --zig --compatibility manylinux_2_17 \
 		$(QUIET) --out $(DIST)
 	@$(RELEASE_PY) -m auditwheel show $(DIST)/*.whl | tr '\n' ' ' | grep -oE 'platform tag: +"manylinux_2_17[^"]*"'
-	@$(RELEASE_PY) scripts/check_wheel.py --platform manylinux_2_17 $(DIST)/*.whl
+	@$(RELEASE_PY) scripts/check_wheel.py --platform manylinux_2_17 $(CHECK) $(DIST)/*.whl
 	@$(RELEASE_PY) -m twine check --strict $(DIST)/*
 	@ls -l $(DIST)
 
@@ -181,7 +181,7 @@ bench-reading: .java .installed-test ## Measure the reader in Python; writes doc
 bench-replicate: .installed-test ## Measure the first load into each target; ARGS="--postgres URI" for PostgreSQL too
 	@$(PY) benches/replicate/run.py $(ARGS)
 
-long: .java .postgres .stunnel .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (four hours); ARGS="--list"
+long: .java .postgres .stunnel .promtool .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (four hours); ARGS="--list"
 	@$(PY) scripts/long.py $(ARGS)
 
 ##@ The rest
@@ -214,6 +214,9 @@ help: ## List the targets
 
 .tshark:
 	@scripts/require.sh tshark
+
+.promtool:
+	@scripts/require.sh promtool
 
 $(STATE)/build-venv.stamp: requirements/build.txt
 	@mkdir -p $(STATE)
@@ -260,4 +263,4 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
 .PHONY: demo test static test-rust test-python test-spark fuzz fuzz-short fuzz-corpora deny fmt-check lint layers types docs site site-check notebooks defects-check wheel wheel-check workflows \
-	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .installed-demo .installed-test
+	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .promtool .installed-demo .installed-test

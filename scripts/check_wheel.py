@@ -1,6 +1,6 @@
 """Checks wheels: name, size, contents, metadata, and which glibc the extension module needs.
 
-Usage: scripts/check_wheel.py [--platform TAG] WHEEL...
+Usage: scripts/check_wheel.py [--platform TAG] [--urls] WHEEL...
        scripts/check_wheel.py --try     (writes and reads a document with the installed package)
 """
 
@@ -21,17 +21,19 @@ PACKAGES = ("dcp_rs", "pyspark_couchbase_dcp")
 EXTENSION = "dcp_rs/_dcp_rs.abi3.so"
 NEEDED = (EXTENSION, "dcp_rs/_dcp_rs.pyi", "dcp_rs/py.typed", "dcp_rs/pytest_plugin.py")
 NEEDED_INFO = ("METADATA", "entry_points.txt", "licenses/LICENSE")
+URLS = ("Homepage", "Documentation", "Changelog", "Source", "Issues")
 _GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)")
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)")
 
 
-def faults(wheel: Path, version: str, platform: str) -> list[str]:
+def faults(wheel: Path, version: str, platform: str, *, urls: bool = False) -> list[str]:
     """Says what is wrong with a wheel, in a line each.
 
     Args:
         wheel: The file.
         version: Version that it has to have.
         platform: Tag that its name has to have, such as `manylinux_2_17`; empty for any.
+        urls: Whether it has to name the address of its repository.
     """
     found = []
     if not re.fullmatch(rf"dcp_rs-{re.escape(version)}-cp311-abi3-.*\.whl", wheel.name):
@@ -48,7 +50,7 @@ def faults(wheel: Path, version: str, platform: str) -> list[str]:
         found += [f"lacks {name}" for name in needed if name not in names]
         found += [f"should not have {name}" for name in names if _is_foreign(name, info)]
         if info + "METADATA" in names:
-            found += _metadata(archive.read(info + "METADATA"))
+            found += _metadata(archive.read(info + "METADATA"), urls=urls)
         wanted = _MANYLINUX.search(platform)
         if wanted and EXTENSION in names:
             needs = {(int(a), int(b)) for a, b in _GLIBC.findall(archive.read(EXTENSION))}
@@ -64,7 +66,7 @@ def _is_foreign(name: str, info: str) -> bool:
     return not is_ours or name.endswith(".pyc") or (is_extension and name != EXTENSION)
 
 
-def _metadata(data: bytes) -> list[str]:
+def _metadata(data: bytes, *, urls: bool) -> list[str]:
     metadata = BytesParser().parsebytes(data)
     found = []
     wanted = {
@@ -84,6 +86,11 @@ def _metadata(data: bytes) -> list[str]:
     ]
     found += [f"METADATA: lacks {field}" for field in ("Keywords", "Classifier", "Summary")
               if not metadata[field]]  # fmt: skip
+    given = [each.partition(", ")[0] for each in metadata.get_all("Project-URL", [])]
+    if urls:
+        found += [f"METADATA: lacks the URL {name}" for name in URLS if name not in given]
+        if "](docs/" in str(metadata.get_payload()):
+            found.append("METADATA: links of its description lead to files that are not there")
     if not str(metadata.get_payload()).lstrip().startswith("# dcp_rs"):
         found.append("METADATA: the README is not its description")
     return found
@@ -106,6 +113,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Checks wheels.")
     parser.add_argument("wheels", nargs="*", type=Path, metavar="WHEEL")
     parser.add_argument("--platform", default="", help="such as manylinux_2_17")
+    parser.add_argument("--urls", action="store_true", help="the metadata has to have URLs")
     parser.add_argument("--try", action="store_true", dest="tries")
     given = parser.parse_args()
     if given.tries:
@@ -117,7 +125,7 @@ def main() -> int:
     version = manifest["workspace"]["package"]["version"]
     is_wrong = False
     for wheel in given.wheels:
-        for fault in faults(wheel, version, given.platform):
+        for fault in faults(wheel, version, given.platform, urls=given.urls):
             is_wrong = True
             print(f"{wheel.name}: {fault}")
     return int(is_wrong)

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Checks that this machine has what the Makefile needs, and stops with one line if not.
-# Usage: scripts/require.sh rust | java | python | postgres | stunnel | tshark | deny | actionlint
+# Usage: scripts/require.sh rust | java | python | postgres | stunnel | tshark | promtool | deny | actionlint
 #        (python: prints the interpreter found)
 #
-# What it installs, and only as root on Debian or Ubuntu, is a JDK, PostgreSQL, stunnel and tshark. Without
-# tshark it does not stop: the tests that need it are skipped, and say so.
+# What it installs, and only as root on Debian or Ubuntu, is a JDK, PostgreSQL, stunnel and tshark; promtool
+# goes into .state/tools. Without tshark or promtool it does not stop: the tests that need them are skipped,
+# and say so.
 set -euo pipefail
 
 stop() {
@@ -114,6 +115,24 @@ require_tshark() {
         echo "dcp_rs: no tshark: no capture will be read (apt-get install tshark)" >&2
 }
 
+# Of the package only this program: the rest is a server that would be started.
+require_promtool() {
+    local folder
+    [ ! -x .state/tools/bin/promtool ] && ! command -v promtool >/dev/null || return 0
+    if may_install; then
+        echo "dcp_rs: no promtool: taking it out of the package prometheus" >&2
+        folder=$(mktemp -d)
+        apt-get update -qq || true
+        if (cd "$folder" && apt-get download -qq prometheus >/dev/null 2>&1 && dpkg -x prometheus_*.deb .); then
+            mkdir -p .state/tools/bin
+            mv "$folder/usr/bin/promtool" .state/tools/bin/
+        fi
+        rm -rf "$folder"
+    fi
+    [ -x .state/tools/bin/promtool ] ||
+        echo "dcp_rs: no promtool: the alarms will not be tried (apt-get install prometheus)" >&2
+}
+
 # Built from source, since there are registries only: five minutes, once for a working copy.
 require_deny() {
     local want=0.20.2
@@ -141,7 +160,8 @@ python) require_python ;;
 postgres) require_postgres ;;
 stunnel) require_stunnel ;;
 tshark) require_tshark ;;
+promtool) require_promtool ;;
 deny) require_deny ;;
 actionlint) require_actionlint ;;
-*) stop "usage: scripts/require.sh rust | java | python | postgres | stunnel | tshark | deny | actionlint" ;;
+*) stop "usage: scripts/require.sh rust | java | python | postgres | stunnel | tshark | promtool | deny | actionlint" ;;
 esac

@@ -1,6 +1,7 @@
 """What a micro-batch of a few changes costs, beside one of a source that has its row already.
 
-`make bench-reading` runs it. Both have as many tasks a batch as the job says; the sink keeps nothing.
+`make bench-reading` runs it. Both have as many tasks a batch as the job says; the sink keeps
+nothing.
 """
 
 from __future__ import annotations

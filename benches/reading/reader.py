@@ -3,9 +3,9 @@
 It does what a JSON line on standard input says, prints what it measured as a JSON line, and waits
 for the end of its input.
 
-`batches` reads a stream to now; `long` does and looks at time and memory on the way; `rows` makes tuples and dicts of batches that were read before;
-`wire` tells how long ago each change was sent that a paced sender sends; `latency` writes documents
-one by one and waits for each to come back.
+`batches` reads a stream to now; `long` also looks at time and memory on the way; `rows` makes
+tuples and dicts of batches that were read before; `wire` tells how long ago each change was sent
+that a paced sender sends; `latency` writes documents one by one and waits for each to come back.
 """
 
 from __future__ import annotations

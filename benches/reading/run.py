@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 DOCUMENT = HERE.parents[1] / "docs" / "performance.md"
-PLOT = DOCUMENT.with_name("growth.svg")
-LONG_PLOT = DOCUMENT.with_name("long.svg")
+PLOTS = {group: DOCUMENT.with_name(f"{group}.svg") for group in ("growth", "long")}
 PYTHON = [sys.executable, "-W", "ignore"]
 BASE = {
     "documents": 1_000_000,
@@ -248,7 +247,7 @@ def growth(largest: int, rounds: int) -> tuple[list[str], str]:
             for size, each in zip(cases, summaries, strict=True)
         ]
         panels.append(Panel(what, sorted(points)))
-    lines += [f"![Time and memory by documents, vBuckets and nodes]({PLOT.name})", ""]
+    lines += [f"![Time and memory by documents, vBuckets and nodes]({PLOTS['growth'].name})", ""]
     return lines, plot(panels)
 
 
@@ -264,12 +263,11 @@ def nodes(program: Path, documents: int, rounds: int) -> list[str]:
 
 def long(program: Path, changes: int) -> tuple[list[str], str]:
     """Whether rate and memory stay the same from the first change to the last: a table, a plot."""
-    lines = [
+    head = (
         "| changes of 256 B | rows/s, first tenth | last tenth | slowest | CPU µs/row "
-        "| MiB after the first tenth | at the end |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    panels = []
+        "| MiB after the first tenth | at the end |"
+    )
+    lines, panels = [head, "|---|---|---|---|---|---|---|"], []
     # 10 times as many in large writes, which take less time.
     for name, of_source, wanted in (
         ("as a node writes", "steady", changes),
@@ -297,7 +295,7 @@ def long(program: Path, changes: int) -> tuple[list[str], str]:
             for part, rate in zip(parts, rates, strict=True)
         ]
         panels.append(Panel(f"million changes {name}", points))
-    lines += [f"![Time and memory from the first change to the last]({LONG_PLOT.name})", ""]
+    lines += [f"![Time and memory from the first change to the last]({PLOTS['long'].name})", ""]
     return lines, plot(panels)
 
 
@@ -438,33 +436,24 @@ ROWS_A_PASS = 3300
 
 def measure(group: str, chosen: argparse.Namespace) -> list[str]:
     """Measures one group."""
-    rounds = chosen.rounds
-    match group:
-        case "ready":
-            lines = beside_rust(chosen.program, 512, rounds)
-        case "rows":
-            lines = rows(min(chosen.documents, 500_000), rounds)
-        case "latency":
-            lines = latency(chosen.program, 5000, rounds)
-        case "spark":
-            lines = spark(chosen.program, chosen.documents, rounds)
-        case "spark-node":
-            lines = spark_node(chosen.program, chosen.documents, rounds)
-        case "nodes":
-            lines = nodes(chosen.program, chosen.documents, rounds)
-        case "long":
-            lines, drawn = long(chosen.program, chosen.long)
-            if not chosen.no_write:
-                LONG_PLOT.write_text(drawn)
-        case "batches":
-            lines = micro_batches(max(1, rounds // 2))
-        case "carried":
-            lines = carried(chosen.documents, rounds)
-        case _:
-            lines, drawn = growth(chosen.largest, rounds)
-            if not chosen.no_write:
-                PLOT.write_text(drawn)
-    return lines
+    program, documents, rounds = chosen.program, chosen.documents, chosen.rounds
+    if group in PLOTS:
+        lines, drawn = (
+            growth(chosen.largest, rounds) if group == "growth" else long(program, chosen.long)
+        )
+        if not chosen.no_write:
+            PLOTS[group].write_text(drawn)
+        return lines
+    return {
+        "ready": lambda: beside_rust(program, 512, rounds),
+        "rows": lambda: rows(min(documents, 500_000), rounds),
+        "latency": lambda: latency(program, 5000, rounds),
+        "spark": lambda: spark(program, documents, rounds),
+        "spark-node": lambda: spark_node(program, documents, rounds),
+        "batches": lambda: micro_batches(max(1, rounds // 2)),
+        "carried": lambda: carried(documents, rounds),
+        "nodes": lambda: nodes(program, documents, rounds),
+    }[group]()
 
 
 def arguments() -> argparse.Namespace:

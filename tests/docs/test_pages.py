@@ -8,6 +8,7 @@ Spark run in `tests/spark/test_pages.py`, in the session that is there.
 import dataclasses
 import gc
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from blocks import ROOT, blocks_of, pages
 
 import dcp_rs
+from dcp_rs.testing import EmbeddedCluster
 
 SPARK = ["docs/guides/spark.md"]
 PYTEST = ["docs/guides/testing.md"]
@@ -110,3 +112,37 @@ def test_the_page_of_errors_lists_every_class_and_every_code():
     assert len(codes) > 20
     missing = {code for code in codes if f"`{code}`" not in text}
     assert missing == {"document"}, "a code of what has no class of its own"
+
+
+def test_the_rules_on_the_page_of_faults_are_accepted():
+    page = (ROOT / "docs/guides/faults.md").read_text()
+    (example,) = re.findall(r"^```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?) \|", page.split("## Reactions")[1], re.MULTILINE)
+    reactions = [each for row in rows for each in re.findall(r"`(.+?)`", row)]
+    members = re.findall(r"^\| (`.*?) \|", page.split("## Reactions")[0], re.MULTILINE)
+    conditions = {
+        "opcode": ["DCP_MUTATION", 0x57, ["DCP_MUTATION", 0x58]],
+        "vbucket": [1, [1, 2]],
+        "connection": [1, "spark*"],
+        "node": [0],
+        "direction": ["to_client", "to_server"],
+        "any": [[{"node": 0}, {"vbucket": 1}]],
+        "not": [{"node": 0}],
+        "nth": [1],
+        "every": [2],
+        "probability": [0.5],
+        "seed": [1],
+    }
+    assert re.findall(r"`(\w+)`", " ".join(row.split("|")[0] for row in members)) == [*conditions]
+    assert len(reactions) >= 18
+    with EmbeddedCluster() as cluster:
+        cluster.set_faults(json.loads(example))
+        assert [each["name"] for each in cluster.faults() if "name" in each] == ["busy once"]
+        for text in reactions:
+            reaction = json.loads(text) if text.startswith("{") else text
+            cluster.set_faults([{"condition": {"node": 0}, "reaction": reaction}])
+        for member, values in conditions.items():
+            for value in values:
+                # A seed belongs to a probability, and both directions to reactions of both.
+                condition = {member: value} | ({"probability": 0.5} if member == "seed" else {})
+                cluster.set_faults([{"condition": condition, "reaction": "drop"}])

@@ -39,12 +39,12 @@ FILES = {
 
 @pytest.fixture
 def check(tmp_path):
-    def run(files, name=NAME, platform="manylinux_2_17"):
+    def run(files, name=NAME, platform="manylinux_2_17", more=()):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             for each, text in files.items():
                 archive.writestr(each, text)
         return subprocess.run(
-            [sys.executable, SCRIPT, "--platform", platform, tmp_path / name],
+            [sys.executable, SCRIPT, "--platform", platform, *more, tmp_path / name],
             capture_output=True,
             text=True,
         )
@@ -79,6 +79,20 @@ def test_what_is_wrong_is_named(check, changed, said):
     assert done.returncode == 1
     assert len(done.stdout.splitlines()) == 1
     assert said in done.stdout
+
+
+def test_a_release_needs_urls_and_links_that_work(check):
+    urls = "".join(
+        f"Project-URL: {name}, https://example.org/x\n"
+        for name in ("Homepage", "Documentation", "Changelog", "Source", "Issues")
+    )
+    good = METADATA.replace("Keywords", f"{urls}Keywords")
+    info = f"{INFO}/METADATA"
+    assert check(FILES | {info: good}, more=["--urls"]).returncode == 0
+    done = check(FILES, more=["--urls"])
+    assert done.stdout.count("lacks the URL") == 5
+    done = check(FILES | {info: good + "[a](docs/a.md)"}, more=["--urls"])
+    assert "files that are not there" in done.stdout
 
 
 @pytest.mark.parametrize(
