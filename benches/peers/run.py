@@ -443,7 +443,7 @@ def measure_embedded(
         f"Per million changes; medians of {chosen.rounds} rounds; keys of 19 B in {VBUCKETS} "
         f"vBuckets, {chosen.changes:,} changes (half as many of 4 KiB), window 8 MiB, from the "
         "disk image. "
-        + ("EmbeddedCluster and client pinned to a core each. " if of_client is not None else "")
+        + ("Cluster and client pinned to a core each. " if of_client is not None else "")
         + "Processor time and peak are those of the whole process, start-up included; elapsed "
         f"time begins with the first stream request. {machine}; load at the end of each size: "
         f"{', '.join(load)}. {versions()}; `java -Xmx512m`."
