@@ -5,14 +5,17 @@ output must be what its blocks print. A page whose blocks are tests is run by py
 Spark run in `tests/spark/test_pages.py`, in the session that is there.
 """
 
+import contextlib
 import dataclasses
 import gc
 import inspect
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -146,3 +149,22 @@ def test_the_rules_on_the_page_of_faults_are_accepted():
                 # A seed belongs to a probability, and both directions to reactions of both.
                 condition = {member: value} | ({"probability": 0.5} if member == "seed" else {})
                 cluster.set_faults([{"condition": condition, "reaction": "drop"}])
+
+
+def test_the_table_on_the_page_of_sharing_is_the_one_that_the_store_creates(tmp_path):
+    page = (ROOT / "docs/guides/share.md").read_text()
+    (statement,) = re.findall(r"^```sql\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    columns = []
+    for name, commands in (("own", []), ("given", [statement])):
+        connect = partial(sqlite3.connect, tmp_path / f"{name}.db")
+        with contextlib.closing(connect()) as database, EmbeddedCluster() as cluster:
+            for command in commands:
+                database.execute(command)
+            cluster.upsert("key", {})
+            store = dcp_rs.SqlStore(connect, table="positions")
+            with cluster.connect() as client, client.stream(start=store, until="now") as stream:
+                for batch in stream:
+                    store.save(batch.checkpoint)
+            assert len(store.load()) == 1
+            columns.append(database.execute("PRAGMA table_info(positions)").fetchall())
+    assert columns[0] == columns[1]
