@@ -12,7 +12,7 @@ TIME, MEMORY = "#0b6e4f", "#b4532a"
 class Point(NamedTuple):
     """What one size took."""
 
-    size: int
+    size: float
     nanoseconds: float
     mebibytes: float
 
@@ -44,7 +44,7 @@ def _panel(panel: Panel, left: float, most: Point) -> list[str]:
     sizes = [point.size for point in panel.points]
     low, high = math.log10(min(sizes)), math.log10(max(sizes))
 
-    def across(size: int) -> float:
+    def across(size: float) -> float:
         return left + (math.log10(size) - low) / (high - low) * WIDTH
 
     def up(part: float) -> float:
