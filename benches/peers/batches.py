@@ -8,6 +8,7 @@ Job in and count out are as for the other clients (`count.rs`). Of a job for thi
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -48,13 +49,13 @@ def main() -> None:
     }
     parse = PARSERS.get(job.get("parser"), lambda _: None)
     connection_string = job["connection_string"]
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.ExitStack() as held:
         if job.get("tls", False):
             connection_string = job["tls_connection_string"]
-            options["tls_ca"] = Path(folder, "ca.pem")
+            # Read for each connection.
+            options["tls_ca"] = Path(held.enter_context(tempfile.TemporaryDirectory()), "ca.pem")
             options["tls_ca"].write_text(job["ca_pem"])
-        client = dcp_rs.connect(connection_string, **options, **credentials)
-    with client:
+        client = held.enter_context(dcp_rs.connect(connection_string, **options, **credentials))
         started = time.perf_counter()
         changes = size = 0
         with client.stream(until="now", **job.get("stream", {})) as stream:
