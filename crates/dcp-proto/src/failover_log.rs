@@ -14,7 +14,7 @@ pub enum InvalidFailoverLog {
     #[error("a failover log has at least one entry")]
     Empty,
     /// A log is of at most [`FailoverLog::MAX_ENTRIES`] entries.
-    #[error("a failover log of {0} entries is longer than any server's")]
+    #[error("a failover log of {0} entries is too long")]
     TooLong(usize),
     /// The bytes are not a list of entries.
     #[error("{0}")]

@@ -152,7 +152,7 @@ impl RowFilter {
         if self.since() > asked.since() {
             beyond.push(match asked.since() {
                 Some(since) => format!("changes since {} ns after 1970", since),
-                None => "changes of any time".to_owned(),
+                None => "changes from any time".to_owned(),
             });
         }
         beyond

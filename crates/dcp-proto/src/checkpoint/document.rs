@@ -206,7 +206,7 @@ pub(super) fn read(json: &[u8]) -> Result<Checkpoint, CheckpointError> {
             // The checksum does not cover the version.
             let leaves_out = read.filter().is_some_and(StoredFilter::leaves_out);
             if leaves_out != (version == VERSION) {
-                return Err(CheckpointError::Damaged("the version and the filter do not agree"));
+                return Err(CheckpointError::Damaged("the version and the filter do not match"));
             }
             Ok(read)
         }
@@ -293,7 +293,7 @@ impl TryFrom<FilterDocument> for StoredFilter {
             (None, Some(ids)) => {
                 StreamFilter::Collections(ids.iter().map(|id| CollectionId(id.0)).collect())
             }
-            (Some(_), Some(_)) => return Err("the filter names a scope and collections"),
+            (Some(_), Some(_)) => return Err("the filter has both a scope and collections"),
         };
         let op = |name: String| {
             let op = Op::ALL.into_iter().find(|op| op.name() == name);
@@ -301,15 +301,14 @@ impl TryFrom<FilterDocument> for StoredFilter {
         };
         let ops = read.ops.map(|ops| ops.into_iter().map(op).collect::<Result<_, _>>());
         let rows = RowFilter::new(read.keys, ops.transpose()?, read.since)
-            .map_err(|_| "the filter's keys or operations are none, or too many or too long")?;
+            .map_err(|_| "the filter's keys or operations are empty, too many or too long")?;
         let filter = Self::new(documents, read.system_documents).with_rows(rows);
         let Some(patterns) = read.patterns else { return Ok(filter) };
         if matches!(filter.documents(), StreamFilter::Collections(_)) {
-            return Err("the filter names collections and has patterns of them");
+            return Err("the filter has both collections and collection patterns");
         }
-        let patterns = CollectionPatterns::new(patterns.iter().map(String::as_str)).map_err(
-            |_| "the filter's patterns of collections are none, or too many or too long",
-        )?;
+        let patterns = CollectionPatterns::new(patterns.iter().map(String::as_str))
+            .map_err(|_| "the filter's collection patterns are empty, too many or too long")?;
         Ok(filter.with_patterns(patterns))
     }
 }

@@ -72,7 +72,8 @@ pub enum CheckpointError {
     /// It was made on another bucket, or on one of the same name that has been deleted since.
     #[error(
         "the checkpoint belongs to another bucket (uuid {found}, this one has {expected}): the \
-         bucket was recreated, or the checkpoint is of another one; start without a checkpoint"
+         bucket was recreated, or the checkpoint was made for another one; start without a \
+         checkpoint"
     )]
     OtherBucket {
         /// UUID in the checkpoint.
@@ -82,14 +83,14 @@ pub enum CheckpointError {
     },
     /// The stream asks for more than the filter it was made with.
     #[error(
-        "the checkpoint was {0}: ask for what it was made with or for a part of it, or start \
+        "the checkpoint was {0}: use the filter it was made with or a narrower one, or start \
          without a checkpoint"
     )]
     OtherFilter(FilterMismatch),
     /// Checkpoints to be joined were made with different filters.
     #[error(
-        "the checkpoints were made with different filters ({first}, and {second}): join only those \
-         of one filter"
+        "the checkpoints were made with different filters ({first}, and {second}): join only \
+         checkpoints with the same filter"
     )]
     MixedFilters {
         /// Filter of the one that was to be added to.

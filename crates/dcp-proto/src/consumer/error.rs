@@ -112,7 +112,7 @@ pub enum ConnectionError {
     #[error("the server broke the protocol: {0}")]
     Protocol(#[from] ProtocolError),
     /// The packet boundaries are lost.
-    #[error("the server sent bytes that are no packet: {0}")]
+    #[error("the server sent bytes that are not a packet: {0}")]
     Framing(DecodeError),
     /// Nothing arrived for twice the noop interval.
     #[error("nothing arrived for twice the noop interval: the connection is dead")]

@@ -32,8 +32,8 @@ pub enum OffsetsError {
     },
     /// A later release wrote the document.
     #[error(
-        "the offsets are of version {found}, this release reads up to {VERSION}: install the \
-         release that wrote them, or a later one"
+        "the offsets have format version {found}, this release reads up to {VERSION}: use the \
+         release that wrote them, or a newer one"
     )]
     Version {
         /// Version of the document.
@@ -41,8 +41,8 @@ pub enum OffsetsError {
     },
     /// The offsets belong to another bucket, or to one of the same name that is gone.
     #[error(
-        "the offsets belong to the bucket with the UUID {found}, but this one has {expected}: it \
-         was dropped and created anew, or it is another; start with new offsets"
+        "the offsets belong to the bucket with the UUID {found}, but this one has {expected}: the \
+         bucket was recreated, or the offsets were made for another one; start with new offsets"
     )]
     OtherBucket {
         /// UUID in the offsets.
@@ -51,7 +51,9 @@ pub enum OffsetsError {
         expected: String,
     },
     /// The bucket has another number of vBuckets than the offsets.
-    #[error("the offsets are of {found} vBuckets, the bucket has {expected}: start with new ones")]
+    #[error(
+        "the offsets cover {found} vBuckets, the bucket has {expected}: start with new offsets"
+    )]
     OtherShape {
         /// vBuckets in the offsets.
         found: usize,
@@ -60,8 +62,8 @@ pub enum OffsetsError {
     },
     /// More is to be read than the filter they were made with lets pass.
     #[error(
-        "the offsets were {0}: ask for what they were made with or for a part of it, or start with \
-         new ones"
+        "the offsets were {0}: use the filter they were made with or a narrower one, or start with \
+         new offsets"
     )]
     OtherFilter(FilterMismatch),
 }
@@ -224,7 +226,7 @@ impl Offsets {
         }
         let Document { content, c } = serde_json::from_str(json).map_err(OffsetsError::damaged)?;
         if content.crc() != c {
-            return Err(OffsetsError::damaged("the checksum is another"));
+            return Err(OffsetsError::damaged("checksum mismatch"));
         }
         content.offsets()
     }
@@ -262,17 +264,17 @@ impl Content {
 
     fn offsets(self) -> Result<Offsets, OffsetsError> {
         if self.s.is_empty() || self.s.len() > MAX_VBUCKETS {
-            return Err(OffsetsError::damaged("no bucket has so many vBuckets"));
+            return Err(OffsetsError::damaged("too many vBuckets"));
         }
         if self.f.is_some() != (self.v != VERSION_WITHOUT_FILTER) {
-            return Err(OffsetsError::damaged("the version and the filter do not agree"));
+            return Err(OffsetsError::damaged("the version and the filter do not match"));
         }
         let filter = self.f.map(StoredFilter::try_from).transpose();
         let filter = filter.map_err(OffsetsError::damaged)?;
         let vbuuids = BASE64.decode(&self.u).map_err(OffsetsError::damaged)?;
         let (vbuuids, rest) = vbuuids.as_chunks::<8>();
         if vbuuids.len() != self.s.len() || !rest.is_empty() {
-            return Err(OffsetsError::damaged("seqnos and vbuuids are not as many"));
+            return Err(OffsetsError::damaged("the numbers of seqnos and vbuuids differ"));
         }
         let offset = |(&seqno, vbuuid): (&u64, &[u8; 8])| Offset {
             seqno: Seqno(seqno),
@@ -284,7 +286,7 @@ impl Content {
         for (name, epoch) in self.e {
             let slot = name.parse().ok().and_then(|vbid: usize| offsets.vbuckets.get_mut(vbid));
             let Some(slot) = slot else {
-                return Err(OffsetsError::damaged("the epoch of no vBucket"));
+                return Err(OffsetsError::damaged("an epoch of a vBucket that does not exist"));
             };
             slot.epoch = epoch;
         }

@@ -69,9 +69,9 @@ pub struct Limits {
 pub enum PlanError {
     /// The server's history of a vBucket is no longer the one that was read.
     #[error(
-        "the history of {vbid} was rolled back: what was read up to seqno {seqno} of branch \
-         {vbuuid} is common with the server's only up to {common}; to go on, have rollbacks \
-         emitted, or the vBucket read again"
+        "the history of {vbid} was rolled back: it was read up to seqno {seqno} of branch \
+         {vbuuid}, which the server's history shares only up to {common}; to continue, emit \
+         rollbacks or read the vBucket again"
     )]
     RolledBack {
         /// The vBucket.
@@ -85,8 +85,8 @@ pub enum PlanError {
     },
     /// Deletions may be missing, because the server no longer has them.
     #[error(
-        "{vbid} was read up to seqno {seqno}, but the server has purged deletions {}: some \
-         may be missed for good; read from the beginning, or allow the loss",
+        "{vbid} was read up to seqno {seqno}, but the server has purged deletions {}: some may be \
+         missed permanently; read from the beginning, or allow the loss",
         purge.map_or_else(|| "above it".to_owned(), |purge| format!("up to {purge}"))
     )]
     Purged {
@@ -100,8 +100,8 @@ pub enum PlanError {
     /// The snapshot that a checkpoint stands in is not yet on the disks of all copies, so that no
     /// offset can be claimed in it. Passes.
     #[error(
-        "{vbid}: the snapshot that the checkpoint stands in ends at seqno {end}, but only \
-         {persisted} is on the disks of all copies yet"
+        "{vbid}: the snapshot that the checkpoint is in ends at seqno {end}, but all copies have \
+         persisted only up to {persisted}"
     )]
     NotPersisted {
         /// The vBucket.

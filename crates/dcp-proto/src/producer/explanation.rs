@@ -131,7 +131,7 @@ impl fmt::Display for Explanation<'_> {
                          before any rollback"
                     }
                     OutOfRange::StartAboveHigh { .. } => {
-                        "there is no such change to go on from yet"
+                        "there is no such change to resume from yet"
                     }
                 })
             }

@@ -61,8 +61,8 @@ pub enum InvalidConnectionString {
     ManagerPort(u16),
     /// An IPv6 literal lacks its brackets, or one of them; or what is in brackets is none.
     #[error(
-        "connection string has an IPv6 address without brackets, or brackets without one: write \
-         [::1]:11210"
+        "connection string has an IPv6 address without brackets, or brackets around something \
+         else: write [::1]:11210"
     )]
     Ipv6,
     /// A host has a character that no name has.

@@ -27,7 +27,7 @@ pub enum InvalidManifest {
         column: usize,
     },
     /// An id is not a hexadecimal number that fits.
-    #[error("collections manifest holds an impossible {0}")]
+    #[error("collections manifest has an invalid {0}")]
     Id(&'static str),
     /// Two entries have the same id.
     #[error("collections manifest names {0} twice")]

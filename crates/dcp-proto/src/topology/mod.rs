@@ -51,7 +51,7 @@ pub enum InvalidConfig {
     #[error("cluster configuration lacks {0}")]
     Missing(&'static str),
     /// A member holds a value that cannot be.
-    #[error("cluster configuration holds an impossible {0}")]
+    #[error("cluster configuration has an invalid {0}")]
     Impossible(&'static str),
     /// Buckets of this kind have no vBuckets, so they cannot be streamed.
     #[error(

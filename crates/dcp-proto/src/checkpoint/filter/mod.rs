@@ -242,8 +242,8 @@ pub enum FilterMismatch {
     },
     /// An earlier release stored a hash only, and it is another one.
     #[error(
-        "made with another filter, of which the release that wrote it kept only a hash, or what \
-         the filter names was dropped and created again"
+        "made with another filter (an earlier release stored only its hash), or with scopes or \
+         collections that were since dropped and created again"
     )]
     Hash,
 }

@@ -312,7 +312,7 @@ pub enum BootstrapError {
     #[error("the user may not open DCP connections")]
     DcpAccess,
     /// The server does not grant a feature that is needed.
-    #[error("the server does not support {0:?}, which is needed here")]
+    #[error("the server does not support {0:?}, which is required")]
     FeatureMissing(Feature),
     /// The server refuses a setting that is needed.
     #[error("the server refuses the setting {key}={value} ({status}{context})")]

@@ -133,7 +133,7 @@ impl Bootstrap {
             let (key, value) = (setting.key, setting.value.clone());
             return Err(BootstrapError::ControlRefused { key, value, status, context });
         }
-        tracing::debug!(key = setting.key, %status, %context, "the server does not take a setting");
+        tracing::debug!(key = setting.key, %status, %context, "the server rejected a setting");
         Ok(())
     }
 
@@ -147,7 +147,7 @@ impl Bootstrap {
         let parsed = body(frame).and_then(|json| Ok((self.parse_config(&json)?, json)));
         match parsed {
             Ok((config, json)) => self.keep_newer(config, json),
-            Err(error) => tracing::debug!(%error, "a pushed configuration is of no use"),
+            Err(error) => tracing::debug!(%error, "ignoring a pushed configuration"),
         }
     }
 }
