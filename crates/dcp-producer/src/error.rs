@@ -65,7 +65,7 @@ pub enum Error {
         count: u16,
     },
     /// No node that runs has the vBucket.
-    #[error("{vbid} is on no node that runs: restart its node, fail it over or rebalance")]
+    #[error("{vbid} is on no running node: restart its node, fail it over or rebalance")]
     VbucketUnavailable {
         /// vBucket asked for.
         vbid: Vbid,
@@ -79,7 +79,7 @@ pub enum Error {
         replica: usize,
     },
     /// The node does not run.
-    #[error("node {node} does not run: restart it, or fail it over")]
+    #[error("node {node} is not running: restart it, or fail it over")]
     NodeDown {
         /// Number of the node.
         node: usize,
@@ -149,7 +149,7 @@ pub enum DocumentError {
     #[error("the document exists already")]
     Exists,
     /// The document has another version than the one named.
-    #[error("the document has another CAS than {0}: read it again and retry")]
+    #[error("the CAS of the document is not {0}: read it again and retry")]
     CasMismatch(Cas),
     /// The key is empty or too long.
     #[error("a key has 1 to {max} bytes, not {len}")]
@@ -168,13 +168,13 @@ pub enum DocumentError {
         max: usize,
     },
     /// The value is not what its datatype says.
-    #[error("the value is not what its datatype says")]
+    #[error("the value does not match its datatype")]
     InvalidValue,
     /// The document is not a decimal number, or the result would not be one.
-    #[error("the document is not a decimal number of 64 bits")]
+    #[error("the document is not a 64-bit decimal number")]
     NotANumber,
     /// No node that runs has the vBucket of the document.
-    #[error("{0} is on no node that runs: restart its node, fail it over or rebalance")]
+    #[error("{0} is on no running node: restart its node, fail it over or rebalance")]
     Unavailable(Vbid),
     /// The document has a durable write that is neither committed nor aborted.
     #[error("the document has a durable write in progress: commit or abort it first")]
@@ -186,7 +186,9 @@ pub enum DocumentError {
     #[error("the document is not locked")]
     NotLocked,
     /// The document's durable write is not the next one of its vBucket to be completed.
-    #[error("the next durable write of the vBucket is not that of the document: complete it first")]
+    #[error(
+        "the document has no durable write, or an earlier one of the vBucket is not complete yet"
+    )]
     NotPrepared,
     /// There is no such collection.
     #[error("collection {0} does not exist")]

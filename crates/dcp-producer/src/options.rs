@@ -215,7 +215,7 @@ impl ProducerOptions {
                 }
             }
             if names.contains(&&user.username) {
-                return invalid("users", format!("'{}' is there twice", user.username));
+                return invalid("users", format!("'{}' appears twice", user.username));
             }
             names.push(&user.username);
         }
@@ -226,10 +226,10 @@ impl ProducerOptions {
             tls.check()?;
         }
         if self.seed.is_some() && !self.in_memory {
-            return invalid("seed", "only a cluster without ports may be predictable".to_owned());
+            return invalid("seed", "only a cluster without ports can be predictable".to_owned());
         }
         if self.in_memory && self.tls.is_some() {
-            return invalid("in_memory", "a cluster without ports speaks no TLS".to_owned());
+            return invalid("in_memory", "a cluster without ports cannot use TLS".to_owned());
         }
         for (option, count) in
             [("max_connections", self.max_connections), ("max_streams", self.max_streams)]

@@ -189,7 +189,7 @@ impl Link {
                 Opcode::DCP_ADD_STREAM => {
                     let status = frame.header.status();
                     if !status.is_success() {
-                        tracing::debug!(%status, "a replica got no stream");
+                        tracing::debug!(%status, "a replica's stream request was refused");
                     }
                 }
                 // Consumers ask for version 0, which no server has.

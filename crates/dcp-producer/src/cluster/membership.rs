@@ -285,7 +285,7 @@ impl Cluster {
             change.version = ConfigVersion { epoch, rev: 0 };
             Ok(())
         });
-        debug_assert!(resumed.is_ok(), "nothing here fails");
+        debug_assert!(resumed.is_ok(), "the update cannot fail");
     }
 
     /// Changes the collections manifest and lets every vBucket follow.

@@ -95,8 +95,8 @@ impl Condition {
         }
         let counts = self.nth.is_some() || self.every.is_some() || self.probability.is_some();
         if depth > 0 && (counts || self.direction.is_some()) {
-            let expected = "without nth, every, probability and direction, which are of the whole \
-                            rule";
+            let expected = "without nth, every, probability and direction, which apply to the \
+                            whole rule";
             return Err(RuleError::invalid(path, expected));
         }
         if self.probability.is_some_and(|chance| !(0.0..=1.0).contains(&chance.of)) {

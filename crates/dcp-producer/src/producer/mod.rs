@@ -250,7 +250,7 @@ impl Producer {
             store.close(&cluster)
         });
         if let Ok(Err(error)) = closing.await {
-            tracing::error!(%error, "the data folder was not closed in good order");
+            tracing::error!(%error, "the data folder was not closed cleanly");
         }
     }
 }

@@ -210,7 +210,7 @@ impl Producer {
         if let Some(store) = &self.store
             && let Err(error) = store.round(&self.cluster, bucket.vbids())
         {
-            tracing::error!(%error, "changes are not in the data folder yet");
+            tracing::error!(%error, "changes could not be written to the data folder");
         }
     }
 
@@ -405,7 +405,7 @@ impl Producer {
     #[doc(hidden)]
     pub fn set_manifest(&self, stored: &str) -> Result<(), Error> {
         let stored = serde_json::from_str(stored).unwrap_or_default();
-        let set = Manifest::from_stored(&stored).ok_or(Error::Manifest("it is no manifest"))?;
+        let set = Manifest::from_stored(&stored).ok_or(Error::Manifest("it is not a manifest"))?;
         self.cluster.update_manifest(self.now(), |manifest| {
             *manifest = set;
             Ok(())

@@ -138,7 +138,7 @@ impl Connection {
             End::Done => {}
             End::Io(error) => tracing::debug!(id = self.id, %error, "connection lost"),
             End::Protocol(error) => tracing::debug!(id = self.id, %error, "connection closed"),
-            End::Idle => tracing::debug!(id = self.id, "closing a connection that stands still"),
+            End::Idle => tracing::debug!(id = self.id, "closing a stalled connection"),
             End::Dcp(reason) => tracing::debug!(id = self.id, %reason, "connection closed"),
         }
         self.socket.close();

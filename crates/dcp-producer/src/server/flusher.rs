@@ -53,6 +53,6 @@ async fn keep(cluster: &Arc<Cluster>, store: &Arc<Store>, dirty: Vec<Vbid>) {
     let round = tokio::task::spawn_blocking(move || store.round(&cluster, dirty));
     if let Ok(Err(error)) = round.await {
         // It is tried again with the next changes; clients are not told of them as persisted.
-        tracing::error!(%error, "changes are not in the data folder yet");
+        tracing::error!(%error, "changes could not be written to the data folder");
     }
 }

@@ -41,7 +41,7 @@ pub(super) async fn shake(
         None => false,
         Some(certificate) => {
             if tls::common_name(certificate).as_deref() != Some(credentials.username()) {
-                tracing::debug!("a client certificate is for somebody unknown");
+                tracing::debug!("a client certificate names an unknown user");
                 return None;
             }
             true

@@ -86,7 +86,7 @@ fn port(option: &'static str, first: u16, index: usize, nodes: usize) -> Result<
     let offset = u16::try_from(index).unwrap_or(u16::MAX);
     first.checked_add(offset).ok_or_else(|| Error::InvalidOption {
         option,
-        reason: format!("{nodes} nodes need as many ports up to 65535"),
+        reason: format!("{nodes} nodes need {nodes} consecutive ports up to 65535"),
     })
 }
 

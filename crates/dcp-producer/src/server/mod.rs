@@ -291,7 +291,7 @@ fn admit(permits: &Arc<Semaphore>, socket: &TcpStream) -> Option<OwnedSemaphoreP
     };
     // Answers are small and awaited one by one.
     if let Err(error) = socket.set_nodelay(true) {
-        tracing::debug!(%error, "a connection died before it was served");
+        tracing::debug!(%error, "a connection was lost before it was served");
         return None;
     }
     Some(permit)

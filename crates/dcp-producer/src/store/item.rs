@@ -72,7 +72,7 @@ pub(super) fn encode(item: &Item) -> Result<Vec<u8>, &'static str> {
             out.push(ABORT);
             out.extend(prepared.0.to_be_bytes());
         }
-        _ => return Err("a change is of a kind that cannot be stored"),
+        _ => return Err("changes of this kind cannot be stored"),
     }
     for number in [item.seqno.0, item.rev_seqno.0, item.cas.0] {
         out.extend(number.to_be_bytes());

@@ -158,7 +158,7 @@ fn check(record: &BucketRecord, options: &ProducerOptions) -> Result<(), Error> 
     let invalid = |option, reason| Err(Error::InvalidOption { option, reason });
     let BucketRecord { format, name, vbuckets, .. } = record;
     if *format != BucketRecord::FORMAT {
-        return invalid("data", format!("the folder has format {format}, which is not known"));
+        return invalid("data", format!("the folder has the unknown format {format}"));
     }
     if *name != options.bucket {
         return invalid("bucket", format!("the data folder has the bucket `{name}`"));

@@ -35,7 +35,7 @@ impl Tls {
             Some(certificate) => (given(certificate)?, None),
             None => {
                 let (identity, ca_pem) = authority::issue(host).map_err(|error| Error::Tls {
-                    reason: "no certificate could be made".to_owned(),
+                    reason: "no certificate could be generated".to_owned(),
                     source: Box::new(error),
                 })?;
                 (identity, Some(ca_pem))
@@ -58,7 +58,7 @@ impl Tls {
             )?),
         };
         let config = builder.with_single_cert(chain, key).map_err(|error| {
-            invalid("tls.certificate", format!("certificate and key do not fit: {error}"))
+            invalid("tls.certificate", format!("certificate and key do not match: {error}"))
         })?;
         Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), ca_pem })
     }
