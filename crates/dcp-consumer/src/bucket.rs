@@ -256,7 +256,7 @@ impl Bucket {
             match timeout(ALIVE_WITHIN, self.refresh(&mut connected)).await {
                 Ok(Ok(())) => return Some(connected),
                 Ok(Err(error)) => {
-                    tracing::debug!(%address, error = %Chain(&error), "a pooled connection is gone");
+                    tracing::debug!(%address, error = %Chain(&error), "a pooled connection was lost");
                 }
                 Err(_) => tracing::debug!(%address, "a pooled connection does not answer"),
             }
@@ -292,7 +292,7 @@ impl Bucket {
                 attempts.spawn(async move {
                     let connected = bucket.connect_to(&address, None, limit).await;
                     if let Err(error) = &connected {
-                        tracing::debug!(%address, error = %Chain(error), "a node gives no map");
+                        tracing::debug!(%address, error = %Chain(error), "a node sent no cluster map");
                     }
                     connected.is_ok()
                 });
@@ -363,7 +363,7 @@ fn without_address(
     let is_there = |network, is_tls| node.data_address(network, is_tls).is_some();
     let message = match network {
         _ if is_tls && is_there(network, false) => format!(
-            "node {name} has no TLS port for the data service in the cluster map: turn TLS on \
+            "node {name} has no TLS port for the data service in the cluster map: enable TLS \
              there, or use couchbase://"
         ),
         Network::External => format!(

@@ -90,11 +90,11 @@ pub fn check_ahead(checkpoint: &Checkpoint, kept: &Checkpoint) -> Result<(), Err
     };
     let (new, old) = (checkpoint.bucket_uuid(), kept.bucket_uuid());
     if new != old {
-        return refused(format!("the checkpoint is of bucket {new}, the stored one of {old}"));
+        return refused(format!("the checkpoint belongs to bucket {new}, the stored one to {old}"));
     }
     for (vbid, old) in kept.positions().filter(|(_, old)| old.seqno > Seqno::ZERO) {
         let Some(new) = checkpoint.position(vbid) else {
-            let why = format!("the checkpoint does not have {vbid}, as the stored one does");
+            let why = format!("the checkpoint lacks {vbid}, which the stored one has");
             return refused(why);
         };
         // A reader that was rolled back has a lower seqno and counts one rollback more.

@@ -145,7 +145,7 @@ impl Client {
         let queue = Arc::new(Queue::new());
         let stats = Arc::new(SharedStats::default());
         if options.persisted_only && !config.delivery.persisted_only {
-            tracing::warn!("the bucket lives in memory only: nothing is ever on disk to wait for");
+            tracing::warn!("persisted_only has no effect on an ephemeral bucket");
             stats.events.push(StreamEvent::NothingPersisted);
         }
         for vbid in empty {
@@ -252,8 +252,8 @@ impl Client {
         let ignore_purged_tombstones = options.ignore_purged_tombstones && config.ignores_purges();
         if options.ignore_purged_tombstones && !ignore_purged_tombstones {
             tracing::warn!(
-                "ignore_purged_tombstones: the server is older than 7.2: vBuckets whose deletions \
-                 it has purged begin again"
+                "ignore_purged_tombstones needs Couchbase Server 7.2: vBuckets with purged \
+                 deletions start from the beginning"
             );
         }
         let persisted_only = options.persisted_only && !self.bucket.config().is_ephemeral();
@@ -367,9 +367,7 @@ async fn heads(
         }
     };
     let asked = nodes.collection_seqnos(vbids, &collections).await;
-    asked
-        .inspect_err(|error| tracing::debug!(%error, "the seqnos of collections are not reported"))
-        .ok()
+    asked.inspect_err(|error| tracing::debug!(%error, "the seqnos of collections are unknown")).ok()
 }
 
 /// The position after the newest change.
@@ -399,8 +397,9 @@ async fn check_not_ahead(
         let Some(position) = checkpoint.position(vbid) else { continue };
         if position.vbuuid() == log.newest().vbuuid {
             let message = format!(
-                "the checkpoint is ahead of the server ({vbid}: seqno {} against {}): it belongs \
-                 to another copy of the bucket, or the bucket was restored; start without it",
+                "the checkpoint is ahead of the server ({vbid}: seqno {}, the server has {}): it \
+                 belongs to another copy of the bucket, or the bucket was restored; start without \
+                 it",
                 position.seqno,
                 high.get(&vbid).copied().unwrap_or_default()
             );

@@ -147,7 +147,7 @@ impl Aside {
         }
         let failed = |message| Error::new(ErrorKind::Authentication, message);
         let permit = Arc::clone(&self.threads).acquire_owned().await.map_err(|closed| {
-            failed("no thread is left to ask for the credentials").with_source(closed)
+            failed("no thread is free to call the credentials function").with_source(closed)
         })?;
         let (sender, receiver) = oneshot::channel();
         let run = move || {
@@ -158,7 +158,8 @@ impl Aside {
         };
         std::thread::Builder::new().name("dcp_rs-credentials".to_owned()).spawn(run).map_err(
             |error| {
-                failed("no thread could be started to ask for the credentials").with_source(error)
+                failed("no thread could be started to call the credentials function")
+                    .with_source(error)
             },
         )?;
         receiver.await.map_err(|_| failed("the credentials function panicked"))

@@ -160,8 +160,8 @@ impl Error {
     /// A packet has ended so many connections that it is not asked for any more.
     pub(crate) fn unusable_packet(packet: &ProtocolError) -> Self {
         let message = format!(
-            "a packet of the server cannot be used, and ends every connection ({packet}): please \
-             report this, and leave the vBucket out to read the others"
+            "the server keeps sending a packet that cannot be used ({packet}): please report this, \
+             and leave the vBucket out to read the others"
         );
         let mut error = Self::new(ErrorKind::UnusablePacket, message).with_vbid(packet.vbid);
         error.0.seqno = packet.seqno;

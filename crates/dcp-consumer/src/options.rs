@@ -256,7 +256,7 @@ pub(crate) fn check(options: &StreamOptions) -> Result<(), Error> {
             "end_persisted needs persisted_only"
         }
         _ if options.out_of_order && options.on_rollback == OnRollback::Fail => {
-            "out_of_order: a lost connection begins the first load again, which is told as a \
+            "out_of_order: a lost connection restarts the initial load, which is reported as a \
              rollback: set on_rollback to 'emit' or 'resync'"
         }
         _ => return Ok(()),

@@ -36,13 +36,13 @@ impl ReadBuffer {
     /// `len` bytes were walked.
     pub(crate) const fn consume(&mut self, len: usize) {
         self.start += len;
-        debug_assert!(self.start <= self.end, "more walked than there was");
+        debug_assert!(self.start <= self.end, "consumed more bytes than were read");
     }
 
     /// `len` bytes were read into [`space`](Self::space).
     pub(crate) const fn filled_by(&mut self, len: usize) {
         self.end += len;
-        debug_assert!(self.end <= self.bytes.len(), "more read than there was room");
+        debug_assert!(self.end <= self.bytes.len(), "read more bytes than there was space");
     }
 
     /// Room to read into: for more of the packet that has begun, whose length was checked against the

@@ -19,14 +19,14 @@ const MAX_SERVICES: usize = 64;
 /// Why a service name gave no nodes.
 #[derive(Debug, Error)]
 pub(crate) enum SrvError {
-    #[error("DNS has no answer")]
+    #[error("the DNS lookup failed")]
     Dns(#[from] NetError),
     #[error("the name lists no nodes")]
     Empty,
     /// All it lists is elsewhere.
     #[error(
-        "DNS lists {} for {service}, outside its domain, and a forged answer could do that: if this \
-         is right, pass srv_targets=\"any\", or name these hosts in the connection string",
+        "DNS lists {} for {service}, outside its domain, as a forged answer could: if this is \
+         correct, pass srv_targets=\"any\", or name these hosts in the connection string",
         .targets.join(", ")
     )]
     Elsewhere { service: String, targets: Vec<String> },
@@ -60,7 +60,7 @@ pub(crate) async fn lookup(
     if !targets.is_empty() {
         match wanted {
             SrvTargets::Any => {
-                tracing::warn!(service, ?targets, "DNS lists nodes outside the domain: followed");
+                tracing::warn!(service, ?targets, "DNS lists nodes outside the domain: accepted");
             }
             SrvTargets::SameDomain => {
                 nodes.retain(|node| is_in_domain(&node.host, host));
@@ -70,7 +70,7 @@ pub(crate) async fn lookup(
                 tracing::warn!(
                     service,
                     ?targets,
-                    "DNS lists nodes outside the domain: refused (srv_targets=\"any\" takes them)"
+                    "DNS lists nodes outside the domain: refused (srv_targets=\"any\" accepts them)"
                 );
             }
         }

@@ -128,8 +128,8 @@ fn why_not_decrypted(error: &pkcs8::Error) -> Error {
              pkcs8 -topk8 -v2 aes-256-cbc -in OLD -out NEW`"
         }
         false => {
-            "the private key cannot be decrypted: check tls_key_password, which is not its \
-             passphrase, or the file, which may be damaged"
+            "the private key cannot be decrypted: check tls_key_password, and that the file is not \
+             damaged"
         }
     })
 }
@@ -161,8 +161,8 @@ pub(crate) fn advice(error: &std::io::Error) -> &'static str {
             "the port does not speak TLS: use couchbase://, or the TLS port (11207)"
         }
         Some(rustls::Error::AlertReceived(AlertDescription::ProtocolVersion)) => {
-            "the server speaks neither TLS 1.2 nor 1.3: have it take one of them (Couchbase \
-             Server: tlsMinVersion)"
+            "the server speaks neither TLS 1.2 nor 1.3: enable one of them (Couchbase Server: \
+             tlsMinVersion)"
         }
         Some(rustls::Error::AlertReceived(AlertDescription::UnrecognisedName)) => {
             "the server has no certificate for this host name: connect by a name it knows"
@@ -195,7 +195,7 @@ fn certificate_advice(error: &CertificateError) -> &'static str {
         | CertificateError::NotValidYetContext { .. } => {
             "the server's certificate is not valid now: check its dates and this machine's clock"
         }
-        _ => "the server's certificate is not acceptable: the cause says why",
+        _ => "the server's certificate was rejected: see the cause",
     }
 }
 

@@ -49,7 +49,7 @@ impl Acknowledger {
             return Err(Error::new(ErrorKind::Config, message));
         };
         if token.stream != self.stream {
-            let message = "the batch is of another stream: acknowledge it there";
+            let message = "the batch belongs to another stream: acknowledge it there";
             return Err(Error::new(ErrorKind::Config, message));
         }
         watermark.ack(token.batch);

@@ -23,8 +23,8 @@ impl<S: BatchSink> Cluster<S> {
         if !self.reconciler.is_endless() {
             return Entry::Finished;
         }
-        let message = "everything the filter names was dropped, so that nothing more can come: \
-                       open another stream for what takes its place";
+        let message = "everything in the filter was dropped, so no more changes can arrive: open \
+                       another stream for its replacement";
         Entry::Error(Error::new(ErrorKind::StreamEnded, message))
     }
 

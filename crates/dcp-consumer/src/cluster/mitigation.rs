@@ -99,7 +99,7 @@ impl<S: BatchSink> Cluster<S> {
             }
             Observed::Lost(error) => {
                 let error = Chain(&error);
-                tracing::debug!(%address, %error, "a node does not answer how far it has persisted");
+                tracing::debug!(%address, %error, "a node did not report its persisted seqnos");
                 self.poll_map(now);
                 self.persistence.answered(address, None, now)
             }
@@ -110,7 +110,8 @@ impl<S: BatchSink> Cluster<S> {
                 if !self.has_observed || refused >= self.reconciler.patience() {
                     return Err(error);
                 }
-                tracing::warn!(%address, error = %Chain(&error), "a node refuses to report what it has persisted");
+                let error = Chain(&error);
+                tracing::warn!(%address, %error, "a node refuses to report its persisted seqnos");
                 self.persistence.answered(address, None, now)
             }
         };

@@ -201,7 +201,7 @@ impl<S: BatchSink> Cluster<S> {
         let tasks = &mut self.tasks;
         let all = async { while tasks.join_next().await.is_some() {} };
         if timeout(LEAVE_WITHIN, all).await.is_err() {
-            tracing::debug!("a connection is not pooled: its server leaves a stream unended");
+            tracing::debug!("a connection is not pooled: the server did not end a stream in time");
         }
     }
 
@@ -367,7 +367,7 @@ impl<S: BatchSink> Cluster<S> {
                     if let Err(refused) = commands.send(command)
                         && let Command::Open { vbid, from, .. } = refused.0
                     {
-                        let message = format!("the connection to {address} is over");
+                        let message = format!("the connection to {address} has ended");
                         let cause = Arc::new(Error::new(ErrorKind::ConnectionLost, message));
                         self.reconciler.lost(*id, vec![(vbid, *from)], &cause, now);
                     }
@@ -390,7 +390,7 @@ impl<S: BatchSink> Cluster<S> {
         if let Some(error) = self.bucket.why_no_address(map, vbid) {
             return Arc::new(error);
         }
-        let error = Error::new(ErrorKind::Connect, "the cluster map has it on no node");
+        let error = Error::new(ErrorKind::Connect, "the cluster map assigns it to no node");
         Arc::new(match &self.map_error {
             Some(cause) => error.with_source(Arc::clone(cause)),
             None => error,

@@ -30,8 +30,8 @@ impl Stage {
                 "the TLS handshake was not answered: check that the port speaks TLS (11207)"
             }
             Self::Bootstrap { heard: false } => {
-                "connected, but the peer says nothing: check that the port is the data service's \
-                 (11210, with TLS 11207)"
+                "connected, but the peer does not answer: check that the port is the data \
+                 service's (11210, with TLS 11207)"
             }
             Self::Bootstrap { heard: true } => {
                 "the server began to answer but did not finish: it may be overloaded or starting"
@@ -44,7 +44,7 @@ impl Stage {
 
 /// What gives the credentials does not answer.
 pub(super) fn no_credentials(limit: Duration) -> Error {
-    let message = format!("the credentials were not given within {limit:?}");
+    let message = format!("the credentials were not available within {limit:?}");
     Error::new(ErrorKind::Authentication, message)
 }
 

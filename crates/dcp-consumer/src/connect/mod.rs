@@ -318,7 +318,9 @@ fn check(options: &ConnectOptions, connection_string: &ConnectionString) -> Resu
     if let (Some(option), Some(written)) = (&options.bucket, connection_string.bucket())
         && option != written
     {
-        return wrong("the connection string names another bucket than the options: name it once");
+        return wrong(
+            "the connection string names a different bucket than the options: name it once",
+        );
     }
     if options.bucket.as_deref() == Some("") {
         return wrong("the bucket name is empty");
@@ -333,7 +335,7 @@ fn check(options: &ConnectOptions, connection_string: &ConnectionString) -> Resu
         let reveals = mechanisms.iter().any(|mechanism| mechanism.reveals_password());
         if reveals && !connection_string.scheme().is_tls() {
             return wrong(
-                "sasl_mechanisms names PLAIN, which would send the password to whoever listens: use \
+                "sasl_mechanisms names PLAIN, which would send the password unencrypted: use \
                  couchbases://",
             );
         }
@@ -438,7 +440,8 @@ async fn encrypt(
     stream: TcpStream,
 ) -> Result<tokio_rustls::client::TlsStream<TcpStream>, Error> {
     let name = ServerName::try_from(address.host.clone()).map_err(|error| {
-        let message = format!("'{}' is no host name a certificate can hold", address.host);
+        let message =
+            format!("'{}' is not a host name that a certificate can contain", address.host);
         Error::new(ErrorKind::Config, message).with_source(error)
     })?;
     tls.connect(name, stream).await.map_err(|error| {

@@ -297,7 +297,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                     Ok(()) => self.open_streams += 1,
                     Err(misuse) => {
                         // Reported as an end, so that the vBucket is opened again and not forgotten.
-                        tracing::error!(%misuse, "a stream could not be asked for");
+                        tracing::error!(%misuse, "a stream could not be requested");
                         let (cause, from) = (EndCause::Closed, fallback);
                         self.report(Report::Ended { vbid, cause, from });
                     }
@@ -444,7 +444,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                     }
                 }
                 Event::ClusterMapChanged => self.driver.machine.request_cluster_map(),
-                event => tracing::debug!(?event, "an event nobody waits for"),
+                event => tracing::debug!(?event, "an unexpected event"),
             }
         }
         cut

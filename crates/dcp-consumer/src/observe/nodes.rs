@@ -374,7 +374,7 @@ impl Nodes {
                 let (waited, cause) = (self.begun.elapsed(), Some(Arc::new(cause)));
                 return Err(Error::out_of_reach(vbid, waited, cause));
             }
-            tracing::debug!(%vbid, error = %Chain(&cause), "a node is asked again");
+            tracing::debug!(%vbid, error = %Chain(&cause), "a node did not answer, trying again");
             if is_map_doubtful {
                 self.find_out_who_is_left().await?;
             } else {
@@ -473,10 +473,10 @@ impl Nodes {
                 match timeout(limit, bucket.refresh(&mut connected)).await {
                     Ok(Ok(())) => return Some((address, connected)),
                     Ok(Err(error)) => {
-                        tracing::debug!(%address, error = %Chain(&error), "a node gives no map");
+                        tracing::debug!(%address, error = %Chain(&error), "a node sent no cluster map");
                     }
                     Err(_) => {
-                        tracing::debug!(%address, "a node does not send a cluster map in time");
+                        tracing::debug!(%address, "a node sent no cluster map in time");
                     }
                 }
                 None
@@ -518,5 +518,5 @@ fn late(limit: Duration) -> Error {
 }
 
 fn unanswered() -> Error {
-    Error::new(ErrorKind::Timeout, "no node says that the vBucket is active on it")
+    Error::new(ErrorKind::Timeout, "no node reports the vBucket as active")
 }

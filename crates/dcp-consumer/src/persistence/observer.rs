@@ -39,7 +39,7 @@ pub(crate) async fn observe(
     while let Some(question) = questions.recv().await {
         let asked = timeout(PATIENCE, ask(&bucket, &address, &mut connection, &question)).await;
         let observed = asked.unwrap_or_else(|_| {
-            let message = "a node did not answer in time how far it has persisted";
+            let message = "a node did not report its persisted seqnos in time";
             Observed::Lost(Error::new(ErrorKind::Timeout, message))
         });
         if !matches!(observed, Observed::Answers { .. }) {
@@ -83,7 +83,7 @@ fn failure(error: Error) -> Observed {
     let (kind, message) = match error.status() {
         Some(Status::EACCESS) => (
             ErrorKind::AccessDenied,
-            "the user may not observe what is on disk, which persisted_only needs: grant the role \
+            "the user may not observe persisted seqnos, which persisted_only needs: grant the role \
              'Data DCP Reader' (data_dcp_reader)",
         ),
         Some(Status::UNKNOWN_COMMAND | Status::NOT_SUPPORTED) => (

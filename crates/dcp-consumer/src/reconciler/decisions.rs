@@ -30,7 +30,7 @@ pub(super) fn decide(vbid: Vbid, cause: &EndCause, has_streamed: bool) -> Decisi
         }
         EndCause::RolledBack(rollback) => {
             let message = format!(
-                "{vbid} was rolled back to seqno {}: the changes read above it are void",
+                "{vbid} was rolled back to seqno {}: the changes read above it are no longer valid",
                 rollback.seqno
             );
             let error = Error::new(ErrorKind::Rollback, message).with_vbid(vbid);
@@ -49,7 +49,7 @@ fn decide_end(vbid: Vbid, reason: StreamEndReason) -> Decision {
         | StreamEndReason::SLOW => Decision::Retry(Backoff::SHORT),
         StreamEndReason::STATE_CHANGED | StreamEndReason::ROLLBACK => Decision::Moved,
         StreamEndReason::FILTER_EMPTY => {
-            tracing::warn!(%vbid, "everything the filter names was dropped: nothing more comes");
+            tracing::warn!(%vbid, "everything in the filter was dropped: the stream ends");
             Decision::Complete
         }
         StreamEndReason::LOST_PRIVILEGES => {

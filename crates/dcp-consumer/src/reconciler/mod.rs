@@ -340,9 +340,9 @@ impl Reconciler {
             if is_alive(on) {
                 continue;
             }
-            debug_assert!(false, "{vbid} is on a connection that is gone");
+            debug_assert!(false, "{vbid} is on a connection that no longer exists");
             entry.state = State::Failed;
-            let message = format!("{vbid} was forgotten by the client: please report this");
+            let message = format!("the client lost track of {vbid}: please report this");
             return Err(Error::new(ErrorKind::StreamEnded, message).with_vbid(vbid));
         }
         Ok(())
@@ -498,8 +498,8 @@ pub(crate) fn check_end(vbid: Vbid, end: Seqno, high: Seqno) -> Result<(), Error
         return Ok(());
     }
     let message = format!(
-        "{vbid} was rolled back to seqno {high} or below: the end of the read, seqno {end}, is no \
-         longer there"
+        "{vbid} was rolled back to seqno {high} or below: the end of the read, seqno {end}, no \
+         longer exists"
     );
     let error = Error::new(ErrorKind::Rollback, message).with_vbid(vbid);
     Err(error.with_rollback_seqno(high))

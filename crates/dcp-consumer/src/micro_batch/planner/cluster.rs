@@ -82,8 +82,8 @@ impl Planner {
         let is_kept_secret = self.seen.values().any(|seen| seen.purge_seqno.is_none());
         if is_kept_secret && !std::mem::replace(&mut self.has_warned, true) {
             tracing::warn!(
-                "the user may not read statistics: a purge of deletions is noticed only where a \
-                 read would go on below it"
+                "the user may not read statistics: purged deletions are detected only where a read \
+                 would resume below the purge seqno"
             );
         }
         Ok(())
@@ -153,8 +153,8 @@ impl Planner {
         let asked = link.observer.collection_seqnos(&vbids, &collections);
         match timeout(HEADS_WITHIN, asked).await {
             Ok(Ok(heads)) => self.heads = Some(heads),
-            Ok(Err(error)) => tracing::debug!(%error, "the seqnos of collections are not reported"),
-            Err(_) => tracing::debug!("the seqnos of collections are not reported in time"),
+            Ok(Err(error)) => tracing::debug!(%error, "the seqnos of collections are unknown"),
+            Err(_) => tracing::debug!("no answer in time with the seqnos of collections"),
         }
     }
 
