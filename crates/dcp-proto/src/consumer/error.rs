@@ -1,4 +1,4 @@
-//! What goes wrong on a connection.
+//! Errors of a connection.
 
 use core::fmt;
 
@@ -48,7 +48,7 @@ pub enum Misbehaviour {
     /// A failover log that is empty or not a list of entries.
     #[error("invalid failover log")]
     InvalidFailoverLog,
-    /// A packet nobody asked for.
+    /// A packet that was not requested.
     #[error("unexpected packet")]
     UnexpectedPacket,
     /// More bytes than the flow-control window allows.
@@ -60,7 +60,7 @@ pub enum Misbehaviour {
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProtocolErrorKind {
-    /// The bytes are not what the opcode says.
+    /// The bytes do not have the layout of the opcode.
     #[error("malformed packet: {0}")]
     InvalidMessage(#[from] DecodeError),
     /// The packet is well-formed and must not come now.
@@ -68,7 +68,7 @@ pub enum ProtocolErrorKind {
     PeerMisbehaved(#[from] Misbehaviour),
 }
 
-/// The server broke the protocol: the connection cannot be trusted any further.
+/// The server broke the protocol: the connection can no longer be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProtocolError {
     /// What is wrong.
@@ -84,7 +84,7 @@ pub struct ProtocolError {
 }
 
 impl ProtocolError {
-    /// Whether `other` is about the same packet, sent again, and the same thing is wrong with it.
+    /// Whether `other` is the same violation in the same packet, sent again.
     #[must_use]
     pub fn is_same_packet(&self, other: &Self) -> bool {
         let of = |error: &Self| (error.vbid, error.seqno, error.opcode, error.kind);
@@ -104,7 +104,7 @@ impl fmt::Display for ProtocolError {
 
 impl core::error::Error for ProtocolError {}
 
-/// Why a connection is over.
+/// Why a connection ended.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionError {
@@ -134,7 +134,7 @@ pub enum OpenStreamError {
     Refused {
         /// Its answer.
         status: Status,
-        /// The collections manifest the refusal names, if it does.
+        /// The collections manifest that the refusal names, if any.
         manifest_uid: Option<ManifestUid>,
     },
 }

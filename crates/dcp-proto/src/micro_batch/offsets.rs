@@ -1,4 +1,4 @@
-//! Where a sequence of bounded reads stands, as a small JSON document.
+//! The progress of consecutive bounded reads, as a small JSON document.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
@@ -11,7 +11,7 @@ use crate::topology::Manifest;
 
 const VERSION: u64 = 3;
 
-/// Version whose filter knows nothing of patterns, keys, operations and times.
+/// Version whose filter has no patterns, keys, operations or time.
 const VERSION_WITHOUT_ROWS: u64 = 2;
 
 /// Version without a filter.
@@ -24,10 +24,10 @@ const MAX_VBUCKETS: usize = 1 << 16;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OffsetsError {
-    /// The document is cut, changed or something else.
+    /// The document was truncated or changed, or is not a document of offsets.
     #[error("the offsets are damaged ({what}): restore them, or start with new ones")]
     Damaged {
-        /// What is wrong with them.
+        /// What is wrong.
         what: String,
     },
     /// A later release wrote the document.
@@ -39,7 +39,7 @@ pub enum OffsetsError {
         /// Version of the document.
         found: u64,
     },
-    /// The offsets belong to another bucket, or to one of the same name that is gone.
+    /// The offsets belong to another bucket, or to a deleted one of the same name.
     #[error(
         "the offsets belong to the bucket with the UUID {found}, but this one has {expected}: the \
          bucket was recreated, or the offsets were made for another one; start with new offsets"
@@ -60,7 +60,7 @@ pub enum OffsetsError {
         /// vBuckets of the bucket.
         expected: usize,
     },
-    /// More is to be read than the filter they were made with lets pass.
+    /// The read goes beyond the filter that the offsets were made with.
     #[error(
         "the offsets were {0}: use the filter they were made with or a narrower one, or start with \
          new offsets"
@@ -79,8 +79,8 @@ impl OffsetsError {
 pub struct Offset {
     /// Last seqno that was read.
     pub seqno: Seqno,
-    /// Newest branch of the vBucket's history when that seqno was chosen; it need not be the one
-    /// that made the seqno. 0 before the first change.
+    /// Newest branch of the vBucket's history when that seqno was chosen; not necessarily the one
+    /// that contains the seqno. 0 before the first change.
     pub vbuuid: Vbuuid,
     /// How many rollbacks were seen.
     pub epoch: u32,
@@ -119,7 +119,7 @@ impl Offsets {
         &self.bucket_uuid
     }
 
-    /// The filter that was read with; `None` if a release wrote the offsets that stored none.
+    /// The filter of the reads; `None` if an earlier release, which stored none, wrote the offsets.
     #[must_use]
     pub const fn filter(&self) -> Option<&StoredFilter> {
         self.filter.as_ref()
@@ -131,13 +131,13 @@ impl Offsets {
         self.vbuckets.len()
     }
 
-    /// How far a vBucket has been read; nothing of one the bucket does not have.
+    /// How far a vBucket has been read; the default for one that the bucket does not have.
     #[must_use]
     pub fn get(&self, vbid: Vbid) -> Offset {
         self.vbuckets.get(usize::from(vbid.0)).copied().unwrap_or_default()
     }
 
-    /// Puts how far a vBucket has been read. Without effect for one the bucket does not have.
+    /// Sets how far a vBucket has been read. Has no effect for one that the bucket does not have.
     pub fn set(&mut self, vbid: Vbid, offset: Offset) {
         if let Some(slot) = self.vbuckets.get_mut(usize::from(vbid.0)) {
             *slot = offset;
@@ -149,8 +149,8 @@ impl Offsets {
         (0..=u16::MAX).map(Vbid).zip(self.vbuckets.iter().copied())
     }
 
-    /// Checks that the offsets are those of a bucket, whatever was read of it: enough for offsets
-    /// that only say where to stop.
+    /// Checks that the offsets belong to a bucket, regardless of their filter: sufficient for
+    /// offsets that only define where to stop.
     ///
     /// # Errors
     /// [`OffsetsError::OtherBucket`] or [`OffsetsError::OtherShape`].
@@ -166,8 +166,8 @@ impl Offsets {
         Ok(())
     }
 
-    /// The offsets to go on from with `filter`. That is stored from then on, also in the offsets
-    /// that are planned from these, so that a filter which was narrowed is not widened again.
+    /// The offsets to continue from with `filter`. They store `filter` from then on, as do the
+    /// offsets planned from them, so that a narrowed filter cannot be widened again.
     ///
     /// # Errors
     /// Those of [`check`](Self::check); [`OffsetsError::OtherFilter`] if the offsets were not made
@@ -299,7 +299,7 @@ fn epochs(vbuckets: &[Offset]) -> BTreeMap<String, u32> {
     some.map(|(vbid, offset)| (vbid.to_string(), offset.epoch)).collect()
 }
 
-/// Text of numbers and strings, which always are JSON.
+/// JSON of numbers and strings, which cannot fail.
 fn to_text(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
