@@ -1,4 +1,4 @@
-//! How a replica applies what a stream brings.
+//! How a replica applies the changes of its stream.
 
 use std::sync::Arc;
 

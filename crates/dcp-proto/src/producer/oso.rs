@@ -20,7 +20,7 @@ use super::{Backfill, ConnectionConfig, DiskShare, OsoBackfill, VBucketSource};
 const LARGE_ITEM: u64 = 256;
 
 /// Largest part of a vBucket's items, in thousandths, for which lookups of small items beat reading
-/// everything; below, that for large ones.
+/// everything; the next constant is for large items.
 const SMALL_ITEMS_RATIO: u64 = 5;
 const LARGE_ITEMS_RATIO: u64 = 40;
 

@@ -153,8 +153,7 @@ impl Stream {
         end = open_end.filter(|&open_end| open_end == read_up_to).or(end);
         let first = first.or(end).unwrap_or(read_up_to);
         if self.is_by_key && begins_checkpoint {
-            // The snapshot begins right below the first item: changes of other collections before
-            // it are not part of the snapshot.
+            // Servers send the start of the checkpoint, but at most the seqno below the first item.
             let below = Seqno(first.0.saturating_sub(1));
             self.snapshot.start = self.snapshot.start.max(checkpoint_start.min(below));
         }
