@@ -1,4 +1,4 @@
-//! The task that asks one node how far its copies are on disk.
+//! The task that observes the persisted seqnos of one node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,19 +16,19 @@ use crate::{Error, ErrorKind, requests};
 /// How long a node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What came of a question.
+/// Result of a request.
 #[derive(Debug)]
 pub(crate) enum Observed {
     /// Of the copies.
     Answers { answers: Vec<(Vbid, Answer)>, is_map_old: bool },
-    /// The node could not be asked; it may be another time.
+    /// The node could not be reached; a retry may help.
     Lost(Error),
-    /// The node does not answer such questions.
+    /// The node refuses such requests.
     Refused(Error),
 }
 
-/// Answers `questions` through `report` until nobody asks any more. Has a connection of its own, so that
-/// answers come while the flow-control buffer of the others is full.
+/// Answers `questions` through `report` until their sender is dropped. Uses a separate connection,
+/// so that answers arrive while the flow-control buffer of the others is full.
 pub(crate) async fn observe(
     bucket: Arc<Bucket>,
     address: Address,
@@ -78,7 +78,7 @@ async fn ask(
     Observed::Answers { answers, is_map_old }
 }
 
-/// Whether asking again can help.
+/// Whether a retry can help.
 fn failure(error: Error) -> Observed {
     let (kind, message) = match error.status() {
         Some(Status::EACCESS) => (
