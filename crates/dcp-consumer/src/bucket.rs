@@ -253,7 +253,7 @@ impl Bucket {
             match timeout(ALIVE_WITHIN, self.refresh(&mut connected)).await {
                 Ok(Ok(())) => return Some(connected),
                 Ok(Err(error)) => {
-                    tracing::debug!(%address, error = %Chain(&error), "a pooled connection was lost");
+                    tracing::debug!(%address, error = %Chain(&error), "a pooled connection failed");
                 }
                 Err(_) => tracing::debug!(%address, "a pooled connection does not answer"),
             }
@@ -289,7 +289,7 @@ impl Bucket {
                 attempts.spawn(async move {
                     let connected = bucket.connect_to(&address, None, limit).await;
                     if let Err(error) = &connected {
-                        tracing::debug!(%address, error = %Chain(error), "a node sent no cluster map");
+                        tracing::debug!(%address, error = %Chain(error), "a node sent no map");
                     }
                     connected.is_ok()
                 });

@@ -165,7 +165,7 @@ pub(crate) enum Entry<B> {
     Batch(Queued<B>),
     /// Position updates of vBuckets without changes for the application.
     Positions(Vec<PositionUpdate>),
-    /// The stream cannot go on; the last entry.
+    /// The stream failed; the last entry.
     Error(Error),
     /// Everything was delivered; the last entry.
     Finished,

@@ -254,7 +254,7 @@ impl ProducerOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriteOptions {
-    /// Collection the document lies in.
+    /// Collection of the document.
     pub collection_id: CollectionId,
     /// Version the document must have; 0 for any.
     pub cas: Cas,

@@ -4,7 +4,7 @@ use dcp_wire::{ManifestUid, Seqno, Vbuuid};
 
 use crate::FailoverLog;
 
-/// The range of the snapshot a position lies in.
+/// The snapshot range of a position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// First seqno of the snapshot, or one below it.
@@ -21,7 +21,7 @@ pub struct Snapshot {
 pub struct Position {
     /// Last seqno processed.
     pub seqno: Seqno,
-    /// Snapshot that seqno lies in.
+    /// Snapshot of that seqno.
     pub snapshot: Snapshot,
     /// Failover log of the stream that delivered the position; `None` before any stream.
     pub failover_log: Option<FailoverLog>,

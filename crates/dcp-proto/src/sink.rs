@@ -38,7 +38,7 @@ impl Op {
 pub struct Change<'a> {
     /// What happened.
     pub op: Op,
-    /// vBucket the document lies in.
+    /// vBucket of the document.
     pub vbid: Vbid,
     /// Position in the vBucket.
     pub seqno: Seqno,
@@ -51,7 +51,7 @@ pub struct Change<'a> {
     /// Whether that snapshot keeps several versions of a key: all versions for collections with
     /// change history.
     pub history: bool,
-    /// Collection the document lies in.
+    /// Collection of the document.
     pub collection_id: CollectionId,
     /// Key without its collection id.
     pub key: &'a [u8],
@@ -75,7 +75,7 @@ pub struct Change<'a> {
 /// Consecutive mutations of one stream in the read buffer, in one snapshot and on one branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MutationRun<'r, 'a> {
-    /// vBucket the documents lie in.
+    /// vBucket of the documents.
     pub vbid: Vbid,
     /// History branch that holds the changes.
     pub vbuuid: Vbuuid,
@@ -199,7 +199,7 @@ pub struct SystemEventRecord<'a> {
     pub value: &'a [u8],
 }
 
-/// Why a sink cannot go on.
+/// Why a sink failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SinkError {

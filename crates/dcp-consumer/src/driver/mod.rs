@@ -78,7 +78,7 @@ pub(crate) enum Report {
     Map(Arc<Link>),
     /// The connection ended, with these streams, including those still to be opened.
     Lost { streams: Vec<(Vbid, StreamPosition)>, error: Error },
-    /// The sink cannot go on.
+    /// The sink failed.
     SinkFailed(SinkError),
 }
 

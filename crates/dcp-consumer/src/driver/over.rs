@@ -12,7 +12,7 @@ use crate::{Error, ErrorKind};
 pub(super) enum Over {
     /// The connection cannot be used any longer.
     Lost(Error),
-    /// The sink cannot go on.
+    /// The sink failed.
     Sink(SinkError),
     /// The task is no longer needed.
     Dismissed,

@@ -474,7 +474,7 @@ impl Nodes {
                 match timeout(limit, bucket.refresh(&mut connected)).await {
                     Ok(Ok(())) => return Some((address, connected)),
                     Ok(Err(error)) => {
-                        tracing::debug!(%address, error = %Chain(&error), "a node sent no cluster map");
+                        tracing::debug!(%address, error = %Chain(&error), "a node sent no map");
                     }
                     Err(_) => {
                         tracing::debug!(%address, "a node sent no cluster map in time");

@@ -132,7 +132,7 @@ impl Reconciler {
         waits.chain(limits).min()
     }
 
-    /// Delays vBuckets that are to be opened, without counting it as a failure.
+    /// Delays vBuckets that wait to be opened, without counting it as a failure.
     pub(crate) fn hold_up(&mut self, now: Instant, until: Instant) {
         for entry in self.vbuckets.values_mut() {
             if let State::BackingOff { until: moment, .. } = &mut entry.state {

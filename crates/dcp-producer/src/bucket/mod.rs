@@ -143,7 +143,7 @@ impl Bucket {
         &self.changes
     }
 
-    /// The vBucket `key` lies in.
+    /// The vBucket of `key`.
     pub(crate) fn vbid_of(&self, key: &[u8]) -> Vbid {
         vbucket_of_key(key, self.vbucket_count())
     }

@@ -17,7 +17,7 @@ pub(crate) struct VBucketRecord {
     /// History branches, newest first: identity and where it begins.
     failover: Vec<(u64, u64)>,
     persisted_seqno: u64,
-    /// Snapshot the last change lies in.
+    /// Snapshot of the last change.
     snapshot: (u64, u64),
     purge_seqno: u64,
     /// The newest tombstone that was purged, by collection.

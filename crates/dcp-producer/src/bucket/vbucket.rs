@@ -49,7 +49,7 @@ pub(crate) struct VBucket {
     /// Received snapshots that left versions out, as their start and end: states in between cannot
     /// be restored.
     pub(super) thinned: Vec<(Seqno, Seqno)>,
-    /// Snapshot the newest persisted change lies in.
+    /// Snapshot of the newest persisted change.
     pub(super) persisted_snapshot: Snapshot,
     /// Seqno up to which the data folder has the vBucket; `None` without a folder or if it has
     /// nothing.

@@ -150,7 +150,7 @@ impl Producer {
         self.cluster.bucket.vbucket_count()
     }
 
-    /// The vBucket a key lies in.
+    /// The vBucket of a key.
     #[must_use]
     pub fn vbid_of(&self, key: &[u8]) -> Vbid {
         self.cluster.bucket.vbid_of(key)

@@ -26,8 +26,8 @@ pub struct Delivery {
     /// [`Connection::persisted`](super::Connection::persisted). Waiting changes count towards the
     /// flow-control window.
     pub persisted_only: bool,
-    /// Whether a stream with an end is complete only once the whole snapshot its last change lies
-    /// in is on the disks of all copies. Needs `persisted_only`.
+    /// Whether a stream with an end is complete only once the whole snapshot of its last change is
+    /// persisted on all copies. Needs `persisted_only`.
     pub end_persisted: bool,
     /// Documents that are left out.
     pub hidden: Hidden,
@@ -132,7 +132,7 @@ impl Hidden {
         self
     }
 
-    /// Leaves out what lies in scope `_system`: its id, if there is such a scope yet, and its
+    /// Leaves out documents in scope `_system`: its id, if there is such a scope yet, and its
     /// collections. Those created later are learned from system events.
     #[must_use]
     pub fn with_system_scope(

@@ -11,15 +11,15 @@ use crate::SinkError;
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Misbehaviour {
-    /// A seqno does not lie above the one before it.
+    /// A seqno is not above the previous one.
     #[error("seqno {seqno} does not follow {last}")]
     SeqnoNotAscending {
         /// The seqno.
         seqno: Seqno,
-        /// The one before it.
+        /// The previous seqno.
         last: Seqno,
     },
-    /// A seqno lies outside its snapshot.
+    /// A seqno is outside its snapshot.
     #[error("seqno {seqno} is outside its snapshot [{start}, {end}]")]
     OutsideSnapshot {
         /// The seqno.
@@ -39,7 +39,7 @@ pub enum Misbehaviour {
         start: Seqno,
         /// Last seqno of the snapshot.
         end: Seqno,
-        /// The seqno before it.
+        /// The previous seqno.
         last: Seqno,
     },
     /// An out-of-sequence-order snapshot began in another, or ended outside one.
@@ -117,7 +117,7 @@ pub enum ConnectionError {
     /// Nothing arrived for twice the noop interval.
     #[error("nothing arrived for twice the noop interval: the connection is dead")]
     Idle,
-    /// The sink cannot go on; reconnecting does not help.
+    /// The sink failed; reconnecting does not help.
     #[error(transparent)]
     Sink(#[from] SinkError),
 }

@@ -88,7 +88,7 @@ pub struct PositionUpdate {
     pub vbid: Vbid,
     /// After the last item of it that was given to the sink.
     pub position: Position,
-    /// None of it lies above the position.
+    /// None of them is above the position.
     pub history: History,
 }
 

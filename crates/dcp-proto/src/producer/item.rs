@@ -66,7 +66,7 @@ pub struct Item {
     pub rev_seqno: RevSeqno,
     /// Version of the document.
     pub cas: Cas,
-    /// Collection the document lies in, or that the event is about.
+    /// Collection of the document, or that the event is about.
     pub collection_id: CollectionId,
     /// Key without its collection id.
     pub key: Bytes,

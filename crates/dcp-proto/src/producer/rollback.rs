@@ -23,7 +23,7 @@ pub struct RollbackQuery<'a> {
     pub start_seqno: Seqno,
     /// Branch the client believes it is on.
     pub vbuuid: Vbuuid,
-    /// Snapshot the client's start lies in.
+    /// Snapshot of the client's start.
     pub snapshot: Snapshot,
     /// Whether the branch is also checked for a client that has nothing yet.
     pub strict_vbuuid: bool,
@@ -88,7 +88,7 @@ pub enum RollbackReason {
 /// Which rule between the seqnos of a stream request is broken.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum OutOfRange {
-    /// The start lies after the end.
+    /// The start is after the end.
     #[error("start seqno {start} is greater than end seqno {end}")]
     StartAfterEnd {
         /// Start seqno.
@@ -96,7 +96,7 @@ pub enum OutOfRange {
         /// End seqno.
         end: Seqno,
     },
-    /// The start lies outside its own snapshot.
+    /// The start is outside its snapshot.
     #[error("start seqno {start} is not within snapshot [{}, {}]", .snapshot.start, .snapshot.end)]
     StartOutsideSnapshot {
         /// Start seqno.

@@ -1,4 +1,4 @@
-//! How an item becomes a message: keys, values and layouts as the connection asked for them.
+//! How an item becomes a message: keys, values and layouts as the connection requested them.
 
 use bytes::{Bytes, BytesMut};
 use dcp_wire::message::{

@@ -45,7 +45,7 @@ pub(super) enum Next {
 }
 
 impl Takeover {
-    /// Notes that a marker was sent that is to be acknowledged.
+    /// Notes that a marker was sent that must be acknowledged.
     pub(super) const fn marker_sent(&mut self) {
         self.unacknowledged += 1;
     }

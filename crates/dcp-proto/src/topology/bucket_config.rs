@@ -188,7 +188,7 @@ impl BucketConfig {
         (0..self.num_vbuckets()).map(Vbid).filter(move |&vbid| self.active(vbid) == Some(node))
     }
 
-    /// The vBucket a document key lies in; `key` is without its collection prefix.
+    /// The vBucket of a document key; `key` is without its collection prefix.
     #[must_use]
     pub fn vbucket_of_key(&self, key: &[u8]) -> Vbid {
         super::vbucket_of_key(key, self.num_vbuckets())

@@ -53,7 +53,7 @@ pub struct CollectionEntry {
     pub id: CollectionId,
     /// Its name within the scope.
     pub name: String,
-    /// Scope it lies in.
+    /// Its scope.
     pub scope_id: ScopeId,
     /// Seconds after which its documents expire, if the manifest has them.
     pub max_ttl: Option<u32>,

@@ -71,7 +71,7 @@ pub enum InvalidConfig {
     },
 }
 
-/// The vBucket a document key lies in; `key` is without its collection prefix.
+/// The vBucket of a document key; `key` is without its collection prefix.
 ///
 /// `num_vbuckets` comes from the map; 0 gives vBucket 0.
 #[must_use]

@@ -128,13 +128,13 @@ pub(super) enum EndPersisted {
 /// Properties that the following changes of the snapshot share, except for the last one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fixed {
-    /// Seqnos lie above this one.
+    /// Seqnos are above this one.
     pub(super) last: Seqno,
-    /// Seqnos lie below this one.
+    /// Seqnos are below this one.
     pub(super) before: Seqno,
     /// Branch that holds the changes.
     pub(super) vbuuid: Vbuuid,
-    /// Snapshot they lie in.
+    /// Their snapshot.
     pub(super) snapshot: Snapshot,
     /// Whether it keeps several versions of a key.
     pub(super) history: bool,
@@ -142,7 +142,7 @@ pub(super) struct Fixed {
     pub(super) epoch: u32,
 }
 
-/// The snapshot items must lie in.
+/// The snapshot that contains the items.
 #[derive(Clone, Copy, Debug)]
 struct Marker {
     snapshot: Snapshot,
@@ -258,7 +258,7 @@ impl Stream {
         }
     }
 
-    /// The server accepted the request; the stream's changes lie on the branches of `log`.
+    /// The server accepted the request; the stream's changes are on the branches of `log`.
     pub(super) fn opened(&mut self, log: FailoverLog) {
         self.state = State::Streaming;
         self.reopened = false;
