@@ -359,7 +359,7 @@ mod tests {
             ("a DECIMAL(5, 6)", "scale up to the precision"),
             ("a DECIMAL(x)", "a small number"),
             ("`a INT", "a backtick is not closed"),
-            ("a INT COMMENT 'x", "does not end"),
+            ("a INT COMMENT 'x", "is not closed"),
             ("a VARCHAR(5)", "write STRING"),
             ("a-b INT", "expected a type"),
         ] {
