@@ -1,4 +1,4 @@
-"""Libraries that are used where they are there."""
+"""Optional libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def require(what: str, module: str, package: str) -> ModuleType | Any:
-    """Imports a library for `what`.
+    """Imports a library that `what` needs.
 
     Raises:
         ImportError: It is not installed; the text says what to install.
@@ -24,9 +24,9 @@ def require(what: str, module: str, package: str) -> ModuleType | Any:
 
 
 def require_pyarrow(what: str) -> ModuleType | Any:
-    """Imports PyArrow for `what`.
+    """Imports PyArrow, which `what` needs.
 
     Raises:
-        ImportError: It is not installed; the text says which extra brings it.
+        ImportError: It is not installed; the text names the extra to install.
     """
     return require(what, "pyarrow", "dcp-rs[arrow]")

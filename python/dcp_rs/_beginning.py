@@ -1,4 +1,4 @@
-"""Where a stream begins, and with which vBuckets."""
+"""Where a stream begins, and its vBuckets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dcp_rs.stores import CheckpointStore, SharedStore
 
 
 class Beginning:
-    """What `start`, `default` and `member` ask for.
+    """The start and vBuckets that `start`, `default` and `member` select.
 
     Raises:
         ConfigError: One of them is wrong.
@@ -20,7 +20,7 @@ class Beginning:
 
     def __init__(self, start: object, default: object, member: object) -> None:
         _checks.word("default", default, ("earliest", "latest"))
-        # Before the stores: a checkpoint can be saved and loaded too.
+        # Before the stores: a checkpoint has `save` and `load` as well.
         is_store = isinstance(start, CheckpointStore) and not isinstance(start, Checkpoint)
         self.store = cast("CheckpointStore", start) if is_store else None
         if default != "earliest" and self.store is None:
@@ -37,7 +37,7 @@ class Beginning:
         self._start, self._default = start, default
 
     def of(self, options: Mapping[str, Any], num_vbuckets: int) -> dict[str, object]:
-        """Returns the engine's `start` and `vbuckets`; claims what is read in a store.
+        """Returns the engine's `start` and `vbuckets`; claims the vBuckets in a store.
 
         Raises:
             CheckpointError: The store cannot be read or written.
@@ -51,7 +51,7 @@ class Beginning:
             vbuckets = given["vbuckets"] = _share(*self._member, num_vbuckets)
         given["start"] = self._start
         if isinstance(self._start, Checkpoint):
-            # What it has of others would be saved as theirs.
+            # Otherwise, its positions of other members' vBuckets would be saved.
             part = self._start.restricted_to(vbuckets) if self._member else self._start
             given["start"] = part._inner  # noqa: SLF001 - the package's own
         elif self.store is not None:
@@ -70,7 +70,7 @@ class Beginning:
             return self._default
         if not isinstance(stored, Checkpoint):
             raise _checks.wrong_type("start: load() of the store", stored, "a Checkpoint or None")
-        # Of vBuckets that others read there may be more in the store.
+        # The store may have newer positions of vBuckets that others read.
         if not len(stored) and self._default == "latest":
             return self._default
         return stored._inner  # noqa: SLF001 - the package's own

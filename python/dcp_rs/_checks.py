@@ -53,7 +53,7 @@ def path(option: str, value: object) -> None:
 
 
 def instance(option: str, value: object, expected: type | UnionType, name: str) -> None:
-    """Checks that `value` is an `expected`, which users know as `name`."""
+    """Checks that `value` is an `expected`; errors call it `name`."""
     if not isinstance(value, expected):
         raise wrong_type(option, value, name)
 
@@ -91,7 +91,7 @@ def vbuckets(value: object) -> list[int]:
 
 
 def utf8(option: str, value: str) -> bytes:
-    """Returns text as UTF-8, which has no lone surrogates."""
+    """Returns text as UTF-8; fails on lone surrogates."""
     try:
         return value.encode()
     except UnicodeEncodeError as error:
@@ -99,5 +99,5 @@ def utf8(option: str, value: str) -> bytes:
 
 
 def wrong_type(option: str, value: object, expected: str) -> ConfigError:
-    """Makes the error of a value of a wrong type; the value itself is not shown."""
+    """Returns the error for a value of a wrong type, without the value itself."""
     return ConfigError(f"{option}: must be {expected}, not {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""Who owns which vBuckets in a store: the rules that every store keeps."""
+"""Owners of vBuckets in a store: the rules that all stores follow."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Claims:
-    """The vBuckets that one store object has claimed, under a token of its own.
+    """The vBuckets that one store object has claimed, under its own token.
 
-    Whoever claims a vBucket last owns it. A claim is never renewed by a save: a reader that was
+    The last one to claim a vBucket owns it. A claim is never renewed by a save: a reader that was
     fenced stays fenced until a stream starts from its store again.
     """
 
@@ -28,12 +28,12 @@ class Claims:
     def check(
         self, owners: Mapping[int, str], where: str, among: Iterable[int] | None = None
     ) -> None:
-        """Fails if another reader owns any of the claimed vBuckets.
+        """Checks that no other reader owns any of the claimed vBuckets.
 
         Args:
-            owners: Who owns what.
+            owners: Owners of vBuckets.
             where: The store, for the error.
-            among: Those to look at, if not all.
+            among: vBuckets to check, if not all.
 
         Raises:
             TakenOverError: Another reader has claimed one of them.
@@ -51,11 +51,11 @@ class Claims:
 
 
 def joined(kept: Checkpoint | None, checkpoint: Checkpoint) -> Checkpoint:
-    """Returns what is stored once `checkpoint` is: what it does not name stays.
+    """Returns the stored state after saving `checkpoint`: other vBuckets keep theirs.
 
     Raises:
-        CheckpointError: It would take a vBucket back, or is of another bucket; or it is a part, and
-            was made with another filter than the rest.
+        CheckpointError: It would take a vBucket back, belongs to another bucket, or is a part with
+            another filter than the rest.
     """
     if kept is None:
         return checkpoint
@@ -78,7 +78,7 @@ def in_ranges(vbuckets: Iterable[int]) -> str:
 
 
 def write_owners(owners: Mapping[int, str]) -> dict[str, str]:
-    """Returns the vBuckets of each owner, as JSON holds them."""
+    """Returns the vBuckets of each owner, as JSON values."""
     by_owner: dict[str, list[int]] = {}
     for vbucket, owner in owners.items():
         by_owner.setdefault(owner, []).append(vbucket)
@@ -86,7 +86,7 @@ def write_owners(owners: Mapping[int, str]) -> dict[str, str]:
 
 
 def read_owners(by_owner: object) -> dict[int, str]:
-    """Reads what `write_owners` gave.
+    """Reads the result of `write_owners`.
 
     Raises:
         ValueError: It is something else.
@@ -107,12 +107,12 @@ def read_owners(by_owner: object) -> dict[int, str]:
 
 
 def owners_to_json(owners: Mapping[int, str]) -> bytes:
-    """Writes owners as a document of their own."""
+    """Writes owners as a separate document."""
     return json.dumps({"owners": write_owners(owners)}).encode()
 
 
 def owners_from_json(text: bytes) -> dict[int, str]:
-    """Reads such a document. Nobody owns anything if it is damaged, which fences every reader."""
+    """Reads such a document. A damaged one has no owners, which fences every reader."""
     try:
         return read_owners(json.loads(text)["owners"])
     except (ValueError, KeyError, TypeError):

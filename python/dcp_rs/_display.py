@@ -1,4 +1,4 @@
-"""What reprs and notebooks show: little, whatever there is, and nothing as markup."""
+"""Display in reprs and notebooks: short for any amount of data, and escaped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Cells(reprlib.Repr):
         self.maxstring = self.maxother = self.maxlong = _CELL
 
     def repr_bytes(self, value: bytes, _level: int) -> str:
-        """Shows bytes; `Repr` would write all of them out before it cuts them."""
+        """Shows bytes; `Repr` would format all of them before it cuts them."""
         return repr(value) if len(value) <= _CELL else f"{value[:_CELL]!r}…"
 
 
@@ -33,7 +33,7 @@ _CELLS = _Cells()
 
 
 def names(given: Sequence[str]) -> str:
-    """Returns names one after the other, the first ones of many."""
+    """Returns a list of names, or the first ones of many."""
     more = len(given) - _NAMES
     return ", ".join([*map(_short, given[:_NAMES]), *([f"… {more} more"] if more > 0 else [])])
 

@@ -1,4 +1,4 @@
-"""What the engine needs of `logging`; called by its thread for log records."""
+"""The engine's interface to `logging`, called by its thread for log records."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _nearest(name: str) -> logging.Logger:
 
 
 def _level(logger: logging.Logger) -> int:
-    # Whether a logger itself is disabled is not looked at: those below it are not, then.
+    # `disabled` is ignored: it does not apply to the loggers below.
     return max(logger.getEffectiveLevel(), logger.manager.disable + 1)
 
 
 def hand_on(
     name: str, level: int, place: tuple[str | None, int | None], message: str, created: float
 ) -> None:
-    """Logs what the engine logged at `created`, in seconds since 1970."""
+    """Logs a record of the engine, created at `created` in seconds since 1970."""
     logger = logging.getLogger(name)
     if not logger.isEnabledFor(level):
         return
@@ -41,7 +41,7 @@ def hand_on(
     record.created = created
     record.msecs = float(int(created * 1000) % 1000)
     record.relativeCreated -= since * 1000
-    # This thread is only the messenger.
+    # The record comes from another thread.
     record.threadName = _NAME
     logger.handle(record)
 

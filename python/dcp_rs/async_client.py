@@ -32,7 +32,7 @@ from dcp_rs.stream import ChangeStream
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
-# Their options are declared once, where they are documented.
+# Options are declared only where they are documented.
 _CONNECT = inspect.signature(connect)
 _STREAM = inspect.signature(Client.stream)
 

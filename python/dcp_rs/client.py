@@ -466,7 +466,7 @@ def stream_options(
     if options["vbuckets"] is not None:
         # An iterator would be used up by the check.
         options["vbuckets"] = _checks.items("vbuckets", options["vbuckets"], "a list of vBuckets")
-    # A store is not touched for a stream that cannot be opened.
+    # A store is not changed for a stream that cannot be opened.
     _dcp_rs.check_stream(options)
     options |= begin.of(options, num_vbuckets)
     return options, begin.store if options["start"] == "latest" else None

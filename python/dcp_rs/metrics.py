@@ -35,7 +35,7 @@ _STATES = ("opening", "streaming", "backing_off", "complete", "failed")
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """A stream that is watched."""
+    """A watched stream."""
 
     stream: ChangeStream
     name: str
@@ -62,7 +62,7 @@ class _Figure:
 
 def _of_stats(value: Callable[[StreamStats], float | None]) -> Callable[[_Source], _Points]:
     def read(source: _Source) -> _Points:
-        # What is not known is not there, rather than 0.
+        # Unknown values are left out, instead of 0.
         if (known := value(source.stream.stats())) is not None:
             yield (), known
 
@@ -249,7 +249,7 @@ class _Watched:
             try:
                 points = list(figure.read(source))
             except ForkedProcessError:
-                # It is watched in the process that opened it.
+                # A stream is watched only in the process that opened it.
                 continue
             for labels, value in points:
                 yield (*source.labels, *labels), value

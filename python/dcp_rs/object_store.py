@@ -33,7 +33,7 @@ _CONTENDED_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class _Shard:
-    """What an object holds, and which version of it that is: `None` if there is no object."""
+    """The contents and the version of an object: `None` if there is no object."""
 
     version: UpdateVersion | None
     owners: dict[int, str]
@@ -112,7 +112,7 @@ class ObjectStore:
         """
         found: Checkpoint | None = None
         for number, wanted in _by_shard(_checks.vbuckets(vbuckets)).items():
-            # What was seen last may be old by now: a claim must not take it for its own.
+            # The cached state may be outdated: a claim must not use it.
             self._seen.pop(number, None)
 
             def take(shard: _Shard, own: list[int] = wanted) -> _Shard:
@@ -152,7 +152,7 @@ class ObjectStore:
         return replace(shard, owners=shard.owners | dict.fromkeys(vbuckets, self._claims.token))
 
     def _change(self, number: int, change: Callable[[_Shard], _Shard]) -> _Shard:
-        """Replaces an object by what `change` makes of the newest version of it."""
+        """Replaces an object with the result of `change` for its newest version."""
         end, wait = time.monotonic() + _CONTENDED_SECONDS, 0.01
         shard = self._seen.get(number) or self._get(number)
         while True:
@@ -184,7 +184,7 @@ class ObjectStore:
         return self._seen[number]
 
     def _put(self, number: int, shard: _Shard) -> UpdateVersion | None:
-        """Returns the version that was written; `None` if another was there."""
+        """Returns the version that was written; `None` if another writer was faster."""
         name = self._name(number)
         checkpoint = None if shard.checkpoint is None else json.loads(shard.checkpoint.to_json())
         document = {
@@ -214,7 +214,7 @@ class ObjectStore:
 
 
 class _Failing:
-    """Makes a checkpoint's error of the storage's own."""
+    """Converts errors of the storage to `CheckpointError`."""
 
     def __init__(self, name: str, what: str) -> None:
         self._name, self._what = name, what
@@ -230,7 +230,7 @@ class _Failing:
 
 
 def _version_of(meta: Any) -> UpdateVersion:
-    """Names what a write is to replace: obstore wants nothing where it gave `None`."""
+    """Identifies the version to replace: obstore accepts no `None`."""
     version: UpdateVersion = {}
     if meta.get("e_tag") is not None:
         version["e_tag"] = meta["e_tag"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
-# How drivers want what is put into a statement.
+# Placeholders by parameter style.
 _PLACEHOLDERS = {
     "qmark": ["?", "?", "?"],
     "format": ["%s", "%s", "%s"],
@@ -29,7 +29,7 @@ _PLACEHOLDERS = {
     "named": [":1", ":2", ":3"],
 }
 
-# For so long a claim is tried again whose rows others insert at the same time.
+# How long to retry a claim whose rows others insert at the same time.
 _CONTENDED_SECONDS = 10.0
 
 
@@ -139,7 +139,7 @@ class SqlStore:
         unclaimed = sorted(checkpoint.seqnos.keys() - self._claims.vbuckets)
         if unclaimed:
             with self._transaction() as (_, cursor, sql):
-                # One that is behind is not to take anything over.
+                # A claim that is behind must not take anything over.
                 joined(_join(self._rows(cursor, sql, unclaimed)), checkpoint)
             self.claim(unclaimed)
         with self._transaction() as (connection, _, _):
@@ -180,7 +180,7 @@ class SqlStore:
                 for each in named
                 if rows[each].document != documents[each]
             ]
-            # The transaction may see less than there is: only what is still this reader's.
+            # The transaction may not see everything: use only rows that this reader still owns.
             cursor.executemany(
                 sql("UPDATE {table} SET document = {1} WHERE vbucket = {2} AND owner = {3}"),
                 moved,
@@ -203,7 +203,7 @@ class SqlStore:
         return {vbucket: rows[vbucket] for vbucket in wanted if vbucket in rows}
 
     def _insert_missing(self, wanted: list[int]) -> None:
-        """Inserts a row for each missing vBucket: a row that does not exist cannot be locked."""
+        """Inserts a row for each missing vBucket: only existing rows can be locked."""
         end = time.monotonic() + _CONTENDED_SECONDS
         while True:
             with self._transaction() as (_, cursor, sql):
@@ -240,7 +240,7 @@ class SqlStore:
                     raise
 
     def _create(self, connection: Any, sql: _Sql) -> None:
-        """Creates the table if it does not exist; otherwise needs no right to create tables."""
+        """Creates the table if it does not exist; only then is the privilege needed."""
         if self._is_there(connection, sql):
             return
         try:
@@ -272,7 +272,7 @@ class SqlStore:
 
 
 class _Sql:
-    """Statements as the driver of a connection wants them."""
+    """Statements in the parameter style of a connection's driver."""
 
     def __init__(self, connection: Any, table: str) -> None:
         self.driver = _driver_of(connection)
@@ -284,7 +284,7 @@ class _Sql:
 
 
 def _driver_of(connection: Any) -> ModuleType:
-    """Finds the module of a connection, which DB-API 2.0 gives a `paramstyle` and its errors."""
+    """Finds the module of a connection, which has a `paramstyle` and errors by DB-API 2.0."""
     name = type(connection).__module__
     while name:
         module = sys.modules.get(name)

@@ -171,7 +171,7 @@ class FileStore:
 
     def _own(self, lock: CheckpointLock, owners: dict[int, str], vbuckets: Collection[int]) -> None:
         owners |= dict.fromkeys(vbuckets, self._claims.token)
-        # Half of it, after a crash, is read as nobody's, and then nobody saves before a claim.
+        # After a crash, a partial document has no owners, so no reader saves before a claim.
         lock.write(owners_to_json(owners))
         self._claims.vbuckets.update(vbuckets)
 

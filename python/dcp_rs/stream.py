@@ -235,7 +235,7 @@ class ChangeStream:
                     return ChangeBatch(batch)
                 if is_over:
                     raise StopAsyncIteration
-                # Cancelled here, nothing is lost: what comes stays in the stream.
+                # If cancelled here, nothing is lost: the batch stays in the stream.
                 await there
         finally:
             self._inner.leave(turn)

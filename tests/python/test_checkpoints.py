@@ -91,7 +91,7 @@ def moved(checkpoint, vbucket, by):
 @pytest.mark.parametrize("until", ["now", None])
 def test_a_checkpoint_ahead_of_the_server_is_refused(client, checkpoint, until):
     assert moved(checkpoint, 3, 0).seqnos == checkpoint.seqnos
-    with pytest.raises(CheckpointError, match=r"ahead of the server \(vb:3: seqno \d+ against"):
+    with pytest.raises(CheckpointError, match=r"ahead of the server \(vb:3: seqno \d+, the server"):
         rows_of(client.stream(start=moved(checkpoint, 3, 1), until=until))
 
 
@@ -178,7 +178,7 @@ def test_a_checkpoint_of_an_earlier_release_is_read(client, shop):
     names, resumed = read(client, old)
     assert names == ["carts", "orders"]
     assert resumed.filter.collection_ids is None
-    with pytest.raises(CheckpointError, match=r"another filter, of which .* only a hash"):
+    with pytest.raises(CheckpointError, match=r"another filter \(an earlier release stored only"):
         read(client, old, scope="shop")
 
 

@@ -85,7 +85,7 @@ def test_a_checkpoint_goes_on_with_no_more_than_it_was_made_with(cluster, client
         ({"keys": ["a*", "c*"]}, "keys .*c[*]"),
         ({"ops": None}, "operations expiration"),
         ({"ops": ["expiration"]}, "operations expiration"),
-        ({"since": None}, "of any time"),
+        ({"since": None}, "from any time"),
         ({"since": 999}, "since"),
     ]:
         with pytest.raises(CheckpointError, match=f"also asks for .*{named}"):

@@ -179,8 +179,8 @@ def test_malformed_text_can_have_a_column_without_a_schema(client):
     [
         (DocumentSchema("a INT", prefix=5), "prefix: must be text, not int"),
         (DocumentSchema("a INT", on_malformed="ignore"), "on_malformed: must be 'null', 'fail'"),
-        (DocumentSchema(prefix="doc_"), "document_schema: a prefix is for the columns of a schema"),
-        (DocumentSchema(on_malformed="fail"), "on_malformed: documents are not looked at"),
+        (DocumentSchema(prefix="doc_"), "document_schema: a prefix needs a schema"),
+        (DocumentSchema(on_malformed="fail"), "on_malformed: documents are not decoded"),
         (DocumentSchema(DocumentSchema("a INT")), "document_schema: must be text or a pyarrow"),
     ],
 )

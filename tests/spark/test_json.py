@@ -239,11 +239,11 @@ def test_what_makes_no_sense_is_told_before_anything_is_read(spark, options, mor
     ("more", "said"),
     [
         ({"documentSchema": "timestamp TIMESTAMP"}, "^documentSchema: .*give a prefix"),
-        ({"onMalformed": "fail"}, "documents are not looked at"),
+        ({"onMalformed": "fail"}, "documents are not decoded"),
         ({"valueFormat": "json"}, "'binary', 'string' or 'variant'"),
         ({"documentShema": "a INT"}, "did you mean documentSchema"),
-        ({"valueFormat": "string", "columns": "key"}, "about the column value"),
-        ({"documentPrefix": "doc_"}, "^documentSchema: a prefix is for"),
+        ({"valueFormat": "string", "columns": "key"}, "applies to the column value"),
+        ({"documentPrefix": "doc_"}, "^documentSchema: a prefix needs a schema"),
         ({"documentSchema": 5}, "^documentSchema: must be text"),
     ],
 )

@@ -88,8 +88,9 @@ impl PendingBatch {
                 Slot::Malformed => rows.malformed()?,
             });
         }
-        RecordBatch::try_new(schema.arrow(), arrays)
-            .map_err(|error| rows.places.error(0, format!("columns do not fit: {error}")))
+        RecordBatch::try_new(schema.arrow(), arrays).map_err(|error| {
+            rows.places.error(0, format!("columns do not match the schema: {error}"))
+        })
     }
 }
 

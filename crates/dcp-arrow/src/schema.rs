@@ -168,7 +168,7 @@ pub const COLUMNS: &[ColumnSpec] = &[
         "seqno",
         Basic,
         false,
-        "position in the vBucket; for a rollback the point above which everything comes again",
+        "position in the vBucket; for a rollback, the seqno above which changes are sent again",
     ),
     column(
         Column::Epoch,
@@ -200,7 +200,7 @@ pub const COLUMNS: &[ColumnSpec] = &[
         true,
         "when the document was removed or expired, to the second; null if not known",
     ),
-    column(Column::Flags, "flags", Full, true, "the application's own 32 bits of a mutation"),
+    column(Column::Flags, "flags", Full, true, "32 bits set by the application with a mutation"),
     column(Column::Datatype, "datatype", Full, true, "json or binary: what the value is"),
     column(
         Column::Vbuuid,
@@ -322,7 +322,7 @@ pub enum SchemaError {
     #[error("{0}")]
     Contradiction(&'static str),
     /// A field of documents has the name of another column.
-    #[error("document_schema: the column {0:?} would be there twice: give a prefix, such as doc_")]
+    #[error("document_schema: the column {0:?} would appear twice: give a prefix, such as doc_")]
     NameTaken(String),
     /// The schema of documents is not understood.
     #[error("document_schema: {0}")]

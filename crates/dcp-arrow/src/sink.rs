@@ -84,7 +84,7 @@ impl ArrowSink {
         content: &Content<'_>,
     ) -> Result<(), SinkError> {
         self.columns().push_row(place, change, content).map_err(|_: Full| {
-            let what = "the batch is full: lower batch_bytes, so that it is cut before";
+            let what = "the batch is full: lower batch_bytes, so that it ends earlier";
             unrepresentable(change.vbid, change.seqno, what.to_owned())
         })
     }

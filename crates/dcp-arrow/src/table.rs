@@ -195,9 +195,9 @@ fn check(options: &TableOptions) -> Result<(), SchemaError> {
     let decodes = options.document_schema.is_some();
     let formats = options.value_format != ValueFormat::Binary;
     let contradiction = if !options.document_prefix.is_empty() && !decodes {
-        "document_schema: a prefix is for the columns of a schema: give one, or no prefix"
+        "document_schema: a prefix needs a schema: give one, or leave the prefix out"
     } else if options.on_malformed != OnMalformed::Null && !decodes && !formats {
-        "on_malformed: documents are not looked at: give document_schema, or another value_format"
+        "on_malformed: documents are not decoded: give document_schema, or another value_format"
     } else {
         return Ok(());
     };
@@ -247,7 +247,7 @@ fn named(
     if options.value_format != ValueFormat::Binary && !slots.contains(&Slot::Change(Column::Value))
     {
         return Err(SchemaError::Contradiction(
-            "columns: value_format is about the column value: name it, or leave value_format out",
+            "columns: value_format applies to the column value: name it, or leave value_format out",
         ));
     }
     Ok(slots)

@@ -17,11 +17,10 @@ use crate::opening::Opening;
 use crate::pool::Pool;
 use crate::{Chain, ConnectOptions, Error, ErrorKind, requests};
 
-/// Longest time in which a pooled connection has to show that it is alive; a new one is made
-/// otherwise.
+/// How long a pooled connection may take to prove that it is alive before a new one is made.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long a node is waited for that is asked for the map before the next one is asked too.
+/// How long to wait for a node's map before the next node is asked as well.
 const NEXT_AFTER: Duration = Duration::from_millis(250);
 
 /// One bucket: its map, its manifest, and connections to its nodes.
@@ -33,13 +32,13 @@ pub(crate) struct Bucket {
     num_vbuckets: u16,
     network: Network,
     state: Mutex<State>,
-    /// Another bucket has taken the name.
+    /// Whether another bucket has the name now.
     replaced: AtomicBool,
-    /// Some node has opened a DCP connection: the user may do that.
+    /// Whether some node has opened a DCP connection, so the user has the privilege.
     has_opened_dcp: AtomicBool,
-    /// The highest seqno each vBucket was ever seen to have.
+    /// The highest seqno ever observed for each vBucket.
     highest: Mutex<BTreeMap<Vbid, Seqno>>,
-    /// Connections that no stream uses.
+    /// Connections that are not used by a stream.
     pool: Pool,
 }
 
@@ -95,7 +94,7 @@ impl Bucket {
         self.num_vbuckets
     }
 
-    /// Where what is made for the bucket gets its random numbers from.
+    /// A random number generator for users of the bucket.
     pub(crate) fn randomness(&self) -> StdRng {
         self.connector.randomness()
     }
@@ -119,10 +118,10 @@ impl Bucket {
         Arc::clone(&self.state().manifest)
     }
 
-    /// Takes a map if it is newer.
+    /// Applies a map if it is newer.
     pub(crate) fn apply(&self, config: BucketConfig) {
         if config.uuid() != self.uuid || config.num_vbuckets() != self.num_vbuckets {
-            // An old node may still show what was there before.
+            // A node that lags may still send the map of the previous bucket.
             if config.is_newer_than(&self.config()) {
                 self.replaced.store(true, Ordering::Relaxed);
             }
@@ -150,34 +149,34 @@ impl Bucket {
         Ok(())
     }
 
-    /// Says of a request that was refused for lack of rights, who lacks which.
+    /// Adds to an error about missing privileges which user lacks them.
     pub(crate) fn explain(&self, error: Error) -> Error {
         self.connector.explain(error)
     }
 
-    /// Where the node listens on which a vBucket is active; `None` while there is none.
+    /// Address of the node on which a vBucket is active; `None` while there is none.
     pub(crate) fn address_of(&self, config: &BucketConfig, vbid: Vbid) -> Option<Address> {
         self.address_of_node(config, config.active(vbid)?)
     }
 
-    /// Where a node listens, by its position in the map.
+    /// Address of a node, by its index in the map.
     pub(crate) fn address_of_node(&self, config: &BucketConfig, node: usize) -> Option<Address> {
         config.nodes().get(node)?.data_address(self.network, self.connector.is_tls())
     }
 
-    /// Why a vBucket's active node cannot be connected to; `None` while it has no such node.
+    /// Why a vBucket's active node has no address; `None` while there is no active node.
     pub(crate) fn why_no_address(&self, config: &BucketConfig, vbid: Vbid) -> Option<Error> {
         without_address(config, self.network, self.connector.is_tls(), config.active(vbid))
     }
 
-    /// Where the nodes listen that have a copy of a vBucket, the active one's first; `None` for a
-    /// node without an address. Copies that no node has are left out.
+    /// Addresses of the nodes with a copy of a vBucket, the active one first; `None` for a node
+    /// without an address. Missing copies are left out.
     pub(crate) fn copies_of(&self, config: &BucketConfig, vbid: Vbid) -> Vec<Option<Address>> {
         let nodes = std::iter::once(config.active(vbid)).chain(config.replicas(vbid)).flatten();
         nodes.map(|node| self.address_of_node(config, node)).collect()
     }
 
-    /// The vBuckets by the node they are active on; those without one under `None`.
+    /// The vBuckets by the node on which they are active; those without one under `None`.
     pub(crate) fn by_address(
         &self,
         vbids: impl IntoIterator<Item = Vbid>,
@@ -190,23 +189,22 @@ impl Bucket {
         by_address
     }
 
-    /// Whether a failure may pass by itself. The bucket was opened by this client, so that a node
-    /// which does not know it, or refuses the user, may be starting, or not have heard of a new
-    /// password yet.
+    /// Whether a failure may be temporary. The client has opened this bucket before, so a node that
+    /// does not know it, or refuses the user, may be starting, or may not have a new password yet.
     pub(crate) fn may_pass(&self, error: &Error) -> bool {
         if self.check_identity().is_err() {
             return false;
         }
-        // What the server has never granted to this client, it refuses on purpose.
+        // The server refuses on purpose what it has never granted to this client.
         let was_granted = self.has_opened_dcp.load(Ordering::Relaxed);
         match (error.kind(), error.opcode()) {
             (ErrorKind::Config | ErrorKind::Closed | ErrorKind::Checkpoint, _) => false,
-            // A setting that earlier streams may have done without.
+            // A setting that earlier streams may not have needed.
             (ErrorKind::Unsupported, Some(Opcode::DCP_CONTROL)) => false,
             (ErrorKind::Unsupported, _)
             | (ErrorKind::AccessDenied, Some(Opcode::DCP_OPEN))
             | (ErrorKind::Status, Some(Opcode::HELLO | Opcode::DCP_OPEN)) => was_granted,
-            // A question that the user may not ask, or the server does not know.
+            // A request that the user may not make, or that the server does not know.
             (ErrorKind::Status, opcode) if opcode != Some(Opcode::GET_CLUSTER_CONFIG) => !matches!(
                 error.status(),
                 Some(
@@ -220,8 +218,7 @@ impl Bucket {
         }
     }
 
-    /// A connection within `limit`, with DCP opened or for questions only: a pooled one, or a new
-    /// one.
+    /// A connection within `limit`, with or without DCP opened: a pooled one, or a new one.
     pub(crate) async fn connect_to(
         &self,
         address: &Address,
@@ -243,27 +240,27 @@ impl Bucket {
         Ok(connected)
     }
 
-    /// The connections that no stream uses.
+    /// The connections that are not used by a stream.
     pub(crate) const fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// A pooled connection that is alive. As a new one would, it brings the map and the
-    /// manifest of its node.
+    /// A pooled connection that is alive. Like a new one, it provides the map and the manifest of
+    /// its node.
     async fn take_pooled(&self, address: &Address, opening: Option<&Opening>) -> Option<Connected> {
         loop {
             let mut connected = self.pool.take(address, opening).await?;
             match timeout(ALIVE_WITHIN, self.refresh(&mut connected)).await {
                 Ok(Ok(())) => return Some(connected),
                 Ok(Err(error)) => {
-                    tracing::debug!(%address, error = %Chain(&error), "a pooled connection is gone");
+                    tracing::debug!(%address, error = %Chain(&error), "a pooled connection failed");
                 }
                 Err(_) => tracing::debug!(%address, "a pooled connection does not answer"),
             }
         }
     }
 
-    /// Learns map and manifest over a connection.
+    /// Fetches the map and the manifest over a connection.
     pub(crate) async fn refresh(&self, connected: &mut Connected) -> Result<(), Error> {
         let Connected { socket, leftover, outcome, address } = connected;
         let map = requests::cluster_map(socket, leftover).await?;
@@ -279,8 +276,8 @@ impl Bucket {
         self.check_identity()
     }
 
-    /// Learns the newest map from the first node that answers: of those of the map, where none holds
-    /// up the others, or of those of the connection string.
+    /// Fetches the newest map from the first node that answers: from the nodes of the map, asked
+    /// concurrently, or from those of the connection string.
     pub(crate) async fn fetch_map(self: &Arc<Self>) -> Result<(), Error> {
         let limit = self.connect_timeout();
         let all = (0..self.num_vbuckets).map(Vbid);
@@ -292,7 +289,7 @@ impl Bucket {
                 attempts.spawn(async move {
                     let connected = bucket.connect_to(&address, None, limit).await;
                     if let Err(error) = &connected {
-                        tracing::debug!(%address, error = %Chain(error), "a node gives no map");
+                        tracing::debug!(%address, error = %Chain(error), "a node sent no map");
                     }
                     connected.is_ok()
                 });
@@ -325,7 +322,7 @@ impl Bucket {
         }
     }
 
-    /// vBuckets were seen to have these seqnos.
+    /// Notes observed seqnos of vBuckets.
     pub(crate) fn saw(&self, seqnos: &BTreeMap<Vbid, Seqno>) {
         let mut highest = self.highest.lock().unwrap_or_else(PoisonError::into_inner);
         for (&vbid, &seqno) in seqnos {
@@ -334,19 +331,19 @@ impl Bucket {
         }
     }
 
-    /// Whether a vBucket was ever seen to have a seqno. It may have lost it since.
+    /// Whether a vBucket was ever observed to have a seqno, which it may have lost since.
     pub(crate) fn has_seen(&self, vbid: Vbid, seqno: Seqno) -> bool {
         let highest = self.highest.lock().unwrap_or_else(PoisonError::into_inner);
         highest.get(&vbid).is_some_and(|highest| *highest >= seqno)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it is held.
+        // Nothing panics while the lock is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The first node that vBuckets are active on, or this one, if it has no address on the network.
+/// The error if a node has no address on the selected network.
 fn without_address(
     config: &BucketConfig,
     network: Network,
@@ -363,7 +360,7 @@ fn without_address(
     let is_there = |network, is_tls| node.data_address(network, is_tls).is_some();
     let message = match network {
         _ if is_tls && is_there(network, false) => format!(
-            "node {name} has no TLS port for the data service in the cluster map: turn TLS on \
+            "node {name} has no TLS port for the data service in the cluster map: enable TLS \
              there, or use couchbase://"
         ),
         Network::External => format!(

@@ -14,22 +14,23 @@ use rand::{Rng, SeedableRng};
 
 use crate::{Error, ErrorKind};
 
-/// Longest checkpoint file read, in bytes: a hundred times what 1024 vBuckets take.
+/// Longest checkpoint file that is read, in bytes: a hundred times the size for 1024 vBuckets.
 const MAX_LEN: u64 = 64 * 1024 * 1024;
 
-/// Age at which a temporary file is nobody's any more: a save takes milliseconds.
+/// Age at which a temporary file counts as abandoned: a save takes milliseconds.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// Longest wait for another writer's save.
 const LOCKED: Duration = Duration::from_secs(10);
 
-/// Writes a checkpoint to `path`, in place of what is there.
+/// Writes a checkpoint to `path`, replacing an existing file.
 ///
-/// The document is written to a file next to it, synced, renamed over it, and the folder synced:
-/// after a crash there is the old document or the new one. Only the owner may read the file.
+/// The document is written to a temporary file in the same folder, synced, and renamed; then the
+/// folder is synced: after a crash, there is either the old document or the new one. Only the owner
+/// may read the file.
 ///
-/// A crash may leave the file next to it, `<name>.<16 hexadecimal digits>.tmp`. Such files are removed
-/// by later saves once they have not been written to for an hour.
+/// A crash may leave a temporary file, `<name>.<16 hexadecimal digits>.tmp`. Later saves remove
+/// such files once they have not been written to for an hour.
 ///
 /// Blocks; call it from a blocking task.
 ///
@@ -41,12 +42,12 @@ pub fn save_checkpoint(checkpoint: &Checkpoint, path: &Path) -> Result<(), Error
         Error::new(ErrorKind::Checkpoint, message).with_source(error)
     };
     let temporary = temporary_path(path).map_err(failed)?;
-    // What cannot be created may be another's, and is left alone.
+    // A file that cannot be created may belong to another writer, and is left alone.
     let file = create(&temporary).map_err(failed)?;
     let written = write_synced(&file, checkpoint.to_json().as_bytes())
         .and_then(|()| fs::rename(&temporary, path));
     if let Err(error) = written {
-        // Best effort: the file is of no use to anybody.
+        // Best effort: the file is useless.
         let _ = fs::remove_file(&temporary);
         return Err(failed(error));
     }
@@ -59,8 +60,8 @@ pub fn save_checkpoint(checkpoint: &Checkpoint, path: &Path) -> Result<(), Error
 /// Blocks; call it from a blocking task.
 ///
 /// # Errors
-/// [`ErrorKind::Checkpoint`] if there is no such file, it cannot be read, or what it holds is not
-/// an undamaged checkpoint.
+/// [`ErrorKind::Checkpoint`] if there is no such file, it cannot be read, or it is not an undamaged
+/// checkpoint.
 pub fn load_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
     let message = || format!("the checkpoint could not be read from {}", path.display());
     let failed = |error: io::Error| Error::new(ErrorKind::Checkpoint, message()).with_source(error);
@@ -73,8 +74,8 @@ pub fn load_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
 
 /// A lock on a checkpoint file, held until it is dropped.
 ///
-/// The file that is locked lies next to it and stays, since a save replaces the checkpoint file
-/// itself. Whoever holds the lock may keep a short document in it.
+/// The locked file is a separate one in the same folder and stays, since a save replaces the
+/// checkpoint file itself. The holder of the lock may store a short document in it.
 #[derive(Debug)]
 pub struct CheckpointLock(File);
 
@@ -82,11 +83,11 @@ impl CheckpointLock {
     /// Locks the checkpoint file `path` against other writers, in this process or another. The
     /// system releases the lock of a process that dies.
     ///
-    /// Where the file system has no locks, writers are not kept apart. Blocks for up to ten seconds.
+    /// On file systems without locks, writers are not excluded. Blocks for up to ten seconds.
     ///
     /// # Errors
-    /// [`ErrorKind::Checkpoint`] if the file cannot be opened, or another writer holds it for longer
-    /// than any save takes.
+    /// [`ErrorKind::Checkpoint`] if the file cannot be opened, or another writer holds the lock for
+    /// longer than any save takes.
     pub fn acquire(path: &Path) -> Result<Self, Error> {
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(".lock");
@@ -110,7 +111,7 @@ impl CheckpointLock {
         Ok(Self(opened))
     }
 
-    /// What its holders have written last; empty if nobody ever wrote.
+    /// The document that was last written by a holder; empty if there is none.
     ///
     /// # Errors
     /// [`ErrorKind::Checkpoint`] with the IO error as its source.
@@ -123,7 +124,7 @@ impl CheckpointLock {
         Ok(bytes)
     }
 
-    /// Writes `bytes` in place of what is there. A crash may leave a part of them.
+    /// Replaces the document with `bytes`. A crash may leave a part of them.
     ///
     /// # Errors
     /// [`ErrorKind::Checkpoint`] with the IO error as its source.
@@ -143,8 +144,8 @@ impl CheckpointLock {
 
 impl Drop for CheckpointLock {
     fn drop(&mut self) {
-        // Unlocked, and not only closed: a child that another thread has forked meanwhile has the
-        // file open too, and would hold the lock for as long as it lives.
+        // Unlocks explicitly, instead of only closing: a child that another thread has forked
+        // meanwhile has the file open as well, and would hold the lock as long as it lives.
         #[cfg(unix)]
         let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
     }
@@ -168,9 +169,9 @@ fn wait_for_lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// A name in the same folder that no other writer uses, in this process or another. A process id
-/// would not do: in a container it is the same after each restart. Nor would a generator of this
-/// thread, of which a forked child has a copy.
+/// A name in the same folder that no other writer uses, in this process or another. A process id is
+/// not enough: in a container it is the same after each restart. Neither is a thread-local
+/// generator, which a forked child copies.
 fn temporary_path(path: &Path) -> io::Result<PathBuf> {
     let mut name = path
         .file_name()
@@ -191,16 +192,16 @@ fn is_temporary(name: &OsStr, of: &OsStr) -> bool {
     digits.is_some_and(|digits| digits.len() == 16 && digits.iter().all(is_digit))
 }
 
-/// Removes what crashes have left next to `path`, if it is time to look for that.
+/// Removes temporary files that crashes have left next to `path`, if a check is due.
 ///
-/// Best effort: no save fails because of a file that is not its own. `written` has just been
-/// written, so that its time is the present by the clock that the others' times were taken by.
+/// Best effort: no save fails because of another file. `written` has just been written, so its time
+/// is the current time of the clock that the times of the other files come from.
 fn remove_abandoned(path: &Path, written: &File) {
     let (Some(name), true) = (path.file_name(), is_time_to_look(path)) else { return };
     let Ok(now) = written.metadata().and_then(|written| written.modified()) else { return };
     let Ok(entries) = fs::read_dir(folder_of(path)) else { return };
     for entry in entries.flatten().filter(|entry| is_temporary(&entry.file_name(), name)) {
-        // Not that of what a link leads to.
+        // Does not follow links.
         let modified = entry.metadata().and_then(|metadata| metadata.modified());
         let age = modified.ok().and_then(|modified| now.duration_since(modified).ok());
         if age.is_some_and(|age| age >= ABANDONED) {
@@ -209,7 +210,7 @@ fn remove_abandoned(path: &Path, written: &File) {
     }
 }
 
-/// Whether an hour has passed since this said so for `path`: folders can be large.
+/// Whether a check of `path` is due, at most once an hour: folders can be large.
 fn is_time_to_look(path: &Path) -> bool {
     static LOOKED: Mutex<BTreeMap<PathBuf, Instant>> = Mutex::new(BTreeMap::new());
     let mut looked = LOOKED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -236,7 +237,7 @@ fn write_synced(mut file: &File, bytes: &[u8]) -> io::Result<()> {
 
 /// Makes a rename in the folder of `path` durable.
 fn sync_folder(path: &Path) -> io::Result<()> {
-    // Only Unix can open a folder; elsewhere the rename is as durable as the system makes it.
+    // Folders can only be opened on Unix; elsewhere the system decides how durable a rename is.
     if cfg!(unix) { File::open(folder_of(path))?.sync_all() } else { Ok(()) }
 }
 

@@ -1,4 +1,4 @@
-//! Where checkpoints are kept.
+//! Stores for checkpoints.
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -9,42 +9,42 @@ use dcp_wire::Seqno;
 
 use crate::{CheckpointLock, Error, ErrorKind, load_checkpoint, save_checkpoint};
 
-/// Keeps one checkpoint: in a file, in memory, or wherever else it is implemented for.
+/// Stores one checkpoint: in a file, in memory, or in another implementation.
 ///
-/// Save a batch's checkpoint once the batch was processed: with what was made of it in one
-/// transaction, or afterwards, never before. Whether a checkpoint belongs to the bucket and the
-/// filter is checked when a stream [starts](crate::Start::Checkpoint) from it. Calls may block: make
-/// them from a blocking task.
+/// Save a batch's checkpoint once the batch was processed: in one transaction with its results, or
+/// afterwards, never before. A stream that [starts](crate::Start::Checkpoint) from a checkpoint
+/// checks that it belongs to the bucket and the filter. Calls may block: make them from a blocking
+/// task.
 pub trait CheckpointStore: Debug + Send + Sync {
-    /// The checkpoint that was saved last; `None` if none ever was.
+    /// The last saved checkpoint; `None` if none was ever saved.
     ///
     /// # Errors
-    /// [`ErrorKind::Checkpoint`] if it cannot be read or is damaged,
-    /// which must never be taken for none: the reader would begin anew, or pass over changes.
+    /// [`ErrorKind::Checkpoint`] if it cannot be read or is damaged, which must never be treated as
+    /// none: the reader would start over, or skip changes.
     fn load(&self) -> Result<Option<Checkpoint>, Error>;
 
-    /// Keeps a checkpoint in place of the one before it, durably, whole or not at all.
+    /// Replaces the stored checkpoint durably and atomically.
     ///
-    /// The stores of this crate never go back: of two readers that share one, the slower is told,
-    /// and what the faster has saved stays. A rollback is no step back.
+    /// The stores of this crate never go back: of two readers that share one, the slower gets an
+    /// error, and the checkpoint of the faster one stays. A rollback does not count as going back.
     ///
     /// # Errors
-    /// [`ErrorKind::Checkpoint`] if it cannot be kept, is behind the one before it in any vBucket or
-    /// does not have that, or is of another bucket; the one before it still is there.
+    /// [`ErrorKind::Checkpoint`] if it cannot be stored, is behind the stored one in any vBucket,
+    /// lacks one, or belongs to another bucket; the stored one stays.
     fn save(&self, checkpoint: &Checkpoint) -> Result<(), Error>;
 }
 
-/// Keeps a checkpoint in a file, as [`save_checkpoint`] writes it.
+/// Stores a checkpoint in a file, like [`save_checkpoint`].
 ///
-/// A save holds a lock on the file `<name>.lock` next to it, which stays there, so that nobody saves
-/// between its look at what is there and its write. To go back on purpose, use [`save_checkpoint`].
+/// A save locks the file `<name>.lock` in the same folder, which stays there, so that no other
+/// writer saves between its check and its write. To go back on purpose, use [`save_checkpoint`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileStore {
     path: PathBuf,
 }
 
 impl FileStore {
-    /// In the file `path`, which is made by the first save.
+    /// A store in the file `path`, which is created by the first save.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
@@ -59,7 +59,7 @@ impl FileStore {
 
 impl CheckpointStore for FileStore {
     fn load(&self) -> Result<Option<Checkpoint>, Error> {
-        // A link that leads nowhere is something gone wrong, not a first start.
+        // A dangling link is an error, not a first start.
         if self.path.symlink_metadata().is_err_and(|error| is_absence(&error)) {
             return Ok(None);
         }
@@ -75,8 +75,7 @@ impl CheckpointStore for FileStore {
     }
 }
 
-/// Fails if `checkpoint` would take a vBucket back that `kept` has read further, or leave it out, or
-/// is of another bucket.
+/// Fails if `checkpoint` is behind `kept` in any vBucket, lacks one, or belongs to another bucket.
 ///
 /// # Errors
 /// [`ErrorKind::Checkpoint`], naming the first such vBucket.
@@ -90,14 +89,14 @@ pub fn check_ahead(checkpoint: &Checkpoint, kept: &Checkpoint) -> Result<(), Err
     };
     let (new, old) = (checkpoint.bucket_uuid(), kept.bucket_uuid());
     if new != old {
-        return refused(format!("the checkpoint is of bucket {new}, the stored one of {old}"));
+        return refused(format!("the checkpoint belongs to bucket {new}, the stored one to {old}"));
     }
     for (vbid, old) in kept.positions().filter(|(_, old)| old.seqno > Seqno::ZERO) {
         let Some(new) = checkpoint.position(vbid) else {
-            let why = format!("the checkpoint does not have {vbid}, as the stored one does");
+            let why = format!("the checkpoint lacks {vbid}, which the stored one has");
             return refused(why);
         };
-        // A reader that was rolled back has a lower seqno and counts one rollback more.
+        // After a rollback, the seqno is lower and the epoch higher.
         if (new.epoch, new.seqno) < (old.epoch, old.seqno) {
             return refused(format!(
                 "the checkpoint is behind the stored one: {vbid} is at seqno {}, stored is {}",
@@ -112,7 +111,7 @@ fn is_absence(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::NotFound
 }
 
-/// Keeps a checkpoint for as long as the process lives.
+/// Stores a checkpoint as long as the process lives.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     checkpoint: Mutex<Option<Checkpoint>>,

@@ -33,17 +33,17 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the first node of the connection string that answers, and learns the
-    /// bucket's nodes and collections from it.
+    /// Connects to the first node of the connection string that answers, and fetches the bucket's
+    /// nodes and collections from it.
     ///
     /// # Errors
-    /// [`Error`] saying what to check.
+    /// [`Error`] that says what to check.
     pub async fn connect(options: ConnectOptions) -> Result<Self, Error> {
         let bucket = Box::pin(Bucket::connect(Connector::new(options)?)).await?;
         Ok(Self { bucket: Arc::new(bucket), closed: CancellationToken::new() })
     }
 
-    /// What it was connected with.
+    /// The options of the connection.
     #[must_use]
     pub fn connect_options(&self) -> &ConnectOptions {
         self.bucket.connect_options()
@@ -73,8 +73,8 @@ impl Client {
         self.bucket.manifest()
     }
 
-    /// The vBuckets by the address of the node that holds them, ascending. Those that no node
-    /// holds at the moment are left out.
+    /// The vBuckets by the address of their active node, ascending. Those without an active node at
+    /// the moment are left out.
     #[must_use]
     pub fn vbuckets_by_node(&self) -> Vec<(String, Vec<Vbid>)> {
         let by_address = self.bucket.by_address(self.all_vbuckets());
@@ -84,7 +84,7 @@ impl Client {
         by_address.into_iter().filter_map(named).collect()
     }
 
-    /// The highest seqno of every vBucket, asked of every node.
+    /// The highest seqno of every vBucket, requested from every node.
     ///
     /// # Errors
     /// [`Error`] if some vBucket's node did not answer within the connect timeout.
@@ -95,8 +95,8 @@ impl Client {
         Box::pin(nodes.high_seqnos(&vbids)).await.map_err(|error| self.bucket.explain(error))
     }
 
-    /// A filter by ids, as checkpoints and offsets store it. Every node is asked for its manifest
-    /// first, so that [`manifest`](Self::manifest) gives the newest afterwards.
+    /// A filter by ids, as checkpoints and offsets store it. Every node's manifest is fetched
+    /// first, so that [`manifest`](Self::manifest) returns the newest one afterwards.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if there is no such scope or collection; [`Error`] if a node cannot be
@@ -112,7 +112,7 @@ impl Client {
         filter::resolve(filter, system_documents, &self.manifest())
     }
 
-    /// Something to ask again and again where the vBuckets are.
+    /// An observer of the vBuckets' seqnos, for repeated use.
     ///
     /// # Errors
     /// [`Error`] if the client is closed.
@@ -136,7 +136,7 @@ impl Client {
         let plan = plan.map_err(|error| self.bucket.explain(error))?;
         let Plan { config, checkpoint, vbuckets, complete, connections } = plan;
         let now = tokio::time::Instant::now().into_std();
-        // To connect, and to be answered.
+        // Time to connect, and to get an answer.
         let attempt = self.bucket.connect_timeout().saturating_mul(2);
         let patience = (options.retry_timeout, attempt);
         let mut reconciler = Reconciler::new(vbuckets, patience, now, self.bucket.randomness());
@@ -145,7 +145,7 @@ impl Client {
         let queue = Arc::new(Queue::new());
         let stats = Arc::new(SharedStats::default());
         if options.persisted_only && !config.delivery.persisted_only {
-            tracing::warn!("the bucket lives in memory only: nothing is ever on disk to wait for");
+            tracing::warn!("persisted_only has no effect on an ephemeral bucket");
             stats.events.push(StreamEvent::NothingPersisted);
         }
         for vbid in empty {
@@ -173,7 +173,7 @@ impl Client {
     pub async fn close(&self) {
         self.closed.cancel();
         self.bucket.pool().close();
-        // Lets the tasks see it, so that sockets are closed soon.
+        // Lets the tasks notice, so that sockets are closed soon.
         tokio::task::yield_now().await;
     }
 
@@ -188,7 +188,7 @@ impl Client {
         (0..self.num_vbuckets()).map(Vbid)
     }
 
-    /// Works out where each vBucket begins and ends, asking the nodes where need be.
+    /// Determines where each vBucket begins and ends, with requests to the nodes if necessary.
     async fn plan(&self, options: &StreamOptions) -> Result<Plan, Error> {
         options::check(options)?;
         let opening = Opening::new(options)?;
@@ -196,7 +196,7 @@ impl Client {
         let (bucket, patience) = (Arc::clone(&self.bucket), options.retry_timeout);
         let mut nodes = Nodes::for_stream(bucket, opening.clone(), patience);
         nodes.connect(&vbids).await?;
-        // Each connection brings the manifest of its node: this is the newest there is.
+        // Each connection has fetched the manifest of its node: this is the newest of them.
         let manifest = self.manifest();
         let filter = filter::resolve(&options.filter, options.system_documents, &manifest)?
             .with_rows(options.rows.clone());
@@ -209,7 +209,7 @@ impl Client {
         for &vbid in &vbids {
             let mut from = checkpoint.stream_position(vbid);
             let position = &from.position;
-            // A first load in the order of keys was not completed, as the epoch tells.
+            // An out-of-order initial load was not completed, as the epoch shows.
             from.begins_again =
                 options.out_of_order && position.seqno == Seqno::ZERO && position.epoch > 0;
             let head = heads.get(&vbid).copied().unwrap_or_default();
@@ -224,7 +224,7 @@ impl Client {
                     }
                     let was_there = position.seqno >= end || self.bucket.has_seen(vbid, end);
                     let kind = match was_there {
-                        // One that must exist is never given up for what there is.
+                        // An end that must exist is never replaced by a lower one.
                         _ if options.end_exists => EndKind::Awaited,
                         _ if high >= end => EndKind::Seen,
                         true => EndKind::Latest,
@@ -233,8 +233,8 @@ impl Client {
                     (end, kind)
                 }
             };
-            // Anything else is asked for even where nothing is left to read: only the server can
-            // tell that its history is no longer that of the position.
+            // Any other vBucket is requested even if nothing is left to read: only the server can
+            // detect that the position is no longer on its history.
             if (position.seqno, end) == (Seqno::ZERO, Seqno::ZERO) && !options.caught_up {
                 complete.push(vbid);
                 continue;
@@ -244,7 +244,7 @@ impl Client {
         let hidden = match (options.system_documents, filter.patterns().is_all()) {
             (true, _) => Hidden::default(),
             (false, true) => filter::hidden(filter.documents(), &manifest),
-            // Scope `_system` is left out by patterns that do not name it.
+            // Patterns that do not name scope `_system` leave it out.
             (false, false) => Hidden::default().with_transactions(),
         };
         let hidden = hidden.with_patterns(filter.patterns(), &manifest);
@@ -252,8 +252,8 @@ impl Client {
         let ignore_purged_tombstones = options.ignore_purged_tombstones && config.ignores_purges();
         if options.ignore_purged_tombstones && !ignore_purged_tombstones {
             tracing::warn!(
-                "ignore_purged_tombstones: the server is older than 7.2: vBuckets whose deletions \
-                 it has purged begin again"
+                "ignore_purged_tombstones needs Couchbase Server 7.2: vBuckets with purged \
+                 deletions start from the beginning"
             );
         }
         let persisted_only = options.persisted_only && !self.bucket.config().is_ephemeral();
@@ -311,7 +311,7 @@ impl Client {
         }
     }
 
-    /// Where the stream starts.
+    /// Start positions of the stream.
     async fn start(
         &self,
         options: &StreamOptions,
@@ -325,7 +325,8 @@ impl Client {
             Start::Latest => {
                 let (written, empty): (Vec<_>, Vec<_>) =
                     high.iter().partition(|(_, seqno)| **seqno != Seqno::ZERO);
-                // Theirs are positions too: who goes on from here must not begin later.
+                // Empty vBuckets have positions as well, so that a later stream resumes there and
+                // not after newer changes.
                 for (vbid, _) in empty {
                     checkpoint.set(*vbid, Position::EARLIEST);
                 }
@@ -340,18 +341,18 @@ impl Client {
     }
 }
 
-/// What a stream is opened with.
+/// Parameters of a stream to be opened.
 struct Plan {
     config: StreamConfig,
     checkpoint: Checkpoint,
     vbuckets: Vec<(Vbid, Seqno, StreamPosition)>,
-    /// Those that stand at their ends already.
+    /// vBuckets that are already at their ends.
     complete: Vec<Vbid>,
     connections: Vec<crate::connect::Connected>,
 }
 
-/// The highest seqnos that the collections of a filter have; `None` without a filter, or if the server
-/// does not tell.
+/// The highest seqnos of a filter's collections; `None` without a filter, or if the server does not
+/// report them.
 async fn heads(
     nodes: &mut Nodes,
     vbids: &BTreeSet<Vbid>,
@@ -367,9 +368,7 @@ async fn heads(
         }
     };
     let asked = nodes.collection_seqnos(vbids, &collections).await;
-    asked
-        .inspect_err(|error| tracing::debug!(%error, "the seqnos of collections are not reported"))
-        .ok()
+    asked.inspect_err(|error| tracing::debug!(%error, "the seqnos of collections are unknown")).ok()
 }
 
 /// The position after the newest change.
@@ -378,8 +377,8 @@ fn latest(seqno: Seqno, log: FailoverLog) -> Position {
     Position { seqno, snapshot, failover_log: Some(log), ..Position::EARLIEST }
 }
 
-/// Refuses a checkpoint that knows changes the server does not have, though no failover accounts
-/// for that: going on would silently pass over what is written next.
+/// Refuses a checkpoint that is ahead of the server without a failover that explains it: resuming
+/// would silently skip the next changes.
 async fn check_not_ahead(
     checkpoint: &Checkpoint,
     vbids: &BTreeSet<Vbid>,
@@ -399,8 +398,9 @@ async fn check_not_ahead(
         let Some(position) = checkpoint.position(vbid) else { continue };
         if position.vbuuid() == log.newest().vbuuid {
             let message = format!(
-                "the checkpoint is ahead of the server ({vbid}: seqno {} against {}): it belongs \
-                 to another copy of the bucket, or the bucket was restored; start without it",
+                "the checkpoint is ahead of the server ({vbid}: seqno {}, the server has {}): it \
+                 belongs to another copy of the bucket, or the bucket was restored; start without \
+                 it",
                 position.seqno,
                 high.get(&vbid).copied().unwrap_or_default()
             );

@@ -1,4 +1,4 @@
-//! What a connection is made with.
+//! Options of connections.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::{CredentialsSource, Dial};
 /// PEM text, from a file or from memory.
 #[derive(Clone)]
 pub enum Pem {
-    /// Read at every connection, so that it may be replaced.
+    /// Read for every connection, so that it may be replaced.
     File(PathBuf),
     /// The text itself.
     Text(Zeroizing<Vec<u8>>),
@@ -33,15 +33,15 @@ impl fmt::Debug for Pem {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct TlsOptions {
-    /// Certificate authorities to trust, and no others. Unless given, those of the operating system
-    /// and the one that signs the certificates of Couchbase Capella.
+    /// The only certificate authorities to trust. By default those of the operating system and the
+    /// one that signs the certificates of Couchbase Capella.
     pub ca: Option<Pem>,
     /// Client certificate chain and private key, instead of a user name and password.
     pub client_certificate: Option<ClientCertificate>,
 }
 
 impl TlsOptions {
-    /// Whether anything of them is in files.
+    /// Whether any part of them is in files.
     pub(crate) fn has_files(&self) -> bool {
         let client = self.client_certificate.iter().flat_map(|pair| [&pair.chain, &pair.key]);
         self.ca.iter().chain(client).any(|pem| matches!(pem, Pem::File(_)))
@@ -51,9 +51,9 @@ impl TlsOptions {
 /// A client certificate and its key.
 #[derive(Clone)]
 pub struct ClientCertificate {
-    /// Certificate chain, the client's own first.
+    /// Certificate chain, the client's certificate first.
     pub chain: Pem,
-    /// Private key of the client's own certificate.
+    /// Private key of the client's certificate.
     pub key: Pem,
     /// Passphrase of the key, if it is encrypted (PKCS#8). Never shown.
     pub key_password: Option<Zeroizing<String>>,
@@ -68,12 +68,12 @@ impl fmt::Debug for ClientCertificate {
     }
 }
 
-/// Which nodes of a DNS service record are connected to.
+/// Which nodes of a DNS service record to connect to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SrvTargets {
-    /// Those in the domain of the name asked for. Records that name others are refused with a
-    /// warning in the log, or with an error if there are no others: a forged answer could otherwise
-    /// send a password to any host that has a certificate.
+    /// Those in the domain of the requested name. Records of other hosts are refused with a warning
+    /// in the log, or with an error if there are no others: otherwise a forged answer could send a
+    /// password to any host with a certificate.
     #[default]
     SameDomain,
     /// All of them, with a warning for those outside the domain.
@@ -97,12 +97,12 @@ pub enum SrvTargets {
 pub struct ConnectOptions {
     /// `couchbase://host1,host2/bucket`, or `couchbases://` for TLS.
     pub connection_string: String,
-    /// Bucket, where the connection string names none; it must not name another.
+    /// Bucket, if the connection string does not name one; it must not name a different one.
     pub bucket: Option<String>,
-    /// Who connects; not needed with a client certificate.
+    /// Credentials; not needed with a client certificate.
     pub credentials: Option<CredentialsSource>,
-    /// Mechanisms to authenticate with, the first that the server offers. Unless given, PLAIN and
-    /// then SCRAM over TLS, as users of LDAP, PAM and saslauthd need, and SCRAM only without TLS,
+    /// SASL mechanisms; the first one that the server offers is used. By default PLAIN and then
+    /// SCRAM over TLS, which users of LDAP, PAM and saslauthd need, and only SCRAM without TLS,
     /// where PLAIN is refused.
     pub sasl_mechanisms: Option<Vec<Mechanism>>,
     /// Longest time for name resolution, TCP, TLS and set-up of one connection together.
@@ -111,24 +111,24 @@ pub struct ConnectOptions {
     pub tls: TlsOptions,
     /// Name and version of the program, shown in the server's logs.
     pub agent: String,
-    /// Which of the nodes' names to use.
+    /// Which addresses of the nodes to use.
     pub network: NetworkSelection,
-    /// Which nodes to believe DNS about, where the connection string names a service.
+    /// Which nodes to accept from DNS if the connection string names a service.
     pub srv_targets: SrvTargets,
-    /// How long a connection is kept that a finished stream leaves behind, so that the next stream
-    /// of the client need not make one. Zero, the default: not at all.
+    /// How long the connections of a finished stream stay in the connection pool for the next
+    /// stream of the client. Zero, the default: they are not pooled.
     ///
-    /// What is kept is asked for the cluster map and the manifest before it is used again, and
-    /// replaced if it does not answer.
+    /// A pooled connection must answer requests for the cluster map and the manifest before it is
+    /// reused, or it is replaced.
     pub keep_connections: Duration,
-    /// Makes the connections in place of TCP; without TLS.
+    /// Makes the connections instead of TCP; without TLS.
     pub dialer: Option<Arc<dyn Dial>>,
 }
 
 impl fmt::Debug for ConnectOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("ConnectOptions");
-        // As parsed, without options; one that cannot be parsed may hold a password.
+        // Parsed, without options; a string that cannot be parsed may contain a password.
         match self.connection_string.parse::<ConnectionString>() {
             Ok(parsed) => debug.field("connection_string", &format_args!("{parsed}")),
             Err(error) => debug.field("connection_string", &error),
@@ -149,7 +149,7 @@ impl fmt::Debug for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// Longest time for one connection to be set up, unless told otherwise.
+    /// Default of `connect_timeout`.
     pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
     /// Options with defaults for everything but the address.
@@ -177,21 +177,21 @@ impl ConnectOptions {
         self
     }
 
-    /// The same with credentials, or with what gives them to each connection.
+    /// The same with credentials, or with a source of credentials.
     #[must_use]
     pub fn with_credentials(mut self, credentials: impl Into<CredentialsSource>) -> Self {
         self.credentials = Some(credentials.into());
         self
     }
 
-    /// The same with connections made in another way than by TCP.
+    /// The same with connections made by a dialer instead of TCP.
     #[must_use]
     pub fn with_dialer(mut self, dialer: Arc<dyn Dial>) -> Self {
         self.dialer = Some(dialer);
         self
     }
 
-    /// The same with other mechanisms to authenticate with.
+    /// The same with other SASL mechanisms.
     #[must_use]
     pub fn with_sasl_mechanisms(mut self, mechanisms: impl Into<Vec<Mechanism>>) -> Self {
         self.sasl_mechanisms = Some(mechanisms.into());
@@ -205,7 +205,7 @@ impl ConnectOptions {
         self
     }
 
-    /// The same with connections kept between streams for so long.
+    /// The same with connections pooled between streams for this long.
     #[must_use]
     pub const fn with_keep_connections(mut self, idle_time: Duration) -> Self {
         self.keep_connections = idle_time;

@@ -1,4 +1,4 @@
-//! Who connects, and where that is learned from.
+//! Credentials and their sources.
 
 use std::error::Error as StdError;
 use std::fmt::{self, Debug};
@@ -15,8 +15,8 @@ use crate::{Dial, Error, ErrorKind};
 /// Longest password file that is read.
 const MAX_PASSWORD_FILE: u64 = 64 * 1024;
 
-/// Threads that a client has read files or call a provider at a time: one that never comes back
-/// must not be followed by one more at every attempt.
+/// Most concurrent threads of a client for reading files and calling providers: if calls never
+/// return, each attempt must not start another thread.
 const MAX_THREADS: usize = 4;
 
 /// A user name and password. The password is erased when dropped and never shown.
@@ -50,32 +50,31 @@ impl Debug for Credentials {
     }
 }
 
-/// Why there are no credentials. Its text is shown: it must not hold a secret.
+/// Why there are no credentials. Its text is shown, so it must not contain a secret.
 pub type CredentialsError = Box<dyn StdError + Send + Sync + 'static>;
 
-/// Gives credentials to every connection that is made, so that they may change while streams run.
+/// Provides credentials for every new connection, so that they may change while streams run.
 ///
-/// It is called on a thread of its own and may block, as for a request to a vault; calls may come
-/// from several threads at once. A connection waits for
-/// [`connect_timeout`](crate::ConnectOptions::connect_timeout) at most. With a
-/// [`Dial::seed`] it is called in place and must not block.
+/// It is called on a separate thread and may block, for example for a request to a vault; it may be
+/// called from several threads at once. A connection waits at most
+/// [`connect_timeout`](crate::ConnectOptions::connect_timeout). With a [`Dial::seed`], it is called
+/// in place and must not block.
 pub trait ProvideCredentials: Send + Sync {
     /// The credentials for one connection.
     ///
     /// # Errors
-    /// [`CredentialsError`]: the connection is not made, and tried again as if the server had
-    /// refused it.
+    /// [`CredentialsError`]: the connection fails, and is retried as if the server had refused it.
     fn credentials(&self) -> Result<Credentials, CredentialsError>;
 }
 
-/// Where the credentials of a connection come from.
+/// Source of a connection's credentials.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum CredentialsSource {
     /// Always these.
     Fixed(Credentials),
-    /// A user whose password is in a file, which is read at every connection. A final newline is
-    /// dropped.
+    /// A user whose password is in a file, which is read for every connection. A final newline is
+    /// removed.
     PasswordFile {
         /// User name.
         username: String,
@@ -87,7 +86,7 @@ pub enum CredentialsSource {
 }
 
 impl CredentialsSource {
-    /// User name, where it is known beforehand.
+    /// User name, if it is known in advance.
     pub(crate) fn username(&self) -> Option<&str> {
         match self {
             Self::Fixed(credentials) => Some(credentials.username()),
@@ -117,27 +116,27 @@ impl Debug for CredentialsSource {
     }
 }
 
-/// Runs what may block, one thread for each call and few of them at a time; or without threads, where
-/// a run is to be repeated.
+/// Runs blocking calls, each on its own thread and few at a time; or without threads, if runs must
+/// be reproducible.
 #[derive(Clone, Debug)]
 pub(crate) struct Aside {
     threads: Arc<Semaphore>,
-    /// Whether calls are made where they are wanted, on no other thread.
+    /// Whether calls are made in place, not on another thread.
     in_place: bool,
 }
 
 impl Aside {
     pub(crate) fn new(dialer: Option<&dyn Dial>) -> Self {
-        // A simulated clock would go on while a thread is waited for.
+        // A simulated clock would advance while waiting for a thread.
         let in_place = dialer.and_then(Dial::seed).is_some();
         Self { threads: Arc::new(Semaphore::new(MAX_THREADS)), in_place }
     }
 
-    /// Runs `call` on a thread of its own. Not one of the runtime's: those are waited for when it
-    /// ends.
+    /// Runs `call` on a new thread. Not one of the runtime's, which waits for its threads at
+    /// shutdown.
     ///
     /// # Errors
-    /// [`ErrorKind::Authentication`] if there is no thread to be had, or the call panics.
+    /// [`ErrorKind::Authentication`] if no thread is available, or the call panics.
     async fn run<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> T + Send + 'static,
@@ -147,18 +146,19 @@ impl Aside {
         }
         let failed = |message| Error::new(ErrorKind::Authentication, message);
         let permit = Arc::clone(&self.threads).acquire_owned().await.map_err(|closed| {
-            failed("no thread is left to ask for the credentials").with_source(closed)
+            failed("no thread is free to call the credentials function").with_source(closed)
         })?;
         let (sender, receiver) = oneshot::channel();
         let run = move || {
             let result = call();
             drop(permit);
-            // A connection that was given up does not want it any more.
+            // The connection attempt may have been cancelled.
             let _ = sender.send(result);
         };
         std::thread::Builder::new().name("dcp_rs-credentials".to_owned()).spawn(run).map_err(
             |error| {
-                failed("no thread could be started to ask for the credentials").with_source(error)
+                failed("no thread could be started to call the credentials function")
+                    .with_source(error)
             },
         )?;
         receiver.await.map_err(|_| failed("the credentials function panicked"))
@@ -194,7 +194,7 @@ impl Aside {
         }
     }
 
-    /// What `read` makes of files, on a thread of its own.
+    /// Runs `read`, which reads files, on a separate thread.
     ///
     /// # Errors
     /// Those of `read`.

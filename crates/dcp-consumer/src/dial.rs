@@ -1,4 +1,4 @@
-//! Connections that are made in another way than by TCP.
+//! Connections over other transports than TCP.
 
 use std::fmt::Debug;
 use std::io;
@@ -11,24 +11,24 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{Error, ErrorKind};
 
-/// A stream of bytes to a node and back.
+/// A byte stream to a node.
 pub trait Transport: AsyncRead + AsyncWrite + Debug + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Debug + Send + Unpin> Transport for T {}
 
-/// A connection on its way.
+/// A connection attempt.
 pub type Dialing = Pin<Box<dyn Future<Output = io::Result<Box<dyn Transport>>> + Send>>;
 
-/// Makes the connections of a client in place of TCP: through a tunnel, or to a cluster in the same
-/// process that is run in simulated time.
+/// Makes the connections of a client instead of TCP: through a tunnel, or to a cluster in the same
+/// process that runs in simulated time.
 pub trait Dial: Debug + Send + Sync {
-    /// Connects to a node, as the connection string or the cluster map names it.
+    /// Connects to a node, by its address in the connection string or the cluster map.
     fn dial(&self, address: &Address) -> Dialing;
 
-    /// Where a client gets its random numbers from: waits between attempts, names, nonces. `None`,
-    /// the default, is the system; a number makes runs in simulated time alike, and nonces known
-    /// to whoever knows it. Credentials are then asked for in place, since a clock that is
-    /// simulated would go on while another thread is waited for.
+    /// Seed of a client's random numbers: waits between attempts, names, nonces. `None`, the
+    /// default, uses the system's randomness; a seed makes runs in simulated time reproducible, but
+    /// determines the nonces. Credentials are then requested in place, since a simulated clock
+    /// would advance while waiting for another thread.
     fn seed(&self) -> Option<u64> {
         None
     }
@@ -45,8 +45,8 @@ pub(crate) async fn dial(
     })
 }
 
-/// Where random numbers come from. Not a generator of this thread: a forked child has a copy of it, and
-/// would draw the same nonces and names as its siblings.
+/// Source of random numbers. Not a thread-local generator: forked children copy it, and would draw
+/// the same nonces and names.
 pub(crate) fn randomness(dialer: Option<&dyn Dial>) -> StdRng {
     match dialer.and_then(Dial::seed) {
         Some(seed) => StdRng::seed_from_u64(seed),

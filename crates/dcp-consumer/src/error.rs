@@ -1,4 +1,4 @@
-//! The one error of this crate.
+//! The error type of this crate.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -12,50 +12,50 @@ use dcp_wire::{Opcode, Seqno, Status, Vbid};
 
 type Source = Box<dyn StdError + Send + Sync + 'static>;
 
-/// What kind of thing went wrong; decides whether trying again can help.
+/// Kind of an error; decides whether a retry can help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The user may not do that.
+    /// The user lacks a privilege.
     AccessDenied,
-    /// User name, password or certificate are refused.
+    /// User name, password or certificate were refused.
     Authentication,
     /// There is no such bucket.
     BucketNotFound,
-    /// A checkpoint is damaged, or belongs to something else.
+    /// A checkpoint is damaged, or belongs to another bucket or filter.
     Checkpoint,
     /// The client or the stream has been closed on this side.
     Closed,
-    /// An option is wrong.
+    /// An option is invalid.
     Config,
     /// A connection could not be made: unknown host, refused, unreachable.
     Connect,
     /// A connection was lost.
     ConnectionLost,
-    /// The peer does not speak the protocol: another service, or TLS against plain.
+    /// The peer does not speak the protocol: it is another service, or expects TLS or no TLS.
     NotCouchbase,
     /// The peer broke the protocol.
     Protocol,
-    /// A vBucket was rolled back, and the stream was told to fail on that.
+    /// A vBucket was rolled back, and the stream is configured to fail then.
     Rollback,
     /// The sink could not take a change.
     Sink,
     /// The server refused a request with a status.
     Status,
-    /// A stream ended before its end was reached, for good.
+    /// A stream ended permanently before its end was reached.
     StreamEnded,
     /// Something took longer than allowed.
     Timeout,
     /// The TLS handshake failed.
     Tls,
-    /// The server lacks a feature that is needed.
+    /// The server lacks a required feature.
     Unsupported,
-    /// The same packet ended three connections, and nothing of its vBucket came in between.
+    /// The same packet ended three connections without progress of its vBucket in between.
     UnusablePacket,
 }
 
 impl ErrorKind {
-    /// A short name for programs, as `connection_lost`.
+    /// A short name for programs, such as `connection_lost`.
     #[must_use]
     pub const fn code(self) -> &'static str {
         match self {
@@ -97,8 +97,8 @@ struct Inner {
 
 /// Why something failed.
 ///
-/// The message says what to check; causes are in the [source](StdError::source) chain, and
-/// [`Chain`] shows them with it. Neither ever holds a document's key or value, or a secret.
+/// The message says what to check; causes are in the [source](StdError::source) chain, which
+/// [`Chain`] includes. Neither ever contains a document's key or value, or a secret.
 pub struct Error(Box<Inner>);
 
 impl Error {
@@ -139,42 +139,42 @@ impl Error {
         self
     }
 
-    /// The same of another kind.
+    /// The same with another kind.
     pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;
         self
     }
 
-    /// The same, said in other words that hold its causes.
+    /// The same with a message that includes its causes.
     pub(crate) fn with_message(mut self, message: String) -> Self {
         (self.0.message, self.0.source) = (message, None);
         self
     }
 
-    /// The same, said of a node.
+    /// The same with the address of its node.
     pub(crate) fn of_node(mut self, address: &Address) -> Self {
         self.0.message = format!("{address}: {}", self.0.message);
         self
     }
 
-    /// A packet has ended so many connections that it is not asked for any more.
+    /// A packet has ended too many connections.
     pub(crate) fn unusable_packet(packet: &ProtocolError) -> Self {
         let message = format!(
-            "a packet of the server cannot be used, and ends every connection ({packet}): please \
-             report this, and leave the vBucket out to read the others"
+            "the server keeps sending a packet that cannot be used ({packet}): please report this, \
+             and leave the vBucket out to read the others"
         );
         let mut error = Self::new(ErrorKind::UnusablePacket, message).with_vbid(packet.vbid);
         error.0.seqno = packet.seqno;
         error.with_opcode(packet.opcode).with_source(*packet)
     }
 
-    /// A vBucket was out of reach for as long as it may be.
+    /// A vBucket was unreachable for the whole retry timeout.
     ///
-    /// The kind is that of the last failure where something has to be put right, as a password, and
-    /// [`ErrorKind::Timeout`] where the cluster did not answer.
+    /// The kind is that of the last failure if something must be corrected, such as a password, and
+    /// [`ErrorKind::Timeout`] if the cluster did not answer.
     pub(crate) fn out_of_reach(vbid: Vbid, waited: Duration, cause: Option<Arc<Self>>) -> Self {
         let message = match waited.as_secs_f64() {
-            // Nothing was tried again.
+            // There was no retry.
             ..0.05 => format!("{vbid} could not be reached"),
             seconds => format!("{vbid} could not be reached for {seconds:.1} s"),
         };
@@ -201,25 +201,25 @@ impl Error {
         error.with_vbid(vbid).with_source(cause)
     }
 
-    /// What kind of thing went wrong.
+    /// Kind of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Whether the same call may succeed later without anything being changed on this side.
+    /// Whether the same call may succeed later without a change on this side.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.0.kind.is_retryable() || self.0.status.is_some_and(is_temporary)
     }
 
-    /// What the server answered, if that is what went wrong.
+    /// Status of the server, if that caused the error.
     #[must_use]
     pub fn status(&self) -> Option<Status> {
         self.0.status
     }
 
-    /// vBucket concerned, if it is about one.
+    /// vBucket of the error, if any.
     #[must_use]
     pub fn vbid(&self) -> Option<Vbid> {
         self.0.vbid
@@ -231,7 +231,7 @@ impl Error {
         self.0.opcode
     }
 
-    /// Seqno concerned: the one rolled back to, for [`ErrorKind::Rollback`]; that of the packet, for
+    /// Seqno of the error: the target for [`ErrorKind::Rollback`]; that of the packet for
     /// [`ErrorKind::UnusablePacket`].
     #[must_use]
     pub fn seqno(&self) -> Option<Seqno> {
@@ -245,7 +245,7 @@ impl Error {
     }
 }
 
-/// Shows an error with its causes in one line, each said once.
+/// Shows an error with its causes in one line, each once.
 ///
 /// ```
 /// # use dcp_consumer::Chain;
@@ -272,7 +272,7 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Statuses of servers that start, are busy or move things, by themselves.
+/// Statuses of servers that are starting, busy or rebalancing.
 const fn is_temporary(status: Status) -> bool {
     matches!(
         status,

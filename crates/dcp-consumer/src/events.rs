@@ -1,4 +1,4 @@
-//! What happened to a stream, for people and monitors.
+//! Events of a stream, for people and monitoring.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -10,12 +10,11 @@ use dcp_wire::{Seqno, Vbid};
 
 use crate::ErrorKind;
 
-/// How many events are kept for an application that does not take them: those of all vBuckets of
-/// a bucket being opened several times.
+/// How many events are kept for an application that does not take them: enough for all vBuckets of
+/// a bucket to be opened several times.
 const KEPT: usize = 8192;
 
-/// Something that happened to a stream; nothing that an application must know in order to be
-/// right.
+/// An event of a stream; applications need none of them for correctness.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StreamEvent {
@@ -26,27 +25,27 @@ pub enum StreamEvent {
         /// Address of its node.
         node: String,
     },
-    /// A vBucket's stream is over; unless its end was reached, it is opened again.
+    /// A vBucket's stream ended; unless its end was reached, it is reopened.
     Ended {
         /// The vBucket.
         vbid: Vbid,
         /// Why, for people.
         reason: String,
-        /// Why, for programs: what the protocol calls the status or the reason, in lower case.
+        /// Why, for programs: the protocol's name of the status or reason, in lower case.
         cause: String,
     },
-    /// A vBucket was rolled back. Its record comes with the changes.
+    /// A vBucket was rolled back. The record is delivered with the changes.
     RolledBack(Rollback),
-    /// Everything was delivered that a vBucket had when the stream was opened.
+    /// Everything that a vBucket had when the stream was opened has been delivered.
     CaughtUp(CaughtUp),
-    /// The cluster map names another node for a vBucket: its stream is closed and opened there.
+    /// The cluster map assigns a vBucket to another node: its stream is closed and opened there.
     Moved {
         /// The vBucket.
         vbid: Vbid,
         /// Address of the node.
         node: String,
     },
-    /// A vBucket waits before it is opened again.
+    /// A vBucket waits before it is reopened.
     BackingOff {
         /// The vBucket.
         vbid: Vbid,
@@ -64,8 +63,8 @@ pub enum StreamEvent {
         /// Why, for programs.
         cause: ErrorKind,
     },
-    /// The server has changes of a vBucket and does not send them, though the application waits
-    /// for them. Told once, and again after it has moved.
+    /// The server has changes of a vBucket but does not send them, although the application waits
+    /// for them. Reported once, and again after progress.
     Lagging {
         /// The vBucket.
         vbid: Vbid,
@@ -73,25 +72,25 @@ pub enum StreamEvent {
         seqno: Seqno,
         /// Highest seqno of the server.
         high_seqno: Seqno,
-        /// How long it has stood there.
+        /// How long it has not made progress.
         still: Duration,
     },
-    /// Changes of a vBucket have waited for long to be on the disks of all its copies: one of them
-    /// does not persist, is not heard from, or is on another branch.
+    /// Changes of a vBucket have waited long to be persisted on all its copies: one of them does
+    /// not persist, does not answer, or has diverged.
     Unpersisted {
         /// The vBucket.
         vbid: Vbid,
         /// How long they have waited.
         waits: Duration,
     },
-    /// The bucket lives in memory only, so that changes are delivered without waiting for disks,
-    /// although [`persisted_only`](crate::StreamOptions::persisted_only) is set.
+    /// The bucket is ephemeral, so changes are delivered without waiting for persistence, although
+    /// [`persisted_only`](crate::StreamOptions::persisted_only) is set.
     NothingPersisted,
-    /// So many older events were dropped because nobody took them.
+    /// This many older events were dropped because they were not taken.
     Dropped(u64),
 }
 
-/// What programs call the cause of an end.
+/// Name of the cause of an end for programs.
 pub(crate) fn end_code(cause: &EndCause) -> String {
     match cause {
         EndCause::Complete => "complete".to_owned(),

@@ -1,4 +1,4 @@
-//! A filter by names becomes one by ids.
+//! Resolves a filter by names into one by ids.
 
 use dcp_proto::CollectionPatterns;
 use dcp_proto::checkpoint::StoredFilter;
@@ -7,8 +7,8 @@ use dcp_proto::topology::{CollectionEntry, Manifest};
 
 use crate::{Error, ErrorKind, Filter};
 
-/// The filter by ids, as checkpoints and offsets store it. Made of ids, a collection that is created
-/// again under its name is another one.
+/// The filter by ids, as checkpoints and offsets store it. A collection that is created again with
+/// the same name has another id.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] if there is no such scope or collection.
@@ -27,7 +27,7 @@ pub(crate) fn resolve(
         return Ok(filter.with_patterns(patterns));
     }
     check_names(&patterns, manifest)?;
-    // As little as holds them all: a scope that is there, or the bucket.
+    // The smallest request that contains them all: an existing scope, or the bucket.
     let scope = patterns.only_scope().and_then(|name| manifest.scope_named(name));
     let Some(scope) = scope else {
         return Ok(StoredFilter::new(StreamFilter::All, system_documents).with_patterns(patterns));
@@ -37,7 +37,7 @@ pub(crate) fn resolve(
     Ok(if is_whole { filter } else { filter.with_patterns(patterns) })
 }
 
-/// The names as patterns, if any of them is one.
+/// The names as patterns, if any of them has wildcards.
 fn patterns(names: &[String]) -> Result<CollectionPatterns, Error> {
     if !names.iter().any(|name| CollectionPatterns::is_pattern(name)) {
         return Ok(CollectionPatterns::default());
@@ -46,7 +46,7 @@ fn patterns(names: &[String]) -> Result<CollectionPatterns, Error> {
     patterns.map_err(|error| config(error.to_string()))
 }
 
-/// Refuses a name without a wildcard that there is no collection of; a pattern may match later.
+/// Refuses a name without wildcards if there is no such collection; a pattern may match later.
 fn check_names(patterns: &CollectionPatterns, manifest: &Manifest) -> Result<(), Error> {
     for name in patterns.names() {
         let found =
@@ -93,8 +93,8 @@ fn ids(filter: &Filter, manifest: &Manifest) -> Result<StreamFilter, Error> {
     }
 }
 
-/// What is left out unless asked for: records of transactions, and what lies in scope `_system`
-/// unless the filter names that.
+/// What is left out by default: transaction records, and documents in scope `_system` unless the
+/// filter names it.
 pub(crate) fn hidden(filter: &StreamFilter, manifest: &Manifest) -> Hidden {
     let hidden = Hidden::default().with_transactions();
     if *filter != StreamFilter::All {
@@ -106,7 +106,7 @@ pub(crate) fn hidden(filter: &StreamFilter, manifest: &Manifest) -> Hidden {
     hidden.with_system_scope(scope, collections)
 }
 
-/// What is left of a filter without what the manifest no longer has; `None` if nothing is.
+/// A filter without what the manifest no longer has; `None` if nothing is left.
 pub(crate) fn remaining(filter: &StreamFilter, manifest: &Manifest) -> Option<StreamFilter> {
     match filter {
         StreamFilter::All => Some(StreamFilter::All),

@@ -21,25 +21,26 @@
 //! # What is promised
 //!
 //! * Every change is delivered at least once, and within a vBucket in the order of seqnos.
-//! * A checkpoint covers what was delivered with it and before it, and nothing else. Going on from
+//! * A checkpoint covers what was delivered with it and before it, and nothing else. Resuming from
 //!   it repeats nothing, unless the server asks for a rollback.
-//! * With [`Acknowledge::Manual`] batches are acknowledged in any order, and the stream's checkpoint
-//!   never passes one that is not.
-//! * A rollback is a record among the changes, or the end of the stream, as
-//!   [`StreamOptions::on_rollback`] says; never silent.
+//! * With [`Acknowledge::Manual`], batches are acknowledged in any order, and the stream's
+//!   checkpoint never passes an unacknowledged one.
+//! * A rollback is never silent: it is a record among the changes, or ends the stream, depending on
+//!   [`StreamOptions::on_rollback`].
 //! * A vBucket is opening, streaming, backing off, complete or failed, and [`StreamStats`] counts
 //!   each. One that cannot be streamed for [`StreamOptions::retry_timeout`] ends the stream with an
 //!   error.
 //!
 //! # How it works
 //!
-//! One task per node connection reads into one buffer, walks the packets in place
+//! One task per node connection reads into one buffer, decodes the packets in place
 //! ([`Connection`](dcp_proto::consumer::Connection)) and appends changes to that connection's sink.
-//! It cuts what the sink holds into batches and puts them into the stream's queue, which is bounded
-//! by the connections' flow-control windows. One task per stream places vBuckets on connections,
-//! follows the cluster map, and opens again what has ended. When a connection is lost, what its
-//! sink held is delivered and the next connection goes on behind it: rows and positions belong
-//! together. A vBucket's rows are in the queue before another connection is asked for more of them.
+//! It cuts the sink's rows into batches and puts them into the stream's queue, which is bounded by
+//! the connections' flow-control windows. One task per stream assigns vBuckets to connections,
+//! follows the cluster map, and reopens streams that have ended. When a connection is lost, the
+//! rows in its sink are delivered and the next connection resumes after them: rows and positions
+//! belong together. A vBucket's rows are in the queue before another connection requests more of
+//! them.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -82,7 +83,7 @@ pub use checkpoint_store::{CheckpointStore, FileStore, MemoryStore, check_ahead}
 pub use client::Client;
 pub use config::{ClientCertificate, ConnectOptions, Pem, SrvTargets, TlsOptions};
 pub use credentials::{Credentials, CredentialsError, CredentialsSource, ProvideCredentials};
-// What signatures of this crate name, so that its users need no other.
+// Types in signatures of this crate, so that users need no other crate.
 pub use dcp_proto::checkpoint::{Checkpoint, CheckpointError, StoredFilter};
 pub use dcp_proto::consumer::{ConnectionStats, ProtocolError, StreamFilter};
 pub use dcp_proto::topology::{Address, Manifest, Network, NetworkSelection};

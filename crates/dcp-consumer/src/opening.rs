@@ -17,11 +17,11 @@ pub(crate) struct Opening {
     /// Flow-control window in bytes.
     pub(crate) buffer_size: u32,
     noop_interval_secs: u32,
-    /// Whether documents are asked for compressed.
+    /// Whether compressed documents are requested.
     compressed: bool,
-    /// Whether every version is asked for.
+    /// Whether every version is requested.
     history: bool,
-    /// Whether first loads may come in the order of their keys.
+    /// Whether initial loads may be out of order.
     out_of_order: bool,
 }
 
@@ -30,8 +30,8 @@ impl Opening {
         let Content { values, xattrs } = options.content;
         let mut flags = OpenFlags::INCLUDE_DELETE_TIMES;
         flags.set(OpenFlags::INCLUDE_XATTRS | OpenFlags::INCLUDE_DELETED_USER_XATTRS, xattrs);
-        // Leaving values out in the other way turns tombstones of a backfill into mutations on
-        // servers 7.6 and 8.0.
+        // The other flag without values turns tombstones of a backfill into mutations on servers
+        // 7.6 and 8.0.
         flags.set(OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE, !values);
         let secs = u32::try_from(options.noop_interval.as_secs()).unwrap_or(u32::MAX);
         if secs == 0 {
@@ -53,9 +53,9 @@ impl Opening {
         Duration::from_secs(self.noop_interval_secs.into())
     }
 
-    /// The request, under a name of its own.
+    /// The request, with a unique name.
     pub(crate) fn request(&self, mut randomness: StdRng) -> DcpOpen {
-        // An older connection of the same name would be ended by the server: nobody else's is.
+        // The server ends an older connection of the same name, so names are unique.
         let name = format!("dcp_rs/{:032x}", randomness.random::<u128>());
         let mut open = DcpOpen::new(name, self.flags, self.buffer_size, self.noop_interval_secs);
         if self.compressed {
@@ -67,7 +67,7 @@ impl Opening {
         }
         if self.out_of_order {
             let key = Control::ENABLE_OUT_OF_ORDER_SNAPSHOTS;
-            // A server before 7.1 sends in the order of seqnos.
+            // Servers before 7.1 send in seqno order.
             open = open.with(ControlSetting::optional(key, "true_with_seqno_advanced"));
         }
         open

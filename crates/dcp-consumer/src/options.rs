@@ -1,4 +1,4 @@
-//! What a stream of changes is asked for.
+//! Options of a stream of changes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,14 +19,14 @@ pub enum Start {
     Earliest,
     /// After the newest change of every vBucket at the moment the stream is opened.
     Latest,
-    /// Where an earlier stream of the same bucket and filter stood.
+    /// At the position of an earlier stream of the same bucket and filter.
     Checkpoint(Checkpoint),
 }
 
 /// Where a stream ends.
 ///
-/// A finite stream delivers to the end of the snapshot that holds the end seqno: a key rewritten
-/// meanwhile has moved above it and would be missing otherwise.
+/// A finite stream delivers up to the end of the snapshot that holds the end seqno: otherwise, a
+/// key that was rewritten meanwhile, whose change has moved above the end, would be missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum End {
@@ -42,7 +42,7 @@ pub enum End {
 /// Which parts of a document the server sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Content {
-    /// Whether values are sent; without them their datatype is still known.
+    /// Whether values are sent; their datatype is sent in any case.
     pub values: bool,
     /// Whether extended attributes are sent, in front of the value.
     pub xattrs: bool,
@@ -64,18 +64,18 @@ pub enum Filter {
     All,
     /// Those of one scope, collections created later included.
     Scope(String),
-    /// Those of these collections, each as `scope.collection`. If any name holds `*` for any text or
-    /// `?` for one character, all of them are patterns, and collections made later that match are
-    /// streamed too. Wildcards do not match scope `_system`.
+    /// Those of these collections, each as `scope.collection`. If any name contains `*` for any
+    /// text or `?` for one character, all names are patterns, and matching collections that are
+    /// created later are streamed as well. Wildcards do not match scope `_system`.
     Collections(Vec<String>),
-    /// By ids, as positions store it: what was dropped since is left out.
+    /// By ids, as stored in checkpoints and offsets: dropped collections are left out.
     Ids(StreamFilter, CollectionPatterns),
 }
 
-/// When a batch is handed over.
+/// When a batch is delivered.
 ///
-/// A batch ends with whichever comes first. Lingering ends one only while the application has
-/// nothing else to take, so that a slow application sees larger batches instead of more of them.
+/// A batch ends at the first limit it reaches. Lingering ends one only while the application has
+/// nothing else to take, so a slow application gets larger batches instead of more of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BatchPolicy {
@@ -84,8 +84,8 @@ pub struct BatchPolicy {
     /// Size of a batch in bytes above which it ends; one document may overshoot it. At most
     /// [`BatchPolicy::MAX_BYTES`].
     pub max_bytes: usize,
-    /// How long the first row of a batch waits for others. From 2 ms on, what a busy connection
-    /// brings may gather that long before it is read.
+    /// How long the first row of a batch waits for others. From 2 ms on, data of a busy connection
+    /// may gather that long before it is read.
     pub linger: Duration,
 }
 
@@ -105,16 +105,16 @@ impl Default for BatchPolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Acknowledge {
-    /// When it takes the next one.
+    /// When the application takes the next one.
     #[default]
     OnNext,
-    /// When it says so, in any order ([`ChangeStream::ack`](crate::ChangeStream::ack)). A batch
-    /// that never is holds its bytes of the window for ever.
+    /// When the application acknowledges it, in any order
+    /// ([`ChangeStream::ack`](crate::ChangeStream::ack)). A batch that is never acknowledged holds
+    /// its bytes of the window forever.
     Manual,
 }
 
-/// What a stream of changes is asked for; [`StreamOptions::default`] is an endless stream of
-/// everything.
+/// Options of a stream of changes; [`StreamOptions::default`] is an endless stream of everything.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StreamOptions {
@@ -128,87 +128,87 @@ pub struct StreamOptions {
     pub content: Content,
     /// Which documents to send.
     pub filter: Filter,
-    /// Which of their changes to deliver. Positions pass over the others, which the server sends
-    /// nevertheless.
+    /// Which of their changes to deliver. Positions move past the others, which the server sends
+    /// anyway.
     pub rows: RowFilter,
-    /// When a batch is handed over.
+    /// When a batch is delivered.
     pub batch: BatchPolicy,
-    /// Flow-control window of each node's connection in bytes: so much may be received and not
-    /// yet taken by the application, and one document more.
+    /// Flow-control buffer of each node's connection in bytes: how much may be received but not yet
+    /// processed by the application, exceeded by at most one document.
     pub buffer_size: u32,
     /// What happens when the server asks for a rollback.
     pub on_rollback: OnRollback,
-    /// Whether the stream stops at the end seqno itself, inside a snapshot where that is: exactly
-    /// the changes up to it are delivered. The rest of the snapshot may hold newer versions of keys
-    /// at or below the end, so that this is only for a reader that goes on from there, as
-    /// micro-batches do. Needs an end.
+    /// Whether the stream stops exactly at the end seqno, even inside a snapshot. The rest of the
+    /// snapshot may hold newer versions of keys at or below the end, so this is only for readers
+    /// that continue from there, such as micro-batches. Needs an end.
     pub clamp: bool,
-    /// Whether the seqnos of [`End::At`] were seen to exist. A vBucket that has less was rolled
-    /// back since: the stream ends with an error of kind [`ErrorKind::Rollback`] in place of waiting
-    /// for changes that may never come.
+    /// Whether the seqnos of [`End::At`] are known to exist. A vBucket with a lower high seqno was
+    /// rolled back since: the stream ends with an error of kind [`ErrorKind::Rollback`] instead of
+    /// waiting for changes that may never be written.
     pub end_exists: bool,
-    /// Whether a change is delivered only once every copy of its vBucket that is present has it on
-    /// disk, so that no failover to one of them takes it back. What waits counts towards
-    /// [`buffer_size`](Self::buffer_size), so that the server stops when that is full.
+    /// Whether a change is delivered only once every present copy of its vBucket has persisted it,
+    /// so that no failover to one of them can lose it. Waiting changes count towards
+    /// [`buffer_size`](Self::buffer_size), so the server stops when that is full.
     ///
-    /// Without effect on ephemeral buckets, which never have anything on disk: a warning is logged
-    /// and [`StreamEvent::NothingPersisted`](crate::StreamEvent::NothingPersisted) told.
+    /// Has no effect on ephemeral buckets, which persist nothing: a warning is logged and
+    /// [`StreamEvent::NothingPersisted`](crate::StreamEvent::NothingPersisted) reported.
     pub persisted_only: bool,
-    /// Whether a stream with an end is complete only once the whole snapshot its last change lies
-    /// in is on the disks of all copies. Then no failover to one of them can bring back a version
-    /// below the end that the snapshot left out in favour of one above it, which matters with
-    /// [`clamp`](Self::clamp) to a reader that keeps no snapshots in its positions. Needs
+    /// Whether a stream with an end is complete only once the whole snapshot of its last change is
+    /// persisted on all copies. Then no failover to one of them can restore a version below the end
+    /// that the snapshot omitted in favour of one above it. This matters with
+    /// [`clamp`](Self::clamp) for readers whose positions have no snapshots. Needs
     /// `persisted_only`.
     pub end_persisted: bool,
     /// Whether documents of scope `_system` and records of distributed transactions (keys that
-    /// begin with `_txn:`) are delivered. Otherwise positions pass over them. Those of a scope or
-    /// collection the filter names are delivered in any case, except records of transactions.
+    /// begin with `_txn:`) are delivered. Otherwise positions move past them. Documents of a scope
+    /// or collection that the filter names are delivered in any case, except transaction records.
     pub system_documents: bool,
-    /// Whether every version of a document is delivered that the server still has, in collections
-    /// that keep their change history, in place of the newest one of each snapshot.
+    /// Whether to deliver every version of a document that the server still has, in collections
+    /// with change history, instead of the newest one of each snapshot.
     ///
-    /// A server or bucket that keeps no history refuses, which is an error of kind
-    /// [`ErrorKind::Unsupported`]. Positions are the same with it and without: it may be turned on
-    /// or off where a checkpoint stands, and holds for what comes after that.
+    /// A server or bucket without history refuses it, which is an error of kind
+    /// [`ErrorKind::Unsupported`]. Positions do not depend on it: it may be turned on or off when
+    /// resuming from a checkpoint, for the changes after it.
     pub history: bool,
-    /// Whether a position below the server's purge seqno is gone on from, and the deletions that
-    /// the server has purged since are missed. Otherwise the server rolls it back to the beginning.
-    /// Servers before 7.2 always do.
+    /// Whether to resume from a position below the server's purge seqno, missing the deletions that
+    /// the server has purged since. Otherwise the server rolls it back to the beginning. Servers
+    /// before 7.2 always do.
     pub ignore_purged_tombstones: bool,
-    /// Whether the server may send the first load of a vBucket in the order of its keys, which
-    /// spares it a scan of the whole vBucket where the filter names one small collection.
+    /// Whether the server may send the initial load of a vBucket in key order, which saves a scan
+    /// of the whole vBucket if the filter names one small collection.
     ///
-    /// The vBucket's position stays at its beginning until all of that has come. If the connection
-    /// is lost before, the vBucket begins again, with the record of a rollback to 0 in front and
-    /// another epoch: also after a restart from a checkpoint, with this option. So it needs
-    /// another [`on_rollback`](Self::on_rollback) than [`OnRollback::Fail`].
+    /// The vBucket's position stays at its beginning until all of it has arrived. If the connection
+    /// is lost before, the vBucket starts again, with the record of a rollback to 0 first and a new
+    /// epoch, and also after a restart from a checkpoint with this option. So it needs another
+    /// [`on_rollback`](Self::on_rollback) than [`OnRollback::Fail`].
     pub out_of_order: bool,
-    /// Whether vBuckets that have nothing are streamed to a finite end too, so that their record of
-    /// being [caught up](dcp_proto::ChangeSink::caught_up) comes.
+    /// Whether empty vBuckets of a finite stream are streamed as well, so that their [caught
+    /// up](dcp_proto::ChangeSink::caught_up) record is delivered.
     pub caught_up: bool,
-    /// Whether the server is asked to send documents compressed that get smaller by it: less on the
-    /// network for processor time at both ends. Otherwise those come compressed that lie so in the
-    /// bucket. A server without it sends them as they are.
+    /// Whether the server compresses documents that get smaller by it: less network traffic for
+    /// more processor time at both ends. Otherwise documents are compressed only if they are stored
+    /// so. Servers without this feature send them as stored.
     pub compressed: bool,
     /// When a batch counts as processed.
     pub acknowledge: Acknowledge,
-    /// Time between the noops the server sends; a connection on which no packet comes
-    /// whole for twice as long, nor 64 KiB of one, is taken for dead.
+    /// Time between the server's noops; a connection on which neither a complete packet nor 64 KiB
+    /// of one arrives for twice as long counts as dead.
     pub noop_interval: Duration,
-    /// Longest time a vBucket may be without a stream, while it is tried again and again, before
-    /// the whole stream ends with an error. Zero: nothing is tried again.
+    /// Longest time a vBucket may be without a stream, while it is retried, before the whole stream
+    /// ends with an error. Zero: no retries.
     ///
-    /// It holds for opening the stream too, and for everything that a restart, a failover or a new
-    /// password may pass through: connections that are refused, lost, or closed without a word, a
-    /// bucket that a node does not know yet, a user that it refuses. Only what the server has never
-    /// granted to this client or stream, as the right to stream, ends it at once.
+    /// It also applies to opening the stream, and to everything that may be temporary during a
+    /// restart, a failover or a password change: connections that are refused, lost, or closed
+    /// without an answer, a bucket that a node does not know yet, a refused user. Only what the
+    /// server has never granted to this client or stream, such as the privilege to stream, ends it
+    /// at once.
     ///
-    /// The error names the vBucket and the last cause. Its kind is that of the cause where something
-    /// has to be put right ([`Authentication`](crate::ErrorKind::Authentication),
+    /// The error names the vBucket and the last cause. Its kind is that of the cause if something
+    /// must be corrected ([`Authentication`](crate::ErrorKind::Authentication),
     /// [`AccessDenied`](crate::ErrorKind::AccessDenied),
     /// [`BucketNotFound`](crate::ErrorKind::BucketNotFound), [`Tls`](crate::ErrorKind::Tls),
     /// [`Unsupported`](crate::ErrorKind::Unsupported) or [`Status`](crate::ErrorKind::Status)), and
-    /// [`Timeout`](crate::ErrorKind::Timeout) where the cluster did not answer.
+    /// [`Timeout`](crate::ErrorKind::Timeout) if the cluster did not answer.
     pub retry_timeout: Duration,
 }
 
@@ -256,7 +256,7 @@ pub(crate) fn check(options: &StreamOptions) -> Result<(), Error> {
             "end_persisted needs persisted_only"
         }
         _ if options.out_of_order && options.on_rollback == OnRollback::Fail => {
-            "out_of_order: a lost connection begins the first load again, which is told as a \
+            "out_of_order: a lost connection restarts the initial load, which is reported as a \
              rollback: set on_rollback to 'emit' or 'resync'"
         }
         _ => return Ok(()),
@@ -264,7 +264,7 @@ pub(crate) fn check(options: &StreamOptions) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Config, message))
 }
 
-/// Refuses batches of nothing.
+/// Refuses empty batches.
 fn check_batch(policy: &BatchPolicy) -> Result<(), Error> {
     if policy.max_rows == 0 || policy.max_bytes == 0 {
         let message = "a batch must have room for at least one row and one byte";

@@ -1,7 +1,7 @@
-//! The pool: connections that no stream uses at the moment, ready for the next one.
+//! The connection pool: idle connections for the next stream.
 //!
-//! Each has a task, which answers the server's noops, notices when the server closes it, and
-//! closes it when nobody wanted it for long enough.
+//! Each has a task, which answers the server's noops, notices when the server closes it, and closes
+//! it after the idle time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,20 +15,20 @@ use crate::connect::Connected;
 use crate::opening::Opening;
 use crate::requests;
 
-/// Most pooled connections: one per node and kind is the rule, more where streams ran side by side.
+/// Most pooled connections: usually one per node and kind, more if streams ran concurrently.
 const MOST: usize = 32;
 
-/// Longest time for a task to hand its connection over: it may be writing to a peer that is gone.
+/// Longest time for a task to hand over its connection: it may be writing to a dead peer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Who gets a connection.
+/// Receiver of a pooled connection.
 type Taker = oneshot::Sender<Connected>;
 
-/// A connection, by the task that has it.
+/// A pooled connection, owned by its task.
 #[derive(Debug)]
 struct Entry {
     address: Address,
-    /// As DCP was opened; `None`: it was not.
+    /// How DCP was opened; `None` if it was not.
     opening: Option<Opening>,
     task: oneshot::Sender<Taker>,
 }
@@ -42,7 +42,7 @@ impl Entry {
 /// Pooled connections. When it is dropped, they are closed.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    /// How long one stays that nobody wants; none are pooled if it is zero.
+    /// How long an idle connection stays; none are pooled if it is zero.
     idle_time: Duration,
     /// `None` once the client is closed.
     entries: Mutex<Option<Vec<Entry>>>,
@@ -58,7 +58,7 @@ impl Pool {
         !self.idle_time.is_zero()
     }
 
-    /// Takes in a connection on which nothing is open or on its way.
+    /// Adds a connection without open streams or outstanding messages.
     pub(crate) fn put(&self, connected: Connected, opening: Option<Opening>) {
         if !self.is_on() {
             return;
@@ -89,7 +89,7 @@ impl Pool {
                 entries.remove(at)
             };
             let (taker, connected) = oneshot::channel();
-            // One whose task is over was closed meanwhile.
+            // A connection whose task has ended was closed meanwhile.
             if entry.task.send(taker).is_ok()
                 && let Ok(Ok(connected)) = timeout(PATIENCE, connected).await
             {
@@ -98,18 +98,18 @@ impl Pool {
         }
     }
 
-    /// Closes them all, and takes in no others.
+    /// Closes all connections, and accepts no others.
     pub(crate) fn close(&self) {
         *self.entries() = None;
     }
 
     fn entries(&self) -> MutexGuard<'_, Option<Vec<Entry>>> {
-        // Nothing panics while it is held.
+        // Nothing panics while the lock is held.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Keeps a pooled connection alive until it is wanted, `until` has come or the server closes it.
+/// Keeps a pooled connection alive until it is taken, `until` is reached or the server closes it.
 async fn hold(mut connected: Connected, mut wanted: oneshot::Receiver<Taker>, until: Instant) {
     loop {
         let Connected { socket, leftover, .. } = &mut connected;
@@ -117,7 +117,7 @@ async fn hold(mut connected: Connected, mut wanted: oneshot::Receiver<Taker>, un
             biased;
             taker = &mut wanted => {
                 if let Ok(taker) = taker {
-                    // A taker that is gone has given up waiting: then it is closed.
+                    // If the receiver has stopped waiting, the connection is closed.
                     let _ = taker.send(connected);
                 }
                 return;
@@ -131,7 +131,7 @@ async fn hold(mut connected: Connected, mut wanted: oneshot::Receiver<Taker>, un
         let answered = tokio::select! {
             biased;
             answered = requests::answer_noops(socket, leftover) => answered,
-            // Its server reads nothing: whoever wants it, or it no more, does not wait for that.
+            // The server reads nothing: do not wait for it if the connection is taken or closed.
             _ = &mut wanted => return,
             () = sleep_until(until) => return,
         };

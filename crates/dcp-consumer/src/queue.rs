@@ -1,4 +1,4 @@
-//! Between the connections' tasks and the application.
+//! The queue between the connections' tasks and the application.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use crate::Error;
 
-/// What one connection's task and the application tell each other besides batches.
+/// State shared by one connection's task and the application, besides batches.
 #[derive(Debug, Default)]
 pub(crate) struct Link {
     /// Bytes that the application has processed and the task has not acknowledged to the server yet.
@@ -19,18 +19,17 @@ pub(crate) struct Link {
     /// Batches of this connection the application has not taken, and their bytes.
     queued: AtomicUsize,
     queued_bytes: AtomicU64,
-    /// The connection is gone.
+    /// Whether the connection has ended.
     is_over: AtomicBool,
-    /// Whether the task is to be woken once they are all taken.
+    /// Whether to wake the task once they are all taken.
     is_taking_awaited: AtomicBool,
-    /// Bytes received and not acknowledged, as last told by the task.
+    /// Bytes received and not acknowledged, as last reported by the task.
     unacknowledged: AtomicU64,
-    /// What the connection counted, and what waits to be on the disks of all copies, as last told
-    /// by the task.
+    /// The connection's counters and unpersisted changes, as last reported by the task.
     stats: Mutex<(ConnectionStats, Unpersisted)>,
-    /// The newest cluster map that came on the connection and nobody took.
+    /// The newest cluster map from the connection that was not taken yet.
     map: Mutex<Option<Bytes>>,
-    /// Wakes the task when there are bytes to return, or what it awaits has happened.
+    /// Wakes the task when there are bytes to return, or all batches were taken.
     pub(crate) wake: Notify,
 }
 
@@ -40,7 +39,7 @@ impl Link {
         self.returned.swap(0, Ordering::AcqRel)
     }
 
-    /// Batches of this connection that the application has to take.
+    /// Batches of this connection that the application has not taken.
     pub(crate) fn queued(&self) -> usize {
         self.queued.load(Ordering::SeqCst)
     }
@@ -50,18 +49,18 @@ impl Link {
         self.queued() > 0
     }
 
-    /// Bytes that came with the batches of this connection that the application has to take.
+    /// Bytes of the batches of this connection that the application has not taken.
     pub(crate) fn queued_bytes(&self) -> u64 {
         self.queued_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether the application has a batch of this connection to take; if so, the task is woken
-    /// once it has taken all of them. Without that nobody is: a wake-up costs the application more
-    /// than the batch.
+    /// once it has taken all of them. Otherwise the task is not woken, since a wake-up costs the
+    /// application more than the batch.
     pub(crate) fn awaits_taking(&self) -> bool {
         self.has_queued() && {
             self.is_taking_awaited.store(true, Ordering::SeqCst);
-            // What was taken before that was said wakes nobody.
+            // Batches taken before the flag was set do not wake the task.
             self.has_queued()
         }
     }
@@ -80,8 +79,8 @@ impl Link {
         }
     }
 
-    /// Puts a cluster map in the place of the one before; `true` if that was taken, so that whoever
-    /// takes maps is to be told.
+    /// Replaces the cluster map; `true` if the previous one was taken, so that a new report is
+    /// needed.
     pub(crate) fn offer_map(&self, json: Bytes) -> bool {
         self.map.lock().unwrap_or_else(PoisonError::into_inner).replace(json).is_none()
     }
@@ -101,23 +100,23 @@ impl Link {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = (stats, waiting);
     }
 
-    /// What the connection counted, and what waits to be on the disks of all copies.
+    /// The connection's counters and unpersisted changes.
     pub(crate) fn stats(&self) -> (ConnectionStats, Unpersisted) {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection is gone. What it has put into the queue is there until it is taken.
+    /// Marks the connection as ended. Its batches stay in the queue until they are taken.
     pub(crate) fn close(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// Forgets what the connection counted, as it is counted elsewhere by now.
+    /// Takes the connection's counters, to add them elsewhere.
     pub(crate) fn take_stats(&self) -> ConnectionStats {
         let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *stats).0
     }
 
-    /// Bytes of the connection in memory; and whether a server waits for them.
+    /// Bytes of the connection in memory, and whether a server waits for them.
     pub(crate) fn buffered(&self) -> (u64, bool) {
         if self.is_over.load(Ordering::Relaxed) {
             return (self.queued_bytes.load(Ordering::Relaxed), false);
@@ -126,7 +125,7 @@ impl Link {
     }
 }
 
-/// Bytes of a batch, owed to the connection they came on.
+/// Bytes of a batch, to be released on their connection.
 #[derive(Debug)]
 pub(crate) struct Credit {
     link: Arc<Link>,
@@ -150,12 +149,12 @@ impl Credit {
     }
 }
 
-/// One batch on its way to the application.
+/// One batch for the application.
 #[derive(Debug)]
 pub(crate) struct Queued<B> {
     pub(crate) batch: B,
     pub(crate) rows: usize,
-    /// Where its vBuckets stand after it.
+    /// Positions of its vBuckets after it.
     pub(crate) positions: Vec<PositionUpdate>,
     pub(crate) credit: Credit,
 }
@@ -164,9 +163,9 @@ pub(crate) struct Queued<B> {
 #[derive(Debug)]
 pub(crate) enum Entry<B> {
     Batch(Queued<B>),
-    /// vBuckets have moved over what is not for the application.
+    /// Position updates of vBuckets without changes for the application.
     Positions(Vec<PositionUpdate>),
-    /// The stream cannot go on; the last entry.
+    /// The stream failed; the last entry.
     Error(Error),
     /// Everything was delivered; the last entry.
     Finished,
@@ -174,12 +173,11 @@ pub(crate) enum Entry<B> {
 
 /// Batches in the order they are delivered, from all connections of a stream.
 ///
-/// It has no bound of its own: whatever is in it counts as unacknowledged on its connection, and
-/// a connection whose server sends more than the flow-control window and one packet is closed.
-/// Positions count for nothing, and are one entry however often they move without a batch. So it
-/// holds at most that much per connection, and little of those that are over (`cluster::backlog`);
-/// and no task ever waits to put a batch in, which is what keeps noops answered while the
-/// application is slow.
+/// It has no separate bound: its contents count as unacknowledged on their connections, and a
+/// connection whose server sends more than the flow-control window and one packet is closed.
+/// Positions do not count, and are one entry regardless of how often they move without a batch. So
+/// the queue holds at most that much per connection, and little of ended ones (`cluster::backlog`).
+/// No task ever waits to add a batch, so noops are answered while the application is slow.
 #[derive(Debug)]
 pub(crate) struct Queue<B> {
     state: Mutex<State<B>>,
@@ -188,7 +186,7 @@ pub(crate) struct Queue<B> {
 #[derive(Debug)]
 struct State<B> {
     entries: VecDeque<Entry<B>>,
-    /// Who looked last and found nothing: there is one reader.
+    /// Waker of the only reader, if it found nothing.
     reader: Option<Waker>,
 }
 
@@ -209,14 +207,14 @@ impl<B> Queue<B> {
             }
             state.reader.take()
         };
-        // A waker may do anything, so it is called once the lock is free.
+        // A waker may run any code, so it is called without the lock.
         if let Some(reader) = reader {
             reader.wake();
         }
     }
 
-    /// The next entry, or a promise to wake the caller once there is one. Nothing is kept for a
-    /// caller that does not come back but its waker.
+    /// The next entry, or registers the caller's waker. Nothing else is kept for a caller that does
+    /// not return.
     pub(crate) fn poll_pop(&self, context: &mut Context<'_>) -> Poll<Entry<B>> {
         let replaced;
         let entry = {
@@ -245,12 +243,12 @@ impl<B> Queue<B> {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State<B>> {
-        // Nothing panics while it is held, so that the entries are whole in any case.
+        // Nothing panics while the lock is held, so the entries are consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Puts newer positions in the place of older ones of the same vBuckets.
+/// Replaces older positions of the same vBuckets with newer ones.
 fn supersede(positions: &mut Vec<PositionUpdate>, newer: Vec<PositionUpdate>) {
     let mut at: HashMap<_, _> =
         positions.iter().enumerate().map(|(at, moved)| (moved.vbid, at)).collect();

@@ -1,16 +1,16 @@
-//! The one buffer a connection is read into.
+//! The read buffer of a connection.
 
 use bytes::BytesMut;
 use dcp_wire::{DecodeError, Frame};
 
 /// Size of the buffer. Reads below 64 KiB cost throughput on loopback, above 256 KiB they gain
-/// nothing; twice that leaves room for a full read behind the rest of the last packet.
+/// nothing; twice that leaves room for a full read after the rest of the last packet.
 const SIZE: usize = 512 * 1024;
 
-/// Room there is to be before a read.
+/// Minimum room for a read.
 pub(crate) const MIN_READ: usize = 256 * 1024;
 
-/// Bytes that arrived and were not walked yet, at most one packet and one read.
+/// Bytes that arrived and were not consumed yet, at most one packet and one read.
 #[derive(Debug)]
 pub(crate) struct ReadBuffer {
     bytes: Vec<u8>,
@@ -20,7 +20,7 @@ pub(crate) struct ReadBuffer {
 }
 
 impl ReadBuffer {
-    /// A buffer that starts with what the set-up of the connection left.
+    /// A buffer that starts with the bytes left over from the set-up.
     pub(crate) fn new(leftover: &BytesMut, max_body_len: usize) -> Self {
         let mut bytes = vec![0; SIZE.max(leftover.len() + MIN_READ)];
         let (head, _) = bytes.split_at_mut(leftover.len());
@@ -28,33 +28,33 @@ impl ReadBuffer {
         Self { bytes, start: 0, end: leftover.len(), max_body_len }
     }
 
-    /// What is there to walk.
+    /// The bytes to consume.
     pub(crate) fn filled(&self) -> &[u8] {
         self.bytes.get(self.start..self.end).unwrap_or_default()
     }
 
-    /// `len` bytes were walked.
+    /// Notes that `len` bytes were consumed.
     pub(crate) const fn consume(&mut self, len: usize) {
         self.start += len;
-        debug_assert!(self.start <= self.end, "more walked than there was");
+        debug_assert!(self.start <= self.end, "consumed more bytes than were read");
     }
 
-    /// `len` bytes were read into [`space`](Self::space).
+    /// Notes that `len` bytes were read into [`space`](Self::space).
     pub(crate) const fn filled_by(&mut self, len: usize) {
         self.end += len;
-        debug_assert!(self.end <= self.bytes.len(), "more read than there was room");
+        debug_assert!(self.end <= self.bytes.len(), "read more bytes than there was space");
     }
 
-    /// Room to read into: for more of the packet that has begun, whose length was checked against the
-    /// longest allowed, or for a whole read.
+    /// Space to read into: for the rest of the current packet, whose length was checked against the
+    /// maximum, or for a full read.
     ///
     /// # Errors
-    /// [`DecodeError`] if what is there does not begin with a packet.
+    /// [`DecodeError`] if the buffer does not begin with a packet.
     pub(crate) fn space(&mut self) -> Result<&mut [u8], DecodeError> {
         let wanted = Frame::wanted(self.filled(), self.max_body_len)?;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-            // A huge packet does not keep its room.
+            // Frees the space of a huge packet.
             if self.bytes.len() > SIZE {
                 self.bytes.truncate(SIZE);
                 self.bytes.shrink_to_fit();
@@ -66,8 +66,8 @@ impl ReadBuffer {
             self.start = 0;
         }
         if self.bytes.len() - self.end < MIN_READ && self.bytes.len() < wanted {
-            // At most as much again as has come: what a header announces may never come. No more
-            // than that either, as a vector that grows by itself would take.
+            // At most doubles the received bytes, since the rest of a packet may never arrive. Sets
+            // the length explicitly, since a vector that grows by itself would reserve more.
             let len = wanted.min(self.end.saturating_mul(2)).max(self.end + 1);
             self.bytes.reserve_exact(len.saturating_sub(self.bytes.len()));
             self.bytes.resize(len.max(self.bytes.len()), 0);

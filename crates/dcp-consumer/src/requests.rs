@@ -19,7 +19,7 @@ pub(crate) use self::collections::collection_seqnos;
 pub(crate) use self::rollbacks::rollbacks;
 use crate::{Error, ErrorKind};
 
-/// State asked for by GET_ALL_VB_SEQNOS: active vBuckets.
+/// Requested state in GET_ALL_VB_SEQNOS: active vBuckets.
 const ACTIVE: u32 = 1;
 
 /// An answer.
@@ -84,9 +84,9 @@ where
     Ok(logs)
 }
 
-/// Seqnos in memory and on disk of the node's copies of vBuckets, asked with the branch each was
-/// last seen on. A vBucket the node has no copy of is left out; one that does not know the branch
-/// is answered with what it may be, on no branch.
+/// Seqnos in memory and on disk of the node's copies of vBuckets, requested with the branch on
+/// which each was last observed. A vBucket without a copy on the node is left out; a copy that does
+/// not know the branch is reported without a branch.
 pub(crate) async fn observe<IO>(
     io: &mut IO,
     leftover: &mut BytesMut,
@@ -125,7 +125,7 @@ where
     Ok(seqnos)
 }
 
-/// Purge seqnos of the node's copies of vBuckets. `None` if the node tells them to nobody like us.
+/// Purge seqnos of the node's copies of vBuckets. `None` if the user may not read them.
 pub(crate) async fn purge_seqnos<IO>(
     io: &mut IO,
     leftover: &mut BytesMut,
@@ -151,7 +151,7 @@ where
     }
 }
 
-/// Reads `vb_17:purge_seqno`; the other figures are not asked for, but come.
+/// Reads `vb_17:purge_seqno` and ignores the other statistics.
 fn purge_seqno(name: &[u8], value: &[u8]) -> Option<(Vbid, Seqno)> {
     let vbid = std::str::from_utf8(name).ok()?.strip_prefix("vb_")?.strip_suffix(":purge_seqno")?;
     let seqno = std::str::from_utf8(value).ok()?;
@@ -198,7 +198,7 @@ where
     }
 }
 
-/// The value of an answer, inflated if it is compressed.
+/// The value of an answer, decompressed if necessary.
 fn inflated(opcode: Opcode, answer: Answer) -> Result<Bytes, Error> {
     if !answer.datatype.contains(Datatype::SNAPPY) {
         return Ok(answer.value);
@@ -207,7 +207,7 @@ fn inflated(opcode: Opcode, answer: Answer) -> Result<Bytes, Error> {
     inflated.map(Bytes::from).map_err(|error| malformed(opcode, error))
 }
 
-/// The vBucket that a request was about, by the opaque it was given.
+/// The vBucket of a request, by its opaque.
 fn asked_for(opaque: Opaque) -> Option<Vbid> {
     u16::try_from(opaque.0).ok().map(Vbid)
 }
@@ -221,8 +221,8 @@ fn decode_seqnos(value: &[u8]) -> Result<BTreeMap<Vbid, Seqno>, DecodeError> {
     Ok(seqnos)
 }
 
-/// The next answer to `opcode`. Answers noops on the way; nothing else may come, since no
-/// stream is open.
+/// The next answer to `opcode`. Answers noops meanwhile; nothing else may arrive, since no stream
+/// is open.
 async fn answer<IO>(io: &mut IO, leftover: &mut BytesMut, opcode: Opcode) -> Result<Answer, Error>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
@@ -249,7 +249,7 @@ where
     }
 }
 
-/// Answers the noops that have arrived, where nothing else is waited for.
+/// Answers the noops that have arrived while no answer is expected.
 pub(crate) async fn answer_noops<IO>(io: &mut IO, leftover: &mut BytesMut) -> Result<(), Error>
 where
     IO: AsyncWrite + Unpin,
@@ -265,7 +265,7 @@ where
     Ok(())
 }
 
-/// Answers what arrived if it is a noop.
+/// Answers a packet if it is a noop.
 async fn answer_noop<IO: AsyncWrite + Unpin>(io: &mut IO, header: &Header) -> Result<(), Error> {
     if header.opcode != Opcode::DCP_NOOP || header.magic.is_response() {
         return Ok(());

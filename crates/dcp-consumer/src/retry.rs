@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rand::Rng;
 
-/// Waits that double from a shortest to a longest, each shortened by up to half at random so
-/// that a thousand vBuckets do not come back in one moment.
+/// Waits that double from a shortest to a longest, each shortened at random by up to half, so that
+/// a thousand vBuckets do not retry at the same time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {
     shortest: Duration,
@@ -13,7 +13,7 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// For what passes quickly: a vBucket on the move, a busy server, a lost connection.
+    /// For short failures: a vBucket that moves, a busy server, a lost connection.
     pub(crate) const SHORT: Self =
         Self { shortest: Duration::from_millis(50), longest: Duration::from_secs(10) };
     /// For a server that could not read its disk.

@@ -30,10 +30,10 @@ impl Socket {
     }
 }
 
-/// A transport of a connection, which may be told to let data gather.
+/// A transport of a connection that can let data gather.
 pub(crate) trait Gather: AsyncRead + AsyncWrite + Unpin + Send {
-    /// Is not ready to be read below so many bytes, unless the other end has closed; `false` if the
-    /// transport knows of no such thing.
+    /// Makes the transport ready only from this many bytes on, unless the other end has closed;
+    /// `false` if the transport does not support it.
     fn ready_from(&self, bytes: usize) -> bool;
 }
 
@@ -47,8 +47,8 @@ impl Gather for Socket {
     }
 }
 
-/// Linux wakes nobody up below the mark, and whoever waits once it is lowered to what is there. It
-/// makes the receive buffer large enough for the mark.
+/// Linux does not wake readers below the mark, and wakes them when it is lowered to the available
+/// bytes. It enlarges the receive buffer to fit the mark.
 #[cfg(target_os = "linux")]
 mod low_mark {
     use nix::libc;

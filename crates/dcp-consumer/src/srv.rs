@@ -1,8 +1,8 @@
 //! DNS service records: one name for all nodes of a cluster.
 //!
-//! A name server's answer proves nothing: unless [`SrvTargets::Any`] is asked for, the nodes it lists
-//! must lie in the domain of the name asked for, or a forged answer could send a password to any host
-//! that has a certificate.
+//! A name server's answer is not authenticated: unless [`SrvTargets::Any`] is set, the nodes must
+//! be in the domain of the requested name, or a forged answer could send a password to any host
+//! with a certificate.
 
 use dcp_proto::topology::Address;
 use hickory_resolver::TokioResolver;
@@ -13,32 +13,32 @@ use thiserror::Error;
 
 use crate::SrvTargets;
 
-/// Most nodes taken from one answer.
+/// Most nodes used from one answer.
 const MAX_SERVICES: usize = 64;
 
-/// Why a service name gave no nodes.
+/// Why a service name resolved to no nodes.
 #[derive(Debug, Error)]
 pub(crate) enum SrvError {
-    #[error("DNS has no answer")]
+    #[error("the DNS lookup failed")]
     Dns(#[from] NetError),
     #[error("the name lists no nodes")]
     Empty,
-    /// All it lists is elsewhere.
+    /// All listed nodes are outside the domain.
     #[error(
-        "DNS lists {} for {service}, outside its domain, and a forged answer could do that: if this \
-         is right, pass srv_targets=\"any\", or name these hosts in the connection string",
+        "DNS lists {} for {service}, outside its domain, as a forged answer could: if this is \
+         correct, pass srv_targets=\"any\", or name these hosts in the connection string",
         .targets.join(", ")
     )]
     Elsewhere { service: String, targets: Vec<String> },
 }
 
-/// Asks name servers as the system is configured: `/etc/resolv.conf` with its search domains.
+/// A resolver with the system's configuration: `/etc/resolv.conf` with its search domains.
 pub(crate) fn resolver() -> Result<TokioResolver, SrvError> {
     Ok(TokioResolver::builder_tokio()?.build()?)
 }
 
-/// The nodes listed under `service`, most wanted first. Their domain is that of the name that was
-/// found, which is `service` or that within a search domain.
+/// The nodes listed under `service`, by priority. Their domain is that of the name that was found,
+/// which is `service` or `service` within a search domain.
 pub(crate) async fn lookup(
     resolver: &TokioResolver,
     service: &str,
@@ -52,7 +52,7 @@ pub(crate) async fn lookup(
     });
     let mut records: Vec<&SRV> = records.take(MAX_SERVICES).collect();
     records.sort_by_key(|record| (record.priority, std::cmp::Reverse(record.weight)));
-    // A service's name begins with two labels of its own: `_couchbases._tcp`.
+    // A service name begins with two more labels: `_couchbases._tcp`.
     let host = name.splitn(3, '.').nth(2).unwrap_or_default();
     let mut nodes: Vec<_> = records.into_iter().filter_map(node).collect();
     let elsewhere = nodes.iter().filter(|node| !is_in_domain(&node.host, host));
@@ -60,7 +60,7 @@ pub(crate) async fn lookup(
     if !targets.is_empty() {
         match wanted {
             SrvTargets::Any => {
-                tracing::warn!(service, ?targets, "DNS lists nodes outside the domain: followed");
+                tracing::warn!(service, ?targets, "DNS lists nodes outside the domain: accepted");
             }
             SrvTargets::SameDomain => {
                 nodes.retain(|node| is_in_domain(&node.host, host));
@@ -70,7 +70,7 @@ pub(crate) async fn lookup(
                 tracing::warn!(
                     service,
                     ?targets,
-                    "DNS lists nodes outside the domain: refused (srv_targets=\"any\" takes them)"
+                    "DNS lists nodes outside the domain: refused (srv_targets=\"any\" accepts them)"
                 );
             }
         }
@@ -88,8 +88,8 @@ fn node(record: &SRV) -> Option<Address> {
     is_node.then(|| Address::new(target, record.port))
 }
 
-/// Whether `target` lies in the domain that `host` lies in. A name of two parts is a domain
-/// itself: what lies beside it belongs to others.
+/// Whether `target` is in the domain of `host`. A name with two labels is a domain itself: its
+/// siblings belong to others.
 fn is_in_domain(target: &str, host: &str) -> bool {
     let host = host.trim_end_matches('.').to_ascii_lowercase();
     let domain = match host.split_once('.') {

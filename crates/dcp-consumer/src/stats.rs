@@ -1,14 +1,14 @@
-//! Numbers about a running stream.
+//! Statistics of a running stream.
 
 use std::time::Duration;
 
 use dcp_proto::consumer::ConnectionStats;
 use dcp_wire::{CollectionId, Seqno, Vbid};
 
-/// What a stream of changes is doing.
+/// Statistics of a stream of changes.
 ///
-/// Each vBucket is counted in exactly one of the states; a vBucket that is not `streaming` or
-/// `complete` is being worked on, or the stream has ended with an error.
+/// Each vBucket is counted in exactly one of the states; one that is not `streaming` or `complete`
+/// is being opened, or the stream has ended with an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StreamStats {
@@ -16,7 +16,7 @@ pub struct StreamStats {
     pub opening: usize,
     /// vBuckets that are streaming.
     pub streaming: usize,
-    /// vBuckets that wait before they are opened again.
+    /// vBuckets that wait before they are reopened.
     pub backing_off: usize,
     /// vBuckets that have reached their end.
     pub complete: usize,
@@ -24,8 +24,8 @@ pub struct StreamStats {
     pub failed: usize,
     /// Connections in use.
     pub connections: usize,
-    /// Outages: connections lost, and nodes that could not be reached when they were needed. One
-    /// that lasts counts once, however often the connection is tried.
+    /// Outages: connections lost, and nodes that could not be reached when they were needed. A long
+    /// one counts once, regardless of the number of attempts.
     pub reconnects: u64,
     /// Batches the application has taken.
     pub batches: u64,
@@ -33,27 +33,25 @@ pub struct StreamStats {
     pub rows: u64,
     /// Bytes received and not yet taken by the application.
     pub buffered_bytes: u64,
-    /// Part of `buffered_bytes` that came on connections that are gone, so that no server waits for
-    /// it to be acknowledged.
+    /// Part of `buffered_bytes` from ended connections, for whose acknowledgement no server waits.
     pub leftover_bytes: u64,
-    /// Rows received that wait until every copy of their vBucket has them on disk; 0 unless
+    /// Rows received that wait until every copy of their vBucket has persisted them; 0 unless
     /// [`persisted_only`](crate::StreamOptions::persisted_only) is set.
     pub unpersisted_rows: u64,
-    /// Bytes of what waits so, part of `buffered_bytes`.
+    /// Bytes of these unpersisted rows, part of `buffered_bytes`.
     pub unpersisted_bytes: u64,
-    /// For how long the oldest of what waits so has waited; zero if nothing does.
+    /// How long the oldest unpersisted row has waited; zero without any.
     pub unpersisted_for: Duration,
-    /// vBuckets of which changes wait because copies are on different branches of history, as
-    /// after a failover, until that has settled.
+    /// vBuckets whose changes wait because copies have diverged, as after a failover.
     pub diverged: usize,
     /// Time since the stream was opened: with `rows` and `connection` it gives rates.
     pub elapsed: Duration,
-    /// Seqnos between the application and the server, of all vBuckets that are not complete
-    /// together: see [`VbucketStats::lag`]. `None` while that of one of them is not known.
+    /// Seqnos between the application and the server, summed over all vBuckets that are not
+    /// complete: see [`VbucketStats::lag`]. `None` while that of one of them is unknown.
     pub lag: Option<u64>,
-    /// The same of the vBucket that is furthest behind.
+    /// The lag of the vBucket that is furthest behind.
     pub max_lag: Option<u64>,
-    /// What the connections counted, those gone included.
+    /// Counters of the connections, including ended ones.
     pub connection: ConnectionStats,
 }
 
@@ -67,7 +65,7 @@ impl StreamStats {
     }
 }
 
-/// How far the server is ahead in one collection.
+/// Lag behind the server in one collection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CollectionLag {
@@ -75,13 +73,13 @@ pub struct CollectionLag {
     pub id: CollectionId,
     /// Its name as `scope.collection`.
     pub name: String,
-    /// Seqnos between the application and the collection's newest change in each vBucket, added up
-    /// over those that are not complete; `None` while one of their nodes has not said it. Other
-    /// collections' changes in between count, since a vBucket's seqnos are shared.
+    /// Seqnos between the application and the collection's newest change in each vBucket, summed
+    /// over those that are not complete; `None` while one of their nodes has not reported it.
+    /// Changes of other collections in between count, since collections share a vBucket's seqnos.
     pub lag: Option<u64>,
 }
 
-/// What a vBucket is doing.
+/// State of a vBucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum VbucketState {
@@ -89,7 +87,7 @@ pub enum VbucketState {
     Opening,
     /// It is streaming.
     Streaming,
-    /// It waits before it is opened again.
+    /// It waits before it is reopened.
     BackingOff,
     /// It has reached its end.
     Complete,
@@ -98,7 +96,7 @@ pub enum VbucketState {
 }
 
 impl VbucketState {
-    /// Name as in [`StreamStats`].
+    /// Name, as in [`StreamStats`].
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -111,34 +109,33 @@ impl VbucketState {
     }
 }
 
-/// Where one vBucket of a stream stands.
+/// Statistics of one vBucket of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VbucketStats {
     /// The vBucket.
     pub vbid: Vbid,
-    /// What it is doing.
+    /// Its state.
     pub state: VbucketState,
-    /// Last seqno the application was given.
+    /// Last seqno delivered to the application.
     pub seqno: Seqno,
-    /// Highest seqno the server is known to have, of the collections that the stream's filter
-    /// passes: from the snapshot the position lies in, and asked for when the stream was opened,
-    /// every 10 s, and when figures are looked at that are older than 1 s. `None` if nothing is
-    /// known yet.
+    /// Highest known seqno of the server, of the collections that the stream's filter passes: from
+    /// the snapshot of the position, and requested when the stream was opened, every 10 s, and when
+    /// figures older than 1 s are read. `None` if it is not known yet.
     pub high_seqno: Option<Seqno>,
-    /// Up to here every copy of the vBucket has everything on disk, as last heard; 0 while copies
-    /// are not heard from or are on different branches. `None` if it was not asked for: see
+    /// Seqno that every copy of the vBucket has persisted, as last observed; 0 while copies do not
+    /// answer or have diverged. `None` if it is not observed: see
     /// [`persisted_only`](crate::StreamOptions::persisted_only).
     pub persisted_seqno: Option<Seqno>,
-    /// For how long changes have waited for that; `None` if none do.
+    /// How long changes have waited to be persisted; `None` without any.
     pub unpersisted_for: Option<Duration>,
-    /// Whether they wait because copies are on different branches of history, as after a failover.
+    /// Whether they wait because copies have diverged, as after a failover.
     pub is_diverged: bool,
 }
 
 impl VbucketStats {
-    /// Seqnos between the application and the server; `None` if the server's are not known. Not a
-    /// number of changes: of a key that was written twice only the newest version comes.
+    /// Seqnos between the application and the server; `None` if the server's are unknown. Not a
+    /// number of changes: of a key that was written twice, only the newest version is sent.
     #[must_use]
     pub fn lag(&self) -> Option<u64> {
         Some(self.high_seqno?.0.saturating_sub(self.seqno.0))

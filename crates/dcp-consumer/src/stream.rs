@@ -17,25 +17,25 @@ use crate::{
     VbucketStats,
 };
 
-/// One batch of changes and what to keep in order to go on after it.
+/// One batch of changes, and what to store in order to resume after it.
 #[derive(Debug)]
 pub struct Delivered<B> {
     /// The changes.
     pub batch: B,
     /// Rows in it.
     pub rows: usize,
-    /// Where the stream stands once this batch and all before it have been processed: store it
-    /// with the batch, or after it, never before. Where batches are acknowledged out of order,
-    /// store [`ChangeStream::checkpoint`] instead.
+    /// The position of the stream once this batch and all before it have been processed: store it
+    /// with the batch, or after it, never before. If batches are acknowledged out of order, store
+    /// [`ChangeStream::checkpoint`] instead.
     pub checkpoint: Checkpoint,
-    /// What to acknowledge the batch with.
+    /// Token to acknowledge the batch.
     pub token: AckToken,
 }
 
 /// Changes of a bucket, batch by batch.
 ///
-/// Within a vBucket changes come in the order of their seqnos, and a rollback comes as a record
-/// among them. A batch may hold changes of many vBuckets, all of one node.
+/// Within a vBucket, changes are in seqno order, and a rollback is a record among them. A batch may
+/// hold changes of many vBuckets, all of one node.
 ///
 /// Dropping it ends its connections.
 #[derive(Debug)]
@@ -50,10 +50,10 @@ pub struct ChangeStream<B> {
     batches: u64,
     rows: u64,
     opened: Instant,
-    /// Nothing comes any more.
+    /// Whether the stream has ended.
     over: bool,
     cancel: CancellationToken,
-    /// Ends the tasks with the stream.
+    /// Ends the tasks when the stream is dropped.
     _guard: DropGuard,
 }
 
@@ -84,20 +84,19 @@ impl<B: Send + 'static> ChangeStream<B> {
     /// The next batch; `None` once a finite stream is complete, the stream was closed, or an
     /// error was returned.
     ///
-    /// Asking for the next batch acknowledges the one before it to the server, unless the
-    /// application does that ([`Acknowledge::Manual`](crate::Acknowledge::Manual)).
-    /// Cancellation-safe:
-    /// a batch is either returned or still there for the next call.
+    /// Taking the next batch acknowledges the previous one to the server, unless the application
+    /// does that ([`Acknowledge::Manual`](crate::Acknowledge::Manual)). Cancellation-safe: a batch
+    /// is either returned or stays for the next call.
     ///
     /// # Errors
-    /// [`Error`] once, if the stream cannot go on. What was delivered before stays good, and so
-    /// does its checkpoint.
+    /// [`Error`] once, if the stream cannot continue. Changes delivered before remain valid, and so
+    /// does their checkpoint.
     pub async fn next(&mut self) -> Option<Result<Delivered<B>, Error>> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// As [`next`](Self::next), for one who cannot keep the stream borrowed while it waits: the
-    /// waker of the last call is woken once it is worth another.
+    /// Like [`next`](Self::next), for callers that cannot keep the stream borrowed while they wait:
+    /// the waker of the last call is woken when the next call may succeed.
     pub fn poll_next(
         &mut self,
         context: &mut Context<'_>,
@@ -138,7 +137,8 @@ impl<B: Send + 'static> ChangeStream<B> {
         Poll::Ready(None)
     }
 
-    /// Where the stream stands after the batch returned last: everything up to here was returned.
+    /// The position of the stream after the last returned batch: everything up to here was
+    /// returned.
     ///
     /// With [`Acknowledge::Manual`](crate::Acknowledge::Manual): everything up to here was
     /// acknowledged, in each vBucket without a gap.
@@ -147,30 +147,31 @@ impl<B: Send + 'static> ChangeStream<B> {
         self.acks.checkpoint().unwrap_or_else(|| self.checkpoint.clone())
     }
 
-    /// The application has processed a batch: see [`Acknowledger::ack`].
+    /// Acknowledges a processed batch: see [`Acknowledger::ack`].
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) if the batch is another stream's, or the
-    /// stream acknowledges by itself.
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) if the batch belongs to another stream, or
+    /// the stream does not use manual acknowledgement.
     pub fn ack(&self, token: AckToken) -> Result<(), Error> {
         self.acks.ack(token)
     }
 
-    /// What acknowledges batches from other tasks while this one waits for the next.
+    /// A handle that acknowledges batches from other tasks, while this one waits for the next
+    /// batch.
     #[must_use]
     pub fn acknowledger(&self) -> Acknowledger {
         self.acks.clone()
     }
 
     /// Ends the stream and its connections. Batches not taken yet are dropped, and the checkpoint
-    /// does not count them.
+    /// does not include them.
     pub fn close(&mut self) {
         self.over = true;
         self.cancel.cancel();
         self.queue.clear();
     }
 
-    /// What the stream is doing.
+    /// Statistics of the stream.
     #[must_use]
     pub fn stats(&self) -> StreamStats {
         let (now, vbuckets) = (Instant::now().into_std(), self.stats.vbuckets());
@@ -189,7 +190,7 @@ impl<B: Send + 'static> ChangeStream<B> {
         .with_lag(&lags)
     }
 
-    /// Where every vBucket stands, ascending.
+    /// Statistics of every vBucket, ascending.
     #[must_use]
     pub fn vbucket_stats(&self) -> Vec<VbucketStats> {
         self.stats.look(Instant::now().into_std());
@@ -197,9 +198,8 @@ impl<B: Send + 'static> ChangeStream<B> {
         vbuckets.map(|known| self.vbucket(known)).collect()
     }
 
-    /// How far the server is ahead in each collection that the stream's filter passes, by name.
-    /// Nodes are asked for that from the first call on if there is no filter, so that the first one
-    /// returns nothing.
+    /// Lag behind the server in each collection that the stream's filter passes, by name. Without a
+    /// filter, it is requested only from the first call on, so that the first call returns nothing.
     #[must_use]
     pub fn collection_lag(&self) -> Vec<CollectionLag> {
         self.stats.look(Instant::now().into_std());
@@ -245,9 +245,9 @@ impl<B: Send + 'static> ChangeStream<B> {
         }
     }
 
-    /// What has happened since the last call, oldest first. An event may come a moment after the
-    /// changes it is about. Events that nobody takes are dropped from the oldest on, which is told
-    /// too.
+    /// Events since the last call, oldest first. An event may arrive shortly after the changes it
+    /// concerns. If events are not taken, the oldest are dropped, which is reported as an event as
+    /// well.
     #[must_use]
     pub fn take_events(&self) -> Vec<StreamEvent> {
         self.stats.events.take()

@@ -1,4 +1,4 @@
-//! TLS: certificates read, peers verified.
+//! TLS: reads certificates and verifies peers.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use zeroize::Zeroizing;
 use crate::config::{ClientCertificate, Pem, TlsOptions};
 use crate::{Error, ErrorKind};
 
-/// The authority that signs the certificates of Couchbase Capella, which no operating system has. It
-/// ends on 2029-12-06, and has the SHA-256 fingerprint D0937E9C934B2DAB94ED7A4B91C548E7
-/// 9EECCA992B27AB6D2620807E68657C0E.
+/// The authority that signs the certificates of Couchbase Capella, which operating systems do not
+/// include. It expires on 2029-12-06, and has the SHA-256 fingerprint
+/// D0937E9C934B2DAB94ED7A4B91C548E7 9EECCA992B27AB6D2620807E68657C0E.
 const CAPELLA: &[u8] = include_bytes!("capella.pem");
 
-/// How a PEM private key begins and ends that PKCS#8 encrypts.
+/// Begin and end of an encrypted PKCS#8 private key in PEM.
 const ENCRYPTED: (&str, &str) =
     ("-----BEGIN ENCRYPTED PRIVATE KEY-----", "-----END ENCRYPTED PRIVATE KEY-----");
 
 /// The connector for `options`: certificate and host name of the peer are verified.
 pub(crate) fn connector(options: &TlsOptions) -> Result<TlsConnector, Error> {
-    // The provider is named so that no other crate's default can take its place.
+    // Names the provider explicitly, so that another crate's default cannot replace it.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -55,7 +55,7 @@ fn roots(ca: Option<&Pem>) -> Result<RootCertStore, Error> {
         return Ok(roots);
     }
     let native = rustls_native_certs::load_native_certs();
-    // Operating systems ship certificates rustls does not take; the others are enough.
+    // Operating systems include certificates that rustls does not accept; the others are enough.
     let (added, _) = roots.add_parsable_certificates(native.certs);
     if added == 0 {
         tracing::warn!("the operating system has no certificate authorities: pass tls_ca");
@@ -95,7 +95,7 @@ fn private_key(pem: &Pem, password: Option<&str>) -> Result<PrivateKeyDer<'stati
         .map_err(|error| unusable("the private key is not a PEM key").with_source(error))
 }
 
-/// The private key of a PEM section that PKCS#8 encrypts.
+/// The private key in an encrypted PKCS#8 section.
 fn decrypted(pem: &str, password: Option<&str>) -> Result<PrivateKeyDer<'static>, Error> {
     let password = password.ok_or_else(|| {
         unusable("the private key is encrypted: give its passphrase as tls_key_password")
@@ -128,8 +128,8 @@ fn why_not_decrypted(error: &pkcs8::Error) -> Error {
              pkcs8 -topk8 -v2 aes-256-cbc -in OLD -out NEW`"
         }
         false => {
-            "the private key cannot be decrypted: check tls_key_password, which is not its \
-             passphrase, or the file, which may be damaged"
+            "the private key cannot be decrypted: check tls_key_password, and that the file is not \
+             damaged"
         }
     })
 }
@@ -144,7 +144,7 @@ fn read(pem: &Pem, what: &str) -> Result<Zeroizing<Vec<u8>>, Error> {
     }
 }
 
-/// What to check after a connection ended with an alert of the server.
+/// What to check after the server ended the connection with an alert.
 pub(crate) fn alert_advice(error: &std::io::Error) -> Option<&'static str> {
     matches!(rustls_error(error)?, rustls::Error::AlertReceived(_)).then(|| advice(error))
 }
@@ -161,8 +161,8 @@ pub(crate) fn advice(error: &std::io::Error) -> &'static str {
             "the port does not speak TLS: use couchbase://, or the TLS port (11207)"
         }
         Some(rustls::Error::AlertReceived(AlertDescription::ProtocolVersion)) => {
-            "the server speaks neither TLS 1.2 nor 1.3: have it take one of them (Couchbase \
-             Server: tlsMinVersion)"
+            "the server speaks neither TLS 1.2 nor 1.3: enable one of them (Couchbase Server: \
+             tlsMinVersion)"
         }
         Some(rustls::Error::AlertReceived(AlertDescription::UnrecognisedName)) => {
             "the server has no certificate for this host name: connect by a name it knows"
@@ -181,7 +181,7 @@ pub(crate) fn advice(error: &std::io::Error) -> &'static str {
 
 fn certificate_advice(error: &CertificateError) -> &'static str {
     match error {
-        // A wrong signature is that of an authority with the same name as a trusted one.
+        // A bad signature comes from an authority with the same name as a trusted one.
         CertificateError::BadSignature | CertificateError::UnknownIssuer => {
             "no trusted authority signed the server's certificate: give the cluster's CA \
              certificate as tls_ca"
@@ -195,7 +195,7 @@ fn certificate_advice(error: &CertificateError) -> &'static str {
         | CertificateError::NotValidYetContext { .. } => {
             "the server's certificate is not valid now: check its dates and this machine's clock"
         }
-        _ => "the server's certificate is not acceptable: the cause says why",
+        _ => "the server's certificate was rejected: see the cause",
     }
 }
 

@@ -1,4 +1,4 @@
-//! How far an application has come that acknowledges batches in any order.
+//! Progress of an application that acknowledges batches in any order.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use dcp_wire::Vbid;
 use crate::queue::Credit;
 use crate::{Error, ErrorKind};
 
-/// Names one delivered batch of one stream.
+/// Identifies one delivered batch of one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AckToken {
     stream: u64,
@@ -24,7 +24,7 @@ pub struct AckToken {
 #[derive(Clone, Debug)]
 pub struct Acknowledger {
     stream: u64,
-    /// `None` if the stream acknowledges by itself.
+    /// `None` without manual acknowledgement.
     watermark: Option<Arc<Mutex<Watermark>>>,
 }
 
@@ -36,12 +36,12 @@ impl Acknowledger {
         Self { stream: STREAMS.fetch_add(1, Ordering::Relaxed), watermark }
     }
 
-    /// The application has processed a batch: its bytes go back to the server, and the checkpoint
-    /// counts it as soon as it counts everything before it. Twice is the same as once.
+    /// Acknowledges a processed batch: its bytes are released, and the checkpoint includes it as
+    /// soon as it includes everything before it. Repeated calls have no effect.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if the batch is another stream's, or the stream acknowledges by
-    /// itself.
+    /// [`ErrorKind::Config`] if the batch belongs to another stream, or the stream does not use
+    /// manual acknowledgement.
     pub fn ack(&self, token: AckToken) -> Result<(), Error> {
         let Some(mut watermark) = self.lock() else {
             let message = "the stream acknowledges each batch when the next one is taken: open it \
@@ -49,15 +49,15 @@ impl Acknowledger {
             return Err(Error::new(ErrorKind::Config, message));
         };
         if token.stream != self.stream {
-            let message = "the batch is of another stream: acknowledge it there";
+            let message = "the batch belongs to another stream: acknowledge it there";
             return Err(Error::new(ErrorKind::Config, message));
         }
         watermark.ack(token.batch);
         Ok(())
     }
 
-    /// Where every vBucket stands if only what was acknowledged without a gap counts; `None` if
-    /// the stream acknowledges by itself.
+    /// The positions of all vBuckets, up to which everything was acknowledged without a gap; `None`
+    /// without manual acknowledgement.
     #[must_use]
     pub fn checkpoint(&self) -> Option<Checkpoint> {
         Some(self.lock()?.checkpoint.clone())
@@ -79,7 +79,7 @@ impl Acknowledger {
         AckToken { stream: self.stream, batch }
     }
 
-    /// A batch is handed to the application; the credit comes back if that is all it takes.
+    /// A batch is delivered to the application; returns the credit if it need not be acknowledged.
     pub(crate) fn delivered(
         &self,
         batch: u64,
@@ -91,7 +91,7 @@ impl Acknowledger {
         None
     }
 
-    /// vBuckets have moved over what is not for the application.
+    /// Position updates of vBuckets without changes for the application.
     pub(crate) fn passed(&self, moved: &[PositionUpdate]) {
         if let Some(mut watermark) = self.lock() {
             for moved in moved {
@@ -101,20 +101,20 @@ impl Acknowledger {
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, Watermark>> {
-        // Nothing panics while it is held, so that what it holds is whole in any case.
+        // Nothing panics while the lock is held, so its contents are consistent.
         Some(self.watermark.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// What was delivered and not acknowledged, and the checkpoint below it.
+/// Batches that were delivered but not acknowledged, and the checkpoint before them.
 #[derive(Debug)]
 struct Watermark {
     checkpoint: Checkpoint,
     /// By the number of the batch.
     pending: BTreeMap<u64, Pending>,
-    /// By vBucket, what the checkpoint does not count yet, in the order of delivery. The first
-    /// step is not acknowledged and no two in a row are, so that there are at most twice as many
-    /// as batches that the application holds.
+    /// By vBucket, the steps that the checkpoint does not include yet, in the order of delivery.
+    /// The first step is not acknowledged and no two consecutive ones are, so there are at most
+    /// twice as many as unacknowledged batches.
     waiting: HashMap<Vbid, VecDeque<Step>>,
 }
 
@@ -124,10 +124,10 @@ struct Pending {
     credit: Credit,
 }
 
-/// One move of a vBucket.
+/// One position update of a vBucket.
 #[derive(Debug)]
 struct Step {
-    /// The batch that must be acknowledged for it to count; `None` if nothing must be, any more.
+    /// The batch that must be acknowledged for it to count; `None` if none must be any longer.
     batch: Option<u64>,
     moved: PositionUpdate,
 }
@@ -148,7 +148,7 @@ impl Watermark {
     fn push(&mut self, step: Step) {
         let steps = self.waiting.entry(step.moved.vbid).or_default();
         match steps.back_mut() {
-            // Of two moves by one batch, or by none, the second says it all.
+            // Of two updates by one batch, or by none, the second is sufficient.
             Some(last) if last.batch == step.batch => *last = step,
             None if step.batch.is_none() => self.checkpoint.advance(step.moved),
             _ => steps.push_back(step),
@@ -268,7 +268,7 @@ mod tests {
             steps in proptest::collection::vec((0_u16..3, any::<bool>(), any::<u16>()), 1..40),
         ) {
             let (acks, link) = manual();
-            // Of each step: vBucket, seqno, and the batch that must be acknowledged.
+            // For each step: vBucket, seqno, and the batch that must be acknowledged.
             let mut model: Vec<(u16, u64, Option<u64>)> = Vec::new();
             let mut open: Vec<u64> = Vec::new();
             for (i, (vbid, has_rows, which)) in steps.into_iter().enumerate() {

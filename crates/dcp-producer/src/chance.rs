@@ -1,4 +1,4 @@
-//! Random numbers and the wall clock, which are handed in with every operation.
+//! Random numbers and the wall clock, which are passed to every operation.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 /// Where a seeded clock begins, since 1970.
 const EPOCH: Duration = Duration::from_secs(1_700_000_000);
 
-/// The present moment, in nanoseconds since 1970.
+/// The current time, in nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Now(pub(crate) u64);
 
@@ -23,17 +23,17 @@ impl Now {
     /// Longest expiry that is relative to now, in seconds: 30 days.
     const MAX_RELATIVE_EXPIRY: u32 = 30 * 24 * 60 * 60;
 
-    /// The moment that is `duration` later.
+    /// The time `duration` later.
     pub(crate) fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// The moment in seconds since 1970.
+    /// The time in seconds since 1970.
     pub(crate) fn seconds(self) -> u32 {
         u32::try_from(self.0 / Self::NANOS_PER_SECOND).unwrap_or(u32::MAX)
     }
 
-    /// When a document with `expiry` as clients write it expires, in seconds since 1970; 0 never.
+    /// Converts an `expiry` from a client to seconds since 1970; 0 never.
     pub(crate) fn absolute_expiry(self, expiry: u32) -> u32 {
         match expiry {
             0 => 0,
@@ -43,8 +43,7 @@ impl Now {
     }
 }
 
-/// Where a cluster's random numbers and its time come from: the system, or one seed and the
-/// runtime's clock.
+/// Source of a cluster's random numbers and time: the system, or a seed and the runtime's clock.
 #[derive(Default)]
 pub(crate) struct Chance(Option<Seeded>);
 
@@ -54,7 +53,7 @@ struct Seeded {
 }
 
 impl fmt::Debug for Chance {
-    /// Leaves out what the next numbers could be told from.
+    /// Leaves out the state, from which the next numbers could be predicted.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Chance").field(&self.0.is_some()).finish()
     }
@@ -70,7 +69,7 @@ impl Chance {
 
     fn draw<T>(&self, draw: impl FnOnce(&mut dyn RngCore) -> T) -> T {
         match &self.0 {
-            // Not a generator of this thread, of which a forked child has a copy.
+            // Not a thread-local generator, which a forked child would copy.
             None => draw(&mut StdRng::from_os_rng()),
             Some(seeded) => draw(&mut *seeded.rng.lock().unwrap_or_else(PoisonError::into_inner)),
         }

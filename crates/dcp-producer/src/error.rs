@@ -1,4 +1,4 @@
-//! What the embedded producer refuses, and why.
+//! Errors of the embedded producer.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -6,16 +6,16 @@ use std::path::PathBuf;
 use dcp_wire::{Cas, CollectionId, Seqno, Vbid};
 use thiserror::Error;
 
-/// Why the producer could not start or do what it was asked for.
+/// Why the producer could not start, or could not perform an operation.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An option has a value the producer cannot work with.
+    /// An option has an invalid value.
     #[error("invalid option {option}: {reason}")]
     InvalidOption {
         /// Name of the option.
         option: &'static str,
-        /// What it must be instead.
+        /// What it must be.
         reason: String,
     },
     /// Other machines reach the address to listen on, and know the password.
@@ -32,9 +32,9 @@ pub enum Error {
     Listen {
         /// Address asked for.
         host: IpAddr,
-        /// Port asked for; 0 for any.
+        /// Requested port; 0 for any.
         port: u16,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The data folder cannot be read or written.
@@ -42,15 +42,15 @@ pub enum Error {
     Data {
         /// The folder.
         path: PathBuf,
-        /// What the storage library or the operating system said.
+        /// Error of the storage library or the operating system.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// TLS could not be set up for a reason that no option has.
+    /// TLS could not be set up, for a reason other than an option.
     #[error("TLS cannot be set up: {reason}")]
     Tls {
         /// What went wrong.
         reason: String,
-        /// What the library said.
+        /// Error of the library.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A document operation was refused.
@@ -61,11 +61,11 @@ pub enum Error {
     UnknownVbucket {
         /// vBucket asked for.
         vbid: Vbid,
-        /// How many the bucket has.
+        /// vBuckets of the bucket.
         count: u16,
     },
-    /// No node that runs has the vBucket.
-    #[error("{vbid} is on no node that runs: restart its node, fail it over or rebalance")]
+    /// No running node has the vBucket.
+    #[error("{vbid} is on no running node: restart its node, fail it over or rebalance")]
     VbucketUnavailable {
         /// vBucket asked for.
         vbid: Vbid,
@@ -78,8 +78,8 @@ pub enum Error {
         /// Replica asked for.
         replica: usize,
     },
-    /// The node does not run.
-    #[error("node {node} does not run: restart it, or fail it over")]
+    /// The node is not running.
+    #[error("node {node} is not running: restart it, or fail it over")]
     NodeDown {
         /// Number of the node.
         node: usize,
@@ -145,11 +145,11 @@ pub enum DocumentError {
     /// There is no such document.
     #[error("the document does not exist")]
     NotFound,
-    /// The document exists although it must not.
+    /// The document already exists.
     #[error("the document exists already")]
     Exists,
-    /// The document has another version than the one named.
-    #[error("the document has another CAS than {0}: read it again and retry")]
+    /// The document has another CAS than the given one.
+    #[error("the CAS of the document is not {0}: read it again and retry")]
     CasMismatch(Cas),
     /// The key is empty or too long.
     #[error("a key has 1 to {max} bytes, not {len}")]
@@ -167,14 +167,14 @@ pub enum DocumentError {
         /// Longest value in bytes.
         max: usize,
     },
-    /// The value is not what its datatype says.
-    #[error("the value is not what its datatype says")]
+    /// The value does not match its datatype.
+    #[error("the value does not match its datatype")]
     InvalidValue,
     /// The document is not a decimal number, or the result would not be one.
-    #[error("the document is not a decimal number of 64 bits")]
+    #[error("the document is not a 64-bit decimal number")]
     NotANumber,
-    /// No node that runs has the vBucket of the document.
-    #[error("{0} is on no node that runs: restart its node, fail it over or rebalance")]
+    /// No running node has the vBucket of the document.
+    #[error("{0} is on no running node: restart its node, fail it over or rebalance")]
     Unavailable(Vbid),
     /// The document has a durable write that is neither committed nor aborted.
     #[error("the document has a durable write in progress: commit or abort it first")]
@@ -185,8 +185,10 @@ pub enum DocumentError {
     /// The document is not locked.
     #[error("the document is not locked")]
     NotLocked,
-    /// The document's durable write is not the next one of its vBucket to be completed.
-    #[error("the next durable write of the vBucket is not that of the document: complete it first")]
+    /// The document has no durable write, or it is not the next one of its vBucket to complete.
+    #[error(
+        "the document has no durable write, or an earlier one of the vBucket is not complete yet"
+    )]
     NotPrepared,
     /// There is no such collection.
     #[error("collection {0} does not exist")]

@@ -1,4 +1,4 @@
-//! How a producer is set up and how documents are written.
+//! Options of producers and of document writes.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,16 +10,16 @@ use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
 
 use crate::{Error, TlsOptions};
 
-/// A user who may stream changes and read documents, as the role *Data DCP Reader* lets them: no
-/// statistics, and no writing.
+/// A user who may stream changes and read documents, with the role *Data DCP Reader*: no
+/// statistics, no writes.
 #[derive(Clone)]
 pub struct User {
     /// Name clients authenticate with.
     pub username: String,
     /// Password clients authenticate with.
     pub password: String,
-    /// Where the user has the role: scopes as `inventory` and collections as `inventory.hotels`. On
-    /// the whole bucket if `None`; nowhere if empty.
+    /// Where the user has the role: scopes such as `inventory` and collections such as
+    /// `inventory.hotels`. `None` for the whole bucket; empty for nothing.
     pub reads: Option<Vec<String>>,
 }
 
@@ -33,16 +33,16 @@ impl fmt::Debug for User {
     }
 }
 
-/// How an embedded cluster is set up.
+/// Options of an embedded cluster.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ProducerOptions {
-    /// Number of nodes, each with a port of its own (1 to 64). Default 1.
+    /// Number of nodes, each with its own port (1 to 64). Default 1.
     pub nodes: usize,
     /// Number of vBuckets, spread evenly over the nodes (1 to 1024). Default 64.
     pub vbuckets: u16,
-    /// Number of replicas of each vBucket, each on another node (0 to 3). Where there are too few
-    /// nodes for them there are fewer. Default 0.
+    /// Number of replicas of each vBucket, each on another node (0 to 3); fewer if there are too
+    /// few nodes. Default 0.
     pub replicas: u8,
     /// Name of the bucket. Default `default`.
     pub bucket: String,
@@ -50,7 +50,7 @@ pub struct ProducerOptions {
     pub username: String,
     /// Password clients authenticate with. Default `password`.
     pub password: String,
-    /// Others who may log in, with the rights of the role *Data DCP Reader*. Default none.
+    /// Additional users with the role *Data DCP Reader*. Default none.
     pub users: Vec<User>,
     /// Address to listen on. One that other machines can reach, `0.0.0.0` for all, needs a
     /// password other than the default. Default 127.0.0.1.
@@ -60,61 +60,60 @@ pub struct ProducerOptions {
     /// Port of the first node's management (HTTP), the others following; 0, the default, lets the
     /// system choose.
     pub management_port: u16,
-    /// Whether and how TLS is spoken too, on ports of its own. Default `None`: it is not.
+    /// TLS options; TLS has its own ports. Default `None`: no TLS.
     pub tls: Option<TlsOptions>,
     /// Port of the first node for KV over TLS, the others following; 0, the default, lets the
     /// system choose.
     pub tls_port: u16,
-    /// Connections a node serves at a time; more are closed at once. Default 1024.
+    /// Connections that a node serves at a time; further ones are closed immediately. Default 1024.
     pub max_connections: usize,
-    /// Streams a DCP connection may have; requests beyond are refused. Default 65,536.
+    /// Streams per DCP connection; further requests are refused. Default 65,536.
     pub max_streams: usize,
-    /// Largest flow-control window a DCP client may ask for, in bytes: what may be on its way to
-    /// it unacknowledged. Default 4 GiB, which is all that clients can ask for.
+    /// Largest flow-control window that a DCP client may request, in bytes. Default 4 GiB, the most
+    /// that clients can request.
     pub max_unacknowledged_bytes: u32,
     /// How long a client may take to authenticate before its connection is closed. Default 60 s.
     pub authentication_timeout: Duration,
-    /// How long nothing may move on a connection before it is closed, in either direction, unless
-    /// it was opened for DCP. Default 5 min.
+    /// How long a connection may be idle in both directions before it is closed, unless it was
+    /// opened for DCP. Default 5 min.
     pub idle_timeout: Duration,
-    /// How long nothing may come from a client whose DCP connection has noops enabled. Default
-    /// 6 min.
+    /// How long a client whose DCP connection has noops enabled may be silent. Default 6 min.
     pub dcp_idle_timeout: Duration,
-    /// How long a client is kept waiting for a seqno to be persisted. Default 30 s.
+    /// How long a client waits for a seqno to be persisted. Default 30 s.
     pub persistence_timeout: Duration,
-    /// Bytes of documents and tombstones the bucket may hold. Default 8 GiB.
+    /// Memory quota of the bucket for documents and tombstones, in bytes. Default 8 GiB.
     pub memory_quota_bytes: usize,
     /// Bytes of overwritten documents kept so that vBuckets can be rolled back. Default 256 MiB.
     pub history_bytes: usize,
     /// Whether clients may stream every version of a document (`change_streams`), as far as
     /// `history_bytes` goes. Default `false`.
     pub keeps_history: bool,
-    /// Whether the bucket is an ephemeral one, which has no disk: what a node holds is gone when
-    /// it stops. Default `false`.
+    /// Whether the bucket is ephemeral: it has no disk, so a node loses its data when it stops.
+    /// Default `false`.
     pub ephemeral: bool,
-    /// Name or address under which the nodes' ports are reached from elsewhere, which the cluster
-    /// map then gives as their alternate address. Default none.
+    /// Alternate name or address of the nodes for clients elsewhere, sent in the cluster map.
+    /// Default none.
     pub alternate_host: Option<String>,
-    /// Folder that keeps the bucket when the process ends; made if it is not there. One process
-    /// uses it at a time. Default none: everything is gone then.
+    /// Folder that keeps the bucket when the process ends; created if it does not exist. Only one
+    /// process can use it at a time. Default none: everything is lost then.
     pub data: Option<PathBuf>,
     /// How long a change waits in memory before it is persisted. Default 50 ms.
     pub persist_delay: Duration,
-    /// TCP congestion control of the connections, as `reno` or `cubic`; that the system refuses it
-    /// is an error. By default `reno` where the system lets the process choose, which is faster
-    /// over loopback than algorithms that pace, such as `bbr`.
+    /// TCP congestion control of the connections, such as `reno` or `cubic`; it is an error if the
+    /// system refuses it. By default `reno` if the system allows it, which is faster over loopback
+    /// than algorithms with pacing, such as `bbr`.
     pub congestion_control: Option<String>,
-    /// Whether values that clients send compressed are kept so, as a bucket does whose
-    /// compression mode is "passive"; otherwise they are inflated ("off"). Default `false`.
+    /// Whether values that clients send compressed stay compressed, as with the compression mode
+    /// "passive"; otherwise they are decompressed ("off"). Default `false`.
     pub keeps_compressed: bool,
     /// Whether the nodes have no ports: connections are made with
-    /// [`Producer::dial`](crate::Producer::dial), and no system resource is taken, so that a
-    /// runtime whose time is paused runs the cluster in simulated time. Default `false`.
+    /// [`Producer::dial`](crate::Producer::dial) and use no system resources, so that a runtime
+    /// with paused time runs the cluster in simulated time. Default `false`.
     pub in_memory: bool,
-    /// Where random numbers come from: history branches, identities, nonces. With a seed two
-    /// clusters are alike whose clients do the same, and versions and expiries count from a fixed
-    /// moment on with the runtime's clock, which may be paused. For tests: whoever knows the seed
-    /// knows the nonces. Default `None`: the system's randomness and clock.
+    /// Seed of random numbers: history branches, identities, nonces. With the same seed, two
+    /// clusters whose clients do the same behave the same, and CAS values and expiries are based on
+    /// the runtime's clock, which may be paused, from a fixed time on. For tests only: the seed
+    /// determines the nonces. Default `None`: the system's randomness and clock.
     pub seed: Option<u64>,
 }
 
@@ -215,7 +214,7 @@ impl ProducerOptions {
                 }
             }
             if names.contains(&&user.username) {
-                return invalid("users", format!("'{}' is there twice", user.username));
+                return invalid("users", format!("'{}' appears twice", user.username));
             }
             names.push(&user.username);
         }
@@ -226,10 +225,10 @@ impl ProducerOptions {
             tls.check()?;
         }
         if self.seed.is_some() && !self.in_memory {
-            return invalid("seed", "only a cluster without ports may be predictable".to_owned());
+            return invalid("seed", "only a cluster without ports can be predictable".to_owned());
         }
         if self.in_memory && self.tls.is_some() {
-            return invalid("in_memory", "a cluster without ports speaks no TLS".to_owned());
+            return invalid("in_memory", "a cluster without ports cannot use TLS".to_owned());
         }
         for (option, count) in
             [("max_connections", self.max_connections), ("max_streams", self.max_streams)]
@@ -255,29 +254,29 @@ impl ProducerOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriteOptions {
-    /// Collection the document lies in.
+    /// Collection of the document.
     pub collection_id: CollectionId,
     /// Version the document must have; 0 for any.
     pub cas: Cas,
-    /// Application's own 32 bits.
+    /// Flags set by the application.
     pub flags: u32,
     /// When the document expires: 0 never, up to 30 days in seconds from now, above in seconds
     /// since 1970.
     pub expiry: u32,
-    /// What the value is made of; `None` looks whether it is JSON.
+    /// Encoding of the value; `None` detects whether it is JSON.
     pub datatype: Option<Datatype>,
 }
 
-/// Where a write lies in the history of its vBucket.
+/// Location of a write in the history of its vBucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MutationToken {
     /// vBucket written to.
     pub vbid: Vbid,
-    /// History branch written to.
+    /// History branch of the write.
     pub vbuuid: Vbuuid,
     /// Position of the write.
     pub seqno: Seqno,
-    /// Version the document has now.
+    /// New CAS of the document.
     pub cas: Cas,
 }
 
@@ -286,7 +285,7 @@ pub struct MutationToken {
 pub struct Document {
     /// Value as stored; begins with the xattr section if the datatype says so.
     pub value: Bytes,
-    /// What the value is made of.
+    /// Encoding of the value.
     pub datatype: Datatype,
     /// Version.
     pub cas: Cas,
@@ -294,7 +293,7 @@ pub struct Document {
     pub seqno: Seqno,
     /// How many times the document has changed.
     pub rev_seqno: RevSeqno,
-    /// Application's own 32 bits.
+    /// Flags set by the application.
     pub flags: u32,
     /// Seconds since 1970 at which it expires; 0 never.
     pub expiry: u32,

@@ -1,23 +1,23 @@
-//! What a user may do.
+//! Privileges of a user.
 
 use dcp_proto::producer::Privilege;
 use dcp_wire::{CollectionId, Opcode};
 
 use crate::bucket::Manifest;
 
-/// What a user may do.
+/// Privileges of a user.
 #[derive(Clone, Debug)]
 pub(crate) enum Rights {
     /// Everything.
     All,
-    /// What the role *Data DCP Reader* allows: in these scopes and collections, or in the bucket.
+    /// Those of the role *Data DCP Reader*, on these scopes and collections, or on the bucket.
     Reader(Option<Vec<String>>),
-    /// Nothing: nobody has logged in.
+    /// None: not authenticated.
     Nothing,
 }
 
 impl Rights {
-    /// The privilege that is missing for a command, whatever it is about.
+    /// The privilege that is missing for a command, regardless of its document.
     pub(crate) fn missing(&self, opcode: Opcode) -> Option<&'static str> {
         if matches!(self, Self::All) {
             return None;
@@ -50,7 +50,7 @@ impl Rights {
         }
     }
 
-    /// Whether there is anything the user may read.
+    /// Whether the user may read anything.
     pub(crate) fn reads_something(&self) -> bool {
         match self {
             Self::All | Self::Reader(None) => true,

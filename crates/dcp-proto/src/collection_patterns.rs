@@ -1,4 +1,4 @@
-//! Collections chosen by patterns of their names.
+//! Collections chosen by name patterns.
 
 use core::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::row_filter::matches;
 
-/// Most patterns: each is held against each collection.
+/// Most patterns: each is matched against each collection.
 const MAX_PATTERNS: usize = 256;
 
 /// Longest pattern in bytes. Names of scopes and collections have 251 at most.
@@ -16,9 +16,9 @@ const MAX_PATTERN_LEN: usize = 512;
 /// Scope in which servers and services keep their own documents.
 const SYSTEM_SCOPE: &str = "_system";
 
-/// Patterns of the names of collections, as `scope.collection`: `*` stands for any text, `?` for one
-/// character. Collections made later that match are chosen too. By default there are none, and every
-/// collection is chosen.
+/// Patterns of the names of collections, as `scope.collection`: `*` matches any text, `?` one
+/// character. Matching collections that are created later are chosen as well. By default there are
+/// no patterns, and every collection is chosen.
 ///
 /// Wildcards do not match scope `_system`, which must be named.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,17 +47,17 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// Why there are no such patterns.
+/// Why patterns are invalid.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InvalidPatterns {
     /// No collection could ever match.
     #[error("collections: names no collection")]
     None,
-    /// One has no scope, or no collection.
+    /// A pattern lacks the scope or the collection.
     #[error("collections: {0:?} must be given as scope.collection")]
     Form(String),
-    /// No name is as long.
+    /// A pattern is longer than any name.
     #[error("collections: a pattern has {0} bytes, at most {MAX_PATTERN_LEN} are allowed")]
     Length(usize),
     /// There are too many.
@@ -66,13 +66,13 @@ pub enum InvalidPatterns {
 }
 
 impl CollectionPatterns {
-    /// Whether a name is a pattern.
+    /// Whether a name contains wildcards.
     #[must_use]
     pub fn is_pattern(name: &str) -> bool {
         name.contains(['*', '?'])
     }
 
-    /// Chooses collections like one of `patterns`. Names without a wildcard may be among them.
+    /// Chooses the collections that match one of `patterns`, which may include plain names.
     ///
     /// # Errors
     /// [`InvalidPatterns`] if nothing could match, or they are too many or too long.

@@ -1,4 +1,4 @@
-//! The failover log as a consumer keeps it.
+//! The failover log on the consumer's side.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ pub enum InvalidFailoverLog {
     /// A log has at least one entry.
     #[error("a failover log has at least one entry")]
     Empty,
-    /// A log is of at most [`FailoverLog::MAX_ENTRIES`] entries.
-    #[error("a failover log of {0} entries is longer than any server's")]
+    /// A log has at most [`FailoverLog::MAX_ENTRIES`] entries.
+    #[error("a failover log of {0} entries is too long")]
     TooLong(usize),
     /// The bytes are not a list of entries.
     #[error("{0}")]
@@ -23,8 +23,8 @@ pub enum InvalidFailoverLog {
 
 /// The history branches of a vBucket, newest first; never empty (server page "failure-scenarios").
 ///
-/// The log that came with a stream belongs to the positions that stream delivers; a log fetched
-/// later may name branches those positions never lay on. Cheap to clone, since every position holds
+/// The log from a stream's answer belongs to the positions of that stream; a log fetched later may
+/// name branches on which those positions never were. Cheap to clone, since every position holds
 /// one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailoverLog {
@@ -74,7 +74,7 @@ impl FailoverLog {
     /// The branch that holds the change `seqno`: the newest one that begins below it, or the
     /// oldest.
     ///
-    /// Asked with a snapshot's end it also names the branch to resume that snapshot on.
+    /// Called with a snapshot's end, it also returns the branch to resume that snapshot on.
     #[must_use]
     pub fn branch_of(&self, seqno: Seqno) -> FailoverEntry {
         let oldest = self.entries[self.entries.len() - 1];

@@ -1,10 +1,10 @@
-//! What counts towards the flow-control window, and how much (server page "flow-control").
+//! How much each packet counts towards the flow-control window (server page "flow-control").
 
 use dcp_wire::{Header, Opcode};
 
-/// Bytes a packet of a producer counts towards its window; 0 for those that do not count.
+/// Bytes that a producer's packet counts towards its window; 0 for packets that do not count.
 ///
-/// Both ends use this one function: the classic defect is a header counted by one side only.
+/// Both ends use this function: the classic bug is a header that only one side counts.
 #[must_use]
 pub const fn counted_bytes(header: &Header) -> u64 {
     if header.magic.is_response() {
@@ -25,7 +25,7 @@ pub const fn counted_bytes(header: &Header) -> u64 {
         | Opcode::DCP_SEQNO_ADVANCED
         | Opcode::DCP_OSO_SNAPSHOT
         | Opcode::DCP_CACHE_TRANSFER => packet,
-        // The producer leaves the stream id of this one out of its books.
+        // The producer does not count the stream id of this packet.
         Opcode::DCP_CACHE_TRANSFER_END => packet - header.framing_extras_len as u64,
         _ => 0,
     }

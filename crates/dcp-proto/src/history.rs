@@ -1,4 +1,4 @@
-//! Earlier points of a vBucket a rollback can go back to.
+//! Earlier points of a vBucket that a rollback can go back to.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use dcp_wire::{ManifestUid, Seqno};
 
 use crate::{FailoverLog, Position, Snapshot};
 
-/// How many are kept. Their distances double from the newest to the oldest, so that eight reach
-/// back over the whole of what was streamed.
+/// Points to keep. The distances between them double from the newest to the oldest, so eight cover
+/// everything that was streamed.
 const KEPT: usize = 8;
 
-/// A point at which a snapshot was complete: what a [`Position`] there is made of.
+/// A point at which a snapshot was complete: the parts of a [`Position`] there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompletePoint {
     /// End of the snapshot; never 0.
     pub seqno: Seqno,
-    /// Log that came with the stream which delivered the snapshot.
+    /// Failover log of the stream that delivered the snapshot.
     pub failover_log: Option<FailoverLog>,
     /// Collections manifest current at that seqno.
     pub manifest_uid: ManifestUid,
@@ -44,15 +44,15 @@ impl CompletePoint {
 /// Points at which a snapshot was complete, oldest first. Cheap to clone: each checkpoint holds
 /// one per vBucket.
 ///
-/// Only such a point can be gone back to: inside a snapshot a version at or below a seqno may
-/// have been left out in favour of one above it, which after a rollback is no more.
+/// A rollback can only go back to such a point: inside a snapshot, a version at or below a seqno
+/// may have been omitted in favour of one above it, which no longer exists after a rollback.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     points: Arc<Vec<CompletePoint>>,
 }
 
 impl History {
-    /// Points read back, oldest first; `None` unless their seqnos ascend from above 0.
+    /// Stored points, oldest first; `None` unless their seqnos ascend from above 0.
     pub(crate) fn from_points(points: Vec<CompletePoint>) -> Option<Self> {
         let seqnos = points.iter().map(|point| point.seqno);
         let ascends = seqnos.clone().zip(seqnos.skip(1)).all(|(older, newer)| older < newer);
@@ -60,13 +60,14 @@ impl History {
         (ascends && begins).then(|| Self { points: Arc::new(points) })
     }
 
-    /// Points whatever they are.
+    /// Arbitrary points, unchecked.
     #[cfg(test)]
     pub(crate) fn unchecked(points: Vec<CompletePoint>) -> Self {
         Self { points: Arc::new(points) }
     }
 
-    /// Keeps a position; one in the middle of a snapshot, or at 0, is none to go back to.
+    /// Adds a position; one inside a snapshot, or at 0, is ignored, since a rollback cannot go back
+    /// to it.
     pub fn push(&mut self, position: &Position) {
         if !position.is_snapshot_complete() || position.seqno == Seqno::ZERO {
             return;
@@ -87,10 +88,10 @@ impl History {
         }
     }
 
-    /// Goes back: forgets what lies above `seqno`, or at or above `before`, and returns the newest
-    /// position left, [`Position::EARLIEST`] if none is.
+    /// Rolls back: forgets points above `seqno`, or at or above `before`, and returns the newest
+    /// remaining position, [`Position::EARLIEST`] without any.
     ///
-    /// `before` is where the refused request started; going back to it would ask the same again.
+    /// `before` is the start of the refused request; going back to it would repeat that request.
     pub(crate) fn roll_back(&mut self, seqno: Seqno, before: Seqno) -> Position {
         let points = Arc::make_mut(&mut self.points);
         points.retain(|point| point.seqno <= seqno && point.seqno < before);
@@ -104,8 +105,8 @@ impl History {
     }
 }
 
-/// Forgets the point whose loss widens a gap the least, in proportion to how long ago the gap is.
-/// The oldest and the newest stay.
+/// Forgets the point whose removal widens a gap the least in proportion to the gap's age. The
+/// oldest and the newest stay.
 fn thin(points: &mut Vec<CompletePoint>) {
     let newest = points.last().map_or(0, |point| point.seqno.0);
     let mut cheapest = None;

@@ -2,29 +2,29 @@
 //!
 //! # The contract
 //!
-//! A machine is driven from outside. Every method belongs to one of four families:
+//! A machine does nothing by itself. Every method belongs to one of four families:
 //!
-//! * **getters** look;
-//! * **inputs** (`handle_*`) feed what happened: bytes that arrived, time that passed, a
-//!   connection that closed. The current time is always an argument;
-//! * **commands** ask for something: open a stream, acknowledge, close;
-//! * **outputs** (`poll_*`) hand out what is to be done: bytes to send, the next moment at which
-//!   `handle_timeout` wants to be called, events.
+//! * **getters** read state;
+//! * **inputs** (`handle_*`) report what happened: bytes arrived, time passed, a connection closed.
+//!   The current time is always an argument;
+//! * **commands** request an action: open a stream, acknowledge, close;
+//! * **outputs** (`poll_*`) return what the driver has to do: bytes to send, the next time to call
+//!   `handle_timeout`, events.
 //!
 //! After any input or command the driver drains all outputs, `poll_timeout` last, before it feeds
 //! the next input.
 //!
-//! Everything that can become a row is pushed, in order and borrowed from the read buffer, into a
-//! [`ChangeSink`]; only what can never be a row goes through `poll_event`.
+//! Everything that can become a row is pushed into a [`ChangeSink`], in order and borrowed from the
+//! read buffer; `poll_event` returns only what can never be a row.
 //!
 //! # Where things are
 //!
 //! * [`consumer`]: the consumer's connection and stream machines;
 //! * [`producer`]: the producer's decisions: failover table, rollback, stream requests, streams;
-//! * [`micro_batch`]: bounded reads that follow each other: offsets, limits, ranges, rollbacks;
+//! * [`micro_batch`]: consecutive bounded reads: offsets, limits, ranges, rollbacks;
 //! * [`topology`]: cluster maps and collection manifests;
-//! * [`Position`], [`FailoverLog`] and [`History`]: where a vBucket's consumer stands, on which
-//!   history, and where it can go back to.
+//! * [`Position`], [`FailoverLog`] and [`History`]: the position in a vBucket, its history, and the
+//!   points a rollback can go back to.
 //!
 //! # Glossary
 //!
@@ -32,26 +32,26 @@
 //!
 //! | word | what it is |
 //! |---|---|
-//! | vBucket | one of the (mostly 1024) parts of a bucket; each has a history of its own |
+//! | vBucket | one of the (usually 1024) parts of a bucket; each has its own history |
 //! | seqno | the number of a change in its vBucket; it only grows along a branch |
-//! | snapshot | a range of seqnos that is consistent once all of it has come; a *snapshot marker* announces it |
+//! | snapshot | seqnos that are consistent once all arrived; a *snapshot marker* announces them |
 //! | branch, vbuuid | a line of a vBucket's history, and its name; a failover begins a new one |
 //! | failover log | the branches of a vBucket, newest first, with the seqnos they begin at |
-//! | stream request | DCP_STREAM_REQ: from where on a branch, and up to where |
-//! | rollback | the server's history is no longer the one that was read: what is above a seqno is void |
-//! | `on_rollback` | what to do then: *emit* a record and go on, *resync* from the beginning, *fail* |
-//! | epoch | how many rollbacks of a vBucket were seen; it tells equal seqnos of two branches apart |
-//! | position | where a vBucket's consumer stands; a *position update* moves it |
-//! | checkpoint | the positions of all vBuckets, with the bucket and the filter they are good for |
+//! | stream request | DCP_STREAM_REQ: asks for changes from a seqno on a branch to an end seqno |
+//! | rollback | the server's history is not the one that was read: changes above a seqno are void |
+//! | `on_rollback` | what to do then: *emit* a record, *resync* from the beginning, or *fail* |
+//! | epoch | rollbacks seen of a vBucket; distinguishes equal seqnos of two branches |
+//! | position | where the consumer is in a vBucket; a *position update* moves it |
+//! | checkpoint | positions of all vBuckets, with the bucket and filter they are valid for |
 //! | flow-control buffer | how many bytes a server may send before some are acknowledged |
 //! | noop | keep-alive of a connection |
-//! | unpersisted | not yet on the disks of all copies; *rollback mitigation* delivers such changes later |
+//! | unpersisted | not yet persisted on all copies; *rollback mitigation* delays such changes |
 //! | diverged | copies of a vBucket are on different branches |
-//! | observe | ask nodes for seqnos or failover logs, outside of any stream |
+//! | observe | request seqnos or failover logs from nodes, outside of any stream |
 //! | connection pool | connections kept for the next stream |
 //! | partition | the part of a bucket that one Spark task reads |
 //! | embedded cluster | the producer with nodes, replicas and buckets, in this process |
-//! | inject a fault | have the embedded cluster fail in a given way |
+//! | inject a fault | make the embedded cluster fail in a given way |
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::expect_used, clippy::panic, clippy::unwrap_used))]
 

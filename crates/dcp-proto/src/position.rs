@@ -1,10 +1,10 @@
-//! Where a consumer stands in one vBucket.
+//! The position of a consumer in one vBucket.
 
 use dcp_wire::{ManifestUid, Seqno, Vbuuid};
 
 use crate::FailoverLog;
 
-/// The range of the snapshot a position lies in.
+/// The snapshot range of a position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// First seqno of the snapshot, or one below it.
@@ -13,17 +13,17 @@ pub struct Snapshot {
     pub end: Seqno,
 }
 
-/// Where a consumer stands in one vBucket: everything a later stream request needs in order to
-/// go on exactly there, or to be told to roll back.
+/// The position of a consumer in one vBucket: everything a later stream request needs to resume
+/// exactly there, or to be rolled back.
 ///
-/// A snapshot enters a position with its first item, never with its marker.
+/// A snapshot becomes part of a position with its first item, never with its marker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Position {
     /// Last seqno processed.
     pub seqno: Seqno,
-    /// Snapshot that seqno lies in.
+    /// Snapshot of that seqno.
     pub snapshot: Snapshot,
-    /// Log that came with the stream which delivered the position; `None` before any stream.
+    /// Failover log of the stream that delivered the position; `None` before any stream.
     pub failover_log: Option<FailoverLog>,
     /// Collections manifest current at that seqno.
     pub manifest_uid: ManifestUid,
@@ -44,8 +44,8 @@ impl Position {
         epoch: 0,
     };
 
-    /// The snapshot range a stream request from here carries: a complete snapshot collapses to
-    /// its end (design: "positions", rule 2).
+    /// The snapshot range of a stream request from here: a complete snapshot collapses to its end
+    /// (design: "positions", rule 2).
     #[must_use]
     pub fn request_snapshot(&self) -> Snapshot {
         if self.seqno == self.snapshot.end {
@@ -54,8 +54,8 @@ impl Position {
         self.snapshot
     }
 
-    /// The history branch a stream request from here names: the newest one that begins below the
-    /// snapshot's end, in the log that delivered the position; 0 from the beginning.
+    /// The history branch of a stream request from here: the newest one that begins below the
+    /// snapshot's end, in the log of the stream that delivered the position; 0 from the beginning.
     #[must_use]
     pub fn vbuuid(&self) -> Vbuuid {
         match &self.failover_log {
@@ -66,7 +66,8 @@ impl Position {
         }
     }
 
-    /// Whether the position is at the end of its snapshot, so that everything up to it is there.
+    /// Whether the position is at the end of its snapshot, so that everything up to it has been
+    /// delivered.
     #[must_use]
     pub fn is_snapshot_complete(&self) -> bool {
         self.seqno == self.snapshot.end

@@ -1,4 +1,4 @@
-//! Which documents' changes a reader wants, beyond what a server can be asked for.
+//! Filters of documents' changes beyond those that a server offers.
 
 use core::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::{Change, Op};
 
-/// Most patterns of a filter: each is looked at for each change.
+/// Most patterns of a filter: each is matched against each change.
 const MAX_PATTERNS: usize = 256;
 
 /// Longest pattern in bytes. Keys have 250 at most, and each may be escaped.
@@ -16,11 +16,11 @@ const MAX_PATTERN_LEN: usize = 512;
 /// Bits of a CAS that count changes within one tick of its clock.
 const COUNTER: u64 = 0xffff;
 
-/// Which changes of documents reach the sink, by key, operation and time. Positions pass over the
-/// others. The default lets all pass.
+/// Which changes of documents reach the sink, by key, operation and time. Positions move past the
+/// others. The default passes all changes.
 ///
-/// In key patterns `*` stands for any text, `?` for one character, and a backslash takes the
-/// meaning from the character behind it. A pattern is matched with the whole key.
+/// In key patterns, `*` matches any text, `?` one character, and a backslash escapes the character
+/// after it. A pattern is matched against the whole key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RowFilter(Option<Arc<Rows>>);
 
@@ -34,7 +34,7 @@ struct Rows {
     since: u64,
 }
 
-/// Why there is no such filter.
+/// Why a filter is invalid.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InvalidRowFilter {
@@ -47,17 +47,17 @@ pub enum InvalidRowFilter {
     /// There are too many patterns.
     #[error("keys: {0} patterns are too many, at most {MAX_PATTERNS} are allowed")]
     TooManyKeys(usize),
-    /// No key is as long, or empty.
+    /// A pattern is empty, or longer than any key.
     #[error("keys: a pattern has {0} bytes, 1 to {MAX_PATTERN_LEN} are allowed")]
     PatternLength(usize),
 }
 
 impl RowFilter {
-    /// Lets pass what has a key like one of `keys`, is one of `ops`, and was changed at `since`
-    /// or later, in nanoseconds since 1970.
+    /// Passes changes whose key matches one of `keys`, whose operation is one of `ops`, and which
+    /// were made at `since` or later, in nanoseconds since 1970.
     ///
     /// # Errors
-    /// [`InvalidRowFilter`] if nothing could pass, or the patterns are too many or too long.
+    /// [`InvalidRowFilter`] if nothing could pass, or there are too many or too long patterns.
     pub fn new(
         mut keys: Option<Vec<String>>,
         mut ops: Option<Vec<Op>>,
@@ -84,7 +84,7 @@ impl RowFilter {
                 return Err(InvalidRowFilter::NoOps);
             }
         }
-        // The bits that count do not tell the time: nothing that may be in time is left out.
+        // The counter bits are not part of the time: changes that may be recent enough pass.
         let since = since.unwrap_or(0) & !COUNTER;
         let is_all = keys.is_none() && ops.is_none() && since == 0;
         Ok(Self((!is_all).then(|| Arc::new(Rows { keys, ops, since }))))
@@ -115,7 +115,7 @@ impl RowFilter {
         self.0.as_ref().map(|rows| rows.since).filter(|since| *since > 0)
     }
 
-    /// Whether a change passes. The time of one without a CAS is not known: it does.
+    /// Whether a change passes. One without a CAS has no known time, so it passes.
     pub(crate) fn passes(&self, change: &Change<'_>) -> bool {
         let Some(rows) = &self.0 else { return true };
         let cas = change.cas.0;
@@ -127,8 +127,8 @@ impl RowFilter {
                 .is_none_or(|keys| keys.iter().any(|key| matches(key.as_bytes(), change.key)))
     }
 
-    /// What `asked` lets pass and this filter may not, in words. A pattern is known to be contained
-    /// only if it is one of this filter's.
+    /// What `asked` passes but this filter may not, in words. A pattern counts as contained only if
+    /// it is one of this filter's.
     pub(crate) fn beyond(&self, asked: &Self) -> Vec<String> {
         let mut beyond = Vec::new();
         if let Some(own) = self.keys() {
@@ -152,7 +152,7 @@ impl RowFilter {
         if self.since() > asked.since() {
             beyond.push(match asked.since() {
                 Some(since) => format!("changes since {} ns after 1970", since),
-                None => "changes of any time".to_owned(),
+                None => "changes from any time".to_owned(),
             });
         }
         beyond
@@ -186,7 +186,7 @@ enum Step {
     Byte(u8),
 }
 
-/// The first step of a pattern, and what is behind it.
+/// The first step of a pattern, and the rest of the pattern.
 fn step(pattern: &[u8]) -> Option<(Step, &[u8])> {
     Some(match pattern {
         [] => return None,
@@ -196,8 +196,8 @@ fn step(pattern: &[u8]) -> Option<(Step, &[u8])> {
     })
 }
 
-/// Whether all of `text` is as the pattern says. Takes time in the product of their lengths at most:
-/// only the last `*` is ever gone back to.
+/// Whether the pattern matches all of `text`. The worst-case time is the product of their lengths:
+/// only the last `*` is ever revisited.
 pub(crate) fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
     let mut retry: Option<(&[u8], &[u8])> = None;
     loop {
@@ -224,7 +224,7 @@ pub(crate) fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
     }
 }
 
-/// What is behind the first character, or the first byte where that is not UTF-8.
+/// The text after the first character, or after the first byte if that is not UTF-8.
 fn after_character(text: &[u8]) -> &[u8] {
     let [first, rest @ ..] = text else { return text };
     let most = match first {

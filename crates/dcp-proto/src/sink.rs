@@ -1,4 +1,4 @@
-//! Where changes go: a sink appends them to columns as they are walked in the read buffer.
+//! Sinks, which append changes to columns directly from the read buffer.
 
 use dcp_wire::message::{MutationView, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
@@ -38,7 +38,7 @@ impl Op {
 pub struct Change<'a> {
     /// What happened.
     pub op: Op,
-    /// vBucket the document lies in.
+    /// vBucket of the document.
     pub vbid: Vbid,
     /// Position in the vBucket.
     pub seqno: Seqno,
@@ -48,23 +48,23 @@ pub struct Change<'a> {
     pub epoch: u32,
     /// Snapshot the change came in.
     pub snapshot: Snapshot,
-    /// Whether that snapshot keeps several versions of a key: of collections with change history
-    /// every one.
+    /// Whether that snapshot keeps several versions of a key: all versions for collections with
+    /// change history.
     pub history: bool,
-    /// Collection the document lies in.
+    /// Collection of the document.
     pub collection_id: CollectionId,
     /// Key without its collection id.
     pub key: &'a [u8],
-    /// Value as sent: snappy and the xattr section are the sink's to undo, by `datatype`. Servers
-    /// before 7.0 may send a tombstone with a body, which says nothing.
+    /// Value as sent: the sink decompresses it and removes the xattr section, according to
+    /// `datatype`. Servers before 7.0 may send a tombstone with a meaningless body.
     pub value: &'a [u8],
-    /// What the value is made of.
+    /// Encoding of the value.
     pub datatype: Datatype,
     /// Version of the document.
     pub cas: Cas,
     /// How many times the document has changed.
     pub rev_seqno: RevSeqno,
-    /// Application's own 32 bits (mutations; otherwise 0).
+    /// Flags set by the application (mutations; otherwise 0).
     pub flags: u32,
     /// Seconds since 1970 at which the document expires; 0 never (mutations).
     pub expiry: u32,
@@ -72,11 +72,10 @@ pub struct Change<'a> {
     pub delete_time: u32,
 }
 
-/// Mutations of one stream that lie one behind the other in the read buffer, in one snapshot and on
-/// one branch.
+/// Consecutive mutations of one stream in the read buffer, in one snapshot and on one branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MutationRun<'r, 'a> {
-    /// vBucket the documents lie in.
+    /// vBucket of the documents.
     pub vbid: Vbid,
     /// History branch that holds the changes.
     pub vbuuid: Vbuuid,
@@ -103,7 +102,7 @@ impl<'a> MutationRun<'_, 'a> {
         Ok(())
     }
 
-    /// One of the mutations by itself.
+    /// One of the mutations.
     #[inline]
     #[must_use]
     pub fn change(&self, mutation: &MutationView<'a>) -> Change<'a> {
@@ -131,9 +130,9 @@ impl<'a> MutationRun<'_, 'a> {
 /// A sink could not take a whole run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunError {
-    /// How many mutations it has taken: all before the one it could not.
+    /// How many mutations it has taken, all before the one that failed.
     pub taken: usize,
-    /// Why it could not take that one.
+    /// Why that one failed.
     pub error: SinkError,
 }
 
@@ -142,8 +141,8 @@ pub struct RunError {
 #[non_exhaustive]
 #[serde(rename_all = "lowercase")]
 pub enum OnRollback {
-    /// Deliver a record that says from where on changes come again, and go on from the last common
-    /// seqno.
+    /// Deliver a record with the seqno above which changes are sent again, and resume from the last
+    /// common seqno.
     #[default]
     Emit,
     /// Stop with an error.
@@ -152,12 +151,13 @@ pub enum OnRollback {
     Resync,
 }
 
-/// A vBucket's history was cut back: what came above `seqno` is no longer true and comes again.
+/// A vBucket was rolled back: changes delivered above `seqno` are void, and the current ones
+/// follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rollback {
     /// vBucket concerned.
     pub vbid: Vbid,
-    /// Restart point: a complete snapshot ended here, everything above it comes again.
+    /// Restart point: the end of a complete snapshot, above which everything is sent again.
     pub seqno: Seqno,
     /// Last seqno that had been delivered.
     pub from_seqno: Seqno,
@@ -169,7 +169,7 @@ pub struct Rollback {
     pub epoch: u32,
 }
 
-/// Everything was delivered that a vBucket had when it was first streamed.
+/// Everything that a vBucket had when it was first streamed has been delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CaughtUp {
     /// vBucket concerned.
@@ -199,7 +199,7 @@ pub struct SystemEventRecord<'a> {
     pub value: &'a [u8],
 }
 
-/// Why a sink cannot go on.
+/// Why a sink failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SinkError {
@@ -210,7 +210,7 @@ pub enum SinkError {
         vbid: Vbid,
         /// Its seqno.
         seqno: Seqno,
-        /// What is wrong and what to do about it; holds no part of the document.
+        /// What is wrong and what to do about it; contains no part of the document.
         what: String,
     },
     /// A document is not what it should be, and that is to fail.
@@ -220,20 +220,20 @@ pub enum SinkError {
         vbid: Vbid,
         /// Its seqno.
         seqno: Seqno,
-        /// What is wrong with it; holds no part of the document.
+        /// What is wrong with it; contains no part of the document.
         what: String,
     },
 }
 
-/// Takes what can become a row, in order per vBucket.
+/// Receives everything that can become a row, in order per vBucket.
 pub trait ChangeSink {
-    /// Appends one change. What is borrowed is gone after the call.
+    /// Appends one change, which is borrowed only for the call.
     ///
     /// # Errors
     /// [`SinkError`] if the change cannot be represented.
     fn change(&mut self, change: &Change<'_>) -> Result<(), SinkError>;
 
-    /// Appends mutations that follow each other; by default one at a time.
+    /// Appends consecutive mutations; by default one at a time.
     ///
     /// # Errors
     /// [`RunError`] if one of them cannot be represented; those before it have been appended.
@@ -248,7 +248,7 @@ pub trait ChangeSink {
     /// [`SinkError`] if it cannot be represented.
     fn rollback(&mut self, rollback: &Rollback) -> Result<(), SinkError>;
 
-    /// Appends that a vBucket is caught up; ignored unless the sink wants to know.
+    /// Appends that a vBucket is caught up; ignored by default.
     ///
     /// # Errors
     /// [`SinkError`] if it cannot be represented.
@@ -256,7 +256,7 @@ pub trait ChangeSink {
         Ok(())
     }
 
-    /// Takes a system event; ignored unless the sink wants them.
+    /// Appends a system event; ignored by default.
     ///
     /// # Errors
     /// [`SinkError`] if it cannot be represented.
@@ -265,7 +265,7 @@ pub trait ChangeSink {
     }
 }
 
-/// A sink that hands out what it holds as batches.
+/// A sink that returns its rows as batches.
 pub trait BatchSink: ChangeSink + Send + 'static {
     /// A finished batch.
     type Batch: Send + 'static;
@@ -273,10 +273,10 @@ pub trait BatchSink: ChangeSink + Send + 'static {
     /// Rows held.
     fn rows(&self) -> usize;
 
-    /// Bytes held in columns, about.
+    /// Approximate bytes held in columns.
     fn size_bytes(&self) -> usize;
 
-    /// Takes everything held as a batch and starts empty again.
+    /// Takes all rows as a batch and leaves the sink empty.
     ///
     /// # Errors
     /// [`SinkError`] if a row held cannot be represented.

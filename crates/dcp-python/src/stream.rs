@@ -162,7 +162,7 @@ fn event_parts(event: StreamEvent) -> EventParts {
             ("unpersisted", Some(vbid.0), None, message, None)
         }
         StreamEvent::NothingPersisted => {
-            let message = "the bucket lives in memory only: persisted_only has no effect";
+            let message = "persisted_only has no effect on an ephemeral bucket";
             ("nothing_persisted", None, None, message.to_owned(), None)
         }
         StreamEvent::Dropped(count) => {

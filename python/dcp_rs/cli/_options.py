@@ -1,4 +1,4 @@
-"""Options that several commands share, each under the name that it has in Python."""
+"""Options that several commands share, with the names they have in Python."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _take_output(options: dict[str, Any]) -> None:
     )
 
 
-# Passes the command `as_json`.
+# Passes `as_json` to the command.
 output_options = _taking(
     [
         click.option(
@@ -258,7 +258,7 @@ _CONNECTION = {
     "compressed": click.option("--compressed", is_flag=True, help="Request compressed documents."),
 }
 
-# Passes the command `connection`, a `ConnectionOptions`.
+# Passes `connection`, a `ConnectionOptions`, to the command.
 connection_options = _taking(
     [
         *_CONNECTION.values(),
@@ -391,7 +391,7 @@ _READING = {
 
 
 def go_on_from(store: FileStore, reading: dict[str, Any]) -> None:
-    """Makes `reading` start from a store, or where it says if the store is empty."""
+    """Makes `reading` start from a store, or at its own start if the store is empty."""
     start = reading.get("start", "earliest")
     if not isinstance(start, Checkpoint):
         reading |= {"start": store, "default": start}
@@ -400,7 +400,7 @@ def go_on_from(store: FileStore, reading: dict[str, Any]) -> None:
 
 
 def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = None) -> Decorator:
-    """Passes the command `reading`: the arguments of `Client.stream` that were given."""
+    """Passes `reading` to the command: the arguments of `Client.stream` that were given."""
     names = [name for name in only or _READING if name not in set(but)]
 
     def take(options: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ def print_picture(picture: RenderableType) -> None:
 
 
 class Reporter:
-    """Prints a line of progress: over the last one on a terminal, about once a second elsewhere."""
+    """Prints a progress line: in place on a terminal, about once a second elsewhere."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
@@ -79,11 +79,11 @@ class Reporter:
         self._is_open = False
 
     def is_due(self) -> bool:
-        """Whether it is time for another line."""
+        """Whether another line is due."""
         return time.monotonic() - self._last >= (0.1 if self._is_terminal else 1.0)
 
     def show(self, line: str) -> None:
-        """Shows a line for a while."""
+        """Shows a temporary line."""
         self._last = time.monotonic()
         if self._is_terminal:
             cells = shutil.get_terminal_size().columns - 1

@@ -19,7 +19,7 @@ _HOST = re.compile(r"(?:\[(?P<v6>[^]]+)\]|(?P<name>[^:=]+))(?::(?P<port>\d+))?(?
 
 @dataclass(frozen=True)
 class Seed:
-    """A node that the connection string names, or the cluster map does."""
+    """A node in the connection string or the cluster map."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Target:
-    """What a connection string says."""
+    """A parsed connection string."""
 
     is_tls: bool
     seeds: list[Seed]
@@ -49,7 +49,7 @@ class ProbeError(Exception):
 
 
 def read_target(connection_string: str) -> Target:
-    """Reads a connection string that the client has found to be one."""
+    """Parses a connection string that the client has validated."""
     found = _STRING.match(connection_string)
     scheme, hosts = (found["scheme"] or "couchbase", found["hosts"]) if found else ("", "")
     matches = [match for match in map(_HOST.fullmatch, re.split("[,;]", hosts)) if match]
@@ -120,10 +120,10 @@ def shake_hands(seed: Seed, options: ConnectionOptions) -> str:
 def _context(options: ConnectionOptions) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=options.tls_ca)
-        # Python 3.13 began to refuse authorities over extensions that the client does not ask for.
+        # Python 3.13 began to refuse authorities because of extensions that are irrelevant here.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if options.tls_certificate is not None:
-            # An empty passphrase, lest OpenSSL asks for one on the terminal.
+            # An empty passphrase, so that OpenSSL does not prompt for one.
             passphrase = options.tls_key_password or ""
             context.load_cert_chain(options.tls_certificate, options.tls_key, passphrase)
     except (OSError, ValueError) as error:

@@ -81,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
     if instruction:
         return shell_completion.shell_complete(_program, {}, _NAME, _COMPLETION, instruction)
     try:
-        # Not by `Command.main`, which prints on its own terms after Ctrl-C and a closed pipe.
+        # Not with `Command.main`, which prints its own messages after Ctrl-C and a closed pipe.
         with _program.make_context(_NAME, list(arguments)) as context:
             _program.invoke(context)
         sys.stdout.flush()
@@ -97,7 +97,7 @@ def _failed(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return 130
     if isinstance(error, BrokenPipeError):
-        # The reader of a pipe has enough. Python would complain once more when it flushes at exit.
+        # The reader closed the pipe. Python would report it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if isinstance(error, click.UsageError):
@@ -110,7 +110,7 @@ def _failed(error: BaseException) -> int:
 
 
 def _refuse(error: click.UsageError) -> None:
-    """Says what is wrong with the command line, without arguments that may be secrets."""
+    """Reports an error in the command line, without arguments that may be secrets."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         print(error.format_message(), file=sys.stderr)
         return

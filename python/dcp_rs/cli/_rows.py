@@ -1,4 +1,4 @@
-"""Changes as lines: as JSON, by a format string like kcat's, and as a table for eyes."""
+"""Changes as lines: as JSON, by a format string like kcat's, and as a table for people."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Lines(Protocol):
-    """Makes lines of rows."""
+    """Formats rows as lines."""
 
     def of(self, rows: Iterable[Row]) -> Iterator[bytes]:
         """Returns what to write for each row."""
@@ -29,16 +29,16 @@ class Lines(Protocol):
 
 
 def base64_of(value: bytes) -> dict[str, str]:
-    """Returns bytes as JSON has them where they have no name of their own."""
+    """Returns bytes without a column as a JSON object with base64."""
     return {"base64": base64.b64encode(value).decode()}
 
 
 class JsonLines:
     """A JSON object for each row.
 
-    A document that is JSON is embedded as it was written, but for line breaks, which become spaces:
-    to parse numbers and write them again would lose digits. Any other bytes are text, or base64
-    under the column's name with `_base64` behind.
+    A document that is JSON is embedded as it was written, except for line breaks, which become
+    spaces: parsing numbers and writing them again would lose digits. Other bytes are text, or
+    base64 under the column's name with the suffix `_base64`.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ class JsonLines:
 
 
 def _member_maker(name: str) -> Callable[[object], str]:
-    """Returns what makes a member of an object of a column's value."""
+    """Returns a function that formats a column's value as an object member."""
     before, before_base64 = f"{_encode(name)}: ", f"{_encode(f'{name}_base64')}: "
     text_of = _embedded if name == "value" else _quoted
 
@@ -100,7 +100,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, default=_plain).encode
 
 
 def _quoted(value: bytes) -> str | None:
-    """Returns text as JSON; `None` if it is none."""
+    """Returns bytes as a JSON string; `None` if they are not text."""
     try:
         return _encode(value.decode())
     except UnicodeDecodeError:
@@ -125,7 +125,7 @@ def _embedded(value: bytes) -> str | None:
         _check_json(text)
     except (ValueError, RecursionError):
         return None
-    # There are none within strings, where JSON has them escaped.
+    # JSON strings contain none: they are escaped there.
     return text.translate(_LINE_BREAKS)
 
 
@@ -144,7 +144,7 @@ _TOKEN = re.compile(
 
 
 class FormattedLines:
-    r"""Rows as a format string says, such as `%k %s\n`; keys and documents byte by byte."""
+    r"""Rows by a format string such as `%k %s\n`; keys and documents are written unchanged."""
 
     def __init__(self, text: str) -> None:
         self._parts: list[_Part] = [_part(token) for token in _TOKEN.finditer(text)]
@@ -160,7 +160,7 @@ class FormattedLines:
             yield b"".join(literal if at is None else make(row[at]) for at, literal, make in plan)
 
 
-# The column that a part shows, or the bytes that it is, and what makes bytes of the column.
+# The column of a part, or its literal bytes, and the function that formats the column.
 _Part = tuple[str | None, bytes, Callable[..., bytes]]
 
 
@@ -197,7 +197,7 @@ def _length(value: object) -> bytes:
 
 
 def _milliseconds(value: datetime | None) -> bytes:
-    # In whole numbers: a float of microseconds is near its last digit.
+    # In integers: a float has barely enough digits for microseconds.
     return (
         b""
         if value is None
@@ -211,14 +211,14 @@ _MAKERS: dict[str, Callable[..., bytes]] = {"K": _length, "S": _length, "T": _mi
 # ----- tables -----
 
 _LEAST = 8
-# Of columns whose later rows may need more than the first ones.
+# Columns whose later rows may be wider than the first ones.
 _ROOM = {"seqno": 8, "op": 12, "scope": 10, "collection": 10, "key": 16}
 
 
 class TableLines:
     """Rows under a heading, in columns as wide as the first rows need.
 
-    On a terminal of `width` cells whatever is too long is cut; the last column has what is left.
+    On a terminal of `width` cells, long values are cut; the last column gets the remaining width.
     """
 
     def __init__(self, names: Sequence[str], width: int | None) -> None:
@@ -254,7 +254,7 @@ class TableLines:
 
 
 def _fitted(widths: list[int], total: int | None) -> list[int]:
-    """Narrows the widest columns until a line fits, and gives the last one what is left."""
+    """Narrows the widest columns until a line fits, and gives the last one the remaining width."""
     if total is None:
         return widths
     left = total - sum(widths) - 2 * (len(widths) - 1)
@@ -269,7 +269,7 @@ def _fitted(widths: list[int], total: int | None) -> list[int]:
 
 
 def clear(value: object) -> str:
-    """Returns a value for eyes: a document cannot move the cursor, or end the line."""
+    """Returns a printable value: a document cannot move the cursor or end the line."""
     if value is None:
         return ""
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""What `dcp-rs top` shows: samples of a stream, and the picture of one."""
+"""The display of `dcp-rs top`: samples of a stream, and their picture."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class NodeSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What is seen at a moment; rates are those since the sample before it."""
+    """Figures at one moment; rates are since the previous sample."""
 
     bucket: str
     elapsed: float
@@ -66,7 +66,7 @@ class Sample:
     events: tuple[tuple[str, StreamEvent], ...] = field(default=())
 
     def record(self) -> dict[str, object]:
-        """Returns it as JSON has it."""
+        """Returns it as JSON values."""
         names = ("opening", "streaming", "backing_off", "complete", "failed")
         return {
             "bucket": self.bucket,
@@ -104,9 +104,9 @@ class Monitor:
     ) -> None:
         self._client = client
         self._stream = stream
-        # Positions of another reader, whose lag is shown in place of the stream's.
+        # Positions of another reader, whose lag is shown instead of the stream's.
         self._reader = reader
-        # What is written before the first sample is in no rate.
+        # Writes before the first sample are not part of any rate.
         self._high = client.high_seqnos()
         self._at = time.monotonic()
         self._rows = stream.stats().rows
@@ -192,7 +192,7 @@ def picture(sample: Sample) -> RenderableType:
 
 
 def live_picture(sample: Sample) -> RenderableType:
-    """Draws a sample, and says how to leave."""
+    """Draws a sample, and how to quit."""
     return Group(picture(sample), Text("q quits", style="dim"))
 
 
@@ -201,7 +201,7 @@ def _head(sample: Sample) -> RenderableType:
     for _ in range(4):
         table.add_column()
     stats = sample.stats
-    # Less than a second's writes is on its way.
+    # Less than the writes of one second is normal.
     lag_style = "green" if sample.lag <= sample.writes_per_second else "red"
     table.add_row(
         _fact("written", f"{sample.writes_per_second:,.0f}/s"),

@@ -25,7 +25,7 @@ _MOST_ROWS = 10_000
 def _lines_of_changes(command: Callable[..., None]) -> Callable[..., None]:
     for decorate in (
         output_options,
-        # Keys are bytes here, and whoever shows them decides what they are.
+        # Keys are bytes here; the formatters decide how to show them.
         reading_options(but=("key_type", "value_format")),
         click.option(
             "--checkpoint",
@@ -84,7 +84,7 @@ def _print(
     if form is not None and "columns" in reading:
         raise click.UsageError("--format and --columns: give one of them, --format names columns")
     if form is not None:
-        # Without a column there are rows all the same.
+        # Even without columns there are rows.
         reading["columns"] = form.columns or ["seqno"]
     elif not as_json and "document_schema" not in reading:
         reading.setdefault("columns", _FOR_EYES)
@@ -93,7 +93,7 @@ def _print(
     if store is not None:
         go_on_from(store, reading)
     if limit is not None:
-        # A checkpoint never counts a part of a batch.
+        # A checkpoint never includes a part of a batch.
         reading["batch_rows"] = 1 if store is not None else max(1, min(limit, _MOST_ROWS))
     with (
         Client(connection) as client,
@@ -118,6 +118,6 @@ def _copy(stream: ChangeStream, lines: Lines, store: FileStore | None, limit: in
             if left <= 0:
                 break
     if store is not None and limit != 0:
-        # Past what the filter leaves out after the last row, too.
+        # Also past filtered-out changes after the last row.
         write((), durably=True)
         store.save(stream.checkpoint())

@@ -94,7 +94,7 @@ def _trace(data: bytes) -> Iterator[_Piece]:
 
 
 def _hex_dump(data: bytes) -> bytes | None:
-    """Returns the bytes of a hex dump; `None` if it is none.
+    """Returns the bytes of a hex dump; `None` if it is not one.
 
     Takes bare digits, `0x` in front of them, and the output of `xxd` and `hexdump -C`, whose
     offsets and characters are left out.
@@ -112,10 +112,10 @@ def _hex_dump(data: bytes) -> bytes | None:
 
 
 def _without_margins(line: str, offset: int) -> str:
-    """Takes the offset in front of a line of a dump off, and the characters behind it."""
+    """Removes the offset at the start of a line of a dump, and the characters at its end."""
     bytes_only = line.partition("|")[0]
     margin = re.match(r"\s*([0-9a-fA-F]{7,8})(:|\s|$)", bytes_only)
-    # Without a dump's offsets the first eight digits are as good as any.
+    # Without offsets, the first eight digits are data.
     if margin is None or int(margin[1], 16) != offset:
         return bytes_only
     bytes_only = bytes_only[margin.end() :].strip()

@@ -189,7 +189,7 @@ def _not_connected(
 
 
 class _Watch(logging.Handler):
-    """Whether the client logs a text meanwhile: no error of it says so."""
+    """Whether the client logs a text meanwhile that no error contains."""
 
     def __init__(self, text: str) -> None:
         super().__init__(logging.DEBUG)
@@ -216,7 +216,7 @@ def _node(
     """Reaches a node of the cluster map, which need not be a seed."""
     host, _, port = node.rpartition(":")
     seed = Seed(host.strip("[]"), int(port))
-    # The last step says it all: TLS comes after the port.
+    # The last step is enough: TLS comes after the port.
     *_, finding = _reaching(seed, options, is_tls=is_tls)
     if finding.status == "ok":
         yield replace(finding, step="node", detail=f"{finding.detail}; {vbuckets} vBuckets")
@@ -255,7 +255,7 @@ def _streams(client: Client, options: ConnectionOptions, reached: list[str]) -> 
                     break
                 time.sleep(0.05)
             if counts["failed"]:
-                # Raises what they failed with.
+                # Raises the error of the failed streams.
                 next(iter(stream))
             messages = {
                 each.vbucket: each.message for each in stream.events() if each.kind == "backing_off"

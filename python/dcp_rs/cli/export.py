@@ -33,7 +33,7 @@ _ENDINGS = {
     ".arrow": "arrow", ".feather": "arrow",
 }  # fmt: skip
 
-# A row group of Parquet is gathered up to here.
+# Size of a Parquet row group.
 _GROUP_ROWS = 1 << 18
 _GROUP_BYTES = 64 * 1024 * 1024
 
@@ -93,7 +93,7 @@ def export(
 
 @contextlib.contextmanager
 def _appearing(file: str) -> Iterator[IO[bytes]]:
-    """Opens a file that gets its name once it is complete, and is removed on failure."""
+    """Opens a file that is renamed once it is complete, and removed on failure."""
     if file == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -221,7 +221,7 @@ class _BatchWriter:
 
 
 class _Groups:
-    """Gathers batches to row groups."""
+    """Collects batches into row groups."""
 
     def __init__(self, pa: Any, file: Any) -> None:
         self._pa, self._file = pa, file

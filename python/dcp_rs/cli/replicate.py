@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dcp_rs.client import ConnectionOptions
     from dcp_rs.replication import Progress
 
-# Modules whose errors the command line reports, or that are mistakes of the program.
+# Modules whose errors are reported without a traceback, or are bugs.
 _SHOWN_AS_THEY_ARE = {"builtins", "click", "dcp_rs"}
 
 
@@ -83,7 +83,7 @@ def replicate(
             )
         reporter.finish(show(done))
     except Exception as error:
-        # A target raises the errors of its library, each with a class of its own.
+        # A target raises its library's errors, which have various classes.
         if type(error).__module__.partition(".")[0] in _SHOWN_AS_THEY_ARE:
             raise
         reason = " ".join(str(error).split())

@@ -56,7 +56,7 @@ def lag(
     Prints the lag of each vBucket and, last, the total, whose vBucket is null. Older versions of
     documents have seqnos too but are not sent, so there may be fewer changes to come.
     """
-    # Before the server is asked, so that a reader that is running is not ahead of it.
+    # Before the server's seqnos, so that a running reader is not ahead of them.
     kept = Checkpoint.load(checkpoint)
     with Client(connection) as client:
         if client.bucket_uuid != kept.bucket_uuid:

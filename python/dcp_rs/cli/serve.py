@@ -25,7 +25,7 @@ _DEFAULTS = _dcp_rs.defaults()
 _CLUSTER = _DEFAULTS["cluster"]
 
 
-# Options of the cluster and its limits, by the names that they have there.
+# Options of the cluster and its limits, by their names there.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "nodes": {"type": int, "help": f"Number of nodes ({_CLUSTER['nodes']})."},
     "vbuckets": {"type": int, "help": f"Number of vBuckets ({_CLUSTER['vbuckets']})."},
@@ -144,7 +144,7 @@ def serve(
 
 
 def _signals(*, with_hangup: bool) -> queue.SimpleQueue[bool]:
-    """Returns whether each signal that comes asks for the faults again, or else to stop."""
+    """Returns a queue of signals: whether to reload the faults, or else to stop."""
     signals: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -192,7 +192,7 @@ def _rules(path: Path | None) -> list[dict[str, Any]]:
 
 
 def _reload(cluster: EmbeddedCluster, path: Path) -> None:
-    """Reads the fault rules again; the former ones stay if that fails."""
+    """Reads the fault rules again; the previous ones stay if that fails."""
     fired = _fired(cluster)
     try:
         cluster.set_faults(_rules(path))
@@ -204,7 +204,7 @@ def _reload(cluster: EmbeddedCluster, path: Path) -> None:
 
 
 def _fired(cluster: EmbeddedCluster) -> str:
-    """How often each rule that is in force has reacted, if there are any."""
+    """How often each rule in force has reacted, if there are any."""
     counts = ", ".join(
         f"{rule.get('name', index)}: {count}"
         for index, (rule, count) in enumerate(

@@ -70,7 +70,7 @@ def top(
     reading.setdefault("start", "latest")
     with (
         Client(connection) as client,
-        # The rows are counted and thrown away: the server sends no documents for these columns.
+        # The rows are counted and dropped: the server sends no documents for these columns.
         client.stream(columns=["seqno"], key_type="binary", **reading) as stream,
         _drained(stream) as failure,
     ):
@@ -103,7 +103,7 @@ def _print_picture(sample: Sample) -> None:
 
 
 class _Failure:
-    """Why the stream came to its end, if it did."""
+    """Why the stream ended, if it did."""
 
     def __init__(self) -> None:
         self._is_over = threading.Event()
@@ -149,7 +149,7 @@ def _run(monitor: Monitor, failure: _Failure, interval: float) -> None:
     from rich.live import Live
 
     with _keys() as pressed, Live(screen=True, auto_refresh=False, redirect_stderr=False) as live:
-        # The first one soon, but not at once: there is no rate of no time.
+        # The first one soon, but not at once: a rate needs some time.
         due = time.monotonic() + min(interval, 0.3)
         while not failure.wait(0):
             if pressed(min(max(due - time.monotonic(), 0), 0.2)) in _QUIT:

@@ -1,4 +1,4 @@
-"""From the stream's batches to what is to be committed."""
+"""Converts the stream's batches to rows to commit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _POSITION = (
     "cas",
     "timestamp",
 )
-# What is read to decide by, and not kept.
+# Columns that are read only for decisions, not written.
 _READ_ONLY = ("snapshot_end", "datatype")
 
 
@@ -96,7 +96,7 @@ class Layout:
             kept = is_json if self.keeps_text else is_event
             columns["value"] = pc.if_else(kept, value, pa.scalar(None, pa.string()))
             if self.keeps_text and value.null_count < len(value):
-                # Text that is no JSON. What is not even text is there already.
+                # Text that is not JSON. Bytes that are not text are already included.
                 columns["_malformed"] = pc.coalesce(
                     columns["_malformed"],
                     pc.if_else(is_json, pa.scalar(None, pa.binary()), value.cast(pa.binary())),
@@ -191,7 +191,7 @@ def newest(changes: pa.Table, identity: Sequence[str], order: pa.Array | None = 
 def _limits(
     special: pa.Table,
 ) -> tuple[dict[int, dict[int, int]], dict[tuple[int, int], set[int]]]:
-    """Gives, by collection and vBucket, the place up to which documents are gone; and `cleared`.
+    """Returns, by collection and vBucket, up to where documents were removed; and `cleared`.
 
     An event that begins a collection says so too: it is sent again when the collection is flushed.
     """

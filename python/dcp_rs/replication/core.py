@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dcp_rs.replication")
 
-# Seconds between looks at whether to stop, and between reports while nothing is committed.
+# Seconds between checks whether to stop, and between reports while nothing is committed.
 _TICK = 0.1
 _REPORT = 1.0
 
@@ -99,7 +99,7 @@ class Replication:
                 self._client.close()
 
     def _restore(self) -> State | None:
-        """Returns the state to go on from; `None` to begin a generation."""
+        """Returns the state to resume from; `None` to begin a generation."""
         mode = self._settings.mode
         found = self._target.open(self._layout.schema, mode)
         if found is not None and found.mode != mode:
@@ -118,7 +118,7 @@ class Replication:
     # ----- opening -----
 
     def _open(self, *, until_now: bool) -> ChangeStream:
-        """Opens the stream from where the target stands, or of a new generation."""
+        """Opens the stream from the target's position, or for a new generation."""
         deadline = time.monotonic() + self._settings.retry_timeout
         while True:
             try:
@@ -126,7 +126,7 @@ class Replication:
                     self._reconnect()
                 return self._open_once(until_now=until_now)
             except (BucketNotFoundError, ConfigError) as error:
-                # What was dropped may come again. At the very beginning a name is wrong.
+                # A dropped collection may be created again. At the very beginning, a name is wrong.
                 self._client_is_outdated = isinstance(error, BucketNotFoundError)
                 is_new = self._state is None
                 if is_new or self._settings.stop.is_set() or time.monotonic() > deadline:
@@ -163,7 +163,7 @@ class Replication:
         return None
 
     def _begin(self, checkpoint: Checkpoint) -> State:
-        """Returns the state of a generation that begins."""
+        """Returns the state of a new generation."""
         state = self._state
         self._first = reducing.FirstSnapshots(is_possible=state is None)
         return State(
@@ -192,7 +192,7 @@ class Replication:
         )
 
     def _reconnect(self) -> None:
-        """Connects to the bucket that has taken the place of one that was dropped."""
+        """Connects to the bucket that replaced a dropped one."""
         client = connect(self._client.options)
         if self._owns_client:
             self._client.close()
@@ -211,7 +211,7 @@ class Replication:
                 try:
                     read = reader.take(min(self._buffer.seconds_left(self._settings), _TICK))
                 except (BucketNotFoundError, StreamEndedError) as error:
-                    # Of another bucket, or of collections that are gone.
+                    # It belongs to another bucket, or to dropped collections.
                     self._client_is_outdated = isinstance(error, BucketNotFoundError)
                     self._commit()
                     _log.warning("the stream is opened again: %s", error)
@@ -231,10 +231,10 @@ class Replication:
                     self._commit()
 
     def _needs_catch_up(self, batch: pa.RecordBatch) -> bool:
-        """Whether something of a batch has to be read from its beginning."""
+        """Whether a batch contains something that must be read again from its beginning."""
         if self._settings.mode == "table" and reducing.rolled_back(batch):
             return True
-        # The stream does not have the collection that may take its place.
+        # The stream does not have the collection that may replace it.
         return self._settings.collections is not None and reducing.has_end_of_collection(batch)
 
     def _phase_of(self, *, until_now: bool) -> Phase:
@@ -253,7 +253,7 @@ class Replication:
     # ----- committing -----
 
     def _commit(self, *, is_caught_up: bool = False) -> None:
-        """Commits what was read; what ends a catch-up too, if it says something new."""
+        """Commits what was read; the end of a catch-up also if it only changes the state."""
         state, buffer = self._known(), self._buffer
         if buffer.checkpoint is None:
             return
@@ -305,7 +305,7 @@ class Replication:
 
     def _watch(self, stream: ChangeStream) -> None:
         now = time.monotonic()
-        # Commits report too, and may come more often than this.
+        # Commits report as well, and may be more frequent.
         if now - self._looked >= _REPORT:
             self._looked, self._lag = now, _lag(stream)
         if now - self._reported >= _REPORT:
@@ -354,7 +354,7 @@ def _outdated(state: State, after: State, rereading: frozenset[int]) -> list[str
 
 
 class _Buffer:
-    """What was read and is not committed."""
+    """Changes that were read but not committed."""
 
     def __init__(self) -> None:
         self.checkpoint: Checkpoint | None = None
@@ -373,7 +373,7 @@ class _Buffer:
         self.checkpoint = checkpoint
 
     def is_full(self, settings: Settings) -> bool:
-        """Whether it is to be committed now."""
+        """Whether to commit now."""
         return (
             self._rows >= settings.commit_rows
             or self._bytes >= settings.commit_bytes
@@ -381,11 +381,11 @@ class _Buffer:
         )
 
     def seconds_left(self, settings: Settings) -> float:
-        """Returns the seconds until it is to be committed."""
+        """Returns the seconds until the next commit."""
         if not self._batches:
             return settings.commit_interval
         return self._since + settings.commit_interval - time.monotonic()
 
     def changes(self, schema: pa.Schema) -> pa.Table:
-        """Returns what was read as one table."""
+        """Returns the changes as one table."""
         return pa.Table.from_batches(self._batches, schema)

@@ -106,7 +106,7 @@ class DeltaTarget:
             os.fsync(file.fileno())
 
     def _forget_states(self, before: int | None, version: int) -> None:
-        """Removes the documents that no commit of now or of before names."""
+        """Removes the state documents that neither this nor the previous commit names."""
         for path in (self._folder / _STATES).glob("*.json"):
             if path.stem not in {str(before), str(version)}:
                 path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A Delta table that is written to by one application, each of whose commits is made once."""
+"""A Delta table that is written by one application, with each commit made only once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LIBRARY = "deltalake"
 # Property of the table that names the application which writes to it.
 _OWNER = "dcp_rs.application"
-# How long a commit is tried again that others, such as OPTIMIZE, get in the way of.
+# How long to retry a commit that conflicts with others, such as OPTIMIZE.
 _PATIENCE = 30.0
 _IS_DELETED = "_is_deleted"
 _COLUMNS = re.compile(r"\b(vbucket|collection_id|epoch|generation)\b")
@@ -139,7 +139,7 @@ class DeltaTable:
                 return before
             try:
                 write(properties)
-                # What changes no row makes no commit of its own.
+                # Without changed rows, the operation makes no commit.
                 if self._table.transaction_version(self._application) != version:
                     self.append(self._table.schema().to_arrow(), properties)
             except self._deltalake.exceptions.CommitFailedError:
@@ -198,7 +198,7 @@ def require_deltalake() -> Any:
     """Imports deltalake.
 
     Raises:
-        ImportError: It is not installed; the text says which extra brings it.
+        ImportError: It is not installed; the text names the extra to install.
     """
     try:
         import deltalake
@@ -235,7 +235,7 @@ def _known(field: pa.Field) -> pa.Field:
 
 
 def _type(field: Any) -> str:
-    """Returns the type of a field as JSON text, in which order does not count."""
+    """Returns the type of a field as normalized JSON text."""
     kind = json.loads(field.to_json())["type"]
     return kind if isinstance(kind, str) else json.dumps(kind, sort_keys=True)
 

@@ -100,7 +100,7 @@ class DuckDBTarget:
         return State.from_json(found[0][0]) if found else None
 
     def _prepare(self, schema: pa.Schema, mode: Mode, *, is_known: bool) -> None:
-        """Makes the table, or adds the columns that it lacks."""
+        """Creates the table, or adds missing columns."""
         table = quote(self._table)
         want = self._types(schema)
         key = f", PRIMARY KEY ({', '.join(IDENTITY)})" if mode == "table" else ""
@@ -209,7 +209,7 @@ class DuckDBTarget:
 
 
 def _tagged(schema: pa.Schema) -> pa.Schema:
-    """Returns a schema that calls its VARIANTs as DuckDB knows them."""
+    """Returns a schema with DuckDB's names for VARIANT."""
     pa = require_pyarrow("a DuckDB target")
     return pa.schema([_tagged_field(field) for field in schema])
 

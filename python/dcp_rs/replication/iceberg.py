@@ -116,7 +116,7 @@ class IcebergTarget:
 
 
 def _known(schema: pa.Schema) -> pa.Schema:
-    """Returns a schema in types that Iceberg has."""
+    """Returns a schema with types that Iceberg supports."""
     pa = require_pyarrow("an Iceberg target")
     small = {pa.int8(), pa.int16()}
     return pa.schema(
@@ -130,7 +130,7 @@ def _known(schema: pa.Schema) -> pa.Schema:
 
 
 def _type(kind: pa.DataType) -> str:
-    """Returns the name of a type, whichever names and sizes of offsets it was given."""
+    """Returns the name of a type, regardless of field names and offset sizes."""
     pa = require_pyarrow("an Iceberg target")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return f"list<{_type(kind.value_type)}>"

@@ -96,7 +96,7 @@ class ParquetTarget:
         hidden = self._folder / f".{name}"
         rows = commit.rows.replace_schema_metadata({_STATE: commit.state.to_json().encode()})
         with hidden.open("wb") as file:
-            # It holds the schema, too, which pq.read_schema gives back with the state.
+            # It also contains the schema, which pq.read_schema returns with the state.
             pq.write_table(rows, file, compression="zstd")
             file.flush()
             os.fsync(file.fileno())
@@ -115,7 +115,7 @@ class ParquetTarget:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes what was renamed in a folder durable, where the file system can."""
+    """Makes renames in a folder durable, if the file system supports it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):

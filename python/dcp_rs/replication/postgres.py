@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dcp_rs.replication.target import Address, Commit
 
 _STATES = "dcp_rs_replication"
-# How long the backend of a process that was killed may take to notice.
+# How long the backend of a killed process may take to notice.
 _PATIENCE = 30.0
 
 
@@ -90,7 +90,7 @@ class PostgresTarget:
         return state
 
     def _lock(self) -> None:
-        """Waits for the end of a process that was killed while it committed."""
+        """Waits for a killed process whose commit is still in progress."""
         deadline = time.monotonic() + _PATIENCE
         statement = (
             "SELECT pg_try_advisory_lock("
@@ -102,7 +102,7 @@ class PostgresTarget:
             time.sleep(0.05)
 
     def _prepare(self, want: dict[str, str], mode: Mode, *, is_known: bool) -> None:
-        """Makes the table, or adds the columns that it lacks."""
+        """Creates the table, or adds missing columns."""
         table = quote(self._table)
         key = f", PRIMARY KEY ({', '.join(IDENTITY)})" if mode == "table" else ""
         columns = ", ".join(f"{quote_column(name)} {kind}" for name, kind in want.items())
@@ -120,7 +120,7 @@ class PostgresTarget:
             )
         for name, kind in missing_columns(have, want, self._table).items():
             self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
-        # What is to be merged, and removed; empty again after each transaction.
+        # Rows to merge and to remove; empty again after each transaction.
         names = ", ".join(map(quote_column, want))
         for staged, chosen in (("_dcp_rs_rows", names), ("_dcp_rs_deletes", ", ".join(IDENTITY))):
             self._run(

@@ -1,4 +1,4 @@
-"""A stream that is read by a thread of its own, so that reading and writing overlap."""
+"""A stream that is read by a separate thread, so that reading and writing overlap."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Reader:
         try:
             for batch in self._stream:
                 changes = batch.to_pyarrow()
-                # Rows that are about the stream say nothing of documents or collections.
+                # Rows about the stream itself concern no documents or collections.
                 changes = changes.filter(pc.not_equal(changes["op"], "caught_up"))
                 self._queue.put(Read(changes, batch.checkpoint))
             self._queue.put(Read(None, self._stream.checkpoint()))
@@ -71,7 +71,7 @@ class Reader:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Makes room for a thread that waits for it."""
+        """Makes room for a waiting thread."""
         try:
             self._queue.get(timeout=0.01)
         except queue.Empty:

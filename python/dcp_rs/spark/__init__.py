@@ -86,7 +86,7 @@ def register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(CouchbaseDcpDataSource)
     except PySparkException as error:
-        # PySpark 4.0 refuses what it has found by itself.
+        # PySpark 4.0 refuses a source that it has found by itself.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
 

@@ -1,4 +1,4 @@
-"""What the driver asks the cluster between two reads that follow each other."""
+"""The driver's requests to the cluster between two consecutive reads."""
 
 from __future__ import annotations
 

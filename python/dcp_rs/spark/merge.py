@@ -25,12 +25,12 @@ _log = logging.getLogger("dcp_rs")
 
 _IDENTITY = ("scope", "collection", "key")
 _NEEDED = ("op", *_IDENTITY, "vbucket", "epoch", "seqno")
-# Scope and collection are null where a cluster has none.
+# Scope and collection are null in clusters without collections.
 _SAME = (
     "t.key = s.key AND (t.scope IS NOT DISTINCT FROM s.scope)"
     " AND (t.collection IS NOT DISTINCT FROM s.collection)"
 )
-# A type that is a variant or has one in it, as JSON.
+# A type that is or contains a variant, as JSON.
 _VARIANT = re.compile(r'(?:^|[tT]ype":)"variant"')
 
 
@@ -89,7 +89,7 @@ class MergeInto:
         table.commit(batch_id, write, is_due)
 
     def _is_due(self, batch_id: int, before: int | None) -> bool:
-        """Whether a batch is to be written, after the last one that the table has."""
+        """Whether to write a batch, given the last one in the table."""
         last = -1 if before is None else before
         if batch_id > last + 1:
             raise ConfigError(
@@ -110,7 +110,7 @@ def _query_of(batch: DataFrame) -> str:
 
 
 def _removals(changes: pa.Table) -> list[str]:
-    """Returns the conditions of rows that a rollback takes back.
+    """Returns the conditions of rows that a rollback reverts.
 
     Raises:
         ConfigError: Only some of a vBucket's changes come again. Versions that were replaced by

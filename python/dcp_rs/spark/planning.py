@@ -65,7 +65,7 @@ def batch_partitions(options: ReadOptions) -> Partitions:
     """
     if options.ending_offsets == "latest":
         return _last(options)
-    # An end that was asked for is where another read begins; one that was not is only "now".
+    # Another read begins at a requested end; a default end only means "now".
     _check_start(options)
     with Driver(options) as driver:
         start, until = (
@@ -98,7 +98,7 @@ def _start(driver: Driver, where: str) -> Offsets | dcp_rs.Checkpoint:
 
 
 def _check_end(options: ReadOptions, end: Offsets, until: Offsets) -> None:
-    """Refuses to read less than was asked for."""
+    """Refuses to read less than requested."""
     for vbucket, (last, wanted) in enumerate(zip(end["s"], until["s"], strict=True)):
         if last < wanted and (options.vbuckets is None or vbucket in options.vbuckets):
             raise SparkReadError(

@@ -57,7 +57,7 @@ def _sources(progress: Any) -> Iterator[tuple[Mapping[str, Any], Mapping[str, An
 
 
 def _offsets(value: Any) -> Mapping[str, Any] | None:
-    """Reads what this source gave Spark as its offset; it is text in some versions."""
+    """Reads an offset that this source passed to Spark, which is text in some versions."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -1,4 +1,4 @@
-"""The change table as Spark types it: exactly what the engine's batches are."""
+"""The change table in Spark's types, exactly as in the engine's batches."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Projection:
 
 
 def _reduced(options: ReadOptions, names: tuple[str, ...]) -> ReadOptions:
-    """Returns the options of a read of these columns: nothing is decoded that is not among them."""
+    """Returns the options to read only these columns, without decoding others."""
     of_changes = {column.name for column in dcp_rs.columns()}
     reduced = replace(options, columns=names)
     if of_changes.issuperset(names):

@@ -95,7 +95,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
     @options_coded()
     def initialOffset(self) -> Offsets:  # noqa: N802
         """Returns the offsets at which a query without a checkpoint starts."""
-        if self._initial is None:  # asked twice: `latest` must be the same both times
+        if self._initial is None:  # called twice: `latest` must be the same both times
             where = self._options.starting_offsets
             driver = self._connected()
             if where == "earliest":
@@ -208,7 +208,7 @@ class CouchbaseDcpDataSource(api.DataSource):
 
 def _read(table: Projection, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, TaskPartition):
-        # Where there are none, Spark makes one of its own.
+        # If there are none, Spark creates one itself.
         return iter(())
     return table.declared(read_partition(partition.partition))
 
@@ -216,7 +216,7 @@ def _read(table: Projection, partition: api.InputPartition) -> Iterator[pa.Recor
 def _leave_on_sigterm() -> None:
     """Lets `stop()` and destructors run when Spark ends the process that plans a query.
 
-    Spark ends it with SIGTERM, which Python answers by dying at once. Only in that process.
+    Spark ends it with SIGTERM, by default without cleanup in Python. Only in that process.
     """
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)

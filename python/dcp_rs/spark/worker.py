@@ -51,17 +51,17 @@ _CONNECTION = (
 # minute; until then the engine answers the server's noops.
 _KEEP_CONNECTIONS = 55.0
 
-# Seconds after which a client that no task has asked for is closed: its cluster may be gone.
+# Seconds after which an unused client is closed: its cluster may be gone.
 _KEEP_CLIENT = 600.0
 
 
 class _Clients:
-    """The clients of this process, and with them its connections, by what they were made with.
+    """The clients of this process, with their connections, by their options.
 
     Spark keeps a worker for many tasks and forks new ones at any time; it kills them after a
-    minute of idleness or when a task is cancelled. So a client is kept for the next task, and
-    nothing depends on its being there. A forked child sees its parent's entries under another
-    process id and leaves them alone.
+    minute of idleness or when a task is cancelled. So a client is kept for the next task, but
+    nothing depends on it. A forked child sees its parent's entries under another process id and
+    leaves them alone.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class _Clients:
         os.register_at_fork(after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
-        # Another thread of the parent may have held it at the fork.
+        # Another thread of the parent may have held the lock at the fork.
         self._lock = threading.Lock()
 
     def get(self, options: ReadOptions) -> _dcp_rs.Client | None:
@@ -94,7 +94,7 @@ class _Clients:
             client.close()
 
     def _close_forgotten(self, asked_for: tuple[int, object]) -> None:
-        """Closes the clients of this process that nobody has asked for in a long time."""
+        """Closes the clients of this process that have not been used for a long time."""
         now = time.monotonic()
         self._asked_for[asked_for] = now
         for key, last in list(self._asked_for.items()):
@@ -152,8 +152,8 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
                 yield pa.record_batch(batch)
         except DcpError as error:
             _CLIENTS.forget(partition.options)
-            # What an earlier task left may be of no use by now: its node may be gone, the bucket
-            # may be another one, the password may have changed. A new client tells.
+            # A client of an earlier task may no longer work: its node may be gone, the bucket
+            # recreated, the password changed. A new client shows the reason.
             if kept is not None and not delivered:
                 continue
             raise coded(error, doing) from error
@@ -170,7 +170,7 @@ def _stream(kept: _dcp_rs.Client | None, partition: Partition) -> Iterator[dcp_r
 
 
 def _rollback_rows(partition: Partition) -> pa.RecordBatch | None:
-    """Makes the rows that tell of planned rollbacks."""
+    """Creates the rows of planned rollbacks."""
     import pyarrow as pa
 
     rolled_back = [each for each in partition.ranges if each.rolled_back]
@@ -196,9 +196,9 @@ _frozen_in: int | None = None
 
 
 def _freeze_once() -> None:
-    """Spares Spark's collection after every task the modules that will never be garbage.
+    """Excludes loaded modules from the garbage collection that Spark runs after every task.
 
-    Only in a Spark worker: elsewhere the process is not ours to tune.
+    Only in a Spark worker: other processes must not be tuned.
     """
     global _frozen_in  # noqa: PLW0603 - the state of the process is what it is about
     context = sys.modules.get("pyspark.taskcontext")

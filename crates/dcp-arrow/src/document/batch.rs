@@ -190,8 +190,9 @@ pub(crate) fn decode(
             return Err(rows.places.error(row, what.to_owned()));
         }
     }
-    finish(decoder, value, malformed, column, pool)
-        .map_err(|error| rows.places.error(0, format!("documents do not fit: {error}")))
+    finish(decoder, value, malformed, column, pool).map_err(|error| {
+        rows.places.error(0, format!("documents do not match their columns: {error}"))
+    })
 }
 
 fn push(decoder: &mut Decoder, document: Option<&[u8]>, is_json: bool) -> Result<(), Malformed> {

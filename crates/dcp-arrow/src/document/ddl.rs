@@ -129,7 +129,7 @@ impl Parser<'_> {
                 self.expect('<', "MAP<STRING, type>")?;
                 let before = self.clone();
                 if self.kind(depth + 1)? != Kind::String {
-                    let what = "the keys of a JSON object are texts: write MAP<STRING, type>";
+                    let what = "the keys of a JSON object are strings: write MAP<STRING, type>";
                     return Err(before.error(what.to_owned()));
                 }
                 self.expect(',', "MAP<STRING, type>")?;
@@ -185,7 +185,7 @@ impl Parser<'_> {
             return Ok(());
         }
         let Some((_, quote @ ('\'' | '"'))) = self.chars.next() else {
-            return Err(self.error("expected a text in quotes after COMMENT".to_owned()));
+            return Err(self.error("expected a quoted string after COMMENT".to_owned()));
         };
         while let Some((_, char)) = self.chars.next() {
             if char == '\\' {
@@ -195,7 +195,7 @@ impl Parser<'_> {
                 return Ok(());
             }
         }
-        Err(self.error("the text after COMMENT does not end".to_owned()))
+        Err(self.error("the string after COMMENT is not closed".to_owned()))
     }
 
     /// A name, in backticks if it holds more than letters, digits and underscores.
@@ -217,8 +217,8 @@ impl Parser<'_> {
             }
         }
         if name.is_empty() {
-            let what = "expected a name; one with other signs than letters, digits and _ goes in \
-                        backticks";
+            let what = "expected a name; put names with characters other than letters, digits and \
+                        _ in backticks";
             return Err(self.error(what.to_owned()));
         }
         self.space();
@@ -359,7 +359,7 @@ mod tests {
             ("a DECIMAL(5, 6)", "scale up to the precision"),
             ("a DECIMAL(x)", "a small number"),
             ("`a INT", "a backtick is not closed"),
-            ("a INT COMMENT 'x", "does not end"),
+            ("a INT COMMENT 'x", "is not closed"),
             ("a VARCHAR(5)", "write STRING"),
             ("a-b INT", "expected a type"),
         ] {

@@ -179,7 +179,7 @@ impl<'j> Reader<'j> {
             &STANDARD,
             GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
         );
-        let expected = Problem::Expected("a text in base64");
+        let expected = Problem::Expected("a base64 string");
         if peek != Peek::String {
             return Err(self.malformed(expected));
         }

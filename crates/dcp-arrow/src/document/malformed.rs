@@ -61,7 +61,7 @@ impl fmt::Display for Problem {
             }
             Self::Syntax(error) => write!(f, "{error}"),
             Self::Expected(what) => write!(f, "expected {what}"),
-            Self::Duplicate => f.write_str("a key is there twice"),
+            Self::Duplicate => f.write_str("duplicate key"),
             Self::TooDeep => f.write_str("nested too deep"),
             Self::TooLarge => f.write_str("takes too much memory"),
         }

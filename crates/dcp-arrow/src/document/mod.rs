@@ -145,7 +145,7 @@ impl Kind {
 /// | `DATE` | `2024-02-29` | date32 |
 /// | `TIMESTAMP` | ISO 8601, in UTC if it does not say; or whole seconds since 1970 | timestamp\[us, UTC\] |
 /// | `TIMESTAMP_NTZ` | ISO 8601 without an offset | timestamp\[us\] |
-/// | `BINARY` | a text in base64 | binary |
+/// | `BINARY` | a base64 string | binary |
 /// | `VARIANT` | anything but `null` | Spark's variant: a struct of `value` and `metadata` |
 /// | `ARRAY<type>` | an array | list |
 /// | `MAP<STRING, type>` | an object | map |

@@ -153,11 +153,11 @@ fn options_that_make_no_sense_together_are_refused() {
     for (options, said) in [
         (
             TableOptions { document_prefix: "d".to_owned(), ..default.clone() },
-            "give one, or no prefix",
+            "a prefix needs a schema",
         ),
         (
             TableOptions { on_malformed: OnMalformed::Fail, ..default.clone() },
-            "documents are not looked at",
+            "documents are not decoded",
         ),
         (
             TableOptions {
@@ -165,14 +165,14 @@ fn options_that_make_no_sense_together_are_refused() {
                 value_format: ValueFormat::String,
                 ..default.clone()
             },
-            "value_format is about the column value",
+            "value_format applies to the column value",
         ),
         (
             TableOptions { columns: columns(&["_malformed", "a"]), ..decoded("a INT") },
             "\"_malformed\" needs on_malformed=column",
         ),
         (decoded("Timestamp STRING"), "give a prefix, such as doc_"),
-        (decoded("_malformed STRING"), "would be there twice"),
+        (decoded("_malformed STRING"), "would appear twice"),
     ] {
         assert!(error(&options).contains(said), "{}", error(&options));
     }

@@ -1,4 +1,4 @@
-//! What connections that are over have brought and the application has not taken.
+//! Changes from ended connections that the application has not taken yet.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,29 +9,28 @@ use super::Cluster;
 use super::nodes::Slot;
 use crate::queue::Link;
 
-/// Bytes of it with which streams are still opened again, so that a reader that is merely slower
-/// than the server does not wait for a connection each time one is lost; half a window where that is
-/// less.
+/// Bytes up to which streams are still reopened, so that a reader that is merely slower than the
+/// server does not wait whenever a connection is lost; half a window if that is less.
 const ROOM: u64 = 4 * 1024 * 1024;
 
-/// What a batch takes however few changes it has: one is handed over early when a stream ends.
+/// Fixed size of a batch regardless of its changes: small ones are delivered when streams end.
 const BATCH: u64 = 4 * 1024;
 
-/// How soon it is looked at again.
+/// How soon it is checked again.
 const RECHECK: Duration = Duration::from_millis(50);
 
-/// Every connection has a flow-control window of its own: without this, each one that is lost while
-/// the application pauses would leave another window full of changes behind.
+/// Every connection has its own flow-control window: without this limit, each one lost while the
+/// application pauses would leave another window full of changes in memory.
 #[derive(Debug, Default)]
 pub(super) struct Backlog(Vec<Arc<Link>>);
 
 impl Backlog {
-    /// A connection is over.
+    /// Adds an ended connection.
     pub(super) fn add(&mut self, link: Arc<Link>) {
         self.0.push(link);
     }
 
-    /// Whether streams are not to be opened again, `open` being the connections that are not over.
+    /// Whether streams must not be reopened; `open` are the connections that have not ended.
     fn is_full<'a>(&mut self, open: impl Iterator<Item = &'a Arc<Link>>, room: u64) -> bool {
         self.0.retain(|link| link.has_queued());
         let left: u64 = self.0.iter().map(|link| link.queued_bytes()).sum();
@@ -42,7 +41,7 @@ impl Backlog {
 }
 
 impl<S: BatchSink> Cluster<S> {
-    /// Has vBuckets wait for the application, which does not count towards the time they may be
+    /// Makes vBuckets wait for the application, which does not count towards the time they may be
     /// without a stream.
     pub(super) fn wait_for_application(&mut self, now: Instant) {
         let open = self.nodes.values().filter_map(|node| match &node.slot {

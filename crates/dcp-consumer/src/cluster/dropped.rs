@@ -1,4 +1,4 @@
-//! What becomes of a filter of which something is dropped while the stream runs.
+//! Handling of filters whose scope or collections are dropped while the stream runs.
 
 use dcp_proto::BatchSink;
 
@@ -8,8 +8,8 @@ use crate::queue::Entry;
 use crate::{Error, ErrorKind, filter};
 
 impl<S: BatchSink> Cluster<S> {
-    /// A node does not know what the filter names: it was dropped, or the node is behind. The
-    /// newest manifest tells, and while it says nothing new the node is asked again.
+    /// A node does not know a scope or collection of the filter: it was dropped, or the node is
+    /// behind. The newest manifest decides; until it changes, the request is repeated.
     pub(super) fn filter_refused(&mut self) -> Result<(), Error> {
         if !self.drop_from_filter()? {
             self.fetch_map();
@@ -17,21 +17,21 @@ impl<S: BatchSink> Cluster<S> {
         Ok(())
     }
 
-    /// How a stream ends whose vBuckets are all complete. One without an end gets there only when
-    /// everything its filter names was dropped, which must not look as if it had been closed.
+    /// How a stream ends when all vBuckets are complete. A stream without an end gets here only
+    /// when everything in its filter was dropped, which must not look like a normal end.
     pub(super) fn last_entry(&self) -> Entry<S::Batch> {
         if !self.reconciler.is_endless() {
             return Entry::Finished;
         }
-        let message = "everything the filter names was dropped, so that nothing more can come: \
-                       open another stream for what takes its place";
+        let message = "everything in the filter was dropped, so no more changes can arrive: open \
+                       another stream for its replacement";
         Entry::Error(Error::new(ErrorKind::StreamEnded, message))
     }
 
-    /// Takes out of the filter what the newest manifest known no longer has, for requests from
-    /// now on; streams that are open end by themselves once nothing is left for them. Returns
-    /// whether there was anything. Checkpoints keep the filter that the stream was opened with: it
-    /// contains what is left, and ids are not given twice.
+    /// Removes from the filter of future requests what the newest known manifest no longer has;
+    /// open streams end by themselves once nothing is left for them. Returns whether anything was
+    /// removed. Checkpoints keep the filter of the stream: it contains what is left, and ids are
+    /// not reused.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if nothing is left before any stream was opened.

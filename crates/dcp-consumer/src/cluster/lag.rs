@@ -1,4 +1,4 @@
-//! How far the server is ahead, by collection.
+//! Lag behind the server by collection.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use super::Cluster;
 use super::polls::POLL_PROGRESS;
 use crate::driver::{Command, Progress};
 
-/// Collections that are asked for in one round. An answer has 10 bytes for each vBucket, so that
-/// more collections are asked for less often.
+/// Collections per round of requests. An answer has 10 bytes per vBucket, so rounds for more
+/// collections are less frequent.
 const PER_ROUND: usize = 100;
 
-/// Most collections that are asked for at all: no cluster has as many.
+/// Most collections to request: no cluster has as many.
 const MOST: usize = 2_000;
 
-/// What a round has to say of one collection.
+/// Result of a round for one collection.
 #[derive(Debug, Default)]
 pub(crate) struct KnownCollection {
     /// Its name as `scope.collection`.
@@ -31,7 +31,7 @@ pub(crate) struct KnownCollection {
 /// By collection.
 pub(crate) type KnownCollections = BTreeMap<CollectionId, KnownCollection>;
 
-/// The collections that a filter passes; `None` if they are too many to ask for.
+/// The collections that a filter passes; `None` if there are too many.
 fn passed(filter: &StreamFilter, manifest: &Manifest) -> Option<Vec<CollectionId>> {
     let ids: Vec<_> = match filter {
         StreamFilter::All => manifest.collections().map(|entry| entry.id).collect(),
@@ -45,12 +45,14 @@ fn passed(filter: &StreamFilter, manifest: &Manifest) -> Option<Vec<CollectionId
 }
 
 impl<S: BatchSink> Cluster<S> {
-    /// Whether the server sends some collections only, so that a vBucket's high seqno says nothing.
+    /// Whether the server sends only some collections, so that the high seqno of a vBucket is not
+    /// comparable.
     pub(super) fn is_filtered(&self) -> bool {
         self.config.filter != StreamFilter::All
     }
 
-    /// What a connection is asked about collections; `None` if nobody wants to know.
+    /// The collections to request from a connection; `None` if the application does not use their
+    /// lag.
     pub(super) fn collection_question(&self) -> Option<Command> {
         if !self.is_filtered() && !self.stats.wants_collections() {
             return None;
@@ -59,7 +61,7 @@ impl<S: BatchSink> Cluster<S> {
         Some(Command::FetchCollectionSeqnos(ids.into()))
     }
 
-    /// How long the answers to a question are good for.
+    /// Interval between requests.
     pub(super) fn poll_interval(question: Option<&Command>) -> Duration {
         let asked = match question {
             Some(Command::FetchCollectionSeqnos(ids)) => ids.len(),
@@ -69,8 +71,7 @@ impl<S: BatchSink> Cluster<S> {
         POLL_PROGRESS.saturating_mul(rounds.max(1))
     }
 
-    /// A node has answered how far collections have come; `streaming` are the vBuckets that stream
-    /// from it.
+    /// Handles a node's collection seqnos; `streaming` are the vBuckets that stream from it.
     pub(super) fn collections_progressed(
         &mut self,
         answers: &[CollectionSeqnos],
@@ -84,7 +85,7 @@ impl<S: BatchSink> Cluster<S> {
                 *most = seqno.max(*most);
             }
             for progress in streaming {
-                // A vBucket that is left out has nothing of any of them.
+                // A vBucket without an entry has nothing of these collections.
                 let high_seqno = highest.get(&progress.vbid).copied().unwrap_or_default();
                 self.compare(Progress { high_seqno, ..*progress }, now);
             }
@@ -111,7 +112,7 @@ impl<S: BatchSink> Cluster<S> {
         });
     }
 
-    /// The application has looked at figures that are not fresh.
+    /// The application has read outdated figures.
     pub(super) fn looked_at(&mut self, now: Instant) {
         if self.reconciler.has_streaming() {
             self.poll_progress_at = self.poll_progress_at.min(now);
@@ -119,19 +120,20 @@ impl<S: BatchSink> Cluster<S> {
     }
 }
 
-/// When an application that looks at figures has nodes asked again.
+/// When reading figures triggers new requests to nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Freshness {
     stale_from: Option<Instant>,
 }
 
 impl Freshness {
-    /// Nodes are asked, and would be again after `interval`: for one who looks, ten times as often.
+    /// Notes a request, whose regular interval is `interval`; reading figures may shorten it to a
+    /// tenth.
     pub(super) fn asked(&mut self, now: Instant, interval: Duration) {
         self.stale_from = Some(now + interval / 10);
     }
 
-    /// Whether nodes are to be asked for one who looks now; true once.
+    /// Whether reading figures now triggers requests; true once.
     pub(crate) fn is_stale(&mut self, now: Instant) -> bool {
         let is_stale = self.stale_from.is_some_and(|from| now >= from);
         if is_stale {

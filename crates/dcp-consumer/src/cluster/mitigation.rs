@@ -1,4 +1,4 @@
-//! Rollback mitigation of a stream: observes what is on disk, and passes it on to connections.
+//! Rollback mitigation of a stream: observes persisted seqnos and passes them to connections.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -48,11 +48,11 @@ impl<S: BatchSink> Cluster<S> {
         self.observers.retain(|address, _| persistence.needs(address));
     }
 
-    /// Asks the nodes that are due.
+    /// Sends requests to the nodes that are due.
     pub(super) fn observe(&mut self, now: Instant) {
         for (address, question) in self.persistence.due(now) {
             let Err(refused) = self.observer(&address).send(question) else { continue };
-            // Its task was ended by the runtime; the next one takes over.
+            // The runtime has ended its task; a new one takes over.
             self.observers.remove(&address);
             let _ = self.observer(&address).send(refused.0);
         }
@@ -66,7 +66,7 @@ impl<S: BatchSink> Cluster<S> {
         }
     }
 
-    /// The task that asks a node about its copies.
+    /// The task that observes a node's copies.
     fn observer(&mut self, address: &Address) -> &mpsc::UnboundedSender<Question> {
         let (bucket, cancel) = (&self.bucket, &self.cancel);
         let (outcomes, tasks) = (&self.outcomes.sender, &mut self.tasks);
@@ -74,7 +74,7 @@ impl<S: BatchSink> Cluster<S> {
             let (sender, questions) = mpsc::unbounded_channel();
             let (outcomes, node) = (outcomes.clone(), address.clone());
             let report = move |observed| {
-                // Nobody listens any more only when the stream is over.
+                // There is no receiver only if the stream has ended.
                 let _ = outcomes.send(Event::Observed(node.clone(), observed));
             };
             let observe = observer::observe(Arc::clone(bucket), address.clone(), questions, report);
@@ -86,7 +86,7 @@ impl<S: BatchSink> Cluster<S> {
         })
     }
 
-    /// A node has answered how far it has persisted, or has not.
+    /// Handles a node's persisted seqnos, or its failure to report them.
     pub(super) fn observed(&mut self, address: &Address, observed: Observed) -> Result<(), Error> {
         let now = super::now();
         let advanced = match observed {
@@ -99,18 +99,19 @@ impl<S: BatchSink> Cluster<S> {
             }
             Observed::Lost(error) => {
                 let error = Chain(&error);
-                tracing::debug!(%address, %error, "a node does not answer how far it has persisted");
+                tracing::debug!(%address, %error, "a node did not report its persisted seqnos");
                 self.poll_map(now);
                 self.persistence.answered(address, None, now)
             }
-            // As with a stream: what was answered before may be answered again.
+            // As with streams: a node that has answered before may answer again.
             Observed::Refused(error) => {
                 let since = *self.refused_since.get_or_insert(now);
                 let refused = now.saturating_duration_since(since);
                 if !self.has_observed || refused >= self.reconciler.patience() {
                     return Err(error);
                 }
-                tracing::warn!(%address, error = %Chain(&error), "a node refuses to report what it has persisted");
+                let error = Chain(&error);
+                tracing::warn!(%address, %error, "a node refuses to report its persisted seqnos");
                 self.persistence.answered(address, None, now)
             }
         };
@@ -118,7 +119,7 @@ impl<S: BatchSink> Cluster<S> {
         Ok(())
     }
 
-    /// Passes on to connections how far they are persisted, to each in one go.
+    /// Passes persisted seqnos to connections, to each in one message.
     fn pass_on(&self, mut advanced: Vec<PersistedTo>) {
         for node in self.nodes.values() {
             let Slot::Up { id, commands, .. } = &node.slot else { continue };
@@ -126,7 +127,7 @@ impl<S: BatchSink> Cluster<S> {
             advanced = elsewhere;
             let here: Vec<PersistedTo> = here;
             if !here.is_empty() {
-                // One that is gone reports that.
+                // A connection that has ended reports that itself.
                 let _ = commands.send(Command::Persisted(here));
             }
         }

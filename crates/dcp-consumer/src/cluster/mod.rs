@@ -39,10 +39,10 @@ use crate::queue::{Entry, Queue};
 use crate::reconciler::{Reconciler, Verdict};
 use crate::{BatchPolicy, Chain, Error, ErrorKind, OnRollback, filter};
 
-/// Longest time in which connections are made ready for the next stream.
+/// Longest time to prepare connections for the next stream.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
-/// What every connection of a stream is made with.
+/// Configuration of a stream's connections.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamConfig {
     pub(crate) opening: Opening,
@@ -51,17 +51,17 @@ pub(crate) struct StreamConfig {
     pub(crate) ignore_purged_tombstones: bool,
     pub(crate) delivery: Delivery,
     pub(crate) batch: BatchPolicy,
-    /// Whether a vBucket that has less than its end was rolled back.
+    /// Whether a high seqno below the end means that the vBucket was rolled back.
     pub(crate) end_exists: bool,
 }
 
-/// What the task hears.
+/// Events of the task.
 enum Event {
     Driver(ConnectionId, Report),
     Connected(Address, ConnectionId, Box<Result<Connected, Error>>),
     /// A map fetched from some node while no connection is up.
     Fetched(Result<(), Error>),
-    /// How far a node has persisted.
+    /// Persisted seqnos of a node.
     Observed(Address, Observed),
 }
 
@@ -90,30 +90,30 @@ pub(crate) struct Cluster<S: BatchSink> {
     nodes: BTreeMap<Address, Node>,
     next_id: u64,
     backlog: Backlog,
-    /// How far copies are on disk, where changes wait for that.
+    /// Persisted seqnos of copies, if changes wait for them.
     persistence: Persistence,
-    /// By node, whom to ask for that.
+    /// Observer tasks by node.
     observers: BTreeMap<Address, mpsc::UnboundedSender<Question>>,
-    /// Whether some node has answered how far it is, and since when nodes have refused to.
+    /// Whether any node has reported persisted seqnos, and since when nodes have refused to.
     has_observed: bool,
     refused_since: Option<Instant>,
     /// The map every stream was last compared with.
     followed: Option<Arc<BucketConfig>>,
     reports: Channel<(ConnectionId, Report)>,
     outcomes: Channel<Event>,
-    /// When the map is asked for next, while that is of use.
+    /// When the map is requested next, if that is useful.
     poll_map_at: Instant,
     fetching_map: bool,
-    /// When nodes are asked for their high seqnos next.
+    /// When high seqnos are requested next.
     poll_progress_at: Instant,
     /// Why no map could be fetched, if so.
     map_error: Option<Arc<Error>>,
     unusable: Unusable,
     randomness: StdRng,
     cancel: CancellationToken,
-    /// The tasks of connections, which may leave them to the next stream.
+    /// The tasks of connections, which may return them to the pool.
     tasks: JoinSet<()>,
-    /// Those that make connections and fetch maps.
+    /// Tasks that make connections and fetch maps.
     errands: JoinSet<()>,
 }
 
@@ -155,13 +155,12 @@ impl<S: BatchSink> Cluster<S> {
             tasks: JoinSet::new(),
             errands: JoinSet::new(),
         };
-        // Whoever looks before the task runs sees that nothing is known, and not that nothing is there.
+        // Readers before the task runs must see unknown vBuckets, not an empty list.
         cluster.publish();
         cluster
     }
 
-    /// Runs the stream until it is complete, fails, or is closed. `connections` are there
-    /// already.
+    /// Runs the stream until it is complete, fails, or is closed. `connections` are already open.
     pub(crate) async fn run(mut self, connections: Vec<Connected>) {
         for connected in connections {
             let id = self.new_id();
@@ -173,7 +172,7 @@ impl<S: BatchSink> Cluster<S> {
         let last = loop {
             match self.turn(&cancel).await {
                 Ok(Some(())) => {}
-                // By the client; a stream that closes itself looks at its queue no more.
+                // Cancelled by the client; a stream that is dropped no longer reads its queue.
                 Ok(None) => {
                     let error = Error::new(ErrorKind::Closed, "the client was closed");
                     break Entry::Error(error);
@@ -181,7 +180,7 @@ impl<S: BatchSink> Cluster<S> {
                 Err(last) => break last,
             }
         };
-        // Tasks end when nobody can send them anything any more.
+        // Tasks end when their senders are dropped.
         self.leave_nodes();
         self.publish();
         if matches!(last, Entry::Finished) && self.bucket.pool().is_on() {
@@ -194,19 +193,19 @@ impl<S: BatchSink> Cluster<S> {
         self.cancel.cancel();
     }
 
-    /// Lets the tasks of a stream that is complete hand their connections back, so that the next
-    /// stream finds them.
+    /// Lets the tasks of a complete stream return their connections to the pool for the next
+    /// stream.
     async fn leave_connections(&mut self) {
         self.observers.clear();
         let tasks = &mut self.tasks;
         let all = async { while tasks.join_next().await.is_some() {} };
         if timeout(LEAVE_WITHIN, all).await.is_err() {
-            tracing::debug!("a connection is not pooled: its server leaves a stream unended");
+            tracing::debug!("a connection is not pooled: the server did not end a stream in time");
         }
     }
 
-    /// One turn: act on what is due, then wait for whatever comes first. Ends with the last entry
-    /// of the stream.
+    /// One turn: handles what is due, then waits for the next event. Ends with the last entry of
+    /// the stream.
     async fn turn(&mut self, cancel: &CancellationToken) -> Result<Option<()>, Entry<S::Batch>> {
         self.act().map_err(Entry::Error)?;
         if self.reconciler.is_complete() {
@@ -238,7 +237,7 @@ impl<S: BatchSink> Cluster<S> {
             () = sleep => return Ok(Some(())),
         };
         self.handle(event).map_err(Entry::Error)?;
-        // A thousand streams end in one moment: they are acted on together.
+        // A thousand streams may end at once: they are handled together.
         while let Ok((id, report)) = self.reports.receiver.try_recv() {
             self.handle(Event::Driver(id, report)).map_err(Entry::Error)?;
         }
@@ -332,7 +331,7 @@ impl<S: BatchSink> Cluster<S> {
         Ok(())
     }
 
-    /// Takes what is due further.
+    /// Handles what is due.
     fn act(&mut self) -> Result<(), Error> {
         let now = now();
         self.wait_for_application(now);
@@ -362,12 +361,12 @@ impl<S: BatchSink> Cluster<S> {
         for (address, node) in &self.nodes {
             if let Slot::Up { id, commands, .. } = &node.slot {
                 for (vbid, end_seqno, from) in self.reconciler.take_requests(*id) {
-                    // A task that is gone takes nothing; one that goes hands back what it was sent.
+                    // An ended task accepts nothing; one that is ending returns what it was sent.
                     let command = Command::Open { vbid, end_seqno, from };
                     if let Err(refused) = commands.send(command)
                         && let Command::Open { vbid, from, .. } = refused.0
                     {
-                        let message = format!("the connection to {address} is over");
+                        let message = format!("the connection to {address} has ended");
                         let cause = Arc::new(Error::new(ErrorKind::ConnectionLost, message));
                         self.reconciler.lost(*id, vec![(vbid, *from)], &cause, now);
                     }
@@ -385,12 +384,12 @@ impl<S: BatchSink> Cluster<S> {
         self.reconciler.check(|id| nodes.values().any(|node| node.id() == Some(id)))
     }
 
-    /// Why a vBucket that the map has on no node is not streamed.
+    /// Why a vBucket that the map assigns to no node is not streamed.
     fn no_node(&self, map: &BucketConfig, vbid: Vbid) -> Arc<Error> {
         if let Some(error) = self.bucket.why_no_address(map, vbid) {
             return Arc::new(error);
         }
-        let error = Error::new(ErrorKind::Connect, "the cluster map has it on no node");
+        let error = Error::new(ErrorKind::Connect, "the cluster map assigns it to no node");
         Arc::new(match &self.map_error {
             Some(cause) => error.with_source(Arc::clone(cause)),
             None => error,
@@ -429,7 +428,7 @@ impl<S: BatchSink> Cluster<S> {
     }
 }
 
-/// A task of the stream has ended in a way it never should: what it was to do is done by nobody.
+/// A task of the stream panicked: its work will not be done.
 fn panicked(error: JoinError) -> Error {
     let message = "a task of the stream panicked: please report this";
     Error::new(ErrorKind::StreamEnded, message).with_source(error)
@@ -442,19 +441,19 @@ fn now() -> Instant {
 /// Every connection leaves out the same collections: one learns of a new collection
 /// from the event in its own streams, and another may take over a vBucket that is past that event.
 impl<S: BatchSink> Cluster<S> {
-    /// A connection has learned what to leave out.
+    /// A connection has learned of documents to leave out.
     pub(super) fn hide(&mut self, learned: &Hidden) {
         self.config.delivery.hidden.merge(learned);
         for node in self.nodes.values() {
             if let Slot::Up { commands, .. } = &node.slot {
-                // One that is gone needs to know nothing.
+                // An ended connection does not need it.
                 let _ = commands.send(Command::Hide(learned.clone()));
             }
         }
     }
 
-    /// Learns what to leave out from the newest manifest known. Connections that are open learn it too:
-    /// a vBucket may move to one of them when it is past the event that tells of a collection.
+    /// Learns what to leave out from the newest known manifest, for open connections as well: a
+    /// vBucket may move to one of them when it is past the event of a collection.
     pub(super) fn hide_by_manifest(&mut self) {
         let mut hidden = self.config.delivery.hidden.clone();
         if hidden.leaves_out_system_scope() {

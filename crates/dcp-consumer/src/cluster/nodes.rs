@@ -1,4 +1,4 @@
-//! The nodes of a stream: their connections, made, used and let go of.
+//! The nodes of a stream and their connections.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) enum Slot {
     Connecting(ConnectionId),
     /// In use.
     Up { id: ConnectionId, link: Arc<Link>, commands: mpsc::UnboundedSender<Command> },
-    /// Not to be tried before a moment.
+    /// Not to be tried before this time.
     Waiting(Instant),
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Node {
     pub(super) slot: Slot,
     /// Failures to connect in a row, for the wait before the next attempt.
     failures: u32,
-    /// The last of them.
+    /// The last failure.
     error: Option<Arc<Error>>,
 }
 
@@ -51,7 +51,7 @@ impl Node {
 }
 
 impl<S: BatchSink> Cluster<S> {
-    /// Gives a vBucket to the connection of a node, which is made if need be.
+    /// Assigns a vBucket to the connection of a node, which is opened if necessary.
     pub(super) fn place(&mut self, vbid: Vbid, address: &Address, now: Instant) {
         let id = match self.nodes.get(address).map(|node| (&node.slot, &node.error)) {
             Some((Slot::Connecting(id) | Slot::Up { id, .. }, _)) => *id,
@@ -63,8 +63,8 @@ impl<S: BatchSink> Cluster<S> {
         self.reconciler.assign(vbid, id);
     }
 
-    /// Closes a stream whose vBucket the map has on another node; it is reported as ended and
-    /// opened there.
+    /// Closes streams of vBuckets that the map assigns to another node; they are reported as ended
+    /// and opened there.
     pub(super) fn follow_map(&self, map: &BucketConfig, vbid: Vbid, on: ConnectionId) {
         let Some(address) = self.bucket.address_of(map, vbid) else { return };
         let right = self.nodes.get(&address).and_then(Node::id);
@@ -79,7 +79,7 @@ impl<S: BatchSink> Cluster<S> {
         }
     }
 
-    /// Lets go of connections to nodes the map no longer names, once nothing is on them.
+    /// Drops idle connections to nodes that are no longer in the map.
     pub(super) fn retire(&mut self, map: &BucketConfig) {
         if self.nodes.len() <= map.nodes().len() {
             return;
@@ -93,7 +93,7 @@ impl<S: BatchSink> Cluster<S> {
         self.nodes.retain(|address, node| {
             let keep = named.contains(address) || node.id().is_some_and(|id| used.contains(&id));
             if !keep && let Slot::Up { link, .. } = &node.slot {
-                // Its task ends when nobody can send it commands any more.
+                // Its task ends when the sender of its commands is dropped.
                 stats.fold(link);
                 backlog.add(Arc::clone(link));
             }
@@ -101,7 +101,7 @@ impl<S: BatchSink> Cluster<S> {
         });
     }
 
-    /// Closes all connections: the stream is over.
+    /// Closes all connections at the end of the stream.
     pub(super) fn leave_nodes(&mut self) {
         for node in std::mem::take(&mut self.nodes).into_values() {
             if let Slot::Up { link, .. } = node.slot {
@@ -125,11 +125,11 @@ impl<S: BatchSink> Cluster<S> {
         id
     }
 
-    /// A connection was made, or could not be. Whatever may pass is tried again for as long as the
-    /// stream is patient.
+    /// A connection was made, or failed. Temporary failures are retried until the stream's retry
+    /// timeout.
     ///
     /// # Errors
-    /// A failure that does not pass.
+    /// A failure that is not temporary.
     pub(super) fn connected(
         &mut self,
         address: &Address,
@@ -145,7 +145,7 @@ impl<S: BatchSink> Cluster<S> {
             Err(error) if !self.bucket.may_pass(&error) => return Err(error),
             Err(error) => {
                 tracing::warn!(%address, error = %Chain(&error), "a node cannot be reached");
-                // One that was lost before has been counted then.
+                // A connection that was lost before was counted then.
                 if node.failures == 0 {
                     self.stats.update(|stats, _| stats.reconnects += 1);
                 }
@@ -161,7 +161,7 @@ impl<S: BatchSink> Cluster<S> {
         Ok(())
     }
 
-    /// A connection is there.
+    /// A connection was opened.
     pub(super) fn made(&mut self, address: &Address, id: ConnectionId, connected: Connected) {
         let slot = self.start(id, connected);
         if let Some(node) = self.nodes.get_mut(address) {

@@ -1,4 +1,4 @@
-//! What is asked for again and again: the cluster map, and how far nodes have come.
+//! Polling of the cluster map and of the nodes' high seqnos.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,17 +16,17 @@ use crate::connect::ConnectionId;
 use crate::driver::{Command, Progress};
 use crate::events::StreamEvent;
 
-/// How often the map is asked for while some vBucket waits and nobody pushes one.
+/// How often the map is requested while a vBucket waits and none is pushed.
 pub(super) const POLL_MAP: Duration = Duration::from_millis(2500);
 
-/// How often nodes are asked for their high seqnos.
+/// How often high seqnos are requested.
 pub(super) const POLL_PROGRESS: Duration = Duration::from_secs(10);
 
-/// How soon they are asked after a stream was opened, so that its lag is known: thousands are opened in
-/// one moment.
+/// How soon they are requested after a stream was opened, so that its lag is known: thousands may
+/// be opened at once.
 const POLL_OPENED: Duration = Duration::from_millis(100);
 
-/// How soon they are asked after a stream was cut off, where ends may have been rolled back.
+/// How soon they are requested after a stream was interrupted, if ends may have been rolled back.
 const POLL_END: Duration = Duration::from_millis(500);
 
 impl<S: BatchSink> Cluster<S> {
@@ -40,21 +40,21 @@ impl<S: BatchSink> Cluster<S> {
         self.bucket.check_identity()
     }
 
-    /// Asks some connection for the map, or, where that is of no use, any node at all.
+    /// Requests the map over some connection, or, if there is none, from any node.
     pub(super) fn poll_map(&mut self, now: Instant) {
         self.poll_map_at = now + POLL_MAP;
         let up = self.nodes.values().filter_map(|node| match &node.slot {
             Slot::Up { commands, .. } => Some(commands),
             _ => None,
         });
-        // Any of them: the same one could be dead each time, and not known to be.
+        // A random one: a fixed choice might be dead without being detected.
         let asked = up.choose(&mut self.randomness);
         if asked.is_none_or(|commands| commands.send(Command::FetchMap).is_err()) {
             self.fetch_map();
         }
     }
 
-    /// Asks any node for the map and the manifest, unless that is going on already.
+    /// Requests the map and the manifest from any node, unless a request is in progress.
     pub(super) fn fetch_map(&mut self) {
         if !std::mem::replace(&mut self.fetching_map, true) {
             let (bucket, outcomes) = (Arc::clone(&self.bucket), self.outcomes.sender.clone());
@@ -64,7 +64,7 @@ impl<S: BatchSink> Cluster<S> {
         }
     }
 
-    /// Asks every connection how far its vBuckets have come.
+    /// Requests high seqnos over every connection.
     pub(super) fn poll_progress(&mut self, now: Instant) {
         let question = self.collection_question();
         let interval = Self::poll_interval(question.as_ref());
@@ -88,13 +88,13 @@ impl<S: BatchSink> Cluster<S> {
         }
     }
 
-    /// Asks soon how far the vBucket of a stream that was opened has come.
+    /// Schedules a request for high seqnos after a stream was opened.
     pub(super) fn ask_for_lag(&mut self, now: Instant) {
         self.poll_progress_at = self.poll_progress_at.min(now + POLL_OPENED);
     }
 
-    /// Asks soon whether the ends are still there: streams that go on elsewhere may be of another
-    /// history.
+    /// Schedules a check that the ends still exist: streams that resume on another node may be on
+    /// another history.
     pub(super) fn doubt_ends(&mut self, now: Instant) {
         if self.config.end_exists {
             self.poll_progress_at = self.poll_progress_at.min(now + POLL_END);
@@ -120,7 +120,7 @@ impl<S: BatchSink> Cluster<S> {
         Ok(())
     }
 
-    /// Compares how far a vBucket has come with the highest seqno that its stream can bring.
+    /// Compares a vBucket's position with the highest seqno that its stream can deliver.
     pub(super) fn compare(&mut self, progress: Progress, now: Instant) {
         let Progress { vbid, seqno, high_seqno, .. } = progress;
         let Some(still) = self.reconciler.progressed(progress, now) else { return };

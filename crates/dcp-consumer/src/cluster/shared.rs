@@ -1,4 +1,4 @@
-//! Numbers of a stream that its task and the application share.
+//! Figures of a stream that are shared between its task and the application.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,31 +12,31 @@ use crate::events::EventLog;
 use crate::queue::Link;
 use crate::{StreamStats, VbucketState};
 
-/// What is known of a vBucket besides where the application stands.
+/// State of a vBucket besides the application's position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KnownVbucket {
     pub(crate) vbid: Vbid,
     pub(crate) state: VbucketState,
-    /// Highest seqno the server was heard to have.
+    /// Highest known seqno of the server.
     pub(crate) high_seqno: Option<Seqno>,
-    /// Up to here it is on the disks of all copies.
+    /// Seqno up to which all copies have persisted it.
     pub(crate) persisted_seqno: Option<Seqno>,
-    /// Since when changes wait for that.
+    /// Since when changes wait to be persisted.
     pub(crate) unpersisted_since: Option<Instant>,
-    /// Whether copies are on different branches meanwhile.
+    /// Whether the copies have diverged.
     pub(crate) is_diverged: bool,
 }
 
-/// Numbers of a stream, written by its task and read by the application.
+/// Figures of a stream, written by its task and read by the application.
 #[derive(Debug, Default)]
 pub(crate) struct SharedStats {
     inner: Mutex<(StreamStats, Vec<Arc<Link>>)>,
     pub(super) vbuckets: Mutex<Vec<KnownVbucket>>,
     collections: Mutex<KnownCollections>,
-    /// Whether anybody has asked for the lag of collections.
+    /// Whether the application has read the lag of collections.
     wants_collections: AtomicBool,
     freshness: Mutex<Freshness>,
-    /// The application has looked at figures that are not fresh.
+    /// The application has read outdated figures.
     look: Notify,
     pub(crate) events: EventLog,
 }
@@ -57,29 +57,29 @@ impl SharedStats {
         stats
     }
 
-    /// What is known of every vBucket, ascending.
+    /// State of every vBucket, ascending.
     pub(crate) fn vbuckets(&self) -> Vec<KnownVbucket> {
         self.vbuckets.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Has nodes asked soon if it was long ago that they were.
+    /// Triggers new requests if the last ones were long ago.
     pub(crate) fn look(&self, now: Instant) {
         if self.freshness.lock().unwrap_or_else(PoisonError::into_inner).is_stale(now) {
             self.look.notify_one();
         }
     }
 
-    /// Waits until the application looks at figures that are not fresh.
+    /// Waits until the application reads outdated figures.
     pub(super) async fn looked_at(&self) {
         self.look.notified().await;
     }
 
-    /// Nodes are asked how far they are.
+    /// Notes that high seqnos were requested.
     pub(super) fn asked(&self, now: Instant, interval: Duration) {
         self.freshness.lock().unwrap_or_else(PoisonError::into_inner).asked(now, interval);
     }
 
-    /// What is known of collections; from the first call on they are asked for.
+    /// Seqnos of collections; they are requested from the first call on.
     pub(crate) fn collections<T>(&self, read: impl FnOnce(&KnownCollections) -> T) -> T {
         if !self.wants_collections.swap(true, Ordering::Relaxed) {
             self.look.notify_one();
@@ -95,8 +95,7 @@ impl SharedStats {
         change(&mut self.collections.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Adds up what a connection that is gone has counted, and keeps in mind what of it is still to
-    /// be taken.
+    /// Adds the counters of an ended connection, and remembers what is still to be taken from it.
     pub(super) fn fold(&self, link: &Link) {
         link.close();
         self.update(|stats, links| {

@@ -1,4 +1,4 @@
-//! Packets that end one connection after the other.
+//! Packets that end one connection after another.
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
@@ -8,8 +8,7 @@ use dcp_wire::{Seqno, Vbid};
 
 use crate::Error;
 
-/// Connections that one packet may end: a server that sends it again for ever is not asked for it
-/// for ever.
+/// How many connections one packet may end: beyond that, it is not requested again.
 const MOST: u32 = 3;
 
 /// The packet that ended the last connection, by vBucket.
@@ -19,14 +18,14 @@ pub(super) struct Unusable(BTreeMap<Vbid, Strikes>);
 #[derive(Debug)]
 struct Strikes {
     packet: ProtocolError,
-    /// Where the vBucket stood: seqno and epoch.
+    /// Position of the vBucket: seqno and epoch.
     at: Option<(Seqno, u32)>,
     count: u32,
 }
 
 impl Unusable {
-    /// A connection was lost with these streams. The error to end the stream with, if that was for a
-    /// packet which has ended enough of them without anything of its vBucket in between.
+    /// A connection was lost with these streams. Returns the error that ends the stream if a packet
+    /// has ended too many connections without progress of its vBucket in between.
     pub(super) fn lost(
         &mut self,
         error: &Error,

@@ -1,4 +1,4 @@
-//! What is said when a connection cannot be made: what to check, by how far it came.
+//! Errors for connections that cannot be made, with what to check at each stage.
 
 use std::io;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use dcp_wire::{DecodeError, Opcode};
 
 use crate::{Chain, Error, ErrorKind, tls};
 
-/// How far a connection has come: what a timeout is about.
+/// Stage of a connection attempt, for timeouts.
 #[derive(Clone, Copy)]
 pub(super) enum Stage {
     Credentials,
@@ -30,8 +30,8 @@ impl Stage {
                 "the TLS handshake was not answered: check that the port speaks TLS (11207)"
             }
             Self::Bootstrap { heard: false } => {
-                "connected, but the peer says nothing: check that the port is the data service's \
-                 (11210, with TLS 11207)"
+                "connected, but the peer does not answer: check that the port is the data \
+                 service's (11210, with TLS 11207)"
             }
             Self::Bootstrap { heard: true } => {
                 "the server began to answer but did not finish: it may be overloaded or starting"
@@ -42,9 +42,9 @@ impl Stage {
     }
 }
 
-/// What gives the credentials does not answer.
+/// The source of the credentials does not answer.
 pub(super) fn no_credentials(limit: Duration) -> Error {
-    let message = format!("the credentials were not given within {limit:?}");
+    let message = format!("the credentials were not available within {limit:?}");
     Error::new(ErrorKind::Authentication, message)
 }
 
@@ -52,7 +52,7 @@ pub(super) fn no_credentials(limit: Duration) -> Error {
 pub(super) fn lost(address: &Address, heard: bool, error: Option<io::Error>) -> Error {
     let tls_alert = error.as_ref().and_then(tls::alert_advice);
     let lost = if let Some(advice) = tls_alert {
-        // With TLS 1.3 a server judges the client's certificate after the handshake.
+        // With TLS 1.3, a server checks the client's certificate after the handshake.
         Error::new(ErrorKind::Tls, format!("{address} ended the TLS connection: {advice}"))
     } else if heard {
         let message = format!("{address} closed the connection during set-up");
@@ -78,7 +78,7 @@ pub(super) fn set_up_failed(address: &Address, error: &BootstrapError) -> Error 
         E::BucketNotFound { .. } => ErrorKind::BucketNotFound,
         E::BucketAccess { .. } | E::DcpAccess => ErrorKind::AccessDenied,
         E::FeatureMissing(_) | E::ControlRefused { .. } => ErrorKind::Unsupported,
-        // A node that has just started learns it within seconds.
+        // A node that has just started receives it within seconds.
         E::NoConfig { .. } => ErrorKind::Connect,
         E::Status { .. } => ErrorKind::Status,
         E::TooLong { .. } => ErrorKind::Config,
@@ -105,7 +105,7 @@ pub(super) fn set_up_failed(address: &Address, error: &BootstrapError) -> Error 
     }
 }
 
-/// The request that was refused, where that decides what follows.
+/// The request that was refused, if that matters for retries.
 const fn refused_opcode(error: &BootstrapError) -> Option<Opcode> {
     use BootstrapError as E;
 
@@ -119,7 +119,7 @@ const fn refused_opcode(error: &BootstrapError) -> Option<Opcode> {
     }
 }
 
-/// The first byte of an answer tells what is listening there.
+/// The first byte of an answer shows what is listening there.
 fn not_couchbase(address: &Address, first: u8) -> Error {
     let what = match first {
         0x15 | 0x16 => "it speaks TLS: use couchbases://, or the plain port (11210)",

@@ -32,8 +32,8 @@ use crate::{ConnectOptions, Credentials, Error, ErrorKind, dial, tls};
 /// Length of a SCRAM nonce, in characters of 62.
 const NONCE_LEN: usize = 32;
 
-/// What every connection of a client is made with: options checked, and certificates once, so that
-/// mistakes are told at once. What is in files is read again at every connection.
+/// The configuration of a client's connections: options and certificates are checked once, so that
+/// mistakes are reported immediately. Files are read again for every connection.
 ///
 /// Cheap to clone.
 #[derive(Clone)]
@@ -48,7 +48,7 @@ struct Shared {
     /// `None` without TLS.
     tls: Option<TlsConnector>,
     aside: Aside,
-    /// First half of the connection ids the server logs: which client it is.
+    /// First half of the connection ids in the server's logs, which identifies the client.
     client_id: u64,
     randomness: Mutex<StdRng>,
 }
@@ -61,7 +61,7 @@ impl fmt::Debug for Connector {
     }
 }
 
-/// Identity of one connection among all a stream has ever had.
+/// Identity of one connection among all connections of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ConnectionId(pub(crate) u64);
 
@@ -70,11 +70,11 @@ pub(crate) struct ConnectionId(pub(crate) u64);
 pub struct Connected {
     /// The socket, encrypted or not.
     pub socket: Socket,
-    /// Bytes that came after the last answer of the set-up: feed them first.
+    /// Bytes that arrived after the last answer of the set-up: feed them first.
     pub leftover: BytesMut,
     /// What was negotiated and fetched.
     pub outcome: BootstrapOutcome,
-    /// Where the connection goes.
+    /// Address of the peer.
     pub address: Address,
 }
 
@@ -104,7 +104,7 @@ impl Connector {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Says of a request that was refused for lack of rights, who lacks which.
+    /// Adds to an error about missing privileges which user lacks them.
     pub(crate) fn explain(&self, error: Error) -> Error {
         let is_denied = error.kind() == ErrorKind::AccessDenied
             || (error.kind(), error.status()) == (ErrorKind::Status, Some(Status::EACCESS));
@@ -126,7 +126,7 @@ impl Connector {
         error.with_kind(ErrorKind::AccessDenied).with_message(message)
     }
 
-    /// A generator of its own for each caller.
+    /// A new generator for each caller.
     pub(crate) fn randomness(&self) -> StdRng {
         StdRng::from_rng(
             &mut *self.shared.randomness.lock().unwrap_or_else(PoisonError::into_inner),
@@ -151,7 +151,7 @@ impl Connector {
         self.shared.options.bucket.as_deref().or(self.shared.connection_string.bucket())
     }
 
-    /// Which of the nodes' names to use, from the options or the connection string.
+    /// Which addresses of the nodes to use, from the options or the connection string.
     #[must_use]
     pub fn network(&self) -> NetworkSelection {
         self.shared.network
@@ -168,7 +168,7 @@ impl Connector {
     /// Cancellation-safe: dropping the future closes the connection.
     ///
     /// # Errors
-    /// [`Error`] saying what to check; within the connect timeout in any case.
+    /// [`Error`] that says what to check, within the connect timeout.
     pub async fn connect(
         &self,
         address: &Address,
@@ -177,7 +177,7 @@ impl Connector {
         self.connect_with(address, |config| config.dcp = dcp).await
     }
 
-    /// The same with a limit of its own for the whole set-up.
+    /// The same with a given limit for the whole set-up.
     pub(crate) async fn connect_in(
         &self,
         limit: Duration,
@@ -187,7 +187,7 @@ impl Connector {
         self.connect_within(limit, address, |config| config.dcp = dcp).await
     }
 
-    /// The same, with a say in what is asked of the server.
+    /// The same with a customized bootstrap.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -221,7 +221,7 @@ impl Connector {
         }
     }
 
-    /// Who connects; `None` with a client certificate.
+    /// The credentials; `None` with a client certificate.
     async fn credentials(&self) -> Result<Option<Credentials>, Error> {
         match &self.shared.options.credentials {
             Some(source) => self.shared.aside.credentials(source).await.map(Some),
@@ -229,7 +229,7 @@ impl Connector {
         }
     }
 
-    /// What encrypts a connection; `None` without TLS.
+    /// The TLS connector; `None` without TLS.
     async fn tls(&self) -> Result<Option<TlsConnector>, Error> {
         let options = &self.shared.options.tls;
         if self.shared.tls.is_none() || !options.has_files() {
@@ -273,9 +273,9 @@ impl Connector {
         Ok(Socket::Tls(Box::new(encrypt(&tls, address, stream).await?)))
     }
 
-    /// How to authenticate. Whoever is checked by another service, as LDAP, has nothing but a
-    /// password that this service must see, and servers offer everybody everything: so PLAIN comes
-    /// first where the server was verified, and nowhere else.
+    /// The SASL mechanisms. Users of external services such as LDAP can only use PLAIN, since the
+    /// service needs the password, and servers offer all mechanisms to everyone: so PLAIN comes
+    /// first if the server was verified, and is not used otherwise.
     fn mechanisms(&self) -> Vec<Mechanism> {
         match &self.shared.options.sasl_mechanisms {
             Some(mechanisms) => mechanisms.clone(),
@@ -318,7 +318,9 @@ fn check(options: &ConnectOptions, connection_string: &ConnectionString) -> Resu
     if let (Some(option), Some(written)) = (&options.bucket, connection_string.bucket())
         && option != written
     {
-        return wrong("the connection string names another bucket than the options: name it once");
+        return wrong(
+            "the connection string names a different bucket than the options: name it once",
+        );
     }
     if options.bucket.as_deref() == Some("") {
         return wrong("the bucket name is empty");
@@ -333,7 +335,7 @@ fn check(options: &ConnectOptions, connection_string: &ConnectionString) -> Resu
         let reveals = mechanisms.iter().any(|mechanism| mechanism.reveals_password());
         if reveals && !connection_string.scheme().is_tls() {
             return wrong(
-                "sasl_mechanisms names PLAIN, which would send the password to whoever listens: use \
+                "sasl_mechanisms names PLAIN, which would send the password unencrypted: use \
                  couchbases://",
             );
         }
@@ -378,7 +380,7 @@ fn network(
     }
 }
 
-/// What `deadline` leaves for each of `attempts`.
+/// Time until `deadline` for each of `attempts`.
 fn share(deadline: Instant, attempts: usize) -> Duration {
     let left = deadline.saturating_duration_since(Instant::now());
     left / u32::try_from(attempts).unwrap_or(u32::MAX).max(1)
@@ -397,7 +399,7 @@ async fn resolve(address: &Address) -> Result<Vec<SocketAddr>, Error> {
     if resolved.is_empty() { Err(failed()) } else { Ok(resolved) }
 }
 
-/// Tries the addresses in turn; none may use up the time of those after it.
+/// Tries the addresses in turn; none may use up the time of the following ones.
 async fn connect_tcp(
     deadline: Instant,
     address: &Address,
@@ -408,7 +410,7 @@ async fn connect_tcp(
         let share = share(deadline, resolved.len().saturating_sub(index));
         match timeout_at(Instant::now() + share, TcpStream::connect(socket_address)).await {
             Ok(Ok(stream)) => {
-                // Requests are small and each is waited for.
+                // Requests are small, and each is awaited.
                 if let Err(error) = stream.set_nodelay(true) {
                     tracing::debug!(%error, "TCP_NODELAY is not available");
                 }
@@ -438,7 +440,8 @@ async fn encrypt(
     stream: TcpStream,
 ) -> Result<tokio_rustls::client::TlsStream<TcpStream>, Error> {
     let name = ServerName::try_from(address.host.clone()).map_err(|error| {
-        let message = format!("'{}' is no host name a certificate can hold", address.host);
+        let message =
+            format!("'{}' is not a host name that a certificate can contain", address.host);
         Error::new(ErrorKind::Config, message).with_source(error)
     })?;
     tls.connect(name, stream).await.map_err(|error| {

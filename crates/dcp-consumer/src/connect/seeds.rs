@@ -1,4 +1,4 @@
-//! The first connection of a client: to whichever seed answers first.
+//! The first connection of a client, to the first seed that answers.
 
 use std::time::Duration;
 
@@ -11,20 +11,21 @@ use super::{Connected, Connector, resolve, share};
 use crate::srv::{self, SrvError};
 use crate::{Chain, Credentials, Error, ErrorKind};
 
-/// The logger of everything about connecting.
+/// The log target of everything about connecting.
 const LOG: &str = "dcp_consumer::connect";
 
-/// How long a seed is waited for before the next one is tried too.
+/// How long to wait for a seed before the next one is tried as well.
 const NEXT_AFTER: Duration = Duration::from_millis(250);
 
 impl Connector {
     /// Connects to the first node of the connection string that answers, without DCP.
     ///
-    /// They are tried in their order, and none holds up those after it: the connect timeout is for
-    /// all of them together. A user whom one node refuses is not tried on others. Cancellation-safe.
+    /// They are tried in order, and a slow one does not delay the next: the connect timeout applies
+    /// to all of them together. If one node refuses the user, others are not tried.
+    /// Cancellation-safe.
     ///
     /// # Errors
-    /// [`Error`] of the node tried, or with what went wrong at each of them.
+    /// [`Error`] of the only node, or one with the failures of all nodes.
     pub async fn connect_any(&self) -> Result<Connected, Error> {
         let limit = self.shared.options.connect_timeout;
         let deadline = Instant::now() + limit;
@@ -55,7 +56,7 @@ impl Connector {
                     failed.push((address, error));
                 }
                 Ok(None) => return Err(none_can_be_used(failed)),
-                // One that panicked is like one that does not answer; or it is the next one's turn.
+                // A panicked attempt counts as unanswered; otherwise it is time for the next seed.
                 Ok(Some(Err(_))) | Err(_) => {}
             }
         }
@@ -77,8 +78,8 @@ impl Connector {
         }
     }
 
-    /// The nodes to try first: those written, or where a single name has no address of its own,
-    /// those DNS lists as its service.
+    /// The nodes to try first: those in the connection string, or those that DNS lists for a single
+    /// service name.
     async fn seeds(&self, deadline: Instant) -> Result<Vec<Address>, Error> {
         let written = self.shared.connection_string.addresses().to_vec();
         let (Some(service), [host]) = (self.shared.connection_string.srv_name(), &written[..])
@@ -86,7 +87,7 @@ impl Connector {
             return Ok(written);
         };
         let wanted = self.shared.options.srv_targets;
-        // Half of the time at most: some must be left to connect in.
+        // At most half of the time: the rest is for connecting.
         let lookup = async {
             if resolve(host).await.is_ok() {
                 return None;
@@ -107,8 +108,8 @@ impl Connector {
     }
 }
 
-/// No seed can be used. The error is of the kind of one that may pass, if there is such: the others
-/// may be told by nodes that are no part of the cluster any more.
+/// No seed can be used. The error has the kind of a temporary one, if there is any: the others may
+/// come from nodes that no longer belong to the cluster.
 fn none_can_be_used(mut failed: Vec<(Address, Error)>) -> Error {
     if failed.len() <= 1 {
         let none = || Error::new(ErrorKind::Config, "the connection string names no host");

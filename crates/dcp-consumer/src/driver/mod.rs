@@ -1,4 +1,4 @@
-//! The task of one connection: reads, walks, cuts batches, writes.
+//! The task of one connection: reads, decodes, cuts batches, writes.
 
 mod over;
 mod pace;
@@ -31,18 +31,18 @@ use crate::read_buffer::{MIN_READ, ReadBuffer};
 use crate::socket::Gather;
 use crate::{BatchPolicy, Error};
 
-/// What a connection's task is to do.
+/// Commands for a connection's task.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Ask for this from now on.
+    /// Use this filter for future streams.
     Filter(StreamFilter),
-    /// Leave these documents out, too.
+    /// Leave out these documents as well.
     Hide(Hidden),
     /// Open a stream.
     Open { vbid: Vbid, end_seqno: Seqno, from: Box<StreamPosition> },
     /// Close a stream; it is reported as ended.
     Close(Vbid),
-    /// So far vBuckets are on the disks of all their copies.
+    /// Persisted seqnos of vBuckets.
     Persisted(Vec<PersistedTo>),
     /// Fetch the cluster map.
     FetchMap,
@@ -52,36 +52,37 @@ pub(crate) enum Command {
     FetchCollectionSeqnos(Arc<[CollectionId]>),
 }
 
-/// What a connection's task reports. Whatever a vBucket delivered on the connection is in the
-/// queue before the report that it has ended, so that another connection may go on with it.
+/// Reports of a connection's task. All changes of a vBucket are in the queue before the report of
+/// its end, so that another connection can resume it.
 #[derive(Debug)]
 pub(crate) enum Report {
     /// A stream was opened.
     Opened { vbid: Vbid, persists_on: Option<Vbuuid> },
-    /// A stream is over.
+    /// A stream ended.
     Ended { vbid: Vbid, cause: EndCause, from: Box<StreamPosition> },
     /// A vBucket was rolled back.
     RolledBack(Rollback),
-    /// Everything was delivered that a vBucket had when the stream was opened.
+    /// Everything that a vBucket had when the stream was opened has been delivered.
     CaughtUp(CaughtUp),
-    /// Changes of a vBucket wait to be on the disks of all copies, on this branch; `None`: none do
-    /// any more.
+    /// Changes of a vBucket on this branch wait to be persisted on all copies; `None`: none are
+    /// waiting.
     Unpersisted(Vbid, Option<Vbuuid>),
-    /// How far the vBuckets that stream here have come.
+    /// Progress of the vBuckets that stream here.
     Progress(Vec<Progress>),
-    /// How far collections have come, and the vBuckets that stream here, without high seqnos.
+    /// Seqnos of collections, and the progress of the vBuckets that stream here, without high
+    /// seqnos.
     Collections(Vec<CollectionSeqnos>, Vec<Progress>),
-    /// These documents are left out, some of them from now on.
+    /// Documents that are left out, some of them newly.
     Hidden(Hidden),
-    /// The newest cluster map is to be had of the connection, until it is taken.
+    /// The connection has a new cluster map to take.
     Map(Arc<Link>),
-    /// The connection is over; these were its streams, and those it was still to open.
+    /// The connection ended, with these streams, including those still to be opened.
     Lost { streams: Vec<(Vbid, StreamPosition)>, error: Error },
-    /// The sink cannot go on.
+    /// The sink failed.
     SinkFailed(SinkError),
 }
 
-/// How far a vBucket has come.
+/// Progress of a vBucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Progress {
     pub(crate) vbid: Vbid,
@@ -89,11 +90,11 @@ pub(crate) struct Progress {
     pub(crate) seqno: Seqno,
     /// Highest seqno of the server.
     pub(crate) high_seqno: Seqno,
-    /// Whether it is the application that is waited for.
+    /// Whether the vBucket waits for the application.
     pub(crate) is_held_up: bool,
 }
 
-/// What a connection's task is made of.
+/// The parts of a connection's task.
 pub(crate) struct Driver<S: BatchSink> {
     pub(crate) id: ConnectionId,
     /// The node.
@@ -112,11 +113,11 @@ pub(crate) struct Driver<S: BatchSink> {
 }
 
 impl<S: BatchSink> Driver<S> {
-    /// Drives the connection until it is lost or nobody wants it any more. `leftover` came after
-    /// the last answer of its set-up.
+    /// Drives the connection until it is lost or no longer needed. `leftover` arrived after the
+    /// last answer of its set-up.
     ///
-    /// Returns the connection, and what was read from it ahead, if all of its streams were complete
-    /// when nobody wanted anything any more: then others may be opened on it.
+    /// Returns the connection and the bytes read ahead, if all of its streams were complete when it
+    /// was no longer needed: then others may be opened on it.
     pub(crate) async fn run<IO>(self, io: IO, leftover: BytesMut) -> Option<(IO, BytesMut)>
     where
         IO: Gather,
@@ -140,7 +141,7 @@ impl<S: BatchSink> Driver<S> {
     }
 }
 
-/// The task as it runs.
+/// State of the running task.
 struct Task<S: BatchSink, IO> {
     driver: Driver<S>,
     io: IO,
@@ -150,22 +151,22 @@ struct Task<S: BatchSink, IO> {
     is_marked: bool,
     /// Bytes to write.
     out: BytesMut,
-    /// Whether something was written and may still sit in an encryption layer.
+    /// Whether written bytes may still be in the encryption layer.
     flush: bool,
     /// Streams that have not ended.
     open_streams: usize,
     /// When the open batch got its first row, or a position moved without one.
     opened_at: Option<Instant>,
-    /// Reports that wait until what the sink holds is in the queue.
+    /// Reports that wait until the sink's rows are in the queue.
     deferred: Vec<Report>,
-    /// Every stream so far has ended by itself at its end: nothing of an earlier one can come late.
+    /// Whether every stream so far has ended at its end, so that no late messages can arrive.
     is_clean: bool,
 }
 
 /// What the socket was ready for.
 enum Io {
     Read(usize),
-    /// Everything that had come is read.
+    /// All available data was read.
     Dry,
     Wrote,
 }
@@ -175,9 +176,9 @@ enum Io {
 enum Reading {
     /// Not now.
     Not,
-    /// Until there is nothing.
+    /// Until no data is available.
     UntilDry,
-    /// Whenever there is something.
+    /// Whenever data is available.
     Ever,
 }
 
@@ -195,8 +196,8 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         None
     }
 
-    /// Leaves a connection whose streams are complete as it was before they were opened: the server
-    /// has ended each of them and has all of the window again.
+    /// Restores a connection whose streams are complete to its initial state: the server has ended
+    /// each stream and has its full window again.
     async fn wind_down(mut self) -> Option<(IO, BytesMut)> {
         self.mark(false);
         while self.is_clean && self.driver.machine.is_complete() {
@@ -219,7 +220,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         None
     }
 
-    /// One turn: walk what arrived, then wait for whatever comes first. The work of a turn is
+    /// One turn: handles what has arrived, then waits for the next event. The work of a turn is
     /// bounded by the read buffer.
     async fn turn(&mut self) -> Result<(), Over> {
         self.process()?;
@@ -269,8 +270,8 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         Ok(())
     }
 
-    /// Everything that had come is read: what comes now may gather, unless the window has no room for
-    /// that, where the server would stand still, or something else is to be done soon.
+    /// All available data was read: new data may gather, unless the window has no room for it,
+    /// which would stall the server, or something else is due soon.
     fn run_dry(&mut self) {
         let now = now();
         let Driver { machine, window, .. } = &self.driver;
@@ -281,7 +282,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         self.mark(gathers);
     }
 
-    /// Has the transport be ready only from the low mark on, or else from the first byte.
+    /// Makes the transport ready only from the low-water mark on, or from the first byte.
     fn mark(&mut self, is_wanted: bool) {
         if is_wanted != self.is_marked {
             let bytes = if is_wanted { low_mark(self.driver.window) } else { 1 };
@@ -296,8 +297,8 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                 match self.driver.machine.open_stream(vbid, end_seqno, *from) {
                     Ok(()) => self.open_streams += 1,
                     Err(misuse) => {
-                        // Reported as an end, so that the vBucket is opened again and not forgotten.
-                        tracing::error!(%misuse, "a stream could not be asked for");
+                        // Reported as an end, so that the vBucket is reopened.
+                        tracing::error!(%misuse, "a stream could not be requested");
                         let (cause, from) = (EndCause::Closed, fallback);
                         self.report(Report::Ended { vbid, cause, from });
                     }
@@ -322,7 +323,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         }
     }
 
-    /// Walks what arrived and cuts batches.
+    /// Handles what has arrived and cuts batches.
     fn process(&mut self) -> Result<(), Over> {
         let now = now();
         let returned = self.driver.link.take_returned();
@@ -345,7 +346,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         }
         let driver = &mut self.driver;
         if driver.sink.rows() == 0 {
-            // Nothing the application could take would bring these bytes back.
+            // The application has nothing to take that would release these bytes.
             let held = driver.machine.take_held();
             if held > 0 {
                 driver.machine.release(now, held);
@@ -363,7 +364,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         Ok(())
     }
 
-    /// What the open batch still has room for.
+    /// Remaining room of the open batch.
     fn limit(&self) -> Limit {
         let Driver { sink, policy, .. } = &self.driver;
         Limit {
@@ -372,9 +373,9 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         }
     }
 
-    /// Whether the open batch must be handed over: it is as large as asked for, it holds half of
-    /// the window, so that the producer can fill the other half meanwhile, or the producer stands
-    /// still and the application has nothing else to take.
+    /// Whether the open batch must be delivered: it has reached its maximum size, it holds half of
+    /// the window, so that the producer can fill the other half meanwhile, or the producer is
+    /// stalled and the application has nothing else to take.
     fn is_full(&self) -> bool {
         let Driver { machine, sink, policy, window, link, .. } = &self.driver;
         if sink.rows() == 0 {
@@ -391,8 +392,8 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         sink.rows() > 0 || machine.has_moved() || !self.deferred.is_empty()
     }
 
-    /// When the open batch is handed over as it is: never while the application has another one
-    /// of this connection to take.
+    /// When the open batch is delivered even if it is small: never while the application has
+    /// another batch of this connection to take.
     fn linger_until(&self) -> Option<Instant> {
         let at = self.opened_at? + self.driver.policy.linger;
         (!self.driver.link.awaits_taking()).then_some(at)
@@ -408,7 +409,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         timeouts.into_iter().flatten().min()
     }
 
-    /// Takes what the machine has to tell; `true` if the open batch must be handed over first.
+    /// Handles events of the machine; `true` if the open batch must be delivered first.
     fn drain_events(&mut self) -> bool {
         let mut cut = false;
         while let Some(event) = self.driver.machine.poll_event() {
@@ -418,8 +419,8 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                 }
                 Event::StreamEnded { vbid, cause, from } => {
                     self.open_streams = self.open_streams.saturating_sub(1);
-                    // Nobody goes on with a vBucket that is complete, so that its rows may wait
-                    // for others; unless there are no others.
+                    // A complete vBucket is not resumed, so its rows may wait for those of others,
+                    // if there are others.
                     cut |= cause != EndCause::Complete || self.open_streams == 0;
                     self.is_clean &= cause == EndCause::Complete;
                     self.deferred.push(Report::Ended { vbid, cause, from });
@@ -444,16 +445,16 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                     }
                 }
                 Event::ClusterMapChanged => self.driver.machine.request_cluster_map(),
-                event => tracing::debug!(?event, "an event nobody waits for"),
+                event => tracing::debug!(?event, "an unexpected event"),
             }
         }
         cut
     }
 
-    /// How far those of these vBuckets have come that stream here.
+    /// Progress of those of these vBuckets that stream here.
     fn progress(&self, high_seqnos: impl IntoIterator<Item = (Vbid, Seqno)>) -> Vec<Progress> {
         let Driver { machine, link, .. } = &self.driver;
-        // A window full of what is not on disk yet is nothing the application could empty.
+        // If unpersisted changes fill the window, the application cannot empty it.
         let is_full = machine.is_window_full() && machine.unpersisted() == Unpersisted::default();
         let is_held_up = is_full || link.has_queued();
         let progress = |(vbid, high_seqno): (Vbid, Seqno)| {
@@ -462,7 +463,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         high_seqnos.into_iter().filter_map(progress).collect()
     }
 
-    /// Puts what the sink holds into the queue, then tells what waited for that.
+    /// Puts the sink's rows into the queue, then sends the deferred reports.
     fn cut(&mut self, now: Instant) -> Result<(), SinkError> {
         let driver = &mut self.driver;
         let positions = driver.machine.take_positions();
@@ -486,20 +487,20 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     }
 
     fn report(&self, report: Report) {
-        // Nobody listens any more only when the stream is over, and then nobody wants to know.
+        // There is no receiver only if the stream has ended, when the report is irrelevant.
         let _ = self.driver.reports.send((self.driver.id, report));
     }
 
-    /// Hands over what the sink holds, then the streams to go on elsewhere, and those that were
-    /// still to be opened. What came before an error is good: rows and positions belong together,
-    /// and the next connection goes on behind them.
+    /// Delivers the sink's rows, then reports the streams to resume elsewhere, including those
+    /// still to be opened. Changes before an error are valid: rows and positions belong together,
+    /// and the next connection resumes after them.
     fn finish(mut self, over: Over) {
         let error = match over {
             Over::Dismissed => return,
             Over::Sink(error) => return self.report(Report::SinkFailed(error)),
             Over::Lost(error) => error,
         };
-        // A stream that ended in the bytes before the error is none the machine still has.
+        // Streams that ended before the error are no longer in the machine.
         self.drain_events();
         if let Err(error) = self.cut(now()) {
             return self.report(Report::SinkFailed(error));
@@ -507,8 +508,8 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         let Driver { id, machine, reports, link, mut commands, .. } = self.driver;
         link.publish(*machine.stats(), 0, Unpersisted::default());
         let mut streams = machine.into_streams();
-        // From here on whoever has a stream to open is told that nobody takes it. The other
-        // commands are about the connection, and over with it.
+        // From here on, sending a stream to open fails. The other commands concern only this
+        // connection.
         commands.close();
         while let Ok(command) = commands.try_recv() {
             if let Command::Open { vbid, from, .. } = command {
@@ -519,11 +520,11 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     }
 }
 
-/// Bytes that wait to be written before nothing more is read: whoever makes us write more without
-/// reading it has to wait.
+/// Bytes of unsent output above which nothing is read: a peer that causes output without reading it
+/// has to wait.
 const MAX_UNWRITTEN: usize = 1 << 20;
 
-/// Bytes that are enough for a read, and few enough of the window that the server goes on.
+/// Bytes that are worth a read, but few enough not to stall the server.
 fn low_mark(window: u64) -> usize {
     match usize::try_from(window / 8) {
         Ok(part) if window > 0 => part.min(MIN_READ),
@@ -531,8 +532,8 @@ fn low_mark(window: u64) -> usize {
     }
 }
 
-/// Writes what is to be written, or else reads: a connection that is not read while it is written
-/// could wait for a server that waits for us.
+/// Waits to read or write: a connection that is not read while it is written could deadlock with
+/// the server.
 async fn ready<IO: Gather>(
     io: &mut IO,
     space: &mut [u8],

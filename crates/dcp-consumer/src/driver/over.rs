@@ -10,16 +10,16 @@ use crate::{Error, ErrorKind};
 
 /// How a connection's task ends.
 pub(super) enum Over {
-    /// The connection is of no use any more.
+    /// The connection cannot be used any longer.
     Lost(Error),
-    /// The sink cannot go on.
+    /// The sink failed.
     Sink(SinkError),
-    /// Nobody wants anything from the task any more.
+    /// The task is no longer needed.
     Dismissed,
 }
 
 impl Over {
-    /// The machine gives the connection up.
+    /// The machine ended the connection.
     pub(super) fn given_up(peer: &Address, error: ConnectionError) -> Self {
         let kind = match &error {
             ConnectionError::Sink(error) => return Self::Sink(error.clone()),
@@ -30,7 +30,7 @@ impl Over {
         Self::Lost(Error::new(kind, message).with_source(error))
     }
 
-    /// The socket gives the connection up.
+    /// The socket failed.
     pub(super) fn broken(peer: &Address, error: io::Error) -> Self {
         let lost = |message| Error::new(ErrorKind::ConnectionLost, message);
         Self::Lost(match error.kind() {

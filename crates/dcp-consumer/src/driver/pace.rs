@@ -1,41 +1,41 @@
 //! How often a connection under load is read.
 //!
-//! A node writes a few changes at a time, a hundred thousand times a second. To be woken for each
-//! write costs more than to read it, and costs the node more than to write it. So once wake-ups come
-//! too often, what arrives may gather for a moment, as network cards moderate their interrupts.
+//! A node writes a few changes at a time, a hundred thousand times a second. Waking up for each
+//! write costs more than reading it, and costs the node more than writing it. So once wake-ups are
+//! too frequent, data may gather for a moment, like interrupt moderation of network cards.
 
 use std::time::{Duration, Instant};
 
-/// How long data may gather: the least that tokio's timer knows, which may make two of it.
+/// How long data may gather: the resolution of tokio's timer, which may wait twice as long.
 pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
-/// As many wake-ups within a [`PAUSE`] are too many.
+/// Number of wake-ups within a [`PAUSE`] that is too many.
 const BUSY: u32 = 4;
 
-/// A wake-up that brings so many bytes is worth itself.
+/// Bytes that make a wake-up worthwhile.
 const WORTHWHILE: usize = 64 * 1024;
 
-/// When a connection is read: at once, until that wakes its task too often.
+/// When a connection is read: immediately, until that wakes its task too often.
 #[derive(Debug)]
 pub(super) struct Pace {
     may_wait: bool,
-    /// Bytes read since there was nothing left to read.
+    /// Bytes read since the last time no data was available.
     taken: usize,
     state: State,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Whatever comes is read at once. So many wake-ups since then brought little.
+    /// Data is read immediately; `wakes` counts wake-ups with little data since then.
     AtOnce { since: Instant, wakes: u32 },
     /// Data gathers.
     Gathers { until: Instant },
-    /// It has gathered until then.
+    /// Data has gathered until then.
     Due { at: Instant },
 }
 
 impl Pace {
-    /// For batches that linger so long: a pause is never longer than that.
+    /// For batches with this `linger`: a pause is never longer than that.
     pub(super) fn new(linger: Duration, now: Instant) -> Self {
         let state = State::AtOnce { since: now, wakes: 0 };
         Self { may_wait: linger >= 2 * PAUSE, taken: 0, state }
@@ -46,13 +46,13 @@ impl Pace {
         self.taken += len;
     }
 
-    /// Whether [`ran_dry`](Self::ran_dry) is to be told when there is nothing left to read.
+    /// Whether [`ran_dry`](Self::ran_dry) must be called when no data is left.
     pub(super) const fn asks(&self) -> bool {
         self.may_wait && self.taken > 0
     }
 
-    /// Everything there was is read; whether data is to gather now. It never does without `has_room`,
-    /// where that would hold something else up.
+    /// All available data was read; returns whether new data should gather. Never without
+    /// `has_room`, which would stall the server.
     pub(super) fn ran_dry(&mut self, now: Instant, has_room: bool) -> bool {
         let taken = std::mem::take(&mut self.taken);
         let is_loaded = match &mut self.state {
@@ -77,7 +77,7 @@ impl Pace {
         gathers
     }
 
-    /// Until when data gathers.
+    /// Time until which data gathers.
     pub(super) const fn gathers_until(&self) -> Option<Instant> {
         match self.state {
             State::Gathers { until } => Some(until),
@@ -85,7 +85,7 @@ impl Pace {
         }
     }
 
-    /// Reads whatever has gathered; `true` if it has gathered long enough.
+    /// Ends a pause; `true` if data has gathered long enough.
     pub(super) fn is_due(&mut self, now: Instant) -> bool {
         let is_due = self.gathers_until().is_some_and(|until| now >= until);
         if is_due {

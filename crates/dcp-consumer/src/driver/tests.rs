@@ -107,7 +107,7 @@ async fn a_full_window_hands_over_what_little_is_open() {
     server.rows(16..all).await;
     server.settle().await;
     assert!(server.queue.is_empty(), "the server may go on");
-    // Nothing else would ever cut it, and the server may not go on.
+    // Nothing else would ever end the batch, and the server may not continue.
     let began = now();
     server.rows([all]).await;
     assert_eq!(server.batch().await.batch, (16..=all).collect::<Vec<_>>());

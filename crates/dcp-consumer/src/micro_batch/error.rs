@@ -1,36 +1,36 @@
-//! Why a read cannot be planned, or not be begun.
+//! Why a read cannot be planned or started.
 
 use dcp_proto::checkpoint::CheckpointError;
 use dcp_proto::micro_batch::{OffsetsError, PartitionError, PlanError};
 
 use crate::{Error, ErrorKind};
 
-/// Why a read cannot be planned, or not be begun.
+/// Why a read cannot be planned or started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlannerError {
-    /// The cluster cannot be asked.
+    /// The cluster cannot be observed.
     #[error(transparent)]
     Cluster(#[from] Error),
-    /// The read cannot go on from its start.
+    /// The read cannot resume from its start.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// Offsets belong to something else.
+    /// Offsets are damaged, or belong to another bucket or filter.
     #[error(transparent)]
     Offsets(#[from] OffsetsError),
-    /// A checkpoint belongs to something else.
+    /// A checkpoint belongs to another bucket or filter.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The plan of a task cannot be read.
+    /// The plan of a task is invalid.
     #[error(transparent)]
     Partition(#[from] PartitionError),
 }
 
 impl PlannerError {
-    /// Whether it may pass by itself.
+    /// Whether it may be temporary.
     ///
-    /// A bucket that was opened before (`was_open`) is known to exist, with these credentials: a
-    /// node that restarts denies both for a while.
+    /// A bucket that was opened before (`was_open`) exists, and the credentials are valid: a node
+    /// that restarts denies both for a while.
     pub(super) fn may_pass(&self, was_open: bool) -> bool {
         match self {
             Self::Cluster(error) => {

@@ -1,9 +1,8 @@
-//! Bounded reads that follow each other: the side that plans them, and the one that reads.
+//! Consecutive bounded reads: planning them, and reading.
 //!
-//! What Spark runs. Its driver has one [`Planner`] for as long as a query lives, asks it for the
-//! [end](Planner::end) of each batch and for the [partitions](Planner::partitions) to read for it;
-//! each task [opens](open) the stream of one partition. What is decided is decided by
-//! [`dcp_proto::micro_batch`].
+//! Used by Spark. Its driver has one [`Planner`] for the lifetime of a query, which plans the
+//! [end](Planner::end) of each batch and its [partitions](Planner::partitions); each task
+//! [opens](open) the stream of one partition. All decisions are made by [`dcp_proto::micro_batch`].
 
 mod error;
 mod planner;

@@ -1,4 +1,4 @@
-//! The side that plans.
+//! Planning of bounded reads.
 
 mod cluster;
 
@@ -21,15 +21,15 @@ pub(super) use self::cluster::pause;
 use super::PlannerError;
 use crate::{Client, ConnectOptions, Error, Filter, Observation, Observer, filter};
 
-/// A batch whose end was chosen this long ago at most is planned without looking again: its tasks
-/// notice what happens after any look.
+/// A batch whose end was chosen at most this long ago is planned without another observation: its
+/// tasks detect later changes anyway.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// Tasks per node of a read that no other follows: enough that an uneven bucket still fills the
-/// cores, few enough that what a task costs does not count.
+/// Tasks per node for a read that no other read follows: enough that an uneven bucket still uses
+/// all cores, few enough that the overhead of a task is negligible.
 const LAST_TASKS_PER_NODE: usize = 4;
 
-/// What a [`Planner`] plans for.
+/// Options of a [`Planner`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PlannerOptions {
@@ -39,15 +39,15 @@ pub struct PlannerOptions {
     pub filter: Filter,
     /// Which of their changes to read.
     pub rows: RowFilter,
-    /// Whether what is read has documents of scope `_system` and records of transactions.
+    /// Whether documents of scope `_system` and transaction records are read.
     pub system_documents: bool,
-    /// Longest time the cluster may be away, once the nodes have answered for the first time. Until
-    /// then it is the connect timeout, so that what is misspelt fails at once.
+    /// Longest time the cluster may be unavailable, once the nodes have answered for the first
+    /// time. Until then it is the connect timeout, so that a misspelled address fails early.
     pub patience: Duration,
 }
 
 impl Default for PlannerOptions {
-    /// Everything, and five minutes: a failover may take two.
+    /// Everything, with a patience of five minutes: a failover may take two.
     fn default() -> Self {
         let patience = Duration::from_secs(300);
         Self {
@@ -68,33 +68,34 @@ impl PlannerOptions {
     }
 }
 
-/// Plans bounded reads of one bucket that follow each other, over connections that it keeps.
+/// Plans consecutive bounded reads of one bucket, over connections that it keeps.
 ///
-/// Once the nodes have answered for the first time, it waits for a cluster that is away as long as
-/// [`PlannerOptions::patience`] says, and connects anew.
+/// Once the nodes have answered for the first time, it waits up to [`PlannerOptions::patience`] for
+/// a cluster that is unavailable, and reconnects.
 #[derive(Debug)]
 pub struct Planner {
     connect: ConnectOptions,
     options: PlannerOptions,
     link: Option<Link>,
-    /// As the bucket was last seen.
+    /// As last observed.
     bucket_uuid: String,
     num_vbuckets: u16,
     is_ephemeral: bool,
     /// Whether the nodes have ever answered.
     was_open: bool,
-    /// Whether it was told that purges cannot be seen.
+    /// Whether a warning was logged that purge seqnos are not visible.
     has_warned: bool,
-    /// The filter's names as ids, at the last look.
+    /// The filter's names as ids, at the last observation.
     filter: StoredFilter,
     seen: BTreeMap<Vbid, Observation>,
-    /// What the server was asked since the last look.
+    /// The server's answers since the last observation.
     answers: BTreeMap<Vbid, Vec<Answer>>,
-    /// What the server has of the filter's collections, where that is not all of the bucket.
+    /// High seqnos of the filter's collections, if that is not the whole bucket.
     heads: Option<BTreeMap<Vbid, Seqno>>,
-    /// Offsets that a batch was planned from, so that all before is read, and the high seqno then.
+    /// Offsets from which a batch was planned, so that everything before has been read, and the
+    /// high seqno at that time.
     read: BTreeMap<Vbid, (Offset, Seqno)>,
-    /// When the last end was planned, from where, and what it is.
+    /// When the last end was planned, its start, and the end.
     planned: Option<(Instant, Start, Offsets)>,
     /// Offsets not to pass, since [`Planner::fix_target`].
     target: Option<Offsets>,
@@ -107,11 +108,11 @@ struct Link {
 }
 
 impl Planner {
-    /// A planner of a client's bucket. Connects with the client's options when it has to.
+    /// A planner of a client's bucket. Reconnects with the client's options if necessary.
     ///
     /// # Errors
     /// Error of kind [`ErrorKind::Config`](crate::ErrorKind::Config) if there is no such vBucket,
-    /// scope or collection; others if the nodes cannot be asked.
+    /// scope or collection; others if the nodes cannot be observed.
     pub async fn new(client: &Client, options: PlannerOptions) -> Result<Self, PlannerError> {
         let filter = match &options.filter {
             Filter::All => StoredFilter::new(StreamFilter::All, options.system_documents),
@@ -139,21 +140,20 @@ impl Planner {
         Ok(planner)
     }
 
-    /// Whether the bucket is kept in memory only, so that nothing of it is ever persisted.
+    /// Whether the bucket is ephemeral, so that nothing is ever persisted.
     #[must_use]
     pub const fn is_ephemeral(&self) -> bool {
         self.is_ephemeral
     }
 
-    /// The highest seqnos of the last look.
+    /// The highest seqnos of the last observation.
     #[must_use]
     pub fn high_seqnos(&self) -> BTreeMap<Vbid, Seqno> {
         self.seen.iter().map(|(&vbid, seen)| (vbid, seen.high_seqno)).collect()
     }
 
-    /// Offsets after what the server had at the last look, of the filter's collections as far as
-    /// that is known; `None` before the first. How far a read lags behind them is how much there is
-    /// left to read.
+    /// Offsets at the server's high seqnos of the last observation, for the filter's collections as
+    /// far as known; `None` before the first. The distance to them is what is left to read.
     #[must_use]
     pub fn head(&self) -> Option<Offsets> {
         let mut head = self.planned.as_ref()?.2.clone();
@@ -165,23 +165,22 @@ impl Planner {
         Some(head)
     }
 
-    /// Offsets before every first change.
+    /// Offsets before the first change of every vBucket.
     #[must_use]
     pub fn earliest(&self) -> Offsets {
         Offsets::new(&self.bucket_uuid, self.filter.clone(), self.num_vbuckets)
     }
 
-    /// A start at a stream's checkpoint. Whether it fits the bucket and the filter is checked where
-    /// it is used.
+    /// A start at a stream's checkpoint. The bucket and the filter are checked when it is used.
     #[must_use]
     pub fn start_at(&self, checkpoint: Checkpoint) -> Start {
         Start::checkpoint(checkpoint, self.filter.clone(), self.num_vbuckets)
     }
 
-    /// Offsets after what may be read now.
+    /// Offsets at the end of what may be read now.
     ///
     /// # Errors
-    /// [`PlannerError`] if the cluster cannot be asked.
+    /// [`PlannerError`] if the cluster cannot be observed.
     pub async fn latest(&mut self, limits: &Limits) -> Result<Offsets, PlannerError> {
         let mut limits = limits.clone();
         (limits.max_seqnos, limits.until) = (None, None);
@@ -195,19 +194,19 @@ impl Planner {
         }
     }
 
-    /// From now on no batch goes beyond what may be read at this moment.
+    /// Limits all later batches to what may be read now.
     ///
     /// # Errors
-    /// [`PlannerError`] if the cluster cannot be asked.
+    /// [`PlannerError`] if the cluster cannot be observed.
     pub async fn fix_target(&mut self, limits: &Limits) -> Result<(), PlannerError> {
         self.target = Some(self.latest(limits).await?);
         Ok(())
     }
 
-    /// Looks where the vBuckets are.
+    /// Observes the vBuckets.
     ///
     /// # Errors
-    /// [`PlannerError`] if the cluster cannot be asked.
+    /// [`PlannerError`] if the cluster cannot be observed.
     pub async fn observe(&mut self, persisted: bool) -> Result<(), PlannerError> {
         let mut outage = Outage::new();
         loop {
@@ -218,11 +217,11 @@ impl Planner {
         }
     }
 
-    /// Where to end the read that begins at `start`; there if there is nothing to do.
+    /// The end of the read that begins at `start`; `start` itself if there is nothing to do.
     ///
     /// # Errors
-    /// [`PlannerError`] if the start is of another bucket or filter, was rolled back, has lost
-    /// deletions, or the cluster cannot be asked.
+    /// [`PlannerError`] if the start belongs to another bucket or filter, was rolled back, has lost
+    /// deletions, or the cluster cannot be observed.
     pub async fn end(&mut self, start: &Start, limits: &Limits) -> Result<Offsets, PlannerError> {
         let until = limits.until.clone().or_else(|| self.target.clone());
         let mut limits = limits.clone();
@@ -239,8 +238,8 @@ impl Planner {
         Ok(end)
     }
 
-    /// What to read from `start` to `end`, in at most `tasks` parts but one per node at least.
-    /// Without a number it is one per node, or four where no other read follows.
+    /// What to read from `start` to `end`, in at most `tasks` partitions, but at least one per
+    /// node. By default one per node, or four if no other read follows.
     ///
     /// # Errors
     /// As [`Planner::end`].
@@ -283,14 +282,14 @@ impl Planner {
         let is_planned = |(at, from, to): &(Instant, Start, Offsets)| {
             at.elapsed() < FRESH && (from, to) == (start, end)
         };
-        // Again where it was planned long ago: it may have been rolled back since.
+        // Observes again if the end was planned long ago: it may have been rolled back since.
         if self.link.is_none() || !self.planned.as_ref().is_some_and(is_planned) {
             self.look(limits.persisted_only && !limits.is_last).await?;
         }
-        // What the bucket can do is known by now.
+        // The bucket's capabilities are known by now.
         let limits = self.possible(&limits);
-        // What was planned is read as it was planned, though only a part of it be asked for by now:
-        // the end says that all of it was read.
+        // Uses the filter of the plan, even if a narrower one was configured since: the end implies
+        // that everything in it was read.
         let filter = end.filter().unwrap_or(&self.filter).clone();
         let start = &self.fitted(start, &filter)?;
         let end = &self.fitted_offsets(end, &self.filter)?;
@@ -337,7 +336,7 @@ impl Planner {
         self.link.as_ref().map(|link| link.client.manifest()).unwrap_or_default()
     }
 
-    /// A start as one with this filter, if it is good for that.
+    /// A start with this filter, if it is valid for it.
     fn fitted(&self, start: &Start, filter: &StoredFilter) -> Result<Start, PlannerError> {
         match start {
             Start::Offsets(offsets) => Ok(self.fitted_offsets(offsets, filter)?.into()),
@@ -349,7 +348,7 @@ impl Planner {
         }
     }
 
-    /// Notes what is known to be read by now: a batch is planned after the one before has run.
+    /// Notes what has been read: a batch is planned after the previous one has run.
     fn note_read(&mut self, start: &Offsets) {
         for (&vbid, seen) in &self.seen {
             let offset = start.get(vbid);

@@ -8,8 +8,7 @@ use super::PlannerError;
 use super::planner::pause;
 use crate::{ChangeStream, Client, ConnectOptions, End, Filter, OnRollback, Start, StreamOptions};
 
-/// The options of a partition's stream; what a row holds is as in `base`, and what is read as it was
-/// planned.
+/// The options of a partition's stream: the contents of rows from `base`, the range from the plan.
 #[must_use]
 pub fn stream_options(partition: &Partition, base: StreamOptions) -> StreamOptions {
     let (start, ends) = partition.to_stream();
@@ -34,15 +33,16 @@ pub fn stream_options(partition: &Partition, base: StreamOptions) -> StreamOptio
     }
 }
 
-/// Opens the stream of a partition that has something to read, trying for as long as its patience
-/// allows: whoever planned it had opened the bucket.
+/// Opens the stream of a partition that has something to read, with retries for as long as its
+/// patience allows, since its planner had opened the bucket.
 ///
-/// Uses the client `kept` from an earlier read unless that turns out to be of no use, and gives
-/// back the one that the stream belongs to.
+/// Uses the client `kept` from an earlier read if it works, and returns the one that the stream
+/// belongs to.
 ///
 /// # Errors
-/// [`PlannerError`]; [`OffsetsError::OtherBucket`](dcp_proto::micro_batch::OffsetsError::OtherBucket)
-/// if the bucket is not the one that was planned for.
+/// [`PlannerError`];
+/// [`OffsetsError::OtherBucket`](dcp_proto::micro_batch::OffsetsError::OtherBucket) if the bucket
+/// is not the one the read was planned for.
 pub async fn open<S, M>(
     connect: &ConnectOptions,
     mut kept: Option<Client>,
@@ -69,7 +69,7 @@ where
             Ok::<_, PlannerError>((client, stream))
         };
         match Box::pin(attempt).await {
-            // Another client tells: the node of this one may be gone, its bucket another by now.
+            // A new client decides: the node of this one may be gone, or its bucket recreated.
             Err(error) if was_kept => tracing::debug!(%error, "a pooled client cannot be used"),
             Err(error) if error.may_pass(true) => {
                 let pause = pause(connect, attempts);

@@ -1,5 +1,5 @@
-//! Observation of vBuckets outside of any stream: once for a stream that is opened, or again and again
-//! over connections that stay.
+//! Observation of vBuckets outside of any stream: once for a stream to be opened, or repeatedly
+//! over the same connections.
 
 mod nodes;
 
@@ -22,44 +22,44 @@ use crate::opening::Opening;
 use crate::persistence::{on_all_disks, to_answer};
 use crate::{Chain, Error, ErrorKind, StreamOptions};
 
-/// Longest time for the replicas of one call: what they do not say is taken for "not persisted".
+/// Longest time for the replicas of one call: seqnos that they do not report count as not
+/// persisted.
 const REPLICA_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Pause before a vBucket is asked for again whose history changed between two questions.
+/// Pause before a vBucket whose history changed between two requests is observed again.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Interval in which the server would drop a connection that answers no noops: it is quiet
-/// between two calls. The longest that servers accept.
+/// Noop interval, the longest that servers accept: the connection does not answer noops between two
+/// calls, and the server would drop it.
 const QUIET: Duration = Duration::from_secs(3 * 60 * 60);
 
-/// What the cluster says of one vBucket, all of one moment.
+/// The observed state of one vBucket at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
     /// The history of the active copy.
     pub log: FailoverLog,
     /// Its highest seqno, on the newest branch of that history.
     pub high_seqno: Seqno,
-    /// Seqno that is on disk on the active copy and on every replica that the cluster map names,
-    /// all on the same branch; 0 if one of them does not answer or is on another branch. `None` if
-    /// it was not asked for.
+    /// Seqno that is persisted on the active copy and on every replica in the cluster map, all on
+    /// the same branch; 0 if one of them does not answer or is on another branch. `None` if it was
+    /// not requested.
     pub persisted_seqno: Option<Seqno>,
     /// Seqno up to which the active copy may have purged deletions; `None` if its node does not
-    /// tell, as a server that keeps its statistics from the user.
+    /// report it, for example because the user may not read statistics.
     pub purge_seqno: Option<Seqno>,
 }
 
-/// Asks the nodes of a bucket where its vBuckets are. Made by
-/// [`Client::observer`](crate::Client::observer).
+/// Observes the vBuckets of a bucket. Created by [`Client::observer`](crate::Client::observer).
 ///
 /// It keeps one connection per node between calls, without a task: a connection that has died
-/// meanwhile is made anew, and one to a node that has no copy any more is closed.
+/// meanwhile is replaced, and one to a node that no longer has a copy is closed.
 #[derive(Debug)]
 pub struct Observer {
     bucket: Arc<Bucket>,
     opening: Opening,
     connections: BTreeMap<Address, Connected>,
-    /// Histories as last seen. The answer to what is asked of a branch tells if it is still the
-    /// newest, and a history does not change without a new branch.
+    /// Histories as last observed. An answer about a branch shows whether it is still the newest,
+    /// and a history does not change without a new branch.
     logs: BTreeMap<Vbid, FailoverLog>,
 }
 
@@ -74,19 +74,19 @@ impl Observer {
         Ok(Self { bucket, opening, connections, logs: BTreeMap::new() })
     }
 
-    /// Whether the bucket is kept in memory only, so that nothing of it is ever persisted.
+    /// Whether the bucket is ephemeral, so that nothing is ever persisted.
     #[must_use]
     pub fn is_ephemeral(&self) -> bool {
         self.bucket.config().is_ephemeral()
     }
 
-    /// Whether its vBuckets can be read on below what was purged of their deletions.
+    /// Whether reads can resume below the purge seqnos of its vBuckets.
     #[must_use]
     pub fn ignores_purges(&self) -> bool {
         self.bucket.config().ignores_purges()
     }
 
-    /// Looks at these vBuckets; at what is persisted on all their copies too, if wanted.
+    /// Observes these vBuckets, optionally with the seqnos persisted on all their copies.
     ///
     /// # Errors
     /// [`Error`] if the nodes the vBuckets are active on do not all answer within the connect
@@ -102,8 +102,8 @@ impl Observer {
         observed
     }
 
-    /// Whether streams of what a filter names could go on from these positions; if not, the seqno
-    /// that each is rolled back to.
+    /// Whether streams with a filter could resume from these positions; if not, the seqno that each
+    /// is rolled back to.
     ///
     /// # Errors
     /// [`Error`] if not every vBucket's node answers within the connect timeout.
@@ -133,10 +133,10 @@ impl Observer {
         seqnos
     }
 
-    /// Has the client learn the newest manifest that the nodes send in time.
+    /// Updates the client to the newest manifest that the nodes send in time.
     ///
     /// # Errors
-    /// [`Error`] if the bucket is another one by now.
+    /// [`Error`] if the bucket was recreated.
     pub(crate) async fn refresh_manifest(&mut self) -> Result<(), Error> {
         let mut nodes = self.nodes();
         let refreshed = nodes.refresh_map(REPLICA_PATIENCE).await;
@@ -168,7 +168,7 @@ impl Observer {
         if !persisted {
             observed.values_mut().for_each(|seen| seen.persisted_seqno = None);
         } else if !observe_replicas(nodes, replicas, &mut observed).await {
-            // The map may name copies that are there no more.
+            // The map may list copies that no longer exist.
             nodes.refresh_map(REPLICA_PATIENCE).await?;
         }
         Ok(observed)
@@ -181,7 +181,7 @@ impl Observer {
         vbids.flat_map(|vbid| self.bucket.copies_of(&map, vbid)).flatten().collect()
     }
 
-    /// The replicas the map names, by node.
+    /// The replicas in the map, by node.
     fn replicas(&self, vbids: impl Iterator<Item = Vbid>) -> BTreeMap<Address, Vec<Vbid>> {
         let map = self.bucket.config();
         let mut by_node = BTreeMap::<_, Vec<Vbid>>::new();
@@ -196,8 +196,8 @@ impl Observer {
     }
 }
 
-/// Histories and seqnos of the active copies. `logs` are those known; a vBucket whose history is
-/// another one by now is asked for again.
+/// Histories and seqnos of the active copies. `logs` are the known ones; a vBucket whose history
+/// has changed is observed again.
 async fn observe_active(
     nodes: &mut Nodes,
     vbids: &BTreeSet<Vbid>,
@@ -205,7 +205,7 @@ async fn observe_active(
 ) -> Result<BTreeMap<Vbid, Observation>, Error> {
     let mut observed = BTreeMap::new();
     let mut missing = vbids.clone();
-    // First: what is purged later is purged after the moment that is looked at.
+    // First, so that later purges are after the observed moment.
     let purged = nodes.purge_seqnos(vbids).await?;
     while let Some(&first) = missing.first() {
         let unknown = missing.iter().copied().filter(|vbid| !logs.contains_key(vbid)).collect();
@@ -227,7 +227,7 @@ async fn observe_active(
             observed.insert(vbid, seen);
             missing.remove(&vbid);
         }
-        // A history that was known from an earlier look is fetched at once.
+        // A history that was known from an earlier observation is fetched at once.
         if missing.is_disjoint(&unknown) {
             continue;
         }
@@ -240,7 +240,7 @@ async fn observe_active(
     Ok(observed)
 }
 
-/// Lowers what is persisted to what it is on every replica; `false` if one did not answer.
+/// Lowers the persisted seqno to the minimum of all replicas; `false` if one did not answer.
 async fn observe_replicas(
     nodes: &mut Nodes,
     replicas: BTreeMap<Address, Vec<Vbid>>,
@@ -267,7 +267,7 @@ async fn observe_replicas(
     all
 }
 
-/// Whether the answer is of the branch that was asked for, and that branch the copy's newest.
+/// Whether the answer is about the requested branch, and that is the copy's newest.
 fn is_on(answer: &ObservedSeqno, vbuuid: Vbuuid) -> bool {
     answer.vbuuid == vbuuid && answer.failover.is_none()
 }

@@ -1,5 +1,5 @@
-//! Questions to all nodes of some vBuckets at once: their seqnos, histories and what streams could go
-//! on from.
+//! Requests to all nodes of some vBuckets at once: their seqnos, histories, and where streams could
+//! resume.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use crate::connect::Connected;
 use crate::opening::Opening;
 use crate::{Chain, Error, ErrorKind, requests};
 
-/// Pause before nodes are asked again for what they did not answer; it doubles.
+/// Pause before requests that were not answered are repeated; it doubles.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Longer than anybody waits, and nothing that a moment cannot be moved by.
+/// Longer than any wait, but small enough to be added to an instant.
 const YEARS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// What nodes are asked. A trait and no closure, so that the futures can be sent between threads.
+/// A request to nodes. A trait instead of a closure, so that the futures are `Send`.
 pub(crate) trait Question: Send + Sync + 'static {
-    /// What there is to say of one vBucket.
+    /// The answer for one vBucket.
     type Answer: Send + 'static;
 
     /// Asks one node.
@@ -40,7 +40,7 @@ pub(crate) trait Question: Send + Sync + 'static {
     ) -> impl Future<Output = Result<BTreeMap<Vbid, Self::Answer>, Error>> + Send;
 }
 
-/// Nothing: that there is a connection is enough.
+/// No request: a connection is enough.
 struct Nothing;
 
 impl Question for Nothing {
@@ -79,7 +79,7 @@ impl Question for FailoverLogs {
     }
 }
 
-/// Seqnos in memory and on disk of copies that were last seen on these branches.
+/// Seqnos in memory and on disk of copies that were last observed on these branches.
 pub(crate) struct Seqnos {
     pub(crate) branches: BTreeMap<Vbid, Vbuuid>,
 }
@@ -101,7 +101,7 @@ impl Question for Seqnos {
 struct PurgeSeqnos;
 
 impl Question for PurgeSeqnos {
-    /// `None` if the node does not tell.
+    /// `None` if the node does not report it.
     type Answer = Option<Seqno>;
 
     async fn ask(
@@ -111,7 +111,7 @@ impl Question for PurgeSeqnos {
     ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
         let told = requests::purge_seqnos(&mut connected.socket, &mut connected.leftover).await?;
         let Some(told) = told else { return Ok(vbids.iter().map(|&vbid| (vbid, None)).collect()) };
-        // One it has no copy of has moved.
+        // A vBucket without a copy on the node has moved.
         let seqno = |&vbid: &Vbid| Some((vbid, Some(*told.get(&vbid)?)));
         Ok(vbids.iter().filter_map(seqno).collect())
     }
@@ -123,7 +123,7 @@ struct Resumption {
 }
 
 impl Question for Resumption {
-    /// Where the server rolls back to, if it does.
+    /// The seqno to roll back to, if any.
     type Answer = Option<Seqno>;
 
     async fn ask(
@@ -153,7 +153,7 @@ impl Question for CollectionSeqnos {
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
         let Connected { socket, leftover, .. } = connected;
         let seqnos = requests::collection_seqnos(socket, leftover, &self.collections).await?;
-        // The node knows no seqno of a collection that a vBucket has nothing of.
+        // The node sends no seqno for a vBucket without data of the collections.
         Ok(vbids
             .iter()
             .map(|vbid| (*vbid, seqnos.get(vbid).copied().unwrap_or_default()))
@@ -161,20 +161,20 @@ impl Question for CollectionSeqnos {
     }
 }
 
-/// Connections to nodes, and how to make more of them.
+/// Connections to nodes, and the means to make more.
 pub(crate) struct Nodes {
     bucket: Arc<Bucket>,
-    /// With DCP opened so, or plain ones.
+    /// How DCP is opened; `None` for plain connections.
     opening: Option<Opening>,
     connections: BTreeMap<Address, Connected>,
     begun: Instant,
-    /// Nodes are not asked again after this moment.
+    /// Requests are not repeated after this time.
     deadline: Instant,
-    /// Whether a first attempt may last beyond it.
+    /// Whether a first attempt may take longer.
     is_for_stream: bool,
 }
 
-/// What came of asking one node about some vBuckets.
+/// Result of a request to one node about some vBuckets.
 pub(crate) struct Visited<A> {
     pub(crate) address: Address,
     pub(crate) vbids: Vec<Vbid>,
@@ -182,7 +182,7 @@ pub(crate) struct Visited<A> {
 }
 
 impl Nodes {
-    /// Connections are made as `opening` says; everything together may take as long as one
+    /// Connections are opened according to `opening`; everything together may take as long as one
     /// connection.
     pub(crate) fn new(bucket: Arc<Bucket>, opening: Option<Opening>) -> Self {
         let begun = Instant::now();
@@ -191,14 +191,14 @@ impl Nodes {
         Self { bucket, opening, connections, begun, deadline, is_for_stream: false }
     }
 
-    /// For a stream to be opened: what fails is tried again for as long as the stream would.
+    /// For a stream to be opened: failures are retried as long as the stream would.
     pub(crate) fn for_stream(bucket: Arc<Bucket>, opening: Opening, patience: Duration) -> Self {
         let nodes = Self::new(bucket, Some(opening));
         let deadline = nodes.begun.checked_add(patience.min(YEARS)).unwrap_or(nodes.deadline);
         Self { deadline, is_for_stream: true, ..nodes }
     }
 
-    /// Goes on with connections that were made before.
+    /// Continues with existing connections.
     pub(crate) fn with_connections(
         bucket: Arc<Bucket>,
         opening: Opening,
@@ -207,7 +207,7 @@ impl Nodes {
         Self { connections, ..Self::new(bucket, Some(opening)) }
     }
 
-    /// When everything has to be answered.
+    /// Time by which everything must be answered.
     pub(crate) fn deadline(&self) -> Instant {
         self.deadline
     }
@@ -217,8 +217,8 @@ impl Nodes {
         self.connections.into_values().collect()
     }
 
-    /// Connects to the nodes of these vBuckets, as far as there are any, and to some other one if
-    /// there is none: the manifest is a node's then, and not what was known long ago.
+    /// Connects to the nodes of these vBuckets, or to any other node if there are none, so that the
+    /// manifest comes from a node and is up to date.
     ///
     /// # Errors
     /// [`Error`] of a node that cannot be reached before the deadline.
@@ -229,7 +229,7 @@ impl Nodes {
         self.ask(&self.placed(vbids), Nothing).await.map(drop)
     }
 
-    /// Those of these vBuckets that the map places on a node.
+    /// Those of these vBuckets that the map assigns to a node.
     fn placed(&self, vbids: &BTreeSet<Vbid>) -> BTreeSet<Vbid> {
         let by_address = self.bucket.by_address(vbids.iter().copied());
         let placed = by_address.into_iter().filter(|(address, _)| address.is_some());
@@ -261,12 +261,12 @@ impl Nodes {
         self.ask(vbids, FailoverLogs).await
     }
 
-    /// Highest seqnos of these vBuckets, each with the failover log of the history it is part of:
-    /// both are asked for until no failover lies between.
+    /// Highest seqnos of these vBuckets, each with the failover log of its history: both are
+    /// requested until no failover happened in between.
     ///
     /// # Errors
-    /// [`Error`] if not every vBucket's node answers before the deadline, or histories change at
-    /// every look until then.
+    /// [`Error`] if not every vBucket's node answers before the deadline, or histories keep
+    /// changing until then.
     pub(crate) async fn newest(
         &mut self,
         mut vbids: BTreeSet<Vbid>,
@@ -289,7 +289,7 @@ impl Nodes {
         }
     }
 
-    /// Whether there is time to ask once more about a vBucket whose history has just changed.
+    /// Checks that there is time to observe a vBucket again whose history has just changed.
     ///
     /// # Errors
     /// [`ErrorKind::Timeout`] after the deadline.
@@ -302,7 +302,7 @@ impl Nodes {
         Err(Error::out_of_reach(vbid, self.begun.elapsed(), Some(cause)))
     }
 
-    /// Seqnos in memory and on disk of these vBuckets, which were last seen on these branches.
+    /// Seqnos in memory and on disk of these vBuckets, which were last observed on these branches.
     ///
     /// # Errors
     /// [`Error`] if not every vBucket's node answers before the deadline.
@@ -314,7 +314,7 @@ impl Nodes {
         self.ask(&vbids, Seqnos { branches: branches.clone() }).await
     }
 
-    /// Up to where deletions of these vBuckets may be gone; `None` where the node does not tell.
+    /// Purge seqnos of these vBuckets; `None` if the node does not report them.
     ///
     /// # Errors
     /// [`Error`] if not every vBucket's node answers before the deadline.
@@ -325,7 +325,8 @@ impl Nodes {
         self.ask(vbids, PurgeSeqnos).await
     }
 
-    /// Whether streams could go on from these positions; if not, where they are rolled back to.
+    /// Whether streams could resume from these positions; if not, the seqnos they are rolled back
+    /// to.
     ///
     /// # Errors
     /// [`Error`] if not every vBucket's node answers before the deadline.
@@ -352,7 +353,7 @@ impl Nodes {
         self.ask(vbids, CollectionSeqnos { collections }).await
     }
 
-    /// Asks the nodes until every vBucket is answered.
+    /// Repeats requests until every vBucket is answered.
     async fn ask<Q: Question>(
         &mut self,
         vbids: &BTreeSet<Vbid>,
@@ -374,7 +375,7 @@ impl Nodes {
                 let (waited, cause) = (self.begun.elapsed(), Some(Arc::new(cause)));
                 return Err(Error::out_of_reach(vbid, waited, cause));
             }
-            tracing::debug!(%vbid, error = %Chain(&cause), "a node is asked again");
+            tracing::debug!(%vbid, error = %Chain(&cause), "a node did not answer, trying again");
             if is_map_doubtful {
                 self.find_out_who_is_left().await?;
             } else {
@@ -386,7 +387,8 @@ impl Nodes {
         }
     }
 
-    /// Asks each node once. A failure that may pass is returned, and a vBucket it is about.
+    /// Sends one request to each node. Returns a temporary failure, with a vBucket that it
+    /// concerns.
     async fn round<Q: Question>(
         &mut self,
         missing: &BTreeSet<Vbid>,
@@ -403,7 +405,7 @@ impl Nodes {
             match (visited.answers, visited.vbids.first()) {
                 (Ok(told), _) => answers.extend(told),
                 (Err(error), Some(&vbid)) if self.bucket.may_pass(&error) => {
-                    // The first vBucket of all, so that it is the same one each time.
+                    // The first vBucket, so that errors are deterministic.
                     failed = failed.filter(|(other, _)| *other < vbid).or(Some((vbid, error)));
                 }
                 (Err(error), _) => return Err(error),
@@ -412,8 +414,8 @@ impl Nodes {
         Ok(failed)
     }
 
-    /// How long one node may take: not all the time there is, since another may have taken its
-    /// place meanwhile.
+    /// How long one node may take: not all of the time, since another node may take its place
+    /// meanwhile.
     fn attempt(&self) -> Duration {
         if self.is_for_stream {
             return self.bucket.connect_timeout();
@@ -422,7 +424,7 @@ impl Nodes {
         (left * 3 / 4).max(PAUSE)
     }
 
-    /// Asks these nodes, all at once, so that none holds up the others.
+    /// Sends requests to these nodes concurrently, so that none delays the others.
     pub(crate) async fn visit<Q: Question>(
         &mut self,
         nodes: BTreeMap<Address, Vec<Vbid>>,
@@ -441,7 +443,7 @@ impl Nodes {
         }
         let mut visited = Vec::with_capacity(visits.len());
         while let Some(visit) = visits.join_next().await {
-            // One whose task was ended by the runtime has not answered.
+            // A task that was ended by the runtime has no answer.
             let Ok((address, vbids, asked)) = visit else { continue };
             let answers = asked.map(|(connected, answers)| {
                 self.connections.insert(address.clone(), connected);
@@ -452,7 +454,7 @@ impl Nodes {
         visited
     }
 
-    /// Learns the newest map from whoever can be reached: a node that cannot may have left.
+    /// Fetches the newest map from any reachable node: an unreachable one may have left.
     async fn find_out_who_is_left(&mut self) -> Result<(), Error> {
         match timeout(self.attempt(), Box::pin(self.bucket.fetch_map())).await {
             Ok(Err(error)) if !self.bucket.may_pass(&error) => Err(error),
@@ -460,8 +462,7 @@ impl Nodes {
         }
     }
 
-    /// Learns the newest map from the nodes there are connections to. One that does not answer is
-    /// let go of.
+    /// Fetches the newest map from connected nodes. Connections that do not answer are dropped.
     ///
     /// # Errors
     /// [`ErrorKind::BucketNotFound`] if another bucket has the name.
@@ -473,10 +474,10 @@ impl Nodes {
                 match timeout(limit, bucket.refresh(&mut connected)).await {
                     Ok(Ok(())) => return Some((address, connected)),
                     Ok(Err(error)) => {
-                        tracing::debug!(%address, error = %Chain(&error), "a node gives no map");
+                        tracing::debug!(%address, error = %Chain(&error), "a node sent no map");
                     }
                     Err(_) => {
-                        tracing::debug!(%address, "a node does not send a cluster map in time");
+                        tracing::debug!(%address, "a node sent no cluster map in time");
                     }
                 }
                 None
@@ -489,8 +490,8 @@ impl Nodes {
     }
 }
 
-/// Asks one node, over the connection that was kept or a new one. One that fails is let go of: it
-/// is dead, or a late answer would be taken for that to the next question.
+/// Sends a request to one node, over the existing connection or a new one. A failed connection is
+/// dropped: it is dead, or a late answer would be taken for the answer to the next request.
 async fn ask_node<Q: Question>(
     kept: Option<Connected>,
     connect: impl Future<Output = Result<Connected, Error>>,
@@ -518,5 +519,5 @@ fn late(limit: Duration) -> Error {
 }
 
 fn unanswered() -> Error {
-    Error::new(ErrorKind::Timeout, "no node says that the vBucket is active on it")
+    Error::new(ErrorKind::Timeout, "no node reports the vBucket as active")
 }

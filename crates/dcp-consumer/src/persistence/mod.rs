@@ -1,8 +1,8 @@
-//! How far every copy of a vBucket is on disk: a value, without tasks or IO.
+//! Persisted seqnos of all copies of vBuckets: a value, without tasks or IO.
 //!
-//! Observed once for each vBucket whose stream is opened, so that what is on disk already need not wait, and
-//! from then on only for those that have unpersisted changes; on each node in one go and at its own pace,
-//! so that a slow node holds up no vBucket it has no copy of.
+//! Observed once for each vBucket whose stream is opened, so that persisted changes need not wait,
+//! and then only for those with unpersisted changes; for each node in one request and at its own
+//! pace, so that a slow node delays only vBuckets of which it has a copy.
 
 pub(crate) mod observer;
 
@@ -15,21 +15,21 @@ use dcp_wire::{Seqno, Vbid, Vbuuid};
 
 use crate::connect::ConnectionId;
 
-/// Shortest pause between two questions to a node: unpersisted changes are being written to disk.
+/// Shortest pause between two requests to a node, while unpersisted changes are being written.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Longest pause, after nothing has moved for a while.
+/// Longest pause, after a while without progress.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// How long changes may stay unpersisted although the active copy has left their branch. The server ends the
-/// stream of such a vBucket by itself, except where it has ended it before, at its end.
+/// How long changes may stay unpersisted although the active copy has left their branch. The server
+/// ends the stream of such a vBucket by itself, unless it has already ended it at its end.
 const LEFT_BEHIND: Duration = Duration::from_secs(1);
 
 /// How long changes may stay unpersisted before an event reports it.
 const OVERDUE: Duration = Duration::from_secs(60);
 
-/// One copy of a vBucket: its newest branch, and how far that is on disk. `None`: it did not answer,
-/// or does not know the branch asked about.
+/// One copy of a vBucket: its newest branch, and its persisted seqno. `None`: it did not answer, or
+/// does not know the requested branch.
 pub(crate) type Answer = Option<(Vbuuid, Seqno)>;
 
 /// A node's answer about its copy.
@@ -37,8 +37,8 @@ pub(crate) const fn to_answer(observed: &ObservedSeqno) -> (Vbuuid, Seqno) {
     (observed.vbuuid, observed.persisted_seqno)
 }
 
-/// Up to where all copies have everything on disk, on this branch: nothing while one of them has
-/// another branch, or does not answer.
+/// Seqno that all copies have persisted on this branch: 0 while one of them has another branch, or
+/// does not answer.
 pub(crate) fn on_all_disks(vbuuid: Vbuuid, answers: impl IntoIterator<Item = Answer>) -> Seqno {
     let of_one = |answer: Answer| match answer {
         Some((on, seqno)) if on == vbuuid => seqno,
@@ -47,14 +47,13 @@ pub(crate) fn on_all_disks(vbuuid: Vbuuid, answers: impl IntoIterator<Item = Ans
     answers.into_iter().map(of_one).min().unwrap_or(Seqno::ZERO)
 }
 
-/// How far one vBucket of a connection is persisted now.
+/// New persisted seqno of a connection's vBucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PersistedTo {
     pub(crate) on: ConnectionId,
     pub(crate) vbid: Vbid,
     pub(crate) vbuuid: Vbuuid,
-    /// All copies have everything up to here on disk; 0 while one has another branch, or is not
-    /// heard from.
+    /// Persisted seqno of all copies; 0 while one has another branch, or does not answer.
     pub(crate) seqno: Seqno,
 }
 
@@ -64,11 +63,11 @@ struct Watched {
     on: ConnectionId,
     /// Newest branch of its stream.
     vbuuid: Vbuuid,
-    /// Addresses of the copies that are present; `None` of a node without one.
+    /// Addresses of the present copies; `None` for a node without an address.
     copies: Vec<Option<Address>>,
     answers: Vec<Answer>,
-    /// Which of the copies are to be asked even if no changes are unpersisted: those of which nothing
-    /// was heard since the stream was opened, or the map changed.
+    /// Which copies to observe even if no changes are unpersisted: those that have not answered
+    /// since the stream was opened, or the map changed.
     unheard: Vec<bool>,
     /// The last seqno passed on to the connection.
     persisted_to: Seqno,
@@ -79,7 +78,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Up to where every copy has everything on disk.
+    /// Seqno that every copy has persisted.
     fn persisted(&self) -> Seqno {
         on_all_disks(self.vbuuid, self.answers.iter().copied())
     }
@@ -91,7 +90,7 @@ impl Watched {
         self.since.is_some() && self.answers.iter().flatten().any(differs)
     }
 
-    /// How far it is persisted now, if that is not what the connection knows.
+    /// The new persisted seqno, if the connection does not know it yet.
     fn advance(&mut self, vbid: Vbid) -> Option<PersistedTo> {
         let seqno = self.persisted();
         if seqno == self.persisted_to {
@@ -102,19 +101,19 @@ impl Watched {
     }
 }
 
-/// When a node is asked next.
+/// When a node is observed next.
 #[derive(Debug)]
 struct Node {
     due: Instant,
     pause: Duration,
-    /// A question is on its way.
+    /// Whether a request is in progress.
     is_asked: bool,
 }
 
-/// What is asked of a node: of each vBucket, about the branch.
+/// A request to a node: vBuckets and their branches.
 pub(crate) type Question = Vec<(Vbid, Vbuuid)>;
 
-/// How far every copy of every vBucket is on disk.
+/// Persisted seqnos of all copies of all vBuckets.
 #[derive(Debug, Default)]
 pub(crate) struct Persistence {
     vbuckets: BTreeMap<Vbid, Watched>,
@@ -161,7 +160,7 @@ impl Persistence {
         }
     }
 
-    /// Nodes that answered the same for a while, and so are asked rarely, are asked often again.
+    /// Resets the pause of nodes that were observed rarely because nothing changed.
     fn ask_soon(&mut self, copies: &[Option<Address>], now: Instant) {
         for address in copies.iter().flatten() {
             let new = Node { due: now, pause: SHORTEST, is_asked: false };
@@ -179,19 +178,19 @@ impl Persistence {
         }
     }
 
-    /// A vBucket's stream is over.
+    /// A vBucket's stream ended.
     pub(crate) fn forget(&mut self, vbid: Vbid, on: ConnectionId) {
         if self.vbuckets.get(&vbid).is_some_and(|watched| watched.on == on) {
             self.vbuckets.remove(&vbid);
         }
     }
 
-    /// A connection is over, and all streams on it.
+    /// A connection ended, and all streams on it.
     pub(crate) fn forget_all(&mut self, on: ConnectionId) {
         self.vbuckets.retain(|_, watched| watched.on != on);
     }
 
-    /// The cluster map has changed: a vBucket whose copies have is known nothing of.
+    /// The cluster map has changed: resets vBuckets whose copies have changed.
     pub(crate) fn follow(
         &mut self,
         copies_of: impl Fn(Vbid) -> Vec<Option<Address>>,
@@ -225,7 +224,7 @@ impl Persistence {
         self.nodes.contains_key(address)
     }
 
-    /// What is to be asked now, by node. Each is to be [answered](Self::answered).
+    /// The requests that are due, by node. Each must be [answered](Self::answered).
     pub(crate) fn due(&mut self, now: Instant) -> Vec<(Address, Question)> {
         let mut questions = Vec::new();
         for (address, node) in &mut self.nodes {
@@ -241,14 +240,14 @@ impl Persistence {
         questions
     }
 
-    /// When something is to be asked.
+    /// When the next request is due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let waits = |address: &Address| concerning(&self.vbuckets, address).next().is_some();
         let idle = self.nodes.iter().filter(|(_, node)| !node.is_asked);
         idle.filter(|(address, _)| waits(address)).map(|(_, node)| node.due).min()
     }
 
-    /// A node has answered, or has not: then nothing is known of its copies.
+    /// Handles a node's answer; without one, the state of its copies is unknown.
     pub(crate) fn answered(
         &mut self,
         address: &Address,
@@ -293,7 +292,7 @@ impl Persistence {
         advanced
     }
 
-    /// Up to where all copies of a vBucket have everything on disk; `None` if it is not watched.
+    /// Seqno that all copies of a vBucket have persisted; `None` if it is not watched.
     pub(crate) fn persisted(&self, vbid: Vbid) -> Option<Seqno> {
         Some(self.vbuckets.get(&vbid)?.persisted_to)
     }
@@ -305,8 +304,7 @@ impl Persistence {
     }
 
     /// vBuckets whose active copy has left the branch of unpersisted changes, so that these will
-    /// never be persisted, and the connections they are on. They are forgotten: their streams are
-    /// to be opened again.
+    /// never be persisted, and their connections. They are removed: their streams must be reopened.
     pub(crate) fn left_behind(&mut self, now: Instant) -> Vec<(Vbid, ConnectionId)> {
         let left_behind = |(&vbid, watched): (&Vbid, &Watched)| {
             let waits = now.saturating_duration_since(watched.since?);
@@ -333,8 +331,8 @@ impl Persistence {
     }
 }
 
-/// What to ask a node: about the vBuckets that have a copy there, and unpersisted changes or nothing heard
-/// of that copy.
+/// The request to a node: vBuckets with a copy there that have unpersisted changes, or whose copy
+/// has not answered yet.
 fn concerning<'a>(
     vbuckets: &'a BTreeMap<Vbid, Watched>,
     address: &'a Address,

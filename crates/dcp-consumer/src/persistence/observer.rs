@@ -1,4 +1,4 @@
-//! The task that asks one node how far its copies are on disk.
+//! The task that observes the persisted seqnos of one node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,19 +16,19 @@ use crate::{Error, ErrorKind, requests};
 /// How long a node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What came of a question.
+/// Result of a request.
 #[derive(Debug)]
 pub(crate) enum Observed {
     /// Of the copies.
     Answers { answers: Vec<(Vbid, Answer)>, is_map_old: bool },
-    /// The node could not be asked; it may be another time.
+    /// The node could not be reached; a retry may help.
     Lost(Error),
-    /// The node does not answer such questions.
+    /// The node refuses such requests.
     Refused(Error),
 }
 
-/// Answers `questions` through `report` until nobody asks any more. Has a connection of its own, so that
-/// answers come while the flow-control buffer of the others is full.
+/// Answers `questions` through `report` until their sender is dropped. Uses a separate connection,
+/// so that answers arrive while the flow-control buffer of the others is full.
 pub(crate) async fn observe(
     bucket: Arc<Bucket>,
     address: Address,
@@ -39,7 +39,7 @@ pub(crate) async fn observe(
     while let Some(question) = questions.recv().await {
         let asked = timeout(PATIENCE, ask(&bucket, &address, &mut connection, &question)).await;
         let observed = asked.unwrap_or_else(|_| {
-            let message = "a node did not answer in time how far it has persisted";
+            let message = "a node did not report its persisted seqnos in time";
             Observed::Lost(Error::new(ErrorKind::Timeout, message))
         });
         if !matches!(observed, Observed::Answers { .. }) {
@@ -78,12 +78,12 @@ async fn ask(
     Observed::Answers { answers, is_map_old }
 }
 
-/// Whether asking again can help.
+/// Whether a retry can help.
 fn failure(error: Error) -> Observed {
     let (kind, message) = match error.status() {
         Some(Status::EACCESS) => (
             ErrorKind::AccessDenied,
-            "the user may not observe what is on disk, which persisted_only needs: grant the role \
+            "the user may not observe persisted seqnos, which persisted_only needs: grant the role \
              'Data DCP Reader' (data_dcp_reader)",
         ),
         Some(Status::UNKNOWN_COMMAND | Status::NOT_SUPPORTED) => (

@@ -1,4 +1,4 @@
-//! What the end of a stream, or the refusal of one, means for its vBucket.
+//! What to do with a vBucket after its stream ended or was refused.
 
 use dcp_proto::consumer::{EndCause, OpenStreamError};
 use dcp_wire::message::StreamEndReason;
@@ -7,20 +7,20 @@ use dcp_wire::{Status, Vbid};
 use crate::retry::Backoff;
 use crate::{Error, ErrorKind};
 
-/// What an end means.
+/// What to do after an end.
 #[derive(Debug)]
 pub(super) enum Decision {
     Complete,
     Retry(Backoff),
-    /// Retry once the cluster map is right again.
+    /// Retry once the cluster map is up to date.
     Moved,
-    /// Retry unless what the filter names turns out to be gone.
+    /// Retry unless the filter's scope or collections were dropped.
     FilterRefused,
     Fatal(Error),
 }
 
-/// The table of stream ends and open errors. Where the stream `has_streamed`, a refusal may be that
-/// of a node which starts, or has not heard yet what the user may do.
+/// The table of stream ends and open errors. If the stream `has_streamed`, a refusal may come from
+/// a node that is starting, or does not know the user's privileges yet.
 pub(super) fn decide(vbid: Vbid, cause: &EndCause, has_streamed: bool) -> Decision {
     match cause {
         EndCause::Complete => Decision::Complete,
@@ -30,13 +30,14 @@ pub(super) fn decide(vbid: Vbid, cause: &EndCause, has_streamed: bool) -> Decisi
         }
         EndCause::RolledBack(rollback) => {
             let message = format!(
-                "{vbid} was rolled back to seqno {}: the changes read above it are void",
+                "{vbid} was rolled back to seqno {}: the changes read above it are no longer valid",
                 rollback.seqno
             );
             let error = Error::new(ErrorKind::Rollback, message).with_vbid(vbid);
             Decision::Fatal(error.with_rollback_seqno(rollback.seqno))
         }
-        // Closed by us in order to move; a rollback at 0 is the server's error, which may pass.
+        // Closed by the client in order to move; a rollback at 0 is a server error, which may be
+        // temporary.
         _ => Decision::Retry(Backoff::SHORT),
     }
 }
@@ -49,7 +50,7 @@ fn decide_end(vbid: Vbid, reason: StreamEndReason) -> Decision {
         | StreamEndReason::SLOW => Decision::Retry(Backoff::SHORT),
         StreamEndReason::STATE_CHANGED | StreamEndReason::ROLLBACK => Decision::Moved,
         StreamEndReason::FILTER_EMPTY => {
-            tracing::warn!(%vbid, "everything the filter names was dropped: nothing more comes");
+            tracing::warn!(%vbid, "everything in the filter was dropped: the stream ends");
             Decision::Complete
         }
         StreamEndReason::LOST_PRIVILEGES => {
@@ -65,7 +66,7 @@ fn decide_refusal(vbid: Vbid, status: Status, has_streamed: bool) -> Decision {
     match status {
         Status::NOT_MY_VBUCKET => Decision::Moved,
         Status::EACCESS | Status::KEY_ENOENT if has_streamed => Decision::Retry(Backoff::SHORT),
-        // A node may hear of a new collection later than we.
+        // A node may learn of a new collection later than the client.
         Status::UNKNOWN_COLLECTION | Status::UNKNOWN_SCOPE => Decision::FilterRefused,
         Status::EACCESS
         | Status::KEY_ENOENT
@@ -88,7 +89,7 @@ fn refusal(vbid: Vbid, status: Status) -> Error {
     Error::new(kind, message).with_vbid(vbid).with_status(status)
 }
 
-/// What went wrong with a stream that has to be opened again; `None` if it was closed on this side.
+/// Failure of a stream that must be reopened; `None` if it was closed on this side.
 pub(super) fn failure(vbid: Vbid, cause: &EndCause) -> Option<Error> {
     match cause {
         EndCause::Closed => None,

@@ -1,4 +1,4 @@
-//! What every vBucket of a stream is doing: a value, without tasks or IO.
+//! The states of a stream's vBuckets: a value, without tasks or IO.
 
 mod decisions;
 
@@ -16,23 +16,23 @@ use crate::driver::Progress;
 use crate::retry::Backoff;
 use crate::{Error, ErrorKind, StreamStats, VbucketState};
 
-/// How long a stream must have lived for its end not to count as one more failure in a row.
+/// How long a stream must have lived so that its end does not count as a consecutive failure.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// How long a vBucket may stand still while the server has more of it and the application waits.
-/// Servers are known to hold back the last change of a quiet vBucket until the next one.
+/// How long a vBucket may make no progress while the server has more changes and the application
+/// waits. Servers are known to hold back the last change of a quiet vBucket until the next one.
 const STILL: Duration = Duration::from_secs(60);
 
-/// What a vBucket is doing. Each is in exactly one of these states, and every one that is not
-/// final has somebody or some moment that takes it further.
+/// State of a vBucket. Each is in exactly one of these states, and every state that is not final
+/// has a connection or a time that ends it.
 #[derive(Debug)]
 enum State {
-    /// Its stream is asked for on a connection, or will be once that connection is there; in the
-    /// second case it holds what the request needs.
+    /// Its stream is requested on a connection, or will be once that is open; in the second case
+    /// `from` is what the request needs.
     Opening { on: ConnectionId, from: Option<Box<StreamPosition>> },
     /// It streams on a connection.
     Streaming { on: ConnectionId, since: Instant },
-    /// It is opened again at a moment.
+    /// It is reopened at a given time.
     BackingOff { until: Instant, from: Box<StreamPosition> },
     /// Its end was reached.
     Complete,
@@ -44,32 +44,32 @@ enum State {
 struct Entry {
     state: State,
     end_seqno: Seqno,
-    /// What is known of that end.
+    /// What is known of its end.
     end: EndKind,
     /// Failures in a row.
     attempts: u32,
     /// Whether it has ever streamed.
     was_open: bool,
-    /// Whether its last request was refused for what the filter names.
+    /// Whether its last request was refused because of the filter.
     is_refused: bool,
     /// Since when it has not been streaming.
     idle_since: Option<Instant>,
-    /// What went wrong last since then; `None` while a first attempt is under way.
+    /// The last failure since then; `None` during a first attempt.
     cause: Option<Arc<Error>>,
-    /// Highest seqno the server was heard to have.
+    /// Highest known seqno of the server.
     high_seqno: Option<Seqno>,
-    /// The seqno it stands at, below the server's, since when, and whether that was told.
+    /// If it is behind the server: its seqno, since when, and whether that was reported.
     still: Option<(Seqno, Instant, bool)>,
 }
 
-/// What is to be done about an ended stream.
+/// What to do after a stream ended.
 #[derive(Debug)]
 pub(crate) enum Verdict {
     /// Nothing: its end was reached.
     Complete,
-    /// It will be opened again; the server's map is doubtful.
+    /// It will be reopened; with `fetch_map` the map may be outdated.
     Retry { fetch_map: bool },
-    /// It will be opened again; the node does not know what the filter names.
+    /// It will be reopened; the node does not know the filter's scope or collections.
     FilterRefused,
     /// The whole stream ends with this error.
     Fatal(Error),
@@ -81,9 +81,9 @@ pub(crate) struct Reconciler {
     vbuckets: BTreeMap<Vbid, Entry>,
     /// How long a vBucket may be without a stream.
     patience: Duration,
-    /// How long it takes to find out that it cannot have one: a first attempt is not cut short.
+    /// How long an attempt may take to fail: a first attempt is not cut short.
     attempt: Duration,
-    /// Some vBucket has streamed: the user may read the bucket.
+    /// Whether any vBucket has streamed, so the user may read the bucket.
     has_streamed: bool,
     randomness: StdRng,
 }
@@ -105,7 +105,7 @@ impl Reconciler {
         Self { vbuckets, patience, attempt, has_streamed: false, randomness }
     }
 
-    /// The stream has these vBuckets too, and they stand at their ends already.
+    /// Adds vBuckets that are already at their ends.
     pub(crate) fn add_complete(&mut self, vbids: impl IntoIterator<Item = Vbid>) {
         let end_seqno = Seqno::ZERO;
         for vbid in vbids {
@@ -121,7 +121,7 @@ impl Reconciler {
         self.vbuckets.iter().filter(|(_, entry)| due(entry)).map(|(&vbid, _)| vbid).collect()
     }
 
-    /// When something is to be done because time has passed.
+    /// When the next vBucket is due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let waits = self.vbuckets.values().filter_map(|entry| match entry.state {
             State::BackingOff { until, .. } => Some(until),
@@ -132,7 +132,7 @@ impl Reconciler {
         waits.chain(limits).min()
     }
 
-    /// Has vBuckets that are to be opened wait longer, through no fault of theirs.
+    /// Delays vBuckets that wait to be opened, without counting it as a failure.
     pub(crate) fn hold_up(&mut self, now: Instant, until: Instant) {
         for entry in self.vbuckets.values_mut() {
             if let State::BackingOff { until: moment, .. } = &mut entry.state {
@@ -142,7 +142,7 @@ impl Reconciler {
         }
     }
 
-    /// A vBucket is given to a connection; it is opened as soon as that is there.
+    /// Assigns a vBucket to a connection; it is opened as soon as that is up.
     pub(crate) fn assign(&mut self, vbid: Vbid, on: ConnectionId) {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else { return };
         let state = std::mem::replace(&mut entry.state, State::Failed);
@@ -152,7 +152,7 @@ impl Reconciler {
         };
     }
 
-    /// What a connection that has come up is to open.
+    /// The streams that a newly opened connection must request.
     pub(crate) fn take_requests(
         &mut self,
         up: ConnectionId,
@@ -169,7 +169,7 @@ impl Reconciler {
         requests
     }
 
-    /// A vBucket has nowhere to go for now, because of `cause`.
+    /// A vBucket cannot be assigned for now, because of `cause`.
     pub(crate) fn postpone(&mut self, vbid: Vbid, cause: Option<Arc<Error>>, now: Instant) {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else { return };
         entry.cause = cause.or(entry.cause.take());
@@ -179,7 +179,7 @@ impl Reconciler {
         }
     }
 
-    /// A connection could not be made: what waited for it waits again.
+    /// A connection could not be made: its vBuckets wait again.
     pub(crate) fn unreachable(&mut self, lost: ConnectionId, cause: &Arc<Error>, now: Instant) {
         for entry in self.vbuckets.values_mut() {
             if let State::Opening { on, from } = &mut entry.state
@@ -203,7 +203,7 @@ impl Reconciler {
         }
     }
 
-    /// A connection is over, and with it the streams it had.
+    /// A connection ended, and its streams with it.
     pub(crate) fn lost(
         &mut self,
         on: ConnectionId,
@@ -223,7 +223,7 @@ impl Reconciler {
         self.unreachable(on, cause, now);
     }
 
-    /// A stream is over: decides what follows.
+    /// A stream ended: decides what follows.
     pub(crate) fn ended(
         &mut self,
         vbid: Vbid,
@@ -264,8 +264,8 @@ impl Reconciler {
         Verdict::Retry { fetch_map }
     }
 
-    /// What the filter names is gone: the vBuckets whose requests were refused for it have come to
-    /// their ends. `false` if none has ever streamed.
+    /// The filter's scope or collections were dropped: completes the vBuckets whose requests were
+    /// refused because of that. `false` if none has ever streamed.
     pub(crate) fn complete_refused(&mut self) -> bool {
         for entry in self.vbuckets.values_mut() {
             if entry.is_refused && matches!(entry.state, State::BackingOff { .. }) {
@@ -276,7 +276,7 @@ impl Reconciler {
         self.vbuckets.values().any(|entry| entry.was_open)
     }
 
-    /// The connection a vBucket is on, or will be.
+    /// The connection that a vBucket is assigned to.
     pub(crate) fn connection_of(&self, vbid: Vbid) -> Option<ConnectionId> {
         match self.vbuckets.get(&vbid)?.state {
             State::Opening { on, .. } | State::Streaming { on, .. } => Some(on),
@@ -295,18 +295,17 @@ impl Reconciler {
         self.vbuckets.values().all(|entry| matches!(entry.state, State::Complete))
     }
 
-    /// Whether some vBucket has no end that it could reach by reading.
+    /// Whether any vBucket has no end.
     pub(crate) fn is_endless(&self) -> bool {
         self.vbuckets.values().any(|entry| entry.end_seqno == Seqno::MAX)
     }
 
-    /// Whether some vBucket is neither streaming nor done.
+    /// Whether any vBucket is neither streaming nor complete.
     pub(crate) fn has_idle(&self) -> bool {
         self.vbuckets.values().any(|entry| entry.idle_since.is_some())
     }
 
-    /// A vBucket that has been without a stream for too long, how long that is, and what went wrong
-    /// last.
+    /// A vBucket that has been without a stream for too long, for how long, and its last failure.
     pub(crate) fn stalled(&self, now: Instant) -> Option<(Vbid, Duration, Option<Arc<Error>>)> {
         self.vbuckets.iter().find_map(|(&vbid, entry)| {
             let idle = now.saturating_duration_since(entry.idle_since?);
@@ -326,12 +325,11 @@ impl Reconciler {
         }
     }
 
-    /// Checks that no vBucket has been forgotten: one that is not final has a moment at which it is
+    /// Checks that no vBucket is lost: one that is not final must have a time at which it is
     /// opened, or a connection that `is_alive`.
     ///
     /// # Errors
-    /// [`ErrorKind::StreamEnded`] for one that has neither, which only a defect of this crate can
-    /// bring about.
+    /// [`ErrorKind::StreamEnded`] for one that has neither, which is a bug in this crate.
     pub(crate) fn check(&mut self, is_alive: impl Fn(ConnectionId) -> bool) -> Result<(), Error> {
         for (&vbid, entry) in &mut self.vbuckets {
             let (State::Opening { on, .. } | State::Streaming { on, .. }) = entry.state else {
@@ -340,25 +338,25 @@ impl Reconciler {
             if is_alive(on) {
                 continue;
             }
-            debug_assert!(false, "{vbid} is on a connection that is gone");
+            debug_assert!(false, "{vbid} is on a connection that no longer exists");
             entry.state = State::Failed;
-            let message = format!("{vbid} was forgotten by the client: please report this");
+            let message = format!("the client lost track of {vbid}: please report this");
             return Err(Error::new(ErrorKind::StreamEnded, message).with_vbid(vbid));
         }
         Ok(())
     }
 
-    /// What every vBucket is doing, and the highest seqno the server was heard to have.
+    /// The state of every vBucket, and the highest known seqno of the server.
     pub(crate) fn states(&self) -> impl Iterator<Item = (Vbid, VbucketState, Option<Seqno>)> {
         self.vbuckets.iter().map(|(&vbid, entry)| (vbid, entry.state(), entry.high_seqno))
     }
 
-    /// Whether some vBucket streams.
+    /// Whether any vBucket is streaming.
     pub(crate) fn has_streaming(&self) -> bool {
         self.vbuckets.values().any(|entry| matches!(entry.state, State::Streaming { .. }))
     }
 
-    /// How long a vBucket that waits to be opened again has to wait.
+    /// How long a vBucket waits before it is reopened.
     pub(crate) fn wait_of(&self, vbid: Vbid, now: Instant) -> Option<Duration> {
         match self.vbuckets.get(&vbid)?.state {
             State::BackingOff { until, .. } => Some(until.saturating_duration_since(now)),
@@ -366,8 +364,8 @@ impl Reconciler {
         }
     }
 
-    /// A streaming vBucket has come so far. For how long it has stood still, if that is too long
-    /// and was not told yet.
+    /// Notes the progress of a streaming vBucket. Returns how long it has made none, if that is too
+    /// long and was not reported yet.
     pub(crate) fn progressed(&mut self, progress: Progress, now: Instant) -> Option<Duration> {
         let entry = self.vbuckets.get_mut(&progress.vbid)?;
         // The newest answer counts: after a failover it may be lower.
@@ -389,8 +387,8 @@ impl Reconciler {
         }
     }
 
-    /// Whether a streaming vBucket waits for an end that was seen and has been lost since: the
-    /// server has less. True once, as its stream is to be asked for again.
+    /// Whether a streaming vBucket waits for an end that has been lost: the server's high seqno is
+    /// lower. True once, since its stream is then reopened.
     pub(crate) fn has_lost_end(&mut self, progress: Progress) -> bool {
         let Some(entry) = self.vbuckets.get_mut(&progress.vbid) else { return false };
         let is_lost = entry.end == EndKind::Seen && progress.high_seqno < entry.end_seqno;
@@ -400,7 +398,7 @@ impl Reconciler {
         is_lost
     }
 
-    /// Checks that a vBucket still has the end that was seen to exist.
+    /// Checks that a vBucket still has an end that existed.
     ///
     /// # Errors
     /// [`ErrorKind::Rollback`] if the server has less.
@@ -464,7 +462,7 @@ impl Entry {
         }
     }
 
-    /// Failures count in a row only if nothing went well for a while in between.
+    /// Failures are consecutive only if the stream did not last for a while in between.
     fn settle(&mut self, now: Instant) {
         if let State::Streaming { since, .. } = self.state
             && now.saturating_duration_since(since) >= SETTLED
@@ -489,7 +487,7 @@ impl Entry {
     }
 }
 
-/// Checks that the server has the end of a read, which was seen to exist.
+/// Checks that the server has the end of a read, which existed.
 ///
 /// # Errors
 /// [`ErrorKind::Rollback`] if it has less.
@@ -498,8 +496,8 @@ pub(crate) fn check_end(vbid: Vbid, end: Seqno, high: Seqno) -> Result<(), Error
         return Ok(());
     }
     let message = format!(
-        "{vbid} was rolled back to seqno {high} or below: the end of the read, seqno {end}, is no \
-         longer there"
+        "{vbid} was rolled back to seqno {high} or below: the end of the read, seqno {end}, no \
+         longer exists"
     );
     let error = Error::new(ErrorKind::Rollback, message).with_vbid(vbid);
     Err(error.with_rollback_seqno(high))

@@ -306,7 +306,7 @@ fn without_patience_the_first_attempt_is_made_and_the_first_failure_ends_the_str
 }
 
 #[test]
-#[cfg_attr(debug_assertions, should_panic(expected = "is on a connection that is gone"))]
+#[cfg_attr(debug_assertions, should_panic(expected = "is on a connection that no longer exists"))]
 fn a_forgotten_vbucket_is_found() {
     let mut reconciler = streaming(now());
     let error = reconciler.check(|_| false).unwrap_err();

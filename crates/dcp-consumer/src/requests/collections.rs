@@ -1,4 +1,4 @@
-//! Asking how far collections have come.
+//! Requests for the seqnos of collections.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::{answer, decode_seqnos, malformed, refused, unencodable, write};
 use crate::Error;
 
-/// Highest seqno that any of these collections has in each of the node's active vBuckets. One that
-/// the node does not have is passed over.
+/// Highest seqno that any of these collections has in each of the node's active vBuckets.
+/// Collections that the node does not have are skipped.
 pub(crate) async fn collection_seqnos<IO>(
     io: &mut IO,
     leftover: &mut BytesMut,

@@ -1,4 +1,4 @@
-//! Asking whether streams could go on, without streaming.
+//! Checks whether streams could resume, without streaming.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use super::{answer_noop, asked_for, lost, malformed, refused, unencodable, write};
 use crate::Error;
 
-/// Asks for a stream of nothing from each of these positions: `None` if the server would go on from
-/// there, or the seqno that it rolls back to. Only on a connection with DCP opened.
+/// Requests an empty stream from each of these positions: `None` if the server would resume there,
+/// or the seqno that it rolls back to. Only on a connection with DCP opened.
 ///
-/// A stream that ends where it starts is accepted or rolled back as any other, and ends at once. A
-/// vBucket that has moved meanwhile is left out.
+/// A stream that ends where it starts is accepted or rolled back like any other, and ends at once.
+/// A vBucket that has moved meanwhile is left out.
 pub(crate) async fn rollbacks<IO>(
     io: &mut IO,
     leftover: &mut BytesMut,
@@ -77,7 +77,7 @@ where
         let _packet = leftover.split_to(used);
         answer_noop(io, &header).await?;
     }
-    // The ends count towards the connection's window.
+    // STREAM_END messages count towards the connection's window.
     let mut ack = BytesMut::new();
     let bytes = u32::try_from(received).unwrap_or(u32::MAX);
     BufferAck { bytes }.encode(&mut ack).map_err(unencodable)?;

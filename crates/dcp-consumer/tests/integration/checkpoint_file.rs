@@ -200,7 +200,7 @@ fn readers_of_other_vbuckets_or_another_bucket_do_not_erase_each_other() {
     let anew = Checkpoint::new("other", StoredFilter::default());
     for store in stores {
         store.save(&at(5, 0)).unwrap();
-        for (refused, why) in [(&elsewhere, "does not have vb:1"), (&anew, "of bucket other")] {
+        for (refused, why) in [(&elsewhere, "lacks vb:1"), (&anew, "belongs to bucket other")] {
             let error = store.save(refused).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Checkpoint);
             assert!(error.to_string().contains(why), "{error}");

@@ -74,7 +74,7 @@ async fn a_silent_port_is_given_up_in_time() {
     });
     let options = plain(address.await).with_connect_timeout(Duration::from_millis(200));
     let error = failure(options).await;
-    assert_error(&error, ErrorKind::Timeout, "the peer says nothing");
+    assert_error(&error, ErrorKind::Timeout, "the peer does not answer");
     assert!(error.is_retryable());
 }
 
@@ -238,7 +238,7 @@ async fn seeds_that_cannot_be_used_are_named_each_with_its_cause() {
     // The cluster may be there again when the dead and the silent one are.
     assert!(error.is_retryable(), "{error:?}");
     let said = error.to_string();
-    let causes = ["refused", "says nothing", "HTTP", "not found"];
+    let causes = ["refused", "peer does not answer", "HTTP", "not found"];
     for (address, cause) in addresses.iter().zip(causes) {
         let of_it = said.split("; ").find(|part| part.contains(&address.to_string()));
         assert!(of_it.is_some_and(|part| part.contains(cause)), "{address} {cause}: {said}");
@@ -291,7 +291,7 @@ fn wrong_options_are_refused_before_anything_is_sent() {
     for (error, says) in [
         (with("localhost", &|_| {}), "couchbase://"),
         (with("couchbase://h:8091", &|_| {}), "cluster manager"),
-        (with("couchbase://h/other", &|_| {}), "another bucket"),
+        (with("couchbase://h/other", &|_| {}), "different bucket"),
         (with("couchbase://h?network=moon", &|_| {}), "network"),
         (with("couchbase://h", &|o| o.bucket = Some(String::new())), "empty"),
         (with("couchbase://h", &|o| o.credentials = None), "pass username and password"),

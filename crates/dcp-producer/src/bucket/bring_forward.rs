@@ -1,4 +1,4 @@
-//! How a vBucket follows the collections manifest, event by event.
+//! Brings a vBucket up to date with the collections manifest, event by event.
 
 use bytes::Bytes;
 use dcp_proto::producer::{Item, ItemKind};
@@ -10,11 +10,11 @@ use super::manifest::{Collection, CollectionSettings, Manifest};
 use super::vbucket::VBucket;
 use crate::chance::Now;
 
-/// An event that is still to be given its place.
+/// An event that does not have a seqno yet.
 struct Event<'a> {
     id: SystemEventId,
     scope_id: ScopeId,
-    /// The collection concerned and what it is like.
+    /// The collection and its settings.
     collection: Option<(CollectionId, CollectionSettings, ManifestUid)>,
     /// Empty if something is dropped.
     name: &'a str,
@@ -47,9 +47,11 @@ impl<'a> Event<'a> {
 }
 
 impl VBucket {
-    /// Creates, changes and drops what makes the vBucket agree with `manifest`, an event each.
+    /// Creates, changes and drops scopes and collections, each with an event, until the vBucket
+    /// agrees with `manifest`.
     ///
-    /// Only the last event carries the new manifest's uid: who sees it knows everything of it.
+    /// Only the last event carries the new manifest's uid: a client that has seen it has seen all
+    /// changes.
     pub(crate) fn bring_forward(&mut self, now: Now, manifest: &Manifest) {
         let events = self.missing_events(manifest);
         let reached = self.collections.manifest_uid;
@@ -101,7 +103,7 @@ impl VBucket {
                 if state.settings != collection.settings {
                     changed.push(event(SystemEventId::MODIFY_COLLECTION));
                 }
-                // A flush shows as another creation.
+                // A flush appears as another creation.
                 if state.flush_uid != collection.flush_uid {
                     flushed.push(event(SystemEventId::BEGIN_COLLECTION));
                 }

@@ -1,4 +1,4 @@
-//! Tells connections and the flusher which vBuckets changed.
+//! Notifies connections and the flusher about changed vBuckets.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use dcp_wire::Vbid;
 use tokio::sync::Notify;
 
-/// A set of vBuckets that many may add to while one takes.
+/// A set of vBuckets with many writers and one reader.
 #[derive(Debug)]
 pub(crate) struct VbidSet {
     words: Box<[AtomicU64]>,
@@ -17,13 +17,13 @@ impl VbidSet {
         Self { words: (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Adds a vBucket; `false` if it was in already.
+    /// Adds a vBucket; `false` if it was already in the set.
     fn insert(&self, vbid: Vbid) -> bool {
         let Some(word) = self.words.get(vbid.index() / 64) else {
             return false;
         };
         let bit = 1u64 << (vbid.0 % 64);
-        // Looking first keeps a busy writer from taking the cache line each time.
+        // Reading first keeps a busy writer from acquiring the cache line each time.
         word.load(Ordering::SeqCst) & bit == 0 && word.fetch_or(bit, Ordering::SeqCst) & bit == 0
     }
 
@@ -40,16 +40,16 @@ impl VbidSet {
     }
 }
 
-/// Someone who wants to know which vBuckets changed.
+/// A subscriber to changes of vBuckets.
 #[derive(Debug)]
 pub(crate) struct Subscriber {
     /// vBuckets that grew, were rolled back or moved.
     pub(crate) changed: VbidSet,
-    /// Told whenever something was added to the set.
+    /// Notified whenever something is added to the set.
     pub(crate) notify: Notify,
 }
 
-/// Who wants to know which vBuckets changed.
+/// The subscribers to changes of vBuckets.
 #[derive(Debug)]
 pub(crate) struct Changes {
     subscribers: RwLock<Arc<[Arc<Subscriber>]>>,
@@ -61,7 +61,7 @@ impl Changes {
         Self { subscribers: RwLock::new(Arc::new([])), count }
     }
 
-    /// A new subscriber, told of every change from now on until it unsubscribes.
+    /// A new subscriber, which is notified of every change until it unsubscribes.
     pub(crate) fn subscribe(&self) -> Arc<Subscriber> {
         let subscriber =
             Arc::new(Subscriber { changed: VbidSet::new(self.count), notify: Notify::new() });
@@ -75,12 +75,12 @@ impl Changes {
         *all = all.iter().filter(|other| !Arc::ptr_eq(other, subscriber)).cloned().collect();
     }
 
-    /// Tells that a vBucket grew, was rolled back or moved.
+    /// Announces that a vBucket grew, was rolled back or moved.
     pub(crate) fn announce(&self, vbid: Vbid) {
         self.tell(vbid, |_| true);
     }
 
-    /// Tells everyone but the one who persisted it that a vBucket is on disk.
+    /// Announces to all but the flusher that persisted it that a vBucket is on disk.
     pub(crate) fn announce_persisted(&self, vbid: Vbid, by: &Arc<Subscriber>) {
         self.tell(vbid, |subscriber| !Arc::ptr_eq(subscriber, by));
     }

@@ -1,4 +1,4 @@
-//! Recent changes in memory, cut into checkpoints, and where streams stand in them.
+//! Recent changes in memory, divided into checkpoints, and the positions of streams in them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -17,9 +17,8 @@ const RUN_ITEMS: usize = 512;
 
 /// Consecutive seqnos, each with its change unless a later one replaced it.
 ///
-/// The changes lie in runs that readers share until they change: who reads a checkpoint counts
-/// himself in with each run instead of each change, and a change to a run that is shared copies
-/// that run.
+/// The changes are in runs that are shared with readers: reading a checkpoint counts references to
+/// runs instead of changes, and modifying a shared run copies it.
 #[derive(Debug)]
 struct Checkpoint {
     /// Seqno of the first change.
@@ -28,7 +27,7 @@ struct Checkpoint {
     runs: Vec<Arc<Slots>>,
     /// Number of slots.
     len: usize,
-    /// Bytes of keys and values taken in, replaced ones counted.
+    /// Bytes of keys and values added, including replaced ones.
     bytes: usize,
     /// Highest seqno before the checkpoint of anything but a prepare or an abort.
     visible_before: Seqno,
@@ -46,7 +45,7 @@ impl Checkpoint {
         visible.map_or(self.visible_before, |item| item.seqno)
     }
 
-    /// Bytes it takes, about.
+    /// Approximate memory use in bytes.
     const fn footprint(&self) -> usize {
         self.bytes + self.len * size_of::<Option<Arc<Item>>>()
     }
@@ -56,7 +55,7 @@ impl Checkpoint {
         self.start + self.len as u64
     }
 
-    /// Number of the seqno's slot.
+    /// Index of the seqno's slot.
     fn index(&self, seqno: Seqno) -> Option<usize> {
         usize::try_from(seqno.0.checked_sub(self.start)?).ok()
     }
@@ -65,7 +64,7 @@ impl Checkpoint {
         self.runs.get(index / RUN_ITEMS)?.get(index % RUN_ITEMS)?.as_ref()
     }
 
-    /// Leaves the change of a slot out.
+    /// Removes the change from a slot.
     fn clear(&mut self, index: usize) {
         let run = self.runs.get_mut(index / RUN_ITEMS);
         if let Some(slot) = run.and_then(|run| Arc::make_mut(run).get_mut(index % RUN_ITEMS)) {
@@ -93,8 +92,8 @@ impl Checkpoint {
         runs.iter().flat_map(|run| run.iter()).skip(skip % RUN_ITEMS).flatten()
     }
 
-    /// The same, shared. The last run of a checkpoint that `may_grow` is going to change, so the
-    /// reader gets one of his own.
+    /// The same, shared. The last run of a checkpoint that `may_grow` will change, so the reader
+    /// gets a copy of it.
     fn share(&self, after: Seqno, may_grow: bool) -> CheckpointItems {
         let skip = self.skipped(after);
         let runs = self.runs.get(skip / RUN_ITEMS..).unwrap_or_default();
@@ -110,7 +109,7 @@ impl Checkpoint {
     }
 }
 
-/// The checkpoints of a vBucket: closed ones and one open, never none, without gaps between them.
+/// The checkpoints of a vBucket: closed ones and always one open, without gaps between them.
 ///
 /// Only the open one de-duplicates, so the last change of each is always present. A replica may
 /// receive fewer changes than there were: seqnos it never saw have no change.
@@ -118,9 +117,9 @@ impl Checkpoint {
 pub(crate) struct CheckpointLog {
     closed: VecDeque<Checkpoint>,
     open: Checkpoint,
-    /// Bytes of the closed ones.
+    /// Bytes of the closed checkpoints.
     closed_bytes: usize,
-    /// Whether no version is left out (change history).
+    /// Whether every version is kept (change history).
     pub(super) is_historical: bool,
 }
 
@@ -131,8 +130,8 @@ impl CheckpointLog {
         Self { closed: VecDeque::new(), open, closed_bytes: 0, is_historical: false }
     }
 
-    /// Takes in a change above all others, which replaces `replaced`. One that replaces an event of
-    /// a collection or scope begins another checkpoint, so that those who follow see both.
+    /// Adds a change above all others, which replaces `replaced`. A change that replaces an event
+    /// of a collection or scope begins a new checkpoint, so that streams see both.
     pub(crate) fn push(&mut self, item: Arc<Item>, replaced: Option<Seqno>) {
         debug_assert!(item.seqno.0 >= self.open.end(), "seqnos ascend");
         if self.open.len >= MAX_CHECKPOINT_ITEMS || self.open.bytes >= MAX_CHECKPOINT_BYTES {
@@ -153,8 +152,8 @@ impl CheckpointLog {
         self.open.push(Some(item));
     }
 
-    /// Whether `item` modifies a collection that the open checkpoint creates or modifies: each state
-    /// a collection was in is told in a snapshot of its own.
+    /// Whether `item` modifies a collection that the open checkpoint creates or modifies: each
+    /// state of a collection is sent in a separate snapshot.
     fn is_modified_again(&self, item: &Item) -> bool {
         let is_modification = |item: &Item| {
             matches!(item.kind, ItemKind::SystemEvent { id: SystemEventId::MODIFY_COLLECTION, .. })
@@ -166,8 +165,8 @@ impl CheckpointLog {
         is_modification(item) && self.open.above(Seqno::ZERO).any(is_event_of_it)
     }
 
-    /// Whether the change at `replaced` has to stay although `item` replaces it: durable writes are
-    /// never left out, nor are events; with history nothing is.
+    /// Whether the change at `replaced` must stay although `item` replaces it: durable writes and
+    /// events are never removed, and with history nothing is.
     fn must_keep(&self, replaced: Seqno, item: &Item) -> bool {
         let Some(old) = self.open.index(replaced).and_then(|index| self.open.get(index)) else {
             return false;
@@ -188,8 +187,8 @@ impl CheckpointLog {
         self.closed.push_back(std::mem::replace(&mut self.open, next));
     }
 
-    /// Drops closed checkpoints that are on disk and that nobody needs: what lies above `needed` is
-    /// kept unless the closed ones take more than `limit` bytes, what lies above `held` unless they
+    /// Drops closed checkpoints that are on disk and not needed: changes above `needed` are kept
+    /// unless the closed checkpoints take more than `limit` bytes, those above `held` unless they
     /// take four times as much.
     pub(crate) fn drop_persisted(
         &mut self,
@@ -246,7 +245,7 @@ impl CheckpointLog {
     }
 }
 
-/// The cursors of the streams of one copy of a vBucket; a stream that ends takes its cursor along.
+/// The cursors of the streams of one copy of a vBucket; each is dropped with its stream.
 #[derive(Debug, Default)]
 pub(crate) struct Cursors(Mutex<Vec<Weak<Cursor>>>);
 
@@ -258,7 +257,7 @@ impl Cursors {
     }
 
     /// Position of the cursor that has read least; [`Seqno::MAX`] without any. With
-    /// `only_undroppable` those count that must not be left behind.
+    /// `only_undroppable`, only those count that must not be dropped.
     pub(super) fn slowest(&self, only_undroppable: bool) -> Seqno {
         let cursors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let live = cursors.iter().filter_map(Weak::upgrade);

@@ -4,9 +4,9 @@ use dcp_wire::Cas;
 
 use crate::chance::Now;
 
-/// Hands out versions that grow even when the clock does not.
+/// Creates CAS values that ascend even if the clock does not.
 ///
-/// The upper 48 bits are the clock's, the lower 16 count within one tick of it.
+/// The upper 48 bits are the clock, the lower 16 count within one tick of it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HybridClock {
     last: u64,
@@ -21,12 +21,12 @@ impl HybridClock {
         Cas(self.last)
     }
 
-    /// The last version given.
+    /// The last CAS created.
     pub(crate) const fn last(&self) -> Cas {
         Cas(self.last)
     }
 
-    /// Takes notice of a version made elsewhere: later ones are above it.
+    /// Notes a CAS created elsewhere: later ones are above it.
     pub(crate) fn observe(&mut self, cas: Cas) {
         self.last = self.last.max(cas.0);
     }

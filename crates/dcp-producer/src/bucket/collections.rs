@@ -1,4 +1,4 @@
-//! The scopes and collections of one copy of a vBucket, as its system events made them.
+//! The scopes and collections of one copy of a vBucket, as created by its system events.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,15 +9,15 @@ use rustc_hash::FxHashMap;
 
 use super::manifest::{CollectionSettings, Manifest};
 
-/// Form in which events are stored: the only one that says everything. Streams send the one their
-/// client asked for.
+/// Form in which events are stored: the only complete one. Streams send the form that their client
+/// requested.
 pub(super) const FLATBUFFERS: u8 = 2;
 
-/// What a vBucket knows of a collection.
+/// State of a collection in a vBucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CollectionState {
     pub(super) scope_id: ScopeId,
-    /// Highest seqno, events counted.
+    /// Highest seqno, including events.
     high_seqno: Seqno,
     pub(super) settings: CollectionSettings,
     pub(super) flush_uid: ManifestUid,
@@ -35,7 +35,7 @@ pub(crate) struct VBucketCollections {
 }
 
 /// The newest tombstone that was purged, by collection. It still counts towards the collection's
-/// high seqno: a client that stands below it has missed a deletion.
+/// high seqno: a client that is below it has missed a deletion.
 pub(crate) type PurgedTombstones = BTreeMap<CollectionId, Seqno>;
 
 impl Default for VBucketCollections {
@@ -57,7 +57,7 @@ impl Default for VBucketCollections {
 }
 
 impl VBucketCollections {
-    /// What the newest version of everything says, and what was purged of it.
+    /// The state according to the newest versions and the purged tombstones.
     pub(super) fn of<'a>(
         items: impl Iterator<Item = &'a Item> + Clone,
         purged: PurgedTombstones,
@@ -78,7 +78,7 @@ impl VBucketCollections {
         known
     }
 
-    /// Tombstones up to these are purged.
+    /// Notes that tombstones up to these are purged.
     pub(super) fn have_purged(&mut self, purged: &PurgedTombstones) {
         for (&id, &seqno) in purged {
             let newest = self.purged.entry(id).or_default();
@@ -89,7 +89,7 @@ impl VBucketCollections {
         }
     }
 
-    /// Tombstones up to these are purged, as far as a history goes that ends at `to`.
+    /// The purged tombstones of a history that ends at `to`.
     pub(super) fn purged_up_to(&self, to: Seqno) -> PurgedTombstones {
         self.purged
             .iter()
@@ -98,12 +98,12 @@ impl VBucketCollections {
             .collect()
     }
 
-    /// Follows a change; returns what it took with it.
+    /// Applies a change; returns what it drops.
     pub(super) fn note(&mut self, item: &Item) -> Option<Dropped> {
         let collection_id = item.collection_id;
         let ItemKind::SystemEvent { id, scope_id, .. } = item.kind else {
             if let Some(state) = self.collections.get_mut(&collection_id) {
-                // A copy may know of a purge before it has what lies below.
+                // A copy may know of a purge before it has the changes below it.
                 state.high_seqno = state.high_seqno.max(item.seqno);
             }
             return None;
@@ -131,7 +131,7 @@ impl VBucketCollections {
         self.collections.contains_key(&id)
     }
 
-    /// Highest seqno of a collection, its events counted.
+    /// Highest seqno of a collection, including its events.
     pub(crate) fn high_seqno(&self, id: CollectionId) -> Option<Seqno> {
         self.collections.get(&id).map(|state| state.high_seqno)
     }
@@ -142,7 +142,7 @@ impl VBucketCollections {
     }
 }
 
-/// The event an item is.
+/// The system event of an item.
 fn event_of(item: &Item) -> Option<SystemEvent<'_>> {
     let ItemKind::SystemEvent { id, version, .. } = item.kind else {
         return None;
@@ -151,21 +151,21 @@ fn event_of(item: &Item) -> Option<SystemEvent<'_>> {
     Some(SystemEvent { seqno: item.seqno, id, version, key, value })
 }
 
-/// What an event says; `None` if it is not one of ours.
+/// The payload of an event; `None` if it is malformed.
 fn payload_of<'a>(event: &SystemEvent<'a>) -> Option<SystemEventPayload<'a>> {
     event.payload().ok().flatten()
 }
 
-/// What goes with a collection that is dropped or flushed.
+/// What is removed with a collection that is dropped or flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dropped {
     collection: CollectionId,
-    /// Not only its documents but what it was changed to as well.
+    /// Not only its documents but its modifications as well.
     entirely: bool,
 }
 
 impl Dropped {
-    /// What an item, the newest one, takes with it.
+    /// What the newest item removes.
     pub(super) fn by(item: &Item) -> Option<Self> {
         let ItemKind::SystemEvent { id, .. } = item.kind else {
             return None;
@@ -181,7 +181,7 @@ impl Dropped {
         }
     }
 
-    /// Whether an older item goes with it.
+    /// Whether an older item is removed.
     pub(super) fn takes(self, item: &Item) -> bool {
         if item.collection_id != self.collection {
             return false;

@@ -9,25 +9,25 @@ use super::link::Link;
 use super::vbucket::VBucket;
 use crate::chance::Now;
 
-/// A lag no replica ever makes up for: it receives nothing.
+/// A lag that keeps a replica from receiving anything.
 pub(crate) const HELD: u64 = u64::MAX;
 
 /// One copy of a vBucket.
 #[derive(Debug)]
 pub(crate) struct Copy {
-    /// Node it lies on.
+    /// Its node.
     pub(crate) node: usize,
     /// Whether that node runs.
     pub(crate) is_up: bool,
     pub(crate) vbucket: VBucket,
-    /// Changes a replica leaves unapplied.
+    /// How many changes a replica leaves unapplied.
     pub(crate) lag: u64,
-    /// Over which a replica is fed; `None` before there is anything to be fed with.
+    /// Connection that feeds the replica; `None` before it is first fed.
     pub(super) link: Option<Link>,
 }
 
 impl Copy {
-    /// A copy that holds nothing but what `vbucket` has.
+    /// A copy with the contents of `vbucket`.
     pub(super) const fn new(node: usize, vbucket: VBucket) -> Self {
         Self { node, is_up: true, vbucket, lag: 0, link: None }
     }
@@ -40,14 +40,14 @@ impl Copy {
         self.link = None;
     }
 
-    /// Receives what `active` has and applies all of it but the last `lag` changes.
+    /// Receives the changes of `active` and applies all but the last `lag`.
     fn follow(&mut self, active: &mut VBucket) {
         if self.is_up && self.lag != HELD {
             self.stream(active, self.lag, StreamRequestFlags::empty());
         }
     }
 
-    /// Takes the vBucket over from `active`, which is dead then; returns whether it did.
+    /// Takes the vBucket over from `active`, which becomes dead; returns whether it succeeded.
     fn take_over(&mut self, active: &mut VBucket) -> bool {
         self.link = None;
         self.stream(active, 0, StreamRequestFlags::TAKE_OVER);
@@ -55,7 +55,7 @@ impl Copy {
         self.vbucket.state == VBucketState::Active
     }
 
-    /// Carries what a link carries; one that is closed is opened again next time.
+    /// Transfers what the link has; a closed one is reopened next time.
     fn stream(&mut self, active: &mut VBucket, lag: u64, flags: StreamRequestFlags) {
         let link = self.link.get_or_insert_with(Link::new);
         if let Err(reason) = link.carry(active, &mut self.vbucket, lag, flags) {
@@ -84,7 +84,7 @@ impl Copies {
         self.0.get(index)
     }
 
-    /// The vBucket of a copy that is there.
+    /// The vBucket of an existing copy.
     pub(super) fn vbucket(&self, index: usize) -> &VBucket {
         &self.0[index].vbucket
     }
@@ -99,9 +99,9 @@ impl Copies {
         self.0.first().filter(is_active).map(|_| 0)
     }
 
-    /// Changes the state of the active copy; one that was a replica becomes active on the branch
+    /// Changes the state of the active copy; a former replica becomes active on the branch
     /// `vbuuid`, in its open checkpoint if it `keeps_checkpoint`. `false` if there is no copy on a
-    /// node that runs.
+    /// running node.
     pub(crate) fn set_state(
         &mut self,
         state: VBucketState,
@@ -138,7 +138,7 @@ impl Copies {
         }
     }
 
-    /// Whether `majority` copies are there to make a write durable.
+    /// Whether there are `majority` copies to make a write durable.
     pub(super) fn can_be_durable(&self, majority: usize) -> bool {
         self.0.len() >= majority
     }
@@ -148,7 +148,7 @@ impl Copies {
         self.active().is_some_and(|active| self.0[active].vbucket.durable.undecided().is_some())
     }
 
-    /// Commits the durable writes that enough copies have, and aborts those whose time is over;
+    /// Commits the durable writes that enough copies have, and aborts those past their deadline;
     /// returns whether there were any.
     pub(super) fn settle(&mut self, majority: usize, now: Now) -> bool {
         let mut any = false;
@@ -170,8 +170,8 @@ impl Copies {
         }
     }
 
-    /// Whether enough copies have a write, on disk if it has to be: replicas acknowledge what they
-    /// have. Where the level asks for disks their flushers are hurried.
+    /// Whether enough copies have a write, on disk if the level requires it: replicas acknowledge
+    /// what they have. If persistence is required, their flushers are woken.
     fn is_durable(&mut self, write: &Undecided, majority: usize) -> bool {
         let on_disk = write.level != DurabilityLevel::MAJORITY;
         let Some((active, replicas)) = self.0.split_first_mut() else {
@@ -198,9 +198,9 @@ impl Copies {
         1 + replicas.iter_mut().filter(acknowledged).count() >= majority
     }
 
-    /// Makes the first running replica the active copy after the active one's node failed, on the
-    /// branch `vbuuid`; it has only what it received. If none runs the vBucket waits for the node
-    /// of the first.
+    /// After the active copy's node failed, makes the first running replica the active copy, on the
+    /// branch `vbuuid`, with only what it received. Without a running replica, the vBucket waits
+    /// for the node of the first one.
     fn promote(&mut self, vbuuid: Vbuuid) {
         if self.0.is_empty() {
             return;
@@ -221,9 +221,9 @@ impl Copies {
         self.0.clear();
     }
 
-    /// Drops the copy of a node, which leaves the cluster. Without
-    /// `graceful` the active copy takes what was not replicated with it; otherwise the first
-    /// running replica is given everything and goes on with the history.
+    /// Drops the copy of a node that leaves the cluster. Without `graceful`, unreplicated changes
+    /// of the active copy are lost; otherwise the first running replica receives everything and
+    /// continues the history.
     pub(crate) fn leave(&mut self, node: usize, graceful: bool, vbuuid: Vbuuid) {
         let Some(index) = self.0.iter().position(|copy| copy.node == node) else {
             return;
@@ -246,8 +246,8 @@ impl Copies {
         self.replicate();
     }
 
-    /// Has the copy of a node take the vBucket over from the active one, which becomes a replica,
-    /// as a rebalance does; `false` if the node has none.
+    /// Makes the copy of a node take the vBucket over from the active one, which becomes a replica,
+    /// as in a rebalance; `false` if the node has no copy.
     pub(crate) fn hand_over(&mut self, node: usize) -> bool {
         let Some(index) = self.0.iter().position(|copy| copy.node == node) else {
             return false;
@@ -259,13 +259,13 @@ impl Copies {
             successor.vbucket.charge(true);
             active.make_replica();
             self.0.swap(0, index);
-            // The others follow the new active copy from now on.
+            // The others are fed by the new active copy from now on.
             self.0.iter_mut().for_each(|copy| copy.link = None);
         }
         true
     }
 
-    /// Has a new copy take the vBucket over from the active one, which is dropped.
+    /// Makes a new copy take the vBucket over from the active one, which is dropped.
     pub(crate) fn move_to(&mut self, mut copy: Copy) {
         let Some(active) = self.0.first_mut() else {
             return;
@@ -279,7 +279,7 @@ impl Copies {
         self.0.iter_mut().for_each(|copy| copy.link = None);
     }
 
-    /// Puts a new copy behind the others.
+    /// Adds a new replica after the others.
     pub(crate) fn add_replica(&mut self, mut copy: Copy) {
         copy.make_replica();
         self.0.push(copy);
@@ -299,12 +299,12 @@ impl Copies {
         }
     }
 
-    /// Makes a lost vBucket anew.
+    /// Creates a lost vBucket again.
     pub(crate) fn set_active(&mut self, copy: Copy) {
         self.0.insert(0, copy);
     }
 
-    /// The node stops at once: what is on its way to it is lost.
+    /// The node stops at once: packets on their way to it are lost.
     pub(crate) fn stop(&mut self, node: usize) {
         for copy in self.0.iter_mut().filter(|copy| copy.node == node) {
             copy.is_up = false;
@@ -312,8 +312,8 @@ impl Copies {
         }
     }
 
-    /// The node comes back, with everything if it stopped in good order, else with what is on its
-    /// disk; an active copy then goes on with the branch `vbuuid`.
+    /// The node restarts, with everything if it was stopped cleanly, otherwise with what is on its
+    /// disk; an active copy then continues on the branch `vbuuid`.
     pub(crate) fn come_back(&mut self, node: usize, cleanly: bool, vbuuid: Vbuuid) {
         for copy in self.0.iter_mut().filter(|copy| copy.node == node) {
             copy.is_up = true;

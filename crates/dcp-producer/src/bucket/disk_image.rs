@@ -1,4 +1,4 @@
-//! What counts as being on disk: the newest persisted version of everything, in seqno order.
+//! The disk image: the newest persisted version of everything, in seqno order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,15 +11,15 @@ const CHUNK_ITEMS: usize = 512;
 
 type Chunk = Vec<Arc<Item>>;
 
-/// Items in seqno order, in chunks that an open image shares until they change.
+/// Items in seqno order, in chunks that are shared with open images until they change.
 ///
-/// Opening an image copies one pointer per 512 items; a change to a chunk that an image still
-/// shares copies that chunk.
+/// Opening an image copies one pointer per 512 items; changing a chunk that an image still shares
+/// copies that chunk.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskImage {
     /// No chunk is empty.
     chunks: Vec<Arc<Chunk>>,
-    /// Drawn anew whenever something is not as it was but for newer versions.
+    /// Changes whenever something other than a newer version is stored.
     generation: u64,
 }
 
@@ -35,13 +35,12 @@ fn next_generation() -> u64 {
 }
 
 impl DiskImage {
-    /// As long as this is the same number, things were added or replaced by newer versions, and
-    /// nothing else.
+    /// As long as this number is the same, items were only added or replaced by newer versions.
     pub(crate) const fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Notes that things went away, or that the image means something else now.
+    /// Notes that items were removed, or that the image has another meaning.
     pub(crate) fn begin_generation(&mut self) {
         self.generation = next_generation();
     }
@@ -85,12 +84,12 @@ impl DiskImage {
         }
     }
 
-    /// Keeps chunks of a much rewritten vBucket from staying nearly empty.
+    /// Keeps chunks of a vBucket with many overwrites from staying nearly empty.
     fn merge_with_next(&mut self, index: usize) {
         let Some(next) = self.chunks.get(index + 1) else {
             return;
         };
-        // The last chunk is the one that grows: merged early it would be split at once.
+        // The last chunk is the one that grows: if merged early, it would be split at once.
         if index + 2 == self.chunks.len() || next.len() > CHUNK_ITEMS / 2 {
             return;
         }
@@ -139,26 +138,26 @@ impl DiskImage {
         items.find(|item| is_wanted(item)).map_or(Seqno::ZERO, |item| item.seqno)
     }
 
-    /// Removes every item that is not to be kept.
+    /// Removes every item for which `keep` returns false.
     pub(crate) fn retain(&mut self, keep: impl Fn(&Item) -> bool) {
         let kept: Vec<_> = self.items_above(Seqno::ZERO).filter(|item| keep(item)).collect();
         *self = Self::from_sorted(kept);
     }
 }
 
-/// Iterates over an image; lets go of each chunk once it is through.
+/// Iterates over an image; drops each chunk once it is done.
 #[derive(Debug)]
 pub(crate) struct ImageItems {
     chunks: std::vec::IntoIter<Arc<Chunk>>,
     current: Option<Arc<Chunk>>,
     /// Index of the next item in the current chunk.
     next: usize,
-    /// Index of the first item of the current chunk whose counter has not been looked at.
+    /// Index of the first item of the current chunk whose reference count was not incremented yet.
     counted: usize,
 }
 
 impl ImageItems {
-    /// Items whose counters are looked at together: counting a user in waits for the counter,
+    /// Items whose reference counts are incremented together: each increment waits for the counter,
     /// which is rarely in the caches.
     const TOGETHER: usize = 16;
 

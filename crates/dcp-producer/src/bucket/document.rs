@@ -26,7 +26,7 @@ pub(crate) enum Condition {
     Present,
 }
 
-/// A document to be written.
+/// A document to write.
 #[derive(Clone, Debug)]
 pub(crate) struct DocumentWrite<'a> {
     pub(crate) key: DocKey<'a>,
@@ -42,15 +42,15 @@ pub(crate) struct DocumentWrite<'a> {
     pub(crate) durability: Option<Durability>,
 }
 
-/// What a write waits for before anybody sees it.
+/// What a write waits for before it becomes visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Durability {
     pub(crate) level: DurabilityLevel,
-    /// When it is aborted unless enough copies have it; `None` if the bucket's holder decides.
+    /// When it is aborted unless enough copies have it; `None` if the bucket's owner decides.
     pub(crate) deadline: Option<Now>,
 }
 
-/// A version made elsewhere.
+/// A version created elsewhere.
 #[derive(Clone, Debug)]
 pub(crate) struct MetaWrite<'a> {
     pub(crate) key: DocKey<'a>,
@@ -71,7 +71,7 @@ pub(crate) struct MetaWrite<'a> {
     pub(crate) force: bool,
 }
 
-/// Refuses keys the protocol cannot carry.
+/// Refuses keys that do not fit the protocol.
 pub(crate) fn check_key(key: DocKey<'_>) -> Result<(), DocumentError> {
     let max =
         if key.collection_id.0 == 0 { DocKey::MAX_DEFAULT_LEN } else { DocKey::MAX_COLLECTION_LEN };
@@ -82,7 +82,7 @@ pub(crate) fn check_key(key: DocKey<'_>) -> Result<(), DocumentError> {
 }
 
 impl VBucket {
-    /// The document if it lives; one whose expiry has passed is expired now.
+    /// The document if it is alive; one whose expiry has passed is expired now.
     pub(crate) fn live(&mut self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
         self.newest_now(now, key).filter(|item| item.kind == ItemKind::Mutation)
     }
@@ -92,20 +92,20 @@ impl VBucket {
         self.newest_as_stored(now, key).filter(|item| item.kind == ItemKind::Mutation)
     }
 
-    /// The document if it lives, its value as it is stored; nothing is done about one whose expiry
-    /// has passed.
+    /// The document if it is alive, with its value as stored; one whose expiry has passed is not
+    /// expired.
     pub(crate) fn live_if_unexpired(&self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
         let item = self.newest(key).filter(|item| !is_expired(item, now));
         item.filter(|item| item.kind == ItemKind::Mutation).cloned()
     }
 
-    /// Newest version of the document, tombstones included; nothing is done about one whose expiry
-    /// has passed.
+    /// Newest version of the document, including tombstones; one whose expiry has passed is not
+    /// expired.
     pub(crate) fn newest_unless_expired(&self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
         Some(inflated(self.newest(key)?)).filter(|item| !is_expired(item, now))
     }
 
-    /// Newest version of the document, tombstones included; expires it if its time has passed.
+    /// Newest version of the document, including tombstones; expires it if its time has passed.
     pub(crate) fn newest_now(&mut self, now: Now, key: DocKey<'_>) -> Option<Arc<Item>> {
         self.newest_as_stored(now, key).map(|item| inflated(&item))
     }
@@ -170,8 +170,8 @@ impl VBucket {
         Ok(self.put(item, write.durability))
     }
 
-    /// Removes a document, as asked for or because its time has passed; with a
-    /// `durability` it is gone once that is reached.
+    /// Removes a document, on request or because its time has passed; with a `durability`, it is
+    /// removed once that is reached.
     pub(crate) fn remove(
         &mut self,
         now: Now,
@@ -190,7 +190,7 @@ impl VBucket {
         Ok(self.bury(now, &item, kind, durability))
     }
 
-    /// Changes when a document expires; returns the document as it is stored then.
+    /// Changes a document's expiry; returns the document as stored afterwards.
     pub(crate) fn touch(
         &mut self,
         now: Now,
@@ -211,7 +211,7 @@ impl VBucket {
         Ok(self.newest(key).map_or(item, Arc::clone))
     }
 
-    /// Stores a version made elsewhere.
+    /// Stores a version created elsewhere.
     pub(crate) fn store_with_meta(
         &mut self,
         now: Now,
@@ -272,17 +272,17 @@ impl VBucket {
         written
     }
 
-    /// What became of the durable write that was prepared at a seqno.
+    /// Outcome of the durable write that was prepared at a seqno.
     pub(crate) fn outcome(&self, prepared: Seqno) -> Outcome {
         self.durable.outcome(prepared)
     }
 
-    /// A new version for a document.
+    /// A new CAS for a document.
     pub(crate) fn next_cas(&mut self, now: Now) -> Cas {
         self.clock.tick(now)
     }
 
-    /// The version that the next write will have.
+    /// The CAS of the next write.
     pub(crate) fn upcoming_cas(&self, now: Now) -> Cas {
         self.clock.clone().tick(now)
     }
@@ -296,7 +296,7 @@ impl VBucket {
         keys.len()
     }
 
-    /// Puts a tombstone in the place of `item`; system xattrs outlive the document.
+    /// Replaces `item` with a tombstone; system xattrs outlive the document.
     fn bury(
         &mut self,
         now: Now,
@@ -323,7 +323,8 @@ impl VBucket {
         self.put(item, durability)
     }
 
-    /// Writes the xattrs of a tombstone: one there is, or one of a document there never was.
+    /// Writes the xattrs of a tombstone, which may be an existing one or that of a document that
+    /// never existed.
     pub(crate) fn store_tombstone(
         &mut self,
         now: Now,
@@ -354,7 +355,7 @@ impl VBucket {
         Ok(self.put(item, durability))
     }
 
-    /// When a document expires, given how long its collection lets documents live.
+    /// A document's expiry, limited by its collection's maximum.
     fn limited_expiry(&self, now: Now, key: DocKey<'_>, expiry: u32) -> u32 {
         let Some(max_ttl) = self.collections.max_ttl(key.collection_id).filter(|&ttl| ttl != 0)
         else {
@@ -393,14 +394,14 @@ impl VBucket {
         Ok(self.append(completed(prepare, commit)))
     }
 
-    /// Commits the durable write that is next, or aborts it.
+    /// Commits or aborts the next durable write.
     pub(super) fn complete_next(&mut self, commit: bool) -> bool {
         let Some(DocKey { collection_id, key }) = self.durable.next() else { return false };
         let key = Bytes::copy_from_slice(key);
         self.complete(DocKey { collection_id, key: &key }, commit).is_ok()
     }
 
-    /// Refuses to touch a document whose durable write is not completed.
+    /// Refuses changes to a document whose durable write is not completed.
     pub(super) fn check_not_prepared(&self, key: DocKey<'_>) -> Result<(), DocumentError> {
         if self.durable.is_outstanding(key) {
             return Err(DocumentError::SyncWriteInProgress);
@@ -410,7 +411,7 @@ impl VBucket {
 }
 
 impl VBucket {
-    /// Locks a document; returns it under a new version, with which alone it can be written.
+    /// Locks a document; returns it with a new CAS, which is required to write it.
     pub(crate) fn lock(
         &mut self,
         now: Now,
@@ -422,14 +423,14 @@ impl VBucket {
         let item = self.live_as_stored(now, key).ok_or(DocumentError::NotFound)?;
         let cas = self.clock.tick(now);
         let locked = Arc::new(Item { cas, ..Item::clone(&item) });
-        // No change: neither replicas nor streams are told.
+        // Not a change: neither replicas nor streams are notified.
         let slot = self.table.find_mut(Identity::Document(key.collection_id, key.key));
         slot.ok_or(DocumentError::NotFound)?.newest = Arc::clone(&locked);
         self.locks.lock(now, key, time);
         Ok(locked)
     }
 
-    /// Unlocks a document that was locked as version `cas`.
+    /// Unlocks a document that was locked with `cas`.
     pub(crate) fn unlock(
         &mut self,
         now: Now,
@@ -453,8 +454,8 @@ impl VBucket {
         self.locks.hold(now, key)
     }
 
-    /// Refuses to write a document whose durable write is not completed, or which is locked as
-    /// another version than `cas`. Writing that one unlocks it.
+    /// Refuses to write a document whose durable write is not completed, or which is locked with
+    /// another CAS than `cas`. A write with the lock's CAS unlocks it.
     pub(super) fn check_writable(
         &mut self,
         now: Now,

@@ -1,6 +1,6 @@
 //! Durable writes of a vBucket: prepared, then committed or aborted, in that order.
 //!
-//! When a write is durable is decided where all copies are known, or by whoever holds the bucket.
+//! Whether a write is durable is decided where all copies are known, or by the owner of the bucket.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use dcp_wire::{CollectionId, Datatype, DocKey, Seqno};
 
 use crate::chance::Now;
 
-/// Completions kept so that a rollback knows what it undoes.
+/// Completions to keep, so that a rollback can undo them.
 const MAX_COMPLETIONS: usize = 10_000;
 
-/// How far the durable writes of a vBucket are.
+/// The durable writes of a vBucket.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DurableWrites {
-    /// What is prepared and no more: by the seqno of the prepare.
+    /// Writes that are prepared but not completed, by the seqno of the prepare.
     outstanding: BTreeMap<Seqno, Outstanding>,
-    /// What was committed or aborted; seqnos and those of the prepares both ascend.
+    /// Writes that were committed or aborted; their seqnos and those of the prepares ascend.
     completions: Vec<Completion>,
     high_prepared: Seqno,
 }
 
-/// A write that is prepared and no more.
+/// A write that is prepared but not completed.
 #[derive(Clone, Debug)]
 struct Outstanding {
     collection_id: CollectionId,
     key: Bytes,
     level: DurabilityLevel,
-    /// When it is aborted unless enough copies have it; `None` if the bucket's holder decides.
+    /// When it is aborted unless enough copies have it; `None` if the bucket's owner decides.
     deadline: Option<Now>,
 }
 
@@ -51,7 +51,7 @@ struct Completion {
     is_commit: bool,
 }
 
-/// What became of a durable write.
+/// Outcome of a durable write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Nothing yet.
@@ -101,21 +101,21 @@ impl DurableWrites {
         }
     }
 
-    /// Lets the copies decide on every write, however long it takes: that of a copy which becomes
-    /// the active one may have been committed already.
+    /// Lets the copies decide on every write, without a deadline: when a copy becomes active, its
+    /// writes may have been committed already.
     pub(super) fn decide_all_by_copies(&mut self) {
         for write in self.outstanding.values_mut() {
             write.deadline = Some(Now::NEVER);
         }
     }
 
-    /// The write that is next to be committed or aborted, if the copies decide on it.
+    /// The next write to be committed or aborted, if the copies decide on it.
     pub(super) fn undecided(&self) -> Option<Undecided> {
         let (&prepared, write) = self.outstanding.first_key_value()?;
         Some(Undecided { prepared, level: write.level, deadline: write.deadline? })
     }
 
-    /// What became of the write that was prepared at a seqno.
+    /// Outcome of the write that was prepared at a seqno.
     pub(crate) fn outcome(&self, prepared: Seqno) -> Outcome {
         if self.outstanding.contains_key(&prepared) {
             return Outcome::Outstanding;
@@ -125,8 +125,8 @@ impl DurableWrites {
         committed.map_or(Outcome::Aborted, |_| Outcome::Committed)
     }
 
-    /// Notes that what was read from a disk up to `end` has the writes up to `completed` committed
-    /// or aborted.
+    /// Notes that in data read from disk up to `end`, the writes up to `completed` are committed or
+    /// aborted.
     pub(super) fn catch_up(&mut self, completed: Seqno, end: Seqno) {
         if completed > self.high_completed(Seqno::MAX) {
             self.high_prepared = self.high_prepared.max(completed);
@@ -135,9 +135,9 @@ impl DurableWrites {
         self.outstanding.retain(|&prepared, _| prepared > completed);
     }
 
-    /// Notes a version of a document that was received, at `at`, or another prepare. A write of it
-    /// that was prepared before is over, since nobody else writes the document meanwhile; so are
-    /// those before it. A disk tells no more than that.
+    /// Notes a version of a document, or another prepare, that was received at `at`. An earlier
+    /// prepared write of the document is completed then, since no other write is allowed meanwhile;
+    /// so are those before it. Data from disk shows no more than that.
     pub(super) fn note_version(&mut self, key: DocKey<'_>, at: Seqno) {
         let is_it = |(_, write): &(&Seqno, &Outstanding)| {
             (write.collection_id, &write.key[..]) == (key.collection_id, key.key)
@@ -147,13 +147,13 @@ impl DurableWrites {
         }
     }
 
-    /// The writes that are prepared and no more.
+    /// The writes that are prepared but not completed.
     pub(super) fn prepared(&self) -> impl Iterator<Item = (Seqno, DurabilityLevel)> {
         self.outstanding.iter().map(|(&seqno, write)| (seqno, write.level))
     }
 
-    /// Goes on in another process at `at`, where `items` are the newest versions. `completed` is
-    /// where the last write began that was committed or aborted.
+    /// Resumes in another process at `at`, where `items` are the newest versions. `completed` is
+    /// the seqno of the prepare of the last completed write.
     pub(super) fn resume<'a>(
         &mut self,
         at: Seqno,
@@ -171,30 +171,30 @@ impl DurableWrites {
         }
     }
 
-    /// Where the last write began that was committed or aborted up to `seqno`.
+    /// Seqno of the prepare of the last write completed up to `seqno`.
     pub(super) fn high_completed(&self, seqno: Seqno) -> Seqno {
         let known = self.completions.partition_point(|each| each.at <= seqno);
         let last = self.completions.get(..known).and_then(<[_]>::last);
         last.map_or(Seqno::ZERO, |last| last.prepared)
     }
 
-    /// Where the last write began that is prepared.
+    /// Seqno of the last prepare.
     pub(super) const fn high_prepared(&self) -> Seqno {
         self.high_prepared
     }
 
-    /// Whether there ever was one.
+    /// Whether there was never a durable write.
     pub(super) fn is_unused(&self) -> bool {
         self.high_prepared == Seqno::ZERO
     }
 
-    /// The write that is next to be committed or aborted.
+    /// The next write to be committed or aborted.
     pub(super) fn next(&self) -> Option<DocKey<'_>> {
         let (_, write) = self.outstanding.first_key_value()?;
         Some(DocKey { collection_id: write.collection_id, key: &write.key })
     }
 
-    /// Whether the document has a write that is prepared and no more.
+    /// Whether the document has a write that is prepared but not completed.
     pub(super) fn is_outstanding(&self, key: DocKey<'_>) -> bool {
         let same = |write: &Outstanding| {
             (write.collection_id, &write.key[..]) == (key.collection_id, key.key)
@@ -202,7 +202,7 @@ impl DurableWrites {
         !self.outstanding.is_empty() && self.outstanding.values().any(same)
     }
 
-    /// Goes back to `to`, where `items` are the newest versions.
+    /// Rolls back to `to`, where `items` are the newest versions.
     pub(super) fn go_back<'a>(&mut self, to: Seqno, items: impl Iterator<Item = &'a Item>) {
         if self.is_unused() {
             return;
@@ -236,7 +236,7 @@ pub(super) fn completed(prepare: Item, is_commit: bool) -> Item {
     }
 }
 
-/// The version of the document that a change amounts to: itself, unless it is a commit.
+/// The document version that a change results in: itself, unless it is a commit.
 pub(super) fn newest_version(item: &Arc<Item>) -> Arc<Item> {
     match item.kind {
         ItemKind::Commit { is_deletion, .. } => {

@@ -1,4 +1,4 @@
-//! How a copy of a vBucket goes back: rollbacks, restarts, and lives begun anew.
+//! Rollbacks and restarts of a copy of a vBucket.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use super::vbucket::VBucket;
 use crate::Error;
 
 impl VBucket {
-    /// Goes back to how things were at `to` and continues on the new branch `vbuuid`.
+    /// Restores the state at `to` and continues on the new branch `vbuuid`.
     pub(crate) fn roll_back(&mut self, to: Seqno, vbuuid: Vbuuid) -> Result<(), Error> {
         self.go_back(to)?;
         self.failover.create_entry(vbuuid, to);
         Ok(())
     }
 
-    /// The last seqno up to `to` whose state can be restored as far as snapshots that left
-    /// versions out are concerned.
+    /// The last seqno up to `to` whose state can be restored, given snapshots that left versions
+    /// out.
     pub(super) fn last_restorable(&self, mut to: Seqno) -> Seqno {
         for &(before, end) in self.thinned.iter().rev() {
             if before < to && to < end {
@@ -30,13 +30,13 @@ impl VBucket {
         to
     }
 
-    /// Goes back to how things were at `to`; the failover table stays.
+    /// Restores the state at `to`; the failover table stays.
     pub(super) fn go_back(&mut self, to: Seqno) -> Result<(), Error> {
         let (vbid, high_seqno, oldest) = (self.vbid, self.high_seqno, self.history.floor());
         if to > high_seqno {
             return Err(Error::RollbackBeyondHighSeqno { vbid, to, high_seqno });
         }
-        // The change at the purge seqno itself is gone as well.
+        // The change at the purge seqno itself is purged as well.
         let oldest = oldest.max(Seqno(self.purge_seqno.0 + u64::from(self.purge_seqno.0 != 0)));
         if to < oldest && to != Seqno::ZERO {
             return Err(Error::RollbackHistoryGone { vbid, to, oldest });
@@ -72,8 +72,8 @@ impl VBucket {
         Ok(())
     }
 
-    /// Comes back from a crash with what is on disk. An active copy begins the branch `vbuuid`;
-    /// one without a disk starts over.
+    /// Recovers from a crash with what is on disk. An active copy begins the branch `vbuuid`; one
+    /// without a disk starts over.
     pub(super) fn recover(&mut self, vbuuid: Vbuuid) {
         if self.settings.is_ephemeral {
             self.start_over(vbuuid);
@@ -102,7 +102,7 @@ impl VBucket {
         }
     }
 
-    /// Stops in good order and comes back: everything is on disk, nothing in memory.
+    /// Restarts cleanly: everything is on disk, nothing in memory.
     pub(super) fn stop_cleanly(&mut self, vbuuid: Vbuuid) {
         if self.settings.is_ephemeral {
             self.start_over(vbuuid);
@@ -127,7 +127,7 @@ impl VBucket {
         self.keep_history(self.settings.keeps_history);
     }
 
-    /// Begins anew at `to`, which table and disk are at already.
+    /// Restarts at `to`, which the table and the disk already are at.
     pub(super) fn stand_at(&mut self, to: Seqno) {
         self.begin_life();
         self.forget_checkpoints(to);
@@ -142,7 +142,7 @@ impl VBucket {
         self.durable.go_back(to, self.table.iter().map(|slot| &*slot.newest));
     }
 
-    /// Makes the disk hold exactly the newest versions.
+    /// Rebuilds the disk image from the newest versions.
     pub(super) fn rebuild_disk(&mut self) {
         let mut items = Vec::with_capacity(self.table.len());
         self.table.retain(|slot| {

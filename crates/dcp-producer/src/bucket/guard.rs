@@ -14,7 +14,7 @@ pub(crate) type VBucketGuard<'a> = Shown<LockedCopy<'a>>;
 #[derive(Debug)]
 pub(crate) struct LockedCopy<'a> {
     copies: MutexGuard<'a, Copies>,
-    /// Index of a copy that is there.
+    /// Index of an existing copy.
     index: usize,
 }
 
@@ -27,7 +27,7 @@ impl Deref for LockedCopy<'_> {
 }
 
 impl<'a> VBucketGuard<'a> {
-    /// Access to the copy that `which` names, if it is there.
+    /// Access to the copy that `which` selects, if it exists.
     pub(super) fn new(
         copies: MutexGuard<'a, Copies>,
         which: impl FnOnce(&Copies) -> Option<usize>,

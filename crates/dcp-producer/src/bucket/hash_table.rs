@@ -1,4 +1,4 @@
-//! The newest version of everything a vBucket holds, by identity.
+//! The newest version of everything in a vBucket, by identity.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use dcp_wire::{CollectionId, ScopeId, Seqno};
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-/// What makes two items versions of the same thing.
+/// Identity that versions of the same thing share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Identity<'a> {
     Document(CollectionId, &'a [u8]),
     /// The durable write of a document, prepared or aborted.
     Prepared(CollectionId, &'a [u8]),
     Collection(CollectionId),
-    /// What a collection was changed to, which leaves its creation in place.
+    /// The modification of a collection, which does not replace its creation.
     Modification(CollectionId),
     Scope(ScopeId),
 }
@@ -37,7 +37,7 @@ impl<'a> Identity<'a> {
     }
 }
 
-/// A version and where the disk stands.
+/// A version, and the persisted one.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
     /// Newest version.
@@ -46,7 +46,7 @@ pub(crate) struct Slot {
     pub(crate) persisted: Seqno,
 }
 
-/// Newest version by identity, tombstones and system events included.
+/// Newest version by identity, including tombstones and system events.
 #[derive(Debug, Default)]
 pub(crate) struct ItemTable {
     slots: HashTable<Slot>,
@@ -68,7 +68,7 @@ impl ItemTable {
         self.slots.find_mut(hash, |slot| Identity::of(&slot.newest) == identity)
     }
 
-    /// Makes `item` the newest version; returns the one before it.
+    /// Makes `item` the newest version; returns the previous one.
     pub(crate) fn replace(&mut self, item: Arc<Item>) -> Option<Arc<Item>> {
         let hash = self.hasher.hash_one(Identity::of(&item));
         let entry = self.slots.entry(

@@ -15,7 +15,7 @@ struct Superseded {
     by: Seqno,
 }
 
-/// Overwritten versions of a vBucket, the oldest let go when there are too many.
+/// Overwritten versions of a vBucket; the oldest are dropped when there are too many.
 #[derive(Debug)]
 pub(crate) struct History {
     /// In the order of `by`.
@@ -67,7 +67,7 @@ impl History {
         items
     }
 
-    /// Forgets how things were below `seqno`.
+    /// Forgets the states below `seqno`.
     pub(crate) fn forget_below(&mut self, seqno: Seqno) {
         self.floor = self.floor.max(seqno);
         while self.versions.front().is_some_and(|version| version.by <= seqno)
@@ -82,7 +82,7 @@ impl History {
         *self = Self::new(self.max_bytes);
     }
 
-    /// Takes out the versions that were the newest ones at `seqno` and no longer are.
+    /// Takes out the versions that were the newest ones at `seqno` but no longer are.
     pub(crate) fn restore(&mut self, seqno: Seqno) -> Vec<Arc<Item>> {
         let mut restored = Vec::new();
         while self.versions.back().is_some_and(|version| version.by > seqno)
@@ -93,7 +93,7 @@ impl History {
                 restored.push(version.item);
             }
         }
-        // What lies above is gone, so the state now is one that needs nothing kept.
+        // Changes above are removed, so restoring the current state needs no kept versions.
         self.floor = self.floor.min(seqno);
         restored
     }

@@ -1,4 +1,4 @@
-//! What can be said of an item by itself, and its other forms.
+//! Properties of items, and conversions between their forms.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use crate::chance::Now;
 /// Longest value in bytes: 20 MiB of document and 1 MiB of system xattrs.
 pub(crate) const MAX_VALUE_LEN: usize = 21 << 20;
 
-/// Bytes an item takes, about: itself, its counters, key and value, its places in table and image.
+/// Approximate bytes of an item: itself, its counters, key and value, its entries in table and
+/// image.
 pub(super) fn footprint(item: &Item) -> usize {
     const PLACES: usize = 48;
     size_of::<Item>() + PLACES + item.key.len() + item.value.len()
@@ -27,7 +28,7 @@ pub(crate) fn inflated(item: &Arc<Item>) -> Arc<Item> {
     if !item.datatype.contains(Datatype::SNAPPY) {
         return Arc::clone(item);
     }
-    // What does not inflate was never stored.
+    // Values that do not decompress are never stored.
     let Ok(value) = snappy::decompress(&item.value, MAX_VALUE_LEN) else {
         return Arc::clone(item);
     };
@@ -35,7 +36,7 @@ pub(crate) fn inflated(item: &Arc<Item>) -> Arc<Item> {
     Arc::new(Item { value: value.into(), datatype, ..Item::clone(item) })
 }
 
-/// The item with its value compressed, whether that makes it smaller or not.
+/// The item with its value compressed, even if that does not make it smaller.
 pub(super) fn compressed(item: Arc<Item>) -> Arc<Item> {
     let is_document = matches!(item.kind, ItemKind::Mutation);
     if !is_document || item.value.is_empty() || item.datatype.contains(Datatype::SNAPPY) {

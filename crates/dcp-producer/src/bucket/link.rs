@@ -1,4 +1,4 @@
-//! How a replica is fed: over a DCP connection to the active copy.
+//! Feeds a replica over a DCP connection to the active copy.
 //!
 //! ```text
 //! active copy ─► producer ── packets ──► inbox ──► consumer's end ─► replica
@@ -55,7 +55,7 @@ const FEATURES: Features = Features {
     unordered_execution: false,
 };
 
-/// The time on a link, which stands still: no packet is ever lost, so noops are not needed.
+/// The constant time of a link: packets are never lost, so noops are not needed.
 static BEGINNING: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// A connection between a replica and the active copy of its vBucket.
@@ -158,7 +158,7 @@ impl Link {
         let open = Open { flags, name: NAME, value: &[], datatype: Datatype::RAW };
         open.encode(Opaque(0), &mut self.outbox).map_err(too_long)?;
         self.hand_to_producer(active)?;
-        // The answer tells neither end anything.
+        // The answer contains nothing that either end needs.
         self.inbox.clear();
         Ok(())
     }
@@ -189,7 +189,7 @@ impl Link {
                 Opcode::DCP_ADD_STREAM => {
                     let status = frame.header.status();
                     if !status.is_success() {
-                        tracing::debug!(%status, "a replica got no stream");
+                        tracing::debug!(%status, "a replica's stream request was refused");
                     }
                 }
                 // Consumers ask for version 0, which no server has.
@@ -214,7 +214,7 @@ impl Link {
         Ok(any)
     }
 
-    /// Lets the producer write what it has for the replica; `false` if it has nothing.
+    /// Lets the producer write data for the replica; `false` if it has none.
     fn produce(&mut self, active: &Feed<'_>) -> bool {
         let end = self.inbox.len();
         let sent = self.producer.poll_transmit(*BEGINNING, active, &mut self.inbox, BUDGET);

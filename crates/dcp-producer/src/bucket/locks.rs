@@ -8,18 +8,18 @@ use dcp_wire::{CollectionId, DocKey};
 
 use crate::chance::Now;
 
-/// How long a lock holds if the client does not say, or asks for longer than is allowed.
+/// How long a lock lasts if the client does not specify it, or requests more than is allowed.
 const DEFAULT: Duration = Duration::from_secs(15);
 
 /// Longest time for which a document can be locked.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Locks of a vBucket: until when each holds. They are in the active copy's memory and nowhere else.
+/// Locks of a vBucket, with the time each expires. They exist only in the active copy's memory.
 #[derive(Debug, Default)]
 pub(super) struct Locks(BTreeMap<(CollectionId, Bytes), Now>);
 
 impl Locks {
-    /// Locks a document, for as long as is allowed.
+    /// Locks a document, for at most the allowed time.
     pub(super) fn lock(&mut self, now: Now, key: DocKey<'_>, time: Duration) {
         let time = if time.is_zero() || time > LONGEST { DEFAULT } else { time };
         self.0.retain(|_, until| now < *until);

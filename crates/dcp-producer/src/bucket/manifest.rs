@@ -1,4 +1,4 @@
-//! The collections manifest: which scopes and collections the bucket is to have.
+//! The collections manifest: the scopes and collections of the bucket.
 
 use dcp_wire::{CollectionId, ManifestUid, ScopeId};
 use serde_json::{Map, Value, json};
@@ -9,16 +9,16 @@ pub(crate) struct Collection {
     pub(crate) id: CollectionId,
     pub(crate) name: String,
     pub(crate) settings: CollectionSettings,
-    /// Manifest by which it was flushed last; 0 if never.
+    /// Uid of the manifest that last flushed it; 0 if never.
     pub(crate) flush_uid: ManifestUid,
 }
 
-/// What of a collection can be changed.
+/// The settings of a collection that can be changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CollectionSettings {
     /// Longest life of its documents, in seconds.
     pub(crate) max_ttl: Option<u32>,
-    /// Whether it is to keep every version of its documents.
+    /// Whether it keeps every version of its documents.
     pub(crate) history: bool,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Manifest {
     next_collection: u32,
 }
 
-/// Name of the scope in which servers and services keep their own documents.
+/// Name of the scope for documents of servers and services.
 const SYSTEM_SCOPE: &str = "_system";
 
 /// Name of the default scope and of the default collection.
@@ -87,7 +87,7 @@ pub(crate) enum Unchanged {
     Exists,
     /// There is no such scope or collection.
     Missing,
-    /// It is there for ever, or nothing may be called that.
+    /// It cannot be dropped, or the name is not allowed.
     Refused,
 }
 
@@ -95,7 +95,7 @@ impl Manifest {
     pub(crate) const DEFAULT_SCOPE: ScopeId = ScopeId(0);
     const MAX_NAME_LEN: usize = 251;
 
-    /// The manifest of another process. `next_ids` are those of the next scope and collection.
+    /// The manifest of an earlier process. `next_ids` are those of the next scope and collection.
     pub(super) const fn restored(
         uid: ManifestUid,
         scopes: Vec<Scope>,
@@ -154,7 +154,7 @@ impl Manifest {
         name: &str,
         settings: CollectionSettings,
     ) -> Result<CollectionId, Unchanged> {
-        // What lies in the system's scope is called as the system likes.
+        // Names in the system scope are not restricted.
         check_name(if scope == SYSTEM_SCOPE { name.trim_start_matches('_') } else { name })?;
         let id = CollectionId(self.next_collection);
         let scope = self.named_mut(scope)?;
@@ -167,7 +167,7 @@ impl Manifest {
         Ok(id)
     }
 
-    /// Drops a scope and what is in it.
+    /// Drops a scope and its collections.
     pub(crate) fn drop_scope(&mut self, name: &str) -> Result<(), Unchanged> {
         if self.named_mut(name)?.id == Self::DEFAULT_SCOPE {
             return Err(Unchanged::Refused);
@@ -221,7 +221,7 @@ impl Manifest {
         self.scopes.iter_mut().find(|scope| scope.name == name).ok_or(Unchanged::Missing)
     }
 
-    /// The manifest as clients get it.
+    /// The manifest as sent to clients.
     pub(crate) fn to_json(&self) -> String {
         let collection = |collection: &Collection| {
             let mut members = Map::new();
@@ -247,7 +247,7 @@ impl Manifest {
     }
 }
 
-/// Names that begin with `_` or `%` are the system's.
+/// Names that begin with `_` or `%` are reserved for the system.
 fn check_name(name: &str) -> Result<(), Unchanged> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-%".contains(&byte);
     let is_valid = !name.is_empty()

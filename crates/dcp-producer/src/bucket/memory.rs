@@ -1,20 +1,20 @@
-//! How much memory the documents of a bucket take.
+//! Memory use of a bucket's documents.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::DocumentError;
 
-/// Memory taken by the newest versions of all vBuckets of a bucket, and its limit.
+/// Memory used by the newest versions of all vBuckets of a bucket, and its limit.
 #[derive(Debug)]
 pub(crate) struct MemoryUse {
     used: AtomicUsize,
     quota: usize,
-    /// Bytes that the closed checkpoints of one vBucket may take for streams that are behind.
+    /// Bytes that the closed checkpoints of one vBucket may use for streams that are behind.
     checkpoint_limit: usize,
 }
 
 impl MemoryUse {
-    /// Parts of the quota that checkpoints may take.
+    /// Divisor for the part of the quota that checkpoints may use.
     const CHECKPOINT_PART: usize = 4;
 
     pub(crate) fn new(quota: usize, vbuckets: u16) -> Self {
@@ -22,7 +22,7 @@ impl MemoryUse {
         Self { used: AtomicUsize::new(0), quota, checkpoint_limit }
     }
 
-    /// Bytes that the closed checkpoints of one vBucket may take for streams that are behind.
+    /// Bytes that the closed checkpoints of one vBucket may use for streams that are behind.
     pub(crate) const fn checkpoint_limit(&self) -> usize {
         self.checkpoint_limit
     }

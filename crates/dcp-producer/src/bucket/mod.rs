@@ -1,6 +1,6 @@
-//! A bucket's documents: storage without tasks, IO or a clock of its own.
+//! A bucket's documents: storage without tasks, IO or a clock.
 //!
-//! Each vBucket has a lock of its own. What changes is announced through [`Changes`].
+//! Each vBucket has its own lock. Changes are announced through [`Changes`].
 
 mod bring_forward;
 mod changes;
@@ -84,12 +84,12 @@ impl Bucket {
         Self { chance, ..self }
     }
 
-    /// Random numbers and the present moment.
+    /// The source of random numbers and time.
     pub(crate) const fn chance(&self) -> &Arc<Chance> {
         &self.chance
     }
 
-    /// The same bucket, with `replicas` besides each active copy where there are nodes enough.
+    /// The same bucket, with `replicas` of each vBucket if there are enough nodes.
     pub(crate) fn replicated(self, replicas: u8) -> Self {
         Self { majority: usize::from(replicas).div_ceil(2) + 1, ..self }
     }
@@ -108,7 +108,7 @@ impl Bucket {
         Self { is_ephemeral: true, ..self }
     }
 
-    /// The same bucket, with values kept compressed that come so.
+    /// The same bucket, which keeps compressed values compressed.
     pub(crate) fn passively_compressing(self) -> Self {
         Self { keeps_compressed: true, ..self }
     }
@@ -143,32 +143,31 @@ impl Bucket {
         &self.changes
     }
 
-    /// The vBucket `key` lies in.
+    /// The vBucket of `key`.
     pub(crate) fn vbid_of(&self, key: &[u8]) -> Vbid {
         vbucket_of_key(key, self.vbucket_count())
     }
 
     fn copies(&self, vbid: Vbid) -> Option<MutexGuard<'_, Copies>> {
         let copies = self.vbuckets.get(vbid.index())?;
-        // A panic elsewhere is a defect, but it leaves no vBucket that is worse than a crash
-        // would: every operation checks first and changes then.
+        // A panic elsewhere is a bug, but it leaves vBuckets no worse than a crash would: every
+        // operation checks first and changes afterwards.
         Some(copies.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Locks a vBucket for looking at its active copy; `None` if no running node has it.
+    /// Locks a vBucket to read its active copy; `None` if no running node has it.
     pub(crate) fn lock(&self, vbid: Vbid) -> Option<VBucketGuard<'_>> {
         let copies = self.copies(vbid)?;
         VBucketGuard::new(copies, Copies::active)
     }
 
-    /// Locks a vBucket for looking at a node's copy.
+    /// Locks a vBucket to read a node's copy.
     pub(crate) fn lock_on(&self, node: usize, vbid: Vbid) -> Option<VBucketGuard<'_>> {
         let copies = self.copies(vbid)?;
         VBucketGuard::new(copies, |copies| copies.on(node))
     }
 
-    /// Locks the active copy of a vBucket for an operation, and tells those who follow it if that
-    /// changed it.
+    /// Locks the active copy of a vBucket for an operation, and announces a change.
     pub(crate) fn with<T>(&self, vbid: Vbid, op: impl FnOnce(&mut VBucket) -> T) -> Option<T> {
         self.change(self.copies(vbid)?, Copies::active, op)
     }
@@ -194,7 +193,7 @@ impl Bucket {
         self.change(self.copies(vbid)?, |copies| copies.on(node), op)
     }
 
-    /// Looks at the active copy of a vBucket, or what there is of it on a node that does not run.
+    /// Reads the active copy of a vBucket, even on a stopped node.
     pub(crate) fn with_first_copy<T>(
         &self,
         vbid: Vbid,
@@ -204,7 +203,7 @@ impl Bucket {
         Some(op(&mut copies.get_mut(0)?.vbucket))
     }
 
-    /// Looks at the active copy of a vBucket if its node runs.
+    /// Reads the active copy of a vBucket if its node is running.
     pub(crate) fn with_active<T>(
         &self,
         vbid: Vbid,
@@ -237,7 +236,7 @@ impl Bucket {
         Some(result)
     }
 
-    /// Decides on durable writes, as far as copies have them by now; returns whether it did.
+    /// Completes durable writes that can be decided by now; returns whether there were any.
     fn settle(&self, copies: &mut Copies) -> bool {
         copies.is_undecided() && copies.settle(self.majority, self.chance.now())
     }
@@ -247,7 +246,7 @@ impl Bucket {
         self.copies(vbid).is_some_and(|copies| copies.can_be_durable(self.majority))
     }
 
-    /// Does something with every copy of a vBucket on a running node; returns whether it said
+    /// Applies `op` to every copy of a vBucket on a running node; returns whether it returned
     /// `true` for any.
     pub(crate) fn each_copy(&self, vbid: Vbid, op: impl Fn(&mut VBucket) -> bool) -> bool {
         let Some(mut copies) = self.copies(vbid) else {
@@ -262,7 +261,7 @@ impl Bucket {
         any
     }
 
-    /// Rearranges the copies of a vBucket; its streams find out.
+    /// Rearranges the copies of a vBucket and notifies its streams.
     pub(crate) fn rearrange<T>(&self, vbid: Vbid, op: impl FnOnce(&mut Copies) -> T) -> Option<T> {
         let mut copies = self.copies(vbid)?;
         let result = op(&mut copies);
@@ -272,7 +271,7 @@ impl Bucket {
         Some(result)
     }
 
-    /// Makes a node's copy a dead one: its vBucket was handed over to another server.
+    /// Sets a node's copy to dead: its vBucket was taken over by another server.
     pub(crate) fn retire(&self, node: usize, vbid: Vbid) {
         self.with_on(node, vbid, |vbucket| vbucket.set_state(VBucketState::Dead));
         self.changes.announce(vbid);
@@ -299,8 +298,8 @@ impl Bucket {
         Copy::new(node, vbucket)
     }
 
-    /// Goes back to how a vBucket was at `to`; its streams are to end, its replicas go back with
-    /// it. `None` if no running node has the vBucket.
+    /// Rolls a vBucket back to `to`; its streams end, and its replicas roll back with it. `None` if
+    /// no running node has the vBucket.
     pub(crate) fn roll_back(&self, vbid: Vbid, to: Seqno) -> Option<Result<(), Error>> {
         let mut copies = self.copies(vbid)?;
         let active = copies.active()?;

@@ -1,4 +1,4 @@
-//! How a replica applies what a stream brings.
+//! How a replica applies the changes of its stream.
 
 use std::sync::Arc;
 
@@ -155,7 +155,7 @@ impl VBucket {
         Ok(())
     }
 
-    /// Changes the state as the previous owner of the vBucket demands. The history goes on.
+    /// Changes the state as the previous owner of the vBucket demands. The history continues.
     pub(crate) fn take_over(&mut self, state: VBucketState) {
         match state {
             VBucketState::Active => self.promote(None),

@@ -1,4 +1,4 @@
-//! A vBucket as the DCP machines see it.
+//! Implements the storage interface of the DCP machines.
 
 use core::ops::Deref;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use dcp_wire::{CollectionId, Seqno};
 use super::item::compressed;
 use super::vbucket::VBucket;
 
-/// Access to one copy of a vBucket, however it is held.
+/// Access to one copy of a vBucket, locked or borrowed.
 #[derive(Debug)]
 pub(crate) struct Shown<D>(pub(super) D);
 
@@ -28,7 +28,7 @@ impl<D: Deref<Target = VBucket>> Deref for Shown<D> {
 type Items = Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>;
 
 impl<D: Deref<Target = VBucket>> Shown<D> {
-    /// Items in the form the disk has them in.
+    /// Items in the form in which they are stored on disk.
     fn as_stored(&self, items: impl Iterator<Item = Arc<Item>> + Send + 'static) -> Items {
         if self.settings.compresses_disk {
             return Box::new(items.map(compressed).map(Ok));
@@ -93,7 +93,7 @@ impl<D: Deref<Target = VBucket>> VBucketSource for Shown<D> {
             items: if self.durable.is_unused() {
                 self.as_stored(items)
             } else {
-                // What became of a completed write is told by what it left behind.
+                // Leaves out the prepares of completed writes, whose results are in the image.
                 let is_left = move |item: &Arc<Item>| {
                     item.seqno > high_completed || !matches!(item.kind, ItemKind::Prepare { .. })
                 };

@@ -1,4 +1,4 @@
-//! What of a vBucket goes into a data folder, and how it comes back.
+//! Saves vBuckets to a data folder, and restores them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 
 use super::vbucket::VBucket;
 
-/// What is kept of a vBucket beside its items.
+/// What is stored of a vBucket besides its items.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub(crate) struct VBucketRecord {
     /// History branches, newest first: identity and where it begins.
     failover: Vec<(u64, u64)>,
     persisted_seqno: u64,
-    /// Snapshot the last change lies in.
+    /// Snapshot of the last change.
     snapshot: (u64, u64),
     purge_seqno: u64,
     /// The newest tombstone that was purged, by collection.
@@ -25,13 +25,13 @@ pub(crate) struct VBucketRecord {
     purged: BTreeMap<u32, u64>,
     max_deleted_rev: u64,
     last_cas: u64,
-    /// Where the last durable write began that was committed or aborted.
+    /// Seqno of the prepare of the last completed durable write.
     completed: u64,
-    /// Whether this is all there was: the vBucket was stopped in good order.
+    /// Whether this is everything: the vBucket was stopped cleanly.
     pub(crate) is_clean: bool,
 }
 
-/// How far a data folder has a vBucket.
+/// How much of a vBucket is in a data folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stored {
     /// Generation of the disk image that was stored.
@@ -39,19 +39,19 @@ pub(crate) struct Stored {
     pub(crate) seqno: Seqno,
 }
 
-/// What a data folder lacks of a vBucket.
+/// What is missing from a vBucket's data folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Unstored {
-    /// Whether `items` are everything and what was stored is to go.
+    /// Whether `items` are everything, and replace what was stored.
     pub(crate) is_whole: bool,
     pub(crate) items: Vec<Arc<Item>>,
     pub(crate) record: VBucketRecord,
-    /// How far it is stored afterwards.
+    /// State of the data folder afterwards.
     pub(crate) then: Stored,
 }
 
 impl VBucket {
-    /// What is persisted and lies above what is `stored`; `None` if that is nothing.
+    /// Persisted items that are not `stored` yet; `None` without any.
     pub(crate) fn unstored(&self, stored: Stored) -> Option<Unstored> {
         let then = Stored { generation: self.disk.generation(), seqno: self.persisted_seqno };
         if stored == then {
@@ -63,7 +63,7 @@ impl VBucket {
         Some(Unstored { is_whole, items, record: self.record(false), then })
     }
 
-    /// Everything but the items; `is_clean` if nothing was lost with what is not persisted.
+    /// Everything but the items; `is_clean` if nothing is unpersisted.
     pub(crate) fn record(&self, is_clean: bool) -> VBucketRecord {
         let entry = |entry: &FailoverEntry| (entry.vbuuid.0, entry.seqno.0);
         let Snapshot { start, end } = self.persisted_snapshot;
@@ -81,15 +81,15 @@ impl VBucket {
         }
     }
 
-    /// Notes how far a data folder has the vBucket, unless it was rewritten meanwhile.
+    /// Notes how much of the vBucket is in the data folder, unless it was rewritten meanwhile.
     pub(crate) fn note_stored(&mut self, stored: Stored) {
         if stored.generation == self.disk.generation() {
             self.stored_seqno = Some(stored.seqno);
         }
     }
 
-    /// Takes the place of an empty vBucket with what a data folder has. Unless that is all there
-    /// was, the history goes on with the branch `vbuuid`, as after a crash.
+    /// Fills an empty vBucket from a data folder. Unless that was stopped cleanly, the history
+    /// continues on the branch `vbuuid`, as after a crash.
     pub(crate) fn restore(
         &mut self,
         record: &VBucketRecord,

@@ -1,4 +1,4 @@
-//! The collections manifest as a data folder keeps it.
+//! The collections manifest in a data folder.
 
 use dcp_wire::{CollectionId, ManifestUid, ScopeId};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::manifest::{Collection, CollectionSettings, Manifest, Scope};
 
 impl Manifest {
-    /// The manifest with what it needs to go on.
+    /// The manifest and the state needed to continue it.
     pub(crate) fn to_stored(&self) -> Value {
         let manifest = serde_json::from_str::<Value>(&self.to_json()).unwrap_or_default();
         let (next_scope, next_collection) = self.next_ids();
@@ -17,7 +17,7 @@ impl Manifest {
         })
     }
 
-    /// The manifest that was stored; `None` if that is not one.
+    /// The stored manifest; `None` if it is not valid.
     pub(crate) fn from_stored(stored: &Value) -> Option<Self> {
         let number = |name: &str| u32::try_from(stored.get(name)?.as_u64()?).ok();
         let manifest = stored.get("manifest")?;

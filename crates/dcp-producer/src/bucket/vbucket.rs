@@ -1,4 +1,4 @@
-//! One copy of a vBucket: what it holds and how it grows, is persisted, rolled back and purged.
+//! One copy of a vBucket: its contents, and how it grows, is persisted, rolled back and purged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,12 +24,12 @@ use crate::chance::Now;
 /// One copy of a vBucket.
 ///
 /// Every change gets the next seqno, becomes the newest version in the table and joins the open
-/// checkpoint; `persist` carries it into the disk image. Nothing here looks at a clock.
+/// checkpoint; `persist` adds it to the disk image. Nothing here reads a clock.
 #[derive(Debug)]
 pub(crate) struct VBucket {
     pub(super) vbid: Vbid,
     pub(crate) state: VBucketState,
-    /// Number of the life the copy leads, drawn anew whenever streams of it must not go on.
+    /// Incarnation of the copy, which changes whenever its streams must not continue.
     pub(super) incarnation: u64,
     pub(crate) failover: FailoverTable,
     pub(super) table: ItemTable,
@@ -46,22 +46,23 @@ pub(crate) struct VBucket {
     pub(super) from_disk: Option<SnapshotMarker>,
     /// Whether the snapshot that a replica is receiving leaves versions out.
     pub(super) is_thinned: bool,
-    /// Snapshots received that left versions out, as what was there before and where they end:
-    /// states in between cannot be restored.
+    /// Received snapshots that left versions out, as their start and end: states in between cannot
+    /// be restored.
     pub(super) thinned: Vec<(Seqno, Seqno)>,
-    /// Snapshot the newest persisted change lies in.
+    /// Snapshot of the newest persisted change.
     pub(super) persisted_snapshot: Snapshot,
-    /// Up to where a data folder has the vBucket; `None` if there is no folder or it has nothing.
+    /// Seqno up to which the data folder has the vBucket; `None` without a folder or if it has
+    /// nothing.
     pub(super) stored_seqno: Option<Seqno>,
     pub(super) collections: VBucketCollections,
     pub(super) durable: DurableWrites,
     pub(super) locks: Locks,
-    /// Where the streams stand.
+    /// Cursors of the streams.
     pub(super) cursors: Cursors,
     /// End of the first snapshot from disk that a replica is receiving.
     pub(super) initial_snapshot_end: Seqno,
-    /// Highest rev seqno of a tombstone without xattrs, purged ones counted: keys never seen start
-    /// above it.
+    /// Highest rev seqno of a tombstone without xattrs, including purged ones: new keys start above
+    /// it.
     pub(super) max_deleted_rev: u64,
     pub(super) live: LiveCounts,
     pub(super) memory: Arc<MemoryUse>,
@@ -72,22 +73,22 @@ pub(crate) struct VBucket {
     pub(super) settings: CopySettings,
 }
 
-/// How a copy of a vBucket is kept.
+/// Storage settings of a copy of a vBucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CopySettings {
-    /// There is no disk: everything is gone when the node stops.
+    /// There is no disk: everything is lost when the node stops.
     pub(crate) is_ephemeral: bool,
-    /// What is read from disk comes compressed.
+    /// Values read from disk are compressed.
     pub(crate) compresses_disk: bool,
     /// Nothing is persisted until this is lifted.
     pub(crate) holds_persistence: bool,
-    /// Every version is kept, as far as the room for overwritten ones goes.
+    /// Every version is kept, as far as the space for overwritten ones allows.
     pub(crate) keeps_history: bool,
-    /// What is persisted goes into a data folder.
+    /// Persisted changes go into a data folder.
     pub(crate) is_kept: bool,
 }
 
-/// What the live documents of a vBucket amount to.
+/// Statistics of the live documents of a vBucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LiveCounts {
     /// Documents.
@@ -96,7 +97,7 @@ pub(crate) struct LiveCounts {
     pub(crate) expiring: u64,
 }
 
-/// Where a write went.
+/// Location of a write in the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
     pub(crate) vbuuid: Vbuuid,
@@ -151,7 +152,7 @@ impl VBucket {
         self.vbid
     }
 
-    /// The history branch written to.
+    /// The history branch of new changes.
     pub(crate) fn vbuuid(&self) -> Vbuuid {
         self.failover.newest().vbuuid
     }
@@ -164,25 +165,26 @@ impl VBucket {
         &self.memory
     }
 
-    /// Highest seqno on disk as clients are told it: 0 without a disk.
+    /// Persisted seqno that is reported to clients: 0 without a disk.
     pub(crate) fn told_persisted_seqno(&self) -> Seqno {
         if self.settings.is_ephemeral {
             return Seqno::ZERO;
         }
-        // With a data folder, on disk means on disk. It has the active copy only.
+        // With a data folder, persisted means in that folder. It has only the active copy.
         if self.settings.is_kept && self.state == VBucketState::Active {
             return self.persisted_seqno.min(self.stored_seqno.unwrap_or(Seqno::ZERO));
         }
         self.persisted_seqno
     }
 
-    /// Up to where the vBucket has what it is going to keep. Without a disk that is all of it, which
-    /// is not what clients are told to be persisted.
+    /// Seqno up to which nothing can be lost any more. Without a disk that is everything, although
+    /// clients are told that nothing is persisted.
     pub(crate) fn safe_seqno(&self) -> Seqno {
         if self.settings.is_ephemeral { self.high_seqno } else { self.told_persisted_seqno() }
     }
 
-    /// Highest seqno as clients are told it: a replica names the end of the snapshot it receives.
+    /// High seqno that is reported to clients: for a replica, the end of the snapshot it is
+    /// receiving.
     pub(crate) fn told_high_seqno(&self) -> Seqno {
         match self.state {
             VBucketState::Replica => self.high_seqno.max(self.snapshot.end),
@@ -229,13 +231,14 @@ impl VBucket {
             self.drop_documents(dropped, seqno);
         }
         if self.settings.is_ephemeral {
-            // What is read back in seqno order is all there is of a disk.
+            // The image in seqno order serves as the disk of an ephemeral vBucket, so it is kept up
+            // to date.
             self.flush();
         }
     }
 
-    /// Notes the rev seqno above which keys never seen start. A deletion that leaves xattrs behind
-    /// is written as a version with a value, which servers do not note.
+    /// Notes the rev seqno above which new keys start. A deletion that keeps xattrs is written as a
+    /// version with a value, which servers do not count.
     fn note_deletion(&mut self, item: &Item) {
         let deletes = match item.kind {
             ItemKind::Deletion => item.value.is_empty(),
@@ -248,7 +251,7 @@ impl VBucket {
         }
     }
 
-    /// Forgets the documents that the event at `by` took with it.
+    /// Removes the documents that the event at `by` dropped.
     fn drop_documents(&mut self, gone: Dropped, by: Seqno) {
         let mut dropped = Vec::new();
         self.table.retain(|slot| {
@@ -264,7 +267,7 @@ impl VBucket {
         }
     }
 
-    /// Books a newest version in or out.
+    /// Adds a newest version to the statistics, or subtracts it.
     pub(super) fn count(&mut self, item: &Item, present: bool) {
         let live = item.kind == ItemKind::Mutation;
         let expiring = live && item.expiry != 0;
@@ -295,7 +298,7 @@ impl VBucket {
         self.is_charged = is_charged;
     }
 
-    /// Carries every change into the disk image; returns whether there was one. Does nothing while
+    /// Adds every change to the disk image; returns whether there was one. Does nothing while
     /// persistence is held.
     pub(crate) fn persist(&mut self) -> bool {
         if self.persisted_seqno == self.high_seqno || self.settings.holds_persistence {
@@ -305,15 +308,14 @@ impl VBucket {
         true
     }
 
-    /// As [`persist`](Self::persist), but even while persistence is held: a node stops in good
-    /// order.
+    /// Like [`persist`](Self::persist), but even while persistence is held: the node stops cleanly.
     pub(crate) fn persist_everything(&mut self) {
         if self.persisted_seqno != self.high_seqno {
             self.flush();
         }
     }
 
-    /// Keeps the copy from persisting, or lets it persist what it has.
+    /// Holds persistence of the copy, or resumes it.
     pub(crate) fn hold_persistence(&mut self, hold: bool) {
         self.settings.holds_persistence = hold;
         self.persist();
@@ -345,8 +347,8 @@ impl VBucket {
         self.free_checkpoints();
     }
 
-    /// Lets closed checkpoints go that are on disk and that every stream has read, or that there is
-    /// no room for.
+    /// Drops closed checkpoints that are on disk and that every stream has read, or that exceed the
+    /// limit.
     fn free_checkpoints(&mut self) {
         if !self.checkpoints.has_closed() {
             return;
@@ -356,32 +358,32 @@ impl VBucket {
         self.checkpoints.drop_persisted(self.persisted_seqno, needed, held, limit);
     }
 
-    /// Empties the memory, of everything up to `seqno`.
+    /// Removes everything up to `seqno` from memory.
     pub(super) fn forget_checkpoints(&mut self, seqno: Seqno) {
         self.checkpoints = CheckpointLog::after(seqno);
         self.checkpoints.is_historical = self.settings.keeps_history;
     }
 
-    /// Makes the copy keep every version, or not.
+    /// Sets whether the copy keeps every version.
     pub(super) fn keep_history(&mut self, keep: bool) {
         self.settings.keeps_history = keep;
         self.checkpoints.is_historical = keep;
     }
 
-    /// First seqno from which on every version is kept; `None` if that is not wanted.
+    /// Seqno from which every version is kept; `None` if that is disabled.
     pub(super) fn history_start(&self) -> Option<Seqno> {
         let first = Seqno(self.history.floor().0 + 1);
         self.settings.keeps_history.then_some(first)
     }
 
-    /// Persists everything and lets it leave memory, so that a stream from 0 is read from disk.
+    /// Persists everything and evicts it from memory, so that a stream from 0 is read from disk.
     pub(crate) fn persist_and_evict(&mut self) {
         self.persist();
         self.checkpoints.close_open();
         self.checkpoints.drop_persisted(self.persisted_seqno, Seqno::MAX, Seqno::MAX, 0);
     }
 
-    /// Changes the state, which is the beginning of another life.
+    /// Changes the state, which begins a new incarnation.
     pub(super) fn set_state(&mut self, state: VBucketState) {
         if self.state == VBucketState::Active {
             self.snapshot = Snapshot { start: self.high_seqno, end: self.high_seqno };
@@ -390,14 +392,14 @@ impl VBucket {
         self.begin_life();
     }
 
-    /// Ends the streams of the copy, whatever else happens to it before they look.
+    /// Begins a new incarnation, which ends the streams of the copy.
     pub(super) fn begin_life(&mut self) {
         self.incarnation = next_incarnation();
         self.locks.release_all();
     }
 
-    /// Makes a replica the active copy, on the branch `vbuuid`; `None` continues the present one,
-    /// as when a node hands a vBucket over.
+    /// Makes a replica the active copy, on the branch `vbuuid`; `None` continues the current one,
+    /// as in a takeover.
     pub(super) fn promote(&mut self, vbuuid: Option<Vbuuid>) {
         self.become_active(vbuuid);
         self.checkpoints.close_open();
@@ -410,7 +412,7 @@ impl VBucket {
             let begins = self.consistent_seqno();
             self.failover.create_entry(vbuuid, begins);
         }
-        // The rest of a snapshot from disk does not come any more, nor what was purged of it.
+        // The rest of a snapshot from disk will not arrive, nor its purges.
         self.purge_seqno = self.purge_seqno.min(self.high_seqno);
         if self.from_disk.take().is_some() {
             self.leave_to_disk();
@@ -420,26 +422,26 @@ impl VBucket {
         self.begin_storing_anew();
     }
 
-    /// A data folder has what another copy was.
+    /// Stores everything again: the data folder has the data of another copy.
     pub(super) fn begin_storing_anew(&mut self) {
         self.disk.begin_generation();
         self.stored_seqno = None;
     }
 
-    /// Up to where the history is certainly the one others have seen: the end of the last snapshot
-    /// that is complete on disk, or the start of the one that is not.
+    /// Seqno up to which the history is certainly the one that other nodes have seen: the end of
+    /// the last snapshot that is complete on disk, or the start of an incomplete one.
     pub(super) fn consistent_seqno(&self) -> Seqno {
         let Snapshot { start, end } = self.persisted_snapshot;
         if self.persisted_seqno >= end { self.persisted_seqno } else { start }
     }
 
-    /// Removes persisted tombstones up to `to`, the last change on disk excepted.
+    /// Removes persisted tombstones up to `to`, except for the last change on disk.
     pub(crate) fn purge(&mut self, to: Seqno) {
         self.persist_and_evict();
         self.compact(to);
     }
 
-    /// As [`purge`](Self::purge), while memory keeps what it has.
+    /// Like [`purge`](Self::purge), but leaves memory unchanged.
     pub(crate) fn compact(&mut self, to: Seqno) {
         self.persist();
         let (last, to) = (self.persisted_seqno, to.min(self.persisted_seqno));

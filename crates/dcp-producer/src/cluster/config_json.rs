@@ -1,4 +1,4 @@
-//! The cluster map as JSON, in the form clients expect of a server.
+//! The cluster map as JSON, in the form that clients expect.
 
 use std::net::SocketAddr;
 
@@ -8,17 +8,17 @@ use serde_json::{Value, json};
 
 use super::node::Node;
 
-/// A node as a map names it.
+/// A node in a map.
 #[derive(Clone, Debug)]
 pub(super) struct Member<'a> {
     pub(super) node: Node,
-    /// Whether it is the one that tells the map.
+    /// Whether it is the node that sends the map.
     pub(super) is_teller: bool,
-    /// Name under which the same ports are reached from elsewhere.
+    /// Alternate name for the same ports.
     pub(super) alternate_host: Option<&'a str>,
 }
 
-/// What a map says of the bucket.
+/// The bucket in a map.
 #[derive(Clone, Debug)]
 pub(super) struct BucketView<'a> {
     pub(super) name: &'a str,
@@ -30,8 +30,8 @@ pub(super) struct BucketView<'a> {
     pub(super) chains: &'a [Vec<i32>],
 }
 
-/// A node's address as maps give it: clients put the name they know the node by in place of
-/// `$HOST`, which stands for every address.
+/// A node's address in a map: clients replace `$HOST`, which is sent for the unspecified address,
+/// with the name they used.
 fn named(address: SocketAddr) -> String {
     if address.ip().is_unspecified() {
         return format!("$HOST:{}", address.port());
@@ -65,7 +65,7 @@ pub(super) fn bucket(
         "uri": format!("/pools/default/buckets/{name}?bucket_uuid={uuid}"),
         "streamingUri": format!("/pools/default/bucketsStreaming/{name}?bucket_uuid={uuid}"),
         "bucketCapabilitiesVer": "",
-        // What is missing here, clients do not ask for even though it would be granted.
+        // Clients do not use features that are missing here, even if they would be granted.
         "bucketCapabilities":
             ["collections", "durableWrite", "dcp", "dcp.IgnorePurgedTombstones", "cccp", "nodesExt", "xattr"],
         "collectionsManifestUid": bucket.manifest_uid,
@@ -96,7 +96,7 @@ pub(super) fn global(version: ConfigVersion, members: &[Member<'_>]) -> Bytes {
     Bytes::from(config.to_string())
 }
 
-/// Ports by the names clients know them by.
+/// Ports by service name.
 fn services(node: &Node) -> Value {
     let mut services = json!({"kv": node.kv.port(), "mgmt": node.mgmt.port()});
     if let (Some(tls), Some(services)) = (node.tls, services.as_object_mut()) {
@@ -115,7 +115,7 @@ fn node_ext(member: &Member<'_>) -> Value {
     let services = services(&node);
     let mut entry = json!({"services": services});
     if let Some(entry) = entry.as_object_mut() {
-        // Without a name it is the one the client knows the node by.
+        // Without a name, clients use the one they connected to.
         if !node.kv.ip().is_unspecified() {
             entry.insert("hostname".to_owned(), node.kv.ip().to_string().into());
         }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
-/// Counts the versions there were. Followers are woken in the order in which they wait, so that a
-/// cluster in simulated time does the same every time; those of `tokio::sync::watch` are not.
+/// Counts versions. Followers are woken in the order in which they wait, so that a cluster in
+/// simulated time is deterministic, unlike with `tokio::sync::watch`.
 #[derive(Debug, Default)]
 pub(crate) struct Versions {
     count: AtomicU64,
@@ -14,19 +14,19 @@ pub(crate) struct Versions {
 }
 
 impl Versions {
-    /// There is another one.
+    /// Announces a new version.
     pub(super) fn announce(&self) {
         self.count.fetch_add(1, Ordering::AcqRel);
         self.changed.notify_waiters();
     }
 
-    /// Follows from the present one on.
+    /// Follows from the current version on.
     pub(super) fn follow(self: &Arc<Self>) -> Follower {
         Follower { versions: Arc::clone(self), seen: self.count.load(Ordering::Acquire) }
     }
 }
 
-/// Who wants to know of new versions.
+/// A follower of versions.
 #[derive(Debug)]
 pub(crate) struct Follower {
     versions: Arc<Versions>,
@@ -34,26 +34,26 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Whether there is one that was not seen.
+    /// Whether there is an unseen version.
     pub(crate) fn has_changed(&self) -> bool {
         self.seen != self.versions.count.load(Ordering::Acquire)
     }
 
-    /// The newest one was seen.
+    /// Marks the newest version as seen.
     pub(crate) fn mark_seen(&mut self) {
         self.seen = self.versions.count.load(Ordering::Acquire);
     }
 
-    /// The present one was not seen.
+    /// Marks the current version as unseen.
     pub(crate) fn mark_unseen(&mut self) {
         self.seen = self.seen.wrapping_sub(1);
     }
 
-    /// Waits until there is one that was not seen; it still counts as such. Cancellation-safe.
+    /// Waits until there is an unseen version, which stays unseen. Cancellation-safe.
     pub(crate) async fn changed(&self) {
         loop {
             let mut changed = std::pin::pin!(self.versions.changed.notified());
-            // Announcements from here on count.
+            // Announcements count from here on.
             changed.as_mut().enable();
             if self.has_changed() {
                 return;

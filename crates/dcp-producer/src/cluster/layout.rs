@@ -1,4 +1,4 @@
-//! Where the copies of the vBuckets lie.
+//! Placement of the vBuckets' copies.
 
 use dcp_wire::Vbid;
 
@@ -7,7 +7,7 @@ use super::map::MapNode;
 use crate::bucket::Copies;
 
 impl Cluster {
-    /// Puts the copies of all vBuckets where an even layout wants them, each with its history.
+    /// Moves the copies of all vBuckets to an even layout, each with its history.
     pub(super) fn lay_out(&self, nodes: &[MapNode]) {
         let usable = self.usable(nodes);
         for vbid in self.bucket.vbids() {
@@ -24,12 +24,12 @@ impl Cluster {
         (0..nodes.len()).filter(is_usable).collect()
     }
 
-    /// Whether the copies of a vBucket are where an even layout wants them.
+    /// Whether the copies of a vBucket are placed as in an even layout.
     pub(super) fn is_in_place(&self, usable: &[usize], vbid: Vbid) -> bool {
         self.bucket.nodes_of(vbid) == self.chain(usable, vbid)
     }
 
-    /// Puts the copies of one vBucket where an even layout wants them.
+    /// Moves the copies of one vBucket to their place in an even layout.
     pub(super) fn lay_out_one(&self, usable: &[usize], vbid: Vbid) {
         let chain = self.chain(usable, vbid);
         self.bucket.rearrange(vbid, |copies| self.place(vbid, &chain, copies));

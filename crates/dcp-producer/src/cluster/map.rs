@@ -13,11 +13,11 @@ use crate::bucket::Manifest;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MapNode {
     pub(super) addresses: Node,
-    /// Whether it belongs to the cluster; numbers of nodes that left are not given again.
+    /// Whether it belongs to the cluster; numbers of nodes that left are not reused.
     pub(super) is_member: bool,
 }
 
-/// What every version of the map says alike.
+/// Properties that are the same in every version of the map.
 #[derive(Debug)]
 pub(crate) struct MapFacts {
     pub(crate) bucket_name: String,
@@ -26,7 +26,7 @@ pub(crate) struct MapFacts {
     pub(crate) is_ephemeral: bool,
 }
 
-/// One version of the cluster map, as each node tells it.
+/// One version of the cluster map, as sent by each node.
 #[derive(Debug)]
 pub(crate) struct ClusterMap {
     pub(crate) version: ConfigVersion,
@@ -37,12 +37,12 @@ pub(crate) struct ClusterMap {
     facts: Arc<MapFacts>,
     /// Nodes of the copies of each vBucket, the active one's first.
     chains: Vec<Vec<usize>>,
-    /// By node; written out when they are first asked for, since a rebalance makes many versions
-    /// that nobody asks for.
+    /// By node; rendered on first use, since a rebalance creates many versions that are never
+    /// requested.
     views: Vec<OnceLock<MapView>>,
 }
 
-/// The map as one node tells it.
+/// The map as sent by one node.
 #[derive(Clone, Debug)]
 pub(crate) struct MapView {
     /// With the bucket; empty while it is dropped.
@@ -57,7 +57,7 @@ impl ClusterMap {
         Self::new(version, Vec::new(), None, Arc::default(), facts, Vec::new())
     }
 
-    /// The map with the copies where `chains` says.
+    /// The map with the copies placed according to `chains`.
     pub(super) fn new(
         version: ConfigVersion,
         nodes: Vec<MapNode>,
@@ -92,7 +92,7 @@ impl ClusterMap {
         self.nodes.get(node).is_some_and(|node| node.is_member)
     }
 
-    /// The map as `node` tells it.
+    /// The map as sent by `node`.
     pub(crate) fn view(&self, node: usize) -> Option<&MapView> {
         self.views.get(node).map(|view| view.get_or_init(|| self.write_out(node)))
     }

@@ -1,4 +1,4 @@
-//! Nodes that come, go, fail and come back, and a bucket that is dropped.
+//! Adding, failing, restarting and removing nodes, and dropping the bucket.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -12,7 +12,7 @@ use crate::Error;
 use crate::bucket::{Copies, HELD, Manifest, Unchanged};
 use crate::chance::Now;
 
-/// What the next version of the map says that cannot be seen from the copies.
+/// Contents of the next map version that do not follow from the copies.
 struct Change {
     /// Version before; the next one is one rev above, unless it is a new epoch's first.
     version: ConfigVersion,
@@ -22,8 +22,8 @@ struct Change {
 }
 
 impl Cluster {
-    /// Changes the cluster and publishes what became of it as the next version of the map. Nobody
-    /// sees a map while it is being changed.
+    /// Changes the cluster and publishes the result as the next version of the map. The map cannot
+    /// be read while it is being changed.
     fn change<T>(&self, op: impl FnOnce(&mut Change) -> Result<T, Error>) -> Result<T, Error> {
         let mut map = self.write_map();
         let mut change = Change {
@@ -59,7 +59,7 @@ impl Cluster {
         Err(Error::NotAMember { node })
     }
 
-    /// Moves a vBucket to another node, as a finished rebalance does.
+    /// Moves a vBucket to another node, as a rebalance does.
     pub(crate) fn move_vbucket(&self, vbid: Vbid, node: usize) -> Result<(), Error> {
         if !self.member_power(node)?.is_on() {
             return Err(Error::NodeDown { node });
@@ -78,7 +78,7 @@ impl Cluster {
         })
     }
 
-    /// Takes a node out of the cluster and makes replicas of what it had active.
+    /// Takes a node out of the cluster and promotes replicas of its active vBuckets.
     pub(crate) fn fail_over(&self, node: usize, graceful: bool) -> Result<(), Error> {
         let power = self.member_power(node)?;
         if graceful && !power.is_on() {
@@ -110,8 +110,8 @@ impl Cluster {
         }
     }
 
-    /// Takes nodes out of the cluster that had most of its votes. Those that are left cannot know
-    /// which versions of the map were given: theirs are of a new epoch.
+    /// Takes a majority of nodes out of the cluster. The remaining ones cannot know which map
+    /// versions were used, so they begin a new epoch.
     pub(crate) fn fail_over_unsafely(&self, nodes: &[usize]) -> Result<(), Error> {
         let powers: Vec<_> =
             nodes.iter().map(|&node| self.member_power(node)).collect::<Result<_, _>>()?;
@@ -141,7 +141,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until no other operation moves copies about.
+    /// Waits until no other operation moves copies.
     fn take_turn(&self) -> MutexGuard<'_, ()> {
         self.operation.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,7 +155,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Brings the data of a stopped node back, before it takes connections again.
+    /// Restores the data of a stopped node, before it accepts connections again.
     pub(crate) fn come_back(&self, node: usize, cleanly: bool) {
         for vbid in self.bucket.vbids() {
             self.bucket.rearrange(vbid, |copies| {
@@ -175,8 +175,8 @@ impl Cluster {
         })
     }
 
-    /// Spreads the copies evenly over the nodes that run, those that were failed over included, one
-    /// vBucket and one version of the map after the other.
+    /// Distributes the copies evenly over the running nodes, including those that were failed over,
+    /// one vBucket and one map version at a time.
     pub(crate) fn rebalance(&self) -> Result<(), Error> {
         let _turn = self.take_turn();
         let exists = self.change(|change| {
@@ -202,7 +202,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// How many changes a replica leaves unapplied; `None` for as many as there are.
+    /// Sets how many changes a replica leaves unapplied; `None` for all.
     pub(crate) fn set_replica_lag(
         &self,
         vbid: Vbid,
@@ -224,7 +224,7 @@ impl Cluster {
             if change.bucket_uuid.take().is_none() {
                 return Err(Error::NoBucket);
             }
-            // First: no stream is to see its vBucket go, and say so.
+            // First, so that no stream notices the removal of its vBucket and sends an end.
             self.bucket_life().cancel();
             for vbid in self.bucket.vbids() {
                 self.bucket.rearrange(vbid, Copies::clear);
@@ -237,7 +237,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Creates the bucket anew after it was dropped.
+    /// Creates the bucket again after it was dropped.
     pub(crate) fn create_bucket(&self) -> Result<(), Error> {
         let _turn = self.take_turn();
         self.change(|change| {
@@ -250,7 +250,7 @@ impl Cluster {
         })
     }
 
-    /// Empties the bucket: its vBuckets begin anew, with collections but without documents.
+    /// Empties the bucket: its vBuckets start over, with collections but without documents.
     pub(crate) fn flush_bucket(&self) -> Result<(), Error> {
         let _turn = self.take_turn();
         if self.map().bucket_uuid.is_none() {
@@ -271,8 +271,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Goes on with the bucket of another process, whose copies are still to be filled. The map's
-    /// versions are above all that process gave.
+    /// Resumes the bucket of an earlier process, whose copies are still empty. The map's versions
+    /// are above all of that process.
     pub(crate) fn resume(&self, uuid: Option<Arc<str>>, manifest: Manifest, epoch: i64) {
         let resumed = self.change(|change| {
             if uuid.is_none() {
@@ -285,7 +285,7 @@ impl Cluster {
             change.version = ConfigVersion { epoch, rev: 0 };
             Ok(())
         });
-        debug_assert!(resumed.is_ok(), "nothing here fails");
+        debug_assert!(resumed.is_ok(), "the update cannot fail");
     }
 
     /// Changes the collections manifest and lets every vBucket follow.
@@ -313,7 +313,7 @@ impl Cluster {
         })
     }
 
-    /// A vBucket that went back in time may lack collections the bucket has.
+    /// A vBucket that was rolled back may lack collections of the bucket.
     pub(crate) fn bring_forward(&self) {
         self.bring_all_forward(self.bucket.chance().now(), &self.manifest());
     }

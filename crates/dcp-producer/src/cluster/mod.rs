@@ -1,4 +1,4 @@
-//! Which node has which vBucket, and what clients are told about it.
+//! Which node has which vBucket, and what clients see of it.
 
 mod config_json;
 mod follow;
@@ -26,7 +26,7 @@ pub(crate) use map::ClusterMap;
 use map::{MapFacts, MapNode};
 pub(crate) use node::{Node, NodePower, TlsAddresses};
 
-/// Version the nodes give, from which clients tell what they may rely on.
+/// Server version of the nodes, from which clients derive features.
 pub(crate) const SERVER_VERSION: &str = "8.0.2";
 
 /// An embedded cluster with one bucket.
@@ -34,7 +34,7 @@ pub(crate) const SERVER_VERSION: &str = "8.0.2";
 pub(crate) struct Cluster {
     pub(crate) bucket: Bucket,
     facts: Arc<MapFacts>,
-    /// Held by what moves copies about, so that one such operation does not meet another halfway.
+    /// Held while copies are moved, so that such operations do not overlap.
     operation: Mutex<()>,
     /// By number; nodes that left keep theirs.
     power: RwLock<Vec<Arc<NodePower>>>,
@@ -45,7 +45,7 @@ pub(crate) struct Cluster {
     versions: Arc<Versions>,
     /// Ends the connections that selected the bucket when it is dropped.
     bucket_life: RwLock<CancellationToken>,
-    /// What new DCP connections are served with.
+    /// Configuration of new DCP connections.
     dcp_config: RwLock<ConnectionConfig>,
     /// Privileges the user does not have.
     revoked: RwLock<Vec<Privilege>>,
@@ -109,7 +109,7 @@ impl Cluster {
         &self.facts.bucket_name
     }
 
-    /// Addresses of the nodes by number, those that left included.
+    /// Addresses of the nodes by number, including those that left.
     pub(crate) fn nodes(&self) -> Vec<Node> {
         self.map().nodes.iter().map(|node| node.addresses).collect()
     }
@@ -133,7 +133,7 @@ impl Cluster {
         self.versions.follow()
     }
 
-    /// Whether a node runs, and how it is stopped; `None` for one there is not.
+    /// Whether a node runs, and how it is stopped; `None` for one that does not exist.
     pub(crate) fn power(&self, node: usize) -> Option<Arc<NodePower>> {
         self.power.read().unwrap_or_else(PoisonError::into_inner).get(node).cloned()
     }
@@ -147,12 +147,12 @@ impl Cluster {
         Arc::clone(&self.map().manifest)
     }
 
-    /// What ends the connections that have the bucket selected.
+    /// Token that ends the connections that selected the bucket.
     pub(crate) fn bucket_life(&self) -> CancellationToken {
         self.bucket_life.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What new DCP connections are served with.
+    /// Configuration of new DCP connections.
     pub(crate) fn dcp_config(&self) -> ConnectionConfig {
         self.dcp_config.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -173,7 +173,7 @@ pub(crate) struct NodeBucket<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) map: &'a ClusterMap,
     pub(crate) node: usize,
-    /// Those of the client's user.
+    /// Rights of the client's user.
     pub(crate) rights: &'a Rights,
 }
 
@@ -188,8 +188,8 @@ impl BucketSource for NodeBucket<'_> {
     }
 
     fn cluster_map(&self) -> Option<Bytes> {
-        // Not the map from before: the vBucket may have been moved since. No vBucket is locked
-        // when this is asked for, which is what allows waiting for a map that is being changed.
+        // Not an earlier map: the vBucket may have been moved since. No vBucket is locked here, so
+        // waiting for a map that is being changed is allowed.
         self.cluster.map().view(self.node).map(|view| view.bucket.clone())
     }
 
@@ -212,12 +212,12 @@ impl BucketSource for NodeBucket<'_> {
     }
 
     fn is_warming_up(&self) -> bool {
-        // A node that comes back has everything at once.
+        // A restarted node has everything at once.
         false
     }
 
     fn memory_pressure(&self) -> MemoryPressure {
-        /// Percentage of the quota from which on backfills are put off.
+        /// Percentage of the quota from which backfills are postponed.
         const HIGH: u8 = 96;
         match self.cluster.bucket.memory().used_percent() {
             100.. => MemoryPressure::Full,

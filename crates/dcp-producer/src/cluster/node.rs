@@ -1,4 +1,4 @@
-//! A node's place on the network: where it is, whether it runs, and who is connected to it.
+//! A node on the network: its addresses, whether it runs, and its connections.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Where a node speaks TLS.
+/// TLS addresses of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TlsAddresses {
     pub(crate) kv: SocketAddr,
@@ -18,7 +18,7 @@ pub(crate) struct TlsAddresses {
 pub(crate) struct Node {
     pub(crate) kv: SocketAddr,
     pub(crate) mgmt: SocketAddr,
-    /// With TLS, if the cluster speaks it.
+    /// With TLS, if the cluster supports it.
     pub(crate) tls: Option<TlsAddresses>,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Node {
 pub(crate) struct NodePower {
     is_on: watch::Sender<bool>,
     ports: watch::Sender<Ports>,
-    /// Ends the connections of the present run of the node.
+    /// Ends the connections of the current run of the node.
     run: Mutex<CancellationToken>,
     /// Ends everything.
     stop: CancellationToken,
@@ -37,7 +37,7 @@ pub(crate) struct NodePower {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ports {
     all: usize,
-    /// Those that take connections.
+    /// Ports that accept connections.
     open: usize,
 }
 
@@ -78,7 +78,7 @@ impl NodePower {
 
     /// Waits until all ports are open.
     pub(crate) async fn ports_open(&self) {
-        // The sender lives as long as this.
+        // The sender lives as long as `self`.
         drop(self.ports.subscribe().wait_for(|ports| ports.open == ports.all).await);
     }
 
@@ -87,7 +87,7 @@ impl NodePower {
         drop(self.ports.subscribe().wait_for(|ports| ports.open == 0).await);
     }
 
-    /// What ends the connections of the present run of the node.
+    /// Token that ends the connections of the current run of the node.
     pub(crate) fn run(&self) -> CancellationToken {
         self.run.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

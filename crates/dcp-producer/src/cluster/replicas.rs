@@ -1,4 +1,4 @@
-//! A node's copies as those change them who feed them over sockets.
+//! A node's copies, fed by consumers over sockets.
 
 use dcp_proto::producer::replica::{Completion, NotApplied, ReplicaPosition, ReplicaStore};
 use dcp_proto::producer::{FailoverTable, Item, VBucketState};
@@ -13,7 +13,7 @@ impl NodeBucket<'_> {
         self.cluster.bucket.with_on(self.node, vbid, op)
     }
 
-    /// As `with`, unless the copy has become active since it was looked at.
+    /// Like `with`, unless the copy has become active meanwhile.
     fn with_replica<T>(&self, vbid: Vbid, op: impl FnOnce(&mut VBucket) -> T) -> Option<T> {
         let is_fed = |copy: &VBucket| copy.state != VBucketState::Active;
         self.with(vbid, |copy| is_fed(copy).then(|| op(copy))).flatten()

@@ -1,15 +1,15 @@
-//! What is wrong with a rule.
+//! Errors in fault rules.
 
 use thiserror::Error;
 
-/// Why a list of fault rules was refused. The rules that were in force stay so.
+/// Why a list of fault rules was refused. The previous rules stay in force.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RuleError {
     /// The text is not JSON.
     #[error("the fault rules are not JSON")]
     Json(#[from] serde_json::Error),
-    /// A name that means nothing there.
+    /// An unknown name.
     #[error("{path}: there is no {what} {name:?}; did you mean {nearest:?}?")]
     UnknownName {
         /// Where, as `[2].condition`.
@@ -21,7 +21,7 @@ pub enum RuleError {
         /// The known name that looks most like it.
         nearest: String,
     },
-    /// A member that must be there is not.
+    /// A required member is missing.
     #[error("{path}: {member:?} is missing")]
     Missing {
         /// Where.
@@ -29,12 +29,12 @@ pub enum RuleError {
         /// The member.
         member: &'static str,
     },
-    /// A member has a value of another kind, or one that contradicts the rest of the rule.
+    /// A member has an invalid value, or one that contradicts the rest of the rule.
     #[error("{path}: must be {expected}")]
     Invalid {
         /// Where.
         path: String,
-        /// What it must be instead.
+        /// What it must be.
         expected: String,
     },
 }

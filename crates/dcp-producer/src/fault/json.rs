@@ -48,7 +48,7 @@ const REACTIONS: &[&str] = &[
 /// Reads a list of rules.
 ///
 /// # Errors
-/// [`RuleError`] says which member of which rule is wrong, and for a name what was probably meant.
+/// [`RuleError`] names the wrong member and its rule, and suggests a name for an unknown one.
 pub fn parse_rules(text: &str) -> Result<Vec<Rule>, RuleError> {
     let Value::Array(rules) = serde_json::from_str(text)? else {
         return Err(RuleError::invalid("rules", "a list of objects"));
@@ -57,7 +57,7 @@ pub fn parse_rules(text: &str) -> Result<Vec<Rule>, RuleError> {
     rules.iter().enumerate().map(rule).collect()
 }
 
-/// The members of an object, every one of a known name.
+/// The members of an object, all with known names.
 struct Members<'a> {
     members: &'a Map<String, Value>,
     path: &'a str,
@@ -208,7 +208,7 @@ fn read_probability(members: &Members<'_>) -> Result<Option<Probability>, RuleEr
     let seed = members.number("seed")?;
     let Some(value) = members.get("probability") else {
         return match seed {
-            // Which byte is corrupted is drawn as well, whether packets are or not.
+            // The corrupted byte is random as well, even if packets are not chosen at random.
             Some(seed) => Ok(Some(Probability { of: 1.0, seed })),
             None => Ok(None),
         };
@@ -393,7 +393,7 @@ impl<'de> Deserialize<'de> for Rule {
     }
 }
 
-/// The one of `known` that takes the fewest edits to become; of `name` the first 64 characters count.
+/// The name in `known` with the smallest edit distance to the first 64 characters of `name`.
 fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let name = name.chars().take(64).collect::<String>().to_lowercase();
     let edits = |known: &&str| strsim::levenshtein(&name, &known.to_lowercase());

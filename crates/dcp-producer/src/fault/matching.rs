@@ -1,4 +1,4 @@
-//! Whether a packet meets a condition.
+//! Matching of packets and conditions.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use super::reaction::{Direction, Reaction};
 use super::registry::Armed;
 use super::rule::{Condition, ConnectionIs};
 
-/// What conditions ask about a connection.
+/// Properties of a connection that conditions refer to.
 #[derive(Debug)]
 pub(super) struct ConnectionFacts {
     pub(super) number: u64,
@@ -49,18 +49,18 @@ impl ConnectionIs {
     }
 }
 
-/// A rule as one connection asks it.
+/// A rule on one connection.
 #[derive(Debug)]
 pub(super) struct Asked {
     armed: Arc<Armed>,
-    /// Draws of this connection: what happens on others does not change them.
+    /// Random numbers of this connection, independent of other connections.
     random: StdRng,
 }
 
 impl Asked {
     pub(super) fn new(armed: Arc<Armed>, connection: u64) -> Self {
         let seed = armed.rule.condition.probability.map_or(0, |chance| chance.seed);
-        // Connections of one seed differ: odd multiples of a number do not repeat.
+        // Connections with the same seed differ: odd multiples of a number do not repeat.
         let seed = seed ^ connection.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Self { armed, random: StdRng::seed_from_u64(seed) }
     }
@@ -75,7 +75,7 @@ impl Asked {
         let rule = &self.armed.rule;
         let reaction = rule.reaction;
         let suits = |opcodes: &[_]| opcodes.contains(&frame.header.opcode);
-        // A response has the opcode of its request, which is what those reactions are about.
+        // A response has the opcode of its request, which is what these reactions refer to.
         let response = frame.header.magic.is_response();
         if rule.direction() != direction
             || !reaction.opcodes().is_none_or(|opcodes| suits(opcodes) && !response)
@@ -88,7 +88,7 @@ impl Asked {
         let counted = condition.nth.is_none_or(|nth| nth.get() == count)
             && condition.every.is_none_or(|every| count % every == 0);
         let chance = condition.probability;
-        // Drawn whatever the counts say, so that a draw depends on the packet alone.
+        // Drawn regardless of the counts, so that a draw depends only on the packet.
         let drawn = chance.is_none_or(|chance| self.random.random_bool(chance.of));
         if !(counted && drawn) {
             return None;

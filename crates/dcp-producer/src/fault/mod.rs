@@ -1,10 +1,10 @@
 //! Faults as data: rules of a condition and a reaction, changeable while the cluster runs.
 //!
-//! * [`Rule`], [`Condition`] and [`Reaction`] say what is to go wrong; [`parse_rules`] reads them
-//!   from JSON.
+//! * [`Rule`], [`Condition`] and [`Reaction`] describe faults; [`parse_rules`] reads them from
+//!   JSON.
 //! * `registry` holds the rules of a cluster and counts how often each fired.
-//! * `tap` stands between the machines of one connection and its socket. Without rules it is one
-//!   look at a version number per turn of the connection, and no packet passes through it.
+//! * `tap` sits between the machines of one connection and its socket. Without rules, it costs one
+//!   check of a version number per turn of the connection, and packets bypass it.
 
 mod error;
 mod json;

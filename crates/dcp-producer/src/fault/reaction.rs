@@ -6,7 +6,7 @@ use dcp_wire::{Opcode, Seqno, Status};
 
 use super::error::RuleError;
 
-/// Which way a packet goes.
+/// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the cluster to the client.
@@ -28,23 +28,23 @@ impl Direction {
 
 /// What happens to a packet.
 ///
-/// What a client did not get still counts against its flow-control window, as it does when a
-/// network loses it.
+/// Packets that a client did not get still count against its flow-control window, as if a network
+/// had lost them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reaction {
     /// The packet is lost. A lost request is never answered.
     Drop,
-    /// The packet, and what follows it on the connection, comes so much later.
+    /// The packet, and everything after it on the connection, is delayed.
     Delay(Duration),
-    /// From this packet on nothing is read or written; the socket stays open.
+    /// Nothing is read or written from this packet on; the socket stays open.
     HalfOpen,
-    /// The connection is closed instead; what came before is still written.
+    /// The connection is closed instead; earlier packets are still written.
     Disconnect,
-    /// So many more bytes are written, counted from the packet's first, then the connection is
+    /// This many more bytes are written, counted from the packet's first, then the connection is
     /// closed.
     DisconnectAfter(usize),
-    /// The request is not carried out but answered with a status and an empty body.
+    /// The request is not executed but answered with a status and an empty body.
     Answer(Status),
     /// The request is answered with NOT_MY_VBUCKET.
     NotMyVbucket {
@@ -55,28 +55,28 @@ pub enum Reaction {
     Rollback(Seqno),
     /// Streams never end: their last message is lost.
     NoStreamEnd,
-    /// The requested stream goes on for up to so many changes beyond its end, as far as the
+    /// The requested stream continues for up to this many changes beyond its end, as far as the
     /// vBucket has them.
     ItemsPastEnd(u64),
-    /// A snapshot marker comes alone: the stream's messages up to the next marker, or up to its
+    /// A snapshot marker is sent alone: the stream's messages up to the next marker, or up to its
     /// end, are lost.
     MarkerWithoutItems,
-    /// Before an item comes a SEQNO_ADVANCED of the item's own seqno.
+    /// An item is preceded by a SEQNO_ADVANCED with the same seqno.
     SeqnoAdvancedBeforeItem,
-    /// An out-of-order snapshot breaks off: the connection is closed after so many of its items,
-    /// at the latest before its end.
+    /// An out-of-sequence-order snapshot is cut: the connection is closed after this many of its
+    /// items, at the latest before its end.
     OsoCut(u64),
-    /// Only the packet's first bytes are written, half of it if not said; the next packet follows
-    /// at once.
+    /// Only the packet's first bytes are written, by default half of it; the next packet follows
+    /// directly.
     Truncate(Option<usize>),
-    /// One byte of the packet is inverted: at this offset or the packet's last, or at one that the
-    /// rule's seed chooses.
+    /// One byte of the packet is inverted: at this offset, but at most the packet's last, or by
+    /// default at one chosen by the rule's seed.
     Corrupt(Option<usize>),
-    /// No noops are sent, and none is missed.
+    /// No noops are sent, but they count as answered.
     NoNoop,
 }
 
-/// Messages that carry a document or an event with a seqno of its own.
+/// Messages that carry a document or an event with a seqno.
 const ITEMS: &[Opcode] =
     &[Opcode::DCP_MUTATION, Opcode::DCP_DELETION, Opcode::DCP_EXPIRATION, Opcode::DCP_SYSTEM_EVENT];
 
@@ -86,7 +86,7 @@ pub(super) fn is_item(opcode: Opcode) -> bool {
 }
 
 impl Reaction {
-    /// Which way the packets go that it is about, unless the condition says otherwise.
+    /// Default direction of its packets.
     pub(super) const fn direction(self) -> Direction {
         match self {
             Self::Answer(_)
@@ -97,12 +97,12 @@ impl Reaction {
         }
     }
 
-    /// Whether the condition may say otherwise.
+    /// Whether the condition may choose another direction.
     pub(super) const fn goes_both_ways(self) -> bool {
         matches!(self, Self::Drop | Self::Delay(_) | Self::HalfOpen | Self::Disconnect)
     }
 
-    /// The only opcodes it makes sense for; `None` for all.
+    /// The only opcodes it can apply to; `None` for all.
     pub(super) const fn opcodes(self) -> Option<&'static [Opcode]> {
         match self {
             Self::Rollback(_) | Self::ItemsPastEnd(_) => Some(&[Opcode::DCP_STREAM_REQ]),

@@ -12,13 +12,13 @@ use super::rule::Rule;
 #[derive(Debug)]
 pub(super) struct Armed {
     pub(super) rule: Rule,
-    /// Packets that met everything but the count.
+    /// Packets that matched everything but the count.
     pub(super) met: AtomicU64,
     /// Packets it reacted to.
     pub(super) fired: AtomicU64,
 }
 
-/// The rules in force, in the order they are asked.
+/// The rules in force, in the order in which they are checked.
 pub(super) type Rules = Arc<[Arc<Armed>]>;
 
 /// The rules of a cluster.
@@ -35,10 +35,10 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// Most rules there may be: each is asked about each packet.
+    /// Most rules: each is checked for each packet.
     const MAX_RULES: usize = 1000;
 
-    /// Replaces all rules; counts begin anew.
+    /// Replaces all rules and resets counts.
     pub(crate) fn set(&self, rules: Vec<Rule>) -> Result<(), RuleError> {
         if rules.len() > Self::MAX_RULES {
             let expected = format!("at most {} rules", Self::MAX_RULES);
@@ -65,7 +65,7 @@ impl Faults {
 
     pub(super) fn follow(&self) -> watch::Receiver<Rules> {
         let mut rules = self.rules.subscribe();
-        // A new connection has not seen the rules that are there.
+        // A new connection has not seen the current rules.
         rules.mark_changed();
         rules
     }

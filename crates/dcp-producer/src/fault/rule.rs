@@ -1,4 +1,4 @@
-//! What goes wrong and when.
+//! Fault rules and their conditions.
 
 use core::num::NonZeroU64;
 
@@ -9,15 +9,15 @@ use super::reaction::{Direction, Reaction};
 
 /// One fault: what happens to which packets.
 ///
-/// Of the rules that are in force the first whose condition a packet meets reacts to it; the
-/// others do not see the packet.
+/// The first rule in force whose condition matches a packet reacts to it; the others do not see the
+/// packet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// Name to recognize it by; may be empty.
+    /// Name for identification; may be empty.
     pub name: String,
     /// Which packets.
     pub condition: Condition,
-    /// What happens to them.
+    /// What happens to the packets.
     pub reaction: Reaction,
 }
 
@@ -28,7 +28,7 @@ impl Rule {
         Self { name: String::new(), condition, reaction }
     }
 
-    /// Which way the packets go that it is about.
+    /// Direction of the packets it applies to.
     #[must_use]
     pub fn direction(&self) -> Direction {
         self.condition.direction.unwrap_or_else(|| self.reaction.direction())
@@ -46,22 +46,22 @@ impl Rule {
     }
 }
 
-/// Which packets a rule is about. What is left out does not matter; everything else must hold.
+/// Which packets a rule applies to: all given properties must match.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Condition {
-    /// Opcodes, of which the packet has one; empty for any.
+    /// The packet has one of these opcodes; empty for any.
     pub opcodes: Vec<Opcode>,
-    /// vBuckets, of which it is about one; empty for any. A response names none.
+    /// The packet is about one of these vBuckets; empty for any. Responses name none.
     pub vbuckets: Vec<Vbid>,
-    /// The connection it is on.
+    /// Connection of the packet.
     pub connection: Option<ConnectionIs>,
-    /// The node it is to or from, numbered from 0.
+    /// Node of the packet, numbered from 0.
     pub node: Option<usize>,
-    /// Which way it goes; what suits the reaction if left out.
+    /// Direction of the packet; by default that of the reaction.
     pub direction: Option<Direction>,
-    /// Conditions of which one must hold as well, if there are any. They count nothing.
+    /// Conditions of which at least one must match as well, if there are any. They have no counts.
     pub any: Vec<Self>,
-    /// A condition that must not hold. It counts nothing.
+    /// A condition that must not match. It has no counts.
     pub not: Option<Box<Self>>,
     /// Only the n-th packet, counted from 1 over all connections, that meets all of the above.
     pub nth: Option<NonZeroU64>,
@@ -72,7 +72,7 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// How deep conditions may lie in one another.
+    /// How deep conditions may be nested.
     const MAX_DEPTH: usize = 8;
 
     /// Packets with an opcode.
@@ -95,8 +95,8 @@ impl Condition {
         }
         let counts = self.nth.is_some() || self.every.is_some() || self.probability.is_some();
         if depth > 0 && (counts || self.direction.is_some()) {
-            let expected = "without nth, every, probability and direction, which are of the whole \
-                            rule";
+            let expected = "without nth, every, probability and direction, which apply to the \
+                            whole rule";
             return Err(RuleError::invalid(path, expected));
         }
         if self.probability.is_some_and(|chance| !(0.0..=1.0).contains(&chance.of)) {
@@ -117,15 +117,15 @@ impl Condition {
 pub enum ConnectionIs {
     /// The n-th that the cluster accepted, counted from 1.
     Nth(u64),
-    /// The one opened for DCP with this name. A `*` at the end stands for anything.
+    /// The one opened for DCP with this name. A `*` at the end matches anything.
     Named(String),
 }
 
-/// A share of packets.
+/// A fraction of packets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Probability {
     /// From 0, none, to 1, all.
     pub of: f64,
-    /// Which of them: the same seed on the same packets of the n-th connection chooses the same.
+    /// Seed of the choice: the same seed chooses the same packets of the n-th connection.
     pub seed: u64,
 }

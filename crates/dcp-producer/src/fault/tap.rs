@@ -1,4 +1,4 @@
-//! Between the machines of one connection and its socket.
+//! The tap between the machines of one connection and its socket.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,10 +12,10 @@ use super::matching::{Asked, ConnectionFacts};
 use super::reaction::{Direction, Reaction, is_item};
 use super::registry::{Faults, Rules};
 
-/// Bytes that may wait for the socket behind the tap.
+/// Bytes that may wait for the socket after the tap.
 const WIRE_LIMIT: usize = 512 << 10;
 
-/// How a request is answered that is not carried out.
+/// How a request is answered that is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// A status and an empty body.
@@ -32,15 +32,15 @@ pub(crate) enum Refusal {
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestFault {
-    /// It is carried out.
+    /// It is executed.
     None,
     /// It is lost.
     Lose,
-    /// It is answered with something else.
+    /// It is refused.
     Refuse(Refusal),
-    /// The stream it asks for goes on for so many changes beyond its end.
+    /// The stream it requests continues for this many changes beyond its end.
     MoveEnd(u64),
-    /// It is looked at again later, or never if the tap has cut the connection.
+    /// It is handled again later, or never if the tap has cut the connection.
     Wait,
 }
 
@@ -53,7 +53,7 @@ enum Cut {
     Close,
 }
 
-/// A fault of a stream that its later messages are part of.
+/// A fault that affects later messages of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamFault {
     /// Lose messages up to the next marker.
@@ -70,8 +70,8 @@ pub(crate) struct Tap {
     connection: ConnectionFacts,
     /// Packets on their way to the socket.
     wire: BytesMut,
-    /// Bytes at the front of the machines' output that were there before the rules and may begin
-    /// within a packet.
+    /// Bytes at the front of the machines' output that were written before the rules were set, and
+    /// may begin inside a packet.
     untouched: usize,
     streams: FxHashMap<Opaque, StreamFault>,
     /// Until when the output waits.
@@ -80,7 +80,7 @@ pub(crate) struct Tap {
     input_waits: Option<Instant>,
     /// Whether the request at the front of the input has waited already.
     request_waited: bool,
-    /// Bytes that are still written before the connection is closed.
+    /// Bytes to write before the connection is closed.
     bytes_left: Option<usize>,
     cut: Option<Cut>,
     /// How a request cuts the connection once everything before it is on the wire.
@@ -109,13 +109,13 @@ impl Tap {
         }
     }
 
-    /// The connection has got a name by being opened for DCP.
+    /// Sets the connection's name, when it is opened for DCP.
     pub(crate) fn name_connection(&mut self, name: &[u8]) {
         self.connection.name = Some(name.to_vec());
     }
 
-    /// Takes up new rules, if there are any. Of what the machines have written and the socket has
-    /// not taken, the first `old` bytes are none of their business.
+    /// Applies new rules, if there are any. They do not affect the first `old` bytes that the
+    /// machines have written but the socket has not sent.
     #[inline]
     pub(crate) fn refresh(&mut self, old: usize) {
         if self.source.has_changed().unwrap_or(false) {
@@ -130,7 +130,7 @@ impl Tap {
         let rules = Arc::clone(&self.source.borrow_and_update());
         let number = self.connection.number;
         self.rules = rules.iter().map(|armed| Asked::new(Arc::clone(armed), number)).collect();
-        // What former rules began ends with them, except that a cut connection stays cut.
+        // Effects of previous rules end, except that a cut connection stays cut.
         self.streams.clear();
         (self.output_waits, self.input_waits, self.bytes_left) = (None, None, None);
         (self.cut_by_request, self.request_waited) = (None, false);
@@ -142,12 +142,12 @@ impl Tap {
         !self.rules.is_empty() || !self.wire.is_empty() || self.cut.is_some()
     }
 
-    /// What the socket is to take, if the output goes through the tap.
+    /// The bytes for the socket, if the output goes through the tap.
     pub(crate) fn wire(&mut self) -> &mut BytesMut {
         &mut self.wire
     }
 
-    /// Whether anything waits for the socket behind the tap.
+    /// Whether anything waits for the socket after the tap.
     pub(crate) fn has_wire(&self) -> bool {
         !self.wire.is_empty()
     }
@@ -157,22 +157,22 @@ impl Tap {
         self.cut == Some(Cut::HalfOpen)
     }
 
-    /// Whether the connection is to be closed once [`wire`](Self::wire) is written.
+    /// Whether to close the connection once [`wire`](Self::wire) is written.
     pub(crate) fn is_closing(&self) -> bool {
         self.cut == Some(Cut::Close)
     }
 
-    /// Whether requests are looked at.
+    /// Whether requests are checked.
     pub(crate) fn takes_input(&self) -> bool {
         self.input_waits.is_none() && self.cut.is_none() && self.cut_by_request.is_none()
     }
 
-    /// Whether something waits for its time.
+    /// Whether anything is delayed.
     pub(crate) fn waits(&self) -> bool {
         self.output_waits.is_some() || self.input_waits.is_some()
     }
 
-    /// Waits until something that waits may go on, or until there are other rules.
+    /// Waits until something that is delayed is due, or until the rules change.
     pub(crate) async fn wait(&mut self) {
         let deadlines = [self.output_waits, self.input_waits];
         let Some(until) = deadlines.into_iter().flatten().min() else {
@@ -182,13 +182,13 @@ impl Tap {
             biased;
             () = tokio::time::sleep_until(until.into()) => {}
             Ok(()) = self.source.changed() => {
-                // Marked as seen by waiting for it: `refresh` is to find it.
+                // Waiting marked it as seen, but `refresh` must find it.
                 self.source.mark_changed();
             }
         }
     }
 
-    /// Lets go what has waited long enough.
+    /// Releases what has been delayed long enough.
     pub(crate) fn tick(&mut self, now: Instant) {
         if self.output_waits.is_some_and(|until| until <= now) {
             self.output_waits = None;
@@ -199,7 +199,7 @@ impl Tap {
         }
     }
 
-    /// Noops that were not sent since this was last asked; their answers will not come.
+    /// Noops that were dropped since the last call; they will not be answered.
     pub(crate) fn take_lost_noops(&mut self) -> Vec<Opaque> {
         std::mem::take(&mut self.lost_noops)
     }
@@ -230,12 +230,12 @@ impl Tap {
             Reaction::NotMyVbucket { map } => RequestFault::Refuse(Refusal::NotMyVbucket { map }),
             Reaction::Rollback(seqno) => RequestFault::Refuse(Refusal::Rollback(seqno)),
             Reaction::ItemsPastEnd(count) => RequestFault::MoveEnd(count),
-            // Rules are checked: the others are about packets to the client.
+            // Rules are validated: other reactions concern packets to the client.
             _ => RequestFault::None,
         }
     }
 
-    /// The first rule that reacts, and how.
+    /// The first rule that reacts, and its reaction.
     fn ask(&mut self, direction: Direction, frame: &Frame<'_>) -> Option<(usize, Reaction)> {
         let Self { rules, connection, .. } = self;
         let react = |(index, rule): (usize, &mut Asked)| {
@@ -244,7 +244,7 @@ impl Tap {
         rules.iter_mut().enumerate().find_map(react)
     }
 
-    /// Moves packets from the machines' output to the wire; whether there were any.
+    /// Moves packets from the machines' output to the wire; returns whether there were any.
     pub(crate) fn pass(&mut self, now: Instant, output: &mut BytesMut) -> bool {
         let before = output.len();
         while self.wire.len() < WIRE_LIMIT && self.output_waits.is_none() && self.cut.is_none() {
@@ -260,7 +260,7 @@ impl Tap {
             }
             let mut packet = output.split_to(len);
             if !self.packet(now, &packet) {
-                // It waits, and what follows with it; then nothing asks about it again.
+                // It waits together with what follows, and is not checked again.
                 packet.unsplit(std::mem::take(output));
                 *output = packet;
                 self.untouched = len;
@@ -275,7 +275,7 @@ impl Tap {
         output.len() != before
     }
 
-    /// Sends a packet, or what a fault makes of it; `false` if it has to wait.
+    /// Sends a packet, possibly altered by a fault; `false` if it must wait.
     fn packet(&mut self, now: Instant, packet: &[u8]) -> bool {
         let Ok(Some((frame, _))) = Frame::parse(packet, MAX_BODY_LEN) else {
             self.put(packet);
@@ -316,13 +316,13 @@ impl Tap {
                 self.put(packet.get(..keep).unwrap_or_default());
             }
             Reaction::Corrupt(offset) => self.put_corrupted(packet, offset, rule),
-            // Rules are checked: the others are about requests.
+            // Rules are validated: other reactions concern requests.
             _ => self.put(packet),
         }
         true
     }
 
-    /// Whether a fault that an earlier message of the stream met takes this one.
+    /// Whether a fault triggered by an earlier message of the stream drops this one.
     fn is_lost_on_its_stream(&mut self, frame: &Frame<'_>) -> bool {
         let header = &frame.header;
         if self.streams.is_empty() || header.magic.is_response() || !header.opcode.is_dcp() {
@@ -359,7 +359,7 @@ impl Tap {
         }
     }
 
-    /// SEQNO_ADVANCED of an item's own seqno, on its stream.
+    /// Sends a SEQNO_ADVANCED with the seqno of an item, on its stream.
     fn put_seqno_advanced(&mut self, item: &Frame<'_>) {
         let mut advanced =
             Frame { extras: item.extras.get(..8).unwrap_or_default(), ..item.envelope() };
@@ -367,7 +367,7 @@ impl Tap {
         advanced.header.datatype = dcp_wire::Datatype::RAW;
         advanced.header.cas = dcp_wire::Cas(0);
         let mut packet = BytesMut::new();
-        // Every part is shorter than that of the item it is taken from.
+        // No part is longer than that of the item it is copied from.
         if advanced.encode(&mut packet).is_ok() {
             self.put(&packet);
         }
@@ -386,7 +386,7 @@ impl Tap {
         self.put(&packet);
     }
 
-    /// Hands bytes to the socket, as many as it may still get.
+    /// Passes bytes to the socket, up to the remaining limit.
     fn put(&mut self, bytes: &[u8]) {
         let allowed = self.bytes_left.unwrap_or(usize::MAX);
         self.wire.put_slice(bytes.get(..allowed).unwrap_or(bytes));

@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 
 use crate::kv::Credentials;
 
-/// Whether the request names the user and the password.
+/// Whether the request has valid credentials.
 pub(super) fn is_authorized(headers: &HeaderMap, credentials: &Credentials) -> bool {
     headers.get(AUTHORIZATION).and_then(|header| decode(header.as_bytes())).is_some_and(|pair| {
         pair.split_once(':').is_some_and(|(username, password)| {

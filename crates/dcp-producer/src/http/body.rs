@@ -1,4 +1,4 @@
-//! Bodies of answers: a whole document, or one configuration after the other.
+//! Bodies of responses: a whole document, or a stream of configurations.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -13,17 +13,17 @@ use tokio_util::sync::CancellationToken;
 use super::documents::{self, Detail};
 use crate::cluster::{Cluster, Follower as MapFollower};
 
-/// What stands after each configuration of an endless answer.
+/// Separator after each configuration of a streaming response.
 const SEPARATOR: &[u8] = b"\n\n\n\n";
 
-/// The next configuration and who gives the one after it.
+/// The next configuration, and the source of the following ones.
 type NextConfig = Pin<Box<dyn Future<Output = Option<(Bytes, Follower)>> + Send>>;
 
 /// The body of an answer.
 pub(super) enum Body {
-    /// All of it; `None` once it was taken.
+    /// The whole body; `None` once it was taken.
     Whole(Option<Bytes>),
-    /// Configurations, each as soon as it is there.
+    /// Configurations, each as soon as it is available.
     Configs(NextConfig),
 }
 
@@ -88,7 +88,7 @@ impl hyper::body::Body for Body {
     }
 }
 
-/// Follows the configuration of the bucket; however slow its reader, only the newest is kept.
+/// Follows the configuration of the bucket; a slow reader only gets the newest one.
 #[derive(Debug)]
 pub(super) struct Follower {
     cluster: Arc<Cluster>,
@@ -106,12 +106,13 @@ impl Follower {
         stop: CancellationToken,
     ) -> Self {
         let mut version = cluster.follow_map();
-        // The present configuration is the first one.
+        // The current configuration is sent first.
         version.mark_unseen();
         Self { cluster, node, detail, version, stop }
     }
 
-    /// The next configuration with its separator; `None` once the bucket or the cluster is gone.
+    /// The next configuration with its separator; `None` once the bucket was dropped or the cluster
+    /// stopped.
     async fn next(mut self) -> Option<(Bytes, Self)> {
         self.stop.run_until_cancelled(self.version.changed()).await?;
         self.version.mark_seen();

@@ -4,16 +4,16 @@ use serde_json::{Map, Value, json};
 
 use crate::cluster::{Cluster, SERVER_VERSION};
 
-/// How much is told of a bucket.
+/// Level of detail about a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Detail {
-    /// What clients need to find vBuckets: the same as over KV.
+    /// What clients need to locate vBuckets: the same as over KV.
     Terse,
     /// With settings and statistics.
     Full,
 }
 
-/// `/pools`: what this server is.
+/// `/pools`: the kind and version of the server.
 pub(super) fn pools(cluster: &Cluster) -> String {
     let uuid = &cluster.bucket_uuid();
     json!({
@@ -33,7 +33,7 @@ pub(super) fn pools(cluster: &Cluster) -> String {
     .to_string()
 }
 
-/// `/pools/default`: the nodes and where to ask for buckets.
+/// `/pools/default`: the nodes and the URIs of buckets.
 pub(super) fn pool(cluster: &Cluster, node: usize) -> Option<String> {
     let bucket = cluster.bucket_name();
     let uuid = &cluster.bucket_uuid();
@@ -125,7 +125,7 @@ fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
     Some(Value::Object(bucket))
 }
 
-/// The nodes in the words of `/pools/default`.
+/// The nodes in the format of `/pools/default`.
 fn nodes(cluster: &Cluster, node: usize) -> Option<Vec<Value>> {
     let map = cluster.map();
     let global: Value = serde_json::from_slice(&map.view(node)?.global).ok()?;

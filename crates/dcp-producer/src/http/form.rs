@@ -1,8 +1,8 @@
-//! Forms that clients send, and how they are answered.
+//! Forms sent by clients, and answers to them.
 
 use hyper::StatusCode;
 
-/// What is answered: a status and a document.
+/// An answer: a status and a document.
 pub(super) type Answer = (StatusCode, String);
 
 /// A field of a form.

@@ -1,7 +1,7 @@
-//! The management port: what DCP clients and SDKs ask over HTTP before and while they use KV.
+//! The management port: the HTTP requests of DCP clients and SDKs.
 //!
-//! Answers are made from the cluster map, so that HTTP and KV never disagree. What can be changed are
-//! scopes and collections.
+//! Answers are derived from the cluster map, so HTTP and KV never disagree. Clients can change the
+//! bucket, scopes and collections.
 
 mod authorization;
 mod body;
@@ -37,10 +37,10 @@ const MAX_FORM_LEN: usize = 4 << 10;
 const MAX_HEADERS: usize = 64;
 /// How long a client may take to send a request head; also how long a connection may be idle.
 const HEAD_PATIENCE: Duration = Duration::from_secs(60);
-/// How long answers may take to be read once the cluster stops.
+/// How long clients may take to read answers once the cluster stops.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What the management port of one node knows.
+/// State of the management port of one node.
 #[derive(Debug)]
 pub(crate) struct Management {
     cluster: Arc<Cluster>,
@@ -70,8 +70,8 @@ impl Management {
         }
     }
 
-    /// Serves a connection until it ends. `is_certified` tells that the client's certificate
-    /// already says who it is.
+    /// Serves a connection until it ends. With `is_certified`, the client has authenticated with a
+    /// certificate.
     pub(crate) async fn serve(
         self: Arc<Self>,
         socket: impl AsyncRead + AsyncWrite + Unpin + Send,
@@ -108,7 +108,7 @@ impl Management {
     }
 }
 
-/// The body of a request; `None` if it is too long or breaks off.
+/// The body of a request; `None` if it is too long or incomplete.
 async fn read_form(body: &mut Incoming) -> Option<Vec<u8>> {
     let mut form = Vec::new();
     while let Some(frame) = poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {

@@ -1,4 +1,4 @@
-//! Which request gets which answer.
+//! Routing of requests.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const READ_ONLY: HeaderValue = HeaderValue::from_static("GET, HEAD");
 const SERVER: HeaderValue = HeaderValue::from_static("Couchbase Server");
 
 impl Management {
-    /// The answer to a request whose body is `form`, or is too long.
+    /// The answer to a request with the body `form`, or one that is too long.
     pub(super) fn answer<B>(
         &self,
         request: &Request<B>,
@@ -129,18 +129,18 @@ impl Management {
     }
 }
 
-/// The parts of a path as they are meant; `None` unless they are UTF-8.
+/// The decoded segments of a path; `None` unless they are UTF-8.
 fn segments(uri: &Uri) -> Option<Vec<Cow<'_, str>>> {
     let segments = uri.path().split('/').filter(|segment| !segment.is_empty());
     segments.map(decode).collect()
 }
 
-/// A part of a path as it is meant; `None` unless it is UTF-8.
+/// A decoded segment of a path; `None` unless it is UTF-8.
 fn decode(segment: &str) -> Option<Cow<'_, str>> {
     percent_decode_str(segment).decode_utf8().ok()
 }
 
-/// The bucket's identity that the client insists on.
+/// The bucket UUID that the client requires.
 fn asked_uuid(uri: &Uri) -> Option<&str> {
     uri.query()?.split('&').find_map(|pair| pair.strip_prefix("bucket_uuid="))
 }

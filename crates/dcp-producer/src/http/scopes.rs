@@ -1,4 +1,4 @@
-//! Scopes and collections made, changed and dropped by clients.
+//! Creation, change and drop of scopes and collections by clients.
 
 use hyper::{Method, StatusCode};
 use serde_json::json;
@@ -7,7 +7,7 @@ use super::form::{Answer, field};
 use crate::bucket::{CollectionSettings, Manifest};
 use crate::cluster::Cluster;
 
-/// What is asked for: a method, the path below a bucket's `scopes`, and the form in the body.
+/// A request: a method, the path below a bucket's `scopes`, and the form in the body.
 pub(super) struct Change<'a> {
     pub(super) method: &'a Method,
     pub(super) path: &'a [&'a str],
@@ -15,7 +15,7 @@ pub(super) struct Change<'a> {
 }
 
 impl Change<'_> {
-    /// Does it; `None` if there is nothing like it.
+    /// Applies the request; `None` if there is no such request.
     pub(super) fn apply(&self, cluster: &Cluster) -> Option<Answer> {
         let field = |name: &str| field(self.form, name);
         let settings = CollectionSettings {
@@ -64,7 +64,7 @@ fn has(manifest: &Manifest, scope: &str, collection: Option<&str>) -> bool {
     })
 }
 
-/// Changes the manifest; `None` if that was possible.
+/// Changes the manifest; `None` on success.
 fn update(
     cluster: &Cluster,
     op: impl FnOnce(&mut Manifest) -> Result<(), crate::bucket::Unchanged>,

@@ -6,14 +6,14 @@ use dcp_wire::message::GetClusterConfig;
 use super::command::Command;
 use super::failure::Failure;
 
-/// Name that unbinds a connection from its bucket.
+/// Name that deselects the bucket of a connection.
 const NO_BUCKET_NAME: &[u8] = b"@no bucket@";
 
 impl Command<'_, '_> {
     pub(super) fn select_bucket(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, false)?;
         let cluster = &self.session.cluster;
-        // Taken first: a bucket that is dropped meanwhile ends the connection.
+        // First, so that dropping the bucket meanwhile ends the connection.
         let life = cluster.bucket_life();
         let exists = cluster.map().bucket_uuid.is_some();
         self.session.bucket = if self.frame.key == NO_BUCKET_NAME {
@@ -31,7 +31,7 @@ impl Command<'_, '_> {
 
     pub(super) fn cluster_config(&mut self) -> Result<(), Failure> {
         let GetClusterConfig { known } = GetClusterConfig::decode(self.frame)?;
-        // Only a client that said so understands an empty answer.
+        // Only clients that negotiated it understand an empty answer.
         let known = known.filter(|_| self.session.features.known_map_version);
         let map = self.session.cluster.map();
         if known.is_some_and(|known| known >= map.version) {

@@ -1,4 +1,4 @@
-//! The collections manifest, and names to ids.
+//! The collections manifest, and lookups of ids by name.
 
 use bytes::BufMut;
 use dcp_wire::Status;
@@ -37,7 +37,7 @@ impl Command<'_, '_> {
         self.send_id(&manifest, scope.id.0)
     }
 
-    /// The path asked for: in the value, or as older clients send it, in the key.
+    /// The requested path: in the value, or in the key for older clients.
     fn path(&self) -> Result<Vec<u8>, Failure> {
         if !self.frame.extras.is_empty() {
             return Err(Failure::Invalid("the request must not have extras"));

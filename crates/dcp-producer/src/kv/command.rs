@@ -1,4 +1,4 @@
-//! One request, and its way through the session to an answer.
+//! Handling of one request in a session.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::cluster::SERVER_VERSION;
 use crate::value;
 
 impl Session {
-    /// Answers one request. `dcp_open` tells whether the connection has become a DCP one.
+    /// Answers one request. `dcp_open`: whether the connection was opened for DCP.
     pub(crate) fn handle(
         &mut self,
         now: Now,
@@ -24,12 +24,12 @@ impl Session {
         out: &mut BytesMut,
     ) -> Flow {
         if frame.header.magic.is_response() {
-            // Answers to pushed cluster maps say nothing.
+            // Answers to pushed cluster maps carry no information.
             let opcode = frame.header.opcode;
             let dcp = dcp_open && (opcode.is_dcp() || opcode == Opcode::GET_ERROR_MAP);
             return if dcp { Flow::Dcp } else { Flow::Continue };
         }
-        // HELLO may ask for how long it took itself.
+        // HELLO may request its own duration.
         let traced = self.features.tracing || frame.header.opcode == Opcode::HELLO;
         let started = traced.then(Instant::now);
         let result = match self.admit(frame, dcp_open) {
@@ -49,7 +49,7 @@ impl Session {
         }
     }
 
-    /// Whether the connection has come far enough for the request.
+    /// Whether the connection's state allows the request.
     fn admit(&self, frame: &Frame<'_>, dcp_open: bool) -> Result<(), Failure> {
         let opcode = frame.header.opcode;
         if frame.header.magic.is_alt() && !self.features.alt_requests && !opcode.is_dcp() {
@@ -86,20 +86,20 @@ impl Session {
     }
 }
 
-/// Does what a request asks for and answers it.
+/// Executes a request and answers it.
 type Handler<'a, 'f> = fn(&mut Command<'a, 'f>) -> Result<(), Failure>;
 
-/// One request in the hands of its session.
+/// One request being handled by its session.
 pub(super) struct Command<'a, 'f> {
     pub(super) session: &'a mut Session,
     pub(super) frame: &'a Frame<'f>,
     pub(super) now: Now,
-    /// When handling began, if the client wants to know how long it took.
+    /// When handling began, if the client requests the duration.
     started: Option<Instant>,
     out: &'a mut BytesMut,
 }
 
-/// What the framing extras of a request ask for.
+/// Options in the framing extras of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RequestOptions {
     /// Keep the document's expiry.
@@ -124,14 +124,14 @@ impl<'a, 'f> Command<'a, 'f> {
         !matches!(opcode, Opcode::HELLO) && Self::handler(opcode).is_some()
     }
 
-    /// Does what the request asks for and answers it.
+    /// Executes the request and answers it.
     pub(super) fn run(&mut self) -> Result<(), Failure> {
         if let Some(write) = self.session.durable_write.take() {
             return self.await_durable(write);
         }
         match Self::handler(self.frame.header.opcode) {
             Some(handler) => handler(self),
-            // Older servers know no right to a command they do not know.
+            // Older servers have no privilege for commands that they do not know.
             None if self.session.version.is_legacy()
                 && self.frame.header.opcode.name().is_none() =>
             {
@@ -196,16 +196,16 @@ impl<'a, 'f> Command<'a, 'f> {
 
     fn version(&mut self) -> Result<(), Failure> {
         self.expect_parts(false, false)?;
-        // What clients look for here is which features they may rely on.
+        // Clients use the version to determine features.
         self.succeed(self.success().with_value(SERVER_VERSION.as_bytes()))
     }
 
-    /// A successful response with nothing in it yet.
+    /// An empty response with status success.
     pub(super) fn success(&self) -> Frame<'static> {
         Frame::response(self.frame.header.opcode, Status::SUCCESS)
     }
 
-    /// A response of `status` with nothing in it yet.
+    /// An empty response with `status`.
     pub(super) fn response(&self, status: Status) -> Frame<'static> {
         Frame::response(self.frame.header.opcode, status)
     }
@@ -230,13 +230,13 @@ impl<'a, 'f> Command<'a, 'f> {
         let legacy = self.session.version.is_legacy();
         let (status, body) = match failure {
             Failure::Close | Failure::Later => return Err(Failure::Close),
-            // A client that did not negotiate them cannot know these statuses. The lack of a
-            // login is told it all the same since 7.0.
+            // A client that did not negotiate them does not know these statuses. Since 7.0, a
+            // missing login is reported anyway.
             Failure::Status(Status::NO_BUCKET) if !features.xerror => return Err(Failure::Close),
             Failure::Status(Status::EACCESS) if !features.xerror && legacy => {
                 return Err(Failure::Close);
             }
-            // Older servers do not say what is malformed, and do not go on.
+            // Older servers do not explain malformed requests, and close the connection.
             Failure::Invalid(_) if legacy => {
                 self.succeed(self.response(Status::EINVAL))?;
                 return Err(Failure::Close);
@@ -260,13 +260,13 @@ impl<'a, 'f> Command<'a, 'f> {
             Failure::NotMyVbucket => (Status::NOT_MY_VBUCKET, self.map_for_stranger()),
         };
         let body = body.unwrap_or_default();
-        // Older servers do not say that the cluster map is JSON.
+        // Older servers do not mark the cluster map as JSON.
         let says_json = !(legacy && status == Status::NOT_MY_VBUCKET);
         let json = if says_json { features_json(self.session, &body) } else { Datatype::RAW };
         self.succeed(self.response(status).with_datatype(json).with_value(&body))
     }
 
-    /// The map that goes with NOT_MY_VBUCKET, unless the client has it already.
+    /// The map to send with NOT_MY_VBUCKET, unless the client already has it.
     fn map_for_stranger(&mut self) -> Option<Bytes> {
         let map = self.session.cluster.map();
         let deduplicated = self.session.features.dedupe_maps;
@@ -301,7 +301,7 @@ impl<'a, 'f> Command<'a, 'f> {
         Ok(())
     }
 
-    /// The document the request is about.
+    /// The document of the request.
     pub(super) fn key(&self) -> Result<DocKey<'f>, Failure> {
         let malformed = |_: DecodeError| Failure::Invalid("malformed key");
         if self.session.features.collections {
@@ -317,7 +317,7 @@ impl<'a, 'f> Command<'a, 'f> {
         self.frame.header.vbid()
     }
 
-    /// Works on the vBucket the request is about, if this node has the active copy.
+    /// Runs an operation on the vBucket of the request, if this node has the active copy.
     pub(super) fn with_vbucket<T>(
         &mut self,
         op: impl FnOnce(&mut VBucket) -> T,
@@ -326,7 +326,7 @@ impl<'a, 'f> Command<'a, 'f> {
         bucket.with_active_on(node, self.vbid(), op).ok_or(Failure::NotMyVbucket)
     }
 
-    /// Refuses what is about a collection that the user may not read.
+    /// Refuses requests about a collection that the user may not read.
     pub(super) fn check_readable(&self, id: CollectionId) -> Result<(), Failure> {
         let manifest = self.session.cluster.manifest();
         match manifest.has_collection(id) && !self.session.rights().reads(id, &manifest) {
@@ -335,7 +335,7 @@ impl<'a, 'f> Command<'a, 'f> {
         }
     }
 
-    /// Works on the vBucket the request is about, which must have the collection of the key.
+    /// Runs an operation on the vBucket of the request, which must have the collection of the key.
     pub(super) fn with_collection<T>(
         &mut self,
         key: DocKey<'_>,
@@ -346,7 +346,7 @@ impl<'a, 'f> Command<'a, 'f> {
         Ok(self.with_vbucket(checked)??)
     }
 
-    /// Works on this node's copy of the vBucket the request is about, active or not.
+    /// Runs an operation on this node's copy of the vBucket of the request, active or not.
     pub(super) fn with_copy<T>(
         &mut self,
         op: impl FnOnce(&mut VBucket) -> T,
@@ -355,8 +355,8 @@ impl<'a, 'f> Command<'a, 'f> {
         bucket.with_on(node, self.vbid(), op).ok_or(Failure::NotMyVbucket)
     }
 
-    /// The value of the request, inflated if its datatype says that it is compressed, and that
-    /// datatype without the bit for it.
+    /// The value of the request, decompressed if necessary, and its datatype without the
+    /// compression bit.
     pub(super) fn inflate(&self, value: &[u8]) -> Result<(Bytes, Datatype), Failure> {
         let (features, datatype) = (&self.session.features, self.frame.header.datatype);
         let mut allowed = Datatype::RAW;
@@ -382,7 +382,8 @@ impl<'a, 'f> Command<'a, 'f> {
         Ok((value, datatype.without(Datatype::SNAPPY)))
     }
 
-    /// The value of a request that writes a document: clients' word for JSON is not relied on.
+    /// The value of a request that writes a document; whether it is JSON is checked, not taken from
+    /// the client.
     pub(super) fn plain_value(&self) -> Result<(Bytes, Datatype), Failure> {
         let (value, datatype) = self.inflate(self.frame.value)?;
         if datatype.contains(Datatype::XATTR) {
@@ -402,7 +403,7 @@ impl<'a, 'f> Command<'a, 'f> {
         Ok((Bytes::copy_from_slice(self.frame.value), datatype.with(Datatype::SNAPPY)))
     }
 
-    /// What the framing extras ask for.
+    /// The options in the framing extras.
     pub(super) fn options(&self) -> Result<RequestOptions, Failure> {
         const BARRIER: u16 = 0;
         const PRESERVE_TTL: u16 = 5;
@@ -421,17 +422,17 @@ impl<'a, 'f> Command<'a, 'f> {
     }
 }
 
-/// What a client is told that named a scope or collection there is not.
+/// The answer to a client that named an unknown scope or collection.
 fn unknown_collection(uid: &str) -> serde_json::Value {
     json!({"error": {"context": "unknown scope or collection"}, "manifest_uid": uid})
 }
 
-/// JSON bodies of refusals are marked as such for clients that know the mark.
+/// JSON bodies of refusals are marked as such for clients that negotiated it.
 fn features_json(session: &Session, body: &[u8]) -> Datatype {
     if session.features.json && !body.is_empty() { Datatype::JSON } else { Datatype::RAW }
 }
 
-/// The server's encoding of how long a request took.
+/// The server's encoding of a request's duration.
 fn encode_duration(started: Instant) -> u16 {
     let micros = started.elapsed().as_secs_f64() * 1e6;
     // Saturates, as casts from floats do.

@@ -10,7 +10,7 @@ use super::failure::Failure;
 use crate::DocumentError;
 use crate::bucket::{Condition, DocumentWrite};
 
-/// Expiry that says: do not create the counter.
+/// Expiry that means: do not create the counter.
 const NO_CREATE: u32 = u32::MAX;
 
 impl Command<'_, '_> {
@@ -27,7 +27,7 @@ impl Command<'_, '_> {
                 Some(item) => {
                     let (body, section) = split_xattrs(item);
                     let number = parse(&body).ok_or(DocumentError::NotANumber)?;
-                    // Up it wraps, down it stops at 0.
+                    // Increments wrap, decrements stop at 0.
                     let number = if increment {
                         number.wrapping_add(delta)
                     } else {

@@ -1,4 +1,4 @@
-//! Who may use the cluster, and how far a connection has come in showing that it is them.
+//! The users of the cluster, and the authentication of connections.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -15,12 +15,12 @@ use crate::{Error, User};
 
 /// The users of an embedded cluster.
 pub(crate) struct Credentials {
-    /// Who may do everything.
+    /// The user with all privileges.
     administrator: Arc<Account>,
     readers: Vec<Arc<Account>>,
-    /// Of SCRAM's key derivation.
+    /// Rounds of SCRAM's key derivation.
     rounds: u32,
-    /// Gives unknown users the same salt each time they ask.
+    /// Gives an unknown user the same salt each time.
     salts: RandomState,
     pub(super) chance: Arc<Chance>,
 }
@@ -53,10 +53,10 @@ impl Account {
     }
 }
 
-/// A password, and what SCRAM makes of it.
+/// A password and its SCRAM credentials.
 struct Secret {
     password: String,
-    /// Derived when the first client asks: it takes some milliseconds.
+    /// Derived on first use, which takes some milliseconds.
     scram: OnceLock<Vec<ScramCredentials>>,
 }
 
@@ -69,7 +69,7 @@ impl std::fmt::Debug for Secret {
 
 impl Secret {
     fn new(password: &str, chance: &Chance) -> Result<Arc<Self>, Error> {
-        // As few rounds as there may be tell whether the password can be used at all.
+        // The minimum number of rounds is enough to check whether the password can be used.
         derive(password, MIN_ITERATIONS, chance).map_err(|error| Error::InvalidOption {
             option: "password",
             reason: error.to_string(),
@@ -79,10 +79,10 @@ impl Secret {
 }
 
 impl Credentials {
-    /// Rounds of SCRAM's key derivation: what the data service asks for.
+    /// Rounds of SCRAM's key derivation, as in the data service.
     pub(crate) const ROUNDS: u32 = 4096;
 
-    /// Credentials that every mechanism can prove.
+    /// Credentials for all mechanisms.
     pub(crate) fn new(
         username: &str,
         password: &str,
@@ -103,7 +103,7 @@ impl Credentials {
         Ok(self)
     }
 
-    /// Takes another password of the administrator from now on.
+    /// Changes the administrator's password.
     pub(crate) fn set_password(&self, password: &str) -> Result<(), Error> {
         let secret = Secret::new(password, &self.chance)?;
         *self.administrator.secret.write().unwrap_or_else(PoisonError::into_inner) = secret;
@@ -119,13 +119,13 @@ impl Credentials {
         std::iter::once(&self.administrator).chain(&self.readers)
     }
 
-    /// Whether a PLAIN message names the administrator and the password.
+    /// Whether a PLAIN message has the administrator's name and password.
     pub(crate) fn accepts(&self, message: &PlainMessage<'_>) -> bool {
         self.administrator.accepts(message)
     }
 
-    /// What to challenge `username` with: for an unknown user something nobody can answer, so
-    /// that the exchange does not tell which users exist.
+    /// The challenge for `username`: for an unknown user one that cannot be answered, so that the
+    /// exchange does not reveal which users exist.
     pub(crate) fn scram(
         &self,
         mechanism: Mechanism,
@@ -159,7 +159,7 @@ impl Credentials {
     }
 }
 
-/// What each mechanism of SCRAM keeps of a password.
+/// The credentials of each SCRAM mechanism for a password.
 fn derive(
     password: &str,
     iterations: u32,
@@ -180,7 +180,7 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-/// How far a connection's authentication has come.
+/// State of a connection's authentication.
 #[derive(Debug)]
 pub(crate) struct Login {
     pub(super) credentials: Arc<Credentials>,
@@ -196,7 +196,7 @@ enum State {
     Certified,
 }
 
-/// What a client is told.
+/// The answer to a client.
 pub(super) enum Answer {
     Challenge(Vec<u8>),
     Done(Vec<u8>),
@@ -211,7 +211,7 @@ impl Login {
         matches!(self.state, State::Done(_) | State::Certified)
     }
 
-    /// What the client may do.
+    /// The client's privileges.
     pub(crate) fn rights(&self) -> &Rights {
         match &self.state {
             State::Done(account) => &account.rights,
@@ -223,7 +223,7 @@ impl Login {
         }
     }
 
-    /// The client's certificate is the administrator's.
+    /// Authenticates the client by the administrator's certificate.
     pub(super) fn certify(&mut self) {
         self.state = State::Certified;
     }
@@ -232,7 +232,7 @@ impl Login {
         matches!(self.state, State::Certified)
     }
 
-    /// Begins anew, whoever the client was before.
+    /// Starts over, regardless of the earlier user.
     pub(super) fn begin(
         &mut self,
         mechanism: Mechanism,

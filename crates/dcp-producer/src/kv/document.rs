@@ -14,7 +14,7 @@ use super::session::DurableWrite;
 use crate::bucket::{Condition, DocumentWrite, MAX_VALUE_LEN, Written, inflated};
 use crate::{DocumentError, value};
 
-/// Body of a document and its xattr section, as parts of its value.
+/// Body and xattr section of a document, as parts of its value.
 pub(super) fn split_xattrs(item: &Item) -> (Bytes, Bytes) {
     if item.datatype.contains(Datatype::XATTR)
         && let Ok((_, body)) = xattr::split(&item.value)
@@ -34,14 +34,14 @@ impl Command<'_, '_> {
         })?;
         let item = item.ok_or(Status::KEY_ENOENT)?;
         if is_locked {
-            // Its version is told to who has locked it.
+            // Its CAS is known only to the client that locked it.
             let hidden = Item { cas: Cas(u64::MAX), ..Item::clone(&item) };
             return self.send_document(&Arc::new(hidden));
         }
         self.send_document(&item)
     }
 
-    /// The time, in seconds, may be left out.
+    /// The lock time, in seconds, is optional.
     pub(super) fn get_locked(&mut self) -> Result<(), Failure> {
         self.expect_key_value(true, false)?;
         let seconds = match *self.frame.extras {
@@ -66,7 +66,7 @@ impl Command<'_, '_> {
         self.succeed(self.success())
     }
 
-    /// Reads a replica as it is: it expires nothing by itself.
+    /// Reads a replica unchanged: replicas do not expire documents.
     pub(super) fn get_replica(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, false)?;
         let (key, now) = (self.key()?, self.now);
@@ -80,8 +80,8 @@ impl Command<'_, '_> {
         self.send_document(&item)
     }
 
-    /// Sends a document as it is stored: compressed, if it is, to a client that agreed on that.
-    /// One with xattrs is compressed as a whole, of which the body is no part.
+    /// Sends a document as stored, compressed if the client negotiated it. The body of a document
+    /// with xattrs cannot be sent compressed, since the whole value is compressed together.
     fn send_document(&mut self, stored: &Arc<Item>) -> Result<(), Failure> {
         let as_stored = self.session.features.snappy && !stored.datatype.contains(Datatype::XATTR);
         let item = if as_stored { Arc::clone(stored) } else { inflated(stored) };
@@ -132,7 +132,7 @@ impl Command<'_, '_> {
         self.send_written_with(written, &[])
     }
 
-    /// Answers a write: its version, and its token if the client wants them.
+    /// Answers a write with its CAS, and its mutation token if the client negotiated it.
     pub(super) fn send_written_with(
         &mut self,
         written: Written,
@@ -238,7 +238,7 @@ fn keep_system_xattrs(item: &Item, write: &mut DocumentWrite<'_>) {
     write.datatype = write.datatype.with(Datatype::XATTR);
 }
 
-/// A document that is about to be written must still be the one that was read.
+/// Checks that a document to be written is still the one that was read.
 pub(super) fn check_cas(item: &Item, cas: Cas) -> Result<(), DocumentError> {
     if cas == Cas(0) || cas == item.cas {
         return Ok(());

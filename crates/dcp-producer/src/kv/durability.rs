@@ -14,7 +14,7 @@ use crate::bucket::{Durability, Outcome, Written};
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Command<'_, '_> {
-    /// What a write waits for by its framing extras: a level, and how long in milliseconds.
+    /// Durability requirements in the framing extras: a level, and a timeout in milliseconds.
     pub(super) fn durability(&self, payload: &[u8]) -> Result<Durability, Failure> {
         let (level, timeout) = match *payload {
             [level] => (level, DEFAULT_TIMEOUT),
@@ -42,17 +42,17 @@ impl Command<'_, '_> {
         Ok(Durability { level, deadline: Some(self.now.after(timeout)) })
     }
 
-    /// Answers a durable write, or has it looked at again later. As long as it is undecided the
-    /// connection waits: answers are given in order.
+    /// Answers a durable write, or checks it again later. While it is undecided, the connection
+    /// waits, since answers are sent in order.
     pub(super) fn await_durable(&mut self, write: DurableWrite) -> Result<(), Failure> {
         let Written { vbuuid, seqno, cas } = write.written;
-        // Looking at it lets the copies decide.
+        // Accessing it lets the copies decide.
         let found = self
             .with_vbucket(|vbucket| (vbucket.vbuuid() == vbuuid).then(|| vbucket.outcome(seqno)));
         self.session.waiting_since.get_or_insert_with(Instant::now);
         let outcome = match found {
             Ok(Some(outcome)) => outcome,
-            // The copy is not the active one any more, which alone knows.
+            // The copy is no longer the active one, which alone knows the outcome.
             Ok(None) | Err(Failure::NotMyVbucket) => Outcome::Aborted,
             Err(failure) => return Err(failure),
         };
@@ -62,7 +62,7 @@ impl Command<'_, '_> {
         }
         self.session.waiting_since = None;
         match outcome {
-            // Servers tell where the write began.
+            // Servers report the seqno of the prepare.
             Outcome::Committed => {
                 self.answer_write(write.status, Written { vbuuid, seqno, cas }, &write.value)
             }

@@ -1,4 +1,4 @@
-//! GET_ERROR_MAP: what every status means, for clients that do not know it.
+//! GET_ERROR_MAP: descriptions of all statuses, for clients that do not know them.
 
 use std::sync::LazyLock;
 
@@ -22,7 +22,7 @@ impl Command<'_, '_> {
         }
         let version = <[u8; 2]>::try_from(self.frame.value)
             .map_err(|_| Failure::Invalid("the version is two bytes"))?;
-        // The newest one that the client knows, too.
+        // The newest version that the client knows as well.
         let [first, newest] = &*MAPS;
         let map = match u16::from_be_bytes(version) {
             0 => return Err(Status::KEY_ENOENT.into()),
@@ -48,7 +48,7 @@ fn error_map(version: u16) -> Value {
     json!({"version": version, "revision": REVISION, "errors": errors})
 }
 
-/// What servers call a status in their map.
+/// Name of a status in the servers' map.
 fn name(status: Status) -> &'static str {
     match status {
         Status::DCP_STREAM_NOT_FOUND => "STREAM_NOT_FOUND",
@@ -65,7 +65,7 @@ fn name(status: Status) -> &'static str {
     }
 }
 
-/// What a status means and what a client that does not know it should do.
+/// Meaning of a status, and attributes for clients that do not know it.
 fn describe(status: Status) -> (&'static str, &'static [&'static str]) {
     match status {
         Status::SUCCESS => ("Done", &["success"]),

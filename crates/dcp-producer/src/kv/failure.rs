@@ -7,7 +7,7 @@ use crate::DocumentError;
 /// Why a request was refused; turned into a response by the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// A status that says it all.
+    /// A status without further information.
     Status(Status),
     /// The user lacks this privilege.
     Denied(&'static str),
@@ -18,9 +18,9 @@ pub(super) enum Failure {
     /// No such collection or scope, with the status that says which; the response carries the
     /// manifest's uid.
     Unknown(Status),
-    /// The request is to be handled again later.
+    /// Handle the request again later.
     Later,
-    /// The connection cannot go on.
+    /// The connection must be closed.
     Close,
 }
 

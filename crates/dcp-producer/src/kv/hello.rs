@@ -1,4 +1,4 @@
-//! HELLO: what a connection may use.
+//! HELLO: the features of a connection.
 
 use dcp_wire::Feature;
 
@@ -7,7 +7,7 @@ use super::failure::Failure;
 use super::session::{Features, MapPush};
 
 impl Features {
-    /// What of this concerns DCP.
+    /// The features that concern DCP.
     pub(crate) fn dcp(&self) -> dcp_proto::producer::Features {
         dcp_proto::producer::Features {
             collections: self.collections,
@@ -18,8 +18,8 @@ impl Features {
         }
     }
 
-    /// The features among `wanted` that are offered, in the order of their codes, and what they
-    /// mean.
+    /// The features in `wanted` that are offered, in the order of their codes, and the resulting
+    /// settings.
     fn negotiate(wanted: &[Feature]) -> (Vec<Feature>, Self) {
         let mut features = Self::default();
         let mut granted: Vec<Feature> = Vec::with_capacity(wanted.len());
@@ -48,7 +48,7 @@ impl Features {
                 Feature::DEDUPE_NOT_MY_VBUCKET_CLUSTER_MAP => set(&mut features.dedupe_maps),
                 Feature::CLUSTER_MAP_CHANGE_NOTIFICATION
                 | Feature::CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF => duplex,
-                // Leave to answer out of order need not be used, but excludes DCP.
+                // Permission to answer out of order need not be used, but excludes DCP.
                 Feature::UNORDERED_EXECUTION => set(&mut features.unordered_execution),
                 Feature::TCP_NODELAY
                 | Feature::SELECT_BUCKET
@@ -59,7 +59,7 @@ impl Features {
                 | Feature::SUBDOC_CREATE_AS_DELETED
                 | Feature::SUBDOC_REPLICA_READ
                 | Feature::SUBDOC_ALLOWS_ACCESS_ON_MULTIPLE_XATTR_KEYS => true,
-                // What is left concerns forms of sub-document operations that are not offered.
+                // The others concern forms of sub-document operations that are not offered.
                 _ => false,
             };
             if offered {

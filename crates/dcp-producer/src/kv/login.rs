@@ -1,4 +1,4 @@
-//! SASL: who is on the other side.
+//! SASL authentication.
 
 use dcp_wire::sasl::{Mechanism, SaslError};
 use dcp_wire::{Opcode, Status};
@@ -15,7 +15,7 @@ impl Command<'_, '_> {
         self.succeed(self.success().with_value(names.join(" ").as_bytes()))
     }
 
-    /// Clients are not told why, but by what the reason can be found in the log.
+    /// Clients get no reason, only a reference to find it in the log.
     fn refuse_login(&mut self, error: SaslError) -> Result<(), Failure> {
         let reference = format!("{:032x}", self.session.login.credentials.chance.number());
         tracing::debug!(%error, reference, "authentication failed");

@@ -55,7 +55,7 @@ impl Command<'_, '_> {
             }
             kind = ItemKind::Expiration;
         }
-        // Extended metadata, which nobody has a use for any more, follows the value.
+        // Extended metadata, which is obsolete, follows the value.
         let extended_len = usize::from(meta.extended_len.unwrap_or(0));
         let value_len = meta.value.len().saturating_sub(extended_len);
         let (value, mut datatype) =
@@ -100,7 +100,7 @@ impl Command<'_, '_> {
     }
 }
 
-/// The options of a write with metadata, refused where they cannot be.
+/// Checks the options of a write with metadata.
 fn check_options(meta: &WithMeta<'_>) -> Result<WithMetaOptions, Failure> {
     let options = meta.options.unwrap_or_default();
     if options.contains(WithMetaOptions::FORCE_ACCEPT) {

@@ -1,7 +1,7 @@
-//! What a connection is answered, DCP excepted.
+//! Answers to all requests except DCP.
 //!
 //! A [`Session`] takes whole requests in order and appends the answer to each to a buffer. It does
-//! no IO and starts no tasks; every operation finishes before the next request is looked at.
+//! no IO and starts no tasks; every operation finishes before the next request is handled.
 
 mod cluster_map;
 mod collections;

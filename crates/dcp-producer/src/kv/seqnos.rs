@@ -1,4 +1,4 @@
-//! Where vBuckets stand: seqnos, history branches, persistence.
+//! Seqnos, history branches and persistence of vBuckets.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ impl Command<'_, '_> {
         if collection.is_some() && !collections {
             return Err(Failure::Invalid("collections were not negotiated"));
         }
-        // Clients without collections see the default collection only.
+        // Clients without collections see only the default collection.
         let collection = collection.or((!collections).then_some(CollectionId::DEFAULT));
         let (cluster, node) = (&self.session.cluster, self.session.node);
         if let Some(id) = collection
@@ -76,8 +76,8 @@ impl Command<'_, '_> {
         self.succeed(self.success().with_value(&value))
     }
 
-    /// Waiting for a seqno to be persisted hurries the flusher. As long as that does not help the
-    /// connection waits, for a while.
+    /// Wakes the flusher to persist a seqno. If that is not enough, the connection waits, up to a
+    /// timeout.
     pub(super) fn seqno_persistence(&mut self) -> Result<(), Failure> {
         let SeqnoPersistence { seqno } = SeqnoPersistence::decode(self.frame)?;
         let reached = self.with_copy(|vbucket| {

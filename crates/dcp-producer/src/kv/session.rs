@@ -30,32 +30,32 @@ pub(crate) struct Features {
     pub(crate) map_push: MapPush,
 }
 
-/// How a connection learns of new cluster maps.
+/// How a connection is notified of new cluster maps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MapPush {
     /// It asks.
     #[default]
     Off,
-    /// It is told that there is one.
+    /// It is notified that there is one.
     Brief,
     /// It is sent the map.
     Full,
 }
 
-/// What is to be done after a request.
+/// What to do after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// Go on with the next one.
+    /// Continue with the next one.
     Continue,
     /// Close the connection once the answers are written.
     Close,
-    /// Nothing was done: give the same request again in a moment, and no other before it.
+    /// Nothing was done: pass the same request again in a moment, before any other.
     Later,
     /// Nothing was done: the request belongs to DCP.
     Dcp,
 }
 
-/// A write that is prepared, and what its client is told once it is committed.
+/// A prepared write, and the answer to its client once it is committed.
 #[derive(Debug)]
 pub(super) struct DurableWrite {
     pub(super) written: Written,
@@ -70,17 +70,17 @@ pub(crate) struct Session {
     pub(super) node: usize,
     pub(super) features: Features,
     pub(super) login: Login,
-    /// What ends the connection with its bucket; `None` while it has selected none.
+    /// Token that ends the connection with its bucket; `None` while it has not selected one.
     pub(super) bucket: Option<CancellationToken>,
     /// Newest map this connection was sent with NOT_MY_VBUCKET.
     pub(super) map_sent: Option<ConfigVersion>,
-    /// The write that the request which is given again and again has prepared.
+    /// The write that the request being retried has prepared.
     pub(super) durable_write: Option<DurableWrite>,
-    /// Since when a request is given again and again.
+    /// Since when a request is being retried.
     pub(super) waiting_since: Option<Instant>,
-    /// How long that may last.
+    /// How long it may be retried.
     pub(super) persistence_timeout: Duration,
-    /// Whose ways the connection has.
+    /// Server version whose behaviour the connection follows.
     pub(super) version: ServerVersion,
 }
 
@@ -100,7 +100,7 @@ impl Session {
         }
     }
 
-    /// As [`new`](Self::new) for a client whose certificate is the user's.
+    /// Like [`new`](Self::new), for a client with the user's certificate.
     pub(crate) fn certified(
         cluster: Arc<Cluster>,
         node: usize,
@@ -111,12 +111,12 @@ impl Session {
         session
     }
 
-    /// The same, which keeps clients waiting for persistence that long.
+    /// The same, with a timeout for clients that wait for persistence.
     pub(crate) fn with_persistence_timeout(self, timeout: Duration) -> Self {
         Self { persistence_timeout: timeout, ..self }
     }
 
-    /// Whether a request is to be given again.
+    /// Whether a request is being retried.
     pub(crate) fn is_waiting(&self) -> bool {
         self.waiting_since.is_some()
     }
@@ -137,7 +137,7 @@ impl Session {
         self.login.is_done()
     }
 
-    /// What the client may do.
+    /// The client's privileges.
     pub(crate) fn rights(&self) -> &Rights {
         self.login.rights()
     }
@@ -146,7 +146,7 @@ impl Session {
         self.bucket.is_some()
     }
 
-    /// What ends the connection with its bucket, if it has selected one.
+    /// Token that ends the connection with its bucket, if it has selected one.
     pub(crate) fn bucket_life(&self) -> Option<&CancellationToken> {
         self.bucket.as_ref()
     }

@@ -1,4 +1,4 @@
-//! STAT: figures for people and tests.
+//! STAT: statistics for people and tests.
 
 use dcp_proto::producer::VBucketState;
 use dcp_wire::{Status, Vbid};
@@ -58,7 +58,7 @@ impl Command<'_, '_> {
         .to_vec()
     }
 
-    /// Figures of one vBucket, or of all this node has.
+    /// Statistics of one vBucket, or of all on this node.
     fn each_vbucket(
         &self,
         only: Option<Vbid>,

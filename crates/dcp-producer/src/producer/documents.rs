@@ -1,4 +1,4 @@
-//! Documents: written, read and removed by the holder of a cluster, without a client.
+//! Document operations of the owner of a cluster, without a client.
 
 use bytes::Bytes;
 use dcp_proto::producer::ItemKind;
@@ -14,7 +14,7 @@ impl Producer {
     ///
     /// # Errors
     /// [`DocumentError`]: the key or value is too long, the CAS differs, the collection does not
-    /// exist, the value is not what its datatype says, or memory is used up.
+    /// exist, the value does not match its datatype, or the memory quota is used up.
     pub fn upsert(
         &self,
         key: &[u8],
@@ -117,7 +117,7 @@ impl Producer {
         self.get_from(CollectionId::DEFAULT, key)
     }
 
-    /// As [`get`](Self::get), from a collection.
+    /// Like [`get`](Self::get), from a collection.
     #[must_use]
     pub fn get_from(&self, collection_id: CollectionId, key: &[u8]) -> Option<Document> {
         let live = |vbucket: &mut VBucket| vbucket.live(self.now(), DocKey { collection_id, key });
@@ -133,8 +133,8 @@ impl Producer {
         })
     }
 
-    /// Begins a durable write, which nobody but replicas sees until it is
-    /// [committed](Self::commit); `None` for `value` removes the document.
+    /// Begins a durable write, which only replicas see until it is [committed](Self::commit);
+    /// `None` for `value` removes the document.
     ///
     /// # Errors
     /// [`DocumentError::SyncWriteInProgress`] if the document has one already,
@@ -167,7 +167,7 @@ impl Producer {
         self.on_vbucket_of(key, |vbucket| vbucket.store(now, write))
     }
 
-    /// Makes the durable write of a document what everybody sees. Writes of a vBucket are
+    /// Commits the durable write of a document, which makes it visible. Writes of a vBucket are
     /// completed in the order in which they were prepared.
     ///
     /// # Errors
@@ -181,7 +181,7 @@ impl Producer {
         self.on_vbucket_of(key, |vbucket| vbucket.complete(doc_key, true))
     }
 
-    /// Gives the durable write of a document up.
+    /// Aborts the durable write of a document.
     ///
     /// # Errors
     /// As [`commit`](Self::commit).

@@ -93,7 +93,7 @@ impl Producer {
         Ok(Self { cluster, store, servers, faults, ca_pem, tasks, _stop: guard, stop })
     }
 
-    /// Where clients connect to, as `couchbase://127.0.0.1:port`.
+    /// Connection string for clients, such as `couchbase://127.0.0.1:port`.
     #[must_use]
     pub fn connection_string(&self) -> String {
         let members = self.cluster.members();
@@ -101,8 +101,8 @@ impl Producer {
         format!("couchbase://{}", nodes.join(","))
     }
 
-    /// Where clients connect to with TLS, as `couchbases://127.0.0.1:port`; `None` if the cluster
-    /// does not speak it.
+    /// Connection string for clients with TLS, such as `couchbases://127.0.0.1:port`; `None`
+    /// without TLS.
     #[must_use]
     pub fn tls_connection_string(&self) -> Option<String> {
         let address = |node: &Node| node.tls.map(|tls| reachable(tls.kv).to_string());
@@ -110,22 +110,22 @@ impl Producer {
         nodes.map(|nodes| format!("couchbases://{}", nodes.join(",")))
     }
 
-    /// The authority that signed the nodes' certificate, as PEM, for clients to trust; `None` if
-    /// the certificate was given or the cluster does not speak TLS.
+    /// The CA certificate of the nodes, as PEM, for clients to trust; `None` without TLS, or if the
+    /// nodes' certificate was given.
     #[must_use]
     pub fn ca_pem(&self) -> Option<&str> {
         self.ca_pem.as_deref()
     }
 
-    /// Where the management port of each node answers with TLS, as `https://127.0.0.1:port`; empty
-    /// if the cluster does not speak it.
+    /// URLs of the nodes' management ports with TLS, such as `https://127.0.0.1:port`; empty
+    /// without TLS.
     #[must_use]
     pub fn tls_management_urls(&self) -> Vec<String> {
         let addresses = self.cluster.members().into_iter().filter_map(|node| node.tls);
         addresses.map(|tls| format!("https://{}", reachable(tls.mgmt))).collect()
     }
 
-    /// Where the management port of each node answers, as `http://127.0.0.1:port`.
+    /// URLs of the nodes' management ports, such as `http://127.0.0.1:port`.
     #[must_use]
     pub fn management_urls(&self) -> Vec<String> {
         let url = |node: &Node| format!("http://{}", reachable(node.mgmt));
@@ -150,7 +150,7 @@ impl Producer {
         self.cluster.bucket.vbucket_count()
     }
 
-    /// The vBucket a key lies in.
+    /// The vBucket of a key.
     #[must_use]
     pub fn vbid_of(&self, key: &[u8]) -> Vbid {
         self.cluster.bucket.vbid_of(key)
@@ -190,29 +190,29 @@ impl Producer {
     ///
     /// # Errors
     /// [`ConnectionRefused`](std::io::ErrorKind::ConnectionRefused) if there is no such node or it
-    /// does not run.
+    /// is not running.
     pub fn dial(&self, address: SocketAddr) -> std::io::Result<MemoryStream> {
         self.servers.connect(address)
     }
 
-    /// What connections are served with.
+    /// Configuration of DCP connections.
     #[must_use]
     pub fn dcp_config(&self) -> ConnectionConfig {
         self.cluster.dcp_config()
     }
 
-    /// Changes what connections are served with, such as how long they may be silent or whether
-    /// backfills come in the order of the keys; takes effect for connections made from now on.
+    /// Changes the configuration of DCP connections, such as how long they may be silent or whether
+    /// backfills are sent in key order; takes effect for new connections.
     pub fn set_dcp_config(&self, config: ConnectionConfig) {
         self.cluster.set_dcp_config(config);
     }
 
-    /// Makes things go wrong as the rules say, from the next packet of each connection on; in
-    /// place of all former rules, so that an empty list makes an end of it. Packets that are on
-    /// their way already are not looked at.
+    /// Injects faults according to `rules`, from the next packet of each connection on. Replaces
+    /// all previous rules, so an empty list ends all faults. Packets that were already written are
+    /// not affected.
     ///
     /// # Errors
-    /// [`RuleError`] if a rule contradicts itself or there are too many; the former ones stay.
+    /// [`RuleError`] if a rule contradicts itself or there are too many; the previous ones stay.
     pub fn set_faults(&self, rules: Vec<Rule>) -> Result<(), RuleError> {
         self.faults.set(rules)
     }
@@ -233,8 +233,8 @@ impl Producer {
     /// in the data folder, if there is one, and another producer can open it. Shutting down twice
     /// is harmless.
     ///
-    /// Without this a data folder is as after a crash; and so it is if it cannot be written, which
-    /// is logged.
+    /// Without this, or if the folder cannot be written, which is logged, a data folder is in the
+    /// state of a crash.
     pub async fn shutdown(&self) {
         self.stop.cancel();
         self.tasks.close();
@@ -250,12 +250,12 @@ impl Producer {
             store.close(&cluster)
         });
         if let Ok(Err(error)) = closing.await {
-            tracing::error!(%error, "the data folder was not closed in good order");
+            tracing::error!(%error, "the data folder was not closed cleanly");
         }
     }
 }
 
-/// Where this machine reaches a port that is open on `address`.
+/// Address at which this machine reaches a port bound to `address`.
 fn reachable(address: SocketAddr) -> SocketAddr {
     let host = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

@@ -1,4 +1,4 @@
-//! What an operator does to a cluster, and the faults that can be injected into it.
+//! Operations on a cluster, and faults that can be injected into it.
 
 use std::time::Duration;
 
@@ -13,19 +13,19 @@ use crate::bucket::{CollectionSettings, Copies, Manifest, VBucket};
 const PORT_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Producer {
-    /// Nodes that belong to the cluster. Numbers of nodes that left are not given again, so this
-    /// may be less than the highest number plus one.
+    /// Nodes that belong to the cluster. Numbers of nodes that left are not reused, so this may be
+    /// less than the highest number plus one.
     #[must_use]
     pub fn num_nodes(&self) -> usize {
         self.cluster.members().len()
     }
 
-    /// Changes the password that clients authenticate with. Connections that are open stay open;
-    /// whoever connects from now on needs the new one.
+    /// Changes the password that clients authenticate with. Open connections stay open; new ones
+    /// need the new password.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] or [`Error::DefaultPassword`] for one that a cluster cannot be
-    /// started with; the former one stays.
+    /// [`Error::InvalidOption`] or [`Error::DefaultPassword`] for an invalid password; the previous
+    /// one stays.
     pub fn set_password(&self, password: &str) -> Result<(), Error> {
         self.servers.set_password(password)
     }
@@ -41,12 +41,12 @@ impl Producer {
         Ok(self.cluster.bucket.rearrange(vbid, |copies| copies.nodes()).unwrap_or_default())
     }
 
-    /// Moves a vBucket to another node, numbered from 0, as a finished rebalance does: its history
-    /// goes on, its streams end with "state changed" and clients get a new cluster map. A replica
-    /// the node had becomes the active copy, and the former active copy the replica.
+    /// Moves a vBucket to another node, numbered from 0, as a rebalance does: its history
+    /// continues, its streams end with "state changed" and clients get a new cluster map. If the
+    /// node has a replica, that becomes the active copy, and the active copy becomes a replica.
     ///
     /// # Errors
-    /// [`Error::UnknownVbucket`], [`Error::InvalidOption`] for a node there is not,
+    /// [`Error::UnknownVbucket`], [`Error::InvalidOption`] for a node that does not exist,
     /// [`Error::NotAMember`] or [`Error::NodeDown`].
     pub fn move_vbucket(&self, vbid: Vbid, node: usize) -> Result<(), Error> {
         if vbid.0 >= self.num_vbuckets() {
@@ -55,64 +55,63 @@ impl Producer {
         self.cluster.move_vbucket(vbid, node)
     }
 
-    /// Takes a node out of the cluster; replicas of what it had become active.
+    /// Takes a node out of the cluster; replicas of its active vBuckets are promoted.
     ///
     /// A hard failover (`graceful` is `false`) treats the node as dead: its connections are closed
-    /// and it refuses new ones. Each promoted replica goes on with what it received
+    /// and it refuses new ones. Each promoted replica continues with what it received
     /// ([`set_replica_lag`](Self::set_replica_lag)); its history gets a new branch at the end of
-    /// the last snapshot it received and persisted completely, or at the start of the one it did
-    /// not ([`hold_persistence`](Self::hold_persistence)). Without a replica the vBucket is lost
-    /// until the next rebalance, which makes it anew.
+    /// the last snapshot that it received and persisted completely, or at the start of an
+    /// incomplete one ([`hold_persistence`](Self::hold_persistence)). Without a replica, the
+    /// vBucket is lost until the next rebalance, which creates it again.
     ///
-    /// A graceful one gives each replica everything first: histories go on, the node stays
+    /// A graceful failover first lets each replica catch up: histories continue, the node stays
     /// reachable, its streams end with "state changed".
     ///
-    /// The node comes back with [`restart`](Self::restart) and [`rebalance`](Self::rebalance).
+    /// To add the node back, use [`restart`](Self::restart) and [`rebalance`](Self::rebalance).
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] for a node there is not, [`Error::NotAMember`],
-    /// [`Error::LastNode`], or [`Error::NodeDown`] if a node that does not run is to leave
-    /// gracefully.
+    /// [`Error::InvalidOption`] for a node that does not exist, [`Error::NotAMember`],
+    /// [`Error::LastNode`], or [`Error::NodeDown`] for a graceful failover of a node that is not
+    /// running.
     pub fn failover(&self, node: usize, graceful: bool) -> Result<(), Error> {
         self.cluster.fail_over(node, graceful)
     }
 
-    /// Takes nodes out of the cluster that had most of its votes, as an operator does who accepts
-    /// that this is unsafe. As hard failovers of each; and the versions of the cluster map begin a
-    /// new epoch: its epoch rises, its revision starts over.
+    /// Takes a majority of nodes out of the cluster, as in an unsafe failover. Like hard failovers
+    /// of each; in addition, the cluster map begins a new epoch and its revision starts over.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] for a node there is not, [`Error::NotAMember`], or
+    /// [`Error::InvalidOption`] for a node that does not exist, [`Error::NotAMember`], or
     /// [`Error::LastNode`] if none would be left.
     pub fn failover_unsafely(&self, nodes: &[usize]) -> Result<(), Error> {
         self.cluster.fail_over_unsafely(nodes)
     }
 
-    /// Version of the cluster map: its epoch and its revision. Every change makes a greater pair.
+    /// Version of the cluster map: its epoch and its revision. Every change increases the pair.
     #[must_use]
     pub fn map_version(&self) -> (i64, i64) {
         let version = self.cluster.map().version;
         (version.epoch, version.rev)
     }
 
-    /// Stops a node at once, as a crash does: connections are closed, new ones refused, what was
-    /// not persisted is lost. The cluster map stays as it is.
+    /// Stops a node at once, like a crash: connections are closed, new ones refused, unpersisted
+    /// changes are lost. The cluster map does not change.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] for a node there is not.
+    /// [`Error::InvalidOption`] for a node that does not exist.
     pub fn kill(&self, node: usize) -> Result<(), Error> {
         self.cluster.kill(node)
     }
 
-    /// Stops a node, unless it is stopped already, and starts it again.
+    /// Stops a node, unless it is already stopped, and starts it again.
     ///
-    /// A clean restart persists everything first; histories go on. After an unclean one, and
-    /// always after [`kill`](Self::kill), the node has what was persisted: seqnos above that are
-    /// given again, and active vBuckets begin a new history branch there. Replicas elsewhere go
-    /// back with them. An ephemeral bucket loses everything either way.
+    /// A clean restart persists everything first, and histories continue. After an unclean one, and
+    /// always after [`kill`](Self::kill), the node has only what was persisted: seqnos above that
+    /// are reused, and active vBuckets begin a new history branch there. Replicas on other nodes
+    /// roll back with them. An ephemeral bucket loses everything either way.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] for a node there is not, or [`Error::NodeDown`] if its ports
+    /// [`Error::InvalidOption`] for a node that does not exist, or [`Error::NodeDown`] if its ports
     /// cannot be opened again.
     pub async fn restart(&self, node: usize, clean: bool) -> Result<(), Error> {
         let power = self.cluster.known_power(node)?;
@@ -139,19 +138,19 @@ impl Producer {
         Ok(node)
     }
 
-    /// Spreads the vBuckets and their replicas evenly over the nodes that run, those that were
-    /// failed over and restarted included; one vBucket after the other, each with a cluster map.
-    /// Histories go on; streams of vBuckets that move end with "state changed".
+    /// Distributes the vBuckets and their replicas evenly over the running nodes, including those
+    /// that were failed over and restarted; one vBucket at a time, each with a new cluster map.
+    /// Histories continue; streams of moved vBuckets end with "state changed".
     ///
     /// # Errors
-    /// [`Error::NodeDown`] if a node of the cluster does not run.
+    /// [`Error::NodeDown`] if a node of the cluster is not running.
     pub fn rebalance(&self) -> Result<(), Error> {
         self.cluster.rebalance()
     }
 
-    /// Sets how many changes a replica of a vBucket leaves unapplied, `None` for all that come:
-    /// they are lost if the active copy's node fails. Replicas are numbered from 1, in the order
-    /// of the cluster map. Default 0.
+    /// Sets how many changes a replica of a vBucket leaves unapplied, `None` for all future ones:
+    /// they are lost if the active copy's node fails. Replicas are numbered from 1, in the order of
+    /// the cluster map. Default 0.
     ///
     /// # Errors
     /// [`Error::UnknownVbucket`] or [`Error::UnknownReplica`].
@@ -171,8 +170,8 @@ impl Producer {
         self.cluster.set_replica_lag(vbid, replica, lag).ok_or(unknown)
     }
 
-    /// Keeps one copy of a vBucket from persisting, or lets it persist again: copy 0 is the active
-    /// one, 1 the first replica.
+    /// Holds the persistence of one copy of a vBucket, or resumes it: copy 0 is the active one, 1
+    /// the first replica.
     ///
     /// # Errors
     /// [`Error::UnknownVbucket`] or [`Error::UnknownReplica`].
@@ -195,8 +194,8 @@ impl Producer {
         bucket.vbids().filter_map(expire).sum()
     }
 
-    /// Persists everything and lets it leave memory: a stream that starts from 0 is then read
-    /// from disk. Otherwise changes are persisted after a short while, and recent ones are kept in
+    /// Persists everything and evicts it from memory: a stream that starts from 0 is then read from
+    /// disk. Otherwise changes are persisted after a short while, and recent ones are kept in
     /// memory as well.
     pub fn persist(&self) {
         let bucket = &self.cluster.bucket;
@@ -210,12 +209,12 @@ impl Producer {
         if let Some(store) = &self.store
             && let Err(error) = store.round(&self.cluster, bucket.vbids())
         {
-            tracing::error!(%error, "changes are not in the data folder yet");
+            tracing::error!(%error, "changes could not be written to the data folder");
         }
     }
 
-    /// Persists everything, then forgets the tombstones of a vBucket up to seqno `to`; its last
-    /// change is kept whatever it is.
+    /// Persists everything, then purges the tombstones of a vBucket up to seqno `to`; its last
+    /// change is always kept.
     ///
     /// # Errors
     /// [`Error::UnknownVbucket`].
@@ -223,8 +222,8 @@ impl Producer {
         self.purge_copies(vbid, |vbucket| vbucket.purge(to))
     }
 
-    /// As [`purge`](Self::purge), on disk only: recent changes stay in memory, tombstones too. Tests
-    /// replay recordings of servers with it.
+    /// Like [`purge`](Self::purge), on disk only: recent changes stay in memory, including
+    /// tombstones. Used to replay recordings of servers.
     ///
     /// # Errors
     /// As [`purge`](Self::purge).
@@ -242,8 +241,8 @@ impl Producer {
         purged.then_some(()).ok_or_else(|| self.no_vbucket(vbid))
     }
 
-    /// Takes a vBucket back to how it was at seqno `to`, as a failover to a replica that had
-    /// received no more: changes above it are gone, a new history branch begins there, and streams
+    /// Rolls a vBucket back to its state at seqno `to`, like a failover to a replica that had
+    /// received no more: changes above it are lost, a new history branch begins there, and streams
     /// of the vBucket end with "state changed".
     ///
     /// # Errors
@@ -255,35 +254,35 @@ impl Producer {
         Ok(())
     }
 
-    /// Changes the state of the active copy of a vBucket, as a cluster manager does in mid-move:
-    /// its streams end with "state changed", and it takes writes only while it is active. Making
-    /// it active again is also the way back after a client took it over. A replica that becomes
-    /// active begins a new history branch, where it has persisted all of its history.
+    /// Changes the state of the active copy of a vBucket, as a cluster manager does during a move:
+    /// its streams end with "state changed", and it accepts writes only while it is active. This
+    /// also makes it active again after a client took it over. A replica that becomes active begins
+    /// a new history branch, where it has persisted all of its history.
     ///
     /// # Errors
     /// [`Error::UnknownVbucket`] or [`Error::VbucketUnavailable`].
     pub fn set_vbucket_state(&self, vbid: Vbid, state: VBucketState) -> Result<(), Error> {
         let vbuuid = self.cluster.bucket.chance().vbuuid();
-        // Servers before 7.0 go on with the checkpoint they had as a replica.
+        // Servers before 7.0 continue with the checkpoint they had as a replica.
         let keeps_checkpoint = self.cluster.dcp_config().server_version.is_legacy();
         let set = |copies: &mut Copies| copies.set_state(state, vbuuid, keeps_checkpoint);
         let set = self.cluster.bucket.rearrange(vbid, set);
         if set == Some(true) { Ok(()) } else { Err(self.no_vbucket(vbid)) }
     }
 
-    /// Takes a privilege from the user, from now on: requests that need it are refused, streams
-    /// that need it end with "lost privileges" in the place of their next snapshot.
+    /// Revokes a privilege of the user: requests that need it are refused, and streams that need it
+    /// end with "lost privileges" instead of their next snapshot.
     pub fn revoke(&self, privilege: Privilege) {
         self.cluster.change_privileges(|revoked| revoked.push(privilege));
     }
 
-    /// Gives a privilege back.
+    /// Grants a revoked privilege again.
     pub fn grant(&self, privilege: Privilege) {
         self.cluster.change_privileges(|revoked| revoked.retain(|&other| other != privilege));
     }
 
-    /// Drops the bucket: connections to it are closed without another word, and clients that ask
-    /// for it are told that there is none.
+    /// Drops the bucket: connections to it are closed without further messages, and selecting it
+    /// fails.
     ///
     /// # Errors
     /// [`Error::NoBucket`].
@@ -299,8 +298,8 @@ impl Producer {
         self.cluster.create_bucket()
     }
 
-    /// Removes every document of the bucket at once, as a flush does: its vBuckets begin anew with
-    /// other histories, their streams end with "state changed". Scopes and collections stay.
+    /// Removes every document of the bucket at once, as a flush does: its vBuckets start over with
+    /// new histories, their streams end with "state changed". Scopes and collections stay.
     ///
     /// # Errors
     /// [`Error::NoBucket`].
@@ -311,15 +310,15 @@ impl Producer {
     /// Creates a scope; `_system` too, which servers since 7.6 have from the start.
     ///
     /// # Errors
-    /// [`Error::Manifest`] if it exists or may not be called that; [`Error::NoBucket`].
+    /// [`Error::Manifest`] if it exists or the name is not allowed; [`Error::NoBucket`].
     pub fn create_scope(&self, scope: &str) -> Result<ScopeId, Error> {
         self.cluster.update_manifest(self.now(), |manifest| manifest.create_scope(scope))
     }
 
-    /// Creates a collection. With `max_ttl` its documents live that many seconds at most.
+    /// Creates a collection. With `max_ttl`, its documents expire after at most that many seconds.
     ///
     /// # Errors
-    /// [`Error::Manifest`] if it exists, may not be called that, or there is no such scope;
+    /// [`Error::Manifest`] if it exists, the name is not allowed, or there is no such scope;
     /// [`Error::NoBucket`].
     pub fn create_collection(
         &self,
@@ -333,12 +332,12 @@ impl Producer {
         })
     }
 
-    /// Changes how many seconds the documents of a collection live at most, `None` for as long as
-    /// they say, and whether the collection is marked to keep every version of its documents.
-    /// Documents written before keep their expiry.
+    /// Changes the maximum expiry of a collection's documents in seconds, `None` for no limit, and
+    /// whether the collection keeps every version of its documents. Existing documents keep their
+    /// expiry.
     ///
-    /// Clients are told by an event of its own, those with FlatBuffers events only; the others see
-    /// nothing but its seqno. Nothing happens if that is how the collection is already.
+    /// Only clients with FlatBuffers events get an event for it; others only see its seqno. Has no
+    /// effect if the collection already has these settings.
     ///
     /// # Errors
     /// [`Error::Manifest`] if there is no such collection; [`Error::NoBucket`].
@@ -355,8 +354,8 @@ impl Producer {
         })
     }
 
-    /// Empties a collection at once: its documents are gone without a tombstone, and clients are
-    /// told that it begins anew, with the same id.
+    /// Empties a collection at once: its documents are removed without tombstones, and clients get
+    /// an event that it is created again, with the same id.
     ///
     /// # Errors
     /// [`Error::Manifest`] if there is no such collection; [`Error::NoBucket`].
@@ -373,7 +372,7 @@ impl Producer {
         self.cluster.update_manifest(self.now(), |manifest| manifest.drop_scope(scope))
     }
 
-    /// Drops a collection with everything in it; the default collection never comes back.
+    /// Drops a collection with everything in it; the default collection cannot be created again.
     ///
     /// # Errors
     /// [`Error::Manifest`] if there is none; [`Error::NoBucket`].
@@ -397,22 +396,22 @@ impl Producer {
         })
     }
 
-    /// Makes the collections manifest the one that a data folder would keep as `stored`, with the
-    /// ids in it. Tests replay recordings of servers with it.
+    /// Sets the collections manifest from `stored`, in the format of a data folder, with the ids in
+    /// it. Used to replay recordings of servers.
     ///
     /// # Errors
-    /// [`Error::Manifest`] if it is none; [`Error::NoBucket`].
+    /// [`Error::Manifest`] if it is not a manifest; [`Error::NoBucket`].
     #[doc(hidden)]
     pub fn set_manifest(&self, stored: &str) -> Result<(), Error> {
         let stored = serde_json::from_str(stored).unwrap_or_default();
-        let set = Manifest::from_stored(&stored).ok_or(Error::Manifest("it is no manifest"))?;
+        let set = Manifest::from_stored(&stored).ok_or(Error::Manifest("it is not a manifest"))?;
         self.cluster.update_manifest(self.now(), |manifest| {
             *manifest = set;
             Ok(())
         })
     }
 
-    /// The collections manifest as clients get it, in JSON.
+    /// The collections manifest as sent to clients, in JSON.
     #[must_use]
     pub fn manifest_json(&self) -> String {
         self.cluster.manifest().to_json()

@@ -1,4 +1,4 @@
-//! One client connection: bytes in, answers and stream messages out.
+//! One client connection: reads requests, and writes answers and stream messages.
 
 use std::io;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ use crate::cluster::{Follower, NodeBucket};
 use crate::fault::{Faults, RequestFault, Tap};
 use crate::kv::{Flow, MapPush, Session};
 
-/// Bytes that may wait for the socket before no more requests are looked at; also how much stream
-/// messages are made up to, so that each write is a large one.
+/// Bytes of output above which no more requests are handled and no more stream messages are
+/// produced; large, so that each write is a large one.
 const OUTPUT_LIMIT: usize = 512 << 10;
-/// More stream messages are made once fewer bytes than this wait for the socket.
+/// Stream messages are produced once fewer bytes than this wait for the socket.
 const OUTPUT_LOW: usize = 64 << 10;
-/// How long a connection that is to be closed may take to read what it was told.
+/// How long a client may take to read the output of a connection that is being closed.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
-/// How often the machine's timers are looked at while the socket takes nothing.
+/// How often the machine's timers are checked while the socket is blocked.
 const STUCK_TICK: Duration = Duration::from_secs(1);
-/// How long a request that has to wait is left alone at a time.
+/// How long to wait before a waiting request is retried.
 const RETRY_TICK: Duration = Duration::from_millis(10);
-/// Bytes asked of the socket at a time.
+/// Bytes to read from the socket at a time.
 const READ_SIZE: usize = 64 << 10;
-/// Bytes of a client that are taken before its connection is closed, at most.
+/// Most bytes to discard from a client before its connection is closed.
 const MAX_DISCARDED: usize = 1 << 20;
 /// Longest body of a client that has not authenticated, in bytes.
 const MAX_ANONYMOUS_BODY_LEN: usize = 64 << 10;
@@ -41,38 +41,38 @@ pub(super) struct Connection {
     socket: Socket,
     session: Session,
     dcp: producer::Connection,
-    /// What the connection follows since it became a DCP one.
+    /// Changes that the connection follows since it was opened for DCP.
     following: Option<Following>,
     map_version: Follower,
     input: BytesMut,
     output: BytesMut,
-    /// What goes wrong on the way from `output` to the socket, if faults are asked for.
+    /// Injects faults between `output` and the socket.
     tap: Tap,
-    /// Since when nothing more is read while what is written goes out.
+    /// Since when the connection is closing: nothing is read, and the output is flushed.
     closing: Option<Instant>,
-    /// When the request that has to wait is looked at again.
+    /// When the waiting request is retried.
     retry_at: Option<Instant>,
     limits: TimeLimits,
     /// When the connection was made.
     since: Instant,
-    /// When bytes last moved.
+    /// When bytes were last read or written.
     moved: Instant,
     names: Arc<DcpNames>,
     id: u64,
-    /// Ends the connection: the cluster stops, or its name is given to a newer one.
+    /// Ends the connection: the cluster stops, or a newer connection has its name.
     evicted: CancellationToken,
 }
 
-/// How long a client may take.
+/// Timeouts of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TimeLimits {
     /// To authenticate.
     pub(super) authentication: Duration,
-    /// Before it sends or takes another byte.
+    /// How long no byte may be read or written.
     pub(super) idle: Duration,
 }
 
-/// A DCP connection's name and how it learns of changes.
+/// A DCP connection's name and its subscription to changes.
 struct Following {
     name: Vec<u8>,
     subscriber: Arc<Subscriber>,
@@ -84,11 +84,11 @@ enum End {
     Done,
     /// The socket failed or the client left.
     Io(io::Error),
-    /// The client does not keep to the protocol.
+    /// The client violated the protocol.
     Protocol(DecodeError),
-    /// The DCP machine says so.
+    /// The DCP machine closed the connection.
     Dcp(producer::Disconnect),
-    /// The client takes too long.
+    /// The client took too long.
     Idle,
 }
 
@@ -138,7 +138,7 @@ impl Connection {
             End::Done => {}
             End::Io(error) => tracing::debug!(id = self.id, %error, "connection lost"),
             End::Protocol(error) => tracing::debug!(id = self.id, %error, "connection closed"),
-            End::Idle => tracing::debug!(id = self.id, "closing a connection that stands still"),
+            End::Idle => tracing::debug!(id = self.id, "closing a stalled connection"),
             End::Dcp(reason) => tracing::debug!(id = self.id, %reason, "connection closed"),
         }
         self.socket.close();
@@ -173,8 +173,8 @@ impl Connection {
         }
     }
 
-    /// Takes what has arrived: a socket that is closed with unread bytes tells the client to throw
-    /// away what it has not read either.
+    /// Reads what has arrived: closing a socket with unread bytes resets the connection, and the
+    /// client would lose unread output.
     fn discard_input(&mut self) {
         for _ in 0..MAX_DISCARDED / READ_SIZE {
             self.input.clear();
@@ -185,7 +185,7 @@ impl Connection {
         }
     }
 
-    /// Does what can be done without waiting; `false` if that was nothing.
+    /// Does everything that is possible without waiting; `false` if there was nothing to do.
     fn turn(&mut self) -> Result<bool, End> {
         self.tap.refresh(self.output.len());
         if self.tap.is_active() {
@@ -195,15 +195,16 @@ impl Connection {
             }
         }
         let read = self.read()?;
-        // Whoever orders faults and then sends a request or writes a document meets them: rules
-        // are taken up again after what they may be about was seen.
+        // Faults that were set before a request was sent or a document was written must apply to
+        // it: rules are refreshed after changes were seen.
         let before = self.output.len();
         self.tap.refresh(before);
         let handled = self.handle_input()?;
         self.push_map();
         let produced = self.produce();
         if self.lost_bucket() {
-            // The machine may have seen the vBuckets go; a server says nothing of it.
+            // The machine may have noticed the removal of the vBuckets; a server sends nothing
+            // about it.
             return Err(End::Done);
         }
         self.tap.refresh(before);
@@ -212,12 +213,12 @@ impl Connection {
         Ok(read || handled || produced || passed || written)
     }
 
-    /// Whether the bucket that was selected is gone.
+    /// Whether the selected bucket was dropped.
     fn lost_bucket(&self) -> bool {
         self.session.bucket_life().is_some_and(CancellationToken::is_cancelled)
     }
 
-    /// Lets the output go through the tap between the machines and the socket.
+    /// Passes the output through the tap.
     fn pass_tap(&mut self) -> Result<bool, End> {
         let now = now();
         let passed = self.tap.pass(now, &mut self.output);
@@ -230,14 +231,14 @@ impl Connection {
         Ok(passed)
     }
 
-    /// Whether anything waits to leave.
+    /// Whether there is unsent output.
     fn has_unsent(&self) -> bool {
         let ready =
             if self.tap.is_active() { self.tap.has_wire() } else { !self.output.is_empty() };
         ready || self.socket.has_unsent()
     }
 
-    /// When the connection is closed unless something happens; DCP has timers of its own.
+    /// When the connection is closed unless something happens; DCP has its own timers.
     fn deadline(&self) -> Option<Instant> {
         if !self.session.is_authenticated() {
             return self.since.checked_add(self.limits.authentication);
@@ -248,8 +249,8 @@ impl Connection {
         self.moved.checked_add(self.limits.idle)
     }
 
-    /// Whether requests are taken: not while the client does not read its answers, and not before
-    /// one that has to wait.
+    /// Whether requests are handled: not while the client does not read its answers, and not while
+    /// one waits.
     fn takes_input(&self) -> bool {
         self.has_room() && self.retry_at.is_none_or(|at| at <= now())
     }
@@ -259,17 +260,17 @@ impl Connection {
         self.closing.is_none() && self.output.len() < OUTPUT_LIMIT && self.tap.takes_input()
     }
 
-    /// Whether stream messages are made.
+    /// Whether stream messages are produced.
     fn streams(&self) -> bool {
         self.closing.is_none() && self.output.len() < OUTPUT_LOW
     }
 
-    /// Takes what the socket has.
+    /// Reads from the socket.
     fn read(&mut self) -> Result<bool, End> {
         if !self.takes_input() {
             return Ok(false);
         }
-        // Grows with what has arrived, never by a length the client merely claims.
+        // Grows with received data, never by a length that the client only claims.
         self.input.reserve(READ_SIZE);
         match self.socket.try_read_buf(&mut self.input) {
             Ok(0) => Err(End::Io(io::ErrorKind::UnexpectedEof.into())),
@@ -320,7 +321,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether a request is to be handled; otherwise a fault has done so, or it has to wait.
+    /// Whether to handle a request; otherwise a fault handled it, or it must wait.
     fn meets_no_fault(&mut self, frame: &Frame<'_>) -> Result<bool, End> {
         match self.tap.request(now(), frame) {
             RequestFault::None => return Ok(true),
@@ -379,14 +380,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether a new cluster map is sent to the client by itself.
+    /// Whether new cluster maps are pushed to the client.
     fn pushes(&self) -> bool {
         self.session.features().map_push != MapPush::Off
             && self.session.is_authenticated()
             && self.takes_input()
     }
 
-    /// Sends a new cluster map to a client that wants them pushed.
+    /// Pushes a new cluster map to a client that wants it.
     fn push_map(&mut self) {
         if self.pushes() && self.map_version.has_changed() {
             self.map_version.mark_seen();
@@ -394,7 +395,7 @@ impl Connection {
         }
     }
 
-    /// Appends stream messages; `false` if there is nothing to go on with at once.
+    /// Appends stream messages; `false` if there are no more for now.
     fn produce(&mut self) -> bool {
         let Some(following) = self.following.as_ref().filter(|_| self.streams()) else {
             return false;
@@ -409,7 +410,7 @@ impl Connection {
         sent.written > 0 || sent.more
     }
 
-    /// Hands the socket what it takes.
+    /// Writes as much as the socket accepts.
     fn write(&mut self) -> Result<bool, End> {
         let wire = if self.tap.is_active() { self.tap.wire() } else { &mut self.output };
         if wire.is_empty() {
@@ -438,7 +439,7 @@ impl Connection {
         let now = now();
         let (reads, writes) = (self.takes_input(), self.has_unsent());
         let (streams, pushes) = (self.streams(), self.pushes());
-        // While the socket takes nothing a due noop cannot be written: do not spin on it.
+        // While the socket is blocked, a due noop cannot be written: do not spin.
         let timeout = self.dcp.poll_timeout();
         let timeout = timeout.map(|at| if streams { at } else { at.max(now + STUCK_TICK) });
         let given_up = self.closing.map(|since| since + CLOSING_PATIENCE);
@@ -467,12 +468,12 @@ impl Connection {
     }
 }
 
-/// The present moment, which a paused runtime stops.
+/// The current time, which stops in a paused runtime.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// Waits for a future that may not be there, then for ever.
+/// Waits for a future; forever if there is none.
 async fn optional(future: Option<impl Future<Output = ()>>) {
     match future {
         Some(future) => future.await,
@@ -480,7 +481,7 @@ async fn optional(future: Option<impl Future<Output = ()>>) {
     }
 }
 
-/// Appends the newest map, or its version, as the connection wants it.
+/// Appends the newest map, or its version, as negotiated.
 fn push_map(session: &Session, out: &mut BytesMut) {
     let map = session.cluster().map();
     let name = if session.has_bucket() { session.cluster().bucket_name().as_bytes() } else { &[] };
@@ -498,11 +499,11 @@ fn push_map(session: &Session, out: &mut BytesMut) {
     }
 }
 
-/// Buffers larger than this are given back once they are empty, in bytes.
+/// Empty buffers larger than this are freed, in bytes.
 const KEPT_CAPACITY: usize = 2 << 20;
 
-/// Gives an empty buffer's memory back if it has grown large. What was taken off its front counts
-/// too, which its capacity no longer tells.
+/// Frees an empty buffer's memory if it has grown large. Bytes split off its front count as well,
+/// which its capacity does not include.
 fn let_go(buffer: &mut BytesMut) {
     if buffer.try_reclaim(KEPT_CAPACITY + 1) {
         *buffer = BytesMut::new();

@@ -18,7 +18,7 @@ struct Named {
 }
 
 impl DcpNames {
-    /// Gives `name` to a connection and ends the one that had it.
+    /// Assigns `name` to a connection and ends the one that had it.
     pub(super) fn claim(&self, name: &[u8], id: u64, evicted: CancellationToken) {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(older) = connections.insert(name.to_vec(), Named { id, evicted }) {
@@ -26,7 +26,7 @@ impl DcpNames {
         }
     }
 
-    /// Frees the name if it is still that connection's.
+    /// Frees the name if it still belongs to that connection.
     pub(super) fn release(&self, name: &[u8], id: u64) {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         if connections.get(name).is_some_and(|named| named.id == id) {

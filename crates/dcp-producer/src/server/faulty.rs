@@ -1,4 +1,4 @@
-//! What a connection does in place of the machines when a fault is asked for.
+//! What a connection does instead of the machines when a fault is injected.
 
 use bytes::BytesMut;
 use dcp_proto::producer::{BucketSource, VBucketSource};
@@ -9,10 +9,10 @@ use crate::cluster::NodeBucket;
 use crate::fault::Refusal;
 use crate::kv::Session;
 
-/// Where the end seqno begins in the extras of a stream request.
+/// Offset of the end seqno in the extras of a stream request.
 const END_SEQNO_AT: usize = 16;
 
-/// Answers a request that is not carried out.
+/// Answers a request that is not executed.
 pub(super) fn refuse(session: &Session, frame: &Frame<'_>, refusal: Refusal, out: &mut BytesMut) {
     let answer =
         |status| Frame::response(frame.header.opcode, status).with_opaque(frame.header.opaque);
@@ -31,7 +31,7 @@ pub(super) fn refuse(session: &Session, frame: &Frame<'_>, refusal: Refusal, out
         }
     };
     if let Err(error) = written {
-        tracing::warn!(%error, "cannot answer as a fault rule says");
+        tracing::warn!(%error, "cannot send the answer that a fault rule asks for");
     }
 }
 
@@ -54,7 +54,7 @@ pub(super) fn with_later_end(session: &Session, frame: &Frame<'_>, count: u64) -
     Some(extras)
 }
 
-/// The answer to a noop that the client was not sent.
+/// The answer to a noop that was not sent to the client.
 pub(super) fn noop_answer(opaque: Opaque) -> Frame<'static> {
     Frame::response(Opcode::DCP_NOOP, Status::SUCCESS).with_opaque(opaque)
 }

@@ -11,8 +11,8 @@ use crate::store::Store;
 
 /// Persists what changes, `delay` after the first change of each round.
 ///
-/// Changes count from the call on, not from when the future is first polled: whoever started the
-/// cluster may write before its tasks run.
+/// Changes count from the call on, not from the first poll of the future: documents may be written
+/// before the tasks of the cluster run.
 pub(super) fn run(
     cluster: Arc<Cluster>,
     store: Option<Arc<Store>>,
@@ -36,7 +36,7 @@ async fn persist_changes(
         subscriber.changed.take(|vbid| dirty.push(vbid));
         for &vbid in &dirty {
             if bucket.each_copy(vbid, VBucket::persist) {
-                // Streams of what is on disk may be waiting for this.
+                // Streams of persisted changes may be waiting for this.
                 bucket.changes().announce_persisted(vbid, &subscriber);
             }
             tokio::task::yield_now().await;
@@ -47,12 +47,12 @@ async fn persist_changes(
     }
 }
 
-/// Puts what is persisted into the data folder.
+/// Saves persisted changes to the data folder.
 async fn keep(cluster: &Arc<Cluster>, store: &Arc<Store>, dirty: Vec<Vbid>) {
     let (cluster, store) = (Arc::clone(cluster), Arc::clone(store));
     let round = tokio::task::spawn_blocking(move || store.round(&cluster, dirty));
     if let Ok(Err(error)) = round.await {
-        // It is tried again with the next changes; clients are not told of them as persisted.
-        tracing::error!(%error, "changes are not in the data folder yet");
+        // Retried with the next changes; until then they are not reported as persisted.
+        tracing::error!(%error, "changes could not be written to the data folder");
     }
 }

@@ -1,4 +1,4 @@
-//! TLS handshakes: from a TCP connection to a client that may be known by its certificate.
+//! TLS handshakes, and authentication by client certificate.
 
 use std::time::Duration;
 
@@ -16,11 +16,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Shaken {
     pub(super) stream: TlsStream<TcpStream>,
-    /// Its certificate is the user's.
+    /// Whether its certificate names the user.
     pub(super) is_certified: bool,
 }
 
-/// Shakes hands; `None` if that fails, or the client's certificate is for somebody unknown.
+/// Performs the handshake; `None` if it fails, or if the client's certificate names an unknown
+/// user.
 pub(super) async fn shake(
     acceptor: &TlsAcceptor,
     socket: TcpStream,
@@ -41,7 +42,7 @@ pub(super) async fn shake(
         None => false,
         Some(certificate) => {
             if tls::common_name(certificate).as_deref() != Some(credentials.username()) {
-                tracing::debug!("a client certificate is for somebody unknown");
+                tracing::debug!("a client certificate names an unknown user");
                 return None;
             }
             true

@@ -14,7 +14,7 @@ use crate::{Error, ProducerOptions};
 pub(crate) struct NodeListeners {
     /// `None` for a node without ports.
     pub(crate) plain: Option<PortListeners>,
-    /// Those that speak TLS.
+    /// Ports with TLS.
     pub(crate) tls: Option<PortListeners>,
     pub(crate) addresses: Node,
 }
@@ -42,14 +42,14 @@ impl Listeners {
         Ok(Self { nodes })
     }
 
-    /// Where the nodes listen.
+    /// Addresses of the nodes.
     pub(crate) fn nodes(&self) -> Vec<Node> {
         self.nodes.iter().map(|node| node.addresses).collect()
     }
 }
 
 impl NodeListeners {
-    /// Opens the ports of the node that has this number.
+    /// Opens the ports of the node with this number.
     pub(crate) async fn bind(options: &ProducerOptions, index: usize) -> Result<Self, Error> {
         if options.in_memory {
             return Ok(Self::in_memory(options.host, index));
@@ -69,7 +69,7 @@ impl NodeListeners {
         Ok(Self { plain: Some(PortListeners { kv, mgmt }), tls, addresses })
     }
 
-    /// A node without ports. Its addresses are names that clients know it by.
+    /// A node without ports. Its addresses only identify it.
     fn in_memory(host: IpAddr, index: usize) -> Self {
         let offset = u16::try_from(index).unwrap_or(u16::MAX);
         let address = |first: u16| SocketAddr::new(host, first.saturating_add(offset));
@@ -78,7 +78,7 @@ impl NodeListeners {
     }
 }
 
-/// Port of a node when those of all follow on `first`; 0 for any.
+/// Port of a node if the nodes have consecutive ports from `first` on; 0 for any.
 fn port(option: &'static str, first: u16, index: usize, nodes: usize) -> Result<u16, Error> {
     if first == 0 {
         return Ok(0);
@@ -86,7 +86,7 @@ fn port(option: &'static str, first: u16, index: usize, nodes: usize) -> Result<
     let offset = u16::try_from(index).unwrap_or(u16::MAX);
     first.checked_add(offset).ok_or_else(|| Error::InvalidOption {
         option,
-        reason: format!("{nodes} nodes need as many ports up to 65535"),
+        reason: format!("{nodes} nodes need {nodes} consecutive ports up to 65535"),
     })
 }
 
@@ -99,9 +99,8 @@ async fn listen(options: &ProducerOptions, port: u16) -> Result<(TcpListener, So
     Ok((listener, bound))
 }
 
-/// Loopback has no congestion; an algorithm that paces by round-trip times costs throughput. Which
-/// ones a process may choose is up to the system: unless one was asked for, its own stays if it
-/// refuses.
+/// Loopback has no congestion; an algorithm with pacing costs throughput. The system decides which
+/// ones a process may choose: if it refuses and none was configured, the default stays.
 fn choose_congestion_control(socket: &Socket, options: &ProducerOptions) -> io::Result<()> {
     if let Some(name) = &options.congestion_control {
         return set_congestion_control(socket, name.as_bytes());

@@ -1,4 +1,4 @@
-//! Connections that are two buffers instead of a socket, for clusters without ports.
+//! Connections of two buffers instead of a socket, for clusters without ports.
 
 use std::io;
 use std::pin::Pin;
@@ -36,7 +36,7 @@ struct Pipe {
 #[derive(Debug, Default)]
 struct State {
     bytes: BytesMut,
-    /// Nobody writes or reads any more.
+    /// Whether either end was closed.
     is_closed: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -55,7 +55,7 @@ impl Pipe {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What has arrived, up to `limit` bytes, is given to `take`; 0 at the end.
+    /// Passes received data, up to `limit` bytes, to `take`; 0 at the end.
     fn try_read(&self, limit: usize, take: impl FnOnce(&[u8])) -> io::Result<usize> {
         let mut state = self.lock();
         if state.bytes.is_empty() {

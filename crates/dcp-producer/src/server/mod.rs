@@ -1,4 +1,4 @@
-//! Sockets: one task per connection, and the tasks that go with a node.
+//! Sockets: one task per connection, and the tasks of each node.
 
 mod connection;
 mod dcp_names;
@@ -37,7 +37,7 @@ use crate::store::Store;
 use crate::tls::Tls;
 use crate::{Error, ProducerOptions};
 
-/// What the connections of one node share.
+/// State shared by the connections of one node.
 struct NodeServer {
     cluster: Arc<Cluster>,
     node: usize,
@@ -56,21 +56,21 @@ struct NodeServer {
     stop: CancellationToken,
 }
 
-/// What the nodes of a cluster share, so that more can be started.
+/// State shared by the nodes of a cluster, also used to start more.
 pub(crate) struct Servers {
     cluster: Arc<Cluster>,
     credentials: Arc<Credentials>,
     faults: Arc<Faults>,
     options: ProducerOptions,
     tls: Option<Tls>,
-    /// Those without ports, which connections are made to by hand.
+    /// Nodes without ports, to which connections are made with `connect`.
     in_memory: Mutex<Vec<(SocketAddr, Arc<NodeServer>)>>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
 impl Servers {
-    /// Starts what runs without a node; everything ends when `stop` is cancelled.
+    /// Starts the tasks that do not belong to a node; everything ends when `stop` is cancelled.
     pub(crate) fn start(
         cluster: &Arc<Cluster>,
         store: Option<Arc<Store>>,
@@ -80,7 +80,7 @@ impl Servers {
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Result<Self, Error> {
-        // Nobody listens in on a cluster without ports: as few as clients take.
+        // A cluster without ports needs no protection: the minimum that clients accept.
         let rounds =
             if options.in_memory { dcp_wire::sasl::MIN_ITERATIONS } else { Credentials::ROUNDS };
         let chance = Arc::clone(cluster.bucket.chance());
@@ -92,7 +92,7 @@ impl Servers {
             cluster: Arc::clone(cluster),
             credentials,
             faults: Arc::clone(faults),
-            // Ports that nodes added later get are for the system to choose.
+            // The system chooses the ports of nodes that are added later.
             options: ProducerOptions { port: 0, management_port: 0, tls_port: 0, ..options },
             tls,
             in_memory: Mutex::default(),
@@ -101,8 +101,7 @@ impl Servers {
         })
     }
 
-    /// Has clients authenticate with another password; it must be one that a cluster can be started
-    /// with.
+    /// Changes the password of clients, which must be valid.
     pub(crate) fn set_password(&self, password: &str) -> Result<(), Error> {
         ProducerOptions { password: password.to_owned(), ..self.options.clone() }.check()?;
         self.credentials.set_password(password)
@@ -113,7 +112,7 @@ impl Servers {
         NodeListeners::bind(&self.options, self.cluster.nodes().len()).await
     }
 
-    /// Serves the ports of a node, which the cluster knows already.
+    /// Serves the ports of a node that is already part of the cluster.
     pub(crate) fn serve(&self, node: usize, listeners: NodeListeners) {
         let Some(power) = self.cluster.power(node) else {
             return;
@@ -155,13 +154,13 @@ impl Servers {
     }
 }
 
-/// Accepts connections and hands each to `admit`.
+/// Accepts connections and passes each to `admit`.
 async fn accept(mut port: Port, admit: impl Fn(TcpStream)) {
     loop {
         match port.accept().await {
             Ok(socket) => admit(socket),
             Err(error) => {
-                // Usually too many open files: closing ones make room.
+                // Usually too many open files: closing connections free some.
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -196,12 +195,12 @@ impl NodeServer {
         self.tasks.spawn(self.stop.clone().run_until_cancelled_owned(accepting));
     }
 
-    /// Serves a connection in a task of its own, or closes it if there are too many.
+    /// Serves a connection in a new task, or closes it if there are too many.
     fn admit(self: &Arc<Self>, socket: TcpStream, tls: Option<TlsAcceptor>) {
         let Some(permit) = admit(&self.permits, &socket) else {
             return;
         };
-        // Ends with the node's present run, or with everything.
+        // Ends with the node's current run, or with the cluster.
         let (server, run) = (Arc::clone(self), self.power.run());
         self.tasks.spawn(async move {
             server.serve_kv(socket, tls, &run).await;
@@ -209,7 +208,7 @@ impl NodeServer {
         });
     }
 
-    /// As [`admit`](Self::admit), for a connection without a socket.
+    /// Like [`admit`](Self::admit), for a connection without a socket.
     fn connect(self: &Arc<Self>) -> io::Result<MemoryStream> {
         let permit = Arc::clone(&self.permits).try_acquire_owned();
         let permit = permit.map_err(|_| io::Error::from(io::ErrorKind::ConnectionReset))?;
@@ -247,7 +246,7 @@ impl NodeServer {
         Connection::new(socket, session, names, &self.faults, self.limits, run).run().await;
     }
 
-    /// As [`admit`](Self::admit), for the management port.
+    /// Like [`admit`](Self::admit), for the management port.
     fn admit_http(self: &Arc<Self>, socket: TcpStream, tls: Option<TlsAcceptor>) {
         let Some(permit) = admit(&self.http_permits, &socket) else {
             return;
@@ -283,15 +282,16 @@ impl NodeServer {
     }
 }
 
-/// Makes room for a connection; `None` if there is none or the connection is dead already.
+/// Acquires a permit for a connection; `None` if there is none left or the connection is already
+/// dead.
 fn admit(permits: &Arc<Semaphore>, socket: &TcpStream) -> Option<OwnedSemaphorePermit> {
     let Ok(permit) = Arc::clone(permits).try_acquire_owned() else {
         tracing::warn!("too many connections: closing a new one");
         return None;
     };
-    // Answers are small and awaited one by one.
+    // Answers are small, and clients wait for each.
     if let Err(error) = socket.set_nodelay(true) {
-        tracing::debug!(%error, "a connection died before it was served");
+        tracing::debug!(%error, "a connection was lost before it was served");
         return None;
     }
     Some(permit)

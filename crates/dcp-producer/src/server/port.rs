@@ -19,9 +19,9 @@ pub(super) struct Port {
     address: SocketAddr,
     /// `None` while the node does not run.
     listener: Option<TcpListener>,
-    /// Keeps the port from being given to others meanwhile.
+    /// Reserves the port meanwhile.
     reserved: Option<Socket>,
-    /// As chosen for the first listener; empty for the system's own.
+    /// As chosen for the first listener; empty for the system's default.
     congestion_control: Vec<u8>,
     power: Arc<NodePower>,
     is_on: watch::Receiver<bool>,
@@ -51,7 +51,7 @@ impl Port {
                 }
                 Some(listener) => self.close(listener),
                 None if is_on => self.open()?,
-                // The sender lives as long as this.
+                // The sender lives as long as `self`.
                 None => drop(self.is_on.changed().await),
             }
         }

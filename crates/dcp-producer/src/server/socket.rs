@@ -14,7 +14,7 @@ pub(super) enum Socket {
     Plain(TcpStream),
     /// After the handshake.
     Tls(Box<TlsSocket>),
-    /// Of a cluster without ports.
+    /// In a cluster without ports.
     Memory(MemorySocket),
 }
 
@@ -25,7 +25,7 @@ pub(super) struct TlsSocket {
     session: ServerConnection,
 }
 
-/// The socket as rustls wants it: "would block" instead of waiting.
+/// Adapter for rustls: returns "would block" instead of waiting.
 struct NonBlocking<'a>(&'a TcpStream);
 
 impl Read for NonBlocking<'_> {
@@ -53,7 +53,7 @@ impl Socket {
         Self::Tls(Box::new(TlsSocket { socket, session }))
     }
 
-    /// Appends what has arrived; 0 once the client sends no more.
+    /// Appends received data; returns 0 once the client has closed its end.
     pub(super) fn try_read_buf(&mut self, input: &mut BytesMut) -> io::Result<usize> {
         match self {
             Self::Plain(socket) => socket.try_read_buf(input),
@@ -62,7 +62,7 @@ impl Socket {
         }
     }
 
-    /// Takes some of `bytes`; how many.
+    /// Accepts some of `bytes`; returns how many.
     pub(super) fn try_write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Plain(socket) => socket.try_write(bytes),
@@ -71,7 +71,7 @@ impl Socket {
         }
     }
 
-    /// Sends what was taken but has not left yet; whether anything left.
+    /// Sends accepted bytes that are still buffered; returns whether any were sent.
     pub(super) fn try_flush(&mut self) -> io::Result<bool> {
         match self {
             Self::Plain(_) | Self::Memory(_) => Ok(false),
@@ -79,7 +79,7 @@ impl Socket {
         }
     }
 
-    /// Whether bytes that were taken wait to leave.
+    /// Whether accepted bytes are still buffered.
     pub(super) fn has_unsent(&self) -> bool {
         match self {
             Self::Plain(_) | Self::Memory(_) => false,
@@ -99,7 +99,7 @@ impl Socket {
         }
     }
 
-    /// Waits until the system may take more.
+    /// Waits until the system may accept more.
     pub(super) async fn writable(&self) -> io::Result<()> {
         match self {
             Self::Plain(socket) => socket.writable().await,
@@ -111,7 +111,7 @@ impl Socket {
         }
     }
 
-    /// Says goodbye if that can be done without waiting.
+    /// Sends a close notification if that is possible without waiting.
     pub(super) fn close(&mut self) {
         if let Self::Tls(tls) = self {
             tls.session.send_close_notify();
@@ -136,11 +136,11 @@ impl TlsSocket {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
-            // At the end rustls reads 0 bytes, and its reader tells next time whether that was
-            // agreed on.
+            // At the end rustls reads 0 bytes, and its reader later reports whether the close was
+            // clean.
             self.session.read_tls(&mut NonBlocking(&self.socket))?;
             if let Err(error) = self.session.process_new_packets() {
-                // The client is told why, if it listens.
+                // Sends the TLS alert to the client.
                 self.try_flush()?;
                 return Err(io::Error::new(io::ErrorKind::InvalidData, error));
             }
@@ -152,7 +152,7 @@ impl TlsSocket {
         if self.session.wants_write() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        // Takes as much as rustls' own buffer holds.
+        // Accepts as much as fits into the buffer of rustls.
         let taken = self.session.writer().write(bytes)?;
         self.try_flush()?;
         Ok(taken)

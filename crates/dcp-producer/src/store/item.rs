@@ -1,4 +1,4 @@
-//! Items as a data folder keeps them.
+//! Items in the format of a data folder.
 
 use bytes::Bytes;
 use dcp_proto::producer::{Item, ItemKind};
@@ -15,7 +15,7 @@ const SYSTEM_EVENT: u8 = 3;
 const PREPARE: u8 = 4;
 const ABORT: u8 = 5;
 
-/// The key under which the newest version of a thing lies: its vBucket and its identity.
+/// The key of an item's newest version: its vBucket and its identity.
 pub(super) fn key(vbid: Vbid, item: &Item) -> Vec<u8> {
     let mut out = vbid.0.to_be_bytes().to_vec();
     match Identity::of(item) {
@@ -51,7 +51,7 @@ pub(super) fn keys_of(vbid: Vbid) -> ([u8; 2], [u8; 2]) {
 }
 
 /// # Errors
-/// A text if nobody knows how such an item is kept.
+/// A message if items of this kind cannot be stored.
 pub(super) fn encode(item: &Item) -> Result<Vec<u8>, &'static str> {
     let mut out = Vec::with_capacity(64 + item.key.len() + item.value.len());
     out.push(FORMAT);
@@ -72,7 +72,7 @@ pub(super) fn encode(item: &Item) -> Result<Vec<u8>, &'static str> {
             out.push(ABORT);
             out.extend(prepared.0.to_be_bytes());
         }
-        _ => return Err("a change is of a kind that cannot be stored"),
+        _ => return Err("changes of this kind cannot be stored"),
     }
     for number in [item.seqno.0, item.rev_seqno.0, item.cas.0] {
         out.extend(number.to_be_bytes());

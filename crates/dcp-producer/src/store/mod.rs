@@ -1,8 +1,8 @@
 //! A data folder: the bucket survives the process.
 //!
-//! The folder follows the disk image in memory: after each round of the flusher what is new there
-//! is written in one transaction. Of each vBucket its active copy is kept; replicas are filled
-//! again from it.
+//! The folder follows the disk image in memory: after each round of the flusher, new items are
+//! written in one transaction. Only the active copy of each vBucket is stored; replicas are filled
+//! from it.
 
 mod item;
 
@@ -27,7 +27,7 @@ const ITEMS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("items");
 /// The only key of `BUCKET`.
 const RECORD: &str = "record";
 
-/// What is kept of the bucket as a whole.
+/// What is stored of the bucket as a whole.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 struct BucketRecord {
     format: u32,
@@ -65,9 +65,9 @@ pub(crate) struct Store {
 
 struct Open {
     database: Database,
-    /// How far each vBucket is stored.
+    /// How much of each vBucket is stored.
     stored: Vec<Stored>,
-    /// vBuckets that may have more to be stored.
+    /// vBuckets that may have more to store.
     pending: BTreeSet<Vbid>,
 }
 
@@ -78,7 +78,7 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens a folder, which is made if it is not there.
+    /// Opens a folder, which is created if it does not exist.
     pub(crate) fn open(path: &Path, options: &ProducerOptions) -> Result<Self, Error> {
         let unusable = |source: Failure| Error::Data { path: path.to_owned(), source };
         own_folder(path).map_err(|error| unusable(error.into()))?;
@@ -102,8 +102,8 @@ impl Store {
         Error::Data { path: self.path.clone(), source }
     }
 
-    /// Brings what the folder has into a cluster that nobody knows yet; or puts the cluster's new
-    /// bucket into a new folder.
+    /// Loads the folder into a cluster that is not yet in use, or saves the cluster's new bucket to
+    /// a new folder.
     pub(crate) fn load(&self, cluster: &Cluster) -> Result<(), Error> {
         let mut open = self.lock();
         let Some(open) = open.as_mut() else { return Ok(()) };
@@ -111,11 +111,11 @@ impl Store {
         if !known {
             open.pending.extend(cluster.bucket.vbids());
         }
-        // Also says that what follows is not clean, and since when.
+        // Also marks the folder as not clean from now on.
         open.round(cluster).map_err(|source| self.unusable(source))
     }
 
-    /// Stores what has become persisted in `vbids`.
+    /// Stores newly persisted changes of `vbids`.
     pub(crate) fn round(
         &self,
         cluster: &Cluster,
@@ -127,8 +127,8 @@ impl Store {
         open.round(cluster).map_err(|source| self.unusable(source))
     }
 
-    /// Stores everything and closes the folder; what runs goes on with its history when the folder
-    /// is opened again.
+    /// Stores everything and closes the folder; active copies continue their history when the
+    /// folder is opened again.
     pub(crate) fn close(&self, cluster: &Cluster) -> Result<(), Error> {
         let mut open = self.lock();
         let Some(mut open) = open.take() else { return Ok(()) };
@@ -139,7 +139,7 @@ impl Store {
     }
 }
 
-/// What the storage library or the operating system said.
+/// Error of the storage library or the operating system.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 fn read_record(database: &Database) -> Result<Option<BucketRecord>, Failure> {
@@ -153,12 +153,12 @@ fn read_record(database: &Database) -> Result<Option<BucketRecord>, Failure> {
     Ok(record.map(|record| serde_json::from_slice(record.value())).transpose()?)
 }
 
-/// Whether the folder is one of the bucket that is asked for.
+/// Checks that the folder belongs to the configured bucket.
 fn check(record: &BucketRecord, options: &ProducerOptions) -> Result<(), Error> {
     let invalid = |option, reason| Err(Error::InvalidOption { option, reason });
     let BucketRecord { format, name, vbuckets, .. } = record;
     if *format != BucketRecord::FORMAT {
-        return invalid("data", format!("the folder has format {format}, which is not known"));
+        return invalid("data", format!("the folder has the unknown format {format}"));
     }
     if *name != options.bucket {
         return invalid("bucket", format!("the data folder has the bucket `{name}`"));
@@ -170,7 +170,7 @@ fn check(record: &BucketRecord, options: &ProducerOptions) -> Result<(), Error> 
 }
 
 impl Open {
-    /// Whether there was anything.
+    /// Loads the folder; returns whether there was anything.
     fn load(&mut self, cluster: &Cluster) -> Result<bool, Failure> {
         let Some(record) = read_record(&self.database)? else {
             return Ok(false);
@@ -241,7 +241,7 @@ impl Open {
                 done.push((vbid, then));
             }
         }
-        // Last: the manifest is never older than what the vBuckets know of it.
+        // Last, so that the manifest is never older than that of the vBuckets.
         write_bucket(&transaction, cluster)?;
         transaction.commit()?;
         self.pending.clear();
@@ -254,7 +254,7 @@ impl Open {
         Ok(())
     }
 
-    /// Notes of all vBuckets on nodes that run that this is everything.
+    /// Marks all vBuckets on running nodes as complete.
     fn finish(&self, cluster: &Cluster) -> Result<(), Failure> {
         let transaction = self.database.begin_write()?;
         {
@@ -302,7 +302,7 @@ fn write_bucket(transaction: &WriteTransaction, cluster: &Cluster) -> Result<(),
     Ok(())
 }
 
-/// The folder; one that is made is its owner's, so that nobody else puts a file into it.
+/// Creates the folder if necessary, writable only by its owner.
 fn own_folder(path: &Path) -> std::io::Result<()> {
     let mut folder = std::fs::DirBuilder::new();
     folder.recursive(true);
@@ -311,14 +311,14 @@ fn own_folder(path: &Path) -> std::io::Result<()> {
     folder.create(path)
 }
 
-/// The file, which only its owner may read: it holds what the documents hold.
+/// Opens the file, readable only by its owner, since it contains documents.
 fn own_file(path: &Path) -> std::io::Result<std::fs::File> {
     let mut options = std::fs::OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let file = options.open(path)?;
-    // One that an earlier release made others could read.
+    // Files of earlier releases were readable by others.
     #[cfg(unix)]
     file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
     Ok(file)

@@ -14,10 +14,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 pub(super) type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 /// A certificate for nodes at `host` and on loopback, and the PEM of the authority that signed it.
-/// The authority's key is forgotten.
+/// The authority's key is discarded.
 pub(super) fn issue(host: IpAddr) -> Result<(Identity, String), rcgen::Error> {
     let mut authority = CertificateParams::default();
-    // Authorities of several clusters may be in one trust store: clients find them by name.
+    // The name is unique, since clients find authorities by name and a trust store may have those
+    // of several clusters.
     let name = format!("dcp_rs embedded cluster {:016x}", StdRng::from_os_rng().random::<u64>());
     authority.distinguished_name.push(DnType::CommonName, name);
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));

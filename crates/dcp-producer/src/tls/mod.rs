@@ -1,4 +1,4 @@
-//! TLS: the nodes' certificates and whose client certificates they take.
+//! TLS: the nodes' certificates, and the client certificates they accept.
 
 mod authority;
 mod options;
@@ -21,27 +21,27 @@ pub(crate) use subject::common_name;
 
 use crate::Error;
 
-/// How the nodes of a cluster speak TLS.
+/// TLS configuration of a cluster's nodes.
 pub(crate) struct Tls {
     pub(crate) acceptor: TlsAcceptor,
-    /// The authority that was made for this cluster, as PEM.
+    /// The authority that was created for this cluster, as PEM.
     pub(crate) ca_pem: Option<String>,
 }
 
 impl Tls {
-    /// Makes or reads the certificates for nodes at `host`.
+    /// Creates or reads the certificates for nodes at `host`.
     pub(crate) fn new(options: &TlsOptions, host: IpAddr) -> Result<Self, Error> {
         let ((chain, key), ca_pem) = match &options.certificate {
             Some(certificate) => (given(certificate)?, None),
             None => {
                 let (identity, ca_pem) = authority::issue(host).map_err(|error| Error::Tls {
-                    reason: "no certificate could be made".to_owned(),
+                    reason: "no certificate could be generated".to_owned(),
                     source: Box::new(error),
                 })?;
                 (identity, Some(ca_pem))
             }
         };
-        // The provider is named so that no other crate's default can take its place.
+        // Names the provider explicitly, so that another crate's default cannot replace it.
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -58,7 +58,7 @@ impl Tls {
             )?),
         };
         let config = builder.with_single_cert(chain, key).map_err(|error| {
-            invalid("tls.certificate", format!("certificate and key do not fit: {error}"))
+            invalid("tls.certificate", format!("certificate and key do not match: {error}"))
         })?;
         Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), ca_pem })
     }

@@ -1,4 +1,4 @@
-//! How a cluster's TLS is set up.
+//! TLS options of a cluster.
 
 use std::fmt;
 
@@ -6,24 +6,25 @@ use zeroize::Zeroizing;
 
 use crate::Error;
 
-/// How an embedded cluster speaks TLS.
+/// TLS options of an embedded cluster.
 ///
-/// By default an authority and a certificate for loopback are made when the cluster starts, and
+/// By default, an authority and a certificate for loopback are created when the cluster starts, and
 /// clients authenticate with SASL.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct TlsOptions {
-    /// What the nodes show; `None` to have an authority and a certificate made, the former of
-    /// which [`Producer::ca_pem`](crate::Producer::ca_pem) gives.
+    /// The nodes' certificate; `None` to create an authority, which
+    /// [`Producer::ca_pem`](crate::Producer::ca_pem) returns, and a certificate.
     pub certificate: Option<NodeCertificate>,
-    /// Authorities, as PEM, whose certificates authenticate clients: the subject's common name
-    /// must be the user's name, and such a client must not use SASL. `None` to ask for none.
+    /// Authorities, as PEM, whose certificates authenticate clients: the subject's common name must
+    /// be the user's name, and such a client must not use SASL. `None` to request no client
+    /// certificates.
     pub client_ca: Option<String>,
     /// Whether clients without a certificate are refused. Default false.
     pub require_client_certificate: bool,
 }
 
-/// A certificate that the nodes show, and its key.
+/// The nodes' certificate and its key.
 #[derive(Clone)]
 pub struct NodeCertificate {
     pub(crate) chain_pem: String,
@@ -32,7 +33,7 @@ pub struct NodeCertificate {
 
 impl NodeCertificate {
     /// `chain_pem` holds the nodes' certificate, then those that signed it; `key_pem` its
-    /// unencrypted private key. Whether they can be used is found out when the cluster starts.
+    /// unencrypted private key. They are checked when the cluster starts.
     #[must_use]
     pub fn new(chain_pem: impl Into<String>, key_pem: impl Into<String>) -> Self {
         Self { chain_pem: chain_pem.into(), key_pem: Zeroizing::new(key_pem.into()) }

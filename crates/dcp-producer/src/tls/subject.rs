@@ -1,4 +1,4 @@
-//! Who a client certificate is for.
+//! The subject of a client certificate.
 
 use rustls::pki_types::CertificateDer;
 use x509_cert::Certificate;

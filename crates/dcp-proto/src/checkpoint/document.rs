@@ -5,10 +5,10 @@
 //! reformatted but not changed. A later version adds a branch to [`read`] and keeps the others.
 //!
 //! Version 2 has, beside a position, the points below it that a rollback can go back to, oldest
-//! first; of each only what differs from the position. Version 3 has the filter where those before
-//! have a hash of it; version 4, which is written only where need be, has patterns of collections,
-//! keys, operations or a time in the filter too. A checkpoint that was read from one of those, and has not been used with a
-//! filter since, is written as version 2 again.
+//! first; of each only what differs from the position. Version 3 stores the filter, of which
+//! earlier versions have only a hash; version 4, which is written only if it is needed, adds
+//! collection patterns, keys, operations and a time to the filter. A checkpoint that was read from
+//! version 2 or earlier, and has not been used with a filter since, is written as version 2 again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::{
 const FORMAT: &str = "dcp_rs checkpoint";
 const VERSION: u64 = 4;
 
-/// Newest version whose filter knows nothing of patterns, keys, operations and times.
+/// Newest version whose filter has no patterns, keys, operations or time.
 const VERSION_WITHOUT_ROWS: u64 = 3;
 
 /// Newest version with a hash in place of the filter.
@@ -84,7 +84,7 @@ struct PositionV2 {
     earlier: Vec<PointV2>,
 }
 
-/// What is left out is as in the position.
+/// Members that are left out have the value they have in the position.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct PointV2 {
@@ -206,7 +206,7 @@ pub(super) fn read(json: &[u8]) -> Result<Checkpoint, CheckpointError> {
             // The checksum does not cover the version.
             let leaves_out = read.filter().is_some_and(StoredFilter::leaves_out);
             if leaves_out != (version == VERSION) {
-                return Err(CheckpointError::Damaged("the version and the filter do not agree"));
+                return Err(CheckpointError::Damaged("the version and the filter do not match"));
             }
             Ok(read)
         }
@@ -283,7 +283,7 @@ impl From<&StoredFilter> for FilterDocument {
 }
 
 impl TryFrom<FilterDocument> for StoredFilter {
-    /// What is wrong with it.
+    /// What is wrong.
     type Error = &'static str;
 
     fn try_from(read: FilterDocument) -> Result<Self, &'static str> {
@@ -293,7 +293,7 @@ impl TryFrom<FilterDocument> for StoredFilter {
             (None, Some(ids)) => {
                 StreamFilter::Collections(ids.iter().map(|id| CollectionId(id.0)).collect())
             }
-            (Some(_), Some(_)) => return Err("the filter names a scope and collections"),
+            (Some(_), Some(_)) => return Err("the filter has both a scope and collections"),
         };
         let op = |name: String| {
             let op = Op::ALL.into_iter().find(|op| op.name() == name);
@@ -301,15 +301,14 @@ impl TryFrom<FilterDocument> for StoredFilter {
         };
         let ops = read.ops.map(|ops| ops.into_iter().map(op).collect::<Result<_, _>>());
         let rows = RowFilter::new(read.keys, ops.transpose()?, read.since)
-            .map_err(|_| "the filter's keys or operations are none, or too many or too long")?;
+            .map_err(|_| "the filter's keys or operations are empty, too many or too long")?;
         let filter = Self::new(documents, read.system_documents).with_rows(rows);
         let Some(patterns) = read.patterns else { return Ok(filter) };
         if matches!(filter.documents(), StreamFilter::Collections(_)) {
-            return Err("the filter names collections and has patterns of them");
+            return Err("the filter has both collections and collection patterns");
         }
-        let patterns = CollectionPatterns::new(patterns.iter().map(String::as_str)).map_err(
-            |_| "the filter's patterns of collections are none, or too many or too long",
-        )?;
+        let patterns = CollectionPatterns::new(patterns.iter().map(String::as_str))
+            .map_err(|_| "the filter's collection patterns are empty, too many or too long")?;
         Ok(filter.with_patterns(patterns))
     }
 }

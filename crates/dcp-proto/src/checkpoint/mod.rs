@@ -1,7 +1,7 @@
-//! Checkpoints: where a consumer stands in every vBucket, as a document to keep.
+//! Checkpoints: the positions of a consumer in every vBucket, as a document to store.
 //!
-//! A checkpoint is a value. It is cheap to clone, and changing one leaves its clones alone: each
-//! batch carries the checkpoint that is right once that batch has been processed.
+//! A checkpoint is a value. It is cheap to clone, and changing one does not affect its clones: each
+//! batch carries the checkpoint that applies once that batch has been processed.
 
 mod document;
 mod filter;
@@ -25,7 +25,7 @@ const CHUNK: usize = 32;
 
 type Chunk = [Option<Arc<Standing>>; CHUNK];
 
-/// What is kept of one vBucket.
+/// The state of one vBucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Standing {
     position: Position,
@@ -53,7 +53,7 @@ impl fmt::Display for MadeWith {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The document is not as it was written: cut short, changed, or something else altogether.
+    /// The document was truncated or changed, or is not a checkpoint.
     #[error(
         "the checkpoint is damaged ({0}): restore an undamaged copy, or start without a checkpoint"
     )]
@@ -69,10 +69,11 @@ pub enum CheckpointError {
         /// Newest version this release reads.
         supported: u64,
     },
-    /// It was made on another bucket, or on one of the same name that has been deleted since.
+    /// It was made for another bucket, or for one of the same name that has been deleted since.
     #[error(
         "the checkpoint belongs to another bucket (uuid {found}, this one has {expected}): the \
-         bucket was recreated, or the checkpoint is of another one; start without a checkpoint"
+         bucket was recreated, or the checkpoint was made for another one; start without a \
+         checkpoint"
     )]
     OtherBucket {
         /// UUID in the checkpoint.
@@ -82,14 +83,14 @@ pub enum CheckpointError {
     },
     /// The stream asks for more than the filter it was made with.
     #[error(
-        "the checkpoint was {0}: ask for what it was made with or for a part of it, or start \
+        "the checkpoint was {0}: use the filter it was made with or a narrower one, or start \
          without a checkpoint"
     )]
     OtherFilter(FilterMismatch),
     /// Checkpoints to be joined were made with different filters.
     #[error(
-        "the checkpoints were made with different filters ({first}, and {second}): join only those \
-         of one filter"
+        "the checkpoints were made with different filters ({first}, and {second}): join only \
+         checkpoints with the same filter"
     )]
     MixedFilters {
         /// Filter of the one that was to be added to.
@@ -99,7 +100,7 @@ pub enum CheckpointError {
     },
 }
 
-/// Where a consumer stands in every vBucket of a bucket.
+/// The positions of a consumer in every vBucket of a bucket.
 ///
 /// A vBucket without a position has not been read: a stream from here starts it at the beginning.
 ///
@@ -153,19 +154,19 @@ impl Checkpoint {
         }
     }
 
-    /// Where the consumer stands in a vBucket; `None` if it has not begun.
+    /// The position of a vBucket; `None` if it has not been read.
     #[must_use]
     pub fn position(&self, vbid: Vbid) -> Option<&Position> {
         Some(&self.slot(vbid)?.position)
     }
 
-    /// Where a rollback of a vBucket can go back to; `None` if the consumer has not begun.
+    /// Where a rollback of a vBucket can go back to; `None` if it has not been read.
     #[must_use]
     pub fn history(&self, vbid: Vbid) -> Option<&History> {
         Some(&self.slot(vbid)?.history)
     }
 
-    /// Where a stream of the vBucket goes on from here.
+    /// Where a stream of the vBucket resumes.
     #[must_use]
     pub fn stream_position(&self, vbid: Vbid) -> StreamPosition {
         let position = self.position(vbid).cloned().unwrap_or(Position::EARLIEST);
@@ -197,7 +198,7 @@ impl Checkpoint {
         self.advance(PositionUpdate { vbid, position, history: History::default() });
     }
 
-    /// Takes over where a stream says that a vBucket stands; clones made before keep theirs.
+    /// Applies a stream's position update; clones made before keep theirs.
     pub fn advance(&mut self, moved: PositionUpdate) {
         let PositionUpdate { vbid, position, history } = moved;
         self.put(vbid, Some(Arc::new(Standing { position, history })));
@@ -229,7 +230,7 @@ impl Checkpoint {
         part
     }
 
-    /// Takes over the positions `other` has, as when the parts of several readers are joined.
+    /// Takes over the positions of `other`, for example to join the parts of several readers.
     ///
     /// # Errors
     /// [`CheckpointError::OtherBucket`] or [`CheckpointError::MixedFilters`].
@@ -255,8 +256,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The checkpoint to start a stream of `filter` from. That is stored from then on, so that a
-    /// filter which was narrowed is not widened again.
+    /// The checkpoint to start a stream of `filter` from. It stores `filter` from then on, so that
+    /// a narrowed filter cannot be widened again.
     ///
     /// # Errors
     /// [`CheckpointError::OtherBucket`]; [`CheckpointError::OtherFilter`] if the checkpoint was not

@@ -8,48 +8,48 @@ use dcp_wire::{CollectionId, ScopeId};
 use crate::topology::Manifest;
 use crate::{CollectionPatterns, RowFilter};
 
-/// Prefix of the keys under which clients keep the records of distributed transactions.
+/// Prefix of the keys of transaction records, which clients write for distributed transactions.
 const TRANSACTION_PREFIX: &[u8] = b"_txn:";
 
 /// Name of the scope in which servers and services keep their own documents.
 const SYSTEM_SCOPE: &[u8] = b"_system";
 
-/// Which changes of a connection's streams reach the sink, and when. By default all do, at once,
-/// and a stream that has an end goes on to the end of the snapshot that holds it.
+/// Which changes of a connection's streams reach the sink, and when. By default all do,
+/// immediately, and a stream with an end continues to the end of the snapshot that holds it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delivery {
-    /// Whether a stream stops at the end seqno itself, inside a snapshot where that is. The rest of
-    /// the snapshot may hold newer versions of keys at or below the end, so that this is only for
-    /// a reader that goes on from there.
+    /// Whether a stream stops exactly at the end seqno, even inside a snapshot. The rest of the
+    /// snapshot may hold newer versions of keys at or below the end, so this is only for readers
+    /// that continue from there.
     pub clamp: bool,
-    /// Whether a change waits until every copy of its vBucket has it on disk, as told with
-    /// [`Connection::persisted`](super::Connection::persisted). What waits counts towards the
+    /// Whether a change waits until every copy of its vBucket has persisted it, as reported to
+    /// [`Connection::persisted`](super::Connection::persisted). Waiting changes count towards the
     /// flow-control window.
     pub persisted_only: bool,
-    /// Whether a stream with an end is complete only once the whole snapshot its last change lies
-    /// in is on the disks of all copies. Of effect together with `persisted_only`.
+    /// Whether a stream with an end is complete only once the whole snapshot of its last change is
+    /// persisted on all copies. Needs `persisted_only`.
     pub end_persisted: bool,
-    /// What is left out.
+    /// Documents that are left out.
     pub hidden: Hidden,
     /// Which changes of documents are not left out.
     pub rows: RowFilter,
 }
 
-/// Most collections of scope `_system` that are told apart. Servers and services make a handful, and
-/// one that was dropped long ago sends no documents any more.
+/// Most collections of scope `_system` that are remembered. Servers and services create a handful,
+/// and no documents arrive for those dropped long ago.
 const MAX_HIDDEN: usize = 1024;
 
-/// Most collections and scopes that patterns are held against. A cluster has 1,200 at most, and ids
-/// ascend: beyond it the oldest is forgotten, which was dropped long ago.
+/// Most collections and scopes that are matched against patterns. A cluster has at most 1,200, and
+/// ids ascend: beyond that the oldest one is forgotten, which was dropped long ago.
 const MAX_KNOWN: usize = 8192;
 
-/// Documents that are left out: positions pass over them like over what a filter leaves out.
+/// Documents that are left out: positions move past them as past anything a filter leaves out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hidden {
     transactions: bool,
     /// Set if collections of scope `_system` are left out, its id once that is known.
     system_scope: Option<Option<ScopeId>>,
-    /// Collections of that scope, in the order they were learnt.
+    /// Collections of that scope, in the order in which they were learned.
     collections: Vec<CollectionId>,
     /// What patterns choose of the rest, if there are any.
     chosen: Option<Chosen>,
@@ -60,12 +60,12 @@ pub struct Hidden {
 struct Chosen {
     patterns: CollectionPatterns,
     collections: BTreeSet<CollectionId>,
-    /// Names of scopes, by which collections made later are judged.
+    /// Names of scopes, to match collections that are created later.
     scopes: BTreeMap<ScopeId, Box<str>>,
 }
 
 impl Chosen {
-    /// Judges a collection by its names; whether it is one that is new and chosen.
+    /// Matches a collection; returns whether it is new and chosen.
     fn meet(&mut self, id: CollectionId, scope: &str, name: &str) -> bool {
         if !self.patterns.choose(scope, name) {
             return false;
@@ -76,7 +76,7 @@ impl Chosen {
         self.collections.insert(id)
     }
 
-    /// Notes a scope's name; whether that is new.
+    /// Notes a scope's name; returns whether it is new.
     fn meet_scope(&mut self, id: ScopeId, name: &str) -> bool {
         if !self.patterns.may_choose_in(name) || self.scopes.contains_key(&id) {
             return false;
@@ -88,7 +88,7 @@ impl Chosen {
         true
     }
 
-    /// Learns of scopes and collections that are made meanwhile; whether there was anything new.
+    /// Learns of new scopes and collections; returns whether there was anything new.
     fn learn(&mut self, id: SystemEventId, payload: &SystemEventPayload<'_>) -> bool {
         let Ok(name) = core::str::from_utf8(payload.name) else { return false };
         match (id, payload.collection_id) {
@@ -101,8 +101,8 @@ impl Chosen {
         }
     }
 
-    /// Whether an event is of something that is chosen. What ends is told in any case: it may have
-    /// been delivered by a stream that knew it by name.
+    /// Whether an event is about something that is chosen. Drops are always delivered: the
+    /// collection may have been delivered by a stream that named it.
     fn takes_event(&self, id: SystemEventId, payload: &SystemEventPayload<'_>) -> bool {
         match (id, payload.collection_id) {
             (SystemEventId::CREATE_SCOPE, _) => self.scopes.contains_key(&payload.scope_id),
@@ -132,8 +132,8 @@ impl Hidden {
         self
     }
 
-    /// Leaves out what lies in scope `_system`: its id, if there is such a scope yet, and its
-    /// collections. Those made later are learnt from system events.
+    /// Leaves out documents in scope `_system`: its id, if there is such a scope yet, and its
+    /// collections. Those created later are learned from system events.
     #[must_use]
     pub fn with_system_scope(
         mut self,
@@ -145,8 +145,8 @@ impl Hidden {
         self
     }
 
-    /// Leaves out what patterns do not choose. They match collections in the manifest, and those made
-    /// later, which are learnt from system events.
+    /// Leaves out what the patterns do not choose. They match collections in the manifest, and
+    /// those created later, which are learned from system events.
     #[must_use]
     pub fn with_patterns(mut self, patterns: &CollectionPatterns, manifest: &Manifest) -> Self {
         if patterns.is_all() {
@@ -171,8 +171,8 @@ impl Hidden {
         }
     }
 
-    /// Leaves out a collection's documents; whether that is new. Beyond [`MAX_HIDDEN`] the one that
-    /// was learnt first is shown again.
+    /// Leaves out a collection's documents; returns whether that is new. Beyond [`MAX_HIDDEN`], the
+    /// one that was learned first is no longer left out.
     fn add(&mut self, id: CollectionId) -> bool {
         if self.collections.contains(&id) {
             return false;
@@ -184,7 +184,7 @@ impl Hidden {
         true
     }
 
-    /// This, if documents may be left out that nobody asked for.
+    /// `self`, if system documents may be left out.
     #[inline]
     pub(super) fn may_hide(&self) -> Option<&Self> {
         (self.transactions || !self.collections.is_empty()).then_some(self)
@@ -196,7 +196,7 @@ impl Hidden {
         self.chosen.as_ref().map(|chosen| &chosen.collections)
     }
 
-    /// Whether a document is left out because nobody asked for it.
+    /// Whether a document is left out as a system document.
     #[inline]
     pub(super) fn hides_unasked(&self, collection_id: CollectionId, key: &[u8]) -> bool {
         (self.transactions && key.first() == Some(&b'_') && key.starts_with(TRANSACTION_PREFIX))
@@ -221,7 +221,7 @@ impl Hidden {
         self.system_scope.is_some()
     }
 
-    /// Learns what `other` knows: what to leave out, and what patterns match.
+    /// Merges what `other` knows: what to leave out, and what patterns match.
     pub fn merge(&mut self, other: &Self) {
         self.transactions |= other.transactions;
         self.system_scope = other.system_scope.or(self.system_scope);
@@ -238,12 +238,12 @@ impl Hidden {
         Self { transactions: false, system_scope: self.system_scope, collections, chosen }
     }
 
-    /// Learns of scopes and collections that are made meanwhile; whether there was anything new.
+    /// Learns of new scopes and collections; returns whether there was anything new.
     pub(super) fn learn(&mut self, event: &SystemEvent<'_>) -> bool {
         if self.system_scope.is_none() && self.chosen.is_none() {
             return false;
         }
-        // A damaged payload names nothing.
+        // A damaged payload has no names.
         let Ok(Some(payload)) = event.payload() else { return false };
         let is_chosen = self.chosen.as_mut().is_some_and(|of| of.learn(event.id, &payload));
         self.learn_system_scope(event.id, &payload) || is_chosen

@@ -1,4 +1,4 @@
-//! What goes wrong on a connection.
+//! Errors of a connection.
 
 use core::fmt;
 
@@ -11,15 +11,15 @@ use crate::SinkError;
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Misbehaviour {
-    /// A seqno does not lie above the one before it.
+    /// A seqno is not above the previous one.
     #[error("seqno {seqno} does not follow {last}")]
     SeqnoNotAscending {
         /// The seqno.
         seqno: Seqno,
-        /// The one before it.
+        /// The previous seqno.
         last: Seqno,
     },
-    /// A seqno lies outside its snapshot.
+    /// A seqno is outside its snapshot.
     #[error("seqno {seqno} is outside its snapshot [{start}, {end}]")]
     OutsideSnapshot {
         /// The seqno.
@@ -39,7 +39,7 @@ pub enum Misbehaviour {
         start: Seqno,
         /// Last seqno of the snapshot.
         end: Seqno,
-        /// The seqno before it.
+        /// The previous seqno.
         last: Seqno,
     },
     /// An out-of-sequence-order snapshot began in another, or ended outside one.
@@ -48,7 +48,7 @@ pub enum Misbehaviour {
     /// A failover log that is empty or not a list of entries.
     #[error("invalid failover log")]
     InvalidFailoverLog,
-    /// A packet nobody asked for.
+    /// A packet that was not requested.
     #[error("unexpected packet")]
     UnexpectedPacket,
     /// More bytes than the flow-control window allows.
@@ -60,7 +60,7 @@ pub enum Misbehaviour {
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProtocolErrorKind {
-    /// The bytes are not what the opcode says.
+    /// The bytes do not have the layout of the opcode.
     #[error("malformed packet: {0}")]
     InvalidMessage(#[from] DecodeError),
     /// The packet is well-formed and must not come now.
@@ -68,7 +68,7 @@ pub enum ProtocolErrorKind {
     PeerMisbehaved(#[from] Misbehaviour),
 }
 
-/// The server broke the protocol: the connection cannot be trusted any further.
+/// The server broke the protocol: the connection can no longer be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProtocolError {
     /// What is wrong.
@@ -84,7 +84,7 @@ pub struct ProtocolError {
 }
 
 impl ProtocolError {
-    /// Whether `other` is about the same packet, sent again, and the same thing is wrong with it.
+    /// Whether `other` is the same violation in the same packet, sent again.
     #[must_use]
     pub fn is_same_packet(&self, other: &Self) -> bool {
         let of = |error: &Self| (error.vbid, error.seqno, error.opcode, error.kind);
@@ -104,7 +104,7 @@ impl fmt::Display for ProtocolError {
 
 impl core::error::Error for ProtocolError {}
 
-/// Why a connection is over.
+/// Why a connection ended.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionError {
@@ -112,12 +112,12 @@ pub enum ConnectionError {
     #[error("the server broke the protocol: {0}")]
     Protocol(#[from] ProtocolError),
     /// The packet boundaries are lost.
-    #[error("the server sent bytes that are no packet: {0}")]
+    #[error("the server sent bytes that are not a packet: {0}")]
     Framing(DecodeError),
     /// Nothing arrived for twice the noop interval.
     #[error("nothing arrived for twice the noop interval: the connection is dead")]
     Idle,
-    /// The sink cannot go on; reconnecting does not help.
+    /// The sink failed; reconnecting does not help.
     #[error(transparent)]
     Sink(#[from] SinkError),
 }
@@ -134,7 +134,7 @@ pub enum OpenStreamError {
     Refused {
         /// Its answer.
         status: Status,
-        /// The collections manifest the refusal names, if it does.
+        /// The collections manifest that the refusal names, if any.
         manifest_uid: Option<ManifestUid>,
     },
 }

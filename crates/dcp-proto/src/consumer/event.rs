@@ -1,4 +1,4 @@
-//! What a connection tells its driver.
+//! What a connection reports to its driver.
 
 use core::fmt;
 
@@ -9,34 +9,34 @@ use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
 use super::{Hidden, OpenStreamError};
 use crate::{CaughtUp, History, Position, Rollback};
 
-/// Where a vBucket's next stream goes on: everything that it needs of the last one.
+/// Where a vBucket's next stream resumes: everything it needs from the previous one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamPosition {
-    /// Where the vBucket stands: everything up to here was given to the sink.
+    /// Position of the vBucket: everything up to here was given to the sink.
     pub position: Position,
     /// Positions a rollback can go back to.
     pub history: History,
     /// What is known of the stream's end.
     pub end: EndKind,
-    /// What the vBucket had when it was first streamed, until that was delivered.
+    /// High seqno when the vBucket was first streamed; `None` once that was delivered.
     pub catch_up: Option<Seqno>,
-    /// Whether what was delivered is void because a snapshot in the order of keys was not completed:
-    /// the vBucket begins again, and says so first.
+    /// Whether the delivered changes are void because an out-of-sequence-order snapshot was not
+    /// completed: the vBucket starts again, with a rollback record first.
     pub begins_again: bool,
 }
 
-/// What is known of the seqno a stream is to end with.
+/// What is known of a stream's end seqno.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EndKind {
-    /// It may not have been written yet: the stream waits for it. A rollback says that history was
-    /// lost, and the end may have been part of it.
+    /// It may not have been written yet: the stream waits for it. A rollback means that history was
+    /// lost, possibly including the end.
     #[default]
     Awaited,
-    /// The server had it when it was chosen. A failover may have lost it by the time the stream is
-    /// asked for again, which then takes what there is.
+    /// The server had it when it was chosen. If a failover has lost it by the time the stream is
+    /// requested again, the stream ends with what there is.
     Seen,
-    /// A failover may have lost it: the server is asked first how much there is, and the stream
-    /// ends with that if it is less.
+    /// A failover may have lost it: the server's high seqno is requested first, and the stream ends
+    /// there if it is lower.
     Latest,
 }
 
@@ -65,14 +65,14 @@ impl StreamPosition {
         self
     }
 
-    /// The same, to tell once everything up to `seqno` was delivered.
+    /// The same, reporting once everything up to `seqno` was delivered.
     #[must_use]
     pub const fn with_catch_up(mut self, seqno: Seqno) -> Self {
         self.catch_up = Some(seqno);
         self
     }
 
-    /// From what a checkpoint keeps, as after a restart.
+    /// From the contents of a checkpoint, as after a restart.
     #[must_use]
     pub fn with_history(position: Position, mut history: History) -> Self {
         history.push(&position);
@@ -81,46 +81,43 @@ impl StreamPosition {
     }
 }
 
-/// Where a vBucket stands now, and where a rollback could take it from there.
+/// A vBucket's new position, and where a rollback could take it from there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PositionUpdate {
     /// The vBucket.
     pub vbid: Vbid,
     /// After the last item of it that was given to the sink.
     pub position: Position,
-    /// None of it lies above the position.
+    /// None of them is above the position.
     pub history: History,
 }
 
-/// Why a stream is over.
+/// Why a stream ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EndCause {
-    /// The end asked for was reached: the snapshot that holds it is complete, or the server said
-    /// so.
+    /// The requested end was reached: its snapshot is complete, or the server ended the stream.
     Complete,
     /// The server ended it.
     Ended(StreamEndReason),
     /// It was never opened.
     Refused(OpenStreamError),
-    /// The server asked for a rollback and [`OnRollback::Fail`](crate::OnRollback::Fail)
-    /// is in force.
+    /// The server asked for a rollback, and [`OnRollback::Fail`](crate::OnRollback::Fail) is set.
     RolledBack(Rollback),
     /// [`close_stream`](super::Connection::close_stream) was called.
     Closed,
 }
 
-/// How far a collection has come on a node.
+/// The high seqnos of a collection on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CollectionSeqnos {
     /// The collection.
     pub collection: CollectionId,
-    /// Its highest seqno in each active vBucket that has something of it; `None` if the node
-    /// refused to say.
+    /// Its highest seqno in each active vBucket that contains it; `None` if the node refused.
     pub seqnos: Option<Vec<(Vbid, Seqno)>>,
 }
 
-/// What a connection tells its driver; nothing in it can be a row.
+/// What a connection reports to its driver, apart from anything that can be a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -128,34 +125,35 @@ pub enum Event {
     StreamOpened {
         /// Its vBucket.
         vbid: Vbid,
-        /// Its newest branch, if changes wait until they are [persisted](super::Connection::persisted)
-        /// on it: what is known of that by the time they come need not wait.
+        /// Its newest branch, if changes wait until they are
+        /// [persisted](super::Connection::persisted) on it: changes that are reported as persisted
+        /// before they arrive need not wait.
         persists_on: Option<Vbuuid>,
     },
-    /// A stream is over. Everything of it that the sink holds comes before what another
-    /// connection delivers of the same vBucket.
+    /// A stream ended. Everything it gave to the sink comes before what another connection delivers
+    /// of the same vBucket.
     StreamEnded {
         /// Its vBucket.
         vbid: Vbid,
         /// Why.
         cause: EndCause,
-        /// From where to go on.
+        /// Where to resume.
         from: Box<StreamPosition>,
     },
     /// A vBucket was rolled back; the record of it is in the sink.
     RolledBack(Rollback),
-    /// Everything was delivered that a vBucket had when it was first streamed.
+    /// Everything that a vBucket had when it was first streamed has been delivered.
     CaughtUp(CaughtUp),
-    /// Changes of a vBucket on the branch named are not yet on the disks of all its copies: say
-    /// with [`persisted`](super::Connection::persisted) how far they are. `None`: all are.
+    /// Changes of a vBucket on this branch are not yet persisted on all copies: report progress
+    /// with [`persisted`](super::Connection::persisted). `None`: all are persisted.
     Unpersisted {
         /// The vBucket.
         vbid: Vbid,
         /// Its newest branch.
         vbuuid: Option<Vbuuid>,
     },
-    /// The highest seqnos of the node's active vBuckets, as far as they are known to be in its
-    /// streams; see [`request_high_seqnos`](super::Connection::request_high_seqnos).
+    /// The highest seqnos of the node's active vBuckets, as far as its streams contain them; see
+    /// [`request_high_seqnos`](super::Connection::request_high_seqnos).
     HighSeqnos(Vec<(Vbid, Seqno)>),
     /// The highest seqnos of collections in the node's active vBuckets; see
     /// [`request_collection_seqnos`](super::Connection::request_collection_seqnos).
@@ -165,7 +163,7 @@ pub enum Event {
     Hidden(Hidden),
     /// A cluster map, pushed or sent with a refusal, as JSON.
     ClusterMap(Bytes),
-    /// The cluster map has changed and the new one was not sent along: ask for it.
+    /// The cluster map has changed and the new one was not included: request it.
     ClusterMapChanged,
 }
 

@@ -1,9 +1,9 @@
-//! Opaques that tell an answer to the current request from one to a request it replaced.
+//! Opaques that distinguish the answer to the current request from answers to requests it replaced.
 
 use dcp_wire::{Opaque, Vbid};
 
-/// Makes opaques: the vBucket in the low 16 bits and a version above them, so that no two
-/// requests of a vBucket share one until 65,535 others were made.
+/// Creates opaques: the vBucket in the low 16 bits and a version above them, so that an opaque is
+/// reused only after 65,535 other requests.
 ///
 /// Version 0 is for requests that concern the connection.
 #[derive(Debug)]

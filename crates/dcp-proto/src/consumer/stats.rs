@@ -1,6 +1,6 @@
-//! What a connection counts.
+//! Counters of a connection.
 
-/// Numbers a connection counts from its beginning.
+/// Counters of a connection since its beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionStats {
@@ -12,16 +12,16 @@ pub struct ConnectionStats {
     pub changes: u64,
     /// Rollbacks carried out.
     pub rollbacks: u64,
-    /// Packets of a stream that is not, or no longer, there; their bytes were returned.
+    /// Packets of a stream that does not, or no longer, exist; their bytes were returned.
     pub stale_packets: u64,
     /// Answers to requests that were replaced meanwhile.
     pub stale_responses: u64,
-    /// Changes with the seqno of the SEQNO_ADVANCED just before them, a known defect of servers;
-    /// they were taken as changes.
+    /// Changes with the seqno of the SEQNO_ADVANCED just before them, a known server bug; they were
+    /// handled as changes.
     pub repeated_seqnos: u64,
     /// Noops answered.
     pub noops: u64,
-    /// Acknowledgements sent to the producer's window.
+    /// Flow-control acknowledgements sent to the producer.
     pub acks: u64,
 }
 

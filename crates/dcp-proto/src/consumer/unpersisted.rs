@@ -1,4 +1,4 @@
-//! Changes of a stream that are not yet on the disks of all copies.
+//! Changes of a stream that are not yet persisted on all copies.
 
 use std::ops::{AddAssign, SubAssign};
 
@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use dcp_wire::message::{StreamEnd, StreamEndReason};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opcode, Seqno};
 
-/// What waits to be on the disks of all copies.
+/// Amount of changes that are not yet persisted on all copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unpersisted {
     /// Rows.
@@ -29,20 +29,20 @@ impl SubAssign for Unpersisted {
     }
 }
 
-/// What has to be persisted before a message is taken.
+/// What must be persisted before a message is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Needs {
-    /// This seqno on all disks; and it comes after what came before it.
+    /// This seqno on all copies; messages keep their order.
     Persisted { seqno: Seqno, is_row: bool },
-    /// The stream ends early: it will be opened again behind what was delivered, so that what is
-    /// unpersisted comes again.
+    /// The stream ends early: it will be reopened after the delivered changes, so the unpersisted
+    /// ones are sent again.
     Discard,
     /// Nothing: it never waits.
     Nothing,
 }
 
 impl Needs {
-    /// Whether a message may be taken where everything up to `persisted_to` is on all disks.
+    /// Whether a message can be handled if everything up to `persisted_to` is persisted.
     pub(super) fn is_met(self, persisted_to: Seqno) -> bool {
         match self {
             Self::Persisted { seqno, .. } => seqno <= persisted_to,
@@ -54,13 +54,13 @@ impl Needs {
     pub(super) fn of(frame: &Frame<'_>) -> Self {
         let by_seqno = |is_row| match frame.extras.first_chunk::<8>() {
             Some(seqno) => Self::Persisted { seqno: Seqno(u64::from_be_bytes(*seqno)), is_row },
-            // Malformed, which is found out at once.
+            // Malformed, which is detected right away.
             None => Self::Nothing,
         };
         match frame.header.opcode {
             Opcode::DCP_MUTATION | Opcode::DCP_DELETION | Opcode::DCP_EXPIRATION => by_seqno(true),
             Opcode::DCP_SYSTEM_EVENT | Opcode::DCP_SEQNO_ADVANCED => by_seqno(false),
-            // Passed on with what comes after them.
+            // Handled together with what follows them.
             Opcode::DCP_SNAPSHOT_MARKER | Opcode::DCP_OSO_SNAPSHOT => {
                 Self::Persisted { seqno: Seqno::ZERO, is_row: false }
             }
@@ -76,11 +76,11 @@ impl Needs {
     }
 }
 
-/// Messages of one stream in their order, as they came: the first is one whose change is not on the
-/// disks of all copies, so that none behind it is taken either.
+/// Messages of one stream in order of arrival: the change of the first one is not persisted on all
+/// copies, so those behind it wait as well.
 #[derive(Debug, Default)]
 pub(super) struct UnpersistedQueue {
-    /// Up to here everything is.
+    /// Everything up to here is persisted.
     pub(super) persisted_to: Seqno,
     pub(super) packets: Packets,
     /// The end of the stream is the last of them.
@@ -92,7 +92,7 @@ pub(super) struct UnpersistedQueue {
 pub(super) struct Packets {
     /// Whole ones.
     pub(super) bytes: BytesMut,
-    /// How much that is.
+    /// Amount of these packets.
     pub(super) amount: Unpersisted,
 }
 
@@ -101,22 +101,22 @@ impl UnpersistedQueue {
         self.packets.bytes.is_empty()
     }
 
-    /// Whether the server's end of the stream is one of them.
+    /// Whether the server's STREAM_END is one of them.
     pub(super) const fn has_end(&self) -> bool {
         self.has_end
     }
 
-    /// Up to where changes that arrive now are taken at once.
+    /// Seqno up to which changes that arrive now are handled at once.
     pub(super) fn takes_up_to(&self) -> Seqno {
         if self.is_empty() { self.persisted_to } else { Seqno::ZERO }
     }
 
-    /// Whether a message that arrives now is taken at once.
+    /// Whether a message that arrives now is handled at once.
     pub(super) fn takes(&self, seqno: Seqno) -> bool {
         self.is_empty() && seqno <= self.persisted_to
     }
 
-    /// Whether the first message may be taken now.
+    /// Whether the first message can be handled now.
     pub(super) fn is_first_persisted(&self) -> bool {
         match Frame::parse(&self.packets.bytes, MAX_BODY_LEN) {
             Ok(Some((frame, _))) => Needs::of(&frame).is_met(self.persisted_to),
@@ -124,19 +124,19 @@ impl UnpersistedQueue {
         }
     }
 
-    /// Keeps a message that is not persisted.
+    /// Queues a message whose change is not persisted.
     pub(super) fn push(&mut self, packet: &[u8], is_end: bool, amount: Unpersisted) {
         self.packets.bytes.extend_from_slice(packet);
         self.packets.amount += amount;
         self.has_end = is_end;
     }
 
-    /// Takes all of them out, to be looked at from the first message on.
+    /// Takes all messages out, to be checked from the first one on.
     pub(super) fn take(&mut self) -> Packets {
         std::mem::take(&mut self.packets)
     }
 
-    /// Puts back what is left of what was taken.
+    /// Puts the remaining messages back.
     pub(super) fn put_back(&mut self, packets: Packets) {
         self.has_end &= !packets.bytes.is_empty();
         self.packets = packets;

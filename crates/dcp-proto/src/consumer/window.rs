@@ -2,20 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-/// How long returned bytes may wait before they are acknowledged, so that the last ones of a
-/// quiet stream do not shrink the producer's window for ever.
+/// How long released bytes may wait before they are acknowledged, so that the last ones of a quiet
+/// stream do not shrink the producer's window forever.
 const ACK_AFTER: Duration = Duration::from_secs(1);
 
 /// Part of the window that is acknowledged at once, as its divisor. The protocol's guide says a
-/// fifth, or 50 KB. Batches come back whole, and one is cut before it holds half of the window, so
-/// that a threshold of a half would often wait for the second one, with the producer at a stand.
+/// fifth, or 50 KB. Bytes are released by the batch, and a batch ends before it holds half of the
+/// window, so a threshold of one half would often wait for a second batch while the producer is
+/// stalled.
 const ACK_SHARE: u64 = 4;
 
 /// Bytes received against bytes acknowledged on one connection.
 ///
-/// `outstanding` is never more than what the producer believes, since it counts a packet when it
-/// sends it and an acknowledgement when it receives it. A producer stops once it believes the
-/// window to be full, so that one packet may exceed it and nothing more.
+/// `outstanding` never exceeds the producer's own count, since the producer counts a packet when it
+/// sends it and an acknowledgement when it receives it. A producer stops once its count reaches the
+/// window, so at most one packet exceeds it.
 #[derive(Debug)]
 pub(super) struct Window {
     size: u64,
@@ -23,12 +24,12 @@ pub(super) struct Window {
     outstanding: u64,
     /// Part of `outstanding` that the application has processed.
     released: u64,
-    /// When the oldest byte of `released` was returned.
+    /// When the oldest byte of `released` was released.
     released_at: Option<Instant>,
 }
 
 impl Window {
-    /// A window of `size` bytes; 0 if flow control is off, when nothing is ever acknowledged.
+    /// A window of `size` bytes; 0 if flow control is off, in which case nothing is acknowledged.
     pub(super) const fn new(size: u32) -> Self {
         Self { size: size as u64, outstanding: 0, released: 0, released_at: None }
     }
@@ -41,7 +42,7 @@ impl Window {
         allowed || bytes == 0
     }
 
-    /// How many bytes may be received before the next packet is one too many.
+    /// How many bytes may be received before the next packet violates flow control.
     #[inline]
     pub(super) const fn room(&self) -> u64 {
         if self.size == 0 { u64::MAX } else { self.size.saturating_sub(self.outstanding) }
@@ -56,8 +57,8 @@ impl Window {
         }
     }
 
-    /// Bytes to acknowledge now: a quarter of the window, or what waited a second, or what there is while
-    /// the producer stands still.
+    /// Bytes to acknowledge now: once they are a quarter of the window, have waited a second, or
+    /// the producer is stalled.
     pub(super) fn take_ack(&mut self, now: Instant) -> Option<u32> {
         if self.size == 0 || self.released == 0 {
             return None;
@@ -75,7 +76,8 @@ impl Window {
         Some(bytes)
     }
 
-    /// Bytes to acknowledge so that nothing is outstanding, as much as one acknowledgement holds.
+    /// Bytes to acknowledge so that nothing is outstanding, as many as fit into one
+    /// acknowledgement.
     pub(super) fn take_all(&mut self) -> Option<u32> {
         if self.size == 0 || self.outstanding == 0 {
             return None;
@@ -86,7 +88,7 @@ impl Window {
         Some(bytes)
     }
 
-    /// When [`take_ack`](Self::take_ack) will have something because time has passed.
+    /// When released bytes become due for [`take_ack`](Self::take_ack).
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.size == 0 {
             return None;
@@ -94,7 +96,7 @@ impl Window {
         self.released_at.map(|at| at + ACK_AFTER)
     }
 
-    /// Whether the producer stands still until bytes are acknowledged.
+    /// Whether the producer is stalled until bytes are acknowledged.
     pub(super) const fn is_full(&self) -> bool {
         self.size != 0 && self.outstanding >= self.size
     }

@@ -1,26 +1,25 @@
-//! Planning of bounded reads that follow each other, as the micro-batches of Spark do.
+//! Planning of consecutive bounded reads, such as the micro-batches of Spark.
 //!
-//! A driver that hands ranges of seqnos to tasks on other machines, and learns nothing from them
-//! but that they are done, needs a smaller position than a stream has: [`Offset`], which is a seqno
-//! on a history branch. This module decides, from [`Offsets`] and what the server says of itself
-//! ([`Observed`]):
+//! A driver that assigns ranges of seqnos to tasks on other machines, and learns only that they are
+//! done, needs a smaller position than a stream: [`Offset`], a seqno on a history branch. From
+//! [`Offsets`] and the observed state of the server ([`Observed`]), this module decides:
 //!
-//! * [`questions`]: what the server has to be asked besides, where its history does not tell;
-//! * [`plan_end`]: up to where the next batch goes, and whether a vBucket is to be rolled back;
-//! * [`plan_ranges`]: what is to be read for a batch, checked again against the server's history,
-//!   because a batch may be planned long before it runs;
-//! * [`pack()`]: which ranges go into which task; a [`Partition`] is what that task reads.
+//! * [`questions`]: what else to ask the server, where its history is not enough;
+//! * [`plan_end`]: where the next batch ends, and whether a vBucket must be rolled back;
+//! * [`plan_ranges`]: what to read for a batch, checked again against the server's history because
+//!   a batch may be planned long before it runs;
+//! * [`pack()`]: which task reads which ranges; a [`Partition`] describes the read of one task.
 //!
 //! All are pure: no IO, no clock.
 //!
 //! # When an offset is a true position
 //!
-//! The end of a batch is fixed before a task learns which snapshot it falls into. With
+//! The end of a batch is chosen before a task learns which snapshot contains it. With
 //! [`Limits::persisted_only`] an end is offered only if it is persisted on every copy of the
-//! vBucket, and the task ends only when the snapshot its last row fell into is persisted too: then
-//! whichever copy is promoted holds everything up to that snapshot's end, and the offset may be
-//! claimed as a complete snapshot. Without it any new branch may have begun inside that unknown
-//! snapshot, so any branch that cannot be shown to begin above it restarts the vBucket.
+//! vBucket, and the task ends only when the snapshot of its last row is persisted as well: then any
+//! copy that is promoted has everything up to that snapshot's end, and the offset can be used as a
+//! complete snapshot. Without it, a new branch may have begun inside that unknown snapshot, so a
+//! new branch restarts the vBucket unless it is known to begin above the snapshot.
 #[cfg(test)]
 mod checkpoint_tests;
 mod offsets;

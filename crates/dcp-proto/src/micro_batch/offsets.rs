@@ -1,4 +1,4 @@
-//! Where a sequence of bounded reads stands, as a small JSON document.
+//! The progress of consecutive bounded reads, as a small JSON document.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
@@ -11,7 +11,7 @@ use crate::topology::Manifest;
 
 const VERSION: u64 = 3;
 
-/// Version whose filter knows nothing of patterns, keys, operations and times.
+/// Version whose filter has no patterns, keys, operations or time.
 const VERSION_WITHOUT_ROWS: u64 = 2;
 
 /// Version without a filter.
@@ -24,25 +24,25 @@ const MAX_VBUCKETS: usize = 1 << 16;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OffsetsError {
-    /// The document is cut, changed or something else.
+    /// The document was truncated or changed, or is not a document of offsets.
     #[error("the offsets are damaged ({what}): restore them, or start with new ones")]
     Damaged {
-        /// What is wrong with them.
+        /// What is wrong.
         what: String,
     },
     /// A later release wrote the document.
     #[error(
-        "the offsets are of version {found}, this release reads up to {VERSION}: install the \
-         release that wrote them, or a later one"
+        "the offsets have format version {found}, this release reads up to {VERSION}: use the \
+         release that wrote them, or a newer one"
     )]
     Version {
         /// Version of the document.
         found: u64,
     },
-    /// The offsets belong to another bucket, or to one of the same name that is gone.
+    /// The offsets belong to another bucket, or to a deleted one of the same name.
     #[error(
-        "the offsets belong to the bucket with the UUID {found}, but this one has {expected}: it \
-         was dropped and created anew, or it is another; start with new offsets"
+        "the offsets belong to the bucket with the UUID {found}, but this one has {expected}: the \
+         bucket was recreated, or the offsets were made for another one; start with new offsets"
     )]
     OtherBucket {
         /// UUID in the offsets.
@@ -51,17 +51,19 @@ pub enum OffsetsError {
         expected: String,
     },
     /// The bucket has another number of vBuckets than the offsets.
-    #[error("the offsets are of {found} vBuckets, the bucket has {expected}: start with new ones")]
+    #[error(
+        "the offsets cover {found} vBuckets, the bucket has {expected}: start with new offsets"
+    )]
     OtherShape {
         /// vBuckets in the offsets.
         found: usize,
         /// vBuckets of the bucket.
         expected: usize,
     },
-    /// More is to be read than the filter they were made with lets pass.
+    /// The read goes beyond the filter that the offsets were made with.
     #[error(
-        "the offsets were {0}: ask for what they were made with or for a part of it, or start with \
-         new ones"
+        "the offsets were {0}: use the filter they were made with or a narrower one, or start with \
+         new offsets"
     )]
     OtherFilter(FilterMismatch),
 }
@@ -77,8 +79,8 @@ impl OffsetsError {
 pub struct Offset {
     /// Last seqno that was read.
     pub seqno: Seqno,
-    /// Newest branch of the vBucket's history when that seqno was chosen; it need not be the one
-    /// that made the seqno. 0 before the first change.
+    /// Newest branch of the vBucket's history when that seqno was chosen; not necessarily the one
+    /// that contains the seqno. 0 before the first change.
     pub vbuuid: Vbuuid,
     /// How many rollbacks were seen.
     pub epoch: u32,
@@ -117,7 +119,7 @@ impl Offsets {
         &self.bucket_uuid
     }
 
-    /// The filter that was read with; `None` if a release wrote the offsets that stored none.
+    /// The filter of the reads; `None` if an earlier release, which stored none, wrote the offsets.
     #[must_use]
     pub const fn filter(&self) -> Option<&StoredFilter> {
         self.filter.as_ref()
@@ -129,13 +131,13 @@ impl Offsets {
         self.vbuckets.len()
     }
 
-    /// How far a vBucket has been read; nothing of one the bucket does not have.
+    /// How far a vBucket has been read; the default for one that the bucket does not have.
     #[must_use]
     pub fn get(&self, vbid: Vbid) -> Offset {
         self.vbuckets.get(usize::from(vbid.0)).copied().unwrap_or_default()
     }
 
-    /// Puts how far a vBucket has been read. Without effect for one the bucket does not have.
+    /// Sets how far a vBucket has been read. Has no effect for one that the bucket does not have.
     pub fn set(&mut self, vbid: Vbid, offset: Offset) {
         if let Some(slot) = self.vbuckets.get_mut(usize::from(vbid.0)) {
             *slot = offset;
@@ -147,8 +149,8 @@ impl Offsets {
         (0..=u16::MAX).map(Vbid).zip(self.vbuckets.iter().copied())
     }
 
-    /// Checks that the offsets are those of a bucket, whatever was read of it: enough for offsets
-    /// that only say where to stop.
+    /// Checks that the offsets belong to a bucket, regardless of their filter: sufficient for
+    /// offsets that only define where to stop.
     ///
     /// # Errors
     /// [`OffsetsError::OtherBucket`] or [`OffsetsError::OtherShape`].
@@ -164,8 +166,8 @@ impl Offsets {
         Ok(())
     }
 
-    /// The offsets to go on from with `filter`. That is stored from then on, also in the offsets
-    /// that are planned from these, so that a filter which was narrowed is not widened again.
+    /// The offsets to continue from with `filter`. They store `filter` from then on, as do the
+    /// offsets planned from them, so that a narrowed filter cannot be widened again.
     ///
     /// # Errors
     /// Those of [`check`](Self::check); [`OffsetsError::OtherFilter`] if the offsets were not made
@@ -224,7 +226,7 @@ impl Offsets {
         }
         let Document { content, c } = serde_json::from_str(json).map_err(OffsetsError::damaged)?;
         if content.crc() != c {
-            return Err(OffsetsError::damaged("the checksum is another"));
+            return Err(OffsetsError::damaged("checksum mismatch"));
         }
         content.offsets()
     }
@@ -262,17 +264,17 @@ impl Content {
 
     fn offsets(self) -> Result<Offsets, OffsetsError> {
         if self.s.is_empty() || self.s.len() > MAX_VBUCKETS {
-            return Err(OffsetsError::damaged("no bucket has so many vBuckets"));
+            return Err(OffsetsError::damaged("too many vBuckets"));
         }
         if self.f.is_some() != (self.v != VERSION_WITHOUT_FILTER) {
-            return Err(OffsetsError::damaged("the version and the filter do not agree"));
+            return Err(OffsetsError::damaged("the version and the filter do not match"));
         }
         let filter = self.f.map(StoredFilter::try_from).transpose();
         let filter = filter.map_err(OffsetsError::damaged)?;
         let vbuuids = BASE64.decode(&self.u).map_err(OffsetsError::damaged)?;
         let (vbuuids, rest) = vbuuids.as_chunks::<8>();
         if vbuuids.len() != self.s.len() || !rest.is_empty() {
-            return Err(OffsetsError::damaged("seqnos and vbuuids are not as many"));
+            return Err(OffsetsError::damaged("the numbers of seqnos and vbuuids differ"));
         }
         let offset = |(&seqno, vbuuid): (&u64, &[u8; 8])| Offset {
             seqno: Seqno(seqno),
@@ -284,7 +286,7 @@ impl Content {
         for (name, epoch) in self.e {
             let slot = name.parse().ok().and_then(|vbid: usize| offsets.vbuckets.get_mut(vbid));
             let Some(slot) = slot else {
-                return Err(OffsetsError::damaged("the epoch of no vBucket"));
+                return Err(OffsetsError::damaged("an epoch of a vBucket that does not exist"));
             };
             slot.epoch = epoch;
         }
@@ -297,7 +299,7 @@ fn epochs(vbuckets: &[Offset]) -> BTreeMap<String, u32> {
     some.map(|(vbid, offset)| (vbid.to_string(), offset.epoch)).collect()
 }
 
-/// Text of numbers and strings, which always are JSON.
+/// JSON of numbers and strings, which cannot fail.
 fn to_text(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }

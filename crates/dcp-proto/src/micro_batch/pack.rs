@@ -5,19 +5,20 @@ use std::collections::BTreeMap;
 
 use super::SeqnoRange;
 
-/// A range and where its vBucket is.
+/// A range and the node of its vBucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
     /// Address of the vBucket's node.
     pub node: String,
-    /// What is to be read.
+    /// What to read.
     pub range: SeqnoRange,
 }
 
-/// Packs ranges into at most `tasks` lists, but at least one per node, of one node each.
+/// Packs ranges into at most `tasks` lists, but at least one per node; each list has ranges of one
+/// node only.
 ///
-/// A task then reads from one connection. Lists of a node are made about equally large, by seqnos;
-/// a range is never divided. Ranges within a list ascend by vBucket. No list is empty.
+/// A task then reads from one connection. The lists of a node have about equally many seqnos; a
+/// range is never divided. Ranges within a list ascend by vBucket. No list is empty.
 #[must_use]
 pub fn pack(ranges: Vec<Located>, tasks: usize) -> Vec<Vec<Located>> {
     let mut by_node: BTreeMap<String, Vec<Located>> = BTreeMap::new();
@@ -30,12 +31,13 @@ pub fn pack(ranges: Vec<Located>, tasks: usize) -> Vec<Vec<Located>> {
     by_node.into_values().zip(tasks).flat_map(|(ranges, tasks)| divide(ranges, tasks)).collect()
 }
 
-/// What a range weighs: its seqnos, and something for its stream.
+/// Weight of a range: its seqnos, and a constant for its stream.
 fn size(located: &Located) -> u128 {
     u128::from(located.range.size()) + 1
 }
 
-/// How many of the tasks each node gets: one, and each further one goes where a task is largest.
+/// How many tasks each node gets: one, and each further one goes to the node with the largest
+/// tasks.
 fn spread(sizes: &[u128], counts: &[usize], tasks: usize) -> Vec<usize> {
     let mut given = vec![1; sizes.len()];
     for _ in sizes.len()..tasks.min(counts.iter().sum()) {

@@ -1,4 +1,4 @@
-//! What one task reads, as a document to send it.
+//! What one task reads, as a document to send to it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,47 +11,46 @@ use crate::OnRollback;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::consumer::{PositionUpdate, StreamPosition};
 
-/// Why a document is no partition.
+/// Why a document is not a partition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PartitionError {
-    /// Not JSON, or not as it was written.
+    /// Not JSON, or changed since it was written.
     #[error("the plan of a task is damaged ({0}): plan the read again")]
     Damaged(String),
-    /// What it holds of positions cannot be used.
+    /// Its positions cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
 }
 
-/// What one task reads: ranges of vBuckets of one node, and everything else that its stream needs.
+/// What one task reads: ranges of one node's vBuckets, and everything else that its stream needs.
 ///
-/// Plain data that becomes JSON, since the task runs elsewhere.
+/// Plain data, sent as JSON because the task runs elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Partition {
-    /// Where the vBuckets were when it was planned; the task follows them.
+    /// The node of the vBuckets when the read was planned; the task follows them if they move.
     pub node: String,
     /// Positions to begin at, of a bucket and a filter.
     pub start: Checkpoint,
-    /// Last seqnos to read. vBuckets that stand there already are not streamed.
+    /// Last seqnos to read. vBuckets that are already there are not streamed.
     pub ends: BTreeMap<Vbid, Seqno>,
-    /// vBuckets of which a rollback to their positions is to be told before the changes.
+    /// vBuckets with a rollback to their position, which is delivered before the changes.
     pub rolled_back: Vec<Vbid>,
-    /// Whether deletions that were purged since the ends were chosen are passed over.
+    /// Whether to skip deletions that were purged since the ends were chosen.
     pub past_purge: bool,
-    /// Whether another read goes on from the ends. Then this one stops there exactly, and a
-    /// rollback makes it fail: whoever planned it decides what follows.
+    /// Whether another read continues from the ends. Then this one stops there exactly, and fails
+    /// on a rollback: its planner decides what follows.
     pub is_followed: bool,
-    /// Whether only what is on the disks of all copies is read, where another read follows.
+    /// Whether to read only what is persisted on all copies, if another read follows.
     pub persisted_only: bool,
-    /// What to do about a rollback in a read that no other follows.
+    /// What to do on a rollback in a read that no other read follows.
     pub on_rollback: OnRollback,
-    /// Longest time a vBucket, or the whole cluster, may be away.
+    /// Longest time a vBucket, or the whole cluster, may be unavailable.
     pub patience: Duration,
 }
 
 impl Partition {
-    /// Puts what [`pack`](super::pack()) made for one task, which must not be empty, in place of
-    /// the ranges of `like`.
+    /// A partition for one non-empty list from [`pack`](super::pack()), with the options of `like`.
     #[must_use]
     pub fn with_ranges(like: &Self, located: Vec<Located>) -> Self {
         let node = located.first().map(|first| first.node.clone()).unwrap_or_default();
@@ -80,7 +79,7 @@ impl Partition {
         })
     }
 
-    /// Checks that the bucket is the one that was planned for.
+    /// Checks that the bucket is the one the read was planned for.
     ///
     /// # Errors
     /// [`OffsetsError::OtherBucket`].
@@ -106,7 +105,7 @@ impl Partition {
             on_rollback: self.on_rollback,
             patience_ms: u64::try_from(self.patience.as_millis()).unwrap_or(u64::MAX),
         };
-        // Numbers and strings always are JSON.
+        // JSON of numbers and strings cannot fail.
         serde_json::to_string(&document).unwrap_or_default()
     }
 
@@ -130,7 +129,7 @@ impl Partition {
         })
     }
 
-    /// The positions and ends of those vBuckets that have something to read.
+    /// The positions and ends of the vBuckets that have something to read.
     #[must_use]
     pub fn to_stream(&self) -> (Checkpoint, BTreeMap<Vbid, Seqno>) {
         let has_changes = |range: &SeqnoRange| range.size() > 0;
@@ -144,7 +143,7 @@ impl Partition {
 #[serde(deny_unknown_fields)]
 struct Document {
     node: String,
-    /// A checkpoint's document, whose checksum goes with it.
+    /// A checkpoint's document, including its checksum.
     start: String,
     ends: Vec<(u16, u64)>,
     rolled_back: Vec<u16>,

@@ -13,32 +13,32 @@ use super::{Offset, Offsets};
 use crate::consumer::StreamPosition;
 use crate::{FailoverLog, OnRollback, Position};
 
-/// What the server says of one vBucket.
+/// The observed state of one vBucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observed {
     /// Highest seqno of the active copy.
     pub high: Seqno,
-    /// Seqno that is persisted on every copy that is there; `None` if it was not asked for.
+    /// Seqno that is persisted on every present copy; `None` if it was not requested.
     pub persisted: Option<Seqno>,
-    /// Tombstones at or below it may be gone; `None` if the server does not tell.
+    /// Seqno up to which tombstones may have been purged; `None` if the server does not report it.
     pub purge: Option<Seqno>,
-    /// What the server said to going on from here or there.
+    /// The server's answers to stream requests.
     pub answers: Vec<Answer>,
     /// The vBucket's history.
     pub log: FailoverLog,
-    /// The high seqno when the offsets to go on from were known to be read completely, on the
-    /// branch they name: no snapshot they fell into reaches beyond. `None` if nobody looked.
+    /// The high seqno when the offsets to continue from were known to be read completely, on their
+    /// branch: their snapshots end at or below it. `None` if it was not observed.
     pub high_after_read: Option<Seqno>,
 }
 
-/// What the server said to a stream request.
+/// The server's answer to a stream request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The branch that was named.
+    /// Branch in the request.
     pub vbuuid: Vbuuid,
-    /// Seqno to go on from.
+    /// Start seqno in the request.
     pub seqno: Seqno,
-    /// Seqno to roll back to; `None` if the stream may go on.
+    /// Seqno to roll back to; `None` if the stream may resume.
     pub rollback: Option<Seqno>,
 }
 
@@ -46,90 +46,91 @@ pub struct Answer {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Limits {
-    /// How many seqnos a batch may cover, all vBuckets together; no limit if `None`. With 0 nothing is read, but
-    /// rollbacks are told.
+    /// How many seqnos a batch may cover, all vBuckets together; no limit if `None`. With 0 nothing
+    /// is read, but rollbacks are delivered.
     pub max_seqnos: Option<u64>,
-    /// Offsets not to pass, as those which "available now" meant when it was said.
+    /// Offsets not to pass, such as those that "available now" stood for at the start.
     pub until: Option<Offsets>,
-    /// Offer only what is persisted on every copy; see the module.
+    /// Offer only what is persisted on every copy; see the module documentation.
     pub persisted_only: bool,
     /// What to do if the server's history is no longer the one that was read.
     pub on_rollback: OnRollback,
-    /// Go on though tombstones above an offset may have been purged.
+    /// Continue even if tombstones above an offset may have been purged.
     pub allow_data_loss: bool,
-    /// Whether the server goes on below what it has purged, if it is asked to.
+    /// Whether the server can resume streams below its purge seqno on request.
     pub ignores_purges: bool,
-    /// Nothing goes on from the end: read all there is, persisted or not.
+    /// No read follows: read everything, persisted or not.
     pub is_last: bool,
 }
 
-/// Why no batch can be planned.
+/// Why a batch cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// The server's history of a vBucket is no longer the one that was read.
     #[error(
-        "the history of {vbid} was rolled back: what was read up to seqno {seqno} of branch \
-         {vbuuid} is common with the server's only up to {common}; to go on, have rollbacks \
-         emitted, or the vBucket read again"
+        "the history of {vbid} was rolled back: it was read up to seqno {seqno} of branch \
+         {vbuuid}, which the server's history shares only up to {common}; to continue, emit \
+         rollbacks or read the vBucket again"
     )]
     RolledBack {
         /// The vBucket.
         vbid: Vbid,
         /// Branch that was read.
         vbuuid: Vbuuid,
-        /// Up to where it was read.
+        /// Last seqno that was read.
         seqno: Seqno,
-        /// Up to where that is still the server's history.
+        /// Last seqno in common with the server's history.
         common: Seqno,
     },
     /// Deletions may be missing, because the server no longer has them.
     #[error(
-        "{vbid} was read up to seqno {seqno}, but the server has purged deletions {}: some \
-         may be missed for good; read from the beginning, or allow the loss",
+        "{vbid} was read up to seqno {seqno}, but the server has purged deletions {}: some may be \
+         missed permanently; read from the beginning, or allow the loss",
         purge.map_or_else(|| "above it".to_owned(), |purge| format!("up to {purge}"))
     )]
     Purged {
         /// The vBucket.
         vbid: Vbid,
-        /// Up to where it was read.
+        /// Last seqno that was read.
         seqno: Seqno,
-        /// Up to where deletions may be gone; `None` if the server does not tell.
+        /// Seqno up to which deletions may have been purged; `None` if the server does not report
+        /// it.
         purge: Option<Seqno>,
     },
-    /// The snapshot that a checkpoint stands in is not yet on the disks of all copies, so that no
-    /// offset can be claimed in it. Passes.
+    /// The snapshot that a checkpoint is in is not yet persisted on all copies, so no offset can be
+    /// offered inside it. Temporary.
     #[error(
-        "{vbid}: the snapshot that the checkpoint stands in ends at seqno {end}, but only \
-         {persisted} is on the disks of all copies yet"
+        "{vbid}: the snapshot that the checkpoint is in ends at seqno {end}, but all copies have \
+         persisted only up to {persisted}"
     )]
     NotPersisted {
         /// The vBucket.
         vbid: Vbid,
         /// Where the snapshot ends.
         end: Seqno,
-        /// Up to where it is on all disks.
+        /// Seqno up to which it is persisted on all copies.
         persisted: Seqno,
     },
 }
 
-/// What is to be read of one vBucket.
+/// What to read of one vBucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeqnoRange {
     /// The vBucket.
     pub vbid: Vbid,
-    /// Where reading begins, with the points a rollback can go back to.
+    /// Where reading begins, with the points that a rollback can go back to.
     pub from: StreamPosition,
     /// Last seqno to read.
     pub to: Seqno,
-    /// Whether a rollback to where reading begins is to be told before the changes.
+    /// Whether to deliver a rollback to the beginning of the range before the changes.
     pub rolled_back: bool,
-    /// Whether deletions that were purged since the end was chosen are passed over.
+    /// Whether to skip deletions that were purged since the end was chosen.
     pub past_purge: bool,
 }
 
 impl SeqnoRange {
-    /// Reading begins above it.
+    /// Seqno above which reading begins.
     #[must_use]
     pub const fn start_seqno(&self) -> Seqno {
         self.from.position.seqno
@@ -147,19 +148,19 @@ impl SeqnoRange {
         self.from.position.epoch
     }
 
-    /// How many seqnos it has; de-duplication leaves fewer changes.
+    /// Number of seqnos; de-duplication leaves fewer changes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.to.0.saturating_sub(self.start_seqno().0)
     }
 }
 
-/// What the server has to be asked before a batch from `start` is planned: whether it would go on
-/// from these positions. Answers belong into [`Observed::answers`]; ask again with them, until there
-/// are no more questions.
+/// The positions to ask the server about before a batch from `start` is planned: whether it would
+/// resume from them. Put the answers into [`Observed::answers`] and call this again until there are
+/// no more questions.
 ///
-/// The history alone tells whether what was read is still true, except where the server keeps from
-/// the user which deletions it has purged, and of a position inside a snapshot.
+/// The history alone shows whether the changes read are still valid, except if the user may not see
+/// the purge seqno, and for a position inside a snapshot.
 #[must_use]
 pub fn questions(
     start: &Start,
@@ -169,7 +170,7 @@ pub fn questions(
     let is_inside = matches!(start, Start::Checkpoint { .. });
     let mut questions = BTreeMap::new();
     for (&vbid, seen) in observed.iter().filter(|(_, seen)| seen.purge.is_none() || is_inside) {
-        // The plan itself says why a vBucket cannot be read.
+        // If a vBucket cannot be read, planning reports why.
         let Ok(begin) = begin(vbid, start, seen, limits) else { continue };
         let position = begin.from.position;
         let is_known = seen.answer(position.vbuuid(), position.seqno).is_some();
@@ -181,11 +182,11 @@ pub fn questions(
     questions
 }
 
-/// Where to end the batch that begins at `start`: one offset for each vBucket in `observed`, the
+/// The end of the batch that begins at `start`: one offset for each vBucket in `observed`, the
 /// others stay.
 ///
 /// # Errors
-/// [`PlanError`], for the first vBucket in question.
+/// [`PlanError`] for the first vBucket that cannot be planned.
 pub fn plan_end(
     start: &Start,
     observed: &BTreeMap<Vbid, Observed>,
@@ -215,8 +216,8 @@ pub fn plan_end(
         let next = Offset { seqno, vbuuid, epoch: begin.epoch() };
         let from = from.get(vbid);
         let still = next.seqno == from.seqno && next.epoch == from.epoch;
-        // A branch that takes nothing away is no reason for an empty batch, unless the name of the
-        // newest one is what later tells that nothing was taken away.
+        // A new branch that removes nothing is no reason for an empty batch, unless its name is
+        // needed later to show that nothing was removed.
         if !still || (!limits.persisted_only && next.seqno > Seqno::ZERO) {
             end.set(vbid, next);
         }
@@ -226,13 +227,13 @@ pub fn plan_end(
 
 /// What to read for the batch from `start` to `end`, by vBucket.
 ///
-/// A batch can be asked for again long after its end was chosen. What is no longer the server's
-/// history is left out; the next [`plan_end`] tells of it. vBuckets that are not in `observed` are
-/// not read.
+/// A batch can be requested again long after its end was chosen. Changes that are no longer in the
+/// server's history are left out; the next [`plan_end`] reports them. vBuckets that are not in
+/// `observed` are not read.
 ///
 /// # Errors
-/// [`PlanError::Purged`]; and [`PlanError::RolledBack`] if `end` tells of a rollback, but
-/// rollbacks are to fail.
+/// [`PlanError::Purged`]; and [`PlanError::RolledBack`] if `end` includes a rollback and
+/// [`OnRollback::Fail`](crate::OnRollback::Fail) is set.
 pub fn plan_ranges(
     start: &Start,
     end: &Offsets,
@@ -246,7 +247,7 @@ pub fn plan_ranges(
             continue;
         }
         let is_told = to.epoch > offset.epoch;
-        // What was lost since the end was chosen is told by the plan of the next batch.
+        // Losses since the end was chosen are reported by the plan of the next batch.
         let Begin { mut from, rolled_back, past_purge } = if is_told || limits.is_last {
             begin(vbid, start, seen, limits)?
         } else {
@@ -254,8 +255,7 @@ pub fn plan_ranges(
         };
         from.position.epoch = from.position.epoch.max(to.epoch);
         let begins = from.position.seqno;
-        // The rollback that was planned may have been undone by nothing, but another failover can
-        // have lost more since.
+        // The planned rollback still applies, but another failover may have lost more since.
         let to = common(to, seen).min(to.seqno).max(begins);
         let rolled_back = is_told || rolled_back;
         if to > begins || rolled_back {
@@ -277,16 +277,16 @@ fn available(vbid: Vbid, begin: &Begin, seen: &Observed, limits: &Limits) -> Seq
     end.max(begin.seqno())
 }
 
-/// The end below which no offset may be claimed.
+/// The end below which no offset may be offered.
 fn least_end(vbid: Vbid, start: &Start, begin: &Begin, limits: &Limits) -> Seqno {
     let is_claimed = limits.persisted_only && !limits.is_last && !begin.rolled_back;
     let least = start.least_end(vbid).filter(|_| is_claimed).unwrap_or(Seqno::ZERO);
-    // An end that is given was claimed by who planned it.
+    // A given end was already checked by its planner.
     let is_given = limits.until.as_ref().is_some_and(|until| until.get(vbid).seqno < least);
     if is_given { Seqno::ZERO } else { least }
 }
 
-/// Moves on by what a batch read, so that a small limit goes round all vBuckets.
+/// Advances with each batch, so that a small limit reaches all vBuckets in turn.
 fn turn(start: &Offsets) -> u64 {
     start.iter().fold(0, |sum: u64, (_, offset)| sum.wrapping_add(offset.seqno.0))
 }

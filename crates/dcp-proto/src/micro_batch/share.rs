@@ -1,11 +1,10 @@
 //! A limit of seqnos, shared among vBuckets.
 
-/// How much of each amount is taken so that no more than `limit` is taken in all.
+/// How much to take of each amount so that the total does not exceed `limit`.
 ///
-/// In proportion to the amounts, and at least 1 of each that is not 0. If there are more of those
-/// than `limit` allows, `limit` of them get 1, going round from the `turn`-th on, so that a limit
-/// below the number of vBuckets starves none. Nothing is left of the limit while there is an amount
-/// it could be used for.
+/// Shares are in proportion to the amounts, and at least 1 of each that is not 0. If there are more
+/// of those than `limit`, `limit` of them get 1, round-robin from the `turn`-th on, so that a limit
+/// below the number of vBuckets starves none. The limit is used up if the amounts allow.
 pub(super) fn share(amounts: &[u64], limit: u64, turn: u64) -> Vec<u64> {
     let total: u128 = amounts.iter().map(|&amount| u128::from(amount)).sum();
     if total <= u128::from(limit) {
@@ -21,8 +20,8 @@ pub(super) fn share(amounts: &[u64], limit: u64, turn: u64) -> Vec<u64> {
         }
         return shares;
     }
-    // One of each first; what is left by proportion of what each has beyond that one. The rounding
-    // leaves less than one for each, which is handed out from the first on.
+    // One of each first; the remainder in proportion to what each has beyond that one. Rounding
+    // leaves less than one for each, which is distributed from the first on.
     let left = limit - count;
     let beyond = total - u128::from(count);
     let mut given = 0;

@@ -13,18 +13,18 @@ use crate::{FailoverLog, Position, Snapshot};
 pub enum Start {
     /// Where an earlier bounded read ended.
     Offsets(Offsets),
-    /// Where a stream stood, with the snapshots its positions lie in and the points a rollback can
+    /// Where a stream was, with the snapshots of its positions and the points that a rollback can
     /// go back to. Made by [`Start::checkpoint`].
     Checkpoint {
         /// The checkpoint.
         checkpoint: Checkpoint,
-        /// The same, as far as offsets can tell it.
+        /// The same, as far as offsets can express it.
         offsets: Offsets,
     },
 }
 
 impl Start {
-    /// A start at a checkpoint, which is good for the filter, on a bucket of so many vBuckets.
+    /// A start at a checkpoint that is valid for the filter, on a bucket with this many vBuckets.
     #[must_use]
     pub fn checkpoint(checkpoint: Checkpoint, filter: StoredFilter, num_vbuckets: u16) -> Self {
         let mut offsets = Offsets::new(checkpoint.bucket_uuid(), filter, num_vbuckets);
@@ -35,7 +35,7 @@ impl Start {
         Self::Checkpoint { checkpoint, offsets }
     }
 
-    /// How far each vBucket was read; of a checkpoint without the snapshots.
+    /// How far each vBucket was read; for a checkpoint, without the snapshots.
     #[must_use]
     pub const fn offsets(&self) -> &Offsets {
         match self {
@@ -43,15 +43,15 @@ impl Start {
         }
     }
 
-    /// The end that a read from here must reach for its offset to be a true position: those of a
-    /// checkpoint may lie inside a snapshot.
+    /// The end that a read from here must reach for its offset to be a true position: positions of
+    /// a checkpoint may lie inside a snapshot.
     pub(super) fn least_end(&self, vbid: Vbid) -> Option<Seqno> {
         let Self::Checkpoint { checkpoint, .. } = self else { return None };
         let position = checkpoint.position(vbid)?;
         (position.seqno != Seqno::ZERO).then(|| position.request_snapshot().end)
     }
 
-    /// Where a stream of the vBucket goes on from.
+    /// Where a stream of the vBucket resumes.
     pub(super) fn stream_position(&self, vbid: Vbid) -> StreamPosition {
         match self {
             Self::Offsets(offsets) => StreamPosition::new(at(offsets.get(vbid))),
@@ -66,7 +66,7 @@ impl From<Offsets> for Start {
     }
 }
 
-/// The position that an offset claims: a complete snapshot on its branch.
+/// The position that an offset stands for: a complete snapshot on its branch.
 pub(super) fn at(offset: Offset) -> Position {
     let Offset { seqno, vbuuid, epoch } = offset;
     let branch = FailoverEntry { vbuuid, seqno: Seqno::ZERO };

@@ -1,4 +1,4 @@
-//! Items on their way out, whose memory is asked for before they are sent one by one.
+//! Items to be sent, whose memory is prefetched.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 use super::filter::{Filter, Passage};
 use super::{BackfillFailed, CheckpointItems, Item, Slots, prefetch};
 
-/// How many items of other collections are read before other streams have a turn.
+/// How many filtered-out items are read before other streams get a turn.
 const SCAN_LIMIT: usize = 4096;
 
-/// How many items before an item is sent the memory of its key and value is asked for.
+/// How many items ahead the memory of keys and values is prefetched.
 const CONTENTS_AHEAD: usize = 4;
 
-/// And that of the item itself, which says where those are.
+/// How many items ahead the items themselves are prefetched, which contain the addresses of those.
 const ITEM_AHEAD: usize = 12;
 
 /// Items of a disk image that are filtered together.
@@ -21,7 +21,7 @@ const AHEAD: usize = 32;
 /// The items of an image of the disk.
 type ImageItems = Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>;
 
-/// What of a checkpoint is still to be sent.
+/// The items of a checkpoint that are still to be sent.
 #[derive(Debug)]
 pub(super) struct CheckpointRest {
     /// The run that is being sent.
@@ -35,7 +35,7 @@ pub(super) struct CheckpointRest {
 }
 
 impl CheckpointRest {
-    /// All of `items`, or what of them passes a filter whose state no item changes.
+    /// All of `items`, or those that pass a filter whose state no item changes.
     pub(super) fn new(items: CheckpointItems, is_filtered: bool) -> Self {
         let (runs, next) = items.into_parts();
         let mut rest = runs.into_iter();
@@ -64,7 +64,7 @@ impl CheckpointRest {
         self.current.get(self.next)?.as_deref()
     }
 
-    /// Goes on behind the item that was looked at.
+    /// Moves past the item that was returned.
     #[inline]
     pub(super) fn pass(&mut self) {
         self.next += 1;
@@ -78,7 +78,7 @@ impl CheckpointRest {
     }
 }
 
-/// Asks for the items that come after the one at `next`.
+/// Prefetches the items after the one at `next`.
 #[inline]
 fn ask_for(slots: &[Option<Arc<Item>>], next: usize) {
     if let Some(Some(item)) = slots.get(next + ITEM_AHEAD) {
@@ -92,17 +92,17 @@ fn ask_for(slots: &[Option<Arc<Item>>], next: usize) {
 /// The next item of an image of the disk.
 pub(super) enum Next {
     Item(Arc<Item>),
-    /// None of many passed; there may be more.
+    /// Many items were read and none passed; there may be more.
     Scanned,
     None,
 }
 
-/// What is left of a disk image, filtered some items ahead of what is sent.
+/// The rest of a disk image, filtered some items ahead of sending.
 pub(super) struct DiskItems {
     image: ImageItems,
     /// Items that passed, the next one first.
     ready: VecDeque<Arc<Item>>,
-    /// What came after the ready ones, if that was no item.
+    /// What follows the ready items, if it is not an item.
     end: Option<Result<(), BackfillFailed>>,
 }
 

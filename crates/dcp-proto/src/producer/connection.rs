@@ -22,12 +22,12 @@ use super::streams::Streams;
 use super::window::Window;
 use super::{BucketSource, ConnectionConfig, Disconnect, Features, Privilege};
 
-/// Bytes a stream writes before the next one has its turn: enough to make a turn cheap, little
-/// enough that no stream waits long behind the others.
+/// Bytes that a stream writes per turn: enough to make a turn cheap, few enough that no stream
+/// waits long for the others.
 const TURN: usize = 32 * 1024;
 
-/// Turns in one call of [`Connection::poll_transmit`]: streams that find nothing to say, or only
-/// items they do not carry, write nothing against the budget.
+/// Turns in one call of [`Connection::poll_transmit`]: streams that have nothing to send, or only
+/// filtered-out items, use none of the budget.
 const MAX_TURNS: usize = 256;
 
 /// What one call of [`Connection::poll_transmit`] did.
@@ -42,10 +42,10 @@ pub struct Transmit {
 
 /// The DCP part of one server connection.
 ///
-/// Feed it every packet with a DCP opcode, tell it when a vBucket it may be streaming changed
-/// ([`notify`](Self::notify)), and after either drain [`poll_transmit`](Self::poll_transmit).
-/// Requests are answered in order, at once. Everything it keeps is bounded: streams by
-/// [`ConnectionConfig::max_streams`], output by the budget of the caller, who should not feed it
+/// Feed it every packet with a DCP opcode, [`notify`](Self::notify) it when a vBucket that it may
+/// be streaming changed, and drain [`poll_transmit`](Self::poll_transmit) after either. Requests
+/// are answered in order and immediately. Its state is bounded: streams by
+/// [`ConnectionConfig::max_streams`], output by the budget of the caller, who should not feed
 /// further requests while much output is unsent.
 #[derive(Debug)]
 pub struct Connection {
@@ -54,18 +54,18 @@ pub struct Connection {
     opened: Option<Opened>,
 }
 
-/// What a connection has once it is opened.
+/// State of an opened connection.
 #[derive(Debug)]
 struct Opened {
     name: Vec<u8>,
-    /// The consumer's end, if that is what the server is here.
+    /// The consumer's end, if the server is the consumer on this connection.
     replica: Option<replica::Connection>,
     settings: Settings,
     window: Window,
     noop: Noop,
     streams: Streams,
     scratch: Scratch,
-    /// Since when there is more to send than the flow-control window lets through.
+    /// Since when the flow-control window holds back data.
     full_since: Option<Instant>,
     /// When backfills that make no progress were last looked for; `None` without streams.
     looked_for_slow_streams: Option<Instant>,
@@ -78,13 +78,13 @@ impl Connection {
         Self { config, features: Features::NONE, opened: None }
     }
 
-    /// What the connection is configured with.
+    /// The connection's configuration.
     #[must_use]
     pub const fn config(&self) -> &ConnectionConfig {
         &self.config
     }
 
-    /// Changes how long the connection may be silent, from now on.
+    /// Changes how long the connection may be silent.
     pub const fn set_idle_timeout(&mut self, timeout: core::time::Duration) {
         self.config.idle_timeout = timeout;
     }
@@ -96,7 +96,7 @@ impl Connection {
         self.opened.as_ref().map(|opened| opened.name.as_slice())
     }
 
-    /// Streams of the connection, ended ones whose end is still to be sent included.
+    /// Streams of the connection, including ended ones whose end is still to be sent.
     #[must_use]
     pub fn stream_count(&self) -> usize {
         self.opened.as_ref().map_or(0, |opened| opened.streams.len())
@@ -108,7 +108,7 @@ impl Connection {
         self.opened.as_ref().map_or(0, |opened| opened.window.outstanding())
     }
 
-    /// Notes that a packet arrived which is handled elsewhere: the connection is not idle.
+    /// Notes that a packet arrived that is handled elsewhere: the connection is not idle.
     pub const fn handle_received(&mut self, now: Instant) {
         if let Some(opened) = &mut self.opened {
             opened.noop.received(now);
@@ -150,8 +150,8 @@ impl Connection {
             return Err(Disconnect::InvalidRequest(opcode));
         }
         debug!(%opcode, status = %outcome.status(), "refused a request");
-        // Opening a connection for DCP lets it carry JSON, whatever its HELLO said; older servers
-        // do not say that the cluster map is JSON.
+        // An opened DCP connection may carry JSON regardless of its HELLO; older servers do not
+        // mark the cluster map as JSON.
         let json = features.json || self.opened.is_some();
         let is_map = matches!(outcome, Refusal::NotMyVbucket);
         let json = json && !(is_map && self.config.server_version.is_legacy());
@@ -282,8 +282,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Notes that the vBucket has new items, or another state, or is gone. Costs nothing if it is
-    /// not streamed.
+    /// Notes that the vBucket has new items or another state, or was removed. Costs nothing if it
+    /// is not streamed.
     pub fn notify(&mut self, vbid: Vbid) {
         if let Some(opened) = &mut self.opened {
             opened.streams.wake(vbid);
@@ -387,8 +387,8 @@ impl Connection {
 }
 
 impl Opened {
-    /// Since when the client lets changes wait by acknowledging nothing, and how long it may, if
-    /// it is one of those that are given up.
+    /// Since when the client has acknowledged nothing although changes wait, and how long it may do
+    /// so, if it is one that is disconnected for it.
     fn stuck_since(&self, config: &ConnectionConfig) -> Option<(Instant, core::time::Duration)> {
         let stuck = config.stuck.as_ref().filter(|stuck| stuck.contains(&self.name))?;
         let since = self.full_since.filter(|_| !self.window.is_open())?;
@@ -396,7 +396,7 @@ impl Opened {
     }
 
     /// Ends streams whose backfill has made no progress for too long while the disk is nearly full:
-    /// what they hold open keeps it from being cleaned up.
+    /// the files they hold open cannot be compacted.
     fn end_slow_streams<S: BucketSource>(
         &mut self,
         now: Instant,

@@ -9,7 +9,8 @@ use super::refusal::Refusal;
 use super::settings::{OutOfOrder, Settings, SyncWrites};
 use super::{ConnectionConfig, Features};
 
-/// The keys a client may abbreviate: servers up to 8.0 compare only as many bytes as were sent.
+/// The keys that a client may abbreviate: servers up to 8.0 compare only as many bytes as were
+/// sent.
 const ABBREVIABLE: [&str; 8] = [
     Control::CONNECTION_BUFFER_SIZE,
     "stream_buffer_size",
@@ -39,9 +40,8 @@ const LEGACY_KEYS: [&str; 11] = [
 impl Settings {
     /// Applies one control; a refused one changes nothing.
     ///
-    /// EINVAL for unknown keys and values is how clients probe for features, so what is not
-    /// supported (change streams of a storage without history) is refused the way servers without it
-    /// do.
+    /// Clients probe for features by EINVAL for unknown keys and values, so unsupported ones
+    /// (change streams of a storage without history) are refused as by servers without them.
     pub(super) fn apply(
         &mut self,
         control: &Control<'_>,
@@ -60,7 +60,7 @@ impl Settings {
         if self.version.is_legacy() && !LEGACY_KEYS.contains(&key) {
             return Err(INVALID);
         }
-        // Where any value is allowed, one that is not text is like any other.
+        // Where any value is allowed, it need not be text.
         let value = str::from_utf8(control.value).unwrap_or_default();
         match (key, value) {
             (Control::CONNECTION_BUFFER_SIZE, size) => {
@@ -83,9 +83,9 @@ impl Settings {
             ("supports_cursor_dropping" | "supports_cursor_dropping_vulcan", on) => {
                 self.cursor_dropping = on == "true";
             }
-            // Servers before 7.0 take it, to no effect: extended metadata went with 5.5.
+            // Servers before 7.0 accept it without effect: extended metadata was removed in 5.5.
             ("enable_ext_metadata", _) if self.version.is_legacy() => {}
-            // Streams take turns whatever their priority.
+            // Streams take turns regardless of their priority.
             ("set_priority", "high" | "medium" | "low")
             // Backfills are read while they are sent, in turns as well.
             | ("backfill_order", "round-robin" | "sequential") => {}
@@ -106,7 +106,8 @@ impl Settings {
                 self.stream_end_on_close |= on == "true";
             }
             (Control::ENABLE_EXPIRY_OPCODE, on) => {
-                // The layout has a delete time, so it needs the flag; the answer is the same.
+                // The layout has a delete time, so it needs the flag; the answer does not depend on
+                // it.
                 self.expiry_opcode =
                     on == "true" && self.flags.contains(OpenFlags::INCLUDE_DELETE_TIMES);
             }
@@ -146,7 +147,7 @@ impl Settings {
         Ok(())
     }
 
-    /// A client becomes a replica once it has said both who it is and that it takes prepares.
+    /// A client becomes a replica once it has sent both its name and that it accepts prepares.
     fn replicate_if_named(&mut self) {
         if self.consumer_name && self.sync_writes == SyncWrites::Visible {
             self.sync_writes = SyncWrites::Replication;

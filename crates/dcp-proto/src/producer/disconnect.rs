@@ -12,10 +12,10 @@ pub enum Disconnect {
     /// The request belongs to the other role of a DCP connection.
     #[error("{0} does not fit the role of the connection")]
     UnexpectedRequest(Opcode),
-    /// The request is malformed, and the server is one that then says so and closes.
+    /// The request is malformed, and the server's version answers that and closes.
     #[error("{0} is malformed")]
     InvalidRequest(Opcode),
-    /// A response nothing was waiting for, or with a status that makes no sense.
+    /// A response to no request, or with a status that makes no sense.
     #[error("unexpected response to {opcode} with status {status}")]
     UnexpectedResponse {
         /// Opcode of the response.
@@ -23,16 +23,16 @@ pub enum Disconnect {
         /// Its status.
         status: Status,
     },
-    /// The answer is a status the client cannot know without XERROR.
+    /// The answer is a status that a client without XERROR does not know.
     #[error("status {0} cannot be sent to a client that did not negotiate XERROR")]
     StatusNeedsXerror(Status),
     /// The answer does not fit a packet; only a cluster map of 4 GiB could be so long.
     #[error("a response of {0} bytes does not fit a packet")]
     ResponseTooLong(usize),
-    /// The client leaves its flow-control window used up, and is one not to be waited for.
+    /// The client left its flow-control window exhausted for too long.
     #[error("nothing acknowledged for {} s", .0.as_secs())]
     Stuck(Duration),
-    /// The client acknowledges a change it was not sent.
+    /// The client acknowledged a change that was not sent to it.
     #[error("seqno {0} was acknowledged before it was sent")]
     AcknowledgedUnsent(Seqno),
     /// A change is out of order or outside its snapshot.
@@ -43,12 +43,12 @@ pub enum Disconnect {
         /// The seqno.
         seqno: Seqno,
     },
-    /// A durable write is committed that was not prepared.
+    /// A commit of a durable write that was not prepared.
     #[error("seqno {seqno} of vBucket {vbid} commits a write that was not prepared")]
     NotPrepared {
         /// The vBucket.
         vbid: Vbid,
-        /// Where it is committed.
+        /// Seqno of the commit.
         seqno: Seqno,
     },
     /// A snapshot marker contradicts itself, or lacks what a replica needs.
@@ -59,7 +59,7 @@ pub enum Disconnect {
     /// The answer to a stream request is malformed.
     #[error("the answer to {0} is malformed")]
     MalformedResponse(Opcode),
-    /// Nothing was received for too long although noops are on.
+    /// Nothing was received for too long although noops are enabled.
     #[error("nothing received for {} s", .0.as_secs())]
     Idle(Duration),
 }

@@ -1,4 +1,4 @@
-//! The answer to a client that was told to roll back, in a sentence.
+//! Explains in a sentence why a client must roll back.
 
 use core::fmt;
 
@@ -6,8 +6,8 @@ use dcp_wire::Seqno;
 
 use super::rollback::{self, ContinueReason, OutOfRange, RollbackQuery, RollbackReason, Verdict};
 
-/// What a server answers to the seqnos of a stream request, and why: its `Display` names the rule
-/// and the numbers that decided, for an operator who sees nothing but the request.
+/// A server's answer to the seqnos of a stream request, and its reason: `Display` names the
+/// decisive rule and numbers, for operators who only see the request.
 #[derive(Clone, Copy, Debug)]
 pub struct Explanation<'a> {
     query: RollbackQuery<'a>,
@@ -15,7 +15,7 @@ pub struct Explanation<'a> {
 }
 
 impl<'a> Explanation<'a> {
-    /// Asks [`rollback::explain`], which decides by the rules that stream requests are decided by.
+    /// Uses [`rollback::explain`], which applies the same rules as stream requests.
     #[must_use]
     pub fn new(query: RollbackQuery<'a>, end: Seqno) -> Self {
         Self { query, verdict: rollback::explain(&query, end) }
@@ -27,7 +27,7 @@ impl<'a> Explanation<'a> {
         self.verdict
     }
 
-    /// How far the client's branch is part of the vBucket's history, and what ends it there.
+    /// How far the client's branch is part of the vBucket's history, and why it ends there.
     fn shared(&self, upper: Seqno, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let vbuuid = self.query.vbuuid;
         let entries = self.query.table.entries();
@@ -131,7 +131,7 @@ impl fmt::Display for Explanation<'_> {
                          before any rollback"
                     }
                     OutOfRange::StartAboveHigh { .. } => {
-                        "there is no such change to go on from yet"
+                        "there is no such change to resume from yet"
                     }
                 })
             }

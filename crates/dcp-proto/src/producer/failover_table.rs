@@ -1,29 +1,28 @@
-//! The failover log as a producer keeps it.
+//! The failover log on the producer's side.
 
 use bytes::BufMut;
 use dcp_wire::message::{FailoverEntries, FailoverEntry, encode_failover_log};
 use dcp_wire::{DecodeError, Seqno, Vbuuid};
 use thiserror::Error;
 
-/// A vBucket cannot be pruned to 0: rolled back that far it starts over with a new table.
+/// A table cannot be pruned to 0: a vBucket rolled back that far starts over with a new table.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("a failover table cannot be pruned to 0: give the vBucket a new table")]
 pub struct PrunedToZero;
 
-/// The history branches of a vBucket as its producer decides them, newest first (DCP page
-/// "failover-log").
+/// The history branches of a vBucket, newest first (DCP page "failover-log").
 ///
 /// A branch `vbuuid` begins at its entry's seqno and is the vBucket's history until the entry
 /// before it in the table begins. Seqnos never rise from newer to older entries, and there is
-/// always at least one entry. Branch ids are drawn by the caller; they must not be 0, which on
-/// the wire means "no branch".
+/// always at least one entry. The caller chooses branch ids; they must not be 0, which means "no
+/// branch" on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailoverTable {
     entries: Vec<FailoverEntry>,
 }
 
 impl FailoverTable {
-    /// How many branches a table remembers; beyond that the oldest is forgotten.
+    /// How many branches a table keeps; beyond that, the oldest is dropped.
     pub const CAPACITY: usize = 25;
 
     /// The table of a new vBucket: one branch that begins at 0.
@@ -39,9 +38,9 @@ impl FailoverTable {
 
     /// A table from stored entries, newest first, and how many of them had to be dropped.
     ///
-    /// Entries without an id, and entries that begin after the kept one before them, cannot have
-    /// been written by a sound producer. If nothing remains the table is a new branch
-    /// `fallback` that begins at `high_seqno`.
+    /// Entries without an id, and entries that begin after the previous kept one, cannot come from
+    /// a correct producer. If nothing remains the table is a new branch `fallback` that begins at
+    /// `high_seqno`.
     #[must_use]
     pub fn load(
         entries: impl IntoIterator<Item = FailoverEntry>,
@@ -79,7 +78,7 @@ impl FailoverTable {
 
     /// Begins a new branch at `seqno`, as on a promotion or after an unclean shutdown.
     ///
-    /// Branches that begin after `seqno` are gone; one that begins exactly there stays.
+    /// Branches that begin after `seqno` are removed; one that begins exactly there stays.
     pub fn create_entry(&mut self, vbuuid: Vbuuid, seqno: Seqno) {
         debug_assert_ne!(vbuuid, Vbuuid(0), "0 names no branch");
         self.entries.retain(|entry| entry.seqno <= seqno);
@@ -87,8 +86,8 @@ impl FailoverTable {
         self.entries.truncate(Self::CAPACITY);
     }
 
-    /// Forgets the branches that begin after `seqno`, to which the data was rolled back. If
-    /// nothing remains, `fallback` begins there.
+    /// Removes the branches that begin after `seqno`, to which the data was rolled back. If nothing
+    /// remains, `fallback` begins there.
     ///
     /// # Errors
     /// [`PrunedToZero`] for seqno 0.

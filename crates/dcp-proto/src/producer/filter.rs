@@ -1,4 +1,4 @@
-//! What of a vBucket a stream carries.
+//! Which items of a vBucket a stream carries.
 
 use dcp_wire::message::SystemEventId;
 use dcp_wire::{CollectionId, ScopeId, Seqno, StreamId};
@@ -35,8 +35,8 @@ pub(super) struct RequestValue {
 }
 
 impl RequestValue {
-    /// Longest value read, in bytes: ten times what naming every collection a bucket may have
-    /// takes.
+    /// Longest value that is parsed, in bytes: ten times the length of one that lists all
+    /// collections a bucket may have.
     const MAX_LEN: usize = 256 * 1024;
 
     /// Reads the value; unknown members next to a known one are ignored.
@@ -72,7 +72,7 @@ impl RequestValue {
         Ok(parsed)
     }
 
-    /// Whether it names what is to be streamed, instead of everything.
+    /// Whether it restricts the stream to a scope or collections.
     pub(super) const fn is_filtered(&self) -> bool {
         self.collections.is_some() || self.scope.is_some()
     }
@@ -107,41 +107,41 @@ fn decimal(value: &Value) -> Option<Seqno> {
 }
 
 fn stream_id(value: &Value) -> Option<StreamId> {
-    // Longer numbers lose their upper bits, as the server's do.
+    // Larger numbers lose their upper bits, as in the server.
     let [.., high, low] = value.as_u64()?.to_be_bytes();
     Some(StreamId(u16::from_be_bytes([high, low])))
 }
 
-/// What a stream has to do with an item.
+/// How a stream treats an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Passage {
     /// Send it.
     Passes,
-    /// It is the stream's, but the client cannot be told: only its seqno is.
+    /// It belongs to the stream, but the client only gets its seqno.
     Hidden,
-    /// It is none of the stream's.
+    /// It does not belong to the stream.
     Foreign,
 }
 
-/// What of a vBucket a stream carries (DCP page "collections"); it follows the collections that
-/// are created and dropped as the stream passes their events.
+/// Which items of a vBucket a stream carries (DCP page "collections"); it follows the creation and
+/// drop of collections as the stream passes their events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Filter {
     rule: Rule,
-    /// Nothing can pass any more.
+    /// Nothing can pass from now on.
     exhausted: bool,
-    /// Whether the client can be told that a collection was modified, for which there is no form
-    /// but FlatBuffers.
+    /// Whether the client understands modifications of collections, which exist only as
+    /// FlatBuffers.
     tells_modifications: bool,
     view: View,
 }
 
-/// What a client wants of what its filter lets through.
+/// What a client wants of the items that pass its filter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct View {
-    /// Durable writes as they happen, and not just what they amount to.
+    /// Prepares, commits and aborts of durable writes, not just their results.
     pub(super) sync_writes: bool,
-    /// No deletions: the client has nothing they could remove yet.
+    /// No deletions: the client has no documents yet.
     pub(super) skips_deletions: bool,
 }
 
@@ -157,7 +157,7 @@ enum Rule {
     Scope { id: ScopeId, collections: FxHashSet<CollectionId> },
 }
 
-/// What a filter names does not exist.
+/// Something that a filter names does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Missing {
     Collection,
@@ -165,10 +165,10 @@ pub(super) enum Missing {
 }
 
 impl Filter {
-    /// The filter of a stream of a client with collections.
+    /// The filter for a client with collections.
     pub(super) fn new<S: BucketSource>(value: &RequestValue, source: &S) -> Result<Self, Missing> {
         if let Some(ids) = &value.collections {
-            // The bucket's manifest decides: a replica may still be on its way there.
+            // The bucket's manifest decides, since a replica may not have caught up with it yet.
             if !ids.iter().all(|&id| source.has_collection(id)) {
                 return Err(Missing::Collection);
             }
@@ -182,12 +182,12 @@ impl Filter {
         Ok(Self::from(Rule::Scope { id, collections }))
     }
 
-    /// The same for a client that can be told that a collection was modified, or cannot.
+    /// The same, with or without modifications of collections.
     pub(super) fn telling_modifications(self, tells_modifications: bool) -> Self {
         Self { tells_modifications, ..self }
     }
 
-    /// The filter of a stream of a client without collections.
+    /// The filter for a client without collections.
     pub(super) fn default_documents(vbucket: &impl VBucketSource) -> Result<Self, Missing> {
         if vbucket.collection_high_seqno(CollectionId::DEFAULT).is_none() {
             return Err(Missing::Collection);
@@ -195,12 +195,12 @@ impl Filter {
         Ok(Self::from(Rule::DefaultDocuments))
     }
 
-    /// What the client wants of what passes.
+    /// What the client wants of the items that pass.
     pub(super) const fn view(&self) -> View {
         self.view
     }
 
-    /// The same, to change it.
+    /// The same, mutable.
     pub(super) const fn view_mut(&mut self) -> &mut View {
         &mut self.view
     }
@@ -210,12 +210,13 @@ impl Filter {
         !matches!(self.rule, Rule::DefaultDocuments)
     }
 
-    /// Whether every item is the stream's, sent or not; checking one changes nothing then.
+    /// Whether every item belongs to the stream, sent or not; checking one then has no side
+    /// effects.
     pub(super) const fn is_pass_through(&self) -> bool {
         matches!(self.rule, Rule::PassThrough)
     }
 
-    /// Whether nothing can pass any more.
+    /// Whether nothing can pass from now on.
     pub(super) const fn is_exhausted(&self) -> bool {
         self.exhausted
     }
@@ -231,7 +232,7 @@ impl Filter {
         }
     }
 
-    /// Whether the client's user may read what passes.
+    /// Whether the client's user may read the items that pass.
     pub(super) fn may_be_read<S: BucketSource>(&self, source: &S) -> bool {
         match self.collections() {
             None => source.has_privilege(Privilege::StreamBucket),
@@ -241,8 +242,8 @@ impl Filter {
         }
     }
 
-    /// Highest seqno of what passes: `None` without a filter, `Err` if the vBucket lacks one of
-    /// its collections.
+    /// Highest seqno of the items that pass: `None` without a filter, `Err` if the vBucket lacks
+    /// one of its collections.
     pub(super) fn high_seqno(
         &self,
         vbucket: &impl VBucketSource,
@@ -260,7 +261,7 @@ impl Filter {
         high.map(Some).ok_or(Missing::Collection)
     }
 
-    /// What the stream has to do with `item`, the next one of its vBucket.
+    /// How the stream treats `item`, the next one of its vBucket.
     pub(super) fn check(&mut self, item: &Item) -> Passage {
         match item.kind {
             ItemKind::SystemEvent { id, scope_id, .. } => {
@@ -279,11 +280,11 @@ impl Filter {
         }
     }
 
-    /// What a client makes of a document that is the stream's.
+    /// How a document that belongs to the stream is passed on to the client.
     const fn look(&self, item: &Item) -> Passage {
         match item.kind {
             ItemKind::Prepare { .. } | ItemKind::Abort { .. } if !self.view.sync_writes => {
-                // Without collections there is no message that could tell.
+                // Clients without collections have no message for it.
                 if self.is_collection_aware() { Passage::Hidden } else { Passage::Foreign }
             }
             ItemKind::Deletion | ItemKind::Expiration if self.view.skips_deletions => {

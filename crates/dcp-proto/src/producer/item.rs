@@ -25,37 +25,37 @@ pub enum ItemKind {
         /// Scope concerned.
         scope_id: ScopeId,
     },
-    /// A durable write began; key, value and metadata are those the document is to have.
+    /// A durable write began; key, value and metadata are those that the document will have.
     Prepare {
-        /// When the write counts as durable.
+        /// Durability level of the write.
         level: DurabilityLevel,
         /// Whether it removes the document.
         is_deletion: bool,
     },
     /// A durable write succeeded; key, value and metadata are those of the document now. Only in
-    /// memory: the disk holds the mutation or deletion it amounts to.
+    /// memory: on disk, it is stored as the resulting mutation or deletion.
     Commit {
-        /// Where the write began.
+        /// Seqno of the prepare.
         prepared: Seqno,
         /// Whether it removed the document.
         is_deletion: bool,
     },
-    /// A durable write was given up.
+    /// A durable write was aborted.
     Abort {
-        /// Where the write began.
+        /// Seqno of the prepare.
         prepared: Seqno,
     },
 }
 
 impl ItemKind {
-    /// Whether clients that take no part in durable writes get to see it.
+    /// Whether it is visible to clients that take no part in durable writes.
     #[must_use]
     pub const fn is_visible(&self) -> bool {
         !matches!(self, Self::Prepare { .. } | Self::Abort { .. })
     }
 }
 
-/// One item of a vBucket's history, shared by everything that holds it.
+/// One item of a vBucket's history, shared by everything that refers to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     /// What it is.
@@ -66,15 +66,16 @@ pub struct Item {
     pub rev_seqno: RevSeqno,
     /// Version of the document.
     pub cas: Cas,
-    /// Collection the document lies in, or that the event is about.
+    /// Collection of the document, or that the event is about.
     pub collection_id: CollectionId,
     /// Key without its collection id.
     pub key: Bytes,
-    /// Value as stored: the xattr section first if the datatype says so, snappy if it says so.
+    /// Value as stored; the datatype tells whether it begins with an xattr section and whether it
+    /// is compressed.
     pub value: Bytes,
-    /// What the value is made of.
+    /// Encoding of the value.
     pub datatype: Datatype,
-    /// Application's own 32 bits.
+    /// Flags set by the application.
     pub flags: u32,
     /// Seconds since 1970 at which the document expires; 0 never.
     pub expiry: u32,
@@ -82,20 +83,20 @@ pub struct Item {
     pub delete_time: u32,
 }
 
-/// Places of consecutive seqnos, each with its item unless a later one replaced it.
+/// Slots for consecutive seqnos, each with its item unless a later one replaced it.
 pub type Slots = Vec<Option<Arc<Item>>>;
 
-/// Items of a checkpoint in seqno order, as runs of slots that storage shares until it changes
-/// them: reading them counts users of runs, not of items.
+/// Items of a checkpoint in seqno order, as runs of slots that are shared with the storage until it
+/// changes them: reading counts references to runs, not to items.
 #[derive(Clone, Debug, Default)]
 pub struct CheckpointItems {
     runs: Vec<Arc<Slots>>,
-    /// Slots at the beginning of the first run that are not meant.
+    /// Slots to skip at the beginning of the first run.
     skip: usize,
 }
 
 impl CheckpointItems {
-    /// What is in `runs`, but for the first `skip` slots of the first one.
+    /// The items in `runs`, without the first `skip` slots of the first run.
     #[must_use]
     pub const fn new(runs: Vec<Arc<Slots>>, skip: usize) -> Self {
         Self { runs, skip }
@@ -114,7 +115,7 @@ impl CheckpointItems {
         self.iter().next_back()
     }
 
-    /// The runs and how many slots of the first one are not meant.
+    /// The runs, and how many slots of the first one to skip.
     pub(super) fn into_parts(self) -> (Vec<Arc<Slots>>, usize) {
         (self.runs, self.skip)
     }

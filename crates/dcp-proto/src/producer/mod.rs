@@ -1,15 +1,15 @@
 //! The producer: its decisions and its streams.
 //!
 //! A server gives each of its connections a [`Connection`], hands it every packet with a DCP
-//! opcode, and drains [`Connection::poll_transmit`] into its socket. What is streamed comes from
-//! a [`BucketSource`], which the server implements over its storage; when a vBucket changes it
-//! tells the connections that follow it ([`Connection::notify`]).
+//! opcode, and drains [`Connection::poll_transmit`] into its socket. The streamed data comes from a
+//! [`BucketSource`], which the server implements on top of its storage; when a vBucket changes, the
+//! server notifies the connections that stream it ([`Connection::notify`]).
 //!
 //! * [`FailoverTable`]: the history branches of a vBucket;
-//! * [`rollback`]: whether a client may go on from where it stands, with the reason;
-//! * [`Explanation`]: that answer in a sentence, with the numbers it rests on;
+//! * [`rollback`]: whether a client may resume from its position, with the reason;
+//! * [`Explanation`]: that answer in a sentence, with the decisive numbers;
 //! * one stream machine per stream turns disk images and memory checkpoints into snapshots;
-//! * [`replica`]: the other end, which feeds the replicas of a node.
+//! * [`replica`]: the consumer's end, which feeds the replicas of a node.
 
 mod ahead;
 mod connection;

@@ -1,4 +1,4 @@
-//! Keep-alive: noops to the client, and closing the connection of one that answers none.
+//! Keep-alive: sends noops and closes connections that are silent for too long.
 
 use core::time::Duration;
 use std::time::Instant;
@@ -10,9 +10,9 @@ const FIRST_OPAQUE: u32 = 10_000_001;
 
 /// The noop schedule of a connection (DCP page "dead-connections").
 ///
-/// A noop is due an interval after the last one was sent, whatever else is going on, unless
-/// that one is still unanswered. An unanswered noop alone does not end the connection; silence
-/// for the whole idle timeout does.
+/// A noop is due one interval after the last one was sent, regardless of other traffic, unless that
+/// one is still unanswered. An unanswered noop alone does not end the connection; silence for the
+/// whole idle timeout does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Noop {
     last_sent: Instant,
@@ -31,7 +31,7 @@ impl Noop {
         }
     }
 
-    /// The schedule of a server that is sent noops, and sends none.
+    /// The schedule of a server that receives noops and sends none.
     pub(super) const fn silent(now: Instant) -> Self {
         Self { awaiting_answer: true, ..Self::new(now) }
     }
@@ -62,12 +62,12 @@ impl Noop {
         is_last
     }
 
-    /// How long nothing has been received.
+    /// How long ago the last packet was received.
     pub(super) fn silence(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.last_received)
     }
 
-    /// When something is to be done next.
+    /// When the next action is due.
     pub(super) fn deadline(&self, interval: Duration, idle_timeout: Duration) -> Option<Instant> {
         let idle = self.last_received.checked_add(idle_timeout);
         if self.awaiting_answer {

@@ -11,7 +11,7 @@ use super::refusal::Refusal;
 pub(super) enum Role {
     /// It sends changes.
     Producer,
-    /// It takes changes, under that name if it is to take part in durable writes.
+    /// It receives changes, and takes part in durable writes if it has a name.
     Consumer(Option<String>),
 }
 
@@ -56,7 +56,7 @@ pub(super) fn check_open<'a>(frame: &Frame<'a>) -> Result<(Open<'a>, Role), Refu
     Ok((open, if is_producer { Role::Producer } else { Role::Consumer(name) }))
 }
 
-/// A value is JSON, says so, and only names the consumer of a consumer connection.
+/// A value must be marked as JSON, and may only name the consumer of a consumer connection.
 fn consumer_name(open: &Open<'_>) -> Result<Option<String>, Refusal> {
     if open.value.is_empty() {
         return match open.datatype {

@@ -1,8 +1,8 @@
-//! Backfills in the order of the keys, "out of sequence order" (DCP page "oso-snapshot").
+//! Backfills in key order, "out of sequence order" (DCP page "oso-snapshot").
 //!
-//! A client that wants one small collection of a large vBucket is served by looking that
-//! collection up instead of reading everything. There is no snapshot marker then: one message
-//! begins the snapshot, one ends it, and only after that the client has any position at all.
+//! For a client that wants one small collection of a large vBucket, the server looks up that
+//! collection instead of reading everything. There is no snapshot marker: one message begins the
+//! snapshot and one ends it, and only then does the client have a position.
 
 use dcp_wire::message::{OsoSnapshot, SeqnoAdvanced, StreamAddress};
 use dcp_wire::{CollectionId, EncodeError, Seqno};
@@ -16,15 +16,15 @@ use super::shape::Shape;
 use super::snapshot::{Step, Unreadable};
 use super::{Backfill, ConnectionConfig, DiskShare, OsoBackfill, VBucketSource};
 
-/// Mean size of an item in bytes from which on it counts as a large one.
+/// Mean size of items in bytes from which they count as large.
 const LARGE_ITEM: u64 = 256;
 
-/// Up to which part of a vBucket's items, in thousandths, looking small ones up beats reading
-/// everything; and large ones.
+/// Largest part of a vBucket's items, in thousandths, for which lookups of small items beat reading
+/// everything; the next constant is for large items.
 const SMALL_ITEMS_RATIO: u64 = 5;
 const LARGE_ITEMS_RATIO: u64 = 40;
 
-/// On which terms a stream may be backfilled in the order of the keys.
+/// Conditions for a backfill of a stream in key order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     client: OutOfOrder,
@@ -41,7 +41,7 @@ impl Terms {
         }
     }
 
-    /// Opens such a backfill for a stream that starts from 0, if both sides want it.
+    /// Opens such a backfill for a stream that starts from 0, if both ends allow it.
     pub(super) fn open(&self, filter: &Filter, vbucket: &impl VBucketSource) -> Option<Sending> {
         if self.client == OutOfOrder::No || self.server == OsoBackfill::Disabled {
             return None;
@@ -71,7 +71,7 @@ fn is_worth_it(collections: &[CollectionId], vbucket: &impl VBucketSource) -> bo
     wanted.items.saturating_mul(1000) < all.items.saturating_mul(ratio)
 }
 
-/// What of the snapshot is written next.
+/// Which part of the snapshot is written next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Start,
@@ -80,7 +80,7 @@ enum Stage {
     Done,
 }
 
-/// A snapshot in the order of the keys that is being sent.
+/// A snapshot in key order that is being sent.
 pub(super) struct Sending {
     items: DiskItems,
     /// Highest seqno in the image.

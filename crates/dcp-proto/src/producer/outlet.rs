@@ -1,4 +1,4 @@
-//! Where streams put their messages.
+//! The output that streams write to.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use dcp_wire::{EncodeError, Header};
 use super::shape::Scratch;
 use super::window::Window;
 
-/// The end of a connection that streams write to: its output, its flow-control window, and how
+/// The part of a connection that streams write to: its output, its flow-control window, and how
 /// much may be written now.
 #[derive(Debug)]
 pub(super) struct Outlet<'a> {

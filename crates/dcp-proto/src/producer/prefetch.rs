@@ -1,18 +1,18 @@
-//! Asks for memory before it is needed.
+//! Prefetches memory.
 //!
-//! Documents lie scattered over more memory than the caches hold. Read one after the other, each
-//! waits for its item, then its key, then its value; asked for some time before, they arrive while
-//! the ones before them are sent.
+//! Documents are scattered over more memory than fits into the caches. Reading one after the other
+//! waits for each item, then its key, then its value; prefetched, they arrive while earlier
+//! documents are sent.
 
 use super::Item;
 
-/// Distance of two places in memory that are fetched together.
+/// Size of a cache line in bytes.
 const CACHE_LINE: usize = 64;
 
-/// Bytes of each value that are asked for; the processor foresees the rest by itself.
+/// Bytes of each value that are prefetched; the processor prefetches the rest by itself.
 const MAX_BYTES: usize = 2048;
 
-/// Asks for what says where an item's key and value lie.
+/// Prefetches the item, which points to its key and value.
 #[inline]
 pub(super) fn item(item: &Item) {
     place(&item.seqno);
@@ -21,7 +21,7 @@ pub(super) fn item(item: &Item) {
     place(&item.value);
 }
 
-/// Asks for an item's key and value; waits for the item itself.
+/// Prefetches an item's key and value; waits for the item itself.
 #[inline]
 pub(super) fn contents(item: &Item) {
     if let Some(first) = item.key.first() {
@@ -33,15 +33,15 @@ pub(super) fn contents(item: &Item) {
     }
 }
 
-/// Asks for the memory at `place`.
+/// Prefetches the memory at `place`.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn place<T>(place: &T) {
-    // Into the second cache: the first one is too small for what is asked for.
+    // Into the L2 cache: L1 is too small for it.
     safe_arch::prefetch_t1(place);
 }
 
-/// Other processors foresee what they can.
+/// Other processors only have their hardware prefetching.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 fn place<T>(_place: &T) {}

@@ -1,19 +1,19 @@
-//! Why a request is answered with something else than success.
+//! Why a request is refused.
 
 use dcp_wire::{DecodeError, ManifestUid, Opcode, Seqno, Status};
 
-/// A request was refused; names the status and everything its body is made of.
+/// A refusal: the status and the contents of its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The packet itself is wrong: EINVAL with a body that says how.
+    /// The packet itself is invalid: EINVAL with an explanation in the body.
     Malformed(DecodeError),
-    /// As `Malformed`, for what the layout alone does not tell.
+    /// Like `Malformed`, for rules beyond the layout.
     Invalid(&'static str),
-    /// As `Malformed`, for flag bits without a meaning.
+    /// Like `Malformed`, for unknown flag bits.
     UnknownFlags(u32),
     /// A status without a body.
     Status(Status),
-    /// The node does not have the vBucket in a state that fits; carries the cluster map.
+    /// The node does not have the vBucket in a suitable state; the answer carries the cluster map.
     NotMyVbucket,
     /// The client must roll back to this seqno.
     Rollback(Seqno),
@@ -26,7 +26,7 @@ impl Refusal {
         Self::Invalid(what)
     }
 
-    /// Whether the packet alone is what is wrong.
+    /// Whether the packet itself is invalid.
     pub(super) fn is_of_packet(&self, opcode: Opcode) -> bool {
         match self {
             Self::Malformed(_) | Self::UnknownFlags(_) => true,

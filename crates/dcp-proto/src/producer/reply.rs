@@ -1,4 +1,4 @@
-//! Responses: what the server writes, and what it makes of those it gets.
+//! Responses: writes the server's and handles the client's.
 
 use bytes::{BufMut, BytesMut};
 use dcp_wire::{Datatype, EncodeError, Frame, Opcode, Status};
@@ -39,7 +39,7 @@ pub(super) fn refuse(
     let json = if features.json { Datatype::JSON } else { Datatype::RAW };
     match refusal {
         Refusal::Status(_) => respond(request, status, Datatype::RAW, &[], out),
-        // Exactly the seqno: a client reads nothing else here.
+        // Exactly the seqno, which is all that clients read here.
         Refusal::Rollback(seqno) => {
             respond(request, status, Datatype::RAW, &seqno.0.to_be_bytes(), out)
         }
@@ -73,7 +73,7 @@ fn context(what: &str) -> Vec<u8> {
     json!({"error": {"context": what}}).to_string().into_bytes()
 }
 
-/// Statuses that came after a client without XERROR was written.
+/// Statuses that clients without XERROR do not know.
 const fn needs_xerror(status: Status) -> bool {
     matches!(
         status,
@@ -85,7 +85,8 @@ const fn needs_xerror(status: Status) -> bool {
     )
 }
 
-/// Appends the refusal of a malformed request as servers before collections do: no word of why.
+/// Appends the refusal of a malformed request as servers before collections do, without an
+/// explanation.
 pub(super) fn refuse_and_close(
     request: &Frame<'_>,
     out: &mut impl BufMut,
@@ -108,9 +109,9 @@ fn respond(
         .map_err(|EncodeError { len, .. }| Disconnect::ResponseTooLong(len))
 }
 
-/// Takes a response of the client to something the producer pushed (DCP page "protocol-flow").
+/// Handles the client's response to a packet that the producer sent (DCP page "protocol-flow").
 ///
-/// Only noops need one. Others are tolerated as long as they say what a client may say of a
+/// Only noops need one. Others are tolerated if they have a status that a client may send for a
 /// message that crossed the end of its stream.
 pub(super) fn handle_response(
     response: &Frame<'_>,
@@ -128,7 +129,7 @@ pub(super) fn handle_response(
     };
     let expected = match opcode {
         Opcode::DCP_NOOP => noop.answered(response.header.opaque) || crossed,
-        // An acknowledgement, whatever it says.
+        // An acknowledgement, regardless of its status.
         Opcode::DCP_SNAPSHOT_MARKER | Opcode::DCP_SET_VBUCKET_STATE => true,
         Opcode::DCP_STREAM_END => matches!(status, Status::SUCCESS | Status::KEY_ENOENT) || crossed,
         Opcode::DCP_OPEN

@@ -1,6 +1,6 @@
-//! Whether a client may go on from where it stands, or must roll back.
+//! Whether a client may resume from its position, or must roll back.
 //!
-//! One pure decision, used by stream requests and by anything that explains them.
+//! A pure function, used for stream requests and to explain them.
 
 use core::fmt;
 
@@ -23,24 +23,24 @@ pub struct RollbackQuery<'a> {
     pub start_seqno: Seqno,
     /// Branch the client believes it is on.
     pub vbuuid: Vbuuid,
-    /// Snapshot the client's start lies in.
+    /// Snapshot of the client's start.
     pub snapshot: Snapshot,
-    /// Whether the branch is checked for a client that has nothing yet as well.
+    /// Whether the branch is also checked for a client that has nothing yet.
     pub strict_vbuuid: bool,
-    /// Purge seqno the client has seen, 0 for none: if it is the current one, nothing can be
-    /// missing because of it.
+    /// Purge seqno the client has seen, 0 for none: if it is the current one, the client has missed
+    /// no purged deletion.
     pub client_purge_seqno: Seqno,
     /// Highest seqno of the collections the client filters on; `None` without a filter, or if
     /// one of them is not known.
     pub collection_high_seqno: Option<Seqno>,
 }
 
-/// The answer to a client that wants to go on.
+/// The answer to a client that wants to resume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Go on from the start seqno.
+    /// Resume from the start seqno.
     Continue(ContinueReason),
-    /// Go back to `seqno` and ask again.
+    /// Roll back to `seqno` and request again.
     Rollback {
         /// Seqno to go back to.
         seqno: Seqno,
@@ -51,12 +51,12 @@ pub enum Verdict {
     OutOfRange(OutOfRange),
 }
 
-/// Why a client may go on.
+/// Why a client may resume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContinueReason {
     /// It starts from the beginning.
     FromTheBeginning,
-    /// What it has is part of this history, which holds for its branch up to this seqno.
+    /// Its data is part of this history, which shares its branch up to this seqno.
     SharedHistory {
         /// Last seqno its branch has in common with this history.
         upper: Seqno,
@@ -73,12 +73,12 @@ pub enum RollbackReason {
     },
     /// Its branch is not part of this vBucket's history.
     UnknownVbuuid,
-    /// It has changes from beyond the end of what it shares with this history.
+    /// It has changes beyond the history it shares with this vBucket.
     BeyondSharedHistory {
         /// Last seqno its branch has in common with this history.
         upper: Seqno,
     },
-    /// Its snapshot is incomplete and ends beyond what it shares with this history.
+    /// Its snapshot is incomplete and ends beyond the shared history.
     SnapshotBeyondSharedHistory {
         /// Last seqno its branch has in common with this history.
         upper: Seqno,
@@ -88,7 +88,7 @@ pub enum RollbackReason {
 /// Which rule between the seqnos of a stream request is broken.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum OutOfRange {
-    /// The start lies after the end.
+    /// The start is after the end.
     #[error("start seqno {start} is greater than end seqno {end}")]
     StartAfterEnd {
         /// Start seqno.
@@ -96,7 +96,7 @@ pub enum OutOfRange {
         /// End seqno.
         end: Seqno,
     },
-    /// The start lies outside its own snapshot.
+    /// The start is outside its snapshot.
     #[error("start seqno {start} is not within snapshot [{}, {}]", .snapshot.start, .snapshot.end)]
     StartOutsideSnapshot {
         /// Start seqno.
@@ -104,7 +104,7 @@ pub enum OutOfRange {
         /// Snapshot given for it.
         snapshot: Snapshot,
     },
-    /// The start lies beyond the newest change, on a branch that once reached further.
+    /// The start is beyond the newest change, on a branch that once reached further.
     #[error("start seqno {start} is greater than the vBucket's high seqno {high}")]
     StartAboveHigh {
         /// Start seqno.
@@ -128,8 +128,8 @@ pub fn check_range(start: Seqno, end: Seqno, snapshot: Snapshot) -> Result<(), O
     Ok(())
 }
 
-/// Checks the seqnos of a request that need not roll back against the vBucket: `end` is what the
-/// request's flags made of it.
+/// Checks the seqnos of a request that need not roll back against the vBucket; `end` already
+/// accounts for the request's flags.
 ///
 /// # Errors
 /// [`OutOfRange`] names the rule that is broken.
@@ -143,7 +143,7 @@ pub fn check_reachable(start: Seqno, end: Seqno, high: Seqno) -> Result<(), OutO
     Ok(())
 }
 
-/// Decides whether the client must roll back, and says why. The ranges are taken as they are.
+/// Decides whether the client must roll back, and why. The ranges are not checked.
 #[must_use]
 pub fn decide(query: &RollbackQuery<'_>) -> Verdict {
     let start = query.start_seqno;
@@ -182,8 +182,9 @@ pub fn decide(query: &RollbackQuery<'_>) -> Verdict {
     Verdict::Rollback { seqno: snapshot_start, reason }
 }
 
-/// The complete answer to a request's seqnos, in the order of a stream request's checks: their
-/// relations, [`decide`], and whether the vBucket reaches that far. The end is taken as it is.
+/// The complete answer to a request's seqnos, with the checks in the order of a stream request:
+/// their relations, [`decide`], and whether the vBucket reaches that far. The end is used
+/// unchanged.
 #[must_use]
 pub fn explain(query: &RollbackQuery<'_>, end: Seqno) -> Verdict {
     if let Err(violation) = check_range(query.start_seqno, end, query.snapshot) {
@@ -198,7 +199,7 @@ pub fn explain(query: &RollbackQuery<'_>, end: Seqno) -> Verdict {
     verdict
 }
 
-/// Whether a deletion above `start` may be gone from a history purged up to `purge`.
+/// Whether a deletion above `start` may be missing from a history purged up to `purge`.
 pub(super) fn purge_may_hide_deletions(
     start: Seqno,
     purge: Seqno,
@@ -208,8 +209,8 @@ pub(super) fn purge_may_hide_deletions(
     if start == Seqno::ZERO || start >= purge || client_purge == purge {
         return false;
     }
-    // A client that has everything of its collections misses nothing: what was purged since lies
-    // above their newest change.
+    // A client that has everything of its collections misses nothing: later purges concern only
+    // other collections.
     collection_high.is_none_or(|high| start < high)
 }
 

@@ -29,7 +29,7 @@ impl Stream {
         match vbucket.read_memory(self.last_read) {
             read @ MemoryRead::Items { .. } => self.begin_memory_snapshot(read),
             MemoryRead::NeedsBackfill => self.begin_disk_snapshot(vbucket),
-            // A filter that names nothing is noticed even when there is nothing to pass it.
+            // An exhausted filter is detected even without new items.
             MemoryRead::UpToDate if self.filter.is_exhausted() => {
                 self.end(StreamEndReason::FILTER_EMPTY);
                 true
@@ -45,7 +45,7 @@ impl Stream {
             return true;
         }
         if image.end_seqno <= self.last_read {
-            // With memory to come as well, a write is on its way between the two.
+            // Memory has items as well, so a write is in progress between the two.
             if self.disk_only {
                 self.end(StreamEndReason::OK);
             }
@@ -57,11 +57,11 @@ impl Stream {
             return true;
         }
         if !self.disk_only {
-            // What comes after the image is read from memory, if it can be kept there.
+            // Items after the image are read from memory, if it can hold them.
             self.take_place(image.end_seqno, vbucket);
         }
         let natural_start = Seqno(self.last_read.0.saturating_add(1));
-        // Of a snapshot of which the disk has the beginning, the rest comes from memory.
+        // If the disk has only the beginning of a snapshot, the rest comes from memory.
         let open_end = vbucket.open_snapshot_end().filter(|_| !self.disk_only);
         let history = vbucket.history_start().filter(|_| self.fields.history);
         self.phase = Phase::Sending(match history {
@@ -75,7 +75,7 @@ impl Stream {
         true
     }
 
-    /// Stands in the vBucket's memory behind `position`.
+    /// Registers a cursor in the vBucket's memory after `position`.
     fn take_place(&mut self, position: Seqno, vbucket: &impl VBucketSource) {
         let cursor = Arc::new(Cursor::new(position, self.is_droppable));
         vbucket.register_cursor(&cursor);
@@ -96,8 +96,8 @@ impl Stream {
         Sending { durable: image.durable, is_history, told: self.last_read, ..sending }
     }
 
-    /// A snapshot in two parts with the same end: what was changed before the disk began to keep
-    /// every version at `start`, and those versions.
+    /// A snapshot in two parts with the same end: changes from before `start`, where the disk began
+    /// to keep every version, and those versions.
     fn disk_snapshot_before(
         &self,
         start: Seqno,
@@ -134,7 +134,7 @@ impl Stream {
         else {
             return false;
         };
-        // What a replica had on disk began a snapshot, which this is the rest of.
+        // This is the rest of a snapshot that began with what the replica had on disk.
         let open_end = self.last_marker_end.filter(|&end| self.last_read < end);
         let items = match open_end {
             Some(end) => items.iter().filter(|item| item.seqno <= end).cloned().collect(),
@@ -153,8 +153,7 @@ impl Stream {
         end = open_end.filter(|&open_end| open_end == read_up_to).or(end);
         let first = first.or(end).unwrap_or(read_up_to);
         if self.is_by_key && begins_checkpoint {
-            // Servers tell where the checkpoint begins, but no seqno of what follows: changes of
-            // other collections between the two lie below the snapshot.
+            // Servers send the start of the checkpoint, but at most the seqno below the first item.
             let below = Seqno(first.0.saturating_sub(1));
             self.snapshot.start = self.snapshot.start.max(checkpoint_start.min(below));
         }
@@ -174,8 +173,8 @@ impl Stream {
         true
     }
 
-    /// What of a checkpoint that ends at `last` is sent, where that begins, and the last seqno of
-    /// the checkpoint that is the stream's: that decides where its snapshot ends, sent or not.
+    /// The items to send of a checkpoint that ends at `last`, where they begin, and the last seqno
+    /// of the checkpoint that belongs to the stream, sent or not, which is where its snapshot ends.
     fn filter_checkpoint(
         &mut self,
         items: CheckpointItems,
@@ -203,7 +202,7 @@ impl Stream {
         (CheckpointRest::new(passing, true), first, end)
     }
 
-    /// Writes what the outlet takes of the snapshot; `None` once it is done.
+    /// Writes as much of the snapshot as the outlet accepts; `None` once it is done.
     pub(super) fn write_snapshot(
         &mut self,
         mut sending: Sending,
@@ -228,8 +227,7 @@ impl Stream {
         Some(Pause::Ready)
     }
 
-    /// Writes what the outlet takes of a snapshot in the order of the keys; `None` once it is
-    /// done.
+    /// Writes as much of a snapshot in key order as the outlet accepts; `None` once it is done.
     pub(super) fn write_by_key(
         &mut self,
         mut sending: oso::Sending,
@@ -240,7 +238,7 @@ impl Stream {
                 Ok(Step::Sent) => {}
                 Ok(Step::Scanned) => break,
                 Ok(Step::Done) => {
-                    // The client stands at the end of it now, with a whole snapshot.
+                    // The client is at the end of it now, with a complete snapshot.
                     let end = sending.end_seqno;
                     self.start_seqno = end;
                     self.snapshot = Snapshot { start: end, end };
@@ -264,7 +262,7 @@ impl Stream {
         self.end(StreamEndReason::BACKFILL_FAIL);
     }
 
-    /// Writes the next message of the snapshot, or all that the outlet takes of its items.
+    /// Writes the next message of the snapshot, or as many items as the outlet accepts.
     fn write_message(
         &mut self,
         sending: &mut Sending,
@@ -303,7 +301,7 @@ impl Stream {
         Ok(Step::Sent)
     }
 
-    /// Writes the items that are next and that the outlet takes.
+    /// Writes the next items, as many as the outlet accepts.
     fn write_items(
         &mut self,
         sending: &mut Sending,
@@ -330,8 +328,8 @@ impl Stream {
         Ok(())
     }
 
-    /// The seqno that the client still has to be told at the end of the snapshot, although its
-    /// item is none the client gets; `None` if it was told everything, or cannot be told.
+    /// The seqno that the client still needs at the end of the snapshot, although it does not get
+    /// the item; `None` if it has been sent, or the client cannot receive it.
     fn closing_seqno(&self, sending: &Sending) -> Option<Seqno> {
         if !self.filter.is_collection_aware() || sending.then.is_some() {
             return None;
@@ -347,7 +345,7 @@ impl Stream {
         }
         match sending.items {
             Items::Memory(_) => sending.end,
-            // The snapshot for a filter that names nothing is announced all the same.
+            // The snapshot for an exhausted filter is announced anyway.
             Items::Disk { .. } => sending.end.filter(|_| self.filter.is_exhausted()),
         }
     }
@@ -359,7 +357,7 @@ impl Stream {
         outlet: &mut Outlet<'_>,
     ) -> Result<(), EncodeError> {
         let start = match self.last_marker_end {
-            // The first one goes on with the snapshot the client is in.
+            // The first one continues the snapshot that the client is in.
             None => sending.natural_start.min(self.snapshot.start),
             Some(_) => sending.natural_start,
         };
@@ -396,7 +394,7 @@ impl Stream {
         outlet.send(|out, _| marker.encode(to, out))
     }
 
-    /// Goes on with the second part of a snapshot, or with what comes after it.
+    /// Continues with the second part of a snapshot, or with what follows it.
     fn finish_part(&mut self, sending: Sending) {
         match sending.then {
             Some(rest) => {

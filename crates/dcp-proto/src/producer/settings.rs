@@ -42,7 +42,7 @@ pub struct ServerVersion {
 }
 
 impl ServerVersion {
-    /// The newest one whose ways are known: 8.0.2.
+    /// The newest version whose behaviour is known: 8.0.2.
     pub const NEWEST: Self = Self { major: 8, minor: 0, patch: 2 };
 
     /// Whether this is `major.minor` or newer.
@@ -51,7 +51,8 @@ impl ServerVersion {
         self.major > major || (self.major == major && self.minor >= minor)
     }
 
-    /// Whether this is a version from before collections, with other ways in much.
+    /// Whether this is a version from before collections, which behaves differently in many
+    /// respects.
     #[must_use]
     pub const fn is_legacy(self) -> bool {
         !self.is_at_least(7, 0)
@@ -64,67 +65,68 @@ impl Default for ServerVersion {
     }
 }
 
-/// What the server side of a connection is configured with.
+/// The configuration of the server side of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionConfig {
     /// How long a connection with noops may be silent before it is closed.
     pub idle_timeout: Duration,
     /// Whether streams with xattrs or collections need noops to be enabled first.
     pub noop_mandatory: bool,
-    /// Shortest interval between noops a client may ask for.
+    /// Shortest noop interval that a client may request.
     pub min_noop_interval: Duration,
-    /// How many streams a connection may have, ended ones whose end is unsent included; a
-    /// request beyond that is refused with ENOMEM.
+    /// How many streams a connection may have, including ended ones whose end is unsent; further
+    /// requests are refused with ENOMEM.
     pub max_streams: usize,
-    /// Largest flow-control window a client may ask for, in bytes; more is refused with ENOMEM.
+    /// Largest flow-control window that a client may request, in bytes; larger ones are refused
+    /// with ENOMEM.
     pub max_buffer_size: u32,
-    /// Whether backfills come in the order of the keys for clients that allow it.
+    /// Whether clients that allow it get backfills in key order.
     pub oso_backfill: OsoBackfill,
     /// Most collections a filter may name for such a backfill.
     pub oso_max_collections: usize,
     /// How long a backfill may send nothing while the disk is nearly full before its stream ends
     /// with "slow".
     pub backfill_idle_limit: Duration,
-    /// From which percentage on the disk counts as nearly full.
+    /// Percentage from which the disk counts as nearly full.
     pub backfill_idle_disk_percent: u8,
     /// When a client that acknowledges nothing is disconnected; `None`, the default: never.
     pub stuck: Option<StuckClients>,
-    /// Version of the server whose ways the connection has where versions differ.
+    /// Server version whose behaviour the connection follows where versions differ.
     pub server_version: ServerVersion,
 }
 
-/// Clients whose connection is closed when they leave their flow-control window used up
+/// Clients whose connection is closed when they leave their flow-control window exhausted
 /// (`dcp_disconnect_when_stuck_name_regex`, `dcp_disconnect_when_stuck_timeout_seconds`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StuckClients {
-    /// What their names contain. Servers take a regular expression here.
+    /// Text that their names contain; in servers a regular expression.
     pub name_contains: String,
-    /// How long the window may be used up while there is more to send.
+    /// How long the window may be exhausted while there is more to send.
     pub timeout: Duration,
 }
 
 impl StuckClients {
-    /// Whether a connection of that name is meant.
+    /// Whether it applies to a connection of that name.
     pub(super) fn contains(&self, name: &[u8]) -> bool {
         let wanted = self.name_contains.as_bytes();
         wanted.is_empty() || name.windows(wanted.len()).any(|part| part == wanted)
     }
 }
 
-/// When a backfill comes in the order of the keys (`dcp_oso_backfill`).
+/// When a backfill is sent in key order (`dcp_oso_backfill`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OsoBackfill {
     /// Never.
     Disabled,
-    /// When the filter's collection is so small a part of the vBucket that looking it up beats
-    /// reading everything.
+    /// When the filter's collection is such a small part of the vBucket that lookups beat reading
+    /// everything.
     #[default]
     Auto,
     /// Whenever the other conditions are met.
     Enabled,
 }
 
-/// What a client allows of snapshots in the order of the keys.
+/// Whether a client allows snapshots in key order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum OutOfOrder {
     /// None.
@@ -132,7 +134,7 @@ pub(super) enum OutOfOrder {
     No,
     /// Any.
     Allowed,
-    /// Any, and it wants to be told the highest seqno in them.
+    /// Yes, followed by a SEQNO_ADVANCED with their highest seqno.
     WithSeqnoAdvanced,
 }
 
@@ -192,8 +194,8 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// A connection that was just opened with `flags` and that name; replication keeps its place
-    /// in memory unless it says otherwise.
+    /// A connection that was just opened with `flags` and that name; replication keeps its cursors
+    /// in memory by default.
     pub(super) fn new(flags: OpenFlags, name: &[u8], version: ServerVersion) -> Self {
         let cursor_dropping = !name.windows(11).any(|part| part == b"replication");
         Self {

@@ -1,4 +1,4 @@
-//! How an item becomes a message: keys, values and layouts as the connection asked for them.
+//! How an item becomes a message: keys, values and layouts as the connection requested them.
 
 use bytes::{Bytes, BytesMut};
 use dcp_wire::message::{
@@ -15,14 +15,14 @@ use crate::Snapshot;
 /// Longest value inflated, in bytes: a document and its system xattrs.
 const MAX_VALUE_LEN: usize = 21 * 1024 * 1024;
 
-/// Buffers kept between messages grow to the largest value seen; beyond this they are let go.
+/// Buffers are reused and grow to the largest value; beyond this size they are freed.
 const KEPT_CAPACITY: usize = 1024 * 1024;
 
-/// What a document's access frequency is told as: storage keeps none, so all are like new.
+/// Access frequency sent for documents: storage keeps none, so all are like new.
 const INITIAL_NRU: u8 = 2;
 const INITIAL_MFU: u8 = 4;
 
-/// The same of a removal that is prepared: nobody is to read it.
+/// The same for a prepared deletion, which is never read.
 const LOWEST_NRU: u8 = 3;
 const LOWEST_MFU: u8 = 0;
 
@@ -41,7 +41,7 @@ enum Body {
     Whole,
     /// No body.
     Omitted,
-    /// No body, but the datatype still says what it was.
+    /// No body, but the datatype of the original value.
     OmittedButNamed,
 }
 
@@ -58,19 +58,19 @@ pub(super) struct Shape {
     force_compression: bool,
     flatbuffers_events: bool,
     sync_writes: bool,
-    /// Of writes prepared up to here the client may lack the prepare.
+    /// The client may lack prepares up to this seqno.
     unsure_up_to: Seqno,
     nru: u8,
     nru_of_removal: u8,
     /// Documents from disk without a body keep their datatype.
     names_omitted_from_disk: bool,
-    /// The same of the document at hand.
+    /// The same for the current document.
     names_omitted: bool,
-    /// Documents from disk without body and xattrs are made of nothing but their keys.
+    /// Documents from disk without body and xattrs consist of their keys only.
     only_keys_from_disk: bool,
 }
 
-/// Buffers for values that cannot be sent as they are stored.
+/// Buffers for values that are not sent as they are stored.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     key: Vec<u8>,
@@ -120,17 +120,17 @@ impl Shape {
         }
     }
 
-    /// The same for a client that goes on inside a snapshot, at `start`. If that came from a disk it
-    /// left prepares of completed writes out: their commits are sent as what they amount to.
+    /// The same for a client that resumes inside a snapshot, at `start`. A snapshot from disk omits
+    /// prepares of completed writes, so their commits are sent as mutations or deletions.
     pub(super) const fn resuming(self, start: Seqno, snapshot: Snapshot) -> Self {
         if start.0 < snapshot.end.0 { Self { unsure_up_to: start, ..self } } else { self }
     }
 
     /// Appends the message of `item`, read from disk, to `out`.
     ///
-    /// Servers since 7.0 read no more than keys for a client that wants neither values nor xattrs,
-    /// and make documents of them: even of tombstones, with nothing else of what they were. Older
-    /// ones leave the value out and tell the datatype it has on disk.
+    /// For a client that wants neither values nor xattrs, servers since 7.0 read only keys and send
+    /// them as documents, even for tombstones and without other metadata. Older ones omit the value
+    /// and send the datatype it has on disk.
     pub(super) fn write_from_disk(
         &self,
         item: &Item,
@@ -197,7 +197,7 @@ impl Shape {
                     cas: item.cas,
                     datatype,
                     flags: item.flags,
-                    // A removal has its time in the place of an expiry.
+                    // A deletion has its time in place of the expiry.
                     expiry: if is_deletion { item.delete_time } else { item.expiry },
                     lock_time: 0,
                     nru: if is_deletion { self.nru_of_removal } else { self.nru },
@@ -247,8 +247,8 @@ impl Shape {
         Ok(())
     }
 
-    /// Appends the mutation that `item` amounts to. Most messages are one: no part is copied
-    /// anywhere but to where it is sent from.
+    /// Appends `item` as a mutation. Most messages are mutations, so each part is copied only once,
+    /// into the output.
     #[inline]
     fn write_mutation(
         &self,
@@ -278,7 +278,7 @@ impl Shape {
         Ok(message.encode_with_key_prefix(&[], to, out)?)
     }
 
-    /// An event in the form the client asked for, whichever it is stored in.
+    /// An event in the form that the client requested, regardless of the stored form.
     fn write_event(
         &self,
         event: SystemEvent<'_>,
@@ -320,7 +320,7 @@ impl Shape {
         let has_xattrs = item.datatype.contains(Datatype::XATTR);
         if self.body == Body::Whole && (self.xattrs || !has_xattrs) {
             let is_compressed = item.datatype.contains(Datatype::SNAPPY);
-            // Force compression implies snappy, and leaves what is compressed already alone.
+            // Forced compression implies snappy, and leaves compressed values alone.
             if if is_compressed { self.snappy } else { !self.force_compression } {
                 return Ok((item.datatype, &item.value));
             }
@@ -342,7 +342,7 @@ impl Shape {
         Ok((self.named(datatype, item.datatype), value))
     }
 
-    /// The value of a tombstone: the xattrs that outlive the document, if they are asked for.
+    /// The value of a tombstone: the xattrs that outlive the document, if they are requested.
     fn tombstone_value<'a>(
         &self,
         item: &'a Item,
@@ -370,12 +370,13 @@ impl Shape {
         Ok((self.named(datatype, item.datatype), value))
     }
 
-    /// The datatype to send: what the value is, or what the document was if that is wanted.
+    /// The datatype to send: that of the sent value, or that of the stored document if requested.
     fn named(&self, sent: Datatype, stored: Datatype) -> Datatype {
         if self.body == Body::OmittedButNamed { stored } else { sent }
     }
 
-    /// An uncompressed value as it is sent: compressed if the client forces that and it helps.
+    /// The value to send for an uncompressed one: compressed if the client forces compression and
+    /// it helps.
     fn finish<'a>(
         &self,
         datatype: Datatype,

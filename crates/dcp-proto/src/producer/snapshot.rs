@@ -1,4 +1,4 @@
-//! A snapshot on its way from the source to the client.
+//! A snapshot that is sent from the source to the client.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use super::ahead::{CheckpointRest, DiskItems};
 use super::shape::Unsendable;
 use super::{BackfillFailed, DurableSeqnos, Item};
 
-/// What one step of a snapshot came to.
+/// Outcome of one step of a snapshot.
 pub(super) enum Step {
     /// A message was written.
     Sent,
-    /// Many items were read and none passed: let others have a turn.
+    /// Many items were read and none passed: let other streams have a turn.
     Scanned,
     /// Everything was written.
     Done,
@@ -40,19 +40,19 @@ pub(super) struct Sending {
     pub(super) items: Items,
     /// Where the snapshot begins if it is not the stream's first.
     pub(super) natural_start: Seqno,
-    /// Where it ends for this client; `None` if nothing of it is the stream's.
+    /// Where it ends for this client; `None` if nothing in it belongs to the stream.
     pub(super) end: Option<Seqno>,
     /// Seqno the stream has read up to once the snapshot is done.
     pub(super) read_up_to: Seqno,
     pub(super) marker_sent: bool,
-    /// Highest seqno the client was told.
+    /// Highest seqno sent to the client.
     pub(super) told: Seqno,
     /// Item from disk that waits to be sent.
     pub(super) next: Option<Arc<Item>>,
     pub(super) durable: DurableSeqnos,
-    /// Whether every version is in it.
+    /// Whether it contains every version.
     pub(super) is_history: bool,
-    /// The second part of the snapshot, which ends where this one does.
+    /// The second part of the snapshot, with the same end.
     pub(super) then: Option<Box<Self>>,
 }
 
@@ -77,7 +77,7 @@ impl Sending {
         }
     }
 
-    /// The same snapshot, announced as far as `end` if that lies behind its own.
+    /// The same snapshot, announced up to `end` if that is beyond its own end.
     pub(super) fn ending_at(self, end: Option<Seqno>) -> Self {
         Self { end: self.end.max(end), ..self }
     }

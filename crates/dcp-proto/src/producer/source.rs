@@ -1,4 +1,4 @@
-//! What the producer's machines ask of the storage behind them.
+//! The storage interface of the producer's machines.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,20 +10,20 @@ use thiserror::Error;
 use super::replica::{NoReplicas, ReplicaStore};
 use super::{CheckpointItems, FailoverTable, Item, VBucketState};
 
-/// What memory holds above a seqno.
+/// The items in memory above a seqno.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemoryRead {
     /// Nothing: the reader has everything.
     UpToDate,
     /// The next item is no longer in memory: read the disk.
     NeedsBackfill,
-    /// The rest of one checkpoint, in seqno order, each key once.
+    /// The rest of one checkpoint, in seqno order, with one version per key.
     Items {
-        /// First seqno the checkpoint ever held, gone items counted.
+        /// First seqno of the checkpoint, including removed items.
         checkpoint_start: Seqno,
-        /// Whether these items begin a checkpoint the reader has seen nothing of.
+        /// Whether these items begin a checkpoint that is new to the reader.
         begins_checkpoint: bool,
-        /// Whether the checkpoint left no version out (change history).
+        /// Whether the checkpoint has every version (change history).
         is_historical: bool,
         /// Highest seqno, up to the last of the items, of anything but a prepare or an abort.
         max_visible_seqno: Seqno,
@@ -32,26 +32,26 @@ pub enum MemoryRead {
     },
 }
 
-/// The disk could not be read any further.
+/// Reading from the disk failed.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("the disk could not be read")]
 pub struct BackfillFailed;
 
-/// How far durable writes had come when an image of the disk was opened.
+/// State of durable writes when an image of the disk was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DurableSeqnos {
     /// Highest seqno of anything but a prepare or an abort.
     pub max_visible: Seqno,
-    /// Where the last write began that was committed or aborted.
+    /// Seqno of the prepare of the last completed write.
     pub high_completed: Seqno,
-    /// Where the last write began that is prepared.
+    /// Seqno of the last prepare.
     pub high_prepared: Seqno,
 }
 
-/// Where a stream stands in the memory of a vBucket, shared with the storage.
+/// A stream's position in the memory of a vBucket, shared with the storage.
 ///
-/// Storage keeps what the cursors before it have not read, as long as its memory allows; a cursor
-/// it can no longer serve finds out with [`MemoryRead::NeedsBackfill`].
+/// Storage keeps items that cursors have not read as long as memory allows; a cursor that it can no
+/// longer serve gets [`MemoryRead::NeedsBackfill`].
 #[derive(Debug)]
 pub struct Cursor {
     position: AtomicU64,
@@ -59,7 +59,7 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// A cursor behind `position`; one that `is_droppable` must not keep memory from being freed.
+    /// A cursor after `position`; one that `is_droppable` must not prevent memory from being freed.
     #[must_use]
     pub const fn new(position: Seqno, is_droppable: bool) -> Self {
         Self { position: AtomicU64::new(position.0), is_droppable }
@@ -71,7 +71,7 @@ impl Cursor {
         Seqno(self.position.load(Ordering::Relaxed))
     }
 
-    /// Whether storage may leave it behind when memory gets tight.
+    /// Whether storage may drop it when memory gets tight.
     #[must_use]
     pub const fn is_droppable(&self) -> bool {
         self.is_droppable
@@ -94,12 +94,12 @@ pub enum MemoryPressure {
     Full,
 }
 
-/// What a client's user may be allowed.
+/// Privileges of a client's user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Privilege {
-    /// To open a DCP connection that gets changes.
+    /// To open a DCP connection that receives changes.
     Produce,
-    /// To open a DCP connection that brings changes.
+    /// To open a DCP connection that sends changes.
     Consume,
     /// To stream the whole bucket.
     StreamBucket,
@@ -111,17 +111,17 @@ pub enum Privilege {
 pub struct Backfill {
     /// Highest seqno in the image.
     pub end_seqno: Seqno,
-    /// Seqno of the last visible document of the default collection in the image, tombstones
-    /// included; 0 if there is none. Where a snapshot ends for clients without collections.
+    /// Seqno of the last visible document of the default collection in the image, including
+    /// tombstones; 0 if there is none. The end of a snapshot for clients without collections.
     pub default_end_seqno: Seqno,
     /// The same for clients that take part in durable writes: prepares and aborts count.
     pub default_high_seqno: Seqno,
     /// Seqno up to which tombstones were purged when it was opened.
     pub purge_seqno: Seqno,
-    /// How far durable writes had come.
+    /// State of durable writes.
     pub durable: DurableSeqnos,
-    /// The newest version of each key, tombstones included, in seqno order; nothing is asked for
-    /// after a failure.
+    /// The newest version of each key, including tombstones, in seqno order; not read further after
+    /// a failure.
     pub items: Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>,
 }
 
@@ -137,7 +137,7 @@ impl core::fmt::Debug for Backfill {
     }
 }
 
-/// How much of a vBucket lies on disk.
+/// Size of (a part of) a vBucket on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskShare {
     /// Items, tombstones included.
@@ -146,14 +146,14 @@ pub struct DiskShare {
     pub bytes: u64,
 }
 
-/// One vBucket as its storage shows it.
+/// Access to one vBucket in its storage.
 pub trait VBucketSource {
     /// State on this node.
     fn state(&self) -> VBucketState;
 
-    /// Number of the life this copy of the vBucket leads: another one after it changed its state,
-    /// went away and came back, or lost changes. A stream belongs to one life and ends with it,
-    /// even if nobody looked in between.
+    /// Number of this incarnation of the copy: it changes when the copy changes its state, is
+    /// removed and created again, or loses changes. A stream belongs to one incarnation and ends
+    /// with it, even if the change was undone in between.
     fn incarnation(&self) -> u64;
 
     /// History branches.
@@ -168,13 +168,13 @@ pub trait VBucketSource {
     /// Seqno up to which tombstones were purged.
     fn purge_seqno(&self) -> Seqno;
 
-    /// Highest seqno of a collection, its events counted; `None` if the vBucket lacks it.
+    /// Highest seqno of a collection, including its events; `None` if the vBucket lacks it.
     fn collection_high_seqno(&self, collection: CollectionId) -> Option<Seqno>;
 
-    /// What memory holds above `after`: the rest of the one checkpoint the next item lies in.
+    /// The items in memory above `after`: the rest of the checkpoint that contains the next item.
     ///
-    /// A snapshot is announced for exactly these items, so they must be all that checkpoint holds
-    /// at this moment; later items of it make a snapshot of their own.
+    /// A snapshot is announced for exactly these items, so they must be all of the checkpoint's
+    /// current items; later ones form another snapshot.
     fn read_memory(&self, after: Seqno) -> MemoryRead;
 
     /// Opens an image of the disk from the item above `after`.
@@ -185,14 +185,14 @@ pub trait VBucketSource {
     /// order, as without a disk.
     fn open_key_order_backfill(&self, collections: &[CollectionId]) -> Option<Backfill>;
 
-    /// First seqno from which on the disk keeps every version of collections with history; `None`
-    /// if it keeps none.
+    /// Seqno from which the disk keeps every version of collections with history; `None` if it
+    /// keeps none.
     fn history_start(&self) -> Option<Seqno>;
 
-    /// As [`open_backfill`](Self::open_backfill), with every version of collections with history.
+    /// Like [`open_backfill`](Self::open_backfill), with every version of collections with history.
     fn open_history(&self, after: Seqno) -> Backfill;
 
-    /// Lets a cursor hold what memory has above its position, until it is dropped.
+    /// Lets a cursor hold the items in memory above its position, until it is dropped.
     fn register_cursor(&self, cursor: &Arc<Cursor>);
 
     /// Whether this is a replica that is still receiving its first snapshot from disk.
@@ -202,11 +202,11 @@ pub trait VBucketSource {
     /// and for an active copy.
     fn open_snapshot_end(&self) -> Option<Seqno>;
 
-    /// How much of the disk the documents of `collections` are, and everything together.
+    /// Size on disk of the documents of `collections`, and of the whole vBucket.
     fn disk_share(&self, collections: &[CollectionId]) -> (DiskShare, DiskShare);
 }
 
-/// One node's part of a bucket as its storage shows it.
+/// Access to one node's part of a bucket in its storage.
 pub trait BucketSource {
     /// Access to one vBucket; storage may hold a lock while it lives.
     type VBucket<'a>: VBucketSource
@@ -231,7 +231,7 @@ pub trait BucketSource {
     /// Whether the client's user has a privilege.
     fn has_privilege(&self, privilege: Privilege) -> bool;
 
-    /// Whether the node is still reading what it had before it stopped.
+    /// Whether the node is still warming up after a restart.
     fn is_warming_up(&self) -> bool;
 
     /// How much memory is left for another backfill.
@@ -243,16 +243,16 @@ pub trait BucketSource {
     /// Whether the storage can keep every version of a document.
     fn keeps_history(&self) -> bool;
 
-    /// Makes a vBucket that was handed over to another node a dead one here.
+    /// Sets a vBucket that was taken over by another node to dead here.
     fn retire(&self, vbid: Vbid);
 
-    /// Notes that the client, a replica, has every prepare up to a seqno as the levels of the writes
+    /// Notes that the client, a replica, has every prepare up to a seqno as the durability levels
     /// demand.
     fn prepares_acknowledged(&self, vbid: Vbid, seqno: Seqno) {
         let _ = (vbid, seqno);
     }
 
-    /// The node's copies as those who feed them change them.
+    /// The node's copies, for the consumer's end.
     fn replicas(&self) -> &dyn ReplicaStore {
         &NoReplicas
     }

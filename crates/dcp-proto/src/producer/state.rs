@@ -1,4 +1,4 @@
-//! What a node does with a vBucket.
+//! States of vBuckets.
 
 /// State of a vBucket on its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,8 +12,8 @@
 //!              Ending ─ STREAM_END sent ► Ended
 //! ```
 //!
-//! A snapshot is announced by its marker when the first message of it is about to be sent, so a
-//! snapshot in which nothing is the stream's costs no message at all.
+//! The marker of a snapshot is sent right before its first message, so a snapshot without items of
+//! the stream costs no message.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,9 +36,9 @@ use crate::Snapshot;
 /// Why a stream stopped writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pause {
-    /// It has more to say, or may have.
+    /// It has more to send, or may have.
     Ready,
-    /// It has said everything: wait until its vBucket changes.
+    /// It has sent everything: wait until its vBucket changes.
     Idle,
     /// Its end was sent.
     Ended,
@@ -60,7 +60,7 @@ pub(super) struct MarkerFields {
 pub(super) enum Phase {
     Between,
     Sending(Sending),
-    /// Sending a snapshot in the order of the keys.
+    /// Sending a snapshot in key order.
     SendingByKey(oso::Sending),
     Ending(StreamEndReason),
     Ended,
@@ -73,33 +73,33 @@ pub(super) struct Stream {
     pub(super) shape: Shape,
     pub(super) filter: Filter,
     pub(super) fields: MarkerFields,
-    /// State and history branch of the vBucket, which the stream does not outlive.
+    /// State and history branch of the vBucket; the stream ends when they change.
     pub(super) state: VBucketState,
     pub(super) vbuuid: Vbuuid,
-    /// Which life of the vBucket the stream belongs to.
+    /// Incarnation of the vBucket that the stream belongs to.
     pub(super) incarnation: u64,
     pub(super) start_seqno: Seqno,
     pub(super) end_seqno: Seqno,
     /// Snapshot the client is in until the first marker.
     pub(super) snapshot: Snapshot,
-    /// Whether that is one in the order of the keys, which no marker announced.
+    /// Whether that is one in key order, which no marker announced.
     pub(super) is_by_key: bool,
     pub(super) disk_only: bool,
     pub(super) ignore_purged: bool,
     pub(super) client_purge_seqno: Seqno,
     pub(super) oso: oso::Terms,
-    /// Last seqno looked at, sent or not.
+    /// Last seqno that was read, sent or not.
     pub(super) last_read: Seqno,
     /// End of the last marker sent; `None` before the first.
     pub(super) last_marker_end: Option<Seqno>,
     /// Whether the next marker from memory begins a checkpoint for the client.
     pub(super) at_checkpoint: bool,
-    /// Its place in the vBucket's memory.
+    /// Its cursor in the vBucket's memory.
     pub(super) cursor: Option<Arc<Cursor>>,
     pub(super) is_droppable: bool,
-    /// How far it hands the vBucket over, if that is what it is for.
+    /// Progress of the takeover, if the stream is for one.
     pub(super) takeover: Option<Takeover>,
-    /// When the backfill that is being sent last made progress.
+    /// When the current backfill last made progress.
     pub(super) progressed: Option<Instant>,
     pub(super) phase: Phase,
 }
@@ -143,7 +143,7 @@ impl Stream {
             oso,
             last_read: accepted.start_seqno,
             last_marker_end: None,
-            // Older servers say so only where a checkpoint begins.
+            // Older servers set the flag only where a checkpoint begins.
             at_checkpoint: !settings.version.is_legacy(),
             cursor: None,
             is_droppable: settings.cursor_dropping,
@@ -161,7 +161,7 @@ impl Stream {
         self.to.vbid
     }
 
-    /// Highest seqno it has sent, as far as everything it reads is sent.
+    /// Highest seqno up to which everything it reads has been sent.
     pub(super) fn last_sent(&self) -> Seqno {
         match &self.phase {
             Phase::Sending(sending) => sending.told.max(self.last_read),
@@ -169,7 +169,7 @@ impl Stream {
         }
     }
 
-    /// Whether it still stands in the way of another stream with its stream id.
+    /// Whether it still prevents another stream with its stream id.
     pub(super) const fn is_live(&self) -> bool {
         !matches!(self.phase, Phase::Ending(_) | Phase::Ended)
     }
@@ -181,7 +181,7 @@ impl Stream {
         }
         debug!(vbid = %self.to.vbid, %reason, last_read = %self.last_read, "stream ends");
         let told = match reason {
-            // Internal names for what the client sees as a change of the vBucket.
+            // Internal reasons, which clients see as a change of the vBucket.
             StreamEndReason::ROLLBACK => StreamEndReason::STATE_CHANGED,
             // Clients without collections know neither filters nor privileges of collections.
             StreamEndReason::FILTER_EMPTY | StreamEndReason::LOST_PRIVILEGES
@@ -194,7 +194,7 @@ impl Stream {
         self.phase = Phase::Ending(told);
     }
 
-    /// Writes messages until there are no more or the outlet takes none. The outlet must take one
+    /// Writes messages until there are no more or the outlet is full. The outlet must accept one
     /// when this is called.
     pub(super) fn write<S: BucketSource>(
         &mut self,
@@ -245,24 +245,24 @@ impl Stream {
         }
     }
 
-    /// Whether the vBucket is still the one the stream was opened on: a change of its state, a
-    /// move or a new history branch (after a rollback, say) ends the stream, even if it was undone
-    /// since.
+    /// Whether the vBucket is still the one the stream was opened on: a change of its state, a move
+    /// or a new history branch (for example after a rollback) ends the stream, even if it was
+    /// undone since.
     pub(super) fn is_same(&self, vbucket: &impl VBucketSource) -> bool {
         vbucket.incarnation() == self.incarnation
             && vbucket.state() == self.state
             && vbucket.failover_table().newest().vbuuid == self.vbuuid
     }
 
-    /// A snapshot is about to be announced: whoever lost the right to it is told that instead.
+    /// Before a snapshot is announced: a client that lost the privilege gets the end of the stream
+    /// instead.
     fn check_privileges<S: BucketSource>(&mut self, source: &S) {
         if !self.filter.may_be_read(source) {
             self.end(StreamEndReason::LOST_PRIVILEGES);
         }
     }
 
-    /// Goes on with handing the vBucket over, now that everything is sent; `None` if the stream is
-    /// to end.
+    /// Continues the takeover now that everything is sent; `None` if the stream must end.
     fn write_handover(&mut self, outlet: &mut Outlet<'_>) -> Option<Pause> {
         let state = match self.takeover.map(|takeover| takeover.next()) {
             None | Some(takeover::Next::Wait) => return Some(Pause::Idle),
@@ -285,25 +285,24 @@ impl Stream {
         Some(Pause::Idle)
     }
 
-    /// Whether it hands its vBucket over and has this opaque.
+    /// Whether it is a takeover stream with this opaque.
     pub(super) fn hands_over_as(&self, opaque: Opaque) -> bool {
         self.takeover.is_some() && self.to.opaque == opaque && self.is_live()
     }
 
-    /// Takes the client's answer to a message of a stream that hands its vBucket over; returns
-    /// whether the vBucket is to be dead from now on.
+    /// Handles the client's answer to a message of a takeover stream; returns whether the vBucket
+    /// must become dead.
     pub(super) fn acknowledged(&mut self, opcode: Opcode) -> bool {
         self.takeover.as_mut().is_some_and(|takeover| takeover.acknowledged(opcode))
     }
 
-    /// Goes on with the vBucket although it began another life.
+    /// Continues with the vBucket although its incarnation changed.
     pub(super) fn follow(&mut self, vbucket: &impl VBucketSource) {
         self.state = vbucket.state();
         self.incarnation = vbucket.incarnation();
     }
 
-    /// Whether its backfill has made no progress for `limit`. One that hands a vBucket over is
-    /// never given up.
+    /// Whether its backfill has made no progress for `limit`. A takeover never counts as stuck.
     pub(super) fn is_stuck(&self, now: Instant, limit: Duration) -> bool {
         let from_disk = match &self.phase {
             Phase::Sending(sending) => sending.is_from_disk(),

@@ -23,7 +23,7 @@ const KNOWN_FLAGS: StreamRequestFlags = StreamRequestFlags::TAKE_OVER
     .union(StreamRequestFlags::FROM_LATEST)
     .union(StreamRequestFlags::IGNORE_PURGED_TOMBSTONES);
 
-/// What a request asks for, as far as the packet alone tells.
+/// The contents of a request's packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Checks<'a> {
     pub(super) settings: &'a Settings,
@@ -49,10 +49,10 @@ pub(super) struct Accepted {
 }
 
 impl Checks<'_> {
-    /// What the packet alone must fulfil.
+    /// Checks of the packet alone.
     pub(super) fn check_packet(&self, request: &StreamRequest<'_>) -> Result<(), Refusal> {
         if self.config.server_version.is_legacy() {
-            // Flags it does not know and values mean nothing to it.
+            // It ignores unknown flags and values.
             return Ok(());
         }
         let unknown = request.flags.difference(KNOWN_FLAGS);
@@ -143,7 +143,7 @@ impl Checks<'_> {
         Ok(())
     }
 
-    /// The snapshot the stream's first marker goes on with.
+    /// The snapshot that the stream's first marker continues.
     fn snapshot(&self, request: &StreamRequest<'_>, high_seqno: Seqno) -> Snapshot {
         let mut snapshot = Snapshot { start: request.snapshot_start, end: request.snapshot_end };
         if self.features.collections
@@ -156,7 +156,7 @@ impl Checks<'_> {
     }
 }
 
-/// What may not be streamed is refused as a whole.
+/// A stream that the user may not read in full is refused.
 fn check_privileges<S: BucketSource>(filter: &Filter, source: &S) -> Result<(), Refusal> {
     if filter.may_be_read(source) {
         return Ok(());
@@ -164,7 +164,7 @@ fn check_privileges<S: BucketSource>(filter: &Filter, source: &S) -> Result<(), 
     Err(Refusal::Status(Status::EACCESS))
 }
 
-/// Whether the node has what another stream takes.
+/// Whether the node has the resources for another stream.
 fn check_capacity<S: BucketSource>(
     source: &S,
     vbucket: &impl VBucketSource,
@@ -187,7 +187,7 @@ fn check_state(state: VBucketState, flags: StreamRequestFlags) -> Result<(), Ref
     }
 }
 
-/// The request with its start moved to the newest change, if it asks for that.
+/// The request with its start moved to the newest change, if its flags say so.
 fn from_latest<'a>(request: &StreamRequest<'a>, vbucket: &impl VBucketSource) -> StreamRequest<'a> {
     let mut request = *request;
     if request.flags.contains(StreamRequestFlags::FROM_LATEST) {
@@ -241,7 +241,7 @@ fn check_rollback(
     }
 }
 
-/// Where the stream ends, with what "latest" and "on disk" mean at this moment.
+/// Where the stream ends, with "latest" and "on disk" resolved to current seqnos.
 fn end_seqno(
     request: &StreamRequest<'_>,
     filter: &Filter,

@@ -1,4 +1,4 @@
-//! The streams of one connection and whose turn it is.
+//! The streams of one connection, which take turns.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ struct Slot {
 
 /// The streams of one connection.
 ///
-/// Streams that have something to say wait in a queue and take turns; the others cost nothing
+/// Streams that have something to send wait in a queue and take turns; the others cost nothing
 /// until their vBucket changes.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
@@ -32,7 +32,7 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// Streams that are live, and ended ones whose end is still to be sent.
+    /// Number of live streams, and of ended ones whose end is still to be sent.
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }
@@ -77,7 +77,7 @@ impl Streams {
         live.map(Stream::last_sent).max()
     }
 
-    /// Adds a stream, which gets its turn.
+    /// Adds a stream to the queue.
     pub(super) fn insert(&mut self, stream: Stream) {
         let vbid = stream.vbid();
         let key = self.slots.insert(Slot { stream, queued: true });
@@ -111,8 +111,8 @@ impl Streams {
         }
     }
 
-    /// Ends the streams that belong to an earlier life of the vBucket: one that changed counts at
-    /// once, even if its streams have not had their turn since.
+    /// Ends the streams that belong to an earlier incarnation of the vBucket, even if they have not
+    /// had a turn since it changed.
     pub(super) fn end_outlived<S: BucketSource>(&mut self, vbid: Vbid, source: &S) {
         if self.of(vbid).is_empty() {
             return;
@@ -136,7 +136,7 @@ impl Streams {
         }
     }
 
-    /// Takes the answer to a message of a stream that hands its vBucket over.
+    /// Handles the answer to a message of a takeover stream.
     pub(super) fn acknowledged<S: BucketSource>(
         &mut self,
         opcode: Opcode,
@@ -167,7 +167,7 @@ impl Streams {
         }
     }
 
-    /// Gives the vBucket's streams their turn, the newest first as servers do.
+    /// Queues the vBucket's streams, the newest first as servers do.
     pub(super) fn wake(&mut self, vbid: Vbid) {
         let Some(keys) = self.by_vbid.get(&vbid) else {
             return;
@@ -195,7 +195,7 @@ impl Streams {
         }
     }
 
-    /// Lets the next stream of the queue write; `false` if none waits. The outlet must take a
+    /// Lets the next stream of the queue write; `false` if none waits. The outlet must accept a
     /// message.
     pub(super) fn take_turn<S: BucketSource>(
         &mut self,

@@ -1,4 +1,4 @@
-//! Handing a vBucket over to the client (DCP page "stream-request", flag take-over).
+//! Takeover of a vBucket by the client (DCP page "stream-request", flag take-over).
 //!
 //! ```text
 //! items, every marker from memory to be acknowledged
@@ -9,23 +9,23 @@
 use dcp_wire::Opcode;
 use dcp_wire::message::VbucketState;
 
-/// How far the vBucket is handed over.
+/// Progress of a takeover.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
     /// It is still active here.
     #[default]
     Before,
-    /// The client was told to get ready.
+    /// The client was set to pending.
     ToldPending,
-    /// It is dead here; the last items are on their way.
+    /// It is dead here; the last items are being sent.
     Dead,
-    /// The client was told to take over.
+    /// The client was set to active.
     ToldActive,
     /// The client has taken over.
     Done,
 }
 
-/// A vBucket that is being handed over.
+/// A vBucket that is being taken over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Takeover {
     stage: Stage,
@@ -33,24 +33,24 @@ pub(super) struct Takeover {
     unacknowledged: u32,
 }
 
-/// What a stream that has sent everything does next.
+/// What a takeover stream that has sent everything does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Wait for the client, or for changes.
     Wait,
-    /// Tell the client the state.
+    /// Send the client the state.
     Tell(VbucketState),
     /// End.
     End,
 }
 
 impl Takeover {
-    /// Notes that a marker was sent that is to be acknowledged.
+    /// Notes that a marker was sent that must be acknowledged.
     pub(super) const fn marker_sent(&mut self) {
         self.unacknowledged += 1;
     }
 
-    /// What follows now that everything is sent.
+    /// The next step, now that everything is sent.
     pub(super) const fn next(&self) -> Next {
         match self.stage {
             Stage::Done => Next::End,
@@ -60,7 +60,7 @@ impl Takeover {
         }
     }
 
-    /// Notes that the client was told a state.
+    /// Notes that the state was sent to the client.
     pub(super) const fn told(&mut self) {
         self.stage = match self.stage {
             Stage::Before => Stage::ToldPending,
@@ -69,8 +69,8 @@ impl Takeover {
         };
     }
 
-    /// Takes an answer of the client, whatever its status; returns whether the vBucket is to be
-    /// dead here from now on.
+    /// Handles an answer of the client, regardless of its status; returns whether the vBucket must
+    /// become dead here.
     pub(super) const fn acknowledged(&mut self, opcode: Opcode) -> bool {
         match (opcode, self.stage) {
             (Opcode::DCP_SNAPSHOT_MARKER, _) => {

@@ -4,10 +4,10 @@ use dcp_wire::Header;
 
 use crate::flow_control::counted_bytes;
 
-/// How many bytes may be on their way to the client unacknowledged.
+/// How many sent bytes may be unacknowledged.
 ///
-/// The window is open while less than its size is outstanding, whatever the next message's
-/// length: it is overshot by up to one message, and one message always passes. Without a size
+/// The window is open while less than its size is outstanding, regardless of the next message's
+/// length: it may be exceeded by one message, and one message always passes. Without a size,
 /// nothing is counted and it is always open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Window {
@@ -35,7 +35,7 @@ impl Window {
         }
     }
 
-    /// Takes bytes back; more than are outstanding earn no credit.
+    /// Subtracts acknowledged bytes; more than are outstanding earn no credit.
     pub(super) const fn acknowledged(&mut self, bytes: u32) {
         self.outstanding = self.outstanding.saturating_sub(bytes as u64);
     }

@@ -6,9 +6,9 @@ use core::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 
-/// A list of at most so many members: one more is refused as soon as it is met.
+/// A list with a limited number of members: parsing fails at the first one beyond the limit.
 ///
-/// A member takes three bytes of JSON at least and many times as many in memory.
+/// A member takes at least three bytes of JSON, and many times as much memory.
 pub(super) struct AtMost<T, const MAX: usize>(pub(super) Vec<T>);
 
 impl<T, const MAX: usize> Default for AtMost<T, MAX> {

@@ -15,13 +15,13 @@ pub struct Revision {
     pub rev: i64,
 }
 
-/// What a bucket keeps on disk.
+/// Storage type of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BucketType {
     /// Documents are persisted.
     Couchbase,
-    /// Documents live in memory only.
+    /// Documents are in memory only.
     Ephemeral,
 }
 
@@ -46,7 +46,7 @@ impl BucketConfig {
     /// Reads the answer to GET_CLUSTER_CONFIG, a pushed configuration, or the body of a
     /// NOT_MY_VBUCKET response.
     ///
-    /// `connected_host` is the host the bytes came from: nodes may leave their name to it.
+    /// `connected_host` is the host that sent the configuration, used for nodes without a name.
     ///
     /// # Errors
     /// [`InvalidConfig`] if a member is missing or wrong, or the bucket has no vBuckets.
@@ -70,8 +70,8 @@ impl BucketConfig {
         let ephemeral = match (json.bucket_type.as_deref(), json.storage_backend.as_deref()) {
             (Some(bucket_type), _) => bucket_type == "ephemeral",
             (None, Some(storage_backend)) => storage_backend == "undefined",
-            // Before 7.1 only the capability for views tells of a disk, and no bucket with one
-            // lacked it. A configuration without capabilities says nothing.
+            // Before 7.1, only the capability for views shows that a bucket is persisted, and all
+            // persisted buckets have it. A configuration without capabilities shows nothing.
             (None, None) => {
                 !capabilities.is_empty() && capabilities.iter().all(|can| can != "couchapi")
             }
@@ -107,44 +107,44 @@ impl BucketConfig {
         &self.name
     }
 
-    /// Identity of the bucket: another one under the same name means it was recreated, and no
-    /// position in the old one means anything.
+    /// Identity of the bucket: if it differs under the same name, the bucket was recreated, and
+    /// positions in the old one are meaningless.
     #[must_use]
     pub fn uuid(&self) -> &str {
         &self.uuid
     }
 
-    /// What the bucket keeps on disk.
+    /// Storage type of the bucket.
     #[must_use]
     pub const fn bucket_type(&self) -> BucketType {
         self.bucket_type
     }
 
-    /// Whether the bucket lives in memory only.
+    /// Whether the bucket is ephemeral.
     #[must_use]
     pub const fn is_ephemeral(&self) -> bool {
         matches!(self.bucket_type, BucketType::Ephemeral)
     }
 
-    /// What the bucket can do, in the server's words: `collections`, `durableWrite`, ...
+    /// Capabilities of the bucket under the server's names: `collections`, `durableWrite`, ...
     #[must_use]
     pub fn capabilities(&self) -> &[String] {
         &self.capabilities
     }
 
-    /// Whether streams can go on below what was purged of the deletions, as from 7.2 on.
+    /// Whether streams can resume below the purge seqno, as of 7.2.
     #[must_use]
     pub fn ignores_purges(&self) -> bool {
         self.has_capability("dcp.IgnorePurgedTombstones")
     }
 
-    /// Whether the bucket can do `capability`.
+    /// Whether the bucket has `capability`.
     #[must_use]
     pub fn has_capability(&self, capability: &str) -> bool {
         self.capabilities.iter().any(|known| known == capability)
     }
 
-    /// Collections manifest current when the configuration was made, if it says.
+    /// Uid of the collections manifest when the configuration was created, if it is included.
     #[must_use]
     pub const fn manifest_uid(&self) -> Option<ManifestUid> {
         self.manifest_uid
@@ -169,7 +169,7 @@ impl BucketConfig {
         &self.nodes
     }
 
-    /// The node a vBucket is active on; `None` while nobody has it, or if there is no such
+    /// The node a vBucket is active on; `None` while no node has it, or if there is no such
     /// vBucket.
     #[must_use]
     pub fn active(&self, vbid: Vbid) -> Option<usize> {
@@ -188,7 +188,7 @@ impl BucketConfig {
         (0..self.num_vbuckets()).map(Vbid).filter(move |&vbid| self.active(vbid) == Some(node))
     }
 
-    /// The vBucket a document key lies in; `key` is without its collection prefix.
+    /// The vBucket of a document key; `key` is without its collection prefix.
     #[must_use]
     pub fn vbucket_of_key(&self, key: &[u8]) -> Vbid {
         super::vbucket_of_key(key, self.num_vbuckets())
@@ -203,10 +203,10 @@ pub(super) fn revision(json: &ConfigJson) -> Result<Revision, InvalidConfig> {
     Ok(Revision { epoch: json.rev_epoch.unwrap_or(0), rev })
 }
 
-/// The nodes of the server list, whose positions the map uses, with what `nodesExt` knows of them.
+/// The nodes of the server list, whose indexes the map uses, with their details from `nodesExt`.
 ///
-/// `nodesExt` begins with the same nodes in the same order. Where it does not, the entry that
-/// names the same data endpoint is taken, and failing that the server list's own address.
+/// `nodesExt` normally begins with the same nodes in the same order. Otherwise the entry with the
+/// same data endpoint is used, and failing that the address in the server list.
 fn data_nodes(
     nodes_ext: Vec<NodeJson>,
     server_list: &[String],

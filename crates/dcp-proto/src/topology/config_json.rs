@@ -1,4 +1,4 @@
-//! The JSON of a cluster configuration, and how its node list is read.
+//! The JSON of a cluster configuration and its node list.
 
 use serde::Deserialize;
 
@@ -6,7 +6,7 @@ use super::at_most::AtMost;
 use super::node::{Endpoint, Node, Ports};
 use super::{InvalidConfig, MAX_CONFIG_LEN, MAX_VBUCKETS};
 
-/// Stands for the address the configuration was asked from.
+/// Placeholder for the address that the configuration was requested from.
 const HOST_PLACEHOLDER: &str = "$HOST";
 
 /// Most nodes of a cluster; servers have a few dozen.
@@ -94,7 +94,7 @@ impl From<PortsJson> for Ports {
     }
 }
 
-/// A port unless it is 0, which is how "not offered" is spelled by some.
+/// A port, unless it is 0, which some servers send for "not offered".
 pub(super) fn offered(port: Option<u16>) -> Option<u16> {
     port.filter(|&port| port != 0)
 }
@@ -110,17 +110,17 @@ impl ConfigJson {
 }
 
 impl NodeJson {
-    /// The node, named as `connected_host` where it leaves its name to whoever asks.
+    /// The node, with `connected_host` as its name if the configuration leaves that out.
     ///
     /// # Errors
-    /// [`InvalidConfig::Impossible`] if a name is longer than names are.
+    /// [`InvalidConfig::Impossible`] if a name is too long.
     pub(super) fn into_node(self, connected_host: &str) -> Result<Node, InvalidConfig> {
         let ports = Ports::from(self.services);
         let hostname = resolve(self.hostname.as_deref(), connected_host)?;
         let external = self.alternate_addresses.external.map(|external| {
             Ok(Endpoint {
                 hostname: resolve(external.hostname.as_deref(), connected_host)?,
-                // No port list: the usual ports are forwarded as they are.
+                // Without a port list, the usual ports are forwarded unchanged.
                 ports: external.ports.map_or(ports, Ports::from),
             })
         });
@@ -129,7 +129,7 @@ impl NodeJson {
     }
 }
 
-/// The name a configuration gives, of a length that may be kept for each node.
+/// The name in a configuration, of limited length since it is stored for each node.
 fn resolve(hostname: Option<&str>, connected_host: &str) -> Result<String, InvalidConfig> {
     let hostname = match hostname {
         None | Some("" | HOST_PLACEHOLDER) => connected_host,

@@ -59,16 +59,16 @@ pub enum InvalidConnectionString {
          (11210, with TLS 11207)"
     )]
     ManagerPort(u16),
-    /// An IPv6 literal lacks its brackets, or one of them; or what is in brackets is none.
+    /// An IPv6 literal lacks one or both brackets, or the brackets contain something else.
     #[error(
-        "connection string has an IPv6 address without brackets, or brackets without one: write \
-         [::1]:11210"
+        "connection string has an IPv6 address without brackets, or brackets around something \
+         else: write [::1]:11210"
     )]
     Ipv6,
-    /// A host has a character that no name has.
+    /// A host has a character that is not allowed in names.
     #[error("connection string has a host with a bracket, a space or a control character in it")]
     Host,
-    /// A `%` is not followed by two hexadecimal digits, or what they spell is not UTF-8.
+    /// A `%` is not followed by two hexadecimal digits, or the decoded text is not UTF-8.
     #[error("connection string has an invalid percent escape")]
     Escape,
     /// More than one path segment.
@@ -76,7 +76,7 @@ pub enum InvalidConnectionString {
     Path,
 }
 
-/// Where a cluster is found, and what the string asks for besides.
+/// The addresses of a cluster, and the options in the string.
 ///
 /// ```
 /// use dcp_proto::topology::{Address, ConnectionString};
@@ -109,8 +109,8 @@ impl ConnectionString {
         &self.addresses
     }
 
-    /// The DNS service name under which the nodes may be listed: where a single host name without
-    /// a port is given, it may stand for all of them.
+    /// The DNS service name that may list the nodes: a single host name without a port may stand
+    /// for all of them.
     #[must_use]
     pub fn srv_name(&self) -> Option<&str> {
         self.srv_name.as_deref()
@@ -184,7 +184,7 @@ impl fmt::Display for ConnectionString {
 }
 
 impl fmt::Debug for ConnectionString {
-    /// Without the options' values: a secret may be among them.
+    /// Without the options' values, which may include secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ConnectionString").field(&format_args!("{self}")).finish()
     }
@@ -199,7 +199,7 @@ fn srv_name(hosts: &str, scheme: Scheme) -> Option<String> {
 fn address(text: &str, scheme: Scheme) -> Result<Address, InvalidConnectionString> {
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
         let (host, rest) = rest.split_once(']').ok_or(InvalidConnectionString::Ipv6)?;
-        // The address of a link names its interface: fe80::1%eth0.
+        // A link-local address names its interface: fe80::1%eth0.
         let (literal, _) = host.split_once('%').unwrap_or((host, ""));
         if literal.parse::<Ipv6Addr>().is_err() {
             return Err(InvalidConnectionString::Ipv6);

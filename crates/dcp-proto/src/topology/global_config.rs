@@ -1,4 +1,4 @@
-//! The configuration of the cluster as a whole, which a connection without a bucket is given.
+//! The configuration of the cluster as a whole, sent to connections without a bucket.
 
 use super::bucket_config::{Revision, revision};
 use super::config_json::ConfigJson;
@@ -14,7 +14,7 @@ pub struct GlobalConfig {
 impl GlobalConfig {
     /// Reads the answer to GET_CLUSTER_CONFIG on a connection without a bucket.
     ///
-    /// `connected_host` is the host the bytes came from.
+    /// `connected_host` is the host that sent the configuration.
     ///
     /// # Errors
     /// [`InvalidConfig`] if a member is missing or wrong.
@@ -34,7 +34,7 @@ impl GlobalConfig {
         self.revision
     }
 
-    /// All nodes, those without data included.
+    /// All nodes, including those without the data service.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes

@@ -27,7 +27,7 @@ pub enum InvalidManifest {
         column: usize,
     },
     /// An id is not a hexadecimal number that fits.
-    #[error("collections manifest holds an impossible {0}")]
+    #[error("collections manifest has an invalid {0}")]
     Id(&'static str),
     /// Two entries have the same id.
     #[error("collections manifest names {0} twice")]
@@ -53,9 +53,9 @@ pub struct CollectionEntry {
     pub id: CollectionId,
     /// Its name within the scope.
     pub name: String,
-    /// Scope it lies in.
+    /// Its scope.
     pub scope_id: ScopeId,
-    /// Seconds after which its documents expire, if it says.
+    /// Seconds after which its documents expire, if the manifest has them.
     pub max_ttl: Option<u32>,
 }
 
@@ -91,7 +91,7 @@ struct CollectionJson {
 }
 
 impl Default for Manifest {
-    /// What a bucket without collections amounts to: `_default._default`.
+    /// The manifest of a bucket without collections: `_default._default`.
     fn default() -> Self {
         let scope_id = ScopeId(0);
         let name = || "_default".to_owned();
@@ -155,13 +155,13 @@ impl Manifest {
         self.uid
     }
 
-    /// The collection of an id.
+    /// The collection with an id.
     #[must_use]
     pub fn collection(&self, id: CollectionId) -> Option<&CollectionEntry> {
         self.collections.get(&id)
     }
 
-    /// The scope of an id.
+    /// The scope with an id.
     #[must_use]
     pub fn scope(&self, id: ScopeId) -> Option<&ScopeEntry> {
         self.scopes.get(&id)
@@ -174,13 +174,13 @@ impl Manifest {
         Some((&self.scope(collection.scope_id)?.name, &collection.name))
     }
 
-    /// The scope of a name.
+    /// The scope with a name.
     #[must_use]
     pub fn scope_named(&self, name: &str) -> Option<&ScopeEntry> {
         self.scopes.values().find(|scope| scope.name == name)
     }
 
-    /// The collection of a scope's name and its own.
+    /// The collection with a scope's and its own name.
     #[must_use]
     pub fn collection_named(&self, scope: &str, name: &str) -> Option<&CollectionEntry> {
         let scope_id = self.scope_named(scope)?.id;
@@ -198,7 +198,7 @@ impl Manifest {
     }
 }
 
-/// A number as the server writes it: hexadecimal, without a prefix.
+/// A number in the server's format: hexadecimal, without a prefix.
 fn hex(text: &str, what: &'static str) -> Result<u64, InvalidManifest> {
     u64::from_str_radix(text, 16).map_err(|_| InvalidManifest::Id(what))
 }

@@ -1,8 +1,8 @@
-//! Cluster maps, collection manifests and connection strings: who holds which vBucket, and under
+//! Cluster maps, collection manifests and connection strings: which node has which vBucket, and at
 //! which address.
 //!
-//! Everything here is parsed from a peer's bytes or a user's text: sizes are bounded, indexes are
-//! checked once, when parsed, and never again.
+//! Everything here is parsed from a peer's bytes or a user's text: sizes are bounded, and indexes
+//! are checked once, during parsing.
 
 mod at_most;
 mod bucket_config;
@@ -47,11 +47,11 @@ pub enum InvalidConfig {
         /// Column of the fault, from 1.
         column: usize,
     },
-    /// A member every configuration has is not there.
+    /// A required member is missing.
     #[error("cluster configuration lacks {0}")]
     Missing(&'static str),
-    /// A member holds a value that cannot be.
-    #[error("cluster configuration holds an impossible {0}")]
+    /// A member has an invalid value.
+    #[error("cluster configuration has an invalid {0}")]
     Impossible(&'static str),
     /// Buckets of this kind have no vBuckets, so they cannot be streamed.
     #[error(
@@ -59,7 +59,7 @@ pub enum InvalidConfig {
          buckets can be streamed"
     )]
     NoVbuckets,
-    /// The map places a vBucket on a node that the configuration does not name.
+    /// The map assigns a vBucket to a node that the configuration does not list.
     #[error("{vbid} is mapped to node {index} of {nodes}")]
     NodeIndex {
         /// vBucket concerned.
@@ -71,9 +71,9 @@ pub enum InvalidConfig {
     },
 }
 
-/// The vBucket a document key lies in; `key` is without its collection prefix.
+/// The vBucket of a document key; `key` is without its collection prefix.
 ///
-/// `num_vbuckets` is what the map says; 0 gives vBucket 0.
+/// `num_vbuckets` comes from the map; 0 gives vBucket 0.
 #[must_use]
 pub fn vbucket_of_key(key: &[u8], num_vbuckets: u16) -> Vbid {
     let hash = crc32fast::hash(key) >> 16 & 0x7fff;

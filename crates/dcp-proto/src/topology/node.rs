@@ -1,10 +1,10 @@
-//! Nodes, and the addresses they are reached under.
+//! Nodes and their addresses.
 
 use core::fmt;
 
 /// Where to connect: a host name or IP literal, and a port.
 ///
-/// An IPv6 literal is held without brackets and displayed with them.
+/// An IPv6 literal is stored without brackets and displayed with them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
     /// Host name or IP literal.
@@ -67,10 +67,10 @@ impl Endpoint {
     }
 }
 
-/// Under which of their two names the nodes are reached.
+/// Which of their two addresses of the nodes to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Network {
-    /// The names the nodes know each other by.
+    /// The names that the nodes use among themselves.
     #[default]
     Default,
     /// The alternate addresses, for clients outside the nodes' own network.
@@ -90,9 +90,9 @@ pub enum NetworkSelection {
 impl NetworkSelection {
     /// The network to use for `nodes`, the first connection having been made to `bootstrap`.
     ///
-    /// `Auto` takes the network that names exactly that address, the default one first. Where
-    /// neither does (a load balancer, a DNS alias) it takes the external one if any node has it:
-    /// whoever configures alternate addresses means them for those who come by another name.
+    /// `Auto` takes the network that contains exactly that address, the default one first. If
+    /// neither does (a load balancer, a DNS alias), it takes the external one if any node has it:
+    /// alternate addresses are meant for clients that connect by another name.
     #[must_use]
     pub fn network(self, nodes: &[Node], bootstrap: &Address) -> Network {
         let external = |node: &Node, test: &dyn Fn(&Endpoint) -> bool| {

@@ -128,7 +128,7 @@ pub enum SaslError {
     /// The server wants fewer PBKDF2 rounds than keep the password safe.
     #[error(
         "the server asks for {iterations} SCRAM iterations, fewer than the {MIN_ITERATIONS} that \
-         keep the password from being guessed: check that it is the server it should be, and its \
+         keep the password from being guessed: check that it is the right server, and its \
          scramsha_iteration_count"
     )]
     TooFewIterations {
@@ -138,7 +138,7 @@ pub enum SaslError {
     /// The server's salt is too short to keep the password safe.
     #[error(
         "the server's SCRAM salt has {len} bytes, fewer than the {MIN_SALT_LEN} that keep the \
-         password from being guessed: check that it is the server it should be"
+         password from being guessed: check that it is the right server"
     )]
     ShortSalt {
         /// Its length in bytes.

@@ -279,7 +279,7 @@ impl Server {
         self.peer.send(&bytes).await;
     }
 
-    /// The stream ends, to go on elsewhere.
+    /// The stream ends, to resume elsewhere.
     pub(super) async fn end(&mut self) {
         self.say("END 2").await;
     }

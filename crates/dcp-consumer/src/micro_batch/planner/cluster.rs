@@ -1,4 +1,4 @@
-//! What a planner asks the cluster, and what it does while that is away.
+//! A planner's requests to the cluster, and how it waits for an unavailable one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,11 +15,10 @@ use crate::micro_batch::PlannerError;
 use crate::retry::Backoff;
 use crate::{Client, ConnectOptions, Error, ErrorKind, Filter, Observation, dial};
 
-/// Longest time for the question how far the collections of a filter have come: nothing that is
-/// read depends on it.
+/// Longest time to request the seqnos of a filter's collections: no read depends on them.
 const HEADS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Time in which a call has not been answered.
+/// How long a call has failed.
 pub(super) struct Outage {
     since: Instant,
     attempts: u32,
@@ -31,14 +30,14 @@ impl Outage {
     }
 }
 
-/// The wait before a cluster that is away is asked again.
+/// The wait before the next request to an unavailable cluster.
 pub(in crate::micro_batch) fn pause(connect: &ConnectOptions, attempts: u32) -> Duration {
     let mut randomness = dial::randomness(connect.dialer.as_deref());
     Backoff::SHORT.wait(attempts.saturating_add(2), &mut randomness)
 }
 
 impl Planner {
-    /// Goes on with a client.
+    /// Continues with a client.
     pub(super) fn adopt(&mut self, client: Client) -> Result<&mut Link, PlannerError> {
         let num_vbuckets = client.num_vbuckets();
         let wanted = self.options.vbuckets.iter().flatten().max();
@@ -54,7 +53,7 @@ impl Planner {
         Ok(self.link.insert(Link { client, observer }))
     }
 
-    /// The link to the cluster, made anew if there is none.
+    /// The link to the cluster, created if there is none.
     async fn ready(&mut self) -> Result<&mut Link, PlannerError> {
         if self.link.is_none() {
             let client = Client::connect(self.connect.clone()).await?;
@@ -64,7 +63,7 @@ impl Planner {
         self.link.as_mut().ok_or_else(closed)
     }
 
-    /// Learns where the vBuckets are, and what the filter's names mean now.
+    /// Observes the vBuckets, and resolves the filter's names again.
     pub(super) async fn look(&mut self, persisted: bool) -> Result<(), PlannerError> {
         let options = self.options.clone();
         let link = self.ready().await?;
@@ -82,14 +81,14 @@ impl Planner {
         let is_kept_secret = self.seen.values().any(|seen| seen.purge_seqno.is_none());
         if is_kept_secret && !std::mem::replace(&mut self.has_warned, true) {
             tracing::warn!(
-                "the user may not read statistics: a purge of deletions is noticed only where a \
-                 read would go on below it"
+                "the user may not read statistics: purged deletions are detected only where a read \
+                 would resume below the purge seqno"
             );
         }
         Ok(())
     }
 
-    /// The last look, with what it leaves open asked.
+    /// The last observation, with answers to its open questions.
     pub(super) async fn consult(
         &mut self,
         start: &Start,
@@ -113,7 +112,8 @@ impl Planner {
                 answers.entry(*vbid).or_default().push(Answer { vbuuid, seqno, rollback });
             }
             if verdicts.values().any(Option::is_some) {
-                // A history that has changed since the look explains it better than a purge does.
+                // A history that has changed since the observation is a better explanation than a
+                // purge.
                 self.look(limits.persisted_only && !limits.is_last).await?;
             }
             self.answers = answers;
@@ -136,7 +136,7 @@ impl Planner {
         self.seen.iter().map(observed).collect()
     }
 
-    /// Learns how far the filter's collections have come. Without an answer it is not known.
+    /// Requests the seqnos of the filter's collections. They are unknown without an answer.
     pub(super) async fn look_at_heads(&mut self) {
         self.heads = None;
         let vbids: BTreeSet<Vbid> = self.seen.keys().copied().collect();
@@ -153,13 +153,13 @@ impl Planner {
         let asked = link.observer.collection_seqnos(&vbids, &collections);
         match timeout(HEADS_WITHIN, asked).await {
             Ok(Ok(heads)) => self.heads = Some(heads),
-            Ok(Err(error)) => tracing::debug!(%error, "the seqnos of collections are not reported"),
-            Err(_) => tracing::debug!("the seqnos of collections are not reported in time"),
+            Ok(Err(error)) => tracing::debug!(%error, "the seqnos of collections are unknown"),
+            Err(_) => tracing::debug!("no answer in time with the seqnos of collections"),
         }
     }
 
-    /// Where the vBuckets of ranges are. One that no node has at the moment is waited for: to leave
-    /// it out would lose its changes.
+    /// The nodes of the ranges' vBuckets. Waits for one that no node has at the moment: leaving it
+    /// out would lose its changes.
     pub(super) fn locate(&self, ranges: Vec<SeqnoRange>) -> Result<Vec<Located>, PlannerError> {
         let by_node = self.link.as_ref().map(|link| link.client.vbuckets_by_node());
         let mut nodes = BTreeMap::new();
@@ -177,7 +177,7 @@ impl Planner {
         ranges.into_iter().map(locate).collect()
     }
 
-    /// Waits before a question is asked again, or gives the error back if that is to no avail.
+    /// Waits before a request is repeated, or returns the error if that is pointless.
     pub(super) async fn sit_out(
         &mut self,
         error: PlannerError,

@@ -1,4 +1,4 @@
-//! Xattrs that are bytes: a JSON string of a prefix and their base64.
+//! Binary xattrs: a JSON string of a prefix and base64.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -6,7 +6,7 @@ use dcp_wire::Status;
 
 const PREFIX: &str = "cb-content-base64-encoded:";
 
-/// What was asked for as bytes is not.
+/// A value requested as binary is not binary.
 const NOT_BINARY: Status = Status(0xd8);
 
 /// The JSON string that stands for `bytes`.

@@ -1,4 +1,4 @@
-//! A document as sub-document operations see it: a body and an object of xattrs.
+//! A document for sub-document operations: a body and an object of xattrs.
 
 use std::borrow::Cow;
 
@@ -31,7 +31,7 @@ pub(super) struct Document {
     body_is_json: bool,
     /// The xattrs as one JSON object.
     xattrs: Vec<u8>,
-    /// What virtual xattrs stand for, where they can be asked for.
+    /// Contents of virtual xattrs, if they can be read.
     metadata: Option<Vec<u8>>,
 }
 
@@ -61,8 +61,8 @@ impl Document {
         })
     }
 
-    /// What a document begins with that the first path creates: an array if something is pushed
-    /// onto it as a whole, otherwise an object.
+    /// Initial body of a document that the first path creates: an array if something is pushed onto
+    /// the document itself, otherwise an object.
     pub(super) fn empty_for(specs: &[PathSpec<'_>]) -> Self {
         let body_spec = specs.iter().find(|spec| spec.flags & path_flag::XATTR == 0);
         let is_array = body_spec.is_some_and(|spec| {
@@ -73,7 +73,7 @@ impl Document {
         Self { body, body_is_json: true, xattrs: b"{}".to_vec(), metadata: None }
     }
 
-    /// What a tombstone begins with that never was a document.
+    /// Initial state of a tombstone that never was a document.
     pub(super) fn without_body() -> Self {
         Self { body: Vec::new(), body_is_json: false, xattrs: b"{}".to_vec(), metadata: None }
     }
@@ -114,7 +114,7 @@ impl Document {
         self.metadata = Some(all.to_string().into_bytes());
     }
 
-    /// Reads what one path asks for.
+    /// Performs the lookup of one path.
     pub(super) fn look_up(&self, spec: &PathSpec<'_>) -> Result<Vec<u8>, Status> {
         if spec.flags & path_flag::CREATE_PATH != 0 {
             return Err(Status::EINVAL);
@@ -145,7 +145,7 @@ impl Document {
         crc32c(&self.body)
     }
 
-    /// Changes what one path asks for.
+    /// Performs the mutation of one path.
     pub(super) fn mutate(
         &mut self,
         spec: &PathSpec<'_>,
@@ -156,7 +156,7 @@ impl Document {
             if spec.path.starts_with(b"$") {
                 return Err(UNMODIFIABLE_VIRTUAL_XATTR);
             }
-            // An xattr as a whole is a member of the object that stands for them.
+            // A whole xattr is a member of the object of xattrs.
             if spec.path.is_empty() {
                 return Err(Status::SUBDOC_PATH_EINVAL);
             }
@@ -214,7 +214,7 @@ const UNKNOWN_VIRTUAL_XATTR: Status = Status(0xd1);
 /// Virtual xattrs cannot be written.
 const UNMODIFIABLE_VIRTUAL_XATTR: Status = Status(0xd2);
 
-/// Whether a path is the xattr's, or leads into it.
+/// Whether a path is that of the xattr, or leads into it.
 fn names(path: &[u8], xattr: &str) -> bool {
     path.strip_prefix(xattr.as_bytes())
         .is_some_and(|rest| matches!(rest.first(), None | Some(b'.' | b'[')))

@@ -9,7 +9,7 @@ use super::json_text::{Container, Located, container, locate};
 use super::path::{self, Component};
 use crate::value::is_json;
 
-/// Sub-document opcodes, which travel inside the multi-path ones only here.
+/// Sub-document opcodes that occur only inside multi-path requests here.
 pub(super) mod op {
     use dcp_wire::Opcode;
 
@@ -27,7 +27,7 @@ pub(super) mod op {
     pub(crate) const GET_COUNT: Opcode = Opcode(0xd2);
 }
 
-/// Reads what a path leads to.
+/// Reads the target of a path.
 pub(super) fn look_up(text: &[u8], opcode: Opcode, path: &[u8]) -> Result<Vec<u8>, Status> {
     let components = path::parse(path)?;
     let Located::Value { range, .. } = locate(text, &components)? else {
@@ -44,7 +44,7 @@ pub(super) fn look_up(text: &[u8], opcode: Opcode, path: &[u8]) -> Result<Vec<u8
     }
 }
 
-/// Changes what a path leads to; returns what the operation tells the client.
+/// Changes the target of a path; returns the operation's result for the client.
 pub(super) fn mutate(
     text: &mut Vec<u8>,
     opcode: Opcode,
@@ -156,7 +156,7 @@ impl Edit<'_> {
         }
     }
 
-    /// ARRAY_INSERT: what is at the index moves up.
+    /// ARRAY_INSERT: the elements from the index on move up.
     fn insert(&mut self) -> Result<(), Status> {
         let Some((&Component::Index(index), parent)) = self.components.split_last() else {
             return Err(Status::SUBDOC_PATH_EINVAL);
@@ -235,8 +235,8 @@ impl Edit<'_> {
         }
     }
 
-    /// Adds `value` under the components from number `component` on, the first of which is
-    /// missing in `container`; objects in between only if the request wants that.
+    /// Adds `value` under the components from number `component` on, the first of which is missing
+    /// in `container`; creates objects in between only if requested.
     fn create(
         &mut self,
         container: &Container,

@@ -1,6 +1,6 @@
-//! Finding one's way in JSON text.
+//! Navigation in JSON text.
 //!
-//! The text is valid JSON; should it not be, nothing is found.
+//! The text is valid JSON; otherwise nothing is found.
 
 use std::ops::Range;
 
@@ -27,12 +27,12 @@ pub(super) struct Container {
     pub(super) elements: Vec<Element>,
 }
 
-/// Where a path leads.
+/// The target of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Located {
     /// To a value; its container and place there, unless it is the whole document.
     Value { range: Range<usize>, place: Option<(Container, usize)> },
-    /// Nowhere: the container is there, its element for the component of that number is not.
+    /// Missing: the container exists, but not its element for this component.
     Missing { container: Container, component: usize },
 }
 

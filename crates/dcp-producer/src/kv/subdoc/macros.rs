@@ -1,11 +1,11 @@
-//! Macros: values of xattrs that are known once the document is written.
+//! Macros: xattr values that are known only when the document is written.
 
 use dcp_wire::{Cas, Seqno, Status};
 
 /// A macro that is not offered.
 const UNKNOWN: Status = Status(0xd0);
 
-/// What macros stand for in one mutation.
+/// Values of macros in one mutation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Macros {
     /// Version that is written.
@@ -22,7 +22,7 @@ impl Macros {
     /// The value of a macro, as JSON.
     pub(super) fn expand(&self, value: &[u8]) -> Result<Vec<u8>, Status> {
         let text = match value {
-            // Servers write a version's bytes the other way around.
+            // Servers write the CAS in reverse byte order.
             b"\"${Mutation.CAS}\"" => format!("\"{:#018x}\"", self.cas.0.swap_bytes()),
             b"\"${Mutation.seqno}\"" => format!("\"{:#018x}\"", self.seqno.0),
             CRC32C => format!("\"{:#010x}\"", self.crc32c),
@@ -32,7 +32,7 @@ impl Macros {
     }
 }
 
-/// Whether a macro stands for the body's checksum, which is known after all other changes.
+/// Whether a macro is the body's checksum, which is known only after all other changes.
 pub(super) fn is_checksum(value: &[u8]) -> bool {
     value == CRC32C
 }

@@ -1,7 +1,7 @@
 //! Sub-document operations: reading and changing parts of JSON documents and of their xattrs.
 //!
-//! Documents are edited as text, so that what an operation does not touch stays as it was
-//! written: the order of members, the form of numbers, white space.
+//! Documents are edited as text, so that everything an operation does not change stays as written:
+//! the order of members, the form of numbers, white space.
 
 mod binary;
 mod document;
@@ -39,15 +39,15 @@ mod doc_flag {
     pub(super) const ADD: u8 = 0x02;
     /// Tombstones can be read.
     pub(super) const ACCESS_DELETED: u8 = 0x04;
-    /// A document that is created is a tombstone from the beginning.
+    /// A document that is created starts as a tombstone.
     pub(super) const CREATE_AS_DELETED: u8 = 0x08;
-    /// A replica is to answer.
+    /// A replica must answer.
     pub(super) const REPLICA_READ: u8 = 0x20;
     pub(super) const OF_LOOKUPS: u8 = ACCESS_DELETED | REPLICA_READ;
     pub(super) const OF_MUTATIONS: u8 = CREATE | ADD | ACCESS_DELETED | CREATE_AS_DELETED;
 }
 
-/// What a request asks for its paths, and what is wrong with the request as a whole.
+/// The paths of a request, or an error of the request as a whole.
 fn collect<'a>(
     specs: impl Iterator<Item = Result<PathSpec<'a>, dcp_wire::DecodeError>>,
 ) -> Result<Vec<PathSpec<'a>>, Failure> {
@@ -68,12 +68,12 @@ fn collect<'a>(
 /// Results of paths that have one, by the path's index.
 type Results = Vec<(u8, Vec<u8>)>;
 
-/// What a mutation came to.
+/// Outcome of a mutation.
 enum Outcome {
     Written {
         written: Written,
         results: Results,
-        /// What was written is a tombstone.
+        /// Whether a tombstone was written.
         is_deleted: bool,
     },
     PathFailed(u8, Status),
@@ -242,7 +242,7 @@ impl Mutation<'_> {
             seqno: Seqno(vbucket.high_seqno.0 + 1),
             crc32c: 0,
         };
-        // The body's checksum is known once the body is.
+        // The body's checksum is known only once the body is.
         if self.specs.iter().any(|spec| is_checksum(spec.value)) {
             let mut body = document.clone();
             if self.edit(&mut body, &macros).is_ok() {
@@ -283,8 +283,8 @@ impl Mutation<'_> {
 }
 
 impl Mutation<'_> {
-    /// Changes the document's parts up to what removes it as a whole; returns the results of paths
-    /// that have one, or the path that failed.
+    /// Changes the document's parts, up to a path that removes the whole document; returns the
+    /// results of paths that have one, or the path that failed.
     fn edit(&self, document: &mut Document, macros: &Macros) -> Result<Results, (u8, Status)> {
         let mut results = Vec::new();
         for (index, spec) in (0u8..).zip(self.specs).take_while(|(_, spec)| !is_deletion(spec)) {

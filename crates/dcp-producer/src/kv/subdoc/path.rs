@@ -4,9 +4,9 @@ use dcp_wire::Status;
 
 /// Flags of a path.
 pub(super) mod path_flag {
-    /// Create what is missing on the way.
+    /// Create missing parents.
     pub(in super::super) const CREATE_PATH: u8 = 0x01;
-    /// The path is one of an xattr.
+    /// The path is that of an xattr.
     pub(in super::super) const XATTR: u8 = 0x04;
     /// The value is a macro.
     pub(in super::super) const EXPAND_MACROS: u8 = 0x10;
@@ -31,7 +31,7 @@ pub(super) enum Component {
     Last,
 }
 
-/// Takes a path apart; an empty one is the whole document.
+/// Parses a path; an empty one is the whole document.
 pub(super) fn parse(path: &[u8]) -> Result<Vec<Component>, Status> {
     if path.len() > MAX_LEN {
         return Err(Status::SUBDOC_PATH_E2BIG);
@@ -54,7 +54,7 @@ pub(super) fn parse(path: &[u8]) -> Result<Vec<Component>, Status> {
     Ok(components)
 }
 
-/// An index up to its closing bracket, and what follows.
+/// An index up to its closing bracket, and the rest.
 fn index(rest: &[u8]) -> Result<(Component, &[u8]), Status> {
     let end = rest.iter().position(|&byte| byte == b']').ok_or(Status::SUBDOC_PATH_EINVAL)?;
     let (digits, tail) = rest.split_at(end);
@@ -67,8 +67,8 @@ fn index(rest: &[u8]) -> Result<(Component, &[u8]), Status> {
     Ok((Component::Index(index.ok_or(Status::SUBDOC_PATH_EINVAL)?), tail))
 }
 
-/// A name up to the next separator, and what follows. In backticks separators are part of it, and
-/// two backticks are one.
+/// A name up to the next separator, and the rest. In backticks, separators are part of the name,
+/// and two backticks are one.
 fn name(rest: &[u8]) -> Result<(Component, &[u8]), Status> {
     let mut name = Vec::new();
     let mut quoted = false;

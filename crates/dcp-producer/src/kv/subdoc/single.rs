@@ -1,4 +1,4 @@
-//! Sub-document operations of one path, which say in the packet itself what they do.
+//! Sub-document operations with one path, in their own packets.
 
 use dcp_proto::producer::ItemKind;
 use dcp_wire::message::PathSpec;
@@ -8,7 +8,7 @@ use super::{Outcome, collect};
 use crate::kv::command::Command;
 use crate::kv::failure::Failure;
 
-/// A request of one path.
+/// A request with one path.
 struct Single<'a> {
     spec: PathSpec<'a>,
     expiry: Option<u32>,

@@ -20,22 +20,22 @@ const MOST_NAMED: usize = 8;
 
 /// The filter that positions were made with, by ids. Checkpoints and offsets store it.
 ///
-/// A position is good for its filter and for any part of it: what a stream of the part would send
-/// below the position has been sent. It is not good for more, since the changes that the filter
-/// left out lie below the position and would never come.
+/// A position is valid for its filter and for any narrower one: everything that a narrower stream
+/// would send below the position has been sent. It is not valid for a wider one, since the changes
+/// that the filter left out lie below the position and would never be sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredFilter {
     /// Collections ascending, each once.
     documents: StreamFilter,
     system_documents: bool,
-    /// What is chosen of those documents.
+    /// Which of their collections are chosen.
     patterns: CollectionPatterns,
     rows: RowFilter,
 }
 
 impl StoredFilter {
-    /// The filter of a stream that is asked for `documents`; `system_documents` says whether it
-    /// delivers records of transactions, and scope `_system` where it is not named.
+    /// The filter of a stream that requests `documents`. With `system_documents`, it also delivers
+    /// transaction records, and scope `_system` even if that is not named.
     #[must_use]
     pub fn new(documents: StreamFilter, system_documents: bool) -> Self {
         let documents = match documents {
@@ -50,27 +50,27 @@ impl StoredFilter {
         Self { documents, system_documents, patterns, rows }
     }
 
-    /// Chooses collections of the scope or bucket that is asked for.
+    /// Chooses collections of the requested scope or bucket.
     #[must_use]
     pub fn with_patterns(mut self, patterns: CollectionPatterns) -> Self {
         self.patterns = patterns;
         self
     }
 
-    /// Leaves out changes of documents besides.
+    /// Also filters the changes of documents.
     #[must_use]
     pub fn with_rows(mut self, rows: RowFilter) -> Self {
         self.rows = rows;
         self
     }
 
-    /// What the server is asked for.
+    /// What is requested from the server.
     #[must_use]
     pub const fn documents(&self) -> &StreamFilter {
         &self.documents
     }
 
-    /// Whether records of transactions are delivered, and scope `_system` where it is not named.
+    /// Whether transaction records are delivered, and scope `_system` even if it is not named.
     #[must_use]
     pub const fn system_documents(&self) -> bool {
         self.system_documents
@@ -82,7 +82,7 @@ impl StoredFilter {
         &self.patterns
     }
 
-    /// Whether the server sends more than is delivered, but for what is never delivered unasked.
+    /// Whether the server sends more than is delivered, apart from system documents.
     pub(crate) const fn leaves_out(&self) -> bool {
         !(self.patterns.is_all() && self.rows.is_all())
     }
@@ -93,8 +93,8 @@ impl StoredFilter {
         &self.rows
     }
 
-    /// Checks that this filter contains `asked`, so that positions made with it serve a stream of
-    /// that. The manifest says which collections lie in a scope.
+    /// Checks that this filter contains `asked`, so that positions made with this filter are valid
+    /// for a stream of `asked`. The manifest lists the collections of each scope.
     ///
     /// # Errors
     /// [`FilterMismatch`], which names what the stream asks for in addition.
@@ -145,8 +145,8 @@ impl StoredFilter {
         }
     }
 
-    /// Whether what patterns choose here contains what is chosen of `asked`, of which the server is
-    /// asked for no more.
+    /// Whether the collections that the patterns choose include those chosen by `asked`, for a
+    /// request to the server that is no wider.
     fn patterns_contain(&self, asked: &Self, manifest: &Manifest) -> bool {
         let own = &self.patterns;
         let chooses = |id: &CollectionId| {
@@ -154,7 +154,7 @@ impl StoredFilter {
         };
         match (own.is_all(), asked.patterns.is_all()) {
             (true, true) => true,
-            // Read without system documents, the bucket is less than what names them.
+            // Without system documents, the whole bucket does not contain a filter that names them.
             (true, false) => {
                 self.documents != StreamFilter::All
                     || self.system_documents
@@ -171,7 +171,7 @@ impl StoredFilter {
         }
     }
 
-    /// Whether something that the filter names is not in the bucket any more.
+    /// Whether the filter names something that is no longer in the bucket.
     fn names_dropped(&self, manifest: &Manifest) -> bool {
         match &self.documents {
             StreamFilter::All => false,
@@ -195,14 +195,14 @@ impl StoredFilter {
         format!("collections {}", some_of(self.patterns.names().into_iter()))
     }
 
-    /// What releases stored that kept a hash of the filter: FNV-1a of its parts.
+    /// The hash that earlier releases stored in place of the filter: FNV-1a of its parts.
     pub(super) fn legacy_hash(&self) -> u64 {
         let hash = |kind: &str, ids: &[String]| {
             const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
             const PRIME: u64 = 0x100_0000_01b3;
             let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(PRIME);
             let parts = [kind].into_iter().chain(ids.iter().map(String::as_str));
-            // 0xff is in no UTF-8 text, so it ends a part unmistakably.
+            // 0xff does not occur in UTF-8, so it terminates a part unambiguously.
             parts.fold(OFFSET, |hash, part| step(part.bytes().fold(hash, step), 0xff))
         };
         match &self.documents {
@@ -240,10 +240,10 @@ pub enum FilterMismatch {
         /// Whether something that the stored filter names was dropped.
         dropped: bool,
     },
-    /// An earlier release stored a hash only, and it is another one.
+    /// An earlier release stored only a hash, which differs.
     #[error(
-        "made with another filter, of which the release that wrote it kept only a hash, or what \
-         the filter names was dropped and created again"
+        "made with another filter (an earlier release stored only its hash), or with scopes or \
+         collections that were since dropped and created again"
     )]
     Hash,
 }

@@ -1,4 +1,4 @@
-//! What a bootstrap is asked for, and what comes of it.
+//! The configuration of a bootstrap, and its outcome.
 
 use core::fmt;
 
@@ -13,11 +13,11 @@ use crate::topology::{
     BucketConfig, GlobalConfig, InvalidConfig, InvalidManifest, Manifest, Revision,
 };
 
-/// Who connects.
+/// How the client authenticates.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Auth {
-    /// A client certificate has said so already; SASL is skipped.
+    /// With a client certificate, presented during the TLS handshake; SASL is skipped.
     Certificate,
     /// A user name and password.
     Password {
@@ -27,8 +27,8 @@ pub enum Auth {
         password: Zeroizing<String>,
         /// Random printable ASCII without a comma, 24 characters or more, never used twice.
         nonce: String,
-        /// Mechanisms that may be used, in the order in which they are preferred. PLAIN, which
-        /// sends the password itself, only on connections to verified servers.
+        /// Allowed mechanisms in order of preference. PLAIN, which sends the password itself,
+        /// belongs only on connections to verified servers.
         mechanisms: Vec<Mechanism>,
     },
 }
@@ -55,18 +55,18 @@ pub struct ControlSetting {
     pub value: String,
     /// Whether the bootstrap fails if the server refuses it.
     pub required: bool,
-    /// Feature without which the server would refuse it, so that it is not even sent.
+    /// Feature that the server needs to accept it; without that feature it is not sent.
     pub needs: Option<Feature>,
 }
 
 impl ControlSetting {
-    /// A setting the connection cannot do without.
+    /// A setting that the connection requires.
     #[must_use]
     pub fn required(key: &'static str, value: impl fmt::Display) -> Self {
         Self { key, value: value.to_string(), required: true, needs: None }
     }
 
-    /// A setting servers may refuse, as old ones do.
+    /// A setting that servers may refuse, as old ones do.
     #[must_use]
     pub fn optional(key: &'static str, value: impl fmt::Display) -> Self {
         Self { key, value: value.to_string(), required: false, needs: None }
@@ -85,7 +85,8 @@ impl ControlSetting {
 pub struct DcpOpen {
     /// Name of the connection, at most 200 bytes; the server ends an older one of the same name.
     pub name: String,
-    /// What to send; [`OpenFlags::PRODUCER`] is added, and what the server does not know left out.
+    /// Flags to send; [`OpenFlags::PRODUCER`] is added, and flags that the server does not know are
+    /// left out.
     pub flags: OpenFlags,
     /// Settings, in the order they are sent.
     pub controls: Vec<ControlSetting>,
@@ -124,18 +125,18 @@ impl DcpOpen {
     }
 }
 
-/// What a bootstrap does.
+/// Configuration of a bootstrap.
 #[derive(Clone, Debug)]
 pub struct BootstrapConfig {
     /// Name and version of the program, shown in the server's logs.
     pub agent: String,
     /// Identity of the connection, shown in the server's logs; at most 33 bytes are sent.
     pub connection_id: String,
-    /// Who connects.
+    /// How the client authenticates.
     pub auth: Auth,
     /// Bucket to select; without one the cluster's configuration is fetched.
     pub bucket: Option<String>,
-    /// Host the connection goes to, put where a configuration leaves a node's name open.
+    /// Host of the connection, used for nodes that a configuration does not name.
     pub connected_host: String,
     /// Features to ask for.
     pub features: Vec<Feature>,
@@ -159,7 +160,8 @@ impl BootstrapConfig {
         Feature::CLUSTER_MAP_CHANGE_NOTIFICATION,
         Feature::ALT_REQUEST_SUPPORT,
         Feature::COLLECTIONS,
-        // Came with the user xattrs of deletions, for which there is no feature.
+        // Introduced together with the user xattrs of deletions, which have no feature of their
+        // own.
         Feature::SUBDOC_CREATE_AS_DELETED,
     ];
 
@@ -181,7 +183,7 @@ impl BootstrapConfig {
     }
 }
 
-/// The configuration a connection was given.
+/// The configuration that a connection received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterConfig {
     /// Of the bucket selected.
@@ -210,18 +212,18 @@ impl ClusterConfig {
     }
 }
 
-/// What a finished bootstrap leaves.
+/// The outcome of a bootstrap.
 #[derive(Clone, Debug)]
 pub struct BootstrapOutcome {
-    /// Features asked for and granted, ascending.
+    /// Features that were requested and granted, ascending.
     pub features: Vec<Feature>,
     /// The configuration.
     pub config: ClusterConfig,
-    /// The same as JSON, as it came.
+    /// The configuration as received, in JSON.
     pub config_json: Bytes,
-    /// The collections manifest; `None` if not asked for or the server has no collections.
+    /// The collections manifest; `None` if it was not requested or the server has no collections.
     pub manifest: Option<Manifest>,
-    /// Keys of the controls the server took.
+    /// Keys of the controls that the server accepted.
     pub controls: Vec<&'static str>,
 }
 
@@ -232,7 +234,7 @@ impl BootstrapOutcome {
         self.features.contains(&feature)
     }
 
-    /// Whether the server took a control.
+    /// Whether the server accepted a control.
     #[must_use]
     pub fn has_control(&self, key: &str) -> bool {
         self.controls.contains(&key)
@@ -268,7 +270,7 @@ impl ErrorContext {
         };
         let reference = error.reference.map(|reference| format!("reference {reference}"));
         let parts: Vec<String> = error.context.into_iter().chain(reference).collect();
-        // What a peer wrote goes to terminals and logs.
+        // The peer's text ends up in terminals and logs.
         let plain = parts.join(", ").replace(char::is_control, " ");
         Self(plain.chars().take(Self::MAX_LEN).collect())
     }
@@ -290,46 +292,46 @@ pub enum BootstrapError {
     /// The server refuses the user name or password.
     #[error("authentication failed: check user name and password{context}")]
     AuthenticationFailed {
-        /// What the server says about that.
+        /// The server's explanation.
         context: ErrorContext,
     },
     /// The SASL exchange failed on this side: no usable mechanism, a wrong server signature.
     #[error(transparent)]
     Sasl(#[from] SaslError),
-    /// There is no such bucket, or the user may not know of it.
+    /// The bucket does not exist, or the user may not see it.
     #[error("bucket '{bucket}' not found: check its name and that the user may access it")]
     BucketNotFound {
-        /// Name asked for.
+        /// Requested name.
         bucket: String,
     },
     /// The user may not use the bucket.
     #[error("no access to bucket '{bucket}': check that it exists and the user's roles")]
     BucketAccess {
-        /// Name asked for.
+        /// Requested name.
         bucket: String,
     },
     /// The user may not open DCP connections.
     #[error("the user may not open DCP connections")]
     DcpAccess,
-    /// The server does not grant a feature that is needed.
-    #[error("the server does not support {0:?}, which is needed here")]
+    /// The server does not grant a required feature.
+    #[error("the server does not support {0:?}, which is required")]
     FeatureMissing(Feature),
-    /// The server refuses a setting that is needed.
+    /// The server refuses a required setting.
     #[error("the server refuses the setting {key}={value} ({status}{context})")]
     ControlRefused {
         /// Name of the setting.
         key: &'static str,
-        /// Value asked for.
+        /// Requested value.
         value: String,
-        /// What the server answered.
+        /// The server's status.
         status: Status,
-        /// What it says about that.
+        /// The server's explanation.
         context: ErrorContext,
     },
-    /// The server has no configuration (yet), as while it starts or the bucket is being made.
+    /// The server has no configuration yet, for example while it starts or creates the bucket.
     #[error("the server has no cluster configuration yet ({status}): try again later")]
     NoConfig {
-        /// What the server answered.
+        /// The server's status.
         status: Status,
     },
     /// The configuration cannot be used.
@@ -338,43 +340,43 @@ pub enum BootstrapError {
     /// The collections manifest cannot be used.
     #[error(transparent)]
     Manifest(#[from] InvalidManifest),
-    /// A step failed in a way that has no variant of its own.
+    /// A step failed with a status that no other variant covers.
     #[error("the server answered {opcode} with {status}{context}")]
     Status {
         /// Step that failed.
         opcode: Opcode,
-        /// What the server answered.
+        /// The server's status.
         status: Status,
-        /// What it says about that.
+        /// The server's explanation.
         context: ErrorContext,
     },
     /// A response has the wrong form.
     #[error("malformed response to {opcode}")]
     Malformed {
-        /// Step concerned.
+        /// Step that was answered.
         opcode: Opcode,
-        /// What is wrong with it.
+        /// What is wrong.
         source: DecodeError,
     },
-    /// The bytes are not packets: the peer is no data service.
+    /// The bytes are not packets: the peer is not a data service.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// A packet that has no place here.
+    /// A packet that is not expected during set-up.
     #[error("the server sent an unexpected packet ({opcode}) during connection set-up")]
     Unexpected {
         /// Its opcode.
         opcode: Opcode,
     },
-    /// A setting of ours cannot be put into a packet.
+    /// A value of the configuration is too long for a packet.
     #[error("{what} does not fit a packet: use a shorter one")]
     TooLong {
-        /// The setting.
+        /// The value.
         what: &'static str,
     },
 }
 
 impl BootstrapError {
-    /// The status the server answered with, where it did.
+    /// The status in the server's answer, if there is one.
     #[must_use]
     pub const fn status(&self) -> Option<Status> {
         match self {

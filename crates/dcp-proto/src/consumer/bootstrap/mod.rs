@@ -1,4 +1,4 @@
-//! The set-up of a connection as one machine.
+//! The set-up of a connection as a state machine.
 
 mod config;
 mod requests;
@@ -20,13 +20,13 @@ use zeroize::{Zeroize, Zeroizing};
 
 use crate::topology::{MAX_CONFIG_LEN, Manifest};
 
-/// Longest body accepted during set-up: a configuration and what goes around it.
+/// Longest body accepted during set-up: a configuration and its surroundings.
 const MAX_BODY_LEN: usize = MAX_CONFIG_LEN + 64 * 1024;
 
 /// Longest name of a DCP connection, as the server advises.
 const MAX_NAME_LEN: usize = 200;
 
-/// What a packet we sent was for.
+/// The purpose of a packet that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Hello,
@@ -37,7 +37,7 @@ enum Step {
     ClusterConfig,
     Manifest,
     Open,
-    /// Index into the controls asked for.
+    /// Index into the requested controls.
     Control(usize),
 }
 
@@ -57,21 +57,21 @@ impl Step {
     }
 }
 
-/// What comes once nothing is pending any more.
+/// What follows once all requests are answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
-    /// HELLO and SASL_LIST_MECHS are out.
+    /// HELLO and SASL_LIST_MECHS were sent.
     Negotiate,
-    /// SASL is going on, or over and the bucket's steps are out behind it.
+    /// SASL is in progress, or complete with the bucket's requests sent after it.
     Configure,
-    /// DCP_OPEN and its controls are out.
+    /// DCP_OPEN and its controls were sent.
     Open,
     Done,
     Failed(BootstrapError),
 }
 
 /// Sets up one connection: HELLO, SASL, SELECT_BUCKET, configuration, manifest, and DCP_OPEN with
-/// its controls if asked for (server page "BinaryProtocol").
+/// its controls if requested (server page "BinaryProtocol").
 ///
 /// ```text
 ///            HELLO, SASL_LIST_MECHS            SASL_AUTH
@@ -82,10 +82,10 @@ enum Phase {
 ///                             Open: DCP_OPEN, CONTROL x n ------> Done
 /// ```
 ///
-/// Packets that do not need each other's answers go out together, so the whole takes four round
-/// trips. Answers are matched by opaque, in whatever order they come; the first one that is an
-/// error ends it. A server's own requests are served on the way: a pushed configuration is taken
-/// if it is newer, a noop is answered.
+/// Packets that do not depend on each other's answers are sent together, so the set-up takes four
+/// round trips. Answers are matched by opaque, in any order; the first error ends the bootstrap.
+/// Requests from the server are handled as well: a pushed configuration replaces an older one, a
+/// noop is answered.
 pub struct Bootstrap {
     config: BootstrapConfig,
     phase: Phase,
@@ -116,7 +116,7 @@ impl Bootstrap {
     ///
     /// # Errors
     /// [`BootstrapError::TooLong`] or [`BootstrapError::FeatureMissing`] if the configuration
-    /// cannot be carried out by any server.
+    /// cannot work with any server.
     pub fn new(config: BootstrapConfig) -> Result<Self, BootstrapError> {
         if config.dcp.as_ref().is_some_and(|dcp| !(1..=MAX_NAME_LEN).contains(&dcp.name.len())) {
             return Err(BootstrapError::TooLong { what: "the connection name" });
@@ -148,10 +148,10 @@ impl Bootstrap {
     }
 
     /// Input: bytes that arrived. Whole packets are taken off the front until the bootstrap is
-    /// done; what follows stays for whoever goes on with the connection.
+    /// done; the rest stays for the next user of the connection.
     ///
     /// # Errors
-    /// [`BootstrapError`]; the connection is of no use then.
+    /// [`BootstrapError`]; the connection cannot be used then.
     pub fn handle_bytes(&mut self, input: &mut BytesMut) -> Result<(), BootstrapError> {
         while !self.is_done() {
             let len = match Frame::parse(input, MAX_BODY_LEN) {
@@ -170,7 +170,8 @@ impl Bootstrap {
     /// Input: one packet.
     ///
     /// # Errors
-    /// [`BootstrapError`]; the connection is of no use then, and the same error comes again.
+    /// [`BootstrapError`]; the connection cannot be used then, and later calls return the same
+    /// error.
     pub fn handle_frame(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
         if let Phase::Failed(error) = &self.phase {
             return Err(error.clone());
@@ -199,7 +200,7 @@ impl Bootstrap {
         true
     }
 
-    /// The result, once done; `None` before, and when it has been taken.
+    /// The outcome once the bootstrap is done; `None` before that, and after it has been taken.
     pub fn take_outcome(&mut self) -> Option<BootstrapOutcome> {
         if !self.is_done() {
             return None;
@@ -253,7 +254,7 @@ impl Bootstrap {
         }
     }
 
-    /// Goes on to the next phase once everything is answered.
+    /// Starts the next phase once everything is answered.
     fn advance(&mut self) -> Result<(), BootstrapError> {
         if !self.pending.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What a bootstrap sends.
+//! The requests of a bootstrap.
 
 use dcp_wire::message::{Control, Open, OpenFlags, encode_features};
 use dcp_wire::sasl::{Mechanism, ScramClient, encode_plain};
@@ -109,7 +109,7 @@ impl Bootstrap {
     }
 }
 
-/// The HELLO key, `{"a":agent,"i":id}`, cut to what servers take.
+/// The HELLO key, `{"a":agent,"i":id}`, cut to the length that servers accept.
 fn agent_json(agent: &str, connection_id: &str) -> String {
     let id = cut(connection_id, MAX_CONNECTION_ID_LEN);
     let mut agent = agent;
@@ -118,7 +118,8 @@ fn agent_json(agent: &str, connection_id: &str) -> String {
         if json.len() <= MAX_AGENT_LEN || agent.is_empty() {
             return json;
         }
-        // Escapes make the text longer than the name, so what is over is cut until it fits.
+        // Escapes make the JSON longer than the name, so the excess is cut repeatedly until it
+        // fits.
         let over = json.len() - MAX_AGENT_LEN;
         agent = cut(agent, agent.len().saturating_sub(over.div_ceil(6)));
     }

@@ -1,4 +1,4 @@
-//! What a bootstrap makes of the answers, and of what a server sends by itself.
+//! How a bootstrap handles answers and the server's own requests.
 
 use bytes::Bytes;
 use dcp_wire::message::Features;
@@ -16,7 +16,7 @@ impl Bootstrap {
         let granted = Features::decode(frame.value)
             .map_err(|source| BootstrapError::Malformed { opcode: Opcode::HELLO, source })?;
         for feature in granted.iter() {
-            // A server may grant what nobody asked for: it is not made use of.
+            // Ignores features that were granted but not requested.
             if self.config.features.contains(&feature) && !self.features.contains(&feature) {
                 self.features.push(feature);
             }
@@ -37,7 +37,7 @@ impl Bootstrap {
 
     pub(super) fn on_authenticate(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
         let Some(scram) = &mut self.scram else {
-            // PLAIN: the answer says it all.
+            // PLAIN ends with the first answer.
             return authenticated(frame);
         };
         match frame.header.status() {
@@ -106,7 +106,7 @@ impl Bootstrap {
     pub(super) fn on_manifest(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
         self.manifest = Some(match frame.header.status() {
             Status::SUCCESS => Manifest::parse(&body(frame)?)?,
-            // 6.x before the first manifest, and servers that know the feature by name only.
+            // 6.x before the first manifest, and servers that know only the feature's name.
             Status::NO_COLLECTIONS_MANIFEST
             | Status::EINVAL
             | Status::NOT_SUPPORTED
@@ -133,12 +133,12 @@ impl Bootstrap {
             let (key, value) = (setting.key, setting.value.clone());
             return Err(BootstrapError::ControlRefused { key, value, status, context });
         }
-        tracing::debug!(key = setting.key, %status, %context, "the server does not take a setting");
+        tracing::debug!(key = setting.key, %status, %context, "the server rejected a setting");
         Ok(())
     }
 
-    /// A server's own request. None needs an answer; a configuration that cannot be used is no
-    /// loss, since one has been asked for.
+    /// A request from the server. None needs an answer; an invalid configuration does no harm,
+    /// since one has been requested.
     pub(super) fn handle_push(&mut self, frame: &Frame<'_>) {
         let ours = self.config.bucket.as_ref().is_some_and(|name| name.as_bytes() == frame.key);
         if frame.header.opcode != Opcode::CLUSTER_MAP_CHANGE || !ours || frame.value.is_empty() {
@@ -147,7 +147,7 @@ impl Bootstrap {
         let parsed = body(frame).and_then(|json| Ok((self.parse_config(&json)?, json)));
         match parsed {
             Ok((config, json)) => self.keep_newer(config, json),
-            Err(error) => tracing::debug!(%error, "a pushed configuration is of no use"),
+            Err(error) => tracing::debug!(%error, "ignoring a pushed configuration"),
         }
     }
 }
@@ -160,7 +160,7 @@ fn success(frame: &Frame<'_>) -> Result<(), BootstrapError> {
     Err(refused(frame))
 }
 
-/// A refusal that has no variant of its own.
+/// A refusal that no other variant covers.
 pub(super) fn refused(frame: &Frame<'_>) -> BootstrapError {
     BootstrapError::Status {
         opcode: frame.header.opcode,

@@ -1,4 +1,4 @@
-//! What the server answers to stream requests.
+//! The server's answers to stream requests.
 
 use bytes::Bytes;
 use dcp_wire::message::{VbSeqnos, rollback_seqno};
@@ -49,7 +49,7 @@ impl Connection {
                 self.events.push_back(Event::HighSeqnos(seqnos));
                 Ok(())
             }
-            // An acknowledgement is answered only if it was malformed, which ours are not.
+            // A server answers only malformed acknowledgements, which are never sent here.
             _ => Err(Misbehaviour::UnexpectedPacket.into()),
         }
     }
@@ -96,14 +96,14 @@ impl Connection {
                 let to = rollback_seqno(frame)?;
                 self.roll_back(vbid, to, sink)
             }
-            // Our requests are in range, but for a position past what the server has, which it names
-            // no seqno to go back from.
+            // Requests are in range unless the position is past the server's high seqno, in which
+            // case the server does not name a seqno to roll back to.
             Status::ERANGE if stream.position.seqno != Seqno::ZERO => {
                 self.roll_back(vbid, Seqno::ZERO, sink)
             }
             Status::KEY_EEXISTS if !stream.reopened => {
-                // Taking it for ours would leave us with somebody else's position: close it,
-                // then ask again.
+                // Adopting that stream would mean adopting an unknown position: close it, then
+                // request a new one.
                 stream.state = State::Closing;
                 stream.reopen = true;
                 stream.reopened = true;
@@ -132,7 +132,7 @@ impl Connection {
         let rollback = stream.roll_back(to, policy == OnRollback::Resync);
         self.stats.rollbacks += 1;
         if policy == OnRollback::Fail {
-            // Not delivered, so that the position stays where the application knows it.
+            // Not delivered, so that the position stays at one the application knows.
             stream.dirty = false;
             self.end(vbid, EndCause::RolledBack(rollback));
             return Ok(());
@@ -145,7 +145,7 @@ impl Connection {
         Ok(())
     }
 
-    /// What a vBucket is to be caught up with may have been lost in a failover.
+    /// The seqno at which a vBucket is caught up may have been lost in a failover.
     fn lower_catch_up<S: ChangeSink>(
         &mut self,
         vbid: Vbid,

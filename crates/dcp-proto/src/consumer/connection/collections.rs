@@ -1,4 +1,4 @@
-//! How far single collections have come on a node.
+//! High seqnos of single collections on a node.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use dcp_wire::{CollectionId, DecodeError, Frame, Opaque, Status};
 use super::Connection;
 use crate::consumer::{CollectionSeqnos, Event};
 
-/// Set in the opaques of these requests; numbers of requests for all high seqnos never get there.
+/// Set in the opaques of these requests; the numbers of requests for all high seqnos stay below it.
 const COLLECTION: u32 = 1 << 31;
 
 /// Requests for the seqnos of collections, until all of them are answered.
 #[derive(Debug, Default)]
 pub(super) struct CollectionRequests {
-    /// That of the last request.
+    /// Number of the last request.
     number: u32,
     waiting: BTreeMap<u32, CollectionId>,
     answered: Vec<CollectionSeqnos>,
@@ -22,8 +22,8 @@ pub(super) struct CollectionRequests {
 
 impl Connection {
     /// Command: asks for the highest seqno of each of these collections in the node's active
-    /// vBuckets; one [`Event::CollectionSeqnos`] follows once all are answered. Does nothing while
-    /// an earlier request is not, or on a connection without collections.
+    /// vBuckets; one [`Event::CollectionSeqnos`] follows once all are answered. Has no effect while
+    /// an earlier request is unanswered, or on a connection without collections.
     pub fn request_collection_seqnos(&mut self, collections: &[CollectionId]) {
         if !self.config.collections || !self.collection_requests.waiting.is_empty() {
             return;
@@ -34,14 +34,14 @@ impl Connection {
             let (number, state) = (requests.number, Some(Some(VbucketState::ACTIVE)));
             let request = GetAllVbSeqnos { state, collection_id: Some(id) };
             let opaque = Opaque(COLLECTION | number);
-            // It is of a fixed size, which always fits.
+            // Its size is fixed, so it always fits.
             if request.encode(opaque, &mut self.transmit).is_ok() {
                 requests.waiting.insert(number, id);
             }
         }
     }
 
-    /// Takes the answer to such a request; `false` if it is none.
+    /// Handles the answer to such a request; `false` if `frame` is not one.
     pub(super) fn collection_answered(&mut self, frame: &Frame<'_>) -> Result<bool, DecodeError> {
         let opaque = frame.header.opaque.0;
         if opaque & COLLECTION == 0 {
@@ -53,7 +53,7 @@ impl Connection {
             return Ok(true);
         };
         let seqnos = match frame.header.status() {
-            // No more than there are vBuckets, however long the answer is.
+            // At most one per vBucket, however long the answer is.
             Status::SUCCESS => {
                 let entries = VbSeqnos::decode(frame.value)?;
                 let there = entries.filter(|(vbid, _)| vbid.index() < self.streams.len());

@@ -14,18 +14,19 @@ use crate::consumer::{ConnectionError, EndCause, Event};
 use crate::flow_control::counted_bytes;
 
 impl Connection {
-    /// Command: up to `seqno` of the branch `vbuuid`, every copy of a vBucket that is present has
-    /// everything on disk. A lower seqno than before is taken too: copies may have joined.
+    /// Command: every present copy of the vBucket has persisted the branch `vbuuid` up to `seqno`.
+    /// A lower seqno than before is accepted as well: copies may have joined.
     ///
-    /// What that sets free comes with the next [`handle_input`](Self::handle_input). Of no effect
-    /// unless the vBucket's stream was opened on that branch.
+    /// Changes that are persisted by it are delivered by the next
+    /// [`handle_input`](Self::handle_input). Has no effect unless the vBucket's stream was opened
+    /// on that branch.
     pub fn persisted(&mut self, vbid: Vbid, vbuuid: Vbuuid, seqno: Seqno) {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
         if stream.newest_branch() != Some(vbuuid) {
             return;
         }
         stream.unpersisted.persisted_to = seqno;
-        // Told again and again while the application takes nothing, it stands there once.
+        // Queued only once, however often it is reported while the application takes no batch.
         if stream.unpersisted.is_first_persisted() && !self.newly_persisted.contains(&vbid) {
             self.newly_persisted.push_back(vbid);
         }
@@ -34,14 +35,14 @@ impl Connection {
         }
     }
 
-    /// What is not yet on the disks of all copies; part of what is
-    /// [unacknowledged](Self::unacknowledged).
+    /// Changes that are not yet persisted on all copies; part of
+    /// [`unacknowledged`](Self::unacknowledged).
     #[must_use]
     pub const fn unpersisted(&self) -> Unpersisted {
         self.unpersisted
     }
 
-    /// Keeps a message until it is persisted; `false` if it may be taken at once.
+    /// Queues a message until it is persisted; `false` if it can be handled at once.
     #[cold]
     pub(super) fn keep_unpersisted(
         &mut self,
@@ -78,7 +79,7 @@ impl Connection {
         true
     }
 
-    /// Gives the sink what is persisted by now, until `limit` is reached.
+    /// Gives the sink what has been persisted, until `limit` is reached.
     pub(super) fn deliver_persisted<S: ChangeSink>(
         &mut self,
         limit: Limit,
@@ -99,7 +100,7 @@ impl Connection {
                 {
                     stream.unpersisted.put_back(packets);
                 }
-                // It has come to its end meanwhile.
+                // The stream has reached its end meanwhile.
                 _ => self.count_out(packets.amount),
             }
             walked?;
@@ -112,8 +113,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes off the front of unpersisted packets those that are persisted by now, in the same way
-    /// as what arrives.
+    /// Handles the packets at the front of the queue that are now persisted, in the same way as
+    /// packets that arrive.
     fn walk_persisted<S: ChangeSink>(
         &mut self,
         vbid: Vbid,
@@ -170,20 +171,20 @@ impl Connection {
         unpersisted.bytes = packets;
         unpersisted.bytes.advance(done);
         if unpersisted.bytes.is_empty() {
-            // A burst leaves no memory behind.
+            // Frees the memory of a burst.
             unpersisted.bytes = BytesMut::new();
         }
         walked
     }
 
-    /// So much is not unpersisted any more: it was given to the sink, or comes again, or is not
-    /// wanted. Its bytes go back like those of everything that has arrived.
+    /// Subtracts what is no longer unpersisted: it was given to the sink, will be sent again, or is
+    /// not wanted. Its bytes are released like those of all other packets.
     pub(super) fn count_out(&mut self, amount: Unpersisted) {
         self.unpersisted -= amount;
         self.held += amount.bytes;
     }
 
-    /// Reports that nothing of a vBucket is unpersisted any more, if so.
+    /// Reports a vBucket that no longer has unpersisted changes.
     fn report_if_emptied(&mut self, vbid: Vbid) {
         let Some(Some(stream)) = self.streams.get(vbid.index()) else { return };
         if stream.state == State::Streaming && stream.unpersisted.is_empty() {
@@ -191,7 +192,7 @@ impl Connection {
         }
     }
 
-    /// Drops what is unpersisted of a stream: it comes again, or is not wanted.
+    /// Drops the unpersisted changes of a stream: they will be sent again, or are not wanted.
     pub(super) fn discard(&mut self, vbid: Vbid) {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
         let Packets { amount, .. } = stream.unpersisted.take();
@@ -199,8 +200,8 @@ impl Connection {
         self.count_out(amount);
     }
 
-    /// A stream has delivered what was asked for; it is complete now, or once its end is persisted
-    /// ([`EndPersisted`]). `by_server`: the server has ended it.
+    /// A stream has delivered everything up to its end; it is complete now, or once its end is
+    /// persisted ([`EndPersisted`]). `by_server`: the server has ended it.
     pub(super) fn reached_end(&mut self, vbid: Vbid, by_server: bool) {
         let Some(Some(stream)) = self.streams.get(vbid.index()) else { return };
         let has_end = by_server || stream.unpersisted.has_end();
@@ -226,8 +227,8 @@ impl Connection {
         }
     }
 
-    /// The node has answered request number `request` for its high seqnos: streams that waited to
-    /// hear of theirs know now what has to be persisted.
+    /// The node has answered request number `request` for its high seqnos: streams that waited for
+    /// theirs now know what has to be persisted.
     pub(super) fn heard_high_seqnos(&mut self, request: u32, seqnos: &[(Vbid, Seqno)]) {
         self.ask_up_to(request, seqnos);
         for &(vbid, high) in seqnos {
@@ -257,7 +258,7 @@ impl Connection {
             self.end(vbid, EndCause::Complete);
             return;
         }
-        // The server's STREAM_END may never come; what is wanted is there.
+        // The server's STREAM_END may never arrive, and is not needed.
         stream.state = State::Finished;
         let from = Box::new(stream.stream_position());
         self.events.push_back(Event::StreamEnded { vbid, cause: EndCause::Complete, from });
@@ -265,7 +266,7 @@ impl Connection {
 }
 
 impl Stream {
-    /// Whether whatever took the place of changes up to the end is on the disks of all copies.
+    /// Whether all newer versions that replaced changes up to the end are persisted on all copies.
     fn is_end_persisted(&self) -> bool {
         matches!(self.end_persisted, EndPersisted::At(seqno) if seqno <= self.unpersisted.persisted_to)
     }

@@ -28,8 +28,8 @@ use super::{
 };
 use crate::OnRollback;
 
-/// Intervals without any packet after which a connection is dead. The producer sends a noop each
-/// interval whatever else it sends, so that one can be lost in a stall and the second is late.
+/// Noop intervals without any packet after which a connection is dead. The producer sends a noop
+/// each interval regardless of other traffic, so one may be delayed by a stall.
 const DEAD_AFTER_INTERVALS: u32 = 2;
 
 /// How a connection was set up.
@@ -41,15 +41,15 @@ pub struct ConnectionConfig {
     pub collections: bool,
     /// Flow-control window in bytes; 0 if flow control is off.
     pub window: u32,
-    /// Interval of the producer's noops; `None` if they are off, when a dead connection is not
-    /// noticed.
+    /// Interval of the producer's noops; `None` if they are off, in which case dead connections are
+    /// not detected.
     pub noop_interval: Option<Duration>,
-    /// What every stream asks for.
+    /// What every stream requests.
     pub filter: StreamFilter,
-    /// Whether the server takes a purge seqno in stream requests (marker version 2.2).
+    /// Whether the server accepts a purge seqno in stream requests (marker version 2.2).
     pub purge_seqno: bool,
-    /// Whether a stream goes on from a position below the server's purge seqno, past deletions that
-    /// are gone, in place of being rolled back to the beginning.
+    /// Whether a stream whose position is below the server's purge seqno resumes, missing purged
+    /// deletions, instead of being rolled back to the beginning.
     pub ignore_purged_tombstones: bool,
     /// What a rollback does to a stream.
     pub on_rollback: OnRollback,
@@ -72,7 +72,7 @@ impl Limit {
     /// No limit.
     pub const NONE: Self = Self { rows: usize::MAX, bytes: usize::MAX };
 
-    /// What is left of it after so much.
+    /// What remains of the limit.
     #[inline(always)]
     pub(super) const fn less(self, rows: usize, bytes: usize) -> Self {
         Self { rows: self.rows.saturating_sub(rows), bytes: self.bytes.saturating_sub(bytes) }
@@ -86,7 +86,7 @@ pub struct Walk {
     pub consumed: usize,
     /// Rows given to the sink.
     pub rows: usize,
-    /// Whether it stopped at the limit and not for want of a whole packet.
+    /// Whether it stopped at the limit, not because a packet was incomplete.
     pub limited: bool,
 }
 
@@ -104,43 +104,43 @@ pub struct Walk {
 ///   [`take_positions`](Self::take_positions), [`take_held`](Self::take_held),
 ///   [`poll_timeout`](Self::poll_timeout).
 ///
-/// A connection that returned an error is over: take what it holds with
+/// A connection that returned an error has ended: take its streams with
 /// [`into_streams`](Self::into_streams) and drop it.
 ///
 /// # Flow control
 ///
 /// Every byte that counts is *held* from the moment it is received until the driver takes it with
-/// `take_held` and, once the application has processed what came with it, gives it back with
-/// `release`. A caller that never releases stalls the producer after one window; a producer that
-/// sends more than the window and one packet is disconnected, which is what bounds memory here.
+/// `take_held`. Once the application has processed the changes in these bytes, the driver returns
+/// them with `release`. A caller that never releases stalls the producer after one window. A
+/// producer that sends more than the window and one packet is disconnected, which bounds memory.
 #[derive(Debug)]
 pub struct Connection {
     pub(super) config: ConnectionConfig,
     /// By vBucket.
     pub(super) streams: Vec<Option<Box<Stream>>>,
-    /// vBuckets whose position has moved since positions were last taken.
+    /// vBuckets with a position update since positions were last taken.
     pub(super) dirty: Vec<Vbid>,
-    /// Last positions of streams that are gone, not taken yet.
+    /// Last positions of removed streams, not yet taken.
     left: Vec<PositionUpdate>,
     pub(super) opaques: Opaques,
     pub(super) window: Window,
-    /// Counted bytes received and not yet taken by the driver.
+    /// Counted bytes received, not yet taken by the driver.
     pub(super) held: u64,
-    /// What is not yet on the disks of all copies; not part of `held`.
+    /// Changes that are not yet persisted on all copies; not part of `held`.
     pub(super) unpersisted: Unpersisted,
-    /// vBuckets of which something is persisted by now and was not given to the sink yet.
+    /// vBuckets with changes that are now persisted but not yet given to the sink.
     pub(super) newly_persisted: VecDeque<Vbid>,
     pub(super) transmit: BytesMut,
     pub(super) events: VecDeque<Event>,
     /// How many requests for high seqnos were made, and whether the last one is still to be sent.
     high_seqno_requests: u32,
     asks_high_seqnos: bool,
-    /// When anything last came from the server.
+    /// When the last bytes from the server arrived.
     pub(super) heard_at: Instant,
-    /// Bytes of a packet that was not whole at that moment.
+    /// Bytes of the packet that was incomplete at that moment.
     pub(super) incomplete: usize,
     pub(super) stats: ConnectionStats,
-    /// Questions for high seqnos that were not answered.
+    /// Unanswered requests for high seqnos.
     pub(super) asked_high_seqnos: usize,
     collection_requests: CollectionRequests,
 }
@@ -171,7 +171,7 @@ impl Connection {
         }
     }
 
-    /// Command: stream requests ask for this from now on; streams that are open stay as they are.
+    /// Command: sets the filter of future stream requests; open streams keep theirs.
     pub fn set_filter(&mut self, filter: StreamFilter) {
         self.config.filter = filter;
     }
@@ -193,8 +193,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Command: asks for a stream that goes on from `from`, up to the snapshot that
-    /// holds `end_seqno` ([`Seqno::MAX`]: endless).
+    /// Command: requests a stream that resumes at `from` and ends with the snapshot that holds
+    /// `end_seqno` ([`Seqno::MAX`]: endless).
     ///
     /// # Errors
     /// [`ApiMisuse`] if there is no such vBucket, or it has a stream here.
@@ -220,7 +220,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Asks for a stream, or first where it ends.
+    /// Requests a stream, or first the seqno at which it ends.
     pub(super) fn request(&mut self, vbid: Vbid) {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
         if !stream.may_have_lost_end() {
@@ -243,7 +243,7 @@ impl Connection {
                 stream.end_seqno = stream.end_seqno.min(high);
             }
         }
-        // What the node does not have it says once it is asked for it.
+        // The stream request itself shows which vBuckets the node does not have.
         for stream in self.streams.iter_mut().flatten().filter(|stream| stream.asks(request)) {
             stream.state = State::Requested;
             RequestContext::new(&self.config).encode(stream, &mut self.transmit);
@@ -262,7 +262,7 @@ impl Connection {
     /// Command: closes a stream, if there is one. [`Event::StreamEnded`] follows.
     pub fn close_stream(&mut self, vbid: Vbid) {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
-        // One that is being closed in order to be asked for again stays closed.
+        // A stream that is being closed in order to be reopened stays closed.
         stream.reopen = false;
         if matches!(stream.state, State::Asking { .. }) {
             // The server knows nothing of it.
@@ -285,7 +285,7 @@ impl Connection {
         self.asked_high_seqnos += 1;
         // vBucket state: active.
         let extras = 1_u32.to_be_bytes();
-        // By its number an answer is told from that to an earlier request.
+        // The number distinguishes the answer from those to earlier requests.
         self.high_seqno_requests = self.high_seqno_requests.wrapping_add(1);
         let opaque = Opaque(self.high_seqno_requests);
         let request = Frame::request(Opcode::GET_ALL_VB_SEQNOS).with_extras(&extras);
@@ -293,8 +293,8 @@ impl Connection {
         self.asks_high_seqnos = true;
     }
 
-    /// The number of a request for high seqnos that the server gets after everything it has sent
-    /// so far: one that was not handed out yet, or a new one.
+    /// The number of a request for high seqnos that the server receives after everything it has
+    /// sent so far: the pending one, or a new one.
     pub(super) fn next_high_seqnos(&mut self) -> u32 {
         if !self.asks_high_seqnos {
             self.request_high_seqnos();
@@ -324,8 +324,8 @@ impl Connection {
         self.events.pop_front()
     }
 
-    /// Output: the positions that have moved since the last call, each after the last item of
-    /// its vBucket that was given to the sink.
+    /// Output: position updates since the last call, each after the last item of its vBucket that
+    /// was given to the sink.
     pub fn take_positions(&mut self) -> Vec<PositionUpdate> {
         let streams = &mut self.streams;
         let mut positions = std::mem::take(&mut self.left);
@@ -340,8 +340,8 @@ impl Connection {
         positions
     }
 
-    /// Output: bytes received since the last call that count towards the window; give them back
-    /// with [`release`](Self::release).
+    /// Output: bytes received since the last call that count towards the window; return them with
+    /// [`release`](Self::release).
     pub const fn take_held(&mut self) -> u64 {
         std::mem::replace(&mut self.held, 0)
     }
@@ -371,13 +371,13 @@ impl Connection {
         self.held
     }
 
-    /// Whether positions have moved since they were last taken.
+    /// Whether there are position updates to take.
     #[must_use]
     pub fn has_moved(&self) -> bool {
         !self.dirty.is_empty() || !self.left.is_empty()
     }
 
-    /// Whether the producer stands still until bytes are released.
+    /// Whether the producer is stalled until bytes are released.
     #[must_use]
     pub const fn is_window_full(&self) -> bool {
         self.window.is_full()
@@ -389,20 +389,20 @@ impl Connection {
         self.window.outstanding()
     }
 
-    /// Whether every stream there was is complete.
+    /// Whether all streams were completed.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.streams.iter().flatten().all(|stream| stream.state == State::Finished)
     }
 
-    /// Whether there is no stream, nor anything still to come from the server of one that was.
+    /// Whether there is no stream, and nothing outstanding from the server for an earlier one.
     #[must_use]
     pub fn is_unused(&self) -> bool {
         self.streams.iter().all(Option::is_none)
     }
 
-    /// Command: acknowledges everything that was received, before the connection is used for
-    /// something else. What the application still has of it must not be released any more.
+    /// Command: acknowledges everything that was received, before the connection is reused. Bytes
+    /// that the application still holds must not be released afterwards.
     pub fn acknowledge_all(&mut self) {
         self.held = 0;
         while let Some(bytes) = self.window.take_all() {
@@ -410,13 +410,13 @@ impl Connection {
         }
     }
 
-    /// What was counted so far.
+    /// Counters since the connection began.
     #[must_use]
     pub const fn stats(&self) -> &ConnectionStats {
         &self.stats
     }
 
-    /// Everything the connection's streams need to go on elsewhere.
+    /// Everything the streams need to resume on other connections.
     #[must_use]
     pub fn into_streams(self) -> Vec<(Vbid, StreamPosition)> {
         let open = |stream: &Stream| stream.state != State::Finished;
@@ -450,7 +450,7 @@ impl Connection {
         }
     }
 
-    /// Takes a stream out and tells so.
+    /// Removes a stream and reports its end.
     pub(super) fn end(&mut self, vbid: Vbid, cause: EndCause) {
         if let Some(stream) = self.remove(vbid) {
             let from = Box::new(stream.stream_position());
@@ -458,7 +458,7 @@ impl Connection {
         }
     }
 
-    /// Takes a stream out. Its position still goes with the next batch.
+    /// Removes a stream. Its position still goes with the next batch.
     pub(super) fn remove(&mut self, vbid: Vbid) -> Option<Box<Stream>> {
         self.discard(vbid);
         let stream = self.streams.get_mut(vbid.index())?.take()?;

@@ -1,4 +1,4 @@
-//! Stream requests: where to go on from, and what to leave out.
+//! Stream requests: where to resume, and what to filter.
 
 use core::fmt::Write as _;
 
@@ -9,21 +9,21 @@ use dcp_wire::{CollectionId, ScopeId, Seqno};
 use super::ConnectionConfig;
 use crate::consumer::stream::Stream;
 
-/// What a stream asks for (public DCP page "stream-request", JSON value).
+/// What a stream requests (public DCP page "stream-request", JSON value).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum StreamFilter {
     /// The whole bucket.
     #[default]
     All,
-    /// One scope, collections made later included.
+    /// One scope, including collections created later.
     Scope(ScopeId),
     /// Some collections.
     Collections(Vec<CollectionId>),
 }
 
 impl StreamFilter {
-    /// The member that names it in the value of a stream request, and that member's JSON; nothing
-    /// for the whole bucket.
+    /// The member for this filter in the value of a stream request, and its JSON; `None` for the
+    /// whole bucket.
     #[must_use]
     pub fn member(&self) -> Option<(&'static str, String)> {
         match self {
@@ -73,8 +73,7 @@ impl<'a> RequestContext<'a> {
         debug_assert!(encoded.is_ok(), "a filter fits a packet");
     }
 
-    /// The JSON value; empty where there is nothing to say, since an object without any known
-    /// member is refused.
+    /// The JSON value; empty without members, since servers refuse an object without known members.
     fn value(&self, stream: &Stream) -> String {
         if !self.config.collections {
             return String::new();

@@ -1,9 +1,8 @@
-//! Runs of mutations: what a stream mostly consists of, looked at together.
+//! Runs of mutations, which make up most of a stream, handled together.
 //!
-//! The mutations of a snapshot follow each other with nothing between them. What has to hold for
-//! each of them is checked here in a loop that keeps all it needs in registers; what a run changes
-//! about its stream and the window is written down once, behind it. Whatever is not as usual about
-//! a packet ends the run before it and takes the way of [`walk`](super::walk), which knows all.
+//! The mutations of a snapshot usually follow each other directly. They are checked here in a loop
+//! that keeps its state in registers; the stream and the window are updated once, after the run.
+//! Any unusual packet ends the run and is handled by [`walk`](super::walk), which knows all cases.
 
 use dcp_wire::Seqno;
 use dcp_wire::message::MutationView;
@@ -13,10 +12,10 @@ use crate::consumer::stream::{Fixed, State};
 use crate::consumer::unpersisted::Unpersisted;
 use crate::{ChangeSink, MutationRun, RunError, SinkError};
 
-/// Mutations of one run, at most: what is staged stays in the first cache.
+/// Most mutations of one run, so that staged ones stay in the L1 cache.
 pub(super) const MAX_LEN: usize = 64;
 
-/// Place for the mutations of a run.
+/// Buffer for the mutations of a run.
 pub(super) type Staged<'a> = [MutationView<'a>; MAX_LEN];
 
 /// Where the packets of a run lie.
@@ -24,7 +23,7 @@ pub(super) type Staged<'a> = [MutationView<'a>; MAX_LEN];
 pub(super) enum Origin {
     /// In the read buffer.
     Arrived,
-    /// Among unpersisted packets, counted already.
+    /// In the queue of unpersisted packets, already counted.
     Unpersisted,
 }
 
@@ -36,8 +35,8 @@ pub(super) struct Ran {
 }
 
 impl Connection {
-    /// Gives the mutations at the front of `input` to the sink that are in no way special, as many
-    /// as fit into a run and `limit` allows; none is not an error.
+    /// Gives the sink the ordinary mutations at the front of `input`, as many as fit into a run and
+    /// `limit` allows; possibly none.
     #[inline(always)]
     pub(super) fn run<'a, S: ChangeSink>(
         &mut self,
@@ -49,7 +48,7 @@ impl Connection {
     ) -> Result<Ran, SinkError> {
         let config = &self.config;
         let (max_body, collections) = (config.max_body_len, config.collections);
-        // Each change is looked at by itself then.
+        // Then each change is checked individually.
         if !config.delivery.rows.is_all() || config.delivery.hidden.chosen().is_some() {
             return Ok(Ran::default());
         }
@@ -78,7 +77,8 @@ impl Connection {
         if room == 0 {
             return Ok(Ran::default());
         }
-        // The run ends with the packet that reaches either: the next one is looked at by itself.
+        // The run ends with the packet that reaches either limit: the next one is handled
+        // individually.
         let most_bytes = limit.bytes.min(usize::try_from(room).unwrap_or(usize::MAX));
         let staged = staged.get_mut(..limit.rows.min(MAX_LEN)).unwrap_or_default();
         let (mut rest, mut rows, mut bytes) = (input, 0, 0);
@@ -86,7 +86,7 @@ impl Connection {
             && let Some((mutation, after)) = MutationView::parse(rest, max_body, collections)
         {
             let seqno = mutation.seqno();
-            // The last change of a snapshot completes it, which is not as usual either.
+            // The last change of a snapshot completes it, which is another special case.
             if mutation.vbid() != vbid
                 || mutation.opaque() != opaque
                 || seqno <= last
@@ -127,7 +127,7 @@ impl Connection {
         }
         match origin {
             Origin::Arrived => {
-                // That there is room was looked at before each.
+                // There is room: it was checked for each mutation.
                 self.window.receive(bytes as u64);
                 self.held += bytes as u64;
             }

@@ -1,8 +1,8 @@
 //! The walk over the read buffer: each packet to its stream, each change to the sink.
 //!
-//! What a mutation passes through is inlined into one loop and takes the packet by value: a
-//! packet's view that is passed on by reference is written to memory and read back, which costs
-//! more than everything else here. Whatever is rare is kept out of the loop.
+//! The code for mutations is inlined into one loop and takes packets by value: a packet's view
+//! passed by reference is written to memory and read back, which costs more than everything else
+//! here. Rare cases are kept out of the loop.
 
 use std::time::Instant;
 
@@ -18,16 +18,17 @@ use crate::consumer::stream::{Fault, Progress, State};
 use crate::consumer::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError};
 use crate::flow_control::counted_bytes;
 
-/// So many bytes of a packet that is not whole yet show that the peer is alive: more than noops and
-/// answers to what is asked from time to time, and little for the slowest network.
+/// This many bytes of an incomplete packet prove that the peer is alive: more than noops and
+/// occasional answers, and little even for the slowest network.
 const ALIVE_BYTES: usize = 64 * 1024;
 
 impl Connection {
-    /// Input: bytes that arrived, from the first one not consumed before. Walks whole packets
-    /// and gives changes to `sink` until there is no whole packet left or `limit` is reached.
+    /// Input: bytes that arrived, from the first one not consumed before. Handles whole packets and
+    /// gives changes to `sink` until no whole packet is left or `limit` is reached.
     ///
     /// # Errors
-    /// [`ConnectionError`]: the connection is over. What was given to the sink before stays good.
+    /// [`ConnectionError`]: the connection has ended. Changes given to the sink before remain
+    /// valid.
     pub fn handle_input<S: ChangeSink>(
         &mut self,
         now: Instant,
@@ -89,8 +90,9 @@ impl Connection {
         self.stats.packets += packets;
         self.stats.bytes += walk.consumed as u64;
         self.stats.changes += walk.rows as u64;
-        // Bytes that lay here before do not show that the peer is alive, nor are few that make no packet whole:
-        // what a server that has cut a packet short sends afterwards would fill it up for hours.
+        // Bytes that were here before do not prove that the peer is alive, and neither do a few
+        // that complete no packet: if a server truncated a packet, its later packets could fill it
+        // up for hours.
         if walk.consumed > 0 || rest.len() >= self.incomplete.saturating_add(ALIVE_BYTES) {
             (self.heard_at, self.incomplete) = (now, rest.len());
         }
@@ -188,7 +190,7 @@ impl Connection {
         Ok(if may_be_row { progress.rows() } else { 0 })
     }
 
-    /// What only some items bring with them.
+    /// Effects that only some items have.
     #[cold]
     fn note<S: ChangeSink>(
         &mut self,
@@ -214,7 +216,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Tells, once, that everything was delivered that a vBucket had when it was first streamed.
+    /// Reports, once, that everything a vBucket had when it was first streamed has been delivered.
     pub(super) fn tell_caught_up<S: ChangeSink>(
         &mut self,
         vbid: Vbid,
@@ -228,7 +230,7 @@ impl Connection {
         Ok(())
     }
 
-    /// A message for a stream that does not take any: too late, or too early.
+    /// A message for a stream that does not accept any: too late, or too early.
     #[cold]
     fn not_streaming(&mut self, frame: &Frame<'_>) -> Result<usize, Fault> {
         let vbid = frame.header.vbid();
@@ -258,7 +260,7 @@ impl Connection {
         Ok(0)
     }
 
-    /// A message of a stream that is not, or no longer, there: dropped, its bytes are held.
+    /// A message of a stream that does not, or no longer, exist: dropped, its bytes are held.
     #[cold]
     fn stale(&mut self, frame: &Frame<'_>) -> Result<usize, Fault> {
         if !frame.header.opcode.is_dcp() {
@@ -269,7 +271,7 @@ impl Connection {
     }
 
     fn handle_server_request(&mut self, frame: &Frame<'_>) {
-        // Other requests (authentication changes) concern nobody here and need no answer.
+        // Other requests (authentication changes) are irrelevant here and need no answer.
         if frame.header.opcode != Opcode::CLUSTER_MAP_CHANGE {
             return;
         }
@@ -281,8 +283,8 @@ impl Connection {
     }
 }
 
-/// The end of a connection by the packet that `input` begins with, which is parsed once more: its
-/// view is not kept for what is rare.
+/// The error for the packet at the front of `input`, which is parsed again: its view is not kept
+/// for this rare case.
 #[cold]
 pub(super) fn over(input: &[u8], fault: Fault) -> ConnectionError {
     let kind = match fault {
@@ -303,7 +305,7 @@ pub(super) fn over(input: &[u8], fault: Fault) -> ConnectionError {
     }
 }
 
-/// The end of a connection by bytes that are no packet, or by a packet that is too long to be taken.
+/// The error for bytes that are not a packet, or for a packet that is too long.
 #[cold]
 fn framing(input: &[u8], error: DecodeError) -> ConnectionError {
     let head = input.first_chunk().filter(|_| matches!(error, DecodeError::FrameTooLarge { .. }));

@@ -61,14 +61,14 @@ impl Stream {
                 value: event.value,
             })?;
         }
-        // What is not understood is passed over, as the protocol wants it.
+        // Unknown payloads are skipped, as the protocol demands.
         if let Ok(Some(payload)) = event.payload() {
             self.position.manifest_uid = payload.manifest_uid;
         }
         Ok(Progress { repeated_seqno, learned, ..self.processed(event.seqno) })
     }
 
-    /// Nothing up to a seqno is meant for the stream.
+    /// Nothing up to a seqno is part of the stream.
     pub(in crate::consumer) fn seqno_advanced(
         &mut self,
         frame: &Frame<'_>,

@@ -52,44 +52,44 @@ impl From<SinkError> for Fault {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// The server is asked for the vBucket's newest seqno first, since the end may have been lost
-    /// in a failover and would then never come ([`EndKind::Latest`]).
+    /// The server's high seqno is requested first, since the end may have been lost in a failover
+    /// and would then never be reached ([`EndKind::Latest`]).
     Asking {
         /// Number of the request.
         request: u32,
     },
-    /// Asked for; nothing but the answer may come.
+    /// Requested; only the answer may arrive.
     Requested,
-    /// Its messages are taken.
+    /// The server accepted the request and sends messages.
     Streaming,
-    /// The end was reached, and what may have taken the place of changes up to it is not on the
-    /// disks of all copies yet; what still comes is dropped.
+    /// The end was reached, but newer versions that may have replaced changes up to it are not yet
+    /// persisted on all copies; further messages are dropped.
     Persisting,
-    /// The end was reached and told; what still comes is dropped.
+    /// The end was reached and reported; further messages are dropped.
     Finished,
-    /// A close was sent; what still comes is dropped.
+    /// A close was sent; further messages are dropped.
     Closing,
 }
 
-/// What an item did to the stream.
+/// The effects of an item on its stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
-    /// The marker's snapshot ended with it, and the marker wants an answer.
+    /// It completed the marker's snapshot, and the marker must be acknowledged.
     pub(super) acknowledge_marker: bool,
-    /// The end asked for was reached.
+    /// The requested end was reached.
     pub(super) reached_end: bool,
     /// The seqno was that of the SEQNO_ADVANCED before it.
     pub(super) repeated_seqno: bool,
     /// The sink was not given a row.
     pub(super) no_row: bool,
-    /// It names a scope or collection that is left out from now on.
+    /// It names a new scope or collection that is left out.
     pub(super) learned: bool,
     /// Everything was delivered that the vBucket had when it was first streamed.
     pub(super) caught_up: bool,
 }
 
 impl Progress {
-    /// Whether there is anything to do about it.
+    /// Whether any effect needs handling.
     #[inline]
     pub(super) const fn is_notable(&self) -> bool {
         self.acknowledge_marker
@@ -106,35 +106,35 @@ impl Progress {
     }
 }
 
-/// When the end that a stream has reached is persisted (`end_persisted`).
+/// Condition under which the end of a stream counts as persisted (`end_persisted`).
 ///
-/// A change up to the end can be missing because its document was written again since. The stream
-/// must not end before that newer version is on the disks of all copies: a failover that lost it
-/// would bring back the older one, below the end, where nobody reads any more.
+/// A change up to the end can be missing because its document has been written again since. The
+/// stream must not end before that newer version is persisted on all copies: a failover that lost
+/// it would restore the older version below the end, where nothing reads it any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndPersisted {
-    /// Once everything up to this seqno is on all disks: the end of the snapshot that the end lies
-    /// in, or that begins beyond it.
+    /// Once everything up to this seqno is persisted on all copies: the end of the snapshot that
+    /// contains the end, or that begins beyond it.
     At(Seqno),
-    /// The server ended the stream before it sent anything at or past the end, so that no marker
-    /// says where the newer versions are: once everything is on all disks that it has written by
-    /// the time it answers the request for high seqnos of this number.
+    /// The server ended the stream before it sent anything at or past the end, so no marker bounds
+    /// the newer versions: once everything is persisted on all copies that the server had written
+    /// when it answered this request for high seqnos.
     AtHighSeqno {
         /// Number of the request.
         request: u32,
     },
 }
 
-/// What holds for the changes of a stream that follow in its snapshot, except for the last one.
+/// Properties that the following changes of the snapshot share, except for the last one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fixed {
-    /// Seqnos lie above this one.
+    /// Seqnos are above this one.
     pub(super) last: Seqno,
-    /// Seqnos lie below this one.
+    /// Seqnos are below this one.
     pub(super) before: Seqno,
     /// Branch that holds the changes.
     pub(super) vbuuid: Vbuuid,
-    /// Snapshot they lie in.
+    /// Their snapshot.
     pub(super) snapshot: Snapshot,
     /// Whether it keeps several versions of a key.
     pub(super) history: bool,
@@ -142,16 +142,16 @@ pub(super) struct Fixed {
     pub(super) epoch: u32,
 }
 
-/// The snapshot items must lie in.
+/// The snapshot that contains the items.
 #[derive(Clone, Copy, Debug)]
 struct Marker {
     snapshot: Snapshot,
     purge_seqno: Option<Seqno>,
     /// It keeps several versions of a key.
     history: bool,
-    /// No item has come: the snapshot is not part of the position yet.
+    /// No item has arrived: the snapshot is not part of the position yet.
     pending: bool,
-    /// Its answer is owed: the opaque it came with.
+    /// Opaque of its marker, if that must be acknowledged.
     acknowledge: bool,
 }
 
@@ -164,7 +164,7 @@ struct Branch {
 }
 
 impl Branch {
-    /// Holds nothing, so that the first item looks its branch up.
+    /// Empty, so that the first item looks up its branch.
     const NONE: Self = Self { vbuuid: Vbuuid(0), above: Seqno::MAX, up_to: Seqno::ZERO };
 
     fn of(log: &FailoverLog, seqno: Seqno) -> Self {
@@ -186,30 +186,30 @@ pub(super) struct Stream {
     pub(super) state: State,
     /// Last seqno wanted; [`Seqno::MAX`] without an end.
     pub(super) end_seqno: Seqno,
-    /// Last seqno that is delivered: that one if the stream is cut there, or all.
+    /// Last seqno that is delivered: the end if the stream is clamped, otherwise unlimited.
     clamp: Seqno,
-    /// The position's snapshot or the whole stream is complete here.
+    /// Seqno at which the position's snapshot or the whole stream is complete.
     stop: Seqno,
-    /// Where the vBucket stands.
+    /// Position of the vBucket.
     pub(super) position: Position,
     history: History,
     end_kind: EndKind,
     catch_up: Option<Seqno>,
     begins_again: bool,
-    /// What is not yet on the disks of all copies.
+    /// Changes that are not yet persisted on all copies.
     pub(super) unpersisted: UnpersistedQueue,
     /// Whether the server has ended it.
     pub(super) ended: bool,
-    /// When the end is persisted, once it was reached.
+    /// When the end counts as persisted, once it was reached.
     pub(super) end_persisted: EndPersisted,
-    /// Whether the position has moved since it was last taken.
+    /// Whether there is a position update to take.
     pub(super) dirty: bool,
-    /// Whether it is to be asked for again once it is closed.
+    /// Whether to reopen it once it is closed.
     pub(super) reopen: bool,
-    /// Whether that has been done since it was opened last.
+    /// Whether it has been reopened for this request.
     pub(super) reopened: bool,
-    /// Log the server accepted the stream with. It enters the position with the first item, like
-    /// the snapshot: until then the position lies where an earlier stream left it.
+    /// Failover log from the server's answer. It becomes part of the position with the first item,
+    /// like the snapshot: until then the position is that of an earlier stream.
     log: Option<FailoverLog>,
     marker: Option<Marker>,
     /// Whether the position's snapshot keeps several versions of a key.
@@ -258,7 +258,7 @@ impl Stream {
         }
     }
 
-    /// The server accepted the request; what it sends lies on `log`.
+    /// The server accepted the request; the stream's changes are on the branches of `log`.
     pub(super) fn opened(&mut self, log: FailoverLog) {
         self.state = State::Streaming;
         self.reopened = false;
@@ -269,16 +269,17 @@ impl Stream {
         self.log = Some(log);
     }
 
-    /// The newest branch of the log the server accepted the stream with.
+    /// The newest branch in the server's answer.
     pub(super) fn newest_branch(&self) -> Option<Vbuuid> {
         Some(self.log.as_ref()?.newest().vbuuid)
     }
 
-    /// The end to ask the server for.
+    /// The end to request.
     ///
-    /// Within a snapshot the position is past no end in it: the rest may hold newer versions of
-    /// keys at or below the end. Beyond the end it can also be because the server has lost changes
-    /// since: the answer is a rollback, while a request whose end is below its start is malformed.
+    /// Inside a snapshot, the position may be past an end in it: the rest of the snapshot may hold
+    /// newer versions of keys at or below the end. The position can also be past the end because
+    /// the server has lost changes since: then the answer is a rollback, whereas a request whose
+    /// end is below its start is malformed.
     pub(super) fn asked_end(&self) -> Seqno {
         let position = &self.position;
         let is_past = self.end_seqno <= position.seqno;
@@ -292,13 +293,13 @@ impl Stream {
         }
     }
 
-    /// Where the vBucket stands.
+    /// Position of the vBucket.
     pub(super) fn position_update(&self) -> PositionUpdate {
         let (position, history) = (self.kept_position(), self.history.clone());
         PositionUpdate { vbid: self.vbid, position, history }
     }
 
-    /// Where its next stream goes on.
+    /// Where its next stream resumes.
     pub(super) fn stream_position(&self) -> StreamPosition {
         let (position, history) = (self.kept_position(), self.history.clone());
         StreamPosition {
@@ -310,15 +311,15 @@ impl Stream {
         }
     }
 
-    /// The position to go on from. What a snapshot in the order of keys has delivered so far is void
-    /// if the vBucket begins again, which another epoch tells.
+    /// The position to resume from. If the vBucket starts again, the changes of an
+    /// out-of-sequence-order snapshot delivered so far are void, which a new epoch shows.
     fn kept_position(&self) -> Position {
         let mut position = self.position.clone();
         position.epoch = position.epoch.saturating_add(self.oso.is_some().into());
         position
     }
 
-    /// The record that what was delivered is void, if the stream begins again.
+    /// The rollback record for the delivered changes, if the stream starts again.
     pub(super) fn begin_again(&mut self) -> Option<Rollback> {
         std::mem::take(&mut self.begins_again).then(|| {
             self.dirty = true;
@@ -333,31 +334,32 @@ impl Stream {
         })
     }
 
-    /// What is told once everything was delivered that the vBucket had when it was first streamed.
+    /// The report that everything the vBucket had when it was first streamed has been delivered.
     pub(super) fn take_caught_up(&mut self) -> Option<CaughtUp> {
         let Position { seqno, epoch, .. } = self.position;
         self.catch_up.take().map(|_| CaughtUp { vbid: self.vbid, seqno, epoch })
     }
 
-    /// Whether that is so. Inside a snapshot a change may be missing in favour of one to come.
+    /// Whether everything has been delivered. Inside a snapshot, a change may be missing because a
+    /// newer version follows.
     pub(super) fn is_caught_up(&self) -> bool {
         let seqno = self.position.seqno;
         let is_whole = self.position.is_snapshot_complete() || seqno >= self.end_seqno;
         is_whole && self.oso.is_none() && self.catch_up.is_some_and(|target| seqno >= target)
     }
 
-    /// Whether that is so once the server has ended the stream at its end.
+    /// Whether everything has been delivered once the server has ended the stream at its end.
     pub(super) fn is_caught_up_at_end(&self) -> bool {
         self.catch_up.is_some_and(|target| target <= self.end_seqno)
     }
 
-    /// The server has no more than `high`: what it had more was lost in a failover.
+    /// The server has only changes up to `high`: later ones were lost in a failover.
     pub(super) fn lower_catch_up(&mut self, high: Seqno) {
         self.catch_up = self.catch_up.map(|target| target.min(high));
     }
 
-    /// Goes back at the server's wish and returns the record of it; the stream has to be asked
-    /// for again. `from_zero` goes back to the beginning whatever was kept.
+    /// Rolls back on the server's request and returns the rollback record; the stream must be
+    /// requested again. `from_zero` goes back to the beginning regardless of earlier points.
     pub(super) fn roll_back(&mut self, to: Seqno, from_zero: bool) -> Rollback {
         let left = &self.position;
         let (from_seqno, old_vbuuid, epoch) =
@@ -380,7 +382,7 @@ impl Stream {
         rollback
     }
 
-    /// Whether the answer to this request for high seqnos says where the stream ends.
+    /// Whether the stream waits for the answer to this request for high seqnos.
     pub(super) const fn asks(&self, request: u32) -> bool {
         matches!(self.state, State::Asking { request: asked } if request >= asked)
     }
@@ -390,7 +392,7 @@ impl Stream {
         matches!(self.end_kind, EndKind::Latest) && self.end_seqno.0 != Seqno::MAX.0
     }
 
-    /// The stream is to be asked for again, with a new opaque, from where it stands.
+    /// Requests the stream again, with a new opaque, from its position.
     pub(super) fn restart(&mut self, opaque: Opaque) {
         self.opaque = opaque;
         self.log = None;
@@ -438,7 +440,7 @@ impl Stream {
             }
             (OsoSnapshot::End, Some(highest)) => {
                 self.oso = None;
-                // Cut at an end below it, the snapshot is not complete.
+                // If the stream is clamped below it, the snapshot is not complete.
                 let start = if highest > self.clamp { self.position.seqno } else { highest };
                 self.position.snapshot = Snapshot { start, end: highest };
                 self.position.failover_log.clone_from(&self.log);
@@ -483,7 +485,7 @@ impl Stream {
         Ok(())
     }
 
-    /// The pending marker's first item has come: the snapshot is the position's from now on.
+    /// The first item of the pending marker arrived: the snapshot becomes part of the position.
     #[cold]
     fn promote(&mut self) {
         let Some(marker) = &mut self.marker else { return };
@@ -497,8 +499,8 @@ impl Stream {
         }
     }
 
-    /// What holds for a change with `seqno` and those that follow it up to `passes`, unless anything
-    /// about it is special.
+    /// The properties of a change with `seqno` that the following ones up to `passes` share, unless
+    /// it is a special case.
     #[inline(always)]
     pub(super) fn fixed(&mut self, seqno: Seqno, passes: Seqno) -> Option<Fixed> {
         let Snapshot { start, end } =
@@ -543,7 +545,7 @@ impl Stream {
         if seqno >= self.stop { self.stopped() } else { Progress::default() }
     }
 
-    /// The snapshot is complete, or as much of it as is wanted.
+    /// The snapshot is complete, or as much of it as the stream wants.
     #[cold]
     fn stopped(&mut self) -> Progress {
         self.history.push(&self.position);
@@ -558,12 +560,12 @@ impl Stream {
         }
     }
 
-    /// An item lies past the end the stream is cut at, and so does everything after it.
+    /// An item is past the end of a clamped stream, and so is everything after it.
     #[cold]
     fn past_end(&mut self, seqno: Seqno) -> Result<Progress, Misbehaviour> {
         let no_row = Progress { no_row: true, ..Progress::default() };
         if let Some(highest) = &mut self.oso {
-            // In no order: what comes after it may be wanted.
+            // Not in order: later items may be wanted.
             *highest = seqno.max(*highest);
             return Ok(no_row);
         }
@@ -575,14 +577,14 @@ impl Stream {
             return Err(Misbehaviour::OutsideSnapshot { seqno, start, end });
         }
         if !pending {
-            // Whatever the snapshot holds up to the end has come.
+            // Everything in the snapshot up to the end has arrived.
             self.position.seqno = self.clamp.max(self.position.seqno);
         }
         Ok(Progress { reached_end: true, caught_up: self.is_caught_up_at_end(), ..no_row })
     }
 
-    /// The end was reached, by an item or because the server said so: up to where newer versions
-    /// of what was left out may lie; `None` if no marker has said.
+    /// The end was reached, by an item or because the server ended the stream: returns the seqno up
+    /// to which newer versions of missing changes may lie; `None` if no marker shows it.
     pub(super) fn replaced_up_to(&self, by_server: bool) -> Option<Seqno> {
         if by_server && self.position.seqno < self.end_seqno {
             return None;
@@ -591,8 +593,8 @@ impl Stream {
         Some(announced.max(self.position.snapshot.end))
     }
 
-    /// The snapshot a row shows. The end of an out-of-sequence-order snapshot is not known before
-    /// it is over, so that a row in one shows its own seqno.
+    /// The snapshot reported with a row. The end of an out-of-sequence-order snapshot is not known
+    /// before it ends, so its rows report their own seqno.
     #[inline(always)]
     fn row_snapshot(&self, seqno: Seqno) -> Snapshot {
         if self.oso.is_some() {
@@ -601,7 +603,7 @@ impl Stream {
         self.position.snapshot
     }
 
-    /// The branch that holds `seqno`, looked up when the last one found does not.
+    /// The branch that holds `seqno`, looked up if it is not the last one found.
     #[inline(always)]
     fn branch_of(&mut self, seqno: Seqno) -> Vbuuid {
         if seqno <= self.branch.above || seqno > self.branch.up_to {

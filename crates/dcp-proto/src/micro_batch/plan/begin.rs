@@ -1,4 +1,4 @@
-//! Where reading a vBucket begins, and where a rollback takes it from there.
+//! Where reading a vBucket begins, and where a rollback takes it.
 
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 
@@ -12,9 +12,9 @@ use crate::{FailoverLog, Position, Snapshot};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Begin {
     pub(super) from: StreamPosition,
-    /// Whether that is a rollback's target.
+    /// Whether it is the target of a rollback.
     pub(super) rolled_back: bool,
-    /// Whether the server is to go on below what it has purged.
+    /// Whether the server must resume below its purge seqno.
     pub(super) past_purge: bool,
 }
 
@@ -27,7 +27,7 @@ impl Begin {
         self.from.position.epoch
     }
 
-    /// As a rollback's target.
+    /// A beginning that is the target of a rollback.
     fn rolled_back(mut from: StreamPosition, epoch: u32) -> Self {
         from.position.epoch = epoch.saturating_add(1);
         Self { from, rolled_back: true, past_purge: false }
@@ -49,12 +49,13 @@ pub(super) fn begin(
     }
 }
 
-/// Where a batch begins whose end was chosen before: at its start, whatever has become of that.
+/// Where a batch begins whose end was chosen before: at its start, whatever has happened since.
 ///
-/// Where the server has purged above that and the loss is allowed, it is asked to go on all the same:
-/// the batch has what is left of its range. A server that cannot do that goes on from no seqno so old:
-/// all that it still has comes again, in the epoch that the end was chosen in. A start that is not on the server's history any more is another
-/// matter: nothing is read from there, and the plan of the next batch tells of the rollback.
+/// If the server has purged deletions above the start and the loss is allowed, it is asked to
+/// resume anyway, and the batch has what is left of its range. If the server cannot do that,
+/// everything it still has is read again, in the epoch in which the end was chosen. If the start is
+/// no longer on the server's history, nothing is read, and the plan of the next batch reports the
+/// rollback.
 pub(super) fn begin_again(
     vbid: Vbid,
     start: &Start,
@@ -94,7 +95,7 @@ fn begin_at_offset(
             let from = StreamPosition::new(at(start));
             return Ok(Begin { from, rolled_back: false, past_purge: false });
         }
-        // The server lets nobody go on from there; all that it still has comes again.
+        // The server does not resume from there; everything it still has is read again.
         return seen.lost(vbid, start.seqno, limits).map(|()| back_to(Seqno::ZERO));
     };
     match limits.on_rollback {
@@ -107,7 +108,7 @@ fn begin_at_offset(
     }
 }
 
-/// Follows the server's answers from one point of the history to the one before it.
+/// Follows the server's answers back from one point of the history to the next older one.
 fn begin_at_position(
     vbid: Vbid,
     mut from: StreamPosition,
@@ -139,7 +140,7 @@ fn begin_at_position(
     }
 }
 
-/// Where to go back to, if what was read is not, or not surely, the server's history.
+/// Where to go back to, if what was read is not, or may not be, the server's history.
 fn rollback(start: Offset, seen: &Observed, limits: &Limits) -> Option<Seqno> {
     if start.seqno == Seqno::ZERO {
         return None;
@@ -148,8 +149,8 @@ fn rollback(start: Offset, seen: &Observed, limits: &Limits) -> Option<Seqno> {
     if limits.persisted_only {
         return (common < start.seqno).then_some(common);
     }
-    // The snapshot that the offset fell into may end anywhere up to the high seqno of that time,
-    // and a branch that begins in it takes away what it de-duplicated.
+    // The snapshot that contains the offset may end anywhere up to the high seqno at that time, and
+    // a branch that begins inside it lacks the changes that it de-duplicated.
     match branch_end(start.vbuuid, &seen.log) {
         Some(None) => (common < start.seqno).then_some(common),
         Some(Some(branch_end)) => {
@@ -161,7 +162,7 @@ fn rollback(start: Offset, seen: &Observed, limits: &Limits) -> Option<Seqno> {
     }
 }
 
-/// Up to where an offset lies on the server's history.
+/// Seqno up to which an offset is on the server's history.
 pub(super) fn common(offset: Offset, seen: &Observed) -> Seqno {
     match branch_end(offset.vbuuid, &seen.log) {
         _ if offset.seqno == Seqno::ZERO => Seqno::ZERO,
@@ -180,26 +181,27 @@ fn branch_end(vbuuid: Vbuuid, log: &FailoverLog) -> Option<Option<Seqno>> {
 }
 
 impl Observed {
-    /// Where the server takes a position back to; `None` if it goes on from there, or is yet to be
+    /// Where the server rolls a position back to; `None` if it resumes there, or has not been
     /// asked.
     fn rolled_back(&self, position: &Position) -> Option<Seqno> {
         self.answer(position.vbuuid(), position.seqno).flatten()
     }
 
-    /// What the server answered to a stream request; `None` if it was not asked.
+    /// The server's answer to a stream request; `None` if it was not asked.
     pub(super) fn answer(&self, vbuuid: Vbuuid, seqno: Seqno) -> Option<Option<Seqno>> {
         let asked = self.answers.iter().find(|each| (each.vbuuid, each.seqno) == (vbuuid, seqno));
         asked.map(|each| each.rollback)
     }
 
-    /// Whether the server goes on from no seqno so old, though it is on its history.
+    /// Whether the server does not resume from a seqno because of a purge, although it is on its
+    /// history.
     fn is_purged(&self, vbuuid: Vbuuid, seqno: Seqno) -> bool {
         let is_refused = matches!(self.answer(vbuuid, seqno), Some(Some(_)));
         seqno > Seqno::ZERO && (self.purge.is_some_and(|purge| seqno < purge) || is_refused)
     }
 
-    /// Whether the snapshot of a position is on the server's history as a whole, so that nothing
-    /// but a purge explains a rollback.
+    /// Whether the snapshot of a position is entirely on the server's history, so that only a purge
+    /// explains a rollback.
     fn has_all_of(&self, position: &Position) -> bool {
         if let Some(purge) = self.purge {
             return position.seqno < purge;
@@ -211,7 +213,7 @@ impl Observed {
         }
     }
 
-    /// Refuses to go on, unless the loss of deletions is allowed.
+    /// Fails unless the loss of deletions is allowed.
     fn lost(&self, vbid: Vbid, seqno: Seqno, limits: &Limits) -> Result<(), PlanError> {
         if limits.allow_data_loss {
             return Ok(());

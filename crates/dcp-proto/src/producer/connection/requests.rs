@@ -18,7 +18,7 @@ use crate::producer::stream::Stream;
 use crate::producer::stream_request::Checks;
 use crate::producer::{BucketSource, ConnectionConfig, Disconnect, Features, VBucketSource, oso};
 
-/// What became of a request: the outer error ends the connection, the inner one is answered.
+/// Outcome of a request: the outer error ends the connection, the inner one is answered.
 pub(super) type Outcome = Result<Result<(), Refusal>, Disconnect>;
 
 /// One request on an opened connection.
@@ -56,7 +56,7 @@ impl<S: BucketSource> Handler<'_, S> {
         }
     }
 
-    /// Runs `handle`, whose value is that of the success response.
+    /// Runs `handle`, which returns the value of the success response.
     fn answer(&mut self, handle: fn(&mut Self) -> Result<Vec<u8>, Refusal>) -> Outcome {
         match handle(self) {
             Ok(value) => succeed_with(self.request, &value, self.out).map(Ok),
@@ -139,7 +139,7 @@ impl<S: BucketSource> Handler<'_, S> {
         Ok(())
     }
 
-    /// A replica acknowledges prepares; whoever holds the bucket commits them.
+    /// A replica acknowledges prepares; the owner of the bucket commits them.
     fn seqno_ack(&self) -> Outcome {
         let acknowledged = match SeqnoAck::decode(self.request) {
             Ok(ack) => ack.prepared_seqno,
@@ -194,7 +194,7 @@ fn raw_datatype(request: &Frame<'_>) -> Result<(), Refusal> {
     }
 }
 
-/// Checks the layout of a message only a producer may send: a malformed one is told so, a
+/// Checks the layout of a message that only a producer may send: a malformed one is refused, a
 /// well-formed one ends the connection.
 fn check_stream_message(frame: &Frame<'_>) -> Result<(), DecodeError> {
     match frame.header.opcode {

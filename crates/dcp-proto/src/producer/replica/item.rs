@@ -58,7 +58,7 @@ pub(super) fn decode(frame: &Frame<'_>, collections: bool) -> Result<Item, Decod
         Opcode::DCP_PREPARE => {
             let message = Prepare::decode(frame)?;
             let kind = ItemKind::Prepare { level: message.level, is_deletion: message.deleted };
-            // A prepared removal has the delete time in place of the expiry.
+            // A prepared deletion has the delete time in place of the expiry.
             let (expiry, delete_time) =
                 if message.deleted { (0, message.expiry) } else { (message.expiry, 0) };
             Item {

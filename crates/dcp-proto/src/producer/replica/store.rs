@@ -7,12 +7,12 @@ use thiserror::Error;
 use crate::Snapshot;
 use crate::producer::{FailoverTable, Item, VBucketState};
 
-/// Where a copy of a vBucket stands.
+/// Position of a copy of a vBucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaPosition {
     /// Seqno of its last change.
     pub high_seqno: Seqno,
-    /// Snapshot that change lies in.
+    /// Snapshot of that change.
     pub snapshot: Snapshot,
     /// Highest seqno on disk.
     pub persisted_seqno: Seqno,
@@ -44,7 +44,7 @@ pub trait ReplicaStore {
     /// State of the copy; `None` if the node has none.
     fn state(&self, vbid: Vbid) -> Option<VBucketState>;
 
-    /// Where the copy stands; `None` if the node has none.
+    /// Position of the copy; `None` if the node has none.
     fn position(&self, vbid: Vbid) -> Option<ReplicaPosition>;
 
     /// History branches of the copy; `None` if the node has none.
@@ -77,7 +77,7 @@ pub trait ReplicaStore {
     /// The durable writes that are prepared but not completed, in the order of their seqnos.
     fn prepared(&self, vbid: Vbid) -> Vec<(Seqno, DurabilityLevel)>;
 
-    /// Changes the state at the end of a takeover; the history goes on.
+    /// Changes the state at the end of a takeover; the history continues.
     fn set_state(&self, vbid: Vbid, state: VBucketState);
 }
 
