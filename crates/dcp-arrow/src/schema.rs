@@ -37,7 +37,7 @@ pub enum Column {
     Expiry,
     /// When the document was removed.
     DeletedAt,
-    /// Application's own 32 bits.
+    /// Flags set by the application.
     Flags,
     /// What the value is.
     Datatype,

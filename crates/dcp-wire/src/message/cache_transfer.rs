@@ -27,7 +27,7 @@ pub struct CachedDocument<'a> {
     pub seqno: Seqno,
     /// How many times the document has changed.
     pub rev_seqno: RevSeqno,
-    /// Application's own 32 bits, kept in the order of their bytes.
+    /// Flags set by the application, kept in their byte order.
     pub flags: u32,
     /// When the document expires, in seconds since 1970; 0 never.
     pub expiry: u32,

@@ -41,7 +41,7 @@ impl<'a> KeyRequest<'a> {
 /// Writes a document (SET, ADD, REPLACE; server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Store<'a> {
-    /// Application's own 32 bits, kept in the order of their bytes.
+    /// Flags set by the application, kept in their byte order.
     pub flags: u32,
     /// When the document expires: up to 30 days seconds from now, above seconds since 1970,
     /// 0 never.

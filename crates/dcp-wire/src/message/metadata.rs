@@ -46,7 +46,7 @@ impl<'a> GetMeta<'a> {
 pub struct Metadata {
     /// Whether the document is a tombstone.
     pub deleted: bool,
-    /// Application's own 32 bits, kept in the order of their bytes.
+    /// Flags set by the application, kept in their byte order.
     pub flags: u32,
     /// When the document expires, or was removed, in seconds since 1970.
     pub expiry: u32,
@@ -107,7 +107,7 @@ bitflags! {
 /// Writes or removes a document with metadata of the caller's (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WithMeta<'a> {
-    /// Application's own 32 bits, kept in the order of their bytes.
+    /// Flags set by the application, kept in their byte order.
     pub flags: u32,
     /// When the document expires, or was removed, in seconds since 1970.
     pub expiry: u32,

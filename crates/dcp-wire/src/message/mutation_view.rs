@@ -107,7 +107,7 @@ impl<'a> MutationView<'a> {
         RevSeqno(u64::from_be_bytes(field::<32, 8>(self.head)))
     }
 
-    /// Application's own 32 bits, kept in the order of their bytes.
+    /// Flags set by the application, kept in their byte order.
     #[inline(always)]
     #[must_use]
     pub fn flags(&self) -> u32 {

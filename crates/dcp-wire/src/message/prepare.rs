@@ -34,7 +34,7 @@ pub struct Prepare<'a> {
     pub cas: Cas,
     /// What the value is made of.
     pub datatype: Datatype,
-    /// Application's own 32 bits, kept in the order of their bytes.
+    /// Flags set by the application, kept in their byte order.
     pub flags: u32,
     /// When the document expires, in seconds since 1970; 0 never.
     pub expiry: u32,

@@ -19,7 +19,7 @@ pub enum Response<'a> {
     CollectionsManifest(&'a [u8]),
     /// A counter's new value.
     Counter(Option<MutationToken>, u64),
-    /// A document: the application's own 32 bits, the key if it was asked for, the value.
+    /// A document: the flags set by the application, the key if requested, the value.
     Document(u32, &'a [u8], &'a [u8]),
     /// Nothing.
     Empty,

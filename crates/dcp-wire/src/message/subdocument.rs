@@ -72,7 +72,7 @@ impl<'a> SubdocLookup<'a> {
 pub struct SubdocMutation<'a> {
     /// When the document expires.
     pub expiry: Option<u32>,
-    /// Application's own 32 bits; only together with an expiry.
+    /// Flags set by the application; only together with an expiry.
     pub user_flags: Option<u32>,
     /// Flags for the whole document.
     pub doc_flags: Option<u8>,
