@@ -42,7 +42,7 @@ class Document:
         cas: Its CAS.
         seqno: Seqno of its last change.
         rev: How many times it has changed.
-        flags: The application's own 32 bits.
+        flags: Flags set by the application, 32 bits.
         expiry: When it expires, in seconds since 1970; 0 for never.
     """
 
@@ -90,7 +90,7 @@ class Documents:
             cas: CAS that it must have; 0 for any.
             expiry: When it expires: 0 for never, up to 30 days in seconds from now, or else in
                 seconds since 1970.
-            flags: The application's own 32 bits.
+            flags: Flags set by the application, 32 bits.
 
         Raises:
             DocumentExistsError: It has another CAS.
