@@ -5,6 +5,7 @@ mod flow;
 mod hostile;
 mod knows;
 mod pair;
+mod rollbacks;
 mod rules;
 mod runs;
 mod script;
