@@ -12,8 +12,6 @@ use std::io::Write;
 pub enum Outcome {
     /// With its inputs, its answer.
     Held,
-    /// What a producer sends in it was delivered by a consumer.
-    Taken,
     /// Another answer than the row's, on purpose.
     Departs,
 }

@@ -33,9 +33,37 @@ pub enum Item {
     CaughtUp(u64),
 }
 
+/// A document as the sink was given it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    pub op: Op,
+    pub seqno: u64,
+    pub vbuuid: u64,
+    pub snapshot: (u64, u64),
+    pub history: bool,
+    pub collection: u32,
+    pub key: Vec<u8>,
+    pub value: Vec<u8>,
+    pub datatype: u8,
+}
+
+/// A system event as the sink was given it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub seqno: u64,
+    pub id: u32,
+    pub version: u8,
+    pub key: Vec<u8>,
+    pub value: Vec<u8>,
+}
+
 #[derive(Debug, Default)]
 pub struct Sink {
     pub items: Vec<Item>,
+    /// The changes among them in full.
+    pub documents: Vec<Document>,
+    /// The system events among them in full.
+    pub told: Vec<Told>,
     /// Seqnos of the changes that came in snapshots with history.
     pub history: Vec<u64>,
     /// The change with this seqno cannot be represented.
@@ -49,6 +77,17 @@ impl ChangeSink for Sink {
             return Err(SinkError::Unrepresentable { vbid, seqno, what });
         }
         self.history.extend(change.history.then_some(change.seqno.0));
+        self.documents.push(Document {
+            op: change.op,
+            seqno: change.seqno.0,
+            vbuuid: change.vbuuid.0,
+            snapshot: (change.snapshot.start.0, change.snapshot.end.0),
+            history: change.history,
+            collection: change.collection_id.0,
+            key: change.key.to_vec(),
+            value: change.value.to_vec(),
+            datatype: change.datatype.0,
+        });
         self.items.push(Item::Change {
             op: change.op,
             vbid: change.vbid,
@@ -72,6 +111,13 @@ impl ChangeSink for Sink {
 
     fn system_event(&mut self, event: &SystemEventRecord<'_>) -> Result<(), SinkError> {
         self.items.push(Item::SystemEvent(event.seqno.0));
+        self.told.push(Told {
+            seqno: event.seqno.0,
+            id: event.id.0,
+            version: event.version,
+            key: event.key.to_vec(),
+            value: event.value.to_vec(),
+        });
         Ok(())
     }
 }

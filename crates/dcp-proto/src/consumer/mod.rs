@@ -5,6 +5,7 @@ mod connection;
 mod delivery;
 mod error;
 mod event;
+mod noop;
 mod opaque;
 mod stats;
 mod stream;

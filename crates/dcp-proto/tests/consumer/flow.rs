@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use dcp_wire::message::{Mutation, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEndReason};
-use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status};
+use dcp_wire::{DecodeError, Frame, Opaque, Opcode, Seqno, Status};
 
-use dcp_proto::consumer::{ConnectionConfig, ConnectionError, Limit, Misbehaviour, StreamPosition};
+use dcp_proto::consumer::{
+    ConnectionConfig, ConnectionError, Limit, Misbehaviour, ProtocolErrorKind, StreamPosition,
+};
 use dcp_proto::{Position, SinkError};
 use dcp_test::harness::{Harness, Sent, VB, config};
 
@@ -111,6 +113,19 @@ fn noops_are_answered_at_once_while_the_window_is_full() {
     server.play();
     let (opcode, opaque, status) = (Opcode::DCP_NOOP, Opaque(0x0098_9681), Status::SUCCESS);
     assert_eq!(server.sent(), [Sent::Response { opcode, opaque, status }]);
+}
+
+#[test]
+fn np_15_a_noop_with_a_body_ends_the_connection() {
+    let noop = || Frame::request(Opcode::DCP_NOOP);
+    for noop in [noop().with_extras(b"x"), noop().with_key(b"x"), noop().with_value(b"x")] {
+        let mut server = Harness::streaming(config());
+        noop.encode(&mut server.wire).unwrap();
+        let Err(ConnectionError::Protocol(error)) = server.try_play() else { panic!("{noop:?}") };
+        let (what, len) = ("the header of a noop", 1);
+        let kind = ProtocolErrorKind::InvalidMessage(DecodeError::TrailingBytes { what, len });
+        assert_eq!((error.kind, server.sent()), (kind, vec![]));
+    }
 }
 
 #[test]

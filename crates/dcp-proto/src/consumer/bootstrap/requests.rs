@@ -2,10 +2,11 @@
 
 use dcp_wire::message::{Control, Open, OpenFlags, encode_features};
 use dcp_wire::sasl::{Mechanism, ScramClient, encode_plain};
-use dcp_wire::{Datatype, EncodeError, Feature, Frame, Opaque, Opcode, Status};
+use dcp_wire::{Datatype, EncodeError, Feature, Frame, Opaque, Opcode};
 
 use super::config::{Auth, BootstrapError, DcpOpen};
 use super::{Bootstrap, Step};
+use crate::consumer::noop;
 
 /// Longest HELLO key, as clients agree on.
 const MAX_AGENT_LEN: usize = 200;
@@ -102,8 +103,7 @@ impl Bootstrap {
     }
 
     pub(super) fn answer(&mut self, noop: &Frame<'_>) -> Result<(), BootstrapError> {
-        Frame::response(Opcode::DCP_NOOP, Status::SUCCESS)
-            .with_opaque(noop.header.opaque)
+        noop::answer_to(noop)?
             .encode(&mut *self.out)
             .map_err(|_| BootstrapError::TooLong { what: "an answer" })
     }

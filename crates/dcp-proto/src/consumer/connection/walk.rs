@@ -13,6 +13,7 @@ use dcp_wire::{DecodeError, Frame, Header, Magic, Opcode, Seqno, Status, Vbid};
 use super::run::{self, Origin};
 use super::{Connection, Limit, Walk, send};
 use crate::ChangeSink;
+use crate::consumer::noop;
 use crate::consumer::opaque::vbid_of;
 use crate::consumer::stream::{Fault, Progress, State};
 use crate::consumer::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError};
@@ -146,9 +147,9 @@ impl Connection {
     ) -> Result<usize, Fault> {
         let vbid = frame.header.vbid();
         if frame.header.opcode == Opcode::DCP_NOOP {
+            let answer = noop::answer_to(frame)?;
             self.stats.noops += 1;
-            let answer = Frame::response(Opcode::DCP_NOOP, Status::SUCCESS);
-            send(&answer.with_opaque(frame.header.opaque), &mut self.transmit);
+            send(&answer, &mut self.transmit);
             return Ok(0);
         }
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else {
