@@ -95,6 +95,9 @@ site-check: site ## Check the site's links and anchors, without the network
 	@$(PY) scripts/check_site.py --self-test
 	@$(PY) scripts/check_site.py
 
+sdk-table: .installed-test ## Try each call of the Couchbase SDK; writes the table of docs/guides/sdks.md
+	@DCP_SDK_TABLE=1 $(PY) -m pytest --quiet tests/python/test_sdk_calls.py
+
 notebooks: .java .installed-test ## Run the notebooks of docs/notebooks again and write what they print
 	@$(PY) scripts/notebooks.py $(ARGS)
 
@@ -262,5 +265,5 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-demo: .rust $(STATE)/demo-packages.stamp $(STATE)/installed.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
-.PHONY: demo test static test-rust test-python test-spark fuzz fuzz-short fuzz-corpora deny fmt-check lint layers types docs site site-check notebooks defects-check wheel wheel-check workflows \
+.PHONY: demo test static test-rust test-python test-spark fuzz fuzz-short fuzz-corpora deny fmt-check lint layers types docs site site-check sdk-table notebooks defects-check wheel wheel-check workflows \
 	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .promtool .installed-demo .installed-test

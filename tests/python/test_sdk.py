@@ -17,6 +17,7 @@ from couchbase.exceptions import (
     CASMismatchException,
     DocumentExistsException,
     DocumentNotFoundException,
+    DocumentUnretrievableException,
 )
 from couchbase.options import (
     ClusterOptions,
@@ -25,6 +26,9 @@ from couchbase.options import (
     ReplaceOptions,
     UpsertOptions,
 )
+from couchbase.subdocument import get as path
+
+from dcp_rs.testing import EmbeddedCluster
 
 
 def open_cluster(cluster, password="password"):
@@ -41,6 +45,17 @@ def collection(cluster):
     sdk.wait_until_ready(timedelta(seconds=10))
     yield bucket.default_collection()
     sdk.close()
+
+
+@pytest.fixture
+def replicated():
+    """Three nodes, each vBucket on all of them."""
+    with EmbeddedCluster(nodes=3, replicas=2, vbuckets=16) as running:
+        sdk = open_cluster(running)
+        bucket = sdk.bucket("default")
+        sdk.wait_until_ready(timedelta(seconds=10))
+        yield running, bucket.default_collection()
+        sdk.close()
 
 
 def test_documents_are_written_read_and_removed(cluster, client, collection):
@@ -106,3 +121,57 @@ def test_what_the_producer_writes_the_sdk_reads(cluster, collection):
 def test_a_wrong_password_is_refused(cluster):
     with pytest.raises(AuthenticationException):
         open_cluster(cluster, "wrong")
+
+
+def whole(results):
+    """What each copy has, and whether it is a replica."""
+    return sorted((each.is_replica, each.content_as[dict]["n"]) for each in results)
+
+
+def parts(results):
+    """The same of lookups."""
+    return sorted((each.is_replica, each.content_as[int](0)) for each in results)
+
+
+def test_replicas_are_read_as_documents_and_in_parts(replicated):
+    _, collection = replicated
+    for key in map(str, range(20)):
+        collection.upsert(key, {"n": 1})
+        expected = [(False, 1), (True, 1), (True, 1)]
+        assert whole(collection.get_all_replicas(key)) == expected
+        assert parts(collection.lookup_in_all_replicas(key, [path("n")])) == expected
+        assert collection.get_any_replica(key).content_as[dict] == {"n": 1}
+        assert collection.lookup_in_any_replica(key, [path("n")]).content_as[int](0) == 1
+        assert not collection.lookup_in_any_replica(key, [path("none")]).exists(0)
+
+
+def test_a_replica_that_lags_shows_what_it_has(replicated):
+    cluster, collection = replicated
+    collection.upsert("key", {"n": 1})
+    cluster.set_replica_lag(cluster.vbucket_of("key"), 2, None)
+    collection.upsert("key", {"n": 2})
+    expected = [(False, 2), (True, 1), (True, 2)]
+    assert parts(collection.lookup_in_all_replicas("key", [path("n")])) == expected
+    assert whole(collection.get_all_replicas("key")) == expected
+
+
+def test_replicas_answer_when_the_active_copy_does_not(replicated):
+    cluster, collection = replicated
+    collection.upsert("key", {"n": 1})
+    cluster.kill(cluster.copies_of(cluster.vbucket_of("key"))[0])
+    found = collection.get_any_replica("key")
+    assert (found.is_replica, found.content_as[dict]) == (True, {"n": 1})
+    found = collection.lookup_in_any_replica("key", [path("n")])
+    assert (found.is_replica, found.content_as[int](0)) == (True, 1)
+
+
+def test_a_document_that_no_copy_has_is_said_to_be_missing(replicated):
+    _, collection = replicated
+    with pytest.raises(DocumentUnretrievableException):
+        collection.get_any_replica("none")
+    with pytest.raises(DocumentUnretrievableException):
+        collection.lookup_in_any_replica("none", [path("n")])
+    with pytest.raises(DocumentNotFoundException):
+        list(collection.get_all_replicas("none"))
+    with pytest.raises(DocumentNotFoundException):
+        list(collection.lookup_in_all_replicas("none", [path("n")]))

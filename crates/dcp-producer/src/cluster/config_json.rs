@@ -39,6 +39,20 @@ fn named(address: SocketAddr) -> String {
     address.to_string()
 }
 
+/// What the bucket can do, by the names servers have for it. Of what is missing here SDKs say at
+/// once that it is not available, as of `rangeScan`, or do without it.
+const CAPABILITIES: [&str; 9] = [
+    "collections",
+    "durableWrite",
+    "tombstonedUserXAttrs",
+    "dcp",
+    "dcp.IgnorePurgedTombstones",
+    "cccp",
+    "nodesExt",
+    "xattr",
+    "subdoc.ReplicaRead",
+];
+
 /// The map of a bucket.
 pub(super) fn bucket(
     version: ConfigVersion,
@@ -65,9 +79,7 @@ pub(super) fn bucket(
         "uri": format!("/pools/default/buckets/{name}?bucket_uuid={uuid}"),
         "streamingUri": format!("/pools/default/bucketsStreaming/{name}?bucket_uuid={uuid}"),
         "bucketCapabilitiesVer": "",
-        // Clients do not use features that are missing here, even if they would be granted.
-        "bucketCapabilities":
-            ["collections", "durableWrite", "dcp", "dcp.IgnorePurgedTombstones", "cccp", "nodesExt", "xattr"],
+        "bucketCapabilities": CAPABILITIES,
         "collectionsManifestUid": bucket.manifest_uid,
         "numVBuckets": bucket.chains.len(),
         "nodes": members.iter().map(member).collect::<Vec<_>>(),

@@ -88,6 +88,11 @@ pub(super) fn whoami(username: &str) -> String {
     json!({"id": username, "domain": "admin", "roles": [{"role": "admin"}]}).to_string()
 }
 
+/// What is said of views where there are none.
+pub(super) fn no_views() -> String {
+    json!({"error": "no_ddocs_service"}).to_string()
+}
+
 fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
     let map = cluster.map();
     let mut bucket: Map<String, Value> = serde_json::from_slice(&map.view(node)?.bucket).ok()?;
@@ -115,7 +120,8 @@ fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
         "threadsNumber": 3,
         "autoCompactionSettings": false,
         "nodes": nodes(cluster, node)?,
-        "controllers": {},
+        // Clients take a bucket without the first for one that may not be flushed.
+        "controllers": {"flush": format!("/pools/default/buckets/{name}/controller/doFlush")},
         "localRandomKeyUri": format!("/pools/default/buckets/{name}/localRandomKey"),
         "stats": {"uri": format!("/pools/default/buckets/{name}/stats")},
     });

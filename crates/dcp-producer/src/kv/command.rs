@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
+use dcp_proto::producer::VBucketState;
 use dcp_wire::framing_extras::{FrameInfo, server_duration_frame};
 use dcp_wire::{CollectionId, Datatype, DecodeError, DocKey, Frame, Opcode, Status, Vbid, snappy};
 use serde_json::json;
@@ -353,6 +354,20 @@ impl<'a, 'f> Command<'a, 'f> {
     ) -> Result<T, Failure> {
         let (bucket, node) = (&self.session.cluster.bucket, self.session.node);
         bucket.with_on(node, self.vbid(), op).ok_or(Failure::NotMyVbucket)
+    }
+
+    /// Reads from this node's replica of the request's vBucket, which must have the key's
+    /// collection. The active copy does not answer such requests.
+    pub(super) fn with_replica<T>(
+        &mut self,
+        key: DocKey<'_>,
+        op: impl FnOnce(&VBucket) -> T,
+    ) -> Result<T, Failure> {
+        self.check_readable(key.collection_id)?;
+        self.with_copy(|vbucket| match vbucket.state {
+            VBucketState::Replica => Ok(vbucket.check_collection(key).map(|()| op(vbucket))?),
+            _ => Err(Failure::NotMyVbucket),
+        })?
     }
 
     /// The value of the request, decompressed if necessary, and its datatype without the

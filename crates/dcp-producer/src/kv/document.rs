@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use dcp_proto::producer::{Item, ItemKind, VBucketState};
+use dcp_proto::producer::{Item, ItemKind};
 use dcp_wire::message::{MutationToken, Store, Touch};
 use dcp_wire::{Cas, Datatype, Frame, Opcode, Status, snappy, xattr};
 
@@ -70,13 +70,8 @@ impl Command<'_, '_> {
     pub(super) fn get_replica(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, false)?;
         let (key, now) = (self.key()?, self.now);
-        let item = self.with_copy(|vbucket| {
-            let is_replica = vbucket.state == VBucketState::Replica;
-            let read =
-                || vbucket.check_collection(key).map(|()| vbucket.live_if_unexpired(now, key));
-            is_replica.then(read)
-        })?;
-        let item = item.ok_or(Failure::NotMyVbucket)??.ok_or(Status::KEY_ENOENT)?;
+        let item = self.with_replica(key, |vbucket| vbucket.live_if_unexpired(now, key))?;
+        let item = item.ok_or(Status::KEY_ENOENT)?;
         self.send_document(&item)
     }
 

@@ -35,12 +35,18 @@ async fn the_map_names_every_node_and_spreads_the_vbuckets_evenly() {
 }
 
 #[tokio::test]
-async fn the_map_tells_that_clients_may_let_purged_tombstones_go() {
+async fn the_map_names_what_the_bucket_can_do() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR, Feature::JSON]).await;
     let map = json(&client.succeed(Frame::request(Opcode::GET_CLUSTER_CONFIG)).await);
     let capabilities = map["bucketCapabilities"].as_array().unwrap();
-    assert!(capabilities.contains(&"dcp.IgnorePurgedTombstones".into()));
+    for offered in ["dcp.IgnorePurgedTombstones", "subdoc.ReplicaRead", "tombstonedUserXAttrs"] {
+        assert!(capabilities.contains(&offered.into()), "{offered}");
+    }
+    // By these, clients would take for granted what is not there.
+    for missing in ["rangeScan", "couchapi", "nonDedupedHistory", "subdoc.ReviveDocument"] {
+        assert!(!capabilities.contains(&missing.into()), "{missing}");
+    }
 }
 
 #[tokio::test]

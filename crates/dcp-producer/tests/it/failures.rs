@@ -361,23 +361,6 @@ async fn an_unsafe_failover_begins_an_epoch() {
 }
 
 #[tokio::test]
-async fn replicas_are_read_where_they_lie() {
-    let producer = cluster(2, 1).await;
-    write(&producer, "a", 1);
-    let key = (0..).map(|n| format!("a-{n}"));
-    let key = key.into_iter().find(|key| producer.vbid_of(key.as_bytes()) == VB).unwrap();
-    let read = Frame::request(Opcode::GET_REPLICA).with_vbid(VB).with_key(key.as_bytes());
-    let mut active = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
-    active.fail(read, Status::NOT_MY_VBUCKET).await;
-    let mut replica = RawClient::ready(&producer, 1, &[Feature::XERROR]).await;
-    assert_eq!(replica.succeed(read).await.frame().value, b"1");
-    let get = Frame::request(Opcode::GET).with_vbid(VB).with_key(key.as_bytes());
-    replica.fail(get, Status::NOT_MY_VBUCKET).await;
-    let none = Frame::request(Opcode::GET_REPLICA).with_vbid(VB).with_key(b"none");
-    replica.fail(none, Status::KEY_ENOENT).await;
-}
-
-#[tokio::test]
 async fn the_largest_cluster_map_has_1024_vbuckets_with_three_replicas() {
     let producer = start(|options| {
         (options.nodes, options.vbuckets, options.replicas) = (4, 1024, 3);

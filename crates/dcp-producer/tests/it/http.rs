@@ -194,6 +194,29 @@ async fn a_bucket_has_its_settings_in_the_full_form() {
 }
 
 #[tokio::test]
+async fn what_a_data_service_does_not_have_is_said_in_words_that_sdks_know() {
+    let producer = start_one().await;
+    let views = "/pools/default/buckets/default/ddocs";
+    let refused = get(&producer, views).await;
+    assert_eq!((refused.status, &*refused.body), (400, r#"{"error":"no_ddocs_service"}"#));
+    for path in ["users", "users/local/joe", "groups", "roles"] {
+        let refused = get(&producer, &format!("/settings/rbac/{path}")).await;
+        assert_eq!((refused.status, &*refused.body), (404, "Not found."), "{path}");
+    }
+    producer.drop_bucket().unwrap();
+    assert_eq!(get(&producer, views).await.status, 404);
+}
+
+#[tokio::test]
+async fn the_bucket_says_where_it_is_flushed() {
+    let producer = start_one().await;
+    let bucket = get(&producer, "/pools/default/buckets/default").await.json();
+    let flush = bucket["controllers"]["flush"].as_str().unwrap();
+    let flushed = exchange(dial(&producer, 0).await, &request("POST", flush, &known())).await;
+    assert_eq!(flushed.status, 200, "{}", flushed.body);
+}
+
+#[tokio::test]
 async fn what_is_not_there_is_not_found() {
     let producer = start_one().await;
     let other = format!("/pools/default/b/default?bucket_uuid={:032x}", 1);

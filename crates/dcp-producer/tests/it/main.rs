@@ -17,6 +17,7 @@ mod limits;
 mod neighbours;
 mod raw_client;
 mod replay;
+mod replica_reads;
 mod replication;
 mod seqnos;
 mod streams;

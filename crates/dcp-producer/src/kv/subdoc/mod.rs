@@ -14,7 +14,7 @@ mod single;
 use std::sync::Arc;
 
 use bytes::BufMut;
-use dcp_proto::producer::{Item, ItemKind, VBucketState};
+use dcp_proto::producer::{Item, ItemKind};
 use dcp_wire::message::{PathSpec, SubdocLookup, SubdocMutation};
 use dcp_wire::{Cas, Opcode, Seqno, Status};
 
@@ -143,18 +143,9 @@ impl Command<'_, '_> {
         let (item, vbuuid) = if flags & doc_flag::REPLICA_READ == 0 {
             self.with_collection(key, |vbucket| (vbucket.newest_now(now, key), vbucket.vbuuid()))?
         } else {
-            let read = self.with_copy(|vbucket| {
-                let is_replica = vbucket.state == VBucketState::Replica;
-                let read = || {
-                    vbucket.check_collection(key)?;
-                    Ok::<_, DocumentError>((
-                        vbucket.newest_unless_expired(now, key),
-                        vbucket.vbuuid(),
-                    ))
-                };
-                is_replica.then(read)
-            })?;
-            read.ok_or(Failure::NotMyVbucket)??
+            self.with_replica(key, |vbucket| {
+                (vbucket.newest_unless_expired(now, key), vbucket.vbuuid())
+            })?
         };
         let item = item.ok_or(Status::KEY_ENOENT)?;
         if item.kind != ItemKind::Mutation && flags & doc_flag::ACCESS_DELETED == 0 {
