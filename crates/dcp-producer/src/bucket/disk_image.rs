@@ -35,8 +35,8 @@ fn next_generation() -> u64 {
 }
 
 impl DiskImage {
-    /// As long as this is the same number, things were added or replaced by newer versions, and
-    /// nothing else.
+    /// As long as this is the same number, things were added, or went because of what was added,
+    /// and nothing else.
     pub(crate) const fn generation(&self) -> u64 {
         self.generation
     }
@@ -139,10 +139,10 @@ impl DiskImage {
         items.find(|item| is_wanted(item)).map_or(Seqno::ZERO, |item| item.seqno)
     }
 
-    /// Removes every item that is not to be kept.
+    /// Removes every item that one which is added does not let be kept.
     pub(crate) fn retain(&mut self, keep: impl Fn(&Item) -> bool) {
         let kept: Vec<_> = self.items_above(Seqno::ZERO).filter(|item| keep(item)).collect();
-        *self = Self::from_sorted(kept);
+        self.chunks = Self::from_sorted(kept).chunks;
     }
 }
 

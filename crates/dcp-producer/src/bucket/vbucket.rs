@@ -19,6 +19,7 @@ use super::history::History;
 use super::item::{footprint, is_expired};
 use super::locks::Locks;
 use super::memory::MemoryUse;
+use super::storing::Storing;
 use crate::chance::Now;
 
 /// One copy of a vBucket.
@@ -51,8 +52,8 @@ pub(crate) struct VBucket {
     pub(super) thinned: Vec<(Seqno, Seqno)>,
     /// Snapshot the newest persisted change lies in.
     pub(super) persisted_snapshot: Snapshot,
-    /// Up to where a data folder has the vBucket; `None` if there is no folder or it has nothing.
-    pub(super) stored_seqno: Option<Seqno>,
+    /// How far a data folder has the copy.
+    pub(super) storing: Storing,
     pub(super) collections: VBucketCollections,
     pub(super) durable: DurableWrites,
     pub(super) locks: Locks,
@@ -132,7 +133,7 @@ impl VBucket {
             is_thinned: false,
             thinned: Vec::new(),
             persisted_snapshot: NOTHING,
-            stored_seqno: None,
+            storing: Storing::default(),
             collections: VBucketCollections::default(),
             durable: DurableWrites::default(),
             locks: Locks::default(),
@@ -169,9 +170,9 @@ impl VBucket {
         if self.settings.is_ephemeral {
             return Seqno::ZERO;
         }
-        // With a data folder, on disk means on disk. It has the active copy only.
-        if self.settings.is_kept && self.state == VBucketState::Active {
-            return self.persisted_seqno.min(self.stored_seqno.unwrap_or(Seqno::ZERO));
+        // With a data folder, on disk means on disk.
+        if self.settings.is_kept {
+            return self.persisted_seqno.min(self.storing.seqno());
         }
         self.persisted_seqno
     }
@@ -217,20 +218,33 @@ impl VBucket {
         self.note_deletion(&item);
         let dropped = self.collections.note(&item);
         self.durable.note(&item);
-        let newest = newest_version(&item);
-        self.count(&newest, true);
-        let previous = self.table.replace(newest);
-        self.checkpoints.push(item, previous.as_ref().map(|previous| previous.seqno));
-        if let Some(previous) = previous {
-            self.count(&previous, false);
-            self.history.push(previous, seqno);
-        }
+        let replaced = self.make_newest(newest_version(&item));
+        self.checkpoints.push(item, replaced);
         if let Some(dropped) = dropped {
             self.drop_documents(dropped, seqno);
         }
         if self.settings.is_ephemeral {
             // What is read back in seqno order is all there is of a disk.
             self.flush();
+        }
+    }
+
+    /// Makes `item` the newest version of what it is; returns the seqno of the one before.
+    pub(super) fn make_newest(&mut self, item: Arc<Item>) -> Option<Seqno> {
+        let by = item.seqno;
+        self.count(&item, true);
+        let previous = self.table.replace(item)?;
+        self.count(&previous, false);
+        let replaced = previous.seqno;
+        self.supersede(previous, by);
+        Some(replaced)
+    }
+
+    /// Keeps a version that the change at `by` replaced, as far as there is room.
+    fn supersede(&mut self, item: Arc<Item>, by: Seqno) {
+        let gone = self.history.push(item, by);
+        if self.settings.is_kept {
+            self.storing.let_go(gone);
         }
     }
 
@@ -249,7 +263,7 @@ impl VBucket {
     }
 
     /// Forgets the documents that the event at `by` took with it.
-    fn drop_documents(&mut self, gone: Dropped, by: Seqno) {
+    pub(super) fn drop_documents(&mut self, gone: Dropped, by: Seqno) {
         let mut dropped = Vec::new();
         self.table.retain(|slot| {
             let keep = !gone.takes(&slot.newest);
@@ -260,7 +274,7 @@ impl VBucket {
         });
         for item in dropped {
             self.count(&item, false);
-            self.history.push(item, by);
+            self.supersede(item, by);
         }
     }
 
@@ -417,13 +431,9 @@ impl VBucket {
         }
         self.set_state(VBucketState::Active);
         self.durable.decide_all_by_copies();
-        self.begin_storing_anew();
-    }
-
-    /// A data folder has what another copy was.
-    pub(super) fn begin_storing_anew(&mut self) {
+        // A data folder may still call another copy the active one.
         self.disk.begin_generation();
-        self.stored_seqno = None;
+        self.storing.begin_anew();
     }
 
     /// Up to where the history is certainly the one others have seen: the end of the last snapshot

@@ -271,14 +271,19 @@ impl Cluster {
         Ok(())
     }
 
-    /// Goes on with the bucket of another process, whose copies are still to be filled. The map's
-    /// versions are above all that process gave.
+    /// Goes on with the bucket of another process, whose copies are in place already; where they
+    /// do not fit the nodes there are now they move, as in a rebalance. The map's versions are
+    /// above all that process gave.
     pub(crate) fn resume(&self, uuid: Option<Arc<str>>, manifest: Manifest, epoch: i64) {
         let resumed = self.change(|change| {
-            if uuid.is_none() {
-                for vbid in self.bucket.vbids() {
+            let usable = self.usable(&change.nodes);
+            for vbid in self.bucket.vbids() {
+                if uuid.is_none() {
                     self.bucket.rearrange(vbid, Copies::clear);
+                } else if !self.is_complete(&usable, vbid) {
+                    self.lay_out_one(&usable, vbid);
                 }
+                self.bucket.rearrange(vbid, Copies::replicate);
             }
             change.bucket_uuid = uuid;
             change.manifest = Arc::new(manifest);
@@ -286,6 +291,7 @@ impl Cluster {
             Ok(())
         });
         debug_assert!(resumed.is_ok(), "nothing here fails");
+        self.bring_forward();
     }
 
     /// Changes the collections manifest and lets every vBucket follow.
