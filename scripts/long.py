@@ -73,8 +73,13 @@ def stages(first_world: int) -> list[Stage]:
         ),
         Stage(
             "kills",
-            "200 kills of a reader; 1,000 cycles without growth",
-            [*pytest, "tests/python/test_kills.py", "tests/python/test_scale.py"],
+            "200 kills of a reader and of a cluster; 1,000 cycles without growth",
+            [
+                *pytest,
+                "tests/python/test_kills.py",
+                "tests/python/test_data_folder.py",
+                "tests/python/test_scale.py",
+            ],
             {"DCP_KILLS": "200", "DCP_CYCLES": "1000"},
         ),
         Stage(

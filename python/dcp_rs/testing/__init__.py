@@ -69,7 +69,8 @@ class EmbeddedCluster(Documents, Control):
             certificate needs no password; the common name is the user name.
         tls_client_required: Whether to refuse clients without a certificate on the TLS ports.
         data: Folder that keeps the bucket when the cluster is closed or its process ends; created
-            if it does not exist. After a crash, it has what had been persisted.
+            if it does not exist. It has the copy of each node: after a crash, what that copy had
+            persisted, with prepared durable writes, overwritten versions and failover logs.
         persist_delay: How long a change waits in memory before it is persisted, in seconds.
         history_bytes: Bytes of overwritten documents to keep, so that vBuckets can be rolled back.
         keeps_history: Whether clients may stream every version of a document (`change_streams`), as

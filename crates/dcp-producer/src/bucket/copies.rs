@@ -6,6 +6,8 @@ use dcp_wire::message::{DurabilityLevel, StreamRequestFlags};
 
 use super::durable::Undecided;
 use super::link::Link;
+use super::stored::{Unstored, VBucketRecord};
+use super::storing::Stored;
 use super::vbucket::VBucket;
 use crate::chance::Now;
 
@@ -33,10 +35,9 @@ impl Copy {
     }
 
     /// Makes the copy a replica.
-    pub(super) fn make_replica(&mut self) {
+    pub(crate) fn make_replica(&mut self) {
         self.vbucket.set_state(VBucketState::Replica);
         self.vbucket.charge(false);
-        self.vbucket.begin_storing_anew();
         self.link = None;
     }
 
@@ -211,6 +212,29 @@ impl Copies {
         copy.vbucket.charge(true);
         copy.vbucket.promote(Some(vbuuid));
         self.0.insert(0, copy);
+    }
+
+    /// What a data folder lacks of each copy, by node.
+    pub(crate) fn unstored(&mut self) -> Vec<(usize, Unstored)> {
+        self.0.iter_mut().map(|copy| (copy.node, copy.vbucket.unstored())).collect()
+    }
+
+    /// Notes how far a data folder has the copy of a node.
+    pub(super) fn note_stored(&mut self, node: usize, stored: Stored) {
+        for copy in self.0.iter_mut().filter(|copy| copy.node == node) {
+            copy.vbucket.note_stored(stored);
+        }
+    }
+
+    /// What a data folder keeps of each copy beside its items, when everything stops in good order.
+    pub(crate) fn last_records(&self) -> Vec<(usize, VBucketRecord)> {
+        self.0.iter().map(|copy| (copy.node, copy.vbucket.record(copy.is_up))).collect()
+    }
+
+    /// Takes `copies` in place of those there are, the active one first.
+    pub(crate) fn restore(&mut self, copies: Vec<Copy>) {
+        self.clear();
+        self.0 = copies;
     }
 
     /// Drops all copies.

@@ -35,7 +35,7 @@ fn next_generation() -> u64 {
 }
 
 impl DiskImage {
-    /// As long as this number is the same, items were only added or replaced by newer versions.
+    /// As long as this number is the same, items were only added, or removed because of additions.
     pub(crate) const fn generation(&self) -> u64 {
         self.generation
     }
@@ -138,10 +138,10 @@ impl DiskImage {
         items.find(|item| is_wanted(item)).map_or(Seqno::ZERO, |item| item.seqno)
     }
 
-    /// Removes every item for which `keep` returns false.
+    /// Removes every item for which `keep` returns false, because of an item that is added.
     pub(crate) fn retain(&mut self, keep: impl Fn(&Item) -> bool) {
         let kept: Vec<_> = self.items_above(Seqno::ZERO).filter(|item| keep(item)).collect();
-        *self = Self::from_sorted(kept);
+        self.chunks = Self::from_sorted(kept).chunks;
     }
 }
 

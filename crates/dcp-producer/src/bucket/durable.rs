@@ -135,40 +135,28 @@ impl DurableWrites {
         self.outstanding.retain(|&prepared, _| prepared > completed);
     }
 
-    /// Notes a version of a document, or another prepare, that was received at `at`. An earlier
-    /// prepared write of the document is completed then, since no other write is allowed meanwhile;
-    /// so are those before it. Data from disk shows no more than that.
-    pub(super) fn note_version(&mut self, key: DocKey<'_>, at: Seqno) {
+    /// Notes a version of a document that comes from a disk, or another prepare. An earlier prepared
+    /// write of the document is completed then, since no other write is allowed meanwhile; so are
+    /// those before it. Data from disk shows no more than that.
+    pub(super) fn note_version(&mut self, item: &Item) {
+        let ends_write = matches!(
+            item.kind,
+            ItemKind::Mutation
+                | ItemKind::Deletion
+                | ItemKind::Expiration
+                | ItemKind::Prepare { .. }
+        );
         let is_it = |(_, write): &(&Seqno, &Outstanding)| {
-            (write.collection_id, &write.key[..]) == (key.collection_id, key.key)
+            (write.collection_id, &write.key) == (item.collection_id, &item.key)
         };
-        if let Some((&prepared, _)) = self.outstanding.iter().find(is_it) {
-            self.catch_up(prepared, at);
+        if ends_write && let Some((&prepared, _)) = self.outstanding.iter().find(is_it) {
+            self.catch_up(prepared, item.seqno);
         }
     }
 
     /// The writes that are prepared but not completed.
     pub(super) fn prepared(&self) -> impl Iterator<Item = (Seqno, DurabilityLevel)> {
         self.outstanding.iter().map(|(&seqno, write)| (seqno, write.level))
-    }
-
-    /// Resumes in another process at `at`, where `items` are the newest versions. `completed` is
-    /// the seqno of the prepare of the last completed write.
-    pub(super) fn resume<'a>(
-        &mut self,
-        at: Seqno,
-        completed: Seqno,
-        mut items: impl Iterator<Item = &'a Item> + Clone,
-    ) {
-        if completed != Seqno::ZERO {
-            self.complete(Completion { at, prepared: completed, is_commit: true });
-        }
-        if completed != Seqno::ZERO
-            || items.clone().any(|item| matches!(item.kind, ItemKind::Prepare { .. }))
-        {
-            self.high_prepared = Seqno::MAX;
-            self.go_back(at, items.by_ref());
-        }
     }
 
     /// Seqno of the prepare of the last write completed up to `seqno`.

@@ -79,7 +79,6 @@ impl VBucket {
             self.start_over(vbuuid);
             return;
         }
-        let begins = self.consistent_seqno();
         let mut gone = Vec::new();
         self.table.retain(|slot| {
             gone.push(Arc::clone(&slot.newest));
@@ -96,10 +95,21 @@ impl VBucket {
         self.rebuild_disk();
         let snapshot = self.persisted_snapshot;
         self.stand_at(self.persisted_seqno);
-        (self.snapshot, self.persisted_snapshot) = (snapshot, snapshot);
-        if self.state == VBucketState::Active {
-            self.failover.create_entry(vbuuid, begins);
+        self.persisted_snapshot = snapshot;
+        self.warm_up(Some(vbuuid));
+    }
+
+    /// Goes on with what was on disk; an active copy on the branch `vbuuid` if something else may
+    /// have been lost.
+    pub(super) fn warm_up(&mut self, vbuuid: Option<Vbuuid>) {
+        if self.state != VBucketState::Active {
+            self.snapshot = self.persisted_snapshot;
+            return;
         }
+        if let Some(vbuuid) = vbuuid {
+            self.failover.create_entry(vbuuid, self.consistent_seqno());
+        }
+        self.durable.decide_all_by_copies();
     }
 
     /// Restarts cleanly: everything is on disk, nothing in memory.
@@ -111,6 +121,7 @@ impl VBucket {
         self.persist_everything();
         self.forget_checkpoints(self.high_seqno);
         self.begin_life();
+        self.warm_up(None);
     }
 
     /// Becomes empty, with a history that begins with `vbuuid`.
@@ -130,6 +141,7 @@ impl VBucket {
     /// Restarts at `to`, which the table and the disk already are at.
     pub(super) fn stand_at(&mut self, to: Seqno) {
         self.begin_life();
+        self.storing.go_back(to);
         self.forget_checkpoints(to);
         self.high_seqno = to;
         self.persisted_seqno = to;

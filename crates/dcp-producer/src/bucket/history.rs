@@ -46,8 +46,10 @@ impl History {
         self.floor
     }
 
-    /// Keeps `item`, which the change `by` replaced.
-    pub(crate) fn push(&mut self, item: Arc<Item>, by: Seqno) {
+    /// Keeps `item`, which the change `by` replaced. Returns the seqnos of the versions that had to
+    /// make room, each after the one that replaced it.
+    pub(crate) fn push(&mut self, item: Arc<Item>, by: Seqno) -> Vec<(Seqno, Seqno)> {
+        let mut gone = Vec::new();
         self.bytes += footprint(&item);
         self.versions.push_back(Superseded { item, by });
         while self.bytes > self.max_bytes
@@ -55,12 +57,16 @@ impl History {
         {
             self.bytes -= footprint(&oldest.item);
             self.floor = oldest.by;
+            gone.push((oldest.by, oldest.item.seqno));
         }
+        gone
     }
 
     /// The versions above `after` and up to `end` that were replaced since, in seqno order.
     pub(crate) fn replaced_above(&self, after: Seqno, end: Seqno) -> Vec<Arc<Item>> {
-        let items = self.versions.iter().map(|version| &version.item);
+        // What replaces a version lies above it.
+        let below = self.versions.partition_point(|version| version.by <= after);
+        let items = self.versions.range(below..).map(|version| &version.item);
         let mut items: Vec<_> =
             items.filter(|item| after < item.seqno && item.seqno <= end).cloned().collect();
         items.sort_unstable_by_key(|item| item.seqno);

@@ -24,6 +24,7 @@ mod replica;
 mod source;
 mod stored;
 mod stored_manifest;
+mod storing;
 mod vbucket;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,11 +40,11 @@ pub(crate) use copies::{Copies, Copy, HELD};
 pub(crate) use document::{Condition, DocumentWrite, Durability, MetaWrite};
 pub(crate) use durable::Outcome;
 pub(crate) use guard::VBucketGuard;
-pub(crate) use hash_table::Identity;
 pub(crate) use item::{MAX_VALUE_LEN, inflated, system_xattrs};
 pub(crate) use manifest::{CollectionSettings, Manifest, Unchanged};
 pub(crate) use memory::MemoryUse;
-pub(crate) use stored::{Stored, Unstored, VBucketRecord};
+pub(crate) use stored::VBucketRecord;
+pub(crate) use storing::Stored;
 pub(crate) use vbucket::{VBucket, Written};
 
 /// A bucket.
@@ -193,25 +194,28 @@ impl Bucket {
         self.change(self.copies(vbid)?, |copies| copies.on(node), op)
     }
 
-    /// Reads the active copy of a vBucket, even on a stopped node.
-    pub(crate) fn with_first_copy<T>(
+    /// Reads the copies of a vBucket.
+    pub(crate) fn with_copies<T>(
         &self,
         vbid: Vbid,
-        op: impl FnOnce(&mut VBucket) -> T,
+        op: impl FnOnce(&mut Copies) -> T,
     ) -> Option<T> {
-        let mut copies = self.copies(vbid)?;
-        Some(op(&mut copies.get_mut(0)?.vbucket))
+        Some(op(&mut *self.copies(vbid)?))
     }
 
-    /// Reads the active copy of a vBucket if its node is running.
-    pub(crate) fn with_active<T>(
-        &self,
-        vbid: Vbid,
-        op: impl FnOnce(&mut VBucket) -> T,
-    ) -> Option<T> {
-        let mut copies = self.copies(vbid)?;
-        let active = copies.active()?;
-        Some(op(&mut copies.get_mut(active)?.vbucket))
+    /// Notes up to where a data folder has the copy of each node; durable writes may wait for that.
+    pub(crate) fn note_stored(&self, vbid: Vbid, stored: &[(usize, Stored)]) {
+        let Some(mut copies) = self.copies(vbid) else {
+            return;
+        };
+        for &(node, stored) in stored {
+            copies.note_stored(node, stored);
+        }
+        let settled = self.settle(&mut copies);
+        drop(copies);
+        if settled {
+            self.changes.announce(vbid);
+        }
     }
 
     fn change<T>(
@@ -317,5 +321,7 @@ impl Bucket {
 mod manifest_tests;
 #[cfg(test)]
 mod replica_tests;
+#[cfg(test)]
+mod stored_tests;
 #[cfg(test)]
 mod tests;

@@ -89,17 +89,7 @@ impl VBucket {
         }
         self.note_gap(item.seqno);
         self.clock.observe(item.cas);
-        let ends_write = matches!(
-            item.kind,
-            ItemKind::Mutation
-                | ItemKind::Deletion
-                | ItemKind::Expiration
-                | ItemKind::Prepare { .. }
-        );
-        if ends_write {
-            let (collection_id, key) = (item.collection_id, &item.key[..]);
-            self.durable.note_version(DocKey { collection_id, key }, item.seqno);
-        }
+        self.durable.note_version(&item);
         let is_far = item.seqno.0 - self.high_seqno.0 > MAX_GAP;
         if is_far {
             self.leave_to_disk();

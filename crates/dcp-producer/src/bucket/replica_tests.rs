@@ -10,12 +10,12 @@ use super::item::footprint;
 use super::*;
 use crate::chance::Now;
 
-const VB: Vbid = Vbid(0);
-const NODES: usize = 3;
+pub(super) const VB: Vbid = Vbid(0);
+pub(super) const NODES: usize = 3;
 
 /// What can happen to the copies of a vBucket on three nodes.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+pub(super) enum Step {
     Set(u8),
     Remove(u8),
     /// A durable write begins.
@@ -41,7 +41,7 @@ enum Step {
     RollBack,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         10 => (0u8..8).prop_map(Step::Set),
         4 => (0u8..8).prop_map(Step::Remove),
@@ -64,7 +64,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn three_copies() -> Bucket {
-    let bucket = Bucket::new(1, 1 << 30, 1 << 20);
+    filled(Bucket::new(1, 1 << 30, 1 << 20))
+}
+
+/// A bucket with a copy on each node.
+pub(super) fn filled(bucket: Bucket) -> Bucket {
     bucket.rearrange(VB, |copies| {
         copies.set_active(bucket.new_copy(0, VB));
         (1..NODES).for_each(|node| copies.add_replica(bucket.new_copy(node, VB)));
@@ -72,7 +76,7 @@ fn three_copies() -> Bucket {
     bucket
 }
 
-fn apply(bucket: &Bucket, step: Step) {
+pub(super) fn apply(bucket: &Bucket, step: Step) {
     let key = |n: u8| [b'k', n];
     let now = Now(1);
     let nodes = bucket.chains().remove(0);
@@ -154,7 +158,7 @@ fn documents(vbucket: &VBucket) -> BTreeMap<Bytes, u64> {
     items.map(|item| (item.key.clone(), item.seqno.0)).collect()
 }
 
-fn check(bucket: &Bucket) {
+pub(super) fn check(bucket: &Bucket) {
     let active = bucket.lock(VB).unwrap();
     assert_eq!(active.state, VBucketState::Active);
     assert!(active.failover.newest().seqno <= active.high_seqno);
@@ -169,6 +173,26 @@ fn check(bucket: &Bucket) {
     }
 }
 
+/// Once nothing is held back all copies are the same.
+pub(super) fn check_caught_up(bucket: &Bucket) {
+    let release = |copies: &mut Copies| {
+        (0..NODES).for_each(|copy| copies.get_mut(copy).unwrap().lag = 0);
+        copies.replicate();
+    };
+    bucket.rearrange(VB, release).unwrap();
+    let (high, log, expected, prepared) = {
+        let active = bucket.lock(VB).unwrap();
+        (active.high_seqno, active.failover.clone(), documents(&active), active.prepared())
+    };
+    for node in 0..NODES {
+        let copy = bucket.lock_on(node, VB).unwrap();
+        assert_eq!(copy.high_seqno, high, "node {node}");
+        assert_eq!(&copy.failover, &log, "node {node}");
+        assert_eq!(documents(&copy), expected, "node {node}");
+        assert_eq!(copy.prepared(), prepared, "node {node}");
+    }
+}
+
 proptest! {
     /// However copies lag, crash, lead and follow: once nothing is held back they are the same.
     #[test]
@@ -178,22 +202,7 @@ proptest! {
             apply(&bucket, step);
             check(&bucket);
         }
-        let release = |copies: &mut Copies| {
-            (0..NODES).for_each(|copy| copies.get_mut(copy).unwrap().lag = 0);
-            copies.replicate();
-        };
-        bucket.rearrange(VB, release).unwrap();
-        let (high, log, expected, prepared) = {
-            let active = bucket.lock(VB).unwrap();
-            (active.high_seqno, active.failover.clone(), documents(&active), active.prepared())
-        };
-        for node in 0..NODES {
-            let copy = bucket.lock_on(node, VB).unwrap();
-            prop_assert_eq!(copy.high_seqno, high, "node {}", node);
-            prop_assert_eq!(&copy.failover, &log, "node {}", node);
-            prop_assert_eq!(documents(&copy), expected.clone(), "node {}", node);
-            prop_assert_eq!(copy.prepared(), prepared.clone(), "node {}", node);
-        }
+        check_caught_up(&bucket);
     }
 
     /// A client that followed a replica to its end is never told that it may go on from a point

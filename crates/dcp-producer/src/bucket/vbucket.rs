@@ -19,6 +19,7 @@ use super::history::History;
 use super::item::{footprint, is_expired};
 use super::locks::Locks;
 use super::memory::MemoryUse;
+use super::storing::Storing;
 use crate::chance::Now;
 
 /// One copy of a vBucket.
@@ -51,9 +52,8 @@ pub(crate) struct VBucket {
     pub(super) thinned: Vec<(Seqno, Seqno)>,
     /// Snapshot of the newest persisted change.
     pub(super) persisted_snapshot: Snapshot,
-    /// Seqno up to which the data folder has the vBucket; `None` without a folder or if it has
-    /// nothing.
-    pub(super) stored_seqno: Option<Seqno>,
+    /// Up to where the data folder has the copy.
+    pub(super) storing: Storing,
     pub(super) collections: VBucketCollections,
     pub(super) durable: DurableWrites,
     pub(super) locks: Locks,
@@ -133,7 +133,7 @@ impl VBucket {
             is_thinned: false,
             thinned: Vec::new(),
             persisted_snapshot: NOTHING,
-            stored_seqno: None,
+            storing: Storing::default(),
             collections: VBucketCollections::default(),
             durable: DurableWrites::default(),
             locks: Locks::default(),
@@ -170,9 +170,9 @@ impl VBucket {
         if self.settings.is_ephemeral {
             return Seqno::ZERO;
         }
-        // With a data folder, persisted means in that folder. It has only the active copy.
-        if self.settings.is_kept && self.state == VBucketState::Active {
-            return self.persisted_seqno.min(self.stored_seqno.unwrap_or(Seqno::ZERO));
+        // With a data folder, persisted means in that folder.
+        if self.settings.is_kept {
+            return self.persisted_seqno.min(self.storing.seqno());
         }
         self.persisted_seqno
     }
@@ -219,14 +219,8 @@ impl VBucket {
         self.note_deletion(&item);
         let dropped = self.collections.note(&item);
         self.durable.note(&item);
-        let newest = newest_version(&item);
-        self.count(&newest, true);
-        let previous = self.table.replace(newest);
-        self.checkpoints.push(item, previous.as_ref().map(|previous| previous.seqno));
-        if let Some(previous) = previous {
-            self.count(&previous, false);
-            self.history.push(previous, seqno);
-        }
+        let replaced = self.make_newest(newest_version(&item));
+        self.checkpoints.push(item, replaced);
         if let Some(dropped) = dropped {
             self.drop_documents(dropped, seqno);
         }
@@ -234,6 +228,26 @@ impl VBucket {
             // The image in seqno order serves as the disk of an ephemeral vBucket, so it is kept up
             // to date.
             self.flush();
+        }
+    }
+
+    /// Makes `item` the newest version of its document or event; returns the seqno of the previous
+    /// one.
+    pub(super) fn make_newest(&mut self, item: Arc<Item>) -> Option<Seqno> {
+        let by = item.seqno;
+        self.count(&item, true);
+        let previous = self.table.replace(item)?;
+        self.count(&previous, false);
+        let replaced = previous.seqno;
+        self.supersede(previous, by);
+        Some(replaced)
+    }
+
+    /// Keeps a version that the change at `by` replaced, if there is room.
+    fn supersede(&mut self, item: Arc<Item>, by: Seqno) {
+        let gone = self.history.push(item, by);
+        if self.settings.is_kept {
+            self.storing.let_go(gone);
         }
     }
 
@@ -252,7 +266,7 @@ impl VBucket {
     }
 
     /// Removes the documents that the event at `by` dropped.
-    fn drop_documents(&mut self, gone: Dropped, by: Seqno) {
+    pub(super) fn drop_documents(&mut self, gone: Dropped, by: Seqno) {
         let mut dropped = Vec::new();
         self.table.retain(|slot| {
             let keep = !gone.takes(&slot.newest);
@@ -263,7 +277,7 @@ impl VBucket {
         });
         for item in dropped {
             self.count(&item, false);
-            self.history.push(item, by);
+            self.supersede(item, by);
         }
     }
 
@@ -419,13 +433,9 @@ impl VBucket {
         }
         self.set_state(VBucketState::Active);
         self.durable.decide_all_by_copies();
-        self.begin_storing_anew();
-    }
-
-    /// Stores everything again: the data folder has the data of another copy.
-    pub(super) fn begin_storing_anew(&mut self) {
+        // In the data folder, another copy may still be the active one.
         self.disk.begin_generation();
-        self.stored_seqno = None;
+        self.storing.begin_anew();
     }
 
     /// Seqno up to which the history is certainly the one that other nodes have seen: the end of

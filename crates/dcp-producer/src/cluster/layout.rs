@@ -29,6 +29,13 @@ impl Cluster {
         self.bucket.nodes_of(vbid) == self.chain(usable, vbid)
     }
 
+    /// Whether a vBucket has as many copies as possible, each on a usable node.
+    pub(super) fn is_complete(&self, usable: &[usize], vbid: Vbid) -> bool {
+        let nodes = self.bucket.nodes_of(vbid);
+        nodes.len() == self.chain(usable, vbid).len()
+            && nodes.iter().all(|node| usable.contains(node))
+    }
+
     /// Moves the copies of one vBucket to their place in an even layout.
     pub(super) fn lay_out_one(&self, usable: &[usize], vbid: Vbid) {
         let chain = self.chain(usable, vbid);

@@ -271,14 +271,19 @@ impl Cluster {
         Ok(())
     }
 
-    /// Resumes the bucket of an earlier process, whose copies are still empty. The map's versions
-    /// are above all of that process.
+    /// Resumes the bucket of an earlier process, whose copies are in place already. If they do not
+    /// match the present nodes, they move as in a rebalance. The map's versions are above all of
+    /// that process.
     pub(crate) fn resume(&self, uuid: Option<Arc<str>>, manifest: Manifest, epoch: i64) {
         let resumed = self.change(|change| {
-            if uuid.is_none() {
-                for vbid in self.bucket.vbids() {
+            let usable = self.usable(&change.nodes);
+            for vbid in self.bucket.vbids() {
+                if uuid.is_none() {
                     self.bucket.rearrange(vbid, Copies::clear);
+                } else if !self.is_complete(&usable, vbid) {
+                    self.lay_out_one(&usable, vbid);
                 }
+                self.bucket.rearrange(vbid, Copies::replicate);
             }
             change.bucket_uuid = uuid;
             change.manifest = Arc::new(manifest);
@@ -286,6 +291,7 @@ impl Cluster {
             Ok(())
         });
         debug_assert!(resumed.is_ok(), "the update cannot fail");
+        self.bring_forward();
     }
 
     /// Changes the collections manifest and lets every vBucket follow.

@@ -14,7 +14,7 @@ use dcp_wire::{Seqno, Vbid};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::bucket::{Bucket, VBucket};
+use crate::bucket::Bucket;
 use crate::chance::{Chance, Now};
 use crate::cluster::{Cluster, Node};
 use crate::fault::Faults;
@@ -243,12 +243,7 @@ impl Producer {
             return;
         };
         let cluster = Arc::clone(&self.cluster);
-        let closing = tokio::task::spawn_blocking(move || {
-            for vbid in cluster.bucket.vbids() {
-                cluster.bucket.with_active(vbid, VBucket::persist_everything);
-            }
-            store.close(&cluster)
-        });
+        let closing = tokio::task::spawn_blocking(move || store.close(&cluster));
         if let Ok(Err(error)) = closing.await {
             tracing::error!(%error, "the data folder was not closed cleanly");
         }

@@ -5,8 +5,6 @@ use dcp_proto::producer::{Item, ItemKind};
 use dcp_wire::message::{DurabilityLevel, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, DecodeError, Reader, RevSeqno, ScopeId, Seqno, Vbid};
 
-use crate::bucket::Identity;
-
 const FORMAT: u8 = 1;
 const MUTATION: u8 = 0;
 const DELETION: u8 = 1;
@@ -15,39 +13,19 @@ const SYSTEM_EVENT: u8 = 3;
 const PREPARE: u8 = 4;
 const ABORT: u8 = 5;
 
-/// The key of an item's newest version: its vBucket and its identity.
-pub(super) fn key(vbid: Vbid, item: &Item) -> Vec<u8> {
-    let mut out = vbid.0.to_be_bytes().to_vec();
-    match Identity::of(item) {
-        Identity::Document(collection, key) => {
-            out.push(0);
-            out.extend(collection.0.to_be_bytes());
-            out.extend(key);
-        }
-        Identity::Prepared(collection, key) => {
-            out.push(3);
-            out.extend(collection.0.to_be_bytes());
-            out.extend(key);
-        }
-        Identity::Modification(collection) => {
-            out.push(4);
-            out.extend(collection.0.to_be_bytes());
-        }
-        Identity::Collection(collection) => {
-            out.push(1);
-            out.extend(collection.0.to_be_bytes());
-        }
-        Identity::Scope(scope) => {
-            out.push(2);
-            out.extend(scope.0.to_be_bytes());
-        }
+/// The key of a version: the versions of a copy are contiguous, in seqno order.
+pub(super) fn key(vbid: Vbid, node: u16, seqno: Seqno) -> [u8; 12] {
+    let mut out = [0; 12];
+    let numbers = vbid.0.to_be_bytes().into_iter().chain(node.to_be_bytes());
+    for (place, byte) in out.iter_mut().zip(numbers.chain(seqno.0.to_be_bytes())) {
+        *place = byte;
     }
     out
 }
 
-/// The keys of a vBucket: from the first, below the second.
-pub(super) fn keys_of(vbid: Vbid) -> ([u8; 2], [u8; 2]) {
-    (vbid.0.to_be_bytes(), (vbid.0 + 1).to_be_bytes())
+/// The first and the last key that a copy can have.
+pub(super) fn keys_of(vbid: Vbid, node: u16) -> ([u8; 12], [u8; 12]) {
+    (key(vbid, node, Seqno::ZERO), key(vbid, node, Seqno::MAX))
 }
 
 /// # Errors

@@ -1,13 +1,14 @@
 //! A data folder: the bucket survives the process.
 //!
-//! The folder follows the disk image in memory: after each round of the flusher, new items are
-//! written in one transaction. Only the active copy of each vBucket is stored; replicas are filled
-//! from it.
+//! The folder follows the disk images in memory: after each round of the flusher, new items are
+//! written in one transaction, for all copies of a vBucket at once. Each node's copy is restored
+//! as it was; replicas then request the rest from the active copy, as after any interruption.
 
 mod item;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -16,13 +17,15 @@ use redb::{Database, ReadableTable, TableDefinition, WriteTransaction};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::bucket::{Manifest, Stored, Unstored, VBucketRecord};
+use crate::bucket::{Copies, Copy, Manifest, Stored, VBucketRecord};
 use crate::cluster::Cluster;
 use crate::{Error, ProducerOptions};
 
 const FILE: &str = "bucket.redb";
 const BUCKET: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("bucket");
+/// [`CopyRecords`] by vBucket.
 const VBUCKETS: TableDefinition<'_, u16, &[u8]> = TableDefinition::new("vbuckets");
+/// By vBucket, node and seqno.
 const ITEMS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("items");
 /// The only key of `BUCKET`.
 const RECORD: &str = "record";
@@ -41,7 +44,7 @@ struct BucketRecord {
 }
 
 impl BucketRecord {
-    const FORMAT: u32 = 1;
+    const FORMAT: u32 = 2;
 
     fn of(cluster: &Cluster) -> Self {
         let map = cluster.map();
@@ -56,6 +59,9 @@ impl BucketRecord {
     }
 }
 
+/// What is kept of the copies of a vBucket, by node, the active one's first.
+type CopyRecords = Vec<(u16, VBucketRecord)>;
+
 /// A data folder.
 pub(crate) struct Store {
     path: PathBuf,
@@ -65,8 +71,6 @@ pub(crate) struct Store {
 
 struct Open {
     database: Database,
-    /// How much of each vBucket is stored.
-    stored: Vec<Stored>,
     /// vBuckets that may have more to store.
     pending: BTreeSet<Vbid>,
 }
@@ -83,14 +87,16 @@ impl Store {
         let unusable = |source: Failure| Error::Data { path: path.to_owned(), source };
         own_folder(path).map_err(|error| unusable(error.into()))?;
         let file = own_file(&path.join(FILE)).map_err(|error| unusable(error.into()))?;
-        let database =
-            Database::builder().create_file(file).map_err(|error| unusable(error.into()))?;
-        let record = read_record(&database).map_err(unusable)?;
+        let opened = guarded(|| {
+            let database = Database::builder().create_file(file)?;
+            let record = read_record(&database)?;
+            Ok((database, record))
+        });
+        let (database, record) = opened.map_err(unusable)?;
         if let Some(record) = record {
             check(&record, options)?;
         }
-        let stored = vec![Stored::default(); usize::from(options.vbuckets)];
-        let open = Open { database, stored, pending: BTreeSet::new() };
+        let open = Open { database, pending: BTreeSet::new() };
         Ok(Self { path: path.to_owned(), open: Mutex::new(Some(open)) })
     }
 
@@ -107,12 +113,13 @@ impl Store {
     pub(crate) fn load(&self, cluster: &Cluster) -> Result<(), Error> {
         let mut open = self.lock();
         let Some(open) = open.as_mut() else { return Ok(()) };
-        let known = open.load(cluster).map_err(|source| self.unusable(source))?;
-        if !known {
+        let loaded = guarded(|| {
+            open.load(cluster)?;
             open.pending.extend(cluster.bucket.vbids());
-        }
-        // Also marks the folder as not clean from now on.
-        open.round(cluster).map_err(|source| self.unusable(source))
+            // Also marks the folder as not clean from now on.
+            open.round(cluster)
+        });
+        loaded.map_err(|source| self.unusable(source))
     }
 
     /// Stores newly persisted changes of `vbids`.
@@ -124,7 +131,7 @@ impl Store {
         let mut open = self.lock();
         let Some(open) = open.as_mut() else { return Ok(()) };
         open.pending.extend(vbids);
-        open.round(cluster).map_err(|source| self.unusable(source))
+        guarded(|| open.round(cluster)).map_err(|source| self.unusable(source))
     }
 
     /// Stores everything and closes the folder; active copies continue their history when the
@@ -132,15 +139,18 @@ impl Store {
     pub(crate) fn close(&self, cluster: &Cluster) -> Result<(), Error> {
         let mut open = self.lock();
         let Some(mut open) = open.take() else { return Ok(()) };
-        open.pending.extend(cluster.bucket.vbids());
-        open.round(cluster)
-            .and_then(|()| open.finish(cluster))
-            .map_err(|source| self.unusable(source))
+        guarded(|| open.finish(cluster)).map_err(|source| self.unusable(source))
     }
 }
 
 /// Error of the storage library or the operating system.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Turns a panic into an error: the storage library asserts what damaged files violate.
+fn guarded<T>(op: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    let done = catch_unwind(AssertUnwindSafe(op));
+    done.unwrap_or_else(|_| Err("the file is damaged".into()))
+}
 
 fn read_record(database: &Database) -> Result<Option<BucketRecord>, Failure> {
     let transaction = database.begin_read()?;
@@ -158,7 +168,12 @@ fn check(record: &BucketRecord, options: &ProducerOptions) -> Result<(), Error> 
     let invalid = |option, reason| Err(Error::InvalidOption { option, reason });
     let BucketRecord { format, name, vbuckets, .. } = record;
     if *format != BucketRecord::FORMAT {
-        return invalid("data", format!("the folder has the unknown format {format}"));
+        let known = BucketRecord::FORMAT;
+        let reason = format!(
+            "the folder has format {format}, but this version uses {known}: use another folder, or \
+             delete this one"
+        );
+        return invalid("data", reason);
     }
     if *name != options.bucket {
         return invalid("bucket", format!("the data folder has the bucket `{name}`"));
@@ -170,46 +185,26 @@ fn check(record: &BucketRecord, options: &ProducerOptions) -> Result<(), Error> 
 }
 
 impl Open {
-    /// Loads the folder; returns whether there was anything.
-    fn load(&mut self, cluster: &Cluster) -> Result<bool, Failure> {
+    /// Loads the folder into `cluster`.
+    fn load(&self, cluster: &Cluster) -> Result<(), Failure> {
         let Some(record) = read_record(&self.database)? else {
-            return Ok(false);
+            return Ok(());
         };
         let manifest = Manifest::from_stored(&record.manifest).ok_or("the manifest is damaged")?;
-        cluster.resume(record.uuid.map(Into::into), manifest, record.epoch + 1);
-        let transaction = self.database.begin_write()?;
-        {
-            let mut records = transaction.open_table(VBUCKETS)?;
+        let epoch = record.epoch.checked_add(1).ok_or("the epoch is damaged")?;
+        if record.uuid.is_some() {
+            let transaction = self.database.begin_read()?;
+            let records = transaction.open_table(VBUCKETS)?;
             let items = transaction.open_table(ITEMS)?;
             for vbid in cluster.bucket.vbids() {
-                let Some(record) = records.get(vbid.0)?.map(|found| found.value().to_vec()) else {
-                    continue;
-                };
-                let record: VBucketRecord = serde_json::from_slice(&record)?;
-                let (from, below) = item::keys_of(vbid);
-                let mut found = Vec::new();
-                for entry in items.range(&from[..]..&below[..])? {
-                    found.push(item::decode(entry?.1.value())?);
+                if let Some(found) = records.get(vbid.0)? {
+                    let copies = read_copies(cluster, vbid, found.value(), &items)?;
+                    cluster.bucket.with_copies(vbid, |held| held.restore(copies));
                 }
-                found.sort_unstable_by_key(|item| item.seqno);
-                let restored = cluster.bucket.with_first_copy(vbid, |vbucket| {
-                    (
-                        vbucket.restore(&record, found, cluster.bucket.chance().vbuuid()),
-                        vbucket.record(false),
-                    )
-                });
-                let Some((stored, record)) = restored else { continue };
-                records.insert(vbid.0, &serde_json::to_vec(&record)?[..])?;
-                if let Some(slot) = self.stored.get_mut(vbid.index()) {
-                    *slot = stored;
-                }
-                cluster.bucket.rearrange(vbid, crate::bucket::Copies::replicate);
             }
         }
-        transaction.commit()?;
-        cluster.bring_forward();
-        self.pending.extend(cluster.bucket.vbids());
-        Ok(true)
+        cluster.resume(record.uuid.map(Into::into), manifest, epoch);
+        Ok(())
     }
 
     fn round(&mut self, cluster: &Cluster) -> Result<(), Failure> {
@@ -219,51 +214,40 @@ impl Open {
             let mut records = transaction.open_table(VBUCKETS)?;
             let mut items = transaction.open_table(ITEMS)?;
             for &vbid in &self.pending {
-                let known = self.stored.get(vbid.index()).copied().unwrap_or_default();
-                let looked =
-                    cluster.bucket.with_first_copy(vbid, |vbucket| vbucket.unstored(known));
-                let then = match looked {
-                    Some(None) => continue,
-                    Some(Some(unstored)) => {
-                        if unstored.is_whole {
-                            forget(&mut items, vbid)?;
-                        }
-                        write(&mut records, &mut items, vbid, &unstored)?;
-                        unstored.then
-                    }
-                    // The bucket is dropped, or the vBucket is lost.
-                    None => {
-                        forget(&mut items, vbid)?;
-                        records.remove(vbid.0)?;
-                        Stored::default()
-                    }
-                };
-                done.push((vbid, then));
+                done.push((vbid, write_copies(cluster, vbid, &mut records, &mut items)?));
             }
         }
         // Last, so that the manifest is never older than that of the vBuckets.
         write_bucket(&transaction, cluster)?;
         transaction.commit()?;
         self.pending.clear();
-        for (vbid, then) in done {
-            if let Some(stored) = self.stored.get_mut(vbid.index()) {
-                *stored = then;
-            }
-            cluster.bucket.with_first_copy(vbid, |vbucket| vbucket.note_stored(then));
+        for (vbid, stored) in done {
+            cluster.bucket.note_stored(vbid, &stored);
         }
         Ok(())
     }
 
-    /// Marks all vBuckets on running nodes as complete.
-    fn finish(&self, cluster: &Cluster) -> Result<(), Failure> {
+    /// Stores everything, and notes of all copies on nodes that run that this is all there is.
+    fn finish(&mut self, cluster: &Cluster) -> Result<(), Failure> {
+        // What the first round stores may commit durable writes, which the second stores.
+        for _ in 0..2 {
+            for vbid in cluster.bucket.vbids() {
+                cluster.bucket.each_copy(vbid, |copy| {
+                    copy.persist_everything();
+                    false
+                });
+                self.pending.insert(vbid);
+            }
+            self.round(cluster)?;
+        }
         let transaction = self.database.begin_write()?;
         {
             let mut records = transaction.open_table(VBUCKETS)?;
             for vbid in cluster.bucket.vbids() {
-                let record = cluster.bucket.with_active(vbid, |vbucket| vbucket.record(true));
-                if let Some(record) = record {
-                    records.insert(vbid.0, &serde_json::to_vec(&record)?[..])?;
-                }
+                let last = cluster.bucket.with_copies(vbid, |copies| copies.last_records());
+                let last = last.unwrap_or_default().into_iter();
+                let last = last.map(|(node, record)| Ok((number(node)?, record)));
+                write_records(&mut records, vbid, last.collect::<Result<_, Failure>>()?)?;
             }
         }
         transaction.commit()?;
@@ -271,25 +255,95 @@ impl Open {
     }
 }
 
-type Items<'a> = redb::Table<'a, &'static [u8], &'static [u8]>;
-type Records<'a> = redb::Table<'a, u16, &'static [u8]>;
+type ItemTable<'a> = redb::Table<'a, &'static [u8], &'static [u8]>;
+type RecordTable<'a> = redb::Table<'a, u16, &'static [u8]>;
 
-fn forget(items: &mut Items<'_>, vbid: Vbid) -> Result<(), Failure> {
-    let (from, below) = item::keys_of(vbid);
-    Ok(items.retain_in(&from[..]..&below[..], |_, _| false)?)
+/// The copies of a vBucket as they are stored.
+fn read_copies(
+    cluster: &Cluster,
+    vbid: Vbid,
+    records: &[u8],
+    items: &impl ReadableTable<&'static [u8], &'static [u8]>,
+) -> Result<Vec<Copy>, Failure> {
+    let mut copies: Vec<Copy> = Vec::new();
+    for (node, record) in serde_json::from_slice::<CopyRecords>(records)? {
+        let mut copy = cluster.bucket.new_copy(usize::from(node), vbid);
+        if copies.iter().any(|other| other.node == copy.node) {
+            return Err("a node has two copies of a vBucket".into());
+        }
+        if !copies.is_empty() {
+            copy.make_replica();
+        }
+        let (first, last) = item::keys_of(vbid, node);
+        let mut found = Vec::new();
+        for entry in items.range(&first[..]..=&last[..])? {
+            found.push(item::decode(entry?.1.value())?);
+        }
+        copy.vbucket.restore(&record, found, cluster.bucket.chance().vbuuid())?;
+        copies.push(copy);
+    }
+    Ok(copies)
 }
 
-fn write(
-    records: &mut Records<'_>,
-    items: &mut Items<'_>,
+/// Writes what is new of the copies of a vBucket; returns how far each is stored then.
+fn write_copies(
+    cluster: &Cluster,
     vbid: Vbid,
-    unstored: &Unstored,
-) -> Result<(), Failure> {
-    for item in &unstored.items {
-        items.insert(&item::key(vbid, item)[..], &item::encode(item)?[..])?;
+    records: &mut RecordTable<'_>,
+    items: &mut ItemTable<'_>,
+) -> Result<Vec<(usize, Stored)>, Failure> {
+    let unstored = cluster.bucket.with_copies(vbid, Copies::unstored).unwrap_or_default();
+    let (mut stored, mut kept) = (Vec::new(), CopyRecords::new());
+    for (node, unstored) in unstored {
+        let place = number(node)?;
+        if unstored.is_whole {
+            forget(items, vbid, place)?;
+        }
+        for seqno in &unstored.gone {
+            items.remove(&item::key(vbid, place, *seqno)[..])?;
+        }
+        for item in &unstored.items {
+            items.insert(&item::key(vbid, place, item.seqno)[..], &item::encode(item)?[..])?;
+        }
+        stored.push((node, unstored.then));
+        kept.push((place, unstored.record));
     }
-    records.insert(vbid.0, &serde_json::to_vec(&unstored.record)?[..])?;
-    Ok(())
+    for node in write_records(records, vbid, kept)? {
+        forget(items, vbid, node)?;
+    }
+    Ok(stored)
+}
+
+/// Writes what is kept of the copies of a vBucket; returns the nodes that no longer have one.
+fn write_records(
+    records: &mut RecordTable<'_>,
+    vbid: Vbid,
+    kept: CopyRecords,
+) -> Result<Vec<u16>, Failure> {
+    let bytes = serde_json::to_vec(&kept)?;
+    let before = match records.get(vbid.0)? {
+        Some(before) if before.value() == bytes => return Ok(Vec::new()),
+        Some(before) => serde_json::from_slice::<CopyRecords>(before.value())?,
+        None => CopyRecords::new(),
+    };
+    // Without any the bucket is dropped, or the vBucket is lost.
+    if kept.is_empty() {
+        records.remove(vbid.0)?;
+    } else {
+        records.insert(vbid.0, &bytes[..])?;
+    }
+    let is_gone = |node: &u16| !kept.iter().any(|(kept, _)| kept == node);
+    Ok(before.into_iter().map(|(node, _)| node).filter(is_gone).collect())
+}
+
+/// A node's number as the folder has it.
+fn number(node: usize) -> Result<u16, Failure> {
+    Ok(u16::try_from(node)?)
+}
+
+fn forget(items: &mut ItemTable<'_>, vbid: Vbid, node: u16) -> Result<(), Failure> {
+    let (first, last) = item::keys_of(vbid, node);
+    Ok(items.retain_in(&first[..]..=&last[..], |_, _| false)?)
 }
 
 fn write_bucket(transaction: &WriteTransaction, cluster: &Cluster) -> Result<(), Failure> {

@@ -1,0 +1,212 @@
+use std::collections::BTreeMap;
+
+use dcp_proto::producer::{Item, VBucketSource};
+use dcp_wire::Vbuuid;
+use proptest::prelude::*;
+
+use super::replica_tests::{NODES, Step, VB, apply, check, check_caught_up, filled, steps};
+use super::*;
+
+type Items = BTreeMap<Seqno, Item>;
+
+/// What a data folder has of a vBucket.
+#[derive(Debug, Default)]
+struct Folder(Vec<(usize, Items, VBucketRecord)>);
+
+impl Folder {
+    /// Stores what is persisted.
+    fn store(&mut self, bucket: &Bucket) {
+        let mut before: BTreeMap<_, _> =
+            self.0.drain(..).map(|(node, items, _)| (node, items)).collect();
+        let mut stored = Vec::new();
+        for (node, unstored) in bucket.with_copies(VB, Copies::unstored).unwrap() {
+            let mut items = before.remove(&node).filter(|_| !unstored.is_whole).unwrap_or_default();
+            for seqno in &unstored.gone {
+                items.remove(seqno);
+            }
+            items.extend(unstored.items.iter().map(|item| (item.seqno, Item::clone(item))));
+            stored.push((node, unstored.then));
+            self.0.push((node, items, unstored.record));
+        }
+        bucket.note_stored(VB, &stored);
+    }
+
+    fn items(&self, node: usize) -> &Items {
+        &self.0.iter().find(|(of, ..)| *of == node).unwrap().1
+    }
+
+    /// The bucket that goes on with it.
+    fn open(&self) -> Bucket {
+        let bucket = bucket();
+        let mut copies: Vec<Copy> = Vec::new();
+        for (node, items, record) in &self.0 {
+            let mut copy = bucket.new_copy(*node, VB);
+            if !copies.is_empty() {
+                copy.make_replica();
+            }
+            let items = items.values().cloned().collect();
+            copy.vbucket.restore(record, items, bucket.chance().vbuuid()).unwrap();
+            copies.push(copy);
+        }
+        bucket.with_copies(VB, |held| held.restore(copies));
+        bucket
+    }
+}
+
+/// There is room for some ten overwritten versions.
+fn bucket() -> Bucket {
+    Bucket::new(1, 1 << 30, 3000).kept()
+}
+
+fn on_disk(bucket: &Bucket, node: usize) -> Vec<Item> {
+    let copy = bucket.lock_on(node, VB).unwrap();
+    copy.disk.items_above(Seqno::ZERO).map(|item| Item::clone(&item)).collect()
+}
+
+/// What a copy is after it went back.
+fn gone_back(bucket: &Bucket, node: usize, to: Seqno) -> Option<(Vec<Item>, Vec<Seqno>)> {
+    let back = |copies: &mut Copies| {
+        let index = copies.on(node).unwrap();
+        let copy = &mut copies.get_mut(index).unwrap().vbucket;
+        copy.go_back(to).ok()?;
+        Some(copy.prepared().into_iter().map(|(seqno, _)| seqno).collect())
+    };
+    let prepared = bucket.with_copies(VB, back).unwrap()?;
+    Some((on_disk(bucket, node), prepared))
+}
+
+proptest! {
+    /// Whenever it is stored, a folder has of each copy what that has persisted, and the way back.
+    #[test]
+    fn each_copy_comes_back_with_what_it_had(
+        rounds in prop::collection::vec(steps(), 1..4),
+        back in 0u64..20,
+    ) {
+        let (bucket, mut folder) = (filled(bucket()), Folder::default());
+        for steps in rounds {
+            steps.into_iter().for_each(|step| apply(&bucket, step));
+            folder.store(&bucket);
+        }
+        // The first time may have committed what was prepared.
+        folder.store(&bucket);
+        let opened = folder.open();
+        for node in 0..NODES {
+            let (before, persisted, purged, old) = {
+                let copy = bucket.lock_on(node, VB).unwrap();
+                let persisted = copy.persisted_seqno;
+                let old = copy.history.replaced_above(Seqno::ZERO, persisted);
+                (copy.state, persisted, copy.purge_seqno.min(persisted), old)
+            };
+            let old = old.into_iter().map(|item| Item::clone(&item));
+            let kept = old.chain(on_disk(&bucket, node)).map(|item| (item.seqno, item)).collect();
+            prop_assert_eq!(folder.items(node), &kept, "nothing is left behind");
+            {
+                let copy = opened.lock_on(node, VB).unwrap();
+                prop_assert_eq!((copy.state, copy.persisted_seqno), (before, persisted));
+                prop_assert_eq!(copy.purge_seqno, purged);
+                prop_assert_eq!(copy.told_persisted_seqno(), persisted);
+            }
+            prop_assert_eq!(on_disk(&opened, node), on_disk(&bucket, node), "node {}", node);
+            let to = Seqno(persisted.0.saturating_sub(back));
+            if let Some(expected) = gone_back(&bucket, node, to) {
+                prop_assert_eq!(gone_back(&opened, node, to), Some(expected), "node {}", node);
+            }
+        }
+    }
+
+    /// However copies differ when everything stops: once nothing is held back they are the same.
+    #[test]
+    fn copies_of_a_folder_go_on_together(before in steps(), late in steps(), after in steps()) {
+        let (bucket, mut folder) = (filled(bucket()), Folder::default());
+        for step in before {
+            apply(&bucket, step);
+            folder.store(&bucket);
+        }
+        late.into_iter().take(10).for_each(|step| apply(&bucket, step));
+        let bucket = folder.open();
+        bucket.rearrange(VB, Copies::replicate);
+        for step in after {
+            apply(&bucket, step);
+            check(&bucket);
+        }
+        check_caught_up(&bucket);
+    }
+}
+
+/// The number of the life of each copy, which is another one after it went back or started over.
+fn lives(bucket: &Bucket) -> Vec<u64> {
+    (0..NODES).map(|node| bucket.lock_on(node, VB).unwrap().incarnation()).collect()
+}
+
+fn prepare_versions(bucket: &Bucket) {
+    for step in [Step::Set(0), Step::Set(1), Step::Set(0), Step::Set(1), Step::Persist] {
+        apply(bucket, step);
+    }
+}
+
+#[test]
+fn replicas_go_on_from_what_they_have() {
+    let (bucket, mut folder) = (filled(bucket()), Folder::default());
+    prepare_versions(&bucket);
+    apply(&bucket, Step::Hold(2, true));
+    apply(&bucket, Step::Set(2));
+    apply(&bucket, Step::Persist);
+    folder.store(&bucket);
+    let opened = folder.open();
+    let before = lives(&opened);
+    assert_eq!(opened.lock_on(2, VB).unwrap().high_seqno, Seqno(4), "it had persisted no more");
+    opened.rearrange(VB, Copies::replicate);
+    check_caught_up(&opened);
+    assert_eq!(lives(&opened), before, "none went back");
+    assert!(before.iter().all(|&life| life != 0));
+}
+
+#[test]
+fn a_replica_that_has_more_than_the_active_copy_goes_back_to_where_they_part() {
+    let (bucket, mut folder) = (filled(bucket()), Folder::default());
+    prepare_versions(&bucket);
+    apply(&bucket, Step::Hold(0, true));
+    for step in [Step::Set(0), Step::Set(2), Step::Persist] {
+        apply(&bucket, step);
+    }
+    folder.store(&bucket);
+    let opened = folder.open();
+    assert_eq!(opened.lock_on(1, VB).unwrap().high_seqno, Seqno(6));
+    opened.rearrange(VB, Copies::replicate);
+    check_caught_up(&opened);
+    let replica = opened.lock_on(1, VB).unwrap();
+    assert_eq!(replica.high_seqno, Seqno(4));
+    assert!(replica.history_bytes() > 0, "it did not start over");
+    let branches: Vec<_> = replica.failover.entries().iter().map(|entry| entry.seqno.0).collect();
+    assert_eq!(branches, [4, 0]);
+}
+
+/// Whatever a folder says, opening it ends.
+#[test]
+fn numbers_that_no_copy_can_have_are_refused() {
+    let (bucket, mut folder) = (filled(bucket()), Folder::default());
+    prepare_versions(&bucket);
+    folder.store(&bucket);
+    let (_, items, record) = folder.0.remove(0);
+    let restored = |change: &dyn Fn(&mut serde_json::Value), items: Vec<Item>| {
+        let mut changed = serde_json::to_value(&record).unwrap();
+        change(&mut changed);
+        let changed: VBucketRecord = serde_json::from_value(changed).unwrap();
+        bucket.new_copy(0, VB).vbucket.restore(&changed, items, Vbuuid(1))
+    };
+    let items: Vec<_> = items.into_values().collect();
+    restored(&|_| {}, items.clone()).unwrap();
+    for (field, value) in [
+        ("persisted_seqno", u64::MAX.into()),
+        ("snapshot", serde_json::json!([5, 4])),
+        ("snapshot", serde_json::json!([0, u64::MAX])),
+        ("floor", 5.into()),
+        ("purge_seqno", 5.into()),
+        // Then there are items above it.
+        ("persisted_seqno", 3.into()),
+    ] {
+        restored(&|record| record[field] = value.clone(), items.clone()).unwrap_err();
+    }
+    let backwards = items.into_iter().rev().collect();
+    restored(&|_| {}, backwards).unwrap_err();
+}
