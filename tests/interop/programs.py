@@ -57,10 +57,10 @@ def build_go() -> Path:
     return programs
 
 
-def build_java() -> list[str]:
-    """Builds the Java program; gives its command."""
+def build_java(program: str = "Drain") -> list[str]:
+    """Builds the Java programs; gives the command of one."""
     for tool in ("mvn", "javac", "java"):
-        find_tool(tool, "java-dcp-client is not tried")
+        find_tool(tool, "java-dcp-client and the Java SDK are not tried")
     build = STATE / "java"
     sources = [path for path in (HERE / "java").rglob("*") if path.is_file()]
     stamp = build / "built"
@@ -70,7 +70,7 @@ def build_java() -> list[str]:
         run_tool("mvn", "-B", "-q", "-C", f"-Dinterop.build={build}", *goals, cwd=HERE / "java")
         stamp.touch()
     classes = f"{build}/classes:{build}/dependency/*"
-    return ["java", "-XX:TieredStopAtLevel=1", "-Xmx512m", "-cp", classes, "Drain"]
+    return ["java", "-XX:TieredStopAtLevel=1", "-Xmx512m", "-cp", classes, program]
 
 
 @dataclass

@@ -324,6 +324,30 @@ async fn a_command_of_one_path_reads_or_changes_it() {
 }
 
 #[tokio::test]
+async fn who_creates_a_document_creates_its_paths() {
+    const CREATE: u8 = 0x01;
+    const ADD: u8 = 0x02;
+    let producer = start_one().await;
+    let (mut client, key) = client_and_key(&producer).await;
+    // DICT_ADD in the xattrs and SET of the body, as SDKs begin the record of their transactions.
+    let mut specs = vec![0xc7, 0x04, 0, 6, 0, 0, 0, 2];
+    specs.extend_from_slice(b"_a.b.c{}");
+    specs.extend_from_slice(&[0x01, 0, 0, 0, 0, 0, 0, 1, 0]);
+    let request = Frame::request(Opcode::SUBDOC_MULTI_MUTATION).with_key(&key).with_value(&specs);
+    let (extras, path) = of_path(0x04, "_a.b", "");
+    let lookup = Frame::request(Opcode::SUBDOC_GET).with_key(&key).with_extras(&extras);
+    for flag in [CREATE, ADD] {
+        client.succeed(request.with_extras(&[flag])).await;
+        let found = client.succeed(lookup.with_value(&path)).await;
+        assert_eq!(found.frame().value, br#"{"c":{}}"#);
+        assert_eq!(body(&mut client, &key).await, b"\0");
+        client.succeed(Frame::request(Opcode::DELETE).with_key(&key)).await;
+    }
+    set(&mut client, &key, b"{}").await;
+    client.fail(request, Status::SUBDOC_MULTI_PATH_FAILURE).await;
+}
+
+#[tokio::test]
 async fn a_full_bucket_refuses_writes_and_takes_them_after_room_is_made() {
     let producer = start(|options| options.memory_quota_bytes = 1 << 20).await;
     let (mut client, key) = client_and_key(&producer).await;

@@ -277,9 +277,13 @@ impl Mutation<'_> {
     /// Changes the document's parts, up to a path that removes the whole document; returns the
     /// results of paths that have one, or the path that failed.
     fn edit(&self, document: &mut Document, macros: &Macros) -> Result<Results, (u8, Status)> {
+        // Who lets the document be created lets every path be.
+        let creates = self.flags & (doc_flag::CREATE | doc_flag::ADD) != 0;
+        let implied = if creates { path_flag::CREATE_PATH } else { 0 };
         let mut results = Vec::new();
         for (index, spec) in (0u8..).zip(self.specs).take_while(|(_, spec)| !is_deletion(spec)) {
-            match document.mutate(spec, macros) {
+            let spec = PathSpec { flags: spec.flags | implied, ..*spec };
+            match document.mutate(&spec, macros) {
                 Ok(result) if result.is_empty() => {}
                 Ok(result) => results.push((index, result)),
                 Err(status) => return Err((index, status)),
