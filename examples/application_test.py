@@ -1,7 +1,6 @@
-"""An application's own tests, against a cluster within the process. Run it with pytest.
+"""Tests of an application, against a cluster inside the test process. Run it with pytest.
 
-The application uses the Couchbase SDK and knows nothing of dcp_rs, which brings pytest the fixture
-`couchbase_cluster`.
+The application uses the Couchbase SDK. The fixture `couchbase_cluster` comes with dcp_rs.
 """
 
 from __future__ import annotations
@@ -49,11 +48,12 @@ def seats(couchbase_cluster: EmbeddedCluster) -> Iterator[Collection]:
 
 
 def test_a_seat_is_booked_once(couchbase_cluster: EmbeddedCluster, seats: Collection) -> None:
-    """The test can look at what the application wrote, and at every change on the way."""
+    """A test can look at documents, and at the newest version of each one that DCP sends."""
     couchbase_cluster.upsert("UA1", {"free": 1, "passengers": []})
     assert book(seats, "UA1", "Ada")
     assert not book(seats, "UA1", "Grace")
     assert not book(seats, "nowhere", "Grace")
     assert seats.get("UA1").content_as[dict] == {"free": 0, "passengers": ["Ada"]}
     with couchbase_cluster.connect() as client:
-        assert [row["key"] for batch in client.stream(until="now") for row in batch] == ["UA1"]
+        rows = [row for batch in client.stream(until="now") for row in batch.rows()]
+    assert [row["key"] for row in rows] == ["UA1"]

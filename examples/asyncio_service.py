@@ -1,4 +1,4 @@
-"""An asyncio service that reacts to changes, and goes on where it stopped."""
+"""An asyncio service that reacts to changes, and resumes after a restart."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import dcp_rs
 
 
 async def react(changes: list[tuple[object, ...]]) -> None:
-    """Does the service's work; whatever it awaits, the stream waits for it."""
+    """Handles changes. The stream waits until it returns."""
     await asyncio.sleep(0)
     for op, key in changes:
         print(f"{op} {key}", flush=True)
 
 
 async def follow(client: dcp_rs.AsyncClient, store: dcp_rs.FileStore) -> None:
-    """Hands on every batch, and stores the checkpoint once that is done."""
+    """Handles each batch, then saves its checkpoint."""
     async with client.stream(start=store, columns=["op", "key"]) as stream:
         async for batch in stream:
             await react(list(batch.tuples()))
@@ -47,4 +47,6 @@ async def main(connection_string: str, positions: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: {sys.argv[0]} CONNSTR POSITIONS")
     asyncio.run(main(*sys.argv[1:]))

@@ -35,9 +35,14 @@ def main(connection_string: str) -> None:
             SELECT country, count(*) FROM newest WHERE op = 'mutation'
             GROUP BY country ORDER BY count(*) DESC, country
         """)
-        for country, airlines in found.fetchall():
-            print(f"{country}: {airlines}")
+        countries = found.fetchall()
+    for country, airlines in countries:
+        print(f"{country}: {airlines}")
+    if not countries:
+        print("no documents")
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(f"usage: {sys.argv[0]} CONNSTR")
     main(*sys.argv[1:])

@@ -31,4 +31,6 @@ def main(connection_string: str, path: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: {sys.argv[0]} CONNSTR FILE")
     main(*sys.argv[1:])

@@ -27,4 +27,6 @@ def main(connection_string: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: {sys.argv[0]} CONNSTR FOLDER")
     main(*sys.argv[1:])

@@ -29,10 +29,14 @@ def main(connection_string: str) -> None:
         .filter(pl.col("op") == "mutation")
         .select("key", "name", "country")
     )
+    if documents.is_empty():
+        print("no documents")
     countries = documents.group_by("country").len("airlines")
     for country, airlines in countries.sort("airlines", "country", descending=[True, False]).rows():
         print(f"{country}: {airlines}")
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(f"usage: {sys.argv[0]} CONNSTR")
     main(*sys.argv[1:])

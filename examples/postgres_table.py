@@ -29,4 +29,6 @@ def main(connection_string: str, uri: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: {sys.argv[0]} CONNSTR URI")
     main(*sys.argv[1:])

@@ -1,7 +1,7 @@
-"""Changes as server-sent events, for browsers: the standard library is all that it needs.
+"""Changes as server-sent events, for browsers, with the standard library alone.
 
-Every browser has a stream of its own. `EventSource` connects again by itself, with the id of the
-last event that it saw, and goes on after it.
+Each browser has its own stream. `EventSource` reconnects by itself and sends the ID of the last
+event that it saw; the stream resumes after that event.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import count
 import dcp_rs
 
 PASSWORD = os.environ.get("COUCHBASE_PASSWORD", "password")
-KEPT = 1000  # checkpoints, to go on from
+KEPT = 1000  # checkpoints to resume from
 
 
 def serve(client: dcp_rs.Client, port: int) -> None:
@@ -33,11 +33,11 @@ def serve(client: dcp_rs.Client, port: int) -> None:
             columns = ["op", "key", "collection", "seqno"]
             with client.stream(start=seen or "earliest", columns=columns) as stream:
                 for batch in stream:
-                    # One event for each batch, so that an id stands for all of it.
+                    # One event for each batch, so that its ID is that of a checkpoint.
                     number = str(next(numbers))
                     checkpoints[number] = batch.checkpoint
                     checkpoints.pop(str(int(number) - KEPT), None)
-                    self.send(f"id: {number}\ndata: {json.dumps(list(batch))}\n\n")
+                    self.send(f"id: {number}\ndata: {json.dumps(list(batch.rows()))}\n\n")
 
         def send(self, event: str) -> None:
             self.wfile.write(event.encode())
@@ -49,6 +49,8 @@ def serve(client: dcp_rs.Client, port: int) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: {sys.argv[0]} CONNSTR PORT")
     with dcp_rs.connect(sys.argv[1], username="Administrator", password=PASSWORD) as connected:
         try:
             serve(connected, int(sys.argv[2]))

@@ -13,7 +13,7 @@ import dcp_rs.spark
 
 
 def main(connection_string: str, folder: str) -> None:
-    """Takes over what there is to take over, and counts the documents."""
+    """Writes the changes since the last run, and counts the documents."""
     spark = SparkSession.builder.appName("spark_table").getOrCreate()
     dcp_rs.spark.register(spark)
     options = {
@@ -37,4 +37,6 @@ def main(connection_string: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"usage: {sys.argv[0]} CONNSTR FOLDER")
     main(*sys.argv[1:])

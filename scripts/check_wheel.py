@@ -86,9 +86,9 @@ def _metadata(data: bytes, *, urls: bool) -> list[str]:
     ]
     found += [f"METADATA: lacks {field}" for field in ("Keywords", "Classifier", "Summary")
               if not metadata[field]]  # fmt: skip
-    given = [each.partition(", ")[0] for each in metadata.get_all("Project-URL", [])]
+    named = [each.partition(", ")[0] for each in metadata.get_all("Project-URL", [])]
     if urls:
-        found += [f"METADATA: lacks the URL {name}" for name in URLS if name not in given]
+        found += [f"METADATA: lacks the URL {name}" for name in URLS if name not in named]
         if "](docs/" in str(metadata.get_payload()):
             found.append("METADATA: links of its description lead to files that are not there")
     if not str(metadata.get_payload()).lstrip().startswith("# dcp_rs"):

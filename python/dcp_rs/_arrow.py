@@ -23,10 +23,10 @@ def require(what: str, module: str, package: str) -> ModuleType | Any:
         ) from error
 
 
-def require_pyarrow(what: str) -> ModuleType | Any:
-    """Imports PyArrow, which `what` needs.
+def require_pyarrow(what: str, extra: str = "arrow") -> ModuleType | Any:
+    """Imports PyArrow for `what`.
 
     Raises:
         ImportError: It is not installed; the text names the extra to install.
     """
-    return require(what, "pyarrow", "dcp-rs[arrow]")
+    return require(what, "pyarrow", f"dcp-rs[{extra}]")

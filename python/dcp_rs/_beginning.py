@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from dcp_rs import _checks
 from dcp_rs.checkpoint import Checkpoint
-from dcp_rs.exceptions import ConfigError
-from dcp_rs.stores import CheckpointStore, SharedStore
+from dcp_rs.exceptions import CheckpointError, ConfigError
+from dcp_rs.stores import CheckpointStore, FileStore, SharedStore
 
 
 class Beginning:
@@ -36,7 +36,9 @@ class Beginning:
             )
         self._start, self._default = start, default
 
-    def of(self, options: Mapping[str, Any], num_vbuckets: int) -> dict[str, object]:
+    def of(
+        self, options: Mapping[str, Any], num_vbuckets: int, bucket_uuid: str
+    ) -> dict[str, object]:
         """Returns the engine's `start` and `vbuckets`; claims the vBuckets in a store.
 
         Raises:
@@ -55,7 +57,11 @@ class Beginning:
             part = self._start.restricted_to(vbuckets) if self._member else self._start
             given["start"] = part._inner  # noqa: SLF001 - the package's own
         elif self.store is not None:
-            given["start"] = self._stored(vbuckets, options["until"], num_vbuckets)
+            stored = self._stored(vbuckets, options["until"], num_vbuckets)
+            if isinstance(stored, Checkpoint):
+                _check_bucket(self.store, stored, bucket_uuid)
+                stored = stored._inner  # noqa: SLF001 - the package's own
+            given["start"] = stored
         return given
 
     def _stored(self, vbuckets: list[int] | None, until: object, num_vbuckets: int) -> object:
@@ -73,7 +79,19 @@ class Beginning:
         # The store may have newer positions of vBuckets that others read.
         if not len(stored) and self._default == "latest":
             return self._default
-        return stored._inner  # noqa: SLF001 - the package's own
+        return stored
+
+
+def _check_bucket(store: object, stored: Checkpoint, bucket_uuid: str) -> None:
+    """Refuses another bucket's checkpoint, by the name of its file; the engine does not know it."""
+    if isinstance(store, FileStore) and stored.bucket_uuid != bucket_uuid:
+        error = CheckpointError(
+            f"{store.path}: the checkpoint belongs to another bucket (uuid {stored.bucket_uuid}, "
+            f"this one has {bucket_uuid}): if the bucket was recreated, delete the file to read "
+            "from the beginning"
+        )
+        error.code = "checkpoint"
+        raise error
 
 
 def _pair(member: object) -> tuple[int, int]:

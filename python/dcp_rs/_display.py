@@ -32,6 +32,11 @@ class _Cells(reprlib.Repr):
 _CELLS = _Cells()
 
 
+def shortened(value: object) -> str:
+    """Returns the repr of a value, the beginning of a long one."""
+    return _CELLS.repr(value)
+
+
 def names(given: Sequence[str]) -> str:
     """Returns a list of names, or the first ones of many."""
     more = len(given) - _NAMES

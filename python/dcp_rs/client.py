@@ -402,7 +402,7 @@ class Client:
         """
         options = dict(locals())
         del options["self"]
-        options, store = stream_options(options, self.num_vbuckets)
+        options, store = stream_options(options, self.num_vbuckets, self.bucket_uuid)
         stream = ChangeStream(self._inner.stream(options), self.bucket_name)
         if store is not None:
             try:
@@ -454,7 +454,7 @@ def shown(client: _OfBucket, *, is_closed: bool) -> str:
 
 
 def stream_options(
-    options: dict[str, Any], num_vbuckets: int
+    options: dict[str, Any], num_vbuckets: int, bucket_uuid: str
 ) -> tuple[dict[str, Any], CheckpointStore | None]:
     """Builds the engine's options from the arguments of `Client.stream`.
 
@@ -468,5 +468,5 @@ def stream_options(
         options["vbuckets"] = _checks.items("vbuckets", options["vbuckets"], "a list of vBuckets")
     # A store is not changed for a stream that cannot be opened.
     _dcp_rs.check_stream(options)
-    options |= begin.of(options, num_vbuckets)
+    options |= begin.of(options, num_vbuckets, bucket_uuid)
     return options, begin.store if options["start"] == "latest" else None

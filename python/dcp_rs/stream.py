@@ -103,7 +103,7 @@ class VbucketStats:
     def lag(self) -> int | None:
         """Seqnos behind the server, an upper bound of the changes to come.
 
-        0 means that everything that the server has for the stream was taken. There may be fewer
+        0 means that everything up to `high_seqno` was taken, which may be old. There may be fewer
         changes than seqnos, because a seqno may belong to an older version of a document or to a
         collection that the stream does not read.
         """

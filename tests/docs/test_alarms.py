@@ -26,6 +26,16 @@ CASES = {
     "StreamFailed": ({'dcp_rs_vbuckets{state="failed"}': "0 0 1x30"}, 2),
     "UnstableNetwork": ({"dcp_rs_reconnects_total": "0 0 0 6 12 18x30"}, 4),
     "NotPersisting": ({"dcp_rs_unpersisted_seconds": "0 30 90x30"}, 2),
+    # In seconds since 1970, where promtool's time begins: the last report is of minute 1.
+    "ReplicateStuck": ({"replicate_reported": "0+60x1 60x30"}, 4),
+    "ReplicateNotCommitting": (
+        {
+            "replicate_lag": "0x30",
+            "replicate_uncommitted": "0 5x30",
+            "replicate_seconds_since_commit": "0+60x30",
+        },
+        3,
+    ),
 }
 HEALTHY = {
     "dcp_rs_lag": "0x60",
@@ -34,6 +44,11 @@ HEALTHY = {
     'dcp_rs_vbuckets{state="failed"}': "0x60",
     "dcp_rs_reconnects_total": "1x60",
     "dcp_rs_unpersisted_seconds": "2x60",
+    "replicate_reported": "0+60x60",
+    # Nothing is written to the bucket.
+    "replicate_lag": "0x60",
+    "replicate_uncommitted": "0x60",
+    "replicate_seconds_since_commit": "0+60x60",
 }
 
 
@@ -115,3 +130,8 @@ def test_alarms_name_metrics_that_there_are():
     named = set(re.findall(r"\bdcp_rs_\w+", rules().split("rules:", 1)[1]))
     assert named
     assert named <= exported
+    guide = (ROOT / "docs/guides/replicate.md").read_text()
+    (figures,) = re.findall(r"^figures = \((.*)\)$", guide, re.MULTILINE)
+    gauges = {f"replicate_{name}" for name in re.findall(r'"(\w+)"', figures)}
+    gauges |= set(re.findall(r'Gauge\("(\w+)"', guide))
+    assert {"replicate_reported"} < set(re.findall(r"\breplicate_\w+", rules())) <= gauges

@@ -14,6 +14,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tomllib
 import warnings
 from functools import partial
 from pathlib import Path
@@ -101,6 +102,19 @@ def test_the_page_of_options_lists_every_option_in_order():
     assert sorted(first_column(page, "Connection")) == sorted(connection)
     stream = list(inspect.signature(dcp_rs.Client.stream).parameters)[1:]
     assert first_column(page, "Stream") == stream
+
+
+def test_the_readme_lists_every_extra_and_what_it_installs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    extras.pop("demo")
+    text = (ROOT / "README.md").read_text().partition("\n## Extras\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([\w-]+)` \| .+ \| (.+) \|$", text, re.MULTILINE)
+    listed = {name: sorted(installed.split(", ")) for name, installed in rows}
+    assert listed == {
+        name: sorted(re.match(r"[\w-]+", each)[0] for each in packages)
+        for name, packages in extras.items()
+    }
 
 
 def test_the_page_of_errors_lists_every_class_and_every_code():

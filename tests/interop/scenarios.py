@@ -252,8 +252,8 @@ class Scenario:
 
 PAIR = {"nodes": 2, "replicas": 1}
 NO_ACKS = {
-    "gocbcore": "acknowledges bytes; where to go on is the program's own business",
-    "java-dcp-client": "acknowledges bytes; where to go on is the program's own business",
+    "gocbcore": "acknowledges bytes and leaves the position to the program",
+    "java-dcp-client": "acknowledges bytes and leaves the position to the program",
 }
 SCENARIOS = [
     Scenario("failover with a lost tail", lost_tail, PAIR, {}),

@@ -4,6 +4,9 @@ Nothing here reads a stream or uses `dcp_rs.replication`.
 """
 
 import json
+import re
+import time
+from pathlib import Path
 
 import deltalake
 import duckdb
@@ -13,6 +16,31 @@ import pyarrow.parquet as pq
 from psycopg.rows import dict_row
 from psycopg.types.string import TextLoader
 from pyiceberg.catalog.sql import SqlCatalog
+
+
+class Gauge:
+    """A gauge of `prometheus_client`, as far as the guide uses it, with all its values."""
+
+    def __init__(self, *_):
+        self.values = []
+        self.set = self.values.append
+
+    def set_to_current_time(self):
+        self.set(time.time())
+
+
+def gauges_of_the_guide(*more):
+    """Runs the guide's code for gauges, and gives its names: `publish`, `gauges`, `reported`."""
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "replicate.md"
+    (code,) = re.findall(
+        r"^from prometheus_client import Gauge\n(.*?^def publish.*?)\n\n\n",
+        guide.read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    names = {"Gauge": Gauge}
+    exec(code, names)
+    names["gauges"] |= {name: Gauge() for name in more}
+    return names
 
 
 class Written:

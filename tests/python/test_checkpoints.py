@@ -77,6 +77,19 @@ def test_a_checkpoint_of_another_bucket_is_refused(checkpoint):
             client.stream(start=checkpoint, until="now")
 
 
+async def test_a_file_with_another_buckets_checkpoint_is_named(checkpoint, tmp_path):
+    store = dcp_rs.FileStore(tmp_path / "positions.json")
+    store.save(checkpoint)
+    told = r"positions\.json: the checkpoint belongs to another bucket.*delete the file"
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=16) as other, other.connect() as client:
+        with pytest.raises(CheckpointError, match=told) as raised:
+            client.stream(start=store, until="now")
+        assert raised.value.code == "checkpoint"
+        async with dcp_rs.connect_async(client.options) as same:
+            with pytest.raises(CheckpointError, match=told):
+                await same.stream(start=store, until="now")
+
+
 def moved(checkpoint, vbucket, by):
     """The checkpoint, well-formed, with one vBucket moved forward by `by` seqnos."""
     document = json.loads(checkpoint.to_json())

@@ -65,6 +65,14 @@ def test_an_unsafe_failover_begins_an_epoch_that_clients_follow(cluster):
         cluster.failover_unsafely([0])
 
 
+def test_a_document_shows_its_value_or_the_beginning_of_it(cluster):
+    cluster.upsert("short", {"n": 1}, xattrs={"hidden": "x"})
+    cluster.upsert("long", b"x" * 10_000)
+    assert repr(cluster.get("short")).startswith("""Document(value=b'{"n":1}', datatype='json', """)
+    assert "hidden" not in repr(cluster.get("short"))
+    assert len(repr(cluster.get("long"))) < 300
+
+
 def test_a_graceful_failover_loses_nothing(cluster):
     key = on_vbucket(cluster, 0, "key")
     cluster.set_replica_lag(0, 1, None)

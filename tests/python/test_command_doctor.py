@@ -99,8 +99,11 @@ def test_a_node_that_is_down_is_named_though_others_answer(cluster, run_at):
     (node,) = [each for each in findings if (each["step"], each["target"]) == ("node", second)]
     assert "--network external" in node["advice"]
     # The other node's streams are tried all the same.
-    ends = [(each["step"], each["target"], each["status"]) for each in findings[-2:]]
-    assert ends == [("dcp", first, "ok"), ("dcp", second, "skipped")]
+    ends = [(each["step"], each["target"], each["status"]) for each in findings[-3:]]
+    assert ends == [
+        ("seqnos", "default", "skipped"), ("dcp", first, "ok"), ("dcp", second, "skipped"),
+    ]  # fmt: skip
+    assert findings[-3]["detail"] == "1 of 2 nodes cannot be reached"
 
 
 def test_a_user_without_a_name_or_rights_is_told_what_to_give(run_at, monkeypatch, capfd):

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import time
 import pytest
 
 import dcp_rs
+from dcp_rs.cli import main
 from reading import TRACES
 
 PASSWORD = "secret word"
@@ -172,13 +174,13 @@ def test_a_served_cluster_keeps_to_its_limits(serve):
         socket.create_connection((host, int(port)), timeout=30) as second,
     ):
         assert second.recv(1) == b""
-    assert b"max_streams" in run("serve", "--max-streams", "0").stderr
+    assert b"--max-streams" in run("serve", "--max-streams", "0").stderr
 
 
 def test_a_certificate_that_is_given_to_a_served_cluster_is_read(tmp_path):
     done = run("serve", "--tls-certificate", tmp_path / "none", "--tls-key", tmp_path / "none")
     assert done.returncode == 1
-    assert b"tls_certificate" in done.stderr
+    assert b"--tls-certificate" in done.stderr
 
 
 def test_changes_are_printed_and_a_checkpoint_is_kept(cluster, fill, tmp_path):
@@ -422,6 +424,25 @@ def test_changes_are_printed_over_tls_with_a_password_from_a_file(tmp_path):
             "--password-file", secret, "--connect-timeout", "5",
         )  # fmt: skip
         assert done.returncode == 1
+
+
+def test_errors_name_options_as_the_command_line_does(cluster, monkeypatch, capsys):
+    monkeypatch.setenv("DCP_RS_PASSWORD", "password")
+    user, admin = ("--username", "u"), ("--username", "Administrator")
+    address = f"{cluster.connection_string}/default"
+    for arguments, told in [
+        (("cat", "couchbase://h/b"), "no user is given: pass --username, with the password in"),
+        (("cat", "couchbase://h/b", "--tls-certificate", "f"), "--tls-certificate"),
+        (("cat", "couchbase://h/b", *user, "--connect-timeout", "0"), "--connect-timeout"),
+        (
+            ("replicate", address, "duckdb:///x", *admin, "--commit-rows", "0"),
+            "--commit-rows: 0 is not from 1 to 10000000",
+        ),
+    ]:
+        assert main(arguments) == 1, arguments
+        line = capsys.readouterr().err
+        assert told in line
+        assert not re.search(r"\b(tls_\w+|connect_timeout|commit_rows|buffer_size)\b", line)
 
 
 def test_options_are_called_as_in_python():

@@ -36,6 +36,17 @@ def test_a_terminal_gets_a_table_that_fits_and_that_documents_cannot_disturb(clu
     assert r"\xff\x1b" in clears
 
 
+def test_a_bucket_without_changes_says_so_in_a_terminal(address):
+    with Terminal("cat", address, *USER, DCP_RS_PASSWORD="password") as terminal:
+        assert terminal.end() == 0
+        assert terminal.text.splitlines() == ["dcp-rs: 0 changes"]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "dcp_rs", "cat", address, *USER],
+        env=os.environ | {"DCP_RS_PASSWORD": "password"}, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
 def test_a_password_is_asked_for_and_not_shown(cluster, address):
     cluster.upsert("a", b"1")
     with Terminal("cat", address, *USER, "-f", "%k=%s\n") as terminal:

@@ -1,6 +1,7 @@
 """The programs of `examples/` do what they say."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+
+from lag import until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Programs that keep a target in step: lines that follow how many changes there were.
@@ -22,7 +25,10 @@ PRINTED = {
 
 # Programs that read, and what a test of its own looks at.
 QUERIES = {"duckdb_query.py", "polars_frame.py"}
-OTHERS = {"asyncio_service.py", "server_sent_events.py", "application_test.py"}
+OTHERS = {
+    "fill.py", "asyncio_service.py", "server_sent_events.py", "prometheus_service.py",
+    "application_test.py",
+}  # fmt: skip
 
 
 def test_every_example_is_run_and_short():
@@ -33,6 +39,51 @@ def test_every_example_is_run_and_short():
     assert [path.name for path in programs if len(path.read_text().splitlines()) >= 60] == []
     listed = (EXAMPLES / "README.md").read_text()
     assert [path.name for path in programs if f"]({path.name})" not in listed] == []
+
+
+@pytest.mark.parametrize(
+    "program",
+    sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "application_test.py"),
+)
+def test_without_arguments_the_program_says_which_the_readme_lists(program):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(EXAMPLES / program)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    (arguments,) = re.fullmatch(r"usage: \S+ (.+)\n", done.stderr).groups()
+    readme = (EXAMPLES / "README.md").read_text()
+    assert f"[{program}]({program}) | `{arguments}` |" in readme
+
+
+def test_the_readmes_query_finds_what_was_filled_in(start):
+    pytest.importorskip("couchbase")
+    assert finish(start("duckdb_query.py")) == "no documents\n"
+    assert finish(start("polars_frame.py")) == "no documents\n"
+    assert finish(start("fill.py")) == "100 documents written\n"
+    readme = (EXAMPLES / "README.md").read_text()
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    assert finish(start("duckdb_query.py")) == shown
+
+
+def test_the_metrics_are_served_as_the_guide_shows(cluster, start):
+    cluster.upsert("first", {})
+    service = start("prometheus_service.py", 0)
+    address = service.stdout.readline().strip()
+    assert service.stdout.readline() == "mutation first\n"
+    guide = (EXAMPLES.parent / "docs/guides/monitor.md").read_text()
+    (shown,) = re.findall(
+        r"\^dcp_rs_lag'\n```\n\n```text\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE
+    )
+
+    def is_shown():
+        with urllib.request.urlopen(address, timeout=20) as answer:
+            lines = answer.read().decode().splitlines(keepends=True)
+        return "".join(line for line in lines if line.startswith("dcp_rs_lag")) == shown
+
+    until(is_shown)
+    service.send_signal(signal.SIGINT)
+    assert finish(service) == "stopped\n"
 
 
 @pytest.mark.parametrize("program", PRINTED)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import sys
 
 import duckdb
 import pytest
@@ -230,3 +232,32 @@ def test_a_path_is_not_taken_for_a_host(scheme):
         open_target(f"{scheme}://data/replica")
     with pytest.raises(ConfigError, match=f"target: name the .*, as in {scheme}:///"):
         open_target(f"{scheme}://")
+
+
+def test_a_target_that_lacks_something_is_told_what(client):
+    class Half:
+        modes = frozenset({"log"})
+
+        def open(self, schema, mode): ...
+
+    with pytest.raises(ConfigError, match=r"target: Half lacks commit, close of dcp_rs"):
+        dcp_rs.replicate(client, Half())
+    del Half.modes
+    with pytest.raises(ConfigError, match=r"target: Half lacks modes, commit, close of dcp_rs"):
+        dcp_rs.replicate(client, Half())
+    with pytest.raises(ConfigError, match="target: must be a URL or a Target, not float"):
+        dcp_rs.replicate(client, math.pi)
+
+
+@pytest.mark.parametrize(
+    ("url", "extra"),
+    [
+        ("duckdb:///x", "duckdb"), ("postgresql://h/d?table=t", "postgres"),
+        ("delta:///x", "delta"),
+        ("iceberg:///x?table=a.b", "iceberg"), ("parquet:///x", "arrow"), ("what", "arrow"),
+    ],
+)  # fmt: skip
+def test_without_pyarrow_the_targets_own_extra_is_named(client, monkeypatch, url, extra):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=rf'pip install "dcp-rs\[{extra}\]"'):
+        dcp_rs.replicate(client, url)

@@ -37,6 +37,8 @@ impl Rights {
             | Opcode::PREPEND
             | Opcode::TOUCH
             | Opcode::GET_AND_TOUCH
+            | Opcode::GET_LOCKED
+            | Opcode::UNLOCK
             | Opcode::SUBDOC_MULTI_MUTATION
             | Opcode::SUBDOC_DICT_ADD
             | Opcode::SUBDOC_DICT_UPSERT

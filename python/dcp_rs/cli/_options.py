@@ -200,7 +200,13 @@ def _take_connection(options: dict[str, Any]) -> None:
         connection["tls_key_password"] = os.environ.get(passphrase)
         if connection["tls_key_password"] is None:
             raise ConfigError("the variable that --tls-key-password-env names is not set: set it")
-    if connection.get("username") is not None:
+    if "username" not in connection and "tls_certificate" not in connection:
+        raise ConfigError(
+            f"no user is given: pass --username, with the password in {PASSWORD_VARIABLE}, in"
+            " another variable with --password-env or in a file with --password-file; or, with"
+            " couchbases://, pass --tls-certificate and --tls-key"
+        )
+    if "username" in connection:
         secret = _of_user(variable, file)
         if file is None:
             connection["password"] = secret

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from dcp_rs.cli.replicate import replicate
 from dcp_rs.cli.seqnos import lag, seqnos
 from dcp_rs.cli.serve import serve
 from dcp_rs.cli.top import top
-from dcp_rs.exceptions import DcpError
+from dcp_rs.exceptions import ConfigError, DcpError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,9 +105,33 @@ def _failed(error: BaseException) -> int:
         _refuse(error)
         return 2
     if isinstance(error, DcpError | ImportError | OSError | click.ClickException):
-        print(f"{_NAME}: {error}", file=sys.stderr)
+        print(f"{_NAME}: {_named(error)}", file=sys.stderr)
         return 1
     raise error
+
+
+def _named(error: BaseException) -> str:
+    """Returns an error's text with the names that options have on the command line."""
+    text = str(error)
+    if not isinstance(error, DcpError):
+        return text
+    options = {
+        option.removeprefix("--").replace("-", "_"): option
+        for command in _COMMANDS
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+
+    def name(found: re.Match[str]) -> str:
+        return options.get(found[1], found[0])
+
+    if isinstance(error, ConfigError):
+        # It begins with the options that are wrong. Other words may just be spelled like one.
+        head, colon, rest = text.partition(": ")
+        if colon and re.fullmatch(r"\w+(, \w+)*", head):
+            text = re.sub(r"(\w+)", name, head) + colon + rest
+    return re.sub(r"(?<![\w.-])([a-z]+(?:_[a-z]+)+)(?:=True)?(?!\w|\.\w)", name, text)
 
 
 def _refuse(error: click.UsageError) -> None:

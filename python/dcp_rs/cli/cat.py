@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -108,7 +109,9 @@ def _print(
 def _copy(stream: ChangeStream, lines: Lines, store: FileStore | None, limit: int | None) -> None:
     is_kept_at_end = store is not None and limit is not None
     left = limit
+    is_empty = True
     for batch in stream if left != 0 else ():
+        is_empty = False
         rows = itertools.islice(batch.tuples(), left)
         write(lines.of(rows), durably=store is not None and not is_kept_at_end)
         if store is not None and not is_kept_at_end:
@@ -121,3 +124,5 @@ def _copy(stream: ChangeStream, lines: Lines, store: FileStore | None, limit: in
         # Also past filtered-out changes after the last row.
         write((), durably=True)
         store.save(stream.checkpoint())
+    if is_empty and limit != 0 and sys.stderr.isatty():
+        print("dcp-rs: 0 changes", file=sys.stderr)

@@ -151,6 +151,9 @@ def _with_client(options: ConnectionOptions, target: _probes.Target) -> Iterator
                 yield finding
         if len(reached) == len(nodes):
             yield _attempt("seqnos", client.bucket_name, lambda: _seqnos(client))
+        else:
+            detail = f"{len(nodes) - len(reached)} of {len(nodes)} nodes cannot be reached"
+            yield Finding("seqnos", client.bucket_name, "skipped", detail)
         if reached:
             yield from _streams(client, options, reached)
         for node, vbuckets in nodes:

@@ -97,7 +97,7 @@ def _as_line(progress: Progress) -> str:
         f"{progress.phase} generation {progress.generation}",
         f"{progress.changes} changes in {progress.commits} commits",
         f"{progress.changes_per_second:.0f}/s",
-        f"{progress.lag} behind",
+        "lag unknown" if progress.lag is None else f"{progress.lag} behind",
     ]
     if progress.seconds_left is not None and progress.lag:
         parts.append(f"{progress.seconds_left:.0f} s left")

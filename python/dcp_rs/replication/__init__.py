@@ -49,14 +49,15 @@ __all__ = [
 # In seconds.
 _DAY = 86_400.0
 
-# Module and class of each scheme of a target's URL.
+# Module, class and extra of each scheme of a target's URL.
 _TARGETS = {
-    "delta": ("delta", "DeltaTarget"),
-    "duckdb": ("duckdb", "DuckDBTarget"),
-    "iceberg": ("iceberg", "IcebergTarget"),
-    "parquet": ("parquet", "ParquetTarget"),
-    "postgresql": ("postgres", "PostgresTarget"),
+    "delta": ("delta", "DeltaTarget", "delta"),
+    "duckdb": ("duckdb", "DuckDBTarget", "duckdb"),
+    "iceberg": ("iceberg", "IcebergTarget", "iceberg"),
+    "parquet": ("parquet", "ParquetTarget", "arrow"),
+    "postgresql": ("postgres", "PostgresTarget", "postgres"),
 }
+_MEMBERS = ("modes", "open", "commit", "close")
 
 
 def open_target(url: str) -> Target:
@@ -83,7 +84,7 @@ def open_target(url: str) -> Target:
             "target: value_format is an option of duckdb only, because dcp_rs cannot write a "
             f"VARIANT to {address.scheme}: leave it out, and the column value has the JSON"
         )
-    module, name = _TARGETS[address.scheme]
+    module, name, _ = _TARGETS[address.scheme]
     target: Target = getattr(import_module(f"{__name__}.{module}"), name).at(address)
     return target
 
@@ -143,7 +144,7 @@ def replicate(
         DcpError: The stream failed. Commits are kept, and the next call resumes.
         ImportError: PyArrow or the target's library is not installed.
     """
-    require_pyarrow("replicate")
+    require_pyarrow("replicate", _extra_of(target))
     from dcp_rs.replication.changes import Layout
     from dcp_rs.replication.core import Replication, Settings
 
@@ -161,8 +162,14 @@ def replicate(
     if on_progress is not None and not callable(on_progress):
         raise _checks.wrong_type("on_progress", on_progress, "a function")
     chosen = open_target(target) if isinstance(target, str) else target
-    if not hasattr(chosen, "modes"):
+    missing = [name for name in _MEMBERS if not hasattr(chosen, name)]
+    if len(missing) == len(_MEMBERS):
         raise _checks.wrong_type("target", target, "a URL or a Target")
+    if missing:
+        raise ConfigError(
+            f"target: {type(target).__name__} lacks {', '.join(missing)} of "
+            "dcp_rs.replication.Target"
+        )
     if mode not in list(chosen.modes):
         raise ConfigError(
             f"mode: this target does not support {mode!r}, only {', '.join(sorted(chosen.modes))}"
@@ -184,3 +191,9 @@ def replicate(
         return Replication(client, chosen, Layout.of(mode, document_schema), settings).run()
     finally:
         chosen.close()
+
+
+def _extra_of(target: object) -> str:
+    """Returns the extra that brings what a target needs."""
+    scheme = target.partition(":")[0] if isinstance(target, str) else ""
+    return _TARGETS.get(scheme, ("", "", "arrow"))[2]

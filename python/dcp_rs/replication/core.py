@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -77,7 +77,8 @@ class Replication:
         self._state: State | None = None
         self._meter = Meter(time.monotonic())
         self._phase: Phase = "loading"
-        self._lag: dict[int, int] = {}
+        self._lag = _Lag(None, {})
+        self._reader: Reader | None = None
         self._reported = 0.0
         self._looked = 0.0
         self._buffer = _Buffer()
@@ -204,6 +205,7 @@ class Replication:
         stream = self._open(until_now=until_now)
         self._phase = self._phase_of(until_now=until_now)
         with Reader(stream) as reader:
+            self._reader = reader
             while True:
                 if self._settings.stop.is_set():
                     self._commit()
@@ -219,7 +221,7 @@ class Replication:
                 self._watch(stream)
                 if read is not None:
                     if read.batch is None:
-                        self._lag = _lag(stream)
+                        self._lag = _Lag.of(stream)
                         self._buffer.checkpoint = read.checkpoint
                         self._commit(is_caught_up=until_now)
                         return "complete" if until_now else "stopped"
@@ -306,8 +308,8 @@ class Replication:
     def _watch(self, stream: ChangeStream) -> None:
         now = time.monotonic()
         # Commits report as well, and may be more frequent.
-        if now - self._looked >= _REPORT:
-            self._looked, self._lag = now, _lag(stream)
+        if now - self._looked >= (_TICK if self._lag.total is None else _REPORT):
+            self._looked, self._lag = now, _Lag.of(stream)
         if now - self._reported >= _REPORT:
             self._report()
 
@@ -322,8 +324,9 @@ class Replication:
             commits=meter.commits,
             bytes=meter.bytes,
             rollbacks=meter.rollbacks,
-            lag=sum(self._lag.values()),
-            lag_by_vbucket=self._lag,
+            lag=self._lag.total,
+            lag_by_vbucket=self._lag.by_vbucket,
+            uncommitted=self._buffer.rows + (self._reader.waiting if self._reader else 0),
             elapsed=now - meter.begun,
             changes_per_second=meter.rate_at(now),
             seconds_since_commit=now - meter.committed_at,
@@ -333,8 +336,19 @@ class Replication:
         return progress
 
 
-def _lag(stream: ChangeStream) -> dict[int, int]:
-    return {each.vbucket: each.lag for each in stream.vbucket_stats() if each.lag}
+class _Lag(NamedTuple):
+    """What the server has and the stream has not brought."""
+
+    total: int | None
+    by_vbucket: dict[int, int]
+
+    @classmethod
+    def of(cls, stream: ChangeStream) -> _Lag:
+        vbuckets = stream.vbucket_stats()
+        behind = {each.vbucket: each.lag for each in vbuckets if each.lag}
+        # A vBucket that has reached its end need not be asked for.
+        is_known = all(each.lag is not None or each.state == "complete" for each in vbuckets)
+        return cls(sum(behind.values()) if is_known else None, behind)
 
 
 def _outdated(state: State, after: State, rereading: frozenset[int]) -> list[str]:
@@ -359,7 +373,7 @@ class _Buffer:
     def __init__(self) -> None:
         self.checkpoint: Checkpoint | None = None
         self._batches: list[pa.RecordBatch] = []
-        self._rows = 0
+        self.rows = 0
         self._bytes = 0
         self._since = 0.0
 
@@ -368,14 +382,14 @@ class _Buffer:
         if not self._batches:
             self._since = time.monotonic()
         self._batches.append(batch)
-        self._rows += batch.num_rows
+        self.rows += batch.num_rows
         self._bytes += batch.nbytes
         self.checkpoint = checkpoint
 
     def is_full(self, settings: Settings) -> bool:
         """Whether to commit now."""
         return (
-            self._rows >= settings.commit_rows
+            self.rows >= settings.commit_rows
             or self._bytes >= settings.commit_bytes
             or self.seconds_left(settings) <= 0
         )

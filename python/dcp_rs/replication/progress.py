@@ -21,8 +21,9 @@ class Progress:
         bytes: Bytes of the changes committed, as Arrow columns.
         rollbacks: Rollback rows seen.
         lag: Seqnos that the server has and that have not been read, an upper bound of the changes
-            to come. It is updated every 10 seconds.
-        lag_by_vbucket: Lag of each vBucket that is behind.
+            to come; `None` while unknown. It excludes what is `uncommitted`.
+        lag_by_vbucket: Lag of each vBucket that is behind, as far as it is known.
+        uncommitted: Changes that have been read and not committed.
         elapsed: Seconds since the call.
         changes_per_second: Changes committed per second, averaged over about the last ten seconds.
         seconds_since_commit: Seconds since the last commit; before the first, since the call. It
@@ -35,16 +36,19 @@ class Progress:
     commits: int
     bytes: int
     rollbacks: int
-    lag: int
+    lag: int | None
     lag_by_vbucket: dict[int, int]
+    uncommitted: int
     elapsed: float
     changes_per_second: float
     seconds_since_commit: float
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until `lag` is 0 at this rate; `None` if there is no progress."""
-        return self.lag / self.changes_per_second if self.changes_per_second else None
+        """Seconds until `lag` is 0 at this rate; `None` without progress, or if lag is unknown."""
+        if self.lag is None or not self.changes_per_second:
+            return None
+        return self.lag / self.changes_per_second
 
 
 @dataclass

@@ -34,6 +34,8 @@ class Reader:
     def __init__(self, stream: ChangeStream) -> None:
         self._stream = stream
         self._queue: queue.Queue[Read | Exception] = queue.Queue(_AHEAD)
+        # Changes, each counted by one thread only.
+        self._put = self._taken = 0
         self._thread = threading.Thread(target=self._run, name="dcp_rs-reader", daemon=True)
         self._thread.start()
 
@@ -43,6 +45,7 @@ class Reader:
                 changes = batch.to_pyarrow()
                 # Rows about the stream itself concern no documents or collections.
                 changes = changes.filter(pc.not_equal(changes["op"], "caught_up"))
+                self._put += changes.num_rows
                 self._queue.put(Read(changes, batch.checkpoint))
             self._queue.put(Read(None, self._stream.checkpoint()))
         except ClosedError:
@@ -62,13 +65,21 @@ class Reader:
             return None
         if isinstance(found, Exception):
             raise found
+        if found.batch is not None:
+            self._taken += found.batch.num_rows
         return found
+
+    @property
+    def waiting(self) -> int:
+        """Changes that were read and not taken."""
+        return self._put - self._taken
 
     def close(self) -> None:
         """Closes the stream. What was not taken is dropped."""
         self._stream.close()
         while self._thread.is_alive():
             self._make_room()
+        self._taken = self._put
 
     def _make_room(self) -> None:
         """Makes room for a waiting thread."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from dcp_rs import _checks
+from dcp_rs import _checks, _display
 from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Document:
         expiry: When it expires, in seconds since 1970; 0 for never.
     """
 
-    value: bytes = field(repr=False)
+    value: bytes
     xattrs: dict[str, Any] = field(repr=False)
     datatype: str
     cas: int
@@ -54,6 +54,14 @@ class Document:
     rev: int
     flags: int
     expiry: int
+
+    def __repr__(self) -> str:
+        named = ", ".join(
+            f"{each.name}={_display.shortened(getattr(self, each.name))}"
+            for each in fields(self)
+            if each.repr
+        )
+        return f"Document({named})"
 
 
 class Documents:

@@ -1,0 +1,129 @@
+"""What `replicate` says of itself, and what others see of it meanwhile: gauges, queries."""
+
+import itertools
+import threading
+import time
+
+import duckdb
+import pytest
+
+import dcp_rs
+import replicas
+from dcp_rs.replication import open_target
+from lag import until
+from replicas import Written
+
+
+class Stuck:
+    """A target whose second commit hangs until it is let go."""
+
+    modes = frozenset({"table"})
+
+    def __init__(self, url):
+        self.inner = open_target(url)
+        self.open, self.close = self.inner.open, self.inner.close
+        self.hangs, self.go_on = threading.Event(), threading.Event()
+
+    def commit(self, commit):
+        if commit.state.commits == 2:
+            self.hangs.set()
+            assert self.go_on.wait(30)
+        self.inner.commit(commit)
+
+
+@pytest.fixture
+def following(cluster):
+    """Starts a replication on a thread of its own, and stops it in the end."""
+    stop, threads = threading.Event(), []
+
+    def begin(target, **options):
+        def run():
+            with cluster.connect() as client:
+                dcp_rs.replicate(client, target, stop=stop, **options)
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+
+    yield begin
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_a_commit_that_hangs_makes_the_guides_report_old(cluster, tmp_path, following):
+    cluster.upsert("first", {})
+    names = replicas.gauges_of_the_guide()
+    reported = names["reported"].values
+    target = Stuck(replicas.InDuckDB(tmp_path).url)
+    following(target, on_progress=names["publish"])
+    until(lambda: names["gauges"]["changes"].values[-1:] == [1])
+    # Nothing to write for longer than the hang is watched: it is reported all the same.
+    before = len(reported)
+    until(lambda: len(reported) >= before + 3)
+    ages = [after - earlier for earlier, after in itertools.pairwise(reported)]
+    cluster.upsert("second", {})
+    assert target.hangs.wait(20)
+    time.sleep(3.5)
+    assert time.time() - reported[-1] > 3.0 > max(ages)
+    target.go_on.set()
+    until(lambda: names["gauges"]["changes"].values[-1] == 2)
+    assert time.time() - reported[-1] < 3.0
+
+
+def test_what_is_read_and_not_committed_is_counted(cluster, tmp_path, following):
+    written = Written(cluster)
+    for n in range(25):
+        written.upsert(f"key_{n}", {"n": n})
+    seen = []
+    replica = replicas.InDuckDB(tmp_path)
+    following(replica.url, on_progress=seen.append, commit_interval=3600)
+    until(lambda: seen and seen[-1].phase == "following")
+    for n in range(25, 40):
+        written.upsert(f"key_{n}", {"n": n})
+    # Everything is read, so nothing is behind, and nothing of it is in the table.
+    until(lambda: seen[-1].uncommitted == 15 and seen[-1].lag == 0)
+    assert seen[-1].changes == 25
+    with cluster.connect() as client:
+        done = dcp_rs.replicate(client, f"duckdb://{tmp_path}/other.duckdb", once=True)
+    assert (done.changes, done.uncommitted, done.lag) == (40, 0, 0)
+
+
+def test_lag_is_none_until_nodes_have_said_how_far_they_are(cluster, fill, tmp_path):
+    fill(50)
+    cluster.set_faults(
+        [{"condition": {"opcode": "GET_ALL_VB_SEQNOS"}, "reaction": {"delay": {"seconds": 0.5}}}]
+    )
+    seen, stop = [], threading.Event()
+
+    def watch(progress):
+        seen.append(progress)
+        if progress.phase == "following" or progress.elapsed > 20:
+            stop.set()
+
+    with cluster.connect() as client:
+        target = replicas.InDuckDB(tmp_path).url
+        done = dcp_rs.replicate(client, target, stop=stop, on_progress=watch, commit_rows=1)
+    assert done.changes == 50
+    assert seen[0].lag is None
+    assert seen[0].seconds_left is None
+    assert seen[-1].lag is not None
+
+
+def test_the_same_process_can_query_duckdb_meanwhile(cluster, tmp_path, following):
+    replica = replicas.InDuckDB(tmp_path)
+    cluster.upsert("first", {})
+    following(replica.url)
+
+    def keys():
+        with duckdb.connect(str(replica.path)) as database:
+            return {key for (key,) in database.sql("SELECT key FROM documents").fetchall()}
+
+    until(lambda: replica.path.exists() and has_table(replica.path) and keys() == {"first"})
+    cluster.upsert("second", {})
+    until(lambda: keys() == {"first", "second"})
+
+
+def has_table(path):
+    with duckdb.connect(str(path)) as database:
+        return ("documents",) in database.sql("SHOW TABLES").fetchall()
