@@ -176,6 +176,8 @@ async fn a_reader_may_do_what_its_role_allows_and_no_more() {
         (Opcode::ADD, "Insert"),
         (Opcode::DELETE, "Delete"),
         (Opcode::SUBDOC_MULTI_MUTATION, "Upsert"),
+        (Opcode::GET_LOCKED, "Upsert"),
+        (Opcode::UNLOCK, "Upsert"),
         (Opcode::SET_WITH_META, "MetaWrite"),
     ] {
         let refused = reader.fail(Frame::request(opcode).with_key(b"key"), Status::EACCESS).await;
