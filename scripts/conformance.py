@@ -2,11 +2,12 @@
 
 Usage: scripts/conformance.py LOG NOTES
 
-`tests/conformance.json` lists the rows there are and, for each end, those that do not concern it,
-with the reason. LOG is what `cargo test` printed: a test whose name has a row's number
-(`ss_01_...`, `sm_19_to_sm_24`) has run the row. NOTES is what tests wrote that play rows as data. A
-row that did not run and is not exempt fails the check, as does one that is exempt and ran all the
-same. What is printed at the end is the table.
+`tests/conformance.json` lists the rows there are and, for each end, those that are exempt, each of
+one of the classes that stand there with their reason. LOG is what `cargo test` printed: a test
+whose name has a row's number (`ss_01_...`, `sm_19_to_sm_24`) has run the row. NOTES is what tests
+wrote that play rows as data. A row that did not run and is not exempt fails the check, as does one
+that is exempt and ran all the same, and an exemption without a class. What is printed at the end is
+the table, and how many rows of each class are exempt.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PROGRAMS = {
 }
 _CRATE = re.compile(r"^ +Running (?:unittests )?(\S+) \(.*/deps/(\w+)-[0-9a-f]+\)$")
 _TEST = re.compile(r"^test (\S+)(?: - should panic)? \.\.\. ok$")
-_WEIGHT = {"Taken": 0, "Held": 1, "Departs": 2}
+_WEIGHT = {"Held": 0, "Departs": 1}
 _ROW = re.compile(r"(?<![a-z0-9])([a-z]{2})_(\d\d)(?=_|$)")
 
 
@@ -63,7 +64,7 @@ def ends_of(source: str, program: str, test: str) -> tuple[str, ...]:
 
 
 def ran(log: str, notes: str, tables: dict[str, list[int]]) -> dict[str, dict[str, str]]:
-    """Gives what came of each row at each end: `Held`, `Taken` or `Departs`."""
+    """Gives what came of each row at each end: `Held` or `Departs`."""
     found: dict[str, dict[str, str]] = {end: {} for end in ENDS}
     for line in notes.splitlines():
         end, row, outcome = line.split()
@@ -78,8 +79,6 @@ def ran(log: str, notes: str, tables: dict[str, list[int]]) -> dict[str, dict[st
             for end in ends_of(*program, match[1]):
                 for row in named(match[1], tables):
                     found[end].setdefault(row, "Held")
-                    if found[end][row] == "Taken":
-                        found[end][row] = "Held"
     return found
 
 
@@ -87,45 +86,48 @@ def check(table: dict[str, dict[str, object]], found: dict[str, dict[str, str]])
     """Tells what is wrong: rows that did not run, exemptions that do not hold, unknown names."""
     tables: dict[str, list[int]] = table["rows"]  # type: ignore[assignment]
     rows = {f"{name}-{n:02}" for name, numbers in tables.items() for n in numbers}
-    wrong = []
+    classes: dict[str, str] = table["classes"]  # type: ignore[assignment]
+    wrong = [f"class {name} has no reason" for name, why in classes.items() if len(why) < 10]
+    used = {each for end in ENDS for each in table[end].values()}
+    wrong += [f"no row is of class {name}" for name in classes if name not in used]
     for end in ENDS:
         exempt: dict[str, str] = table[end]  # type: ignore[assignment]
         wrong += [
-            f"{name} is no row and no table, yet exempt for the {end}"
-            for name in exempt
-            if name not in rows and name not in tables
+            f"{name} is no row, yet exempt for the {end}" for name in exempt if name not in rows
         ]
-        wrong += [f"{name} has no reason" for name, why in exempt.items() if len(why) < 10]
+        wrong += [
+            f"{name} is exempt for the {end} for a reason of no class: {why}"
+            for name, why in exempt.items()
+            if why not in classes
+        ]
         for row in sorted(rows):
-            is_exempt = row in exempt or row.split("-")[0] in exempt
             outcome = found[end].get(row)
-            if outcome is None and not is_exempt:
+            if outcome is None and row not in exempt:
                 wrong.append(f"{row} did not run for the {end}, and nothing says why")
-            if outcome in {"Held", "Departs"} and row in exempt:
+            if outcome is not None and row in exempt:
                 wrong.append(f"{row} runs for the {end}, though it is exempt: {exempt[row]}")
     return wrong
 
 
 def printed(table: dict[str, dict[str, object]], found: dict[str, dict[str, str]]) -> str:
-    """Gives the table: for each end and each group of rows how many did what."""
+    """Gives the table: for each end and each group of rows how many did what, and the classes."""
     tables: dict[str, list[int]] = table["rows"]  # type: ignore[assignment]
     lines = []
     for end in ENDS:
         total: Counter[str] = Counter()
-        lines.append(f"{end:<10} rows  held taken departs exempt")
+        lines.append(f"{end:<10} rows  held departs exempt")
         for name, numbers in tables.items():
             counts = Counter(found[end].get(f"{name}-{n:02}", "exempt") for n in numbers)
             total += counts
             lines.append(_line(name, len(numbers), counts))
         lines.append(_line("all", sum(map(len, tables.values())), total))
+        of_class = Counter(table[end].values())
+        lines += [f"  exempt, {name}: {count}" for name, count in of_class.most_common()]
     return "\n".join(lines)
 
 
 def _line(name: str, rows: int, counts: Counter[str]) -> str:
-    return (
-        f"  {name:<8} {rows:>4} {counts['Held']:>5} {counts['Taken']:>5} "
-        f"{counts['Departs']:>7} {counts['exempt']:>6}"
-    )
+    return f"  {name:<8} {rows:>4} {counts['Held']:>5} {counts['Departs']:>7} {counts['exempt']:>6}"
 
 
 def main(log: str, notes: str) -> int:

@@ -15,7 +15,8 @@ SPEC.loader.exec_module(conformance)
 
 TABLE = {
     "rows": {"SS": [1, 2, 4], "CM": [1]},
-    "producer": {"CM": "about a consumer"},
+    "classes": {"other-end": "what the other end does"},
+    "producer": {"CM-01": "other-end"},
     "consumer": {},
 }
 LOG = """
@@ -34,7 +35,7 @@ def wrong(notes, log=LOG, **table):
 
 def test_only_what_ran_counts():
     notes = (
-        "consumer SS-01 Taken\nconsumer SS-02 Held\nconsumer SS-04 Departs\nconsumer CM-01 Held\n"
+        "consumer SS-01 Held\nconsumer SS-02 Held\nconsumer SS-04 Departs\nconsumer CM-01 Held\n"
     )
     assert wrong(notes) == ["SS-04 did not run for the producer, and nothing says why"]
     assert wrong(notes + "producer SS-04 Held\n") == []
@@ -42,14 +43,10 @@ def test_only_what_ran_counts():
     assert missing == ["CM-01 did not run for the consumer, and nothing says why"]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "outcome"),
-    [("Taken", "Held", "Held"), ("Held", "Taken", "Held"), ("Departs", "Held", "Departs")],
-)
-def test_a_row_that_departs_anywhere_is_not_held(first, second, outcome):
-    for one, other in [(first, second), (second, first)]:
-        notes = f"consumer SS-01 {one}\nconsumer SS-01 {other}\n"
-        assert conformance.ran("", notes, TABLE["rows"])["consumer"]["SS-01"] == outcome
+@pytest.mark.parametrize(("one", "other"), [("Departs", "Held"), ("Held", "Departs")])
+def test_a_row_that_departs_anywhere_is_not_held(one, other):
+    notes = f"consumer SS-01 {one}\nconsumer SS-01 {other}\n"
+    assert conformance.ran("", notes, TABLE["rows"])["consumer"]["SS-01"] == "Departs"
 
 
 def test_an_exemption_that_does_not_hold_is_told():
@@ -57,12 +54,40 @@ def test_an_exemption_that_does_not_hold_is_told():
         f"consumer {row} Held\n" for row in ("SS-01", "SS-02", "SS-04", "CM-01")
     )
     assert wrong(notes) == []
-    hidden = wrong(notes, consumer={"SS-04": "there is no way to test it"})
-    assert hidden == [
-        "SS-04 runs for the consumer, though it is exempt: there is no way to test it"
+    hidden = wrong(notes, consumer={"SS-04": "other-end"})
+    assert hidden == ["SS-04 runs for the consumer, though it is exempt: other-end"]
+    for name in ["SS-03", "SS"]:
+        unknown = wrong(notes, consumer={name: "other-end"})
+        assert unknown == [f"{name} is no row, yet exempt for the consumer"]
+
+
+def test_an_exemption_is_of_a_class_and_a_class_has_a_reason_and_rows():
+    notes = "producer SS-04 Held\n" + "".join(
+        f"consumer {row} Held\n" for row in ("SS-01", "SS-02", "CM-01")
+    )
+    none = wrong(notes, consumer={"SS-04": "there is no way to test it"})
+    assert none == [
+        "SS-04 is exempt for the consumer for a reason of no class: there is no way to test it"
     ]
-    unknown = wrong(notes, consumer={"SS-03": "there is no way to test it"})
-    assert unknown == ["SS-03 is no row and no table, yet exempt for the consumer"]
+    exempt = {"SS-04": "other-end"}
+    assert wrong(notes, consumer=exempt) == []
+    classes = {"other-end": "", "older-server": "about servers before 8.0"}
+    assert wrong(notes, consumer=exempt, classes=classes) == [
+        "class other-end has no reason",
+        "no row is of class older-server",
+    ]
+
+
+def test_the_table_counts_rows_and_classes():
+    found = conformance.ran(LOG, "consumer SS-01 Departs\n", TABLE["rows"])
+    shown = conformance.printed(TABLE, found).splitlines()
+    assert shown[:5] == [
+        "producer   rows  held departs exempt",
+        "  SS          3     2       0      1",
+        "  CM          1     0       0      1",
+        "  all         4     2       0      2",
+        "  exempt, other-end: 1",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -73,3 +73,63 @@ impl Opening {
         open
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng;
+
+    use super::*;
+
+    /// Every way in which content can be asked for, and how the connection is opened for it.
+    fn opened() -> Vec<(Content, DcpOpen)> {
+        let both = [false, true];
+        let contents =
+            both.iter().flat_map(|&values| both.map(|xattrs| Content { values, xattrs }));
+        let open = |content| {
+            let options = StreamOptions { content, ..StreamOptions::default() };
+            let opening = Opening::new(&options).expect("options that hold");
+            (content, opening.request(StdRng::seed_from_u64(1)))
+        };
+        contents.map(open).collect()
+    }
+
+    #[test]
+    fn op_07_and_op_08_flags_that_servers_refuse_are_not_combined() {
+        for (Content { values, xattrs }, open) in opened() {
+            let has = |flag| open.flags.contains(flag);
+            assert!(!has(OpenFlags::NO_VALUE));
+            assert_eq!(has(OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE), !values);
+            assert_eq!(has(OpenFlags::INCLUDE_XATTRS), xattrs);
+            assert_eq!(has(OpenFlags::INCLUDE_DELETED_USER_XATTRS), xattrs);
+        }
+    }
+
+    #[test]
+    fn ct_14_expirations_are_asked_for_with_what_they_need() {
+        for (_, open) in opened() {
+            let is_expiry =
+                |setting: &&ControlSetting| setting.key == Control::ENABLE_EXPIRY_OPCODE;
+            let setting = open.controls.iter().find(is_expiry).expect("the control");
+            assert_eq!(setting.value, "true");
+            assert!(open.flags.contains(OpenFlags::INCLUDE_DELETE_TIMES));
+        }
+    }
+
+    #[test]
+    fn ct_23_and_ct_25_further_ways_of_reading_are_asked_for_on_demand() {
+        let value_of = |options: &StreamOptions, key| {
+            let open = Opening::new(options).expect("options that hold");
+            let open = open.request(StdRng::seed_from_u64(1));
+            let setting = open.controls.into_iter().find(|setting| setting.key == key);
+            setting.map(|setting| (setting.value, setting.required))
+        };
+        for asked in [false, true] {
+            let options =
+                StreamOptions { history: asked, out_of_order: asked, ..StreamOptions::default() };
+            let wanted = asked.then(|| ("true_with_seqno_advanced".to_owned(), false));
+            assert_eq!(value_of(&options, Control::ENABLE_OUT_OF_ORDER_SNAPSHOTS), wanted);
+            let wanted = asked.then(|| ("true".to_owned(), true));
+            assert_eq!(value_of(&options, Control::CHANGE_STREAMS), wanted);
+        }
+    }
+}

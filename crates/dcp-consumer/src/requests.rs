@@ -316,4 +316,73 @@ mod tests {
         assert_eq!(seqnos, [(Vbid(1), Seqno(9)), (Vbid(3), Seqno(256))].into());
         assert!(decode_seqnos(&value[..19]).is_err());
     }
+
+    /// A connection on which these answers have come; what is sent goes to the other end of it.
+    async fn answered(answers: &[Frame<'_>]) -> (tokio::io::DuplexStream, tokio::io::DuplexStream) {
+        let (client, mut server) = tokio::io::duplex(4096);
+        let mut out = BytesMut::new();
+        for answer in answers {
+            answer.encode(&mut out).unwrap();
+        }
+        server.write_all(&out).await.unwrap();
+        (client, server)
+    }
+
+    /// The packets that were sent.
+    async fn sent(client: tokio::io::DuplexStream, mut server: tokio::io::DuplexStream) -> Vec<u8> {
+        drop(client);
+        let mut bytes = Vec::new();
+        server.read_to_end(&mut bytes).await.unwrap();
+        bytes
+    }
+
+    #[tokio::test]
+    async fn ax_07_and_ax_10_a_log_comes_from_those_who_have_the_vbucket() {
+        let opcode = Opcode::DCP_GET_FAILOVER_LOG;
+        let mut log = [0; 16];
+        log[7] = 0x57;
+        let has = Frame::response(opcode, Status::SUCCESS).with_opaque(Opaque(3)).with_value(&log);
+        let has_not = Frame::response(opcode, Status::NOT_MY_VBUCKET).with_opaque(Opaque(4));
+        let (mut client, server) = answered(&[has_not, has]).await;
+        let asked = [Vbid(3), Vbid(4)];
+        let logs = failover_logs(&mut client, &mut BytesMut::new(), &asked).await.unwrap();
+        assert_eq!(logs.keys().copied().collect::<Vec<_>>(), [Vbid(3)]);
+        let entries: Vec<_> =
+            logs[&Vbid(3)].entries().iter().map(|e| (e.vbuuid, e.seqno)).collect();
+        assert_eq!(entries, [(Vbuuid(0x57), Seqno::ZERO)]);
+        let sent = sent(client, server).await;
+        let vbids: Vec<_> = sent.chunks(24).map(|packet| (packet[1], packet[7])).collect();
+        assert_eq!(vbids, [(0x54, 3), (0x54, 4)], "without extras, key or value");
+    }
+
+    #[tokio::test]
+    async fn ax_08_a_log_that_is_refused_is_an_error() {
+        let refused = Frame::response(Opcode::DCP_GET_FAILOVER_LOG, Status::EINVAL);
+        let (mut client, _server) = answered(&[refused]).await;
+        let error = failover_logs(&mut client, &mut BytesMut::new(), &[Vbid(3)]).await.unwrap_err();
+        assert_eq!((error.kind(), error.status()), (ErrorKind::Status, Some(Status::EINVAL)));
+    }
+
+    #[tokio::test]
+    async fn ax_15_a_vbucket_without_the_collection_is_left_out() {
+        let value = [0, 1, 0, 0, 0, 0, 0, 0, 0, 9];
+        let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS).with_value(&value);
+        let (mut client, server) = answered(&[answer]).await;
+        let asked = [dcp_wire::CollectionId(9)];
+        let seqnos = collection_seqnos(&mut client, &mut BytesMut::new(), &asked).await.unwrap();
+        assert_eq!(seqnos, [(Vbid(1), Seqno(9))].into());
+        let sent = sent(client, server).await;
+        assert_eq!(sent[24..], [0, 0, 0, 1, 0, 0, 0, 9], "active vBuckets, collection 9");
+    }
+
+    #[tokio::test]
+    async fn ax_19_who_does_not_know_the_branch_has_persisted_nothing_on_it() {
+        let unknown = Frame::response(Opcode::OBSERVE_SEQNO, Status::KEY_ENOENT);
+        let (mut client, server) = answered(&[unknown.with_opaque(Opaque(3))]).await;
+        let asked = [(Vbid(3), Vbuuid(0x57))];
+        let seqnos = observe(&mut client, &mut BytesMut::new(), &asked).await.unwrap();
+        let observed = &seqnos[&Vbid(3)];
+        assert_eq!((observed.vbuuid, observed.persisted_seqno), (Vbuuid(0), Seqno::ZERO));
+        assert_eq!(sent(client, server).await[24..], [0, 0, 0, 0, 0, 0, 0, 0x57]);
+    }
 }

@@ -10,6 +10,7 @@ mod rules;
 mod runs;
 mod script;
 mod sent;
+mod setup;
 
 use dcp_test::conformance::{Outcome, note};
 use dcp_test::harness::{Document, Request};

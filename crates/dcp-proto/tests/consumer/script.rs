@@ -15,6 +15,9 @@ use dcp_wire::{
 };
 use serde_json::Value;
 
+/// Opaque of a request for the vBucket that another one has replaced.
+const STALE: Opaque = Opaque(0xdead << 16 | VB.0 as u32);
+
 /// A consumer's connection with the stream of one vBucket.
 pub(crate) struct Script {
     server: Harness,
@@ -93,7 +96,7 @@ impl Script {
                 Vec::new()
             }
             ["AGAIN"] => {
-                let resume = self.again.take().expect("the stream has ended");
+                let resume = self.again.take().ok_or("the stream has not ended")?;
                 self.ended = None;
                 self.request(resume);
                 return Ok(());
@@ -103,7 +106,7 @@ impl Script {
                 encoded(&answer.with_opaque(self.server.opaque))
             }
             ["ACCEPT", ..] => accepted(self.server.opaque, &words[1..]),
-            ["STALE", "ACCEPT", ..] => accepted(Opaque(0xdead), &words[2..]),
+            ["STALE", "ACCEPT", ..] => accepted(STALE, &words[2..]),
             ["REFUSE", name] => self.answer(status(name), b""),
             ["REFUSE", name, body] => self.answer(status(name), body.as_bytes()),
             // A packet as it is, but for the opaque.
@@ -159,9 +162,7 @@ impl Script {
                 wire[11] -= bytes;
                 wire
             }
-            ["STALE", ..] => {
-                message(&words[1..].join(" "), StreamAddress { opaque: Opaque(0xdead), ..to })
-            }
+            ["STALE", ..] => message(&words[1..].join(" "), StreamAddress { opaque: STALE, ..to }),
             ["OTHER", ..] => {
                 message(&words[1..].join(" "), StreamAddress { vbid: Vbid(VB.0 + 1), ..to })
             }
