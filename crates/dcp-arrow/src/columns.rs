@@ -14,21 +14,21 @@ use crate::{BatchLimits, BufferPool, Column, TableSchema};
 
 use late::LateValues;
 
-/// Stands for "no collection" in a column of collection ids, which are 32 bits wide. What is below
-/// stands for no collection but a scope.
+/// Marks a row without a collection in a column of collection ids, which are 32 bits wide. Smaller
+/// numbers stand for a scope without a collection.
 pub(crate) const NO_COLLECTION: i64 = -1;
 
-/// Stands for no collection but a scope, in the same column.
+/// The number of a scope without a collection, in the same column.
 pub(crate) const fn only_scope(id: ScopeId) -> i64 {
     NO_COLLECTION - 1 - id.0 as i64
 }
 
-/// The scope that such a number stands for.
+/// The scope of such a number.
 pub(crate) fn scope_of(number: i64) -> Option<ScopeId> {
     u32::try_from(NO_COLLECTION - 1 - number).ok().map(ScopeId)
 }
 
-/// What a row that is no document's change has of one; [`RowKind`] makes it null.
+/// Values of a row that is not a document change; [`RowKind`] makes them null.
 pub(crate) const NO_CHANGE: Change<'static> = Change {
     op: Op::Mutation,
     vbid: Vbid(0),
@@ -48,31 +48,31 @@ pub(crate) const NO_CHANGE: Change<'static> = Change {
     delete_time: 0,
 };
 
-/// What a row has in the columns of values and attributes.
+/// What a row has in the `value` and `xattrs` columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Content<'a> {
-    /// A value as it is shown, and attributes that were checked.
+    /// A value as shown, and checked attributes.
     Plain(&'a [u8], Option<Xattrs<'a>>),
-    /// A value to be inflated to so many bytes.
+    /// A compressed value and its inflated length.
     Compressed(&'a [u8], usize),
-    /// The same with attributes in front, to be taken apart then.
+    /// The same with attributes, which are split off after inflating.
     Late(&'a [u8], usize),
 }
 
-/// The columns of a batch being filled; those the table does not show are `None`.
+/// The columns of a batch being filled; those not in the table are `None`.
 ///
 /// Rows come in runs of plain documents ([`push_run`](Self::push_run)) or one at a time
 /// ([`push_row`](Self::push_row)).
 #[derive(Debug)]
 pub(crate) struct Columns {
     pub(crate) kinds: Vec<RowKind>,
-    /// Kept whether shown or not: errors name them.
+    /// Always filled, since errors name them.
     pub(crate) vbuckets: Vec<i32>,
     pub(crate) seqnos: Vec<i64>,
     pub(crate) keys: Option<BytesColumn>,
     pub(crate) values: Option<ValueColumn>,
     pub(crate) xattrs: Option<XattrsColumn>,
-    /// What is to be filled in in both of them.
+    /// Rows to be filled in both columns later.
     pub(crate) late: LateValues,
     pub(crate) collection_ids: Option<Vec<i64>>,
     pub(crate) epochs: Option<Vec<i32>>,
@@ -143,7 +143,7 @@ impl Columns {
             snapshot_starts: longs(&[Column::SnapshotStart]),
             snapshot_ends: longs(&[Column::SnapshotEnd]),
             history: schema.has(Column::History).then(|| Vec::with_capacity(rows)),
-            // Eight bytes each is near enough for cutting batches.
+            // Eight bytes per fixed-size column is accurate enough to cut batches.
             bytes_per_row: 8 * schema.slots().len(),
         }
     }
@@ -164,14 +164,14 @@ impl Columns {
             + self.rows() * self.bytes_per_row
     }
 
-    /// Gives back the room that was reserved for keys and documents, unless a good part of it is used:
-    /// compressed ones take far less until they are inflated.
+    /// Returns the room reserved for keys and documents unless a good part of it is used:
+    /// compressed documents take far less until they are inflated.
     pub(crate) fn shrink_bytes(&mut self, pool: &BufferPool) {
         self.keys.iter_mut().for_each(|keys| keys.shrink_bytes(pool));
         self.values.iter_mut().for_each(ValueColumn::shrink_bytes);
     }
 
-    /// Gives back the room that no row has taken.
+    /// Returns unused room.
     #[cold]
     pub(crate) fn shrink(&mut self, pool: &BufferPool) {
         fn shrink<T>(column: &mut Option<Vec<T>>) {
@@ -200,8 +200,8 @@ impl Columns {
         longs.into_iter().for_each(shrink);
     }
 
-    /// Appends one row of whatever kind, or nothing if there is no room for all of it. Of `change`,
-    /// `content` is what its value says and `about` its collection, as the column of ids has it.
+    /// Appends one row of any kind, or nothing if there is no room for all of it. `content` is the
+    /// value of `change`, `about` its collection as in the column of ids.
     #[inline(always)]
     pub(crate) fn push_row(
         &mut self,
@@ -234,7 +234,7 @@ impl Columns {
         Ok(())
     }
 
-    /// Appends to values and attributes, or nothing if one of them has no room.
+    /// Appends to `value` and `xattrs`, or nothing if one of them has no room.
     #[inline(always)]
     fn push_content(&mut self, kind: RowKind, content: &Content<'_>) -> Result<(), Full> {
         let (value_bytes, xattr_bytes, section) = match *content {
@@ -272,8 +272,8 @@ impl Columns {
         Ok(())
     }
 
-    /// Appends mutations whose values are documents and nothing else, column by column: the packets
-    /// lie in the first cache, and what is not of a column stays out of its loop.
+    /// Appends plain mutations column by column: the packets are in the first-level cache, and each
+    /// loop touches one column only.
     pub(crate) fn push_run(&mut self, run: &MutationRun<'_, '_>) -> Result<(), Full> {
         let mutations = run.mutations;
         let key_bytes: usize = mutations.iter().map(MutationView::key_len).sum();
@@ -317,7 +317,7 @@ impl Columns {
 /// Room reserved per key in bytes.
 const EXPECTED_KEY_BYTES: usize = 24;
 
-/// The number's bits, as documented for the columns of 64-bit numbers.
+/// The number's bits, as documented for 64-bit columns.
 #[inline]
 const fn bits(number: u64) -> i64 {
     number.cast_signed()

@@ -1,11 +1,11 @@
 //! Couchbase changes as Arrow record batches.
 //!
-//! A [`TableSchema`] is a choice of columns from the change table ([`COLUMNS`]). An [`ArrowSink`]
-//! of that schema takes changes as they lie in the read buffer and copies each value once, to the
-//! place where it stays. What it hands out is a [`PendingBatch`]: columns that are complete but
-//! not yet checked. [`PendingBatch::finish`] inflates, checks UTF-8, decodes documents to the
-//! columns of a [`DocumentSchema`], resolves collection names and makes the `RecordBatch`; whoever
-//! takes the batch calls it, so that none of that work delays the task that reads the socket.
+//! A [`TableSchema`] is a selection of columns from the change table ([`COLUMNS`]). An
+//! [`ArrowSink`] of that schema takes changes borrowed from the read buffer and copies each value
+//! once, to its final place. It produces a [`PendingBatch`], whose columns are complete but not yet
+//! checked. [`PendingBatch::finish`] inflates, checks UTF-8, decodes documents to the columns of a
+//! [`DocumentSchema`], resolves collection names and makes the `RecordBatch`. The task that takes
+//! the batch calls it, so that this work does not delay the task that reads the socket.
 //!
 //! ```
 //! use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, TableOptions, TableSchema};
@@ -62,7 +62,7 @@ pub use schema::{COLUMNS, Column, ColumnSet, ColumnSpec, KeyType, SchemaError};
 pub use sink::ArrowSink;
 pub use table::{Columns, TableOptions, TableSchema};
 
-/// The one of `names` that takes the fewest edits to become, of which the first 64 characters count.
+/// The most similar of `names` by edit distance, comparing the first 64 characters.
 fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
     let name: String = name.chars().take(64).collect::<String>().to_lowercase();
     let edits = |known: &&str| strsim::levenshtein(&name, &known.to_lowercase());

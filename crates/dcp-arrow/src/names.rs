@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dcp_wire::message::{SystemEventId, SystemEventPayload};
 use dcp_wire::{CollectionId, ScopeId};
 
-/// Most bytes of names kept: many times what a bucket may have, so that only a server that makes names
-/// up gets there.
+/// Maximum bytes of names to keep: many times what a bucket may have, so only a server that invents
+/// names reaches it.
 const MAX_BYTES: usize = 4 * 1024 * 1024;
 
-/// What a name takes besides its bytes.
+/// Overhead of a name besides its bytes.
 const OVERHEAD: usize = 128;
 
-/// Name of a collection and of the scope it lies in.
+/// Name of a collection and its scope.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CollectionName {
     /// Scope.
@@ -33,11 +33,11 @@ impl CollectionName {
 
 type Lookup<I, N> = Arc<dyn Fn(I) -> Option<N> + Send + Sync>;
 
-/// Names of collections and scopes by id, from the manifest and from the events of the stream.
+/// Names of collections and scopes by id, from the manifest and from the stream's system events.
 ///
-/// An id belongs to one name for ever, so a name once seen is kept: the last changes of a dropped
-/// collection have its name, and a collection made later under the same name is another id.
-/// Clones share what they have seen.
+/// An id belongs to one name forever, so a resolved name is kept: the last changes of a dropped
+/// collection still have its name, and a collection created later under the same name has another
+/// id. Clones share their names.
 #[derive(Clone)]
 pub struct CollectionNames {
     collections: Lookup<CollectionId, CollectionName>,
@@ -49,7 +49,7 @@ pub struct CollectionNames {
 struct Seen {
     collections: HashMap<CollectionId, CollectionName>,
     scopes: HashMap<ScopeId, Arc<str>>,
-    /// What they take together.
+    /// Total size of the names in bytes.
     bytes: usize,
 }
 
@@ -74,8 +74,8 @@ impl Seen {
 }
 
 impl CollectionNames {
-    /// Names found by `lookup`, in whatever manifest is current when a name is first needed;
-    /// `None` becomes null in the table.
+    /// Resolves names with `lookup`, using the manifest that is current when a name is first
+    /// needed; `None` becomes null in the table.
     #[must_use]
     pub fn new(
         lookup: impl Fn(CollectionId) -> Option<CollectionName> + Send + Sync + 'static,
@@ -83,7 +83,7 @@ impl CollectionNames {
         Self { collections: Arc::new(lookup), scopes: Arc::new(|_| None), seen: Arc::default() }
     }
 
-    /// The same with names of scopes found by `lookup`.
+    /// The same, with scope names resolved by `lookup`.
     #[must_use]
     pub fn with_scopes(
         mut self,
@@ -93,19 +93,19 @@ impl CollectionNames {
         self
     }
 
-    /// The name of a collection, if it is known.
+    /// The name of a collection, if known.
     #[must_use]
     pub fn name(&self, id: CollectionId) -> Option<CollectionName> {
         if let Some(name) = self.seen().collections.get(&id) {
             return Some(name.clone());
         }
-        // Not under the lock: the lookup may take its own.
+        // Not under our lock: the lookup may take its own.
         let name = (self.collections)(id)?;
         self.seen().keep_collection(id, &name);
         Some(name)
     }
 
-    /// The name of a scope, if it is known.
+    /// The name of a scope, if known.
     #[must_use]
     pub fn scope_name(&self, id: ScopeId) -> Option<Arc<str>> {
         if let Some(name) = self.seen().scopes.get(&id) {
@@ -116,8 +116,8 @@ impl CollectionNames {
         Some(name)
     }
 
-    /// Takes the name that an event gives to a collection or scope, which comes before its first
-    /// change and may be newer than any manifest fetched.
+    /// Records the name of a collection or scope from a system event, which precedes its first
+    /// change and may be newer than any fetched manifest.
     pub(crate) fn learn(&self, event: SystemEventId, payload: &SystemEventPayload<'_>) {
         let Ok(name) = std::str::from_utf8(payload.name) else { return };
         match (event, payload.collection_id) {
@@ -142,7 +142,7 @@ impl CollectionNames {
 }
 
 impl Default for CollectionNames {
-    /// Knows the default collection only, as on a bucket without a manifest.
+    /// Knows only the default collection, as on a bucket without a manifest.
     fn default() -> Self {
         Self::new(|id| {
             (id == CollectionId::DEFAULT).then(|| CollectionName::new("_default", "_default"))

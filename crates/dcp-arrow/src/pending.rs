@@ -1,4 +1,4 @@
-//! A batch whose rows are all there, to be checked and made into Arrow arrays.
+//! A complete batch, to be checked and converted to Arrow arrays.
 
 use std::sync::Arc;
 
@@ -17,9 +17,9 @@ use crate::table::Slot;
 use crate::values::nulls;
 use crate::{BufferPool, CollectionNames, Column, KeyType, TableSchema};
 
-/// Everything an [`ArrowSink`](crate::ArrowSink) held, not yet checked.
+/// The contents of an [`ArrowSink`](crate::ArrowSink), not yet checked.
 ///
-/// [`finish`](Self::finish) does the work that the reading task is spared.
+/// [`finish`](Self::finish) does the work that would delay the reading task.
 #[derive(Debug)]
 pub struct PendingBatch {
     schema: TableSchema,
@@ -44,7 +44,7 @@ impl PendingBatch {
         self.columns.rows()
     }
 
-    /// Memory held in bytes, about.
+    /// Approximate memory held, in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         self.columns.size_bytes()
@@ -53,12 +53,12 @@ impl PendingBatch {
     /// Inflates compressed documents, decodes them if the table has columns for that, checks that
     /// keys are UTF-8, looks up collection names and makes the record batch.
     ///
-    /// Plain documents stay where they are. The batch's memory returns to the sink's pool when
-    /// its last user drops it.
+    /// Plain documents are not copied. The batch's memory returns to the sink's pool when its last
+    /// user drops it.
     ///
     /// # Errors
     /// [`SinkError`] with the vBucket and seqno of the row, if a document cannot be inflated, a key
-    /// of a `string` column is not UTF-8, or a document is malformed and that is to fail.
+    /// of a `string` column is not UTF-8, or a document is malformed and that is an error.
     pub fn finish(self) -> Result<RecordBatch, SinkError> {
         let Self { schema, names, pool, mut columns } = self;
         let places = Places {
@@ -94,7 +94,7 @@ impl PendingBatch {
     }
 }
 
-/// What the arrays of one batch share.
+/// State shared by the arrays of one batch.
 struct Rows {
     kinds: Vec<RowKind>,
     documents: Option<NullBuffer>,
@@ -118,7 +118,7 @@ impl Rows {
 }
 
 fn validity(kinds: &[RowKind], is_valid: impl Fn(RowKind) -> bool) -> Option<NullBuffer> {
-    // Most batches have no null at all. Looking at every row is faster than stopping early.
+    // Most batches have no nulls. Checking every row is faster than stopping early.
     if kinds.iter().fold(true, |all, kind| all & is_valid(*kind)) {
         return None;
     }
@@ -129,7 +129,7 @@ fn longs(values: Option<Vec<i64>>, nulls: Option<NullBuffer>) -> ArrayRef {
     Arc::new(Int64Array::new(values.unwrap_or_default().into(), nulls))
 }
 
-/// Seconds since 1970 as microseconds; 0 is null.
+/// Converts seconds since 1970 to microseconds; 0 is null.
 fn seconds(values: Option<Vec<i64>>) -> ArrayRef {
     let mut values = values.unwrap_or_default();
     let valid: Vec<bool> = values.iter().map(|seconds| *seconds != 0).collect();
@@ -143,7 +143,7 @@ fn timestamps(values: Vec<i64>, nulls: Option<NullBuffer>) -> ArrayRef {
     Arc::new(TimestampMicrosecondArray::new(values.into(), nulls).with_data_type(TIMESTAMP.clone()))
 }
 
-/// The clock part of a CAS in microseconds: its low 16 bits count, the rest are nanoseconds.
+/// The time of a CAS in microseconds: its low 16 bits are a counter, the rest nanoseconds.
 const fn cas_micros(cas: i64) -> i64 {
     const LOGICAL_BITS: u64 = 0xffff;
     ((cas.cast_unsigned() & !LOGICAL_BITS) / 1000).cast_signed()
@@ -155,7 +155,7 @@ fn cas_timestamps(cas: &[i64]) -> ArrayRef {
 }
 
 impl Columns {
-    /// Makes what the table has of documents besides their bytes.
+    /// Decodes documents as the table requires.
     fn decode(
         &mut self,
         schema: &TableSchema,
@@ -172,7 +172,7 @@ impl Columns {
         document::decode(formats, values, &document::Rows { kinds, json, places }, pool)
     }
 
-    /// Makes the array of one column; each column is asked for once.
+    /// Makes the array of one column; each column is made once.
     fn array(
         &mut self,
         column: Column,
@@ -277,17 +277,17 @@ impl Columns {
 }
 
 fn ops(kinds: &[RowKind], pool: &BufferPool) -> StringArray {
-    // Most batches hold nothing but mutations.
+    // Most batches contain only mutations.
     match all_equal(kinds) {
         Some(kind) => pool.repeated(kind.name(), kinds.len()),
         None => texts(kinds.iter().map(|kind| Some(kind.name())), None),
     }
 }
 
-/// What every item is, if they are all the same.
+/// The value of all items, if they are equal.
 fn all_equal<T: PartialEq>(items: &[T]) -> Option<&T> {
     let first = items.first()?;
-    // Looking at every item is faster than stopping at the first that differs.
+    // Checking every item is faster than stopping at the first difference.
     items.iter().fold(true, |all, item| all & (item == first)).then_some(first)
 }
 
@@ -295,7 +295,7 @@ fn datatypes(json: &[bool], mutations: Option<NullBuffer>) -> StringArray {
     texts(json.iter().map(|json| Some(if *json { "json" } else { "binary" })), mutations)
 }
 
-/// A column of short texts; `None` is null, as is what `nulls` says.
+/// A column of short strings, null for `None` and for rows that are null in `nulls`.
 fn texts<'a>(
     texts: impl ExactSizeIterator<Item = Option<&'a str>>,
     nulls: Option<NullBuffer>,
@@ -334,7 +334,7 @@ fn first_invalid_utf8(keys: &BinaryArray) -> Option<usize> {
     keys.iter().position(|key| key.is_some_and(|key| std::str::from_utf8(key).is_err()))
 }
 
-/// What is known of the names of a row.
+/// Names of a row, where known.
 struct Names {
     scope: Option<Arc<str>>,
     collection: Option<Arc<str>>,

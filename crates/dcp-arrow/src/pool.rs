@@ -1,4 +1,4 @@
-//! Memory of columns, used again once Arrow has let go of it.
+//! Reuses column memory that Arrow has released.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,11 +8,10 @@ use arrow_buffer::Buffer;
 
 use crate::repeated::RepeatedTexts;
 
-/// Keeps freed column memory for the next batch, up to a bound in bytes.
+/// Keeps freed column memory for later batches, up to a limit in bytes.
 ///
-/// Megabyte-sized blocks are returned to the system when they are freed and cost a page fault for
-/// each of their pages when they are asked for again; that is several times the cost of copying
-/// the documents into them.
+/// The allocator returns freed megabyte-sized blocks to the system, and allocating them again costs
+/// a page fault per page, several times the cost of copying the documents into them.
 #[derive(Clone)]
 pub struct BufferPool {
     shared: Arc<Mutex<Free>>,
@@ -27,10 +26,10 @@ struct Free {
 }
 
 impl BufferPool {
-    /// Blocks smaller than this are left to the allocator, which keeps them anyway.
+    /// Smaller blocks are left to the allocator, which reuses them anyway.
     const MIN_BLOCK_BYTES: usize = 64 * 1024;
 
-    /// A pool that keeps up to `max_bytes` of free memory.
+    /// A pool that holds up to `max_bytes` of free memory.
     #[must_use]
     pub fn new(max_bytes: usize) -> Self {
         Self {
@@ -39,16 +38,16 @@ impl BufferPool {
         }
     }
 
-    /// Free memory held now, in bytes.
+    /// Free memory currently held, in bytes.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.lock().held_bytes
     }
 
-    /// A block with room for `capacity` bytes or more, with whatever was in it.
+    /// A block with at least `capacity` bytes of room and unspecified contents.
     pub(crate) fn take(&self, capacity: usize) -> Vec<u8> {
         let mut free = self.lock();
-        // The smallest that fits: a column of keys must not take the block of a column of documents.
+        // The smallest that fits: a column of keys must not take a block sized for documents.
         let fits = |(index, block): (usize, &Vec<u8>)| {
             (block.capacity() >= capacity).then_some((block.capacity(), index))
         };
@@ -61,7 +60,7 @@ impl BufferPool {
         Vec::with_capacity(capacity)
     }
 
-    /// Keeps a block for later, or frees it.
+    /// Keeps a block for reuse, or frees it.
     pub(crate) fn give_back(&self, block: Vec<u8>) {
         if block.capacity() < Self::MIN_BLOCK_BYTES {
             return;
@@ -73,8 +72,8 @@ impl BufferPool {
         }
     }
 
-    /// The first `len` bytes of `block` as an Arrow buffer, which returns to the pool when its last
-    /// user drops it.
+    /// The first `len` bytes of `block` as an Arrow buffer; the block returns to the pool when the
+    /// buffer's last user drops it.
     pub(crate) fn buffer(&self, mut block: Vec<u8>, len: usize) -> Buffer {
         if block.capacity() < Self::MIN_BLOCK_BYTES {
             block.truncate(len);
@@ -83,19 +82,19 @@ impl BufferPool {
         Buffer::from(bytes::Bytes::from_owner(Lent { block, len, pool: self.clone() }))
     }
 
-    /// A column of `text` in every row.
+    /// A column with `text` in every row.
     pub(crate) fn repeated(&self, text: &str, rows: usize) -> StringArray {
         self.repeated.column(text, rows)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Free> {
-        // Nothing in here can be left half done by a panic.
+        // No invariant can be broken by a panic here.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Default for BufferPool {
-    /// Keeps what a few batches of the default size use.
+    /// Holds the memory of a few batches of the default size.
     fn default() -> Self {
         Self::new(16 * 1024 * 1024)
     }
@@ -111,7 +110,7 @@ impl fmt::Debug for BufferPool {
     }
 }
 
-/// A block while Arrow uses it.
+/// A block used by Arrow.
 struct Lent {
     block: Vec<u8>,
     len: usize,

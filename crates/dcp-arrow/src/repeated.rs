@@ -1,29 +1,29 @@
-//! Columns that say the same in every row, made once and shared by batches.
+//! Columns with the same text in every row, cached and shared by batches.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow_array::{Array, StringArray};
 use arrow_buffer::OffsetBuffer;
 
-/// Columns of one text each. Most batches have a few: the operation, the scope, the collection.
+/// Cache of constant columns. Most batches have a few: operation, scope, collection.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RepeatedTexts {
-    /// The longest one made of each text, least recently made first.
+    /// The longest column made of each text, oldest first.
     columns: Arc<Mutex<Vec<Remembered>>>,
 }
 
 type Remembered = (Box<str>, StringArray);
 
 impl RepeatedTexts {
-    /// Texts remembered.
+    /// Maximum number of cached texts.
     const MAX_TEXTS: usize = 8;
 
-    /// Columns longer than this are not remembered, in bytes.
+    /// Maximum size of a cached column, in bytes.
     const MAX_COLUMN_BYTES: usize = 1024 * 1024;
 
-    /// A column of `text` in every row.
+    /// A column with `text` in every row.
     pub(crate) fn column(&self, text: &str, rows: usize) -> StringArray {
-        // Nothing in here can be left half done by a panic.
+        // No invariant can be broken by a panic here.
         let mut columns = self.columns.lock().unwrap_or_else(PoisonError::into_inner);
         let known = columns.iter().position(|(known, _)| &**known == text);
         if let Some((_, column)) = known.and_then(|index| columns.get(index))
@@ -31,7 +31,7 @@ impl RepeatedTexts {
         {
             return column.slice(0, rows);
         }
-        // Batches of about the same size follow: not each is to be a little longer.
+        // Batches have similar sizes: avoid making a slightly longer column for each.
         let longer = rows.next_power_of_two();
         let bytes = (text.len() + size_of::<i32>()).saturating_mul(longer);
         if bytes > Self::MAX_COLUMN_BYTES {
@@ -48,7 +48,7 @@ impl RepeatedTexts {
     }
 }
 
-/// A column that says the same in every row, without looking at any.
+/// A column with `text` in every row.
 fn repeated(text: &str, rows: usize) -> StringArray {
     let offsets = OffsetBuffer::from_repeated_length(text.len(), rows);
     StringArray::new(offsets, text.repeat(rows).into_bytes().into(), None)

@@ -1,10 +1,10 @@
-//! What the rows of a batch are and where they come from.
+//! Kinds and origins of a batch's rows.
 
 use arrow_buffer::ScalarBuffer;
 use dcp_proto::{Op, SinkError};
 use dcp_wire::{Seqno, Vbid};
 
-/// What a row is.
+/// Kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowKind {
     Mutation,
@@ -43,7 +43,7 @@ impl RowKind {
     }
 }
 
-/// Where each row lies, for errors.
+/// vBucket and seqno of each row, for errors.
 pub(crate) struct Places {
     pub(crate) vbuckets: ScalarBuffer<i32>,
     pub(crate) seqnos: ScalarBuffer<i64>,

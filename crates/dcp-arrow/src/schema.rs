@@ -11,7 +11,7 @@ use crate::document::TIMESTAMP;
 /// One column of the change table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Column {
-    /// What happened.
+    /// Kind of change.
     Op,
     /// Document key.
     Key,
@@ -23,15 +23,15 @@ pub enum Column {
     Collection,
     /// vBucket number.
     Vbucket,
-    /// Position in the vBucket.
+    /// Seqno in the vBucket.
     Seqno,
-    /// Rollbacks seen on the vBucket.
+    /// Number of rollbacks seen on the vBucket.
     Epoch,
-    /// Version.
+    /// CAS.
     Cas,
     /// Time of the change.
     Timestamp,
-    /// Revision.
+    /// Revision number.
     Rev,
     /// When the document expires.
     Expiry,
@@ -39,7 +39,7 @@ pub enum Column {
     DeletedAt,
     /// Flags set by the application.
     Flags,
-    /// What the value is.
+    /// Kind of value.
     Datatype,
     /// History branch.
     Vbuuid,
@@ -47,7 +47,7 @@ pub enum Column {
     SnapshotStart,
     /// Last seqno of the snapshot.
     SnapshotEnd,
-    /// Whether the snapshot keeps several versions of a key.
+    /// Whether the snapshot contains several versions of a key.
     History,
     /// Extended attributes.
     Xattrs,
@@ -58,32 +58,32 @@ pub enum Column {
 /// Type of the `key` column.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyType {
-    /// Text: every key must be UTF-8.
+    /// UTF-8 text: any other key is an error.
     #[default]
     String,
     /// Bytes.
     Binary,
 }
 
-/// When a column is part of the table without being named.
+/// Whether a column is part of the table without being named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColumnSet {
     /// Always.
     Basic,
     /// With [`Columns::Full`](crate::Columns::Full).
     Full,
-    /// Never: it must be named, or asked for by an option of its own.
+    /// Only if named, or enabled by its own option.
     OnRequest,
 }
 
-/// What the change table says about one column.
+/// Description of one column of the change table.
 #[derive(Clone, Copy, Debug)]
 pub struct ColumnSpec {
     /// The column.
     pub column: Column,
     /// Its name.
     pub name: &'static str,
-    /// When it is there.
+    /// When the table has it.
     pub set: ColumnSet,
     /// Whether it can hold nulls.
     pub nullable: bool,
@@ -105,9 +105,9 @@ use ColumnSet::{Basic, Full, OnRequest};
 
 /// The change table, in the order of its columns.
 ///
-/// Types are those Spark has: signed integers, microseconds UTC, no dictionaries. The protocol's
-/// unsigned 64-bit numbers that can exceed 2⁶³ − 1 (`cas`, `rev`) are given as two's complement;
-/// seqnos and vBucket UUIDs (48 bits) cannot.
+/// Types are those that Spark supports: signed integers, microseconds UTC, no dictionaries.
+/// Unsigned 64-bit numbers of the protocol that can exceed 2⁶³ − 1 (`cas`, `rev`) are stored as
+/// two's complement; seqnos and vBucket UUIDs (48 bits) cannot.
 ///
 /// | column | Arrow type | set | null when |
 /// |---|---|---|---|
@@ -241,10 +241,10 @@ pub const COLUMNS: &[ColumnSpec] = &[
 ];
 
 impl Column {
-    /// What the change table says about this column.
+    /// The description of this column.
     #[must_use]
     pub fn spec(self) -> &'static ColumnSpec {
-        // The table lists the variants in their order, which a test asserts.
+        // The table has the order of the variants, as a test asserts.
         &COLUMNS[self as usize]
     }
 
@@ -254,10 +254,10 @@ impl Column {
         self.spec().name
     }
 
-    /// The column called `name`.
+    /// The column named `name`.
     ///
     /// # Errors
-    /// [`SchemaError::UnknownColumn`], which names the nearest one there is.
+    /// [`SchemaError::UnknownColumn`], with the most similar column.
     pub fn from_name(name: &str) -> Result<Self, SchemaError> {
         COLUMNS.iter().find_map(|spec| (spec.name == name).then_some(spec.column)).ok_or_else(
             || SchemaError::UnknownColumn {
@@ -267,7 +267,7 @@ impl Column {
         )
     }
 
-    /// The column's type; that of `value` where it holds documents as they came.
+    /// The column's type; for `value`, that of documents as bytes.
     pub(crate) fn data_type(self, key_type: KeyType) -> DataType {
         match self {
             Self::Op | Self::Scope | Self::Collection | Self::Datatype => DataType::Utf8,
@@ -292,16 +292,16 @@ impl Column {
     }
 }
 
-/// Why columns do not make a table.
+/// Why a table cannot be made of the columns.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SchemaError {
-    /// There is no column of that name.
+    /// Unknown column.
     #[error("columns: there is no column {name:?}; did you mean {nearest:?}?")]
     UnknownColumn {
-        /// What was asked for.
+        /// The given name.
         name: String,
-        /// The column whose name is most like it.
+        /// The most similar column.
         nearest: String,
     },
     /// A column is named twice.
@@ -315,7 +315,7 @@ pub enum SchemaError {
     Excluded {
         /// The column.
         column: &'static str,
-        /// The option that brings it.
+        /// The option that enables it.
         option: &'static str,
     },
     /// Options contradict each other.
@@ -324,12 +324,12 @@ pub enum SchemaError {
     /// A field of documents has the name of another column.
     #[error("document_schema: the column {0:?} would appear twice: give a prefix, such as doc_")]
     NameTaken(String),
-    /// The schema of documents is not understood.
+    /// The schema of documents cannot be parsed.
     #[error("document_schema: {0}")]
     DocumentSchema(#[from] DdlError),
 }
 
-/// The entries of the `xattrs` map; the names are those Arrow readers expect.
+/// The entries of the `xattrs` map, with the names that Arrow readers expect.
 pub(crate) fn xattrs_entries() -> Field {
     let fields =
         vec![Field::new("key", DataType::Utf8, false), Field::new("value", DataType::Utf8, true)];

@@ -1,4 +1,4 @@
-//! The sink: changes in, columns out.
+//! The sink, which collects changes into columns.
 
 use dcp_proto::{
     BatchSink, CaughtUp, Change, ChangeSink, MutationRun, Op, Rollback, RunError, SinkError,
@@ -16,8 +16,8 @@ use crate::{BatchLimits, BufferPool, CollectionNames, Column, PendingBatch, Tabl
 
 /// Collects changes as the columns of a [`TableSchema`].
 ///
-/// A value is copied once, from the read buffer to where Arrow will read it. Only compressed ones
-/// cost more: they are kept as they are and inflated by [`PendingBatch::finish`].
+/// A value is copied once, from the read buffer to its final place. Only compressed values cost
+/// more: they are stored as received and inflated by [`PendingBatch::finish`].
 #[derive(Debug)]
 pub struct ArrowSink {
     schema: TableSchema,
@@ -25,14 +25,14 @@ pub struct ArrowSink {
     limits: BatchLimits,
     pool: BufferPool,
     wants: Wants,
-    /// Made with the first change: a stream that waits holds no memory.
+    /// Allocated with the first change, so that an idle stream holds no memory.
     columns: Option<Columns>,
 }
 
-/// What makes a value more than the document and nothing else.
+/// Datatype bits of values that are more than a plain document.
 const SPECIAL: Datatype = Datatype::SNAPPY.with(Datatype::XATTR);
 
-/// What of a value is looked at.
+/// The parts of a value that are used.
 #[derive(Clone, Copy, Debug)]
 struct Wants {
     value: bool,
@@ -41,13 +41,13 @@ struct Wants {
 }
 
 impl ArrowSink {
-    /// A sink with a pool of its own.
+    /// A sink with its own pool.
     #[must_use]
     pub fn new(schema: TableSchema, names: CollectionNames, limits: BatchLimits) -> Self {
         Self::with_pool(schema, names, limits, BufferPool::default())
     }
 
-    /// A sink that takes its memory from `pool`, which several sinks of one stream can share.
+    /// A sink that takes its memory from `pool`, which the sinks of a stream can share.
     #[must_use]
     pub fn with_pool(
         schema: TableSchema,
@@ -69,13 +69,13 @@ impl ArrowSink {
         &self.schema
     }
 
-    /// The columns being filled, made where there are none.
+    /// The columns being filled, allocated if necessary.
     #[inline]
     fn columns(&mut self) -> &mut Columns {
         self.columns.get_or_insert_with(|| Columns::new(&self.schema, self.limits, &self.pool))
     }
 
-    /// Appends a row of whatever kind, or nothing if it does not fit.
+    /// Appends a row of any kind, or nothing if it does not fit.
     #[inline(always)]
     fn push(
         &mut self,
@@ -98,11 +98,11 @@ impl ArrowSink {
         self.push(place(change), change, &content)
     }
 
-    /// The parts of a value that the table shows and that is compressed or has attributes.
+    /// The shown parts of a value that is compressed or has attributes.
     fn special_content<'a>(&self, change: &Change<'a>) -> Result<Content<'a>, DecodeError> {
         let Change { op, value, datatype, .. } = *change;
         let shows_document = op == Op::Mutation && self.wants.value;
-        // Of a tombstone only the attributes are shown: without them its value is not looked at.
+        // Of a tombstone only the attributes are shown: without them its value is ignored.
         let is_shown = shows_document || self.wants.xattrs;
         if value.is_empty() || !is_shown {
             return Ok(Content::Plain(&[], None));
@@ -116,7 +116,7 @@ impl ArrowSink {
             });
         }
         // A server that strips documents may leave the section inflated and the bit set (flag "no
-        // value with underlying datatype"): the bit is a hint there.
+        // value with underlying datatype"), so the bit is only a hint there.
         if is_compressed && (self.wants.value || !is_bare_section(value)) {
             return Ok(Content::Late(value, inflated_len()?));
         }
@@ -128,12 +128,12 @@ impl ArrowSink {
     }
 }
 
-/// Whether a value is a well-formed section with no document behind it.
+/// Whether a value is a well-formed section without a document.
 fn is_bare_section(value: &[u8]) -> bool {
     xattr::split(value).is_ok_and(|(section, body)| body.is_empty() && check(section).is_ok())
 }
 
-/// What a change's row is, and the collection it is about.
+/// The row kind and collection of a change.
 #[inline]
 fn place(change: &Change<'_>) -> (RowKind, i64) {
     (change.op.into(), i64::from(change.collection_id.0))
@@ -146,14 +146,14 @@ impl ChangeSink for ArrowSink {
         if change.datatype.intersects(SPECIAL) {
             return self.push_special(change);
         }
-        // A tombstone has no document; a body on one is not shown.
+        // A tombstone has no document; ignore a body.
         let value = if change.op == Op::Mutation { change.value } else { &[] };
         self.push(place(change), change, &Content::Plain(value, None))
     }
 
     fn mutations(&mut self, run: &MutationRun<'_, '_>) -> Result<(), RunError> {
         let all = run.mutations.iter().fold(0, |all, mutation| all | mutation.datatype().0);
-        // Where there is no room for all of them, there may be for some.
+        // If there is no room for all of them, there may be for some.
         if !Datatype(all).intersects(SPECIAL) && self.columns().push_run(run).is_ok() {
             return Ok(());
         }
@@ -214,7 +214,7 @@ impl BatchSink for ArrowSink {
             )
         });
         let mut columns = columns;
-        // It may wait for long, and many like it.
+        // The batch may wait for long, along with many others.
         columns.shrink_bytes(&self.pool);
         if columns.rows() < self.limits.expected_rows / MOSTLY_USED {
             columns.shrink(&self.pool);
@@ -224,7 +224,7 @@ impl BatchSink for ArrowSink {
     }
 }
 
-/// What an event says; `None` if its kind or form is not one this version knows.
+/// The event's payload; `None` if its kind or version is unknown.
 fn payload<'a>(
     event: &SystemEventRecord<'a>,
 ) -> Result<Option<SystemEventPayload<'a>>, DecodeError> {
@@ -232,7 +232,7 @@ fn payload<'a>(
     SystemEvent { seqno, id, version, key, value }.payload()
 }
 
-/// The payload as the JSON text of the row's `value`; ids are hexadecimal, as in a manifest.
+/// The payload as JSON for the row's `value`; ids are hexadecimal, as in a manifest.
 fn event_json(id: SystemEventId, payload: Option<&SystemEventPayload<'_>>) -> String {
     let mut text = json!({"event": id.to_string()});
     let Some(payload) = payload else {

@@ -1,4 +1,4 @@
-//! Which columns a table has.
+//! The columns of a table.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,41 +14,41 @@ use crate::{
     ValueFormat,
 };
 
-/// Which columns a table has.
+/// Selects the columns of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Columns {
-    /// The basic columns, and behind them those of the documents' schema, in place of `value`.
+    /// The basic columns, followed by those of the documents' schema, which replace `value`.
     #[default]
     Basic,
-    /// Those of [`Columns::Basic`] and the columns on revision, expiry and history.
+    /// Those of [`Columns::Basic`] and the columns for revision, expiry and history.
     Full,
-    /// The columns of these names, in their order; behind them those of the documents' schema if
-    /// none of them is named, and `_malformed` where it is kept. Without `value` and a documents'
-    /// schema, the server need not send documents.
+    /// The named columns, in the given order. If none of the documents' schema is named, all of
+    /// them follow, and `_malformed` if it is enabled. Without `value` and a documents' schema, the
+    /// server need not send documents.
     Named(Vec<String>),
 }
 
-/// What a table is to hold.
+/// What a table contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TableOptions {
-    /// Which columns there are.
+    /// The columns.
     pub columns: Columns,
-    /// Whether the column `xattrs` is there too, unless columns are named.
+    /// Whether to add the column `xattrs`, unless columns are named.
     pub include_xattrs: bool,
-    /// Whether the column `history` is there too, unless columns are named.
+    /// Whether to add the column `history`, unless columns are named.
     pub history: bool,
     /// Type of the `key` column.
     pub key_type: KeyType,
-    /// Whether changes of collections and scopes are rows too.
+    /// Whether changes of collections and scopes become rows too.
     pub system_events: bool,
-    /// What the `value` column holds.
+    /// Format of the `value` column.
     pub value_format: ValueFormat,
-    /// The columns that documents are decoded to.
+    /// The columns to decode documents to.
     pub document_schema: Option<DocumentSchema>,
-    /// What the names of these columns begin with.
+    /// Prefix of the names of these columns.
     pub document_prefix: String,
-    /// What becomes of a document that is not what `document_schema` or `value_format` say.
+    /// How to handle a document that does not match `document_schema` or `value_format`.
     pub on_malformed: OnMalformed,
 }
 
@@ -71,9 +71,9 @@ impl Default for TableOptions {
 /// One column of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
-    /// Of the change table.
+    /// A column of the change table.
     Change(Column),
-    /// Of the documents' schema, by its number.
+    /// A column of the documents' schema, by index.
     Document(usize),
     /// The bytes of malformed documents.
     Malformed,
@@ -91,10 +91,10 @@ pub struct TableSchema {
 }
 
 impl TableSchema {
-    /// The table `options` describe.
+    /// The table described by `options`.
     ///
     /// # Errors
-    /// [`SchemaError`] if columns are unknown, doubled, missing or contradict an option.
+    /// [`SchemaError`] if columns are unknown, duplicate, missing or contradict an option.
     pub fn new(options: &TableOptions) -> Result<Self, SchemaError> {
         check(options)?;
         let documents = document_names(options)?;
@@ -123,7 +123,7 @@ impl TableSchema {
         })
     }
 
-    /// The columns of the change table, in order; those of documents are not among them.
+    /// The columns of the change table, in order, without those of documents.
     #[must_use]
     pub fn columns(&self) -> &[Column] {
         &self.columns
@@ -140,10 +140,10 @@ impl TableSchema {
         self.columns.contains(&column)
     }
 
-    /// Whether changes must bring what `column` holds: the table has it, or decodes it.
+    /// Whether changes must include what `column` holds: the table has it, or decodes it.
     ///
-    /// If not [`Column::Value`], the server may be asked to strip documents; if not
-    /// [`Column::Xattrs`], to leave extended attributes out.
+    /// If [`Column::Value`] is not needed, the server can be asked to strip documents; if
+    /// [`Column::Xattrs`] is not, to omit extended attributes.
     #[must_use]
     pub fn needs(&self, column: Column) -> bool {
         let decodes = match column {
@@ -160,13 +160,13 @@ impl TableSchema {
         self.key_type
     }
 
-    /// Whether changes of collections and scopes are rows too.
+    /// Whether changes of collections and scopes become rows too.
     #[must_use]
     pub const fn system_events(&self) -> bool {
         self.system_events
     }
 
-    /// The schema as Arrow has it.
+    /// The Arrow schema.
     #[must_use]
     pub fn arrow(&self) -> SchemaRef {
         Arc::clone(&self.arrow)
@@ -190,7 +190,7 @@ impl fmt::Debug for TableSchema {
     }
 }
 
-/// Refuses options that make no sense together.
+/// Refuses contradictory options.
 fn check(options: &TableOptions) -> Result<(), SchemaError> {
     let decodes = options.document_schema.is_some();
     let formats = options.value_format != ValueFormat::Binary;
@@ -209,7 +209,7 @@ fn document_names(options: &TableOptions) -> Result<Vec<String>, SchemaError> {
     let Some(schema) = &options.document_schema else { return Ok(Vec::new()) };
     let prefixed = |name: &str| format!("{}{name}", options.document_prefix);
     let names: Vec<String> = schema.names().map(prefixed).collect();
-    // Spark does not tell upper case from lower.
+    // Spark's column names are case-insensitive.
     let is_taken = |name: &&String| {
         schema::names().chain([MALFORMED]).any(|known| known.eq_ignore_ascii_case(name))
     };
@@ -219,8 +219,8 @@ fn document_names(options: &TableOptions) -> Result<Vec<String>, SchemaError> {
     }
 }
 
-/// The columns that are asked for by name. Where none is of the documents' schema, all of it is
-/// meant, behind them: nobody gives a schema to read nothing of it.
+/// The columns given by name. If none of the documents' schema is named, all of it is appended: a
+/// schema without any of its columns would be pointless.
 fn named(
     names: &[String],
     documents: &[String],
@@ -273,9 +273,9 @@ fn slot(name: &str, documents: &[String], options: &TableOptions) -> Result<Slot
     }
 }
 
-/// The columns of a set, and those that other options bring.
+/// The columns of a set, and those that other options add.
 fn by_set(documents: &[String], options: &TableOptions) -> Vec<Slot> {
-    // The documents' own columns stand for it, unless it is asked for in another form.
+    // The documents' own columns replace it, unless another format of it was requested.
     let has_value = documents.is_empty() || options.value_format != ValueFormat::Binary;
     let mut slots: Vec<Slot> = COLUMNS
         .iter()

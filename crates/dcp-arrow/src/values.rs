@@ -1,4 +1,4 @@
-//! Columns of bytes, filled by one copy from the read buffer.
+//! Columns of bytes, filled with one copy from the read buffer.
 
 use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use dcp_wire::message::MutationView;
@@ -6,14 +6,14 @@ use dcp_wire::{DecodeError, snappy};
 
 use crate::{BatchLimits, BufferPool};
 
-/// A column of byte strings being filled.
+/// Builder of a column of byte strings.
 #[derive(Debug)]
 pub(crate) struct BytesColumn {
     offsets: Vec<i32>,
-    /// All of it may be written to; what lies behind `used` is of a batch before, or zeros.
+    /// All of it is initialized; bytes from `used` on are zeros or from an earlier batch.
     bytes: Vec<u8>,
     used: usize,
-    /// Behind this, values are still to be inflated: nothing was written there.
+    /// From here to `used`, values are still to be inflated and nothing was written.
     written: usize,
     max_bytes: usize,
 }
@@ -21,10 +21,10 @@ pub(crate) struct BytesColumn {
 /// Keys up to this length are copied with a few instructions.
 const SHORT: usize = 32;
 
-/// A block is kept if so much of it is used.
+/// A block is kept if at least one part in this many is used.
 pub(crate) const MOSTLY_USED: usize = 4;
 
-/// How much is made writable at a time.
+/// Number of bytes to initialize at a time.
 const GROWTH: usize = 64 * 1024;
 
 #[inline]
@@ -37,7 +37,7 @@ const fn offset(end: usize) -> i32 {
     end as i32
 }
 
-/// Gives a block back of which little more than nothing is used, and keeps what is in a small one.
+/// Returns a mostly unused block to the pool, after copying its contents into a small one.
 fn shrink_block(block: &mut Vec<u8>, used: usize, pool: &BufferPool) {
     let used = used.min(block.len());
     if block.capacity() / MOSTLY_USED > used {
@@ -46,12 +46,12 @@ fn shrink_block(block: &mut Vec<u8>, used: usize, pool: &BufferPool) {
     }
 }
 
-/// The column has no room: offsets are 32 bits wide, and memory is bounded.
+/// The column is full: offsets are 32 bits wide, and memory is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
 impl BytesColumn {
-    /// A column that begins with room for so many rows, in memory whose contents do not matter.
+    /// A column with room for `rows` rows, in memory with unspecified contents.
     pub(crate) fn new(rows: usize, bytes: Vec<u8>, limits: BatchLimits) -> Self {
         let mut offsets = Vec::with_capacity(rows.saturating_add(1));
         offsets.push(0);
@@ -59,7 +59,7 @@ impl BytesColumn {
         Self { offsets, bytes, used: 0, written: 0, max_bytes }
     }
 
-    /// A column for values whose room was checked when they were first appended elsewhere.
+    /// A column for values that were already checked to fit.
     pub(crate) fn with_room_checked(rows: usize, bytes: Vec<u8>) -> Self {
         let max_column_bytes = BatchLimits::OFFSET_LIMIT;
         Self::new(rows, bytes, BatchLimits { max_column_bytes, ..BatchLimits::default() })
@@ -69,7 +69,7 @@ impl BytesColumn {
         self.used
     }
 
-    /// Keeps room for `len` bytes that come later; the caller has checked that there is.
+    /// Reserves room for `len` bytes appended later; the caller has checked that it exists.
     pub(crate) const fn reserve(&mut self, len: usize) {
         self.max_bytes = self.max_bytes.saturating_sub(len);
     }
@@ -84,7 +84,7 @@ impl BytesColumn {
     /// Whether a value of `len` bytes can be appended.
     #[inline]
     pub(crate) const fn check_room(&self, len: usize) -> Result<(), Full> {
-        // What was reserved for later may have left less room than is used.
+        // Reservations may have left less room than is used.
         if len > self.max_bytes.saturating_sub(self.used) { Err(Full) } else { Ok(()) }
     }
 
@@ -94,8 +94,8 @@ impl BytesColumn {
         self.push_place(value.len()).copy_from_slice(value);
     }
 
-    /// Appends a value of `len` bytes, which are the caller's to write; it has checked that there
-    /// is room.
+    /// Appends a value of `len` bytes for the caller to write; the caller has checked that there is
+    /// room.
     #[inline]
     fn push_place(&mut self, len: usize) -> &mut [u8] {
         debug_assert!(self.check_room(len).is_ok());
@@ -108,7 +108,7 @@ impl BytesColumn {
         &mut self.bytes[start..end]
     }
 
-    /// Appends the values of a run, `len` bytes together; the caller has checked that there is
+    /// Appends the values of a run, `len` bytes in total; the caller has checked that there is
     /// room.
     #[inline]
     pub(crate) fn push_values(&mut self, run: &[MutationView<'_>], len: usize) {
@@ -124,7 +124,7 @@ impl BytesColumn {
         self.push_offsets(run.iter().map(|mutation| mutation.value().len()));
     }
 
-    /// The same with their keys.
+    /// Appends the keys of a run in the same way.
     #[inline]
     pub(crate) fn push_keys(&mut self, run: &[MutationView<'_>], len: usize) {
         let (mut start, end) = (self.used, self.used + len + SHORT);
@@ -134,8 +134,8 @@ impl BytesColumn {
         for mutation in run {
             let (key_len, bytes) = (mutation.key_len(), mutation.key_and_value());
             let place = &mut self.bytes[start..];
-            // Most keys are short, and something lies behind them: a copy of a length that is
-            // known here is a few instructions. What it copies too much, the next one overwrites.
+            // Most keys are short and followed by other bytes, and a copy of constant length takes
+            // a few instructions. The next key overwrites the excess.
             if key_len <= SHORT
                 && let Some(place) = place.first_chunk_mut::<SHORT>()
                 && let Some(bytes) = bytes.first_chunk::<SHORT>()
@@ -159,15 +159,15 @@ impl BytesColumn {
         (self.used, self.written) = (end, end);
     }
 
-    /// Appends a value of `len` bytes whose memory is taken by [`take_memory`](Self::take_memory), or
-    /// by a value that comes behind it.
+    /// Appends a value of `len` bytes whose memory is allocated by
+    /// [`take_memory`](Self::take_memory) or by a later value.
     fn push_later(&mut self, len: usize) {
         debug_assert!(self.check_room(len).is_ok());
         self.used += len;
         self.offsets.push(offset(self.used));
     }
 
-    /// Takes the memory of every value, which is then writable.
+    /// Allocates and initializes the memory of every value.
     fn take_memory(&mut self, pool: &BufferPool) {
         if self.bytes.capacity() < self.used {
             let mut bytes = pool.take(self.used);
@@ -180,22 +180,22 @@ impl BytesColumn {
         }
     }
 
-    /// Makes `end` bytes writable, and some more.
+    /// Initializes the bytes up to `end`, and some more.
     #[cold]
     fn grow(&mut self, end: usize) {
-        // In steps, so that a large block is not written to before it is needed.
+        // In steps, so that a large block is not touched before it is needed.
         let wanted = end.saturating_add(GROWTH);
         let within = wanted.min(self.bytes.capacity().max(end));
         self.bytes.resize(within, 0);
     }
 
-    /// Gives back the room that no row has taken.
+    /// Returns unused room.
     pub(crate) fn shrink(&mut self, pool: &BufferPool) {
         self.offsets.shrink_to_fit();
         self.shrink_bytes(pool);
     }
 
-    /// The same for the values alone, if most of their room was taken by none.
+    /// Returns unused room of the values only, if most of it is unused.
     pub(crate) fn shrink_bytes(&mut self, pool: &BufferPool) {
         shrink_block(&mut self.bytes, self.written, pool);
     }
@@ -219,9 +219,9 @@ impl BytesColumn {
 
 /// The column of documents.
 ///
-/// A compressed document is kept as it came; its place among the others is known at once, and filled
-/// when the batch is finished, which is not the reading task's work. Nor is there memory for it before
-/// that, which could be twenty times what flow control counts.
+/// A compressed document is stored as received. Its place in the column is known at once, but
+/// filled only when the batch is finished, which is not the reading task's work. Its memory is
+/// allocated only then too: it could be twenty times what flow control counts.
 #[derive(Debug)]
 pub(crate) struct ValueColumn {
     pub(crate) plain: BytesColumn,
@@ -235,7 +235,7 @@ pub(crate) struct ValueColumn {
 #[derive(Debug)]
 struct Block {
     row: usize,
-    /// Where its bytes end among the compressed ones; they begin where the one before ends.
+    /// End of its compressed bytes, which begin where the previous block ends.
     source_end: usize,
     target: std::ops::Range<usize>,
 }
@@ -258,7 +258,7 @@ impl ValueColumn {
         }
     }
 
-    /// Gives back the room that no document has taken, unless that is little.
+    /// Returns unused room, unless there is little of it.
     pub(crate) fn shrink_bytes(&mut self) {
         self.plain.shrink_bytes(&self.pool);
         let used = self.compressed.len();
@@ -268,12 +268,12 @@ impl ValueColumn {
         }
     }
 
-    /// Memory used by documents in bytes: inflated ones, and the compressed ones beside them.
+    /// Memory used by documents in bytes: inflated ones, and the compressed bytes.
     pub(crate) fn len_bytes(&self) -> usize {
         self.plain.len_bytes() + self.compressed.len()
     }
 
-    /// Appends a compressed document that inflates to `len` bytes; room has been checked.
+    /// Appends a compressed document that inflates to `len` bytes; the caller has checked the room.
     #[inline]
     pub(crate) fn push_compressed(&mut self, row: usize, block: &[u8], len: usize) {
         if self.compressed.capacity() == 0 {
@@ -283,25 +283,25 @@ impl ValueColumn {
         }
         self.compressed.extend_from_slice(block);
         let start = self.plain.used;
-        // Its bytes come when the batch is finished.
+        // Its bytes are written when the batch is finished.
         self.plain.push_later(len);
         let target = start..start + len;
         self.blocks.push(Block { row, source_end: self.compressed.len(), target });
     }
 
-    /// The same column with other bytes, what is compressed inflated.
+    /// The same column with `plain` instead of its bytes and compressed documents.
     pub(crate) fn replaced_by(self, plain: BytesColumn) -> Self {
         self.pool.give_back(self.plain.bytes);
         Self { plain, compressed: Vec::new(), blocks: Vec::new(), ..self }
     }
 
-    /// The column as Arrow buffers, what is compressed inflated.
+    /// The column as Arrow buffers, with compressed documents inflated.
     pub(crate) fn finish(mut self) -> Result<(OffsetBuffer<i32>, Buffer), BadBlock> {
         self.inflate()?;
         Ok(self.plain.finish(&self.pool))
     }
 
-    /// Inflates what is compressed.
+    /// Inflates compressed documents.
     pub(crate) fn inflate(&mut self) -> Result<(), BadBlock> {
         self.plain.take_memory(&self.pool);
         let mut start = 0;
@@ -317,7 +317,7 @@ impl ValueColumn {
     }
 }
 
-/// A null buffer, or none if every row is there.
+/// A null buffer, or none if every row is valid.
 pub(crate) fn nulls(valid: &[bool]) -> Option<NullBuffer> {
     valid.contains(&false).then(|| NullBuffer::from(valid))
 }

@@ -12,7 +12,7 @@ use crate::schema::xattrs_entries;
 use crate::values::{BytesColumn, Full, nulls};
 use crate::{BatchLimits, BufferPool};
 
-/// A map column of names to JSON texts being filled.
+/// Builder of a map column from names to JSON texts.
 #[derive(Debug)]
 pub(crate) struct XattrsColumn {
     offsets: Vec<i32>,
@@ -35,13 +35,13 @@ impl XattrsColumn {
         }
     }
 
-    /// Gives back the room that no row has taken.
+    /// Returns unused room.
     pub(crate) fn shrink(&mut self) {
         self.offsets.shrink_to_fit();
         self.present.shrink_to_fit();
     }
 
-    /// A column for attributes whose room was checked when they were first appended elsewhere.
+    /// A column for attributes that were already checked to fit.
     pub(crate) fn with_room_checked(rows: usize) -> Self {
         Self {
             names: BytesColumn::with_room_checked(0, Vec::new()),
@@ -50,8 +50,8 @@ impl XattrsColumn {
         }
     }
 
-    /// Keeps room for a section of `len` bytes that comes later; the caller has checked that there
-    /// is.
+    /// Reserves room for a section of `len` bytes appended later; the caller has checked that it
+    /// exists.
     pub(crate) const fn reserve(&mut self, len: usize) {
         self.names.reserve(len);
         self.values.reserve(len);
@@ -95,14 +95,14 @@ impl XattrsColumn {
             for xattr in xattrs.flatten() {
                 self.names.push(xattr.name);
                 self.values.push(xattr.value);
-                // A section has at least seven bytes per attribute, so this is bounded with them.
+                // A section has at least seven bytes per attribute, which bounds this as well.
                 self.entries += 1;
             }
         }
         self.offsets.push(self.entries);
     }
 
-    /// The map array; its fields are those of the schema.
+    /// The map array, with the schema's fields.
     pub(crate) fn finish(self, pool: &BufferPool) -> Result<ArrayRef, ArrowError> {
         let (offsets, bytes) = self.names.finish(pool);
         let names = StringArray::try_new(offsets, bytes, None)?;
@@ -124,7 +124,7 @@ impl XattrsColumn {
     }
 }
 
-/// Attributes as a column can hold them: well-formed and UTF-8.
+/// Checks that attributes are well-formed and UTF-8.
 pub(crate) fn check(xattrs: xattr::Xattrs<'_>) -> Result<(), DecodeError> {
     for xattr in xattrs {
         let xattr = xattr?;

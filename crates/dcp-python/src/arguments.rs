@@ -1,4 +1,4 @@
-//! Options as Python gives them, by name. Each is declared where it is read, once: with its default
+//! Options passed from Python by name. Each is declared once, where it is read, with its default
 //! and its range. Python's signatures repeat the defaults for `help()`; a test compares the two.
 
 use std::ops::RangeInclusive;
@@ -11,7 +11,7 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
 
 use crate::error::{Failure, Kind};
 
-/// Options that were given, and the defaults of all that were asked for.
+/// The given options, and the defaults of all options that were read.
 pub(crate) struct Arguments<'py> {
     given: Bound<'py, PyDict>,
     defaults: Bound<'py, PyDict>,
@@ -27,7 +27,7 @@ impl<'py> Arguments<'py> {
         self.given.py()
     }
 
-    /// The defaults of the options that were asked for.
+    /// The defaults of the options that were read.
     pub(crate) fn into_defaults(self) -> Bound<'py, PyDict> {
         self.defaults
     }
@@ -65,7 +65,7 @@ impl<'py> Arguments<'py> {
         given.map_or(Ok(default), |value| integer(name, &value, &range))
     }
 
-    /// Time in seconds.
+    /// A duration in seconds.
     pub(crate) fn seconds(
         &self,
         name: &str,
@@ -83,7 +83,7 @@ impl<'py> Arguments<'py> {
         })
     }
 
-    /// One of a few words, by what they stand for.
+    /// One of a few keywords, mapped to its value.
     pub(crate) fn word<T: Copy + PartialEq>(
         &self,
         name: &str,
@@ -111,7 +111,7 @@ impl<'py> Arguments<'py> {
         self.optional(name)?.map(path).transpose()
     }
 
-    /// Names, in any iterable but text.
+    /// Names in any iterable except a string.
     pub(crate) fn names(&self, name: &str) -> PyResult<Option<Vec<String>>> {
         self.optional(name)?.map(|value| names(name, &value, "a list of names")).transpose()
     }
@@ -128,13 +128,13 @@ impl<'py> Arguments<'py> {
     }
 }
 
-/// Numbers that a vBucket can have.
+/// The range of vBucket numbers.
 pub(crate) const VBUCKETS: RangeInclusive<u64> = 0..=u16::MAX as u64;
 
 /// A day in seconds.
 pub(crate) const DAY: f64 = 86_400.0;
 
-/// All numbers of 64 bits.
+/// The range of 64-bit numbers.
 pub(crate) const ANY: RangeInclusive<u64> = 0..=u64::MAX;
 
 pub(crate) fn integer<T: TryFrom<u64>>(
@@ -177,7 +177,7 @@ fn each<'py, T>(
     items.map(|each| item(&each?)).collect()
 }
 
-/// What a word stands for; `or` is what else the option takes. Suggests a word spelt much like it.
+/// The value of a keyword; `or` describes other accepted values. Suggests the most similar keyword.
 pub(crate) fn one_of<T: Copy>(
     name: &str,
     value: &Bound<'_, PyAny>,
@@ -206,7 +206,7 @@ pub(crate) fn one_of<T: Copy>(
     Err(config(format!("{name}: must be {expected}, not {}{near}", value.repr()?)))
 }
 
-/// The error of a value of a wrong type; the value itself is not shown.
+/// The error for a value of the wrong type; the value itself is not shown.
 pub(crate) fn wrong_type(name: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyErr {
     let class = value.get_type().name().map_or_else(|_| "that".to_owned(), |name| name.to_string());
     config(format!("{name}: must be {expected}, not {class}"))

@@ -12,7 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::schema::schema_capsule;
 use crate::times::Times;
 
-/// One batch of changes and the checkpoint that is right once it has been processed.
+/// A batch of changes, with the checkpoint that is valid once it has been processed.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs")]
 #[derive(Debug)]
 pub(crate) struct ChangeBatch {
@@ -43,7 +43,7 @@ impl ChangeBatch {
         Checkpoint(self.checkpoint.clone())
     }
 
-    /// Some of the rows, without a copy; at most those there are.
+    /// A slice of the rows without a copy, clamped to the existing rows.
     fn slice(&self, start: usize, rows: usize) -> Self {
         let start = start.min(self.batch.num_rows());
         let rows = rows.min(self.batch.num_rows() - start);
@@ -58,8 +58,8 @@ impl ChangeBatch {
         schema_capsule(py, &self.batch.schema())
     }
 
-    /// The schema that is asked for is a wish, which the protocol lets a producer pass over; the
-    /// caller sees what it got.
+    /// The requested schema is a hint that the protocol lets a producer ignore; the caller sees the
+    /// actual schema.
     #[pyo3(signature = (requested_schema=None))]
     fn __arrow_c_array__<'py>(
         &self,
@@ -95,8 +95,8 @@ impl ChangeBatch {
         Ok(rows)
     }
 
-    /// The rows as an iterator of tuples, in the order of the columns. Cells are made at once,
-    /// column by column; a tuple when it is asked for, so that there need not be many of them.
+    /// The rows as an iterator of tuples in column order. Cells are converted at once, column by
+    /// column; tuples are created on demand, so that few exist at a time.
     fn to_tuples<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let times = Times::new(py)?;
         let columns = self.batch.columns().iter().map(|column| in_order(py, column, &times));
@@ -106,7 +106,7 @@ impl ChangeBatch {
 }
 
 impl ChangeBatch {
-    /// The cells of each column in turn: whole columns are made at a time.
+    /// An iterator per column over its cells; whole columns are converted at a time.
     fn cells<'py>(&self, py: Python<'py>) -> PyResult<Vec<std::vec::IntoIter<Bound<'py, PyAny>>>> {
         let times = Times::new(py)?;
         let columns = self.batch.columns().iter();
@@ -114,7 +114,7 @@ impl ChangeBatch {
     }
 }
 
-/// Memory of an array's rows in bytes, without what its buffers hold beyond them.
+/// Memory of an array's rows in bytes, excluding unused parts of its buffers.
 fn sliced_bytes(array: &ArrayRef) -> usize {
     array.to_data().get_slice_memory_size().unwrap_or_else(|_| array.get_buffer_memory_size())
 }

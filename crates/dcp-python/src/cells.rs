@@ -1,4 +1,4 @@
-//! Cells of columns as Python values.
+//! Conversion of columns to Python values.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -16,7 +16,7 @@ use crate::times::Times;
 
 type Cells<'py> = Vec<Bound<'py, PyAny>>;
 
-/// The cells of one column as Python values.
+/// The cells of a column as Python values.
 pub(crate) fn cells<'py>(
     py: Python<'py>,
     column: &ArrayRef,
@@ -78,8 +78,7 @@ pub(crate) fn cells<'py>(
     }
 }
 
-/// The cells of one column as something that Python iterates over, whose length is known: a list, or
-/// one value that is repeated.
+/// The cells of a column as a Python iterable of known length: a list, or one repeated value.
 pub(crate) fn in_order<'py>(
     py: Python<'py>,
     column: &ArrayRef,
@@ -106,7 +105,7 @@ pub(crate) fn in_order<'py>(
     .into_any())
 }
 
-/// Whether a column of texts says the same in every row.
+/// Whether a text column has the same value in every row.
 fn all_the_same(column: &ArrayRef) -> bool {
     let column = column.as_string::<i32>();
     if column.null_count() > 0 || column.is_empty() {
@@ -136,7 +135,7 @@ where
 }
 
 fn texts<'py>(py: Python<'py>, column: &ArrayRef) -> PyResult<Cells<'py>> {
-    // Names of operations, scopes and collections come in runs: one object per run.
+    // Names of operations, scopes and collections are repeated: share one object per run.
     let mut last: Option<(&str, Bound<'py, PyAny>)> = None;
     let column = column.as_string::<i32>();
     let mut cells = Vec::with_capacity(column.len());
@@ -192,7 +191,7 @@ fn structs<'py>(py: Python<'py>, column: &StructArray, times: &Times<'py>) -> Py
         .collect()
 }
 
-/// The elements that a column's rows have: a slice of a column keeps all of its parent's.
+/// The elements of a column's rows: a slice of a column keeps all of its parent's elements.
 fn within(elements: &ArrayRef, offsets: &[i32]) -> ArrayRef {
     let index = |offset: Option<&i32>| offset.and_then(|at| usize::try_from(*at).ok());
     let start = index(offsets.first()).unwrap_or_default().min(elements.len());
@@ -200,7 +199,7 @@ fn within(elements: &ArrayRef, offsets: &[i32]) -> ArrayRef {
     elements.slice(start, end - start)
 }
 
-/// The cells of a column whose rows are ranges of elements, counted from those of its first row.
+/// The cells of a column of lists or maps, with offsets relative to its first row.
 fn by_row<'py>(
     py: Python<'py>,
     column: &ArrayRef,

@@ -26,7 +26,7 @@ type FilterTuple = (
     Option<f64>,
 );
 
-/// Where a reader stands in every vBucket.
+/// The position in every vBucket.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs", from_py_object)]
 #[derive(Clone, Debug)]
 pub(crate) struct Checkpoint(pub(crate) EngineCheckpoint);
@@ -80,7 +80,7 @@ impl Checkpoint {
         ))
     }
 
-    /// Positions by vBucket, each a dict.
+    /// Positions by vBucket, each as a dict.
     fn positions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let positions = PyDict::new(py);
         for (vbid, position) in self.0.positions() {
@@ -116,8 +116,8 @@ impl Checkpoint {
     }
 }
 
-/// A lock on a checkpoint file, until the end of its `with` block; or until it is collected, if
-/// Ctrl-C came before that block could begin.
+/// A lock on a checkpoint file until the end of its `with` block, or until it is garbage collected
+/// if Ctrl-C arrived before the block began.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs")]
 pub(crate) struct CheckpointLock(Mutex<Option<EngineLock>>);
 

@@ -32,7 +32,7 @@ impl Client {
         Self::new(py, client, transport)
     }
 
-    /// As `connect`, for an event loop.
+    /// Like `connect`, for an event loop.
     #[staticmethod]
     fn connect_async(
         py: Python<'_>,
@@ -73,7 +73,7 @@ impl Client {
         Ok(seqnos.into_iter().map(|(vbid, seqno)| (vbid.0, seqno.0)).collect())
     }
 
-    /// As `high_seqnos`, for an event loop.
+    /// Like `high_seqnos`, for an event loop.
     fn high_seqnos_async(&self, py: Python<'_>, notify: Py<PyAny>) -> PyResult<Pending> {
         let client = self.client.get()?.clone();
         let ask = async move { client.high_seqnos().await };
@@ -91,7 +91,7 @@ impl Client {
         ChangeStream::new(py, stream, table)
     }
 
-    /// As `stream`, for an event loop.
+    /// Like `stream`, for an event loop.
     fn stream_async(
         &self,
         py: Python<'_>,
@@ -112,12 +112,12 @@ impl Client {
         wait(py, || client.close())
     }
 
-    /// As `close`, for an event loop. The client is closed even if nobody waits for it.
+    /// Like `close`, for an event loop. The client is closed even if the result is not awaited.
     fn close_async(&self, py: Python<'_>, notify: Py<PyAny>) -> PyResult<Pending> {
         let client = self.client.get()?.clone();
         let closed = current(py)?.spawn(async move { client.close().await });
         let closed = async move {
-            // It ends in any case; at worst with the runtime.
+            // The task finishes in any case, at the latest with the runtime.
             let _ended = closed.await;
             Ok::<_, Failure>(())
         };
@@ -146,7 +146,7 @@ impl Client {
     }
 }
 
-/// Makes the sinks of one stream, which share their memory and their names.
+/// Creates the sinks of one stream, which share memory and collection names.
 pub(crate) fn sinks(
     client: &EngineClient,
     table: &TableSchema,
@@ -155,7 +155,7 @@ pub(crate) fn sinks(
     move || ArrowSink::with_pool(table.clone(), names.clone(), BatchLimits::default(), pool.clone())
 }
 
-/// Names as the client's manifest has them.
+/// Collection names from the client's manifest.
 fn names(client: EngineClient) -> CollectionNames {
     let scopes = client.clone();
     CollectionNames::new(move |id| {

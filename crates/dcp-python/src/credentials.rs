@@ -1,4 +1,4 @@
-//! Credentials that a function of Python gives.
+//! Credentials from a Python function.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use pyo3::prelude::*;
 /// A function without arguments that returns user name and password.
 struct Callable(Py<PyAny>);
 
-/// Credentials that `function` gives to each connection.
+/// Calls `function` for the credentials of each connection.
 pub(crate) fn callable(function: Py<PyAny>) -> CredentialsSource {
     CredentialsSource::Provider(Arc::new(Callable(function)))
 }
 
 impl ProvideCredentials for Callable {
-    /// Called on a thread of its own, which may wait for Python as long as it takes.
+    /// Called on its own thread, which may wait for the interpreter.
     fn credentials(&self) -> Result<Credentials, CredentialsError> {
         let given = Python::try_attach(|py| {
             let given = self.0.bind(py).call0().map_err(|error| raised(py, &error))?;
-            // The value is not shown: it may be the password alone.
+            // Do not show the value: it may be the password.
             given.extract::<(String, String)>().map_err(|_| {
                 let class =
                     given.get_type().name().map_or_else(|_| String::new(), |n| n.to_string());
@@ -31,7 +31,7 @@ impl ProvideCredentials for Callable {
     }
 }
 
-/// What a function raised, as the last line of its traceback.
+/// The exception that a function raised, as the last line of its traceback.
 fn raised(py: Python<'_>, error: &PyErr) -> String {
     let class = error.get_type(py).name().map_or_else(|_| "error".to_owned(), |n| n.to_string());
     match error.value(py).str().map(|text| text.to_string_lossy().into_owned()) {

@@ -1,4 +1,4 @@
-//! Packets, for people.
+//! Decodes packets for display.
 
 use dcp_wire::describe::{Field, FieldValue, Keys, describe};
 use dcp_wire::{Frame, MAX_BODY_LEN};
@@ -13,8 +13,8 @@ type Described<'py> = (Bound<'py, PyDict>, String);
 
 /// Describes the whole packets at the front of `data`.
 ///
-/// Returns them, the bytes used, and whether keys carry collection ids after them: a response to
-/// HELLO may have changed that.
+/// Returns the descriptions, the number of bytes used, and whether keys of later packets have
+/// collection ids, which a response to HELLO may change.
 #[pyfunction]
 pub(crate) fn decode<'py>(
     py: Python<'py>,
@@ -35,7 +35,7 @@ pub(crate) fn decode<'py>(
     Ok((packets, used, keys == Keys::WithCollection))
 }
 
-/// How many bytes the packet at the front of `data` has in all, as far as that shows.
+/// Total length in bytes of the packet at the front of `data`, or the length needed to tell.
 #[pyfunction]
 pub(crate) fn wanted(data: &[u8]) -> PyResult<usize> {
     Ok(Frame::wanted(data, MAX_BODY_LEN).map_err(Failure::from)?)

@@ -1,4 +1,4 @@
-//! Errors of the engine as exceptions of `dcp_rs.exceptions`.
+//! Maps the engine's errors to exceptions of `dcp_rs.exceptions`.
 
 use std::error::Error as _;
 
@@ -62,7 +62,7 @@ impl Kind {
     }
 }
 
-/// An exception to be.
+/// A failure that becomes an exception.
 #[derive(Debug)]
 pub(crate) struct Failure {
     kind: Kind,
@@ -139,7 +139,7 @@ const fn class(kind: ErrorKind) -> Kind {
     }
 }
 
-/// What went wrong with a checkpoint.
+/// The kind of a checkpoint error.
 const fn checkpoint_code(error: &CheckpointError) -> &'static str {
     match error {
         CheckpointError::OtherFilter(_) | CheckpointError::MixedFilters { .. } => "filter_changed",

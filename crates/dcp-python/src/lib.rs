@@ -1,8 +1,8 @@
 //! The extension module of dcp_rs: `dcp_rs._dcp_rs`.
 //!
-//! A thin skin: every class holds an engine object of another crate, every error becomes an
+//! A thin layer: every class wraps an engine object of another crate, every error becomes an
 //! exception of `dcp_rs.exceptions`, and every wait goes through `runtime::wait`, which lets other
-//! Python threads run and Ctrl-C through. What users see is the Python package around it.
+//! Python threads run and handles Ctrl-C. The public API is the Python package around it.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),

@@ -25,13 +25,13 @@ use crate::error::{Failure, Kind};
 use crate::producer::options as producer;
 use crate::schema::{read_documents, table};
 
-/// `dcp_rs.ConnectionOptions`: how to connect, and what holds for every stream's connections.
+/// `dcp_rs.ConnectionOptions`: how to connect, and the settings of every stream's connections.
 pub(crate) struct Connection {
     pub(crate) options: ConnectOptions,
     pub(crate) transport: Transport,
 }
 
-/// What is agreed on per connection, and the engine takes as options of a stream.
+/// Settings negotiated per connection, which are options of a stream in the engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transport {
     noop_interval: Duration,
@@ -62,7 +62,7 @@ impl Connection {
             let name = PyString::new(arguments.py(), &name);
             one_of("sasl_mechanisms", name.as_any(), &all, None)
         };
-        // An iterator would be used up by the check.
+        // The check would exhaust an iterator.
         if let Some(given) = arguments.optional("sasl_mechanisms")?
             && given.cast::<PySequence>().is_err()
         {
@@ -139,7 +139,7 @@ fn tls(arguments: &Arguments<'_>) -> PyResult<TlsOptions> {
     Ok(tls)
 }
 
-/// The options of `Client.stream`, besides those of its table.
+/// The options of `Client.stream`, except those of its table.
 pub(crate) fn stream(
     arguments: &Arguments<'_>,
     transport: Transport,
@@ -175,12 +175,12 @@ pub(crate) fn stream(
     Ok(options)
 }
 
-/// How long the cluster, or a vBucket, may be away.
+/// Maximum outage of the cluster, or of a vBucket.
 pub(crate) fn retry_timeout(arguments: &Arguments<'_>) -> PyResult<Duration> {
     arguments.seconds("retry_timeout", StreamOptions::default().retry_timeout, 0.0..=DAY)
 }
 
-/// Where to begin.
+/// Where to start.
 fn start(arguments: &Arguments<'_>) -> PyResult<Start> {
     let Some(given) = arguments.get("start", "earliest")? else { return Ok(Start::Earliest) };
     if let Ok(checkpoint) = given.extract::<Checkpoint>() {
@@ -193,7 +193,7 @@ fn start(arguments: &Arguments<'_>) -> PyResult<Start> {
     match word.as_str() {
         "earliest" => Ok(Start::Earliest),
         "latest" => Ok(Start::Latest),
-        // No word is suggested: `latest` for a misspelt `earliest` would skip everything there is.
+        // Suggest no keyword: `latest` for a misspelt `earliest` would skip all existing changes.
         _ => {
             let shown = given.repr()?;
             let hint = if word.contains('.') {
@@ -212,7 +212,7 @@ fn end(arguments: &Arguments<'_>) -> PyResult<End> {
     if given.is_instance_of::<PyString>() {
         return one_of("until", &given, &[("now", ())], None).map(|()| End::Now);
     }
-    // Whatever a dict can be made of.
+    // Anything that `dict()` accepts.
     let seqnos = given.py().get_type::<PyDict>().call1((&given,));
     let seqnos = seqnos
         .map_err(|_| wrong_type("until", &given, "None, 'now' or seqnos by vBucket"))?
@@ -227,7 +227,7 @@ fn end(arguments: &Arguments<'_>) -> PyResult<End> {
     Ok(End::At(seqnos.iter().map(seqno).collect::<PyResult<_>>()?))
 }
 
-/// Collections may be named within `scope` or with their own, as `scope.collection`.
+/// Collections are named within `scope`, or with their scope as `scope.collection`.
 pub(crate) fn filter(arguments: &Arguments<'_>) -> PyResult<Filter> {
     let scope = arguments.optional_text("scope")?;
     let Some(collections) = arguments.names("collections")? else {
@@ -249,7 +249,7 @@ pub(crate) fn filter(arguments: &Arguments<'_>) -> PyResult<Filter> {
     Ok(Filter::Collections(collections.into_iter().map(qualify).collect::<Result<_, _>>()?))
 }
 
-/// Which changes of the documents.
+/// Filters of document changes.
 pub(crate) fn rows(arguments: &Arguments<'_>) -> PyResult<RowFilter> {
     let keys = match arguments.optional("keys")? {
         Some(key) if key.is_instance_of::<PyString>() => Some(vec![text("keys", &key)?]),
@@ -265,7 +265,7 @@ pub(crate) fn rows(arguments: &Arguments<'_>) -> PyResult<RowFilter> {
     RowFilter::new(keys, ops, since).map_err(|error| config(error.to_string()))
 }
 
-/// A moment, given as `datetime` or as seconds since 1970.
+/// A point in time, as `datetime` or seconds since 1970.
 fn nanoseconds(since: &Bound<'_, PyAny>) -> PyResult<u64> {
     let seconds = if since.is_instance_of::<PyDateTime>() {
         if since.call_method0("utcoffset")?.is_none() {
@@ -288,11 +288,11 @@ fn nanoseconds(since: &Bound<'_, PyAny>) -> PyResult<u64> {
     nanoseconds.ok_or_else(|| config(format!("since: {since} is not a time from 1970 to 2554")))
 }
 
-/// Words for what to do at a rollback.
+/// Keywords of `on_rollback`.
 const ON_ROLLBACK: [(&str, OnRollback); 3] =
     [("emit", OnRollback::Emit), ("fail", OnRollback::Fail), ("resync", OnRollback::Resync)];
 
-/// The options of a plan: how far a batch may go.
+/// The options of a plan: the limits of a batch.
 pub(crate) fn limits(arguments: &Arguments<'_>) -> PyResult<Limits> {
     let mut limits = Limits::default();
     let most = arguments.optional("max_rows")?;
@@ -300,7 +300,7 @@ pub(crate) fn limits(arguments: &Arguments<'_>) -> PyResult<Limits> {
     limits.max_seqnos = most.map(|most| integer("max_rows", &most, &ANY)).transpose()?;
     limits.until =
         until.map(|json| Offsets::from_json(&json)).transpose().map_err(Failure::from)?;
-    // Unlike a stream's: a reader that goes on from an end cannot take back what it has read.
+    // Unlike in a stream: a reader that continues from an end cannot undo what it has read.
     limits.persisted_only = arguments.flag("persisted_only", true)?;
     limits.on_rollback = arguments.word("on_rollback", limits.on_rollback, &ON_ROLLBACK)?;
     limits.allow_data_loss = arguments.flag("allow_data_loss", limits.allow_data_loss)?;
@@ -321,7 +321,7 @@ pub(crate) fn check_stream(options: Bound<'_, PyDict>) -> PyResult<()> {
     stream(&arguments, Transport::read(&arguments)?, &table(&arguments)?).map(drop)
 }
 
-/// The defaults of options by their names, by what they are options of.
+/// The defaults of options by group and name.
 #[pyfunction]
 pub(crate) fn defaults(py: Python<'_>) -> PyResult<BTreeMap<&'static str, Bound<'_, PyDict>>> {
     let none = || Arguments::new(PyDict::new(py));

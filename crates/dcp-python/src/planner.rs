@@ -1,4 +1,4 @@
-//! The driver's side of bounded reads that follow each other, and that of their tasks.
+//! Bounded reads: the planner on Spark's driver, and the streams of its tasks.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::stream::ChangeStream;
 /// vBucket, vbuuid, from, to, epoch, whether it was rolled back.
 type RangeTuple = (u16, u64, u64, u64, u32, bool);
 
-/// Node, what its task reads as a document, and the same to look at.
+/// Node, the task's input as a document, and its ranges for display.
 type TaskTuple = (String, String, Vec<RangeTuple>);
 
 fn planner_options(arguments: &Arguments<'_>) -> PyResult<PlannerOptions> {
@@ -32,7 +32,7 @@ fn planner_options(arguments: &Arguments<'_>) -> PyResult<PlannerOptions> {
     Ok(options)
 }
 
-/// Where a batch begins.
+/// The start of a batch.
 #[derive(FromPyObject)]
 pub(crate) enum PlanStart {
     Checkpoint(Checkpoint),
@@ -48,7 +48,7 @@ impl PlanStart {
     }
 }
 
-/// Looks at a bucket and plans batches.
+/// Observes a bucket and plans batches.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs")]
 #[derive(Debug)]
 pub(crate) struct Planner {
@@ -70,44 +70,44 @@ impl Planner {
         self.get(py, EnginePlanner::is_ephemeral)
     }
 
-    /// Looks at the vBuckets.
+    /// Observes the seqnos of the vBuckets.
     fn observe(&self, py: Python<'_>, persisted: bool) -> PyResult<()> {
         let planner = self.planner.get()?;
         let look = || async { planner.lock().await.observe(persisted).await };
         Ok(wait(py, look)?.map_err(Failure::from)?)
     }
 
-    /// The highest seqnos of the last look.
+    /// The high seqnos last observed.
     fn high_seqnos(&self, py: Python<'_>) -> PyResult<BTreeMap<u16, u64>> {
         let seqnos = self.get(py, EnginePlanner::high_seqnos)?;
         Ok(seqnos.into_iter().map(|(vbid, seqno)| (vbid.0, seqno.0)).collect())
     }
 
-    /// Offsets after what the server had at the last look.
+    /// Offsets after everything last observed.
     fn head(&self, py: Python<'_>) -> PyResult<Option<String>> {
         self.get(py, |planner| planner.head().map(|head| head.to_json()))
     }
 
-    /// Offsets before every first change.
+    /// Offsets before the first change.
     fn earliest(&self, py: Python<'_>) -> PyResult<String> {
         self.get(py, |planner| planner.earliest().to_json())
     }
 
-    /// Offsets after what may be read now.
+    /// Offsets after everything that may be read now.
     fn latest(&self, py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<String> {
         let (planner, limits) = (self.planner.get()?, limits(&Arguments::new(options))?);
         let ask = || async { planner.lock().await.latest(&limits).await };
         Ok(wait(py, ask)?.map_err(Failure::from)?.to_json())
     }
 
-    /// Lets no batch go beyond what may be read now.
+    /// Limits all batches to what may be read now.
     fn fix_target(&self, py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<()> {
         let (planner, limits) = (self.planner.get()?, limits(&Arguments::new(options))?);
         let ask = || async { planner.lock().await.fix_target(&limits).await };
         Ok(wait(py, ask)?.map_err(Failure::from)?)
     }
 
-    /// Where to end the batch that begins at `start`.
+    /// The end offset of the batch that begins at `start`.
     fn plan_end(
         &self,
         py: Python<'_>,
@@ -123,7 +123,7 @@ impl Planner {
         Ok(wait(py, plan)??.to_json())
     }
 
-    /// What to read for a batch, in at most `tasks` lists, each of one node.
+    /// The ranges of a batch, in at most `tasks` lists, each for one node.
     fn plan_tasks(
         &self,
         py: Python<'_>,
@@ -145,7 +145,7 @@ impl Planner {
 }
 
 impl Planner {
-    /// Asks the engine's planner for what it knows; detached, as others may hold it and log.
+    /// Reads the planner's state; detached, since other threads may hold it while they log.
     fn get<T: Send>(
         &self,
         py: Python<'_>,
@@ -164,8 +164,8 @@ fn task(partition: &Partition) -> TaskTuple {
     (partition.node.clone(), partition.to_json(), ranges.collect())
 }
 
-/// Opens the stream of a task; on the client of an earlier one, unless that is of no use. Gives the
-/// client that it belongs to.
+/// Opens the stream of a task, on the client of an earlier task if it is usable. Returns the client
+/// in use.
 #[pyfunction]
 pub(crate) fn open_task(
     py: Python<'_>,

@@ -1,4 +1,4 @@
-//! What a server answers to a client that wants to go on.
+//! Explains how a server responds to a stream request.
 
 use dcp_proto::Snapshot;
 use dcp_proto::producer::rollback::{RollbackQuery, Verdict};
@@ -11,8 +11,8 @@ use pyo3::types::PyDict;
 use crate::arguments::{ANY, Arguments, integer, wrong_type};
 use crate::error::{Failure, Kind};
 
-/// The failover table a log stands for. What no server could have written is refused rather than
-/// repaired: the answer would be about another log than the one that was asked about.
+/// The failover table of a log. An invalid log is refused rather than repaired: the result would be
+/// about a different log.
 fn failover_table(log: &[(u64, u64)]) -> Result<FailoverTable, Failure> {
     let wrong = |message: String| Err(Failure::new(Kind::Config, message));
     if log.is_empty() {
@@ -36,7 +36,7 @@ fn failover_table(log: &[(u64, u64)]) -> Result<FailoverTable, Failure> {
         }
     }
     let entry = |&(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
-    // There is an entry that is kept, so neither the branch nor the seqno below is used.
+    // At least one entry is kept, so neither the branch nor the seqno below is used.
     let (table, _dropped) = FailoverTable::load(log.iter().map(entry), Vbuuid(1), Seqno::ZERO);
     Ok(table)
 }
@@ -57,7 +57,7 @@ fn failover_log(arguments: &Arguments<'_>) -> PyResult<Vec<(u64, u64)>> {
     given.try_iter().map_err(|_| wrong())?.map(entry).collect()
 }
 
-/// Status, seqno to roll back to, and reason; the options are `dcp_rs.debug.explain_rollback`'s.
+/// Status, rollback seqno and reason; the options are those of `dcp_rs.debug.explain_rollback`.
 #[pyfunction]
 pub(crate) fn explain_rollback(
     request: Bound<'_, PyDict>,

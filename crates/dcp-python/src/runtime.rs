@@ -1,5 +1,5 @@
-//! What a process has once: the runtime the engine's tasks run on, and the threads that call into
-//! Python for it. And the one way Python waits for the engine.
+//! The state of a process: the runtime of the engine's tasks, and the threads that call into Python
+//! for it. Also the functions with which Python waits for the engine.
 
 mod log_queue;
 pub(crate) mod logging;
@@ -21,29 +21,29 @@ use self::logging::Log;
 use self::notify::Notifier;
 use crate::error::{Failure, Kind};
 
-/// How often a wait looks for signals: half of the 100 ms in which Ctrl-C is to be answered.
+/// Interval between checks for signals: half of the 100 ms in which Ctrl-C must be handled.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What one process has.
+/// The state of one process.
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: u32,
     runtime: Runtime,
     pub(crate) log: Log,
     pub(crate) notifier: Notifier,
-    /// That of a forked child, whose memory begins as a copy of this.
+    /// The state of a forked child, whose memory begins as a copy of this process.
     next: OnceLock<&'static Self>,
 }
 
-/// That of the first process; those of its descendants follow.
+/// The state of the first process; those of its descendants are linked to it.
 ///
-/// A list that only grows and is never locked: a fork copies a lock as it is, held by a thread that
-/// the child does not have. The parent's threads do not follow a fork either, so a child makes its
-/// own of everything, and leaves alone what it finds: to drop that would wait for its threads.
+/// A list that only grows and is never locked: a fork copies a held lock as it is, but not the
+/// thread that holds it. The parent's threads do not exist in a child either, so a child creates
+/// its own state and never drops the parent's, because that would wait for those threads.
 static FIRST: OnceLock<&'static Process> = OnceLock::new();
 
 impl Process {
-    /// What this process has, if it has made it. Takes no lock, so that any thread may ask.
+    /// The state of this process, if created. Takes no lock, so any thread may call it.
     pub(crate) fn own() -> Option<&'static Self> {
         let pid = std::process::id();
         let mut slot = &FIRST;
@@ -56,12 +56,13 @@ impl Process {
         None
     }
 
-    /// Makes the runtime that of this thread: what is dropped may end tasks, which takes one.
+    /// Enters the runtime on this thread: dropping some values ends tasks, which requires a
+    /// runtime.
     pub(crate) fn enter(&self) -> EnterGuard<'_> {
         self.runtime.enter()
     }
 
-    /// Runs a future to its end, whoever waits for it.
+    /// Spawns a future, which runs to completion even if the handle is dropped.
     pub(crate) fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,
@@ -85,7 +86,7 @@ impl Process {
         let process: &'static Self = process;
         let mut slot = &FIRST;
         while slot.set(process).is_err() {
-            // Another thread may have been faster; then what was made here stays without use.
+            // Another thread may have been faster; then this state remains unused.
             if let Some(own) = Self::own() {
                 return Ok(own);
             }
@@ -96,7 +97,7 @@ impl Process {
     }
 }
 
-/// What this process has, made when it is first asked for.
+/// The state of this process, created on first use.
 pub(crate) fn current(py: Python<'_>) -> PyResult<&'static Process> {
     Process::own().map_or_else(|| Process::start(py), Ok)
 }
@@ -112,12 +113,12 @@ pub(crate) fn end(py: Python<'_>) {
     }
 }
 
-/// Waits for the future `start` makes, as [`block_on`] does, for calls that are not made for each
-/// batch: what is logged meanwhile is judged by the levels as they are now, and has reached
-/// `logging` by the time the call returns or raises.
+/// Waits for the future of `start` like [`block_on`], for calls that are not made for each batch:
+/// log records are filtered by the current levels and have reached `logging` by the time the call
+/// returns or raises.
 ///
 /// # Errors
-/// As of [`block_on`].
+/// Like [`block_on`].
 pub(crate) fn wait<F>(py: Python<'_>, start: impl FnOnce() -> F + Send) -> PyResult<F::Output>
 where
     F: Future,
@@ -130,20 +131,20 @@ where
     output
 }
 
-/// Waits a moment for `logging` to have what was logged so far.
+/// Waits briefly for `logging` to receive the records so far.
 pub(crate) fn flush_log(py: Python<'_>) {
     if let Some(process) = Process::own() {
         process.log.flush(py);
     }
 }
 
-/// Waits detached from Python for the future `start` makes, looking for signals in between.
+/// Waits, detached from Python, for the future of `start`, and checks for signals in between.
 ///
-/// The future is polled once a tick whether it has been woken or not, so that what is to end in
-/// time needs no timer of the runtime: each of those would wake one of its threads twice.
+/// The future is polled once per tick even if it has not been woken, so that timeouts need no timer
+/// of the runtime, which would wake one of its threads twice.
 ///
 /// # Errors
-/// What a signal handler raised, `KeyboardInterrupt` first of all; the future is dropped then.
+/// The exception of a signal handler, usually `KeyboardInterrupt`; the future is dropped then.
 pub(crate) fn block_on<F>(py: Python<'_>, start: impl FnOnce() -> F + Send) -> PyResult<F::Output>
 where
     F: Future,
@@ -152,7 +153,7 @@ where
     block_on_by(py, TICK, start)
 }
 
-/// [`block_on`] with ticks of another length.
+/// [`block_on`] with another tick length.
 fn block_on_by<F>(
     py: Python<'_>,
     tick: Duration,
@@ -183,7 +184,7 @@ where
     })
 }
 
-/// The thread that waits.
+/// The waiting thread.
 struct Sleeper(Thread);
 
 impl Wake for Sleeper {
@@ -196,10 +197,10 @@ impl Wake for Sleeper {
     }
 }
 
-/// Waits as [`block_on`] does, for one tick or `most`, if that is less: `None` if it takes longer.
+/// Waits like [`block_on`], for one tick or `most` if that is less; `None` if it takes longer.
 ///
 /// # Errors
-/// As of [`block_on`].
+/// Like [`block_on`].
 pub(crate) fn wait_a_tick<F>(
     py: Python<'_>,
     most: Duration,
@@ -211,7 +212,7 @@ where
 {
     let tick = TICK.min(most);
     block_on_by(py, tick, || async {
-        // It is made a little later than the tick begins, at whose end it is polled.
+        // The future is created slightly after the tick begins and polled at its end.
         let over = Instant::now() + tick / 2;
         let mut future = pin!(start());
         poll_fn(|context| match future.as_mut().poll(context) {
@@ -223,10 +224,10 @@ where
     })
 }
 
-/// A value with tasks behind it, usable only in the process that made it.
+/// A value with background tasks, usable only in the process that created it.
 ///
-/// In a forked child it says so, and is forgotten instead of dropped: its tasks are not there, and
-/// its locks may have been copied while held.
+/// In a forked child, using it is an error and dropping it does nothing: its tasks do not exist
+/// there, and its locks may have been copied while held.
 #[derive(Debug)]
 pub(crate) struct ProcessBound<T> {
     process: &'static Process,
@@ -235,7 +236,7 @@ pub(crate) struct ProcessBound<T> {
 }
 
 impl<T> ProcessBound<T> {
-    /// Binds `value`, which messages call `what`, to this process.
+    /// Binds `value`, called `what` in messages, to this process.
     pub(crate) fn new(py: Python<'_>, what: &'static str, value: T) -> PyResult<Self> {
         Ok(Self { process: current(py)?, what, value: Some(value) })
     }
@@ -253,7 +254,7 @@ impl<T> ProcessBound<T> {
         })
     }
 
-    /// The value, if this is the process that made it.
+    /// The value, if this process created it.
     pub(crate) fn own(&self) -> Option<&T> {
         self.value.as_ref().filter(|_| self.process.pid == std::process::id())
     }

@@ -1,4 +1,4 @@
-//! The change table's columns.
+//! Columns and schemas of the change table.
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 use dcp_arrow::{
@@ -11,7 +11,7 @@ use pyo3::types::{PyCapsule, PyDict, PyString};
 use crate::arguments::{Arguments, names, one_of};
 use crate::error::{Failure, Kind};
 
-/// The table that the options of `Client.stream` describe.
+/// The table described by the options of `Client.stream`.
 pub(crate) fn table(arguments: &Arguments<'_>) -> PyResult<TableSchema> {
     let mut options = TableOptions::default();
     let key_types = [("string", KeyType::String), ("binary", KeyType::Binary)];
@@ -32,7 +32,7 @@ pub(crate) fn table(arguments: &Arguments<'_>) -> PyResult<TableSchema> {
     Ok(TableSchema::new(&options).map_err(Failure::from)?)
 }
 
-/// Sets of columns, or their names.
+/// A set of columns, or column names.
 fn table_columns(arguments: &Arguments<'_>) -> PyResult<Columns> {
     let Some(given) = arguments.get("columns", "basic")? else { return Ok(Columns::Basic) };
     let expected = "a list of column names";

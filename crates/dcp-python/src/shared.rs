@@ -1,4 +1,4 @@
-//! A stream as its readers share it.
+//! A stream shared by its readers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,10 +15,10 @@ use dcp_proto::checkpoint::Checkpoint;
 use crate::batch::ChangeBatch;
 use crate::error::Failure;
 
-/// A stream as its readers share it.
+/// A stream shared by its readers.
 ///
-/// Its lock is held for moments only: never while a reader waits, while a batch is decoded, or
-/// across a call into Python.
+/// Its lock is held only briefly: never while a reader waits, while a batch is decoded, or across a
+/// call into Python.
 #[derive(Debug)]
 pub(crate) struct Shared {
     engine: Mutex<Engine>,
@@ -27,7 +27,7 @@ pub(crate) struct Shared {
     next_turn: AtomicU64,
 }
 
-/// The place of a reader among those that wait: whoever asked first is served first.
+/// A reader's place in the queue; readers are served in order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn(u64);
 
@@ -35,26 +35,26 @@ pub(crate) struct Turn(u64);
 struct Engine {
     stream: EngineStream<PendingBatch>,
     fetched: Fetched,
-    /// Readers that wait. The first is woken for a batch, all of them for the end.
+    /// Waiting readers. The first is woken for a batch, all of them at the end.
     waiting: BTreeMap<Turn, Waker>,
-    /// Whether nothing more comes from the stream.
+    /// Whether the stream has ended.
     is_over: bool,
-    /// Whether the engine's checkpoint counts a batch that the reader will never get.
+    /// Whether the engine's checkpoint includes a batch that no reader will get.
     is_ahead: bool,
-    /// Where the reader stands, as last known: after the last batch it was given.
+    /// Checkpoint after the last batch taken by a reader.
     stands_at: Checkpoint,
 }
 
-/// What the stream has given and no reader has taken.
+/// The batch that was fetched but not yet taken.
 #[derive(Debug)]
 enum Fetched {
     Nothing,
-    /// One that a reader decodes.
+    /// A reader is decoding it.
     InHand,
     Ready(Result<ChangeBatch, Failure>),
 }
 
-/// What a look for the next batch found.
+/// Result of looking for the next batch.
 #[derive(Debug)]
 pub(crate) enum Next {
     Batch(ChangeBatch),
@@ -63,8 +63,8 @@ pub(crate) enum Next {
 }
 
 impl Engine {
-    /// Looks for the next batch for a reader whose turn it is, which is to decode it then; `None`
-    /// if there is nothing to decode: one is ready, or none will ever come.
+    /// Polls for the next batch if it is the reader's turn, which then has to decode it. `None` if
+    /// there is nothing to decode: a batch is ready, or the stream has ended.
     fn poll(&mut self, turn: Turn, context: &mut Context<'_>) -> Poll<Option<PendingDelivery>> {
         if self.is_first(turn) {
             match self.fetched {
@@ -101,7 +101,7 @@ impl Engine {
         self.waiting.first_key_value().is_none_or(|(first, _)| *first >= turn)
     }
 
-    /// Who is to look next, now that a reader has gone.
+    /// Readers to wake after one has left.
     fn to_wake(&self) -> Vec<Waker> {
         let count = if self.is_over { self.waiting.len() } else { 1 };
         self.waiting.values().take(count).cloned().collect()
@@ -149,8 +149,8 @@ impl Shared {
         Turn(self.next_turn.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Fetches and decodes the next batch; ready if there is one now, or never will be. Otherwise
-    /// the reader has its place until it [leaves](Self::leave).
+    /// Fetches and decodes the next batch; ready if there is one now or the stream has ended.
+    /// Otherwise the reader keeps its place until it [leaves](Self::leave).
     pub(crate) fn poll(&self, turn: Turn, context: &mut Context<'_>) -> Poll<()> {
         let (polled, _replaced) = {
             let mut engine = self.lock();
@@ -171,7 +171,7 @@ impl Shared {
         let Delivered { batch, checkpoint, token, .. } = delivered;
         let decoded = batch.finish().map(|batch| ChangeBatch { batch, checkpoint, token });
         let mut engine = self.lock();
-        // A batch that cannot be shown ends the stream: reading on would pass over its rows.
+        // A batch that cannot be decoded ends the stream: reading on would skip its rows.
         if decoded.is_err() {
             engine.is_ahead = true;
             engine.close();
@@ -179,7 +179,7 @@ impl Shared {
         engine.fetched = Fetched::Ready(decoded.map_err(Failure::from));
     }
 
-    /// Takes what [`poll`](Self::poll) has found, if it is still there and nobody is before.
+    /// Takes the result of [`poll`](Self::poll) if it is still there and no reader is ahead.
     pub(crate) fn take(&self, turn: Turn) -> Result<Next, Failure> {
         let (taken, to_wake) = {
             let mut engine = self.lock();
@@ -205,7 +205,7 @@ impl Shared {
         taken
     }
 
-    /// The reader waits no longer; whoever is next looks for what it leaves.
+    /// Removes a reader that no longer waits and wakes the next one.
     pub(crate) fn leave(&self, turn: Turn) {
         let (_place, to_wake) = {
             let mut engine = self.lock();
@@ -214,11 +214,11 @@ impl Shared {
         to_wake.iter().for_each(Waker::wake_by_ref);
     }
 
-    /// Where the reader stands; in a stream whose batches it acknowledges, after those.
+    /// The reader's checkpoint; with manual acknowledgement, after the acknowledged batches.
     pub(crate) fn stands_at(&self) -> Checkpoint {
         self.acks.checkpoint().unwrap_or_else(|| {
             let mut engine = self.lock();
-            // Positions move without a batch too: past what the filter leaves out.
+            // Positions also move without a batch, past changes that are filtered out.
             if matches!(engine.fetched, Fetched::Nothing) && !engine.is_ahead {
                 engine.stands_at = engine.stream.checkpoint();
             }
@@ -226,7 +226,7 @@ impl Shared {
         })
     }
 
-    /// Whether all that the stream has given was taken, and nothing more comes.
+    /// Whether the stream has ended and its last batch was taken.
     pub(crate) fn is_over(&self) -> bool {
         let engine = self.lock();
         engine.is_over && matches!(engine.fetched, Fetched::Nothing)
@@ -248,7 +248,7 @@ impl Shared {
         self.lock().stream.take_events()
     }
 
-    /// Ends the stream, and the waits of all readers.
+    /// Closes the stream and wakes all readers.
     pub(crate) fn close(&self) {
         let to_wake = {
             let mut engine = self.lock();

@@ -27,7 +27,7 @@ use crate::shared::{Next, Shared, Turn};
 #[derive(Debug)]
 pub(crate) struct AsyncTurn {
     turn: Turn,
-    /// What the stream wakes.
+    /// The callback that the stream wakes.
     call: Mutex<Option<Arc<Call>>>,
 }
 
@@ -38,14 +38,14 @@ impl AsyncTurn {
         call
     }
 
-    /// Takes the call back: the stream may keep its waker for long, and nobody waits for it.
+    /// Cancels the callback: the stream may keep its waker for long.
     fn forget(&self) {
         let call = self.call.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(call.and_then(|call| call.take()));
     }
 }
 
-/// Who reads the stream; there is one way to read it, chosen by the first read.
+/// How the stream is read; the first read decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reader {
     None,
@@ -79,7 +79,7 @@ impl ChangeStream {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The stream for a reader by iteration.
+    /// The stream, for reading by iteration.
     fn for_iterator(&self) -> PyResult<&Arc<Shared>> {
         let shared = self.shared.get()?;
         let mut reader = self.reader();
@@ -92,7 +92,7 @@ impl ChangeStream {
     }
 }
 
-/// Waits for the next batch; `None` at the end of the stream, and once it is `until`.
+/// Waits for the next batch; `None` at the end of the stream, and after `until`.
 fn next_batch(
     py: Python<'_>,
     shared: &Shared,
@@ -103,15 +103,15 @@ fn next_batch(
     loop {
         let most = until.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
         wait_a_tick(py, most, || poll_fn(|context| shared.poll(turn, context)))?;
-        // A signal's handler may raise, or read the stream itself: the batch and the turn are
-        // not taken meanwhile.
+        // A signal handler may raise, or read the stream itself, so hold neither the batch nor the
+        // turn meanwhile.
         shared.leave(turn);
         py.check_signals()?;
         match shared.take(turn) {
             Ok(Next::Batch(batch)) => return Ok(Some(batch)),
             Ok(Next::NotYet) if most.is_zero() => return Ok(None),
             Ok(Next::NotYet) => {}
-            // What is logged about the end comes before the end.
+            // Flush the log first, so that records about the end precede it.
             ended => {
                 flush_log(py);
                 return ended.map(|_| None).map_err(Into::into);
@@ -120,11 +120,11 @@ fn next_batch(
     }
 }
 
-/// Id, state, seqnos (last one taken, highest of the server, up to which all copies persist), seconds
-/// that changes have waited for that, and whether for copies on different branches.
+/// Id, state, seqnos (last one taken, high seqno of the server, persisted on all copies), seconds
+/// that changes have waited for persistence, and whether copies have diverged.
 type VbucketParts = (u16, &'static str, (u64, Option<u64>, Option<u64>), Option<f64>, bool);
 
-/// Kind, vBucket, node, the rest as text, and the cause for programs.
+/// Kind, vBucket, node, details as text, and the cause as a code.
 type EventParts = (&'static str, Option<u16>, Option<String>, String, Option<String>);
 
 fn event_parts(event: StreamEvent) -> EventParts {
@@ -192,16 +192,17 @@ impl ChangeStream {
         next_batch(py, self.for_iterator()?, until)
     }
 
-    /// Whether nothing more comes.
+    /// Whether the stream has ended.
     #[getter]
     fn is_over(&self, py: Python<'_>) -> PyResult<bool> {
         let shared = self.shared.get()?;
         Ok(py.detach(|| shared.is_over()))
     }
 
-    /// Looks for the next batch on the reader's turn: `(batch, False)`; `(None, True)` at the end of
-    /// the stream. `(None, False)` if it is yet to come: then the turn lasts until `leave`, and
-    /// `notify` is called once, from another thread, when it is time to look again.
+    /// Polls for the next batch on the reader's turn: returns `(batch, False)`, `(None, True)` at
+    /// the end of the stream, or `(None, False)` if there is none yet. In that case the turn lasts
+    /// until `leave`, and `notify` is called once, from another thread, when it is time to poll
+    /// again.
     fn poll_next(
         &self,
         py: Python<'_>,
@@ -226,12 +227,12 @@ impl ChangeStream {
         }
     }
 
-    /// A turn for `poll_next`: whoever has asked first is served first.
+    /// A turn for `poll_next`; readers are served in order of arrival.
     fn new_turn(&self) -> PyResult<AsyncTurn> {
         Ok(AsyncTurn { turn: self.shared.get()?.new_turn(), call: Mutex::default() })
     }
 
-    /// The reader waits no longer.
+    /// Gives up the reader's turn.
     fn leave(&self, py: Python<'_>, turn: &AsyncTurn) {
         if let Some(shared) = self.shared.own() {
             py.detach(|| shared.leave(turn.turn));
@@ -245,13 +246,13 @@ impl ChangeStream {
         Ok(Checkpoint(py.detach(|| shared.stands_at())))
     }
 
-    /// Whether batches wait for `ack`.
+    /// Whether batches have to be acknowledged with `ack`.
     #[getter]
     fn is_manual(&self) -> PyResult<bool> {
         Ok(self.shared.get()?.acks().is_manual())
     }
 
-    /// The reader has processed a batch.
+    /// Acknowledges a batch.
     fn ack(&self, batch: &ChangeBatch) -> PyResult<()> {
         Ok(self.shared.get()?.acks().ack(batch.token).map_err(Failure::from)?)
     }
@@ -293,7 +294,7 @@ impl ChangeStream {
         Ok(dict)
     }
 
-    /// Where every vBucket stands.
+    /// State of every vBucket.
     fn vbucket_stats(&self, py: Python<'_>) -> PyResult<Vec<VbucketParts>> {
         let shared = self.shared.get()?;
         let stats = py.detach(|| shared.vbucket_stats());
@@ -315,7 +316,7 @@ impl ChangeStream {
         Ok(lags.into_iter().map(|each| (each.name, each.lag)).collect())
     }
 
-    /// What has happened since the last call: kind, vBucket, node, the rest as text, and the cause.
+    /// Events since the last call: kind, vBucket, node, details as text, and the cause.
     fn events(&self, py: Python<'_>) -> PyResult<Vec<EventParts>> {
         let shared = self.shared.get()?;
         let events = py.detach(|| shared.take_events());
@@ -328,7 +329,7 @@ impl ChangeStream {
         Ok(())
     }
 
-    /// As `close`, for an event loop, which does not wait for `logging`.
+    /// Like `close`, for an event loop; does not wait for `logging`.
     fn close_soon(&self, py: Python<'_>) -> PyResult<()> {
         let shared = self.shared.get()?;
         *self.reader() = Reader::Closed;
@@ -340,8 +341,8 @@ impl ChangeStream {
         schema_capsule(py, &self.shared.get()?.table().arrow())
     }
 
-    /// The schema that is asked for is a wish, which the protocol lets a producer pass over; the
-    /// caller sees what it got.
+    /// The requested schema is a hint that the protocol lets a producer ignore; the caller sees the
+    /// actual schema.
     #[pyo3(signature = (requested_schema=None))]
     fn __arrow_c_stream__<'py>(
         &self,
@@ -358,7 +359,7 @@ impl ChangeStream {
         {
             let mut reader = self.reader();
             match *reader {
-                // One that iterated so far may hand over the rest.
+                // Switching from iteration to Arrow is allowed.
                 Reader::None | Reader::Iterator => *reader = Reader::Arrow,
                 Reader::Arrow => return Err(taken()),
                 Reader::Closed => return Err(closed()),

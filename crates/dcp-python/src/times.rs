@@ -1,4 +1,4 @@
-//! Timestamps and dates as those of Python's `datetime`.
+//! Timestamps and dates as Python's `datetime` objects.
 
 use chrono::{DateTime, Datelike, NaiveDate, Timelike};
 use pyo3::exceptions::PyOverflowError;
@@ -24,9 +24,10 @@ impl<'py> Times<'py> {
         })
     }
 
-    /// The moment; exact, where a float of seconds would not be.
+    /// The timestamp; exact, unlike a float of seconds.
     pub(crate) fn datetime(&self, py: Python<'py>, micros: i64) -> PyResult<Bound<'py, PyAny>> {
-        // As `pickle` makes one, which costs a quarter of adding a timedelta to the epoch.
+        // The constructor that `pickle` uses; it costs a quarter of adding a timedelta to the
+        // epoch.
         if let Some(state) = pickled(micros) {
             return self.datetime.call1((PyBytes::new(py, &state), &self.utc));
         }
@@ -34,13 +35,13 @@ impl<'py> Times<'py> {
         epoch.add(self.timedelta.call1((0, 0, micros))?)
     }
 
-    /// A time that is not said to be of a place.
+    /// A timestamp without a time zone.
     pub(crate) fn local(&self, micros: i64) -> PyResult<Bound<'py, PyAny>> {
         let epoch = self.datetime.call1((1970, 1, 1))?;
         epoch.add(self.timedelta.call1((0, 0, micros))?)
     }
 
-    /// The day so many days after 1970-01-01.
+    /// The date this number of days after 1970-01-01.
     pub(crate) fn date(&self, days: i32) -> PyResult<Bound<'py, PyAny>> {
         let date = NaiveDate::from_epoch_days(days);
         let date = date.ok_or_else(|| PyOverflowError::new_err("date value out of range"))?;
@@ -48,8 +49,8 @@ impl<'py> Times<'py> {
     }
 }
 
-/// The ten bytes `datetime.__reduce__` stands for a moment with: year, month, day, hour, minute,
-/// second, microsecond. `None` outside the years it has.
+/// The ten bytes with which `datetime.__reduce__` encodes a timestamp: year, month, day, hour,
+/// minute, second, microsecond. `None` if the year is out of range.
 fn pickled(micros: i64) -> Option<[u8; 10]> {
     let moment = DateTime::from_timestamp_micros(micros)?;
     let year = u16::try_from(moment.year()).ok().filter(|year| (1..=9999).contains(year))?;

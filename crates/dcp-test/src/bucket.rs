@@ -1,4 +1,4 @@
-//! A bucket in memory that holds exactly what a test says, where the test says.
+//! An in-memory bucket with exactly the contents, on disk and in memory, that a test specifies.
 #![expect(missing_docs, reason = "fields are called what the protocol calls them")]
 
 use std::cell::{Cell, RefCell};
@@ -13,7 +13,7 @@ use dcp_proto::producer::{
 use dcp_wire::message::{FailoverEntry, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno, Vbid, Vbuuid};
 
-/// The branch every vBucket begins with.
+/// The first branch of every vBucket.
 pub const BRANCH: Vbuuid = Vbuuid(0xabc);
 
 #[derive(Debug)]
@@ -29,22 +29,22 @@ pub struct VBucket {
     pub high: u64,
     pub persisted: u64,
     pub purge: u64,
-    /// Collections that were there when the test began, besides those with events.
+    /// Initial collections, in addition to those with system events.
     pub collections: BTreeMap<u32, u64>,
     pub dropped: BTreeSet<u32>,
     pub disk: Vec<Arc<Item>>,
     pub checkpoints: Vec<Checkpoint>,
-    /// Seqno from which on memory has everything.
+    /// Seqno from which on memory is complete.
     pub memory_from: u64,
     pub fail_disk_after: Option<usize>,
     pub incarnation: u64,
     pub is_ephemeral: bool,
-    /// Set when the vBucket was handed over: it is dead, another life of it.
+    /// Set when the vBucket is handed over: it is dead, with a new incarnation.
     pub is_retired: Cell<bool>,
     pub is_receiving_initial_snapshot: bool,
     /// End of the snapshot a replica is receiving.
     pub open_snapshot_end: Option<u64>,
-    /// From where on the disk keeps every version.
+    /// Seqno from which the disk keeps every version.
     pub history_start: Option<u64>,
     pub completed: u64,
     pub prepared: u64,
@@ -83,7 +83,7 @@ impl VBucket {
         }
     }
 
-    /// A vBucket of which nothing but its numbers matters.
+    /// A vBucket of which only the seqnos matter.
     pub fn at(high: u64) -> Self {
         Self { high, persisted: high, memory_from: high + 1, ..Self::new() }
     }
@@ -103,7 +103,7 @@ impl VBucket {
         self
     }
 
-    /// The disk holds `items`.
+    /// Puts `items` on disk.
     pub fn on_disk(mut self, items: impl IntoIterator<Item = Item>) -> Self {
         for item in items {
             self.note(&item);
@@ -113,7 +113,7 @@ impl VBucket {
         self
     }
 
-    /// Memory holds a checkpoint that began at `start`.
+    /// Puts a checkpoint that begins at `start` in memory.
     pub fn checkpoint(mut self, start: u64, items: impl IntoIterator<Item = Item>) -> Self {
         self.checkpoints.push(Checkpoint { start, items: Vec::new() });
         for item in items {
@@ -122,7 +122,7 @@ impl VBucket {
         self
     }
 
-    /// Appends to the newest checkpoint; an older item of the same key leaves it.
+    /// Appends to the newest checkpoint, replacing an older item with the same key.
     pub fn write(&mut self, item: Item) {
         self.note(&item);
         if self.checkpoints.is_empty() {
@@ -164,7 +164,7 @@ impl VBucket {
 }
 
 impl VBucket {
-    /// Highest seqno up to `end` of anything but a prepare or an abort.
+    /// Highest seqno up to `end`, except of prepares and aborts.
     fn max_visible(&self, end: Seqno) -> Seqno {
         let in_memory = self.checkpoints.iter().flat_map(|checkpoint| &checkpoint.items);
         let visible = self.disk.iter().chain(in_memory).filter(|item| item.kind.is_visible());
@@ -300,7 +300,7 @@ pub struct Bucket {
     pub node: Node,
 }
 
-/// What is up with the node.
+/// State of the node.
 #[derive(Clone, Debug, Default)]
 pub struct Node {
     pub may_not_produce: bool,
@@ -381,7 +381,7 @@ impl BucketSource for Bucket {
     }
 }
 
-/// A document in a collection; each seqno has a key of its own.
+/// A document in a collection, with a different key per seqno.
 pub fn doc(seqno: u64, collection: u32) -> Item {
     Item {
         kind: ItemKind::Mutation,
@@ -398,7 +398,7 @@ pub fn doc(seqno: u64, collection: u32) -> Item {
     }
 }
 
-/// Documents of the default collection.
+/// Documents in the default collection.
 pub fn docs(seqnos: impl IntoIterator<Item = u64>) -> Vec<Item> {
     seqnos.into_iter().map(|seqno| doc(seqno, 0)).collect()
 }

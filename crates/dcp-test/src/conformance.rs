@@ -1,23 +1,23 @@
-//! Which rows of the conformance tables have been run, and held.
+//! Records which rows of the conformance tables were tested, and with which outcome.
 //!
-//! A test whose name has a row's number stands for the row. One that plays rows as data says of each
-//! that it held, into the file that `DCP_CONFORMANCE` names; `scripts/conformance.py` holds both
-//! against the tables.
+//! A test with a row's number in its name covers that row. Tests that play rows as data append each
+//! outcome to the file named by `DCP_CONFORMANCE`; `scripts/conformance.py` compares both with the
+//! tables.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// What came of a row.
+/// Outcome of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// With its inputs, its answer.
+    /// The answer matches the row.
     Held,
-    /// Another answer than the row's, on purpose.
+    /// The answer deliberately differs from the row's.
     Departs,
 }
 
-/// Notes what came of a row at the end `end` of a connection; only its number counts, without what
-/// stands behind it.
+/// Records the outcome of a row at the end `end` of a connection. Only the row's number counts; any
+/// suffix is ignored.
 ///
 /// # Panics
 /// If the file cannot be written.
@@ -26,6 +26,6 @@ pub fn note(end: &str, row: &str, outcome: Outcome) {
     let number = row.split(' ').next().unwrap_or_default();
     let line = format!("{end} {number} {outcome:?}\n");
     let mut file = OpenOptions::new().create(true).append(true).open(path).expect("the file");
-    // At once, so that lines of tests side by side do not mix.
+    // In a single write, so that lines of concurrent tests do not mix.
     file.write_all(line.as_bytes()).expect("the file takes it");
 }

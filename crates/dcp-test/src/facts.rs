@@ -1,7 +1,7 @@
-//! What recordings know of their changes from outside the DCP stream.
+//! Facts about recorded changes from outside the DCP stream.
 //!
-//! The first line of a recording holds it: the operations that made the changes, and lists of
-//! stream messages in words.
+//! The first line of a recording contains them: the operations that made the changes, and lists of
+//! stream messages as text.
 
 use core::fmt::Write;
 
@@ -9,10 +9,10 @@ use dcp_wire::{Cas, Datatype, Seqno, Vbid, snappy, xattr};
 use serde_json::Value;
 use sha1::{Digest, Sha1};
 
-/// Longest value of a recording in bytes, inflated.
+/// Maximum length of an inflated value in a recording, in bytes.
 const MAX_VALUE_LEN: usize = 1 << 20;
 
-/// A change of a document as the stream tells it.
+/// A document change as received on the stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
     /// The vBucket.
@@ -21,11 +21,11 @@ pub struct Change<'a> {
     pub seqno: Seqno,
     /// Its CAS.
     pub cas: Cas,
-    /// Whether the document is gone since.
+    /// Whether the document was removed.
     pub deleted: bool,
-    /// Flags, where the message has them.
+    /// Flags, if the message has them.
     pub flags: Option<u32>,
-    /// Expiry, where the message has one.
+    /// Expiry, if the message has one.
     pub expiry: Option<u32>,
     /// Datatype of the value.
     pub datatype: Datatype,
@@ -33,15 +33,15 @@ pub struct Change<'a> {
     pub key: &'a [u8],
     /// Value as on the wire.
     pub value: &'a [u8],
-    /// The connection leaves bodies out.
+    /// Whether the connection omits bodies.
     pub no_value: bool,
 }
 
 impl Change<'_> {
-    /// What the change says otherwise than the operation that made it (`expected.kv_ops`).
+    /// Differences between the change and the operation that made it (`expected.kv_ops`).
     ///
     /// # Panics
-    /// If the value is not what its datatype says.
+    /// If the value does not match its datatype.
     #[must_use]
     pub fn differences(&self, operation: &Value) -> Vec<String> {
         let mut wrong = Vec::new();
@@ -51,8 +51,8 @@ impl Change<'_> {
             }
         };
         same("key", self.is_of(operation), format!("{:?}", self.key));
-        // Without values servers since 7.6 rebuild what they read from disk from the key alone:
-        // with CAS 0, flags 0, expiry 0, and removed documents as if they were there.
+        // Without values, servers since 7.6 restore what they read from disk from the key alone:
+        // with CAS 0, flags 0, expiry 0, and removed documents as if they existed.
         if self.no_value && self.cas == Cas(0) {
             return wrong;
         }
@@ -95,18 +95,18 @@ impl Change<'_> {
         wrong
     }
 
-    /// Whether an operation was on this document.
+    /// Whether an operation concerned this document.
     #[must_use]
     pub fn is_of(&self, operation: &Value) -> bool {
         let key = key_of(operation);
-        // The operation may have been on a connection without collections.
+        // The operation may have used a connection without collections.
         self.key == key || self.key.strip_prefix(b"\0") == Some(&key[..])
     }
 
     /// The document without xattrs, inflated if the server compressed it.
     ///
     /// # Panics
-    /// If the value is not what its datatype says.
+    /// If the value does not match its datatype.
     #[must_use]
     pub fn body(&self) -> Vec<u8> {
         let value = self.inflated();
@@ -124,7 +124,7 @@ impl Change<'_> {
     }
 }
 
-/// Whether a body is the one an operation wrote: given in hex, or by length and digest.
+/// Whether a body matches that of an operation: given in hex, or by length and digest.
 fn value_fits(expected: &str, operation: &Value, body: &[u8]) -> bool {
     if let Some(rest) = expected.strip_prefix("len:") {
         let digest: String = Sha1::digest(body).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -137,25 +137,25 @@ fn value_fits(expected: &str, operation: &Value, body: &[u8]) -> bool {
     written == body
 }
 
-/// Bytes as the operations write them: text, or `hex:` and digits.
+/// Bytes as encoded in operations: text, or `hex:` and digits.
 fn bytes(text: &str) -> Vec<u8> {
     let hex = text.strip_prefix("hex:").and_then(crate::parse_hex);
     hex.unwrap_or_else(|| text.as_bytes().to_vec())
 }
 
-/// The key an operation was on, with its collection where the connection had them.
+/// The key of an operation, with its collection if the connection had them.
 #[must_use]
 pub fn key_of(operation: &Value) -> Vec<u8> {
     bytes(operation["key"].as_str().unwrap_or_default())
 }
 
-/// A number that is written in hex.
+/// A number in hex.
 #[must_use]
 pub fn hex_u64(value: &Value) -> Option<u64> {
     u64::from_str_radix(value.as_str()?, 16).ok()
 }
 
-/// An item in the words of the lists, for example `MUTATION seq=1 b'z' dt=1 vl=1`.
+/// An item in the format of the lists, for example `MUTATION seq=1 b'z' dt=1 vl=1`.
 #[must_use]
 pub fn item_in_words(
     name: &str,
@@ -168,7 +168,7 @@ pub fn item_in_words(
     format!("{name} seq={seqno} {key} dt={} vl={value_len}", datatype.0)
 }
 
-/// The first 20 bytes of a key as Python writes them.
+/// The first 20 bytes of a key as Python prints them.
 fn bytes_in_words(bytes: &[u8]) -> String {
     let mut text = "b'".to_owned();
     for &byte in bytes.iter().take(20) {

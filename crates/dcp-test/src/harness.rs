@@ -1,4 +1,4 @@
-//! A consumer's machine under simulated time, with a server's hand on the other end.
+//! A consumer's connection machine under simulated time, with a scripted server.
 #![expect(missing_docs, reason = "fields are called what the protocol calls them")]
 
 use std::time::{Duration, Instant};
@@ -21,10 +21,10 @@ use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid}
 use crate::packet::{Packet, packets};
 use crate::words;
 
-/// The vBucket that is streamed.
+/// The vBucket of the stream.
 pub const VB: Vbid = Vbid(7);
 
-/// What the sink was given.
+/// An item received by the sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Item {
     Change { op: Op, vbid: Vbid, seqno: u64, vbuuid: u64, epoch: u32, snapshot: (u64, u64) },
@@ -64,9 +64,9 @@ pub struct Sink {
     pub documents: Vec<Document>,
     /// The system events among them in full.
     pub told: Vec<Told>,
-    /// Seqnos of the changes that came in snapshots with history.
+    /// Seqnos of changes in snapshots with history.
     pub history: Vec<u64>,
-    /// The change with this seqno cannot be represented.
+    /// The sink refuses the change with this seqno.
     pub refuse: Option<Seqno>,
 }
 
@@ -122,7 +122,7 @@ impl ChangeSink for Sink {
     }
 }
 
-/// A stream request as the server sees it.
+/// A stream request as received by the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub opaque: Opaque,
@@ -134,7 +134,7 @@ pub struct Request {
     pub flags: StreamRequestFlags,
 }
 
-/// A packet the machine sent.
+/// A packet sent by the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sent {
     StreamRequest(Request),
@@ -145,18 +145,18 @@ pub enum Sent {
     Other(Opcode),
 }
 
-/// A connection, with one stream in hand.
+/// A connection with one current stream.
 #[derive(Debug)]
 pub struct Harness {
     pub machine: Connection,
     pub sink: Sink,
     pub now: Instant,
     pub opaque: Opaque,
-    /// Bytes of the packets the server sends next.
+    /// Encoded packets that the server sends next.
     pub wire: Vec<u8>,
 }
 
-/// Some moment to count from.
+/// An arbitrary time to start from.
 pub fn start() -> Instant {
     Instant::now()
 }
@@ -206,7 +206,7 @@ impl Harness {
         }
     }
 
-    /// With a stream from the beginning that the server has accepted.
+    /// A harness with an accepted stream from the beginning.
     pub fn streaming(config: ConnectionConfig) -> Self {
         let mut harness = Self::new(config);
         harness.open(StreamPosition::new(Position::EARLIEST));
@@ -223,7 +223,7 @@ impl Harness {
         self.requested()
     }
 
-    /// The stream request the machine sends once it knows how much there is, and nothing before.
+    /// Expects a request for high seqnos, answers it, and expects the stream request that follows.
     pub fn requested_up_to(&mut self, high: u64) -> Request {
         let sent = self.sent();
         let [Sent::HighSeqnos(number)] = sent[..] else { panic!("{sent:?}") };
@@ -240,8 +240,7 @@ impl Harness {
         self.play();
     }
 
-    /// The stream request the machine has just sent, and nothing else; its opaque is used from
-    /// now on.
+    /// Expects a stream request as the only packet sent; its opaque is used from now on.
     pub fn requested(&mut self) -> Request {
         let sent = self.sent();
         let [Sent::StreamRequest(request)] = &sent[..] else { panic!("{sent:?}") };
@@ -249,7 +248,7 @@ impl Harness {
         request.clone()
     }
 
-    /// What the machine sends.
+    /// Packets sent by the machine.
     pub fn sent(&mut self) -> Vec<Sent> {
         let mut bytes = BytesMut::new();
         self.machine.poll_transmit(&mut bytes);
@@ -260,40 +259,40 @@ impl Harness {
         std::iter::from_fn(|| self.machine.poll_event()).collect()
     }
 
-    /// Where messages of the stream go.
+    /// Address of the stream's messages.
     #[must_use]
     pub const fn to(&self) -> StreamAddress {
         StreamAddress { vbid: VB, opaque: self.opaque, stream_id: None }
     }
 
-    /// Puts a message of the stream on the wire, in the words of [`words`].
+    /// Queues a message of the stream, in the notation of [`words`].
     pub fn say(&mut self, words: &str) -> &mut Self {
         self.wire.extend(words::message(words, self.to()));
         self
     }
 
-    /// A marker of what is in memory.
+    /// A snapshot marker from memory.
     pub fn marker(&mut self, start: u64, end: u64) -> &mut Self {
         self.say(&format!("MARK [{start}-{end}] 0x1"))
     }
 
-    /// Any marker.
+    /// Any snapshot marker.
     pub fn marker_of(&mut self, marker: &SnapshotMarker) -> &mut Self {
         marker.encode(self.to(), &mut self.wire).unwrap();
         self
     }
 
-    /// A document.
+    /// A mutation.
     pub fn mutation(&mut self, seqno: u64) -> &mut Self {
         self.say(&format!("MUT {seqno}"))
     }
 
-    /// Documents.
+    /// Mutations.
     pub fn mutations(&mut self, seqnos: impl IntoIterator<Item = u64>) -> &mut Self {
         seqnos.into_iter().fold(self, Self::mutation)
     }
 
-    /// A deletion, in the layout that has its time or the other.
+    /// A deletion, in the layout with or without a delete time.
     pub fn deletion(&mut self, seqno: u64, delete_time: Option<u32>) -> &mut Self {
         match delete_time {
             Some(time) => self.say(&format!("DEL2 {seqno} key {time}")),
@@ -306,12 +305,12 @@ impl Harness {
         self.say(&format!("EXP {seqno}"))
     }
 
-    /// Seqnos that are passed over.
+    /// Seqno advanced.
     pub fn advanced(&mut self, seqno: u64) -> &mut Self {
         self.say(&format!("ADV {seqno}"))
     }
 
-    /// A collection that begins.
+    /// A created collection.
     pub fn system_event(&mut self, seqno: u64, manifest_uid: u64) -> &mut Self {
         self.say(&format!("SYS {seqno} begin 9 v0 key=fruit uid={manifest_uid}"))
     }
@@ -321,19 +320,19 @@ impl Harness {
         self.say(if oso == OsoSnapshot::Start { "OSO start" } else { "OSO end" })
     }
 
-    /// The end of the stream.
+    /// A stream end.
     pub fn end(&mut self, reason: StreamEndReason) -> &mut Self {
         self.say(&format!("END {}", reason.0))
     }
 
-    /// The answer to the stream request in hand.
+    /// The response to the current stream request.
     pub fn answer(&mut self, status: Status, value: &[u8]) -> &mut Self {
         let answer = Frame::response(Opcode::DCP_STREAM_REQ, status);
         answer.with_opaque(self.opaque).with_value(value).encode(&mut self.wire).unwrap();
         self
     }
 
-    /// Accepts the request in hand; what happens besides that it was opened is returned.
+    /// Accepts the current request; returns the events after `StreamOpened`.
     pub fn accept_with(&mut self, entries: &[(u64, u64)]) -> Vec<Event> {
         let mut value = Vec::new();
         encode_failover_log(log(entries).entries().iter().copied(), &mut value);
@@ -352,7 +351,7 @@ impl Harness {
         assert!(matches!(events[..], [Event::StreamOpened { vbid: VB, .. }]), "{events:?}");
     }
 
-    /// Feeds what was put on the wire.
+    /// Feeds the queued bytes to the machine.
     pub fn try_play(&mut self) -> Result<Walk, ConnectionError> {
         let wire = std::mem::take(&mut self.wire);
         let walk = self.machine.handle_input(self.now, &wire, Limit::NONE, &mut self.sink)?;
@@ -364,7 +363,7 @@ impl Harness {
         self.try_play().unwrap()
     }
 
-    /// Feeds what was put on the wire and returns what the server did wrong.
+    /// Feeds the queued bytes and returns the server's violation of the protocol.
     pub fn misbehaves(&mut self) -> Misbehaviour {
         match self.try_play() {
             Err(ConnectionError::Protocol(error)) => match error.kind {
@@ -375,14 +374,14 @@ impl Harness {
         }
     }
 
-    /// Where the stream stands as the driver would deliver it; `None` if it has not moved.
+    /// Position of the stream as delivered by the driver; `None` if it has not changed.
     pub fn moved(&mut self) -> Option<Position> {
         let mut positions = self.machine.take_positions();
         assert!(positions.iter().all(|moved| moved.vbid == VB));
         positions.pop().map(|moved| moved.position)
     }
 
-    /// Loses the connection and goes on with another one: the next stream request.
+    /// Replaces the connection with a new one and returns its stream request.
     pub fn reconnect(&mut self, config: ConnectionConfig) -> Request {
         let old = std::mem::replace(&mut self.machine, Connection::new(config, self.now));
         self.wire.clear();
@@ -396,7 +395,7 @@ impl Harness {
         self.requested()
     }
 
-    /// The same up to what the machine sends.
+    /// The same, but without expecting the stream request.
     pub fn reopen_until(&mut self, config: ConnectionConfig, end: Seqno) {
         let old = std::mem::replace(&mut self.machine, Connection::new(config, self.now));
         self.wire.clear();

@@ -1,15 +1,15 @@
-//! Test support: peers that are played by hand, recorded traffic and golden packets.
+//! Test support: scripted peers, recorded traffic and golden packets.
 //!
-//! * [`packet`] and [`words`] say and read whole packets, and messages in a few words.
-//! * [`conformance`] notes which rows of the conformance tables have held.
-//! * [`peer`] is one end of a connection over whatever carries bytes, and [`login`] the server's
-//!   side of its set-up.
-//! * [`harness`] is a consumer's machine with a server's hand on the other end, [`bucket`] what a
-//!   producer's machine reads from, and [`pair`] both machines under one simulated clock.
+//! * [`packet`] and [`words`] encode and decode whole packets, and messages in a short notation.
+//! * [`conformance`] records which rows of the conformance tables were tested.
+//! * [`peer`] is one end of a connection over any transport, and [`login`] the server's side of
+//!   connection set-up.
+//! * [`harness`] is a consumer's machine with a scripted server, [`bucket`] the data source of a
+//!   producer's machine, and [`pair`] both machines under one simulated clock.
 //! * [`traces`] reads the packets recorded from real servers.
-//! * [`facts`] compares changes with what the recordings know of them from outside the stream.
-//! * [`vectors`] reads golden packets, written by hand from the protocol's documents.
-//! * [`scripted_server`] plays the server's side of a recording to a client over loopback.
+//! * [`facts`] compares changes with facts recorded outside the stream.
+//! * [`vectors`] reads golden packets, written by hand from the protocol's specification.
+//! * [`scripted_server`] replays the server's side of a recording to a client over loopback.
 //!
 //! Both ends built in this workspace share one codec, so their agreement proves nothing about
 //! bytes: recordings and golden packets do.
@@ -30,18 +30,18 @@ pub mod words;
 
 use std::path::{Path, PathBuf};
 
-/// `value` after `change`: for options that are not made of all their fields.
+/// Returns `value` after applying `change`, for options that cannot be built with struct syntax.
 pub fn with<T>(mut value: T, change: impl FnOnce(&mut T)) -> T {
     change(&mut value);
     value
 }
 
-/// A path below the workspace's `tests` folder.
+/// A path in the workspace's `tests` folder.
 fn tests_folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(name)
 }
 
-/// Bytes of hex digits; spaces are ignored.
+/// Parses hex digits; spaces are ignored.
 pub fn parse_hex(text: &str) -> Option<Vec<u8>> {
     let digits: Vec<u8> = text
         .chars()

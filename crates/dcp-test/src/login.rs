@@ -1,4 +1,4 @@
-//! The server's side of a connection set-up, which a test can make refuse.
+//! The server's side of connection set-up, with optional refusals.
 
 use dcp_wire::sasl::{Mechanism, PlainMessage, ScramCredentials, ScramServer};
 use dcp_wire::{Feature, Frame, Opcode, Status};
@@ -17,16 +17,16 @@ pub const CONFIG: &[u8] =
 const GLOBAL: &[u8] = br#"{"rev":3,"nodesExt":[{"services":{"kv":11210},"thisNode":true}]}"#;
 const MANIFEST: &[u8] = br#"{"uid":"2","scopes":[{"name":"_default","uid":"0","collections":[]}]}"#;
 
-/// Answers a client that connects, well unless it is told otherwise.
+/// Answers a connecting client, successfully by default.
 #[derive(Clone, Debug)]
 pub struct Login {
-    /// The mechanisms it lists.
+    /// The SASL mechanisms to list.
     pub mechanisms: &'static [u8],
-    /// The features it grants; those that are asked for if `None`.
+    /// The features to grant; `None` grants all requested ones.
     pub features: Option<Vec<Feature>>,
-    /// Answers in place of the usual ones.
+    /// Answers that replace the usual ones.
     pub instead: Vec<(Opcode, Status, &'static [u8])>,
-    /// What it was asked.
+    /// Requests received.
     pub seen: Vec<Packet>,
 }
 
@@ -42,22 +42,22 @@ impl Default for Login {
 }
 
 impl Login {
-    /// Answers `opcode` in this way, and others well.
+    /// Gives this answer to `opcode`, and the usual ones otherwise.
     #[must_use]
     pub fn answering(opcode: Opcode, status: Status, value: &'static [u8]) -> Self {
         Self { instead: vec![(opcode, status, value)], ..Self::default() }
     }
 
-    /// Whether it was asked for `opcode`.
+    /// Whether a request with `opcode` was received.
     #[must_use]
     pub fn was_asked(&self, opcode: Opcode) -> bool {
         self.seen.iter().any(|seen| seen.opcode() == opcode)
     }
 
-    /// The answer to a request, as bytes.
+    /// The answer to a request, encoded.
     ///
     /// # Panics
-    /// If no client asks that as it connects.
+    /// If a client does not send such a request during set-up.
     pub fn answer(&mut self, request: &Packet) -> Vec<u8> {
         let frame = request.frame();
         let opcode = frame.header.opcode;
@@ -103,7 +103,7 @@ impl Login {
     }
 }
 
-/// The exchange that SASL_AUTH begins, and its challenge: both are the same whenever it is asked.
+/// The SCRAM exchange that SASL_AUTH begins, and its challenge. Both are deterministic.
 fn scram(auth: &Frame<'_>) -> (ScramServer, Vec<u8>) {
     let mechanism = Mechanism::from_name(auth.key).expect("a mechanism it lists");
     let credentials = ScramCredentials::derive(mechanism, PASSWORD, b"0123456789abcdef", 4096);

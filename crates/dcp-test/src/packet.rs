@@ -1,4 +1,4 @@
-//! Whole packets, as a peer that is played by hand sends and receives them.
+//! Whole packets, as sent and received by scripted peers.
 
 use bytes::{Bytes, BytesMut};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status};
@@ -14,7 +14,7 @@ impl Packet {
         Frame::parse(&self.0, MAX_BODY_LEN).unwrap().unwrap().0
     }
 
-    /// What it is.
+    /// Its opcode.
     #[must_use]
     pub fn opcode(&self) -> Opcode {
         self.frame().header.opcode
@@ -23,29 +23,29 @@ impl Packet {
     /// The status of a response.
     ///
     /// # Panics
-    /// If it is no response.
+    /// If it is not a response.
     #[must_use]
     pub fn status(&self) -> Status {
         assert!(self.frame().header.magic.is_response(), "{:?} is no response", self.frame());
         self.frame().header.status()
     }
 
-    /// Which request it belongs to.
+    /// Its opaque.
     #[must_use]
     pub fn opaque(&self) -> Opaque {
         self.frame().header.opaque
     }
 
-    /// All of it.
+    /// The whole packet.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Takes the first packet out of `input`; `None` if it is not whole yet.
+    /// Removes the first packet from `input`; `None` if it is incomplete.
     ///
     /// # Panics
-    /// If what is there begins no packet.
+    /// If `input` does not begin with a valid packet.
     #[must_use]
     pub fn take(input: &mut BytesMut) -> Option<Self> {
         let (_, len) = Frame::parse(input, MAX_BODY_LEN).unwrap()?;
@@ -53,10 +53,10 @@ impl Packet {
     }
 }
 
-/// The packets that `bytes` are.
+/// Splits `bytes` into packets.
 ///
 /// # Panics
-/// If they are not whole packets.
+/// If `bytes` are not whole packets.
 #[must_use]
 pub fn packets(bytes: &[u8]) -> Vec<Packet> {
     let mut rest = BytesMut::from(bytes);
@@ -65,10 +65,10 @@ pub fn packets(bytes: &[u8]) -> Vec<Packet> {
     packets
 }
 
-/// A frame as bytes.
+/// Encodes a frame.
 ///
 /// # Panics
-/// If it is too long for one.
+/// If a part is too long.
 #[must_use]
 pub fn encoded(frame: &Frame<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();

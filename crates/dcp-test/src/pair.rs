@@ -1,4 +1,4 @@
-//! A consumer's machine against a producer's, under one simulated clock.
+//! A consumer's and a producer's machine under one simulated clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use crate::bucket::{Bucket, VBucket};
 use crate::harness::{Harness, VB};
 use crate::packet::{Packet, packets};
 
-/// Both ends of a connection. DCP is open, with what the consumer's configuration asks for.
+/// Both ends of an open DCP connection, negotiated from the consumer's configuration.
 #[derive(Debug)]
 pub struct Pair {
-    /// The consumer, and what it was given.
+    /// The consumer and its sink.
     pub reader: Harness,
     /// The producer's end.
     pub node: producer::Connection,
-    /// What the producer has, in [`VB`].
+    /// The producer's data, in [`VB`].
     pub bucket: Bucket,
     features: Features,
 }
@@ -29,7 +29,7 @@ impl Pair {
     /// A consumer of one vBucket.
     ///
     /// # Panics
-    /// If the producer refuses what the consumer asks for.
+    /// If the producer refuses the consumer's settings.
     #[must_use]
     pub fn open(vbucket: VBucket, config: ConnectionConfig) -> Self {
         let mut bucket = Bucket::with(VBucket::new());
@@ -60,13 +60,13 @@ impl Pair {
         pair
     }
 
-    /// Lets the consumer ask for the stream, and both say everything they have to.
+    /// Lets the consumer request the stream and exchanges all packets.
     pub fn stream(&mut self, resume: StreamPosition, end: Seqno) {
         self.reader.machine.open_stream(VB, end, resume).unwrap();
         self.run();
     }
 
-    /// Carries packets to and fro until neither end has one.
+    /// Exchanges packets until neither end has any left.
     pub fn run(&mut self) {
         loop {
             let mut sent = BytesMut::new();
@@ -87,7 +87,7 @@ impl Pair {
         }
     }
 
-    /// What the producer answers.
+    /// The producer's responses.
     fn take(&mut self, packet: &Packet) -> BytesMut {
         let mut out = BytesMut::new();
         let source = Some(&self.bucket);
@@ -96,7 +96,7 @@ impl Pair {
         out
     }
 
-    /// Writes to the vBucket, and lets both go on.
+    /// Writes to the vBucket and exchanges packets.
     pub fn write(&mut self, items: impl IntoIterator<Item = Item>) {
         let vbucket = self.bucket.vbuckets.get_mut(&VB.0).expect("the vBucket");
         items.into_iter().for_each(|item| vbucket.write(item));
@@ -104,14 +104,14 @@ impl Pair {
         self.run();
     }
 
-    /// Lets the application be done with all it was given.
+    /// Acknowledges everything delivered to the application.
     pub fn release(&mut self) {
         let held = self.reader.machine.take_held();
         self.reader.machine.release(self.reader.now, held);
         self.run();
     }
 
-    /// Lets time pass for both ends.
+    /// Advances time for both ends.
     pub fn pass(&mut self, time: Duration) {
         self.reader.now += time;
         self.reader.machine.handle_timeout(self.reader.now).unwrap();
@@ -119,7 +119,7 @@ impl Pair {
         self.run();
     }
 
-    /// Loses the connection; the consumer goes on over another.
+    /// Replaces the connection; the consumer resumes on the new one.
     pub fn reconnect(&mut self, config: ConnectionConfig, end: Seqno) {
         let vbucket = self.bucket.vbuckets.remove(&VB.0).expect("the vBucket");
         let mut next = Self::open(vbucket, config);
@@ -129,7 +129,7 @@ impl Pair {
         self.stream(resume.clone(), end);
     }
 
-    /// Asserts that both ends count the same bytes as not acknowledged.
+    /// Asserts that both ends count the same number of unacknowledged bytes.
     ///
     /// # Panics
     /// If they do not.
@@ -137,7 +137,7 @@ impl Pair {
         assert_eq!(self.node.unacked_bytes(), self.reader.machine.unacknowledged());
     }
 
-    /// The highest seqno that the producer has.
+    /// The producer's high seqno.
     #[must_use]
     pub fn high_seqno(&self) -> Seqno {
         use dcp_proto::producer::VBucketSource;

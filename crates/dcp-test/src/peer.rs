@@ -1,4 +1,4 @@
-//! One end of a connection, played by hand over whatever carries bytes.
+//! One end of a connection, scripted by a test, over any transport.
 
 use std::time::Duration;
 
@@ -9,32 +9,32 @@ use tokio::time::timeout;
 
 use crate::packet::{Packet, encoded};
 
-/// Longest wait for what must come, unless [`Peer::patient`] says otherwise.
+/// Default limit on waiting for an expected packet; [`Peer::patient`] sets another.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a peer may speak over.
+/// A transport for a peer.
 pub trait Wire: AsyncRead + AsyncWrite + Unpin {}
 
 impl<W: AsyncRead + AsyncWrite + Unpin> Wire for W {}
 
-/// One end of a connection: says what it is told to, and hands over what comes.
+/// One end of a connection, which sends and receives on request.
 #[derive(Debug)]
 pub struct Peer<W> {
-    /// What it speaks over.
+    /// The transport.
     pub io: W,
-    /// What has come and was not taken.
+    /// Bytes received but not taken yet.
     pub input: BytesMut,
     patience: Duration,
     asked: u32,
 }
 
 impl<W: Wire> Peer<W> {
-    /// Speaks over `io`.
+    /// A peer over `io`.
     pub fn new(io: W) -> Self {
         Self { io, input: BytesMut::new(), patience: PATIENCE, asked: 1000 }
     }
 
-    /// Waits so long for what must come: in simulated time that may be a week.
+    /// Sets the limit on waiting; in simulated time it may be a week.
     #[must_use]
     pub fn patient(self, patience: Duration) -> Self {
         Self { patience, ..self }
@@ -59,32 +59,32 @@ impl<W: Wire> Peer<W> {
     /// The next packet; `None` once the other end has closed the connection.
     ///
     /// # Panics
-    /// If what comes is no packet.
+    /// If invalid bytes are received.
     pub async fn next(&mut self) -> Option<Packet> {
         loop {
             if let Some(packet) = Packet::take(&mut self.input) {
                 return Some(packet);
             }
-            // One that is reset, or was cut by us, is as closed.
+            // A reset, or our own cut, counts as closed.
             if !matches!(self.io.read_buf(&mut self.input).await, Ok(1..)) {
                 return None;
             }
         }
     }
 
-    /// The next packet, which must come.
+    /// Expects a packet.
     ///
     /// # Panics
-    /// If none does.
+    /// If there is none.
     pub async fn receive(&mut self) -> Packet {
         let packet = timeout(self.patience, self.next()).await;
         packet.expect("nothing came").expect("the connection was closed")
     }
 
-    /// The next packet of which `is_it` is true; those before it are dropped.
+    /// Expects a packet for which `is_it` is true; earlier ones are dropped.
     ///
     /// # Panics
-    /// If none comes.
+    /// If there is none.
     pub async fn receive_until(&mut self, is_it: impl Fn(&Packet) -> bool) -> Packet {
         loop {
             let packet = self.receive().await;
@@ -94,10 +94,10 @@ impl<W: Wire> Peer<W> {
         }
     }
 
-    /// Sends a request and returns its answer, which must be the next packet.
+    /// Sends a request and returns its response, which must be the next packet.
     ///
     /// # Panics
-    /// If another comes.
+    /// If another packet comes first.
     pub async fn ask(&mut self, request: Frame<'_>) -> Packet {
         self.asked += 1;
         let opaque = Opaque(self.asked);
@@ -108,20 +108,20 @@ impl<W: Wire> Peer<W> {
         answer
     }
 
-    /// Sends a request that must be answered with `status`.
+    /// Sends a request and expects a response with `status`.
     ///
     /// # Panics
-    /// If it is not.
+    /// If the response differs.
     pub async fn ask_for(&mut self, request: Frame<'_>, status: Status) -> Packet {
         let answer = self.ask(request).await;
         assert_eq!(answer.status(), status, "{:?}", request.header.opcode);
         answer
     }
 
-    /// Logs in with a password that goes over the wire, and selects a bucket.
+    /// Logs in with PLAIN and selects a bucket.
     ///
     /// # Panics
-    /// If that is refused.
+    /// If the server refuses.
     pub async fn log_in(&mut self, username: &str, password: &str, bucket: &str) {
         let message = dcp_wire::sasl::encode_plain(username, password).expect("a password");
         let auth = Frame::request(Opcode::SASL_AUTH).with_key(b"PLAIN").with_value(&message);
@@ -133,22 +133,22 @@ impl<W: Wire> Peer<W> {
     /// Expects the other end to close the connection without another packet.
     ///
     /// # Panics
-    /// If it does not.
+    /// If it does not, or sends a packet.
     pub async fn expect_end(&mut self) {
         let packet = timeout(self.patience, self.next()).await.expect("it stays open");
         assert!(packet.is_none(), "{packet:?}");
     }
 
-    /// Expects nothing to come for a while.
+    /// Expects that nothing is received for a while.
     ///
     /// # Panics
-    /// If something does.
+    /// If something is received.
     pub async fn expect_silence(&mut self, a_while: Duration) {
         let packet = timeout(a_while, self.next()).await;
         assert!(packet.is_err(), "{packet:?}");
     }
 
-    /// Every byte that comes until the other end closes the connection.
+    /// All bytes received until the other end closes the connection.
     ///
     /// # Panics
     /// If it stays open.
@@ -157,10 +157,10 @@ impl<W: Wire> Peer<W> {
         self.input.to_vec()
     }
 
-    /// The next `len` bytes, which must come.
+    /// Expects `len` bytes.
     ///
     /// # Panics
-    /// If they do not.
+    /// If fewer are received.
     pub async fn bytes(&mut self, len: usize) -> Vec<u8> {
         while self.input.len() < len {
             assert_ne!(self.more().await, 0, "the connection was closed");

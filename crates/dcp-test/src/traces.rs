@@ -8,8 +8,8 @@ use thiserror::Error;
 
 use crate::{parse_hex, tests_folder};
 
-/// Environment variable that names another folder of recordings, which tests of all recordings
-/// play instead of the project's. Recordings that a test names are the project's nevertheless.
+/// Environment variable that names another folder of recordings for tests of all recordings. Tests
+/// that name a recording still use the project's.
 pub const FOLDER_VARIABLE: &str = "DCP_TRACES";
 
 /// A recording that could not be read.
@@ -18,25 +18,25 @@ pub enum TraceError {
     /// The file or folder could not be read.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The folder holds no recording: nothing would be tested.
+    /// The folder contains no recordings, so nothing would be tested.
     #[error("there is no recording in {path}: check that its *.jsonl files are there")]
     Nothing {
-        /// Which folder.
+        /// The folder.
         path: PathBuf,
     },
-    /// A line is not what the format says.
+    /// A line does not have the recording format.
     #[error("{path}, line {line}: {reason}")]
     Format {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Line, counted from 1.
         line: usize,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
 }
@@ -44,13 +44,13 @@ pub enum TraceError {
 /// One recorded scenario.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// Name of the file without its ending: version and scenario.
+    /// Name of the file without its extension: version and scenario.
     pub name: String,
-    /// Which server.
+    /// Version of the server.
     pub server: String,
-    /// What was done, in words.
+    /// Description of the scenario.
     pub what: String,
-    /// vBuckets in play.
+    /// vBuckets involved.
     pub vbuckets: Vec<u16>,
     /// Facts known from outside the DCP stream.
     pub expected: serde_json::Value,
@@ -58,10 +58,10 @@ pub struct Scenario {
     pub events: Vec<Event>,
 }
 
-/// Something that happened on a connection.
+/// An event on a connection.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// Which connection of the scenario.
+    /// Number of the connection in the scenario.
     pub conn: u32,
     /// What happened.
     pub kind: EventKind,
@@ -79,7 +79,7 @@ pub enum EventKind {
 }
 
 impl Event {
-    /// The packet, whoever sent it.
+    /// The packet, sent by either side.
     #[must_use]
     pub fn packet(&self) -> Option<&[u8]> {
         match &self.kind {
@@ -114,7 +114,7 @@ struct EventLine {
     eof: bool,
 }
 
-/// The folder of recordings: the one [`FOLDER_VARIABLE`] names, or the repository's.
+/// The folder of recordings: that of [`FOLDER_VARIABLE`], or the project's.
 #[must_use]
 pub fn folder() -> PathBuf {
     std::env::var_os(FOLDER_VARIABLE).map_or_else(own_folder, PathBuf::from)
@@ -124,15 +124,15 @@ fn own_folder() -> PathBuf {
     tests_folder("traces")
 }
 
-/// Whether [`folder`] is the project's, of which tests know names and counts. Of others they
-/// decide by what the packets are.
+/// Whether [`folder`] is the project's, for which tests know names and counts. For other folders
+/// they only use the contents of the packets.
 #[must_use]
 pub fn is_own_folder() -> bool {
     let same = |folder: &Path| folder.canonicalize().ok();
     same(&folder()) == same(&own_folder())
 }
 
-/// Paths of all recordings, in order: one at least.
+/// Sorted paths of all recordings, at least one.
 ///
 /// # Errors
 /// [`TraceError::Read`] if the folder cannot be read, [`TraceError::Nothing`] if it holds none.
@@ -157,18 +157,18 @@ fn paths_in(folder: &Path) -> Result<Vec<PathBuf>, TraceError> {
 }
 
 impl Scenario {
-    /// The project's recording named `name`, for example `8.0.2-noop`.
+    /// The project's recording with this name, for example `8.0.2-noop`.
     ///
     /// # Errors
-    /// [`TraceError`] if there is none or it is malformed.
+    /// [`TraceError`] if it does not exist or is malformed.
     pub fn load(name: &str) -> Result<Self, TraceError> {
         Self::read(&own_folder().join(format!("{name}.jsonl")))
     }
 
-    /// All recordings of [`folder`]: one at least.
+    /// All recordings of [`folder`], at least one.
     ///
     /// # Errors
-    /// [`TraceError`] if there is none or one is malformed.
+    /// [`TraceError`] if there are none or one is malformed.
     pub fn load_all() -> Result<Vec<Self>, TraceError> {
         paths()?.iter().map(|path| Self::read(path)).collect()
     }

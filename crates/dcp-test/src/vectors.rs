@@ -1,7 +1,7 @@
 //! Golden packets: `tests/vectors/*.hex`.
 //!
-//! One packet a line: its row in the conformance table, a space, hex digits. Spaces between digits
-//! and lines that begin with `#` are ignored. A row may have several packets.
+//! Each line has one packet: its row in the conformance table, a space, hex digits. Spaces between
+//! digits are ignored, as are lines that begin with `#`. A row may have several packets.
 
 use std::{fs, io};
 

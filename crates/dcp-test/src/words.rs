@@ -1,9 +1,8 @@
-//! Messages of a stream in a few words, to say them and to compare them.
+//! A short textual notation for stream messages, to write and to compare them.
 //!
-//! `MARK [0-3] 0x5 visible 3`, `MUT 1 key value`, `DEL 2 key`, `SYS 3 begin 9`, `ADV 4`,
-//! `OSO start`, `END 0`, `NOOP`, with ` sid 7` behind them where streams have ids. Both ends are tested in these
-//! words: what [`describe`] says of a message, [`message`] makes again, with keys and values of its
-//! own choice.
+//! `MARK [0-3] 0x5 visible 3`, `MUT 1 key value`, `DEL 2 key`, `SYS 3 begin 9`, `ADV 4`, `OSO
+//! start`, `END 0`, `NOOP`, followed by ` sid 7` on streams with ids. Tests of both ends use it:
+//! [`message`] accepts the output of [`describe`], with default keys and values.
 
 use dcp_wire::message::{
     Abort, Commit, Deletion, DurabilityLevel, Expiration, Mutation, OsoSnapshot, Prepare,
@@ -14,10 +13,10 @@ use dcp_wire::{Cas, CollectionId, Frame, ManifestUid, Opcode, RevSeqno, ScopeId,
 
 use crate::packet::Packet;
 
-/// A number among words.
+/// Parses a number.
 ///
 /// # Panics
-/// If it is none.
+/// If it is not a number.
 #[must_use]
 pub fn number(word: &str) -> u64 {
     let hex = word.strip_prefix("0x").map(|digits| u64::from_str_radix(digits, 16));
@@ -28,12 +27,12 @@ fn seqno(word: &str) -> Seqno {
     Seqno(number(word))
 }
 
-/// The message that `words` describe. What they do not say: the key is `key`, the value of a
-/// mutation `value`, a deletion has a time where it is called `DEL2` (5 if it is not said), and a
-/// system event begins collection 9.
+/// Encodes the message described by `words`. Defaults: the key is `key`, the value of a mutation
+/// `value`, `DEL2` is a deletion with a time (5 if not given), and a system event creates
+/// collection 9.
 ///
 /// # Panics
-/// If they describe none.
+/// If `words` are not a valid description.
 #[must_use]
 pub fn message(words: &str, to: StreamAddress) -> Vec<u8> {
     let mut words: Vec<&str> = words.split(' ').collect();
@@ -106,7 +105,7 @@ fn marker(range: &str, flags: &str, further: &[&str]) -> SnapshotMarker {
     marker
 }
 
-/// `begin 9 v0 key=fruit uid=2 ttl=60 flush=3`; of the second form without `v0` or `v1`.
+/// `begin 9 v0 key=fruit uid=2 ttl=60 flush=3`; version 2 without `v0` or `v1`.
 fn system_event(
     seqno: Seqno,
     words: &[&str],
@@ -166,10 +165,10 @@ fn prepare(
     .encode(to, out)
 }
 
-/// A message of a stream, or a noop, in a few words.
+/// Describes a stream message or a noop.
 ///
 /// # Panics
-/// If it is another.
+/// If it is another message.
 #[must_use]
 pub fn describe(packet: &Packet) -> String {
     let frame = packet.frame();

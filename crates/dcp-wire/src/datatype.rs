@@ -2,16 +2,16 @@
 
 use core::fmt;
 
-/// What a value is made of: a set of bits (server page "BinaryProtocol").
+/// How a value is encoded: a set of bits (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Datatype(pub u8);
 
 impl Datatype {
-    /// No bit: plain bytes.
+    /// No bits set: raw bytes.
     pub const RAW: Self = Self(0);
     /// The body is JSON.
     pub const JSON: Self = Self(0x01);
-    /// The complete value, xattr section included, is one snappy block.
+    /// The complete value, including the xattr section, is one Snappy block.
     pub const SNAPPY: Self = Self(0x02);
     /// The value starts with an xattr section.
     pub const XATTR: Self = Self(0x04);

@@ -1,8 +1,8 @@
-//! Every way in which bytes can be wrong.
+//! Errors of decoding and encoding packets.
 
 use thiserror::Error;
 
-/// Why bytes could not be taken for a packet or one of its parts.
+/// Why bytes could not be decoded as a packet or one of its parts.
 ///
 /// Carries sizes and names only, never a key or a value.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -11,21 +11,21 @@ pub enum DecodeError {
     /// The input ended inside `what`.
     #[error("input ends inside {what}")]
     UnexpectedEnd {
-        /// The part that was cut short.
+        /// The truncated part.
         what: &'static str,
     },
-    /// The first byte is none of the protocol's magics: the peer speaks something else.
+    /// The first byte is not a magic of the protocol: the peer speaks another protocol.
     #[error("invalid magic byte {0:#04x}: the peer does not speak the Couchbase binary protocol")]
     InvalidMagic(u8),
     /// A length does not fit the packet or the layout.
     #[error("invalid length {len} of {what}")]
     InvalidLength {
-        /// The part with the impossible length.
+        /// The part with the invalid length.
         what: &'static str,
         /// The length found, in bytes.
         len: u32,
     },
-    /// The body is longer than the reader accepts.
+    /// The body is longer than the reader's limit.
     #[error("body of {len} bytes exceeds the limit of {max} bytes")]
     FrameTooLarge {
         /// Declared body length in bytes.
@@ -36,7 +36,7 @@ pub enum DecodeError {
     /// Bytes remain after the last field.
     #[error("{len} bytes remain after {what}")]
     TrailingBytes {
-        /// The part that should have ended.
+        /// The part with the trailing bytes.
         what: &'static str,
         /// How many bytes remain.
         len: u32,
@@ -44,15 +44,15 @@ pub enum DecodeError {
     /// A field holds a value the protocol does not allow.
     #[error("invalid {0}")]
     InvalidField(&'static str),
-    /// The compressed value is not valid snappy, or would inflate beyond the limit.
+    /// The compressed value is not valid Snappy, or would inflate beyond the limit.
     #[error("invalid snappy value: {0}")]
     Decompress(&'static str),
-    /// The frame's opcode is not the one of the message it was decoded as.
+    /// The frame's opcode is not that of the message type.
     #[error("unexpected opcode {0:#04x}")]
     UnexpectedOpcode(u8),
 }
 
-/// Why a message could not be written as a packet: a part is longer than its length field.
+/// Why a message could not be encoded: a part is longer than its length field allows.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("{what} of {len} bytes does not fit a packet (at most {max})")]
 pub struct EncodeError {

@@ -3,7 +3,7 @@
 use crate::wire_enum;
 
 wire_enum! {
-    /// A feature a connection may ask for (server page "BinaryProtocol").
+    /// A feature a connection may request (server page "BinaryProtocol").
     Feature(u16) {
         /// Obsolete.
         TLS = 0x02, "Tls";
@@ -13,7 +13,7 @@ wire_enum! {
         MUTATION_SEQNO = 0x04, "MutationSeqno";
         /// Extended attributes.
         XATTR = 0x06, "Xattr";
-        /// Real error codes.
+        /// Extended error codes.
         XERROR = 0x07, "Xerror";
         /// SELECT_BUCKET.
         SELECT_BUCKET = 0x08, "SelectBucket";
@@ -25,9 +25,9 @@ wire_enum! {
         DUPLEX = 0x0c, "Duplex";
         /// Pushed cluster maps.
         CLUSTER_MAP_CHANGE_NOTIFICATION = 0x0d, "ClusterMapChangeNotification";
-        /// Responses may overtake each other; excludes DCP.
+        /// Responses may be out of order; excludes DCP.
         UNORDERED_EXECUTION = 0x0e, "UnorderedExecution";
-        /// Responses tell how long they took.
+        /// Responses include the time they took.
         TRACING = 0x0f, "Tracing";
         /// Framing extras in requests.
         ALT_REQUEST_SUPPORT = 0x10, "AltRequestSupport";
@@ -35,9 +35,9 @@ wire_enum! {
         SYNC_REPLICATION = 0x11, "SyncReplication";
         /// Collections.
         COLLECTIONS = 0x12, "Collections";
-        /// Compressed bodies anywhere.
+        /// Compressed values in any message.
         SNAPPY_EVERYWHERE = 0x13, "SnappyEverywhere";
-        /// Keep a document's expiry on writes.
+        /// Preserve a document's expiry on writes.
         PRESERVE_TTL = 0x14, "PreserveTtl";
         /// Virtual xattrs.
         VATTR = 0x15, "VAttr";
@@ -47,25 +47,25 @@ wire_enum! {
         SUBDOC_CREATE_AS_DELETED = 0x17, "SubdocCreateAsDeleted";
         /// The `$document` macro.
         SUBDOC_DOCUMENT_MACRO_SUPPORT = 0x18, "SubdocDocumentMacroSupport";
-        /// Replace a body by an xattr.
+        /// Replace the body with an xattr.
         SUBDOC_REPLACE_BODY_WITH_XATTR = 0x19, "SubdocReplaceBodyWithXattr";
-        /// Responses report units.
+        /// Responses report read and write units.
         REPORT_UNIT_USAGE = 0x1a, "ReportUnitUsage";
-        /// Throttling without waiting.
+        /// Reject throttled requests instead of delaying them.
         NON_BLOCKING_THROTTLING_MODE = 0x1b, "NonBlockingThrottlingMode";
         /// Sub-document reads from replicas.
         SUBDOC_REPLICA_READ = 0x1c, "SubdocReplicaRead";
-        /// GET_CLUSTER_CONFIG may name the version known.
+        /// GET_CLUSTER_CONFIG may include the known version.
         GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION = 0x1d, "GetClusterConfigWithKnownVersion";
-        /// NOT_MY_VBUCKET repeats no map.
+        /// NOT_MY_VBUCKET omits a map that was already sent.
         DEDUPE_NOT_MY_VBUCKET_CLUSTER_MAP = 0x1e, "DedupeNotMyVbucketClustermap";
-        /// Pushed cluster map versions without the map.
+        /// Pushed notifications of new cluster maps without the map.
         CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF = 0x1f, "ClustermapChangeNotificationBrief";
-        /// Sub-document operations may name several xattrs.
+        /// Sub-document operations may use several xattrs.
         SUBDOC_ALLOWS_ACCESS_ON_MULTIPLE_XATTR_KEYS = 0x21, "SubdocAllowsAccessOnMultipleXattrKeys";
-        /// Writes with metadata by sub-document operations.
+        /// Writes with metadata through sub-document operations.
         MUTATE_WITH_META = 0x25, "MutateWithMeta";
-        /// Open flag that leaves deletions out of the first backfill.
+        /// DCP_OPEN flag that omits deletions from the first backfill.
         DCP_SKIP_DELETES_IN_INITIAL_BACKFILL = 0x26, "DcpSkipDeletesInInitialBackfill";
     }
 }

@@ -1,4 +1,4 @@
-//! One whole packet as a view of the bytes it was read from.
+//! A whole packet as a view of the bytes it was read from.
 
 use bytes::BufMut;
 
@@ -9,19 +9,19 @@ use crate::{
     StreamId, Vbid,
 };
 
-/// Bytes before the value that are put together on the stack.
+/// Bytes before the value that are assembled on the stack.
 const SMALL: usize = 96;
 
 /// A packet: its header and borrowed parts.
 ///
-/// Parsing copies nothing. To build a packet start from [`Frame::request`] or
-/// [`Frame::response`], add parts and [`encode`](Frame::encode) it; the header's length fields
-/// are computed then, whatever they were before.
+/// Parsing copies nothing. To build a packet, start from [`Frame::request`] or [`Frame::response`],
+/// add parts and [`encode`](Frame::encode) it. Encoding computes the header's length fields and
+/// ignores their previous values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
     /// The header.
     pub header: Header,
-    /// Framing extras (present with the alternative magics only).
+    /// Framing extras (only with the alternative magics).
     pub framing_extras: &'a [u8],
     /// Extras: the fixed-size fields of the opcode.
     pub extras: &'a [u8],
@@ -32,10 +32,10 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Takes one packet off the front of `input`, of which it uses the returned number of bytes.
+    /// Parses the packet at the front of `input`; also returns its length in bytes.
     ///
-    /// `None` means that more bytes are needed; [`Frame::wanted`] says how many. A body over
-    /// `max_body` bytes is refused as soon as its header is complete.
+    /// `None` means that more bytes are needed; [`Frame::wanted`] returns how many. A body over
+    /// `max_body` bytes is refused as soon as the header is complete.
     ///
     /// # Errors
     /// [`DecodeError::InvalidMagic`], [`DecodeError::InvalidLength`] or
@@ -59,7 +59,7 @@ impl<'a> Frame<'a> {
         Ok(Some((frame, header.packet_len())))
     }
 
-    /// How many bytes the packet at the front of `input` has in all: 24 until its header is
+    /// Total length in bytes of the packet at the front of `input`; 24 until its header is
     /// complete.
     ///
     /// # Errors
@@ -74,8 +74,8 @@ impl<'a> Frame<'a> {
         max_body: usize,
     ) -> Result<Option<(Header, &[u8])>, DecodeError> {
         let Some((head, body)) = input.split_first_chunk::<{ Header::LEN }>() else {
-            // A wrong first byte is told at once: a peer that speaks something else may send
-            // fewer than 24 bytes and then wait.
+            // Report an invalid first byte immediately: a peer that speaks another protocol may
+            // send fewer than 24 bytes and then wait.
             if let Some(&first) = input.first()
                 && Magic(first).name().is_none()
             {
@@ -130,19 +130,19 @@ impl<'a> Frame<'a> {
         Self { extras: &[], key: &[], value: &[], ..*self }
     }
 
-    /// A request with nothing but an opcode.
+    /// A request with only an opcode.
     #[must_use]
     pub const fn request(opcode: Opcode) -> Self {
         Self::empty(Magic::CLIENT_REQUEST, opcode, 0)
     }
 
-    /// A response with nothing but an opcode and a status.
+    /// A response with only an opcode and a status.
     #[must_use]
     pub const fn response(opcode: Opcode, status: Status) -> Self {
         Self::empty(Magic::CLIENT_RESPONSE, opcode, status.0)
     }
 
-    /// A request of the server outside DCP with nothing but an opcode.
+    /// A server request outside DCP with only an opcode.
     #[must_use]
     pub const fn server_request(opcode: Opcode) -> Self {
         Self::empty(Magic::SERVER_REQUEST, opcode, 0)
@@ -218,7 +218,7 @@ impl<'a> Frame<'a> {
         self
     }
 
-    /// This packet with framing extras, in the alternative form unless they are empty.
+    /// This packet with framing extras, and with the alternative magic unless they are empty.
     #[must_use]
     pub const fn with_framing_extras(mut self, framing_extras: &'a [u8]) -> Self {
         self.framing_extras = framing_extras;
@@ -240,7 +240,7 @@ impl<'a> Frame<'a> {
         self.encode_with_key_prefix(&[], out)
     }
 
-    /// Appends the packet to `out`, its key behind `prefix`.
+    /// Appends the packet to `out`, with `prefix` before its key.
     ///
     /// # Errors
     /// As [`Frame::encode`].
@@ -265,7 +265,7 @@ impl<'a> Frame<'a> {
             body_len: fit("body", body_len, u32::MAX as usize)?,
             ..self.header
         };
-        // The small parts go together: appending costs more than their bytes do.
+        // Append the small parts together: a call to append costs more than copying their bytes.
         let mut head = [0; SMALL];
         let small = [self.framing_extras, self.extras, prefix, self.key];
         let used = small.iter().fold(Header::LEN, |len, part| len.saturating_add(part.len()));

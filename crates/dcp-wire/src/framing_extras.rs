@@ -5,7 +5,7 @@ use crate::{DecodeError, Reader, StreamId};
 /// One object of the framing extras.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameInfo<'a> {
-    /// Which object; requests and responses number theirs apart.
+    /// Which object; requests and responses number theirs independently.
     pub id: u16,
     /// Its bytes.
     pub payload: &'a [u8],
@@ -27,7 +27,7 @@ pub const fn stream_id_frame(id: StreamId) -> [u8; 3] {
     [0x22, high, low]
 }
 
-/// The framing extras by which a response tells how long the server took.
+/// Framing extras that carry the time the server spent on the request.
 ///
 /// The server's encoding: `(2 × microseconds)^(1 / 1.74)`, saturating.
 #[must_use]

@@ -2,12 +2,12 @@
 
 use crate::{Cas, Datatype, DecodeError, Magic, Opaque, Opcode, Reader, Status, Vbid};
 
-/// The 24-byte packet header with its lengths checked against each other (server page "BinaryProtocol").
+/// The 24-byte packet header, with consistent lengths (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Direction and form.
     pub magic: Magic,
-    /// What the packet asks or tells.
+    /// What the packet requests or reports.
     pub opcode: Opcode,
     /// Length of the framing extras in bytes; 0 unless the magic is an alternative one.
     pub framing_extras_len: u8,
@@ -15,7 +15,7 @@ pub struct Header {
     pub key_len: u16,
     /// Length of the extras in bytes.
     pub extras_len: u8,
-    /// What the value is made of.
+    /// How the value is encoded.
     pub datatype: Datatype,
     /// vBucket id of a request, status of a response.
     pub vbid_or_status: u16,
@@ -23,7 +23,7 @@ pub struct Header {
     pub body_len: u32,
     /// Correlation token.
     pub opaque: Opaque,
-    /// Document version, 0 where there is none.
+    /// CAS of the document; 0 if there is none.
     pub cas: Cas,
 }
 
@@ -31,7 +31,7 @@ impl Header {
     /// Size of a header in bytes.
     pub const LEN: usize = 24;
 
-    /// Reads a header and checks that its lengths add up.
+    /// Reads a header and validates its lengths.
     ///
     /// # Errors
     /// [`DecodeError::InvalidMagic`] for a first byte outside the protocol,

@@ -11,7 +11,7 @@ macro_rules! hex_id {
         pub struct $name(pub $int);
 
         impl fmt::Display for $name {
-            /// As the server writes it in JSON: hex digits without a prefix.
+            /// As in the server's JSON: hex digits without a prefix.
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "{:x}", self.0)
             }
@@ -43,12 +43,12 @@ impl CollectionId {
     }
 }
 
-/// A document key as it lies in a packet of a connection with collections.
+/// A document key as encoded on a connection with collections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DocKey<'a> {
-    /// Collection the document lies in.
+    /// Collection of the document.
     pub collection_id: CollectionId,
-    /// The key people know.
+    /// The key without its collection id.
     pub key: &'a [u8],
 }
 
@@ -60,7 +60,7 @@ impl<'a> DocKey<'a> {
     /// Longest key in any other collection in bytes.
     pub const MAX_COLLECTION_LEN: usize = 246;
 
-    /// Splits a key that carries its collection id.
+    /// Splits a key that begins with its collection id.
     ///
     /// # Errors
     /// [`DecodeError::InvalidField`] for a reserved collection, an empty or over-long key, or a

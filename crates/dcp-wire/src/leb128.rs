@@ -1,18 +1,18 @@
-//! Unsigned LEB128, the form in which a collection id precedes a key (server page "Collections").
+//! Unsigned LEB128, the encoding of the collection id before a key (server page "Collections").
 
 use crate::DecodeError;
 
 /// Longest encoding of a 32-bit number in bytes.
 pub const MAX_LEN: usize = 5;
 
-/// Takes a number off the front of `input`; returns it and the rest.
+/// Reads a number from the front of `input`; returns it and the rest.
 ///
 /// # Errors
-/// [`DecodeError::InvalidField`] for a form that is not canonical or does not end within five
-/// bytes, [`DecodeError::UnexpectedEnd`] if `input` ends inside the number.
+/// [`DecodeError::InvalidField`] for an encoding that is not canonical or longer than five bytes,
+/// [`DecodeError::UnexpectedEnd`] if `input` ends inside the number.
 #[inline(always)]
 pub fn decode(input: &[u8]) -> Result<(u32, &[u8]), DecodeError> {
-    // Nearly every key lies in the default collection or one with a small id.
+    // Nearly every key is in the default collection or one with a small id.
     if let Some((&first, rest)) = input.split_first()
         && first < 0x80
     {

@@ -1,14 +1,14 @@
-//! The Couchbase binary protocol as values: bytes in, messages out, and back.
+//! Encoding and decoding of the Couchbase binary protocol.
 //!
-//! This crate knows the layout of every packet a DCP (Database Change Protocol) consumer or
-//! producer exchanges, and nothing about when they are exchanged: no IO, no clock, no tasks.
+//! This crate knows the layout of every packet that a DCP (Database Change Protocol) consumer or
+//! producer exchanges, but not when they are exchanged: it has no IO, clock or tasks.
 //!
 //! * [`Frame`] is a borrowed view of one packet. [`Frame::parse`] checks every length against the
-//!   packet before it splits it and refuses an over-long body before anything is allocated.
-//! * [`message`] holds one type per packet kind, each with `decode` from a [`Frame`] and `encode`
-//!   to a buffer.
-//! * [`sasl`], [`xattr`], [`snappy`] and [`leb128`] are the values inside those packets.
-//! * [`describe`] turns any packet into names and values for people.
+//!   packet before splitting it and refuses an over-long body before allocating anything.
+//! * [`message`] contains one type per packet kind, each with `decode` from a [`Frame`] and
+//!   `encode` to a buffer.
+//! * [`sasl`], [`xattr`], [`snappy`] and [`leb128`] handle the values inside those packets.
+//! * [`describe`] turns any packet into readable names and values.
 //!
 //! ```
 //! use dcp_wire::{Frame, Opcode, message::StreamEnd};
@@ -67,13 +67,13 @@ pub use seqno::{Cas, Opaque, RevSeqno, Seqno, StreamId};
 pub use status::Status;
 pub use vbucket::{Vbid, Vbuuid};
 
-/// Largest body accepted unless a caller says otherwise, in bytes (the server's own limit:
-/// 20 MiB of document, 1 MiB of system xattrs, and room for the rest).
+/// Default limit of the body in bytes. This is the server's own limit: 20 MiB of document, 1 MiB of
+/// system xattrs, and some overhead.
 pub const MAX_BODY_LEN: usize = 30 * 1024 * 1024;
 
 /// Defines a newtype over an integer whose known values have names.
 ///
-/// Any value round-trips: an unknown one keeps its number and prints as hex.
+/// Any value round-trips: an unknown one is preserved and printed as hex.
 macro_rules! wire_enum {
     (
         $(#[$meta:meta])*
@@ -88,10 +88,10 @@ macro_rules! wire_enum {
         impl $name {
             $( $(#[$vmeta])* pub const $konst: Self = Self($value); )*
 
-            /// Every value this crate has a name for.
+            /// Every named value.
             pub const KNOWN: &'static [Self] = &[ $( Self::$konst ),* ];
 
-            /// The protocol's name of this value, `None` if this crate does not know it.
+            /// The protocol's name of this value, `None` if it is unknown.
             #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {

@@ -9,11 +9,11 @@ wire_enum! {
         ALT_CLIENT_REQUEST = 0x08, "AltClientRequest";
         /// A response with framing extras.
         ALT_CLIENT_RESPONSE = 0x18, "AltClientResponse";
-        /// A request, also of a DCP producer towards its client.
+        /// A request, including those a DCP producer sends to its client.
         CLIENT_REQUEST = 0x80, "ClientRequest";
         /// A response.
         CLIENT_RESPONSE = 0x81, "ClientResponse";
-        /// A request of the server outside DCP (cluster map pushes).
+        /// A server request outside DCP (cluster map pushes).
         SERVER_REQUEST = 0x82, "ServerRequest";
         /// The response to a server request.
         SERVER_RESPONSE = 0x83, "ServerResponse";

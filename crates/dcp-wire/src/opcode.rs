@@ -3,13 +3,13 @@
 use crate::wire_enum;
 
 wire_enum! {
-    /// What a packet asks or tells (BinaryProtocol and the DCP pages).
+    /// What a packet requests or reports (BinaryProtocol and the DCP pages).
     Opcode(u8) {
         /// Read a document.
         GET = 0x00, "GET";
         /// Write a document.
         SET = 0x01, "SET";
-        /// Write a document that must not exist.
+        /// Write a document that must not exist yet.
         ADD = 0x02, "ADD";
         /// Write a document that must exist.
         REPLACE = 0x03, "REPLACE";
@@ -19,17 +19,17 @@ wire_enum! {
         INCREMENT = 0x05, "INCREMENT";
         /// Subtract from a counter.
         DECREMENT = 0x06, "DECREMENT";
-        /// End the connection politely.
+        /// Close the connection.
         QUIT = 0x07, "QUIT";
-        /// Answer at once.
+        /// Do nothing but respond.
         NOOP = 0x0a, "NOOP";
-        /// Ask for the server's version.
+        /// Get the server's version.
         VERSION = 0x0b, "VERSION";
         /// Append to a document.
         APPEND = 0x0e, "APPEND";
         /// Prepend to a document.
         PREPEND = 0x0f, "PREPEND";
-        /// Ask for statistics.
+        /// Get statistics.
         STAT = 0x10, "STAT";
         /// Change a document's expiry.
         TOUCH = 0x1c, "TOUCH";
@@ -49,7 +49,7 @@ wire_enum! {
         GET_VBUCKET = 0x3e, "GET_VBUCKET";
         /// Delete a vBucket.
         DELETE_VBUCKET = 0x3f, "DELETE_VBUCKET";
-        /// High seqnos of all vBuckets.
+        /// Get the high seqnos of all vBuckets.
         GET_ALL_VB_SEQNOS = 0x48, "GET_ALL_VB_SEQNOS";
         /// Open a DCP connection.
         DCP_OPEN = 0x50, "DCP_OPEN";
@@ -59,7 +59,7 @@ wire_enum! {
         DCP_CLOSE_STREAM = 0x52, "DCP_CLOSE_STREAM";
         /// Open a stream.
         DCP_STREAM_REQ = 0x53, "DCP_STREAM_REQ";
-        /// Read a failover log on a DCP connection.
+        /// Get a failover log on a DCP connection.
         DCP_GET_FAILOVER_LOG = 0x54, "DCP_GET_FAILOVER_LOG";
         /// A stream ended.
         DCP_STREAM_END = 0x55, "DCP_STREAM_END";
@@ -75,11 +75,11 @@ wire_enum! {
         DCP_FLUSH = 0x5a, "DCP_FLUSH";
         /// Hand over a vBucket.
         DCP_SET_VBUCKET_STATE = 0x5b, "DCP_SET_VBUCKET_STATE";
-        /// Sign of life.
+        /// Keep-alive.
         DCP_NOOP = 0x5c, "DCP_NOOP";
-        /// Return bytes to the producer's window.
+        /// Acknowledge processed bytes to the producer.
         DCP_BUFFER_ACK = 0x5d, "DCP_BUFFER_ACK";
-        /// Set one connection setting.
+        /// Change a connection setting.
         DCP_CONTROL = 0x5e, "DCP_CONTROL";
         /// A collection or scope changed.
         DCP_SYSTEM_EVENT = 0x5f, "DCP_SYSTEM_EVENT";
@@ -89,15 +89,15 @@ wire_enum! {
         DCP_SEQNO_ACK = 0x61, "DCP_SEQNO_ACK";
         /// A durable write succeeded.
         DCP_COMMIT = 0x62, "DCP_COMMIT";
-        /// A durable write was given up.
+        /// A durable write was aborted.
         DCP_ABORT = 0x63, "DCP_ABORT";
-        /// Nothing for this stream up to a seqno.
+        /// No changes for this stream up to a seqno.
         DCP_SEQNO_ADVANCED = 0x64, "DCP_SEQNO_ADVANCED";
         /// An out-of-sequence-order snapshot begins or ends.
         DCP_OSO_SNAPSHOT = 0x65, "DCP_OSO_SNAPSHOT";
         /// Cached documents.
         DCP_CACHE_TRANSFER = 0x66, "DCP_CACHE_TRANSFER";
-        /// Cached documents are all sent.
+        /// All cached documents have been sent.
         DCP_CACHE_TRANSFER_END = 0x67, "DCP_CACHE_TRANSFER_END";
         /// Flush a vBucket's changes to disk.
         STOP_PERSISTENCE = 0x80, "STOP_PERSISTENCE";
@@ -113,9 +113,9 @@ wire_enum! {
         DELETE_BUCKET = 0x86, "DELETE_BUCKET";
         /// Choose the connection's bucket.
         SELECT_BUCKET = 0x89, "SELECT_BUCKET";
-        /// Persisted and current seqno of a vBucket.
+        /// Get the persisted and current seqno of a vBucket.
         OBSERVE_SEQNO = 0x91, "OBSERVE_SEQNO";
-        /// Where a key is.
+        /// Get the node of a key.
         OBSERVE = 0x92, "OBSERVE";
         /// Evict a key from memory.
         EVICT_KEY = 0x93, "EVICT_KEY";
@@ -123,9 +123,9 @@ wire_enum! {
         GET_LOCKED = 0x94, "GET_LOCKED";
         /// Unlock a document.
         UNLOCK = 0x95, "UNLOCK";
-        /// Read a failover log on any connection.
+        /// Get a failover log on any connection.
         GET_FAILOVER_LOG = 0x96, "GET_FAILOVER_LOG";
-        /// Read a document's metadata.
+        /// Get a document's metadata.
         GET_META = 0xa0, "GET_META";
         /// Write a document with its metadata.
         SET_WITH_META = 0xa2, "SET_WITH_META";
@@ -137,21 +137,21 @@ wire_enum! {
         COMPACT_DB = 0xb3, "COMPACT_DB";
         /// Set the cluster map.
         SET_CLUSTER_CONFIG = 0xb4, "SET_CLUSTER_CONFIG";
-        /// Read the cluster map.
+        /// Get the cluster map.
         GET_CLUSTER_CONFIG = 0xb5, "GET_CLUSTER_CONFIG";
         /// Wait until a seqno is persisted.
         SEQNO_PERSISTENCE = 0xb7, "SEQNO_PERSISTENCE";
         /// Set the collections manifest.
         SET_COLLECTIONS_MANIFEST = 0xb9, "SET_COLLECTIONS_MANIFEST";
-        /// Read the collections manifest.
+        /// Get the collections manifest.
         GET_COLLECTIONS_MANIFEST = 0xba, "GET_COLLECTIONS_MANIFEST";
-        /// Resolve a collection's name.
+        /// Get the id of a collection by name.
         GET_COLLECTION_ID = 0xbb, "GET_COLLECTION_ID";
-        /// Resolve a scope's name.
+        /// Get the id of a scope by name.
         GET_SCOPE_ID = 0xbc, "GET_SCOPE_ID";
         /// Read one path of a document.
         SUBDOC_GET = 0xc5, "SUBDOC_GET";
-        /// Look whether a path exists.
+        /// Check whether a path exists.
         SUBDOC_EXISTS = 0xc6, "SUBDOC_EXISTS";
         /// Add a member to an object.
         SUBDOC_DICT_ADD = 0xc7, "SUBDOC_DICT_ADD";
@@ -167,26 +167,26 @@ wire_enum! {
         SUBDOC_ARRAY_PUSH_FIRST = 0xcc, "SUBDOC_ARRAY_PUSH_FIRST";
         /// Insert into an array.
         SUBDOC_ARRAY_INSERT = 0xcd, "SUBDOC_ARRAY_INSERT";
-        /// Append to an array what it does not hold yet.
+        /// Append a value to an array unless it is present.
         SUBDOC_ARRAY_ADD_UNIQUE = 0xce, "SUBDOC_ARRAY_ADD_UNIQUE";
-        /// Count in a path.
+        /// Change the counter at a path.
         SUBDOC_COUNTER = 0xcf, "SUBDOC_COUNTER";
         /// Read parts of a document.
         SUBDOC_MULTI_LOOKUP = 0xd0, "SUBDOC_MULTI_LOOKUP";
         /// Change parts of a document.
         SUBDOC_MULTI_MUTATION = 0xd1, "SUBDOC_MULTI_MUTATION";
-        /// Counts the elements of an array or object.
+        /// Count the elements of an array or object.
         SUBDOC_GET_COUNT = 0xd2, "SUBDOC_GET_COUNT";
         /// Adjust the server's clock.
         ADJUST_TIME_OF_DAY = 0xf6, "ADJUST_TIME_OF_DAY";
-        /// Read the error map.
+        /// Get the error map.
         GET_ERROR_MAP = 0xfe, "GET_ERROR_MAP";
     }
 }
 
 impl Opcode {
-    /// Opcode of a pushed cluster map, with magic [`SERVER_REQUEST`](crate::Magic::SERVER_REQUEST)
-    /// only (numbers mean other things there).
+    /// Opcode of a pushed cluster map, only with magic
+    /// [`SERVER_REQUEST`](crate::Magic::SERVER_REQUEST), where opcodes have other meanings.
     pub const CLUSTER_MAP_CHANGE: Self = Self(0x01);
 
     /// Whether this is one of the DCP opcodes.

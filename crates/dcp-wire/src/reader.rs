@@ -1,8 +1,8 @@
-//! A cursor over bytes that cannot read past its end.
+//! A bounds-checked cursor over bytes.
 
 use crate::DecodeError;
 
-/// Reads big-endian fields off the front of a slice; every read checks what is left.
+/// Reads big-endian fields from the front of a slice; every read is bounds-checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
@@ -23,7 +23,7 @@ macro_rules! read_int {
 }
 
 impl<'a> Reader<'a> {
-    /// A reader over `input`, which errors call `what`.
+    /// A reader of `input`, which errors refer to as `what`.
     #[must_use]
     pub const fn new(input: &'a [u8], what: &'static str) -> Self {
         Self { rest: input, what }
@@ -74,19 +74,19 @@ impl<'a> Reader<'a> {
         u64, u64
     }
 
-    /// Everything that is left.
+    /// All remaining bytes.
     #[must_use]
     pub const fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// Whether nothing is left.
+    /// Whether no bytes remain.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
 
-    /// Ends the reading.
+    /// Finishes reading.
     ///
     /// # Errors
     /// [`DecodeError::TrailingBytes`] if bytes are left.
@@ -98,7 +98,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// `len` for an error message: anything that does not fit reads as the largest number.
+/// `len` for an error message, saturated at the largest value.
 pub(crate) const fn saturating_u32(len: usize) -> u32 {
     if len > u32::MAX as usize {
         return u32::MAX;

@@ -1,4 +1,4 @@
-//! The 64-bit numbers of the protocol, each with a type of its own.
+//! Newtypes of the protocol's 64-bit numbers, opaques and stream ids.
 
 use core::fmt;
 
@@ -31,21 +31,21 @@ number! {
     RevSeqno(u64)
 }
 number! {
-    /// Version of a document: hybrid logical time in nanoseconds since 1970, low 16 bits logical.
+    /// CAS of a document: hybrid logical time in nanoseconds since 1970, low 16 bits logical.
     Cas(u64)
 }
 number! {
-    /// Token a response repeats from its request, and a stream message from its stream request.
+    /// Token that links a response to its request, and a stream message to its stream request.
     Opaque(u32)
 }
 number! {
-    /// Identity of one of several streams of a vBucket on one connection (1 to 65535).
+    /// Id of one of several streams of a vBucket on one connection (1 to 65535).
     StreamId(u16)
 }
 
 impl Seqno {
     /// Before the first change.
     pub const ZERO: Self = Self(0);
-    /// As an end: never.
+    /// As an end: unbounded.
     pub const MAX: Self = Self(u64::MAX);
 }

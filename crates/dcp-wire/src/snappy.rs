@@ -1,4 +1,4 @@
-//! Snappy blocks, the form of compressed values.
+//! Snappy blocks, the encoding of compressed values.
 
 use snap::raw::{Decoder, Encoder, decompress_len};
 
@@ -6,8 +6,8 @@ use crate::{DecodeError, EncodeError};
 
 /// Inflates a value to at most `max` bytes.
 ///
-/// The length a block declares for itself is checked before anything is allocated, so a small
-/// packet cannot claim gigabytes. [`MAX_BODY_LEN`](crate::MAX_BODY_LEN) is a fitting limit.
+/// The length a block declares is checked before anything is allocated, so that a small packet
+/// cannot claim gigabytes. [`MAX_BODY_LEN`](crate::MAX_BODY_LEN) is a suitable limit.
 ///
 /// # Errors
 /// [`DecodeError::Decompress`] for an invalid block or one that would exceed `max`.
@@ -17,7 +17,7 @@ pub fn decompress(input: &[u8], max: usize) -> Result<Vec<u8>, DecodeError> {
     Ok(out)
 }
 
-/// As [`decompress`], into a buffer whose allocation is used again; its contents are replaced.
+/// As [`decompress`], into a reused buffer whose contents are replaced.
 ///
 /// # Errors
 /// As [`decompress`]; `out` is empty then.
@@ -36,11 +36,11 @@ pub fn decompress_into(input: &[u8], max: usize, out: &mut Vec<u8>) -> Result<()
     }
 }
 
-/// Inflates a value into a place of exactly the length [`decompressed_len`] tells.
+/// Inflates a value into a slice of exactly [`decompressed_len`] bytes.
 ///
 /// # Errors
-/// [`DecodeError::Decompress`] for an invalid block or one of another length; what `out` holds is
-/// unspecified then.
+/// [`DecodeError::Decompress`] for an invalid block or one of another length; the contents of `out`
+/// are unspecified then.
 pub fn decompress_exact(input: &[u8], out: &mut [u8]) -> Result<(), DecodeError> {
     match Decoder::new().decompress(input, out) {
         Ok(len) if len == out.len() => Ok(()),
@@ -57,15 +57,15 @@ pub fn decompressed_len(input: &[u8], max: usize) -> Result<usize, DecodeError> 
     if len > max {
         return Err(DecodeError::Decompress("declared length exceeds the limit"));
     }
-    // A copy of up to 64 bytes takes at least 3 bytes: no valid block inflates beyond that, so a
-    // few bytes cannot reserve megabytes either.
+    // A copy of up to 64 bytes takes at least 3 bytes. No valid block inflates by more than that,
+    // so a few bytes cannot reserve megabytes either.
     if len > input.len().saturating_mul(MAX_RATIO) {
         return Err(DecodeError::Decompress("declared length cannot be reached"));
     }
     Ok(len)
 }
 
-/// No valid block inflates by more: a 2-byte copy yields at most 11 bytes, a 3-byte copy 64.
+/// Maximum ratio of a valid block: a 2-byte copy yields at most 11 bytes, a 3-byte copy 64.
 const MAX_RATIO: usize = 22;
 
 /// Compresses a value into one block.

@@ -5,13 +5,13 @@ use crate::wire_enum;
 wire_enum! {
     /// Status of a response (server page "BinaryProtocol").
     Status(u16) {
-        /// Done.
+        /// Success.
         SUCCESS = 0x00, "SUCCESS";
         /// No such key, stream, bucket or uuid.
         KEY_ENOENT = 0x01, "KEY_ENOENT";
-        /// It exists already, or the CAS differs.
+        /// The key already exists, or the CAS differs.
         KEY_EEXISTS = 0x02, "KEY_EEXISTS";
-        /// Too big.
+        /// The value is too large.
         E2BIG = 0x03, "E2BIG";
         /// Malformed request.
         EINVAL = 0x04, "EINVAL";
@@ -19,37 +19,37 @@ wire_enum! {
         NOT_STORED = 0x05, "NOT_STORED";
         /// The value is not a number.
         DELTA_BADVAL = 0x06, "DELTA_BADVAL";
-        /// The node does not have the vBucket in a fitting state.
+        /// The vBucket is not on this node or not in the required state.
         NOT_MY_VBUCKET = 0x07, "NOT_MY_VBUCKET";
         /// No bucket is selected.
         NO_BUCKET = 0x08, "NO_BUCKET";
         /// The document is locked.
         LOCKED = 0x09, "LOCKED";
-        /// There is no such stream (with v7 status codes).
+        /// No such stream (with v7 status codes).
         DCP_STREAM_NOT_FOUND = 0x0a, "DCP_STREAM_NOT_FOUND";
-        /// The opaque is not the stream's (with v7 status codes).
+        /// The opaque differs from the stream's (with v7 status codes).
         OPAQUE_NO_MATCH = 0x0b, "OPAQUE_NO_MATCH";
         /// The request would be throttled.
         EWOULDTHROTTLE = 0x0c, "EWOULDTHROTTLE";
-        /// The bucket exists only as configuration.
+        /// The bucket exists only in the configuration.
         ECONFIG_ONLY = 0x0d, "ECONFIG_ONLY";
         /// The document is not locked.
         NOT_LOCKED = 0x0e, "NOT_LOCKED";
         /// The CAS is not valid.
         CAS_VALUE_INVALID = 0x0f, "CAS_VALUE_INVALID";
-        /// Authentication must be renewed.
+        /// The client must authenticate again.
         AUTH_STALE = 0x1f, "AUTH_STALE";
         /// Authentication failed.
         AUTH_ERROR = 0x20, "AUTH_ERROR";
-        /// Authentication needs another step.
+        /// Authentication continues with another step.
         AUTH_CONTINUE = 0x21, "AUTH_CONTINUE";
         /// Seqnos are out of range.
         ERANGE = 0x22, "ERANGE";
         /// The client must roll back.
         ROLLBACK = 0x23, "ROLLBACK";
-        /// A privilege is missing.
+        /// The user lacks a privilege.
         EACCESS = 0x24, "EACCESS";
-        /// The node is not initialised.
+        /// The node is not initialized.
         NOT_INITIALIZED = 0x25, "NOT_INITIALIZED";
         /// Rate limit: network in.
         RATE_LIMITED_NETWORK_INGRESS = 0x30, "RATE_LIMITED_NETWORK_INGRESS";
@@ -59,7 +59,7 @@ wire_enum! {
         RATE_LIMITED_MAX_CONNECTIONS = 0x32, "RATE_LIMITED_MAX_CONNECTIONS";
         /// Rate limit: commands.
         RATE_LIMITED_MAX_COMMANDS = 0x33, "RATE_LIMITED_MAX_COMMANDS";
-        /// The scope holds too much data.
+        /// The scope exceeds its data limit.
         SCOPE_SIZE_LIMIT_EXCEEDED = 0x34, "SCOPE_SIZE_LIMIT_EXCEEDED";
         /// The bucket is paused.
         BUCKET_PAUSED = 0x50, "BUCKET_PAUSED";
@@ -75,13 +75,13 @@ wire_enum! {
         NOT_SUPPORTED = 0x83, "NOT_SUPPORTED";
         /// Internal error.
         EINTERNAL = 0x84, "EINTERNAL";
-        /// Busy.
+        /// The server is busy.
         EBUSY = 0x85, "EBUSY";
         /// Temporary failure.
         ETMPFAIL = 0x86, "ETMPFAIL";
         /// Malformed xattrs.
         XATTR_EINVAL = 0x87, "XATTR_EINVAL";
-        /// There is no such collection.
+        /// No such collection.
         UNKNOWN_COLLECTION = 0x88, "UNKNOWN_COLLECTION";
         /// No collections manifest is set.
         NO_COLLECTIONS_MANIFEST = 0x89, "NO_COLLECTIONS_MANIFEST";
@@ -89,7 +89,7 @@ wire_enum! {
         CANNOT_APPLY_COLLECTIONS_MANIFEST = 0x8a, "CANNOT_APPLY_COLLECTIONS_MANIFEST";
         /// The client's collections manifest is newer.
         COLLECTIONS_MANIFEST_IS_AHEAD = 0x8b, "COLLECTIONS_MANIFEST_IS_AHEAD";
-        /// There is no such scope.
+        /// No such scope.
         UNKNOWN_SCOPE = 0x8c, "UNKNOWN_SCOPE";
         /// The stream id is missing, unexpected or 0.
         DCP_STREAMID_INVALID = 0x8d, "DCP_STREAMID_INVALID";
@@ -97,9 +97,9 @@ wire_enum! {
         DURABILITY_INVALID_LEVEL = 0xa0, "DURABILITY_INVALID_LEVEL";
         /// Too few replicas for the durability level.
         DURABILITY_IMPOSSIBLE = 0xa1, "DURABILITY_IMPOSSIBLE";
-        /// A durable write of the key is in progress.
+        /// A durable write of the key is pending.
         SYNC_WRITE_IN_PROGRESS = 0xa2, "SYNC_WRITE_IN_PROGRESS";
-        /// Whether the durable write succeeded is not known.
+        /// The outcome of the durable write is unknown.
         SYNC_WRITE_AMBIGUOUS = 0xa3, "SYNC_WRITE_AMBIGUOUS";
         /// A durable write of the key is being committed again.
         SYNC_WRITE_RE_COMMIT_IN_PROGRESS = 0xa4, "SYNC_WRITE_RE_COMMIT_IN_PROGRESS";
@@ -107,7 +107,7 @@ wire_enum! {
         VB_UUID_NOT_EQUAL = 0xa8, "VB_UUID_NOT_EQUAL";
         /// The path does not exist in the document.
         SUBDOC_PATH_ENOENT = 0xc0, "SUBDOC_PATH_ENOENT";
-        /// The path does not fit the document.
+        /// The path does not match the document's structure.
         SUBDOC_PATH_MISMATCH = 0xc1, "SUBDOC_PATH_MISMATCH";
         /// The path is malformed.
         SUBDOC_PATH_EINVAL = 0xc2, "SUBDOC_PATH_EINVAL";
@@ -115,23 +115,23 @@ wire_enum! {
         SUBDOC_PATH_E2BIG = 0xc3, "SUBDOC_PATH_E2BIG";
         /// The document is nested too deeply.
         SUBDOC_DOC_E2DEEP = 0xc4, "SUBDOC_DOC_E2DEEP";
-        /// The value cannot be inserted there.
+        /// The value cannot be inserted at the path.
         SUBDOC_VALUE_CANTINSERT = 0xc5, "SUBDOC_VALUE_CANTINSERT";
         /// The document is not JSON.
         SUBDOC_DOC_NOTJSON = 0xc6, "SUBDOC_DOC_NOTJSON";
         /// The number at the path is out of range.
         SUBDOC_NUM_ERANGE = 0xc7, "SUBDOC_NUM_ERANGE";
-        /// The number to add is not one.
+        /// The number to add is invalid.
         SUBDOC_DELTA_EINVAL = 0xc8, "SUBDOC_DELTA_EINVAL";
-        /// The path exists already.
+        /// The path already exists.
         SUBDOC_PATH_EEXISTS = 0xc9, "SUBDOC_PATH_EEXISTS";
         /// The value would nest too deeply.
         SUBDOC_VALUE_ETOODEEP = 0xca, "SUBDOC_VALUE_ETOODEEP";
-        /// The operations cannot be combined.
+        /// The operations cannot be combined in one request.
         SUBDOC_INVALID_COMBO = 0xcb, "SUBDOC_INVALID_COMBO";
         /// Some of several paths failed.
         SUBDOC_MULTI_PATH_FAILURE = 0xcc, "SUBDOC_MULTI_PATH_FAILURE";
-        /// Done, on a tombstone.
+        /// Success on a tombstone.
         SUBDOC_SUCCESS_DELETED = 0xcd, "SUBDOC_SUCCESS_DELETED";
         /// Some of several paths failed, on a tombstone.
         SUBDOC_MULTI_PATH_FAILURE_DELETED = 0xd3, "SUBDOC_MULTI_PATH_FAILURE_DELETED";

@@ -20,7 +20,7 @@ impl fmt::Display for Vbid {
     }
 }
 
-/// Identity of one branch of a vBucket's history; 0 names none.
+/// Identity of one branch of a vBucket's history; 0 means none.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Vbuuid(pub u64);
 

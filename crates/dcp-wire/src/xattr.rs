@@ -1,9 +1,9 @@
-//! Extended attributes in front of a document's body (server page "Document").
+//! Extended attributes before a document's body (server page "Document").
 //!
-//! A value with [`Datatype::XATTR`](crate::Datatype::XATTR) starts with a section: its length,
-//! then pairs of a name and a JSON value. The body follows. Under
-//! [`Datatype::SNAPPY`](crate::Datatype::SNAPPY) the whole value is compressed and must be
-//! inflated first.
+//! A value with [`Datatype::XATTR`](crate::Datatype::XATTR) begins with a section of attributes:
+//! its length, then pairs of a name and a JSON value. The body follows. With
+//! [`Datatype::SNAPPY`](crate::Datatype::SNAPPY) the whole value is compressed and must be inflated
+//! first.
 
 use bytes::BufMut;
 
@@ -48,7 +48,7 @@ pub fn split(value: &[u8]) -> Result<(Xattrs<'_>, &[u8]), DecodeError> {
 }
 
 impl<'a> Xattrs<'a> {
-    /// Bytes that are left of them, which their names and values together are fewer than.
+    /// Remaining bytes of the section, an upper bound of the names and values to come.
     #[must_use]
     pub const fn len_bytes(&self) -> usize {
         self.reader.rest().len()
@@ -60,7 +60,7 @@ impl<'a> Xattrs<'a> {
         let pair = self.reader.bytes(usize::try_from(len).map_err(|_| malformed)?)?;
         let end = pair.iter().position(|&byte| byte == 0).ok_or(malformed)?;
         let (name, value) = pair.split_at_checked(end).ok_or(malformed)?;
-        // The first byte is the NUL after the name, the last the one after the value.
+        // The first byte is the NUL after the name, the last the NUL after the value.
         let [0, value @ .., 0] = value else {
             return Err(malformed);
         };
@@ -86,11 +86,11 @@ impl<'a> Iterator for Xattrs<'a> {
     }
 }
 
-/// Appends the section of `xattrs`, to be followed by the body.
+/// Appends the section of `xattrs`; the caller appends the body.
 ///
 /// # Errors
-/// [`EncodeError`] if a name is empty or longer than a section can hold, or a name or value holds
-/// a NUL byte; nothing is written then.
+/// [`EncodeError`] if a name is empty or longer than a section can hold, or a name or value
+/// contains a NUL byte; nothing is written then.
 pub fn encode<'a, I>(xattrs: I, out: &mut impl BufMut) -> Result<(), EncodeError>
 where
     I: IntoIterator<Item = Xattr<'a>> + Clone,
@@ -111,7 +111,7 @@ where
     Ok(())
 }
 
-/// Length of a pair without its own length field.
+/// Length of a pair without its length field.
 fn pair_len(xattr: Xattr<'_>) -> Result<usize, EncodeError> {
     if xattr.name.is_empty() || xattr.name.contains(&0) || xattr.value.contains(&0) {
         let len = xattr.name.len();

@@ -1,7 +1,7 @@
-//! Documents that are compressed and carry extended attributes.
+//! Documents that are both compressed and have extended attributes.
 //!
-//! Only the inflated value shows where the document begins, and inflating is not the reading
-//! task's work. So such a row stays empty at first and is filled in when the batch is finished.
+//! Only the inflated value shows where the document begins, and inflating is not the reading task's
+//! work. So the row stays empty at first and is filled when the batch is finished.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::xattrs::{XattrsColumn, check};
 
 use super::Columns;
 
-/// The values of rows that are filled in late.
+/// Values of rows that are filled when the batch is finished.
 #[derive(Debug, Default)]
 pub(crate) struct LateValues {
     compressed: Vec<u8>,
@@ -26,15 +26,15 @@ pub(crate) struct LateValues {
 #[derive(Debug)]
 struct Block {
     row: usize,
-    /// Where it lies among the compressed bytes.
+    /// Its range in the compressed bytes.
     source: Range<usize>,
     inflated_len: usize,
-    /// Whether what follows the attributes is a document to show.
+    /// Whether the document after the attributes is shown.
     has_document: bool,
 }
 
 impl LateValues {
-    /// Keeps the value of `row`, which inflates to `inflated_len` bytes.
+    /// Stores the value of `row`, which inflates to `inflated_len` bytes.
     pub(crate) fn push(
         &mut self,
         row: usize,
@@ -49,14 +49,14 @@ impl LateValues {
         self.blocks.push(Block { row, source, inflated_len, has_document });
     }
 
-    /// Memory used in bytes now, and by what is inflated later.
+    /// Memory used now and by inflated values later, in bytes.
     pub(crate) const fn len_bytes(&self) -> usize {
         self.compressed.len() + self.inflated_bytes
     }
 }
 
 impl Columns {
-    /// Fills in the rows that were left for later.
+    /// Fills the postponed rows.
     pub(crate) fn fill_in_late(
         &mut self,
         places: &Places,
@@ -105,7 +105,7 @@ impl Columns {
     }
 }
 
-/// The columns with every row filled in.
+/// The columns with every row filled.
 struct Filled {
     values: Option<BytesColumn>,
     xattrs: Option<XattrsColumn>,

@@ -1,4 +1,4 @@
-//! The documents of one batch, decoded when it is finished.
+//! Decodes the documents of a batch.
 
 use std::sync::Arc;
 
@@ -15,59 +15,59 @@ use crate::BufferPool;
 use crate::rows::{Places, RowKind};
 use crate::values::{BytesColumn, ValueColumn, nulls};
 
-/// Most bytes that the documents of a batch may take decoded.
+/// Maximum size of a batch's decoded documents in bytes.
 ///
-/// Also far below what Arrow's 32-bit offsets can count.
+/// This is also far below the limit of Arrow's 32-bit offsets.
 const MAX_BATCH_BYTES: usize = 1024 * 1024 * 1024;
 
-/// What is made of documents, besides their bytes.
+/// What documents are decoded to, besides their bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Formats {
-    /// What the `value` column holds, if the table has it.
+    /// Format of the `value` column, if the table has it.
     pub(crate) value: Option<ValueFormat>,
-    /// The columns to decode documents to, if any of them is shown.
+    /// Schema of the document columns, if any of them is shown.
     pub(crate) schema: Option<DocumentSchema>,
-    /// Names of these columns, for errors.
+    /// Names of the document columns, for errors.
     pub(crate) names: Arc<[String]>,
     pub(crate) on_malformed: OnMalformed,
 }
 
 impl Formats {
-    /// Whether documents are looked at.
+    /// Whether documents are decoded at all.
     pub(crate) fn decodes(&self) -> bool {
         self.schema.is_some() || !matches!(self.value, None | Some(ValueFormat::Binary))
     }
 
-    /// Whether it matters that the server calls a document JSON.
+    /// Whether only documents that the server marks as JSON are decoded.
     pub(crate) fn wants_json(&self) -> bool {
         self.schema.is_some() || self.value == Some(ValueFormat::Variant)
     }
 }
 
-/// The columns that were made of a batch's documents; each is asked for once.
+/// The columns decoded from a batch's documents; each is taken once.
 #[derive(Debug, Default)]
 pub(crate) struct Decoded {
     /// In the order of the schema.
     pub(crate) documents: Vec<ArrayRef>,
-    /// The `value` column, if it is not the bytes as they came.
+    /// The `value` column, unless it holds the original bytes.
     pub(crate) value: Option<ArrayRef>,
-    /// The bytes of documents that are malformed.
+    /// The bytes of malformed documents.
     pub(crate) malformed: Option<ArrayRef>,
 }
 
 /// The rows of a batch, to be decoded.
 pub(crate) struct Rows<'a> {
     pub(crate) kinds: &'a [RowKind],
-    /// Whether the server calls each JSON; empty if that does not matter.
+    /// Whether the server marks each document as JSON; empty if that is not needed.
     pub(crate) json: &'a [bool],
     pub(crate) places: &'a Places,
 }
 
 /// The `value` column being filled.
 enum Value {
-    /// Left as it is.
+    /// The original bytes.
     Bytes,
-    /// Which rows are texts.
+    /// Text, and which rows are valid.
     Texts(Vec<bool>),
     Variants(Variants),
 }
@@ -81,7 +81,7 @@ impl Value {
         }
     }
 
-    /// Appends a row's document, or a null if it has none or it is malformed.
+    /// Appends a row's document; a null if it has none or it is malformed.
     fn push(&mut self, document: Option<&[u8]>, is_json: bool) -> Result<(), Malformed> {
         match self {
             Self::Bytes => Ok(()),
@@ -130,7 +130,7 @@ impl Value {
     }
 }
 
-/// The documents as texts; what is none is null.
+/// The documents as text; rows that are not text are null.
 fn texts(
     column: &mut ValueColumn,
     valid: &[bool],
@@ -138,7 +138,7 @@ fn texts(
 ) -> Result<StringArray, ArrowError> {
     let empty = BytesColumn::with_room_checked(0, Vec::new());
     let mut plain = std::mem::replace(&mut column.plain, empty);
-    // Arrow wants texts in the rows that are null, too; most of these are empty.
+    // Arrow requires valid text in null rows, too; most of them are empty.
     if valid.iter().enumerate().any(|(row, valid)| !valid && !plain.value(row).is_empty()) {
         let mut checked = BytesColumn::with_room_checked(valid.len(), pool.take(plain.len_bytes()));
         for (row, valid) in valid.iter().enumerate() {
@@ -155,8 +155,8 @@ fn texts(
 /// Decodes the documents of a batch.
 ///
 /// # Errors
-/// [`SinkError`] for the first document that is malformed, if that is to fail, and where documents
-/// take more memory together than is allowed.
+/// [`SinkError`] for the first malformed document, if malformed documents are errors, and if the
+/// decoded documents exceed the memory limit.
 pub(crate) fn decode(
     formats: &Formats,
     column: &mut ValueColumn,

@@ -1,4 +1,4 @@
-//! Typed columns being filled, which can go back to the end of an earlier row.
+//! Builders of typed columns, which can be truncated to an earlier row.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// Up to so many names are faster looked through than looked up.
+    /// Up to this number of names, a linear search is faster than a map.
     const FEW_NAMES: usize = 8;
 
     pub(super) fn new(fields: &[Field], rows: usize) -> Self {
@@ -36,7 +36,7 @@ impl Objects {
         }
     }
 
-    /// The field called `name`, which is `guess` if the objects are written in the schema's order.
+    /// The field called `name`; `guess` is its index if objects have the order of the schema.
     #[inline]
     pub(super) fn find(&self, name: &str, guess: usize) -> Option<usize> {
         if self.names.get(guess).is_some_and(|known| **known == *name) {
@@ -48,7 +48,7 @@ impl Objects {
         self.by_name.get(name).copied()
     }
 
-    /// Goes back to `rows` rows; columns may have more, or one fewer if a row was begun.
+    /// Truncates to `rows` rows; columns may have more, or one fewer if a row was begun.
     pub(super) fn truncate(&mut self, rows: usize) {
         for column in &mut self.columns {
             column.truncate(rows);
@@ -61,7 +61,7 @@ impl Objects {
         }
     }
 
-    /// Ends the row after `rows`: what it has no value for is null.
+    /// Ends the row after `rows`; missing values are null.
     pub(super) fn end_row(&mut self, rows: usize) {
         for column in &mut self.columns {
             if column.len() == rows {
@@ -75,7 +75,7 @@ impl Objects {
     }
 }
 
-/// A column being filled.
+/// Builder of a column.
 #[derive(Debug)]
 pub(super) enum Builder {
     Boolean(Flat<bool>),
@@ -96,7 +96,7 @@ pub(super) enum Builder {
     Timestamp(Flat<i64>),
     TimestampNtz(Flat<i64>),
     Variant(Variants),
-    /// `width` is what one more element takes in bytes, at least.
+    /// `width` is the minimum size of another element in bytes.
     Array {
         ranges: Ranges,
         elements: Box<Self>,
@@ -149,7 +149,7 @@ impl Builder {
         }
     }
 
-    /// What one more row takes in bytes, at least.
+    /// Minimum size of another row in bytes.
     pub(super) fn width(&self) -> usize {
         match self {
             Self::Boolean(_) | Self::Byte(_) => 2,
@@ -210,7 +210,7 @@ impl Builder {
         }
     }
 
-    /// Goes back to `rows` rows, whatever was begun after them.
+    /// Truncates to `rows` rows, including partially written ones.
     pub(super) fn truncate(&mut self, rows: usize) {
         match self {
             Self::Boolean(values) => values.truncate(rows),
@@ -241,7 +241,7 @@ impl Builder {
         }
     }
 
-    /// The array, of the type that the column's kind has.
+    /// The array, with the Arrow type of the column.
     pub(super) fn finish(self, data_type: &DataType) -> Result<ArrayRef, ArrowError> {
         Ok(match self {
             Self::Boolean(values) => Arc::new(values.booleans()),

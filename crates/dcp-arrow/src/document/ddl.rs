@@ -1,4 +1,4 @@
-//! The text of a schema, as Spark's SQL writes it: `name STRING, geo STRUCT<lat: DOUBLE>`.
+//! Parses schemas in Spark SQL's syntax: `name STRING, geo STRUCT<lat: DOUBLE>`.
 
 use std::collections::BTreeSet;
 use std::iter::Peekable;
@@ -9,26 +9,26 @@ use thiserror::Error;
 use super::{Field, Kind};
 use crate::nearest;
 
-/// A schema's text could not be understood.
+/// A schema that cannot be parsed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{what}, at character {at}")]
 pub struct DdlError {
-    /// What is wrong, and what to write instead.
+    /// What is wrong, and how to correct it.
     pub what: String,
-    /// Where, in characters from 1.
+    /// Position in characters, from 1.
     pub at: usize,
 }
 
-/// Longest schema text in bytes.
+/// Maximum length of the schema text in bytes.
 const MAX_TEXT_BYTES: usize = 1024 * 1024;
-/// Most fields and elements altogether: each is a column.
+/// Maximum number of fields and elements, nested ones included: each is a column.
 const MAX_FIELDS: usize = 10_000;
-/// Types within types.
+/// Maximum nesting depth.
 const MAX_DEPTH: usize = 32;
-/// Most digits of a decimal.
+/// Maximum precision of a decimal.
 const MAX_PRECISION: u8 = 38;
 
-/// The types that take no parameter. Those that say the same begin with Spark's usual name.
+/// The types without parameters. Of synonyms, Spark's usual name comes first.
 const SIMPLE: &[(&str, Kind)] = &[
     ("BOOLEAN", Kind::Boolean),
     ("TINYINT", Kind::Byte),
@@ -52,7 +52,7 @@ const SIMPLE: &[(&str, Kind)] = &[
 ];
 const WITH_PARAMETERS: &[&str] = &["DECIMAL", "DEC", "NUMERIC", "ARRAY", "MAP", "STRUCT"];
 
-/// The fields that `text` lists, or those of the one `STRUCT<...>` it is.
+/// The fields listed in `text`, or those of a single `STRUCT<...>`.
 pub(super) fn parse(text: &str) -> Result<Vec<Field>, DdlError> {
     if text.len() > MAX_TEXT_BYTES {
         let what = format!("the schema is longer than {MAX_TEXT_BYTES} bytes");
@@ -77,7 +77,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Field>, DdlError> {
 struct Parser<'a> {
     chars: Peekable<CharIndices<'a>>,
     text: &'a str,
-    /// Fields and elements so far.
+    /// Number of fields and elements so far.
     fields: usize,
 }
 
@@ -179,7 +179,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// Passes over `COMMENT '...'`.
+    /// Skips `COMMENT '...'`.
     fn comment(&mut self) -> Result<(), DdlError> {
         if !self.word("COMMENT") {
             return Ok(());
@@ -198,7 +198,7 @@ impl Parser<'_> {
         Err(self.error("the string after COMMENT is not closed".to_owned()))
     }
 
-    /// A name, in backticks if it holds more than letters, digits and underscores.
+    /// A name, in backticks if it contains anything but letters, digits and underscores.
     fn name(&mut self) -> Result<String, DdlError> {
         let mut name = String::new();
         if self.take_here('`') {
@@ -234,7 +234,7 @@ impl Parser<'_> {
         digits.parse().map_err(|_| self.error("expected a small number".to_owned()))
     }
 
-    /// Whether the next word is `word`, which is then taken.
+    /// Takes the next word if it is `word`.
     fn word(&mut self, word: &str) -> bool {
         let before = self.clone();
         let is_it = self.name().is_ok_and(|name| name.eq_ignore_ascii_case(word));
@@ -288,7 +288,7 @@ impl Parser<'_> {
     }
 }
 
-/// A name as an error shows it.
+/// A name as shown in errors.
 fn shown(name: &str) -> String {
     name.chars().take(64).collect()
 }

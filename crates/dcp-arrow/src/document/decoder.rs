@@ -1,4 +1,4 @@
-//! Documents into typed columns, one after the other.
+//! Decodes documents into typed columns.
 
 use arrow_array::ArrayRef;
 use arrow_schema::ArrowError;
@@ -12,26 +12,26 @@ use super::leaves::{Texts, Variants};
 use super::malformed::{Malformed, Problem, Result};
 use super::{DocumentSchema, moments, numbers};
 
-/// Most bytes that one document may take decoded.
+/// Maximum decoded size of a document in bytes.
 ///
-/// A few bytes of JSON can become many: `{}` in an array of structs takes a place in each of their
+/// A few bytes of JSON can become many: `{}` in an array of structs takes a row in each of their
 /// columns.
 const MAX_DOCUMENT_BYTES: usize = 128 * 1024 * 1024;
 
-/// The parser's place in a document.
+/// Parser state within a document.
 pub(super) struct Reader<'j> {
     json: Jiter<'j>,
-    /// Bytes that the document may still take.
+    /// Remaining memory budget of the document in bytes.
     budget: usize,
 }
 
 impl<'j> Reader<'j> {
-    /// Reads a document that is UTF-8; `scratch` is memory to use.
+    /// Reads a UTF-8 document; `scratch` is reused memory.
     fn new(document: &'j [u8], scratch: Vec<u8>) -> Self {
         Self { json: Jiter::with_tape(document, scratch), budget: MAX_DOCUMENT_BYTES }
     }
 
-    /// Gives the memory back.
+    /// Returns the scratch memory.
     fn into_scratch(self) -> Vec<u8> {
         self.json.into_tape()
     }
@@ -52,7 +52,7 @@ impl<'j> Reader<'j> {
         }
     }
 
-    /// Reads one value into the row that comes next in `column`.
+    /// Reads one value into the next row of `column`.
     fn read(&mut self, column: &mut Builder, peek: Peek) -> Result<()> {
         if peek == Peek::Null {
             self.json.known_null()?;
@@ -106,7 +106,7 @@ impl<'j> Reader<'j> {
         Ok(())
     }
 
-    /// A text as it is, anything else as the JSON that it is.
+    /// A string as it is, any other value as its JSON text.
     #[inline]
     fn text(&mut self, texts: &mut Texts, peek: Peek) -> Result<()> {
         let before = texts.len_bytes();
@@ -151,7 +151,7 @@ impl<'j> Reader<'j> {
     }
 
     fn float(&mut self, peek: Peek) -> Result<f32> {
-        // Not by way of a double, which would round twice.
+        // Not through a double, which would round twice.
         let text = std::str::from_utf8(self.number(peek, "a number")?);
         let number: Option<f32> = text.ok().and_then(|text| text.parse().ok());
         let number = number.filter(|number| number.is_finite());
@@ -161,7 +161,7 @@ impl<'j> Reader<'j> {
     fn decimal(&mut self, peek: Peek, precision: u8, scale: u8) -> Result<i128> {
         let expected = "a number that fits the DECIMAL";
         let number = if peek == Peek::String {
-            // Amounts of money are often written so.
+            // Amounts of money are often written as strings.
             let mut text = Jiter::new(self.json.known_str()?.as_bytes());
             let number = match text.next_number_bytes() {
                 Ok(number) => numbers::decimal(number, precision, scale),
@@ -191,7 +191,7 @@ impl<'j> Reader<'j> {
         self.spend(bytes.len_bytes() - before)
     }
 
-    /// Any value, by way of its text: its dictionary has the keys that occur in it alone.
+    /// Any value, from its JSON text: the variant's dictionary then contains only its own keys.
     fn variant(&mut self, variants: &mut Variants, peek: Peek) -> Result<()> {
         let before = variants.len_bytes();
         let start = self.json.current_index();
@@ -264,7 +264,7 @@ impl<'j> Reader<'j> {
         let mut next = self.first_key(peek)?.map(|key| fields.find(key, guess));
         while let Some(found) = next {
             if let Some(index) = found {
-                // The outermost object is the last to say which of its fields it is.
+                // The outermost object is the last to set the column, so it wins.
                 self.field(fields, index, row)
                     .map_err(|malformed| Malformed { column: Some(index), ..malformed })?;
                 guess = index + 1;
@@ -301,14 +301,14 @@ impl<'j> Reader<'j> {
     }
 }
 
-/// The columns of a batch's documents being filled.
+/// Builders of the columns of a batch's documents.
 #[derive(Debug)]
 pub(super) struct Decoder {
     schema: DocumentSchema,
     fields: Objects,
     rows: usize,
     scratch: Vec<u8>,
-    /// What the documents take together in bytes.
+    /// Total decoded size of the documents in bytes.
     len_bytes: usize,
     width: usize,
 }
@@ -321,12 +321,12 @@ impl Decoder {
         Self { schema, fields, rows: 0, scratch: Vec::new(), len_bytes: 0, width }
     }
 
-    /// What the documents take together in bytes.
+    /// Total decoded size of the documents in bytes.
     pub(super) const fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
-    /// Appends a document; a malformed one as nulls.
+    /// Appends a document; nulls if it is malformed.
     pub(super) fn push(&mut self, document: &[u8]) -> Result<()> {
         if let Err(error) = std::str::from_utf8(document) {
             self.push_null();
@@ -346,7 +346,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Appends a row that has no document.
+    /// Appends a row without a document.
     pub(super) fn push_null(&mut self) {
         self.fields.push_null();
         self.rows += 1;

@@ -1,4 +1,4 @@
-//! Typed columns being filled that have no columns of their own, or only offsets.
+//! Builders of typed columns that have no child columns, or only offsets.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::variant::VariantEncoder;
 use super::variant_fields;
 use crate::values::nulls;
 
-/// Values of one width.
+/// Values of a fixed width.
 #[derive(Debug)]
 pub(super) struct Flat<T> {
     values: Vec<T>,
@@ -58,7 +58,7 @@ impl Flat<bool> {
     }
 }
 
-/// Texts or bytes.
+/// Strings or bytes.
 #[derive(Debug)]
 pub(super) struct Texts {
     offsets: Vec<i32>,
@@ -66,9 +66,9 @@ pub(super) struct Texts {
     valid: Vec<bool>,
 }
 
-/// The end of a column as Arrow counts, which is 32 bits wide.
+/// Converts the end of a column to Arrow's 32-bit offset.
 ///
-/// What is appended is bounded far below that: see [`MAX_BATCH_BYTES`](super::batch).
+/// The size is bounded far below 32 bits: see [`MAX_BATCH_BYTES`](super::batch).
 fn end(len: usize) -> i32 {
     i32::try_from(len).unwrap_or(i32::MAX)
 }
@@ -94,7 +94,7 @@ impl Texts {
         self.end_value(false);
     }
 
-    /// Appends a value by writing behind the others.
+    /// Appends a value written by a function.
     pub(super) fn push_with<E>(
         &mut self,
         write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
@@ -126,7 +126,7 @@ impl Texts {
         }
     }
 
-    /// Whether two of the values from `row` on are the same.
+    /// Whether the values from `row` on contain duplicates.
     pub(super) fn has_duplicates(&self, row: usize) -> bool {
         const FEW: usize = 8;
         let mut values: Vec<&[u8]> = Vec::new();
@@ -154,7 +154,7 @@ impl Texts {
     }
 }
 
-/// Spark's variants.
+/// Spark's variant type.
 #[derive(Debug)]
 pub(super) struct Variants {
     encoder: Box<VariantEncoder>,
@@ -173,7 +173,7 @@ impl Variants {
         }
     }
 
-    /// Appends what the JSON `text` says; nothing if it is malformed.
+    /// Appends the JSON `text`; nothing if it is malformed.
     pub(super) fn push(&mut self, text: &[u8]) -> Result<(), Malformed> {
         let (value, metadata) = self.encoder.encode(text)?;
         self.values.push(value);
@@ -183,7 +183,7 @@ impl Variants {
     }
 
     pub(super) fn push_null(&mut self) {
-        // Both parts of a variant are there even where it is null itself.
+        // Both parts of a variant are non-null even in a null row.
         self.values.push(&[]);
         self.metadata.push(&[]);
         self.valid.push(false);
@@ -210,7 +210,7 @@ impl Variants {
     }
 }
 
-/// Rows that each have some elements in columns of their own.
+/// Rows with a variable number of elements in child columns.
 #[derive(Debug)]
 pub(super) struct Ranges {
     offsets: Vec<i32>,
@@ -224,7 +224,7 @@ impl Ranges {
         Self { offsets, valid: Vec::with_capacity(rows) }
     }
 
-    /// Ends a row whose elements reach up to `elements`.
+    /// Ends a row at element `elements`.
     pub(super) fn push(&mut self, elements: usize, is_valid: bool) {
         self.offsets.push(end(elements));
         self.valid.push(is_valid);
@@ -234,7 +234,7 @@ impl Ranges {
         self.push(self.elements(), false);
     }
 
-    /// How many elements the rows have together.
+    /// Total number of elements.
     pub(super) fn elements(&self) -> usize {
         self.offsets.last().map_or(0, |end| *end as usize)
     }

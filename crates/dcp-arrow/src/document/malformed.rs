@@ -1,26 +1,26 @@
-//! Why a document is not what it should be.
+//! Why a document does not match its schema or format.
 
 use std::fmt;
 
 use jiter::{Jiter, JiterErrorType, JsonErrorType};
 
-/// Why a document is not what it should be. Holds no part of the document.
+/// Why a document is malformed. Contains no part of the document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed {
     pub(super) problem: Problem,
-    /// Byte of the document, from 0.
+    /// Byte offset in the document, from 0.
     pub(super) at: usize,
-    /// Column of the schema it is about, if it is about one.
+    /// Index of the schema's column, if the problem concerns one.
     pub(super) column: Option<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
-    /// The server does not say that it is JSON.
+    /// The server does not mark it as JSON.
     NotJson,
     NotUtf8,
     Syntax(JsonErrorType),
-    /// It is something else than this.
+    /// A value is not of this kind.
     Expected(&'static str),
     Duplicate,
     TooDeep,
@@ -33,13 +33,13 @@ impl Malformed {
         Self { problem, at, column: None }
     }
 
-    /// The problem of what the parser read last.
+    /// A problem at the parser's current position.
     #[cold]
     pub(super) fn at(problem: Problem, json: &Jiter<'_>) -> Self {
         Self::new(problem, json.current_index())
     }
 
-    /// The problem as text, with the names that the columns have.
+    /// The problem as text with the name of its column.
     pub(super) fn describe(&self, names: &[String]) -> String {
         let place = self.column.and_then(|column| names.get(column));
         let column = place.map(|name| format!("column {name:?}: ")).unwrap_or_default();
@@ -55,7 +55,7 @@ impl fmt::Display for Problem {
         match self {
             Self::NotJson => f.write_str("not JSON"),
             Self::NotUtf8 => f.write_str("not UTF-8"),
-            // These two can hold a part of the document.
+            // These two may contain a part of the document.
             Self::Syntax(JsonErrorType::DuplicateKey(_) | JsonErrorType::InternalError(_)) => {
                 f.write_str("not JSON")
             }

@@ -1,8 +1,8 @@
-//! Documents as typed columns.
+//! Decoding of documents into typed columns.
 //!
-//! A [`DocumentSchema`] says which fields of a document become columns, and of which types. The
-//! documents of a batch are decoded when it is finished, by whoever takes it. A document is judged
-//! as a whole: it fits the schema, or it is malformed and all its columns are null.
+//! A [`DocumentSchema`] lists the fields of a document that become columns, with their types. The
+//! documents of a batch are decoded when it is finished, by the task that takes it. A document
+//! matches the schema as a whole or is malformed, and then all its columns are null.
 
 mod batch;
 mod builders;
@@ -23,34 +23,35 @@ use arrow_schema::{DataType, Field as ArrowField, Fields, TimeUnit};
 pub(crate) use batch::{Decoded, Formats, Rows, decode};
 pub use ddl::DdlError;
 
-/// What the `value` column holds.
+/// Format of the `value` column.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ValueFormat {
     /// The document's bytes.
     #[default]
     Binary,
-    /// Its text; a document that is not UTF-8 is malformed.
+    /// Text; a document that is not UTF-8 is malformed.
     String,
-    /// Spark's variant, a struct of `value` and `metadata`; what is not JSON is malformed.
+    /// Spark's variant, a struct of `value` and `metadata`; a document that is not JSON is
+    /// malformed.
     Variant,
 }
 
-/// What becomes of a document that is not what it should be.
+/// How malformed documents are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnMalformed {
     /// Its columns are null.
     #[default]
     Null,
-    /// The stream ends with an error that names its vBucket and seqno.
+    /// The stream fails with an error that names the vBucket and seqno.
     Fail,
     /// Its columns are null and its bytes are in the column [`MALFORMED`].
     Column,
 }
 
-/// Name of the column of documents that are not what they should be.
+/// Name of the column of malformed documents.
 pub const MALFORMED: &str = "_malformed";
 
-/// Type of every timestamp, those of documents and of changes; they share its zone.
+/// Type of every timestamp, in documents and changes alike, so that they share a time zone.
 pub(crate) static TIMESTAMP: LazyLock<DataType> =
     LazyLock::new(|| DataType::Timestamp(TimeUnit::Microsecond, Some(Arc::from("UTC"))));
 
@@ -90,7 +91,7 @@ impl Field {
 }
 
 impl Kind {
-    /// The type as Spark maps its own to Arrow, names of inner fields included.
+    /// The Arrow type that Spark maps its own to, including names of inner fields.
     fn data_type(&self) -> DataType {
         match self {
             Self::Boolean => DataType::Boolean,
@@ -125,7 +126,7 @@ impl Kind {
     }
 }
 
-/// Which fields of a document become columns, and of which types.
+/// The fields of a document that become columns, with their types.
 ///
 /// ```
 /// use dcp_arrow::DocumentSchema;
@@ -151,17 +152,17 @@ impl Kind {
 /// | `MAP<STRING, type>` | an object | map |
 /// | `STRUCT<name: type, ...>` | an object; other fields are passed over | struct |
 ///
-/// Every column can be null: a field may be missing or `null`.
+/// Every column is nullable: a field may be missing or `null`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct DocumentSchema {
     fields: Arc<[Field]>,
 }
 
 impl DocumentSchema {
-    /// The schema that `text` describes, as Spark's SQL lists columns.
+    /// Parses a schema in the syntax of Spark SQL's column lists.
     ///
     /// # Errors
-    /// [`DdlError`] if the text is not such a list, or names a type there is not.
+    /// [`DdlError`] if the text is not such a list, or names an unknown type.
     pub fn parse(text: &str) -> Result<Self, DdlError> {
         Ok(Self { fields: ddl::parse(text)?.into() })
     }
@@ -171,7 +172,7 @@ impl DocumentSchema {
         self.fields.iter().map(|field| field.name.as_str())
     }
 
-    /// The columns as Arrow has them.
+    /// The columns as Arrow fields.
     pub(crate) fn arrow(&self) -> Vec<ArrowField> {
         self.fields.iter().map(Field::arrow).collect()
     }
@@ -183,13 +184,13 @@ impl fmt::Debug for DocumentSchema {
     }
 }
 
-/// Spark's variant as Arrow has it.
+/// Arrow type of Spark's variant.
 pub(crate) fn variant_type() -> DataType {
     DataType::Struct(variant_fields())
 }
 
 fn variant_fields() -> Fields {
-    // By this mark Spark knows a variant from a struct of the same fields.
+    // This metadata lets Spark distinguish a variant from a struct with the same fields.
     let mark = HashMap::from([("variant".to_owned(), "true".to_owned())]);
     let fields = vec![
         ArrowField::new("value", DataType::Binary, false),

@@ -1,28 +1,28 @@
-//! Dates and times of documents: ISO 8601 texts.
+//! Dates and times in documents: ISO 8601 strings.
 
 use chrono::NaiveDate;
 
 const SECONDS_PER_DAY: i64 = 86_400;
 const MICROS_PER_SECOND: i64 = 1_000_000;
 
-/// The day that `text` (`2024-02-29`) names, counted from 1970-01-01.
+/// Parses a date (`2024-02-29`) as days since 1970-01-01.
 pub(super) fn date(text: &str) -> Option<i32> {
     let mut scan = Scan(text.as_bytes());
     let days = scan.date()?;
     scan.0.is_empty().then_some(days)
 }
 
-/// A moment, or a time of day without a place.
+/// A timestamp, with or without an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moment {
-    /// Microseconds since 1970-01-01, as the clock of its place shows.
+    /// Microseconds since 1970-01-01 in local time.
     pub(super) local_micros: i64,
-    /// Seconds by which that clock is ahead of UTC; `None` if the text has no place.
+    /// Offset of local time from UTC in seconds; `None` if the text has none.
     pub(super) offset_seconds: Option<i64>,
 }
 
 impl Moment {
-    /// Microseconds since 1970-01-01 in UTC, which a text without a place is taken to be in.
+    /// Microseconds since 1970-01-01 in UTC, which is assumed if there is no offset.
     pub(super) const fn utc_micros(self) -> i64 {
         let offset = match self.offset_seconds {
             Some(seconds) => seconds,
@@ -32,9 +32,9 @@ impl Moment {
     }
 }
 
-/// What `text` names: `2024-02-29`, `2024-02-29T13:45`, `2024-02-29 13:45:10.123456+01:00`.
+/// Parses `2024-02-29`, `2024-02-29T13:45` or `2024-02-29 13:45:10.123456+01:00`.
 ///
-/// Digits beyond microseconds are cut off.
+/// Digits beyond microseconds are truncated.
 pub(super) fn moment(text: &str) -> Option<Moment> {
     let mut scan = Scan(text.as_bytes());
     let days = scan.date()?;
@@ -50,7 +50,7 @@ pub(super) fn moment(text: &str) -> Option<Moment> {
     Some(Moment { local_micros, offset_seconds })
 }
 
-/// A whole number of seconds since 1970 in microseconds.
+/// Whole seconds since 1970 as microseconds.
 pub(super) const fn seconds(seconds: i64) -> Option<i64> {
     seconds.checked_mul(MICROS_PER_SECOND)
 }
@@ -76,7 +76,7 @@ impl Scan<'_> {
         })
     }
 
-    /// A number of exactly so many digits, up to `most`.
+    /// A number of exactly `digits` digits, at most `most`.
     fn number(&mut self, digits: usize, most: i64) -> Option<i64> {
         let mut number = 0;
         for _ in 0..digits {
@@ -115,7 +115,7 @@ impl Scan<'_> {
         Some(micros)
     }
 
-    /// The rest of the text: nothing, `Z`, or hours and minutes.
+    /// The rest of the text: nothing, `Z`, or an offset in hours and minutes.
     #[expect(clippy::option_option, reason = "no offset is not the same as a wrong one")]
     fn offset(&mut self) -> Option<Option<i64>> {
         if self.0.is_empty() {

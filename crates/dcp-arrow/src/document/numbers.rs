@@ -1,6 +1,6 @@
-//! Numbers of documents, from their JSON text.
+//! Numbers in documents, parsed from their JSON text.
 
-/// The whole number that `text` is, written without fraction and exponent.
+/// Parses an integer without fraction and exponent.
 pub(super) fn integer(text: &[u8]) -> Option<i64> {
     let (is_negative, digits) = match text.split_first()? {
         (b'-', digits) => (true, digits),
@@ -12,13 +12,13 @@ pub(super) fn integer(text: &[u8]) -> Option<i64> {
     let mut number: i64 = 0;
     for digit in digits {
         let digit = i64::from(digit.checked_sub(b'0').filter(|digit| *digit <= 9)?);
-        // Downwards: there is one negative number more.
+        // Accumulate negatively: there is one more negative number than positive ones.
         number = number.checked_mul(10)?.checked_sub(digit)?;
     }
     if is_negative { Some(number) } else { number.checked_neg() }
 }
 
-/// A JSON number as its digits and the power of ten of the last one.
+/// A JSON number: its digits and the exponent of the last one.
 struct Digits<'a> {
     is_negative: bool,
     whole: &'a [u8],
@@ -27,7 +27,7 @@ struct Digits<'a> {
 }
 
 impl<'a> Digits<'a> {
-    /// Takes a number apart that is one.
+    /// Splits a valid number into its parts.
     fn new(text: &'a [u8]) -> Option<Self> {
         let (is_negative, rest) = match text.split_first()? {
             (b'-', rest) => (true, rest),
@@ -53,7 +53,7 @@ impl<'a> Digits<'a> {
     }
 }
 
-/// An exponent, or one so large that nothing depends on how large.
+/// An exponent, saturated where a larger one makes no difference.
 fn exponent(text: &[u8]) -> Option<i64> {
     const LARGE: i64 = 1_000_000_000_000;
     let (sign, digits) = match text.split_first()? {
@@ -68,8 +68,8 @@ fn exponent(text: &[u8]) -> Option<i64> {
     Some(sign * number)
 }
 
-/// The number that the JSON number `text` is, in units of 10⁻ˢᶜᵃˡᵉ, rounded half up as Spark does;
-/// `None` if it has more than `precision` digits then.
+/// The JSON number `text` in units of 10⁻ˢᶜᵃˡᵉ, rounded half up like Spark; `None` if it has more
+/// than `precision` digits then.
 pub(super) fn decimal(text: &[u8], precision: u8, scale: u8) -> Option<i128> {
     let digits = Digits::new(text)?;
     if digits.iter().all(|digit| digit == 0) {
@@ -77,7 +77,7 @@ pub(super) fn decimal(text: &[u8], precision: u8, scale: u8) -> Option<i128> {
     }
     let fraction = i64::try_from(digits.fraction.len()).ok()?;
     let shift = digits.exponent - fraction + i64::from(scale);
-    // How many of the digits stay; the next one decides which way to round.
+    // Number of digits to keep; the next one decides the rounding.
     let kept = digits.len() + shift.min(0);
     let limit = 10_i128.checked_pow(u32::from(precision))?;
     let mut number: i128 = 0;
@@ -100,8 +100,8 @@ pub(super) fn decimal(text: &[u8], precision: u8, scale: u8) -> Option<i128> {
     (number < limit).then_some(if digits.is_negative { -number } else { number })
 }
 
-/// A decimal as it is written: its digits, how many of them there are and how many are behind the
-/// point. `None` if it has an exponent or more than 38 digits.
+/// A decimal as written: its digits, their number, and the number of digits after the point. `None`
+/// if it has an exponent or more than 38 digits.
 pub(super) fn plain_decimal(text: &[u8]) -> Option<(i128, u8, u8)> {
     const MAX_DIGITS: usize = 38;
     if text.iter().any(|byte| matches!(byte, b'e' | b'E')) {

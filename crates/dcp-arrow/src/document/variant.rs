@@ -1,8 +1,8 @@
-//! JSON as Spark's variant, byte for byte as its `parse_json` makes it.
+//! JSON as Spark's variant, byte for byte as Spark's `parse_json` encodes it.
 //!
-//! A variant is two byte strings: *metadata*, a dictionary of the keys that occur, and *value*,
-//! in which numbers have their smallest width, objects list their fields in the order of the keys,
-//! and arrays and objects say where each part begins.
+//! A variant consists of two byte strings: *metadata*, a dictionary of its keys, and *value*, in
+//! which numbers have their smallest width, objects list their fields in the order of the keys, and
+//! arrays and objects contain the offsets of their parts.
 
 use std::collections::HashMap;
 
@@ -11,23 +11,23 @@ use jiter::{Jiter, Peek};
 use super::malformed::{Malformed, Problem, Result};
 use super::numbers;
 
-/// Largest variant that every version of Spark reads, in bytes.
+/// Maximum size of a variant that every version of Spark reads, in bytes.
 const MAX_BYTES: usize = 16 * 1024 * 1024;
-/// Arrays and objects within each other.
+/// Maximum nesting depth.
 const MAX_DEPTH: usize = 128;
 
-// The two lowest bits of a header say which of these a value is.
+// The two lowest bits of a header are the value's basic type.
 const SHORT_TEXT: u8 = 1;
 const OBJECT: u8 = 2;
 const ARRAY: u8 = 3;
 
-/// Longest text whose length is part of its header, in bytes.
+/// Maximum length of a string whose length is part of its header, in bytes.
 const MAX_SHORT_TEXT: usize = 0x3f;
 
-/// Version 1 of the metadata; its keys are in no order.
+/// Version 1 of the metadata, with unsorted keys.
 const VERSION: u8 = 1;
 
-/// A value that is neither object nor array, but for short texts: the header's other bits.
+/// A primitive value (short strings excepted): the header's other bits.
 #[derive(Clone, Copy)]
 enum Primitive {
     Null = 0,
@@ -44,17 +44,17 @@ enum Primitive {
     Text = 16,
 }
 
-/// Makes variants of documents; keeps its memory from one to the next.
+/// Encodes documents as variants; reuses its memory.
 #[derive(Debug, Default)]
 pub(super) struct VariantEncoder {
     value: Vec<u8>,
     keys: Keys,
-    /// Fields of the objects, and elements of the arrays, that are not complete yet.
+    /// Fields and elements of unfinished objects and arrays.
     parts: Vec<Part>,
     scratch: Vec<u8>,
 }
 
-/// A part of an object or array: where it begins, and its key.
+/// A part of an object or array: its offset and key.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     key: usize,
@@ -62,7 +62,7 @@ struct Part {
 }
 
 impl VariantEncoder {
-    /// The value and the metadata of the variant that `document` is.
+    /// The value and metadata of `document`.
     pub(super) fn encode(&mut self, document: &[u8]) -> Result<(&[u8], Vec<u8>)> {
         if let Err(error) = std::str::from_utf8(document) {
             return Err(Malformed::new(Problem::NotUtf8, error.valid_up_to()));
@@ -131,7 +131,7 @@ impl VariantEncoder {
         self.value.extend_from_slice(text.as_bytes());
     }
 
-    /// Writes a JSON number; false if none of the variant's types has it.
+    /// Writes a JSON number; false if no type of the variant can hold it.
     fn number(&mut self, text: &[u8]) -> bool {
         if let Some(number) = numbers::integer(text) {
             self.integer(number);
@@ -164,7 +164,7 @@ impl VariantEncoder {
         }
     }
 
-    /// Writes a decimal of up to `size` digits, those behind the point included.
+    /// Writes a decimal of up to `size` digits, including those after the point.
     fn decimal(&mut self, digits: i128, size: u8, scale: u8) {
         let (primitive, bytes) = match size {
             0..=9 => (Primitive::Decimal4, 4),
@@ -208,7 +208,7 @@ impl VariantEncoder {
         Ok(())
     }
 
-    /// Puts in front of the parts written from `start` on what they are and where each begins.
+    /// Inserts the header and offsets before the parts written from `start` on.
     fn close(&mut self, start: usize, first: usize, kind: u8, largest_key: Option<usize>) {
         let parts = self.parts.get(first..).unwrap_or_default();
         let data_bytes = self.value.len() - start;
@@ -236,7 +236,7 @@ impl VariantEncoder {
     }
 }
 
-/// Bytes that a number up to `largest` needs.
+/// Number of bytes for numbers up to `largest`.
 const fn width(largest: usize) -> u8 {
     match largest {
         0..=0xff => 1,
@@ -246,24 +246,24 @@ const fn width(largest: usize) -> u8 {
     }
 }
 
-/// Appends the lowest bytes of a number, least significant first.
+/// Appends the lowest bytes of a number in little-endian order.
 fn put(to: &mut Vec<u8>, number: usize, width: u8) {
     let bytes = number.to_le_bytes();
     to.extend_from_slice(bytes.get(..usize::from(width)).unwrap_or(&bytes));
 }
 
-/// The keys that occur in a document, numbered as they come.
+/// The distinct keys of a document, numbered in order of occurrence.
 #[derive(Debug, Default)]
 struct Keys {
     bytes: String,
-    /// Where each key ends.
+    /// End of each key.
     ends: Vec<usize>,
     /// Numbers by key, once there are more than a few.
     by_key: HashMap<Box<str>, usize>,
 }
 
 impl Keys {
-    /// Up to so many keys are faster looked through than looked up.
+    /// Up to this number of keys, a linear search is faster than a map.
     const FEW: usize = 64;
 
     fn clear(&mut self) {
@@ -278,7 +278,7 @@ impl Keys {
         self.bytes.get(start.unwrap_or_default()..end).unwrap_or_default()
     }
 
-    /// The number of a key, given to it now if it is new.
+    /// The number of a key, assigned now if it is new.
     fn id(&mut self, key: &str) -> usize {
         let known = if self.ends.len() <= Self::FEW {
             (0..self.ends.len()).find(|id| self.get(*id) == key)
@@ -301,13 +301,13 @@ impl Keys {
         id
     }
 
-    /// The order in which Spark looks keys up: that of UTF-16.
+    /// Spark's lookup order of keys: by UTF-16 code units.
     fn compare(&self, a: usize, b: usize) -> std::cmp::Ordering {
         let (a, b) = (self.get(a), self.get(b));
         if a.is_ascii() && b.is_ascii() { a.cmp(b) } else { a.encode_utf16().cmp(b.encode_utf16()) }
     }
 
-    /// The dictionary, unless it is too large.
+    /// The dictionary; `None` if it is too large.
     fn metadata(&self) -> Option<Vec<u8>> {
         let offset_width = width(self.bytes.len().max(self.ends.len()));
         let offsets = (self.ends.len() + 2) * usize::from(offset_width);

@@ -1,4 +1,4 @@
-//! Documents as Python writes and reads them.
+//! Documents as written and read from Python.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use dcp_producer::{Document, MutationToken, Producer, WriteOptions};
@@ -17,7 +17,7 @@ pub(super) fn token(token: MutationToken) -> Token {
     (token.vbid.0, token.seqno.0, token.vbuuid.0, token.cas.0)
 }
 
-/// How a document is written.
+/// Options of a document write.
 pub(super) struct WriteArgs {
     cas: u64,
     expiry: u32,
@@ -48,7 +48,7 @@ impl WriteArgs {
         Ok(options)
     }
 
-    /// As [`options`](Self::options), and `value` with the xattrs before it.
+    /// Like [`options`](Self::options), with the xattrs encoded before `value`.
     pub(super) fn with_value(
         &self,
         producer: &Producer,

@@ -31,7 +31,7 @@ impl Producer {
         producer.ok_or_else(|| Failure::new(Kind::Closed, "the embedded cluster is closed").into())
     }
 
-    /// Calls the engine detached: its locks are shared with its tasks, which may want to log.
+    /// Calls the engine detached: its locks are shared with its tasks, which may log.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -41,7 +41,7 @@ impl Producer {
         Ok(py.detach(|| call(&producer)))
     }
 
-    /// As [`with`](Self::with), for what may fail.
+    /// Like [`with`](Self::with), for fallible calls.
     fn attempt<T: Send, E: Into<Failure> + Send>(
         &self,
         py: Python<'_>,
@@ -305,7 +305,7 @@ impl Producer {
         self.attempt(py, |producer| producer.set_faults(rules))
     }
 
-    /// The rules in force as JSON, and how often each reacted.
+    /// The active rules as JSON, and how often each matched.
     fn faults(&self, py: Python<'_>) -> PyResult<(String, Vec<u64>)> {
         let (rules, counts) =
             self.with(py, |producer| (producer.faults(), producer.fault_counts()))?;

@@ -1,4 +1,4 @@
-//! How an embedded cluster is set up.
+//! Options of an embedded cluster.
 
 use std::path::Path;
 
@@ -113,7 +113,7 @@ fn tls(arguments: &Arguments<'_>, port: u16) -> PyResult<Option<TlsOptions>> {
     Ok(is_on.then_some(tls))
 }
 
-/// The text of a file that an option names.
+/// The text of a file given as an option.
 fn read(option: &str, path: &Path) -> PyResult<String> {
     std::fs::read_to_string(path)
         .map_err(|error| config(format!("{option}: {} could not be read: {error}", path.display())))

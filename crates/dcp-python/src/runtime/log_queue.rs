@@ -1,4 +1,4 @@
-//! Log records on their way to Python.
+//! The queue of log records for Python.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
@@ -7,16 +7,16 @@ use std::time::{Duration, SystemTime};
 
 use log::{Level, Record};
 
-/// Most records that wait for Python.
+/// Maximum number of queued records.
 const MAX_ENTRIES: usize = 4096;
 
-/// Most bytes that they take.
+/// Maximum size of queued records in bytes.
 const MAX_BYTES: usize = 1024 * 1024;
 
-/// Longest message; the rest of a longer one is cut off.
+/// Maximum length of a message; longer ones are truncated.
 const MAX_MESSAGE: usize = 16 * 1024;
 
-/// Most records that are taken at a time, so that an end is seen in between.
+/// Maximum number of records taken at a time, so that the end is noticed in between.
 const MAX_TAKEN: usize = 64;
 
 /// One record.
@@ -33,7 +33,7 @@ pub(crate) struct Entry {
 impl Entry {
     fn new(record: &Record<'_>) -> Self {
         let mut message = Bounded(String::new());
-        // It fails where it is cut off, and there only.
+        // An error only means that the message was truncated.
         let _cut_off = message.write_fmt(*record.args());
         Self {
             level: record.level(),
@@ -51,7 +51,7 @@ impl Entry {
     }
 }
 
-/// Text that ends at [`MAX_MESSAGE`].
+/// Text truncated at [`MAX_MESSAGE`].
 struct Bounded(String);
 
 impl Write for Bounded {
@@ -63,25 +63,25 @@ impl Write for Bounded {
     }
 }
 
-/// What was taken to be handed on.
+/// Records taken from the queue for delivery.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) entries: VecDeque<Entry>,
-    /// How many records were lost after these.
+    /// Number of records lost after these.
     pub(crate) lost: u64,
-    /// Whether nothing comes any more.
+    /// Whether no more records follow.
     pub(crate) is_last: bool,
 }
 
-/// Records in the order they were made, bounded in number and bytes.
+/// A FIFO queue of records, bounded in number and bytes.
 ///
 /// Its lock is held for a few instructions and never across a call into Python.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     state: Mutex<State>,
-    /// There is something to hand on, or the end has come.
+    /// There is something to deliver, or the queue is ending.
     filled: Condvar,
-    /// Something was handed on, or the thread that does it has ended.
+    /// Something was delivered, or the delivering thread has ended.
     emptied: Condvar,
 }
 
@@ -89,10 +89,11 @@ pub(crate) struct Queue {
 struct State {
     entries: VecDeque<Entry>,
     bytes: usize,
-    /// Records that found no room, and have not been told of.
+    /// Records lost for lack of room and not reported yet.
     lost: u64,
-    /// Records put in, and those of them that Python has, since the start.
+    /// Number of records queued since the start.
     put: u64,
+    /// Number of those delivered to Python.
     handed_on: u64,
     is_ending: bool,
     has_ended: bool,
@@ -105,7 +106,7 @@ impl State {
 }
 
 impl Queue {
-    /// Puts a record in, or counts it as lost if there is no room.
+    /// Queues a record, or counts it as lost if there is no room.
     pub(crate) fn push(&self, record: &Record<'_>) {
         {
             let mut state = self.lock();
@@ -117,7 +118,7 @@ impl Queue {
                 return;
             }
         }
-        // Formatting may take a while and any lock there is.
+        // Formatting may take a while and any lock.
         let entry = Entry::new(record);
         let mut state = self.lock();
         state.bytes += entry.bytes();
@@ -127,7 +128,7 @@ impl Queue {
         self.filled.notify_one();
     }
 
-    /// Takes the next records, none if none come within `limit`.
+    /// Takes the next records; none if none arrive within `limit`.
     pub(crate) fn take(&self, limit: Duration) -> Taken {
         let (mut state, _) = self
             .filled
@@ -139,24 +140,24 @@ impl Queue {
         let entries: VecDeque<_> = state.entries.drain(..count).collect();
         state.bytes -= entries.iter().map(Entry::bytes).sum::<usize>();
         let is_empty = state.entries.is_empty();
-        // Told once the queue is empty: before that there may be more of them.
+        // Reported once the queue is empty: until then more may be lost.
         let lost = if is_empty { std::mem::take(&mut state.lost) } else { 0 };
         Taken { entries, lost, is_last: is_empty && state.is_ending }
     }
 
-    /// Notes that Python has what was taken.
+    /// Records that Python has received what was taken.
     pub(crate) fn handed_on(&self, taken: &Taken) {
         self.lock().handed_on += taken.entries.len() as u64;
         self.emptied.notify_all();
     }
 
-    /// Whether Python has every record that was put in.
+    /// Whether Python has received every queued record.
     pub(crate) fn is_handed_on(&self) -> bool {
         let state = self.lock();
         state.handed_on == state.put
     }
 
-    /// Waits, at most for `limit`, until Python has what was put in so far.
+    /// Waits up to `limit` until Python has received the records queued so far.
     pub(crate) fn flush(&self, limit: Duration) {
         let state = self.lock();
         let put = state.put;
@@ -164,17 +165,17 @@ impl Queue {
         drop(self.emptied.wait_timeout_while(state, limit, is_left));
     }
 
-    /// Takes no more records, and waits, at most for `limit`, until all were handed on.
+    /// Refuses further records and waits up to `limit` until all have been delivered.
     pub(crate) fn end(&self, limit: Duration) {
         let mut state = self.lock();
         state.is_ending = true;
         self.filled.notify_one();
         let waited = self.emptied.wait_timeout_while(state, limit, |state| !state.has_ended);
-        // What is left is given up, so that the thread ends with what it is about to hand on.
+        // Drop the remaining records, so that the thread ends after its current delivery.
         waited.unwrap_or_else(PoisonError::into_inner).0.entries.clear();
     }
 
-    /// The thread that hands records on has ended.
+    /// Called when the delivering thread has ended.
     pub(crate) fn ended(&self) {
         let mut state = self.lock();
         state.is_ending = true;

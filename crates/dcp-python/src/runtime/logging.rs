@@ -1,8 +1,8 @@
-//! The engine's log records, in Python's `logging`.
+//! Forwards the engine's log records to Python's `logging`.
 //!
-//! Records are made on any thread, the runtime's among them, and under the engine's locks; handing
-//! one to Python takes the interpreter, for which a thread may wait for seconds. So they are put
-//! into a [`Queue`], and one thread per process, which has nothing else to do, hands them on.
+//! Records are made on any thread, including the runtime's, and under the engine's locks, whereas
+//! passing one to Python requires the interpreter, for which a thread may wait for seconds. So they
+//! are put into a [`Queue`], and a dedicated thread per process delivers them.
 
 use std::cell::Cell;
 use std::io;
@@ -15,33 +15,33 @@ use pyo3::prelude::*;
 use super::Process;
 use super::log_queue::{Entry, Queue};
 
-/// How often the levels of Python's loggers are looked at.
+/// Interval between checks of the levels of Python's loggers.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// For how long a call that returns waits for its records to reach Python. A handler may wait for a
-/// lock that the caller holds, so this must end.
+/// Maximum time that a returning call waits for its records to reach Python. It must be bounded: a
+/// handler may wait for a lock that the caller holds.
 const FLUSH: Duration = Duration::from_millis(100);
 
-/// For how long the end of the interpreter waits for the records that are left.
+/// Maximum time that the interpreter's shutdown waits for the remaining records.
 const END: Duration = Duration::from_secs(2);
 
-/// What all targets of the engine begin with.
+/// Prefix of all targets of the engine.
 const ALL: &str = "dcp_";
 
-/// The module of the Python package that knows `logging`.
+/// The module of the Python package that uses `logging`.
 const MODULE: &str = "dcp_rs._logging";
 
 thread_local! {
-    /// Whether this thread hands records on: it cannot wait for itself.
+    /// Whether this is the delivering thread, which cannot wait for itself.
     static HANDS_ON: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Takes records from everywhere; each finds the queue of its process.
+/// Receives records from all threads; each goes to the queue of its process.
 struct Sink;
 
-/// Makes the engine's records come here. None is wanted before the process has a runtime.
+/// Installs the logger. It accepts no records before the process has a runtime.
 pub(crate) fn install() {
-    // A second import of the module keeps what the first has set.
+    // A second import of the module keeps the first logger.
     let _installed = log::set_logger(&Sink);
 }
 
@@ -53,7 +53,7 @@ impl log::Log for Sink {
     }
 
     fn log(&self, record: &Record<'_>) {
-        // The macros of `tracing` and `log` have asked whether it is wanted.
+        // The macros of `tracing` and `log` have already checked that it is enabled.
         if let Some(process) = Process::own() {
             process.log.queue.push(record);
         }
@@ -62,11 +62,11 @@ impl log::Log for Sink {
     fn flush(&self) {}
 }
 
-/// The log of one process.
+/// Logging state of one process.
 #[derive(Debug)]
 pub(crate) struct Log {
     queue: Queue,
-    /// What Python's loggers take, by the target they are for.
+    /// Levels enabled by Python's loggers, by target.
     levels: RwLock<Vec<(String, LevelFilter)>>,
 }
 
@@ -77,7 +77,7 @@ impl Log {
         Ok(log)
     }
 
-    /// Starts the thread that hands records on.
+    /// Starts the delivering thread.
     pub(crate) fn start(&'static self) -> io::Result<()> {
         let thread = std::thread::Builder::new().name("dcp_rs-log".to_owned());
         let started = thread.spawn(|| {
@@ -91,7 +91,7 @@ impl Log {
         started.map(drop)
     }
 
-    /// Hands on what comes until the queue is ended.
+    /// Delivers records until the queue ends.
     fn hand_on_all(&self, py: Python<'_>) {
         let mut looked = Instant::now();
         loop {
@@ -113,19 +113,19 @@ impl Log {
         }
     }
 
-    /// Notes which records Python wants now.
+    /// Updates which records Python accepts.
     pub(crate) fn look_at_levels(&self, py: Python<'_>) -> PyResult<()> {
         let found: Vec<(String, u32)> = py.import(MODULE)?.call_method0("levels")?.extract()?;
         let levels: Vec<_> =
             found.into_iter().map(|(logger, level)| (target_of(&logger), filter(level))).collect();
         let most = levels.iter().map(|(_, level)| *level).max().unwrap_or(LevelFilter::Off);
         *self.levels.write().unwrap_or_else(PoisonError::into_inner) = levels;
-        // What no logger wants is never more than a comparison.
+        // Disabled records cost only a comparison.
         log::set_max_level(most);
         Ok(())
     }
 
-    /// Whether the logger for `target`, or the nearest above it that exists, takes `level`.
+    /// Whether the logger of `target`, or its nearest existing ancestor, accepts `level`.
     fn wants(&self, target: &str, level: Level) -> bool {
         let levels = self.levels.read().unwrap_or_else(PoisonError::into_inner);
         let above = |logger: &str| {
@@ -137,32 +137,32 @@ impl Log {
         nearest.max_by_key(|(logger, _)| logger.len()).is_some_and(|(_, filter)| level <= *filter)
     }
 
-    /// Waits a little until Python has the records made so far.
+    /// Waits briefly until Python has received the records so far.
     pub(crate) fn flush(&self, py: Python<'_>) {
         if !HANDS_ON.get() && !self.queue.is_handed_on() {
             py.detach(|| self.queue.flush(FLUSH));
         }
     }
 
-    /// Hands on what there is, for a while, and ends the thread.
+    /// Delivers remaining records, within a time limit, and ends the thread.
     pub(crate) fn end(&self) {
         log::set_max_level(LevelFilter::Off);
         self.queue.end(END);
     }
 }
 
-/// `dcp_rs.consumer.connect` as the engine calls it: `dcp_consumer::connect`.
+/// Converts `dcp_rs.consumer.connect` to the engine's `dcp_consumer::connect`.
 fn target_of(logger: &str) -> String {
     let below = logger.strip_prefix("dcp_rs").unwrap_or_default();
     format!("{ALL}{}", below.trim_start_matches('.').replace('.', "::"))
 }
 
-/// `dcp_consumer::connect` as Python calls it: `dcp_rs.consumer.connect`.
+/// Converts `dcp_consumer::connect` to Python's `dcp_rs.consumer.connect`.
 fn logger_of(target: &str) -> String {
     format!("dcp_rs.{}", target.strip_prefix(ALL).unwrap_or(target).replace("::", "."))
 }
 
-/// What a Python logger of a level takes. Records below `Debug` never reach Python.
+/// The filter for a Python logger's level. Records below `Debug` never reach Python.
 const fn filter(level: u32) -> LevelFilter {
     match level {
         ..=10 => LevelFilter::Debug,
@@ -196,7 +196,7 @@ fn tell_lost(py: Python<'_>, lost: u64) -> PyResult<()> {
     Ok(())
 }
 
-/// A handler that raises is no reason to stop: Python shows the exception, as of a destructor.
+/// Continue if a handler raises: Python prints the exception as unraisable.
 fn report(py: Python<'_>, done: PyResult<()>) {
     if let Err(error) = done {
         error.write_unraisable(py, None);

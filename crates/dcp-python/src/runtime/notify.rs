@@ -1,4 +1,4 @@
-//! Tells event loops that there is something to read.
+//! Notifies event loops that there is something to read.
 
 use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -11,18 +11,18 @@ use pyo3::prelude::*;
 use super::Process;
 use crate::shared::{Shared, Turn};
 
-/// For how long the end of the interpreter waits for the thread.
+/// Maximum time that the interpreter's shutdown waits for the thread.
 const END: Duration = Duration::from_secs(2);
 
-/// A call into Python to be made once, for a reader that waits in an event loop.
+/// A single call into Python for a reader that waits in an event loop.
 ///
-/// As a waker it may be woken on any thread, under any lock: the call is made by the process's
-/// [`Notifier`].
+/// It is a waker that may be woken on any thread, under any lock: the process's [`Notifier`] makes
+/// the call.
 #[derive(Debug)]
 pub(crate) struct Call {
     callback: Mutex<Option<Py<PyAny>>>,
     process: &'static Process,
-    /// Who waits for a turn of a stream.
+    /// The reader that waits for its turn of a stream.
     reader: Option<(Weak<Shared>, Turn)>,
 }
 
@@ -37,12 +37,12 @@ impl Call {
         Arc::new(Self { callback, process, reader: Some((Arc::downgrade(stream), turn)) })
     }
 
-    /// For one who waits for something else.
+    /// For a wait without a turn.
     pub(crate) fn once(process: &'static Process, callback: Py<PyAny>) -> Arc<Self> {
         Arc::new(Self { callback: Mutex::new(Some(callback)), process, reader: None })
     }
 
-    /// Takes the call back, or to make it.
+    /// Takes the callback, to cancel the call or to make it.
     pub(crate) fn take(&self) -> Option<Py<PyAny>> {
         self.callback.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -52,7 +52,8 @@ impl Call {
     fn make(&self, py: Python<'_>) {
         let Some(callback) = self.take() else { return };
         if callback.call0(py).is_err() {
-            // The event loop is closed: this reader never comes, and others wait for their turn.
+            // The event loop is closed: this reader will not return, and others wait for their
+            // turn.
             py.detach(|| {
                 let _guard = self.process.enter();
                 if let Some((stream, turn)) = &self.reader
@@ -68,14 +69,14 @@ impl Call {
 impl Wake for Call {
     fn wake(self: Arc<Self>) {
         if let Some(queue) = self.process.notifier.queue.get() {
-            // It fails once the interpreter ends, when nobody waits any more.
+            // Fails only during the interpreter's shutdown, when there are no waiters left.
             let _sent = queue.send(Some(Arc::clone(&self)));
         }
     }
 }
 
-/// The thread that makes the calls. Each schedules something in an event loop, so that none takes
-/// long.
+/// The thread that makes the calls. Each only schedules a callback in an event loop, which is
+/// quick.
 #[derive(Debug, Default)]
 pub(crate) struct Notifier {
     queue: OnceLock<Sender<Option<Arc<Call>>>>,
@@ -105,7 +106,7 @@ impl Notifier {
     }
 }
 
-/// Makes calls until one of them is the end.
+/// Makes calls until the end marker.
 fn make(py: Python<'_>, mut calls: Receiver<Option<Arc<Call>>>) {
     loop {
         let (receiver, call) = py.detach(move || {

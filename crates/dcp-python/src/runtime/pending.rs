@@ -1,4 +1,4 @@
-//! Calls of the engine that an event loop waits for.
+//! Engine calls that an event loop awaits.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
@@ -10,15 +10,15 @@ use super::notify::Call;
 use super::{ProcessBound, current};
 use crate::error::{Failure, Kind};
 
-/// Makes what Python gets of a call's result. Dropped instead, it drops that result, and with it the
-/// connections it has.
+/// Converts a call's result for Python. Dropping it instead drops the result, including its
+/// connections.
 type Finish = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 
-/// What has come of a call.
+/// State of a call.
 enum Outcome {
     Running,
     There(Finish),
-    /// Nobody waits for it any more.
+    /// The caller no longer waits.
     Gone,
 }
 
@@ -36,20 +36,20 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.task.abort();
-        // What comes nevertheless is dropped by the task.
+        // The task drops a result that arrives later.
         drop(self.replace(Outcome::Gone));
     }
 }
 
-/// A call of the engine that runs while an event loop goes on.
+/// An engine call that runs while the event loop continues.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs")]
 pub(crate) struct Pending {
     running: ProcessBound<Running>,
 }
 
 impl Pending {
-    /// Starts a call; `notify` is called once, from another thread, when its result is there to
-    /// [`take`](Self::take).
+    /// Starts a call; `notify` is called once, from another thread, when its result is ready to be
+    /// [taken](Self::take).
     pub(crate) fn start<T, E>(
         py: Python<'_>,
         notify: Py<PyAny>,
@@ -83,7 +83,7 @@ impl Pending {
 
 #[pymethods]
 impl Pending {
-    /// The result, once it is there.
+    /// The result, if ready.
     fn take(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         match self.running.get()?.replace(Outcome::Gone) {
             Outcome::There(finish) => finish(py),
@@ -93,7 +93,7 @@ impl Pending {
         }
     }
 
-    /// Ends the call, and what has come of it.
+    /// Cancels the call and drops its result.
     fn cancel(&self, py: Python<'_>) {
         let Some(running) = self.running.own() else { return };
         py.detach(|| {

@@ -10,7 +10,7 @@ use super::next_batch;
 use crate::runtime::ProcessBound;
 use crate::shared::Shared;
 
-/// What an Arrow library reads a stream through.
+/// The reader behind the C stream interface.
 ///
 /// It may be called on any thread, attached to Python or not.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Iterator for StreamReader {
     fn next(&mut self) -> Option<Self::Item> {
         let next = Python::try_attach(|py| {
             self.shared.get().and_then(|shared| next_batch(py, shared, None)).map_err(|error| {
-                // The library that reads makes its own error of this text; the C interface has no
+                // The consuming library makes its own error of this text; the C interface has no
                 // exceptions.
                 ArrowError::ExternalError(error.to_string().into())
             })
@@ -51,7 +51,7 @@ impl RecordBatchReader for StreamReader {
 }
 
 impl Drop for StreamReader {
-    /// A library that stops early has no use for the rest.
+    /// Closes the stream: a library that stops early will not read the rest.
     fn drop(&mut self) {
         if let Some(shared) = self.shared.own() {
             shared.close();

@@ -1,4 +1,4 @@
-//! Answers to everything but streams: the bootstrap and questions about the bucket.
+//! Responses to everything but stream requests: set-up and queries about the bucket.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
@@ -18,10 +18,10 @@ use super::Shared;
 /// The password of every user.
 const PASSWORD: &str = "password";
 
-/// What the data service asks for.
+/// Number of iterations that the data service uses.
 const SCRAM_ITERATIONS: u32 = 4096;
 
-/// What each mechanism of SCRAM needs, which takes a while to make.
+/// Credentials of each SCRAM mechanism, cached because deriving them is slow.
 static SCRAM: LazyLock<Vec<ScramCredentials>> = LazyLock::new(|| {
     let derive = |mechanism| {
         ScramCredentials::derive(mechanism, PASSWORD, b"scripted salt", SCRAM_ITERATIONS).ok()
@@ -29,7 +29,7 @@ static SCRAM: LazyLock<Vec<ScramCredentials>> = LazyLock::new(|| {
     Mechanism::ALL.into_iter().filter_map(derive).collect()
 });
 
-/// Features that do not change what a stream looks like: granted whether recorded or not.
+/// Features that do not affect streams, granted whether recorded or not.
 const HARMLESS: [Feature; 6] = [
     Feature::TCP_NODELAY,
     Feature::XERROR,
@@ -54,7 +54,7 @@ impl Answers {
         Self { addr, recorded, shared, granted, scram: None, has_bucket: false }
     }
 
-    /// The answer to a request, `None` if it has none.
+    /// The response to a request, `None` if it has none.
     pub(super) fn answer(&mut self, frame: &Frame<'_>, request: &Request<'_>) -> Option<Vec<u8>> {
         let opcode = frame.header.opcode;
         let (status, value) = match request {
@@ -92,7 +92,7 @@ impl Answers {
         Some(encode(&response(frame, status).with_value(&value)))
     }
 
-    /// Grants what the recorded connection had, of what the client asks for.
+    /// Grants the features that the recorded connection had and the client requests.
     fn hello(&mut self, hello: &Hello<'_>) -> Vec<u8> {
         let script = self.shared.script();
         let (recorded, _) = script.features(self.recorded).as_chunks::<2>();
@@ -102,7 +102,7 @@ impl Answers {
         encode_features(self.granted.iter().copied())
     }
 
-    /// A stream of keys with collection ids makes no sense to a client that did not ask for them.
+    /// A client that did not negotiate collections cannot decode keys with collection ids.
     fn open(&self) -> (Status, Vec<u8>) {
         let mut script = self.shared.script();
         let (recorded, _) = script.features(self.recorded).as_chunks::<2>();
@@ -139,7 +139,7 @@ impl Answers {
         challenge.map_or(refused, |message| (Status::AUTH_CONTINUE, message))
     }
 
-    /// A cluster of this node alone.
+    /// A cluster map with only this node.
     pub(super) fn config(&self) -> Value {
         let port = self.addr.port();
         let host = self.addr.ip().to_string();
@@ -169,7 +169,7 @@ impl Answers {
         })
     }
 
-    /// Number of vBuckets: a power of two that holds the recorded ones.
+    /// Number of vBuckets: a power of two that covers the recorded ones.
     fn vbuckets(&self) -> u16 {
         let vbids = self.shared.script().vbids();
         let highest = vbids.last().copied().unwrap_or_default();
@@ -205,7 +205,7 @@ impl Answers {
     }
 }
 
-/// The member of a list with a name; an empty name means the default one.
+/// The list item with this name; an empty name means the default one.
 fn named<'a>(value: &'a Value, list: &str, name: &str) -> Option<&'a Value> {
     let name = if name.is_empty() { "_default" } else { name };
     let mut members = value.get(list)?.as_array()?.iter();
@@ -238,7 +238,7 @@ const fn response(request: &Frame<'_>, status: Status) -> Frame<'static> {
     Frame::response(request.header.opcode, status).with_opaque(request.header.opaque)
 }
 
-/// The bytes of a packet whose parts are known to fit.
+/// Encodes a packet whose parts are known to fit.
 pub(super) fn encode(frame: &Frame<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     frame.encode(&mut bytes).expect("a scripted packet fits its length fields");

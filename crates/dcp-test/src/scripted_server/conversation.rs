@@ -1,4 +1,4 @@
-//! One connection of a client to a scripted server.
+//! A client's connection to the scripted server.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,24 +14,24 @@ use tokio::net::TcpStream;
 use super::Shared;
 use super::answers::{Answers, encode};
 
-/// Largest body of a client's packet in bytes: requests are small.
+/// Maximum body of a client's packet in bytes: requests are small.
 const MAX_REQUEST_LEN: usize = 1024 * 1024;
 
 /// One connection.
 pub(super) struct Conversation {
     shared: Arc<Shared>,
     answers: Answers,
-    /// Recorded connection the answers come from.
+    /// Number of the recorded connection to replay.
     recorded: u32,
     outbox: VecDeque<Outgoing>,
-    /// Bytes the client lets us send before it acknowledges; 0 for no limit.
+    /// Size of the client's flow-control buffer in bytes; 0 for no limit.
     window: usize,
     unacknowledged: usize,
-    /// Streams that are open, with what follows a close.
+    /// Open streams, with the messages to send after a close.
     open: Vec<OpenStream>,
-    /// Whether the client wants stream ids.
+    /// Whether the client enabled stream ids.
     stream_ids: bool,
-    /// The recording closes the connection here.
+    /// The recorded connection was closed by the server at this point.
     closing: bool,
 }
 
@@ -96,7 +96,7 @@ impl Conversation {
         }
     }
 
-    /// Sends what the client's window allows.
+    /// Sends as much as the client's flow-control buffer allows.
     async fn flush(&mut self, socket: &mut TcpStream) -> io::Result<()> {
         while let Some(next) = self.outbox.front() {
             if next.counted && self.window > 0 && self.unacknowledged >= self.window {
@@ -141,7 +141,7 @@ impl Conversation {
                 }
             }
             Message::Raw(_) => self.respond(frame, Status::UNKNOWN_COMMAND, &[]),
-            // Answers to noops and snapshot markers need no answer themselves.
+            // Responses to noops and snapshot markers need no response themselves.
             _ => {}
         }
     }
@@ -160,7 +160,7 @@ impl Conversation {
             }
             return;
         };
-        // The recorded connection is over once nothing of it is left, or if it gave no answer.
+        // Close when the recorded connection is exhausted, or when it has no response.
         self.closing |= script.is_over(stream.conn) || stream.response.is_none();
         drop(script);
         if let Some(response) = stream.response {
@@ -180,7 +180,7 @@ impl Conversation {
         self.open.push(OpenStream { vbid, stream_id, opaque, after_close });
     }
 
-    /// A refusal that came with a cluster map gets the one of this server, with a new revision.
+    /// Replaces the cluster map in a refusal with this server's, with a new revision.
     fn with_own_map(&self, request: &Frame<'_>, response: Vec<u8>) -> Vec<u8> {
         const HEADER_LEN: usize = 24;
         let moved = Status::NOT_MY_VBUCKET.0.to_be_bytes();
@@ -198,14 +198,14 @@ impl Conversation {
         let stream_id = request.stream_id().ok().flatten();
         let mut streams = self.open.iter();
         let position = streams.rposition(|stream| {
-            // A recorded stream without messages does not show its stream id.
+            // The stream id of a recorded stream without messages is unknown.
             stream.vbid == vbid && (stream.stream_id == stream_id || stream.stream_id.is_none())
         });
         let Some(position) = position else {
             return self.respond(request, Status::KEY_ENOENT, &[]);
         };
         let stream = self.open.remove(position);
-        // What was not sent yet will not be.
+        // Drop messages that were not sent yet.
         let opaque = stream.opaque.0.to_be_bytes();
         self.outbox.retain(|next| !next.counted || next.bytes.get(12..16) != Some(&opaque[..]));
         self.respond(request, Status::SUCCESS, &[]);
@@ -253,7 +253,7 @@ impl Conversation {
     }
 }
 
-/// A recorded packet with another opaque.
+/// Changes the opaque of a recorded packet.
 fn with_opaque(mut bytes: Vec<u8>, opaque: Opaque) -> Vec<u8> {
     if let Some(slot) = bytes.get_mut(12..16) {
         slot.copy_from_slice(&opaque.0.to_be_bytes());
@@ -261,7 +261,7 @@ fn with_opaque(mut bytes: Vec<u8>, opaque: Opaque) -> Vec<u8> {
     bytes
 }
 
-/// A recorded message as it is without stream ids.
+/// Removes the stream id from a recorded message.
 fn without_stream_id(bytes: Vec<u8>) -> Vec<u8> {
     let Ok(Some((mut frame, _))) = Frame::parse(&bytes, dcp_wire::MAX_BODY_LEN) else {
         return bytes;
@@ -274,7 +274,7 @@ fn without_stream_id(bytes: Vec<u8>) -> Vec<u8> {
     encode(&frame)
 }
 
-/// The stream id a recorded message carries.
+/// The stream id of a recorded message.
 fn stream_id(bytes: &[u8]) -> Option<StreamId> {
     let (frame, _) = Frame::parse(bytes, dcp_wire::MAX_BODY_LEN).ok()??;
     frame.stream_id().ok()?

@@ -1,4 +1,4 @@
-//! A server that plays the server's side of a recording to a real client, over loopback.
+//! A server that replays the server's side of a recording to a real client, over loopback.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,26 +16,26 @@
 //! # }
 //! ```
 //!
-//! What is played: each stream request of the client takes the next recorded stream of its
+//! Streams are replayed: each stream request of the client takes the next recorded stream of its
 //! vBucket, in the order of the recording and across its connections. The client gets the recorded
-//! response and messages, with the opaque of its own request. A recorded close by the server
-//! follows once every stream of that recorded connection was played; the client is expected to
-//! come back and go on with the next recorded connection. A vBucket without a recorded stream left
-//! gets an idle stream.
+//! response and messages, with the opaque of its own request. If the recorded server closed the
+//! connection, this one does too, once every stream of that connection was replayed; the client is
+//! expected to reconnect and continue with the next recorded connection. A vBucket without recorded
+//! streams left gets an idle stream.
 //!
-//! What is not played, because clients may differ in it: the bootstrap. The server grants the
-//! features of the recorded connection (of those the client asks for), knows PLAIN and SCRAM,
-//! makes up a cluster map of one node, and takes its seqnos, failover logs and collections
-//! manifest from the recording. Recorded answers to controls are used where key and value are the
-//! same. A cluster map in a refusal becomes the made-up one, newer than before, and stream ids are
-//! left out for a client that did not turn them on.
+//! The bootstrap is not replayed, because clients may differ in it. The server grants those
+//! features of the recorded connection that the client requests, supports PLAIN and SCRAM,
+//! generates a cluster map of one node, and takes its seqnos, failover logs and collections
+//! manifest from the recording. Recorded responses to controls are used if key and value are equal.
+//! A cluster map in a refusal is replaced by the generated one with a new revision, and stream ids
+//! are removed for a client that did not enable them.
 //!
-//! The two recordings named `replication` begin after the bootstrap, so that nothing is known of the
-//! features they had: keys of the one of 8.0.2 carry collection ids, but a client is told otherwise.
+//! The two recordings named `replication` begin after the bootstrap, so their features are unknown:
+//! keys in the one of 8.0.2 contain collection ids although the client is not granted collections.
 //!
-//! Flow control is real: with `connection_buffer_size` set, the server stops at a full window until
-//! the client acknowledges. A client that never does is reported, not waited for: everything ends
-//! after [`TIME_LIMIT`].
+//! Flow control is enforced: with `connection_buffer_size` set, the server stops at a full buffer
+//! until the client acknowledges. A client that never does is reported after [`TIME_LIMIT`], which
+//! ends everything.
 
 mod answers;
 mod conversation;

@@ -1,4 +1,4 @@
-//! A recording as streams that wait to be played.
+//! A recording as a queue of streams to replay.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,26 +8,26 @@ use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, StreamId, Vbi
 use super::{Asked, Report};
 use crate::traces::{EventKind, Scenario};
 
-/// What of a recording is played.
+/// The part of a recording to replay.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Part {
     All,
     /// One connection.
     Connection(u32),
-    /// One stream request of a connection, counted from 0, and what follows from its answer.
+    /// One stream request of a connection, counted from 0, with its response and messages.
     Request(u32, usize),
 }
 
-/// What is left to play, and what happened.
+/// Remaining streams and observed problems.
 #[derive(Debug)]
 pub(super) struct Script {
     part: Part,
     waiting: BTreeMap<Vbid, VecDeque<RecordedStream>>,
-    /// Streams that are played only to who asks for them as the recorded client did.
+    /// Streams that are replayed only for the same request as recorded.
     others: Vec<RecordedStream>,
-    /// Where the vBucket of a part that is one request leads to.
+    /// vBucket and high seqno, if only one request is replayed.
     known_high: Option<(Vbid, Seqno)>,
-    /// Failover log of each vBucket as last played, or as it will be played first.
+    /// Failover log of each vBucket as last replayed, initially that of its first stream.
     failover_logs: BTreeMap<Vbid, Vec<u8>>,
     recorded: BTreeMap<u32, RecordedConnection>,
     pub(super) manifest: serde_json::Value,
@@ -44,7 +44,7 @@ pub(super) struct Script {
 #[derive(Clone, Debug)]
 pub(super) struct RecordedStream {
     pub(super) conn: u32,
-    /// Which of the stream requests of its connection, counted from 0.
+    /// Index of the stream request on its connection, from 0.
     number: usize,
     asked: Asked,
     vbid: Vbid,
@@ -52,21 +52,21 @@ pub(super) struct RecordedStream {
     stream_id: Option<StreamId>,
     /// `None` if the server closed the connection instead of answering.
     pub(super) response: Option<Vec<u8>>,
-    /// What came by itself.
+    /// Messages before the client closed the stream.
     pub(super) messages: Vec<Vec<u8>>,
-    /// What came once the client had closed the stream.
+    /// Messages after the client closed the stream.
     pub(super) after_close: Vec<Vec<u8>>,
     closed: bool,
 }
 
-/// What is known of a recorded connection besides its streams.
+/// A recorded connection without its streams.
 #[derive(Clone, Debug, Default)]
 struct RecordedConnection {
-    /// Value of the answer to HELLO.
+    /// Value of the response to HELLO.
     features: Vec<u8>,
-    /// Control key and value to the answer.
+    /// Responses by control key and value.
     controls: BTreeMap<(Vec<u8>, Vec<u8>), Vec<u8>>,
-    /// Noops sent while no stream had been asked for.
+    /// Noops sent before any stream request.
     pushes: Vec<Vec<u8>>,
     closed_by_server: bool,
 }
@@ -91,7 +91,7 @@ impl Script {
             let at = at.expect("the recording has the request");
             let vbid = streams[at].vbid;
             let (before, from) = streams.split_at(at);
-            // What the server had then is told by what it sent from then on.
+            // The data that the server had is known from the messages that follow.
             let from = from.iter().filter(|stream| stream.vbid == vbid);
             let before = before.iter().rev().filter(|stream| stream.vbid == vbid);
             let high = from.clone().map(RecordedStream::high_seqno).max().unwrap_or_default();
@@ -141,7 +141,7 @@ impl Script {
         }
     }
 
-    /// The recorded connection a client that connects now will play.
+    /// The recorded connection to replay to the next client.
     pub(super) fn current_connection(&self) -> u32 {
         if let Part::Request(conn, _) = self.part {
             return conn;
@@ -155,13 +155,13 @@ impl Script {
         self.recorded.get(&conn).map_or(&[], |recorded| &recorded.features)
     }
 
-    /// The recorded answer to a control.
+    /// The recorded response to a control.
     pub(super) fn control_answer(&self, conn: u32, key: &[u8], value: &[u8]) -> Option<&[u8]> {
         let answers = &self.recorded.get(&conn)?.controls;
         answers.get(&(key.to_vec(), value.to_vec())).map(Vec::as_slice)
     }
 
-    /// Noops the server sent before any stream; each is sent once.
+    /// Noops sent before any stream; each is replayed once.
     pub(super) fn take_pushes(&mut self, conn: u32) -> Vec<Vec<u8>> {
         self.recorded
             .get_mut(&conn)
@@ -169,8 +169,8 @@ impl Script {
             .unwrap_or_default()
     }
 
-    /// The recorded stream that answers a request: the next of its vBucket, or one that was asked
-    /// for in the same way and granted.
+    /// The recorded stream for a request: the next of its vBucket, or one whose recorded request
+    /// was equal and granted.
     pub(super) fn take(&mut self, request: &StreamRequest<'_>) -> Option<RecordedStream> {
         let asked = Asked::new(request);
         let next = self.waiting.get_mut(&request.vbid).and_then(VecDeque::pop_front);
@@ -192,7 +192,7 @@ impl Script {
         Some(stream)
     }
 
-    /// Whether the server closed recorded connection `conn` and nothing of it is left to play.
+    /// Whether the server closed recorded connection `conn` and all of it was replayed.
     pub(super) fn is_over(&self, conn: u32) -> bool {
         if matches!(self.part, Part::Request(..)) {
             return false;
@@ -204,14 +204,14 @@ impl Script {
     /// The failover log of `vbid` as the value of a response.
     pub(super) fn failover_log(&self, vbid: Vbid) -> Vec<u8> {
         self.failover_logs.get(&vbid).cloned().unwrap_or_else(|| {
-            // A vBucket without a recording: one branch, from the beginning.
+            // A vBucket without a recording has one branch from the beginning.
             let mut log = (0x5c21_0000_0000 | u64::from(vbid.0)).to_be_bytes().to_vec();
             log.extend_from_slice(&[0; 8]);
             log
         })
     }
 
-    /// High seqnos as a server would tell them now: where the next recorded stream leads to.
+    /// Current high seqnos: those reached by the next recorded stream.
     pub(super) fn high_seqno(&self, vbid: Vbid) -> Seqno {
         if let Some((known, high)) = self.known_high {
             return if known == vbid { high } else { Seqno::ZERO };
@@ -229,7 +229,7 @@ impl RecordedStream {
         matches!(message, Message::Response(Response::FailoverLog(_))).then(|| frame.value.to_vec())
     }
 
-    /// Highest seqno the stream tells of: the server has what it lets somebody go on from.
+    /// Highest seqno of the stream, including the start seqno that the server accepted.
     fn high_seqno(&self) -> Seqno {
         let response = self.response.as_deref().and_then(decode);
         let answered = response.map_or(Seqno::ZERO, |(frame, _)| match frame.header.status() {
@@ -252,12 +252,12 @@ impl RecordedStream {
     }
 }
 
-/// Sorts a recording's packets into streams.
+/// Groups a recording's packets into streams.
 #[derive(Default)]
 struct Recorder {
     streams: Vec<RecordedStream>,
     connections: BTreeMap<u32, RecordedConnection>,
-    /// Controls and closes without an answer so far, by connection and opaque.
+    /// Controls and closes awaiting a response, by connection and opaque.
     controls: BTreeMap<(u32, Opaque), (Vec<u8>, Vec<u8>)>,
     closes: BTreeMap<(u32, Opaque), (Vbid, Option<StreamId>)>,
 }
@@ -267,7 +267,7 @@ impl Recorder {
         self.connections.entry(conn).or_default()
     }
 
-    /// The newest stream of a connection with an opaque.
+    /// The newest stream of a connection with this opaque.
     fn stream(&mut self, conn: u32, opaque: Opaque) -> Option<&mut RecordedStream> {
         let mut streams = self.streams.iter_mut().rev();
         streams.find(|stream| stream.conn == conn && stream.opaque == opaque)
@@ -346,13 +346,13 @@ impl Recorder {
     }
 }
 
-/// The stream id a stream request asks for.
+/// The stream id of a stream request.
 fn stream_id(value: &[u8]) -> Option<StreamId> {
     let value: serde_json::Value = serde_json::from_slice(value).ok()?;
     value.get("sid")?.as_u64()?.try_into().ok().map(StreamId)
 }
 
-/// The newest collections manifest the recording knows.
+/// The newest collections manifest in the recording.
 fn manifest(expected: &serde_json::Value) -> serde_json::Value {
     let newest = expected.get("manifests").and_then(|manifests| manifests.as_array()?.last());
     newest.or_else(|| expected.get("manifest")).cloned().unwrap_or_else(|| {
@@ -362,7 +362,7 @@ fn manifest(expected: &serde_json::Value) -> serde_json::Value {
     })
 }
 
-/// A recorded packet taken apart, if it is one.
+/// Decodes a recorded packet, if valid.
 fn decode(bytes: &[u8]) -> Option<(Frame<'_>, Message<'_>)> {
     let (frame, _) = Frame::parse(bytes, MAX_BODY_LEN).ok()??;
     let message = Message::decode(&frame).ok()?;

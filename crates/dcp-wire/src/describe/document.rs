@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::{FieldValue, Fields, Keys};
 use crate::{Datatype, DecodeError, DocKey, MAX_BODY_LEN, snappy, xattr};
 
-/// The key, with its collection apart if it carries one.
+/// The key, split from its collection id if it has one.
 pub(super) fn key<'a>(key: &'a [u8], keys: Keys, fields: &mut Fields<'a>) {
     if keys == Keys::WithCollection {
         match DocKey::decode(key) {
@@ -38,7 +38,7 @@ pub(super) fn json<'a>(
     }
 }
 
-/// The value: inflated, and with its xattrs apart.
+/// The value: inflated, and split from its xattrs.
 pub(super) fn value<'a>(datatype: Datatype, value: &'a [u8], fields: &mut Fields<'a>) {
     let mut bytes = Cow::Borrowed(value);
     if datatype.contains(Datatype::SNAPPY) && !value.is_empty() {
@@ -47,7 +47,7 @@ pub(super) fn value<'a>(datatype: Datatype, value: &'a [u8], fields: &mut Fields
                 fields.u64("compressed_length", u64::try_from(value.len()).unwrap_or(u64::MAX));
                 bytes = Cow::Owned(inflated);
             }
-            // A stream without bodies may keep the bit although what is left is not compressed.
+            // A stream without bodies may keep the bit although the rest is not compressed.
             Err(_) if datatype.contains(Datatype::XATTR) && xattr::split(value).is_ok() => {}
             Err(error) => fields.text("problem", error.to_string()),
         }

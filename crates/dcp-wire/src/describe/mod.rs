@@ -1,11 +1,11 @@
-//! Packets as names and values, for people: what a decoding tool shows.
+//! Packets as readable names and values, for decoding tools.
 //!
-//! Nothing is refused here: a packet that does not have the layout of its opcode is described by
-//! its parts, with the reason in a field `problem`. Layouts that servers have given up are still
-//! named, such as version 2.1 of the snapshot marker.
+//! Nothing is refused: a packet that does not have the layout of its opcode is described by its
+//! parts, with the reason in a field `problem`. Layouts that servers no longer send are still
+//! described, such as version 2.1 of the snapshot marker.
 //!
-//! Keys and values of documents are shown, so a description belongs on a screen, never in a log.
-//! Only what would let others log in is left out, such as the password of a PLAIN authentication.
+//! Keys and values of documents are shown, so never log a description. Only secrets that would
+//! allow a login are omitted, such as the password of a PLAIN authentication.
 //!
 //! ```
 //! use dcp_wire::describe::{Keys, describe};
@@ -35,11 +35,10 @@ use crate::framing_extras::FrameInfo;
 use crate::message::{Message, Response};
 use crate::{Feature, Frame, Magic, Opcode};
 
-/// Whether keys of documents carry their collection id. A packet does not tell: that was agreed
-/// on by HELLO.
+/// Whether document keys begin with a collection id. HELLO negotiates this; packets do not show it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Keys {
-    /// Keys are what people know.
+    /// Keys are plain.
     #[default]
     Plain,
     /// Keys begin with a collection id.
@@ -47,8 +46,8 @@ pub enum Keys {
 }
 
 impl Keys {
-    /// What holds for the packets after `frame` on the same connection: the answer to HELLO
-    /// settles it.
+    /// The form of keys in the packets after `frame` on the same connection: the response to HELLO
+    /// decides it.
     #[must_use]
     pub fn after(self, frame: &Frame<'_>) -> Self {
         match Message::decode(frame) {
@@ -67,15 +66,14 @@ impl Keys {
 /// A packet as names and values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description<'a> {
-    /// The header's fields, then the message's own, in the order of the packet. No name is there
-    /// twice.
+    /// The header's fields, then the message's own, in the order of the packet. Names are unique.
     pub fields: Vec<Field<'a>>,
 }
 
-/// One name and value.
+/// A name and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field<'a> {
-    /// Name, in the words of the protocol.
+    /// Name, as in the protocol.
     pub name: &'static str,
     /// Value.
     pub value: FieldValue<'a>,
@@ -84,13 +82,13 @@ pub struct Field<'a> {
 /// A value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FieldValue<'a> {
-    /// Yes or no.
+    /// A flag.
     Bool(bool),
     /// A number.
     U64(u64),
     /// A number that may be negative.
     I64(i64),
-    /// A number people read in hex.
+    /// A number usually written in hex.
     Hex(u64),
     /// Text.
     Text(Cow<'a, str>),
@@ -98,7 +96,7 @@ pub enum FieldValue<'a> {
     Bytes(Cow<'a, [u8]>),
     /// Several values.
     List(Vec<Self>),
-    /// A group of fields.
+    /// Nested fields.
     Record(Vec<Field<'a>>),
 }
 
@@ -130,7 +128,7 @@ fn header<'a>(frame: &Frame<'a>, fields: &mut Fields<'a>) {
     let pushed = header.magic == Magic::SERVER_REQUEST || header.magic == Magic::SERVER_RESPONSE;
     fields.text(
         "opcode",
-        // Opcodes of the server's own requests are numbered apart.
+        // Server requests have their own numbers.
         match header.opcode {
             Opcode::CLUSTER_MAP_CHANGE if pushed => "CLUSTER_MAP_CHANGE".to_owned(),
             opcode if pushed => format!("{:#x}", opcode.0),
@@ -172,7 +170,7 @@ fn frame_info<'a>(magic: Magic, info: FrameInfo<'a>, fields: &mut Fields<'a>) {
     }
 }
 
-/// Microseconds a server was busy, from its two-byte form.
+/// Decodes the time a server spent, in microseconds, from its two-byte form.
 fn server_duration_us(encoded: [u8; 2]) -> u64 {
     let micros = f64::from(u16::from_be_bytes(encoded)).powf(1.74) / 2.0;
     #[expect(
@@ -185,7 +183,7 @@ fn server_duration_us(encoded: [u8; 2]) -> u64 {
     }
 }
 
-/// The parts of a packet without a layout.
+/// The parts of a packet with an unknown layout.
 fn parts<'a>(frame: &Frame<'a>, fields: &mut Fields<'a>) {
     let is_secret = matches!(frame.header.opcode, Opcode::SASL_AUTH | Opcode::SASL_STEP);
     for (name, bytes) in [("extras", frame.extras), ("key", frame.key), ("value", frame.value)] {
@@ -197,7 +195,7 @@ fn parts<'a>(frame: &Frame<'a>, fields: &mut Fields<'a>) {
     }
 }
 
-/// Stands for what would let others log in.
+/// Replaces secrets.
 const NOT_SHOWN: &str = "(not shown)";
 
 /// Collects fields.

@@ -5,12 +5,12 @@ use bytes::BufMut;
 use super::{StreamRequestFlags, encode_request, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opaque, Opcode};
 
-/// Tells a consumer to open a stream of a vBucket (DCP page `add-stream`); sent by the cluster manager.
+/// Tells a consumer to open a stream (DCP page `add-stream`); sent by the cluster manager.
 ///
-/// The answer's extras are the opaque of that stream.
+/// The response's extras hold the opaque of that stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddStream {
-    /// How the stream is to be produced.
+    /// Flags of the stream.
     pub flags: StreamRequestFlags,
 }
 
@@ -29,7 +29,7 @@ impl AddStream {
 
     encode_request!(DCP_ADD_STREAM);
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_extras(&self.flags.bits().to_be_bytes()).encode(out)
     }

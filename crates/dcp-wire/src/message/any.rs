@@ -1,25 +1,25 @@
-//! Any packet, by its magic.
+//! Any packet, decoded by its magic.
 
 use bytes::BufMut;
 
 use super::{ClusterMapChange, Request, Response};
 use crate::{DecodeError, EncodeError, Frame, Magic, Opcode};
 
-/// What any packet says.
+/// A decoded packet.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Message<'a> {
-    /// A request, or a message a DCP producer pushes.
+    /// A request, or a message pushed by a DCP producer.
     Request(Request<'a>),
     /// A response.
     Response(Response<'a>),
-    /// The server tells that the cluster map has changed.
+    /// Notification of a new cluster map.
     ClusterMapChange(ClusterMapChange<'a>),
     /// A packet this crate has no type for.
     Raw(RawMessage<'a>),
 }
 
-/// The parts of a packet that were not taken apart.
+/// The undecoded parts of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawMessage<'a> {
     /// Extras.
@@ -31,7 +31,7 @@ pub struct RawMessage<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Takes a packet apart by its magic, opcode and status. A packet without a type of its own is
+    /// Decodes a packet by its magic, opcode and status. A packet without a type of its own becomes
     /// [`Message::Raw`], never an error.
     ///
     /// # Errors
@@ -53,11 +53,10 @@ impl<'a> Message<'a> {
         Ok(message.unwrap_or(Self::Raw(raw)))
     }
 
-    /// Appends the packet to `out`: `envelope` is [the rest of the packet](Frame::envelope).
+    /// Appends the packet to `out`: `envelope` provides [everything else](Frame::envelope).
     ///
-    /// Together with [`decode`](Self::decode) this gives the same bytes again, except that fields
-    /// without a meaning are written as 0: high-completed and high-prepared seqnos of memory
-    /// snapshots.
+    /// After [`decode`](Self::decode) this reproduces the same bytes, except for fields without
+    /// meaning, which become 0: the high-completed and high-prepared seqnos of memory snapshots.
     ///
     /// # Errors
     /// [`EncodeError`] if a part does not fit a packet.

@@ -1,11 +1,11 @@
-//! SELECT_BUCKET (0x89) and GET_ERROR_MAP (0xfe): the rest of a connection's set-up.
+//! SELECT_BUCKET (0x89) and GET_ERROR_MAP (0xfe): the last steps of connection set-up.
 
 use bytes::BufMut;
 
 use super::{encode_request, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opaque, Opcode, Reader};
 
-/// Chooses the connection's bucket (server page "BinaryProtocol").
+/// Selects the connection's bucket (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SelectBucket<'a> {
     /// Name of the bucket.
@@ -26,16 +26,16 @@ impl<'a> SelectBucket<'a> {
 
     encode_request!(SELECT_BUCKET);
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_key(self.bucket).encode(out)
     }
 }
 
-/// Asks what the server's statuses mean (server page "ErrorMap"); the answer's value is JSON.
+/// Requests the meanings of the server's statuses (server page "ErrorMap"), returned as JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GetErrorMap {
-    /// Newest version of the map the client understands.
+    /// Newest version of the map that the client understands.
     pub version: u16,
 }
 
@@ -56,7 +56,7 @@ impl GetErrorMap {
 
     encode_request!(GET_ERROR_MAP);
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_value(&self.version.to_be_bytes()).encode(out)
     }

@@ -1,14 +1,14 @@
-//! DCP_BUFFER_ACK (0x5d): bytes returned to the producer's window.
+//! DCP_BUFFER_ACK (0x5d): acknowledges bytes of the flow-control buffer.
 
 use bytes::BufMut;
 
 use super::{expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opcode};
 
-/// Bytes the client has processed (DCP page `flow-control`); never answered.
+/// Bytes the client has processed (DCP page `flow-control`); has no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferAck {
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u32,
 }
 
@@ -32,7 +32,7 @@ impl BufferAck {
         self.write(Frame::request(Opcode::DCP_BUFFER_ACK), out)
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_extras(&self.bytes.to_be_bytes()).encode(out)
     }

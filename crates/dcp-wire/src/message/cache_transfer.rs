@@ -1,4 +1,4 @@
-//! DCP_CACHE_TRANSFER (0x66): cached documents ahead of the stream.
+//! DCP_CACHE_TRANSFER (0x66): cached documents sent before the stream.
 
 use bytes::BufMut;
 
@@ -12,7 +12,7 @@ const RECORD_LEN: usize = 40;
 /// Shortest key in bytes: collection prefix and one byte.
 const MIN_KEY_LEN: usize = 2;
 
-/// Cached documents (DCP page `cache-transfer`); iterates over them, ending after the first error.
+/// Cached documents (DCP page `cache-transfer`). As an iterator it ends after the first error.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheTransfer<'a> {
     reader: Reader<'a>,
@@ -21,9 +21,9 @@ pub struct CacheTransfer<'a> {
 /// One cached document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachedDocument<'a> {
-    /// Version of the document.
+    /// CAS of the document.
     pub cas: Cas,
-    /// Position in the vBucket.
+    /// Seqno in the vBucket.
     pub seqno: Seqno,
     /// How many times the document has changed.
     pub rev_seqno: RevSeqno,
@@ -31,18 +31,18 @@ pub struct CachedDocument<'a> {
     pub flags: u32,
     /// When the document expires, in seconds since 1970; 0 never.
     pub expiry: u32,
-    /// What the value is made of.
+    /// How the value is encoded.
     pub datatype: Datatype,
     /// Access frequency hint.
     pub cache_hint: u8,
     /// Key with its collection id.
     pub key: &'a [u8],
-    /// Document as sent; empty if only its metadata is cached.
+    /// Document as sent; empty if only metadata is cached.
     pub value: &'a [u8],
 }
 
 impl<'a> CacheTransfer<'a> {
-    /// Reads the message; its records are checked one by one as they are iterated over.
+    /// Reads the message; its records are checked during iteration.
     ///
     /// # Errors
     /// [`DecodeError`] if the packet cannot hold a record.
@@ -67,7 +67,7 @@ impl<'a> CacheTransfer<'a> {
 
     encode_stream_message!(DCP_CACHE_TRANSFER);
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_value(self.reader.rest()).encode(out)
     }

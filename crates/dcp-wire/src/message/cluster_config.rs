@@ -1,16 +1,16 @@
-//! The cluster map: asked for (0xb5), set (0xb4) and pushed (magic 0x82, opcode 0x01).
+//! The cluster map: get (0xb5), set (0xb4) and push (magic 0x82, opcode 0x01).
 
 use bytes::BufMut;
 
 use super::{encode_request, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Magic, Opaque, Opcode, Reader};
 
-/// Version of a cluster map: newer is greater, the epoch first (server page "BinaryProtocol").
+/// Version of a cluster map, ordered by epoch, then by revision (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConfigVersion {
-    /// Counts how often the cluster lost its quorum and went on.
+    /// Number of times the cluster recovered from a lost quorum.
     pub epoch: i64,
-    /// Counts changes within an epoch.
+    /// Number of changes within an epoch.
     pub rev: i64,
 }
 
@@ -35,7 +35,7 @@ impl ConfigVersion {
     }
 }
 
-/// Asks for the cluster map; the answer's value is JSON, or empty if the client is up to date.
+/// Requests the cluster map; the response's value is JSON, or empty if the client is up to date.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GetClusterConfig {
     /// Version the client has; needs
@@ -64,7 +64,7 @@ impl GetClusterConfig {
 
     encode_request!(GET_CLUSTER_CONFIG);
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         match self.known {
             None => frame.encode(out),
@@ -73,10 +73,10 @@ impl GetClusterConfig {
     }
 }
 
-/// Sets the cluster map of a bucket; only the cluster manager does that.
+/// Sets the cluster map of a bucket; sent only by the cluster manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetClusterConfig<'a> {
-    /// Version of the map; servers before 7.0 take it from the JSON alone.
+    /// Version of the map; servers before 7.0 take it from the JSON only.
     pub version: Option<ConfigVersion>,
     /// Name of the bucket; empty for the selected one.
     pub bucket: &'a [u8],
@@ -101,7 +101,7 @@ impl<'a> SetClusterConfig<'a> {
 
     encode_request!(SET_CLUSTER_CONFIG);
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let frame = frame.with_key(self.bucket).with_value(self.config);
         match self.version {
@@ -111,28 +111,28 @@ impl<'a> SetClusterConfig<'a> {
     }
 }
 
-/// The server tells that the cluster map has changed; not answered.
+/// Notification of a new cluster map; has no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterMapChange<'a> {
     /// Version of the new map.
     pub version: PushedVersion,
-    /// Name of the bucket; empty for the map without a bucket.
+    /// Name of the bucket; empty for the cluster-wide map.
     pub bucket: &'a [u8],
-    /// The map as JSON, or empty if the client is to fetch it.
+    /// The map as JSON, or empty if the client has to fetch it.
     pub config: &'a [u8],
 }
 
-/// Version of a pushed cluster map, in either form.
+/// Version of a pushed cluster map, in either encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushedVersion {
-    /// Form of old servers: a revision alone.
+    /// Encoding of old servers: only a revision.
     Rev(u32),
     /// Epoch and revision.
     EpochAndRev(ConfigVersion),
 }
 
 impl<'a> ClusterMapChange<'a> {
-    /// Reads the push.
+    /// Reads the notification.
     ///
     /// # Errors
     /// [`DecodeError`] if the packet is not well-formed.
@@ -159,7 +159,7 @@ impl<'a> ClusterMapChange<'a> {
         self.write(frame, out)
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let frame = frame.with_key(self.bucket).with_value(self.config);
         match self.version {

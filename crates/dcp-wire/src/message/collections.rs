@@ -7,10 +7,10 @@ use crate::{
     CollectionId, DecodeError, EncodeError, Frame, ManifestUid, Opaque, Opcode, Reader, ScopeId,
 };
 
-/// Asks for the id of a collection (`scope.collection`) or scope (server page "Collections").
+/// Requests the id of a collection (`scope.collection`) or scope (server page "Collections").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResolveName<'a> {
-    /// The name; an empty part means the default one.
+    /// The name; an empty part stands for the default.
     pub path: &'a [u8],
 }
 
@@ -48,16 +48,16 @@ impl<'a> ResolveName<'a> {
         self.write(Frame::request(Opcode::GET_SCOPE_ID).with_opaque(opaque), out)
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_value(self.path).encode(out)
     }
 }
 
-/// The id of a collection or scope, as a response tells it.
+/// The id of a collection or scope in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResolvedName {
-    /// Manifest the name was looked up in.
+    /// Uid of the manifest in which the name was looked up.
     pub manifest_uid: ManifestUid,
     id: u32,
 }
@@ -75,13 +75,13 @@ impl ResolvedName {
         Self { manifest_uid, id: id.0 }
     }
 
-    /// The id, if a collection was asked for.
+    /// The id, if this is the response for a collection.
     #[must_use]
     pub const fn collection_id(&self) -> CollectionId {
         CollectionId(self.id)
     }
 
-    /// The id, if a scope was asked for.
+    /// The id, if this is the response for a scope.
     #[must_use]
     pub const fn scope_id(&self) -> ScopeId {
         ScopeId(self.id)

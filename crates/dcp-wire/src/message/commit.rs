@@ -1,4 +1,4 @@
-//! DCP_COMMIT (0x62), DCP_ABORT (0x63) and DCP_SEQNO_ACK (0x61): how a durable write goes on.
+//! DCP_COMMIT (0x62), DCP_ABORT (0x63) and DCP_SEQNO_ACK (0x61): outcome of a durable write.
 
 use bytes::BufMut;
 
@@ -8,9 +8,9 @@ use crate::{DecodeError, EncodeError, Frame, Opcode, Reader, Seqno};
 /// A durable write succeeded (DCP page `commit`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Commit<'a> {
-    /// Where the write began.
+    /// Seqno of the prepare.
     pub prepared_seqno: Seqno,
-    /// Where it took effect.
+    /// Seqno of the commit.
     pub commit_seqno: Seqno,
     /// Key, with its collection id on connections with collections.
     pub key: &'a [u8],
@@ -29,19 +29,19 @@ impl<'a> Commit<'a> {
 
     encode_stream_message!(DCP_COMMIT);
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let extras = encode_seqnos(self.prepared_seqno, self.commit_seqno);
         frame.with_extras(&extras).with_key(self.key).encode(out)
     }
 }
 
-/// A durable write was given up (DCP page `abort`).
+/// A durable write was aborted (DCP page `abort`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abort<'a> {
-    /// Where the write began.
+    /// Seqno of the prepare.
     pub prepared_seqno: Seqno,
-    /// Where it was given up.
+    /// Seqno of the abort.
     pub abort_seqno: Seqno,
     /// Key, with its collection id on connections with collections.
     pub key: &'a [u8],
@@ -60,14 +60,14 @@ impl<'a> Abort<'a> {
 
     encode_stream_message!(DCP_ABORT);
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let extras = encode_seqnos(self.prepared_seqno, self.abort_seqno);
         frame.with_extras(&extras).with_key(self.key).encode(out)
     }
 }
 
-/// A replica tells that it holds every prepare up to a seqno (DCP page `seqno-acknowledged`).
+/// A replica acknowledges every prepare up to a seqno (DCP page `seqno-acknowledged`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeqnoAck {
     /// The seqno.
@@ -88,7 +88,7 @@ impl SeqnoAck {
 
     encode_stream_message!(DCP_SEQNO_ACK);
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_extras(&self.prepared_seqno.0.to_be_bytes()).encode(out)
     }

@@ -1,11 +1,11 @@
-//! DCP_CONTROL (0x5e): one connection setting.
+//! DCP_CONTROL (0x5e): a connection setting.
 
 use bytes::BufMut;
 
 use super::{expect, extras};
 use crate::{DecodeError, EncodeError, Frame, Opaque, Opcode};
 
-/// One connection setting (DCP page `control`).
+/// A connection setting (DCP page `control`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Control<'a> {
     /// Name of the setting.
@@ -15,19 +15,19 @@ pub struct Control<'a> {
 }
 
 impl Control<'_> {
-    /// Key: flow-control window in bytes.
+    /// Key: size of the flow-control buffer in bytes.
     pub const CONNECTION_BUFFER_SIZE: &'static str = "connection_buffer_size";
     /// Key: whether the producer sends noops.
     pub const ENABLE_NOOP: &'static str = "enable_noop";
     /// Key: seconds between noops.
     pub const SET_NOOP_INTERVAL: &'static str = "set_noop_interval";
-    /// Key: expirations as such instead of deletions.
+    /// Key: send expirations as such instead of as deletions.
     pub const ENABLE_EXPIRY_OPCODE: &'static str = "enable_expiry_opcode";
     /// Key: compress values.
     pub const FORCE_VALUE_COMPRESSION: &'static str = "force_value_compression";
-    /// Key: several streams per vBucket.
+    /// Key: allow several streams per vBucket.
     pub const ENABLE_STREAM_ID: &'static str = "enable_stream_id";
-    /// Key: a stream end also answers a close.
+    /// Key: also send a stream end when the client closes a stream.
     pub const SEND_STREAM_END_ON_CLIENT_CLOSE_STREAM: &'static str =
         "send_stream_end_on_client_close_stream";
     /// Key: out-of-sequence-order backfills.
@@ -62,7 +62,7 @@ impl<'a> Control<'a> {
         self.write(Frame::request(Opcode::DCP_CONTROL).with_opaque(opaque), out)
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_key(self.key).with_value(self.value).encode(out)
     }

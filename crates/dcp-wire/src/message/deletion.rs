@@ -11,19 +11,19 @@ use crate::{Cas, Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, RevS
 /// [`OpenFlags::INCLUDE_DELETE_TIMES`](super::OpenFlags::INCLUDE_DELETE_TIMES).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deletion<'a> {
-    /// Position in the vBucket.
+    /// Seqno in the vBucket.
     pub seqno: Seqno,
     /// How many times the document has changed.
     pub rev_seqno: RevSeqno,
-    /// Version of the tombstone.
+    /// CAS of the tombstone.
     pub cas: Cas,
-    /// What the value is made of.
+    /// How the value is encoded.
     pub datatype: Datatype,
     /// When the document was removed, in seconds since 1970; `None` in the first layout.
     pub delete_time: Option<u32>,
     /// Key, with its collection id on connections with collections.
     pub key: &'a [u8],
-    /// Xattr section, or empty. Servers before 7.0 may leave the document's body behind it.
+    /// Xattr section, or empty. Servers before 7.0 may append the document's body.
     pub value: &'a [u8],
 }
 
@@ -84,7 +84,7 @@ impl<'a> Deletion<'a> {
         to.encode(Opcode::DCP_DELETION, |frame| self.write(frame, out))
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let mut buffer = [0; Self::EXTRAS_LEN_V2];
         let mut cursor = buffer.as_mut_slice();

@@ -1,7 +1,7 @@
-//! Reading and writing documents: GET, SET, ADD, REPLACE, DELETE, TOUCH, GAT, INCREMENT, DECREMENT.
+//! Document operations: GET, SET, ADD, REPLACE, DELETE, TOUCH, GAT, INCREMENT, DECREMENT.
 //!
-//! The same layout serves several opcodes, so `encode` takes a frame that has its opcode, vBucket,
-//! opaque, CAS and datatype already.
+//! Several opcodes share a layout, so `encode` takes a frame that already has its opcode, vBucket,
+//! opaque, CAS and datatype.
 
 use bytes::BufMut;
 
@@ -29,7 +29,7 @@ impl<'a> KeyRequest<'a> {
         Ok(Self { key: some_key(frame)? })
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     ///
     /// # Errors
     /// [`EncodeError`] if the key does not fit a packet.
@@ -43,8 +43,7 @@ impl<'a> KeyRequest<'a> {
 pub struct Store<'a> {
     /// Flags set by the application, kept in their byte order.
     pub flags: u32,
-    /// When the document expires: up to 30 days seconds from now, above seconds since 1970,
-    /// 0 never.
+    /// Expiry: up to 30 days, in seconds from now; above, in seconds since 1970; 0 for none.
     pub expiry: u32,
     /// Key, with its collection id on connections with collections.
     pub key: &'a [u8],
@@ -71,7 +70,7 @@ impl<'a> Store<'a> {
         })
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     ///
     /// # Errors
     /// [`EncodeError`] if key or value do not fit a packet.
@@ -84,7 +83,7 @@ impl<'a> Store<'a> {
     }
 }
 
-/// Changes a document's expiry (TOUCH), and reads it (GAT).
+/// Changes a document's expiry (TOUCH), and also reads it (GAT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touch<'a> {
     /// When the document expires, as in [`Store::expiry`].
@@ -106,7 +105,7 @@ impl<'a> Touch<'a> {
         Ok(Self { expiry: u32::from_be_bytes(extras(frame)?), key: some_key(frame)? })
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     ///
     /// # Errors
     /// [`EncodeError`] if the key does not fit a packet.
@@ -115,14 +114,14 @@ impl<'a> Touch<'a> {
     }
 }
 
-/// Counts up (INCREMENT) or down (DECREMENT).
+/// Increments or decrements a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter<'a> {
-    /// By how much.
+    /// Amount to add or subtract.
     pub delta: u64,
-    /// Value of a new counter.
+    /// Initial value of a new counter.
     pub initial: u64,
-    /// When the document expires, as in [`Store::expiry`]; all ones: do not create it.
+    /// Expiry, as in [`Store::expiry`]; all ones: fail if the counter does not exist.
     pub expiry: u32,
     /// Key, with its collection id on connections with collections.
     pub key: &'a [u8],
@@ -148,7 +147,7 @@ impl<'a> Counter<'a> {
         })
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     ///
     /// # Errors
     /// [`EncodeError`] if the key does not fit a packet.
@@ -162,13 +161,13 @@ impl<'a> Counter<'a> {
     }
 }
 
-/// Where a write took place, as the extras of its response on connections with
+/// vbuuid and seqno of a write: the extras of its response on connections with
 /// [`MUTATION_SEQNO`](crate::Feature::MUTATION_SEQNO).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MutationToken {
     /// History branch.
     pub vbuuid: Vbuuid,
-    /// Position in the vBucket.
+    /// Seqno in the vBucket.
     pub seqno: Seqno,
 }
 
@@ -176,7 +175,7 @@ impl MutationToken {
     /// Reads the extras of a response: 16 bytes, or none.
     ///
     /// # Errors
-    /// [`DecodeError`] for another length.
+    /// [`DecodeError`] for any other length.
     pub fn decode(frame: &Frame<'_>) -> Result<Option<Self>, DecodeError> {
         if frame.extras.is_empty() {
             return Ok(None);
@@ -197,7 +196,7 @@ impl MutationToken {
     }
 }
 
-/// The key, refused if there is none.
+/// The key; an error if it is empty.
 pub(super) const fn some_key<'a>(frame: &Frame<'a>) -> Result<&'a [u8], DecodeError> {
     if frame.key.is_empty() {
         return Err(DecodeError::InvalidLength { what: "key", len: 0 });

@@ -10,19 +10,19 @@ const EXTRAS_LEN: usize = 20;
 /// A document expired (DCP page `expiration`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expiration<'a> {
-    /// Position in the vBucket.
+    /// Seqno in the vBucket.
     pub seqno: Seqno,
     /// How many times the document has changed.
     pub rev_seqno: RevSeqno,
-    /// Version of the tombstone.
+    /// CAS of the tombstone.
     pub cas: Cas,
-    /// What the value is made of.
+    /// How the value is encoded.
     pub datatype: Datatype,
     /// When the document expired, in seconds since 1970.
     pub delete_time: u32,
     /// Key, with its collection id on connections with collections.
     pub key: &'a [u8],
-    /// Xattr section, or empty. Servers before 7.0 may leave the document's body behind it.
+    /// Xattr section, or empty. Servers before 7.0 may append the document's body.
     pub value: &'a [u8],
 }
 
@@ -61,7 +61,7 @@ impl<'a> Expiration<'a> {
         to.encode(Opcode::DCP_EXPIRATION, |frame| self.write(frame, out))
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let mut extras = [0; EXTRAS_LEN];
         let mut cursor = extras.as_mut_slice();

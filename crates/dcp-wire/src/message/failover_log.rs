@@ -1,4 +1,4 @@
-//! The failover log, as the value of several responses.
+//! The failover log, a value of several responses.
 
 use bytes::BufMut;
 
@@ -9,7 +9,7 @@ use crate::{DecodeError, Seqno, Vbuuid, reader::saturating_u32};
 pub struct FailoverEntry {
     /// Identity of the branch.
     pub vbuuid: Vbuuid,
-    /// Last seqno the branch has in common with the one before it.
+    /// Last seqno that the branch shares with the previous one.
     pub seqno: Seqno,
 }
 

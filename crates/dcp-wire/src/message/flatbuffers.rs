@@ -1,6 +1,6 @@
-//! Just enough of FlatBuffers to read and write one flat table; when read, every offset is checked.
+//! A minimal FlatBuffers reader and writer for one flat table; reading checks every offset.
 
-/// A table: fields are found through its vtable, absent ones have their default.
+/// A table: its vtable locates the fields, and absent fields have their default.
 #[derive(Clone, Copy)]
 pub(super) struct Table<'a> {
     buffer: &'a [u8],
@@ -12,7 +12,7 @@ impl<'a> Table<'a> {
     /// The root table of a buffer.
     pub(super) fn root(buffer: &'a [u8]) -> Option<Self> {
         let position = usize::try_from(u32::from_le_bytes(array(buffer, 0)?)).ok()?;
-        // The vtable lies at a signed distance before the table.
+        // The vtable is at a signed offset before the table.
         let distance = i32::from_le_bytes(array(buffer, position)?);
         let start = i64::try_from(position).ok()?.checked_sub(i64::from(distance))?;
         let start = usize::try_from(start).ok()?;
@@ -21,7 +21,7 @@ impl<'a> Table<'a> {
         Some(Self { buffer, position, vtable })
     }
 
-    /// Where the field with a number lies, `None` if it is absent.
+    /// Position of a field, `None` if it is absent.
     fn field(&self, number: usize) -> Option<usize> {
         // The vtable begins with two lengths of two bytes.
         let slot = number.checked_add(2)?.checked_mul(2)?;
@@ -67,17 +67,17 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
-/// Writes a buffer of one table, from its end to its beginning and aligned as the reference
-/// library does it, so that the bytes are the ones a server sends.
+/// Writes a buffer of one table backwards and with the alignment of the reference library, so that
+/// the bytes match those of a server.
 ///
-/// Fields go in by falling size, of one size by falling number; defaults are left out.
+/// Fields are ordered by decreasing size, then by decreasing number; defaults are omitted.
 #[derive(Default)]
 pub(super) struct TableWriter {
-    /// The buffer, last byte first.
+    /// The buffer in reverse order.
     reversed: Vec<u8>,
-    /// Where the table ends, as its distance from the end of the buffer, as all places here are.
+    /// End of the table as a distance from the end of the buffer, like all positions here.
     table_end: usize,
-    /// Numbers and places of the fields.
+    /// Numbers and positions of the fields.
     fields: Vec<(usize, usize)>,
     alignment: usize,
 }
@@ -87,7 +87,7 @@ pub(super) struct TableWriter {
     reason = "places in a buffer that is in memory, all within what was written"
 )]
 impl TableWriter {
-    /// Begins a table with a string that is a field of it.
+    /// Begins a table with a string that is one of its fields.
     pub(super) fn with_string(text: &[u8]) -> (Self, StringPlace) {
         let mut writer = Self::default();
         writer.align(4, text.len() + 1);
@@ -100,28 +100,28 @@ impl TableWriter {
         (writer, place)
     }
 
-    /// A number, unless it is 0.
+    /// A number; omitted if 0.
     pub(super) fn u64(&mut self, number: usize, value: u64) {
         if value != 0 {
             self.field(number, value.to_be_bytes());
         }
     }
 
-    /// A number, unless it is 0.
+    /// A number; omitted if 0.
     pub(super) fn u32(&mut self, number: usize, value: u32) {
         if value != 0 {
             self.field(number, value.to_be_bytes());
         }
     }
 
-    /// A flag, unless it is not set.
+    /// A flag; omitted if false.
     pub(super) fn bool(&mut self, number: usize, value: bool) {
         if value {
             self.field(number, [1]);
         }
     }
 
-    /// The string the table began with.
+    /// The string passed to the constructor.
     pub(super) fn string(&mut self, number: usize, place: StringPlace) {
         self.align(4, 0);
         let distance = self.reversed.len() + 4 - place.0;
@@ -133,13 +133,13 @@ impl TableWriter {
         self.fields.push((number, self.reversed.len()));
     }
 
-    /// Appends a number at a place of its alignment.
+    /// Appends an aligned number.
     fn push<const N: usize>(&mut self, reversed: [u8; N]) {
         self.align(N, 0);
         self.reversed.extend_from_slice(&reversed);
     }
 
-    /// Pads so that what begins after `more` further bytes is aligned.
+    /// Pads so that the position after `more` further bytes is aligned.
     fn align(&mut self, alignment: usize, more: usize) {
         self.alignment = self.alignment.max(alignment);
         let padded = (self.reversed.len() + more).next_multiple_of(alignment) - more;
@@ -150,7 +150,7 @@ impl TableWriter {
     pub(super) fn finish(mut self) -> Vec<u8> {
         let slots = self.fields.iter().map(|(number, _)| number + 1).max().unwrap_or_default();
         let vtable_len = 4 + 2 * slots;
-        // The table begins with the distance to its vtable, which lies right before it.
+        // The table begins with the distance to its vtable, which directly precedes it.
         self.push(offset(vtable_len));
         let table = self.reversed.len();
         for number in (0..slots).rev() {
@@ -169,11 +169,11 @@ impl TableWriter {
     }
 }
 
-/// Where the string of a table begins.
+/// Position of the table's string.
 #[derive(Clone, Copy)]
 pub(super) struct StringPlace(usize);
 
-/// A distance within the buffer, last byte first. Names are far shorter than what could overflow.
+/// A distance within the reversed buffer. Names are far too short to overflow it.
 fn offset(distance: usize) -> [u8; 4] {
     u32::try_from(distance).unwrap_or(u32::MAX).to_be_bytes()
 }

@@ -1,4 +1,4 @@
-//! HELLO (0x1f): agree on the features of a connection.
+//! HELLO (0x1f): negotiates the features of a connection.
 
 use bytes::BufMut;
 
@@ -6,12 +6,12 @@ use super::{encode_request, expect, extras};
 use crate::reader::saturating_u32;
 use crate::{DecodeError, EncodeError, Feature, Frame, Opaque, Opcode};
 
-/// Asks for features (server page "BinaryProtocol"); the answer's value is the list of those granted.
+/// Requests features (server page "BinaryProtocol"); the response's value lists the granted ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello<'a> {
-    /// Who the client is: free text, or JSON with `a` (agent) and `i` (connection id).
+    /// Name of the client: free text, or JSON with `a` (agent) and `i` (connection id).
     pub agent: &'a [u8],
-    /// What it asks for.
+    /// Requested features.
     pub features: Features<'a>,
 }
 
@@ -28,13 +28,13 @@ impl<'a> Hello<'a> {
 
     encode_request!(HELLO);
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_key(self.agent).with_value(self.features.bytes).encode(out)
     }
 }
 
-/// A list of features as it lies in a packet.
+/// An encoded list of features.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features<'a> {
     bytes: &'a [u8],

@@ -10,7 +10,7 @@ use crate::{Cas, Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, RevS
 /// Reads a document's metadata (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GetMeta<'a> {
-    /// Form of the answer: `Some(2)` asks for the datatype as well.
+    /// Form of the response: `Some(2)` includes the datatype.
     pub version: Option<u8>,
     /// Key, with its collection id on connections with collections.
     pub key: &'a [u8],
@@ -32,7 +32,7 @@ impl<'a> GetMeta<'a> {
         Ok(Self { version, key: some_key(frame)? })
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     ///
     /// # Errors
     /// [`EncodeError`] if the key does not fit a packet.
@@ -52,7 +52,7 @@ pub struct Metadata {
     pub expiry: u32,
     /// How many times the document has changed.
     pub rev_seqno: RevSeqno,
-    /// What the value is made of, if it was asked for.
+    /// Datatype, if it was requested.
     pub datatype: Option<Datatype>,
 }
 
@@ -87,7 +87,7 @@ impl Metadata {
 }
 
 bitflags! {
-    /// How a write with metadata treats the document that is there; unknown bits are kept.
+    /// How a write with metadata treats an existing document; unknown bits are kept.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct WithMetaOptions: u32 {
         /// Do not compare revisions.
@@ -96,7 +96,7 @@ bitflags! {
         const FORCE_ACCEPT = 0x02;
         /// Give the document a new CAS; needs the next bit.
         const REGENERATE_CAS = 0x04;
-        /// Do not compare at all.
+        /// Skip conflict resolution.
         const SKIP_CONFLICT_RESOLUTION = 0x08;
         /// The deletion is an expiration.
         const IS_EXPIRATION = 0x10;
@@ -104,7 +104,7 @@ bitflags! {
     }
 }
 
-/// Writes or removes a document with metadata of the caller's (server page "BinaryProtocol").
+/// Writes or removes a document with the caller's metadata (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WithMeta<'a> {
     /// Flags set by the application, kept in their byte order.
@@ -113,9 +113,9 @@ pub struct WithMeta<'a> {
     pub expiry: u32,
     /// How many times the document has changed.
     pub rev_seqno: RevSeqno,
-    /// Version the document gets; the header's CAS is the one expected.
+    /// New CAS of the document; the header has the expected one.
     pub cas: Cas,
-    /// How the document that is there is treated.
+    /// How an existing document is treated.
     pub options: Option<WithMetaOptions>,
     /// Length of the extended metadata at the end of the value in bytes.
     pub extended_len: Option<u16>,
@@ -157,7 +157,7 @@ impl<'a> WithMeta<'a> {
         Ok(Self { flags, expiry, rev_seqno, cas, options, extended_len, key, value })
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     ///
     /// # Errors
     /// [`EncodeError`] if key or value do not fit a packet.
@@ -178,6 +178,6 @@ impl<'a> WithMeta<'a> {
 }
 
 fn wrong_extras(frame: &Frame<'_>) -> DecodeError {
-    // Reuses the length check: no layout has 255 bytes of extras.
+    // Reuse the length check: no layout has 255 bytes of extras.
     extras::<255>(frame).err().unwrap_or(DecodeError::InvalidField("extras"))
 }

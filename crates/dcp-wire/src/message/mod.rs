@@ -1,8 +1,7 @@
-//! One type per packet kind, in a file of its own.
+//! Messages: one type per packet kind, each in its own file.
 //!
-//! `decode` takes the fields out of a [`Frame`] whose opcode is the message's and
-//! checks the layout; borrowed parts keep pointing into the packet. `encode` appends the whole
-//! packet.
+//! `decode` reads the fields of a [`Frame`] with the message's opcode and checks the layout;
+//! borrowed parts point into the packet. `encode` appends the whole packet.
 
 mod add_stream;
 mod any;
@@ -82,7 +81,7 @@ pub use vbucket_state::{SetVbucketState, VbucketState};
 use crate::framing_extras::stream_id_frame;
 use crate::{DecodeError, EncodeError, Frame, Opaque, Opcode, StreamId, Vbid};
 
-/// Defines `encode` of a message that belongs to a stream.
+/// Defines `encode` for a stream message.
 macro_rules! encode_stream_message {
     ($opcode:ident) => {
         /// Appends the packet to `out`.
@@ -96,7 +95,7 @@ macro_rules! encode_stream_message {
 }
 use encode_stream_message;
 
-/// Defines `encode` of a request that concerns no vBucket.
+/// Defines `encode` for a request without a vBucket.
 macro_rules! encode_request {
     ($opcode:ident) => {
         /// Appends the packet to `out`.
@@ -110,10 +109,10 @@ macro_rules! encode_request {
 }
 use encode_request;
 
-/// What the header of every stream message says about its stream.
+/// The stream that a stream message belongs to, from its header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamAddress {
-    /// vBucket streamed.
+    /// vBucket of the stream.
     pub vbid: Vbid,
     /// Opaque of the stream request.
     pub opaque: Opaque,
@@ -122,7 +121,7 @@ pub struct StreamAddress {
 }
 
 impl StreamAddress {
-    /// The address a frame carries.
+    /// Reads the address of a frame.
     ///
     /// # Errors
     /// [`DecodeError`] if the framing extras are malformed.
@@ -134,7 +133,7 @@ impl StreamAddress {
         })
     }
 
-    /// Hands a request of this stream to `write`, which fills in the rest of it.
+    /// Passes a request of this stream to `write`, which adds the rest.
     #[inline]
     fn encode(
         self,
@@ -156,14 +155,14 @@ const fn expect(frame: &Frame<'_>, opcode: Opcode) -> Result<(), DecodeError> {
     Err(DecodeError::UnexpectedOpcode(frame.header.opcode.0))
 }
 
-/// The extras as an array, refused if they have any other length.
+/// The extras as an array; an error for any other length.
 fn extras<const N: usize>(frame: &Frame<'_>) -> Result<[u8; N], DecodeError> {
     extras_in_place(frame).copied()
 }
 
-/// The same without a copy. A copy on the stack is read back in pieces that straddle those it was
-/// written in, which stalls until they have left the store buffer: a fifth of the time a walk over
-/// mutations takes.
+/// The same without a copy. A copy on the stack would be read back in pieces that straddle those it
+/// was written in, which stalls until they have left the store buffer: a fifth of the time that
+/// iterating over mutations takes.
 #[inline]
 fn extras_in_place<'a, const N: usize>(frame: &Frame<'a>) -> Result<&'a [u8; N], DecodeError> {
     <&[u8; N]>::try_from(frame.extras).map_err(|_| DecodeError::InvalidLength {

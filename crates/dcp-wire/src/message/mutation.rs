@@ -10,13 +10,13 @@ const EXTRAS_LEN: usize = 31;
 /// A document was written (DCP page `mutation`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mutation<'a> {
-    /// Position in the vBucket.
+    /// Seqno in the vBucket.
     pub seqno: Seqno,
     /// How many times the document has changed.
     pub rev_seqno: RevSeqno,
-    /// Version of the document.
+    /// CAS of the document.
     pub cas: Cas,
-    /// What the value is made of.
+    /// How the value is encoded.
     pub datatype: Datatype,
     /// Flags set by the application, kept in their byte order.
     pub flags: u32,
@@ -51,7 +51,7 @@ impl<'a> Mutation<'a> {
             flags: reader.u32()?,
             expiry: reader.u32()?,
             lock_time: reader.u32()?,
-            // Extended metadata went with server 5; a length other than 0 is refused since.
+            // Extended metadata was removed in server 5; a length other than 0 is refused.
             nru: match reader.u16()? {
                 0 => reader.u8()?,
                 _ => return Err(DecodeError::InvalidField("extended metadata length")),
@@ -76,8 +76,8 @@ impl<'a> Mutation<'a> {
         to.encode(Opcode::DCP_MUTATION, |frame| self.write(frame, out))
     }
 
-    /// Appends the packet to `out`, its key behind `prefix`: a collection id, as which the key of a
-    /// document in storage need not begin.
+    /// Appends the packet to `out` with `prefix` before its key: a collection id, which stored keys
+    /// need not contain.
     ///
     /// # Errors
     /// [`EncodeError`] if key or value do not fit a packet.
@@ -94,7 +94,7 @@ impl<'a> Mutation<'a> {
         })
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     #[inline]
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let extras = self.extras();
@@ -115,7 +115,7 @@ impl<'a> Mutation<'a> {
         extras
     }
 
-    /// `frame` with everything but the extras.
+    /// `frame` without the extras.
     #[inline]
     const fn filled<'f>(&self, frame: Frame<'f>) -> Frame<'f>
     where

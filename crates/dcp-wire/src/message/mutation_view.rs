@@ -1,4 +1,4 @@
-//! A mutation as it lies in the read buffer.
+//! A mutation as a view of the read buffer.
 
 use super::Mutation;
 use crate::{
@@ -8,38 +8,38 @@ use crate::{
 /// Header and extras together.
 const HEAD_LEN: usize = Header::LEN + Mutation::EXTRAS_LEN;
 
-/// Length of a mutation's extras as its header says it.
+/// The length of a mutation's extras as encoded in its header.
 const EXTRAS_LEN_BYTE: u8 = 31;
 
-/// A mutation in its usual form, whose fields are read out of the packet when they are asked for.
+/// A mutation in its usual form, whose fields are read from the packet on access.
 ///
-/// Nearly every packet of a stream is one. Readers that take many of them at once, field by field,
-/// are spared the copies that a [`Mutation`] is made of.
+/// Nearly every packet of a stream is one. Readers that process many of them field by field avoid
+/// the copies of a [`Mutation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MutationView<'a> {
     head: &'a [u8; HEAD_LEN],
-    /// Key without its collection id, and value.
+    /// Key without its collection id, then the value.
     body: &'a [u8],
     key_len: u8,
     collection_id: CollectionId,
 }
 
-/// The bytes of a field, whose place is known when this is compiled.
+/// The bytes of a field whose position is a constant.
 #[inline(always)]
 fn field<const AT: usize, const LEN: usize>(head: &[u8; HEAD_LEN]) -> [u8; LEN] {
     head.get(AT..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; LEN])
 }
 
 impl<'a> MutationView<'a> {
-    /// Stands for no mutation, where places for some are made ready.
+    /// A placeholder to initialize arrays with.
     pub const EMPTY: Self =
         Self { head: &[0; HEAD_LEN], body: &[], key_len: 0, collection_id: CollectionId::DEFAULT };
 
-    /// Takes a mutation off the front of `input`, if it is well-formed, in its usual form (no
-    /// framing extras) and all there; returns it and what follows it.
+    /// Parses the mutation at the front of `input` if it is well-formed, complete and in its usual
+    /// form (no framing extras); also returns the rest of `input`.
     ///
-    /// `None` says nothing about what else is there: [`Frame::parse`](crate::Frame::parse) and
-    /// [`Mutation::decode`] do, which take whatever this takes and find the same in it.
+    /// `None` does not say why: use [`Frame::parse`](crate::Frame::parse) and [`Mutation::decode`],
+    /// which accept everything this accepts with the same result.
     #[inline(always)]
     #[must_use]
     pub fn parse(input: &'a [u8], max_body: usize, collections: bool) -> Option<(Self, &'a [u8])> {
@@ -79,21 +79,21 @@ impl<'a> MutationView<'a> {
         Vbid(u16::from_be_bytes(field::<6, 2>(self.head)))
     }
 
-    /// The opaque of the stream.
+    /// Opaque of the stream.
     #[inline(always)]
     #[must_use]
     pub fn opaque(&self) -> Opaque {
         Opaque(u32::from_be_bytes(field::<12, 4>(self.head)))
     }
 
-    /// Version of the document.
+    /// CAS of the document.
     #[inline(always)]
     #[must_use]
     pub fn cas(&self) -> Cas {
         Cas(u64::from_be_bytes(field::<16, 8>(self.head)))
     }
 
-    /// Position in the vBucket.
+    /// Seqno in the vBucket.
     #[inline(always)]
     #[must_use]
     pub fn seqno(&self) -> Seqno {
@@ -121,14 +121,14 @@ impl<'a> MutationView<'a> {
         u32::from_be_bytes(field::<44, 4>(self.head))
     }
 
-    /// What the value is made of.
+    /// How the value is encoded.
     #[inline(always)]
     #[must_use]
     pub fn datatype(&self) -> Datatype {
         Datatype(u8::from_be_bytes(field::<5, 1>(self.head)))
     }
 
-    /// Collection the document lies in.
+    /// Collection of the document.
     #[inline(always)]
     #[must_use]
     pub const fn collection_id(&self) -> CollectionId {
@@ -149,7 +149,7 @@ impl<'a> MutationView<'a> {
         self.body.get(self.key_len()..).unwrap_or_default()
     }
 
-    /// Key and value, which lie one behind the other.
+    /// Key and value, which are adjacent.
     #[inline(always)]
     #[must_use]
     pub const fn key_and_value(&self) -> &'a [u8] {

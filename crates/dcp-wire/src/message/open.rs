@@ -1,4 +1,4 @@
-//! DCP_OPEN (0x50): turn a connection into a DCP connection.
+//! DCP_OPEN (0x50): turns a connection into a DCP connection.
 
 use bitflags::bitflags;
 use bytes::BufMut;
@@ -7,22 +7,22 @@ use super::{expect, extras};
 use crate::{Datatype, DecodeError, EncodeError, Frame, Opaque, Opcode, Reader};
 
 bitflags! {
-    /// What a DCP connection asks for (DCP page `open-connection`); unknown bits are kept.
+    /// What a DCP connection requests (DCP page `open-connection`); unknown bits are kept.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct OpenFlags: u32 {
-        /// The server produces.
+        /// The server is the producer.
         const PRODUCER = 0x001;
         /// Send xattrs.
         const INCLUDE_XATTRS = 0x004;
-        /// Leave document bodies out.
+        /// Omit document bodies.
         const NO_VALUE = 0x008;
-        /// Deletions carry their time.
+        /// Deletions include their time.
         const INCLUDE_DELETE_TIMES = 0x020;
-        /// Leave document bodies out but keep the stored datatype.
+        /// Omit document bodies but keep the stored datatype.
         const NO_VALUE_WITH_UNDERLYING_DATATYPE = 0x040;
-        /// Deletions keep user xattrs.
+        /// Deletions include user xattrs.
         const INCLUDE_DELETED_USER_XATTRS = 0x100;
-        /// Leave deletions out of a first backfill.
+        /// Omit deletions from a first backfill.
         const SKIP_DELETES_IN_INITIAL_BACKFILL = 0x200;
         const _ = !0;
     }
@@ -31,9 +31,9 @@ bitflags! {
 /// Turns a connection into a DCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Open<'a> {
-    /// What the connection asks for.
+    /// What the connection requests.
     pub flags: OpenFlags,
-    /// Name of the connection; an older connection of the same name is ended by the server.
+    /// Name of the connection; the server closes an older connection with the same name.
     pub name: &'a [u8],
     /// Nothing, or JSON with `consumer_name` (consumer connections only).
     pub value: &'a [u8],
@@ -66,7 +66,7 @@ impl<'a> Open<'a> {
         self.write(Frame::request(Opcode::DCP_OPEN).with_opaque(opaque), 0, out)
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(
         &self,
         frame: Frame<'_>,

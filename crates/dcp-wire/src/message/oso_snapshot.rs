@@ -10,7 +10,7 @@ use crate::{DecodeError, EncodeError, Frame, Opcode};
 pub enum OsoSnapshot {
     /// Items in key order follow.
     Start,
-    /// The items are complete.
+    /// All items have been sent.
     End,
 }
 
@@ -38,7 +38,7 @@ impl OsoSnapshot {
         to.encode(Opcode::DCP_OSO_SNAPSHOT, |frame| self.write(frame, out))
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let flags: u32 = match self {
             Self::Start => 1,

@@ -10,11 +10,11 @@ use crate::{
 wire_enum! {
     /// When a write counts as durable.
     DurabilityLevel(u8) {
-        /// In the memory of a majority of the nodes.
+        /// In memory on a majority of the nodes.
         MAJORITY = 1, "majority";
-        /// In the memory of a majority, and on the active node's disk.
+        /// In memory on a majority, and persisted on the active node.
         MAJORITY_AND_PERSIST_ON_ACTIVE = 2, "majorityAndPersistOnActive";
-        /// On the disks of a majority.
+        /// Persisted on a majority.
         PERSIST_TO_MAJORITY = 3, "persistToMajority";
     }
 }
@@ -23,16 +23,16 @@ const EXTRAS_LEN: usize = 31;
 
 /// A durable write began (DCP page `prepare`); sent to consumers that enabled sync writes.
 ///
-/// Flow control counts two bytes more for it than it has on the wire (DCP page `flow-control`).
+/// Flow control counts two bytes more than its length on the wire (DCP page `flow-control`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prepare<'a> {
-    /// Position in the vBucket.
+    /// Seqno in the vBucket.
     pub seqno: Seqno,
     /// How many times the document has changed.
     pub rev_seqno: RevSeqno,
-    /// Version of the document.
+    /// CAS of the document.
     pub cas: Cas,
-    /// What the value is made of.
+    /// How the value is encoded.
     pub datatype: Datatype,
     /// Flags set by the application, kept in their byte order.
     pub flags: u32,
@@ -44,7 +44,7 @@ pub struct Prepare<'a> {
     pub nru: u8,
     /// Whether the write removes the document.
     pub deleted: bool,
-    /// When it counts as durable.
+    /// When the write counts as durable.
     pub level: DurabilityLevel,
     /// Key, with its collection id on connections with collections.
     pub key: &'a [u8],
@@ -93,7 +93,7 @@ impl<'a> Prepare<'a> {
 
     encode_stream_message!(DCP_PREPARE);
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let mut extras = [0; EXTRAS_LEN];
         let mut cursor = extras.as_mut_slice();

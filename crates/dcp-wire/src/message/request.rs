@@ -1,4 +1,4 @@
-//! Any request, by its opcode.
+//! Any request, decoded by its opcode.
 
 use bytes::BufMut;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{DecodeError, EncodeError, Frame, Opcode, Reader};
 
-/// A request, or a message a DCP producer pushes.
+/// A request, or a message pushed by a DCP producer.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each variant is the message of the same name")]
@@ -37,8 +37,7 @@ pub enum Request<'a> {
     ObserveSeqno(ObserveSeqno),
     Open(Open<'a>, Reserved),
     OsoSnapshot(OsoSnapshot),
-    /// A request that is nothing but its opcode: noops, failover logs, the end of a cache transfer
-    /// and others.
+    /// A request without fields: noops, failover logs, the end of a cache transfer and others.
     Plain,
     Prepare(Prepare<'a>),
     ResolveName(ResolveName<'a>),
@@ -50,7 +49,7 @@ pub enum Request<'a> {
     SetClusterConfig(SetClusterConfig<'a>),
     SetVbucketState(SetVbucketState),
     SnapshotMarker(SnapshotMarker),
-    /// Asks for statistics; the group wanted, empty for all.
+    /// Requests a group of statistics; empty for all.
     Stat(&'a [u8]),
     Store(Store<'a>),
     StreamEnd(StreamEnd),
@@ -62,7 +61,7 @@ pub enum Request<'a> {
     WithMeta(WithMeta<'a>),
 }
 
-/// Content of a reserved field: 0 unless a peer put something there, which is ignored but kept.
+/// Value of a reserved field, normally 0; ignored but kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reserved(pub u32);
 
@@ -152,7 +151,7 @@ impl<'a> Request<'a> {
         Ok(Self::Plain)
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         match self {
             Self::Abort(message) => message.write(frame, out),

@@ -1,4 +1,4 @@
-//! Any response, by its opcode and status.
+//! Any response, decoded by its opcode and status.
 
 use bytes::BufMut;
 
@@ -19,17 +19,17 @@ pub enum Response<'a> {
     CollectionsManifest(&'a [u8]),
     /// A counter's new value.
     Counter(Option<MutationToken>, u64),
-    /// A document: the flags set by the application, the key if requested, the value.
+    /// A document: its flags, the key if requested, and the value.
     Document(u32, &'a [u8], &'a [u8]),
     /// Nothing.
     Empty,
-    /// What went wrong: nothing, or mostly JSON; a cluster map for NOT_MY_VBUCKET.
+    /// An error: empty, or usually JSON; a cluster map for NOT_MY_VBUCKET.
     Error(&'a [u8]),
     /// The error map as JSON.
     ErrorMap(&'a [u8]),
     /// A failover log.
     FailoverLog(FailoverEntries<'a>),
-    /// The features granted.
+    /// The granted features.
     Hello(Features<'a>),
     /// Results of a sub-document lookup.
     LookupResults(LookupResults<'a>),
@@ -37,25 +37,25 @@ pub enum Response<'a> {
     Metadata(Metadata),
     /// Results of a sub-document mutation.
     MutationResults(MutationResults<'a>),
-    /// How far a vBucket is.
+    /// Seqnos and branch of a vBucket.
     ObservedSeqno(ObservedSeqno),
     /// Id of a collection or scope.
     ResolvedName(ResolvedName),
     /// The seqno to roll back to.
     Rollback(Seqno),
-    /// Names of mechanisms, space-separated.
+    /// Space-separated names of SASL mechanisms.
     SaslMechanisms(&'a [u8]),
-    /// The server's message in an authentication, which may be empty.
+    /// The server's authentication message, which may be empty.
     SaslMessage(&'a [u8]),
     /// One statistic: name and value.
     Stat(&'a [u8], &'a [u8]),
-    /// The opaque of a stream a consumer opened.
+    /// The opaque of a stream that a consumer opened.
     StreamAdded(Opaque),
     /// High seqnos of vBuckets.
     VbSeqnos(VbSeqnos<'a>),
     /// The server's version.
     Version(&'a [u8]),
-    /// A write took place.
+    /// vbuuid and seqno of a write.
     Written(MutationToken),
 }
 
@@ -153,7 +153,7 @@ impl<'a> Response<'a> {
         }))
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         match self {
             Self::Empty => frame.encode(out),
@@ -209,7 +209,7 @@ fn with_token(
     }
 }
 
-/// The value, refused if there are extras or a key.
+/// The value; an error if there are extras or a key.
 fn only_value<'a>(frame: &Frame<'a>) -> Result<&'a [u8], DecodeError> {
     extras::<0>(frame)?;
     no_key(frame)?;

@@ -1,4 +1,4 @@
-//! SASL_AUTH (0x21) and SASL_STEP (0x22): authenticate.
+//! SASL_AUTH (0x21) and SASL_STEP (0x22): authentication.
 
 use core::fmt;
 
@@ -7,14 +7,14 @@ use bytes::BufMut;
 use super::extras;
 use crate::{DecodeError, EncodeError, Frame, Opaque, Opcode};
 
-/// One message of a client that authenticates (server page "sasl").
+/// A client's authentication message (server page "sasl").
 ///
-/// What it says is made by [`sasl`](crate::sasl). `Debug` does not show it.
+/// Its payload is made by [`sasl`](crate::sasl). `Debug` does not show it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Sasl<'a> {
     /// Name of the mechanism.
     pub mechanism: &'a [u8],
-    /// The mechanism's message.
+    /// The mechanism's payload.
     pub message: &'a [u8],
 }
 
@@ -39,7 +39,7 @@ impl<'a> Sasl<'a> {
         self.write(Frame::request(Opcode::SASL_AUTH).with_opaque(opaque), out)
     }
 
-    /// Appends a further message of an exchange to `out`.
+    /// Appends a subsequent message of an exchange to `out`.
     ///
     /// # Errors
     /// [`EncodeError`] if a part does not fit a packet.
@@ -47,7 +47,7 @@ impl<'a> Sasl<'a> {
         self.write(Frame::request(Opcode::SASL_STEP).with_opaque(opaque), out)
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_key(self.mechanism).with_value(self.message).encode(out)
     }

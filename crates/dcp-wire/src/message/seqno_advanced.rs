@@ -1,11 +1,11 @@
-//! DCP_SEQNO_ADVANCED (0x64): nothing for this stream up to a seqno.
+//! DCP_SEQNO_ADVANCED (0x64): no changes for this stream up to a seqno.
 
 use bytes::BufMut;
 
 use super::{StreamAddress, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opcode, Seqno};
 
-/// Nothing up to this seqno is meant for the stream (DCP page `seqno-advanced`).
+/// The stream has no changes up to this seqno (DCP page `seqno-advanced`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeqnoAdvanced {
     /// The seqno.
@@ -32,7 +32,7 @@ impl SeqnoAdvanced {
         to.encode(Opcode::DCP_SEQNO_ADVANCED, |frame| self.write(frame, out))
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_extras(&self.seqno.0.to_be_bytes()).encode(out)
     }

@@ -7,7 +7,7 @@ use super::{StreamAddress, expect, no_key};
 use crate::{Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, Seqno};
 
 bitflags! {
-    /// What kind of snapshot it is (DCP page `snapshot-marker`); unknown bits are kept.
+    /// Kind of a snapshot (DCP page `snapshot-marker`); unknown bits are kept.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct SnapshotFlags: u32 {
         /// Read from memory.
@@ -16,27 +16,28 @@ bitflags! {
         const DISK = 0x02;
         /// Begins a checkpoint.
         const CHECKPOINT = 0x04;
-        /// Is to be answered once its end was processed.
+        /// Must be acknowledged once its end was processed.
         const ACK = 0x08;
-        /// Keeps every version of a document.
+        /// Contains every version of a document.
         const HISTORY = 0x10;
-        /// May hold a key more than once.
+        /// May contain a key more than once.
         const MAY_CONTAIN_DUPLICATES = 0x20;
         const _ = !0;
     }
 }
 
-/// A snapshot begins: the changes that follow lie in `[start_seqno, end_seqno]` (DCP page `snapshot-marker`).
+/// A snapshot begins: the changes that follow have seqnos in `[start_seqno, end_seqno]` (DCP page
+/// `snapshot-marker`).
 ///
-/// Which of the optional fields are present decides the encoding: none V1, purge or high-prepared
-/// seqno V2.2, otherwise V2.0.
+/// The optional fields decide the encoding: V2.2 if a purge or high-prepared seqno is present, V1
+/// if none is, otherwise V2.0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotMarker {
     /// First seqno of the snapshot, or one below it.
     pub start_seqno: Seqno,
     /// Last seqno of the snapshot.
     pub end_seqno: Seqno,
-    /// What kind of snapshot it is.
+    /// Kind of the snapshot.
     pub flags: SnapshotFlags,
     /// Highest committed seqno in the snapshot (V2.x).
     pub max_visible_seqno: Option<Seqno>,
@@ -79,8 +80,8 @@ impl SnapshotMarker {
     /// Reads a marker of version 1, 2.0 or 2.2.
     ///
     /// # Errors
-    /// [`DecodeError`] if the packet is not a well-formed marker; the removed version 2.1 is
-    /// refused by name.
+    /// [`DecodeError`] if the packet is not a well-formed marker. The removed version 2.1 has its
+    /// own error.
     pub fn decode(frame: &Frame<'_>) -> Result<Self, DecodeError> {
         expect(frame, Opcode::DCP_SNAPSHOT_MARKER)?;
         no_key(frame)?;
@@ -131,7 +132,7 @@ impl SnapshotMarker {
             ..Self::default()
         };
         let disk = marker.flags.contains(SnapshotFlags::DISK);
-        // The bytes are there in memory snapshots as well, but mean nothing in them.
+        // Memory snapshots contain these bytes too, but without meaning.
         let high_completed_seqno = Seqno(reader.u64()?);
         marker.high_completed_seqno = disk.then_some(high_completed_seqno);
         if version.0 == Version::V2_2 {
@@ -154,13 +155,13 @@ impl SnapshotMarker {
     /// Appends the packet to `out`.
     ///
     /// # Errors
-    /// [`EncodeError`] if a high-completed or high-prepared seqno is given for a snapshot that is
-    /// not from disk: the packet has no place for it.
+    /// [`EncodeError`] for a high-completed or high-prepared seqno of a snapshot that is not from
+    /// disk: the packet cannot hold it.
     pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
         to.encode(Opcode::DCP_SNAPSHOT_MARKER, |frame| self.write(frame, out))
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let disk = self.flags.contains(SnapshotFlags::DISK);
         if !disk && (self.high_completed_seqno.is_some() || self.high_prepared_seqno.is_some()) {

@@ -8,31 +8,31 @@ use crate::{DecodeError, EncodeError, Frame, Opcode, wire_enum};
 wire_enum! {
     /// Why a stream ended (DCP page `stream-end`).
     StreamEndReason(u32) {
-        /// The end was reached.
+        /// The end seqno was reached.
         OK = 0, "Ok";
-        /// The client closed it.
+        /// The client closed the stream.
         CLOSED = 1, "Closed";
         /// The vBucket changed its state, was removed or rolled back.
         STATE_CHANGED = 2, "StateChanged";
-        /// The connection ended; never sent.
+        /// The connection was closed; never sent.
         DISCONNECTED = 3, "Disconnected";
         /// The client was too slow.
         SLOW = 4, "Slow";
-        /// The producer could not read its disk.
+        /// The producer could not read from disk.
         BACKFILL_FAIL = 5, "BackfillFail";
         /// The vBucket rolled back; sent as [`STATE_CHANGED`](Self::STATE_CHANGED).
         ROLLBACK = 6, "Rollback";
-        /// Everything the filter names is gone.
+        /// All collections of the filter were dropped.
         FILTER_EMPTY = 7, "FilterEmpty";
         /// The client lost a privilege.
         LOST_PRIVILEGES = 8, "LostPrivileges";
     }
 }
 
-/// A stream ended; nothing follows on it.
+/// A stream ended; no messages follow on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamEnd {
-    /// Why.
+    /// The reason.
     pub reason: StreamEndReason,
 }
 
@@ -56,7 +56,7 @@ impl StreamEnd {
         to.encode(Opcode::DCP_STREAM_END, |frame| self.write(frame, out))
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_extras(&self.reason.0.to_be_bytes()).encode(out)
     }

@@ -1,4 +1,4 @@
-//! DCP_STREAM_REQ (0x53): open a stream.
+//! DCP_STREAM_REQ (0x53): opens a stream.
 
 use bitflags::bitflags;
 use bytes::BufMut;
@@ -9,7 +9,7 @@ use crate::{
 };
 
 bitflags! {
-    /// How a stream is to be produced (DCP page `stream-request`); unknown bits are kept.
+    /// Flags of a stream (DCP page `stream-request`); unknown bits are kept.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct StreamRequestFlags: u32 {
         /// Hand the vBucket over.
@@ -18,15 +18,15 @@ bitflags! {
         const DISK_ONLY = 0x002;
         /// End with the newest change.
         const TO_LATEST = 0x004;
-        /// Only from an active vBucket.
+        /// Require an active vBucket.
         const ACTIVE_VB_ONLY = 0x010;
-        /// Check the vBucket uuid from seqno 0 as well.
+        /// Also check the vBucket uuid when starting from seqno 0.
         const STRICT_VBUUID = 0x020;
         /// Start after the newest change.
         const FROM_LATEST = 0x040;
-        /// Do not roll back because tombstones were purged.
+        /// Do not roll back because of purged tombstones.
         const IGNORE_PURGED_TOMBSTONES = 0x080;
-        /// Send cached documents first.
+        /// Send cached documents before the stream.
         const CACHE_TRANSFER = 0x100;
         const _ = !0;
     }
@@ -39,19 +39,19 @@ pub struct StreamRequest<'a> {
     pub vbid: Vbid,
     /// Opaque that every message of the stream will carry.
     pub opaque: Opaque,
-    /// How it is to be produced.
+    /// Flags of the stream.
     pub flags: StreamRequestFlags,
-    /// Last seqno the client has.
+    /// Last seqno that the client has.
     pub start_seqno: Seqno,
-    /// Last seqno it wants; [`Seqno::MAX`] for an endless stream.
+    /// Last seqno to send; [`Seqno::MAX`] for an endless stream.
     pub end_seqno: Seqno,
-    /// History branch `start_seqno` lies on; 0 when starting from 0.
+    /// History branch of `start_seqno`; 0 when starting from 0.
     pub vbuuid: Vbuuid,
-    /// First seqno of the snapshot `start_seqno` lies in.
+    /// First seqno of the snapshot that contains `start_seqno`.
     pub snapshot_start: Seqno,
     /// Last seqno of that snapshot.
     pub snapshot_end: Seqno,
-    /// Nothing, or JSON: filter, stream id, purge seqno (server page "stream-request-value").
+    /// Empty, or JSON: filter, stream id, purge seqno (server page "stream-request-value").
     pub value: &'a [u8],
 }
 
@@ -63,7 +63,7 @@ impl<'a> StreamRequest<'a> {
     pub fn decode(frame: &Frame<'a>) -> Result<Self, DecodeError> {
         expect(frame, Opcode::DCP_STREAM_REQ)?;
         no_key(frame)?;
-        // Although the value is JSON, its datatype must be raw.
+        // The value is JSON, but its datatype must be raw.
         if frame.header.datatype != Datatype::RAW {
             return Err(DecodeError::InvalidField("datatype of a stream request"));
         }
@@ -93,7 +93,7 @@ impl<'a> StreamRequest<'a> {
         self.write(frame.with_vbid(self.vbid).with_opaque(self.opaque), 0, out)
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(
         &self,
         frame: Frame<'_>,

@@ -13,18 +13,18 @@ pub struct SubdocLookup<'a> {
     pub doc_flags: Option<u8>,
     /// Key, with its collection id on connections with collections.
     pub key: &'a [u8],
-    /// What to read, as [`lookups`](Self::lookups) takes it apart.
+    /// What to read; iterate with [`lookups`](Self::lookups).
     pub value: &'a [u8],
 }
 
-/// One part of a document to read or write.
+/// An operation on one path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathSpec<'a> {
-    /// What to do: the opcode of the single operation.
+    /// The opcode of the corresponding single-path operation.
     pub opcode: Opcode,
     /// Flags of the path (0x04: in the xattrs).
     pub flags: u8,
-    /// Where.
+    /// The path.
     pub path: &'a [u8],
     /// What to write; empty for a lookup.
     pub value: &'a [u8],
@@ -45,7 +45,7 @@ impl<'a> SubdocLookup<'a> {
         Ok(lookup)
     }
 
-    /// What to read.
+    /// The lookups.
     pub fn lookups(&self) -> impl Iterator<Item = Result<PathSpec<'a>, DecodeError>> + use<'a> {
         Items::new(self.value, |reader: &mut Reader<'a>| {
             let (opcode, flags) = (Opcode(reader.u8()?), reader.u8()?);
@@ -54,7 +54,7 @@ impl<'a> SubdocLookup<'a> {
         })
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     ///
     /// # Errors
     /// [`EncodeError`] if a part does not fit a packet.
@@ -78,7 +78,7 @@ pub struct SubdocMutation<'a> {
     pub doc_flags: Option<u8>,
     /// Key, with its collection id on connections with collections.
     pub key: &'a [u8],
-    /// What to change, as [`mutations`](Self::mutations) takes it apart.
+    /// What to change; iterate with [`mutations`](Self::mutations).
     pub value: &'a [u8],
 }
 
@@ -101,7 +101,7 @@ impl<'a> SubdocMutation<'a> {
         Ok(mutation)
     }
 
-    /// What to change.
+    /// The mutations.
     pub fn mutations(&self) -> impl Iterator<Item = Result<PathSpec<'a>, DecodeError>> + use<'a> {
         Items::new(self.value, |reader: &mut Reader<'a>| {
             let (opcode, flags) = (Opcode(reader.u8()?), reader.u8()?);
@@ -112,7 +112,7 @@ impl<'a> SubdocMutation<'a> {
         })
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     ///
     /// # Errors
     /// [`EncodeError`] if a part does not fit a packet.
@@ -131,21 +131,21 @@ impl<'a> SubdocMutation<'a> {
     }
 }
 
-/// What one path of a sub-document operation came to.
+/// Result of one path of a sub-document operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathResult<'a> {
-    /// Which path of the request, counted from 0.
+    /// Index of the path in the request, from 0.
     pub index: u8,
-    /// Whether it worked.
+    /// Status of the operation.
     pub status: Status,
-    /// What was read.
+    /// The value read.
     pub value: &'a [u8],
 }
 
 /// Results of a lookup, one per path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LookupResults<'a> {
-    /// The results, as [`iter`](Self::iter) takes them apart.
+    /// The results; iterate with [`iter`](Self::iter).
     pub value: &'a [u8],
 }
 
@@ -153,7 +153,7 @@ impl<'a> LookupResults<'a> {
     /// Reads the value of a response.
     ///
     /// # Errors
-    /// [`DecodeError`] if a result is cut short.
+    /// [`DecodeError`] if a result is truncated.
     pub fn decode(value: &'a [u8]) -> Result<Self, DecodeError> {
         let results = Self { value };
         results.iter().try_for_each(|result| result.map(drop))?;
@@ -173,12 +173,12 @@ impl<'a> LookupResults<'a> {
     }
 }
 
-/// Results of a mutation: of the paths that return a value, or of the first that failed.
+/// Results of a mutation: of the paths that return a value, or of the first failed path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MutationResults<'a> {
-    /// Where the write took place.
+    /// vbuuid and seqno of the write.
     pub token: Option<MutationToken>,
-    /// The results, as [`iter`](Self::iter) takes them apart.
+    /// The results; iterate with [`iter`](Self::iter).
     pub value: &'a [u8],
 }
 
@@ -186,7 +186,7 @@ impl<'a> MutationResults<'a> {
     /// Reads a response.
     ///
     /// # Errors
-    /// [`DecodeError`] if a result is cut short.
+    /// [`DecodeError`] if a result is truncated.
     pub fn decode(frame: &Frame<'a>) -> Result<Self, DecodeError> {
         let results = Self { token: MutationToken::decode(frame)?, value: frame.value };
         results.iter().try_for_each(|result| result.map(drop))?;
@@ -205,7 +205,7 @@ impl<'a> MutationResults<'a> {
     }
 }
 
-/// Reads items off a reader until it is empty; ends after the first error.
+/// Reads items until the reader is empty; ends after the first error.
 struct Items<'a, F> {
     reader: Reader<'a>,
     read: F,

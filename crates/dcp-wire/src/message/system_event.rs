@@ -24,20 +24,20 @@ wire_enum! {
 /// A collection or scope changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SystemEvent<'a> {
-    /// Position in the vBucket.
+    /// Seqno in the vBucket.
     pub seqno: Seqno,
     /// What happened.
     pub id: SystemEventId,
-    /// Form of the payload: 0, 1, or 2 for FlatBuffers.
+    /// Version of the payload: 0, 1, or 2 for FlatBuffers.
     pub version: u8,
-    /// Name of the collection or scope, where the event has one.
+    /// Name of the collection or scope, if the event has one.
     pub key: &'a [u8],
     /// Payload.
     pub value: &'a [u8],
 }
 
 impl<'a> SystemEvent<'a> {
-    /// Reads the message; unknown ids and versions are the caller's to skip.
+    /// Reads the message; the caller must skip unknown ids and versions.
     ///
     /// # Errors
     /// [`DecodeError`] if the packet is not well-formed.
@@ -66,7 +66,7 @@ impl<'a> SystemEvent<'a> {
         to.encode(Opcode::DCP_SYSTEM_EVENT, |frame| self.write(frame, out))
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let mut extras = [0; 13];
         let mut cursor = extras.as_mut_slice();

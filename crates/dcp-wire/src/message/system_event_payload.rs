@@ -1,17 +1,17 @@
-//! What a system event says about its collection or scope.
+//! Payloads of system events.
 
 use super::flatbuffers::{Table, TableWriter};
 use super::{SystemEvent, SystemEventId};
 use crate::{CollectionId, DecodeError, ManifestUid, Reader, ScopeId};
 
-/// What a system event says about its collection or scope, in any form (DCP page `system_event`).
+/// The payload of a system event, in any version (DCP page `system_event`).
 ///
-/// Of several events that one manifest update causes only the last carries the new uid.
+/// If one manifest update causes several events, only the last carries the new uid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SystemEventPayload<'a> {
-    /// Manifest the vBucket has reached.
+    /// Uid of the manifest that the vBucket has reached.
     pub manifest_uid: ManifestUid,
-    /// Scope created or dropped, or the scope of the collection.
+    /// The created or dropped scope, or the scope of the collection.
     pub scope_id: ScopeId,
     /// The collection, if the event concerns one.
     pub collection_id: Option<CollectionId>,
@@ -19,15 +19,14 @@ pub struct SystemEventPayload<'a> {
     pub name: &'a [u8],
     /// Expiry of the collection's documents in seconds, if it sets one.
     pub max_ttl: Option<u32>,
-    /// Whether the collection keeps every version of its documents (FlatBuffers form only).
+    /// Whether the collection keeps every version of its documents (FlatBuffers only).
     pub history: bool,
-    /// Manifest by which the collection was flushed last; 0 if never (FlatBuffers form only).
+    /// Uid of the manifest that last flushed the collection; 0 if none (FlatBuffers only).
     pub flush_uid: ManifestUid,
 }
 
 impl<'a> SystemEvent<'a> {
-    /// Reads the payload; `None` for an id or version this crate does not know, which the protocol
-    /// wants skipped.
+    /// Reads the payload; `None` for an unknown id or version, which the protocol says to skip.
     ///
     /// # Errors
     /// [`DecodeError`] if the payload is damaged.
@@ -95,9 +94,9 @@ impl<'a> SystemEvent<'a> {
 }
 
 impl SystemEventPayload<'_> {
-    /// The payload in the form of version 0, or 1 if it has an expiry, and which of them it is.
+    /// The payload in version 0, or 1 if it has an expiry, and the version used.
     ///
-    /// There is no such form of [`SystemEventId::MODIFY_COLLECTION`].
+    /// [`SystemEventId::MODIFY_COLLECTION`] has no such version.
     #[must_use]
     pub fn to_plain(&self) -> (Vec<u8>, u8) {
         let mut value = Vec::with_capacity(20);
@@ -112,7 +111,7 @@ impl SystemEventPayload<'_> {
         (value, u8::from(self.max_ttl.is_some()))
     }
 
-    /// The payload of an event in the form of version 2, which is FlatBuffers.
+    /// The payload in version 2, which is FlatBuffers.
     #[must_use]
     pub fn to_flatbuffers(&self, id: SystemEventId) -> Vec<u8> {
         let is_drop = matches!(id, SystemEventId::END_COLLECTION | SystemEventId::DROP_SCOPE);

@@ -8,12 +8,13 @@ use crate::{
     CollectionId, DecodeError, EncodeError, Frame, Opaque, Opcode, Reader, Seqno, Vbid, Vbuuid,
 };
 
-/// Asks for the high seqnos of a node's vBuckets (server page "BinaryProtocol").
+/// Requests the high seqnos of a node's vBuckets (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GetAllVbSeqnos {
-    /// Which vBuckets; `None` (no extras) and `Some(None)` (state 0) both mean all but dead ones.
+    /// State of the vBuckets; `None` (no extras) and `Some(None)` (state 0) both mean all but dead
+    /// ones.
     pub state: Option<Option<VbucketState>>,
-    /// Seqnos of one collection; needs a state and collections.
+    /// Return the seqnos of one collection; needs a state and collections.
     pub collection_id: Option<CollectionId>,
 }
 
@@ -47,7 +48,7 @@ impl GetAllVbSeqnos {
 
     encode_request!(GET_ALL_VB_SEQNOS);
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let state = self.state.flatten().map_or(0, |state| u32::from(state.0)).to_be_bytes();
         match (self.state, self.collection_id) {
@@ -64,7 +65,7 @@ impl GetAllVbSeqnos {
     }
 }
 
-/// High seqnos of vBuckets, as the value of a response.
+/// High seqnos of vBuckets, the value of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VbSeqnos<'a> {
     bytes: &'a [u8],
@@ -111,7 +112,7 @@ pub fn encode_vb_seqnos(entries: impl IntoIterator<Item = (Vbid, Seqno)>, out: &
     }
 }
 
-/// Asks how far a vBucket is, on the history branch the client knows (server page "BinaryProtocol").
+/// Requests the seqnos of a vBucket on a history branch (server page "BinaryProtocol").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObserveSeqno {
     /// The branch.
@@ -146,24 +147,24 @@ impl ObserveSeqno {
         self.write(Frame::request(Opcode::OBSERVE_SEQNO).with_vbid(vbid).with_opaque(opaque), out)
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_value(&self.vbuuid.0.to_be_bytes()).encode(out)
     }
 }
 
-/// How far a vBucket is.
+/// Persisted and current seqno of a vBucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObservedSeqno {
     /// The vBucket.
     pub vbid: Vbid,
     /// Its current history branch.
     pub vbuuid: Vbuuid,
-    /// Last seqno on disk.
+    /// Last persisted seqno.
     pub persisted_seqno: Seqno,
     /// Last seqno in memory.
     pub current_seqno: Seqno,
-    /// Set if the client asked about an older branch: that branch and the last seqno valid on it.
+    /// Set if the request named an older branch: that branch and the last seqno valid on it.
     pub failover: Option<(Vbuuid, Seqno)>,
 }
 
@@ -171,7 +172,7 @@ impl ObservedSeqno {
     /// Reads the value of a response: 27 bytes, or 43 after a failover.
     ///
     /// # Errors
-    /// [`DecodeError`] for another form or length.
+    /// [`DecodeError`] for any other form or length.
     pub fn decode(value: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(value, "observed seqno");
         let form = reader.u8()?;
@@ -205,7 +206,7 @@ impl ObservedSeqno {
     }
 }
 
-/// Waits until a seqno is on disk; answered then, or with a temporary failure.
+/// Waits until a seqno is persisted; the response comes then, or is a temporary failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeqnoPersistence {
     /// The seqno.
@@ -224,7 +225,7 @@ impl SeqnoPersistence {
         Ok(Self { seqno: Seqno(u64::from_be_bytes(extras(frame)?)) })
     }
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_extras(&self.seqno.0.to_be_bytes()).encode(out)
     }

@@ -1,4 +1,4 @@
-//! DCP_SET_VBUCKET_STATE (0x5b): hand over a vBucket.
+//! DCP_SET_VBUCKET_STATE (0x5b): hands over a vBucket.
 
 use bytes::BufMut;
 
@@ -6,20 +6,21 @@ use super::{StreamAddress, encode_stream_message, expect, extras, no_key, no_val
 use crate::{DecodeError, EncodeError, Frame, Opcode, wire_enum};
 
 wire_enum! {
-    /// What a node does with a vBucket.
+    /// State of a vBucket on a node.
     VbucketState(u8) {
-        /// Serves reads and writes.
+        /// Active: serves reads and writes.
         ACTIVE = 1, "active";
-        /// Follows the active one.
+        /// Replica: follows the active vBucket.
         REPLICA = 2, "replica";
-        /// Is about to become active.
+        /// Pending: is about to become active.
         PENDING = 3, "pending";
-        /// Is about to be deleted.
+        /// Dead: is about to be deleted.
         DEAD = 4, "dead";
     }
 }
 
-/// Tells the consumer to change a vBucket's state, at the end of a take-over (DCP page `set-vbucket-state`).
+/// Changes the state of the consumer's vBucket, at the end of a takeover (DCP page
+/// `set-vbucket-state`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetVbucketState {
     /// The state.
@@ -45,7 +46,7 @@ impl SetVbucketState {
 
     encode_stream_message!(DCP_SET_VBUCKET_STATE);
 
-    /// Appends the packet to `out`, in a frame whose header is filled in already.
+    /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         frame.with_extras(&[self.state.0]).encode(out)
     }

@@ -81,22 +81,22 @@ fn mac<M: Mac + KeyInit>(key: &[u8], message: &[u8]) -> Secret {
     Zeroizing::new(mac.finalize().into_bytes().to_vec())
 }
 
-/// `left` with `right` laid over it, byte by byte.
+/// XORs `left` with `right`.
 pub(super) fn xor(left: &[u8], right: &[u8]) -> Secret {
     Zeroizing::new(left.iter().zip(right).map(|(a, b)| a ^ b).collect())
 }
 
-/// Whether two strings are equal, in a time that depends on their lengths only.
+/// Compares two byte strings in a time that depends only on their lengths.
 pub(super) fn equal(left: &[u8], right: &[u8]) -> bool {
     left.ct_eq(right).into()
 }
 
-/// Text form of bytes.
+/// Encodes bytes as base64.
 pub(super) fn encode_base64(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// Bytes of their text form.
+/// Decodes base64.
 pub(super) fn decode_base64(text: &str, what: &'static str) -> Result<Secret, SaslError> {
     STANDARD.decode(text).map(Zeroizing::new).map_err(|_| SaslError::Malformed(what))
 }

@@ -1,15 +1,15 @@
-//! Authentication: PLAIN and SCRAM, both halves, as pure values.
+//! SASL authentication, client and server: PLAIN and SCRAM.
 //!
-//! Nothing here draws random numbers or does IO: nonces and salts are inputs, so that a test
-//! replays a recorded exchange and the caller chooses its source of randomness. Secrets are erased
-//! when dropped and never shown by `Debug`.
+//! This module neither draws random numbers nor does IO: nonces and salts are inputs, so that tests
+//! can replay a recorded exchange and the caller chooses the source of randomness. Secrets are
+//! erased when dropped and never shown by `Debug`.
 //!
 //! * Client: [`select_mechanism`], then [`encode_plain`] or [`ScramClient`].
-//! * Server: [`PlainMessage`] or [`ScramServer`], which works from [`ScramCredentials`] and so
-//!   never needs the password itself.
+//! * Server: [`PlainMessage`] or [`ScramServer`], which uses [`ScramCredentials`] and so never
+//!   needs the password itself.
 //!
-//! SCRAM follows RFC 5802 and RFC 7677 without channel binding, with the password prepared by
-//! SASLprep. On success it also proves that the server knows the password.
+//! SCRAM follows RFC 5802 and RFC 7677 without channel binding; passwords are prepared with
+//! SASLprep. A successful exchange also proves that the server knows the password.
 
 mod digest;
 mod scram_client;

@@ -1,4 +1,4 @@
-//! The client's half of SCRAM.
+//! The client side of SCRAM.
 
 use core::fmt;
 
@@ -10,11 +10,11 @@ use super::{
     ServerError, is_nonce, prepare,
 };
 
-/// No channel binding, no other identity: `n,,` and its base64 form.
+/// No channel binding, no authorization identity: `n,,` and its base64 encoding.
 const GS2_HEADER: &str = "n,,";
 const GS2_HEADER_BASE64: &str = "biws";
 
-/// The client's half of a SCRAM exchange.
+/// The client side of a SCRAM exchange.
 ///
 /// ```
 /// use dcp_wire::sasl::{Mechanism, ScramClient};
@@ -39,21 +39,21 @@ pub struct ScramClient {
 }
 
 enum State {
-    /// The password is kept until the server has named salt and iterations.
+    /// The password is kept until the server sends salt and iterations.
     AwaitingChallenge { password: Zeroizing<String> },
-    /// Only what the server must prove to know is kept.
+    /// Only the expected server signature is kept.
     AwaitingSignature { expected: Secret },
-    /// The exchange is over, well or badly.
+    /// The exchange has succeeded or failed.
     Done,
 }
 
 impl ScramClient {
-    /// Begins an exchange. `nonce` must be printable ASCII without a comma and must never be used
-    /// twice: 24 or more random characters.
+    /// Begins an exchange. `nonce` must be printable ASCII without a comma, 24 or more random
+    /// characters, and never reused.
     ///
     /// # Errors
-    /// [`SaslError::Prohibited`] if name or password cannot be prepared,
-    /// [`SaslError::Malformed`] for an unfit nonce, [`SaslError::NoMechanism`] for PLAIN.
+    /// [`SaslError::Prohibited`] if name or password cannot be prepared, [`SaslError::Malformed`]
+    /// for an invalid nonce, [`SaslError::NoMechanism`] for PLAIN.
     pub fn new(
         mechanism: Mechanism,
         username: &str,
@@ -79,27 +79,27 @@ impl ScramClient {
         })
     }
 
-    /// Sets the most PBKDF2 rounds to do, [`MAX_ITERATIONS`] unless called.
+    /// Sets the maximum number of PBKDF2 rounds; the default is [`MAX_ITERATIONS`].
     #[must_use]
     pub const fn with_max_iterations(mut self, max: u32) -> Self {
         self.max_iterations = max;
         self
     }
 
-    /// The message for SASL_AUTH.
+    /// The payload of SASL_AUTH.
     #[must_use]
     pub fn first_message(&self) -> Vec<u8> {
         format!("{GS2_HEADER}{}", self.first_bare).into_bytes()
     }
 
-    /// The message for SASL_STEP, from the server's challenge.
+    /// The payload of SASL_STEP, computed from the server's challenge.
     ///
-    /// Does up to [`MAX_ITERATIONS`] rounds of PBKDF2: tens of milliseconds at worst at what
-    /// servers ask for. Proves nothing with fewer than [`MIN_ITERATIONS`] rounds or a salt shorter
-    /// than [`MIN_SALT_LEN`].
+    /// Does up to [`MAX_ITERATIONS`] rounds of PBKDF2, which takes tens of milliseconds at worst
+    /// with the numbers servers send. Refuses fewer than [`MIN_ITERATIONS`] rounds and salts
+    /// shorter than [`MIN_SALT_LEN`].
     ///
     /// # Errors
-    /// [`SaslError`]; the exchange is over then.
+    /// [`SaslError`]; the exchange has failed then.
     pub fn respond(&mut self, challenge: &[u8]) -> Result<Vec<u8>, SaslError> {
         let State::AwaitingChallenge { password } =
             core::mem::replace(&mut self.state, State::Done)
@@ -109,7 +109,7 @@ impl ScramClient {
         let challenge = str::from_utf8(challenge)
             .map_err(|_| SaslError::Malformed("server's first message"))?;
         let Challenge { nonce, salt, iterations } = Challenge::decode(challenge)?;
-        // The server appends to our nonce: anything else was not made for this exchange.
+        // The server appends to our nonce: any other nonce belongs to another exchange.
         if !nonce.starts_with(&self.nonce) || nonce.len() == self.nonce.len() || !is_nonce(nonce) {
             return Err(SaslError::Nonce);
         }
@@ -135,11 +135,11 @@ impl ScramClient {
         Ok(format!("{without_proof},p={}", encode_base64(&proof)).into_bytes())
     }
 
-    /// Checks the server's last message: only a server that knows the password can write it.
+    /// Checks the server's last message, which proves that the server knows the password.
     ///
     /// # Errors
     /// [`SaslError::ServerSignature`] for a wrong signature, [`SaslError::Server`] for an error
-    /// the server names, or another [`SaslError`].
+    /// sent by the server, or another [`SaslError`].
     pub fn verify(&mut self, last: &[u8]) -> Result<(), SaslError> {
         let State::AwaitingSignature { expected } =
             core::mem::replace(&mut self.state, State::Done)

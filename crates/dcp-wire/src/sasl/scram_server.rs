@@ -1,4 +1,4 @@
-//! The server's half of SCRAM.
+//! The server side of SCRAM.
 
 use core::fmt;
 
@@ -10,7 +10,7 @@ use super::{
     is_nonce, prepare,
 };
 
-/// Whether clients would prove that they know a password with these.
+/// Whether clients accept this salt and number of iterations.
 fn check(salt: &[u8], iterations: u32) -> Result<(), SaslError> {
     if salt.len() < MIN_SALT_LEN || !(MIN_ITERATIONS..=MAX_ITERATIONS).contains(&iterations) {
         return Err(SaslError::Malformed("salt or iterations"));
@@ -33,9 +33,9 @@ impl ScramCredentials {
     /// Derives the credentials from a password; `salt` should be 16 or more random bytes.
     ///
     /// # Errors
-    /// [`SaslError::Prohibited`] if the password cannot be prepared, [`SaslError::NoMechanism`]
-    /// for PLAIN, [`SaslError::Malformed`] for a salt or a number
-    /// of iterations that clients would refuse.
+    /// [`SaslError::Prohibited`] if the password cannot be prepared, [`SaslError::NoMechanism`] for
+    /// PLAIN, [`SaslError::Malformed`] for a salt or a number of iterations that clients would
+    /// refuse.
     pub fn derive(
         mechanism: Mechanism,
         password: &str,
@@ -56,8 +56,8 @@ impl ScramCredentials {
     ///
     /// # Errors
     /// [`SaslError::NoMechanism`] for PLAIN, [`SaslError::Malformed`] if a key does not have the
-    /// length of the mechanism's digest, or for a salt or a number
-    /// of iterations that clients would refuse.
+    /// length of the mechanism's digest, or for a salt or a number of iterations that clients would
+    /// refuse.
     pub fn from_keys(
         mechanism: Mechanism,
         salt: &[u8],
@@ -89,12 +89,12 @@ impl fmt::Debug for ScramCredentials {
     }
 }
 
-/// The server's half of a SCRAM exchange.
+/// The server side of a SCRAM exchange.
 ///
-/// [`read`](Self::read) the client's first message, look its user up, send the
-/// [`challenge`](Self::challenge), [`verify`](Self::verify) the answer. For an unknown user go on
-/// with credentials of a made-up password and a salt derived from the name, so that the exchange
-/// does not tell which users exist.
+/// [`read`](Self::read) the client's first message, look up its user, send the
+/// [`challenge`](Self::challenge), [`verify`](Self::verify) the response. For an unknown user,
+/// continue with credentials of a made-up password and a salt derived from the name, so that the
+/// exchange does not reveal which users exist.
 pub struct ScramServer {
     /// What the client's last message must repeat: `n,,` or `y,,`.
     gs2_header_base64: &'static str,
@@ -114,13 +114,13 @@ impl ScramServer {
     /// Reads the client's first message.
     ///
     /// # Errors
-    /// [`SaslError`] if it is malformed or asks for channel binding.
+    /// [`SaslError`] if it is malformed or requires channel binding.
     pub fn read(client_first: &[u8]) -> Result<Self, SaslError> {
         let what = "client's first message";
         let malformed = SaslError::Malformed(what);
         let text = str::from_utf8(client_first).map_err(|_| malformed)?;
-        // `n` no channel binding; `y` the client could, but thinks that we cannot. It says so again
-        // in its last message, where the proof covers it.
+        // `n`: no channel binding; `y`: the client supports it but believes that the server does
+        // not. The client repeats this in its last message, where the proof covers it.
         let (gs2_header_base64, rest) = match (text.strip_prefix("n,"), text.strip_prefix("y,")) {
             (Some(rest), _) => ("biws", rest),
             (_, Some(rest)) => ("eSws", rest),
@@ -144,17 +144,17 @@ impl ScramServer {
         })
     }
 
-    /// Who wants to authenticate.
+    /// Name of the user to authenticate.
     #[must_use]
     pub fn username(&self) -> &str {
         &self.username
     }
 
-    /// The challenge, for the user's credentials. `nonce` is random as the client's.
+    /// The challenge for the user's credentials. `nonce` must be random, like the client's.
     ///
     /// # Errors
-    /// [`SaslError::OutOfOrder`] if a challenge was sent already, [`SaslError::Malformed`] for an
-    /// unfit nonce.
+    /// [`SaslError::OutOfOrder`] if a challenge was already sent, [`SaslError::Malformed`] for an
+    /// invalid nonce.
     pub fn challenge(
         &mut self,
         credentials: ScramCredentials,
@@ -174,7 +174,7 @@ impl ScramServer {
         Ok(message)
     }
 
-    /// Checks the client's proof; returns the message that proves the server to the client.
+    /// Checks the client's proof; returns the message that authenticates the server to the client.
     ///
     /// # Errors
     /// [`SaslError::ClientProof`] for a wrong password, or another [`SaslError`].
@@ -183,7 +183,7 @@ impl ScramServer {
         let Pending { nonce, challenge, credentials } =
             self.pending.ok_or(SaslError::OutOfOrder)?;
         let text = str::from_utf8(client_final).map_err(|_| SaslError::Malformed(what))?;
-        // The proof comes last: everything before it is signed.
+        // The proof is the last attribute: it covers everything before it.
         let (without_proof, proof) = text.rsplit_once(",p=").ok_or(SaslError::Malformed(what))?;
         let mut attributes = Attributes::new(without_proof);
         if attributes.expect('c', what)? != self.gs2_header_base64 {
@@ -212,7 +212,7 @@ impl fmt::Debug for ScramServer {
     }
 }
 
-/// A user name without its escapes; `None` if a `=` begins neither of the two.
+/// Unescapes a user name; `None` if it contains an invalid escape.
 fn unescape(name: &str) -> Option<String> {
     let mut out = String::with_capacity(name.len());
     let mut parts = name.split('=');
