@@ -105,6 +105,10 @@ proptest! {
                 prop_assert_eq!((copy.state, copy.persisted_seqno), (before, persisted));
                 prop_assert_eq!(copy.purge_seqno, purged);
                 prop_assert_eq!(copy.told_persisted_seqno(), persisted);
+                if before == VBucketState::Replica {
+                    let snapshot = bucket.lock_on(node, VB).unwrap().persisted_snapshot;
+                    prop_assert_eq!(copy.replica_position().snapshot, snapshot);
+                }
             }
             prop_assert_eq!(on_disk(&opened, node), on_disk(&bucket, node), "node {}", node);
             let to = Seqno(persisted.0.saturating_sub(back));
@@ -179,6 +183,43 @@ fn a_replica_that_has_more_than_the_active_copy_goes_back_to_where_they_part() {
     assert!(replica.history_bytes() > 0, "it did not start over");
     let branches: Vec<_> = replica.failover.entries().iter().map(|entry| entry.seqno.0).collect();
     assert_eq!(branches, [4, 0]);
+}
+
+/// A version that there is no room for is still the newest one on disk.
+#[test]
+fn an_overwritten_version_stays_until_what_replaced_it_is_stored() {
+    let (bucket, mut folder) = (filled(Bucket::new(1, 1 << 30, 0).kept()), Folder::default());
+    apply(&bucket, Step::Set(0));
+    apply(&bucket, Step::Persist);
+    folder.store(&bucket);
+    apply(&bucket, Step::Set(0));
+    folder.store(&bucket);
+    assert_eq!(on_disk(&folder.open(), 0).len(), 1);
+    assert_eq!(folder.items(0).keys().collect::<Vec<_>>(), [&Seqno(1)]);
+    apply(&bucket, Step::Persist);
+    folder.store(&bucket);
+    assert_eq!(folder.items(0).keys().collect::<Vec<_>>(), [&Seqno(2)]);
+}
+
+/// Durable writes were completed where they were, also if nothing is left of what completed them.
+#[test]
+fn a_durable_write_is_not_begun_again_by_going_back() {
+    use Step::{Complete, Persist, Prepare, Purge, Remove, Set};
+    let (bucket, mut folder) = (filled(bucket()), Folder::default());
+    for step in [Prepare(0), Complete(true), Remove(0), Set(1), Purge] {
+        apply(&bucket, step);
+    }
+    for step in [Prepare(2), Complete(false), Set(1), Persist] {
+        apply(&bucket, step);
+    }
+    folder.store(&bucket);
+    let opened = folder.open();
+    let (to, before) = (Seqno(6), Seqno(4));
+    let (_, prepared) = gone_back(&opened, 0, to).unwrap();
+    assert_eq!(prepared, []);
+    assert_eq!(opened.lock_on(0, VB).unwrap().durable.high_completed(to), Seqno(5));
+    let (_, prepared) = gone_back(&opened, 0, before).unwrap();
+    assert_eq!(prepared, []);
 }
 
 /// Whatever a folder says, opening it ends.
