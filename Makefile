@@ -1,8 +1,8 @@
-# Everything a developer or CI runs. `make` alone lists the targets.
+# All commands for developers and CI. `make` alone lists the targets.
 #
-# `make demo` and `make test` do all of their own set-up: they build the wheel, make a virtual
-# environment in .state/ with the pinned packages of requirements/, and install the wheel into it.
-# What is up to date is not done again.
+# `make demo` and `make test` include all set-up: they build the wheel, create a virtual environment
+# in .state/ with the pinned packages of requirements/, and install the wheel into it. Steps that are
+# up to date are skipped.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -29,7 +29,7 @@ SOURCES := Cargo.toml Cargo.lock pyproject.toml README.md LICENSE \
 	$(shell find crates python -type f -not -name '*.pyc' -not -name '*.so')
 PYTHON_SOURCES := python scripts tests demo benches examples
 
-##@ The two commands
+##@ Main commands
 
 demo: .java .installed-demo ## Load real documents through the Couchbase SDK and read them in Spark
 	@$(PY) demo/airports.py
@@ -38,9 +38,9 @@ test: .java static test-rust test-python test-spark ## Run every check and every
 	@sed 's/^/recorded: /' $(LOG)/traces.log
 	@$(PY) scripts/tally.py $(LOG)/rust.log $(LOG)/python.log $(LOG)/spark.log
 
-##@ Parts of the tests
+##@ Individual checks and tests
 
-static: .installed-test ## Check format, lints, layers, types, docs, the site and the wheel
+static: .installed-test ## Check formatting, lints, layers, types, docs, the site and the wheel
 	@$(MAKE) fmt-check lint layers types docs site-check defects-check wheel-check
 
 test-rust: .rust ## Run the Rust tests and doctests (debug build)
@@ -60,8 +60,8 @@ test-spark: .java .installed-test ## Run the Spark tests against the installed w
 	@mkdir -p $(LOG)
 	@$(PY) -m pytest tests/spark $(ARGS) 2>&1 | tee $(LOG)/spark.log
 
-# Fetches the clients with Maven and the Go toolchain on its first run.
-interop: .tshark .installed-test ## Let clients written by others read from the embedded cluster
+# Downloads the clients with Maven and the Go toolchain on the first run.
+interop: .tshark .installed-test ## Read from the embedded cluster with third-party clients
 	@mkdir -p $(LOG)
 	@$(PY) -m pytest tests/interop $(ARGS) 2>&1 | tee $(LOG)/interop.log
 
@@ -74,45 +74,45 @@ lint: .installed-test .rust ## Run clippy and ruff
 	@$(CARGO) clippy --workspace --all-targets --locked --quiet -- -D warnings
 	@$(PY) -m ruff check --quiet .
 
-layers: .installed-test .rust ## Check which crate and which module may use which, without circles, and that no file is too long
+layers: .installed-test .rust ## Check dependencies between crates and modules, circular ones too, and file sizes
 	@$(PY) scripts/check_layers.py
 	@$(PY) scripts/check_layers.py --self-test
 	@$(PY) scripts/check_circles.py
 	@$(PY) scripts/check_circles.py --self-test
 	@$(PY) scripts/check_sizes.py
 
-types: .installed-test ## Check the Python types and the extension module's stub
+types: .installed-test ## Check the Python types and the extension module's stub file
 	@$(PY) -m mypy python/dcp_rs python/pyspark_couchbase_dcp scripts demo examples
 	@$(PY) -m mypy.stubtest dcp_rs._dcp_rs
 
-docs: .rust ## Build the Rust documentation without a warning
+docs: .rust ## Build the Rust documentation; a warning is an error
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --locked --quiet
 
 site: .installed-test ## Build the documentation site into .state/site; a warning is an error
 	@$(PY) scripts/build_site.py
 
-site-check: site ## Check the site's links and anchors, without the network
+site-check: site ## Check the site's internal links and anchors, offline
 	@$(PY) scripts/check_site.py --self-test
 	@$(PY) scripts/check_site.py
 
 sdk-table: .installed-test ## Try each call of the Couchbase SDK; writes the table of docs/guides/sdks.md
 	@DCP_SDK_TABLE=1 $(PY) -m pytest --quiet tests/python/test_sdk_calls.py
 
-notebooks: .java .installed-test ## Run the notebooks of docs/notebooks again and write what they print
+notebooks: .java .installed-test ## Run the notebooks of docs/notebooks and save their output
 	@$(PY) scripts/notebooks.py $(ARGS)
 
-defects-check: .installed-test ## Check that every known defect can still be put in
+defects-check: .installed-test ## Check that every known defect can still be injected
 	@$(PY) scripts/put_in_defects.py --check
 
 wheel-check: .installed-test ## Check name, size, contents and metadata of the wheel
 	@$(PY) scripts/check_wheel.py $(WHEELS)/*.whl
 
-workflows: ## Check the workflows of GitHub Actions; builds actionlint on its first run
+workflows: ## Check the GitHub Actions workflows; builds actionlint on the first run
 	@scripts/require.sh actionlint
 	@$(STATE)/tools/bin/actionlint
 
-# Of the workspace, and of the fuzz programs, which have a lock file of their own.
-deny: .rust ## Check licences, sources and duplicates of the dependencies; builds cargo-deny on its first run
+# For the workspace, and for the fuzz programs, which have their own lock file.
+deny: .rust ## Check licences, sources and duplicates of dependencies; builds cargo-deny on the first run
 	@scripts/require.sh deny
 	@for manifest in Cargo.toml fuzz/Cargo.toml; do \
 		$(CARGO) fetch --locked --quiet --manifest-path $$manifest; \
@@ -122,9 +122,10 @@ deny: .rust ## Check licences, sources and duplicates of the dependencies; build
 
 ##@ Building
 
-# From the source distribution, so that this is known to be complete. Two minutes, and 300 MB of zig
-# on the first run. A release adds URLs first (scripts/add_urls.py), and has them checked: CHECK=--urls
-wheel: .rust $(STATE)/release-venv.stamp ## Build the source distribution and from it a wheel for glibc 2.17 into dist/, and check them
+# Built from the source distribution, which proves that it is complete. Takes two minutes, and
+# downloads 300 MB of zig on the first run. A release first adds URLs (scripts/add_urls.py) and
+# checks them with CHECK=--urls.
+wheel: .rust $(STATE)/release-venv.stamp ## Build the source distribution and a wheel for glibc 2.17 into dist/, and check them
 	@rm -rf $(DIST)
 	@PATH="$(CURDIR)/$(STATE)/release-venv/bin:$$PATH" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}" \
 		$(RELEASE_PY) -m maturin build --release --sdist --zig --compatibility manylinux_2_17 \
@@ -141,11 +142,11 @@ fmt: .installed-test .rust ## Format the Rust and the Python code
 	@$(PY) -m ruff format --quiet .
 	@$(PY) -m ruff check --quiet --fix-only .
 
-lock: $(STATE)/build-venv.stamp ## Resolve the Python packages again into requirements/
+lock: $(STATE)/build-venv.stamp ## Update the pinned Python packages in requirements/
 	@$(BUILD_PY) $(PIP) install uv
 	@scripts/lock.sh $(STATE)/build-venv/bin/uv
 
-##@ Measuring and endurance
+##@ Benchmarks and long runs
 
 bench: .rust ## Run the benchmarks
 	@$(CARGO) bench -p dcp-benches --locked --quiet
@@ -153,43 +154,43 @@ bench: .rust ## Run the benchmarks
 bench-short: .rust ## Run the benchmarks in short mode
 	@$(CARGO) bench -p dcp-benches --locked --quiet -- --short
 
-bench-gate: .rust ## Count the hot path's instructions against the baseline
+bench-gate: .rust ## Compare the hot path's instruction counts with the baseline
 	@"$$(scripts/require.sh python)" scripts/bench_gate.py
 
 fuzz-short: .rust ## Run each fuzz target for a few seconds, as CI does
 	@"$$(scripts/require.sh python)" scripts/fuzz.py short
 
-# Seconds for each target: make fuzz FUZZ_SECONDS=3600, and DCP_SANITIZER=address for AddressSanitizer.
+# Time per target: make fuzz FUZZ_SECONDS=3600. AddressSanitizer: DCP_SANITIZER=address.
 FUZZ_SECONDS ?= 1200
-fuzz: .rust ## Run each fuzz target for FUZZ_SECONDS (hours in all); adds to docs/fuzzing.md
+fuzz: .rust ## Run each fuzz target for FUZZ_SECONDS (hours in total); adds to docs/fuzzing.md
 	@"$$(scripts/require.sh python)" scripts/fuzz.py run $(FUZZ_SECONDS) $(ARGS)
 
-fuzz-corpora: .rust ## Make the committed fuzz corpora anew, of the recordings and of what was found
+fuzz-corpora: .rust ## Rebuild the committed fuzz corpora from recordings and findings
 	@"$$(scripts/require.sh python)" scripts/fuzz.py grow
 
-# Fetches the clients with Maven and the Go toolchain on its first run, as `make interop` does.
-bench-peers: .java .installed-test ## Compare with other clients on the same work; writes docs/performance.md
+# Downloads the clients with Maven and the Go toolchain on the first run, like `make interop`.
+bench-peers: .java .installed-test ## Benchmark against other clients; writes docs/performance.md
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) -c 'import sys; sys.path.insert(0, "tests/interop"); import programs; programs.build_go(); programs.build_java()'
 	@$(PY) benches/peers/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
-# Fetches the clients with Maven and the Go toolchain on its first run, as `make interop` does.
-differential: .java .installed-test ## Put four clients through the same faults (12 minutes); writes docs/differential.md
+# Downloads the clients with Maven and the Go toolchain on the first run, like `make interop`.
+differential: .java .installed-test ## Compare four clients under the same faults (12 minutes); writes docs/differential.md
 	@$(PY) tests/interop/differential.py $(ARGS)
 
-bench-reading: .java .installed-test ## Measure the reader in Python; writes docs/performance.md
+bench-reading: .java .installed-test ## Benchmark the reader in Python; writes docs/performance.md
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/reading/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
-bench-replicate: .installed-test ## Measure the first load into each target; ARGS="--postgres URI" for PostgreSQL too
+bench-replicate: .installed-test ## Benchmark the initial load of each replication target; PostgreSQL: ARGS="--postgres URI"
 	@$(PY) benches/replicate/run.py $(ARGS)
 
-long: .java .postgres .stunnel .promtool .installed-test ## Run properties, worlds, kills and cycles with many more cases, and put in defects (four hours); ARGS="--list"
+long: .java .postgres .stunnel .promtool .installed-test ## Run property, simulation, kill and cycle tests with more cases, and defects (four hours); stages: ARGS="--list"
 	@$(PY) scripts/long.py $(ARGS)
 
-##@ The rest
+##@ Other
 
-ci: ## What CI runs: the tests, the clients of others, the benchmarks in short mode
+ci: ## Run what CI runs: tests, third-party clients, benchmarks in short mode
 	@.ci/run
 
 clean: ## Remove the virtual environments, the wheel and the build
@@ -201,7 +202,7 @@ help: ## List the targets
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
 		/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# ----- set-up: each stamp says that its part is as its prerequisites want it -----
+# ----- set-up: each stamp marks a step as up to date with its prerequisites -----
 
 .rust:
 	@scripts/require.sh rust
@@ -256,12 +257,12 @@ $(STATE)/wheel.stamp: $(STATE)/build-venv.stamp $(SOURCES)
 	@$(BUILD_PY) -m maturin build --release $(QUIET) --out $(WHEELS)
 	@touch $@
 
-# The wheel alone, from the file and without its dependencies: those are pinned above.
+# Only the wheel file, without its dependencies, which are pinned above.
 $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 	@$(PY) $(PIP) install --no-index --no-deps --force-reinstall $(WHEELS)/*.whl
 	@touch $@
 
-# Kept in this order: a missing tool is named before anything is fetched.
+# In this order, so that a missing tool is reported before anything is downloaded.
 .installed-demo: .rust $(STATE)/demo-packages.stamp $(STATE)/installed.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 

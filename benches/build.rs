@@ -1,4 +1,4 @@
-//! Records the compiler's version, which every result is printed with.
+//! Records the compiler's version, which is printed with every result.
 
 use std::env;
 use std::process::Command;

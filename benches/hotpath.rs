@@ -1,5 +1,5 @@
-//! Figures of the hot path that do not depend on the machine's load: heap allocations per change,
-//! which this fails above a bound, and under callgrind the instructions of one part at a time
+//! Metrics of the hot path that do not depend on the machine's load: heap allocations per change,
+//! with a failure above a limit, and under callgrind the instructions of one part at a time
 //! (`scripts/bench_gate.py`).
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -16,31 +16,31 @@ use dcp_benches::measure::Options;
 use dcp_wire::message::Mutation;
 use dcp_wire::{Frame, MAX_BODY_LEN, Opcode};
 
-/// Allocations per change in steady state, at most, for values of up to 1 KiB.
+/// Maximum allocations per change in steady state, for values of up to 1 KiB.
 const MAX_ALLOCATIONS: f64 = 0.01;
 
-/// Counts what it passes on.
+/// Counts allocations of the system allocator.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 #[expect(unsafe_code, reason = "an allocator is")]
-// SAFETY: everything is the system allocator's.
+// SAFETY: all calls are forwarded to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller promised.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promised.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(block, layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller promised.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.realloc(block, layout, size) }
     }
 }
@@ -67,7 +67,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs one part over so many passes of 256 B values, for callgrind to count; prints the rows.
+/// Runs one part for a number of passes with values of 256 B, for callgrind to count; prints the
+/// rows.
 fn instructions(part: &str, passes: &str) -> Result<(), Error> {
     let (shape, passes) = (shape(256), passes.parse()?);
     match part {
@@ -124,7 +125,7 @@ fn allocations() -> Result<(), Error> {
             batches(shape, passes, usize::MAX)?;
             Ok(ALLOCATIONS.load(Ordering::Relaxed) - before)
         };
-        // What is over is allocated once: streams, the first batches.
+        // Ignore one-time allocations: streams and the first batches.
         let (few, many) = (50, 250);
         let allocations = count(many)?.saturating_sub(count(few)?);
         let rows = Frames::new(shape)?.rows() * (many - few);

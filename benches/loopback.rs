@@ -1,8 +1,9 @@
-//! A stream over loopback TCP to record batches, beside a plain drain of the same stream.
+//! Reads a stream over loopback TCP into record batches, compared with a plain drain of the same
+//! stream.
 //!
-//! First with a sender that has its frames ready and is faster than any server, so that the
-//! client is what is measured; then end to end with the embedded producer. Times are elapsed
-//! times from opening the streams to the last batch.
+//! First with a sender of ready-made frames that is faster than any server, so that only the client
+//! is measured; then end to end with the embedded producer. Times are elapsed times from opening
+//! the streams to the last batch.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,17 +23,17 @@ use dcp_producer::{Producer, ProducerOptions, WriteOptions};
 use dcp_wire::{Seqno, Vbid};
 use tokio::runtime::{Builder, Runtime};
 
-/// Flow-control window in bytes: the client's default.
+/// Flow-control buffer in bytes: the client's default.
 const WINDOW: u32 = 8 * 1024 * 1024;
 
-/// vBuckets of the sender with ready frames.
+/// vBuckets of the sender of ready-made frames.
 const SENDER_VBUCKETS: u16 = 16;
 
 fn main() -> ExitCode {
     run("loopback", |options, report| {
         let default = default_congestion_control();
         let mut congestion_controls = vec![default.as_str()];
-        // The one an ordinary user can have everywhere, without the pacing of bbr.
+        // Available everywhere without privileges, and without the pacing of bbr.
         if default != "reno" {
             congestion_controls.push("reno");
         }
@@ -134,7 +135,7 @@ fn embedded_producer(options: &Options, value_len: usize) -> Result<Group, Error
     Ok(group)
 }
 
-/// A node to read from, with what it is known to send.
+/// A node to read from, and what it is expected to send.
 struct Source {
     connection_string: String,
     target: Target,

@@ -1,7 +1,8 @@
-//! Bytes in memory to columns, one thread: how far the decoder is from what the memory allows.
+//! Decodes bytes in memory to columns on one thread: how far the decoder is from the memory's
+//! limit.
 //!
-//! The source is one pass of 1 MiB, which lies in the caches as bytes just copied by the kernel
-//! do. Times are processor times of the thread.
+//! The source is one pass of 1 MiB, which is in the caches, like bytes just copied by the kernel.
+//! Times are processor times of the thread.
 
 use std::process::ExitCode;
 use std::time::Duration;

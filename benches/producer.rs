@@ -1,11 +1,10 @@
-//! The embedded producer's documents into one plain reader of the socket, beside a sender whose
-//! frames are ready: what it costs to make frames out of documents, and how well they are sent.
+//! Reads the embedded producer's documents with one plain reader of the socket, compared with a
+//! sender of ready-made frames: the cost of encoding documents, and how efficiently they are sent.
 //!
-//! Every document has memory of its own, as loaded ones have. The frames are once a pass of 1 MiB
-//! that stays in the caches and is sent again and again, and once as many as there are documents,
-//! which have to come from memory as those do. A thousand documents streamed again and again stay
-//! in the caches as the pass does. Times are elapsed times from opening the streams to the last
-//! stream's end.
+//! Every document has its own memory, as loaded ones do. The frames are either one pass of 1 MiB
+//! that stays in the caches and is sent repeatedly, or as many as there are documents, which have
+//! to come from memory like these. A thousand documents streamed repeatedly stay in the caches like
+//! the pass. Times are elapsed times from opening the streams to the last stream's end.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -25,16 +24,16 @@ use dcp_producer::{Producer, ProducerOptions, WriteOptions};
 use dcp_wire::{Seqno, Vbid};
 use tokio::runtime::{Builder, Runtime};
 
-/// Flow-control window in bytes: the client's default.
+/// Flow-control buffer in bytes: the client's default.
 const WINDOW: u32 = 8 * 1024 * 1024;
 
 const VBUCKETS: u16 = 16;
 
-/// Few documents, which stay in the caches, in few vBuckets: streams that end are opened again.
+/// Few documents, which stay in the caches, in few vBuckets: streams are reopened when they end.
 const FEW: u64 = 1_000;
 const FEW_VBUCKETS: u16 = 4;
 
-/// Where the producer finds the documents.
+/// Where the producer reads the documents from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum From {
     Memory,
@@ -46,7 +45,7 @@ fn main() -> ExitCode {
         footprint(options)?;
         let default = default_congestion_control();
         for congestion_control in ["reno", "bbr", "cubic"] {
-            // In short runs the one the producer chooses by itself, and the system's own.
+            // Short runs only use the producer's default and the system's.
             let wanted =
                 !options.short || congestion_control == "reno" || congestion_control == default;
             if !wanted || !may_choose(congestion_control) {
@@ -70,7 +69,7 @@ fn measure(
     let passes = options.pick(256, 512);
     let shape = Shape { value_len, vbuckets: VBUCKETS, pass_bytes: 1024 * 1024 };
     let sender = Sender::start(shape, passes, Writes::Large, Some(congestion_control))?;
-    // The same number of changes, all of them in memory at once as the producer's are.
+    // The same number of changes, all in memory at once like the producer's.
     let pass_bytes = usize::try_from(sender.rows())? * frame_len(value_len);
     let large =
         Sender::start(Shape { pass_bytes, ..shape }, 1, Writes::Large, Some(congestion_control))?;
@@ -111,7 +110,7 @@ fn measure(
     Ok(groups)
 }
 
-/// Documents in cache beside frames in cache.
+/// Documents in cache, compared with frames in cache.
 fn measure_few(
     options: &Options,
     congestion_control: &str,
@@ -144,7 +143,7 @@ fn measure_few(
     Ok(group)
 }
 
-/// A producer whose documents all wait in memory.
+/// A producer with all documents in memory.
 fn load(
     server: &Runtime,
     congestion_control: &str,

@@ -1,18 +1,18 @@
-"""A Couchbase bucket's changes in a Spark table, on one machine, without a server.
+"""Reads a Couchbase bucket's changes into a Spark table, on one machine, without a server.
 
 1. An embedded cluster of two nodes starts in this process.
-2. The official Couchbase SDK loads some 28,000 airports into it, replaces some of them, removes
-   some and gives some an expiry.
+2. The official Couchbase SDK loads some 28,000 airports into it, then replaces some, removes some
+   and sets an expiry on others.
 3. Spark reads every change, in tasks that run the Rust engine, and writes Parquet.
 4. The latest change of every key is compared with what the SDK reads back: every document.
-5. A streaming query reads the changes again, in micro-batches into Parquet; the SDK changes some
-   documents, and the query, started again, goes on from its checkpoint. Then its table is compared.
+5. A streaming query reads the changes again, in micro-batches into Parquet. The SDK changes some
+   documents, and the restarted query continues from its checkpoint. Its table is compared too.
 6. The same stream is read once more in plain Python, through the Arrow C stream.
 
 Usage: demo/airports.py [--documents N] [--parquet FOLDER] [--alter-one]
 
-Exits with 1 if a single document differs. `--alter-one` changes one behind the check's back, to
-show that it does.
+Exits with 1 if any document differs. `--alter-one` silently changes one document to show that the
+comparison detects it.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ USERNAME = "demo"
 # Documents per request to the SDK, which pipelines them.
 CHUNK = 1000
 FAR_AWAY = timedelta(days=365)
-# Most changes of a micro-batch.
+# Maximum changes per micro-batch.
 LIMIT = 10_000
 
 
 @dataclass
 class Loaded:
-    """What was done to the bucket."""
+    """Changes made to the bucket."""
 
     keys: list[str]
     """Every key ever written."""
@@ -75,7 +75,7 @@ class Loaded:
 
 @dataclass
 class Comparison:
-    """What the equality check found."""
+    """Result of the comparison."""
 
     documents: int
     """Keys whose document both sides have, and which are equal."""
@@ -87,7 +87,7 @@ class Comparison:
 
 @contextmanager
 def step(number: int, title: str) -> Iterator[None]:
-    """Says what is done, and how long it took."""
+    """Prints a step and how long it took."""
     print(f"\n{number}. {title}", flush=True)
     started = time.monotonic()
     yield
@@ -95,14 +95,14 @@ def step(number: int, title: str) -> Iterator[None]:
 
 
 def chunked(things: Iterable[Any]) -> Iterator[list[Any]]:
-    """Cuts into lists of at most CHUNK."""
+    """Splits into lists of at most CHUNK."""
     rest = iter(things)
     while chunk := list(islice(rest, CHUNK)):
         yield chunk
 
 
 def progress(things: Iterable[Any] | None = None, **options: Any) -> Any:
-    """Shows a progress bar, where there is a terminal to show it on."""
+    """Shows a progress bar on a terminal."""
     return tqdm(things, disable=None, leave=False, ncols=80, **options)
 
 
@@ -153,11 +153,11 @@ def _must(result: Any) -> None:
 
 
 def change(collection: Collection, keys: list[str]) -> int:
-    """Replaces some documents and removes others; gives how many."""
+    """Replaces some documents and removes others; returns their numbers."""
     replaced = {key: {"closed": True} for key in keys[::40]}
     for chunk in chunked(replaced.items()):
         _must(collection.upsert_multi(dict(chunk)))
-    # Apart from those removed before, and from those replaced.
+    # Disjoint from those removed and replaced before.
     removed = [key for key in keys[17::100] if key not in replaced]
     for chunk in chunked(removed):
         _must(collection.remove_multi(chunk))
@@ -168,7 +168,7 @@ def change(collection: Collection, keys: list[str]) -> int:
 
 
 def spark_session() -> SparkSession:
-    """Starts Spark on two cores, with as little noise as it can."""
+    """Starts Spark on two cores, with minimal logging."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     session = (
@@ -199,7 +199,7 @@ def write_parquet(spark: SparkSession, options: dict[str, object], folder: str) 
 
 @contextmanager
 def _task_progress(spark: SparkSession, total: int) -> Iterator[None]:
-    """Shows how many of the running job's tasks are done."""
+    """Shows the number of finished tasks of the running job."""
     tracker = spark.sparkContext.statusTracker()
     done = threading.Event()
     with progress(total=total, desc="   Spark", unit="task") as bar:
@@ -221,7 +221,7 @@ def _task_progress(spark: SparkSession, total: int) -> Iterator[None]:
 def run_query(
     spark: SparkSession, options: dict[str, object], folder: str, attempts: int = 5
 ) -> list[int]:
-    """Lets a streaming query read what there is, from its checkpoint on; gives its batch sizes."""
+    """Runs a streaming query from its checkpoint to now; returns its batch sizes."""
     changes = (
         spark.readStream.format("couchbase.dcp")
         .options(**{name: str(value) for name, value in options.items()})
@@ -238,7 +238,7 @@ def run_query(
     try:
         query.awaitTermination()
     except StreamingQueryException as error:
-        # Spark gives its Python processes ten seconds to start, however busy the machine is.
+        # Spark allows its Python processes only ten seconds to start, even on a busy machine.
         if attempts == 1 or "failed to connect back" not in str(error):
             raise
         return run_query(spark, options, folder, attempts - 1)
@@ -264,8 +264,8 @@ def compare(changes: DataFrame, collection: Collection, keys: Iterable[str]) -> 
 
     Args:
         changes: The table of changes.
-        collection: Where the SDK reads.
-        keys: Every key ever written. Keys that only the table has are compared too.
+        collection: The collection to read with the SDK.
+        keys: Every key ever written. Keys found only in the table are compared too.
     """
     table = {
         row.key: bytes(row.value) if row.op == "mutation" else None
@@ -307,7 +307,7 @@ def _compare_one(
 
 
 def print_table(changes: DataFrame, tasks: int, seconds: float) -> None:
-    """Prints what the table holds."""
+    """Prints the contents of the table."""
     by_op = sorted((row["op"], row["count"]) for row in changes.groupBy("op").count().collect())
     documents = latest_per_key(changes).where("op = 'mutation'")
     country = F.get_json_object(F.col("value").cast("string"), "$.country").alias("country")
@@ -324,7 +324,7 @@ def print_table(changes: DataFrame, tasks: int, seconds: float) -> None:
 
 
 def told(comparison: Comparison) -> str:
-    """Says what a comparison found."""
+    """Prints the result of a comparison."""
     differences = [f"   DIFFERENT  {difference}\n" for difference in comparison.differences[:20]]
     return "".join(differences) + (
         f"   {comparison.documents:,} documents equal, {comparison.absent:,} removed on "
@@ -332,7 +332,7 @@ def told(comparison: Comparison) -> str:
     )
 
 
-# ----- all of it -----
+# ----- main program -----
 
 
 def run(arguments: argparse.Namespace, folder: str) -> int:
@@ -396,13 +396,13 @@ def stream(
     persist: Callable[[], None],
     loaded: tuple[Collection, list[str]],
 ) -> Comparison:
-    """Reads with a query that does not run while documents change, and compares."""
+    """Runs a query after documents have changed, while it was stopped, and compares."""
     try:
         for is_restart in (False, True):
             if is_restart:
                 written = change(*loaded)
                 print(f"   {written:,} documents replaced or removed while no query runs")
-            # A query takes only what is on the disks of all copies.
+            # A query takes only what is persisted on all copies.
             persist()
             sizes = run_query(spark, options, folder)
             print(f"   {len(sizes)} micro-batches of {', '.join(f'{rows:,}' for rows in sizes)}")
@@ -426,10 +426,12 @@ def plain_python(connection_string: str, password: str) -> None:
 
 
 def main() -> int:
-    """Parses the arguments and runs."""
+    """Parses the arguments and runs the demo."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--documents", type=int, default=None, help="how many airports (all)")
-    parser.add_argument("--parquet", type=Path, help="where to keep the Parquet files")
+    parser.add_argument(
+        "--documents", type=int, default=None, help="number of airports (default: all)"
+    )
+    parser.add_argument("--parquet", type=Path, help="folder to keep the Parquet files in")
     parser.add_argument("--alter-one", action="store_true", help="make the check fail")
     arguments = parser.parse_args()
     started = time.monotonic()

@@ -1,10 +1,10 @@
-"""Gives a release the address of its repository.
+"""Adds the repository's URL to a release.
 
 Usage: scripts/add_urls.py URL
 
-Writes `[project.urls]` into pyproject.toml, and turns the README's links to other files into links
-to the tag of this version, so that they work on a package index. The release workflow runs it on
-its own checkout, because only it knows the address. Running it again changes nothing.
+Writes `[project.urls]` into pyproject.toml, and turns the README's relative links into links to
+this version's tag, so that they work on a package index. The release workflow runs it on its own
+checkout, because only the workflow knows the URL. Running it again changes nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ LINK = re.compile(r"\]\((?![a-z]+:|#)([^)]+)\)")
 
 
 def with_urls(pyproject: str, url: str) -> str:
-    """Adds the table of URLs, behind the other tables of the project.
+    """Appends the table of URLs to the project's tables.
 
     Args:
         pyproject: Text of pyproject.toml.
-        url: Address of the repository, without a slash at the end.
+        url: URL of the repository, without a trailing slash.
     """
     if TABLE in pyproject:
         return pyproject
@@ -48,16 +48,16 @@ def with_links(readme: str, url: str, version: str) -> str:
 
     Args:
         readme: Text of README.md.
-        url: Address of the repository, without a slash at the end.
-        version: Version, whose tag the links lead to.
+        url: URL of the repository, without a trailing slash.
+        version: The version; links point to its tag.
     """
     return LINK.sub(rf"]({url}/blob/v{version}/\1)", readme)
 
 
 def main() -> None:
-    """Changes both files."""
-    parser = argparse.ArgumentParser(description="Gives a release the address of its repository.")
-    parser.add_argument("url", metavar="URL", help="address of the repository, https://...")
+    """Updates both files."""
+    parser = argparse.ArgumentParser(description="Adds the repository's URL to a release.")
+    parser.add_argument("url", metavar="URL", help="URL of the repository, https://...")
     url = parser.parse_args().url.rstrip("/")
     if not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)+", url):
         sys.exit(f"{url!r} is not the https address of a repository")

@@ -2,13 +2,13 @@
 
 Usage: scripts/bench_gate.py [--update]
 
-Times are noisy where CI runs; instructions of the same program are not. Each part is run twice,
-over few passes and over more, so that the difference is the part's own work. A part that needs
-over 2 % more instructions a change than `benches/instructions.json` says fails; so does one that
-needs over 2 % fewer, since the baseline must keep up with what was gained.
+Times are noisy where CI runs; instruction counts of the same program are not. Each part is run
+twice, with few and with more passes, and the difference is the part's own work. A part fails if it
+needs over 2 % more instructions per change than in `benches/instructions.json`, or over 2 % fewer,
+since the baseline has to keep up with improvements.
 
-The baseline holds for one compiler and one kind of processor; with others, or without valgrind,
-nothing is compared, which is said aloud.
+The baseline is valid for one compiler and one kind of processor. With others, or without valgrind,
+nothing is compared, and a message says so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BASELINE = ROOT / "benches" / "instructions.json"
 PARTS = ("decode", "stream machine", "batch building", "batch building, reads of 1,655 B")
 TOLERANCE = 0.02
-# Batches are cut at 8192 rows: both numbers make several whole ones.
+# Batches have 8192 rows: both numbers result in several whole batches.
 FEW, MANY = 4, 14
 
 
@@ -45,7 +45,7 @@ def build() -> str:
 
 
 def count(program: str, part: str, passes: int) -> tuple[int, int]:
-    """Runs one part under callgrind; returns its instructions and its rows."""
+    """Runs one part under callgrind; returns its numbers of instructions and rows."""
     with tempfile.TemporaryDirectory() as folder:
         ran = subprocess.run(
             [
@@ -68,7 +68,7 @@ def count(program: str, part: str, passes: int) -> tuple[int, int]:
 
 
 def measure(program: str) -> dict[str, float]:
-    """Instructions a change of each part."""
+    """Returns the instructions per change of each part."""
     figures = {}
     for part in PARTS:
         (few, few_rows), (many, many_rows) = (count(program, part, n) for n in (FEW, MANY))
@@ -77,7 +77,7 @@ def measure(program: str) -> dict[str, float]:
 
 
 def conditions() -> dict[str, str]:
-    """What else the counts depend on."""
+    """Returns the compiler, processor and libc that the counts depend on."""
     rustc = subprocess.run(
         ["rustc", "--version"],
         check=True,
@@ -89,7 +89,7 @@ def conditions() -> dict[str, str]:
 
 
 def differences(baseline: dict[str, float], figures: dict[str, float]) -> list[str]:
-    """What has changed by more than the tolerance."""
+    """Returns the parts that differ by more than the tolerance."""
     found = []
     for part, now in figures.items():
         before = baseline.get(part)
@@ -101,7 +101,7 @@ def differences(baseline: dict[str, float], figures: dict[str, float]) -> list[s
 
 
 def require_valgrind() -> bool:
-    """Looks for valgrind, and installs it as root on Debian or Ubuntu."""
+    """Finds valgrind, or installs it as root on Debian or Ubuntu."""
     if shutil.which("valgrind"):
         return True
     if hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):
@@ -111,7 +111,7 @@ def require_valgrind() -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Compares, or with `--update` writes the baseline; returns the exit code."""
+    """Compares with the baseline, or writes it with `--update`; returns the exit code."""
     if not require_valgrind():
         print("bench gate: SKIPPED, no instructions were counted: install valgrind")
         return 0

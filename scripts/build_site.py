@@ -1,8 +1,8 @@
 """Builds the documentation site into .state/site: `make site`.
 
-The pages lie where people look for them in the repository: README.md and CHANGELOG.md at the top,
-the rest in docs/. This puts them together in .state/site-source, where README.md is the start page,
-and mends the links between them; then Zensical builds the site. A warning is an error.
+The pages are where readers of the repository expect them: README.md and CHANGELOG.md at the top,
+the rest in docs/. This script collects them in .state/site-source, with README.md as the start
+page, and adjusts the links between them; then Zensical builds the site. Any warning is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / ".state/site-source"
-# Pages outside of docs/, by their place on the site.
+# Pages outside of docs/, with their paths on the site.
 ELSEWHERE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -26,7 +26,7 @@ ELSEWHERE = {
     "examples/README.md": "examples.md",
     "docs/decisions": "decisions/index.md",
 }
-# Files that pages link to and that are no pages: they are copied as they are.
+# Linked files that are not pages; they are copied unchanged.
 FILES = {"LICENSE": "LICENSE"} | {
     str(path.relative_to(ROOT)): str(path.relative_to(ROOT))
     for path in sorted((ROOT / "examples").glob("*.py"))
@@ -35,14 +35,14 @@ LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)((?:#[^)]*)?\))")
 
 
 def place(path: str) -> str | None:
-    """Gives a file's place on the site by its place in the repository; `None`: it has none."""
+    """Returns the path on the site of a file of the repository; `None` if it has none."""
     path = path.rstrip("/")
     known = ELSEWHERE.get(path) or FILES.get(path)
     return known or (path.removeprefix("docs/") if path.startswith("docs/") else None)
 
 
 def with_links(text: str, origin: str) -> str:
-    """Makes the links of a page lead from its place on the site to theirs."""
+    """Adjusts the links of a page to the paths on the site."""
     here = place(origin)
     if here is None:
         raise SystemExit(f"site: {origin} has no place on the site")
@@ -57,13 +57,13 @@ def with_links(text: str, origin: str) -> str:
             raise SystemExit(f"site: {origin} links to {path}, which is not on the site")
         return before + os.path.relpath(there, Path(here).parent) + after
 
-    # Blocks of code are left alone.
+    # Skip code blocks.
     parts = re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)
     return "".join(part if part.startswith("```") else LINK.sub(mend, part) for part in parts)
 
 
 def from_notebook(path: Path) -> str:
-    """Gives the page of a notebook: its cells with their output, pictures within the page."""
+    """Renders a notebook as a page: its cells with their output, images embedded."""
     parts = []
     for cell in json.loads(path.read_text())["cells"]:
         text = "".join(cell["source"])
@@ -80,7 +80,7 @@ def from_notebook(path: Path) -> str:
 
 
 def decisions() -> str:
-    """Gives the page that lists the decisions."""
+    """Renders the page that lists the decisions."""
     pages = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
     titles = ((page.name, page.read_text().splitlines()[0].lstrip("# ")) for page in pages)
     lines = (f"* [{title}]({name})" for name, title in titles)
@@ -90,7 +90,7 @@ def decisions() -> str:
 
 
 def stage() -> None:
-    """Puts the pages together."""
+    """Collects the pages."""
     shutil.rmtree(SOURCE, ignore_errors=True)
     shutil.copytree(ROOT / "docs", SOURCE, ignore=shutil.ignore_patterns("*.ipynb"))
     for page in SOURCE.rglob("*.md"):
@@ -109,13 +109,13 @@ def stage() -> None:
 
 
 def not_in_navigation(nav: object, pages: set[str]) -> set[str]:
-    """Gives the pages that nobody finds; a decision is found by the list of decisions."""
+    """Returns the pages missing from the navigation; decisions are linked from their list."""
     listed = set(re.findall(r"'([^']+\.md)'", repr(nav)))
     return {page for page in pages - listed if not page.startswith("decisions/")}
 
 
 def main() -> int:
-    """Stages the pages and builds the site."""
+    """Collects the pages and builds the site."""
     stage()
     settings = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
     pages = {str(page.relative_to(SOURCE)) for page in SOURCE.rglob("*.md")}

@@ -1,12 +1,11 @@
-"""Checks that no sibling modules of a crate, or of a Python package, need each other in a circle.
+"""Checks that sibling modules of a crate, or of a Python package, do not depend on each other.
 
-A module and its children may know each other, and tests may know everything. A name that a module
-re-exports counts as use of the module it comes from. In Python, imports for type checkers alone
-do not count.
+A module and its children may depend on each other, and tests on everything. Using a re-exported
+name counts as using the module that defines it. Python imports for type checkers only do not count.
 
 Usage: scripts/check_circles.py [--self-test]
 
-With --self-test it forges circles and fails if one of them goes unnoticed.
+With --self-test it generates circular dependencies and fails if any is not detected.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Name = tuple[str, ...]
 
 @dataclass
 class Module:
-    """What one module imports, and which paths it names."""
+    """The imports of a module, and the paths it names."""
 
     names: dict[str, Name] = field(default_factory=dict)
     """Imported names, with what they stand for."""
@@ -57,12 +56,12 @@ _PATH = re.compile(r"(?<![\w:$])(?:crate|super|self)(?:::\w+)+")
 
 
 def _without_noise(source: str) -> str:
-    """The code without comments, strings and characters."""
+    """Returns the code without comments, strings and character literals."""
     return _NOISE.sub('""', source)
 
 
 def _without_tests(code: str) -> tuple[str, set[str]]:
-    """The code without its test modules, and the names of those that lie in files of their own."""
+    """Returns the code without its test modules, and the names of those in separate files."""
     files = set()
     while found := _TESTS.search(code):
         end = found.end()
@@ -78,7 +77,7 @@ def _without_tests(code: str) -> tuple[str, set[str]]:
 
 
 def _expand(tree: str) -> list[str]:
-    """Every path of a use tree: `a::{b, c::d}` is `a::b` and `a::c::d`."""
+    """Returns every path of a use tree: `a::{b, c::d}` is `a::b` and `a::c::d`."""
     before, brace, rest = tree.partition("{")
     if not brace:
         return [tree.strip()]
@@ -94,7 +93,7 @@ def _expand(tree: str) -> list[str]:
 
 
 def _absolute(path: str, module: Name, children: set[str]) -> Name | None:
-    """The path from the crate's root, or nothing for one of another crate."""
+    """Returns the path from the crate's root, or nothing for another crate."""
     first, *rest = path.split("::")
     base = list(module)
     if first == "crate":
@@ -111,7 +110,7 @@ def _absolute(path: str, module: Name, children: set[str]) -> Name | None:
 
 
 def rust_modules(source: Path) -> Modules:
-    """The modules of the crate whose sources lie in `source`, but for its tests."""
+    """Returns the modules of the crate with sources in `source`, except its tests."""
     codes: dict[Name, str] = defaultdict(str)
     tests: set[Name] = set()
     for file in sorted(source.rglob("*.rs")):
@@ -150,7 +149,7 @@ def _rust_module(name: Name, code: str, children: set[str]) -> Module:
 
 
 class _Imports(ast.NodeVisitor):
-    """Collects what a module of a package imports of that package."""
+    """Collects the imports of a module from its own package."""
 
     def __init__(self, package: str, name: Name, *, is_package: bool) -> None:
         self.package = package
@@ -181,7 +180,7 @@ class _Imports(ast.NodeVisitor):
 
 
 def python_modules(package: Path) -> Modules:
-    """The modules of the package that lies in `package`."""
+    """Returns the modules of the package in the folder `package`."""
     modules: Modules = {}
     for path in sorted(package.rglob("*.py")):
         name = path.relative_to(package).with_suffix("").parts
@@ -197,7 +196,7 @@ def python_modules(package: Path) -> Modules:
 
 
 def _home(modules: Modules, item: Name) -> Name:
-    """The module an item comes from, through whatever re-exports it."""
+    """Returns the module that defines an item, following re-exports."""
     seen = set()
     while item not in seen:
         seen.add(item)
@@ -231,7 +230,7 @@ def _uses_of_siblings(modules: Modules) -> Uses:
 
 
 def _shortest_circle(uses: Uses, start: Name) -> list[Name]:
-    """The shortest way from a module over its siblings and back, or nothing."""
+    """Returns the shortest path from a module through its siblings and back, or nothing."""
     ways = [[start]]
     seen: set[Name] = set()
     while ways:
@@ -246,7 +245,7 @@ def _shortest_circle(uses: Uses, start: Name) -> list[Name]:
 
 
 def circles(modules: Modules) -> list[str]:
-    """Describes a shortest circle for every module that is in one, each circle once."""
+    """Describes a shortest circle for every module in one, each circle once."""
     uses = _uses_of_siblings(modules)
     found: dict[frozenset[Name], str] = {}
     for module in sorted(uses):
@@ -262,13 +261,13 @@ def circles(modules: Modules) -> list[str]:
 
 
 def _modules(folder: Path) -> Modules:
-    """The modules of a crate, whose sources lie in `src`, or of a Python package."""
+    """Returns the modules of a crate with sources in `src`, or of a Python package."""
     source = folder / "src"
     return rust_modules(source) if source.is_dir() else python_modules(folder)
 
 
 def violations(folders: Iterable[Path]) -> list[str]:
-    """Lists the circles in these crates and Python packages."""
+    """Lists the circular dependencies in these crates and Python packages."""
     found = []
     for folder in folders:
         modules = _modules(folder)
@@ -279,22 +278,22 @@ def violations(folders: Iterable[Path]) -> list[str]:
 
 
 def folders_of(root: Path) -> list[Path]:
-    """The crates of the workspace at `root` that are more than tests, and the Python package."""
+    """Returns the crates of the workspace at `root`, except test crates, and the Python package."""
     workspace = tomllib.loads((root / "Cargo.toml").read_text(encoding="utf-8"))["workspace"]
     crates = [path for member in workspace["members"] for path in sorted(root.glob(member))]
     return [*(path for path in crates if (path / "src").is_dir()), root / "python" / "dcp_rs"]
 
 
-# ----- the check of the check -----
+# ----- self-test -----
 
-# Files to write below src of a crate or into a package, and what must be said of them.
+# Files to write into a crate's src or a package, and the expected messages.
 FORGED = [
     (
         {"lib.rs": "mod a;\nmod b;", "a.rs": "use crate::b::B;", "b.rs": "use super::a::A;"},
         "a uses b (B), b uses a (A)",
     ),
     (
-        # A name that the root re-exports comes from where it is defined.
+        # A name re-exported by the root belongs to the module that defines it.
         {
             "lib.rs": "mod a;\nmod b;\npub use b::{C, B as D};",
             "a.rs": "use crate::{C, D};",
@@ -303,7 +302,7 @@ FORGED = [
         "a uses b (C, D), b uses a (a)",
     ),
     (
-        # So do children use what their parent must not.
+        # A child's dependencies count as its parent's.
         {
             "lib.rs": "mod a;\nmod b;\nmod c;",
             "a/mod.rs": "mod child;",
@@ -329,7 +328,7 @@ FORGED = [
     ({}, "has no module: nothing was checked"),
 ]
 
-# Nothing is to be said of these.
+# These are allowed.
 ALLOWED: list[dict[str, str]] = [
     {
         "lib.rs": "mod a;\nmod b;",
@@ -347,7 +346,7 @@ ALLOWED: list[dict[str, str]] = [
 
 
 def _found_in(files: dict[str, str]) -> list[str]:
-    """Lists the circles in a crate, or a package, of these files."""
+    """Lists the circular dependencies in a crate, or package, of these files."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "dcp_rs"
         package.mkdir()
@@ -359,7 +358,7 @@ def _found_in(files: dict[str, str]) -> list[str]:
 
 
 def _misjudged() -> list[str]:
-    """Lists the forged circles that go unnoticed, and what is refused for nothing."""
+    """Lists generated circles that are not detected, and false positives."""
     wrong = [
         f"went unnoticed: {expected}"
         for files, expected in FORGED
@@ -369,7 +368,7 @@ def _misjudged() -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints what is wrong, one line each; returns the exit code."""
+    """Prints all problems, one per line; returns the exit code."""
     if arguments == ["--self-test"]:
         wrong = _misjudged()
         done = f"{len(FORGED)} forged circles noticed"

@@ -1,11 +1,11 @@
-"""Checks which crate may use which, and that `import dcp_rs` pulls in no optional library.
+"""Checks the dependencies between crates, and that `import dcp_rs` loads no optional library.
 
     dcp-wire <- dcp-proto <- {dcp-consumer, dcp-producer, dcp-arrow} <- dcp-python <- python/dcp_rs
 
 Usage: scripts/check_layers.py [--self-test]
 
-With --self-test it forges forbidden edges in a copy of the manifests and of the Python package
-and fails if one of them goes unnoticed.
+With --self-test it adds forbidden dependencies to a copy of the manifests and of the Python package
+and fails if any is not detected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ARROW = frozenset({"arrow", "arrow-array", "arrow-schema", "arrow-buffer"})
 
 @dataclass(frozen=True)
 class Layer:
-    """What one crate of the workspace may and may not reach by its normal dependencies."""
+    """Which crates one crate of the workspace may and may not reach by its normal dependencies."""
 
     may_use: frozenset[str]
     """Crates of this workspace that it may name in its manifest."""
@@ -53,7 +53,7 @@ LAYERS = {
     "dcp-producer": _layer("dcp-wire dcp-proto", PYTHON, ARROW),
     "dcp-arrow": _layer("dcp-wire dcp-proto", ASYNC, TLS, PYTHON),
     "dcp-python": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer dcp-arrow"),
-    # Never built into the product: a development dependency of the crates above.
+    # Never part of the product: a development dependency of the crates above.
     "dcp-test": _layer("dcp-wire dcp-proto", PYTHON),
     "dcp-sim": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer dcp-test", PYTHON, ARROW),
     "dcp-fuzz": _layer("dcp-wire dcp-proto dcp-producer dcp-arrow dcp-meter dcp-test", PYTHON),
@@ -100,7 +100,7 @@ def _cargo(root: Path, *arguments: str) -> str:
 
 
 def _reached_by(root: Path, crate: str, *flags: str) -> set[str]:
-    """Names every crate that `crate` is built with, itself left out."""
+    """Returns every crate that `crate` depends on."""
     tree = _cargo(
         root, "tree", "-p", crate, "-e", "normal,build", "--target", "all", "--prefix", "none",
         "--format", "{p}", *flags,
@@ -150,7 +150,7 @@ def _purity_violations(path: Path, crate: str) -> list[str]:
 
 
 def unsafe_violations(root: Path) -> list[str]:
-    """Lists the crates, dcp-python apart, that do not forbid unsafe code."""
+    """Lists the crates, except dcp-python, that do not forbid unsafe code."""
     return [
         f"{manifest.parent.name} does not carry #![forbid(unsafe_code)]"
         for manifest in sorted(root.glob("crates/*/Cargo.toml"))
@@ -179,7 +179,7 @@ def _imported_at_import_time(node: ast.AST) -> list[tuple[int, str]]:
     return found
 
 
-# Modules that are imported only by what has found their library.
+# Modules that are only imported after their library was found.
 NEEDS = {
     "dcp_rs/spark/source.py": "pyspark",
     "dcp_rs/replication/changes.py": "pyarrow",
@@ -230,7 +230,7 @@ assert not loaded, loaded
 
 
 def import_violations(search_path: Path | None = None) -> list[str]:
-    """Imports the installed dcp_rs (or the one in `search_path`) where nothing optional exists."""
+    """Imports dcp_rs, installed or from `search_path`, without optional libraries."""
     program = IMPORT_WITHOUT.format(libraries=set(OPTIONAL_LIBRARIES))
     if search_path is not None:
         program = f"import sys; sys.path.insert(0, {str(search_path)!r})\n{program}"
@@ -243,7 +243,7 @@ def import_violations(search_path: Path | None = None) -> list[str]:
     return []
 
 
-# ----- the check, and the check of the check -----
+# ----- the check and its self-test -----
 
 
 def check(root: Path) -> list[str]:
@@ -331,7 +331,7 @@ def _unnoticed_in_python() -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints what is wrong, one line each; returns the exit code."""
+    """Prints all problems, one per line; returns the exit code."""
     if arguments == ["--self-test"]:
         wrong = [f"went unnoticed: {edge}" for edge in _unnoticed_in_rust(ROOT)]
         wrong += [f"went unnoticed: {edge}" for edge in _unnoticed_in_python()]

@@ -1,7 +1,7 @@
-"""Checks the finished site: `make site-check`. Nothing is asked of the network.
+"""Checks the built site: `make site-check`. Does not use the network.
 
-Every link within the site leads to a file, and to an anchor that the page has; no page loads
-anything from elsewhere. `--self-test` shows that each of these is noticed.
+Every link within the site must lead to an existing file and anchor, and no page may load anything
+from elsewhere. `--self-test` verifies that each kind of violation is detected.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 SITE = Path(__file__).resolve().parents[1] / ".state/site"
-# Tags that make a browser fetch something without being asked.
+# Tags that make a browser load a resource.
 LOADS = {"script", "img", "iframe", "link", "source"}
-# Links to other sites that the generator itself puts on every page.
+# Links to other sites that the generator adds to every page.
 IGNORED_RELATIONS = {"canonical"}
 
 
@@ -30,7 +30,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Takes what is of interest of a tag."""
+        """Records the links and anchors of a tag."""
         values = dict(attrs)
         for name in ("id", "name"):
             if value := values.get(name):
@@ -42,7 +42,7 @@ class Page(HTMLParser):
 
 
 def problems(site: Path) -> tuple[list[str], int]:
-    """Gives what is wrong with a site, and how many links were looked at."""
+    """Returns the problems of a site, and the number of links checked."""
     pages = {path: Page(path.read_text()) for path in site.rglob("*.html")}
     found, checked = [], 0
     for path, page in pages.items():
@@ -56,7 +56,7 @@ def problems(site: Path) -> tuple[list[str], int]:
                     found.append(f"{where}: loaded from elsewhere")
                 continue
             checked += 1
-            # 404.html is shown at any address, so its links begin at the root.
+            # 404.html is served at any path, so its links start at the root.
             start = site if parts.path.startswith("/") else path.parent
             target = (start / unquote(parts.path).lstrip("/")).resolve() if parts.path else path
             if target.is_dir():

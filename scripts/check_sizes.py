@@ -1,6 +1,6 @@
-"""Warns of source files that grow long, and fails for those that are too long to be read.
+"""Warns of long source files, and fails for files that are too long.
 
-A file is split where responsibilities part, so the limit leaves room for what is one thing.
+Files are split by responsibility, so the limit leaves room for a large one.
 
 Usage: scripts/check_sizes.py [FOLDER]
 """
@@ -19,7 +19,7 @@ ENDINGS = (".rs", ".py", ".pyi", ".go", ".java", ".sh")
 
 
 def long_files(folder: Path) -> tuple[list[str], list[str]]:
-    """Names the long files among those that git knows, or would: warnings, and failures."""
+    """Returns warnings and failures for the long files among tracked and new ones."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=folder,
@@ -30,7 +30,7 @@ def long_files(folder: Path) -> tuple[list[str], list[str]]:
     sources = [folder / name for name in listed if name.endswith(ENDINGS)]
     warnings, failures = [], []
     for path in sources:
-        # One that was deleted is still known until that is committed.
+        # Git lists a deleted file until the deletion is committed.
         lines = len(path.read_text().splitlines()) if path.is_file() else 0
         if lines > FAIL_ABOVE:
             failures.append(f"{path.relative_to(folder)}: {lines} lines, at most {FAIL_ABOVE}")
@@ -42,7 +42,7 @@ def long_files(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints what is long; returns the exit code."""
+    """Prints the long files; returns the exit code."""
     warnings, failures = long_files(Path(arguments[0]) if arguments else ROOT)
     for line in warnings:
         print(f"warning: {line}")

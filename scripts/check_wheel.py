@@ -1,4 +1,4 @@
-"""Checks wheels: name, size, contents, metadata, and which glibc the extension module needs.
+"""Checks wheels: name, size, contents, metadata, and the glibc version required.
 
 Usage: scripts/check_wheel.py [--platform TAG] [--urls] WHEEL...
        scripts/check_wheel.py --try     (writes and reads a document with the installed package)
@@ -27,13 +27,13 @@ _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)")
 
 
 def faults(wheel: Path, version: str, platform: str, *, urls: bool = False) -> list[str]:
-    """Says what is wrong with a wheel, in a line each.
+    """Returns the problems of a wheel, one per line.
 
     Args:
         wheel: The file.
-        version: Version that it has to have.
-        platform: Tag that its name has to have, such as `manylinux_2_17`; empty for any.
-        urls: Whether it has to name the address of its repository.
+        version: Required version.
+        platform: Required platform tag, such as `manylinux_2_17`; empty for any.
+        urls: Whether the metadata must have the repository's URL.
     """
     found = []
     if not re.fullmatch(rf"dcp_rs-{re.escape(version)}-cp311-abi3-.*\.whl", wheel.name):
@@ -97,7 +97,7 @@ def _metadata(data: bytes, *, urls: bool) -> list[str]:
 
 
 def try_installed() -> None:
-    """Writes a document to an embedded cluster and reads it, with whatever package is installed."""
+    """Writes a document to an embedded cluster and reads it, with the installed package."""
     import dcp_rs
 
     with dcp_rs.testing.EmbeddedCluster() as cluster, cluster.connect() as client:
@@ -109,11 +109,11 @@ def try_installed() -> None:
 
 
 def main() -> int:
-    """Checks the wheels that are named."""
+    """Checks the given wheels."""
     parser = argparse.ArgumentParser(description="Checks wheels.")
     parser.add_argument("wheels", nargs="*", type=Path, metavar="WHEEL")
-    parser.add_argument("--platform", default="", help="such as manylinux_2_17")
-    parser.add_argument("--urls", action="store_true", help="the metadata has to have URLs")
+    parser.add_argument("--platform", default="", help="required tag, such as manylinux_2_17")
+    parser.add_argument("--urls", action="store_true", help="require URLs in the metadata")
     parser.add_argument("--try", action="store_true", dest="tries")
     given = parser.parse_args()
     if given.tries:

@@ -1,13 +1,13 @@
-"""Holds the conformance tables against the tests that ran, for both ends of a connection.
+"""Compares the conformance tables with the tests that ran, for both ends of a connection.
 
 Usage: scripts/conformance.py LOG NOTES
 
-`tests/conformance.json` lists the rows there are and, for each end, those that are exempt, each of
-one of the classes that stand there with their reason. LOG is what `cargo test` printed: a test
-whose name has a row's number (`ss_01_...`, `sm_19_to_sm_24`) has run the row. NOTES is what tests
-wrote that play rows as data. A row that did not run and is not exempt fails the check, as does one
-that is exempt and ran all the same, and an exemption without a class. What is printed at the end is
-the table, and how many rows of each class are exempt.
+`tests/conformance.json` lists the rows and, for each end, those that are exempt, each with a class;
+the classes have reasons. LOG is the output of `cargo test`: a test with a row's number in its name
+(`ss_01_...`, `sm_19_to_sm_24`) covers the row. NOTES is written by tests that play rows as data.
+The check fails for a row that did not run and is not exempt, for an exempt row that did run, and
+for an exemption without a class. Finally the table is printed, with the number of exempt rows by
+class.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "conformance.json"
 ENDS = ("producer", "consumer")
 
-# Whose rows the tests of a program stand for: by its source, and in one of both by its modules.
+# The end of a connection that a program's tests cover: by source file, or by module if both.
 _PROGRAMS = {
     "tests/wire/": ENDS,
     "crates/dcp-wire/src/": ENDS,
@@ -39,7 +39,7 @@ _ROW = re.compile(r"(?<![a-z0-9])([a-z]{2})_(\d\d)(?=_|$)")
 
 
 def named(test: str, tables: dict[str, list[int]]) -> set[str]:
-    """Gives the rows that a test's name has: `ss_01`, or all of `ss_01_to_ss_04`."""
+    """Returns the rows in a test's name: `ss_01`, or all of `ss_01_to_ss_04`."""
     found: set[str] = set()
     name, last = test.rsplit("::", 1)[-1], None
     for each in _ROW.finditer(name):
@@ -55,7 +55,7 @@ def named(test: str, tables: dict[str, list[int]]) -> set[str]:
 
 
 def ends_of(source: str, program: str, test: str) -> tuple[str, ...]:
-    """Gives the ends of a connection whose rows a test stands for."""
+    """Returns the ends of a connection that a test covers."""
     if source == "src/lib.rs":
         if program == "dcp_proto":
             return tuple(end for end in ENDS if test.startswith(f"{end}::"))
@@ -64,11 +64,11 @@ def ends_of(source: str, program: str, test: str) -> tuple[str, ...]:
 
 
 def ran(log: str, notes: str, tables: dict[str, list[int]]) -> dict[str, dict[str, str]]:
-    """Gives what came of each row at each end: `Held` or `Departs`."""
+    """Returns the outcome of each row at each end: `Held` or `Departs`."""
     found: dict[str, dict[str, str]] = {end: {} for end in ENDS}
     for line in notes.splitlines():
         end, row, outcome = line.split()
-        # One answer that departs is enough for the row to.
+        # A row departs if any of its answers does.
         if _WEIGHT[outcome] > _WEIGHT.get(found[end].get(row, ""), -1):
             found[end][row] = outcome
     program = ("", "")
@@ -83,7 +83,7 @@ def ran(log: str, notes: str, tables: dict[str, list[int]]) -> dict[str, dict[st
 
 
 def check(table: dict[str, dict[str, object]], found: dict[str, dict[str, str]]) -> list[str]:
-    """Tells what is wrong: rows that did not run, exemptions that do not hold, unknown names."""
+    """Returns problems: rows that did not run, invalid exemptions, unknown names."""
     tables: dict[str, list[int]] = table["rows"]  # type: ignore[assignment]
     rows = {f"{name}-{n:02}" for name, numbers in tables.items() for n in numbers}
     classes: dict[str, str] = table["classes"]  # type: ignore[assignment]
@@ -110,7 +110,7 @@ def check(table: dict[str, dict[str, object]], found: dict[str, dict[str, str]])
 
 
 def printed(table: dict[str, dict[str, object]], found: dict[str, dict[str, str]]) -> str:
-    """Gives the table: for each end and each group of rows how many did what, and the classes."""
+    """Returns the table: the number of rows by outcome, end and group, and by class."""
     tables: dict[str, list[int]] = table["rows"]  # type: ignore[assignment]
     lines = []
     for end in ENDS:
@@ -131,7 +131,7 @@ def _line(name: str, rows: int, counts: Counter[str]) -> str:
 
 
 def main(log: str, notes: str) -> int:
-    """Checks and prints; returns the exit code."""
+    """Checks and prints the table; returns the exit code."""
     table = json.loads(TABLE.read_text())
     found = ran(Path(log).read_text(), Path(notes).read_text(), table["rows"])
     wrong = check(table, found)

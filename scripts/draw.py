@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/how-dcp-works.md: `python scripts/draw.py`."""
+"""Draws the diagrams of docs/how-dcp-works.md: `python scripts/draw.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STEP, SIDE = 72, 44
 
 
 class Picture:
-    """Boxes, lines and words on a white ground."""
+    """Boxes, lines and text on a white background."""
 
     def __init__(self, width: int, height: int) -> None:
         self._parts = [
@@ -22,13 +22,13 @@ class Picture:
     def text(
         self, x: float, y: float, words: str, *, anchor: str = "start", colour: str = "#222222"
     ) -> None:
-        """Writes some words."""
+        """Draws text."""
         self._parts.append(
             f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{colour}">{words}</text>'
         )
 
     def box(self, x: float, y: float, words: str, colour: str, *, gone: bool = False) -> None:
-        """Draws a change: its words, or, if it is gone, dashed ones."""
+        """Draws a change: its text, dashed if the change is gone."""
         dash = ' stroke-dasharray="4 3"' if gone else ""
         ground = "white" if gone else colour
         self._parts.append(
@@ -47,7 +47,7 @@ class Picture:
         *,
         arrow: bool = False,
     ) -> None:
-        """Draws a line, with a head at its end if it is an arrow."""
+        """Draws a line, with an arrowhead if it is an arrow."""
         self._parts.append(
             f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{colour}" stroke-width="1.5"/>'
         )
@@ -62,12 +62,12 @@ class Picture:
 
 
 def place(seqno: int) -> int:
-    """Gives where the box of a seqno begins."""
+    """Returns the left edge of a seqno's box."""
     return 110 + (seqno - 1) * STEP
 
 
 def snapshots() -> None:
-    """Draws a history with a key that was written twice, and the two snapshots sent of it."""
+    """Draws a history in which a key was written twice, and the two snapshots sent of it."""
     picture = Picture(620, 220)
     picture.text(10, 31, "written")
     picture.text(10, 111, "sent")
@@ -106,7 +106,7 @@ def branches() -> None:
 
 
 def rollback() -> None:
-    """Draws what reader and server say to each other at a rollback."""
+    """Draws the messages between reader and server at a rollback."""
     picture = Picture(620, 300)
     left, right = 150, 470
     picture.text(left, 24, "reader", anchor="middle")

@@ -1,4 +1,4 @@
-"""Draws docs/top.svg: what `dcp-rs top` shows of an embedded cluster that is being written to.
+"""Draws docs/top.svg: the output of `dcp-rs top` for an embedded cluster under load.
 
 Usage: scripts/draw_top.py
 """
@@ -22,7 +22,7 @@ _INTERVAL = 0.2
 
 
 def main() -> None:
-    """Writes to a cluster, reads it, moves vBuckets meanwhile, and draws the last sample."""
+    """Writes to a cluster, reads it while moving vBuckets, and draws the last sample."""
     with dcp_rs.testing.EmbeddedCluster(
         nodes=3, vbuckets=1024, replicas=1, bucket="travel"
     ) as cluster:
@@ -44,7 +44,7 @@ def main() -> None:
 def _write(cluster: dcp_rs.testing.EmbeddedCluster, over: threading.Event) -> None:
     n = 0
     while not over.is_set():
-        # Busier and quieter, as a day is.
+        # The load varies as over a day.
         burst = 200 + 150 * ((n // 2000) % 4)
         for _ in range(burst):
             cluster.upsert(f"airline_{n % 20_000}", {"n": n})
@@ -58,7 +58,7 @@ def _watch(cluster: dcp_rs.testing.EmbeddedCluster) -> Sample:
         cluster.connect() as client,
         client.stream(start="latest", columns=["seqno"]) as stream,
     ):
-        # The reader whose lag is shown: it keeps its positions now and then.
+        # The reader whose lag is shown; it saves its positions from time to time.
         store = dcp_rs.FileStore(f"{folder}/positions.json")
         store.save(stream.checkpoint())
         reader = threading.Thread(target=_read, args=(stream, store))

@@ -1,15 +1,15 @@
-"""Builds the fuzz targets on the project's own toolchain, and runs them.
+"""Builds the fuzz targets with the project's toolchain, and runs them.
 
 Usage: scripts/fuzz.py short                    what CI runs: a few seconds of each target
        scripts/fuzz.py run [SECONDS] [TARGET..] long, with a row for each in docs/fuzzing.md
        scripts/fuzz.py grow                     makes the committed corpora anew
 
-libFuzzer is a library here, and its coverage is a pass of every rustc's LLVM, so that neither
-nightly Rust nor cargo-fuzz is needed. With DCP_SANITIZER=address a target also runs under
-AddressSanitizer, for which rustc has to be told that it may.
+libFuzzer is linked as a library and its coverage is an LLVM pass of every rustc, so neither nightly
+Rust nor cargo-fuzz is needed. With DCP_SANITIZER=address a target also runs under AddressSanitizer,
+for which rustc needs an unstable option.
 
-What `run` finds on the way is kept in .state/fuzz/corpus, so that the next run goes on from there;
-an input that fails lies in .state/fuzz/findings.
+`run` keeps what it finds in .state/fuzz/corpus, where the next run continues; failing inputs are in
+.state/fuzz/findings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TABLE = ROOT / "docs" / "fuzzing.md"
 
 SHORT_SECONDS = 5
 LONG_SECONDS = 600
-# Of one corpus, so that all together stay a few hundred KB.
+# Limit of a corpus, so that all of them take a few hundred KB.
 CORPUS_BYTES = 32 * 1024
 CORPUS_FILES = 150
 
@@ -48,7 +48,7 @@ COVERAGE = (
     "-Ccodegen-units=1",
 )
 
-# Longest input of a target: what is longer is slower, and nothing new.
+# Maximum input length of a target: longer inputs are slower and find nothing new.
 MAX_LEN = {
     "framing": 512,
     "messages": 256,
@@ -69,7 +69,7 @@ MAX_LEN = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one run of a target."""
+    """Result of one run of a target."""
 
     target: str
     executions: int
@@ -79,7 +79,7 @@ class Outcome:
 
 
 def sanitizer() -> str:
-    """Names the sanitizer that is asked for."""
+    """Returns the requested sanitizer."""
     name = os.environ.get("DCP_SANITIZER", "none")
     if name not in {"none", "address"}:
         sys.exit(f"fuzz: DCP_SANITIZER={name} is neither none nor address")
@@ -97,14 +97,14 @@ def build() -> Path:
         folder = PROGRAMS / "target" / "address"
     environment["RUSTFLAGS"] = " ".join(flags)
     environment["CARGO_TARGET_DIR"] = str(folder)
-    # With a target named, build scripts and macros are built without the flags.
+    # With --target, build scripts and macros are built without the flags.
     command = ["cargo", "build", "--release", "--bins", "--locked", "--quiet", "--target", host]
     subprocess.run(command, cwd=PROGRAMS, env=environment, check=True)
     return folder / host / "release"
 
 
 def play(programs: Path, target: str, seconds: int, folders: list[Path]) -> Outcome:
-    """Runs one target; what it finds goes to the first of the folders."""
+    """Runs one target; new inputs are written to the first of the folders."""
     findings = STATE / "findings"
     findings.mkdir(parents=True, exist_ok=True)
     ran = subprocess.run(
@@ -137,7 +137,7 @@ def play(programs: Path, target: str, seconds: int, folders: list[Path]) -> Outc
 
 
 def report(outcome: Outcome) -> None:
-    """Prints what came of one run."""
+    """Prints the result of one run."""
     verdict = "FAILED" if outcome.failed else "ok"
     print(f"fuzz: {outcome.target:17} {outcome.executions:>12,} executions, {verdict}", flush=True)
     if outcome.failed:
@@ -145,7 +145,7 @@ def report(outcome: Outcome) -> None:
 
 
 def short(programs: Path) -> list[Outcome]:
-    """Runs a few seconds of each target, as many at a time as there are processors."""
+    """Runs each target for a few seconds, one per processor at a time."""
 
     def one(target: str) -> Outcome:
         with tempfile.TemporaryDirectory() as found:
@@ -160,7 +160,7 @@ def short(programs: Path) -> list[Outcome]:
 
 
 def run(programs: Path, seconds: int, targets: list[str]) -> list[Outcome]:
-    """Runs targets one after the other, and notes each in the table."""
+    """Runs targets one after the other, and adds each to the table."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=ROOT,
@@ -181,7 +181,7 @@ def run(programs: Path, seconds: int, targets: list[str]) -> list[Outcome]:
 
 
 def row(outcome: Outcome, commit: str, with_sanitizer: str) -> str:
-    """Returns the line of the table for one run."""
+    """Returns the table row of one run."""
     day = dt.datetime.now(tz=dt.UTC).date().isoformat()
     findings = "1" if outcome.failed else "0"
     return (
@@ -191,7 +191,7 @@ def row(outcome: Outcome, commit: str, with_sanitizer: str) -> str:
 
 
 def grow(programs: Path) -> None:
-    """Makes the committed corpora of the recordings and of what runs have found."""
+    """Rebuilds the committed corpora from the recordings and from the findings of runs."""
     with tempfile.TemporaryDirectory() as scratch:
         seeds = Path(scratch) / "seeds"
         command = ["cargo", "run", "--quiet", "--locked", "-p", "dcp-fuzz", "--example", "seed"]
@@ -210,7 +210,7 @@ def grow(programs: Path) -> None:
 
 
 def keep(merged: Path, corpus: Path) -> None:
-    """Keeps inputs of all lengths, as many as a corpus may hold."""
+    """Selects inputs of all lengths, up to the limit of a corpus."""
     corpus.mkdir(parents=True, exist_ok=True)
     for old in corpus.iterdir():
         old.unlink()
@@ -224,7 +224,7 @@ def keep(merged: Path, corpus: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Does what the command line says; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     if not arguments or arguments[0] not in {"short", "run", "grow"}:
         print(__doc__)
         return 2

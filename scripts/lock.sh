@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Writes requirements/*.txt from pyproject.toml: every package pinned, with the hashes of its
-# files and without any index's address, for every Python and platform that we support.
+# Writes requirements/*.txt from pyproject.toml: all packages pinned, with hashes and without index
+# URLs, for all supported Python versions and platforms.
 # Usage: scripts/lock.sh UV   (UV: the uv program)
 set -euo pipefail
 uv=$1

@@ -1,11 +1,11 @@
-"""Runs what takes too long for CI, and says what it proved.
+"""Runs tests that take too long for CI, and summarizes the results.
 
 Usage: scripts/long.py [--first-world N] [--list] [STAGE ...]
 
-Every stage runs, also after one that failed; the output of each is in .state/log/long-STAGE.log.
-At the end there is a table of what ran, with counts, and `.state/log/long.json` has the same with
-the commit. The exit code is 1 if any stage failed or ran nothing. Worlds begin with seed N (0): a
-schedule that gives another one each time sees other worlds.
+Every stage runs, even after a failure; the output of each is in .state/log/long-STAGE.log. At the
+end a table with counts is printed, and `.state/log/long.json` has the same with the commit. The
+exit code is 1 if any stage failed or ran nothing. Simulated worlds start at seed N (0), so that a
+schedule can pass a different one each time.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ WORLDS = 20_000
 
 @dataclass
 class Stage:
-    """A part of the long run."""
+    """A stage of the long run."""
 
     name: str
     # What it proves if it passes.
     proves: str
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
-    # Whether it reports tests, so that none of them means that it proved nothing.
+    # Whether it reports tests, so that running none is a failure.
     has_tests: bool = True
 
 
 @dataclass
 class Outcome:
-    """What came of a stage."""
+    """Result of a stage."""
 
     name: str
     proves: str
@@ -54,7 +54,7 @@ class Outcome:
 
 
 def stages(first_world: int) -> list[Stage]:
-    """Gives the parts in the order in which they run."""
+    """Returns the stages in order."""
     pytest = [sys.executable, "-m", "pytest", "--timeout", "7200"]
     cargo = ["cargo", "test", "--release", "--locked", "--no-fail-fast"]
     wheels = sorted(map(str, (ROOT / ".state" / "wheel").glob("*.whl")))
@@ -127,7 +127,7 @@ def stages(first_world: int) -> list[Stage]:
 
 
 def run(stage: Stage) -> Outcome:
-    """Runs a stage to its end."""
+    """Runs a stage."""
     log = LOG / f"long-{stage.name}.log"
     print(f"{stage.name}: {stage.proves}", flush=True)
     begun = time.monotonic()
@@ -154,7 +154,7 @@ def run(stage: Stage) -> Outcome:
 
 
 def commit() -> str:
-    """Gives the commit, and whether the files differ from it."""
+    """Returns the commit, and whether files differ from it."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)
@@ -165,7 +165,7 @@ def commit() -> str:
 
 
 def summary(outcomes: list[Outcome], of: str) -> str:
-    """Makes a table of what ran."""
+    """Formats the results as a table."""
     lines = [f"long run of commit {of}", ""]
     for outcome in outcomes:
         counts = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
@@ -176,11 +176,11 @@ def summary(outcomes: list[Outcome], of: str) -> str:
 
 
 def main(arguments: list[str], known: list[Stage] | None = None) -> int:
-    """Runs the stages that are named, or all; returns the exit code."""
+    """Runs the given stages, or all; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("names", nargs="*", metavar="STAGE")
     parser.add_argument("--first-world", type=int, default=0, metavar="N")
-    parser.add_argument("--list", action="store_true", help="list the stages and do nothing")
+    parser.add_argument("--list", action="store_true", help="list the stages without running them")
     chosen = parser.parse_args(arguments)
     known = known if known is not None else stages(chosen.first_world)
     names = [stage.name for stage in known]

@@ -1,6 +1,6 @@
-"""Runs the notebooks of docs/notebooks again and writes what they print: `make notebooks`.
+"""Runs the notebooks of docs/notebooks and saves their output: `make notebooks`.
 
-What is committed names no machine: paths, times of execution and standard error are left out.
+The saved output is independent of the machine: paths, execution times and stderr are removed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SHOWN = ("image/png", "text/plain")
 
 
 def run(path: Path) -> Any:
-    """Gives a notebook with the output of every cell, run in an empty folder."""
+    """Returns a notebook with the output of every cell, run in an empty folder."""
     notebook = nbformat.read(path, as_version=4)
-    # Spark's workers are to be this Python, not the first on the PATH.
+    # Make Spark's workers use this Python, not the first on the PATH.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
@@ -37,7 +37,7 @@ def run(path: Path) -> Any:
 
 
 def plain(output: Any) -> Any:
-    """Leaves out of an output what only a browser shows."""
+    """Removes parts of an output that only a browser shows."""
     if "data" in output:
         output.data = {kind: output.data[kind] for kind in SHOWN if kind in output.data}
         output.metadata = {}
@@ -45,7 +45,7 @@ def plain(output: Any) -> Any:
 
 
 def main() -> int:
-    """Runs all notebooks, or those that are named."""
+    """Runs the given notebooks, or all."""
     names = sys.argv[1:] or sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
     for name in names:
         path = NOTEBOOKS / f"{name}.ipynb"

@@ -1,16 +1,16 @@
-"""Puts known defects into a copy of the checkout, one at a time, and runs the tests named for each.
+"""Injects known defects into a copy of the checkout, one at a time, and runs the tests of each.
 
 Usage: scripts/put_in_defects.py [--only ROW,...] [--worlds] [--unchecked] [--list | --check]
            [--folder FOLDER]
 
-`tests/defects.json` says of each defect how to put it in: a file, a text that occurs in it exactly
-once, what to write in its place, and which tests fail then. A test that passes all the same does
-not notice its defect, and one that does not compile has noticed nothing: both fail the run, whose
-exit code is then 1. Before that the tests are run without any defect, when all must pass.
+`tests/defects.json` describes how to inject each defect: a file, a text that occurs in it exactly
+once, its replacement, and the tests that then fail. The run fails, with exit code 1, if such a test
+passes, since it did not detect the defect, or does not compile. First, all tests run without any
+defect and must pass.
 
-The copy is kept in `.state/defects` (or FOLDER) with a build of its own, so that the next run
-compiles only what has changed. Whole worlds (`dcp-sim`) are run up to the first that fails, and
-its number is told. Rows are called by number, `12`, or by place among the others, `o3`.
+The copy is kept in `.state/defects` (or FOLDER) with its own build, so that the next run compiles
+only what has changed. Simulated worlds (`dcp-sim`) run up to the first failure, whose number is
+printed. Rows are referred to by number, `12`, or by position among the unnumbered ones, `o3`.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Longest time for the tests of one place, in seconds: a test that hangs has not noticed anything.
+# Time limit for the tests of one place, in seconds: a test that hangs has not detected a defect.
 PATIENCE = 900
 
-# The crate of whole worlds in simulation, and how it looks for one defect: world by world up to the
-# first that fails.
+# The crate of simulated worlds, and the environment to search for one defect world by world until
+# the first failure.
 WORLDS = "dcp-sim"
 ENVIRONMENT_OF_WORLDS = {
     "DCP_SIM_WORLDS": "2000",
     "DCP_SIM_FAILURES": "1",
     "DCP_SIM_BRIEF": "1",
 }
-# Worlds are run optimized, but not when they are linked: that takes longer with every defect than
+# Worlds are optimized, but without link-time optimization: it takes longer for every defect than
 # most of them take to be found.
 PROFILE_OF_WORLDS = {
     "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16",
@@ -59,19 +59,19 @@ EXTENSION = "python/dcp_rs/_dcp_rs.abi3.so"
 
 
 class DefectError(Exception):
-    """A defect cannot be put in, or its tests cannot be run."""
+    """A defect cannot be injected, or its tests cannot be run."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A text in a file, and what to write in its place."""
+    """A text in a file, and its replacement."""
 
     file: str
     find: str
     replace: str
 
     def applied(self, text: str) -> str:
-        """Gives the file's text with the defect in it."""
+        """Returns the file's text with the defect."""
         if text.count(self.find) != 1:
             count = text.count(self.find)
             raise DefectError(f"{self.file}: {count} times instead of once: {self.find!r}")
@@ -82,7 +82,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Mutation:
-    """One way to put in a defect, and the tests that fail with it."""
+    """One way to inject a defect, and the tests that detect it."""
 
     row: str
     defect: str
@@ -91,14 +91,14 @@ class Mutation:
 
 
 def rows(defects: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Gives every row with what it is called by."""
+    """Returns every row with its name."""
     yield from defects["numbered"].items()
     for place, row in enumerate(defects["others"], 1):
         yield f"o{place}", row
 
 
 def mutations(defects: dict[str, Any]) -> list[Mutation]:
-    """Reads the list; a mutation that names no tests is found by all of its row."""
+    """Reads the list; a mutation without tests is detected by those of its row."""
     found = []
     for name, row in rows(defects):
         for each in row.get("mutations", []):
@@ -109,21 +109,21 @@ def mutations(defects: dict[str, Any]) -> list[Mutation]:
 
 
 def by_worlds(chosen: Iterable[Mutation]) -> Iterator[Mutation]:
-    """Gives what whole worlds are to find, without the other tests."""
+    """Returns the mutations that simulated worlds detect, without other tests."""
     for each in chosen:
         if tests := tuple(test for test in each.tests if test.endswith(": worlds_hold")):
             yield replace(each, tests=tests)
 
 
 def edits_of(mutation: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Gives the edits of a mutation: mostly one, which is the mutation itself."""
+    """Returns the edits of a mutation: usually one, the mutation itself."""
     yield mutation
     yield from mutation.get("also", [])
 
 
 @contextlib.contextmanager
 def put_in(folder: Path, edits: Iterable[Edit]) -> Iterator[None]:
-    """Makes the edits in a folder, and undoes them."""
+    """Applies the edits in a folder, and undoes them."""
     originals: dict[Path, str] = {}
     try:
         for edit in edits:
@@ -139,7 +139,7 @@ def put_in(folder: Path, edits: Iterable[Edit]) -> Iterator[None]:
 
 
 def copy_checkout(folder: Path) -> None:
-    """Brings a copy of the checkout up to date; what is the same is not written again."""
+    """Updates a copy of the checkout; identical files are not written again."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -160,7 +160,7 @@ def copy_checkout(folder: Path) -> None:
 
 
 def place_of(test: str) -> tuple[str, ...]:
-    """Gives where a test is run: the arguments for cargo, or pytest and the file."""
+    """Returns how to run a test: arguments for cargo, or pytest and the file."""
     path, _, _ = test.partition(": ")
     if path.endswith(".py"):
         return ("pytest", path)
@@ -174,17 +174,17 @@ def place_of(test: str) -> tuple[str, ...]:
 
 @dataclass
 class Bench:
-    """The copy, and how things are run in it."""
+    """The copy, and how to run programs in it."""
 
     folder: Path
     target: Path
-    # What is in the extension module that lies in the copy; `None` if nothing is known.
+    # Edits in the extension module installed in the copy; `None` if unknown.
     built_with: tuple[Edit, ...] | None = None
-    # The first world that failed, when worlds were run last.
+    # The first world that failed in the last run.
     world: int | None = None
 
     def environment(self) -> dict[str, str]:
-        """Gives the environment of every program: a build of its own, without debug detail."""
+        """Returns the environment of every program: its own build, without debug info."""
         more = {
             "CARGO_TARGET_DIR": str(self.target),
             "CARGO_PROFILE_DEV_DEBUG": "0",
@@ -201,7 +201,7 @@ class Bench:
         patience: float = PATIENCE,
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[int | None, str]:
-        """Runs a program; without a code if it takes too long."""
+        """Runs a program; returns no exit code if it exceeds the time limit."""
         process = subprocess.Popen(
             command,
             cwd=self.folder,
@@ -216,7 +216,7 @@ class Bench:
         try:
             out, _ = process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
-            # With what it has started: a test's own program outlives it otherwise.
+            # Kill its children too: a test's program would outlive it otherwise.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
             out, _ = process.communicate()
@@ -224,7 +224,7 @@ class Bench:
         return process.returncode, out
 
     def outcomes(self, tests: Iterable[str]) -> dict[str, str]:
-        """Runs tests; gives `passed`, `failed` or what else became of each."""
+        """Runs tests; returns `passed`, `failed` or another outcome for each."""
         by_place = defaultdict(list)
         for test in tests:
             by_place[place_of(test)].append(test)
@@ -246,14 +246,15 @@ class Bench:
             world = re.search(r"^world (\d+)", out, re.MULTILINE)
             self.world = int(world[1]) if world else None
             if code and world is None and "worlds_hold" in names.values():
-                # As where a fault never happened in so many worlds: that is not about the defect.
+                # For example if a fault did not occur in any world: this does not concern the
+                # defect.
                 return dict.fromkeys(tests, "failed without a world: " + out[-500:])
         else:
             code, out = self.run(command)
         if code is None:
             return dict.fromkeys(tests, "hung")
         told = {
-            # Without the modules it lies in.
+            # Without its module path.
             name.rsplit("::", 1)[-1]: "passed" if outcome == "ok" else "failed"
             for name, outcome in re.findall(
                 r"^test ([\w:]+)(?: - should panic)? \.\.\. (ok|FAILED)$",
@@ -261,7 +262,7 @@ class Bench:
                 re.MULTILINE,
             )
         }
-        # A process that has ended before its time has said nothing of the test it was in.
+        # A process that ended early has no result for its current test.
         ended = "failed" if code else "not run"
         return {test: told.get(name, ended) for test, name in names.items()}
 
@@ -278,7 +279,7 @@ class Bench:
         return found
 
     def build_extension(self, edits: tuple[Edit, ...] = ()) -> None:
-        """Builds the extension module for the Python tests, unless it is as the edits make it."""
+        """Builds the extension module for the Python tests, unless it already has the edits."""
         edits = tuple(edit for edit in edits if edit.file.startswith("crates/"))
         if self.built_with == edits:
             return
@@ -290,7 +291,7 @@ class Bench:
         self.built_with = edits
 
     def try_out(self, mutation: Mutation) -> dict[str, str]:
-        """Puts a defect in and runs its tests."""
+        """Injects a defect and runs its tests."""
         self.world = None
         with put_in(self.folder, mutation.edits):
             if any(place_of(test)[0] == "pytest" for test in mutation.tests):
@@ -309,7 +310,7 @@ def check_sound(bench: Bench, tests: list[str]) -> None:
 
 
 def check_texts(chosen: Iterable[Mutation]) -> int:
-    """Tells which defects could not be put in, because their lines have changed."""
+    """Returns the defects that cannot be injected, because their lines have changed."""
     wrong = 0
     for each in chosen:
         try:
@@ -325,23 +326,21 @@ def check_texts(chosen: Iterable[Mutation]) -> int:
 
 
 def order(mutation: Mutation) -> tuple[object, ...]:
-    """Sorts so that as little as possible is compiled again."""
+    """Sorts to minimize recompilation."""
     return (sorted({place_of(test) for test in mutation.tests}), mutation.edits[0].file)
 
 
 def main(arguments: list[str]) -> int:
-    """Runs what was asked for; returns the exit code."""
+    """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", help="rows, as in 3,17,o2 (all)")
-    parser.add_argument("--list", action="store_true", help="list the defects and run nothing")
+    parser.add_argument("--only", help="rows to run, such as 3,17,o2 (default: all)")
+    parser.add_argument("--list", action="store_true", help="list the defects without running them")
+    parser.add_argument("--check", action="store_true", help="only check that each can be injected")
     parser.add_argument(
-        "--check", action="store_true", help="see that each could be put in, and run nothing"
+        "--unchecked", action="store_true", help="skip the first run without any defect"
     )
     parser.add_argument(
-        "--unchecked", action="store_true", help="do not run the tests without a defect first"
-    )
-    parser.add_argument(
-        "--worlds", action="store_true", help="only what whole worlds are to find, and only by them"
+        "--worlds", action="store_true", help="only run simulated worlds, for their defects"
     )
     parser.add_argument("--folder", type=Path, default=ROOT / ".state" / "defects")
     options = parser.parse_args(arguments)

@@ -3,9 +3,9 @@
 # Usage: scripts/require.sh rust | java | python | postgres | stunnel | tshark | promtool | deny | actionlint
 #        (python: prints the interpreter found)
 #
-# What it installs, and only as root on Debian or Ubuntu, is a JDK, PostgreSQL, stunnel and tshark; promtool
-# goes into .state/tools. Without tshark or promtool it does not stop: the tests that need them are skipped,
-# and say so.
+# As root on Debian or Ubuntu it installs a JDK, PostgreSQL, stunnel and tshark if missing, and
+# promtool into .state/tools. A missing tshark or promtool is not an error: the tests that need them
+# are skipped with a message.
 set -euo pipefail
 
 stop() {
@@ -53,7 +53,7 @@ may_install() {
         grep -qsE '^(ID|ID_LIKE)=.*(debian|ubuntu)' /etc/os-release
 }
 
-# Asks nothing: every question of a package gets its default answer.
+# Non-interactive: packages use the default answers to their questions.
 install_package() {
     DEBIAN_FRONTEND=noninteractive \
         apt-get install -qq -y --no-install-recommends "$1" >/dev/null </dev/null
@@ -84,7 +84,7 @@ require_postgres() {
     if may_install; then
         echo "dcp_rs: no PostgreSQL: installing it with apt-get" >&2
         apt-get update -qq
-        # Without a server of its own that listens on the usual port.
+        # Do not create a server that listens on the default port.
         mkdir -p /etc/postgresql-common
         [ -e /etc/postgresql-common/createcluster.conf ] ||
             echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
@@ -115,7 +115,7 @@ require_tshark() {
         echo "dcp_rs: no tshark: no capture will be read (apt-get install tshark)" >&2
 }
 
-# Of the package only this program: the rest is a server that would be started.
+# Extract only this program: installing the package would start a server.
 require_promtool() {
     local folder
     [ ! -x .state/tools/bin/promtool ] && ! command -v promtool >/dev/null || return 0
@@ -133,7 +133,7 @@ require_promtool() {
         echo "dcp_rs: no promtool: the alarms will not be tried (apt-get install prometheus)" >&2
 }
 
-# Built from source, since there are registries only: five minutes, once for a working copy.
+# Built from source, since only registries are available: five minutes, once per working copy.
 require_deny() {
     local want=0.20.2
     [ "$(.state/tools/bin/cargo-deny --version 2>/dev/null)" != "cargo-deny $want" ] || return 0
@@ -143,7 +143,7 @@ require_deny() {
     rm -rf .state/tools/build
 }
 
-# Built from source likewise, in half a minute.
+# Also built from source, in half a minute.
 require_actionlint() {
     local want=v1.7.12
     [ "$(.state/tools/bin/actionlint -version 2>/dev/null | head -n 1)" != "$want" ] || return 0

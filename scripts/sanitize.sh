@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs the Python tests on an extension built with AddressSanitizer, which watches every access of it
-# and of the libraries compiled into it.
+# Runs the Python tests on an extension built with AddressSanitizer, which checks all its memory
+# accesses, including those of the libraries compiled into it.
 # Usage: scripts/sanitize.sh [PYTEST ARGUMENT ...]
 #
-# The runtime is gcc's, loaded before Python. Leaks are not looked for: Python keeps much to its end.
-# Left out unless named: what measures memory, what starts PostgreSQL, which does not start under the
-# runtime, and one test whose forked child hangs in it.
+# Uses gcc's runtime, preloaded into Python. Leaks are not detected, since Python does not free all
+# memory on exit. Skipped unless named: tests that measure memory, tests with PostgreSQL, which does
+# not start under the runtime, and one test whose forked child hangs in it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,8 +15,8 @@ runtime=$(gcc -print-file-name=libasan.so)
 [ -e "$runtime" ] || { echo "dcp_rs: gcc has no libasan.so: install it with gcc" >&2; exit 1; }
 runtime=$(readlink -f "$runtime")
 
-# An option that stable Rust has for its own tests only. With a target named, build scripts and
-# macros are built without it.
+# An unstable option, enabled by RUSTC_BOOTSTRAP. With --target, build scripts and macros are built
+# without it.
 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=$folder/target \
     cargo build --locked --quiet --package dcp-python --target "$host" \
     --config 'profile.dev.opt-level=1' --config 'profile.dev.debug=1'
@@ -36,7 +36,7 @@ fi
 failed=0
 .state/venv/bin/python -m pytest -p no:cacheprovider --timeout 600 \
     -W "ignore:dcp_rs was built without optimizations" "$@" || failed=$?
-# Also those of processes that a test started and did not look at.
+# Includes reports of child processes that no test checked.
 if compgen -G "$folder/report.*" >/dev/null; then
     cat "$folder"/report.* >&2
     exit 1

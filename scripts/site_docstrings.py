@@ -1,7 +1,7 @@
-"""Readies docstrings for the site: an extension of griffe, which mkdocstrings loads.
+"""Prepares docstrings for the site: a griffe extension loaded by mkdocstrings.
 
-A docstring names a thing as `dcp_rs.Client.stream`, in backticks and nothing more, so that it reads
-as well in `help()`. On the site each such name is a link, and a doctest is a block of code.
+Docstrings refer to an object as `dcp_rs.Client.stream`, in plain backticks, which also reads well
+in `help()`. On the site each such name becomes a link, and a doctest a code block.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DOCTEST = re.compile(r"^ *>>> .*\n?(?:^ *\S.*\n?|^\n(?=^ *\.\.\. ))*", re.MULTIL
 
 
 def ready(text: str) -> str:
-    """Makes a cross-reference of each name and a fenced block of each doctest."""
+    """Turns names into cross-references and doctests into fenced code blocks."""
     parts, end = [], 0
     for doctest in DOCTEST.finditer(text):
         code = textwrap.dedent(doctest[0]).rstrip("\n")
@@ -27,7 +27,7 @@ def ready(text: str) -> str:
 
 
 class ReadyDocstrings(griffe.Extension):
-    """Rewrites every docstring that is loaded, before it is parsed."""
+    """Rewrites every loaded docstring before it is parsed."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrites the docstring of one object."""

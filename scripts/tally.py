@@ -1,9 +1,9 @@
-"""Adds up what the test runs counted, and fails if one of them ran nothing or failed.
+"""Adds up the results of test runs, and fails if one of them failed or ran nothing.
 
 Usage: scripts/tally.py [--no-skips] LOG...   (the output of `cargo test` and of pytest)
 
-With --no-skips it fails too if a test was skipped, ignored or expected to fail: what CI does not
-run is not tested, and nobody reads how many there were.
+With --no-skips it also fails if a test was skipped, ignored or expected to fail: tests that CI does
+not run prove nothing, and a count of them goes unread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEANING = {
 
 
 def tally(text: str) -> Counter[str]:
-    """Counts passed, failed and skipped tests in the closing lines of `text`."""
+    """Counts passed, failed and skipped tests in the summary lines of `text`."""
     counts: Counter[str] = Counter()
     for line in text.splitlines():
         if CLOSING_LINE.match(line):
@@ -35,7 +35,7 @@ def tally(text: str) -> Counter[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints one line per log and the closing line; returns the exit code."""
+    """Prints one line per log and a summary; returns the exit code."""
     forbids_skips = arguments[:1] == ["--no-skips"]
     total: Counter[str] = Counter()
     empty, skipped = [], []

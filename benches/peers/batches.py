@@ -1,9 +1,8 @@
-"""dcp_rs in Python: batches of Arrow columns, of which the rows are counted.
+"""dcp_rs in Python: reads batches of Arrow columns and counts their rows.
 
-Job in and count out are as for the other clients (`count.rs`). Of a job for this client alone,
-`stream` has more options of the stream, `compressed` and `tls` are those of the connection, and
-`parser` says what makes fields of each batch's documents where the stream does not: `orjson` or
-`pyarrow`.
+Input and output are as for the other clients (`count.rs`). A job for this client only may have
+more: `stream` has options of the stream, `compressed` and `tls` are options of the connection, and
+`parser` decodes each batch's documents outside the stream: `orjson` or `pyarrow`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import dcp_rs
 
 
 def with_orjson(batch: dcp_rs.ChangeBatch) -> None:
-    """Makes objects of the documents."""
+    """Decodes the documents to objects."""
     import orjson
 
     for value in batch.to_pyarrow().column("value").to_pylist():
@@ -28,7 +27,7 @@ def with_orjson(batch: dcp_rs.ChangeBatch) -> None:
 
 
 def with_pyarrow(batch: dcp_rs.ChangeBatch) -> None:
-    """Makes columns of the documents."""
+    """Decodes the documents to columns."""
     import pyarrow.json
 
     values = batch.to_pyarrow().column("value").to_pylist()
@@ -39,7 +38,7 @@ PARSERS = {"orjson": with_orjson, "pyarrow": with_pyarrow}
 
 
 def main() -> None:
-    """Counts."""
+    """Counts rows."""
     job = json.loads(sys.stdin.readline())
     credentials = {"username": job["username"], "password": job["password"]}
     options = {

@@ -1,4 +1,4 @@
-//! The Rust client, counting.
+//! The Rust client, which counts changes.
 
 use std::io::{BufRead, Read, Write};
 
@@ -45,9 +45,9 @@ impl BatchSink for Counter {
     }
 }
 
-/// Does the job that standard input tells, prints what was counted and how long that took as a
-/// JSON line, and waits for the end of its input: whoever measures looks at the process before.
-/// With `into_batches` it makes record batches and counts their rows.
+/// Runs the job given on standard input, prints counts and time as a JSON line, and waits for the
+/// end of its input, so that the process can still be inspected. With `into_batches` it makes
+/// record batches and counts their rows.
 pub(crate) fn count(into_batches: bool) -> Result<(), Error> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;

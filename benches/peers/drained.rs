@@ -1,4 +1,4 @@
-//! The plain drain as a program: the producer's whole work with next to none of a client's.
+//! The plain drain as a program: the producer does all its work, the client next to none.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
@@ -9,8 +9,8 @@ use dcp_benches::drain::{Target, drain};
 use dcp_wire::{Seqno, Vbid};
 use serde_json::{Value, json};
 
-/// Takes the job of the first line of standard input, begins at the second, and prints what went
-/// by as a JSON line; waits for the end of its input, as `count` does. It sleeps for `nap` before each
+/// Reads the job from the first line of standard input, begins at the second, and prints the totals
+/// as a JSON line; waits for the end of its input, like `count`. It sleeps for `nap` before each
 /// read.
 pub(crate) fn drained(nap: Duration) -> Result<(), Error> {
     let mut lines = std::io::stdin().lock().lines();

@@ -1,5 +1,5 @@
-//! The parts of the comparison with other clients that are written in Rust: what all of them read,
-//! and our own client. `run.py` puts them together.
+//! The Rust parts of the comparison with other clients: the sources that all of them read, and our
+//! own client. `run.py` combines them.
 
 mod count;
 mod drained;

@@ -1,7 +1,7 @@
-"""The loop that a Python program without a library comes to.
+"""The loop of a simple Python program without a library.
 
-One node, one socket, one message at a time, unpacked and counted.
-Job in and count out are as for the other clients (`count.rs`).
+One node, one socket, one message at a time, unpacked and counted. Input and output are as for the
+other clients (`count.rs`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HEADER = struct.Struct(">BBHBBHIIQ")
 HELLO, SASL_AUTH, SELECT_BUCKET, ALL_VB_SEQNOS = 0x1F, 0x21, 0x89, 0x48
 DCP_OPEN, DCP_CONTROL, STREAM_REQ, STREAM_END, BUFFER_ACK = 0x50, 0x5E, 0x53, 0x55, 0x5D
 MUTATION, DELETION, EXPIRATION, NOOP = 0x57, 0x58, 0x59, 0x5C
-# What the flow control window counts: the messages of the streams.
+# What flow control counts: messages of streams.
 COUNTED = {0x55, 0x56, 0x57, 0x58, 0x59, 0x5F, 0x64, 0x65}
 CHANGES = {MUTATION, DELETION, EXPIRATION}
 
@@ -24,14 +24,14 @@ CHANGES = {MUTATION, DELETION, EXPIRATION}
 def request(
     opcode: int, key: bytes = b"", *, extras: bytes = b"", value: bytes = b"", vbucket: int = 0
 ) -> bytes:
-    """A request, with the vBucket for an opaque."""
+    """Encodes a request, with the vBucket as its opaque."""
     length = len(extras) + len(key) + len(value)
     header = HEADER.pack(0x80, opcode, len(key), len(extras), 0, vbucket, length, vbucket, 0)
     return header + extras + key + value
 
 
 def call(connection: socket.socket, packet: bytes) -> bytes:
-    """Sends a request; gives the body of the answer."""
+    """Sends a request; returns the body of the response."""
     connection.sendall(packet)
     header = receive(connection, 24)
     _, opcode, _, _, _, status, length, _, _ = HEADER.unpack(header)
@@ -42,7 +42,7 @@ def call(connection: socket.socket, packet: bytes) -> bytes:
 
 
 def receive(connection: socket.socket, length: int) -> bytes:
-    """Reads so many bytes."""
+    """Reads exactly this many bytes."""
     parts = b""
     while len(parts) < length:
         part = connection.recv(length - len(parts))
@@ -53,7 +53,7 @@ def receive(connection: socket.socket, length: int) -> bytes:
 
 
 def open_streams(connection: socket.socket, job: dict) -> int:
-    """Logs in and asks for everything there is; gives the number of streams."""
+    """Logs in and requests all streams; returns their number."""
     features = b"".join(struct.pack(">H", code) for code in (0x0B, 0x12, 0x06, 0x02))
     call(connection, request(HELLO, b"plain-loop", value=features))
     secret = f"\0{job['username']}\0{job['password']}".encode()
@@ -62,7 +62,7 @@ def open_streams(connection: socket.socket, job: dict) -> int:
     call(connection, request(DCP_OPEN, b"plain-loop", extras=struct.pack(">II", 0, 1)))
     buffer = str(job["buffer"]).encode()
     call(connection, request(DCP_CONTROL, b"connection_buffer_size", value=buffer))
-    # Collections are not streamed without.
+    # Without this, only the default collection is streamed.
     call(connection, request(DCP_CONTROL, b"enable_noop", value=b"true"))
     seqnos = call(connection, request(ALL_VB_SEQNOS, extras=struct.pack(">I", 1)))
     ends = list(struct.iter_unpack(">HQ", seqnos))
@@ -79,14 +79,14 @@ def open_streams(connection: socket.socket, job: dict) -> int:
 
 
 class Count:
-    """What went by."""
+    """Totals."""
 
     def __init__(self, connection: socket.socket, streams: int) -> None:
         self.connection, self.streams = connection, streams
         self.changes = self.size = self.unacknowledged = 0
 
     def read(self, buffer: int) -> None:
-        """Reads to the end of all streams."""
+        """Reads until all streams have ended."""
         pending = b""
         while self.streams:
             received = self.connection.recv(1 << 18)
@@ -100,7 +100,7 @@ class Count:
                 self.unacknowledged = 0
 
     def take(self, pending: bytes) -> int:
-        """Takes the whole messages; gives how many bytes they are."""
+        """Processes the whole messages; returns their length in bytes."""
         at, have = 0, len(pending)
         unpack, counted, of_changes = HEADER.unpack_from, COUNTED, CHANGES
         while have - at >= 24:
@@ -121,7 +121,7 @@ class Count:
         return at
 
     def take_other(self, opcode: int, status: int, opaque: int) -> None:
-        """Takes what is no change."""
+        """Processes a message that is not a change."""
         if opcode == STREAM_END:
             self.streams -= 1
         elif opcode == STREAM_REQ and status:
@@ -131,7 +131,7 @@ class Count:
 
 
 def main() -> None:
-    """Counts."""
+    """Counts changes."""
     job = json.loads(sys.stdin.readline())
     host, _, port = job["nodes"][0].rpartition(":")
     with socket.create_connection((host, int(port))) as connection:

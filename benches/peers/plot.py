@@ -10,7 +10,7 @@ COLOURS = ["#0b6e4f", "#3aa17e", "#b4532a", "#3b6ea5", "#7b5ea7", "#8a8a8a"]
 
 
 def plot(figures: dict[int, dict[str, Any]]) -> str:
-    """Processor seconds per million changes: a group of bars by value length, on a log scale."""
+    """Processor seconds per million changes: bars grouped by value length, on a log scale."""
     every = [sample.cpu for medians in figures.values() for sample in medians.values()]
     low = math.floor(math.log10(min(every)))
     high = math.ceil(math.log10(max(every)))

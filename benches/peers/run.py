@@ -1,11 +1,11 @@
-"""Lets every client read the same changes into a counter and compares what that takes them.
+"""Compares the resources that clients need to read and count the same changes.
 
-`make bench-peers` builds the clients, runs this, and puts table and plot into the documentation.
-Every round runs each client once, one after the other, against one source (or, with
---connection-string, a server that has documents already). There are three: one that writes as a
-node does; an embedded producer; and streams that such a producer sent once and that are sent again
-from memory, which no other client keeps up with. Nothing of a group of tables is written if any of
-its runs fails or counts anything but what is there.
+`make bench-peers` builds the clients, runs this, and writes tables and plot to the documentation.
+Every round runs each client once, one after the other, against one source, or against a server with
+documents, given by --connection-string. There are three sources: one with the write pattern of a
+node; an embedded producer; and recorded streams of such a producer replayed from memory, faster
+than any other client reads. Nothing of a group of tables is written if any of its runs fails or
+counts wrong numbers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ HERE = Path(__file__).resolve().parent
 STATE = ROOT / ".state"
 DOCUMENT = ROOT / "docs" / "performance.md"
 PLOT = ROOT / "docs" / "peers.svg"
-# What the clients have to say, which is much.
+# The clients' log output, which is large.
 LOG = STATE / "log" / "peers.log"
 
-# java-dcp-client insists on so many.
+# Required by java-dcp-client.
 VBUCKETS = 1024
 WINDOW = 8 << 20
 PATIENCE = 600
@@ -47,23 +47,23 @@ class Peer:
     cluster: bool = True
     # Whether it waits for a second line before it begins.
     waits: bool = False
-    # What it is told beside what all are.
+    # Job options in addition to the common ones.
     job: dict = field(default_factory=dict)
 
 
 @dataclass
 class Sample:
-    """What one run took."""
+    """Resources used by one run."""
 
     changes: int
     seconds: float
     cpu: float
     peak: float
-    # How often the process gave the processor up to wait, in thousands.
+    # Voluntary context switches, in thousands.
     waits: float
 
 
-# Options of dcp_rs in Python that have a row, each beside the plain stream.
+# Options of dcp_rs in Python with their own row, each compared with the plain stream.
 PLAIN = "plain stream"
 FIELDS = "id BIGINT, name STRING, price DOUBLE, stock BOOLEAN, body STRING"
 OPTIONS: dict[str, dict] = {
@@ -86,13 +86,13 @@ OPTIONS: dict[str, dict] = {
 
 
 def option_peers() -> list[Peer]:
-    """dcp_rs in Python with each of the options."""
+    """Returns dcp_rs in Python with each of the options."""
     command = [sys.executable, "-W", "ignore", str(HERE / "batches.py")]
     return [Peer(name, command, job=job) for name, job in OPTIONS.items()]
 
 
 def peers(program: Path) -> list[Peer]:
-    """The clients, in the order of the tables."""
+    """Returns the clients in the order of the tables."""
     java = STATE / "interop" / "java"
     go = STATE / "interop" / "go"
     classes = f"{java}/classes:{java}/dependency/*"
@@ -108,10 +108,10 @@ def peers(program: Path) -> list[Peer]:
 
 
 def start(command: list[str], core: int | None) -> subprocess.Popen[str]:
-    """Starts a program that stays on a core, if one is given."""
+    """Starts a program, pinned to a core if given."""
     cores = os.sched_getaffinity(0)
     if core is not None:
-        # A new process stays where the one is that starts it.
+        # A new process inherits the core of its parent.
         os.sched_setaffinity(0, {core})
     try:
         pipe = subprocess.PIPE
@@ -123,14 +123,14 @@ def start(command: list[str], core: int | None) -> subprocess.Popen[str]:
 
 @dataclass
 class Source:
-    """A program that serves the clients, and what it tells them and us."""
+    """A program that serves the clients, and its job for them."""
 
     process: subprocess.Popen[str]
     job: dict
 
     @classmethod
     def begin(cls, command: list[str], core: int | None) -> Source:
-        """Waits until it serves."""
+        """Waits until it is ready."""
         process = start(command, core)
         text = process.stdout.readline()
         if not text:
@@ -138,7 +138,7 @@ class Source:
         return cls(process, json.loads(text))
 
     def end(self) -> str:
-        """Lets it end; gives what it says then."""
+        """Ends it; returns its final output."""
         told, _ = self.process.communicate()
         if self.process.returncode:
             sys.exit(f"the producer failed with {self.process.returncode}")
@@ -146,7 +146,7 @@ class Source:
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory that a process has had resident."""
+    """Returns the peak resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) / 1024
@@ -167,7 +167,7 @@ def run(peer: Peer, job: dict, core: int | None) -> Sample:
         elif line.get("error"):
             sys.exit(f"{peer.name}: {line['error']}")
     process.stdout.close()
-    # The whole process from its first instruction on, start-up included.
+    # The whole process, including start-up.
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if counted is None or process.returncode:
@@ -181,7 +181,7 @@ def run(peer: Peer, job: dict, core: int | None) -> Sample:
 def measure(
     job: dict, clients: list[Peer], rounds: int, core: int | None
 ) -> dict[str, list[Sample]]:
-    """The samples of every client, after a round that warms up."""
+    """Returns the samples of every client, after a warm-up round."""
     samples: dict[str, list[Sample]] = {peer.name: [] for peer in clients}
     for round_number in range(rounds + 1):
         for peer in clients:
@@ -200,7 +200,7 @@ def measure(
 
 
 def middle(samples: list[Sample]) -> Sample:
-    """The median of each figure by itself, per million changes."""
+    """Returns the median of each metric separately, per million changes."""
     million = samples[0].changes / 1e6
     return Sample(
         samples[0].changes,
@@ -212,7 +212,7 @@ def middle(samples: list[Sample]) -> Sample:
 
 
 def job_of(given: dict, documents: int | None) -> dict:
-    """What every client is told."""
+    """Returns the job common to all clients."""
     return {
         **given,
         "documents": documents,
@@ -224,7 +224,7 @@ def job_of(given: dict, documents: int | None) -> dict:
 
 
 def table(value: str, medians: dict[str, Sample]) -> list[str]:
-    """The figures for one length of value as Markdown."""
+    """Returns the results for one value length as Markdown."""
     ours = medians["dcp_rs (Rust)"]
     lines = [
         f"| {value} | s | changes/s | of Rust | CPU s | of Rust | peak MiB |",
@@ -240,7 +240,7 @@ def table(value: str, medians: dict[str, Sample]) -> list[str]:
 
 
 def elapsed_table(value: str, samples: dict[str, list[Sample]]) -> list[str]:
-    """The elapsed times for one length of value as Markdown; the ratios are the rounds' own."""
+    """Returns the elapsed times for one value length as Markdown, with ratios by round."""
     ours, *others = samples
     lines = [f"| {value} | s | changes/s | dcp_rs (Rust) is |", "|---|---|---|---|"]
     for name in [ours, *others]:
@@ -253,7 +253,7 @@ def elapsed_table(value: str, samples: dict[str, list[Sample]]) -> list[str]:
 
 
 def node_table(value: str, samples: dict[str, list[Sample]]) -> list[str]:
-    """The figures of a source like a node as Markdown; the ratios are the rounds' own."""
+    """Returns the results for a source like a node as Markdown, with ratios by round."""
     reference = samples[NAPPING]
     lines = [
         f"| {value} | s | of the napping drain | CPU s | of the napping drain | waits | peak MiB |",
@@ -272,7 +272,7 @@ def node_table(value: str, samples: dict[str, list[Sample]]) -> list[str]:
 
 
 def options_table(samples: dict[str, list[Sample]]) -> list[str]:
-    """What options cost as Markdown; the ratios are the rounds' own."""
+    """Returns the cost of options as Markdown, with ratios by round."""
     reference = samples[PLAIN]
     lines = [
         "| 256 B | s | speed, of the plain stream | CPU s | of the plain stream | peak MiB |",
@@ -291,13 +291,13 @@ def options_table(samples: dict[str, list[Sample]]) -> list[str]:
 
 
 def first_line(*command: str) -> str:
-    """The first line that a program prints."""
+    """Returns the first line that a program prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return (done.stdout or done.stderr).splitlines()[0]
 
 
 def versions() -> str:
-    """The versions of the clients and of what they run on."""
+    """Returns the versions of the clients and of their platforms."""
     go_mod = (ROOT / "tests/interop/go/go.mod").read_text().split()
     pom = (ROOT / "tests/interop/java/pom.xml").read_text()
     java_dcp = pom.split("<artifactId>dcp-client</artifactId>")[1].split("version>")[1]
@@ -313,7 +313,7 @@ def versions() -> str:
 
 
 def write_document(group: str, parts: list[str]) -> None:
-    """Replaces a group's figures in the documentation."""
+    """Replaces a group's results in the documentation."""
     begin, end = f"<!-- {group}: begin -->", f"<!-- {group}: end -->"
     text = DOCUMENT.read_text()
     before, rest = text.split(begin)
@@ -322,25 +322,33 @@ def write_document(group: str, parts: list[str]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--changes", type=int, default=1_000_000, help="of up to 1 KiB each")
-    parser.add_argument("--values", type=int, nargs="+", default=[64, 256, 1024, 4096])
-    parser.add_argument("--program", type=Path, required=True, help="the example `peers`, built")
     parser.add_argument(
-        "--only", choices=["node", "options", "embedded", "memory"], help="one group of tables"
+        "--changes", type=int, default=1_000_000, help="number of changes of up to 1 KiB"
     )
-    parser.add_argument("--clients", nargs="+", help="only those with one of these in their names")
-    parser.add_argument("--no-write", action="store_true", help="leave the documentation alone")
-    parser.add_argument("--connection-string", help="of a server that has documents")
+    parser.add_argument("--values", type=int, nargs="+", default=[64, 256, 1024, 4096])
+    parser.add_argument(
+        "--program", type=Path, required=True, help="path of the built example `peers`"
+    )
+    parser.add_argument(
+        "--only",
+        choices=["node", "options", "embedded", "memory"],
+        help="only measure one group of tables",
+    )
+    parser.add_argument(
+        "--clients", nargs="+", help="only clients whose names contain one of these"
+    )
+    parser.add_argument("--no-write", action="store_true", help="do not update the documentation")
+    parser.add_argument("--connection-string", help="read from this server instead of a source")
     parser.add_argument("--bucket", default="default")
     parser.add_argument("--username", default="Administrator")
     return parser.parse_args()
 
 
 def real_server(chosen: argparse.Namespace) -> dict:
-    """A job for a server; its password comes from DCP_PASSWORD."""
+    """Returns a job for a server; its password comes from DCP_PASSWORD."""
     hosts = chosen.connection_string.partition("://")[2].split(",")
     return {
         "connection_string": chosen.connection_string,
@@ -353,12 +361,12 @@ def real_server(chosen: argparse.Namespace) -> dict:
 
 
 def changes_of(chosen: argparse.Namespace, value_len: int) -> int:
-    """How many changes of a length are read."""
+    """Returns the number of changes to read for a value length."""
     return chosen.changes if value_len <= 1024 else chosen.changes // 2
 
 
 def drains(program: Path) -> list[Peer]:
-    """Programs that look at headers, acknowledge, and do nothing else."""
+    """Returns programs that only read headers and acknowledge."""
     drain = [str(program), "drain"]
     return [
         Peer(DRAIN, [*drain, "0"], waits=True),
@@ -399,7 +407,7 @@ def measure_node(
 def measure_options(
     chosen: argparse.Namespace, of_source: int | None, of_client: int | None
 ) -> None:
-    """Measures what options cost, with documents of fields that are sent as from a node."""
+    """Measures the cost of options, with documents with fields, sent like a node."""
     readers = option_peers()
     command = [str(chosen.program), "objects", str(chosen.changes), "256", str(VBUCKETS)]
     source = Source.begin(command, of_source)
@@ -486,7 +494,7 @@ def measure_memory(
 
 
 def check_relayed(relayed: dict, readers: int, rounds: int) -> None:
-    """Makes sure that what was measured came from memory, all of it."""
+    """Checks that all streams measured came from memory."""
     a_round = readers * VBUCKETS
     asked = relayed["forwarded"] + relayed["from_memory"]
     if asked != (rounds + 1) * a_round or relayed["from_memory"] < rounds * a_round:
@@ -495,12 +503,12 @@ def check_relayed(relayed: dict, readers: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Measures, and writes what was measured."""
+    """Measures, and writes the results."""
     chosen = arguments()
     LOG.parent.mkdir(parents=True, exist_ok=True)
     LOG.unlink(missing_ok=True)
     cores = sorted(os.sched_getaffinity(0))
-    # The producer has a core for itself, the client another.
+    # The producer and the client each have their own core.
     of_source, of_client = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
     clients = peers(chosen.program)
     if chosen.clients:

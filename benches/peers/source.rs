@@ -1,4 +1,4 @@
-//! What every client reads.
+//! The sources that every client reads.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use dcp_producer::{Producer, ProducerOptions, TlsOptions, WriteOptions};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
-/// What a source holds.
+/// Contents of a source.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Holds {
     pub(crate) documents: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Holds {
     pub(crate) nodes: usize,
 }
 
-/// An embedded producer full of documents, all of them persisted, until standard input ends.
+/// An embedded producer filled with persisted documents; runs until standard input ends.
 pub(crate) fn embedded(holds: Holds) -> Result<(), Error> {
     let full = Full::start(holds, |_| json_value(holds.value_len))?;
     offer(&full.job)?;
@@ -33,14 +33,14 @@ pub(crate) fn embedded(holds: Holds) -> Result<(), Error> {
     Ok(())
 }
 
-/// Such a producer behind a relay that sends each stream from memory when the same is asked for
-/// again. At the end it tells how many were.
+/// The same behind a relay that replays a stream from memory when it is requested again. Prints
+/// their numbers at the end.
 pub(crate) fn recorded(holds: Holds) -> Result<(), Error> {
     let full = Full::start(holds, |_| json_value(holds.value_len))?;
     relayed(full, Writes::Large)
 }
 
-/// The same, but writing as a node does.
+/// The same, with the write pattern of a node.
 pub(crate) fn node(holds: Holds) -> Result<(), Error> {
     let full = Full::start(holds, |_| json_value(holds.value_len))?;
     relayed(full, Writes::LikeANode)
@@ -78,7 +78,7 @@ fn relayed(mut full: Full, writes: Writes) -> Result<(), Error> {
     Ok(())
 }
 
-/// An embedded producer full of documents, and the job that leads to it.
+/// An embedded producer filled with documents, and the job to read it.
 struct Full {
     runtime: Runtime,
     producer: Producer,
@@ -140,12 +140,12 @@ impl Full {
     }
 }
 
-/// A sender of ready frames, which is faster than any client, until standard input ends.
+/// A sender of ready-made frames, faster than any client; runs until standard input ends.
 pub(crate) fn ready(passes: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
     frames(passes, value_len, vbuckets, Writes::Large)
 }
 
-/// The same, but writing as a node does: for more changes than fit into memory.
+/// The same with the write pattern of a node, for more changes than fit into memory.
 pub(crate) fn steady(passes: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
     frames(passes, value_len, vbuckets, Writes::LikeANode)
 }
@@ -156,8 +156,8 @@ fn frames(passes: u64, value_len: usize, vbuckets: u16, writes: Writes) -> Resul
     offer_sender(&Sender::start(shape, passes, writes, congestion_control)?)
 }
 
-/// A sender of one mutation of 256 B every so many microseconds, in which is when it was sent, until
-/// standard input ends.
+/// A sender of one mutation of 256 B per interval in microseconds, each with its send time in the
+/// value; runs until standard input ends.
 pub(crate) fn paced(passes: u64, microseconds: usize, vbuckets: u16) -> Result<(), Error> {
     let shape = Shape { value_len: 256, vbuckets, pass_bytes: 0 };
     offer_sender(&Sender::paced(shape, passes, Duration::from_micros(microseconds as u64))?)
@@ -175,7 +175,7 @@ fn offer_sender(sender: &Sender) -> Result<(), Error> {
     }))
 }
 
-/// Prints the job that is given to each client and waits until all of them are done.
+/// Prints the job for the clients and waits until all of them have finished.
 fn offer(job: &Value) -> Result<(), Error> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{job}")?;

@@ -1,4 +1,4 @@
-"""Data sources that repeat one batch, and nothing else: what Spark itself allows."""
+"""Data sources that only repeat one batch: the upper limit of Spark itself."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 @lru_cache
 def batch_in(path: str) -> pa.RecordBatch:
-    """The batch of a file, read once per process."""
+    """Returns the batch of a file, read once per process."""
     with pa.OSFile(path) as file:
         return pa.ipc.open_file(file).get_batch(0)
 
 
 class CachedReader(DataSourceReader):
-    """Gives its rows in equal parts."""
+    """Returns its rows in equal partitions."""
 
     def __init__(self, path: str, rows: int, tasks: int) -> None:
         self._path, self._rows, self._tasks = path, rows, tasks
 
     def partitions(self) -> list[InputPartition]:
-        """Gives the parts."""
+        """Returns the partitions."""
         return [InputPartition(number) for number in range(self._tasks)]
 
     def read(self, _: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -46,42 +46,42 @@ class CachedReader(DataSourceReader):
 
 
 class TickReader(DataSourceStreamReader):
-    """Gives the batch in each task of every micro-batch."""
+    """Returns the batch in each task of every micro-batch."""
 
     def __init__(self, path: str, tasks: int) -> None:
         self._path, self._tasks = path, tasks
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        """Begins."""
+        """Returns the first offset."""
         return {"tick": 0}
 
     def latestOffset(self, start: dict[str, int], limit: object) -> dict[str, int]:  # noqa: ARG002, N802
-        """Goes on by one."""
+        """Returns the next offset."""
         return {"tick": start["tick"] + 1}
 
     def partitions(self, start: object, end: object) -> list[InputPartition]:  # noqa: ARG002
-        """Gives the parts."""
+        """Returns the partitions."""
         return [InputPartition(number) for number in range(self._tasks)]
 
     def read(self, _: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Gives the batch."""
+        """Returns the batch."""
         return iter([batch_in(self._path)])
 
 
 class CachedDataSource(DataSource):
-    """The data source, by the name `cached`."""
+    """The data source named `cached`."""
 
     @classmethod
     def name(cls) -> str:
-        """Gives the name for `format`."""
+        """Returns the name for `format`."""
         return "cached"
 
     def reader(self, schema: StructType) -> CachedReader:  # noqa: ARG002
-        """Makes the reader."""
+        """Returns the reader."""
         return CachedReader(
             self.options["batch"], int(self.options["rows"]), int(self.options["tasks"])
         )
 
     def streamReader(self, schema: StructType) -> TickReader:  # noqa: ARG002, N802
-        """Makes the reader of micro-batches."""
+        """Returns the micro-batch reader."""
         return TickReader(self.options["batch"], int(self.options.get("tasks", "1")))

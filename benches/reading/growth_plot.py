@@ -10,7 +10,7 @@ TIME, MEMORY = "#0b6e4f", "#b4532a"
 
 
 class Point(NamedTuple):
-    """What one size took."""
+    """Measurements of one size."""
 
     size: float
     nanoseconds: float
@@ -18,7 +18,7 @@ class Point(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """What grew, and the points by size."""
+    """The growing quantity, and its points by size."""
 
     what: str
     points: list[Point]
@@ -27,7 +27,7 @@ class Panel(NamedTuple):
 def _curve(
     places: list[tuple[float, float]], colour: str, labels: list[str], *, away: int
 ) -> list[str]:
-    """A curve, with labels `away` below its points."""
+    """Returns a curve, with labels `away` below its points."""
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     parts = [f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>']
     for (x, y), label in zip(places, labels, strict=True):
@@ -40,7 +40,7 @@ def _curve(
 
 
 def _panel(panel: Panel, left: float, most: Point) -> list[str]:
-    """One panel; `most` has the largest time and memory of all panels."""
+    """Returns one panel; `most` has the largest time and memory of all panels."""
     sizes = [point.size for point in panel.points]
     low, high = math.log10(min(sizes)), math.log10(max(sizes))
 
@@ -58,9 +58,9 @@ def _panel(panel: Panel, left: float, most: Point) -> list[str]:
     for size in sizes:
         at = f'x="{across(size):.1f}" y="{bottom + 14}"'
         parts.append(f'<text {at} text-anchor="middle">{size:,}</text>')
-    # Zero is at the bottom, so that what stays the same is a level line.
+    # Zero is at the bottom, so that constant values are a level line.
     time = [(across(p.size), up(p.nanoseconds / most.nanoseconds)) for p in panel.points]
-    # At most half as high as time, so that the two keep apart.
+    # At most half as high as time, to keep the two apart.
     memory = [(across(p.size), up(p.mebibytes / most.mebibytes / 2)) for p in panel.points]
     parts += _curve(time, TIME, [f"{p.nanoseconds:.0f}" for p in panel.points], away=-7)
     labels = [f"{p.mebibytes:.0f}" for p in panel.points]
@@ -68,7 +68,7 @@ def _panel(panel: Panel, left: float, most: Point) -> list[str]:
 
 
 def plot(panels: list[Panel]) -> str:
-    """Nanoseconds a change and peak memory of the reader, a panel for each thing that grows."""
+    """Plots nanoseconds per change and the reader's peak memory, one panel per quantity."""
     every = [point for panel in panels for point in panel.points]
     most = Point(0, max(p.nanoseconds for p in every), max(p.mebibytes for p in every))
     width = LEFT + len(panels) * (WIDTH + GAP)

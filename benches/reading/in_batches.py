@@ -1,7 +1,7 @@
-"""What a micro-batch of a few changes costs, beside one of a source that has its row already.
+"""Measures a micro-batch of a few changes, compared with a source that already has its row.
 
-`make bench-reading` runs it. Both have as many tasks a batch as the job says; the sink keeps
-nothing.
+`make bench-reading` runs it. Both have as many tasks per batch as the job says; the sink discards
+the rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCHES = 40
 
 
 def durations(frame: DataFrame, folder: str) -> list[dict[str, int]]:
-    """What batches took, in milliseconds by part."""
+    """Duration of batches, in milliseconds by phase."""
     query = (
         frame.writeStream.format("noop")
         .option("checkpointLocation", folder)
@@ -56,7 +56,7 @@ def durations(frame: DataFrame, folder: str) -> list[dict[str, int]]:
 def writing(
     producer: dcp_rs.testing.EmbeddedCluster, keys: list[str]
 ) -> AbstractContextManager[None]:
-    """Writes each of the keys every two milliseconds or so, meanwhile."""
+    """Writes each of the keys about every two milliseconds in the meantime."""
     from contextlib import contextmanager
 
     @contextmanager
@@ -95,7 +95,8 @@ def main() -> None:
             "password": "password",
             "bucket": "default",
         }
-        # One key is in one vBucket, so that there is one task; many are in all tasks' vBuckets.
+        # One key is in one vBucket, so there is one task; many keys are in the vBuckets of all
+        # tasks.
         tasks = job["tasks"]
         keys = [f"key-{number}" for number in range(1 if tasks == 1 else 8 * tasks)]
         producer.upsert("key", "{}")

@@ -1,14 +1,14 @@
-"""Reads a bucket in Spark, beside sources that only repeat one batch of the same shape.
+"""Reads a bucket in Spark, compared with sources that only repeat a batch of the same shape.
 
-`make bench-reading` runs it. `local[2]`, warm, the sink keeps nothing. The cached sources are what
-Spark itself allows: Python workers that hand the JVM a batch they have, once through mapInArrow and
-once through a data source. Ours shares the two cores with the producer, so each cached source runs
-twice: while the same producer sends the same documents to a plain drain, and while a plain sender
-sends as many bytes to one, which costs less. `in_batches` measures what a micro-batch costs at
-least.
+`make bench-reading` runs it. `local[2]`, warm; the sink discards the rows. The cached sources are
+the upper limit of Spark itself: Python workers that pass a cached batch to the JVM, once through
+mapInArrow and once through a data source. Ours shares the two cores with the producer, so each
+cached source runs twice: while the same producer sends the same documents to a plain drain, and
+while a plain sender sends as many bytes to a plain receiver, which costs less. `in_batches`
+measures the minimum cost of a micro-batch.
 
-With `parquet` in the job it reads from a source that writes as a node does, beside the same rows in
-Parquet files.
+With `parquet` in the job it reads from a source that writes like a node, compared with the same
+rows in Parquet files.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 TASKS = 4
-# Rounds until the JVM has compiled what it runs.
+# Warm-up rounds until the JVM has compiled the code.
 WARM = 2
 HERE = Path(__file__).resolve().parent
 
 
 def first_batch(job: dict[str, Any]) -> pa.RecordBatch:
-    """A batch as the source makes them."""
+    """Returns a batch as the source makes them."""
     options = {name: job[name] for name in ("username", "password", "bucket")}
     with dcp_rs.connect(job["connection_string"], **options) as client:
         return next(iter(client.stream(until="now"))).to_pyarrow()
 
 
 def cached(batch: pa.RecordBatch, rows: int) -> Callable[[Iterator[Any]], Iterator[pa.RecordBatch]]:
-    """A task that repeats a batch until it has given its share of the rows."""
+    """Returns a task that repeats a batch until it has produced its share of the rows."""
 
     def task(partitions: Iterator[Any]) -> Iterator[pa.RecordBatch]:
         for partition in partitions:
@@ -65,7 +65,7 @@ def cached(batch: pa.RecordBatch, rows: int) -> Callable[[Iterator[Any]], Iterat
 
 @contextmanager
 def drained_load(job: dict[str, Any]) -> Iterator[None]:
-    """Lets the producer send everything to a plain drain meanwhile, and waits for the end."""
+    """Drains everything from the producer meanwhile, and waits for the end."""
     pipe = subprocess.PIPE
     drain = subprocess.Popen([job["program"], "drain", "0"], stdin=pipe, stdout=pipe, text=True)
     drain.stdin.write(json.dumps(job) + "\n")
@@ -79,7 +79,7 @@ def drained_load(job: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def plain_load(size: int) -> Iterator[None]:
-    """Sends so many bytes from one process to another meanwhile, and waits for the last one."""
+    """Sends this many bytes between two processes meanwhile, and waits for the end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         drain = subprocess.Popen([sys.executable, str(HERE / "plain.py"), "drain", str(port)])
@@ -98,7 +98,7 @@ def plain_load(size: int) -> Iterator[None]:
 
 
 def frames(spark: SparkSession, job: dict[str, Any], rows: int) -> dict[str, Any]:
-    """The ways to get the rows, the reference first."""
+    """Returns the ways to get the rows, the reference first."""
     options = {
         "connectionString": job["connection_string"],
         "username": job["username"],
@@ -117,7 +117,7 @@ def frames(spark: SparkSession, job: dict[str, Any], rows: int) -> dict[str, Any
         kept = {"batch": str(path), "rows": str(rows), "tasks": str(TASKS)}
         return spark.read.format("cached").options(**kept).schema(schema).load()
 
-    # The names of the columns are the same, so the batch fits the schema.
+    # The column names are equal, so the batch fits the schema.
     held = pa.RecordBatch.from_arrays(batch.columns, schema=batch.schema)
     path = Path(job["folder"], "batch.arrow")
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, held.schema) as writer:
@@ -139,7 +139,7 @@ def frames(spark: SparkSession, job: dict[str, Any], rows: int) -> dict[str, Any
 
 
 def seconds_of(way: Callable[[], DataFrame], beside: AbstractContextManager[None]) -> float:
-    """Seconds to read everything into nothing, beside something else."""
+    """Returns the seconds to read everything without a sink, beside other work."""
     with beside:
         started = time.perf_counter()
         way().write.format("noop").mode("overwrite").save()
@@ -148,7 +148,7 @@ def seconds_of(way: Callable[[], DataFrame], beside: AbstractContextManager[None
 
 def session() -> SparkSession:
     """Starts Spark."""
-    # Its workers would be the system's Python otherwise, without the packages of this one.
+    # Its workers would use the system's Python otherwise, without our packages.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     spark = (
@@ -160,7 +160,7 @@ def session() -> SparkSession:
 
 
 def beside_parquet(spark: SparkSession, job: dict[str, Any], rows: int, rounds: int) -> None:
-    """Measures our ways beside Parquet files of the same rows; prints a table."""
+    """Measures our ways, compared with Parquet files of the same rows; prints a table."""
     ways = {name: way for name, (_, way, _) in frames(spark, job, rows).items()}
     files = str(Path(job["folder"], "rows.parquet"))
     ways["spark.read"]().write.parquet(files)

@@ -1,4 +1,4 @@
-"""A sender and a drain of bytes that mean nothing: what loopback costs by itself."""
+"""A sender and a receiver of arbitrary bytes: the cost of loopback itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CHUNK = 1 << 20
 
 
 def send(descriptor: int, size: int) -> None:
-    """Sends so many bytes once it is told to."""
+    """Sends this many bytes once it gets the start signal."""
     sys.stdin.readline()
     chunk = b"x" * CHUNK
     with socket.socket(fileno=descriptor) as connection:
@@ -18,7 +18,7 @@ def send(descriptor: int, size: int) -> None:
 
 
 def drain(port: int) -> None:
-    """Receives until there is no more."""
+    """Receives until the end."""
     buffer = bytearray(CHUNK)
     with socket.create_connection(("127.0.0.1", port)) as connection:
         while connection.recv_into(buffer):

@@ -1,11 +1,11 @@
-"""One reader in a process of its own.
+"""One reader in its own process.
 
-It does what a JSON line on standard input says, prints what it measured as a JSON line, and waits
-for the end of its input.
+Runs the job given as a JSON line on standard input, prints its measurements as a JSON line, and
+waits for the end of its input.
 
-`batches` reads a stream to now; `long` also looks at time and memory on the way; `rows` makes
-tuples and dicts of batches that were read before; `wire` tells how long ago each change was sent
-that a paced sender sends; `latency` writes documents one by one and waits for each to come back.
+`batches` reads a stream to now; `long` also samples time and memory; `rows` converts batches read
+before to tuples and dicts; `wire` measures the age of each change from a paced sender; `latency`
+writes documents one by one and waits for each to be received.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import dcp_rs
 
 
 def connect(job: dict[str, Any]) -> dcp_rs.Client:
-    """Connects as the job says."""
+    """Connects according to the job."""
     return dcp_rs.connect(
         job["connection_string"],
         bucket=job["bucket"],
@@ -33,7 +33,7 @@ def connect(job: dict[str, Any]) -> dcp_rs.Client:
 
 
 def batches(job: dict[str, Any]) -> dict[str, Any]:
-    """Reads to now; from the first stream request to the end of the last stream."""
+    """Reads to now; measures from the first stream request to the end of the last stream."""
     with connect(job) as client:
         options = job.get("options", {})
         started = time.perf_counter()
@@ -47,7 +47,7 @@ def batches(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def long(job: dict[str, Any]) -> dict[str, Any]:
-    """Reads to now, and says for each tenth when it was there and what memory the process had."""
+    """Reads to now, and records the time and memory of the process at each tenth."""
     tenth = job["documents"] // 10
     parts: list[dict[str, float]] = []
     with connect(job) as client, client.stream(until="now") as stream:
@@ -68,13 +68,13 @@ def long(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def resident() -> float:
-    """The memory that this process has resident now, in MiB."""
+    """Returns the current resident memory of this process, in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def rows(job: dict[str, Any]) -> dict[str, Any]:
-    """Times rows of batches in memory, by the way they are made, with nothing left of them."""
+    """Measures converting in-memory batches to rows, by method; the rows are discarded."""
     with connect(job) as client, client.stream(until="now") as stream:
         held = list(stream)
     ways = {
@@ -91,7 +91,7 @@ def rows(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def wire(job: dict[str, Any]) -> dict[str, Any]:
-    """Times changes from the socket to Python; the end of each value says when it was sent."""
+    """Measures the time from the socket to Python; the end of each value is its send time."""
     spans, changes = [], 0
     with connect(job) as client, client.stream(until="now", linger=job["linger"]) as stream:
         for batch in stream:
@@ -103,7 +103,7 @@ def wire(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def latency(job: dict[str, Any]) -> dict[str, Any]:
-    """Times a write until its batch is there, the embedded producer's part included."""
+    """Measures the time from a write to its batch, including the embedded producer."""
     spans = []
     with (
         dcp_rs.testing.EmbeddedCluster(vbuckets=16) as producer,
@@ -121,7 +121,7 @@ def latency(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
-    """Gives the percentiles of all but the first, which warm up."""
+    """Returns the percentiles of all samples but the first, which warm up."""
     spans = sorted(seconds[WARM_UP:])
     return {name: spans[int(len(spans) * part)] for name, part in PARTS.items()}
 
@@ -132,7 +132,7 @@ WORK = {"batches": batches, "long": long, "rows": rows, "wire": wire, "latency":
 
 
 def main() -> None:
-    """Does one job."""
+    """Runs one job."""
     job = json.loads(sys.stdin.readline())
     measured = WORK[job["work"]](job)
     print(json.dumps({"line": "counted", **measured}), flush=True)

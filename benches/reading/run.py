@@ -1,9 +1,9 @@
-"""Measures the reader in Python: what a connection carries, how it grows, rows, latency.
+"""Measures the reader in Python: throughput of a connection, scaling, rows, latency.
 
-`make bench-reading` runs this and puts the tables into the documentation, each group in its own
-place, so that `ARGS="--only growth"` measures and writes that one alone. Cluster and reader are
-processes of their own, each pinned to a core where there are two. The cases of a group are run in
-turn, once to warm up and then as often as is asked for; a ratio is the median of the rounds' own.
+`make bench-reading` runs this and writes the tables to the documentation, each group in its own
+place, so that `ARGS="--only growth"` measures and writes only that one. Cluster and reader are
+separate processes, each pinned to a core if there are two. The cases of a group alternate: once to
+warm up, then for the requested number of rounds; a ratio is the median of the ratios by round.
 Nothing of a group is written if anything fails or a change is missing.
 """
 
@@ -46,18 +46,18 @@ COMPRESSED = {"compressed": True}
 
 @dataclass
 class Case:
-    """A name, what the producer holds, and what the reader does."""
+    """A name, the contents of the producer, and the reader's job."""
 
     name: str
     source: dict[str, Any] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
-    # A program that is the source, in place of `source.py`; what it holds is in `source` still.
+    # A program to use as the source instead of `source.py`; `source` still describes its contents.
     program: list[str] | None = None
 
 
 @dataclass
 class Figures:
-    """What one run took."""
+    """Measurements of one run."""
 
     seconds: float
     cpu: float
@@ -66,13 +66,13 @@ class Figures:
 
 
 def cores() -> tuple[int | None, int | None]:
-    """A core for the producer and one for the reader, if there are two."""
+    """Returns a core for the producer and one for the reader, if there are two."""
     mine = sorted(os.sched_getaffinity(0))
     return (mine[0], mine[1]) if len(mine) > 1 else (None, None)
 
 
 def start(command: list[str], core: int | None) -> subprocess.Popen[str]:
-    """Starts a program on a core: a new process stays where the one is that starts it."""
+    """Starts a program on a core; a new process inherits the core of its parent."""
     mine = os.sched_getaffinity(0)
     if core is not None:
         os.sched_setaffinity(0, {core})
@@ -87,7 +87,7 @@ def start(command: list[str], core: int | None) -> subprocess.Popen[str]:
 def serving(
     command: list[str], wanted: dict[str, Any] | None, *, is_pinned: bool = True
 ) -> Iterator[dict[str, Any]]:
-    """Runs a producer; gives the job for its readers."""
+    """Runs a producer; returns the job for its readers."""
     process = start(command, cores()[0] if is_pinned else None)
     if wanted is not None:
         process.stdin.write(json.dumps(wanted) + "\n")
@@ -102,7 +102,7 @@ def serving(
 def read(
     command: list[str], job: dict[str, Any], expected: int | None, *, is_pinned: bool = True
 ) -> Figures:
-    """Lets a reader do a job once."""
+    """Runs a reader's job once."""
     process = start(command, cores()[1] if is_pinned else None)
     process.stdin.write(json.dumps(job) + "\n")
     process.stdin.flush()
@@ -123,7 +123,7 @@ def read(
 
 
 def compare(cases: list[Case], rounds: int) -> dict[str, list[Figures]]:
-    """Runs the cases in turn."""
+    """Runs the cases in alternation."""
     figures: dict[str, list[Figures]] = {case.name: [] for case in cases}
     with ExitStack() as stack:
         jobs = []
@@ -148,19 +148,19 @@ def compare(cases: list[Case], rounds: int) -> dict[str, list[Figures]]:
 
 @dataclass
 class Summary:
-    """Medians of a case's rounds."""
+    """Returns the medians of a case's rounds."""
 
     name: str
     documents: int
     seconds: float
-    # Rows a second of those of the first case of the group.
+    # Rows per second relative to the first case of the group.
     ratio: float
     cpu: float
     peak: float
 
 
 def summarize(cases: list[Case], rounds: int) -> list[Summary]:
-    """Measures a group; each case beside the first one."""
+    """Measures a group; each case is compared with the first."""
     figures = compare(cases, rounds)
     first = figures[cases[0].name]
     reference = {**BASE, **cases[0].source}["documents"]
@@ -186,7 +186,7 @@ def summarize(cases: list[Case], rounds: int) -> list[Summary]:
 
 
 def table(title: str, summaries: list[Summary]) -> list[str]:
-    """Gives a group as a table."""
+    """Formats a group as a table."""
     lines = [
         f"| {each.name} | {each.documents / each.seconds / 1e6:.2f} M | {each.ratio:.0%} "
         f"| {each.cpu / each.documents * 1e6:.2f} | {each.peak:.0f} |"
@@ -197,7 +197,7 @@ def table(title: str, summaries: list[Summary]) -> list[str]:
 
 
 def carried(documents: int, rounds: int) -> list[str]:
-    """What the connection carries and how."""
+    """Throughput of the connection by its settings."""
     source = {"documents": documents}
     names = {"collections": ["measured.documents"]}
     nodes = [Case(f"{n} nodes", {**source, "nodes": n}) for n in (2, 4)]
@@ -227,7 +227,7 @@ def carried(documents: int, rounds: int) -> list[str]:
 
 
 def growth(largest: int, rounds: int) -> tuple[list[str], str]:
-    """Whether time and memory of a change stay the same: tables, and a plot."""
+    """Whether time and memory per change stay constant: tables, and a plot."""
     steps = [n for n in (1_000_000, 10_000, 100_000, 10_000_000) if n <= largest]
     base = {"documents": min(largest, 300_000)}
     of_base = f"{base['documents']:,} documents"
@@ -252,7 +252,7 @@ def growth(largest: int, rounds: int) -> tuple[list[str], str]:
 
 
 def nodes(program: Path, documents: int, rounds: int) -> list[str]:
-    """The same work on more nodes and vBuckets, each node writing as a real one does."""
+    """The same work on more nodes and vBuckets, with each node's write pattern."""
     cases = []
     for count, vbuckets in ((1, 64), (1, 1024), (4, 1024), (16, 1024)):
         command = [str(program), "node", str(documents), "256", str(vbuckets), str(count)]
@@ -262,13 +262,13 @@ def nodes(program: Path, documents: int, rounds: int) -> list[str]:
 
 
 def long(program: Path, changes: int) -> tuple[list[str], str]:
-    """Whether rate and memory stay the same from the first change to the last: a table, a plot."""
+    """Whether rate and memory stay constant from the first to the last change: a table, a plot."""
     head = (
         "| changes of 256 B | rows/s, first tenth | last tenth | slowest | CPU µs/row "
         "| MiB after the first tenth | at the end |"
     )
     lines, panels = [head, "|---|---|---|---|---|---|---|"], []
-    # 10 times as many in large writes, which take less time.
+    # 10 times as many with large writes, which take less time.
     for name, of_source, wanted in (
         ("as a node writes", "steady", changes),
         ("in large writes", "ready", 10 * changes),
@@ -290,7 +290,7 @@ def long(program: Path, changes: int) -> tuple[list[str], str]:
             f"| {min(rates) / 1e6:.2f} M | {sample.cpu / count * 1e6:.2f} "
             f"| {parts[0]['resident']:.0f} | {parts[-1]['resident']:.0f} |"
         )
-        # Fewer towards the end, where they are close to each other on the plot.
+        # Fewer towards the end, where they are close together on the plot.
         points = [
             Point(round(parts[at]["changes"] / 1e6, 1), 1e9 / rates[at], parts[at]["resident"])
             for at in (0, 1, 2, 4, 6, 9)
@@ -301,7 +301,7 @@ def long(program: Path, changes: int) -> tuple[list[str], str]:
 
 
 def rows(documents: int, rounds: int) -> list[str]:
-    """Rows of batches in memory."""
+    """Rows of in-memory batches."""
     with serving([*PYTHON, str(HERE / "source.py")], {**BASE, "documents": documents}) as job:
         command = [*PYTHON, str(HERE / "reader.py")]
         samples = [read(command, {**job, "work": "rows"}, documents) for _ in range(rounds)]
@@ -313,11 +313,11 @@ def rows(documents: int, rounds: int) -> list[str]:
 
 
 def latency(program: Path, writes: int, rounds: int) -> list[str]:
-    """From the socket to a batch in Python, and from a write to it through the producer."""
+    """From the socket to a batch in Python, and from a write through the producer to a batch."""
     command = [*PYTHON, str(HERE / "reader.py")]
     sent, lingering, written = [], [], []
     for _ in range(rounds):
-        # Nothing is pinned: the threads of a reader must not share a core.
+        # Not pinned: the threads of a reader must not share a core.
         sender = [str(program), "paced", str(writes // 16), "500", "16"]
         with serving(sender, None, is_pinned=False) as job:
             for linger, samples in ((0, sent), (0.1, lingering)):
@@ -340,7 +340,7 @@ def latency(program: Path, writes: int, rounds: int) -> list[str]:
 
 
 def beside_rust(program: Path, passes: int, rounds: int) -> list[str]:
-    """Batches in Python beside those in Rust, from a sender that is faster than either."""
+    """Batches in Python compared with Rust, from a sender that is faster than both."""
     lines = [
         "| ready frames to batches | Rust | Python | of Rust | a batch |",
         "|---|---|---|---|---|",
@@ -371,7 +371,7 @@ def beside_rust(program: Path, passes: int, rounds: int) -> list[str]:
 
 
 def in_spark(program: str, job: dict[str, Any]) -> list[str]:
-    """What a program in Spark prints."""
+    """Returns the output of a program in Spark."""
     process = subprocess.run(
         [*PYTHON, str(HERE / program)],
         input=json.dumps(job) + "\n",
@@ -385,7 +385,7 @@ def in_spark(program: str, job: dict[str, Any]) -> list[str]:
 
 
 def spark(program: Path, documents: int, rounds: int) -> list[str]:
-    """Spark's ways to read, beside batches that it has already."""
+    """Ways to read in Spark, compared with cached batches."""
     wanted = {**BASE, "documents": documents}
     with (
         serving([*PYTHON, str(HERE / "source.py")], wanted, is_pinned=False) as source,
@@ -402,7 +402,7 @@ def spark(program: Path, documents: int, rounds: int) -> list[str]:
 
 
 def spark_node(program: Path, documents: int, rounds: int) -> list[str]:
-    """Spark's ways to read from a source like a node, beside reading the same rows from Parquet."""
+    """Ways to read in Spark from a source like a node, compared with Parquet files."""
     sender = [str(program), "node", str(documents), "256", "64"]
     with (
         serving(sender, None, is_pinned=False) as source,
@@ -415,7 +415,7 @@ def spark_node(program: Path, documents: int, rounds: int) -> list[str]:
 
 
 def micro_batches(rounds: int) -> list[str]:
-    """What a micro-batch of a few rows costs, beside one of a source that has its row already."""
+    """The cost of a small micro-batch, compared with a source that already has its row."""
     lines = [
         "| a micro-batch of a few rows | all | `latestOffset` | planning | tasks | of cached |",
         "|---|---|---|---|---|---|",
@@ -426,12 +426,12 @@ def micro_batches(rounds: int) -> list[str]:
     return [*lines, ""]
 
 
-# What is measured, in this order, each part between markers of its own in the documentation.
+# The groups in order, each with its own markers in the documentation.
 GROUPS = (
     *("ready", "rows", "latency", "spark", "spark-node", "batches"),
     *("carried", "growth", "nodes", "long"),
 )
-# Of 256 B that fit into a pass of ready frames.
+# Values of 256 B that fit into a pass of ready-made frames.
 ROWS_A_PASS = 3300
 
 
@@ -458,20 +458,22 @@ def measure(group: str, chosen: argparse.Namespace) -> list[str]:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--program", type=Path, required=True, help="the example `peers`, built")
+    parser.add_argument(
+        "--program", type=Path, required=True, help="path of the built example `peers`"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--largest", type=int, default=10_000_000)
     parser.add_argument("--long", type=int, default=100_000_000, metavar="CHANGES")
     parser.add_argument("--only", choices=GROUPS, nargs="+", default=GROUPS, metavar="GROUP")
-    parser.add_argument("--no-write", action="store_true", help="leave the documentation alone")
+    parser.add_argument("--no-write", action="store_true", help="do not update the documentation")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Measures, and writes what was measured."""
+    """Measures, and writes the results."""
     chosen = arguments()
     machine = subprocess.run(
         [str(chosen.program), "machine"], capture_output=True, text=True, check=True

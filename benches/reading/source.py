@@ -1,6 +1,6 @@
-"""An embedded producer in a process of its own, full of documents, until standard input ends.
+"""An embedded producer in its own process, filled with documents; runs until stdin ends.
 
-Takes what it is to hold as a JSON line and prints the job for readers as a JSON line.
+Reads its contents as a JSON line and prints the job for readers as a JSON line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import dcp_rs
 
 
 def bodies(length: int, *, words: bool) -> list[bytes]:
-    """JSON documents of a length: one, or many of words, which get smaller when compressed."""
+    """Returns JSON documents of a length: one, or several with words, which are compressible."""
     if not words:
         return [json.dumps({"body": "a" * (length - 12)}).encode()]
     rng = random.Random(1)  # noqa: S311 (the same each time)
@@ -24,7 +24,7 @@ def bodies(length: int, *, words: bool) -> list[bytes]:
 
 
 def main() -> None:
-    """Holds documents."""
+    """Runs the producer."""
     wanted = json.loads(sys.stdin.readline())
     values = bodies(wanted["value_len"], words=wanted["words"])
     options = {"vbuckets": wanted["vbuckets"], "nodes": wanted["nodes"], "tls": wanted["tls"]}

@@ -1,8 +1,8 @@
 """Measures the first load of a bucket into each target of `dcp_rs.replicate`.
 
-For each target: documents per second from the call to its return, and the same rows written by the
-target's own bulk load, from Arrow data in memory. The embedded cluster runs in the same process, so
-that its work is part of what is measured.
+For each target: documents per second from the call to its return, compared with writing the same
+rows from in-memory Arrow data with the target's own bulk load. The embedded cluster runs in the
+same process, so its work is included.
 
 Usage: benches/replicate/run.py [--documents N] [--postgres URI] [TARGET ...]
 """
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 def main() -> None:
     """Prints a line for each target and mode."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help="duckdb-table, ... (all)")
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help="such as duckdb-table (default: all)"
+    )
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--postgres", metavar="URI", help="database to write to")
     options = parser.parse_args()
@@ -63,7 +65,7 @@ def _fill(cluster: dcp_rs.testing.EmbeddedCluster, count: int) -> None:
 
 
 def _rows(cluster: dcp_rs.testing.EmbeddedCluster) -> pa.Table:
-    """Gives the rows of a table as a target is given them."""
+    """Returns the rows of a table as passed to a target."""
     from dcp_rs.replication.changes import Layout
 
     layout = Layout.of("table", None)
@@ -84,7 +86,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _cases(postgres: str | None) -> dict[str, tuple[str, Callable[[pa.Table, Path], object]]]:
-    """Gives the URL and the bulk load of each target."""
+    """Returns the URL and the bulk load of each target."""
     cases: dict[str, tuple[str, Callable[[pa.Table, Path], object]]] = {
         "duckdb-table": ("duckdb://{folder}/replica.duckdb", _into_duckdb),
         "duckdb-log": ("duckdb://{folder}/replica.duckdb", _into_duckdb),

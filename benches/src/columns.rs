@@ -1,11 +1,11 @@
-//! The reference: frames into plain vectors, written by hand and doing nothing else.
+//! The reference: decodes frames into plain vectors, written by hand and without any other work.
 
 use dcp_wire::{Header, Opcode};
 
 use crate::Error;
 
-/// Thirteen buffers, the layout of a change with everything fixed-size in one buffer per field
-/// and keys and values as offsets and bytes.
+/// Thirteen buffers with the layout of a change: one per fixed-size field, and offsets and bytes
+/// for keys and values.
 #[derive(Debug, Default)]
 pub struct Columns {
     op: Vec<u8>,
@@ -24,19 +24,19 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Rows held.
+    /// Number of rows.
     #[must_use]
     pub const fn rows(&self) -> usize {
         self.op.len()
     }
 
-    /// Bytes of keys and values held.
+    /// Total size of keys and values in bytes.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.keys.len() + self.values.len()
     }
 
-    /// A number that depends on every row, so that no work can be left out.
+    /// A checksum of all rows, which keeps the work from being optimized away.
     #[must_use]
     pub fn checksum(&self) -> u64 {
         self.seqno.last().copied().unwrap_or(0)
@@ -44,7 +44,7 @@ impl Columns {
             ^ self.values.last().copied().map_or(0, u64::from)
     }
 
-    /// Forgets the rows and keeps the memory.
+    /// Removes the rows but keeps the memory.
     pub fn clear(&mut self) {
         self.op.clear();
         self.datatype.clear();
@@ -61,12 +61,12 @@ impl Columns {
         self.values.clear();
     }
 
-    /// Appends the mutations at the front of `bytes` until `rows` or `bytes` of keys and values
-    /// are held or no whole frame is left; returns how many bytes it used. Other frames are
+    /// Appends the mutations at the front of `bytes` until `rows` or `bytes` of keys and values are
+    /// reached or no whole frame is left; returns the number of bytes used. Other frames are
     /// skipped.
     ///
     /// # Errors
-    /// If a frame's lengths do not fit each other.
+    /// If a frame's lengths are inconsistent.
     pub fn append(
         &mut self,
         input: &[u8],

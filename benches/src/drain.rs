@@ -1,5 +1,5 @@
 //! The plain drain: a client that connects, opens every stream, and then only reads, counts and
-//! acknowledges. No client that does anything with the changes can be faster.
+//! acknowledges. No client that processes the changes can be faster.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,42 +15,42 @@ use dcp_wire::{Frame, Header, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid,
 use crate::Error;
 use crate::measure::WallClock;
 
-/// Longest time without a byte before a drain gives up.
+/// Maximum time without a byte before a drain fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Length of one read in bytes.
 const READ_LEN: usize = 1024 * 1024;
 
-/// Where to drain from, and what.
+/// The node, bucket and streams to drain.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The node.
+    /// Address of the node.
     pub address: SocketAddr,
-    /// Its bucket.
+    /// The bucket.
     pub bucket: String,
-    /// Name to authenticate with.
+    /// User name.
     pub username: String,
-    /// Password to authenticate with.
+    /// Password.
     pub password: String,
-    /// The vBuckets with the seqno at which each one's stream ends.
+    /// The vBuckets with the end seqnos of their streams.
     pub ends: Vec<(Vbid, Seqno)>,
-    /// Flow-control window in bytes.
+    /// Flow-control buffer in bytes.
     pub buffer_size: u32,
-    /// How many streams are opened one after the other on each vBucket, at least 1: each is asked
-    /// for when the one before it has ended, while those of other vBuckets go on.
+    /// Number of consecutive streams per vBucket, at least 1: each is requested when the previous
+    /// one of its vBucket has ended.
     pub passes: usize,
-    /// How long it sleeps before each read, so that data gathers meanwhile.
+    /// How long to sleep before each read, to let data accumulate.
     pub nap: Duration,
 }
 
-/// What went by.
+/// Totals of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
     /// Mutations, deletions and expirations.
     pub changes: u64,
-    /// Bytes of packets that count towards the window: everything of the streams.
+    /// Bytes of packets counted by flow control: all messages of the streams.
     pub bytes: u64,
-    /// From before the first stream request to the last stream end.
+    /// From before the first stream request until the last stream end.
     pub elapsed: Duration,
 }
 
@@ -146,19 +146,19 @@ fn bootstrap(socket: &mut TcpStream, target: &Target) -> Result<BytesMut, Error>
     }
 }
 
-/// Finds the headers in the bytes that pass; a body is skipped, never kept.
+/// Finds the packet headers in the received bytes; bodies are skipped without storing them.
 #[derive(Debug, Default)]
 struct Walk {
     open: usize,
-    /// Streams still to be asked for, each when another has ended.
+    /// Streams still to be requested, each when another has ended.
     again: usize,
-    /// vBuckets whose stream has ended and is to be asked for again.
+    /// vBuckets whose stream has ended and has to be requested again.
     ended: Vec<Vbid>,
     changes: u64,
     counted: u64,
-    /// Bytes still to come of the packet begun.
+    /// Remaining bytes of the current packet.
     skip: usize,
-    /// A packet cut off before it could be looked at.
+    /// An incomplete header.
     partial: Vec<u8>,
     answers: Vec<u8>,
 }
@@ -191,7 +191,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Looks at one header; returns how many bytes of body follow.
+    /// Processes one header; returns the length of its body.
     fn header(&mut self, bytes: &[u8; Header::LEN]) -> Result<usize, Error> {
         let header = Header::decode(bytes)?;
         self.counted += counted_bytes(&header);

@@ -1,4 +1,4 @@
-//! The consumer's own connection machine fed from memory, driven as its task drives it.
+//! The consumer's connection machine fed from memory, driven like in its task.
 
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,14 @@ use crate::frames::{Frames, Shape};
 use crate::measure::ThreadClock;
 use crate::sender::{answer_stream_requests, branch_of};
 
-/// Rows a batch is cut at.
+/// Maximum rows of a batch.
 pub const BATCH_ROWS: usize = 8192;
 
-/// Bytes a batch is cut at.
+/// Maximum bytes of a batch.
 pub const BATCH_BYTES: usize = 4 * 1024 * 1024;
 
-/// Feeds `passes` passes to `take` and returns the time it took, without the time it takes to
-/// make each pass out of the one before it.
+/// Feeds `passes` passes to `take` and returns the time taken, excluding the time to make each pass
+/// from the previous one.
 ///
 /// # Errors
 /// Those of `take`.
@@ -48,12 +48,12 @@ pub fn feed(
     Ok(elapsed)
 }
 
-/// The consumer's own connection machine, driven as its task drives it: batches are cut by rows
-/// and bytes, positions taken with each batch, and its bytes returned once it is done with. Each read
-/// brings `read_len` bytes.
+/// The consumer's connection machine, driven like in its task: batches are cut by rows and bytes,
+/// positions are taken with each batch, and its bytes are acknowledged after processing. Each read
+/// returns `read_len` bytes.
 ///
 /// # Errors
-/// Those of the machine and of `finish`, and if rows are missing.
+/// Those of the machine and of `finish`, or if rows are missing.
 pub fn machine<S: BatchSink>(
     shape: Shape,
     passes: u64,
@@ -64,7 +64,7 @@ pub fn machine<S: BatchSink>(
     drive(shape, passes, read_len, Delivery::default(), sink, finish)
 }
 
-/// The same with `persisted_only`, where every change is on all disks when it comes.
+/// The same with `persisted_only`, where every change is already persisted on all copies.
 ///
 /// # Errors
 /// Those of [`machine`].
@@ -143,7 +143,7 @@ fn connection(shape: Shape, delivery: Delivery) -> Connection {
     Connection::new(config, Instant::now())
 }
 
-/// Opens a stream of every vBucket; returns what each one's frames must carry.
+/// Opens a stream of every vBucket; returns the opaques for their frames.
 fn open_streams<S: BatchSink>(
     connection: &mut Connection,
     shape: Shape,
@@ -161,7 +161,7 @@ fn open_streams<S: BatchSink>(
     Ok(opaques)
 }
 
-/// Counts the rows and looks at nothing else.
+/// Only counts the rows.
 #[derive(Debug, Default)]
 pub struct Counter {
     rows: usize,
@@ -204,10 +204,10 @@ impl BatchSink for Counter {
     }
 }
 
-/// Checks that every row of `passes` passes came out.
+/// Checks that all rows of `passes` passes were produced.
 ///
 /// # Errors
-/// If not.
+/// If rows are missing.
 pub fn expect_rows(shape: Shape, passes: u64, rows: u64) -> Result<(), Error> {
     let expected = Frames::new(shape)?.rows() * passes;
     if rows != expected {

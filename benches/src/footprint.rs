@@ -1,4 +1,4 @@
-//! How much memory the documents of the embedded producer take.
+//! Memory footprint of the embedded producer's documents.
 
 use std::io::Write;
 
@@ -11,18 +11,17 @@ use crate::frames::json_value;
 use crate::machine::Machine;
 use crate::measure::{Options, WallClock};
 
-/// What 10 million documents may take, with the process around them.
+/// Limit of 10 million documents, including the process around them.
 const MAX_BYTES: u64 = 6 << 30;
 const FULL: u64 = 10_000_000;
 const SHORT: u64 = 500_000;
 const VALUE_LEN: usize = 256;
 
-/// Loads documents of 256 B, each with memory of its own, waits until all are persisted and prints
-/// the peak of the process' memory. To be called first: peaks do not fall.
+/// Loads documents of 256 B, each with its own memory, waits until all are persisted and prints the
+/// process' peak memory. Must be called first: peaks do not fall.
 ///
 /// # Errors
-/// If there is more of it than 10 million documents may take, or in a short run more than their
-/// share by document.
+/// If memory exceeds the limit of 10 million documents, or a proportional limit in a short run.
 pub fn footprint(options: &Options) -> Result<(), Error> {
     if options.only.as_ref().is_some_and(|only| !"footprint".contains(only.as_str())) {
         return Ok(());
@@ -76,7 +75,7 @@ pub fn footprint(options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-/// The most memory the process has had resident.
+/// Peak resident memory of the process.
 fn peak_bytes() -> Result<u64, Error> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -10,7 +10,7 @@ use dcp_wire::{Cas, Datatype, Header, Opaque, RevSeqno, Seqno, Vbid, leb128};
 
 use crate::Error;
 
-/// Length of a key in bytes, its one byte of collection id included.
+/// Length of a key in bytes, including one byte of collection id.
 pub const KEY_LEN: usize = 20;
 
 /// Length of a mutation in bytes: header, extras, key, value.
@@ -25,25 +25,25 @@ pub const fn marked_len(value_len: usize) -> usize {
     Header::LEN + SnapshotMarker::EXTRAS_LEN_V1 + frame_len(value_len)
 }
 
-/// Length of the shortest value that has room for a time.
+/// Minimum length of a value with a timestamp.
 pub const STAMPED_LEN: usize = VALUE_HEAD.len() + STAMP_LEN + VALUE_TAIL.len();
 
 const VALUE_HEAD: &[u8] = br#"{"body":""#;
 const VALUE_TAIL: &[u8] = br#""}"#;
-/// Digits of nanoseconds since 1970 in a value.
+/// Digits of the timestamp in a value, in nanoseconds since 1970.
 const STAMP_LEN: usize = 20;
 const SEQNO_AT: usize = Header::LEN;
 const MARKER_END_AT: usize = Header::LEN + 8;
 const OPAQUE_AT: usize = 12;
 
-/// What the frames look like.
+/// Shape of the frames.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Length of each value in bytes.
     pub value_len: usize,
     /// Number of vBuckets.
     pub vbuckets: u16,
-    /// Length of one pass over all vBuckets in bytes, about.
+    /// Approximate length of one pass over all vBuckets in bytes.
     pub pass_bytes: usize,
 }
 
@@ -52,9 +52,9 @@ struct Run {
     mutations: Range<usize>,
 }
 
-/// One pass over the vBuckets: for each of them a snapshot marker and as many mutations as for
-/// the others. [`advance`](Self::advance) makes the next pass out of it in place, so that
-/// any amount of a valid stream costs the memory of one pass.
+/// One pass over the vBuckets: for each of them a snapshot marker and the same number of mutations.
+/// [`advance`](Self::advance) turns it into the next pass in place, so that a valid stream of any
+/// length takes the memory of one pass.
 pub struct Frames {
     shape: Shape,
     bytes: Vec<u8>,
@@ -69,7 +69,7 @@ impl std::fmt::Debug for Frames {
 }
 
 impl Frames {
-    /// The first pass: seqnos of every vBucket begin at 1.
+    /// The first pass: seqnos of every vBucket start at 1.
     ///
     /// # Errors
     /// If a part does not fit a packet.
@@ -100,30 +100,30 @@ impl Frames {
         &self.bytes
     }
 
-    /// Mutations in one pass.
+    /// Number of mutations in one pass.
     #[must_use]
     pub fn rows(&self) -> u64 {
         self.per_run * u64::from(self.shape.vbuckets)
     }
 
-    /// Mutations of one vBucket in one pass.
+    /// Number of mutations of one vBucket in one pass.
     #[must_use]
     pub const fn rows_per_vbucket(&self) -> u64 {
         self.per_run
     }
 
-    /// What the frames look like.
+    /// Shape of the frames.
     #[must_use]
     pub const fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// The frames of one vBucket as places in [`bytes`](Self::bytes).
+    /// The range of one vBucket's frames in [`bytes`](Self::bytes).
     fn places(&self, run: &Run) -> impl Iterator<Item = usize> + use<> {
         run.mutations.clone().step_by(frame_len(self.shape.value_len))
     }
 
-    /// Makes every frame of `vbid` carry the opaque of its stream request.
+    /// Sets the opaque in every frame of `vbid`.
     pub fn set_opaque(&mut self, vbid: Vbid, opaque: Opaque) {
         let Some(run) = self.runs.get(vbid.index()) else { return };
         let opaque = opaque.0.to_be_bytes();
@@ -135,7 +135,7 @@ impl Frames {
         }
     }
 
-    /// Turns this pass into the one after it.
+    /// Turns this pass into the next one.
     pub fn advance(&mut self) {
         let step = self.per_run;
         for run in &self.runs {
@@ -159,16 +159,16 @@ impl Frames {
         }
     }
 
-    /// Writes `since_1970` into the value of the mutation that ends at `end`: the last 20 digits of its
-    /// text, in nanoseconds. Values are at least [`STAMPED_LEN`] long.
+    /// Writes `since_1970`, in nanoseconds, into the last 20 digits of the value of the mutation
+    /// that ends at `end`. Values must have at least [`STAMPED_LEN`] bytes.
     pub fn stamp(&mut self, end: usize, since_1970: Duration) {
         let digits = format!("{:0STAMP_LEN$}", since_1970.as_nanos());
         let at = end - VALUE_TAIL.len() - STAMP_LEN;
         self.bytes[at..][..STAMP_LEN].copy_from_slice(digits.as_bytes());
     }
 
-    /// Where the bytes may be cut so that each piece holds whole frames and at most about `len`
-    /// bytes (a frame longer than that is a piece of its own).
+    /// Splits the bytes so that each piece has whole frames and about `len` bytes at most (a longer
+    /// frame is a piece by itself).
     #[must_use]
     pub fn pieces(&self, len: usize) -> Vec<Range<usize>> {
         let mut pieces = Vec::new();
@@ -189,7 +189,7 @@ impl Frames {
         pieces
     }
 
-    /// A STREAM_END of every vBucket, with the opaque each one's frames carry.
+    /// A STREAM_END for every vBucket, with the opaque of its frames.
     ///
     /// # Errors
     /// Never: every part has a fixed size.
@@ -218,7 +218,8 @@ fn set(bytes: &mut [u8], place: usize, value: u64) {
 }
 
 fn mutation<'a>(vbid: Vbid, seqno: u64, key: &'a [u8], value: &'a [u8]) -> Mutation<'a> {
-    // 2026-01-01 in nanoseconds, a vBucket's changes 65,536 ns apart as a hybrid clock has them.
+    // 2026-01-01 in nanoseconds; a vBucket's changes are 65,536 ns apart like those of a hybrid
+    // clock.
     let cas = 1_767_225_600_000_000_000 + ((seqno * 1024 + u64::from(vbid.0)) << 16);
     Mutation {
         seqno: Seqno(seqno),
@@ -250,7 +251,7 @@ pub fn json_value(len: usize) -> Vec<u8> {
     value
 }
 
-/// A JSON object of `len` bytes, or of 90 where those are fewer, with fields of several types.
+/// A JSON object of `len` bytes, at least 90, with fields of several types.
 #[must_use]
 pub fn json_object(number: u64, len: usize) -> Vec<u8> {
     let price = number % 100_000;
@@ -263,12 +264,12 @@ pub fn json_object(number: u64, len: usize) -> Vec<u8> {
     head.bytes().chain(body).chain(tail.bytes()).collect()
 }
 
-/// Different JSON documents of `len` bytes that compress about as well as real ones.
+/// Distinct JSON documents of `len` bytes that compress about as well as real ones.
 #[must_use]
 pub fn json_records(count: usize, len: usize) -> Vec<Vec<u8>> {
     let mut state = 1u64;
     let mut number = move |below: u64| {
-        // The multiplier is Knuth's.
+        // Knuth's multiplier.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (state >> 33) % below
     };

@@ -1,9 +1,9 @@
-//! What the benchmarks share: frames to feed, the references they are compared with, measuring
-//! and printing.
+//! Shared parts of the benchmarks: input frames, references to compare with, measurement and
+//! output.
 //!
-//! Every figure is printed with the shape of its work and as a ratio to a reference measured in
-//! the same run, round by round in turn, because absolute figures move with the machine and its
-//! load. A run in which anything failed prints no figures and exits with an error.
+//! Every result is printed with the shape of its work and as a ratio to a reference measured in the
+//! same run, alternating by round, because absolute figures depend on the machine and its load. A
+//! run with any failure prints no results and exits with an error.
 #![forbid(unsafe_code)]
 
 pub mod columns;
@@ -21,5 +21,5 @@ pub mod snappy;
 mod window;
 pub mod writes;
 
-/// Whatever went wrong; a benchmark only reports it.
+/// Any error; benchmarks only report it.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;

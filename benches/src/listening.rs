@@ -1,4 +1,4 @@
-//! Loopback ports of the programs that clients are measured against.
+//! Loopback listeners of the programs that clients are measured against.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
@@ -6,7 +6,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::Error;
 
-/// Whether this process may choose the congestion control `name` for its sockets.
+/// Whether this process may use the congestion control `name`.
 #[must_use]
 pub fn may_choose(name: &str) -> bool {
     Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))
@@ -14,8 +14,8 @@ pub fn may_choose(name: &str) -> bool {
         .is_ok()
 }
 
-/// Listens on a loopback port that the system chooses; tells the congestion control in force on
-/// its connections, which is `congestion_control` if one is given.
+/// Listens on a loopback port chosen by the system; also returns the congestion control of its
+/// connections, which is `congestion_control` if given.
 ///
 /// # Errors
 /// If the system refuses the port or the congestion control.

@@ -1,11 +1,11 @@
-//! The machine and the build a figure comes from.
+//! The machine and build on which results were measured.
 
 use std::fs;
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-/// What is printed with every set of figures.
+/// Printed with every set of results.
 #[derive(Clone, Debug)]
 pub struct Machine {
     cores: usize,
@@ -18,7 +18,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Looks at this machine; what cannot be found out reads `unknown`.
+    /// Inspects this machine; unknown values are `unknown`.
     #[must_use]
     pub fn look() -> Self {
         Self {
@@ -32,7 +32,7 @@ impl Machine {
         }
     }
 
-    /// As one line for eyes.
+    /// As one line of text.
     #[must_use]
     pub fn line(&self) -> String {
         format!(
@@ -47,7 +47,7 @@ impl Machine {
         )
     }
 
-    /// As an object for pipes.
+    /// As a JSON object.
     #[must_use]
     pub fn json(&self) -> Value {
         json!({
@@ -62,7 +62,7 @@ impl Machine {
     }
 }
 
-/// The congestion control a TCP socket gets unless it asks for another.
+/// The default congestion control of TCP sockets.
 #[must_use]
 pub fn default_congestion_control() -> String {
     read("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -81,7 +81,7 @@ fn cpu() -> String {
     )
 }
 
-/// The commit checked out, marked if files differ from it.
+/// The checked-out commit, marked if files differ from it.
 fn commit() -> String {
     let git = |arguments: &[&str]| {
         let out = Command::new("git").args(arguments).output().ok()?;

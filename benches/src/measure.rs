@@ -1,4 +1,4 @@
-//! Measuring: rounds in turn, medians, ratios.
+//! Measurement: alternating rounds, medians, ratios.
 
 use std::time::{Duration, Instant};
 
@@ -6,16 +6,16 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::Error;
 
-/// How a benchmark was called.
+/// Command-line options of a benchmark.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Short runs, for continuous integration.
     pub short: bool,
     /// JSON lines instead of tables.
     pub json: bool,
-    /// Rounds that count; each runs every case once.
+    /// Number of rounds that count; each runs every case once.
     pub rounds: usize,
-    /// Only cases with this in `group: case` are run, as under a profiler.
+    /// Only run cases that contain this in `group: case`, as for a profiler.
     pub only: Option<String>,
 }
 
@@ -23,7 +23,7 @@ impl Options {
     /// Reads the command line: `--short`, `--json`, `--rounds N`, `--only TEXT`.
     ///
     /// # Errors
-    /// For anything else on the command line, and for fewer than five rounds.
+    /// For any other argument, and for fewer than five rounds.
     pub fn from_command_line() -> Result<Self, Error> {
         let mut options = Self { short: false, json: false, rounds: 0, only: None };
         let mut arguments = std::env::args().skip(1);
@@ -31,7 +31,7 @@ impl Options {
             match argument.as_str() {
                 "--short" => options.short = true,
                 "--json" => options.json = true,
-                // Cargo's own way of saying that this is a bench run.
+                // Cargo passes this for bench runs.
                 "--bench" => {}
                 "--rounds" => {
                     options.rounds = arguments.next().ok_or("--rounds needs a number")?.parse()?;
@@ -66,7 +66,7 @@ impl Options {
 pub struct WallClock(Instant);
 
 impl WallClock {
-    /// Starts now.
+    /// Starts the clock.
     #[must_use]
     pub fn start() -> Self {
         Self(Instant::now())
@@ -79,13 +79,13 @@ impl WallClock {
     }
 }
 
-/// Measures the processor time of the calling thread: what work of one thread takes, whatever
-/// else the machine runs meanwhile.
+/// Measures the processor time of the calling thread, which does not depend on other load of the
+/// machine.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadClock(Duration);
 
 impl ThreadClock {
-    /// Starts now.
+    /// Starts the clock.
     #[must_use]
     pub fn start() -> Self {
         Self(Self::now())
@@ -103,7 +103,7 @@ impl ThreadClock {
     }
 }
 
-/// One way of doing the work.
+/// A case to measure.
 pub struct Case<'a> {
     name: String,
     reference: bool,
@@ -117,12 +117,12 @@ impl std::fmt::Debug for Case<'_> {
 }
 
 impl<'a> Case<'a> {
-    /// What is to be compared; `run` does the work once and says how long it took.
+    /// A case to compare; `run` does the work once and returns its duration.
     pub fn new(name: impl Into<String>, run: impl FnMut() -> Result<Duration, Error> + 'a) -> Self {
         Self { name: name.into(), reference: false, run: Box::new(run) }
     }
 
-    /// What the others are compared with.
+    /// The case that others are compared with.
     pub fn reference(
         name: impl Into<String>,
         run: impl FnMut() -> Result<Duration, Error> + 'a,
@@ -131,18 +131,18 @@ impl<'a> Case<'a> {
     }
 }
 
-/// How long one case took, with one sample per round.
+/// Samples of a case, one per round.
 #[derive(Clone, Debug)]
 pub struct Series {
     /// Name of the case.
     pub name: String,
-    /// Whether the others are compared with it.
+    /// Whether other cases are compared with it.
     pub reference: bool,
     samples: Vec<Duration>,
 }
 
 impl Series {
-    /// Middle sample.
+    /// Median sample.
     #[must_use]
     pub fn median(&self) -> Duration {
         let mut samples = self.samples.clone();
@@ -168,8 +168,8 @@ impl Series {
         self.samples.len()
     }
 
-    /// Speed of this case as a fraction of the speed of `reference`: the median of the rounds'
-    /// own ratios, since the two samples of a round shared the machine's mood.
+    /// Speed of this case relative to `reference`: the median of the ratios by round, since both
+    /// samples of a round saw the same load.
     #[must_use]
     pub fn speed_ratio(&self, reference: &Self) -> f64 {
         let mut ratios: Vec<f64> = self
@@ -183,10 +183,11 @@ impl Series {
     }
 }
 
-/// Runs every case of `group` once without counting it, then `options.rounds` times in turn.
+/// Runs every case of `group` once without counting it, then alternates them for `options.rounds`
+/// rounds.
 ///
 /// # Errors
-/// The first error of a case; nothing measured so far is returned then.
+/// The first error of a case; all measurements are discarded then.
 pub fn compare(
     options: &Options,
     group: &str,
@@ -210,7 +211,7 @@ pub fn compare(
             if sample.is_zero() {
                 return Err(format!("{group}: {}: too short to measure", case.name).into());
             }
-            // The first one warms up.
+            // The first round warms up.
             if round > 0 {
                 series.samples.push(sample);
             }

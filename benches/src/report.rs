@@ -1,4 +1,4 @@
-//! Printing: a table for eyes or JSON lines for pipes, held back until everything has succeeded.
+//! Output: a table or JSON lines, printed only once everything has succeeded.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use crate::Error;
 use crate::machine::Machine;
 use crate::measure::{Options, Series};
 
-/// The figures of one benchmark target.
+/// The results of one benchmark target.
 #[derive(Debug)]
 pub struct Report {
     bench: &'static str,
@@ -21,15 +21,15 @@ pub struct Report {
 /// Cases measured in turn over the same work.
 #[derive(Debug)]
 pub struct Group {
-    /// Short name, with the parameter that varies between groups.
+    /// Short name, including the parameter that varies between groups.
     pub name: String,
-    /// What the work looks like: vBuckets, sizes, batches, congestion control.
+    /// Shape of the work: vBuckets, sizes, batches, congestion control.
     pub shape: String,
     /// Changes processed by each sample.
     pub rows: u64,
     /// Bytes on the wire of each sample.
     pub bytes: u64,
-    /// What was measured.
+    /// Measured cases.
     pub series: Vec<Series>,
 }
 
@@ -40,7 +40,7 @@ impl Report {
         Self { bench, options, machine: Machine::look(), groups: Vec::new() }
     }
 
-    /// Adds measured cases.
+    /// Adds a group of measured cases.
     pub fn add(&mut self, group: Group) {
         if !group.series.is_empty() {
             self.groups.push(group);
@@ -107,7 +107,7 @@ impl Report {
 }
 
 impl Group {
-    /// The references a case is compared with: those that stand before it.
+    /// The references of a case: those listed before it.
     fn references<'a>(&'a self, series: &'a Series) -> impl Iterator<Item = (&'a str, f64)> {
         self.series
             .iter()
@@ -135,7 +135,7 @@ impl Group {
     }
 }
 
-/// The whole of a benchmark's `main`: runs `fill` and prints what it measured, or only the error.
+/// The `main` of a benchmark: runs `fill` and prints its results, or only the error.
 pub fn run(
     bench: &'static str,
     fill: impl FnOnce(&Options, &mut Report) -> Result<(), Error>,

@@ -1,5 +1,5 @@
-//! A scripted node that sends ready-made frames: it answers what a client asks while it connects
-//! and then does nothing but write, so that it is no limit a client could be measured against.
+//! A scripted node that sends ready-made frames: it answers a client's set-up requests and then
+//! only writes, so that it does not limit a client.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -20,23 +20,23 @@ use crate::listening::listen;
 use crate::window::Window;
 use crate::writes::Writes;
 
-/// Name of the bucket the node has.
+/// Name of the node's bucket.
 pub const BUCKET: &str = "frames";
 
-/// Name clients authenticate with.
+/// User name of clients.
 pub const USERNAME: &str = "reader";
 
-/// Password clients authenticate with.
+/// Password of clients.
 pub const PASSWORD: &str = "only for loopback";
 
-/// The one mechanism offered.
+/// The only SASL mechanism offered.
 const MECHANISM: Mechanism = Mechanism::ScramSha1;
 
-/// Largest single write in bytes: smaller ones cost the sender more than everything else.
+/// Maximum size of a write in bytes: smaller writes would dominate the sender's cost.
 pub(crate) const WRITE_LEN: usize = 256 * 1024;
 
 /// A node whose every DCP connection sends the same stream: `passes` passes of the frames on all
-/// vBuckets, then the ends of the streams.
+/// vBuckets, then the stream ends.
 #[derive(Debug)]
 pub struct Sender {
     address: SocketAddr,
@@ -50,7 +50,7 @@ pub struct Sender {
 struct Plan {
     shape: Shape,
     passes: u64,
-    /// Time between two mutations; without one they are sent as fast as they are taken.
+    /// Time between two mutations; `None` sends as fast as possible.
     interval: Option<Duration>,
     writes: Writes,
     port: u16,
@@ -58,8 +58,8 @@ struct Plan {
 }
 
 impl Sender {
-    /// Listens on a loopback port and serves it until the process ends, writing as `writes` says.
-    /// With `congestion_control` the connections use it instead of the system's default.
+    /// Listens on a loopback port and serves it until the process ends, writing according to
+    /// `writes`. `congestion_control` replaces the system's default.
     ///
     /// # Errors
     /// If the system refuses the port or the congestion control.
@@ -72,11 +72,11 @@ impl Sender {
         Self::start_with(shape, passes, None, writes, congestion_control)
     }
 
-    /// As [`start`](Self::start), but sends one mutation at a time, `interval` apart, in whose value
-    /// is when it was handed to the socket (see [`Frames::stamp`]).
+    /// Like [`start`](Self::start), but sends one mutation at a time, `interval` apart, with the
+    /// send time in its value (see [`Frames::stamp`]).
     ///
     /// # Errors
-    /// If the system refuses the port, or there is no place for a time in values so short.
+    /// If the system refuses the port, or values are too short for a timestamp.
     pub fn paced(shape: Shape, passes: u64, interval: Duration) -> Result<Self, Error> {
         if shape.value_len < STAMPED_LEN {
             return Err(format!("a value with its time takes {STAMPED_LEN} bytes").into());
@@ -112,7 +112,7 @@ impl Sender {
                 let ready = Arc::clone(&ready);
                 thread::spawn(move || {
                     if let Err(error) = Connection::serve(socket, plan, ready) {
-                        // The client at the other end fails as well, and says so.
+                        // The client fails as well and reports it.
                         let _ = writeln!(std::io::stderr(), "sender: {error}");
                     }
                 });
@@ -121,7 +121,7 @@ impl Sender {
         Ok(Self { address, congestion_control, plan, rows, bytes })
     }
 
-    /// Where the node listens.
+    /// Address of the node.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
@@ -133,19 +133,19 @@ impl Sender {
         format!("couchbase://127.0.0.1:{}", self.address.port())
     }
 
-    /// The congestion control in force on its connections.
+    /// The congestion control of its connections.
     #[must_use]
     pub fn congestion_control(&self) -> &str {
         &self.congestion_control
     }
 
-    /// Mutations each DCP connection is sent.
+    /// Number of mutations sent on each DCP connection.
     #[must_use]
     pub const fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Bytes each DCP connection is sent once its streams are open.
+    /// Number of bytes sent on each DCP connection once its streams are open.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
@@ -163,9 +163,9 @@ struct Connection {
     reader: TcpStream,
     writer: Arc<Mutex<TcpStream>>,
     window: Arc<Window>,
-    /// The exchange in progress.
+    /// The current exchange.
     scram: Option<ScramServer>,
-    /// Where the first connection finds frames, and leaves them for the next one.
+    /// Frames reused by consecutive connections.
     ready: Ready,
     frames: Option<Frames>,
     opened: u16,
@@ -196,7 +196,7 @@ impl Connection {
                 Ok(len) => input.extend_from_slice(&chunk[..len]),
             }
         }
-        // A sender that waits for the window must not wait for ever.
+        // Do not wait for flow control forever.
         connection.window.close();
         Ok(())
     }
@@ -301,7 +301,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Once every vBucket's stream is open the frames begin to flow.
+    /// The frames begin once every vBucket's stream is open.
     fn open_stream(&mut self, request: &Frame<'_>) -> Result<(), Error> {
         let stream = StreamRequest::decode(request)?;
         if self.frames.is_none() {
@@ -325,7 +325,7 @@ impl Connection {
                     *ready.lock().unwrap_or_else(PoisonError::into_inner) = Some(frames);
                 }
                 Err(_) => {
-                    // Whoever reads learns of it by the end of the connection.
+                    // The reader notices when the connection ends.
                     let writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
                     let _ = writer.shutdown(Shutdown::Both);
                 }
@@ -342,7 +342,7 @@ fn send(
     window: &Window,
 ) -> Result<Frames, Error> {
     let Plan { passes, interval, writes, .. } = plan;
-    // A mutation and its marker at a time, if it has a time of its own.
+    // With an interval, send one mutation and its marker at a time.
     let pieces = frames.pieces(interval.map_or(WRITE_LEN, |_| marked_len(plan.shape.value_len)));
     let write = |piece: &[u8]| -> Result<(), Error> {
         let mut rest = piece;
@@ -373,7 +373,7 @@ fn send(
     Ok(frames)
 }
 
-/// Length of the frames that may be sent while there is `room`: the last one may exceed it.
+/// Length of the frames that may be sent with `room` left: the last one may exceed it.
 fn first_frames(frames: &[u8], room: u64) -> usize {
     let mut end = 0;
     if frames.len() as u64 <= room {
@@ -425,8 +425,8 @@ fn manifest() -> serde_json::Value {
     })
 }
 
-/// Appends the answers that accept every stream request among `requests`; returns the opaques the
-/// streams' packets must carry.
+/// Appends responses that accept every stream request in `requests`; returns the opaques for the
+/// streams' packets.
 ///
 /// # Errors
 /// If the bytes are not packets.
@@ -450,7 +450,7 @@ pub fn answer_stream_requests(
     Ok(opaques)
 }
 
-/// The branch of history that a vBucket's changes lie on.
+/// The history branch of a vBucket's changes.
 #[must_use]
 pub fn branch_of(vbid: Vbid) -> Vbuuid {
     Vbuuid(0xdc9_0000_0000 + u64::from(vbid.0))

@@ -1,4 +1,4 @@
-//! Compressed values into record batches, beside inflating them and nothing else.
+//! Decodes compressed values into record batches, compared with inflating alone.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::frames::json_records;
 use crate::measure::{Case, Options, ThreadClock, compare};
 use crate::report::Group;
 
-/// Different values there are, each sent many times.
+/// Number of distinct values, each sent many times.
 const DISTINCT: usize = 1024;
 
-/// Measures values that are `value_len` bytes long when inflated. One thread does all the work.
+/// Measures values with an inflated length of `value_len` bytes. One thread does all the work.
 ///
 /// # Errors
-/// If a value cannot be compressed, and those of the measurement.
+/// If a value cannot be compressed, or a measurement fails.
 pub fn measure(options: &Options, value_len: usize) -> Result<Group, Error> {
     let plain = json_records(DISTINCT, value_len);
     let compressed =

@@ -1,10 +1,10 @@
-//! The flow-control window of a connection, as its sender keeps it.
+//! The flow-control buffer of a connection, as tracked by its sender.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::Error;
 
-/// The flow-control window of a connection.
+/// The flow-control buffer of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     state: Mutex<WindowState>,
@@ -13,7 +13,7 @@ pub(crate) struct Window {
 
 #[derive(Debug, Default)]
 struct WindowState {
-    /// 0 for no window at all.
+    /// 0 for no flow control.
     limit: u64,
     outstanding: u64,
     closed: bool,
@@ -41,7 +41,7 @@ impl Window {
         self.change(|state| state.outstanding += bytes);
     }
 
-    /// Waits until something may be sent; returns how much fits the window.
+    /// Waits until something may be sent; returns how much fits the buffer.
     pub(crate) fn room(&self) -> Result<u64, Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {

@@ -1,4 +1,4 @@
-//! How a source writes streams to its clients.
+//! Write patterns of a source.
 
 use std::io::{self, IoSlice, Write};
 use std::time::Duration;
@@ -8,20 +8,20 @@ use dcp_wire::Header;
 use crate::Error;
 use crate::measure::WallClock;
 
-/// How a source writes what it has ready.
+/// How a source writes packets that are ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writes {
-    /// As much as there is at once, up to 256 KiB: a source that no client keeps up with.
+    /// As much as is available, up to 256 KiB: a source that no client can keep up with.
     Large,
-    /// As a node of server 8.0 does: five messages with one `writev`, each of which took its thread
-    /// 3 us before. Whoever wakes up for each write is woken 200,000 times in a million messages.
+    /// Like a node of server 8.0: five messages per `writev`, after 3 us of its thread's time for
+    /// each. A reader that is woken by every write is woken 200,000 times per million messages.
     LikeANode,
 }
 
-/// Messages that a node hands to its socket at once.
+/// Number of messages that a node writes at once.
 const AT_ONCE: usize = 5;
 
-/// What a message takes a node's thread before it is written.
+/// Time that a node's thread spends on a message before writing it.
 const WORK: Duration = Duration::from_micros(3);
 
 impl Writes {
@@ -50,7 +50,7 @@ impl Writes {
     }
 }
 
-/// Does nothing for as long as a node takes for so many messages.
+/// Busy-waits for the time that a node takes for this many messages.
 fn work(messages: usize) {
     let clock = WallClock::start();
     let takes = WORK.as_secs_f64() * messages as f64;

@@ -1,4 +1,4 @@
-# The extension module. Private: the package's classes wrap these.
+# The extension module. Private: wrapped by the classes of the package.
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, Self, TypeVar, final

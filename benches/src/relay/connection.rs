@@ -1,4 +1,4 @@
-//! One client's connection: two directions of packets, and a third source of them.
+//! A client's connection: packets in two directions, and those sent from memory.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -17,10 +17,10 @@ use crate::Error;
 use crate::sender::WRITE_LEN;
 use crate::writes::Writes;
 
-/// What the directions of a connection share.
+/// State shared by the directions of a connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Both, for ending them while somebody writes.
+    /// Both sockets, used to close them while another thread writes.
     client: Socket,
     server: TcpStream,
     to_client: Mutex<Socket>,
@@ -36,7 +36,7 @@ impl Connection {
     /// Relays between a client and the node at `server` until either closes its connection.
     ///
     /// # Errors
-    /// If the node cannot be reached or the client sends no packets.
+    /// If the node is unreachable or the client sends invalid packets.
     pub(super) fn serve(
         client: Socket,
         server: SocketAddr,
@@ -86,7 +86,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes one packet of the client.
+    /// Handles a packet from the client.
     fn take_of_client(
         self: &Arc<Self>,
         frame: &Frame<'_>,
@@ -111,7 +111,7 @@ impl Connection {
                     self.outbox.set_limit(std::str::from_utf8(control.value)?.parse()?);
                 }
             }
-            // The producer is told by the relay what came from it (`take_of_server`).
+            // The relay itself acknowledges to the producer what came from it (`take_of_server`).
             Opcode::DCP_BUFFER_ACK => {
                 self.outbox.give_back(u64::from(BufferAck::decode(frame)?.bytes));
                 return Ok(());
@@ -124,8 +124,8 @@ impl Connection {
                 }
                 lock(&self.recorder).begin(opaque, terms);
             }
-            // The producer knows nothing of such a stream, and a client that is answered so
-            // would be measured at something else than the others.
+            // The producer does not know this stream, and answering with an error would measure
+            // this client differently from the others.
             Opcode::DCP_CLOSE_STREAM if self.outbox.is_playing() => {
                 return Err("a client closes a stream that is sent from memory".into());
             }
@@ -135,7 +135,7 @@ impl Connection {
         self.write_to_server(packet)
     }
 
-    /// Takes whole packets of the producer.
+    /// Handles whole packets from the producer.
     fn take_of_server(&self, packets: &mut [u8]) -> Result<(), Error> {
         lock(&self.recorder).take(packets, &self.store)?;
         let mut rest = packets;
@@ -149,7 +149,7 @@ impl Connection {
                 let reserved = self.outbox.reserve()?;
                 let mut sent = front(rest, reserved, None)?;
                 if sent.len == 0 {
-                    // Longer than all the room: it goes alone, as a producer lets it.
+                    // Larger than the whole buffer: send it by itself, as a producer may.
                     sent = front(&mut rest[..header.packet_len()], u64::MAX, None)?;
                 }
                 self.outbox.settle(reserved, sent.counted);
@@ -163,7 +163,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Passes on a packet that is not of a stream, with other ports in it.
+    /// Forwards a packet outside streams, with ports replaced.
     fn answer(&self, header: &Header, packet: &mut [u8]) -> Result<(), Error> {
         self.ports.lead_here(&mut packet[Header::LEN..]);
         if !header.magic.is_response() {
@@ -183,7 +183,7 @@ impl Connection {
         Ok(lock(&self.to_server).write_all(bytes)?)
     }
 
-    /// Ends all directions, of which some may wait for a socket or the window.
+    /// Ends all directions, which may be waiting for a socket or for flow control.
     fn close(&self) {
         self.outbox.close();
         self.client.shutdown();
@@ -191,7 +191,7 @@ impl Connection {
     }
 }
 
-/// Hands on the whole packets that have come, until the connection ends.
+/// Processes whole packets as they arrive, until the connection ends.
 fn read_packets(
     mut from: impl Read,
     mut take: impl FnMut(&mut [u8]) -> Result<(), Error>,
@@ -204,7 +204,7 @@ fn read_packets(
             return Ok(());
         }
         input.extend_from_slice(&chunk[..len]);
-        // Refuses a length that no packet has.
+        // Refuse impossible lengths.
         Frame::wanted(&input, MAX_BODY_LEN)?;
         let whole = front(&mut input, u64::MAX, None)?.len;
         take(&mut input[..whole])?;
@@ -212,12 +212,12 @@ fn read_packets(
     }
 }
 
-/// Tells what went wrong, unless it is that a peer is gone.
+/// Prints an error, unless a peer closed its connection.
 pub(super) fn report(result: Result<(), Error>) {
     if let Err(error) = result
         && !error.is::<io::Error>()
     {
-        // Whoever measures learns of it by the end of the connection.
+        // The caller notices when the connection ends.
         let _ = writeln!(io::stderr(), "relay: {error}");
     }
 }

@@ -1,11 +1,12 @@
-//! A relay in front of the nodes of an embedded producer, which sends again from memory what the
-//! producer sent once, so that clients are not measured by how fast the producer is.
+//! A relay in front of an embedded producer's nodes, which replays from memory what the producer
+//! sent once, so that clients are not limited by the producer's speed.
 //!
-//! It passes on everything but streams: each is recorded, and when the same is asked for again on
-//! the same terms (features, open flags, settings and request) it comes from memory, byte for byte
-//! but for the opaques, which are the new request's. Streams come one after the other in the order
-//! of their requests, each of which is answered when it is its turn. Both sides' windows are kept to.
-//! The bucket must not change meanwhile: this is a tool of the benchmarks and of nothing else.
+//! It forwards everything but streams. Each stream is recorded, and when it is requested again with
+//! the same parameters (features, open flags, settings and request), it is replayed from memory,
+//! byte for byte except for the opaques, which are those of the new request. Streams are sent one
+//! after the other in the order of their requests, each of which is answered in its turn. Flow
+//! control of both sides is respected. The bucket must not change meanwhile: this tool is for the
+//! benchmarks only.
 
 mod connection;
 mod outbox;
@@ -29,15 +30,15 @@ use crate::writes::Writes;
 /// Ports of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodePorts {
-    /// For KV.
+    /// KV port.
     pub kv: SocketAddr,
-    /// For KV over TLS, if it speaks that.
+    /// KV port over TLS, if enabled.
     pub kv_tls: Option<SocketAddr>,
-    /// For management.
+    /// Management port.
     pub management: SocketAddr,
 }
 
-/// A relay of the ports of a cluster.
+/// A relay of a cluster's ports.
 #[derive(Debug)]
 pub struct Relay {
     nodes: Vec<NodePorts>,
@@ -46,25 +47,25 @@ pub struct Relay {
     store: Arc<Store>,
 }
 
-/// What a relay was asked for.
+/// Statistics of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Relayed {
-    /// Streams that the producer sent.
+    /// Streams sent by the producer.
     pub forwarded: u64,
-    /// Streams that came from memory.
+    /// Streams sent from memory.
     pub from_memory: u64,
-    /// Bytes that are kept.
+    /// Bytes stored.
     pub bytes: usize,
 }
 
 impl Relay {
-    /// Listens on loopback ports, one for each of the nodes', and relays until the process ends.
-    /// Streams that come from memory are written as `writes` says. TLS ends here: a node is spoken
-    /// to in the clear.
+    /// Listens on one loopback port per port of the nodes, and relays until the process ends.
+    /// Streams from memory are written according to `writes`. TLS is terminated here: connections
+    /// to nodes are plain.
     ///
     /// # Errors
-    /// If the system refuses a port or the congestion control, or chooses ports with other numbers
-    /// of digits than the nodes have.
+    /// If the system refuses a port or the congestion control, or chooses a port with a different
+    /// number of digits than the node's.
     pub fn start(
         nodes: &[NodePorts],
         congestion_control: Option<&str>,
@@ -109,25 +110,25 @@ impl Relay {
         Ok(Self { nodes: own, congestion_control: in_force, ca_pem, store })
     }
 
-    /// Where it listens, node by node.
+    /// The relay's ports by node.
     #[must_use]
     pub fn nodes(&self) -> &[NodePorts] {
         &self.nodes
     }
 
-    /// The authority that signed the certificate for TLS, as PEM.
+    /// The CA certificate for TLS, as PEM.
     #[must_use]
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
     }
 
-    /// The congestion control in force on its connections.
+    /// The congestion control of its connections.
     #[must_use]
     pub fn congestion_control(&self) -> &str {
         &self.congestion_control
     }
 
-    /// What it was asked for until now.
+    /// Statistics so far.
     #[must_use]
     pub fn relayed(&self) -> Relayed {
         let (forwarded, from_memory) = self.store.counts();
@@ -135,7 +136,7 @@ impl Relay {
     }
 }
 
-/// Serves each client in a thread of its own.
+/// Serves each client in its own thread.
 fn accept(
     listener: TcpListener,
     serve: impl Fn(TcpStream) -> Result<(), Error> + Send + Sync + 'static,
@@ -150,12 +151,12 @@ fn accept(
     Ok(())
 }
 
-/// Relays text, in which the node's ports become the relay's.
+/// Relays text, replacing the node's ports with the relay's.
 fn relay_text(client: TcpStream, server: SocketAddr, ports: &Ports) -> Result<(), Error> {
     let server = TcpStream::connect(server)?;
     let (mut requests, mut to_server) = (client.try_clone()?, server.try_clone()?);
     thread::spawn(move || {
-        // That a peer is gone ends both directions.
+        // A closed peer ends both directions.
         let _ = std::io::copy(&mut requests, &mut to_server);
         let _ = to_server.shutdown(Shutdown::Write);
     });

@@ -1,5 +1,5 @@
-//! What a connection is still to be sent from memory, how much its window has room for, and whose
-//! turn it is: clients take answers in the order of their requests, whoever gives them.
+//! What remains to be sent to a connection from memory, the room in its flow-control buffer, and
+//! the order of responses: clients expect them in the order of their requests, from either source.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,17 +12,17 @@ use super::recordings::{Recording, set_opaque};
 use crate::Error;
 use crate::sender::WRITE_LEN;
 
-/// A recorded stream on its way to a client.
+/// A recorded stream being replayed.
 #[derive(Debug)]
 struct Playback {
     recording: Arc<Recording>,
     opaque: Opaque,
     at: usize,
-    /// How many requests passed on have to be answered before this one.
+    /// Number of forwarded requests to be answered before this one.
     after: u64,
 }
 
-/// The flow-control window of a connection and the streams it is sent from memory.
+/// The flow-control buffer of a connection and the streams sent to it from memory.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     state: Mutex<State>,
@@ -31,34 +31,34 @@ pub(super) struct Outbox {
 
 #[derive(Debug, Default)]
 struct State {
-    /// 0 for no window at all.
+    /// 0 for no flow control.
     limit: u64,
     outstanding: u64,
     closed: bool,
-    /// Asked for and not yet begun.
+    /// Requested streams that have not begun.
     asked: VecDeque<Playback>,
-    /// Asked for and not yet sent to the end.
+    /// Number of requested streams that have not ended.
     open: usize,
-    /// How many streams were asked for and how many of these requests were answered.
+    /// Numbers of requests for streams from memory and of their responses.
     asked_in_all: u64,
     answered: u64,
-    /// How many requests were passed on and how many of them were answered.
+    /// Numbers of forwarded requests and of their responses.
     passed_on: u64,
     answers_passed_on: u64,
-    /// For each one passed on and not answered, how many streams were asked for before.
+    /// For each pending forwarded request, the number of streams requested before it.
     before: VecDeque<u64>,
 }
 
-/// What may be done next.
+/// What may be sent next.
 #[derive(Debug)]
 struct Turn {
     asked: Vec<Playback>,
-    /// Bytes that may be sent, which count as outstanding already.
+    /// Bytes that may be sent, already counted as outstanding.
     room: u64,
 }
 
 impl State {
-    /// Takes some of the room there is; 0 if there is none.
+    /// Reserves some of the available room; 0 if there is none.
     fn reserve(&mut self) -> u64 {
         let room = match self.limit {
             0 => u64::MAX,
@@ -69,7 +69,7 @@ impl State {
         room
     }
 
-    /// Corrects what was reserved to what was sent.
+    /// Replaces a reservation with the number of bytes sent.
     fn settle(&mut self, reserved: u64, sent: u64) {
         self.outstanding = (self.outstanding + sent).saturating_sub(reserved);
     }
@@ -87,7 +87,7 @@ impl State {
         let many = self.asked.iter().take_while(|&asked| in_turn(asked)).count();
         let asked: Vec<_> = self.asked.drain(..many).collect();
         let room = if has_more || !asked.is_empty() { self.reserve() } else { 0 };
-        // Requests are answered whatever the window.
+        // Responses do not depend on flow control.
         (room > 0 || !asked.is_empty()).then_some(Turn { asked, room })
     }
 }
@@ -109,7 +109,7 @@ impl Outbox {
         self.change(|state| state.closed = true);
     }
 
-    /// Has a stream sent with `opaque` in its packets.
+    /// Queues a stream, with `opaque` for its packets.
     pub(super) fn ask(&self, recording: Arc<Recording>, opaque: Opaque) {
         self.change(|state| {
             let after = state.passed_on;
@@ -119,7 +119,7 @@ impl Outbox {
         });
     }
 
-    /// Notes that a request is about to be passed on.
+    /// Records that a request is about to be forwarded.
     pub(super) fn pass_on(&self) {
         self.change(|state| {
             state.passed_on += 1;
@@ -127,7 +127,7 @@ impl Outbox {
         });
     }
 
-    /// Waits until the next answer to a request passed on is the one the client waits for.
+    /// Waits until the response to a forwarded request is the next one the client expects.
     ///
     /// # Errors
     /// Once the connection is closed.
@@ -135,7 +135,7 @@ impl Outbox {
         self.wait(|state| state.is_turn_of_answer().then_some(()))
     }
 
-    /// Notes that this answer was sent.
+    /// Records that this response was sent.
     pub(super) fn pass_answer_on(&self) {
         self.change(|state| {
             state.before.pop_front();
@@ -143,12 +143,12 @@ impl Outbox {
         });
     }
 
-    /// Whether a stream is being sent from memory.
+    /// Whether any stream is being sent from memory.
     pub(super) fn is_playing(&self) -> bool {
         self.state().open > 0
     }
 
-    /// Waits until something may be sent; returns how much, which counts as outstanding already.
+    /// Waits until something may be sent; returns how much, already counted as outstanding.
     ///
     /// # Errors
     /// Once the connection is closed.
@@ -156,10 +156,10 @@ impl Outbox {
         self.wait(|state| Some(state.reserve()).filter(|&room| room > 0))
     }
 
-    /// Sends what is asked for until the connection is closed.
+    /// Sends requested streams until the connection is closed.
     ///
     /// # Errors
-    /// Once it is closed, and whatever `write` fails with.
+    /// Once it is closed, or if `write` fails.
     pub(super) fn play(
         &self,
         mut write: impl FnMut(&[u8]) -> Result<(), Error>,
@@ -212,8 +212,8 @@ impl Outbox {
     }
 }
 
-/// Appends what comes next of the streams, one after the other, as far as there is `room`; a
-/// packet larger than all of it goes alone. Returns what that counts.
+/// Appends the next packets of the streams, one stream after the other, as `room` allows; a packet
+/// larger than the whole buffer goes by itself. Returns the counted size.
 fn fill(playing: &mut VecDeque<Playback>, room: u64, chunk: &mut Vec<u8>) -> Result<u64, Error> {
     let mut sent = 0;
     while sent < room
@@ -232,11 +232,11 @@ fn fill(playing: &mut VecDeque<Playback>, room: u64, chunk: &mut Vec<u8>) -> Res
 }
 
 impl Playback {
-    /// Appends the packets that count at most `room`; returns what they count.
+    /// Appends packets of at most `room` counted bytes; returns the counted size.
     fn copy(&mut self, room: u64, chunk: &mut Vec<u8>) -> Result<u64, Error> {
         let rest = &self.recording.stream[self.at..];
         let start = chunk.len();
-        // In one piece, and what is too much cut off again: packets are looked at in cache.
+        // Copy once and truncate the excess: the packets are then read from cache.
         chunk.extend_from_slice(&rest[..rest.len().min(usize::try_from(room)?)]);
         let front = front(&mut chunk[start..], room, Some(self.opaque))?;
         chunk.truncate(start + front.len);
@@ -244,7 +244,7 @@ impl Playback {
         Ok(front.counted)
     }
 
-    /// Appends the next packet, however long it is; returns what it counts.
+    /// Appends the next packet of any length; returns its counted size.
     fn copy_one(&mut self, chunk: &mut Vec<u8>) -> Result<u64, Error> {
         let rest = &self.recording.stream[self.at..];
         let len = Frame::wanted(rest, MAX_BODY_LEN)?;
@@ -255,17 +255,17 @@ impl Playback {
     }
 }
 
-/// The packets at the front of some bytes.
+/// The whole packets at the front of a buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Front {
     /// Length in bytes.
     pub(super) len: usize,
-    /// What they count towards the window.
+    /// Size counted by flow control.
     pub(super) counted: u64,
 }
 
-/// Finds the whole packets at the front of `bytes` that count at most `room`, and puts `opaque`
-/// into them if there is one.
+/// Finds the whole packets at the front of `bytes` with a counted size of at most `room`, and sets
+/// `opaque` in them if given.
 pub(super) fn front(bytes: &mut [u8], room: u64, opaque: Option<Opaque>) -> Result<Front, Error> {
     let mut front = Front::default();
     while let Some(head) = bytes[front.len..].first_chunk::<{ Header::LEN }>() {

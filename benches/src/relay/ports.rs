@@ -1,27 +1,28 @@
-//! Has what a producer says of its ports lead to the relay.
+//! Replaces a producer's ports with the relay's.
 
-/// Pairs of ports as they stand in texts: the producer's, and the relay's in its place.
+/// Pairs of ports as text: the producer's and the relay's replacement.
 #[derive(Debug)]
 pub(super) struct Ports {
     pairs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Ports {
-    /// `None` unless the ports of each pair have as many digits: no length may change.
+    /// `None` unless the ports of each pair have the same number of digits: lengths must not
+    /// change.
     pub(super) fn new(pairs: &[(u16, u16)]) -> Option<Self> {
         let text = |port: u16| format!(":{port}").into_bytes();
         let pairs: Vec<_> = pairs.iter().map(|&(theirs, own)| (text(theirs), text(own))).collect();
         pairs.iter().all(|(theirs, own)| theirs.len() == own.len()).then_some(Self { pairs })
     }
 
-    /// Replaces the ports in a text that is whole.
+    /// Replaces the ports in a complete text.
     pub(super) fn lead_here(&self, text: &mut [u8]) {
         for (theirs, own) in &self.pairs {
             let mut at = 0;
             while let Some(found) = find(&text[at..], theirs) {
                 let start = at + found;
                 at = start + theirs.len();
-                // Not the beginning of a longer number.
+                // Not a prefix of a longer number.
                 if !text.get(at).is_some_and(u8::is_ascii_digit) {
                     text[start..at].copy_from_slice(own);
                 }
@@ -29,7 +30,7 @@ impl Ports {
         }
     }
 
-    /// How many bytes at the end of a text have to wait for what follows them.
+    /// Number of bytes at the end of a text that must wait for more input.
     pub(super) fn undecided(&self, text: &[u8]) -> usize {
         let longest = self.pairs.iter().map(|(theirs, _)| theirs.len()).max().unwrap_or(0);
         let is_beginning = |tail: &[u8]| self.pairs.iter().any(|pair| pair.0.starts_with(tail));

@@ -1,4 +1,4 @@
-//! Streams as they were sent once.
+//! Recorded streams.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,19 +10,19 @@ use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status, Vbid};
 
 use crate::Error;
 
-/// Place of the opaque in a packet.
+/// Offset of the opaque in a packet.
 const OPAQUE_AT: usize = 12;
 
-/// Everything about a connection and a request that a stream's bytes depend on.
+/// The parameters of a connection and a request that determine a stream's bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Terms(Vec<u8>);
 
 impl Terms {
-    /// What was negotiated: features, open flags and settings in the order they were sent in.
+    /// Negotiated features, open flags and settings, in the order sent.
     pub(super) fn negotiate(&mut self, request: &Frame<'_>) {
         let parts: &[&[u8]] = match request.header.opcode {
             Opcode::HELLO => &[request.value],
-            // The key is the connection's name.
+            // Ignore the key: it is the connection's name.
             Opcode::DCP_OPEN => &[request.extras, request.value],
             Opcode::DCP_CONTROL if !leaves_streams_alone(request.key) => {
                 &[request.key, request.value]
@@ -32,7 +32,7 @@ impl Terms {
         self.add(request.header.opcode, parts);
     }
 
-    /// The terms of the stream that `request` asks for.
+    /// The parameters of the stream requested by `request`.
     pub(super) fn of_stream(&self, request: &Frame<'_>) -> Self {
         let mut terms = self.clone();
         let vbid = request.header.vbid().0.to_be_bytes();
@@ -59,13 +59,13 @@ fn leaves_streams_alone(control: &[u8]) -> bool {
 /// A stream's bytes, with opaques of 0.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Recording {
-    /// The answer to the stream request.
+    /// The response to the stream request.
     pub(super) response: Vec<u8>,
-    /// Everything after it up to and with the end of the stream.
+    /// All messages after it, up to and including the stream end.
     pub(super) stream: Vec<u8>,
 }
 
-/// The streams that are kept.
+/// The stored streams.
 #[derive(Debug, Default)]
 pub(super) struct Store {
     kept: Mutex<Kept>,
@@ -76,12 +76,12 @@ pub(super) struct Store {
 #[derive(Debug, Default)]
 struct Kept {
     by_terms: HashMap<Terms, Arc<Recording>>,
-    /// One of each kind: clients that negotiate different things are mostly sent the same bytes.
+    /// Distinct streams: clients with different parameters usually get the same bytes.
     different: HashMap<Vbid, Vec<Arc<Recording>>>,
 }
 
 impl Store {
-    /// The stream of these terms, if it was sent before; counts that it is asked for.
+    /// The stream with these parameters, if recorded; counts the request.
     pub(super) fn find(&self, terms: &Terms) -> Option<Arc<Recording>> {
         let found = self.kept().by_terms.get(terms).cloned();
         let count = if found.is_some() { &self.from_memory } else { &self.forwarded };
@@ -89,12 +89,12 @@ impl Store {
         found
     }
 
-    /// How many streams were asked for that the producer sent, and that memory did.
+    /// Numbers of requested streams sent by the producer and from memory.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.forwarded.load(Ordering::Relaxed), self.from_memory.load(Ordering::Relaxed))
     }
 
-    /// Bytes of what is kept.
+    /// Bytes stored.
     pub(super) fn bytes(&self) -> usize {
         let kept = self.kept();
         kept.different.values().flatten().map(|each| each.response.len() + each.stream.len()).sum()
@@ -118,22 +118,22 @@ impl Store {
     }
 }
 
-/// Records the streams of one connection that the producer sends.
+/// Records the streams that the producer sends on one connection.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     begun: HashMap<Opaque, (Terms, Recording)>,
 }
 
 impl Recorder {
-    /// Begins to record the stream whose packets will carry `opaque`.
+    /// Begins to record the stream whose packets will have `opaque`.
     pub(super) fn begin(&mut self, opaque: Opaque, terms: Terms) {
         self.begun.insert(opaque, (terms, Recording::default()));
     }
 
-    /// Takes whole packets of the producer; a stream that came to its end is kept in `store`.
+    /// Processes whole packets from the producer; a stream that has ended is added to `store`.
     ///
     /// # Errors
-    /// If the bytes are no packets.
+    /// If the bytes are not packets.
     pub(super) fn take(&mut self, packets: &[u8], store: &Store) -> Result<(), Error> {
         let mut rest = packets;
         while !self.begun.is_empty()
@@ -173,7 +173,7 @@ fn append(packet: &[u8], to: &mut Vec<u8>) {
     set_opaque(&mut to[start..], Opaque(0));
 }
 
-/// Puts an opaque into the packet at the front of `bytes`.
+/// Sets the opaque of the packet at the front of `bytes`.
 pub(super) fn set_opaque(bytes: &mut [u8], opaque: Opaque) {
     if let Some(place) = bytes.get_mut(OPAQUE_AT..OPAQUE_AT + 4) {
         place.copy_from_slice(&opaque.0.to_be_bytes());

@@ -1,4 +1,4 @@
-//! A client's end, plain or within TLS.
+//! The socket of a client, plain or TLS.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
@@ -10,12 +10,12 @@ use rustls::{ServerConfig, ServerConnection};
 use crate::Error;
 use crate::sender::WRITE_LEN;
 
-/// What a server needs for TLS.
+/// TLS configuration of a server.
 #[derive(Clone, Debug)]
 pub(super) struct Tls(Arc<ServerConfig>);
 
 impl Tls {
-    /// With a certificate made for 127.0.0.1, which signs itself; its PEM beside.
+    /// With a self-signed certificate for 127.0.0.1; also returns its PEM.
     pub(super) fn new() -> Result<(Self, String), Error> {
         let mut certificate = CertificateParams::default();
         certificate.subject_alt_names.push(SanType::IpAddress(Ipv4Addr::LOCALHOST.into()));
@@ -33,7 +33,7 @@ impl Tls {
     }
 }
 
-/// A connection from a client. Clones share it, so that one thread reads and others write.
+/// A connection from a client. Clones share it, so that one thread can read while others write.
 #[derive(Debug)]
 pub(super) struct Socket {
     socket: TcpStream,
@@ -80,11 +80,11 @@ impl Read for Socket {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return result,
             }
-            // Others write meanwhile.
+            // Other threads write meanwhile.
             let len = self.socket.read(&mut chunk)?;
             let mut session = lock(shared);
             let mut records = &chunk[..len];
-            // With nothing left the session learns of the end.
+            // An empty read signals the end to the session.
             loop {
                 session.read_tls(&mut records)?;
                 session.process_new_packets().map_err(io::Error::other)?;

@@ -48,8 +48,8 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// Starts a call; `notify` is called once, from another thread, when its result is ready to be
-    /// [taken](Self::take).
+    /// Starts a call; `notify` is called once, from another thread, when its result is ready for
+    /// [`take`](Self::take).
     pub(crate) fn start<T, E>(
         py: Python<'_>,
         notify: Py<PyAny>,
