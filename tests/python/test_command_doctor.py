@@ -4,9 +4,11 @@ import json
 import socket
 
 import pytest
+from prometheus_client import CollectorRegistry, start_http_server
 
 import dcp_rs
 from dcp_rs.cli import main
+from dcp_rs.metrics import PrometheusCollector
 
 USER = ("--username", "Administrator", "--connect-timeout", "3")
 
@@ -226,6 +228,66 @@ def test_a_checkpoint_that_is_ahead_or_of_another_bucket_is_told(cluster, client
     status, records, err = run("lag", "--checkpoint", kept)
     assert (status, records) == (1, [])
     assert "another bucket" in err
+
+
+@pytest.fixture
+def served():
+    """Serves the metrics of streams by name; gives the URL."""
+    stop = []
+
+    def serve(*, vbuckets=True, **streams):
+        registry, collector = CollectorRegistry(), PrometheusCollector()
+        for name, stream in streams.items():
+            collector.add(stream, name=name, vbuckets=vbuckets)
+        registry.register(collector)
+        server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
+        stop.extend([server.shutdown, server.server_close, thread.join])
+        return f"http://127.0.0.1:{server.server_port}/metrics"
+
+    yield serve
+    for each in stop:
+        each()
+
+
+def test_lag_of_a_running_reader_comes_from_its_metrics(client, fill, run, served):
+    fill(30)
+    with client.stream(batch_rows=7) as stream, client.stream(start="latest") as other:
+        taken = next(stream).num_rows
+        url = served(search=stream)
+        status, (*records, total), err = run("lag", "--metrics", url)
+        assert (status, err) == (0, "")
+        assert total["lag"] == 30 - taken
+        assert {each["vbucket"]: each["seqno"] for each in records} == {
+            stats.vbucket: stats.seqno for stats in stream.vbucket_stats()
+        }
+        fill(20, prefix="later")
+        _, (*_, total), _ = run("lag", "--metrics", url)
+        assert total["lag"] == 50 - taken
+        _, (record,), _ = run("top", "--once", "--interval", "0.4", "--metrics", url)
+        assert record["lag"] == 50 - taken
+        both = served(search=stream, other=other)
+        status, records, err = run("lag", "--metrics", both)
+        assert (status, records) == (1, [])
+        assert "other, search" in err
+        assert "--stream" in err
+        _, (*_, total), _ = run("lag", "--metrics", both, "--stream", "search")
+        assert total["lag"] == 50 - taken
+        assert run("lag", "--metrics", both, "--stream", "none")[0] == 1
+
+
+def test_metrics_that_tell_no_position_are_an_error(client, fill, run, served, tmp_path):
+    fill(3)
+    with client.stream() as stream:
+        next(stream)
+        url = served(search=stream, vbuckets=False)
+        assert "vbuckets=True" in run("lag", "--metrics", url)[2]
+        page = f"{url.removesuffix('metrics')}nowhere/../"
+        assert run("lag", "--metrics", page)[0] == 1
+    assert "cannot be read" in run("lag", "--metrics", "http://127.0.0.1:1/metrics")[2]
+    assert "not an http" in run("lag", "--metrics", f"file://{tmp_path}")[2]
+    assert run("lag")[0] == 2
+    assert run("lag", "--metrics", url, "--checkpoint", tmp_path / "kept")[0] == 2
+    assert run("lag", "--stream", "search", "--checkpoint", tmp_path / "kept")[0] == 2
 
 
 def test_top_shows_the_lag_of_the_reader_of_a_checkpoint(cluster, client, fill, run, tmp_path):

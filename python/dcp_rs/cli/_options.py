@@ -90,7 +90,7 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _taking(decorators: Iterable[Any], take: Callable[[dict[str, Any]], None]) -> Decorator:
+def taking(decorators: Iterable[Any], take: Callable[[dict[str, Any]], None]) -> Decorator:
     """Adds options to a command; `take` turns their values into the command's arguments."""
 
     def decorate(command: Command) -> Command:
@@ -120,7 +120,7 @@ def _take_output(options: dict[str, Any]) -> None:
 
 
 # Passes `as_json` to the command.
-output_options = _taking(
+output_options = taking(
     [
         click.option(
             "--output",
@@ -265,7 +265,7 @@ _CONNECTION = {
 }
 
 # Passes `connection`, a `ConnectionOptions`, to the command.
-connection_options = _taking(
+connection_options = taking(
     [
         *_CONNECTION.values(),
         click.option(
@@ -426,4 +426,4 @@ def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = Non
             reading["vbuckets"] = sorted(reading["vbuckets"])
         options["reading"] = reading
 
-    return _taking([_READING[name] for name in names], take)
+    return taking([_READING[name] for name in names], take)

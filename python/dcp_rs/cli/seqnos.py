@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.cli._options import connection_options, output_options, vbuckets_option
 from dcp_rs.cli._output import print_records
+from dcp_rs.cli._reader import reader_options
 from dcp_rs.client import Client
-from dcp_rs.exceptions import CheckpointError
 
 if TYPE_CHECKING:
+    from dcp_rs.cli._reader import Reader
     from dcp_rs.client import ConnectionOptions
 
 
@@ -36,17 +36,12 @@ def seqnos(connection: ConnectionOptions, vbuckets: set[int] | None, *, as_json:
 
 @click.command()
 @connection_options
-@click.option(
-    "--checkpoint",
-    metavar="FILE",
-    required=True,
-    help="Checkpoint file of the reader.",
-)
+@reader_options(required=True)
 @vbuckets_option
 @output_options
 def lag(
     connection: ConnectionOptions,
-    checkpoint: str,
+    reader: Reader,
     vbuckets: set[int] | None,
     *,
     as_json: bool,
@@ -56,16 +51,10 @@ def lag(
     Prints the lag of each vBucket and, last, the total, whose vBucket is null. Older versions of
     documents have seqnos too but are not sent, so there may be fewer changes to come.
     """
-    # Before the server's seqnos, so that a running reader is not ahead of them.
-    kept = Checkpoint.load(checkpoint)
     with Client(connection) as client:
-        if client.bucket_uuid != kept.bucket_uuid:
-            raise CheckpointError(
-                f"{checkpoint} belongs to another bucket: its UUID is {kept.bucket_uuid}, that of"
-                f" {client.bucket_name} is {client.bucket_uuid}"
-            )
+        # Before the server's seqnos, so that a running reader is not ahead of them.
+        read = reader.seqnos(client)
         high = client.high_seqnos()
-    read = kept.seqnos
     chosen = sorted(vb for vb in high if vbuckets is None or vb in vbuckets)
     records = [_record(vb, read.get(vb, 0), high[vb]) for vb in chosen]
     total: dict[str, object] = {"vbucket": None}
@@ -77,8 +66,8 @@ def lag(
     ahead = [vb for vb in chosen if read.get(vb, 0) > high[vb]]
     if ahead:
         print(
-            f"dcp-rs: the checkpoint is ahead of the server in vBuckets {ahead}:"
-            " a failover has lost changes, and the reader will be rolled back",
+            f"dcp-rs: the reader is ahead of the server in vBuckets {ahead}:"
+            " a failover has lost changes, and it will be rolled back",
             file=sys.stderr,
         )
 

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.cli._options import connection_options, output_options, reading_options
 from dcp_rs.cli._output import print_picture, write
+from dcp_rs.cli._reader import reader_options
 from dcp_rs.cli._top import Monitor, Sample, live_picture, picture
 from dcp_rs.client import Client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from dcp_rs.cli._reader import Reader
     from dcp_rs.client import ConnectionOptions
     from dcp_rs.stream import ChangeStream
 
@@ -32,11 +33,7 @@ _QUIT = frozenset("qQ")
 
 @click.command()
 @connection_options
-@click.option(
-    "--checkpoint",
-    metavar="FILE",
-    help="Show the lag of the reader that keeps its checkpoint in FILE.",
-)
+@reader_options(required=False)
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1),
@@ -54,7 +51,7 @@ _QUIT = frozenset("qQ")
 @output_options
 def top(
     connection: ConnectionOptions,
-    checkpoint: str | None,
+    reader: Reader | None,
     interval: float,
     reading: dict[str, Any],
     *,
@@ -64,8 +61,8 @@ def top(
     """Show rates, lag, states and nodes, live; press q to quit.
 
     Reads the bucket without its documents, from now on or from --start. Shows the rates of writes
-    (seqnos) and reads (changes), and how far the reader is behind. As JSON, prints a line for each
-    interval.
+    (seqnos) and reads (changes), and how far it is behind, or the reader that is given. As JSON,
+    prints a line for each interval.
     """
     reading.setdefault("start", "latest")
     with (
@@ -74,7 +71,7 @@ def top(
         client.stream(columns=["seqno"], key_type="binary", **reading) as stream,
         _drained(stream) as failure,
     ):
-        monitor = Monitor(client, stream, _reader_of(checkpoint))
+        monitor = Monitor(client, stream, _seqnos_of(reader, client))
         if not once and not as_json and sys.stdout.isatty():
             _run(monitor, failure, interval)
         else:
@@ -86,11 +83,12 @@ def top(
         failure.check()
 
 
-def _reader_of(checkpoint: str | None) -> Any:
-    if checkpoint is None:
+def _seqnos_of(reader: Reader | None, client: Client) -> Callable[[], dict[int, int]] | None:
+    if reader is None:
         return None
-    Checkpoint.load(checkpoint)
-    return lambda: Checkpoint.load(checkpoint).seqnos
+    # What is wrong with it is said at once.
+    reader.seqnos(client)
+    return lambda: reader.seqnos(client)
 
 
 def _print_json(sample: Sample) -> None:

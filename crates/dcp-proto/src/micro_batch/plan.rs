@@ -233,7 +233,7 @@ pub fn plan_end(
 ///
 /// # Errors
 /// [`PlanError::Purged`]; and [`PlanError::RolledBack`] if `end` includes a rollback and
-/// [`OnRollback::Fail`](crate::OnRollback::Fail) is set.
+/// [`OnRollback::Fail`] is set.
 pub fn plan_ranges(
     start: &Start,
     end: &Offsets,
