@@ -81,12 +81,17 @@ class Node:
         port = int(nodes.split(",")[number].rsplit(":", 1)[1])
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self._reader = self._socket.makefile("rb")
-        # Requests with framing extras, and durable writes.
-        self.succeed(0x1F, key=b"killed", value=struct.pack(">HH", 0x10, 0x11))
-        self.succeed(0x21, key=b"PLAIN", value=b"\0Administrator\0password")
-        self.succeed(0x89, key=b"default")
 
     def __enter__(self):
+        try:
+            # Requests with framing extras, and durable writes.
+            self.succeed(0x1F, key=b"killed", value=struct.pack(">HH", 0x10, 0x11))
+            self.succeed(0x21, key=b"PLAIN", value=b"\0Administrator\0password")
+            self.succeed(0x89, key=b"default")
+        except ConnectionError:
+            # The node was killed meanwhile.
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
