@@ -6,9 +6,6 @@ mapInArrow and once through a data source. Ours shares the two cores with the pr
 cached source runs twice: while the same producer sends the same documents to a plain drain, and
 while a plain sender sends as many bytes to a plain receiver, which costs less. `in_batches`
 measures the minimum cost of a micro-batch.
-
-With `parquet` in the job it reads from a source that writes like a node, compared with the same
-rows in Parquet files.
 """
 
 from __future__ import annotations
@@ -159,39 +156,11 @@ def session() -> SparkSession:
     return spark
 
 
-def beside_parquet(spark: SparkSession, job: dict[str, Any], rows: int, rounds: int) -> None:
-    """Measures our ways, compared with Parquet files of the same rows; prints a table."""
-    ways = {name: way for name, (_, way, _) in frames(spark, job, rows).items()}
-    files = str(Path(job["folder"], "rows.parquet"))
-    ways["spark.read"]().write.parquet(files)
-    ways["Parquet"] = lambda: spark.read.parquet(files)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for name, way in ways.items():
-        if (count := way().count()) != rows:
-            sys.exit(f"{name}: {count} rows came instead of {rows}")
-    for round_number in range(rounds + WARM):
-        for name, way in ways.items():
-            took = seconds_of(way, nullcontext())
-            print(f"  {round_number} {name}: {took:.2f} s", file=sys.stderr)
-            if round_number >= WARM:
-                seconds[name].append(took)
-    reference = seconds["Parquet"]
-    for name, samples in seconds.items():
-        took = statistics.median(samples)
-        pairs = zip(samples, reference, strict=True)
-        ratio = statistics.median(own / other for own, other in pairs)
-        print(f"| {name} | {took:.2f} | {rows / took / 1e6:.2f} M | {ratio:.1f} times |")
-
-
 def main() -> None:
     """Measures; prints a table."""
     job = json.loads(sys.stdin.readline())
     rows, rounds = job["documents"], job["rounds"]
     spark = session()
-    if job.get("parquet", False):
-        beside_parquet(spark, job, rows, rounds)
-        spark.stop()
-        return
     ways = frames(spark, job, rows)
     seconds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
     for name, (cached_way, way, _) in ways.items():

@@ -401,19 +401,6 @@ def spark(program: Path, documents: int, rounds: int) -> list[str]:
     return [head, "|---|---|---|---|---|---|", *read_lines, ""]
 
 
-def spark_node(program: Path, documents: int, rounds: int) -> list[str]:
-    """Ways to read in Spark from a source like a node, compared with Parquet files."""
-    sender = [str(program), "node", str(documents), "256", "64"]
-    with (
-        serving(sender, None, is_pinned=False) as source,
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        job = {**source, "rounds": rounds, "folder": folder, "parquet": True}
-        read_lines = in_spark("in_spark.py", job)
-    head = f"| Spark, {documents:,} rows of 256 B | s | rows/s | of Parquet's time |"
-    return [head, "|---|---|---|---|", *read_lines, ""]
-
-
 def micro_batches(rounds: int) -> list[str]:
     """The cost of a small micro-batch, compared with a source that already has its row."""
     lines = [
@@ -428,7 +415,7 @@ def micro_batches(rounds: int) -> list[str]:
 
 # The groups in order, each with its own markers in the documentation.
 GROUPS = (
-    *("ready", "rows", "latency", "spark", "spark-node", "batches"),
+    *("ready", "rows", "latency", "spark", "batches"),
     *("carried", "growth", "nodes", "long"),
 )
 # Values of 256 B that fit into a pass of ready-made frames.
@@ -450,7 +437,6 @@ def measure(group: str, chosen: argparse.Namespace) -> list[str]:
         "rows": lambda: rows(min(documents, 500_000), rounds),
         "latency": lambda: latency(program, 5000, rounds),
         "spark": lambda: spark(program, documents, rounds),
-        "spark-node": lambda: spark_node(program, documents, rounds),
         "batches": lambda: micro_batches(max(1, rounds // 2)),
         "carried": lambda: carried(documents, rounds),
         "nodes": lambda: nodes(program, documents, rounds),
@@ -482,7 +468,8 @@ def main() -> None:
         before = os.getloadavg()[0]
         lines = measure(group, chosen)
         head = (
-            f"Medians of {chosen.rounds} rounds; {machine}; load {before:.1f} before and "
+            f"{'One run each' if group == 'long' else f'Medians of {chosen.rounds} rounds'}; "
+            f"{machine}; load {before:.1f} before and "
             f"{os.getloadavg()[0]:.1f} after; Python {sys.version.split()[0]}; "
             f'`make bench-reading ARGS="--only {group}"`.'
         )
