@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
@@ -285,9 +286,44 @@ def test_metrics_that_tell_no_position_are_an_error(client, fill, run, served, t
         assert run("lag", "--metrics", page)[0] == 1
     assert "cannot be read" in run("lag", "--metrics", "http://127.0.0.1:1/metrics")[2]
     assert "not an http" in run("lag", "--metrics", f"file://{tmp_path}")[2]
+    status, _, err = run("lag", "--metrics", "http://reader:secret@127.0.0.1:1/metrics")
+    assert (status, "secret" in err) == (1, False)
     assert run("lag")[0] == 2
     assert run("lag", "--metrics", url, "--checkpoint", tmp_path / "kept")[0] == 2
     assert run("lag", "--stream", "search", "--checkpoint", tmp_path / "kept")[0] == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"nothing of HTTP\r\n\r\n",
+        b"HTTP/1.0 500 No\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\n\xff",
+        b"HTTP/1.0 200 OK\r\n\r\na{",
+        *(
+            b'HTTP/1.0 200 OK\r\n\r\ndcp_rs_vbucket_seqno{bucket="default"%s\n' % rest
+            for rest in (b"} 1", b',vbucket="x"} 1', b',vbucket="1"} NaN', b',vbucket="1"} +Inf')
+        ),
+    ],
+)
+def test_metrics_that_are_none_are_an_error(run, answer):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+        status, records, err = run("lag", "--metrics", url)
+        thread.join()
+    assert (status, records) == (1, [])
+    assert url in err
+    assert "Traceback" not in err
 
 
 def test_top_shows_the_lag_of_the_reader_of_a_checkpoint(cluster, client, fill, run, tmp_path):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
-from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -56,7 +56,12 @@ class Reader:
         for labels, value in _samples(str(self.metrics)):
             if labels.get("bucket") == bucket:
                 seqnos = streams.setdefault(labels.get("stream", ""), {})
-                seqnos[int(labels["vbucket"])] = int(value)
+                try:
+                    seqnos[int(labels["vbucket"])] = int(value)
+                except (KeyError, ValueError, OverflowError) as error:
+                    raise ConfigError(
+                        f"{self.metrics}: {_SEQNO} is not a seqno of a vBucket: {labels} {value}"
+                    ) from error
         if not streams:
             raise ConfigError(
                 f"{self.metrics} has no {_SEQNO} for the bucket {bucket}: the reader needs"
@@ -73,20 +78,27 @@ class Reader:
 
 def _samples(url: str) -> list[tuple[dict[str, str], float]]:
     parser = require("--metrics", "prometheus_client.parser", "dcp-rs[prometheus]")
-    if urlsplit(url).scheme not in ("http", "https"):
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"--metrics: not a URL: {error}") from error
+    if "@" in parts.netloc:
+        raise ConfigError("--metrics: a user or password in the URL is not supported")
+    if parts.scheme not in ("http", "https"):
         raise ConfigError(f"--metrics: {url!r} is not an http or https URL")
     try:
         with urlopen(url, timeout=_TIMEOUT) as answer:  # noqa: S310 - the scheme is checked
             text = answer.read(_MAX_BYTES + 1)
-        if len(text) > _MAX_BYTES:
-            raise ConfigError(f"{url} sends more than {_MAX_BYTES >> 20} MiB")
-        families = list(parser.text_string_to_metric_families(text.decode()))
-    except ValueError as error:
-        raise ConfigError(f"{url} does not serve Prometheus metrics: {error}") from error
-    except (URLError, OSError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise ConnectError(
             f"{url} cannot be read: {error}: does the reader serve its metrics there?"
         ) from error
+    if len(text) > _MAX_BYTES:
+        raise ConfigError(f"{url} sends more than {_MAX_BYTES >> 20} MiB")
+    try:
+        families = list(parser.text_string_to_metric_families(text.decode()))
+    except ValueError as error:
+        raise ConfigError(f"{url} does not serve Prometheus metrics: {error}") from error
     return [
         (sample.labels, sample.value)
         for family in families

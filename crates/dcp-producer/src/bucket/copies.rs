@@ -214,24 +214,24 @@ impl Copies {
         self.0.insert(0, copy);
     }
 
-    /// What a data folder lacks of each copy, by node.
+    /// What is missing from the data folder for each copy, by node.
     pub(crate) fn unstored(&mut self) -> Vec<(usize, Unstored)> {
         self.0.iter_mut().map(|copy| (copy.node, copy.vbucket.unstored())).collect()
     }
 
-    /// Notes how far a data folder has the copy of a node.
+    /// Notes up to where a data folder has the copy of a node.
     pub(super) fn note_stored(&mut self, node: usize, stored: Stored) {
         for copy in self.0.iter_mut().filter(|copy| copy.node == node) {
             copy.vbucket.note_stored(stored);
         }
     }
 
-    /// What a data folder keeps of each copy beside its items, when everything stops in good order.
+    /// The record of each copy for the data folder, when the cluster stops cleanly.
     pub(crate) fn last_records(&self) -> Vec<(usize, VBucketRecord)> {
         self.0.iter().map(|copy| (copy.node, copy.vbucket.record(copy.is_up))).collect()
     }
 
-    /// Takes `copies` in place of those there are, the active one first.
+    /// Replaces the copies by `copies`, the active one first.
     pub(crate) fn restore(&mut self, copies: Vec<Copy>) {
         self.clear();
         self.0 = copies;

@@ -64,7 +64,7 @@ impl History {
 
     /// The versions above `after` and up to `end` that were replaced since, in seqno order.
     pub(crate) fn replaced_above(&self, after: Seqno, end: Seqno) -> Vec<Arc<Item>> {
-        // What replaces a version lies above it.
+        // A version is replaced by an item with a higher seqno.
         let below = self.versions.partition_point(|version| version.by <= after);
         let items = self.versions.range(below..).map(|version| &version.item);
         let mut items: Vec<_> =

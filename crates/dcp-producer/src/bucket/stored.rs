@@ -145,7 +145,7 @@ impl VBucket {
         Ok(())
     }
 
-    /// Makes of the versions that are kept what they made when they came.
+    /// Applies the stored versions as when they arrived.
     fn play_back(&mut self, items: Vec<Item>, end: Seqno) -> Result<(), Damaged> {
         let mut last = Seqno::ZERO;
         for item in items {

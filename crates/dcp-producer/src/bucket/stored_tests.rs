@@ -9,12 +9,12 @@ use super::*;
 
 type Items = BTreeMap<Seqno, Item>;
 
-/// What a data folder has of a vBucket.
+/// Contents of a data folder for a vBucket.
 #[derive(Debug, Default)]
 struct Folder(Vec<(usize, Items, VBucketRecord)>);
 
 impl Folder {
-    /// Stores what is persisted.
+    /// Stores persisted changes.
     fn store(&mut self, bucket: &Bucket) {
         let mut before: BTreeMap<_, _> =
             self.0.drain(..).map(|(node, items, _)| (node, items)).collect();
@@ -87,7 +87,7 @@ proptest! {
             steps.into_iter().for_each(|step| apply(&bucket, step));
             folder.store(&bucket);
         }
-        // The first time may have committed what was prepared.
+        // The first round may have committed prepared writes.
         folder.store(&bucket);
         let opened = folder.open();
         for node in 0..NODES {
@@ -118,7 +118,7 @@ proptest! {
         }
     }
 
-    /// However copies differ when everything stops: once nothing is held back they are the same.
+    /// However copies differ when the cluster stops, they are equal once nothing is held back.
     #[test]
     fn copies_of_a_folder_go_on_together(before in steps(), late in steps(), after in steps()) {
         let (bucket, mut folder) = (filled(bucket()), Folder::default());

@@ -39,8 +39,8 @@ fn named(address: SocketAddr) -> String {
     address.to_string()
 }
 
-/// What the bucket can do, by the names servers have for it. Of what is missing here SDKs say at
-/// once that it is not available, as of `rangeScan`, or do without it.
+/// Capabilities of the bucket, by the names that servers use. SDKs report features that are missing
+/// here, such as `rangeScan`, as not available, or do without them.
 const CAPABILITIES: [&str; 9] = [
     "collections",
     "durableWrite",

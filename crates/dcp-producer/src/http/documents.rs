@@ -88,7 +88,7 @@ pub(super) fn whoami(username: &str) -> String {
     json!({"id": username, "domain": "admin", "roles": [{"role": "admin"}]}).to_string()
 }
 
-/// What is said of views where there are none.
+/// The answer about views of a bucket without any.
 pub(super) fn no_views() -> String {
     json!({"error": "no_ddocs_service"}).to_string()
 }
@@ -120,7 +120,7 @@ fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
         "threadsNumber": 3,
         "autoCompactionSettings": false,
         "nodes": nodes(cluster, node)?,
-        // Clients take a bucket without the first for one that may not be flushed.
+        // Without the first, SDKs assume that the bucket cannot be flushed.
         "controllers": {"flush": format!("/pools/default/buckets/{name}/controller/doFlush")},
         "localRandomKeyUri": format!("/pools/default/buckets/{name}/localRandomKey"),
         "stats": {"uri": format!("/pools/default/buckets/{name}/stats")},

@@ -93,14 +93,14 @@ impl Management {
             ["pools", "default", "buckets", bucket, "scopes"] if self.has_bucket(bucket) => {
                 Some(json(cluster.manifest().to_json()))
             }
-            // What a bucket without views is asked for them. 404 would say that there is no bucket.
+            // A bucket without views; 404 would mean that the bucket does not exist.
             ["pools", "default", "buckets", bucket, "ddocs"] if self.has_bucket(bucket) => {
                 cluster.map().bucket_uuid.as_ref()?;
                 let mut response = json(documents::no_views());
                 *response.status_mut() = StatusCode::BAD_REQUEST;
                 Some(response)
             }
-            // In the words of servers that have no roles, which SDKs know.
+            // The answer of servers without roles, which SDKs recognise.
             ["settings", "rbac", ..] => Some(text(StatusCode::NOT_FOUND, "Not found.")),
             ["whoami"] => Some(json(documents::whoami(self.credentials.username()))),
             _ => None,

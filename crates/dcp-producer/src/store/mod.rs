@@ -59,7 +59,7 @@ impl BucketRecord {
     }
 }
 
-/// What is kept of the copies of a vBucket, by node, the active one's first.
+/// Records of the copies of a vBucket, by node, the active one first.
 type CopyRecords = Vec<(u16, VBucketRecord)>;
 
 /// A data folder.
@@ -227,9 +227,9 @@ impl Open {
         Ok(())
     }
 
-    /// Stores everything, and notes of all copies on nodes that run that this is all there is.
+    /// Stores everything, and marks the copies of all running nodes as complete.
     fn finish(&mut self, cluster: &Cluster) -> Result<(), Failure> {
-        // What the first round stores may commit durable writes, which the second stores.
+        // The first round may commit durable writes, which the second stores.
         for _ in 0..2 {
             for vbid in cluster.bucket.vbids() {
                 cluster.bucket.each_copy(vbid, |copy| {
@@ -258,7 +258,7 @@ impl Open {
 type ItemTable<'a> = redb::Table<'a, &'static [u8], &'static [u8]>;
 type RecordTable<'a> = redb::Table<'a, u16, &'static [u8]>;
 
-/// The copies of a vBucket as they are stored.
+/// Stored copies of a vBucket.
 fn read_copies(
     cluster: &Cluster,
     vbid: Vbid,
@@ -285,7 +285,7 @@ fn read_copies(
     Ok(copies)
 }
 
-/// Writes what is new of the copies of a vBucket; returns how far each is stored then.
+/// Writes new changes of the copies of a vBucket; returns up to where each is stored then.
 fn write_copies(
     cluster: &Cluster,
     vbid: Vbid,
@@ -314,7 +314,7 @@ fn write_copies(
     Ok(stored)
 }
 
-/// Writes what is kept of the copies of a vBucket; returns the nodes that no longer have one.
+/// Writes the records of the copies of a vBucket; returns the nodes that no longer have one.
 fn write_records(
     records: &mut RecordTable<'_>,
     vbid: Vbid,
@@ -326,7 +326,7 @@ fn write_records(
         Some(before) => serde_json::from_slice::<CopyRecords>(before.value())?,
         None => CopyRecords::new(),
     };
-    // Without any the bucket is dropped, or the vBucket is lost.
+    // Without copies, the bucket was dropped or the vBucket is lost.
     if kept.is_empty() {
         records.remove(vbid.0)?;
     } else {
@@ -336,7 +336,7 @@ fn write_records(
     Ok(before.into_iter().map(|(node, _)| node).filter(is_gone).collect())
 }
 
-/// A node's number as the folder has it.
+/// A node's number in the folder.
 fn number(node: usize) -> Result<u16, Failure> {
     Ok(u16::try_from(node)?)
 }

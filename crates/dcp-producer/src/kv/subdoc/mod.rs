@@ -277,7 +277,7 @@ impl Mutation<'_> {
     /// Changes the document's parts, up to a path that removes the whole document; returns the
     /// results of paths that have one, or the path that failed.
     fn edit(&self, document: &mut Document, macros: &Macros) -> Result<Results, (u8, Status)> {
-        // Who lets the document be created lets every path be.
+        // Permission to create the document includes the parents of every path.
         let creates = self.flags & (doc_flag::CREATE | doc_flag::ADD) != 0;
         let implied = if creates { path_flag::CREATE_PATH } else { 0 };
         let mut results = Vec::new();
