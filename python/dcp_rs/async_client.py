@@ -10,7 +10,6 @@ from typing import (
     Any,
     Concatenate,
     Generic,
-    NoReturn,
     ParamSpec,
     Protocol,
     Self,
@@ -18,14 +17,7 @@ from typing import (
 )
 
 from dcp_rs import _dcp_rs
-from dcp_rs.client import (
-    Client,
-    ConnectionOptions,
-    connect,
-    connection_options,
-    shown,
-    stream_options,
-)
+from dcp_rs.client import Bucket, Client, connect, connection_options, stream_options
 from dcp_rs.stores import CheckpointStore
 from dcp_rs.stream import ChangeStream
 
@@ -155,7 +147,7 @@ def connect_async(*args: object, **kwargs: object) -> AsyncCall[AsyncClient]:
     return AsyncCall(make)
 
 
-class AsyncClient:
+class AsyncClient(Bucket):
     """A bucket to stream changes from with asyncio, returned by `dcp_rs.connect_async`.
 
     No method blocks the event loop, and cancelling a task at any `await` leaves neither a
@@ -163,36 +155,9 @@ class AsyncClient:
     created it.
     """
 
-    __slots__ = ("_inner", "_is_closed", "_options")
+    __slots__ = ()
 
-    def __init__(self, options: ConnectionOptions, inner: _dcp_rs.Client) -> None:
-        self._options = options
-        self._inner = inner
-        self._is_closed = False
-
-    @property
-    def options(self) -> ConnectionOptions:
-        """The options that the client was connected with."""
-        return self._options
-
-    @property
-    def bucket_name(self) -> str:
-        """Name of the bucket."""
-        return self._inner.bucket_name
-
-    @property
-    def bucket_uuid(self) -> str:
-        """UUID of the bucket. If it changes under the same name, the bucket was recreated."""
-        return self._inner.bucket_uuid
-
-    @property
-    def num_vbuckets(self) -> int:
-        """Number of vBuckets in the bucket."""
-        return self._inner.num_vbuckets
-
-    def vbuckets_by_node(self) -> dict[str, list[int]]:
-        """Returns the vBuckets by the address of their node, without a request."""
-        return dict(self._inner.vbuckets_by_node())
+    _connected_by = "connect_async"
 
     async def high_seqnos(self) -> dict[int, int]:
         """Fetches the highest seqno of each vBucket from the nodes.
@@ -245,13 +210,3 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def __reduce__(self) -> NoReturn:
-        """Refuses to pickle."""
-        raise TypeError(
-            "a connection cannot be pickled: pickle its options (client.options) and connect again "
-            "with dcp_rs.connect_async(options)"
-        )
-
-    def __repr__(self) -> str:
-        return shown(self, is_closed=self._is_closed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from dataclasses import Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs
 from dcp_rs._beginning import Beginning
@@ -220,20 +220,17 @@ def connection_options(options: dict[str, Any]) -> ConnectionOptions:
     return given
 
 
-class Client:
-    """A bucket to stream changes from, returned by `dcp_rs.connect`.
-
-    A client is a context manager. You can use it from any thread, but not in a forked child. You
-    cannot pickle it, but you can pickle its `options`.
-    """
+class Bucket:
+    """A connected bucket: what `dcp_rs.Client` and `dcp_rs.AsyncClient` have in common."""
 
     __slots__ = ("_inner", "_is_closed", "_options")
 
-    def __init__(self, options: ConnectionOptions) -> None:
-        _checks.instance("options", options, ConnectionOptions, "ConnectionOptions")
-        self._is_closed = False
+    _connected_by: ClassVar[str]
+
+    def __init__(self, options: ConnectionOptions, inner: _dcp_rs.Client) -> None:
         self._options = options
-        self._inner = _dcp_rs.Client.connect(vars(options))
+        self._inner = inner
+        self._is_closed = False
 
     @property
     def options(self) -> ConnectionOptions:
@@ -256,8 +253,40 @@ class Client:
         return self._inner.num_vbuckets
 
     def vbuckets_by_node(self) -> dict[str, list[int]]:
-        """Returns the vBuckets by the address of their node."""
+        """Returns the vBuckets by the address of their node, without a request."""
         return dict(self._inner.vbuckets_by_node())
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to pickle."""
+        raise TypeError(
+            "a connection cannot be pickled: pickle its options (client.options) and connect again "
+            f"with dcp_rs.{self._connected_by}(options)"
+        )
+
+    def __repr__(self) -> str:
+        address = _without_secrets(self._options.connection_string)
+        try:
+            bucket = f"bucket={self.bucket_name!r}"
+        except ForkedProcessError:
+            bucket = "of another process"
+        closed = "closed " if self._is_closed else ""
+        return f"<dcp_rs.{type(self).__name__} {closed}{address} {bucket}>"
+
+
+class Client(Bucket):
+    """A bucket to stream changes from, returned by `dcp_rs.connect`.
+
+    A client is a context manager. You can use it from any thread, but not in a forked child. You
+    cannot pickle it, but you can pickle its `options`.
+    """
+
+    __slots__ = ()
+
+    _connected_by = "connect"
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        _checks.instance("options", options, ConnectionOptions, "ConnectionOptions")
+        super().__init__(options, _dcp_rs.Client.connect(vars(options)))
 
     def high_seqnos(self) -> dict[int, int]:
         """Fetches the highest seqno of each vBucket from the nodes.
@@ -422,35 +451,6 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __reduce__(self) -> NoReturn:
-        """Refuses to pickle."""
-        raise TypeError(
-            "a connection cannot be pickled: pickle its options (client.options) and connect again "
-            "with dcp_rs.connect(options)"
-        )
-
-    def __repr__(self) -> str:
-        return shown(self, is_closed=self._is_closed)
-
-
-class _OfBucket(Protocol):
-    @property
-    def options(self) -> ConnectionOptions: ...
-
-    @property
-    def bucket_name(self) -> str: ...
-
-
-def shown(client: _OfBucket, *, is_closed: bool) -> str:
-    """Shows a client without secrets."""
-    address = _without_secrets(client.options.connection_string)
-    try:
-        bucket = f"bucket={client.bucket_name!r}"
-    except ForkedProcessError:
-        bucket = "of another process"
-    name = type(client).__name__
-    return f"<dcp_rs.{name} {'closed ' if is_closed else ''}{address} {bucket}>"
 
 
 def stream_options(
